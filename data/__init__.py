@@ -1,0 +1,1 @@
+"""Small example data sets, made by fedstat.datasets."""

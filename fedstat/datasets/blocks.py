@@ -1,0 +1,120 @@
+"""A small general simulator of blocks of covariates that lack records."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedstat.datasets.population import Population, alternating_loadings, factor_correlation, require
+from fedstat.datasets.records import SLOPES, Mechanism, Records
+from fedstat.datasets.simulated import SimulatedData, assemble
+
+
+def make_blocks(
+    n: int = 1_000,
+    p: Sequence[int] = (3, 2, 2),
+    missing: Sequence[float] = (0.2, 0.4, 0.5),
+    *,
+    seed: int | np.random.Generator = 0,
+    mechanism: Mechanism = "mcar",
+    rho: float = 0.3,
+    between: float = 0.0,
+    r2: float = 0.5,
+    mean: float = 0.0,
+    intercept: float = 1.0,
+    response_with_block: bool = False,
+) -> SimulatedData:
+    """Simulate a linear regression whose covariates are spread over clients "A", "B", "C", ...
+
+    The covariates ``A1``, ``A2``, ``B1``, ... are normal with variance 1. The response ``y`` is known for
+    every entity.
+
+    Parameters
+    ----------
+    n : int
+        Number of entities.
+    p : sequence of int
+        Number of covariates of each client, at most 26 clients.
+    missing : sequence of float
+        Share of the entities without a record, per client, in [0, 1); counts are exact.
+    seed : int or numpy.random.Generator
+        Source of randomness. The truth does not depend on it.
+    mechanism : {"mcar", "mar"}
+        "mcar": records are lacking at random. "mar": a record at "A" is more likely with a high response,
+        one at any other client with a high response and, where "A" has the entity, a high ``A1``.
+    rho : float
+        Mean absolute correlation within a client.
+    between : float
+        Mean absolute correlation between covariates of different clients.
+    r2 : float
+        R-squared of a fully observed entity, in (0, 1).
+    mean : float
+        Mean of every covariate.
+    intercept : float
+        True intercept, at x = 0.
+    response_with_block : bool
+        Whether "A" holds the response beside its covariates; else a client "Response" holds it alone.
+
+    Returns
+    -------
+    SimulatedData
+        With the key ``id``.
+
+    Raises
+    ------
+    ModelError
+        If an argument is out of its range, or if "A" holds the response and lacks records.
+    """
+    _check_blocks(n, p, missing, mechanism, r2, response_with_block)
+    rng = np.random.default_rng(seed)
+    population = _block_population(p, rho, between, r2, mean, intercept)
+    X = population.draw_covariates(n, rng)
+    y = population.draw_response(X, rng)
+    counts = tuple(round(n * (1 - share)) for share in missing)
+    require(min(counts) > 0, f"make_blocks: a client would have no record among {n} entities.")
+    records = Records(counts, leader=0, slope=SLOPES[mechanism])
+    seen = records.draw(population.standardise(y), X[:, 0] - mean, rng)
+    return assemble(population, X, y, seen, "id", "y", "A" if response_with_block else "Response")
+
+
+def _block_population(
+    p: Sequence[int], rho: float, between: float, r2: float, mean: float, intercept: float
+) -> Population:
+    clients = tuple(string.ascii_uppercase[: len(p)])
+    owner = np.repeat(np.arange(len(p)), p)
+    loadings = np.concatenate([alternating_loadings(size, rho) for size in p])
+    return Population(
+        clients=clients,
+        variables=tuple(f"{c}{j}" for c, size in zip(clients, p, strict=True) for j in range(1, size + 1)),
+        owner=owner,
+        loadings=loadings,
+        factor_correlation=factor_correlation(owner, loadings, between),
+        beta=np.resize([1.0, -0.5, 0.8, -0.3, 0.6], owner.size),
+        r2=r2,
+        mean=mean,
+        intercept=intercept,
+    )
+
+
+def _check_blocks(
+    n: int, p: Sequence[int], missing: Sequence[float], mechanism: str, r2: float, response_with_block: bool
+) -> None:
+    checks = {
+        f"n of at least 2 entities, received {n}": n >= 2,
+        f"1 to 26 clients with at least one covariate each, received p = {tuple(p)}": (
+            1 <= len(p) <= 26 and min(p) >= 1
+        ),
+        f"one share in [0, 1) per client, received missing = {tuple(missing)} for {len(p)} clients": (
+            len(missing) == len(p) and all(0 <= share < 1 for share in missing)
+        ),
+        f"mechanism to be 'mcar' or 'mar', received {mechanism!r}": mechanism in SLOPES,
+        f"r2 in (0, 1), received {r2}": 0 < r2 < 1,
+    }
+    for expected, holds in checks.items():
+        require(holds, f"make_blocks: expected {expected}.")
+    require(
+        not (response_with_block and missing[0]),
+        "make_blocks: client 'A' holds the response, which every entity has; set missing[0] = 0.",
+    )

@@ -1,0 +1,76 @@
+"""What can go wrong, as one tree.
+
+::
+
+    FedstatError
+    ├── PartitionError       the data of a partition cannot be used (also a ValueError)
+    ├── FormulaError         a formula is not allowed or not understood (also a ValueError)
+    ├── DesignError          formula and data do not fit together (also a ValueError)
+    ├── ModelError           an argument of a model or of its fit (also a ValueError)
+    ├── EstimationError      the numbers do not admit an estimate (also an ArithmeticError)
+    ├── NotAvailableError    a statement that this result cannot make (also an AttributeError)
+    └── DoorError            a message did not pass a site's door
+        ├── MessageError     it is malformed: unknown step, wrong array, shape or value
+        └── PolicyError      it is well formed, and the site's owner does not allow it
+
+    FedstatWarning (UserWarning)
+    ├── DataWarning          rows or blocks were left out, and how many
+    └── ConvergenceWarning   an iteration stopped before its tolerance
+
+Messages say what was expected, what came, at which site and column, and what to do. They carry
+names and counts, never a value of the data.
+"""
+
+from __future__ import annotations
+
+
+class FedstatError(Exception):
+    """Base of every error that fedstat raises on purpose."""
+
+
+class PartitionError(FedstatError, ValueError):
+    """The tables do not form a usable partition."""
+
+
+class FormulaError(FedstatError, ValueError):
+    """The formula holds something outside the allowed language."""
+
+
+class DesignError(FedstatError, ValueError):
+    """The formula is fine, but the columns it names cannot enter the model."""
+
+
+class ModelError(FedstatError, ValueError):
+    """An argument of a model or of its fit has no meaning here."""
+
+
+class EstimationError(FedstatError, ArithmeticError):
+    """The data do not determine the estimate."""
+
+
+class NotAvailableError(FedstatError, AttributeError):
+    """The result cannot make this statement; the message says why."""
+
+
+class DoorError(FedstatError):
+    """A message did not pass the door of a site."""
+
+
+class MessageError(DoorError):
+    """The message is malformed."""
+
+
+class PolicyError(DoorError):
+    """The owner of the site does not allow this release."""
+
+
+class FedstatWarning(UserWarning):
+    """Base of fedstat's warnings."""
+
+
+class DataWarning(FedstatWarning):
+    """Something was left out of the analysis; the message counts it."""
+
+
+class ConvergenceWarning(FedstatWarning):
+    """An iteration stopped before it reached its tolerance."""

@@ -1,0 +1,248 @@
+"""The columns of one institution, brought to two forms: float64 numbers and categories."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import pandas as pd
+
+from fedstat.errors import DesignError
+from fedstat.typing import Bools, Floats
+
+LevelValue: TypeAlias = str | int | float | bool
+Kind: TypeAlias = Literal["number", "category"]
+
+MAX_SHOWN = 10
+
+_OBJECT_KINDS: Mapping[str, Kind] = {
+    "string": "category",
+    "boolean": "category",
+    "integer": "number",
+    "floating": "number",
+    "mixed-integer-float": "number",
+    "decimal": "number",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Columns of the seen entities.
+
+    Attributes
+    ----------
+    numbers : mapping of str to ndarray, shape (n_seen,)
+        Columns read as numbers.
+    categories : mapping of str to pandas.Categorical of length n_seen
+        Columns read as categories, with their agreed levels in order.
+    """
+
+    numbers: Mapping[str, Floats]
+    categories: Mapping[str, pd.Categorical]
+
+
+def at_column(client: str, column: str) -> str:
+    """Say where: the column and, unless it is empty, the institution.
+
+    Parameters
+    ----------
+    client, column : str
+        Their names.
+    """
+    return f"column {column!r}" + (f" at client {client!r}" if client else "")
+
+
+def pick_columns(frame: pd.DataFrame, names: Iterable[str], client: str) -> dict[str, pd.Series]:
+    """Series by name.
+
+    Parameters
+    ----------
+    frame : DataFrame, shape (n_rows, any)
+        The institution's table.
+    names : iterable of str
+        The columns wanted.
+    client : str
+        For the message.
+
+    Raises
+    ------
+    DesignError
+        If a column is absent or stands twice in the table.
+    """
+    picked = {}
+    for name in names:
+        count = int((frame.columns == name).sum())
+        if count != 1:
+            found = "not in its table" if count == 0 else f"{count} times in its table"
+            raise DesignError(f"{at_column(client, name)}: expected once, {found}; rename or add the column.")
+        picked[name] = frame[name]
+    return picked
+
+
+def column_kind(series: pd.Series, client: str, name: str) -> Kind:
+    """Tell whether a column holds numbers or categories.
+
+    Text, categories and logical columns are categories.
+
+    Parameters
+    ----------
+    series : Series
+        The column.
+    client, name : str
+        For the message.
+
+    Raises
+    ------
+    DesignError
+        If its type is neither, for instance dates.
+    """
+    dtype = series.dtype
+    if isinstance(dtype, pd.CategoricalDtype) or pd.api.types.is_bool_dtype(dtype):
+        return "category"
+    if pd.api.types.is_complex_dtype(dtype):
+        raise _unsupported(client, name, str(dtype))
+    if pd.api.types.is_numeric_dtype(dtype):
+        return "number"
+    if not (pd.api.types.is_object_dtype(dtype) or pd.api.types.is_string_dtype(dtype)):
+        raise _unsupported(client, name, str(dtype))
+    inferred = pd.api.types.infer_dtype(series, skipna=True)
+    if inferred not in _OBJECT_KINDS:
+        raise _unsupported(client, name, f"{dtype} ({inferred})")
+    return _OBJECT_KINDS[inferred]
+
+
+def as_numbers(series: pd.Series, client: str, name: str) -> Floats:
+    """Column as numbers, NaN where missing.
+
+    Parameters
+    ----------
+    series : Series of length n
+        A numeric column.
+    client, name : str
+        For the message.
+
+    Returns
+    -------
+    ndarray, shape (n,)
+
+    Raises
+    ------
+    DesignError
+        If values are infinite; the message counts them.
+    """
+    values: Floats = series.to_numpy(dtype=np.float64, na_value=np.nan)
+    infinite = int(np.isinf(values).sum())
+    if infinite:
+        raise DesignError(
+            f"{at_column(client, name)} has {infinite:,} infinite value(s) among {len(values):,}; expected "
+            "finite numbers. Correct them or set them to missing."
+        )
+    return values
+
+
+def find_levels(series: pd.Series) -> tuple[LevelValue, ...]:
+    """Levels of a column: a category's own order without unused ones, otherwise sorted.
+
+    Parameters
+    ----------
+    series : Series
+        The column, without missing values.
+    """
+    if isinstance(series.dtype, pd.CategoricalDtype):
+        return tuple(map(_plain, series.cat.remove_unused_categories().cat.categories))
+    return tuple(map(_plain, sorted(series.unique().tolist())))
+
+
+def as_categories(series: pd.Series, levels: Sequence[LevelValue], client: str, name: str) -> pd.Categorical:
+    """Code a column by agreed levels.
+
+    Parameters
+    ----------
+    series : Series of length n
+        The column, without missing values.
+    levels : sequence
+        The agreed levels, in order.
+    client, name : str
+        For the message.
+
+    Returns
+    -------
+    pandas.Categorical of length n
+
+    Raises
+    ------
+    DesignError
+        If the column holds a level that is not among `levels`.
+    """
+    if isinstance(series.dtype, pd.CategoricalDtype):
+        plain = [_plain(level) for level in series.cat.categories]
+        position = pd.Index(list(levels), dtype=object).get_indexer(pd.Index(plain, dtype=object))
+        found = series.cat.codes.to_numpy()
+        codes = np.where(found < 0, -1, np.append(position, -1)[found])
+    else:
+        values = pd.Index(series.to_numpy(dtype=object), dtype=object)
+        codes = pd.Index(list(levels), dtype=object).get_indexer(values)
+    unknown = codes < 0
+    if unknown.any():
+        new = [level for level in find_levels(series[unknown]) if level not in levels]
+        # fractions are measurements that came to the wrong column, not names of levels
+        listed = "other numbers" if any(isinstance(level, float) for level in new) else list_levels(new)
+        raise DesignError(
+            f"{at_column(client, name)}: {int(unknown.sum()):,} of {len(series):,} entities have "
+            f"{listed}, not known when the model was fitted (known: {list_levels(levels)}). "
+            "Merge it into a known level, or leave these entities out."
+        )
+    index: pd.Index[Any] = pd.Index(list(levels))
+    return pd.Categorical.from_codes(codes, categories=index)
+
+
+def list_levels(levels: Sequence[LevelValue], counts: Sequence[int] | None = None) -> str:
+    """Name levels, or only count them where they are so many that they look like identifiers.
+
+    Parameters
+    ----------
+    levels : sequence
+        The levels.
+    counts : sequence of int, optional
+        Entities per level.
+    """
+    if len(levels) > MAX_SHOWN:
+        return f"{len(levels):,} levels"
+    if counts is None:
+        shown = ", ".join(map(repr, levels))
+    else:
+        shown = ", ".join(f"{level!r} ({count})" for level, count in zip(levels, counts, strict=True))
+    return f"level{'s' if len(levels) != 1 else ''} {shown}"
+
+
+def missing_cells(series: Iterable[pd.Series], n_rows: int) -> Bools:
+    """Table of what is missing.
+
+    Parameters
+    ----------
+    series : iterable of Series of length n_rows
+        The columns.
+    n_rows : int
+        Their length.
+
+    Returns
+    -------
+    ndarray of bool, shape (n_rows, n_columns)
+    """
+    cells = [one.isna().to_numpy(dtype=bool) for one in series]
+    return np.column_stack(cells) if cells else np.zeros((n_rows, 0), dtype=bool)
+
+
+def _plain(level: object) -> LevelValue:
+    item = getattr(level, "item", None)
+    level = item() if callable(item) else level
+    return level if isinstance(level, str | int | float | bool) else str(level)
+
+
+def _unsupported(client: str, name: str, found: str) -> DesignError:
+    return DesignError(
+        f"{at_column(client, name)} is of type {found}; expected numbers, text, categories or true/false. "
+        "Convert it first: a date for instance to a number of days, a mixed column to one type."
+    )

@@ -1,0 +1,89 @@
+"""Carry a protocol's questions to the sites and their replies back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping
+from typing import Protocol, TypeAlias, TypeVar
+
+from fedstat.errors import MessageError
+from fedstat.federation.ledger import COORDINATOR, Ledger
+from fedstat.federation.message import Ask, Reply, pack_ask, unpack_reply
+from fedstat.federation.site import FAMILIES, Site
+
+Fit = TypeVar("Fit")
+Rounds: TypeAlias = Generator[list[Ask], list[Reply], Fit]
+"""A protocol: yields one round of asks, is sent the replies in the same order, returns a fit."""
+
+
+class Engine(Protocol):
+    """What a model needs of an engine."""
+
+    def run(self, protocol: Rounds[Fit], ledger: Ledger) -> Fit:
+        """Run a protocol to its end, entering every array into the ledger."""
+        ...
+
+
+class LocalEngine:
+    """All sites in one process; every message is packed to bytes and back.
+
+    Parameters
+    ----------
+    sites : mapping of str to Site
+        The institutions.
+    """
+
+    def __init__(self, sites: Mapping[str, Site]) -> None:
+        self._doors: dict[str, Callable[[bytes], bytes]] = {n: s.answer for n, s in sites.items()}
+
+    def run(self, protocol: Rounds[Fit], ledger: Ledger) -> Fit:
+        """Run a protocol.
+
+        Replies go back in the order of the asks, never in the order of arrival, so that sums over
+        sites are the same to the bit on every engine.
+
+        Parameters
+        ----------
+        protocol : generator
+            See :data:`Rounds`.
+        ledger : Ledger
+            Written as the messages pass; what passes between the coordinator and the site at which
+            it sits (``ledger.at``) leaves no institution and is not entered.
+
+        Returns
+        -------
+        object
+            What the protocol returns.
+
+        Raises
+        ------
+        DoorError
+            A site refused.
+        """
+        try:
+            asks = next(protocol)
+            while True:
+                if any(ask.site != ledger.at for ask in asks):
+                    ledger.begin_round()
+                asks = protocol.send([self._carry(ask, ledger) for ask in asks])
+        except StopIteration as stop:
+            fit: Fit = stop.value
+            return fit
+
+    def _carry(self, ask: Ask, ledger: Ledger) -> Reply:
+        if ask.site not in self._doors:
+            raise MessageError(f"no site '{ask.site}'; there are {sorted(self._doors)}")
+        reply = unpack_reply(self._doors[ask.site](pack_ask(ask)))
+        if reply.site != ask.site:
+            raise MessageError(f"'{reply.site}' answered in the place of '{ask.site}'")
+        if ask.site != ledger.at:
+            enter(ask, reply, ledger)
+        return reply
+
+
+def enter(ask: Ask, reply: Reply, ledger: Ledger) -> None:
+    """Write an ask and its reply into the coordinator's ledger."""
+    step = FAMILIES[ask.family][ask.step]
+    ledger.record(COORDINATOR, ask.site, ask.step, ask.arrays, step.takes)
+    ledger.record(ask.site, COORDINATOR, ask.step, reply.arrays, step.gives, reply.entities)
+    ledger.record_text(COORDINATOR, ask.site, ask.step, ask.text, step.text_in)
+    ledger.record_text(ask.site, COORDINATOR, ask.step, reply.text, step.text_out)

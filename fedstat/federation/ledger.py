@@ -1,0 +1,153 @@
+"""The account of what passed between institutions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+
+import pandas as pd
+
+from fedstat.federation.message import Declared
+from fedstat.typing import Array
+
+COORDINATOR = "coordinator"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One array that passed.
+
+    Parameters
+    ----------
+    round : int
+        The round trip it belongs to, from 1.
+    sender, receiver : str
+        Names of institutions, or ``"coordinator"``.
+    step, array : str
+        The question, and the array's name in it.
+    kind, what : str
+        See :data:`fedstat.federation.message.Kind`; the array in words.
+    shape : tuple of int
+    bytes : int
+        Size of the numbers.
+    entities : int
+        Number of entities behind the array at the sending institution; 0 where none are.
+    """
+
+    round: int
+    sender: str
+    receiver: str
+    step: str
+    array: str
+    kind: str
+    what: str
+    shape: tuple[int, ...]
+    bytes: int
+    entities: int = 0
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Every array that left one institution for another, in order.
+
+    Parameters
+    ----------
+    at : str or None
+        The institution at which the coordinator sits: what passes between the two is not a release
+        and is not entered. What the coordinator sends to the others leaves that institution.
+    """
+
+    at: str | None = None
+    entries: list[Entry] = field(default_factory=list)
+    rounds: int = 0
+
+    def begin_round(self) -> None:
+        """Start a round trip between institutions."""
+        self.rounds += 1
+
+    def record(
+        self,
+        sender: str,
+        receiver: str,
+        step: str,
+        arrays: Mapping[str, Array],
+        declared: Mapping[str, Declared],
+        entities: int = 0,
+    ) -> None:
+        """Enter the arrays of one message."""
+        for name, array in arrays.items():
+            line = declared[name]
+            self.entries.append(
+                Entry(
+                    self.rounds,
+                    sender,
+                    receiver,
+                    step,
+                    name,
+                    line.kind,
+                    line.what,
+                    array.shape,
+                    array.nbytes,
+                    entities,
+                )
+            )
+
+    def record_text(self, sender: str, receiver: str, step: str, text: str, line: Declared | None) -> None:
+        """Enter a text, such as a schema; an empty one is none."""
+        if not text or line is None:
+            return
+        self.entries.append(
+            Entry(
+                self.rounds,
+                sender,
+                receiver,
+                step,
+                "text",
+                line.kind,
+                line.what,
+                (),
+                len(text.encode()),
+            )
+        )
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that left an institution, either way."""
+        return sum(entry.bytes for entry in self.entries)
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per array that passed."""
+        columns = list(Entry.__dataclass_fields__)
+        return pd.DataFrame([asdict(entry) for entry in self.entries], columns=columns)
+
+    def releases(self) -> pd.DataFrame:
+        """What left each institution, array by array.
+
+        Returns
+        -------
+        DataFrame
+            One row per institution, receiver, step and array: kind, meaning, number of messages, largest
+            shape, bytes in all, and the entities behind one message.
+        """
+        frame = self.to_frame()
+        if self.at is not None:
+            frame["sender"] = frame["sender"].replace(COORDINATOR, self.at)
+            frame["receiver"] = frame["receiver"].replace(COORDINATOR, self.at)
+        keys = ["sender", "receiver", "step", "array", "kind", "what"]
+        grouped = frame.groupby(keys, sort=False, observed=True)
+        table = grouped.agg(
+            messages=("round", "size"),
+            shape=("shape", "max"),
+            bytes=("bytes", "sum"),
+            entities=("entities", "max"),
+        )
+        return table.reset_index()
+
+    def kinds_by_client(self) -> dict[str, tuple[str, ...]]:
+        """Kinds of values that left each institution, most disclosing last."""
+        order = ("control", "schema", "presence", "aggregate", "sketch", "per entity", "raw columns")
+        seen: dict[str, set[str]] = {}
+        for entry in self.entries:
+            sender = self.at if entry.sender == COORDINATOR and self.at is not None else entry.sender
+            seen.setdefault(sender, set()).add(entry.kind)
+        return {site: tuple(k for k in order if k in kinds) for site, kinds in seen.items()}

@@ -1,0 +1,233 @@
+"""Asks and replies: a step name and named arrays, packed to bytes.
+
+The wire format is safetensors: a JSON header and flat little-endian arrays. It holds no code and no
+objects, and its reader checks every length before it touches memory.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from fedstat.errors import MessageError
+from fedstat.typing import Array
+
+Kind: TypeAlias = Literal[
+    "control", "schema", "presence", "aggregate", "per entity", "sketch", "raw columns"
+]
+"""What sort of information an array carries, from harmless to disclosing.
+
+``control``      the coordinator's own choices and scalars of the iteration
+``schema``       names, types, levels and counts
+``presence``     which entities an institution has (taken as agreed between the institutions)
+``aggregate``    a sum over many entities
+``per entity``   one number per entity that is a function of its values
+``sketch``       random combinations of many entities' rows
+``raw columns``  the values themselves
+"""
+
+DTYPES = ("float64", "int64", "bool")
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """What an array that passes a door is: declared where the step is defined.
+
+    Parameters
+    ----------
+    kind : Kind
+        See :data:`Kind`.
+    what : str
+        The array in the words of the field, for the ledger.
+    ndim : int
+        Number of dimensions that the door insists on.
+    maskable : bool
+        Whether the coordinator needs only the sum over clients, so that pairwise masks may hide
+        each client's own contribution.
+    optional : bool
+        Whether the array may be left out.
+    """
+
+    kind: Kind
+    what: str
+    ndim: int = 1
+    maskable: bool = False
+    optional: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One question that a family may ask a site.
+
+    Parameters
+    ----------
+    run : callable
+        ``run(data, state, **arrays) -> {name: array}``, or, where a text is declared,
+        ``run(data, state, text, **arrays) -> ({name: array}, text)``.
+    takes, gives : mapping of str to Declared
+        The arrays that come in and go out.
+    text_in, text_out : Declared, optional
+        What a plain JSON text that travels along says, either way.
+    """
+
+    run: Callable[..., Any]
+    takes: Mapping[str, Declared] = field(default_factory=dict)
+    gives: Mapping[str, Declared] = field(default_factory=dict)
+    text_in: Declared | None = None
+    text_out: Declared | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One question to one site.
+
+    Parameters
+    ----------
+    site : str
+        The institution that is asked.
+    family, step : str
+        Which of the installed steps it shall run.
+    arrays : mapping of str to ndarray
+        float64, int64 or bool.
+    session : str
+        Keeps the local state of one fit apart from another's.
+    text : str
+        JSON, for steps that declare one.
+    """
+
+    site: str
+    family: str
+    step: str
+    arrays: Mapping[str, Array] = field(default_factory=dict)
+    session: str = ""
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What one site answered.
+
+    Parameters
+    ----------
+    site : str
+        The institution.
+    arrays : mapping of str to ndarray
+        What it released.
+    text : str
+        JSON: a schema.
+    entities : int
+        Number of the site's entities behind the arrays.
+    """
+
+    site: str
+    arrays: Mapping[str, Array]
+    text: str = ""
+    entities: int = 0
+
+
+def pack(header: Mapping[str, str], arrays: Mapping[str, Array]) -> bytes:
+    """Pack a header of strings and named arrays.
+
+    Raises
+    ------
+    MessageError
+        If an array is not float64, int64 or bool.
+    """
+    tensors = {}
+    for name, array in arrays.items():
+        value = np.asarray(array)
+        if value.dtype.name not in DTYPES:
+            raise MessageError(
+                f"array '{name}' is of type {value.dtype}; messages carry {', '.join(DTYPES)} only"
+            )
+        tensors[name] = np.ascontiguousarray(value).reshape(value.shape)
+    packed: bytes = safetensors.numpy.save(tensors, metadata=dict(header))
+    return packed
+
+
+def unpack(data: bytes) -> tuple[dict[str, str], dict[str, Array]]:
+    """Read what :func:`pack` wrote.
+
+    Returns
+    -------
+    header : dict of str
+    arrays : dict of ndarray
+
+    Raises
+    ------
+    MessageError
+        If the bytes are not such a message.
+    """
+    try:
+        arrays: dict[str, Array] = safetensors.numpy.load(data)
+        length = int.from_bytes(data[:8], "little")
+        header = json.loads(data[8 : 8 + length]).get("__metadata__", {})
+    except (safetensors.SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise MessageError(f"{len(data)} bytes that are not a fedstat message") from error
+    for name, array in arrays.items():
+        if array.dtype.name not in DTYPES:
+            raise MessageError(
+                f"array '{name}' is of type {array.dtype}; messages carry {', '.join(DTYPES)} only"
+            )
+    return header, arrays
+
+
+def pack_ask(ask: Ask) -> bytes:
+    """Bytes of an ask."""
+    header = {"site": ask.site, "family": ask.family, "step": ask.step, "session": ask.session}
+    return pack(header | {"text": ask.text}, ask.arrays)
+
+
+def unpack_ask(data: bytes) -> Ask:
+    """Read an ask; see :func:`unpack` for what is raised."""
+    header, arrays = unpack(data)
+    missing = [k for k in ("site", "family", "step", "session", "text") if k not in header]
+    if missing:
+        raise MessageError(f"a message that is not an ask: it lacks {', '.join(missing)}")
+    return Ask(header["site"], header["family"], header["step"], arrays, header["session"], header["text"])
+
+
+def pack_reply(reply: Reply) -> bytes:
+    """Bytes of a reply."""
+    header = {"site": reply.site, "text": reply.text, "entities": str(reply.entities)}
+    return pack(header, reply.arrays)
+
+
+def unpack_reply(data: bytes) -> Reply:
+    """Read a reply; see :func:`unpack` for what is raised."""
+    header, arrays = unpack(data)
+    if not {"site", "text", "entities"} <= header.keys() or not header["entities"].isdecimal():
+        raise MessageError("a message that is not a reply: it lacks its site, text or entities")
+    return Reply(header["site"], arrays, header["text"], int(header["entities"]))
+
+
+def check_arrays(where: str, declared: Mapping[str, Declared], arrays: Mapping[str, Array]) -> None:
+    """Hold arrays against their declaration.
+
+    Raises
+    ------
+    MessageError
+        On a missing, unknown, misshapen or non-finite array; `where` names site and step.
+    """
+    unknown = sorted(arrays.keys() - declared.keys())
+    missing = sorted(k for k in declared.keys() - arrays.keys() if not declared[k].optional)
+    if unknown or missing:
+        raise MessageError(
+            f"{where}: expected arrays {sorted(declared)}; "
+            + "; ".join(
+                f"{word} {names}" for word, names in (("missing", missing), ("unknown", unknown)) if names
+            )
+        )
+    for name, array in arrays.items():
+        if array.ndim != declared[name].ndim:
+            raise MessageError(
+                f"{where}: array '{name}' has {array.ndim} dimensions, expected {declared[name].ndim}"
+            )
+        if array.dtype == np.float64 and not np.isfinite(array).all():
+            raise MessageError(f"{where}: array '{name}' holds values that are not finite")

@@ -1,0 +1,198 @@
+"""One institution: its data, its owner's policy, and the only door out.
+
+``Site.answer`` is the one function that returns a value from an institution: policy check, step,
+ledger, reply. A step cannot be reached in any other way, and only steps of installed families run.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pandas as pd
+
+from fedstat.errors import MessageError, PolicyError
+from fedstat.federation.ledger import COORDINATOR, Ledger
+from fedstat.federation.message import (
+    Ask,
+    Kind,
+    Reply,
+    Step,
+    check_arrays,
+    pack_reply,
+    unpack_ask,
+)
+from fedstat.typing import Array
+
+FAMILIES: dict[str, Mapping[str, Step]] = {}
+"""Steps by family; a family enters its own when it is imported."""
+
+SESSIONS_KEPT = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What the owner of a site allows to leave it.
+
+    Parameters
+    ----------
+    families : frozenset of str or None
+        Families that may ask; None allows every installed one.
+    refused_kinds : frozenset of Kind
+        Kinds of values that may not leave, e.g. ``frozenset({"raw columns"})``.
+    min_count : int
+        Smallest number of entities behind an aggregate or a sketch.
+    """
+
+    families: frozenset[str] | None = None
+    refused_kinds: frozenset[Kind] = frozenset()
+    min_count: int = 5
+
+
+@dataclass(frozen=True, slots=True)
+class SiteData:
+    """What a step is handed: the rows of one institution, and nothing else.
+
+    Parameters
+    ----------
+    name : str
+        The institution.
+    frame : DataFrame
+        Its records, one row per entity in the partition's order, without the key.
+    shared_seed : int
+        A secret that the clients share and the coordinator does not have; the common sketch is
+        drawn from it.
+    """
+
+    name: str
+    frame: pd.DataFrame
+    shared_seed: int
+
+
+@dataclass(slots=True)
+class State:
+    """What a site remembers of one fit."""
+
+    entities: int = 0
+    items: dict[str, Any] = field(default_factory=dict)
+
+
+class Site:
+    """One institution.
+
+    Parameters
+    ----------
+    name : str
+        The institution.
+    frame : DataFrame
+        Its records, one row per entity, without the key.
+    policy : Policy, optional
+        What may leave; the default allows every installed family.
+    shared_seed : int, optional
+        See :class:`SiteData`; drawn from the operating system when not given.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        frame: pd.DataFrame,
+        policy: Policy | None = None,
+        shared_seed: int | None = None,
+    ) -> None:
+        self.name = name
+        self.policy = policy if policy is not None else Policy()
+        self.ledger = Ledger()
+        self._data = SiteData(name, frame, secrets.randbits(63) if shared_seed is None else shared_seed)
+        self._states: dict[str, State] = {}
+
+    def __repr__(self) -> str:
+        rows, columns = self._data.frame.shape
+        return f"Site({self.name!r}, {rows} records, {columns} columns)"
+
+    def answer(self, request: bytes) -> bytes:
+        """Answer one ask.
+
+        Parameters
+        ----------
+        request : bytes
+            A packed :class:`~fedstat.federation.message.Ask`.
+
+        Returns
+        -------
+        bytes
+            A packed :class:`~fedstat.federation.message.Reply`.
+
+        Raises
+        ------
+        MessageError
+            The ask is malformed, names an unknown step, or is meant for another site.
+        PolicyError
+            The site's owner does not allow it; nothing was computed or released.
+        """
+        ask = unpack_ask(request)
+        step = self._find_step(ask)
+        where = f"{self.name}, step '{ask.step}'"
+        check_arrays(where, step.takes, ask.arrays)
+        self._check_policy(ask, step)
+        state = self._state(ask.session)
+        reply = self._run(ask, step, state)
+        check_arrays(where, step.gives, reply.arrays)
+        self._check_counts(ask, step, reply.arrays, state)
+        self.ledger.begin_round()
+        self.ledger.record(self.name, COORDINATOR, ask.step, reply.arrays, step.gives, state.entities)
+        self.ledger.record_text(self.name, COORDINATOR, ask.step, reply.text, step.text_out)
+        return pack_reply(reply)
+
+    def _find_step(self, ask: Ask) -> Step:
+        if ask.site != self.name:
+            raise MessageError(f"{self.name}: received a message that is addressed to '{ask.site}'")
+        steps = FAMILIES.get(ask.family)
+        if steps is None:
+            raise MessageError(
+                f"{self.name}: unknown family '{ask.family}'; installed are {sorted(FAMILIES)}"
+            )
+        if ask.step not in steps:
+            raise MessageError(
+                f"{self.name}: family '{ask.family}' has no step '{ask.step}'; it has {sorted(steps)}"
+            )
+        step = steps[ask.step]
+        if ask.text and step.text_in is None:
+            raise MessageError(f"{self.name}, step '{ask.step}': received a text, expected arrays only")
+        return step
+
+    def _check_policy(self, ask: Ask, step: Step) -> None:
+        allowed = self.policy.families
+        if allowed is not None and ask.family not in allowed:
+            raise PolicyError(
+                f"{self.name}: its policy (families) allows {sorted(allowed)}, not '{ask.family}'"
+            )
+        for name, declared in step.gives.items():
+            if declared.kind in self.policy.refused_kinds:
+                raise PolicyError(
+                    f"{self.name}: its policy (refused kinds) does not let '{declared.kind}' leave: "
+                    f"array '{name}' of step '{ask.step}' ({declared.what})"
+                )
+
+    def _check_counts(self, ask: Ask, step: Step, arrays: Mapping[str, Array], state: State) -> None:
+        for name in arrays:
+            if step.gives[name].kind in ("aggregate", "sketch") and state.entities < self.policy.min_count:
+                raise PolicyError(
+                    f"{self.name}: its policy (minimum count) wants at least {self.policy.min_count} "
+                    f"entities behind array '{name}' of step '{ask.step}'; there are {state.entities}"
+                )
+
+    def _state(self, session: str) -> State:
+        if session not in self._states:
+            while len(self._states) >= SESSIONS_KEPT:
+                del self._states[next(iter(self._states))]
+            self._states[session] = State()
+        return self._states[session]
+
+    def _run(self, ask: Ask, step: Step, state: State) -> Reply:
+        if step.text_in is not None or step.text_out is not None:
+            arrays, text = step.run(self._data, state, ask.text, **ask.arrays)
+            return Reply(self.name, arrays, text, state.entities)
+        arrays = step.run(self._data, state, **ask.arrays)
+        return Reply(self.name, arrays, "", state.entities)

@@ -1,0 +1,208 @@
+"""Several fits side by side, as the third table of TWFL."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from fedstat.errors import ModelError
+from fedstat.inference.summary import first_of_run
+from fedstat.inference.tables import Sheet, SheetSummary, human_bytes, number
+
+BOTTOM = ("No. Observations", "R-squared", "Log-Likelihood", "Rounds", "Traffic")
+WIDEST = 28
+"""Characters of the widest column of the text rendering."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A table with one column per fit and one row per coefficient.
+
+    Print it, let a notebook show it, or take `to_frame`, `as_html`, `as_latex`, `as_csv`.
+
+    Parameters
+    ----------
+    coefficients : DataFrame
+        Text cells, index (client, name), one column per fit; blank where a fit has no such coefficient.
+    bottom : DataFrame
+        Text cells, one row per figure of the whole fit.
+    notes : tuple of str
+    """
+
+    coefficients: pd.DataFrame
+    bottom: pd.DataFrame
+    notes: tuple[str, ...]
+
+    def to_frame(self) -> pd.DataFrame:
+        """All cells as printed, index (client, name); the figures of the whole fits have client ``""``."""
+        return pd.concat([self.coefficients, self.bottom])
+
+    def as_text(self) -> str:
+        """Text of fixed width."""
+        return self._layout().as_text()
+
+    def as_html(self) -> str:
+        """HTML tables."""
+        return self._layout().as_html()
+
+    def as_latex(self) -> str:
+        """LaTeX tables; needs the booktabs package."""
+        return self._layout().as_latex()
+
+    def as_csv(self) -> str:
+        """Comma-separated tables."""
+        return self._layout().as_csv()
+
+    def __str__(self) -> str:
+        return self.as_text()
+
+    def __repr__(self) -> str:
+        return self.as_text()
+
+    def _repr_html_(self) -> str:
+        return self.as_html()
+
+    def _layout(self) -> SheetSummary:
+        top = self.coefficients.apply(_align_stars).reset_index()
+        bottom = self.bottom.reset_index()
+        heads = [str(heading) for heading in top.columns]
+        longest = [max(map(len, [*top[head], *bottom[head], head])) for head in heads]
+        widths = tuple(min(length, WIDEST) for length in longest)
+        sheets = [_sheet(top, heads, widths), _sheet(bottom, [""] * len(heads), widths)]
+        return SheetSummary(sheets, self.notes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """One fit: its cells by coefficient name, the clients of these, its bottom figures, what it lacks."""
+
+    cells: dict[str, str]
+    clients: dict[str, str]
+    bottom: tuple[str, ...]
+    lacking: str
+    converged: bool
+
+
+def compare(
+    results: Mapping[str, object], *, stars: Sequence[float] = (0.05,), digits: int = 4
+) -> Comparison:
+    """Put fits side by side: coefficient, standard error in brackets, stars, grouped by client.
+
+    Parameters
+    ----------
+    results : mapping of str to FederatedResults
+        Heading of each column to its fit. A statsmodels result fits too, for a pooled reference.
+    stars : sequence of float
+        A star for each level that the p-value is below; empty for none.
+    digits : int
+        Decimals.
+
+    Returns
+    -------
+    Comparison
+
+    Raises
+    ------
+    ModelError
+        `results` is empty, or `stars` holds something that is not a level.
+
+    Examples
+    --------
+    >>> print(compare({"CC": cc, "Impute": impute, "VFEM": vfem}))  # doctest: +SKIP
+    """
+    if not results:
+        raise ModelError("compare: expected at least one result, received none")
+    if not all(0.0 < level < 1.0 for level in stars):
+        raise ModelError(f"compare: expected stars as levels between 0 and 1, received {tuple(stars)}")
+    columns = {heading: _column(result, stars, digits) for heading, result in results.items()}
+    cells = {heading: column.cells for heading, column in columns.items()}
+    index = _row_order(list(columns.values()))
+    names = index.get_level_values("name")
+    table = pd.DataFrame(
+        {h: [cell.get(name, "") for name in names] for h, cell in cells.items()}, index=index
+    )
+    bottom_index = pd.MultiIndex.from_product([[""], BOTTOM], names=index.names)
+    bottom = pd.DataFrame({str(h): column.bottom for h, column in columns.items()}, index=bottom_index)
+    return Comparison(table, bottom[(bottom != "").any(axis=1)], _notes(columns, stars))
+
+
+def _column(result: object, stars: Sequence[float], digits: int) -> _Column:
+    params: pd.Series = result.params  # type: ignore[attr-defined]
+    names = [str(name) for name in params.index]
+    bse, pvalues = getattr(result, "bse", None), getattr(result, "pvalues", None)
+    values = params.to_numpy(dtype=np.float64)
+    cells = [number(value, digits) for value in values]
+    if bse is not None and pvalues is not None:
+        errors = (f" ({number(se, digits)})" for se in bse)
+        marks = ("*" * sum(p < level for level in stars) for p in pvalues)
+        cells = ["".join(parts) for parts in zip(cells, errors, marks, strict=True)]
+    clients = getattr(result, "clients", [""] * len(names))
+    return _Column(
+        cells=dict(zip(names, cells, strict=True)),
+        clients=dict(zip(names, clients, strict=True)),
+        bottom=_bottom(result),
+        lacking=_lacking(result) if bse is None else "",
+        converged=getattr(result, "converged", True),
+    )
+
+
+def _bottom(result: object) -> tuple[str, ...]:
+    ledger = getattr(result, "ledger", None)
+    nobs, rsquared, llf = (getattr(result, name, None) for name in ("nobs", "rsquared", "llf"))
+    return (
+        "" if nobs is None else f"{int(nobs):,}",
+        "" if rsquared is None else number(rsquared),
+        "" if llf is None else number(llf, 2),
+        "" if ledger is None else f"{ledger.rounds:,}",
+        "" if ledger is None else human_bytes(ledger.bytes),
+    )
+
+
+def _lacking(result: object) -> str:
+    try:
+        result.bse  # type: ignore[attr-defined]  # noqa: B018
+    except AttributeError as error:
+        return str(error)
+    return ""
+
+
+def _row_order(columns: Sequence[_Column]) -> pd.MultiIndex:
+    """Clients, then coefficients, in the order of their first appearance; no client comes first.
+
+    A coefficient that has a client in one fit and none in another is listed under the client.
+    """
+    owner: dict[str, str] = {}
+    for column in columns:
+        for name, client in column.clients.items():
+            owner[name] = owner.get(name) or client
+    order = {client: i for i, client in enumerate(dict.fromkeys(["", *owner.values()]))}
+    rows = sorted(owner, key=lambda name: order[owner[name]])
+    return pd.MultiIndex.from_tuples([(owner[name], name) for name in rows], names=["client", "name"])
+
+
+def _notes(columns: Mapping[str, _Column], stars: Sequence[float]) -> tuple[str, ...]:
+    levels = sorted(stars, reverse=True)
+    marks = ", ".join(f"{'*' * (i + 1)} p < {level:g}" for i, level in enumerate(levels))
+    notes = [f"{heading} has NOT CONVERGED." for heading, column in columns.items() if not column.converged]
+    notes.append("Standard errors in brackets" + (f"; {marks}." if marks else "."))
+    notes += [f"{heading}: {column.lacking}" for heading, column in columns.items() if column.lacking]
+    return tuple(notes)
+
+
+def _align_stars(column: pd.Series) -> pd.Series:
+    """Blanks for the stars that a cell does not have, so that right-aligned brackets stand in line."""
+    stars = column.str.count(r"\*")
+    return pd.Series(
+        [cell + " " * blanks for cell, blanks in zip(column, stars.max() - stars, strict=True)],
+        index=column.index,
+        dtype=object,
+    )
+
+
+def _sheet(frame: pd.DataFrame, headers: Sequence[str], widths: tuple[int, ...]) -> Sheet:
+    columns = [list(frame[column]) for column in frame]
+    rows = tuple(zip(first_of_run(columns[0]), *columns[1:], strict=True))
+    return Sheet(tuple(headers), rows, "ll" + "r" * (len(widths) - 2), widths, gap=2)

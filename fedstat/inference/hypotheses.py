@@ -1,0 +1,271 @@
+"""Tests of linear hypotheses ``R theta = q`` from an estimate and its covariance.
+
+Results come as statsmodels' ``ContrastResults`` and ``WaldTestResults``, so that they print and
+export as an analyst knows them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, TypeAlias
+
+import numpy as np
+import pandas as pd
+from formulaic.errors import FormulaSyntaxError
+from formulaic.utils.constraints import LinearConstraints
+from numpy.typing import ArrayLike
+from statsmodels.stats.contrast import ContrastResults, WaldTestResults
+
+from fedstat.errors import FedstatWarning, ModelError, NotAvailableError
+from fedstat.inference.covariance import delta_method
+from fedstat.typing import Floats
+
+Hypothesis: TypeAlias = str | Sequence[str] | ArrayLike | tuple[ArrayLike, ArrayLike]
+"""``"a = b"``, ``"a = b, c = 0"``, ``["a = b", "c = 0"]``, a matrix R (q = 0), or the pair (R, q)."""
+
+EXPONENT = re.compile(r"(?<![\w.])(?:\d+\.?\d*|\.\d+)[eE][+-]?\d+")
+PLACEHOLDER = re.compile(r"(?<!\w)_(\d+)_(?!\w)")
+SIGN = re.compile(r"([=,(]\s*)([+-])")
+OPERAND = re.compile(r"[+*/=,]|\s-\s")
+LETTER = re.compile(r"[^\W\d]")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Constraints:
+    """Linear constraints ``R theta = q``.
+
+    Parameters
+    ----------
+    R : ndarray, shape (m, d)
+    q : ndarray, shape (m,)
+    labels : tuple of str, length m
+        How each constraint is printed.
+    """
+
+    R: Floats
+    q: Floats
+    labels: tuple[str, ...]
+
+
+def read_constraints(hypothesis: Hypothesis, names: Sequence[str]) -> Constraints:
+    """Read a hypothesis about the coefficients.
+
+    Parameters
+    ----------
+    hypothesis : str, list of str, array or (array, array)
+        See `Hypothesis`. Coefficients are written as they are printed, such as ``Sex[T.male]``,
+        ``C(Race)[T.Other White]``, ``np.log(x)`` or ``a:b``.
+    names : sequence of str, length d
+
+    Raises
+    ------
+    ModelError
+        A name is not a coefficient, the text is not linear, or a shape does not fit.
+    """
+    if isinstance(hypothesis, str):
+        return _read_text(hypothesis, names)
+    if isinstance(hypothesis, Sequence) and hypothesis and all(isinstance(h, str) for h in hypothesis):
+        return _read_text(", ".join(str(h) for h in hypothesis), names)
+    R, q = hypothesis if isinstance(hypothesis, tuple) and len(hypothesis) == 2 else (hypothesis, 0.0)
+    return _read_arrays(R, q, names)
+
+
+def t_test(params: Floats, cov: Floats, constraints: Constraints) -> ContrastResults:
+    """Test each constraint on its own against the normal distribution.
+
+    Parameters
+    ----------
+    params : ndarray, shape (d,)
+    cov : ndarray, shape (d, d)
+    constraints : Constraints
+        A constraint on a coefficient without a variance gives nan; the others do not suffer.
+
+    Returns
+    -------
+    statsmodels ContrastResults
+        ``effect``, ``sd``, ``statistic``, ``pvalue``, ``conf_int()``, ``summary_frame()``.
+    """
+    effect = constraints.R @ params
+    with np.errstate(invalid="ignore", divide="ignore"):
+        sd = np.sqrt([_covariance(row[None, :], cov)[0, 0] for row in constraints.R])
+        z = (effect - constraints.q) / sd
+    result = ContrastResults(effect=effect, statistic=z, sd=sd, distribution="norm")
+    result.c_names = list(constraints.labels)
+    return result
+
+
+def wald_test(
+    params: Floats, cov: Floats, constraints: Constraints, *, df_resid: float | None = None
+) -> ContrastResults:
+    """Wald test of all constraints together.
+
+    Parameters
+    ----------
+    params : ndarray, shape (d,)
+    cov : ndarray, shape (d, d)
+    constraints : Constraints
+    df_resid : float, optional
+        Given: the F form with these denominator degrees of freedom; otherwise chi-squared.
+
+    Warns
+    -----
+    FedstatWarning
+        The constraints' covariance is not of full rank: the test has fewer degrees of freedom.
+
+    Raises
+    ------
+    NotAvailableError
+        A coefficient in the hypothesis has no variance.
+    """
+    V = _covariance(constraints.R, cov)
+    if np.isnan(V).any():
+        raise NotAvailableError(
+            f"no Wald test of {'; '.join(constraints.labels)}: the covariance of these coefficients is "
+            "not determined (nan); see the notes of the summary, and test coefficients that have a "
+            "standard error"
+        )
+    rank = _rank(V, constraints)
+    difference = constraints.R @ params - constraints.q
+    W = float(difference @ np.linalg.pinv(V) @ difference)
+    if df_resid is not None:
+        return ContrastResults(F=W / rank, df_num=rank, df_denom=df_resid)
+    return ContrastResults(statistic=W, df_denom=rank, distribution="chi2", dist_args=(rank,))
+
+
+def wald_test_terms(
+    params: Floats,
+    cov: Floats,
+    names: Sequence[str],
+    terms: Sequence[str],
+    *,
+    skip_single: bool = False,
+    combine_terms: Sequence[str] = (),
+) -> WaldTestResults:
+    """Wald test of every term of the formula: all of its coefficients are zero.
+
+    Parameters
+    ----------
+    params : ndarray, shape (d,)
+    cov : ndarray, shape (d, d)
+    names, terms : sequence of str, length d
+        Name and term of each coefficient.
+    skip_single : bool
+        Leave out the terms with one coefficient.
+    combine_terms : sequence of str
+        For each text, one more test: all terms that contain it are zero together.
+
+    Returns
+    -------
+    statsmodels WaldTestResults
+        ``table`` and ``summary_frame()``: statistic, p-value and degrees of freedom per term.
+    """
+    term_of = np.asarray(terms, dtype=object)
+    groups = [(term, np.flatnonzero(term_of == term)) for term in dict.fromkeys(terms)]
+    if skip_single:
+        groups = [(term, members) for term, members in groups if len(members) > 1]
+    groups += [(text, np.flatnonzero([text in term for term in terms])) for text in combine_terms]
+    tests = [_zero_test(params, cov, names, members, term) for term, members in groups]
+    table = pd.DataFrame(
+        [(test.statistic, float(test.pvalue), int(test.df_denom)) for test in tests],
+        index=[term for term, _ in groups],
+        columns=["statistic", "pvalue", "df_constraint"],
+    )
+    return WaldTestResults(None, "chi2", None, table=table)
+
+
+def _zero_test(
+    params: Floats, cov: Floats, names: Sequence[str], members: ArrayLike, term: str
+) -> ContrastResults:
+    index = np.asarray(members, dtype=np.int64)
+    if index.size == 0:
+        raise ModelError(f"combine_terms: no term of the model contains {term!r}")
+    R = np.eye(len(names))[index]
+    return wald_test(params, cov, Constraints(R, np.zeros(len(R)), (f"{term} = 0",)))
+
+
+def _covariance(R: Floats, cov: Floats) -> Floats:
+    """R V R', where columns that R does not use cannot spoil it with their nan."""
+    used = R.any(axis=0)
+    return delta_method(cov[np.ix_(used, used)], R[:, used])
+
+
+def _rank(V: Floats, constraints: Constraints) -> int:
+    rank = int(np.linalg.matrix_rank(V, hermitian=True))
+    if rank == 0:
+        raise NotAvailableError(f"no Wald test of {'; '.join(constraints.labels)}: it has no variance")
+    if rank < len(V):
+        warnings.warn(
+            f"the {len(V)} constraints {'; '.join(constraints.labels)} have a covariance of rank {rank}: "
+            f"tested with {rank} degrees of freedom",
+            FedstatWarning,
+            stacklevel=4,
+        )
+    return rank
+
+
+def _read_text(text: str, names: Sequence[str]) -> Constraints:
+    coded = _code_numbers(_code_names(text, names))
+    for operand in OPERAND.split(coded):
+        if LETTER.search(PLACEHOLDER.sub("", operand)):
+            raise ModelError(_unknown_message(text, _decode(operand, names).strip(" `-").lstrip("("), names))
+    try:
+        read = LinearConstraints.from_spec(coded, variable_names=[f"_{i}_" for i in range(len(names))])
+    except (FormulaSyntaxError, RuntimeError, TypeError, ValueError) as error:
+        raise ModelError(
+            f"expected linear constraints such as 'a = b, 2 * c = 1', received {text!r}"
+        ) from error
+    labels = tuple(_decode(part, names).strip() for part in _code_names(text, names).split(","))
+    return _checked(read.constraint_matrix, read.constraint_values, names, labels)
+
+
+def _read_arrays(R: Any, q: Any, names: Sequence[str]) -> Constraints:
+    R = np.atleast_2d(np.asarray(R, dtype=np.float64))
+    labels = tuple(_row_label(row, i, names) for i, row in enumerate(R))
+    return _checked(R, np.asarray(q, dtype=np.float64), names, labels)
+
+
+def _checked(R: Floats, q: Floats, names: Sequence[str], labels: tuple[str, ...]) -> Constraints:
+    if R.ndim != 2 or R.shape[1] != len(names) or not R.any(axis=1).all():
+        raise ModelError(
+            f"expected a hypothesis matrix with {len(names)} columns, one per coefficient, and no row of "
+            f"zeros; received shape {R.shape}"
+        )
+    if q.ravel().shape[0] not in (1, len(R)):
+        raise ModelError(f"expected one value per constraint ({len(R)}), received {q.ravel().shape[0]}")
+    if len(labels) != len(R):
+        labels = tuple(f"c{i}" for i in range(len(R)))
+    return Constraints(R, np.broadcast_to(q.ravel(), len(R)).astype(np.float64), labels)
+
+
+def _row_label(row: Floats, i: int, names: Sequence[str]) -> str:
+    used = np.flatnonzero(row)
+    return names[used[0]] if len(used) == 1 and row[used[0]] == 1.0 and len(row) == len(names) else f"c{i}"
+
+
+def _code_names(text: str, names: Sequence[str]) -> str:
+    """Put ``_i_`` for the i-th name: names may hold operators, brackets and commas."""
+    index: Mapping[str, int] = {name: i for i, name in enumerate(names)}
+    longest_first = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
+    pattern = re.compile(rf"(`?)(?<![\w.:])({longest_first})\1(?![\w\[(.:])")
+    return pattern.sub(lambda match: f"_{index[match[2]]}_", text)
+
+
+def _decode(text: str, names: Sequence[str]) -> str:
+    return PLACEHOLDER.sub(lambda match: names[int(match[1])], text)
+
+
+def _code_numbers(text: str) -> str:
+    """Write 1e-3 as 0.001 and ``= -1`` as ``= 0 - 1``, which is what formulaic reads."""
+    plain = EXPONENT.sub(lambda match: format(Decimal(match[0]), "f"), text)
+    return SIGN.sub(r"\1 0 \2", plain)
+
+
+def _unknown_message(text: str, name: str, names: Sequence[str]) -> str:
+    close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"there are: {', '.join(names)}"
+    return f"the hypothesis {text!r} names {name!r}, which is not a coefficient; {hint}"

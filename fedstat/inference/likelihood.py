@@ -1,0 +1,79 @@
+"""Comparing nested fits by their likelihoods."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from scipy import stats
+
+from fedstat.errors import EstimationError, ModelError
+from fedstat.inference.estimate import Estimate
+
+
+class LRTest(NamedTuple):
+    """Likelihood ratio test: statistic, p-value, degrees of freedom."""
+
+    statistic: float
+    pvalue: float
+    df_diff: float
+
+
+class LikelihoodFit(Protocol):
+    """What the test reads of a fit."""
+
+    estimate: Estimate
+
+    @property
+    def llf(self) -> float:
+        """Maximised log-likelihood."""
+
+
+def lr_test(full: LikelihoodFit, restricted: LikelihoodFit) -> LRTest:
+    """Likelihood ratio test of a fit against one that is nested in it.
+
+    Raises
+    ------
+    ModelError
+        The two fits are not nested, or not of the same data.
+    EstimationError
+        The restricted fit has the larger log-likelihood.
+    """
+    _check_same_data(full.estimate, restricted.estimate)
+    _check_nested(full.estimate, restricted.estimate)
+    df_diff = full.estimate.df_model - restricted.estimate.df_model
+    statistic = 2.0 * (full.llf - restricted.llf)
+    if statistic < -1e-8 * abs(full.llf):
+        raise EstimationError(
+            "compare_lr_test: the restricted fit has the larger log-likelihood "
+            f"({restricted.llf:.6g} against {full.llf:.6g}), so one of the two is not at its maximum; "
+            f"converged: {full.estimate.converged} (this), {restricted.estimate.converged} (restricted)"
+        )
+    return LRTest(statistic, float(stats.chi2.sf(statistic, df_diff)), df_diff)
+
+
+def _check_same_data(full: Estimate, restricted: Estimate) -> None:
+    same = {
+        "response": (full.response, restricted.response),
+        "number of entities": (full.nobs, restricted.nobs),
+        "variables in the likelihood": (_joined(full.density_of), _joined(restricted.density_of)),
+    }
+    for what, (here, there) in same.items():
+        if here != there:
+            raise ModelError(
+                f"compare_lr_test: expected two fits with the same {what}, received {here!r} and {there!r}; "
+                "use wald_test on the larger fit, or refit both on the same data"
+            )
+
+
+def _check_nested(full: Estimate, restricted: Estimate) -> None:
+    extra = [name for name in restricted.names if name not in full.names]
+    if extra or restricted.df_model >= full.df_model:
+        raise ModelError(
+            "compare_lr_test: expected a restricted fit with some of the coefficients of this fit; "
+            f"not in this fit: {', '.join(extra) or 'none'}; coefficients: {len(full.names)} here, "
+            f"{len(restricted.names)} in the restricted fit"
+        )
+
+
+def _joined(variables: tuple[str, ...]) -> str:
+    return ", ".join(sorted(variables)) or "the response given all others"

@@ -1,0 +1,102 @@
+"""Pictures of an estimate. matplotlib is the optional extra ``plot``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from fedstat.inference.tables import shorten
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#000000")
+"""Okabe and Ito (2008), told apart by readers with any colour vision."""
+HEADING = 1.3
+"""Rows left blank above each client, for its name."""
+
+
+def plot_coefficients(
+    frame: pd.DataFrame, *, ax: Axes | None = None, conf_level: float = 0.95, response: str = ""
+) -> Axes:
+    """Forest plot: one row per coefficient, grouped and coloured by client.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        As `FederatedResults.tidy`. Rows without an interval are drawn as a hollow point.
+    ax : matplotlib Axes, optional
+        None: a new figure, as tall as the rows need.
+    conf_level : float
+        Level of the intervals in `frame`, for the label.
+    response : str
+
+    Returns
+    -------
+    matplotlib Axes
+
+    Raises
+    ------
+    ImportError
+        matplotlib is not installed.
+    """
+    plt = _pyplot()
+    groups = [(str(client), rows) for client, rows in frame.groupby("client", sort=False)]
+    positions = _positions(groups)
+    if ax is None:
+        height = 1.2 + 0.24 * (len(frame) + HEADING * len(groups))
+        _, ax = plt.subplots(figsize=(7.0, height), layout="constrained")
+    ax.axvline(0.0, color="0.6", linewidth=1.0, linestyle="--", zorder=0)
+    for i, (client, rows) in enumerate(groups):
+        _draw_group(ax, positions[i], rows, COLOURS[i % len(COLOURS)], client)
+    _label(ax, groups, np.concatenate(positions) if positions else np.empty(0))
+    ax.set_xlabel(f"effect on {response}" if response else "coefficient", parse_math=False)
+    ax.set_title(f"Coefficients with {100 * conf_level:g} % intervals", loc="left", fontsize="medium")
+    return ax
+
+
+def _pyplot() -> Any:
+    try:
+        import matplotlib.pyplot as plt  # noqa: PLC0415
+    except ImportError as error:
+        raise ImportError("plots need matplotlib: pip install fedstat[plot]") from error
+    return plt
+
+
+def _positions(groups: list[tuple[str, pd.DataFrame]]) -> list[np.ndarray]:
+    """Rows from the top down, a heading above each client."""
+    positions, top = [], 0.0
+    for client, rows in groups:
+        top += HEADING if client else 0.0
+        positions.append(top + np.arange(len(rows)))
+        top += len(rows)
+    return positions
+
+
+def _draw_group(ax: Axes, y: np.ndarray, rows: pd.DataFrame, colour: str, client: str) -> None:
+    low, high = rows["conf_low"].to_numpy(), rows["conf_high"].to_numpy()
+    known = np.isfinite(low)
+    ax.hlines(y[known], low[known], high[known], color=colour, linewidth=1.6)
+    estimate = rows["estimate"].to_numpy()
+    ax.plot(estimate[known], y[known], "o", color=colour, markersize=4.5)
+    ax.plot(estimate[~known], y[~known], "o", color=colour, markersize=4.5, markerfacecolor="white")
+    if client:
+        ax.text(
+            *(0.01, y[0] - 1.0, client),
+            color=colour,
+            weight="bold",
+            fontsize="small",
+            va="center",
+            transform=ax.get_yaxis_transform(),
+            parse_math=False,
+        )
+
+
+def _label(ax: Axes, groups: list[tuple[str, pd.DataFrame]], positions: np.ndarray) -> None:
+    names = [shorten(name, 32) for _, rows in groups for name in rows["name"]]
+    ax.set_yticks(positions, labels=names, fontsize="small", parse_math=False)
+    ax.set_ylim(positions.max(initial=0.0) + 0.7, -0.7)
+    ax.tick_params(axis="y", length=0)
+    ax.spines[["top", "right", "left"]].set_visible(False)

@@ -1,0 +1,424 @@
+"""The statements made from an estimate: what every family's results inherit.
+
+Names and meanings are those of statsmodels' likelihood results, with pandas objects out and the
+normal distribution behind every test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+from statsmodels.stats.contrast import ContrastResults, WaldTestResults
+
+from fedstat.errors import ModelError, NotAvailableError
+from fedstat.inference import hypotheses
+from fedstat.inference.estimate import INTERCEPT, Estimate, LedgerLike
+from fedstat.inference.hypotheses import Hypothesis
+from fedstat.inference.likelihood import LRTest, lr_test
+from fedstat.inference.plots import plot_coefficients
+from fedstat.inference.summary import SummaryContent, build_summary
+from fedstat.inference.tables import SheetSummary, human_bytes, number
+from fedstat.typing import Floats
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["Estimate", "FederatedResults", "LRTest", "LedgerLike"]
+
+Statement = Literal["cov_params", "llf", "rsquared", "ledger"]
+
+
+class FederatedResults:
+    """Estimates of a federated fit, with the inference that follows from them.
+
+    A family inherits from it, sets `model_name` and `method_name`, and adds its own lines to the
+    summary by extending `_summary_left`, `_summary_right` and `_summary_notes`.
+
+    Parameters
+    ----------
+    estimate : Estimate
+    ledger : LedgerLike, optional
+        None for an estimate that was read from a file without its account.
+
+    Raises
+    ------
+    NotAvailableError
+        By any statement that this fit cannot make; the message says why.
+    """
+
+    model_name = "Federated regression"
+    method_name = ""
+    use_t = False
+
+    def __init__(self, estimate: Estimate, ledger: LedgerLike | None = None) -> None:
+        self.estimate = estimate
+        self._ledger = ledger
+
+    # -- numbers ---------------------------------------------------------------------------------
+
+    @property
+    def params(self) -> pd.Series:
+        """Coefficients, by name."""
+        return self._series(self.estimate.params)
+
+    @property
+    def clients(self) -> pd.Series:
+        """Client of each coefficient; empty for the intercept."""
+        return pd.Series(self.estimate.clients, index=list(self.estimate.names), dtype=object)
+
+    @property
+    def bse(self) -> pd.Series:
+        """Standard errors; nan where the covariance does not determine one."""
+        with np.errstate(invalid="ignore"):
+            return self._series(np.sqrt(np.diag(self._cov())))
+
+    @property
+    def tvalues(self) -> pd.Series:
+        """Coefficients over their standard errors, standard normal where a coefficient is zero."""
+        return self.params / self.bse
+
+    @property
+    def zvalues(self) -> pd.Series:
+        """The same as `tvalues`."""
+        return self.tvalues
+
+    @property
+    def pvalues(self) -> pd.Series:
+        """Two-sided p-values of each coefficient being zero."""
+        return self._series(2.0 * stats.norm.sf(np.abs(self.tvalues.to_numpy())))
+
+    def conf_int(self, alpha: float = 0.05) -> pd.DataFrame:
+        """Intervals of level ``1 - alpha``.
+
+        Returns
+        -------
+        DataFrame
+            Rows by name; column 0 the lower, column 1 the upper limit.
+        """
+        if not 0.0 < alpha < 1.0:
+            raise ModelError(f"conf_int: expected alpha between 0 and 1, received {alpha}")
+        half = stats.norm.ppf(1.0 - alpha / 2.0) * self.bse
+        return pd.DataFrame({0: self.params - half, 1: self.params + half})
+
+    def cov_params(self) -> pd.DataFrame:
+        """Covariance matrix of the coefficients, by name."""
+        names = list(self.estimate.names)
+        return pd.DataFrame(self._cov(), index=names, columns=names)
+
+    @property
+    def llf(self) -> float:
+        """Maximised log-likelihood."""
+        return self._need("llf", self.estimate.llf)
+
+    @property
+    def aic(self) -> float:
+        """Akaike's criterion."""
+        return -2.0 * self.llf + 2.0 * self._n_parameters
+
+    @property
+    def bic(self) -> float:
+        """Schwarz's criterion, with the number of entities as sample size."""
+        return -2.0 * self.llf + float(np.log(self.nobs)) * self._n_parameters
+
+    @property
+    def rsquared(self) -> float:
+        """Share of explained variance, as the family defines it."""
+        return self._need("rsquared", self.estimate.rsquared)
+
+    @property
+    def nobs(self) -> int:
+        """Entities in the fit."""
+        return self.estimate.nobs
+
+    @property
+    def df_model(self) -> float:
+        """Degrees of freedom of the model, the intercept not counted."""
+        return self.estimate.df_model
+
+    @property
+    def df_resid(self) -> float:
+        """Entities less the degrees of freedom of model and intercept."""
+        return self.nobs - self.df_model - self._k_constant
+
+    @property
+    def scale(self) -> float:
+        """Residual variance or dispersion."""
+        return self.estimate.scale
+
+    @property
+    def converged(self) -> bool:
+        """Whether the iteration reached its tolerance."""
+        return self.estimate.converged
+
+    @property
+    def cov_type(self) -> str:
+        """How the covariance was estimated."""
+        return self.estimate.cov_type
+
+    @property
+    def ledger(self) -> LedgerLike:
+        """What passed between the institutions."""
+        if self._ledger is None:
+            raise NotAvailableError("no ledger: " + self._reason("ledger"))
+        return self._ledger
+
+    # -- hypotheses ------------------------------------------------------------------------------
+
+    def t_test(self, r_matrix: Hypothesis) -> ContrastResults:
+        """Test linear hypotheses one by one against the normal distribution.
+
+        Parameters
+        ----------
+        r_matrix : str, list of str, array or (array, array)
+            ``"ROA = ROE"``, ``["a = b", "2 * c = 1"]``, a matrix R, or the pair (R, q).
+
+        Returns
+        -------
+        statsmodels ContrastResults
+
+        Raises
+        ------
+        ModelError
+            The hypothesis names what is not a coefficient, or has the wrong shape.
+
+        Examples
+        --------
+        >>> result.t_test("Sex[T.male] = 0")  # doctest: +SKIP
+        """
+        return hypotheses.t_test(self.estimate.params, self._cov(), self._read(r_matrix))
+
+    def wald_test(self, r_matrix: Hypothesis, use_f: bool = False) -> ContrastResults:
+        """Test linear hypotheses together (Wald); `r_matrix` as in `t_test`."""
+        df_resid = self.df_resid if use_f else None
+        return hypotheses.wald_test(
+            self.estimate.params, self._cov(), self._read(r_matrix), df_resid=df_resid
+        )
+
+    def f_test(self, r_matrix: Hypothesis) -> ContrastResults:
+        """Wald test in its F form, with `df_resid` denominator degrees of freedom."""
+        return self.wald_test(r_matrix, use_f=True)
+
+    def wald_test_terms(
+        self, skip_single: bool = False, combine_terms: Sequence[str] | None = None
+    ) -> WaldTestResults:
+        """Wald test of every term of the formula.
+
+        Parameters
+        ----------
+        skip_single : bool
+            Leave out the terms with one coefficient.
+        combine_terms : sequence of str, optional
+            For each text, one more test: all terms that contain it are zero together.
+        """
+        est = self.estimate
+        return hypotheses.wald_test_terms(
+            est.params,
+            self._cov(),
+            est.names,
+            est.terms,
+            skip_single=skip_single,
+            combine_terms=combine_terms or (),
+        )
+
+    def compare_lr_test(self, restricted: FederatedResults) -> LRTest:
+        """Likelihood ratio test of this fit against a nested one.
+
+        Parameters
+        ----------
+        restricted : FederatedResults
+            A fit of the same response on the same entities, with some of the coefficients left out.
+
+        Returns
+        -------
+        (statistic, pvalue, df_diff)
+
+        Raises
+        ------
+        ModelError
+            The two fits are not nested, or not of the same data.
+        NotAvailableError
+            One of them has no log-likelihood.
+        EstimationError
+            The restricted fit has the larger log-likelihood.
+        """
+        return lr_test(self, restricted)
+
+    # -- tables and pictures ---------------------------------------------------------------------
+
+    def tidy(self, conf_level: float = 0.95) -> pd.DataFrame:
+        """One row per coefficient, in the order of the design.
+
+        Returns
+        -------
+        DataFrame
+            ``client``, ``name``, ``term``, ``estimate``, ``std_error``, ``statistic``, ``p_value``,
+            ``conf_low``, ``conf_high``. Where the fit has no covariance the last five are nan and
+            ``frame.attrs["note"]`` says why.
+        """
+        est = self.estimate
+        frame = pd.DataFrame({"client": est.clients, "name": est.names, "term": est.terms}, dtype=object)
+        frame["estimate"] = est.params
+        if est.cov is None:
+            frame[["std_error", "statistic", "p_value", "conf_low", "conf_high"]] = np.nan
+            frame.attrs["note"] = self._reason("cov_params")
+            return frame
+        columns = {"std_error": self.bse, "statistic": self.tvalues, "p_value": self.pvalues}
+        limits = self.conf_int(1.0 - conf_level)
+        columns |= {"conf_low": limits[0], "conf_high": limits[1]}
+        return frame.assign(**{name: column.to_numpy() for name, column in columns.items()})
+
+    def summary(self, alpha: float = 0.05) -> SheetSummary:
+        """Estimate, federation, coefficients by client, what each client brought, notes.
+
+        Parameters
+        ----------
+        alpha : float
+            One minus the level of the intervals.
+
+        Returns
+        -------
+        SheetSummary
+            A statsmodels ``Summary``: ``print`` it, or take ``as_html()``, ``as_latex()``, ``as_csv()``.
+        """
+        return build_summary(
+            SummaryContent(
+                title=f"{self.model_name} results",
+                left=self._summary_left(),
+                right=self._summary_right(),
+                coefficients=self.tidy(1.0 - alpha),
+                inference=self.estimate.cov is not None,
+                alpha=alpha,
+                blocks=self.estimate.blocks,
+                kinds=None if self._ledger is None else self._ledger.kinds_by_client(),
+                notes=self._summary_notes(),
+                alarm=self._alarm(),
+            )
+        )
+
+    def plot_coefficients(
+        self, ax: Axes | None = None, *, conf_level: float = 0.95, intercept: bool = False
+    ) -> Axes:
+        """Coefficients with their intervals, grouped and coloured by client.
+
+        Parameters
+        ----------
+        ax : matplotlib Axes, optional
+        conf_level : float
+        intercept : bool
+            Whether to draw it; it is on another scale than the rest as a rule.
+
+        Returns
+        -------
+        matplotlib Axes
+        """
+        frame = self.tidy(conf_level)
+        if not intercept:
+            frame = frame[frame["name"] != INTERCEPT]
+        return plot_coefficients(frame, ax=ax, conf_level=conf_level, response=self.estimate.response)
+
+    def __repr__(self) -> str:
+        est = self.estimate
+        state = "" if est.converged else ", NOT CONVERGED"
+        return (
+            f"<{type(self).__name__}: {est.response}, {len(est.names)} coefficients, "
+            f"{est.nobs:,} entities{state}; see .summary()>"
+        )
+
+    def _repr_html_(self) -> str:
+        return self.summary().as_html()
+
+    # -- hooks of a family -----------------------------------------------------------------------
+
+    def _summary_left(self) -> list[tuple[str, str]]:
+        """Labels and values of the estimate."""
+        est = self.estimate
+        return [
+            ("Dep. Variable", est.response),
+            ("Model", self.model_name),
+            *([("Method", self.method_name)] if self.method_name else []),
+            ("No. Observations", f"{est.nobs:,}"),
+            ("Df Model", f"{est.df_model:g}"),
+            ("R-squared", self._or_dash(lambda: self.rsquared)),
+            ("Log-Likelihood", self._or_dash(lambda: self.llf, 2)),
+            ("AIC", self._or_dash(lambda: self.aic, 2)),
+            ("BIC", self._or_dash(lambda: self.bic, 2)),
+            ("Covariance Type", "none" if est.cov is None else est.cov_type or "-"),
+            ("Converged", "yes" if est.converged else "NO"),
+        ]
+
+    def _summary_right(self) -> list[tuple[str, str]]:
+        """Labels and values of the federation."""
+        blocks, rows = self.estimate.blocks, []
+        clients = [block.client for block in blocks] or list(
+            dict.fromkeys(filter(None, self.estimate.clients))
+        )
+        rows.append(("Institutions", str(len(clients))))
+        if blocks:
+            seen = [block.entities for block in blocks]
+            rows.append(("Entities seen", f"{min(seen):,} to {max(seen):,}"))
+        if self._ledger is not None:
+            kinds = dict.fromkeys(kind for row in self._ledger.kinds_by_client().values() for kind in row)
+            rows.append(("Rounds", f"{self._ledger.rounds:,}"))
+            rows.append(("Traffic", human_bytes(self._ledger.bytes)))
+            rows.append(("Values that left", ", ".join(kinds) or "none"))
+        return [*rows, ("Privacy spent", self.estimate.privacy)]
+
+    def _summary_notes(self) -> list[str]:
+        """Sentences below the tables."""
+        est, notes = self.estimate, []
+        if est.cov is None:
+            notes.append("No standard errors, tests and intervals: " + self._reason("cov_params"))
+        elif undetermined := [n for n, se in zip(est.names, self.bse, strict=True) if np.isnan(se)]:
+            notes.append(
+                f"The covariance does not determine a standard error (nan) of: {', '.join(undetermined)}. "
+                "Tests and intervals of the other coefficients stand."
+            )
+        if est.llf is None:
+            notes.append("No log-likelihood, AIC and BIC: " + self._reason("llf"))
+        return notes
+
+    # -- behind the scenes -----------------------------------------------------------------------
+
+    @property
+    def _k_constant(self) -> int:
+        return int(INTERCEPT in self.estimate.names)
+
+    @property
+    def _n_parameters(self) -> float:
+        given = self.estimate.n_parameters
+        return self.df_model + self._k_constant if given is None else given
+
+    def _series(self, values: Floats) -> pd.Series:
+        return pd.Series(values, index=list(self.estimate.names), dtype=np.float64)
+
+    def _cov(self) -> Floats:
+        if self.estimate.cov is None:
+            raise NotAvailableError("no covariance of the coefficients: " + self._reason("cov_params"))
+        return self.estimate.cov
+
+    def _need(self, what: Statement, value: float | None) -> float:
+        if value is None:
+            raise NotAvailableError(f"no {what}: {self._reason(what)}")
+        return value
+
+    def _reason(self, what: Statement) -> str:
+        return self.estimate.reasons.get(what, f"{self.model_name} does not define it for this fit")
+
+    def _or_dash(self, value: Callable[[], float], digits: int = 4) -> str:
+        try:
+            return number(value(), digits)
+        except NotAvailableError:
+            return "-"
+
+    def _read(self, hypothesis: Hypothesis) -> hypotheses.Constraints:
+        return hypotheses.read_constraints(hypothesis, self.estimate.names)
+
+    def _alarm(self) -> str:
+        if self.converged:
+            return ""
+        detail = self.estimate.convergence or "the iteration stopped before its tolerance"
+        return f"NOT CONVERGED: {detail}; do not interpret these numbers"

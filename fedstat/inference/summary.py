@@ -1,0 +1,164 @@
+"""The printed summary of a fit: estimate and federation side by side, coefficients by client."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+
+import pandas as pd
+
+from fedstat.inference.tables import Sheet, SheetSummary, number
+
+WIDTH = 98
+NUMBERS = {"coef": 10, "std err": 10, "z": 9, "P>|z|": 6, "low": 10, "high": 10}
+"""Text width of each number column of the coefficient table."""
+STATEMENTS = ("estimate", "std_error", "statistic", "p_value", "conf_low", "conf_high")
+HEADER_WIDTHS = (17, 28, 17, 30)
+
+Pairs = Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class ClientBlock:
+    """What one client brought to the fit.
+
+    Parameters
+    ----------
+    client : str
+    columns : int
+        Columns of the design that it holds.
+    entities : int
+        Entities of the fit that it has.
+    missing : float
+        Share of the fit's entities that it does not have, in [0, 1].
+    """
+
+    client: str
+    columns: int
+    entities: int
+    missing: float
+
+
+@dataclass(frozen=True, slots=True)
+class SummaryContent:
+    """Everything that a summary prints.
+
+    Parameters
+    ----------
+    title : str
+    left, right : sequence of (label, value)
+        The estimate and the federation.
+    coefficients : DataFrame
+        As `FederatedResults.tidy`; the columns after ``estimate`` are not printed if `inference`
+        is False.
+    inference : bool
+        Whether there are standard errors.
+    alpha : float
+        One minus the level of the intervals.
+    blocks : sequence of ClientBlock
+        Empty: the table of clients is not printed.
+    kinds : mapping of str to tuple of str, or None
+        Client to the kinds of values that left it; None where no ledger was kept.
+    notes : sequence of str
+    alarm : str
+        Printed as first line and first note; empty for nothing.
+    """
+
+    title: str
+    left: Pairs
+    right: Pairs
+    coefficients: pd.DataFrame
+    inference: bool
+    alpha: float
+    blocks: Sequence[ClientBlock]
+    kinds: Mapping[str, Sequence[str]] | None
+    notes: Sequence[str]
+    alarm: str
+
+
+def build_summary(content: SummaryContent) -> SheetSummary:
+    """Lay out a summary: header, coefficients, clients, notes."""
+    sheets = [header_sheet(content.title, content.left, content.right), coefficient_sheet(content)]
+    if content.blocks:
+        sheets.append(client_sheet(content.blocks, content.kinds))
+    alarm = (content.alarm,) if content.alarm else ()
+    headline = f"*** {content.alarm} ***" if content.alarm else ""
+    return SheetSummary(sheets, (*alarm, *content.notes), headline)
+
+
+def header_sheet(title: str, left: Pairs, right: Pairs) -> Sheet:
+    """Estimate on the left, federation on the right."""
+    pairs = zip_longest(left, right, fillvalue=("", ""))
+    rows = tuple((_label(a), b, _label(c), d) for (a, b), (c, d) in pairs)
+    return Sheet(("Estimate", "", "Federation", ""), rows, "lrlr", HEADER_WIDTHS, title, gap=2, wrap=True)
+
+
+def coefficient_sheet(content: SummaryContent) -> Sheet:
+    """Coefficients grouped by client, the client named on the first of its rows."""
+    frame = content.coefficients.sort_values("client", key=_first_appearance, kind="stable")
+    low, high = f"[{content.alpha / 2:.4g}", f"{1 - content.alpha / 2:.4g}]"
+    labels = ("coef", "std err", "z", "P>|z|", low, high)
+    count = len(labels) if content.inference else 1
+    widths = tuple(NUMBERS.values())[:count]
+    free = WIDTH - sum(widths) - count - 1
+    text = _text_widths(frame["client"], frame["name"], free)
+    numbers = [_numbers(row)[:count] for row in frame[list(STATEMENTS)].to_numpy().tolist()]
+    stubs = zip(first_of_run(frame["client"]), frame["name"], strict=True)
+    rows = tuple((*stub, *cells) for stub, cells in zip(stubs, numbers, strict=True))
+    return _without_empty_clients(
+        Sheet(("client", "name", *labels[:count]), rows, "ll" + "r" * count, (*text, *widths))
+    )
+
+
+def client_sheet(blocks: Sequence[ClientBlock], kinds: Mapping[str, Sequence[str]] | None) -> Sheet:
+    """One client per row: columns, entities, missing share, kinds of values that left it."""
+    widths = (24, 8, 12, 10, WIDTH - 24 - 8 - 12 - 10 - 8)
+    rows = tuple(
+        (
+            block.client,
+            f"{block.columns:,}",
+            f"{block.entities:,}",
+            f"{100 * block.missing:.2f} %",
+            "not recorded" if kinds is None else ", ".join(kinds.get(block.client, ())) or "nothing",
+        )
+        for block in blocks
+    )
+    headers = ("institution", "columns", "entities", "missing", "what left it")
+    return Sheet(headers, rows, "lrrrl", widths, gap=2, wrap=True)
+
+
+def first_of_run(labels: Sequence[str] | pd.Series) -> list[str]:
+    """Labels with the repetitions of the one above left blank."""
+    values = list(labels)
+    return [now if i == 0 or now != values[i - 1] else "" for i, now in enumerate(values)]
+
+
+def _first_appearance(clients: pd.Series) -> pd.Series:
+    order = {client: i for i, client in enumerate(dict.fromkeys(["", *clients]))}
+    return clients.map(order)
+
+
+def _label(text: str) -> str:
+    return f"{text}:" if text else ""
+
+
+def _numbers(row: Sequence[float]) -> tuple[str, ...]:
+    estimate, error, statistic, p, low, high = row
+    z = number(statistic, 3) if abs(statistic) >= 1e4 else f"{statistic:.3f}"
+    return (number(estimate), number(error), z, f"{p:.3f}", number(low), number(high))
+
+
+def _text_widths(clients: pd.Series, names: pd.Series, free: int) -> tuple[int, int]:
+    longest_client, longest_name = (int(column.str.len().max()) for column in (clients, names))
+    if longest_client == 0:
+        return 0, free
+    client = min(longest_client, max(2 * free // 5, free - longest_name))
+    return max(client, len("client")), free - max(client, len("client"))
+
+
+def _without_empty_clients(sheet: Sheet) -> Sheet:
+    if any(row[0] for row in sheet.rows):
+        return sheet
+    widths = (sheet.widths[0] + sheet.widths[1] + sheet.gap, *sheet.widths[2:])
+    return Sheet(sheet.headers[1:], tuple(row[1:] for row in sheet.rows), sheet.aligns[1:], widths)

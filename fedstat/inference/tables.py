@@ -1,0 +1,247 @@
+"""A table of text cells and its renderings: text, HTML, LaTeX, CSV."""
+
+from __future__ import annotations
+
+import csv
+import html
+import io
+import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+
+import numpy as np
+from statsmodels.iolib.summary import Summary
+from statsmodels.iolib.table import SimpleTable
+
+ALIGN = {"l": "left", "r": "right"}
+LATEX = str.maketrans(
+    {
+        "\\": r"\textbackslash{}",
+        "{": r"\{",
+        "}": r"\}",
+        "[": "{[}",
+        "]": "{]}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "<": "$<$",
+        ">": "$>$",
+        "|": "$|$",
+        **{mark: "\\" + mark for mark in "&%$#_"},
+    }
+)
+"""Brackets are braced because a row of a tabular that begins with one is read as an argument of the rule."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sheet:
+    """A table before it is rendered.
+
+    Parameters
+    ----------
+    headers : tuple of str
+        One per column.
+    rows : tuple of tuple of str
+    aligns : str
+        ``l`` or ``r`` for each column.
+    widths : tuple of int
+        Characters of each column in the text rendering; longer cells lose their middle there, and
+        only there.
+    title : str
+    gap : int
+        Blanks between two columns of the text rendering.
+    wrap : bool
+        Longer cells go on in the next line of the text rendering instead.
+    """
+
+    headers: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    aligns: str
+    widths: tuple[int, ...]
+    title: str = ""
+    gap: int = 1
+    wrap: bool = False
+
+    @property
+    def width(self) -> int:
+        """Characters of a line of the text rendering."""
+        return sum(self.widths) + self.gap * (len(self.widths) - 1)
+
+
+class SheetSummary(Summary):  # type: ignore[misc]
+    """Sheets under a headline, over numbered notes, in every form a notebook or a paper asks for.
+
+    It is a statsmodels ``Summary``: ``str()``, ``as_text``, ``as_html``, ``as_latex`` (needs the
+    booktabs package), ``as_csv`` and the notebook representations work, and ``tables`` holds the
+    text tables.
+    """
+
+    def __init__(self, sheets: Sequence[Sheet], notes: Sequence[str] = (), headline: str = "") -> None:
+        super().__init__()
+        self.sheets = tuple(sheets)
+        self.notes = tuple(notes)
+        self.headline = headline
+        self.tables = [_text_table(sheet) for sheet in self.sheets]
+        self.extra_txt = numbered(self.notes, max(sheet.width for sheet in self.sheets))
+
+    def __repr__(self) -> str:
+        return self.as_text()
+
+    def as_text(self) -> str:
+        """Text of fixed width."""
+        parts = [*textwrap.wrap(self.headline, self.sheets[0].width)]
+        parts += [table.as_text().rsplit("\n", 1)[0] for table in self.tables]
+        parts += ["=" * self.sheets[-1].width]
+        parts += ["Notes:", self.extra_txt] if self.notes else []
+        return "\n".join(parts)
+
+    def as_html(self) -> str:
+        """Return one ``table`` element per sheet, the notes as an ordered list."""
+        parts = [f"<p><strong>{html.escape(self.headline)}</strong></p>"] if self.headline else []
+        parts += [_html(sheet) for sheet in self.sheets]
+        if self.notes:
+            items = "".join(f"<li>{html.escape(note)}</li>" for note in self.notes)
+            parts.append(f"<p>Notes:</p><ol>{items}</ol>")
+        return "<div>" + "\n".join(parts) + "</div>"
+
+    def as_latex(self) -> str:
+        """Return one ``tabular`` per sheet, with booktabs rules."""
+        parts = [rf"\textbf{{{latex(self.headline)}}}"] if self.headline else []
+        parts += [_latex(sheet) for sheet in self.sheets]
+        parts += [rf"\noindent{{\footnotesize [{i}] {latex(n)}}}\par" for i, n in enumerate(self.notes, 1)]
+        return "\n\n".join(parts)
+
+    def as_csv(self) -> str:
+        """Comma-separated sheets, one below the other; cells are quoted where they need it."""
+        buffer = io.StringIO()
+        writer = csv.writer(buffer, lineterminator="\n")
+        writer.writerows([[self.headline]] if self.headline else [])
+        for sheet in self.sheets:
+            writer.writerows([[sheet.title]] if sheet.title else [])
+            writer.writerows([sheet.headers, *sheet.rows] if any(sheet.headers) else sheet.rows)
+        writer.writerows([[f"[{i}] {note}"] for i, note in enumerate(self.notes, 1)])
+        return buffer.getvalue()
+
+
+def numbered(notes: Sequence[str], width: int) -> str:
+    """Return notes as ``[1] ...`` paragraphs, wrapped to a width with a hanging indent."""
+    paragraphs = []
+    for i, note in enumerate(notes, 1):
+        label = f"[{i}] "
+        paragraphs.append(
+            textwrap.fill(note, width, initial_indent=label, subsequent_indent=" " * len(label))
+        )
+    return "\n".join(paragraphs)
+
+
+def shorten(text: str, width: int) -> str:
+    """Cut the middle out of a text that is longer than `width`.
+
+    Examples
+    --------
+    >>> shorten("Market Supervision and Administration Bureau", 20)
+    'Market Sup…on Bureau'
+    """
+    if len(text) <= width:
+        return text
+    tail = (width - 1) // 2
+    return text[: width - 1 - tail] + "…" + text[len(text) - tail :]
+
+
+def number(value: float, digits: int = 4) -> str:
+    """Return a number in at most ``digits + 6`` characters.
+
+    Fixed point where that shows the number, scientific notation for the very small and very large.
+    """
+    size = abs(value)
+    if not np.isfinite(value):
+        return str(float(value))
+    if size >= 1e7 or 0.0 < size < 10.0 ** (1 - digits):
+        return f"{value:.{digits - 1}e}"
+    return f"{value:.1f}" if size >= 1e4 else f"{value:.{digits}f}"
+
+
+def human_bytes(count: int) -> str:
+    """Bytes in decimal units.
+
+    Examples
+    --------
+    >>> human_bytes(1_234_567)
+    '1.2 MB'
+    """
+    size = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 999.95:
+            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000.0
+    return f"{size:.1f} TB"
+
+
+def latex(text: str) -> str:
+    """Escape what LaTeX would take as a command."""
+    return text.translate(LATEX)
+
+
+def _text_table(sheet: Sheet) -> SimpleTable:
+    columns = list(zip(sheet.headers, sheet.widths, sheet.aligns, strict=True))
+    heads = [_pad(shorten(head, width), width, align) for head, width, align in columns]
+    return SimpleTable(
+        [line for row in sheet.rows for line in _lines(row, sheet)],
+        headers=heads if any(sheet.headers) else None,
+        title=sheet.title,
+        txt_fmt={
+            "data_fmts": [_shortener(width) for width in sheet.widths],
+            "data_aligns": sheet.aligns,
+            "colwidths": list(sheet.widths),
+            "colsep": " " * sheet.gap,
+            "table_dec_below": "=",
+        },
+    )
+
+
+def _lines(row: Sequence[str], sheet: Sheet) -> list[tuple[str, ...]]:
+    if not sheet.wrap:
+        return [tuple(row)]
+    cells = (textwrap.wrap(cell, width) for cell, width in zip(row, sheet.widths, strict=True))
+    return list(zip_longest(*cells, fillvalue=""))
+
+
+def _shortener(width: int) -> Callable[[str], str]:
+    return lambda cell: shorten(cell, width)
+
+
+def _pad(text: str, width: int, align: str) -> str:
+    return text.ljust(width) if align == "l" else text.rjust(width)
+
+
+def _html(sheet: Sheet) -> str:
+    def line(cells: Sequence[str], tag: str) -> str:
+        inner = (
+            f'<{tag} style="text-align: {ALIGN[align]}">{html.escape(cell)}</{tag}>'
+            for cell, align in zip(cells, sheet.aligns, strict=True)
+        )
+        return "<tr>" + "".join(inner) + "</tr>"
+
+    caption = f"<caption>{html.escape(sheet.title)}</caption>" if sheet.title else ""
+    body = "\n".join(line(row, "td") for row in sheet.rows)
+    head = f"<thead>{line(sheet.headers, 'th')}</thead>" if any(sheet.headers) else ""
+    return f'<table class="simpletable">{caption}{head}<tbody>\n{body}\n</tbody></table>'
+
+
+def _latex(sheet: Sheet) -> str:
+    def line(cells: Sequence[str]) -> str:
+        return " & ".join(latex(cell) for cell in cells) + r" \\"
+
+    return "\n".join(
+        [
+            r"\begin{center}",
+            *([rf"{latex(sheet.title)}\par\smallskip"] if sheet.title else []),
+            rf"\begin{{tabular}}{{{sheet.aligns}}}",
+            r"\toprule",
+            *([line(sheet.headers), r"\midrule"] if any(sheet.headers) else []),
+            *(line(row) for row in sheet.rows),
+            r"\bottomrule",
+            r"\end{tabular}",
+            r"\end{center}",
+        ]
+    )

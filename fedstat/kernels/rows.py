@@ -1,0 +1,83 @@
+"""Passes over the rows of one block.
+
+Plain loops in a fixed order: the results are the same to the bit whatever the number of threads that
+a linear algebra library would use.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from fedstat.typing import Floats, Ints
+
+BLOCK = 2048
+
+
+@njit(cache=True, nogil=True)
+def row_dots(X: Floats, b: Floats) -> Floats:
+    """Return ``X @ b``: (n, p), (p,) -> (n,)."""
+    n, p = X.shape
+    out = np.empty(n)
+    for i in range(n):
+        s = 0.0
+        for j in range(p):
+            s += X[i, j] * b[j]
+        out[i] = s
+    return out
+
+
+@njit(cache=True, nogil=True)
+def column_sums(X: Floats, w: Floats) -> Floats:
+    """Return ``X' w``: (n, p), (n,) -> (p,), summed in blocks of rows."""
+    n, p = X.shape
+    total = np.zeros(p)
+    part = np.empty(p)
+    for start in range(0, n, BLOCK):
+        part[:] = 0.0
+        for i in range(start, min(start + BLOCK, n)):
+            for j in range(p):
+                part[j] += w[i] * X[i, j]
+        total += part
+    return total
+
+
+@njit(cache=True, nogil=True)
+def gram(X: Floats, w: Floats) -> Floats:
+    """Return ``X' diag(w) X``: (n, p), (n,) -> (p, p), summed in blocks of rows."""
+    n, p = X.shape
+    total = np.zeros((p, p))
+    part = np.empty((p, p))
+    for start in range(0, n, BLOCK):
+        part[:, :] = 0.0
+        for i in range(start, min(start + BLOCK, n)):
+            for j in range(p):
+                s = w[i] * X[i, j]
+                for k in range(j, p):
+                    part[j, k] += s * X[i, k]
+        total += part
+    for j in range(p):
+        for k in range(j):
+            total[j, k] = total[k, j]
+    return total
+
+
+@njit(cache=True, nogil=True)
+def standardised_residuals(
+    y: Floats, eta: Floats, code: Ints, a: float, v: Floats
+) -> tuple[Floats, Floats, Floats]:
+    """Return ``z_i = (y_i - a - eta_i) / v_g(i)`` and, per pattern g, the sums of z and z^2.
+
+    Shapes: y, eta (n,); code (n,) pattern of each entity; v (G,); returns (n,), (G,), (G,).
+    """
+    n = y.shape[0]
+    z = np.empty(n)
+    z1 = np.zeros(v.shape[0])
+    z2 = np.zeros(v.shape[0])
+    for i in range(n):
+        g = code[i]
+        zi = (y[i] - a - eta[i]) / v[g]
+        z[i] = zi
+        z1[g] += zi
+        z2[g] += zi * zi
+    return z, z1, z2

@@ -1,0 +1,439 @@
+"""The VFEM iteration as a protocol: who is asked what, and when it ends.
+
+One iteration is one round trip: up, per client, the linear predictors of its entities and a few
+scalars; down, their standardised residuals z and three sums over the entities it lacks. Between the two
+stands one question to the active institution, answered in place where the coordinator sits there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from fedstat.errors import EstimationError
+from fedstat.federation.engine import Rounds
+from fedstat.federation.message import Ask, Reply
+from fedstat.typing import Array, Bools, Floats, Ints
+
+FAMILY = "vfem"
+ASCENT_TOLERANCE = 1e-12
+SMALLEST_STEP = 2.0**-20
+LARGEST_WEIGHT = 1e4
+
+Turn: TypeAlias = Generator[list[Ask], list[Reply], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Who has what: agreed before the first iteration.
+
+    Parameters
+    ----------
+    clients : tuple of str
+        Institutions with columns in the model, in partition order.
+    active : str
+        The institution that holds the response.
+    n : int
+        Entities of this fit.
+    keep : mapping of str to (n_seen,) bool
+        Which rows of a client's opened block take part.
+    kept : mapping of str to (n_k,) int
+        Positions of those rows among the n entities, ascending.
+    response_keep : (rows,) bool
+        Which rows of the active institution take part.
+    code : (n,) int
+        Missing pattern of each entity.
+    missing : (G, K) bool
+        Which client misses in which pattern.
+    filled : bool
+        Missing blocks count as seen at their mean, so that nothing is missing.
+    """
+
+    clients: tuple[str, ...]
+    active: str
+    n: int
+    keep: Mapping[str, Bools]
+    kept: Mapping[str, Ints]
+    response_keep: Bools
+    code: Ints
+    missing: Bools
+    filled: bool = False
+
+    @property
+    def rows(self) -> Mapping[str, Ints]:
+        """Positions of the entities of each client in the fit: all of them where the mean fills in."""
+        return dict.fromkeys(self.clients, np.arange(self.n)) if self.filled else self.kept
+
+    @property
+    def counts(self) -> Floats:
+        """Entities of each pattern, (G,)."""
+        return np.bincount(self.code, minlength=len(self.missing)).astype(float)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to climb; see :meth:`fedstat.VFEMRegression.fit`."""
+
+    step: Literal["gradient", "local-newton"] = "local-newton"
+    acceleration: Literal["anderson"] | None = "anderson"
+    memory: int = 8
+    learning_rate: float | None = None
+    maxiter: int = 5000
+    tol_score: float = 1e-8
+    tol_change: float = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRow:
+    """One evaluation: log-likelihood, relative score norm, largest change, what was done, seconds."""
+
+    iteration: int
+    log_likelihood: float
+    score: float
+    change: float
+    move: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Where the iteration ended, in the units of the data.
+
+    Parameters
+    ----------
+    a, s2 : float
+        Centred intercept; residual variance.
+    beta, mu : dict of str to (p_k,) arrays
+        Coefficients and means by client.
+    t : dict of str to float
+        beta_k' Sigma_k beta_k.
+    response_moments : (2,) array
+        Mean and variance of the response.
+    """
+
+    a: float
+    s2: float
+    beta: Mapping[str, Floats]
+    mu: Mapping[str, Floats]
+    t: Mapping[str, float]
+    response_moments: Floats
+    log_likelihood: float
+    trace: tuple[TraceRow, ...]
+    converged: bool
+    reason: str
+
+
+def ask(site: str, step: str, session: str, **arrays: object) -> Ask:
+    """Address one step of this family."""
+    return Ask(site, FAMILY, step, {k: np.asarray(v) for k, v in arrays.items()}, session)
+
+
+@dataclass(slots=True)
+class ClientPoints:
+    """What the coordinator knows of one client's points, enough to mix them."""
+
+    predictors: deque[Floats]
+    centres: Floats
+    spreads: Floats
+
+    def take(self, arrays: Mapping[str, Array], fresh: bool) -> None:
+        """Enter the newest point."""
+        size = len(arrays["centres"])
+        if fresh:
+            self.predictors.clear()
+        self.predictors.append(arrays["linear_predictor"])
+        while len(self.predictors) > size:
+            self.predictors.popleft()
+        self.centres, self.spreads = arrays["centres"], arrays["spreads"]
+
+    def mixed(self, weights: Floats) -> tuple[Floats, float]:
+        """Return the centred linear predictor and t at a mixture of the points."""
+        used = np.flatnonzero(weights)
+        h = weights[used[0]] * self.predictors[used[0]]
+        for j in used[1:]:
+            h += weights[j] * self.predictors[j]
+        h -= weights @ self.centres @ weights
+        return h, float(np.einsum("j,l,m,jlm", weights, weights, weights, self.spreads))
+
+
+@dataclass(slots=True)
+class Ascent:
+    """The state of the iteration at the coordinator."""
+
+    layout: Layout
+    options: Options
+    session: str
+    report: Callable[[TraceRow], None] | None = None
+    points: dict[str, ClientPoints] = field(default_factory=dict)
+    gram: Floats = field(default_factory=lambda: np.empty((0, 0)))
+    weights: Floats = field(default_factory=lambda: np.ones(1))
+    move: str = "start"
+    omega: float = 1.0
+    best: float = -np.inf
+    accepted: int = 0
+    trace: list[TraceRow] = field(default_factory=list)
+    response: Mapping[str, Array] = field(default_factory=dict)
+    v: Floats = field(default_factory=lambda: np.empty(0))
+    began: float = field(default_factory=time.perf_counter)
+    converged: bool = False
+    reason: str = "the largest number of iterations was reached"
+
+    # ---- rounds ------------------------------------------------------------------------------
+
+    def start(self, beta: Mapping[str, Floats] | None) -> Turn:
+        """Open the fit at every site."""
+        lay, memory = self.layout, self.options.memory if self.options.acceleration else 0
+        asks = [
+            ask(
+                k,
+                "start",
+                self.session,
+                keep=lay.keep[k],
+                rows=lay.kept[k],
+                n=lay.n,
+                filled=lay.filled,
+                memory=memory,
+                **({} if beta is None else {"beta": beta[k]}),
+            )
+            for k in lay.clients
+        ]
+        response = ask(
+            lay.active, "start_response", self.session, keep=lay.response_keep, code=lay.code, memory=memory
+        )
+        replies = yield [*asks, response]
+        for k, reply in zip(lay.clients, replies, strict=False):
+            self.points[k] = ClientPoints(deque(), np.empty(0), np.empty(0))
+            self.points[k].take(reply.arrays, fresh=True)
+        if self.options.step == "gradient":
+            yield from self._set_rate([r.arrays["eigenvalues"] for r in replies[:-1]])
+
+    def _set_rate(self, eigenvalues: list[Floats]) -> Turn:
+        ends = np.array(eigenvalues)
+        eta = self.options.learning_rate or 2.0 / (ends[:, 0].min() + ends[:, 1].max())
+        yield [ask(k, "set_step", self.session, eta=eta, omega=1.0) for k in self.layout.clients]
+
+    def evaluate(self) -> Generator[list[Ask], list[Reply], list[Reply] | None]:
+        """Ask for likelihood and score at the mixed point; None when it is not admissible."""
+        lay = self.layout
+        eta, t = np.zeros(lay.n), np.zeros(len(lay.clients))
+        for j, k in enumerate(lay.clients):
+            h, t[j] = self.points[k].mixed(self.weights)
+            eta[lay.rows[k]] += h
+        t_missing = lay.missing @ t
+        question = ask(
+            lay.active, "residuals", self.session, weights=self.weights, eta=eta, t_missing=t_missing
+        )
+        (response,) = yield [question]
+        r = response.arrays
+        if not r["inside"]:
+            return None
+        v = float(r["s2"]) + t_missing
+        sums = np.column_stack([r["z1"], r["z2"], lay.counts / v])
+        z = r["z"]
+        replies = yield [
+            ask(
+                k,
+                "step",
+                self.session,
+                weights=self.weights,
+                z=z[lay.rows[k]],
+                missing=lay.missing[:, j] @ sums,
+                s2=float(r["s2"]),
+            )
+            for j, k in enumerate(lay.clients)
+        ]
+        if not all(reply.arrays["inside"] for reply in replies):
+            return None
+        for k, reply in zip(lay.clients, replies, strict=True):
+            self.points[k].take(reply.arrays, fresh=False)
+        self.response, self.v = r, v
+        return [response, *replies]
+
+    # ---- the course of the iteration ---------------------------------------------------------
+
+    def take(self, replies: list[Reply]) -> None:
+        """Enter an evaluation, and choose the next point."""
+        arrays = [reply.arrays for reply in replies]
+        log_likelihood = float(sum(float(a["log_likelihood"]) for a in arrays))
+        score = float(np.sqrt(sum(float(a["score2"]) for a in arrays) / self.layout.n))
+        change = max(float(a["change"]) for a in arrays)
+        self.trace.append(
+            TraceRow(
+                len(self.trace) + 1,
+                log_likelihood,
+                score,
+                change,
+                self.move,
+                time.perf_counter() - self.began,
+            )
+        )
+        if self.report is not None:
+            self.report(self.trace[-1])
+        self._enlarge_gram(np.sum([a["products"] for a in arrays], axis=0))
+        self.converged = score <= self.options.tol_score and change <= self.options.tol_change
+        if self.converged:
+            self.reason = "score and change are below their tolerances"
+
+    def _enlarge_gram(self, products: Floats) -> None:
+        old = self.gram[-(len(products) - 1) :, -(len(products) - 1) :] if len(products) > 1 else np.empty((0, 0))
+        self.gram = np.block([[old, products[:-1, None]], [products[None, :-1], products[-1:, None]]])
+
+    def choose(self) -> Literal["go", "shorten"]:
+        """Accept or reject the evaluated point, and set the weights of the next one."""
+        row, size = self.trace[-1], len(self.gram)
+        slack = ASCENT_TOLERANCE * abs(self.best) + 1e-9 if np.isfinite(self.best) else 0.0
+        self.accepted = max(self.accepted - (self._dropped(size)), 0)
+        if row.log_likelihood >= self.best - slack:
+            self.best, self.accepted = max(row.log_likelihood, self.best), size - 1
+            self.weights, self.move = self._mixture(), "mixed"
+            if not self.options.acceleration or np.count_nonzero(self.weights) == 1:
+                self.move = "plain"
+            return "go"
+        if self.move != "mixed":
+            return "shorten"
+        self.weights, self.move = one_hot(self.accepted, size), "plain"
+        return "go"
+
+    def _dropped(self, size: int) -> int:
+        full = size == self.options.memory + 1
+        return int(full and len(self.trace) > size)
+
+    def _mixture(self) -> Floats:
+        size = len(self.gram)
+        if not self.options.acceleration or size == 1:
+            return one_hot(size - 1, size)
+        return anderson_weights(self.gram)
+
+    def plain(self) -> None:
+        """Leave an inadmissible mixture for the plain step from the last accepted point."""
+        self.weights, self.move = one_hot(self.accepted, len(self.gram)), "plain"
+
+    def shorten(self) -> Turn:
+        """Halve the step from the last accepted point, at every site."""
+        self.omega /= 2.0
+        lay = self.layout
+        if self.omega < SMALLEST_STEP:
+            raise EstimationError(
+                "the log-likelihood falls along every step, however short; "
+                "the columns are probably collinear across institutions"
+            )
+        asks = [ask(k, "shorten", self.session, point=self.accepted, omega=self.omega) for k in lay.clients]
+        replies = yield [*asks, ask(lay.active, "shorten_response", self.session, point=self.accepted)]
+        for k, reply in zip(lay.clients, replies, strict=False):
+            self.points[k].take(reply.arrays, fresh=True)
+        self.gram, self.weights, self.move, self.accepted = np.empty((0, 0)), np.ones(1), "shortened", 0
+
+
+def one_hot(index: int, size: int) -> Floats:
+    """Weights that take one point as it is."""
+    weights = np.zeros(size)
+    weights[index] = 1.0
+    return weights
+
+
+def anderson_weights(gram: Floats) -> Floats:
+    """Affine weights that make the mixed move shortest (Anderson 1965; Walker and Ni 2011, (2.2)).
+
+    Parameters
+    ----------
+    gram : (q, q) array
+        Inner products of the moves, newest last.
+
+    Returns
+    -------
+    (q,) array
+        Weights that sum to one. Old points are left out while the weights are too large to be trusted.
+    """
+    size = len(gram)
+    for first in range(size):
+        part = gram[first:, first:]
+        scale = 1.0 / np.sqrt(np.diag(part))
+        R = part * np.outer(scale, scale)
+        ridge = 1e-14 * np.eye(len(R))
+        weights = np.linalg.lstsq(R + ridge, scale, rcond=1e-14)[0] * scale
+        total = weights.sum()
+        if np.isfinite(total) and total > 0.0:
+            weights /= total
+            if np.abs(weights).sum() < LARGEST_WEIGHT:
+                return np.concatenate([np.zeros(first), weights])
+    return one_hot(size - 1, size)
+
+
+def climb(ascent: Ascent) -> Turn:
+    """Iterate to a stationary point of the observed-data likelihood."""
+    failures = 0
+    for _ in range(ascent.options.maxiter):
+        replies = yield from ascent.evaluate()
+        if replies is None:
+            failures += 1
+            if failures > 2:
+                raise EstimationError("the variances leave the positive cone at every step")
+            ascent.plain()
+            continue
+        failures = 0
+        ascent.take(replies)
+        if ascent.converged:
+            return
+        if ascent.choose() == "shorten":
+            yield from ascent.shorten()
+
+
+def estimate(ascent: Ascent) -> Rounds[Fit]:
+    """Collect the estimates of the last evaluated point."""
+    lay = ascent.layout
+    *replies, response = yield [
+        *[ask(k, "estimates", ascent.session) for k in lay.clients],
+        ask(lay.active, "response_estimates", ascent.session),
+    ]
+    by_client = {k: reply.arrays for k, reply in zip(lay.clients, replies, strict=True)}
+    return Fit(
+        float(response.arrays["a"]),
+        float(response.arrays["s2"]),
+        {k: a["beta"] for k, a in by_client.items()},
+        {k: a["mu"] for k, a in by_client.items()},
+        {k: float(a["t"]) for k, a in by_client.items()},
+        response.arrays["moments"],
+        ascent.trace[-1].log_likelihood,
+        tuple(ascent.trace),
+        ascent.converged,
+        ascent.reason,
+    )
+
+
+def vfem(
+    layout: Layout,
+    options: Options,
+    session: str,
+    beta: Mapping[str, Floats] | None = None,
+    report: Callable[[TraceRow], None] | None = None,
+) -> Rounds[Fit]:
+    """Maximise the observed-data likelihood of :mod:`fedstat.models.vfem`.
+
+    Parameters
+    ----------
+    layout : Layout
+    options : Options
+    session : str
+        Names this fit at the sites.
+    beta : mapping of str to (p_k,) arrays, optional
+        Starting coefficients, in the units of the data.
+    report : callable, optional
+        Is handed every :class:`TraceRow`.
+
+    Yields
+    ------
+    list of Ask
+
+    Returns
+    -------
+    Fit
+    """
+    ascent = Ascent(layout, options, session, report)
+    yield from ascent.start(beta)
+    yield from climb(ascent)
+    return (yield from estimate(ascent))

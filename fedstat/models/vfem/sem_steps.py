@@ -1,0 +1,148 @@
+"""What one institution contributes to the supplemented EM algorithm.
+
+The exact EM map is evaluated at points near the estimate, in standardised columns; nothing of the fit's
+own state changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from fedstat.errors import EstimationError
+from fedstat.federation.message import Declared, Step
+from fedstat.federation.site import SiteData, State
+from fedstat.kernels.rows import column_sums, row_dots, standardised_residuals
+from fedstat.models.vfem.steps import Active, Theta, client_of, m_step
+from fedstat.typing import Array, Bools, Floats
+
+
+def constants(data: SiteData, state: State, others: Bools) -> dict[str, Array]:
+    """Release the estimates and the sums that the EM map needs once.
+
+    Parameters
+    ----------
+    others : (n_k, K) array of bool
+        Which clients have each of the client's entities.
+
+    Returns
+    -------
+    dict
+        beta, mu, Sigma of standardised columns; ``scale``; ``s1`` sums of the columns, over all rows and
+        over those that each other client has; ``S2`` their cross-products.
+    """
+    client = client_of(data, state)
+    theta = client.current
+    assert theta is not None
+    client.staged["others"] = others
+    sums = [client.s1, *[column_sums(client.X, g.astype(float)) for g in others.T]]
+    return {
+        "beta": theta.beta,
+        "mu": theta.mu,
+        "Sigma": theta.Sigma,
+        "scale": client.scale,
+        "s1": np.array(sums),
+        "S2": client.S2,
+    }
+
+
+def predictor(data: SiteData, state: State, beta: Floats, mu: Floats) -> dict[str, Array]:
+    """Centred linear predictor at another point."""
+    client = client_of(data, state)
+    return {"linear_predictor": row_dots(client.X, beta) - float(mu @ beta)}
+
+
+def response_residuals(
+    data: SiteData, state: State, a: Array, s2: Array, eta: Floats, t_missing: Floats
+) -> dict[str, Array]:
+    """Standardised residuals at another point."""
+    active: Active = state.items["vfem active"]
+    v = float(s2) + t_missing
+    if (v <= 0.0).any():
+        raise EstimationError("supplemented EM: a perturbed variance is not positive")
+    z, z1, z2 = standardised_residuals(active.y, eta, active.code, float(a), v)
+    return {"z": z, "z1": z1, "z2": z2}
+
+
+def em_sums(
+    data: SiteData,
+    state: State,
+    z: Floats,
+    missing: Floats,
+    s2: Array,
+    beta: Floats,
+    mu: Floats,
+    Sigma: Floats,
+) -> dict[str, Array]:
+    """Local part of the exact M-step at another point.
+
+    Returns
+    -------
+    dict
+        ``gradient`` of s2 Q by beta; ``mu`` and ``Sigma``, TWFL (6); ``u_z``, sums of (x - mu) z over the
+        entities that each other client lacks, (K, p).
+    """
+    client = client_of(data, state)
+    theta = Theta(beta, mu, Sigma)
+    factor = (np.linalg.cholesky(Sigma), True)
+    image, direction, _ = m_step(client, theta, factor, z, missing, float(s2))
+    absent = ~client.staged["others"]
+    u_z = [column_sums(client.X, z * g) - mu * float(z @ g) for g in absent.T]
+    gradient = client.n * image.Sigma @ direction if not client.eta else direction * client.n / client.eta
+    return {"gradient": gradient, "mu": image.mu, "Sigma": image.Sigma, "u_z": np.array(u_z)}
+
+
+STEPS: Mapping[str, Step] = {
+    "sem_constants": Step(
+        constants,
+        {"others": Declared("presence", "which clients have each entity", 2)},
+        {
+            "beta": Declared("aggregate", "coefficients of standardised columns"),
+            "mu": Declared("aggregate", "means of standardised columns"),
+            "Sigma": Declared("aggregate", "covariance of standardised columns", 2),
+            "scale": Declared("aggregate", "standard deviations of the columns"),
+            "s1": Declared("aggregate", "sums of the columns, by presence of other clients", 2),
+            "S2": Declared("aggregate", "cross-products within the block", 2),
+        },
+    ),
+    "sem_predictor": Step(
+        predictor,
+        {
+            "beta": Declared("aggregate", "coefficients near the estimate"),
+            "mu": Declared("aggregate", "means near the estimate"),
+        },
+        {"linear_predictor": Declared("per entity", "linear predictor x'beta of the client's block", maskable=True)},
+    ),
+    "sem_residuals": Step(
+        response_residuals,
+        {
+            "a": Declared("aggregate", "centred intercept", 0),
+            "s2": Declared("aggregate", "residual variance", 0),
+            "eta": Declared("per entity", "sum of the clients' linear predictors"),
+            "t_missing": Declared("control", "variance of missing linear predictors, by pattern"),
+        },
+        {
+            "z": Declared("per entity", "standardised residual of the response"),
+            "z1": Declared("aggregate", "sum of z by pattern"),
+            "z2": Declared("aggregate", "sum of z^2 by pattern"),
+        },
+    ),
+    "sem_sums": Step(
+        em_sums,
+        {
+            "z": Declared("per entity", "standardised residual of the response"),
+            "missing": Declared("aggregate", "sums of z, z^2 and 1/v over entities the client lacks"),
+            "s2": Declared("aggregate", "residual variance", 0),
+            "beta": Declared("aggregate", "coefficients near the estimate"),
+            "mu": Declared("aggregate", "means near the estimate"),
+            "Sigma": Declared("aggregate", "covariance near the estimate", 2),
+        },
+        {
+            "gradient": Declared("aggregate", "gradient by the coefficients"),
+            "mu": Declared("aggregate", "means after the M-step"),
+            "Sigma": Declared("aggregate", "covariance after the M-step", 2),
+            "u_z": Declared("aggregate", "products of columns and residuals, by absence of other clients", 2),
+        },
+    ),
+}

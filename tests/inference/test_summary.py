@@ -1,0 +1,163 @@
+"""The summary: one content in four renderings, loud where it must be."""
+
+import csv
+import io
+import xml.etree.ElementTree as ET
+
+import numpy as np
+import pytest
+
+from fedstat.inference.summary import WIDTH
+from fedstat.inference.tables import Sheet, SheetSummary, human_bytes, latex, number, shorten
+
+
+def test_text_holds_estimate_and_federation(result):
+    text = result.summary().as_text()
+    assert {len(line) for line in text.split("Notes:")[0].splitlines()} == {WIDTH}
+    for shown in (
+        "Dep. Variable:",
+        "400",
+        "1.2 MB",
+        "schema, aggregate, per entity",
+        "none (exact)",
+        "25.00 %",
+    ):
+        assert shown in text
+
+
+def test_client_stands_on_the_first_of_its_rows(result):
+    rows = result.summary().sheets[1].rows
+    assert [row[0] for row in rows] == ["", "Judicial_Organ", "", "Register", "", "Credit Agency", ""]
+    assert rows[3][1] == "sex[T.male]"
+
+
+def test_numbers_are_those_of_the_fit(result, reference):
+    line = next(line for line in result.summary().as_text().splitlines() if "np.log(x2)" in line)
+    low, high = reference.conf_int().loc["np.log(x2)"]
+    numbers = [float(cell) for cell in line.split()[-6:]]
+    expected = [
+        reference.params["np.log(x2)"],
+        reference.bse["np.log(x2)"],
+        reference.tvalues["np.log(x2)"],
+        0.0,
+        low,
+        high,
+    ]
+    np.testing.assert_allclose(numbers, expected, atol=5.1e-4)
+
+
+def test_alpha_is_in_the_header_and_in_the_numbers(result, reference):
+    summary = result.summary(alpha=0.1)
+    assert summary.sheets[1].headers[-2:] == ("[0.05", "0.95]")
+    assert float(summary.sheets[1].rows[0][-1]) == pytest.approx(
+        reference.conf_int(0.1).loc["Intercept", 1], abs=1e-4
+    )
+
+
+def test_not_converged_is_the_first_line_and_the_first_note(make):
+    summary = make(converged=False, convergence="relative score 3e-2 after 500 rounds").summary()
+    first = summary.as_text().splitlines()[0]
+    assert first.startswith("*** NOT CONVERGED: relative score 3e-2 after 500 rounds")
+    assert summary.notes[0].startswith("NOT CONVERGED")
+    assert "NOT CONVERGED" in summary.as_html()
+    assert "NOT CONVERGED" in summary.as_latex()
+
+
+def test_converged_is_quiet(result):
+    assert "NOT CONVERGED" not in str(result.summary())
+
+
+def test_without_standard_errors_the_reason_is_printed(make):
+    summary = make(cov=None, reasons={"cov_params": "averaging has none"}).summary()
+    assert summary.sheets[1].headers == ("client", "name", "coef")
+    assert "averaging has none" in summary.notes[0]
+
+
+def test_undetermined_standard_errors_are_noted(make, reference):
+    cov = reference.cov_params().to_numpy().copy()
+    cov[4, 4] = np.nan
+    assert "nan) of: x1." in make(cov=cov).summary().notes[0]
+
+
+def test_client_column_is_left_out_where_there_is_none(make):
+    summary = make(clients=("",) * 7).summary()
+    assert summary.sheets[1].headers[0] == "name"
+    assert {len(line) for line in summary.as_text().split("Notes:")[0].splitlines()} == {WIDTH}
+
+
+def test_without_a_ledger_nothing_is_claimed(restricted):
+    text = restricted.summary().as_text()
+    assert "not recorded" in text
+    assert "Rounds:" not in text
+
+
+def test_long_names_lose_their_middle_in_text_only(make, reference):
+    names = ("A" * 60, *list(reference.params.index)[1:])
+    summary = make(names=names, clients=("Market Supervision and Administration Bureau",) * 7).summary()
+    assert {len(line) for line in summary.as_text().split("Notes:")[0].splitlines()} == {WIDTH}
+    assert "A" * 60 in summary.as_html()
+
+
+ODD = Sheet(("name", "[0.025"), (("C(g)[T.<5 & \\x_1, 50%]", "1"), ("[low", "2")), "lr", (24, 8), title="a_b")
+
+
+def test_html_is_well_formed_and_keeps_the_text():
+    root = ET.fromstring(SheetSummary([ODD], ["p < 0.05"], "x & y").as_html())
+    assert ODD.rows[0][0] in [cell.text for cell in root.iter("td")]
+    assert [note.text for note in root.iter("li")] == ["p < 0.05"]
+
+
+def test_latex_is_escaped():
+    assert latex("a_b & 50% {x} #1 $ \\ ^~") == (
+        r"a\_b \& 50\% \{x\} \#1 \$ \textbackslash{} \textasciicircum{}\textasciitilde{}"
+    )
+    body = SheetSummary([ODD]).as_latex()
+    assert "\n{[}low & 2 \\\\" in body
+    assert body.count(r"\begin{") == body.count(r"\end{") == 2
+
+
+def test_csv_reads_back():
+    rows = list(csv.reader(io.StringIO(SheetSummary([ODD], ["a, b"]).as_csv())))
+    assert rows == [["a_b"], ["name", "[0.025"], *map(list, ODD.rows), ["[1] a, b"]]
+
+
+def test_notes_are_numbered_and_wrapped():
+    lines = SheetSummary([ODD], ["word " * 20, "b"]).as_text().splitlines()
+    start = lines.index("Notes:")
+    assert lines[start + 1].startswith("[1] word")
+    assert lines[start + 2].startswith("    word")
+    assert lines[-1] == "[2] b"
+    assert max(map(len, lines)) <= ODD.width
+
+
+def test_notebook_shows_html(result):
+    assert result._repr_html_() == result.summary()._repr_html_() == result.summary().as_html()
+    assert result.summary()._repr_latex_() == result.summary().as_latex()
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (0.0, "0.0000"),
+        (-0.12345, "-0.1235"),
+        (1.2e-5, "1.200e-05"),
+        (9999.1234, "9999.1234"),
+        (-123456.78, "-123456.8"),
+        (-1.5e8, "-1.500e+08"),
+        (float("nan"), "nan"),
+    ],
+)
+def test_number(value, shown):
+    assert number(value) == shown
+
+
+def test_shorten_and_bytes():
+    assert shorten("abcdefghij", 10) == "abcdefghij"
+    assert shorten("abcdefghijk", 10) == "abcde…hijk"
+    assert [human_bytes(n) for n in (0, 999, 1000, 999_960, 5 * 10**12)] == [
+        "0 B",
+        "999 B",
+        "1.0 kB",
+        "1.0 MB",
+        "5.0 TB",
+    ]

@@ -1,0 +1,90 @@
+"""The public names, spelled out: a change of this list is a change of the interface."""
+
+import inspect
+import types
+from importlib.metadata import version
+from itertools import pairwise
+
+import pytest
+
+import fedstat
+import fedstat.datasets
+import fedstat.errors
+
+PUBLIC = [
+    "ClientPartition",
+    "VFEMRegression",
+    "__version__",
+    "compare",
+    "datasets",
+    "errors",
+    "load",
+]
+DATASETS = [
+    "SimulatedData",
+    "load_sme",
+    "load_sme_published",
+    "make_blocks",
+    "make_sme",
+    "write_sme_sample",
+]
+
+
+def documented():
+    """Public callables with their names: functions, classes and the classes' own public methods."""
+    for space, names in ((fedstat, PUBLIC), (fedstat.datasets, DATASETS)):
+        for name in names:
+            value = getattr(space, name, None)
+            if not callable(value):
+                continue
+            yield name, value
+            if inspect.isclass(value):
+                yield from ((f"{name}.{attribute}", method) for attribute, method in public_methods(value))
+
+
+def public_methods(cls):
+    for attribute, raw in vars(cls).items():
+        method = getattr(cls, attribute)
+        if not attribute.startswith("_") and (inspect.isroutine(method) or isinstance(raw, property)):
+            yield attribute, raw.fget if isinstance(raw, property) else method
+
+
+def arguments(value):
+    return [name for name in inspect.signature(value).parameters if name not in {"self", "cls"}]
+
+
+def test_public_names_are_these():
+    assert sorted(fedstat.__all__) == PUBLIC
+    assert sorted(fedstat.datasets.__all__) == DATASETS
+
+
+@pytest.mark.parametrize("space, names", [(fedstat, PUBLIC), (fedstat.datasets, DATASETS)])
+def test_public_names_exist(space, names):
+    assert not [name for name in names if not hasattr(space, name)]
+
+
+def test_version_is_the_installed_one():
+    assert fedstat.__version__ == version("fedstat")
+
+
+def test_every_error_is_part_of_the_tree():
+    for name, value in vars(fedstat.errors).items():
+        if inspect.isclass(value):
+            assert issubclass(value, fedstat.errors.FedstatError | fedstat.errors.FedstatWarning), name
+            assert name in fedstat.errors.__doc__
+
+
+def test_public_modules_are_documented():
+    for name in PUBLIC:
+        if isinstance(value := getattr(fedstat, name), types.ModuleType):
+            assert value.__doc__, name
+
+
+@pytest.mark.parametrize("name, value", list(documented()), ids=lambda v: v if isinstance(v, str) else "")
+def test_docstrings_are_numpydoc(name, value):
+    lines = (inspect.getdoc(value) or "").splitlines()
+    assert lines, f"{name} has no docstring"
+    assert lines[0].endswith("."), f"{name}: the first line is one sentence"
+    sections = {title for title, rule in pairwise(lines) if title and set(rule) == {"-"}}
+    if arguments(value):
+        assert sections & {"Parameters", "Attributes"}, f"{name}: its arguments are not documented"

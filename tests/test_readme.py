@@ -1,0 +1,55 @@
+"""README's example and commands do what they say."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(language):
+    return re.findall(rf"^```{language}\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+
+
+def steps(command):
+    return [shlex.split(step) for step in command.split(" && ")]
+
+
+def assert_is_summary_of_the_example(text):
+    for expected in ("NPGR", "Credit Agency", "Law-enforcement Agency", "INVE", "CAPITAL"):
+        assert expected in text
+
+
+def test_example_prints_its_summary(capsys):
+    assert len(blocks("python")) == 1
+    for example in blocks("python"):
+        exec(compile(example, "example in README", "exec"), {})
+    assert_is_summary_of_the_example(capsys.readouterr().out)
+
+
+def test_first_command_prints_the_summary():
+    install, (program, *arguments) = steps(blocks("sh")[0])
+    assert install == ["pip", "install", "."]
+    assert program == "python"
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert_is_summary_of_the_example(done.stdout)
+
+
+def test_second_command_is_the_one_that_all_checks_run():
+    install, run = steps(blocks("sh")[1])
+    assert install == ["pip", "install", ".[test]"]
+    assert run == ["python", "-m", "pytest"]
+    assert "\ncheck python -m pytest\n" in (ROOT / ".ci" / "run").read_text()
+
+
+@pytest.mark.parametrize("name", re.findall(r"`([\w.]+/[\w/.]*)`", README))
+def test_paths_that_it_names_exist(name):
+    assert (ROOT / name).exists()
