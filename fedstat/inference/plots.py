@@ -100,3 +100,46 @@ def _label(ax: Axes, groups: list[tuple[str, pd.DataFrame]], positions: np.ndarr
     ax.set_ylim(positions.max(initial=0.0) + 0.7, -0.7)
     ax.tick_params(axis="y", length=0)
     ax.spines[["top", "right", "left"]].set_visible(False)
+
+
+def plot_convergence(trace: pd.DataFrame, *, tolerance: float, ax: Axes | None = None) -> Axes:
+    """Relative score over the iterations, with the kind of each move.
+
+    Parameters
+    ----------
+    trace : DataFrame
+        Index ``iteration``; columns ``score`` and ``move``.
+    tolerance : float
+        Of the score, drawn as a line.
+    ax : matplotlib Axes, optional
+
+    Returns
+    -------
+    matplotlib Axes
+
+    Raises
+    ------
+    ImportError
+        matplotlib is not installed.
+    """
+    plt = _pyplot()
+    if ax is None:
+        _, ax = plt.subplots(figsize=(6.5, 3.6), layout="constrained")
+    ax.plot(trace.index, trace["score"], color="0.7", linewidth=1.0, zorder=1)
+    for colour, (move, rows) in zip(COLOURS, trace.groupby("move", sort=False), strict=False):
+        ax.scatter(rows.index, rows["score"], s=18, color=colour, label=f"{move} step", zorder=2)
+    ax.axhline(tolerance, color="0.4", linewidth=1.0, linestyle="--")
+    ax.annotate(
+        "tolerance",
+        (1.0, tolerance),
+        xycoords=("axes fraction", "data"),
+        xytext=(-4, 3),
+        textcoords="offset points",
+        ha="right",
+        fontsize="small",
+        color="0.3",
+    )
+    ax.set(yscale="log", xlabel="iteration", ylabel="relative score")
+    ax.set_title("Convergence", loc="left", fontsize="medium")
+    ax.legend(frameon=False, fontsize="small")
+    return ax

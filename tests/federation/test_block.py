@@ -203,10 +203,12 @@ def test_rows_out_of_use_have_no_influence(table: pd.DataFrame) -> None:
     table.loc[250, "x"] = np.inf
     table.loc[251, "s"] = "rare"
     table.loc[252, "z"] = 1e9
+    table.loc[253, "z"] = np.nan
     right = "scale(x) + s + bs(z, df=4)"
     block = build(right, table, use=use)
     np.testing.assert_array_equal(block.X, build(right, table[:250]).X)
     np.testing.assert_array_equal(block.seen, use)
+    assert block.n_partial == 0
     assert block.spec == build(right, table[:250]).spec
 
 

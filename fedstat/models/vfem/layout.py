@@ -1,0 +1,75 @@
+"""Which entities and blocks take part in a fit, by method."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedstat.errors import EstimationError, ModelError
+from fedstat.federation.design import BlockDesign, Design
+from fedstat.models.vfem.protocol import Layout
+from fedstat.typing import Bools, Ints
+
+
+def make_layout(design: Design, active_rows: Ints, method: str) -> Layout:
+    """Lay out a fit.
+
+    Parameters
+    ----------
+    design : Design
+    active_rows : (rows,) array of int
+        Positions of the active institution's records among the partition's entities.
+    method : {"vfem", "cc", "impute", "single"}
+
+    Raises
+    ------
+    ModelError
+        method="single" where the response holder has no columns.
+    EstimationError
+        Too few complete entities.
+    """
+    blocks = design.blocks
+    if method == "single":
+        blocks = tuple(b for b in blocks if b.client == design.active)
+        if not blocks:
+            raise ModelError(
+                f"method='single' uses the columns of '{design.active}' alone, and it holds none of "
+                "the model's; use 'cc', 'impute' or 'vfem'"
+            )
+    use = complete(blocks, design.n) if method in ("cc", "single") else np.ones(design.n, dtype=bool)
+    n, p = int(use.sum()), sum(len(b.names) for b in blocks)
+    if n <= p + 1:
+        raise EstimationError(
+            f"method='{method}': {n} entities are complete at {', '.join(b.client for b in blocks)}, and "
+            f"{p + 1} coefficients need more; use method='vfem', or leave clients out"
+        )
+    place = np.cumsum(use) - 1
+    missing = np.ones((n, len(blocks)), dtype=bool)
+    keep, kept = {}, {}
+    for k, block in enumerate(blocks):
+        keep[block.client] = use[block.rows]
+        kept[block.client] = place[block.rows[keep[block.client]]].astype(np.int64)
+        missing[kept[block.client], k] = False
+    if method == "impute":
+        missing[:] = False
+    patterns, code = np.unique(missing, axis=0, return_inverse=True)
+    response_keep = design.response_keep.copy()
+    response_keep[np.flatnonzero(design.response_keep)[~use]] = False
+    return Layout(
+        tuple(b.client for b in blocks),
+        design.active,
+        n,
+        keep,
+        kept,
+        response_keep,
+        code.astype(np.int64).ravel(),
+        patterns,
+        filled=method == "impute",
+    )
+
+
+def complete(blocks: tuple[BlockDesign, ...], n: int) -> Bools:
+    """Which entities every one of the blocks has."""
+    counts = np.zeros(n, dtype=np.int64)
+    for block in blocks:
+        counts[block.rows] += 1
+    return counts == len(blocks)

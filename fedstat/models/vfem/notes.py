@@ -1,0 +1,82 @@
+"""The sentences below a VFEM summary: assumptions, accuracy, and what the exchange discloses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedstat.federation.ledger import Ledger
+from fedstat.models.vfem.protocol import Layout
+
+if TYPE_CHECKING:
+    from fedstat.models.vfem.results import Counts, Outcome
+
+MODEL = {
+    "vfem": (
+        "Maximum likelihood under normal errors and normal blocks that are independent between "
+        "institutions; valid when missingness depends on observed values only (MAR). R-squared is that of "
+        "an entity with every block."
+    ),
+    "cc": "Only entities with every block are used: biased unless blocks are missing completely at random.",
+    "impute": (
+        "Missing blocks count as their mean: coefficients are biased in general, and the standard errors "
+        "ignore the imputation."
+    ),
+    "single": "The columns of the other institutions are left out; coefficients are those of a smaller model.",
+}
+EXPECTED = (
+    "Standard errors take cross-products between institutions at their expectation, zero: this needs "
+    "blocks that are missing completely at random and independent between institutions."
+)
+
+
+def fit_notes(layout: Layout, outcome: Outcome, counts: Counts, ledger: Ledger) -> list[str]:
+    """Write the notes of one fit."""
+    return [
+        *_counts(outcome, counts),
+        MODEL[outcome.method],
+        *_covariance(layout, outcome),
+        *_disclosure(layout, outcome, ledger),
+    ]
+
+
+def _counts(outcome: Outcome, counts: Counts) -> Iterator[str]:
+    if counts.dropped:
+        yield f"{counts.dropped:,} entities without a response were left out."
+    if counts.unused:
+        yield f"{counts.unused:,} entities with a response were left out by method='{outcome.method}'."
+    if counts.partial:
+        listed = ", ".join(f"{n:,} at {client}" for client, n in counts.partial.items())
+        yield f"Entities with only some of an institution's columns: {listed}."
+
+
+def _covariance(layout: Layout, outcome: Outcome) -> Iterator[str]:
+    covariance = outcome.covariance
+    if covariance is None:
+        return
+    if outcome.cov_type == "expected" and len(layout.clients) > 1:
+        yield EXPECTED
+    if covariance.how == "sketch":
+        yield (
+            f"Cross-products between institutions come from a {covariance.size:,}-row sketch: the error of a "
+            f"product is about {100 * np.sqrt(1.0 / covariance.size):.2g} % of the columns' lengths "
+            f"({100 * covariance.error:.2g} % measured within institutions); the assembled matrix moved by "
+            f"{100 * covariance.moved:.2g} % to be positive semi-definite."
+        )
+    if outcome.cov_type == "sem":
+        yield f"Supplemented EM: relative asymmetry {covariance.asymmetry:.1e} before it was made symmetric."
+
+
+def _disclosure(layout: Layout, outcome: Outcome, ledger: Ledger) -> Iterator[str]:
+    others = [k for k in layout.clients if k != ledger.at]
+    if others:
+        yield (
+            "In every round each institution's linear predictor of every entity that it has, and the "
+            "residuals of the response holder, leave their institution. From a dozen such rounds their "
+            "receiver can recover an institution's raw rows: use this exchange only where that is allowed. "
+            "See .ledger.releases()."
+        )
+    if outcome.covariance is not None and outcome.covariance.how == "exact":
+        yield "Cross-products by plain exchange: columns of institutions were disclosed to other institutions."

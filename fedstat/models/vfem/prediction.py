@@ -1,0 +1,216 @@
+"""Prediction for entities with any pattern of missing blocks."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from fedstat.errors import ModelError, NotAvailableError
+from fedstat.federation.design import block_of, design_ask
+from fedstat.federation.engine import LocalEngine, Rounds
+from fedstat.federation.ledger import Ledger
+from fedstat.federation.message import Declared, Step
+from fedstat.federation.partition import ClientPartition
+from fedstat.federation.site import SiteData, State
+from fedstat.kernels.rows import row_dots
+from fedstat.models.vfem.covariance_protocol import Places
+from fedstat.models.vfem.protocol import Fit, ask
+from fedstat.typing import Array, Floats
+
+if TYPE_CHECKING:
+    from fedstat.models.vfem.model import VFEMRegression
+
+
+@dataclass(frozen=True, slots=True)
+class Predictor:
+    """What prediction needs of a fit.
+
+    Parameters
+    ----------
+    fit : Fit
+    clients : tuple of str
+    psi : (2 + 2p, 2 + 2p) array or None
+        Covariance of (a, s2, beta_1, mu_1, ...).
+    specs : mapping of str to str
+        How each client's columns are coded.
+    active : str
+        The response holder of the fit.
+    """
+
+    fit: Fit
+    clients: tuple[str, ...]
+    psi: Floats | None
+    specs: Mapping[str, str]
+    active: str
+
+
+class PredictionResults:
+    """Predicted means, their standard errors, and the variance of a new response.
+
+    Attributes
+    ----------
+    predicted_mean : Series, (n,)
+        E[y | the blocks that the entity has].
+    se_mean : Series, (n,)
+        Its standard error from the estimated parameters.
+    var_resid : Series, (n,)
+        v_g: residual variance, with that of the blocks that the entity lacks.
+    ledger : Ledger
+        What passed for this prediction.
+    """
+
+    def __init__(
+        self, mean: pd.Series, var_mean: pd.Series | None, var_resid: pd.Series, ledger: Ledger
+    ) -> None:
+        self.predicted_mean, self.var_resid, self.ledger = mean, var_resid, ledger
+        self._var_mean = var_mean
+
+    @property
+    def se_mean(self) -> pd.Series:
+        """Standard error of the predicted mean."""
+        if self._var_mean is None:
+            raise NotAvailableError("no standard error of the mean: the fit has no covariance")
+        return np.sqrt(self._var_mean)
+
+    def conf_int(self, obs: bool = False, alpha: float = 0.05) -> pd.DataFrame:
+        """Interval of the mean, or with `obs` of a new response; columns 0 and 1."""
+        if not 0.0 < alpha < 1.0:
+            raise ModelError(f"conf_int: expected alpha between 0 and 1, received {alpha}")
+        spread = np.sqrt(self.se_mean**2 + self.var_resid) if obs else self.se_mean
+        half = stats.norm.ppf(1.0 - alpha / 2.0) * spread
+        return pd.DataFrame({0: self.predicted_mean - half, 1: self.predicted_mean + half})
+
+    def summary_frame(self, alpha: float = 0.05) -> pd.DataFrame:
+        """One row per entity, with statsmodels' column names."""
+        mean, obs = self.conf_int(alpha=alpha), self.conf_int(obs=True, alpha=alpha)
+        return pd.DataFrame(
+            {
+                "mean": self.predicted_mean,
+                "mean_se": self.se_mean,
+                "mean_ci_lower": mean[0],
+                "mean_ci_upper": mean[1],
+                "obs_ci_lower": obs[0],
+                "obs_ci_upper": obs[1],
+            }
+        )
+
+
+def predict_block(data: SiteData, state: State, beta: Floats, mu: Floats) -> dict[str, Array]:
+    """Centred linear predictor of the opened rows."""
+    X = np.ascontiguousarray(block_of(data, state).X)
+    return {"linear_predictor": row_dots(X, beta) - float(mu @ beta)}
+
+
+def project_block(data: SiteData, state: State, mu: Floats, factor: Floats) -> dict[str, Array]:
+    """Project the centred rows on a factor of the covariance of the estimates."""
+    return {"projection": (block_of(data, state).X - mu) @ factor}
+
+
+STEPS: Mapping[str, Step] = {
+    "predict_block": Step(
+        predict_block,
+        {"beta": Declared("aggregate", "coefficients"), "mu": Declared("aggregate", "means")},
+        {"linear_predictor": Declared("per entity", "linear predictor x'beta of the client's block", maskable=True)},
+    ),
+    "project_block": Step(
+        project_block,
+        {
+            "mu": Declared("aggregate", "means"),
+            "factor": Declared("aggregate", "factor of the covariance of the estimates", 2),
+        },
+        {
+            "projection": Declared(
+                "raw columns", "columns projected on the covariance of the estimates", 2, maskable=True
+            )
+        },
+    ),
+}
+
+
+def released_specs(model: VFEMRegression, clients: tuple[str, ...]) -> dict[str, str]:
+    """Ask the sites of a fit how they coded their columns."""
+
+    def protocol() -> Rounds[dict[str, str]]:
+        replies = yield [design_ask(k, "release_spec", model._session) for k in clients]
+        return {k: reply.text for k, reply in zip(clients, replies, strict=True)}
+
+    return model.engine.run(protocol(), model.new_ledger())
+
+
+def predict_entities(predictor: Predictor, partition: ClientPartition, *, mean_only: bool) -> PredictionResults:
+    """Predict for every entity of a partition.
+
+    Raises
+    ------
+    ModelError
+        The partition is horizontal, or shares no client with the fit.
+    DesignError
+        A client's columns cannot be coded as in the fit.
+    """
+    if partition.layout != "vertical":
+        raise ModelError("predict: expected a vertical partition, received a horizontal one")
+    present = tuple(k for k in predictor.clients if k in partition.sites)
+    if not present:
+        raise ModelError(
+            f"predict: expected at least one of the clients {', '.join(predictor.clients)}; the partition "
+            f"has {', '.join(partition.clients)}"
+        )
+    ledger = Ledger(at=predictor.active if predictor.active in partition.sites else None)
+    protocol = _prediction(predictor, partition, present, mean_only or predictor.psi is None)
+    mean, var_mean, var_resid = LocalEngine(partition.sites).run(protocol, ledger)
+    index = partition.entities
+    return PredictionResults(
+        pd.Series(mean, index=index),
+        None if var_mean is None else pd.Series(var_mean, index=index),
+        pd.Series(var_resid, index=index),
+        ledger,
+    )
+
+
+def _prediction(
+    predictor: Predictor, partition: ClientPartition, present: tuple[str, ...], mean_only: bool
+) -> Rounds[tuple[Floats, Floats | None, Floats]]:
+    fit, session, n = predictor.fit, secrets.token_hex(8), partition.n_entities
+    replies = yield [
+        design_ask(k, "open_new_block", session, _content(predictor.specs[k], partition)) for k in present
+    ]
+    rows = {k: partition.rows[k][r.arrays["seen"]] for k, r in zip(present, replies, strict=True)}
+    replies = yield [
+        ask(k, "predict_block", session, beta=fit.beta[k], mu=fit.mu[k]) for k in present
+    ]
+    mean = np.full(n, fit.a)
+    var_resid = np.full(n, fit.s2 + sum(fit.t.values()))
+    for k, reply in zip(present, replies, strict=True):
+        mean[rows[k]] += reply.arrays["linear_predictor"]
+        var_resid[rows[k]] -= fit.t[k]
+    if mean_only:
+        return mean, None, var_resid
+    factor = covariance_factor(predictor)
+    places = Places(tuple(len(fit.beta[k]) for k in predictor.clients))
+    number = {k: j for j, k in enumerate(predictor.clients)}
+    replies = yield [
+        ask(k, "project_block", session, mu=fit.mu[k], factor=factor[places.beta(number[k])])
+        for k in present
+    ]
+    total = np.tile(factor[0], (n, 1))
+    for k, reply in zip(present, replies, strict=True):
+        total[rows[k]] += reply.arrays["projection"] - fit.beta[k] @ factor[places.mu(number[k])]
+    return mean, np.einsum("ij,ij->i", total, total), var_resid
+
+
+def covariance_factor(predictor: Predictor) -> Floats:
+    """R with R R' the covariance of psi."""
+    assert predictor.psi is not None
+    values, vectors = np.linalg.eigh(predictor.psi)
+    return np.asarray(vectors * np.sqrt(values.clip(min=0.0)))
+
+
+def _content(spec: str, partition: ClientPartition) -> dict[str, Any]:
+    return {"spec": spec, "partial": partition.partial}
+
