@@ -121,7 +121,7 @@ class Ledger:
         return pd.DataFrame([asdict(entry) for entry in self.entries], columns=columns)
 
     def releases(self) -> pd.DataFrame:
-        """What left each institution, array by array.
+        """List what left each institution, array by array.
 
         Returns
         -------

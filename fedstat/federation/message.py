@@ -18,9 +18,7 @@ import safetensors.numpy
 from fedstat.errors import MessageError
 from fedstat.typing import Array
 
-Kind: TypeAlias = Literal[
-    "control", "schema", "presence", "aggregate", "per entity", "sketch", "raw columns"
-]
+Kind: TypeAlias = Literal["control", "schema", "presence", "aggregate", "per entity", "sketch", "raw columns"]
 """What sort of information an array carries, from harmless to disclosing.
 
 ``control``      the coordinator's own choices and scalars of the iteration

@@ -80,7 +80,8 @@ def structured_sketch(X: Floats, rows: Ints, n: int, size: int, seed: int) -> Fl
     out = np.zeros((repeats, single, X.shape[1]))
     for repeat in range(repeats):
         add_structured(X, rows, n, (seed, repeat), out[repeat])
-    return out.reshape(repeats * single, -1) / np.sqrt(repeats)
+    out /= np.sqrt(repeats)
+    return out.reshape(repeats * single, -1)
 
 
 def add_structured(X: Floats, rows: Ints, n: int, seed: tuple[int, ...], out: Floats) -> None:
@@ -114,7 +115,8 @@ def gaussian_sketch(X: Floats, rows: Ints, n: int, size: int, seed: int) -> Floa
         at = rows[here] - block * GAUSSIAN_BLOCK
         S = generator.standard_normal((GAUSSIAN_BLOCK, size))
         out += S[at].T @ X[here]
-    return out / np.sqrt(size)
+    out /= np.sqrt(size)
+    return out
 
 
 SKETCHES = {"structured": structured_sketch, "gaussian": gaussian_sketch}

@@ -131,7 +131,9 @@ def information_round(ascent: Ascent) -> Rounds[tuple[Sums, list[Mapping[str, Ar
     return sums, [reply.arrays for reply in replies]
 
 
-def project(parts: list[Mapping[str, Array]], products: CrossProducts) -> tuple[dict[tuple[int, int], Floats], float]:
+def project(
+    parts: list[Mapping[str, Array]], products: CrossProducts
+) -> tuple[dict[tuple[int, int], Floats], float]:
     """Bring the assembled cross-products to the nearest positive semi-definite matrix, at unit diagonal.
 
     Returns
@@ -152,9 +154,7 @@ def project(parts: list[Mapping[str, Array]], products: CrossProducts) -> tuple[
     root = np.sqrt(np.maximum(np.diag(whole), np.finfo(float).tiny))
     near, moved = nearest_psd(whole / np.outer(root, root))
     near *= np.outer(root, root)
-    blocks = {
-        (j, k): near[edges[j] : edges[j + 1], edges[k] : edges[k + 1]] for j, k in products.blocks
-    }
+    blocks = {(j, k): near[edges[j] : edges[j + 1], edges[k] : edges[k + 1]] for j, k in products.blocks}
     return blocks, moved
 
 
@@ -207,9 +207,7 @@ def fill_pair(
     H[places.mu(j), places.beta(k)] = np.outer(
         one["beta"], -two["by_v"][1 + j] - 2.0 * two["w"] * ((mis[:, k] * seen[:, j]) @ sums.z_v)
     )
-    H[places.mu(j), places.mu(k)] = np.outer(one["beta"], two["beta"]) * (
-        (seen[:, j] * seen[:, k]) @ sums.h
-    )
+    H[places.mu(j), places.mu(k)] = np.outer(one["beta"], two["beta"]) * ((seen[:, j] * seen[:, k]) @ sums.h)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,9 +218,7 @@ class Eliminated:
     Q: Floats
 
 
-def eliminate(
-    lay: Layout, sums: Sums, parts: list[Mapping[str, Array]], H: Floats
-) -> Eliminated:
+def eliminate(lay: Layout, sums: Sums, parts: list[Mapping[str, Array]], H: Floats) -> Eliminated:
     """Schur complement of Sigma_1..Sigma_K; see the module's docstring."""
     places = Places(tuple(len(part["beta"]) for part in parts))
     mis, seen = lay.missing.astype(float), (~lay.missing).astype(float)
@@ -248,7 +244,7 @@ def eliminate(
 
 
 def psi_names(lay: Layout, names: Mapping[str, tuple[str, ...]]) -> list[str]:
-    """What stands at each place of psi, for messages."""
+    """Name each place of psi, for messages."""
     out = ["Intercept", "residual variance"]
     for k in lay.clients:
         out += [f"{name} ({k})" for name in names[k]] + [f"mean of {name} ({k})" for name in names[k]]

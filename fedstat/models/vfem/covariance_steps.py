@@ -51,18 +51,18 @@ class Elimination:
     L: Floats
 
     @property
-    def J(self) -> Floats:
+    def lost(self) -> Floats:
         """L G^-1 L', (2p, 2p)."""
-        return np.einsum("aij,ij,bij->ab", self.L, self.inverse, self.L, optimize=True)
+        return np.asarray(np.einsum("aij,ij,bij->ab", self.L, self.inverse, self.L, optimize=True))
 
     @property
-    def j(self) -> Floats:
+    def coupling(self) -> Floats:
         """L G^-1 b, (2p,)."""
-        return np.einsum("aij,ij,ij->a", self.L, self.inverse, self.b)
+        return np.asarray(np.einsum("aij,ij,ij->a", self.L, self.inverse, self.b))
 
     @property
-    def N(self) -> float:
-        """b' G^-1 b."""
+    def curvature(self) -> float:
+        """B' G^-1 b."""
         return float(np.sum(self.b * self.inverse * self.b))
 
 
@@ -150,14 +150,14 @@ def information(
         "gram": gram(U, inverse_v) * np.outer(client.scale, client.scale),
         "by_v": by_v * client.scale,
         "by_z": by_z * client.scale,
-        "J": elimination.J * np.outer(scale, scale),
-        "j": elimination.j * scale,
-        "N": np.array(elimination.N),
+        "J": elimination.lost * np.outer(scale, scale),
+        "j": elimination.coupling * scale,
+        "N": np.array(elimination.curvature),
     }
 
 
 def weighted_sums(U: Floats, weights: Floats, groups: Bools) -> Floats:
-    """Sums of w u over all rows, and over the rows of each group: (1 + K, p)."""
+    """Return sums of w u over all rows, and over the rows of each group: (1 + K, p)."""
     return np.array([column_sums(U, weights), *[column_sums(U, weights * g) for g in groups.T]])
 
 
@@ -179,9 +179,7 @@ def scores(data: SiteData, state: State) -> dict[str, Array]:
     Y = np.linalg.solve(elimination.T, U.T).T
     alpha = quadratic(Y, elimination.b * elimination.inverse)
     lam = np.column_stack([quadratic(Y, L * elimination.inverse) for L in elimination.L])
-    score = np.column_stack(
-        [U * z[:, None], np.linalg.solve(theta.Sigma, U.T).T - np.outer(z, theta.beta)]
-    )
+    score = np.column_stack([U * z[:, None], np.linalg.solve(theta.Sigma, U.T).T - np.outer(z, theta.beta)])
     F = np.column_stack([(score - lam) * units(client), alpha])
     minus_e = -0.5 * (inverse_v - z * z)
     response = np.column_stack([z, minus_e, minus_e[:, None] * ~client.staged["others"]])
@@ -283,7 +281,9 @@ STEPS: Mapping[str, Step] = {
             "own": Declared("aggregate", "information on the block's coefficients and means", 2),
             "gram": Declared("aggregate", "weighted cross-products within the block", 2),
             "by_v": Declared("aggregate", "weighted sums of the columns, by presence of other clients", 2),
-            "by_z": Declared("aggregate", "products of columns and residuals, by absence of other clients", 2),
+            "by_z": Declared(
+                "aggregate", "products of columns and residuals, by absence of other clients", 2
+            ),
             "J": Declared("aggregate", "information lost to the block's covariance", 2),
             "j": Declared("aggregate", "information lost to the block's covariance"),
             "N": Declared("aggregate", "information lost to the block's covariance", 0),

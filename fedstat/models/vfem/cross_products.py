@@ -55,8 +55,8 @@ Ask: TypeAlias = Callable[[Layout, str, str, CrossOptions], Rounds[CrossProducts
 
 def no_products(layout: Layout, session: str, stage: str, options: CrossOptions) -> Rounds[CrossProducts]:
     """Leave cross-products at zero, their expectation under the model."""
+    yield from ()
     return CrossProducts({}, "none")
-    yield []
 
 
 def sketched_products(
@@ -115,9 +115,7 @@ CROSS_PRODUCTS: Mapping[str, Ask] = {
 }
 
 
-def cross_products(
-    layout: Layout, session: str, stage: str, options: CrossOptions
-) -> Rounds[CrossProducts]:
+def cross_products(layout: Layout, session: str, stage: str, options: CrossOptions) -> Rounds[CrossProducts]:
     """Obtain X_j'X_k for every pair of clients, as `options` say; a single client needs none."""
     how = options.how if len(layout.clients) > 1 else "none"
     return (yield from CROSS_PRODUCTS[how](layout, session, stage, options))

@@ -72,4 +72,4 @@ def complete(blocks: tuple[BlockDesign, ...], n: int) -> Bools:
     counts = np.zeros(n, dtype=np.int64)
     for block in blocks:
         counts[block.rows] += 1
-    return counts == len(blocks)
+    return np.asarray(counts == len(blocks))

@@ -210,7 +210,9 @@ class VFEMRegression(VerticalModel):
             fitted = reply.arrays
         return fit, covariance, fitted
 
-    def _first_point(self, layout: Layout, options: Options, init: Init) -> Rounds[Mapping[str, Floats] | None]:
+    def _first_point(
+        self, layout: Layout, options: Options, init: Init
+    ) -> Rounds[Mapping[str, Floats] | None]:
         if isinstance(init, str):
             check_choice("init", init, ("zero", "cc", "impute"))
             if init == "zero":
@@ -261,5 +263,3 @@ def check_positive(name: str, value: float) -> None:
 def init_name(init: Init) -> str:
     """How the first point is called in a summary."""
     return init if isinstance(init, str) else "given"
-
-

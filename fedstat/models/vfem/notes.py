@@ -21,10 +21,10 @@ MODEL = {
     ),
     "cc": "Only entities with every block are used: biased unless blocks are missing completely at random.",
     "impute": (
-        "Missing blocks count as their mean: coefficients are biased in general, and the standard errors "
-        "ignore the imputation."
+        "Missing blocks count as their mean: coefficients are biased in general, and the standard "
+        "errors ignore the imputation."
     ),
-    "single": "The columns of the other institutions are left out; coefficients are those of a smaller model.",
+    "single": "Other institutions' columns are left out; coefficients are those of a smaller model.",
 }
 EXPECTED = (
     "Standard errors take cross-products between institutions at their expectation, zero: this needs "
@@ -79,4 +79,4 @@ def _disclosure(layout: Layout, outcome: Outcome, ledger: Ledger) -> Iterator[st
             "See .ledger.releases()."
         )
     if outcome.covariance is not None and outcome.covariance.how == "exact":
-        yield "Cross-products by plain exchange: columns of institutions were disclosed to other institutions."
+        yield "Cross-products by plain exchange: institutions' columns were disclosed to other institutions."

@@ -76,7 +76,7 @@ class PredictionResults:
         """Standard error of the predicted mean."""
         if self._var_mean is None:
             raise NotAvailableError("no standard error of the mean: the fit has no covariance")
-        return np.sqrt(self._var_mean)
+        return self._var_mean**0.5
 
     def conf_int(self, obs: bool = False, alpha: float = 0.05) -> pd.DataFrame:
         """Interval of the mean, or with `obs` of a new response; columns 0 and 1."""
@@ -116,7 +116,11 @@ STEPS: Mapping[str, Step] = {
     "predict_block": Step(
         predict_block,
         {"beta": Declared("aggregate", "coefficients"), "mu": Declared("aggregate", "means")},
-        {"linear_predictor": Declared("per entity", "linear predictor x'beta of the client's block", maskable=True)},
+        {
+            "linear_predictor": Declared(
+                "per entity", "linear predictor x'beta of the client's block", maskable=True
+            )
+        },
     ),
     "project_block": Step(
         project_block,
@@ -143,7 +147,9 @@ def released_specs(model: VFEMRegression, clients: tuple[str, ...]) -> dict[str,
     return model.engine.run(protocol(), model.new_ledger())
 
 
-def predict_entities(predictor: Predictor, partition: ClientPartition, *, mean_only: bool) -> PredictionResults:
+def predict_entities(
+    predictor: Predictor, partition: ClientPartition, *, mean_only: bool
+) -> PredictionResults:
     """Predict for every entity of a partition.
 
     Raises
@@ -181,9 +187,7 @@ def _prediction(
         design_ask(k, "open_new_block", session, _content(predictor.specs[k], partition)) for k in present
     ]
     rows = {k: partition.rows[k][r.arrays["seen"]] for k, r in zip(present, replies, strict=True)}
-    replies = yield [
-        ask(k, "predict_block", session, beta=fit.beta[k], mu=fit.mu[k]) for k in present
-    ]
+    replies = yield [ask(k, "predict_block", session, beta=fit.beta[k], mu=fit.mu[k]) for k in present]
     mean = np.full(n, fit.a)
     var_resid = np.full(n, fit.s2 + sum(fit.t.values()))
     for k, reply in zip(present, replies, strict=True):
@@ -195,8 +199,7 @@ def _prediction(
     places = Places(tuple(len(fit.beta[k]) for k in predictor.clients))
     number = {k: j for j, k in enumerate(predictor.clients)}
     replies = yield [
-        ask(k, "project_block", session, mu=fit.mu[k], factor=factor[places.beta(number[k])])
-        for k in present
+        ask(k, "project_block", session, mu=fit.mu[k], factor=factor[places.beta(number[k])]) for k in present
     ]
     total = np.tile(factor[0], (n, 1))
     for k, reply in zip(present, replies, strict=True):
@@ -213,4 +216,3 @@ def covariance_factor(predictor: Predictor) -> Floats:
 
 def _content(spec: str, partition: ClientPartition) -> dict[str, Any]:
     return {"spec": spec, "partial": partition.partial}
-

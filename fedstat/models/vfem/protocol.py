@@ -280,7 +280,11 @@ class Ascent:
             self.reason = "score and change are below their tolerances"
 
     def _enlarge_gram(self, products: Floats) -> None:
-        old = self.gram[-(len(products) - 1) :, -(len(products) - 1) :] if len(products) > 1 else np.empty((0, 0))
+        old = (
+            self.gram[-(len(products) - 1) :, -(len(products) - 1) :]
+            if len(products) > 1
+            else np.empty((0, 0))
+        )
         self.gram = np.block([[old, products[:-1, None]], [products[None, :-1], products[-1:, None]]])
 
     def choose(self) -> Literal["go", "shorten"]:

@@ -20,11 +20,13 @@ from fedstat.inference.likelihood import LRTest
 from fedstat.inference.plots import plot_convergence
 from fedstat.inference.results import FederatedResults
 from fedstat.inference.summary import ClientBlock
+from fedstat.models.saved import READERS
 from fedstat.models.vfem.covariance_protocol import Covariance, Places
+from fedstat.models.vfem.layout import complete
 from fedstat.models.vfem.notes import fit_notes
 from fedstat.models.vfem.prediction import PredictionResults, Predictor, predict_entities, released_specs
 from fedstat.models.vfem.protocol import Fit, Layout, Options
-from fedstat.models.vfem.storage import save_result
+from fedstat.models.vfem.storage import FORMAT, read_saved, save_result
 from fedstat.typing import Array, Floats
 
 if TYPE_CHECKING:
@@ -194,7 +196,7 @@ class VFEMResults(FederatedResults):
     # -- prediction ------------------------------------------------------------------------------
 
     def predict(self, partition: ClientPartition | None = None) -> pd.Series:
-        """Expected response given whatever blocks an entity has.
+        """Predict the response from whatever blocks an entity has.
 
         Parameters
         ----------
@@ -282,20 +284,15 @@ class VFEMResults(FederatedResults):
         model = self._need_model(what)
         index = model.partition.entities[model.design.entities]
         if len(index) != len(self._fitted[what]):
-            index = index[self._used()]
+            blocks = tuple(b for b in model.design.blocks if b.client in self.names)
+            index = index[complete(blocks, model.design.n)]
         return pd.Series(self._fitted[what], index=index, name=what)
-
-    def _used(self) -> Array:
-        from_design = self._need_model("").design
-        counts = np.zeros(from_design.n, dtype=np.int64)
-        for block in from_design.blocks:
-            if block.client in self.names:
-                counts[block.rows] += 1
-        return counts == len(self.names)
 
     def _need_model(self, what: str) -> VFEMRegression:
         if self.model is None:
-            raise NotAvailableError(f"{what}: this result was read from a file and has no partition; give one")
+            raise NotAvailableError(
+                f"{what}: this result was read from a file and has no partition; give one"
+            )
         return self.model
 
 
@@ -354,7 +351,7 @@ def origin_jacobian(fit: Fit, clients: tuple[str, ...]) -> Floats:
 
 
 def client_blocks(model: VFEMRegression, layout: Layout) -> tuple[ClientBlock, ...]:
-    """What each client brought, the response holder first where it holds no columns."""
+    """List what each client brought, the response holder first where it holds no columns."""
     rows = []
     if layout.active not in layout.clients:
         rows.append(ClientBlock(layout.active, 0, layout.n, 0.0))
@@ -364,3 +361,21 @@ def client_blocks(model: VFEMRegression, layout: Layout) -> tuple[ClientBlock, .
             rows.append(ClientBlock(block.client, len(block.names), has, 1.0 - has / layout.n))
     return tuple(rows)
 
+
+def from_file(header: Mapping[str, str], arrays: Mapping[str, Array]) -> VFEMResults:
+    """Rebuild results from what a file holds."""
+    saved = read_saved(header, arrays)
+    cov_type = saved.estimate.cov_type
+    outcome = Outcome(saved.method, cov_type, saved.options, saved.fit, saved.covariance, {}, saved.init)
+    return VFEMResults(
+        saved.estimate,
+        saved.ledger,
+        outcome,
+        Counts(**saved.counts),
+        saved.names,
+        saved.notes,
+        specs=saved.specs,
+    )
+
+
+READERS[FORMAT] = from_file

@@ -37,7 +37,9 @@ class Point:
     def pack(self) -> Floats:
         """(beta0, s2, beta_1, mu_1, ..., vech Sigma_1, ...)."""
         both = [part for k in range(len(self.beta)) for part in (self.beta[k], self.mu[k])]
-        return np.concatenate([[self.beta0, self.s2], *both, *[S[np.tril_indices(len(S))] for S in self.Sigma]])
+        return np.concatenate(
+            [[self.beta0, self.s2], *both, *[S[np.tril_indices(len(S))] for S in self.Sigma]]
+        )
 
     @staticmethod
     def unpack(theta: Floats, sizes: tuple[int, ...]) -> Point:
@@ -195,7 +197,7 @@ class EMMap:
 
 
 def complete_information(point: Point, P: Floats, n: int) -> Floats:
-    """Expected complete-data information of :meth:`Point.pack` at the estimate."""
+    """Return the expected complete-data information of :meth:`Point.pack` at the estimate."""
     sizes = tuple(len(b) for b in point.beta)
     places = Places(sizes)
     theta = point.pack()

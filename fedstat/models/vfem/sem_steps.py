@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
+from scipy.linalg import cho_factor
 
 from fedstat.errors import EstimationError
 from fedstat.federation.message import Declared, Step
@@ -85,7 +86,7 @@ def em_sums(
     """
     client = client_of(data, state)
     theta = Theta(beta, mu, Sigma)
-    factor = (np.linalg.cholesky(Sigma), True)
+    factor = cho_factor(Sigma, lower=True)
     image, direction, _ = m_step(client, theta, factor, z, missing, float(s2))
     absent = ~client.staged["others"]
     u_z = [column_sums(client.X, z * g) - mu * float(z @ g) for g in absent.T]
@@ -112,7 +113,11 @@ STEPS: Mapping[str, Step] = {
             "beta": Declared("aggregate", "coefficients near the estimate"),
             "mu": Declared("aggregate", "means near the estimate"),
         },
-        {"linear_predictor": Declared("per entity", "linear predictor x'beta of the client's block", maskable=True)},
+        {
+            "linear_predictor": Declared(
+                "per entity", "linear predictor x'beta of the client's block", maskable=True
+            )
+        },
     ),
     "sem_residuals": Step(
         response_residuals,

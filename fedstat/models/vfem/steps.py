@@ -83,7 +83,7 @@ class Client:
     @property
     def n_seen(self) -> int:
         """Entities whose block counts as seen."""
-        return self.X.shape[0]
+        return len(self.X)
 
 
 def client_of(data: SiteData, state: State) -> Client:
@@ -164,9 +164,7 @@ def summarise(X: Floats, rows: Ints, n: int, shift: Floats, scale: Floats, memor
     return Client(X, rows, n, shift, scale, s1, S2, float(np.linalg.slogdet(S)[1]), memory)
 
 
-def check_spread(
-    name: str, columns: tuple[str, ...], centred: Floats, shift: Floats, scale: Floats
-) -> None:
+def check_spread(name: str, columns: tuple[str, ...], centred: Floats, shift: Floats, scale: Floats) -> None:
     """Refuse a block whose covariance is singular on the entities of this fit.
 
     Raises
@@ -422,9 +420,7 @@ class Active:
     v: Floats = field(default_factory=lambda: np.empty(0))
 
 
-def start_response(
-    data: SiteData, state: State, keep: Bools, code: Ints, memory: Array
-) -> dict[str, Array]:
+def start_response(data: SiteData, state: State, keep: Bools, code: Ints, memory: Array) -> dict[str, Array]:
     """Set the first point of (a, s2): mean and variance of the response.
 
     Parameters
@@ -441,7 +437,9 @@ def start_response(
     active = Active(y, code, counts, int(memory))
     first = np.array([y.mean(), y.var()])
     if first[1] <= 0.0:
-        raise EstimationError(f"{data.name}: the response is constant among the {len(y)} entities of this fit")
+        raise EstimationError(
+            f"{data.name}: the response is constant among the {len(y)} entities of this fit"
+        )
     active.points, active.evaluated = [first], [None]
     state.items["vfem active"] = active
     state.entities = max(state.entities, len(y))
@@ -582,7 +580,10 @@ STEPS: Mapping[str, Step] = {
     ),
     "shorten": Step(
         shorten,
-        {"point": Declared("control", "point to return to", 0), "omega": Declared("control", "step length", 0)},
+        {
+            "point": Declared("control", "point to return to", 0),
+            "omega": Declared("control", "step length", 0),
+        },
         POINTS,
     ),
     "estimates": Step(

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedstat.errors import MessageError, ModelError
 from fedstat.federation.ledger import Entry, Ledger
-from fedstat.federation.message import pack, unpack
+from fedstat.federation.message import pack
 from fedstat.inference.estimate import Estimate
 from fedstat.inference.summary import ClientBlock
 from fedstat.models.vfem.covariance_protocol import Covariance
@@ -22,7 +21,7 @@ from fedstat.typing import Array
 if TYPE_CHECKING:
     from fedstat.models.vfem.results import VFEMResults
 
-FORMAT = "fedstat VFEM results 1"
+FORMAT = "fedstat vfem results 1"
 
 
 def save_result(path: Path, result: VFEMResults, specs: Mapping[str, str]) -> None:
@@ -59,40 +58,42 @@ def _without(values: dict[str, Any], *names: str) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name not in names}
 
 
-def read_result(path: Path) -> VFEMResults:
-    """Read what :func:`save_result` wrote.
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What a file of results holds, as numbers and texts."""
 
-    Raises
-    ------
-    ModelError
-        The file is not one of these.
-    """
-    from fedstat.models.vfem.results import Counts, Outcome, VFEMResults
+    estimate: Estimate
+    fit: Fit
+    covariance: Covariance | None
+    options: Options
+    method: str
+    init: str
+    counts: Mapping[str, Any]
+    names: Mapping[str, tuple[str, ...]]
+    notes: list[str]
+    specs: Mapping[str, str]
+    ledger: Ledger | None
 
-    try:
-        header, arrays = unpack(path.read_bytes())
-    except MessageError as error:
-        raise ModelError(f"{path.name}: not a result that fedstat saved") from error
-    if header.get("format") != FORMAT:
-        raise ModelError(f"{path.name}: expected '{FORMAT}', received {header.get('format')!r}")
+
+def read_saved(header: Mapping[str, str], arrays: Mapping[str, Array]) -> Saved:
+    """Read what :func:`save_result` wrote."""
     content = json.loads(header["content"])
     names = {name: tuple(columns) for name, columns in content["names"]}
-    fit = _fit(content, arrays, tuple(names))
     covariance = None
     if content["covariance"] is not None:
         covariance = Covariance(arrays["psi"], **content["covariance"])
-    options = Options(**content["options"])
-    outcome = Outcome(
-        content["method"], content["estimate"]["cov_type"], options, fit, covariance, {}, content["init"]
-    )
-    return VFEMResults(
+    return Saved(
         _estimate(content["estimate"], arrays),
-        _ledger(content["ledger"]),
-        outcome,
-        Counts(**content["counts"]),
+        _fit(content, arrays, tuple(names)),
+        covariance,
+        Options(**content["options"]),
+        content["method"],
+        content["init"],
+        content["counts"],
         names,
         content["notes"],
-        specs=content["specs"],
+        content["specs"],
+        _ledger(content["ledger"]),
     )
 
 
@@ -113,9 +114,10 @@ def _fit(content: dict[str, Any], arrays: Mapping[str, Array], clients: tuple[st
 
 
 def _estimate(saved: dict[str, Any], arrays: Mapping[str, Array]) -> Estimate:
-    values = {name: tuple(v) if isinstance(v, list) else v for name, v in saved.items()}
+    values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in saved.items()}
     values["blocks"] = tuple(ClientBlock(**block) for block in saved["blocks"])
-    return Estimate(params=arrays["params"], cov=arrays.get("cov"), **values)
+    values |= {"params": arrays["params"], "cov": arrays.get("cov")}
+    return Estimate(**values)
 
 
 def _ledger(saved: dict[str, Any] | None) -> Ledger | None:
