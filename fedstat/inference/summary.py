@@ -15,6 +15,8 @@ NUMBERS = {"coef": 10, "std err": 10, "z": 9, "P>|z|": 6, "low": 10, "high": 10}
 """Text width of each number column of the coefficient table."""
 STATEMENTS = ("estimate", "std_error", "statistic", "p_value", "conf_low", "conf_high")
 HEADER_WIDTHS = (17, 28, 17, 30)
+INDENT = "\u00a0\u00a0"
+"""Blanks that HTML keeps."""
 
 Pairs = Sequence[tuple[str, str]]
 
@@ -95,20 +97,21 @@ def header_sheet(title: str, left: Pairs, right: Pairs) -> Sheet:
 
 
 def coefficient_sheet(content: SummaryContent) -> Sheet:
-    """Coefficients grouped by client, the client named on the first of its rows."""
+    """List coefficients below the name of their client."""
     frame = content.coefficients.sort_values("client", key=_first_appearance, kind="stable")
     low, high = f"[{content.alpha / 2:.4g}", f"{1 - content.alpha / 2:.4g}]"
     labels = ("coef", "std err", "z", "P>|z|", low, high)
     count = len(labels) if content.inference else 1
     widths = tuple(NUMBERS.values())[:count]
-    free = WIDTH - sum(widths) - count - 1
-    text = _text_widths(frame["client"], frame["name"], free)
-    numbers = [_numbers(row)[:count] for row in frame[list(STATEMENTS)].to_numpy().tolist()]
-    stubs = zip(first_of_run(frame["client"]), frame["name"], strict=True)
-    rows = tuple((*stub, *cells) for stub, cells in zip(stubs, numbers, strict=True))
-    return _without_empty_clients(
-        Sheet(("client", "name", *labels[:count]), rows, "ll" + "r" * count, (*text, *widths))
-    )
+    rows: list[tuple[str, ...]] = []
+    for client, values in zip(first_of_run(frame["client"]), frame.itertuples(), strict=True):
+        if client:
+            rows.append((client, *[""] * count))
+        indent = INDENT if values.client else ""
+        numbers = _numbers([getattr(values, column) for column in STATEMENTS])
+        rows.append((indent + values.name, *numbers[:count]))
+    stub = WIDTH - sum(widths) - count
+    return Sheet(("", *labels[:count]), tuple(rows), "l" + "r" * count, (stub, *widths))
 
 
 def client_sheet(blocks: Sequence[ClientBlock], kinds: Mapping[str, Sequence[str]] | None) -> Sheet:
@@ -147,18 +150,3 @@ def _numbers(row: Sequence[float]) -> tuple[str, ...]:
     estimate, error, statistic, p, low, high = row
     z = number(statistic, 3) if abs(statistic) >= 1e4 else f"{statistic:.3f}"
     return (number(estimate), number(error), z, f"{p:.3f}", number(low), number(high))
-
-
-def _text_widths(clients: pd.Series, names: pd.Series, free: int) -> tuple[int, int]:
-    longest_client, longest_name = (int(column.str.len().max()) for column in (clients, names))
-    if longest_client == 0:
-        return 0, free
-    client = min(longest_client, max(2 * free // 5, free - longest_name))
-    return max(client, len("client")), free - max(client, len("client"))
-
-
-def _without_empty_clients(sheet: Sheet) -> Sheet:
-    if any(row[0] for row in sheet.rows):
-        return sheet
-    widths = (sheet.widths[0] + sheet.widths[1] + sheet.gap, *sheet.widths[2:])
-    return Sheet(sheet.headers[1:], tuple(row[1:] for row in sheet.rows), sheet.aligns[1:], widths)

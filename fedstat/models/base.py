@@ -123,5 +123,5 @@ class VerticalModel:
                 f"entities with only some of a client's columns were taken as missing there: "
                 f"{', '.join(counts)}. ClientPartition(partial='mean' or 'error') are the alternatives.",
                 DataWarning,
-                stacklevel=4,
+                stacklevel=5,
             )

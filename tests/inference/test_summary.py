@@ -25,10 +25,13 @@ def test_text_holds_estimate_and_federation(result):
         assert shown in text
 
 
-def test_client_stands_on_the_first_of_its_rows(result):
+def test_client_stands_above_its_rows(result):
     rows = result.summary().sheets[1].rows
-    assert [row[0] for row in rows] == ["", "Judicial_Organ", "", "Register", "", "Credit Agency", ""]
-    assert rows[3][1] == "sex[T.male]"
+    headings = {row[0]: i for i, row in enumerate(rows) if not any(row[1:])}
+    assert headings == {"Judicial_Organ": 1, "Register": 4, "Credit Agency": 7}
+    assert rows[0][0] == "Intercept"
+    assert rows[5][0].strip() == "sex[T.male]"
+    assert rows[5][0] != rows[5][0].strip()
 
 
 def test_numbers_are_those_of_the_fit(result, reference):
@@ -69,7 +72,7 @@ def test_converged_is_quiet(result):
 
 def test_without_standard_errors_the_reason_is_printed(make):
     summary = make(cov=None, reasons={"cov_params": "averaging has none"}).summary()
-    assert summary.sheets[1].headers == ("client", "name", "coef")
+    assert summary.sheets[1].headers == ("", "coef")
     assert "averaging has none" in summary.notes[0]
 
 
@@ -79,9 +82,9 @@ def test_undetermined_standard_errors_are_noted(make, reference):
     assert "nan) of: x1." in make(cov=cov).summary().notes[0]
 
 
-def test_client_column_is_left_out_where_there_is_none(make):
+def test_no_client_no_heading(make):
     summary = make(clients=("",) * 7).summary()
-    assert summary.sheets[1].headers[0] == "name"
+    assert all(any(row[1:]) for row in summary.sheets[1].rows)
     assert {len(line) for line in summary.as_text().split("Notes:")[0].splitlines()} == {WIDTH}
 
 

@@ -60,6 +60,7 @@ def make_layout(design: Design, active_rows: Ints, method: str) -> Layout:
         n,
         keep,
         kept,
+        dict.fromkeys(keep, np.arange(n)) if method == "impute" else kept,
         response_keep,
         code.astype(np.int64).ravel(),
         patterns,

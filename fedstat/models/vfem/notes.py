@@ -37,7 +37,7 @@ def fit_notes(layout: Layout, outcome: Outcome, counts: Counts, ledger: Ledger) 
     return [
         *_counts(outcome, counts),
         MODEL[outcome.method],
-        *_covariance(layout, outcome),
+        *_covariance(layout, outcome, ledger),
         *_disclosure(layout, outcome, ledger),
     ]
 
@@ -52,7 +52,7 @@ def _counts(outcome: Outcome, counts: Counts) -> Iterator[str]:
         yield f"Entities with only some of an institution's columns: {listed}."
 
 
-def _covariance(layout: Layout, outcome: Outcome) -> Iterator[str]:
+def _covariance(layout: Layout, outcome: Outcome, ledger: Ledger) -> Iterator[str]:
     covariance = outcome.covariance
     if covariance is None:
         return
@@ -65,6 +65,12 @@ def _covariance(layout: Layout, outcome: Outcome) -> Iterator[str]:
             f"({100 * covariance.error:.2g} % measured within institutions); the assembled matrix moved by "
             f"{100 * covariance.moved:.2g} % to be positive semi-definite."
         )
+        if ledger.at in layout.clients:
+            yield (
+                f"The clients share the seed of the sketch, and the coordinator sits at one of them, "
+                f"'{ledger.at}': to it the sketches do not hide the columns of the others. "
+                'from_formula(..., coordinator="apart") keeps seed and sketches apart.'
+            )
     if outcome.cov_type == "sem":
         yield f"Supplemented EM: relative asymmetry {covariance.asymmetry:.1e} before it was made symmetric."
 

@@ -44,6 +44,8 @@ class Layout:
         Which rows of a client's opened block take part.
     kept : mapping of str to (n_k,) int
         Positions of those rows among the n entities, ascending.
+    rows : mapping of str to int array
+        Positions of the entities that count as seen: `kept`, or all where the mean fills in.
     response_keep : (rows,) bool
         Which rows of the active institution take part.
     code : (n,) int
@@ -59,15 +61,11 @@ class Layout:
     n: int
     keep: Mapping[str, Bools]
     kept: Mapping[str, Ints]
+    rows: Mapping[str, Ints]
     response_keep: Bools
     code: Ints
     missing: Bools
     filled: bool = False
-
-    @property
-    def rows(self) -> Mapping[str, Ints]:
-        """Positions of the entities of each client in the fit: all of them where the mean fills in."""
-        return dict.fromkeys(self.clients, np.arange(self.n)) if self.filled else self.kept
 
     @property
     def counts(self) -> Floats:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from fedstat.models.vfem.model import VFEMRegression
 
 METHODS = {
-    "vfem": "maximum likelihood, all entities",
+    "vfem": "maximum likelihood",
     "cc": "complete entities only",
     "impute": "mean imputation",
     "single": "response holder alone",
@@ -264,12 +264,14 @@ class VFEMResults(FederatedResults):
         rows = super()._summary_left()
         at = [label for label, _ in rows].index("R-squared") + 1
         rows.insert(at, ("Adj. R-squared", self._or_dash(lambda: self.rsquared_adj)))
-        rows.insert(at + 1, ("Residual Variance", f"{self.fit_.s2:.5g}"))
+        rows.insert(at + 1, ("Error Variance", f"{self.fit_.s2:.5g}"))
         return rows
 
     def _summary_right(self) -> list[tuple[str, str]]:
         rows = super()._summary_right()
         row = self.fit_.trace[-1]
+        at = None if not isinstance(self._ledger, Ledger) else self._ledger.at
+        rows.insert(1, ("Coordinator", f"at {at}" if at else "apart"))
         return [*rows, ("Iterations", str(row.iteration)), ("Relative score", f"{row.score:.1e}")]
 
     def _summary_notes(self) -> list[str]:
@@ -326,6 +328,7 @@ def make_estimate(model: VFEMRegression, layout: Layout, outcome: Outcome) -> Es
         llf=fit.log_likelihood,
         rsquared=1.0 - fit.s2 / spread,
         scale=fit.s2,
+        privacy="none (no noise is added)",
         cov_type=cov_name(outcome),
         blocks=client_blocks(model, layout),
         reasons={"cov_params": "cov_type='none' was asked for"},

@@ -1,0 +1,81 @@
+"""Adults of NHANES 2009-2012: six institutions whose blocks are missing as they were in the field."""
+
+import pandas as pd
+import pytest
+
+import fedstat as fs
+from fedstat.errors import DataWarning, DesignError
+
+COLUMNS = {
+    "Interview": ["Age", "Gender", "Race1", "Education", "Poverty", "Diabetes"],
+    "Body": ["Height", "BMI"],
+    "Blood pressure": ["BPSysAve", "Pulse"],
+    "Blood laboratory": ["DirectChol", "TotChol"],
+    "Urine": ["UrineVol1", "UrineFlow1"],
+    "Questionnaire": ["HealthGen", "DaysPhysHlthBad", "DaysMentHlthBad"],
+}
+
+
+@pytest.fixture(scope="module")
+def adults(shared_data):
+    frame = pd.read_csv(
+        shared_data / "nhanes" / "NHANESraw.csv.gz", na_values=["", "NA"], keep_default_na=False, low_memory=False
+    )
+    return frame[frame["Age"] >= 20]
+
+
+@pytest.fixture(scope="module")
+def partition(adults):
+    frames = {client: adults[["ID", *columns]] for client, columns in COLUMNS.items()}
+    return fs.ClientPartition.from_frames(frames, on="ID", shared_seed=1)
+
+
+@pytest.fixture(scope="module")
+def pressure(partition):
+    with pytest.warns(DataWarning, match="969 at 'Interview'"):
+        return fs.VFEMRegression.from_formula("BPSysAve ~ .", partition, missing="drop")
+
+
+def test_blocks_are_missing_as_described(partition):
+    share = partition.describe().clients["missing share"]
+    assert partition.n_entities == 11_778
+    assert share["Blood pressure"] == pytest.approx(0.077, abs=5e-4)
+    assert share["Blood laboratory"] == pytest.approx(0.099, abs=5e-4)
+    assert share["Questionnaire"] == pytest.approx(0.146, abs=5e-4)
+
+
+def test_missing_responses_are_counted_and_refused(partition):
+    with pytest.raises(DesignError, match=r"'BPSysAve' at client 'Blood pressure' is missing for 926 of 11,778"):
+        fs.VFEMRegression.from_formula("BPSysAve ~ .", partition)
+
+
+def test_systolic_pressure_has_the_signs_that_epidemiology_expects(pressure):
+    result = pressure.fit()
+    z = result.zvalues
+    assert result.converged
+    assert result.nobs == 10_852
+    for rises_with in ("Age", "Gender[T.male]", "BMI", "TotChol"):
+        assert z[rises_with] > 5, rises_with
+    for falls_with in ("Race1[T.White]", "Education[T.College Grad]", "Poverty"):
+        assert z[falls_with] < -3, falls_with
+    assert result.conf_int().loc["Age"].between(0.35, 0.50).all()
+    text = str(result.summary())
+    assert "926 entities without a response were left out" in text
+    assert "969 at Interview" in text
+
+
+def test_more_records_are_worth_more_than_complete_ones(pressure):
+    complete, every = pressure.fit(method="cc"), pressure.fit()
+    assert complete.nobs == 7_937
+    ratio = (every.bse / complete.bse).drop("Intercept")
+    assert ratio.median() < 0.93
+    assert (abs(every.params - complete.params) < 2 * complete.bse).all()
+
+
+def test_income_from_the_interview(partition):
+    with pytest.warns(DataWarning, match="631 at 'Urine'"):
+        model = fs.VFEMRegression.from_formula("Poverty ~ . - Education", partition, missing="drop")
+    z = model.fit().zvalues
+    assert z["Age"] > 5
+    assert z["HealthGen[T.Poor]"] < -5
+    assert z["DaysMentHlthBad"] < -3
