@@ -64,11 +64,15 @@ class SiteData:
     shared_seed : int
         A secret that the clients share and the coordinator does not have; the common sketch is
         drawn from it.
+    min_count : int
+        Smallest number of entities behind a sum, by the owner's policy; the door insists on it for a
+        whole block, a step for parts of one.
     """
 
     name: str
     frame: pd.DataFrame
     shared_seed: int
+    min_count: int
 
 
 @dataclass(slots=True)
@@ -104,7 +108,8 @@ class Site:
         self.name = name
         self.policy = policy if policy is not None else Policy()
         self.ledger = Ledger()
-        self._data = SiteData(name, frame, secrets.randbits(63) if shared_seed is None else shared_seed)
+        seed = secrets.randbits(63) if shared_seed is None else shared_seed
+        self._data = SiteData(name, frame, seed, self.policy.min_count)
         self._states: dict[str, State] = {}
 
     def __repr__(self) -> str:

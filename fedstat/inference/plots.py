@@ -127,15 +127,14 @@ def plot_convergence(trace: pd.DataFrame, *, tolerance: float, ax: Axes | None =
         _, ax = plt.subplots(figsize=(6.5, 3.6), layout="constrained")
     ax.plot(trace.index, trace["score"], color="0.7", linewidth=1.0, zorder=1)
     for colour, (move, rows) in zip(COLOURS, trace.groupby("move", sort=False), strict=False):
-        ax.scatter(rows.index, rows["score"], s=18, color=colour, label=f"{move} step", zorder=2)
+        ax.scatter(rows.index, rows["score"], s=18, color=colour, label=move, zorder=2)
     ax.axhline(tolerance, color="0.4", linewidth=1.0, linestyle="--")
     ax.annotate(
         "tolerance",
-        (1.0, tolerance),
+        (0.0, tolerance),
         xycoords=("axes fraction", "data"),
-        xytext=(-4, 3),
+        xytext=(4, 3),
         textcoords="offset points",
-        ha="right",
         fontsize="small",
         color="0.3",
     )

@@ -104,12 +104,12 @@ def coefficient_sheet(content: SummaryContent) -> Sheet:
     count = len(labels) if content.inference else 1
     widths = tuple(NUMBERS.values())[:count]
     rows: list[tuple[str, ...]] = []
-    for client, values in zip(first_of_run(frame["client"]), frame.itertuples(), strict=True):
-        if client:
-            rows.append((client, *[""] * count))
-        indent = INDENT if values.client else ""
-        numbers = _numbers([getattr(values, column) for column in STATEMENTS])
-        rows.append((indent + values.name, *numbers[:count]))
+    clients, numbers = list(frame["client"]), frame[list(STATEMENTS)].to_numpy().tolist()
+    stubs = zip(first_of_run(clients), clients, frame["name"], numbers, strict=True)
+    for heading, client, name, values in stubs:
+        if heading:
+            rows.append((heading, *[""] * count))
+        rows.append(((INDENT if client else "") + str(name), *_numbers(values)[:count]))
     stub = WIDTH - sum(widths) - count
     return Sheet(("", *labels[:count]), tuple(rows), "l" + "r" * count, (stub, *widths))
 

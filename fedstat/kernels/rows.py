@@ -28,6 +28,16 @@ def row_dots(X: Floats, b: Floats) -> Floats:
 
 
 @njit(cache=True, nogil=True)
+def add_weighted_rows(H: Floats, w: Floats, constant: float, out: Floats, at: Ints) -> None:
+    """Add ``w' H + constant`` to ``out[at]``: (q, n), (q,), (m,), (n,) ascending positions."""
+    for i in range(H.shape[1]):
+        s = constant
+        for j in range(H.shape[0]):
+            s += w[j] * H[j, i]
+        out[at[i]] += s
+
+
+@njit(cache=True, nogil=True)
 def column_sums(X: Floats, w: Floats) -> Floats:
     """Return ``X' w``: (n, p), (n,) -> (p,), summed in blocks of rows."""
     n, p = X.shape

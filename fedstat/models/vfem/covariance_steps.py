@@ -134,8 +134,8 @@ def information(
     client.staged = {"U": U, "inverse_v": inverse_v, "others": others}
     w = theta.Sigma @ theta.beta
     elimination = eliminate_sigma(client, theta, float(e))
-    by_v = weighted_sums(U, inverse_v, others)
-    by_z = weighted_sums(U, z * inverse_v, ~others)
+    by_v = weighted_sums(U, inverse_v, others, data.min_count)
+    by_z = weighted_sums(U, z * inverse_v, ~others, data.min_count)
     client.staged["root"] = np.sqrt(inverse_v)[:, None] * U * client.scale
     state.items["vfem elimination"] = elimination
     own = np.zeros((2 * p, 2 * p))
@@ -156,9 +156,22 @@ def information(
     }
 
 
-def weighted_sums(U: Floats, weights: Floats, groups: Bools) -> Floats:
-    """Return sums of w u over all rows, and over the rows of each group: (1 + K, p)."""
-    return np.array([column_sums(U, weights), *[column_sums(U, weights * g) for g in groups.T]])
+def weighted_sums(U: Floats, weights: Floats, groups: Bools, least: int) -> Floats:
+    """Return sums of w u over all rows, and over the rows of each group: (1 + K, p).
+
+    A sum over fewer than `least` rows, or over all but so few, would disclose them: the few count as
+    zero, their expectation.
+    """
+    total = column_sums(U, weights)
+    sums = [total]
+    for group in groups.T:
+        size = np.count_nonzero(group)
+        few, nearly_all = size < least, len(group) - size < least
+        if few or nearly_all:
+            sums.append(total if nearly_all and size else np.zeros_like(total))
+        else:
+            sums.append(column_sums(U, weights * group))
+    return np.array(sums)
 
 
 def scores(data: SiteData, state: State) -> dict[str, Array]:

@@ -7,7 +7,7 @@ import numpy as np
 from fedstat.errors import EstimationError, ModelError
 from fedstat.federation.design import BlockDesign, Design
 from fedstat.models.vfem.protocol import Layout
-from fedstat.typing import Bools, Ints
+from fedstat.typing import Bools, Floats, Ints
 
 
 def make_layout(design: Design, active_rows: Ints, method: str) -> Layout:
@@ -51,7 +51,7 @@ def make_layout(design: Design, active_rows: Ints, method: str) -> Layout:
         missing[kept[block.client], k] = False
     if method == "impute":
         missing[:] = False
-    patterns, code = np.unique(missing, axis=0, return_inverse=True)
+    first, code, counts = number_patterns(missing)
     response_keep = design.response_keep.copy()
     response_keep[np.flatnonzero(design.response_keep)[~use]] = False
     return Layout(
@@ -62,10 +62,28 @@ def make_layout(design: Design, active_rows: Ints, method: str) -> Layout:
         kept,
         dict.fromkeys(keep, np.arange(n)) if method == "impute" else kept,
         response_keep,
-        code.astype(np.int64).ravel(),
-        patterns,
+        code,
+        missing[first],
+        counts,
         filled=method == "impute",
     )
+
+
+def number_patterns(missing: Bools) -> tuple[Ints, Ints, Floats]:
+    """Find the distinct rows of a table of truth values.
+
+    Returns
+    -------
+    first, code, counts : (G,) int, (n,) int and (G,) arrays
+        A row of each pattern, the pattern of each row, and how many rows have it.
+    """
+    word = np.zeros(len(missing), dtype=np.int64)
+    for start in range(0, missing.shape[1], 30):
+        part = missing[:, start : start + 30]
+        bits = part @ (1 << np.arange(part.shape[1]))
+        _, word = np.unique((word << 30) + bits, return_inverse=True)
+    _, first, code, counts = np.unique(word, return_index=True, return_inverse=True, return_counts=True)
+    return first, code.astype(np.int64), counts.astype(float)
 
 
 def complete(blocks: tuple[BlockDesign, ...], n: int) -> Bools:

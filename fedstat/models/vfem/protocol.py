@@ -8,7 +8,6 @@ stands one question to the active institution, answered in place where the coord
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
@@ -18,6 +17,7 @@ import numpy as np
 from fedstat.errors import EstimationError
 from fedstat.federation.engine import Rounds
 from fedstat.federation.message import Ask, Reply
+from fedstat.kernels.rows import add_weighted_rows
 from fedstat.typing import Array, Bools, Floats, Ints
 
 FAMILY = "vfem"
@@ -52,6 +52,8 @@ class Layout:
         Missing pattern of each entity.
     missing : (G, K) bool
         Which client misses in which pattern.
+    counts : (G,) array
+        Entities of each pattern.
     filled : bool
         Missing blocks count as seen at their mean, so that nothing is missing.
     """
@@ -65,12 +67,8 @@ class Layout:
     response_keep: Bools
     code: Ints
     missing: Bools
+    counts: Floats
     filled: bool = False
-
-    @property
-    def counts(self) -> Floats:
-        """Entities of each pattern, (G,)."""
-        return np.bincount(self.code, minlength=len(self.missing)).astype(float)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,30 +131,29 @@ def ask(site: str, step: str, session: str, **arrays: object) -> Ask:
 
 @dataclass(slots=True)
 class ClientPoints:
-    """What the coordinator knows of one client's points, enough to mix them."""
+    """What the coordinator knows of one client's points, enough to mix them.
 
-    predictors: deque[Floats]
-    centres: Floats
-    spreads: Floats
+    Linear predictors stand in a ring of rows; `newest` is that of the latest point.
+    """
 
-    def take(self, arrays: Mapping[str, Array], fresh: bool) -> None:
+    predictors: Floats
+    newest: int = -1
+    centres: Floats = field(default_factory=lambda: np.empty(0))
+    spreads: Floats = field(default_factory=lambda: np.empty(0))
+
+    def take(self, arrays: Mapping[str, Array]) -> None:
         """Enter the newest point."""
-        size = len(arrays["centres"])
-        if fresh:
-            self.predictors.clear()
-        self.predictors.append(arrays["linear_predictor"])
-        while len(self.predictors) > size:
-            self.predictors.popleft()
+        self.newest = (self.newest + 1) % len(self.predictors)
+        self.predictors[self.newest] = arrays["linear_predictor"]
         self.centres, self.spreads = arrays["centres"], arrays["spreads"]
 
-    def mixed(self, weights: Floats) -> tuple[Floats, float]:
-        """Return the centred linear predictor and t at a mixture of the points."""
-        used = np.flatnonzero(weights)
-        h = weights[used[0]] * self.predictors[used[0]]
-        for j in used[1:]:
-            h += weights[j] * self.predictors[j]
-        h -= weights @ self.centres @ weights
-        return h, float(np.einsum("j,l,m,jlm", weights, weights, weights, self.spreads))
+    def add_mixed(self, weights: Floats, eta: Floats, rows: Ints) -> float:
+        """Add the centred linear predictor of a mixture of the points to eta; return its t."""
+        ring = np.zeros(len(self.predictors))
+        ages = np.arange(len(weights))[::-1]
+        ring[(self.newest - ages) % len(ring)] = weights
+        add_weighted_rows(self.predictors, ring, -float(weights @ self.centres @ weights), eta, rows)
+        return float(np.einsum("j,l,m,jlm", weights, weights, weights, self.spreads))
 
 
 @dataclass(slots=True)
@@ -205,8 +202,8 @@ class Ascent:
         )
         replies = yield [*asks, response]
         for k, reply in zip(lay.clients, replies, strict=False):
-            self.points[k] = ClientPoints(deque(), np.empty(0), np.empty(0))
-            self.points[k].take(reply.arrays, fresh=True)
+            self.points[k] = ClientPoints(np.zeros((memory + 2, len(lay.rows[k]))))
+            self.points[k].take(reply.arrays)
         if self.options.step == "gradient":
             yield from self._set_rate([r.arrays["eigenvalues"] for r in replies[:-1]])
 
@@ -220,8 +217,7 @@ class Ascent:
         lay = self.layout
         eta, t = np.zeros(lay.n), np.zeros(len(lay.clients))
         for j, k in enumerate(lay.clients):
-            h, t[j] = self.points[k].mixed(self.weights)
-            eta[lay.rows[k]] += h
+            t[j] = self.points[k].add_mixed(self.weights, eta, lay.rows[k])
         t_missing = lay.missing @ t
         question = ask(
             lay.active, "residuals", self.session, weights=self.weights, eta=eta, t_missing=t_missing
@@ -248,7 +244,7 @@ class Ascent:
         if not all(reply.arrays["inside"] for reply in replies):
             return None
         for k, reply in zip(lay.clients, replies, strict=True):
-            self.points[k].take(reply.arrays, fresh=False)
+            self.points[k].take(reply.arrays)
         self.response, self.v = r, v
         return [response, *replies]
 
@@ -327,7 +323,7 @@ class Ascent:
         asks = [ask(k, "shorten", self.session, point=self.accepted, omega=self.omega) for k in lay.clients]
         replies = yield [*asks, ask(lay.active, "shorten_response", self.session, point=self.accepted)]
         for k, reply in zip(lay.clients, replies, strict=False):
-            self.points[k].take(reply.arrays, fresh=True)
+            self.points[k].take(reply.arrays)
         self.gram, self.weights, self.move, self.accepted = np.empty((0, 0)), np.ones(1), "shortened", 0
 
 

@@ -14,7 +14,8 @@ from scipy.linalg import cho_factor
 from fedstat.errors import EstimationError
 from fedstat.federation.message import Declared, Step
 from fedstat.federation.site import SiteData, State
-from fedstat.kernels.rows import column_sums, row_dots, standardised_residuals
+from fedstat.kernels.rows import row_dots, standardised_residuals
+from fedstat.models.vfem.covariance_steps import weighted_sums
 from fedstat.models.vfem.steps import Active, Theta, client_of, m_step
 from fedstat.typing import Array, Bools, Floats
 
@@ -37,13 +38,13 @@ def constants(data: SiteData, state: State, others: Bools) -> dict[str, Array]:
     theta = client.current
     assert theta is not None
     client.staged["others"] = others
-    sums = [client.s1, *[column_sums(client.X, g.astype(float)) for g in others.T]]
+    sums = weighted_sums(client.X, np.ones(client.n_seen), others, data.min_count)
     return {
         "beta": theta.beta,
         "mu": theta.mu,
         "Sigma": theta.Sigma,
         "scale": client.scale,
-        "s1": np.array(sums),
+        "s1": sums,
         "S2": client.S2,
     }
 
@@ -88,10 +89,9 @@ def em_sums(
     theta = Theta(beta, mu, Sigma)
     factor = cho_factor(Sigma, lower=True)
     image, direction, _ = m_step(client, theta, factor, z, missing, float(s2))
-    absent = ~client.staged["others"]
-    u_z = [column_sums(client.X, z * g) - mu * float(z @ g) for g in absent.T]
+    u_z = weighted_sums(client.X - mu, z, ~client.staged["others"], data.min_count)[1:]
     gradient = client.n * image.Sigma @ direction if not client.eta else direction * client.n / client.eta
-    return {"gradient": gradient, "mu": image.mu, "Sigma": image.Sigma, "u_z": np.array(u_z)}
+    return {"gradient": gradient, "mu": image.mu, "Sigma": image.Sigma, "u_z": u_z}
 
 
 STEPS: Mapping[str, Step] = {

@@ -410,7 +410,7 @@ class Active:
     code: Ints
     counts: Floats
     memory: int
-    omega: float = 1.0
+    least_s2: float
     points: list[Floats] = field(default_factory=list)
     evaluated: list[tuple[Floats, Floats] | None] = field(default_factory=list)
     s2_reference: float = 0.0
@@ -434,8 +434,8 @@ def start_response(data: SiteData, state: State, keep: Bools, code: Ints, memory
     """
     y = np.ascontiguousarray(state.items["response"][keep])
     counts = np.bincount(code).astype(float)
-    active = Active(y, code, counts, int(memory))
     first = np.array([y.mean(), y.var()])
+    active = Active(y, code, counts, int(memory), CONE_TOLERANCE * float(first[1]))
     if first[1] <= 0.0:
         raise EstimationError(
             f"{data.name}: the response is constant among the {len(y)} entities of this fit"
@@ -462,7 +462,7 @@ def residuals(
     """
     active: Active = state.items["vfem active"]
     a, s2 = point = np.tensordot(weights, active.points, 1)
-    if s2 <= CONE_TOLERANCE * active.y.var() or (s2 + t_missing <= 0.0).any():
+    if s2 <= active.least_s2 or (s2 + t_missing <= 0.0).any():
         return {"inside": np.array(0)}
     v = s2 + t_missing
     n, counts = len(active.y), active.counts
