@@ -274,18 +274,16 @@ class Ascent:
             self.reason = "score and change are below their tolerances"
 
     def _enlarge_gram(self, products: Floats) -> None:
-        old = (
-            self.gram[-(len(products) - 1) :, -(len(products) - 1) :]
-            if len(products) > 1
-            else np.empty((0, 0))
-        )
+        if len(products) == len(self.gram):  # the oldest point was forgotten
+            self.accepted = max(self.accepted - 1, 0)
+        first = len(self.gram) - (len(products) - 1)
+        old = self.gram[first:, first:]
         self.gram = np.block([[old, products[:-1, None]], [products[None, :-1], products[-1:, None]]])
 
     def choose(self) -> Literal["go", "shorten"]:
         """Accept or reject the evaluated point, and set the weights of the next one."""
         row, size = self.trace[-1], len(self.gram)
         slack = ASCENT_TOLERANCE * abs(self.best) + 1e-9 if np.isfinite(self.best) else 0.0
-        self.accepted = max(self.accepted - (self._dropped(size)), 0)
         if row.log_likelihood >= self.best - slack:
             self.best, self.accepted = max(row.log_likelihood, self.best), size - 1
             self.weights, self.move = self._mixture(), "mixed"
@@ -296,10 +294,6 @@ class Ascent:
             return "shorten"
         self.weights, self.move = one_hot(self.accepted, size), "plain"
         return "go"
-
-    def _dropped(self, size: int) -> int:
-        full = size == self.options.memory + 1
-        return int(full and len(self.trace) > size)
 
     def _mixture(self) -> Floats:
         size = len(self.gram)
