@@ -21,7 +21,8 @@ import numpy as np
 from fedstat.federation.engine import Rounds
 from fedstat.inference.covariance import delta_method, invert_information, nearest_psd, symmetrise
 from fedstat.models.vfem.cross_products import CrossOptions, CrossProducts, cross_products
-from fedstat.models.vfem.protocol import Ascent, Layout, ask
+from fedstat.models.vfem.layout import Layout
+from fedstat.models.vfem.protocol import Ascent, ask
 from fedstat.typing import Array, Floats
 
 

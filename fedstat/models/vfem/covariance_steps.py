@@ -20,7 +20,8 @@ from fedstat.federation.message import Declared, Step
 from fedstat.federation.site import SiteData, State
 from fedstat.kernels.rows import column_sums, gram
 from fedstat.kernels.sketch import SKETCHES
-from fedstat.models.vfem.steps import Active, Client, Theta, client_of
+from fedstat.models.vfem.response_steps import Active
+from fedstat.models.vfem.steps import Client, Theta, client_of
 from fedstat.typing import Array, Bools, Floats, Ints
 
 SKETCH_KINDS = tuple(SKETCHES)

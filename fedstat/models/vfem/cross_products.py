@@ -15,7 +15,8 @@ import numpy as np
 
 from fedstat.federation.engine import Rounds
 from fedstat.models.vfem.covariance_steps import SKETCH_KINDS, STAGES
-from fedstat.models.vfem.protocol import Layout, ask
+from fedstat.models.vfem.layout import Layout
+from fedstat.models.vfem.protocol import ask
 from fedstat.typing import Floats
 
 

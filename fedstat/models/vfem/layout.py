@@ -2,12 +2,57 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 import numpy as np
 
 from fedstat.errors import EstimationError, ModelError
 from fedstat.federation.design import BlockDesign, Design
-from fedstat.models.vfem.protocol import Layout
 from fedstat.typing import Bools, Floats, Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Who has what: agreed before the first iteration.
+
+    Parameters
+    ----------
+    clients : tuple of str
+        Institutions with columns in the model, in partition order.
+    active : str
+        The institution that holds the response.
+    n : int
+        Entities of this fit.
+    keep : mapping of str to (n_seen,) bool
+        Which rows of a client's opened block take part.
+    kept : mapping of str to (n_k,) int
+        Positions of those rows among the n entities, ascending.
+    rows : mapping of str to int array
+        Positions of the entities that count as seen: `kept`, or all where the mean fills in.
+    response_keep : (rows,) bool
+        Which rows of the active institution take part.
+    code : (n,) int
+        Missing pattern of each entity.
+    missing : (G, K) bool
+        Which client misses in which pattern.
+    counts : (G,) array
+        Entities of each pattern.
+    filled : bool
+        Missing blocks count as seen at their mean, so that nothing is missing.
+    """
+
+    clients: tuple[str, ...]
+    active: str
+    n: int
+    keep: Mapping[str, Bools]
+    kept: Mapping[str, Ints]
+    rows: Mapping[str, Ints]
+    response_keep: Bools
+    code: Ints
+    missing: Bools
+    counts: Floats
+    filled: bool = False
 
 
 def make_layout(design: Design, active_rows: Ints, method: str) -> Layout:

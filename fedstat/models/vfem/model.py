@@ -17,9 +17,9 @@ from fedstat.federation.ledger import Ledger
 from fedstat.models.base import VerticalModel
 from fedstat.models.vfem.covariance_protocol import Covariance, information_covariance
 from fedstat.models.vfem.cross_products import CrossOptions
-from fedstat.models.vfem.layout import make_layout
+from fedstat.models.vfem.layout import Layout, make_layout
 from fedstat.models.vfem.progress import Progress
-from fedstat.models.vfem.protocol import FAMILY, Ascent, Fit, Layout, Options, ask, climb, estimate
+from fedstat.models.vfem.protocol import FAMILY, Ascent, Fit, Options, ask, climb, estimate
 from fedstat.models.vfem.results import Outcome, VFEMResults
 from fedstat.models.vfem.sem_protocol import sem_covariance
 from fedstat.typing import Array, Floats

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedstat.federation.ledger import Ledger
-from fedstat.models.vfem.protocol import Layout
+from fedstat.models.vfem.layout import Layout
 
 if TYPE_CHECKING:
     from fedstat.models.vfem.results import Counts, Outcome

@@ -17,58 +17,16 @@ import numpy as np
 from fedstat.errors import EstimationError
 from fedstat.federation.engine import Rounds
 from fedstat.federation.message import Ask, Reply
+from fedstat.kernels.anderson import anderson_weights, one_hot
 from fedstat.kernels.rows import add_weighted_rows
-from fedstat.typing import Array, Bools, Floats, Ints
+from fedstat.models.vfem.layout import Layout
+from fedstat.typing import Array, Floats, Ints
 
 FAMILY = "vfem"
 ASCENT_TOLERANCE = 1e-12
 SMALLEST_STEP = 2.0**-20
-LARGEST_WEIGHT = 1e4
 
 Turn: TypeAlias = Generator[list[Ask], list[Reply], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """Who has what: agreed before the first iteration.
-
-    Parameters
-    ----------
-    clients : tuple of str
-        Institutions with columns in the model, in partition order.
-    active : str
-        The institution that holds the response.
-    n : int
-        Entities of this fit.
-    keep : mapping of str to (n_seen,) bool
-        Which rows of a client's opened block take part.
-    kept : mapping of str to (n_k,) int
-        Positions of those rows among the n entities, ascending.
-    rows : mapping of str to int array
-        Positions of the entities that count as seen: `kept`, or all where the mean fills in.
-    response_keep : (rows,) bool
-        Which rows of the active institution take part.
-    code : (n,) int
-        Missing pattern of each entity.
-    missing : (G, K) bool
-        Which client misses in which pattern.
-    counts : (G,) array
-        Entities of each pattern.
-    filled : bool
-        Missing blocks count as seen at their mean, so that nothing is missing.
-    """
-
-    clients: tuple[str, ...]
-    active: str
-    n: int
-    keep: Mapping[str, Bools]
-    kept: Mapping[str, Ints]
-    rows: Mapping[str, Ints]
-    response_keep: Bools
-    code: Ints
-    missing: Bools
-    counts: Floats
-    filled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,41 +277,6 @@ class Ascent:
         for k, reply in zip(lay.clients, replies, strict=False):
             self.points[k].take(reply.arrays)
         self.gram, self.weights, self.move, self.accepted = np.empty((0, 0)), np.ones(1), "shortened", 0
-
-
-def one_hot(index: int, size: int) -> Floats:
-    """Weights that take one point as it is."""
-    weights = np.zeros(size)
-    weights[index] = 1.0
-    return weights
-
-
-def anderson_weights(gram: Floats) -> Floats:
-    """Affine weights that make the mixed move shortest (Anderson 1965; Walker and Ni 2011, (2.2)).
-
-    Parameters
-    ----------
-    gram : (q, q) array
-        Inner products of the moves, newest last.
-
-    Returns
-    -------
-    (q,) array
-        Weights that sum to one. Old points are left out while the weights are too large to be trusted.
-    """
-    size = len(gram)
-    for first in range(size):
-        part = gram[first:, first:]
-        scale = 1.0 / np.sqrt(np.diag(part))
-        R = part * np.outer(scale, scale)
-        ridge = 1e-14 * np.eye(len(R))
-        weights = np.linalg.lstsq(R + ridge, scale, rcond=1e-14)[0] * scale
-        total = weights.sum()
-        if np.isfinite(total) and total > 0.0:
-            weights /= total
-            if np.abs(weights).sum() < LARGEST_WEIGHT:
-                return np.concatenate([np.zeros(first), weights])
-    return one_hot(size - 1, size)
 
 
 def climb(ascent: Ascent) -> Turn:

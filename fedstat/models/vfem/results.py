@@ -22,10 +22,10 @@ from fedstat.inference.results import FederatedResults
 from fedstat.inference.summary import ClientBlock
 from fedstat.models.saved import READERS
 from fedstat.models.vfem.covariance_protocol import Covariance, Places
-from fedstat.models.vfem.layout import complete
+from fedstat.models.vfem.layout import Layout, complete
 from fedstat.models.vfem.notes import fit_notes
 from fedstat.models.vfem.prediction import PredictionResults, Predictor, predict_entities, released_specs
-from fedstat.models.vfem.protocol import Fit, Layout, Options
+from fedstat.models.vfem.protocol import Fit, Options
 from fedstat.models.vfem.storage import FORMAT, read_saved, save_result
 from fedstat.typing import Array, Floats
 

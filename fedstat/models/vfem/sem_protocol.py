@@ -18,7 +18,8 @@ from fedstat.federation.engine import Rounds
 from fedstat.inference.covariance import delta_method, symmetrise
 from fedstat.models.vfem.covariance_protocol import Covariance, Places, project
 from fedstat.models.vfem.cross_products import CrossOptions, cross_products
-from fedstat.models.vfem.protocol import Ascent, Layout, ask
+from fedstat.models.vfem.layout import Layout
+from fedstat.models.vfem.protocol import Ascent, ask
 from fedstat.typing import Array, Floats
 
 DIFFERENCE = 1e-4

@@ -16,7 +16,8 @@ from fedstat.federation.message import Declared, Step
 from fedstat.federation.site import SiteData, State
 from fedstat.kernels.rows import row_dots, standardised_residuals
 from fedstat.models.vfem.covariance_steps import weighted_sums
-from fedstat.models.vfem.steps import Active, Theta, client_of, m_step
+from fedstat.models.vfem.response_steps import Active
+from fedstat.models.vfem.steps import Theta, client_of, m_step
 from fedstat.typing import Array, Bools, Floats
 
 

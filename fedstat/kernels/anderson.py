@@ -1,0 +1,44 @@
+"""Anderson acceleration from inner products alone."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedstat.typing import Floats
+
+LARGEST_WEIGHT = 1e4
+
+
+def one_hot(index: int, size: int) -> Floats:
+    """Weights that take one point as it is."""
+    weights = np.zeros(size)
+    weights[index] = 1.0
+    return weights
+
+
+def anderson_weights(gram: Floats) -> Floats:
+    """Affine weights that make the mixed move shortest (Anderson 1965; Walker and Ni 2011, (2.2)).
+
+    Parameters
+    ----------
+    gram : (q, q) array
+        Inner products of the moves, newest last.
+
+    Returns
+    -------
+    (q,) array
+        Weights that sum to one. Old points are left out while the weights are too large to be trusted.
+    """
+    size = len(gram)
+    for first in range(size):
+        part = gram[first:, first:]
+        scale = 1.0 / np.sqrt(np.diag(part))
+        R = part * np.outer(scale, scale)
+        ridge = 1e-14 * np.eye(len(R))
+        weights = np.linalg.lstsq(R + ridge, scale, rcond=1e-14)[0] * scale
+        total = weights.sum()
+        if np.isfinite(total) and total > 0.0:
+            weights /= total
+            if np.abs(weights).sum() < LARGEST_WEIGHT:
+                return np.concatenate([np.zeros(first), weights])
+    return one_hot(size - 1, size)
