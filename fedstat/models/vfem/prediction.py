@@ -21,10 +21,19 @@ from fedstat.federation.site import SiteData, State
 from fedstat.kernels.rows import row_dots
 from fedstat.models.vfem.covariance_protocol import Places
 from fedstat.models.vfem.protocol import Fit, ask
-from fedstat.typing import Array, Floats
+from fedstat.typing import Array, Bools, Floats
 
 if TYPE_CHECKING:
     from fedstat.models.vfem.model import VFEMRegression
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """Where the response of a fit was: its holder, the left side of the formula, the columns it reads."""
+
+    client: str
+    text: str
+    columns: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +48,14 @@ class Predictor:
         Covariance of (a, s2, beta_1, mu_1, ...).
     specs : mapping of str to str
         How each client's columns are coded.
-    active : str
-        The response holder of the fit.
+    response : Response
     """
 
     fit: Fit
     clients: tuple[str, ...]
     psi: Floats | None
     specs: Mapping[str, str]
-    active: str
+    response: Response
 
 
 class PredictionResults:
@@ -134,7 +142,32 @@ STEPS: Mapping[str, Step] = {
             )
         },
     ),
+    "prediction_errors": Step(
+        prediction_errors,
+        {
+            "use": Declared("presence", "which entities are compared"),
+            "predicted": Declared("per entity", "predictions"),
+        },
+        {"sums": Declared("aggregate", "number of predictions, their squared errors, squared deviations")},
+    ),
 }
+
+
+def prediction_errors(data: SiteData, state: State, use: Bools, predicted: Floats) -> dict[str, Array]:
+    """Compare predictions with the response of the rows in `use`.
+
+    Returns
+    -------
+    dict
+        ``sums``: rows compared, squared errors, squared deviations of the response from its mean.
+    """
+    y = state.items["response"][use]
+    there = np.isfinite(y)
+    y, predicted = y[there], predicted[there]
+    state.entities = len(y)
+    deviation = y - y.mean() if len(y) else y
+    error = y - predicted
+    return {"sums": np.array([len(y), error @ error, deviation @ deviation])}
 
 
 def released_specs(model: VFEMRegression, clients: tuple[str, ...]) -> dict[str, str]:
@@ -167,7 +200,7 @@ def predict_entities(
             f"predict: expected at least one of the clients {', '.join(predictor.clients)}; the partition "
             f"has {', '.join(partition.clients)}"
         )
-    ledger = Ledger(at=predictor.active if predictor.active in partition.sites else None)
+    ledger = new_ledger(predictor, partition)
     protocol = _prediction(predictor, partition, present, mean_only or predictor.psi is None)
     mean, var_mean, var_resid = LocalEngine(partition.sites).run(protocol, ledger)
     index = partition.entities
@@ -177,6 +210,44 @@ def predict_entities(
         pd.Series(var_resid, index=index),
         ledger,
     )
+
+
+def new_ledger(predictor: Predictor, partition: ClientPartition) -> Ledger:
+    """Start an account; the coordinator sits at the response holder where the partition has it."""
+    holder = predictor.response.client
+    return Ledger(at=holder if holder in partition.sites else None)
+
+
+def prediction_rsquared(predictor: Predictor, partition: ClientPartition) -> float:
+    """R-squared of the predictions for the entities of a partition that every client has.
+
+    Raises
+    ------
+    ModelError
+        The partition lacks a client or the response, or fewer than two of its entities are complete.
+    """
+    holder = predictor.response.client
+    lacking = [k for k in (*predictor.clients, holder) if k not in partition.sites]
+    if lacking:
+        raise ModelError(f"R-squared of predictions: the partition lacks client {', '.join(lacking)}")
+    predictions = predict_entities(predictor, partition, mean_only=True)
+    mean, lacks = predictions.predicted_mean.to_numpy(), predictions.var_resid.to_numpy()
+    complete = np.isclose(lacks, predictor.fit.s2)
+
+    def protocol() -> Rounds[Floats]:
+        session, rows = secrets.token_hex(8), partition.rows[holder]
+        question = {"response": predictor.response.text, "columns": predictor.response.columns}
+        yield [design_ask(holder, "open_response", session, question)]
+        use = complete[rows]
+        (reply,) = yield [ask(holder, "prediction_errors", session, use=use, predicted=mean[rows[use]])]
+        return reply.arrays["sums"]
+
+    n, sse, sst = LocalEngine(partition.sites).run(protocol(), new_ledger(predictor, partition))
+    if n < 2 or sst <= 0.0:
+        raise ModelError(
+            f"R-squared of predictions: {n:.0f} entities of the partition have the response and every block"
+        )
+    return float(1.0 - sse / sst)
 
 
 def _prediction(

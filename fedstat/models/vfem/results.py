@@ -24,7 +24,14 @@ from fedstat.models.saved import READERS
 from fedstat.models.vfem.covariance_protocol import Covariance, Places
 from fedstat.models.vfem.layout import Layout, complete
 from fedstat.models.vfem.notes import fit_notes
-from fedstat.models.vfem.prediction import PredictionResults, Predictor, predict_entities, released_specs
+from fedstat.models.vfem.prediction import (
+    PredictionResults,
+    Predictor,
+    Response,
+    predict_entities,
+    prediction_rsquared,
+    released_specs,
+)
 from fedstat.models.vfem.protocol import Fit, Options
 from fedstat.models.vfem.storage import FORMAT, read_saved, save_result
 from fedstat.typing import Array, Floats
@@ -107,6 +114,7 @@ class VFEMResults(FederatedResults):
         counts: Counts,
         names: Mapping[str, tuple[str, ...]],
         notes: list[str],
+        response: Response,
         model: VFEMRegression | None = None,
         specs: Mapping[str, str] | None = None,
     ) -> None:
@@ -114,7 +122,7 @@ class VFEMResults(FederatedResults):
         self.method, self.init = outcome.method, outcome.init
         self.method_name = METHODS[outcome.method]
         self.options, self.fit_, self.covariance = outcome.options, outcome.fit, outcome.covariance
-        self.counts, self.names = counts, names
+        self.counts, self.names, self.response = counts, names, response
         self.model = model
         self._fitted = outcome.fitted
         self._notes = notes
@@ -134,7 +142,9 @@ class VFEMResults(FederatedResults):
         names = {k: b.names for k, b in blocks.items()}
         estimate = make_estimate(model, layout, outcome)
         notes = fit_notes(layout, outcome, counts, ledger)
-        return cls(estimate, ledger, outcome, counts, names, notes, model)
+        formula = model.formula
+        response = Response(model.design.active, formula.response, formula.response_columns)
+        return cls(estimate, ledger, outcome, counts, names, notes, response, model)
 
     # -- statements ------------------------------------------------------------------------------
 
@@ -234,10 +244,24 @@ class VFEMResults(FederatedResults):
             partition = self._need_model("get_prediction without a partition").partition
         return predict_entities(self._predictor(), partition, mean_only=_mean_only)
 
+    def prediction_rsquared(self, partition: ClientPartition) -> float:
+        """Empirical R-squared on new entities that every client has.
+
+        Parameters
+        ----------
+        partition : ClientPartition
+            With every client of the fit and the response.
+
+        Returns
+        -------
+        float
+            One minus the ratio of the squared errors to the squared deviations from the mean.
+        """
+        return prediction_rsquared(self._predictor(), partition)
+
     def _predictor(self) -> Predictor:
         cov = None if self.covariance is None else self.covariance.psi
-        active = self._need_model("").design.active if self.model is not None else ""
-        return Predictor(self.fit_, tuple(self.names), cov, self._coding(), active)
+        return Predictor(self.fit_, tuple(self.names), cov, self._coding(), self.response)
 
     def _coding(self) -> Mapping[str, str]:
         if self._specs is None:
@@ -377,6 +401,7 @@ def from_file(header: Mapping[str, str], arrays: Mapping[str, Array]) -> VFEMRes
         Counts(**saved.counts),
         saved.names,
         saved.notes,
+        saved.response,
         specs=saved.specs,
     )
 

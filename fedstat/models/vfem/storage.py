@@ -15,6 +15,7 @@ from fedstat.federation.message import pack
 from fedstat.inference.estimate import Estimate
 from fedstat.inference.summary import ClientBlock
 from fedstat.models.vfem.covariance_protocol import Covariance
+from fedstat.models.vfem.prediction import Response
 from fedstat.models.vfem.protocol import Fit, Options, TraceRow
 from fedstat.typing import Array
 
@@ -48,6 +49,7 @@ def save_result(path: Path, result: VFEMResults, specs: Mapping[str, str]) -> No
         "method": result.method,
         "init": result.init,
         "notes": result._notes,
+        "response": asdict(result.response),
         "specs": dict(specs),
         "ledger": None if not isinstance(ledger, Ledger) else asdict(ledger),
     }
@@ -71,6 +73,7 @@ class Saved:
     counts: Mapping[str, Any]
     names: Mapping[str, tuple[str, ...]]
     notes: list[str]
+    response: Response
     specs: Mapping[str, str]
     ledger: Ledger | None
 
@@ -92,6 +95,7 @@ def read_saved(header: Mapping[str, str], arrays: Mapping[str, Array]) -> Saved:
         content["counts"],
         names,
         content["notes"],
+        Response(**(content["response"] | {"columns": tuple(content["response"]["columns"])})),
         content["specs"],
         _ledger(content["ledger"]),
     )
