@@ -120,6 +120,23 @@ def project_block(data: SiteData, state: State, mu: Floats, factor: Floats) -> d
     return {"projection": (block_of(data, state).X - mu) @ factor}
 
 
+def prediction_errors(data: SiteData, state: State, use: Bools, predicted: Floats) -> dict[str, Array]:
+    """Compare predictions with the response of the rows in `use`.
+
+    Returns
+    -------
+    dict
+        ``sums``: rows compared, squared errors, squared deviations of the response from its mean.
+    """
+    y = state.items["response"][use]
+    there = np.isfinite(y)
+    y, predicted = y[there], predicted[there]
+    state.entities = len(y)
+    deviation = y - y.mean() if len(y) else y
+    error = y - predicted
+    return {"sums": np.array([len(y), error @ error, deviation @ deviation])}
+
+
 STEPS: Mapping[str, Step] = {
     "predict_block": Step(
         predict_block,
@@ -151,23 +168,6 @@ STEPS: Mapping[str, Step] = {
         {"sums": Declared("aggregate", "number of predictions, their squared errors, squared deviations")},
     ),
 }
-
-
-def prediction_errors(data: SiteData, state: State, use: Bools, predicted: Floats) -> dict[str, Array]:
-    """Compare predictions with the response of the rows in `use`.
-
-    Returns
-    -------
-    dict
-        ``sums``: rows compared, squared errors, squared deviations of the response from its mean.
-    """
-    y = state.items["response"][use]
-    there = np.isfinite(y)
-    y, predicted = y[there], predicted[there]
-    state.entities = len(y)
-    deviation = y - y.mean() if len(y) else y
-    error = y - predicted
-    return {"sums": np.array([len(y), error @ error, deviation @ deviation])}
 
 
 def released_specs(model: VFEMRegression, clients: tuple[str, ...]) -> dict[str, str]:
