@@ -41,7 +41,7 @@ def execute(notebook: NotebookNode, *, seconds_per_cell: int = 1200) -> Notebook
         notebook,
         timeout=seconds_per_cell,
         kernel_name="python3",
-        extra_arguments=["--InlineBackend.figure_formats=retina"],
+        extra_arguments=["--InlineBackend.figure_formats=retina", "--IPKernelApp.log_level=ERROR"],
         resources={"metadata": {"path": str(FOLDER)}},
     )
     return client.execute()

@@ -30,7 +30,7 @@ Kind: TypeAlias = Literal["control", "schema", "presence", "aggregate", "per ent
 ``raw columns``  the values themselves
 """
 
-DTYPES = ("float64", "int64", "bool")
+DTYPES = (np.dtype(np.float64), np.dtype(np.int64), np.dtype(np.bool_))
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,9 +140,9 @@ def pack(header: Mapping[str, str], arrays: Mapping[str, Array]) -> bytes:
     tensors = {}
     for name, array in arrays.items():
         value = np.asarray(array)
-        if value.dtype.name not in DTYPES:
+        if value.dtype not in DTYPES:
             raise MessageError(
-                f"array '{name}' is of type {value.dtype}; messages carry {', '.join(DTYPES)} only"
+                f"array '{name}' is of type {value.dtype}; messages carry {', '.join(map(str, DTYPES))} only"
             )
         tensors[name] = np.ascontiguousarray(value).reshape(value.shape)
     packed: bytes = safetensors.numpy.save(tensors, metadata=dict(header))
@@ -169,9 +169,9 @@ def unpack(data: bytes) -> tuple[dict[str, str], dict[str, Array]]:
     except (safetensors.SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise MessageError(f"{len(data)} bytes that are not a fedstat message") from error
     for name, array in arrays.items():
-        if array.dtype.name not in DTYPES:
+        if array.dtype not in DTYPES:
             raise MessageError(
-                f"array '{name}' is of type {array.dtype}; messages carry {', '.join(DTYPES)} only"
+                f"array '{name}' is of type {array.dtype}; messages carry {', '.join(map(str, DTYPES))} only"
             )
     return header, arrays
 

@@ -28,13 +28,23 @@ def row_dots(X: Floats, b: Floats) -> Floats:
 
 
 @njit(cache=True, nogil=True)
-def add_weighted_rows(H: Floats, w: Floats, constant: float, out: Floats, at: Ints) -> None:
-    """Add ``w' H + constant`` to ``out[at]``: (q, n), (q,), (m,), (n,) ascending positions."""
-    for i in range(H.shape[1]):
-        s = constant
-        for j in range(H.shape[0]):
+def add_at(out: Floats, at: Ints, x: Floats) -> None:
+    """Add x to ``out[at]``: (n,), (m,) distinct positions, (m,)."""
+    for i in range(len(at)):
+        out[at[i]] += x[i]
+
+
+@njit(cache=True, nogil=True)
+def weighted_rows(H: Floats, w: Floats, less: Floats, code: Ints) -> Floats:
+    """Return ``w' H - less[code]``: (q, n), (q,), (G,), (n,) -> (n,)."""
+    q, n = H.shape
+    out = np.empty(n)
+    for i in range(n):
+        s = -less[code[i]]
+        for j in range(q):
             s += w[j] * H[j, i]
-        out[at[i]] += s
+        out[i] = s
+    return out
 
 
 @njit(cache=True, nogil=True)

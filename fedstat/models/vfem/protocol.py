@@ -8,7 +8,7 @@ stands one question to the active institution, answered in place where the coord
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -18,9 +18,9 @@ from fedstat.errors import EstimationError
 from fedstat.federation.engine import Rounds
 from fedstat.federation.message import Ask, Reply
 from fedstat.kernels.anderson import anderson_weights, one_hot
-from fedstat.kernels.rows import add_weighted_rows
+from fedstat.kernels.rows import add_at, weighted_rows
 from fedstat.models.vfem.layout import Layout
-from fedstat.typing import Array, Floats, Ints
+from fedstat.typing import Array, Floats
 
 FAMILY = "vfem"
 ASCENT_TOLERANCE = 1e-12
@@ -88,30 +88,44 @@ def ask(site: str, step: str, session: str, **arrays: object) -> Ask:
 
 
 @dataclass(slots=True)
-class ClientPoints:
-    """What the coordinator knows of one client's points, enough to mix them.
+class Points:
+    """What the coordinator knows of the points that may be mixed.
 
-    Linear predictors stand in a ring of rows; `newest` is that of the latest point.
+    Of linear predictors it needs the sum over clients only; those of the points stand in a ring of
+    rows, and `newest` is the latest.
+
+    Parameters
+    ----------
+    predictors : (memory + 2, n) array
+    centres : list of (q, q) arrays
+        Per client, products mu'beta of its points.
+    spreads : list of (q, q, q) arrays
+        Per client, products beta'Sigma beta.
     """
 
     predictors: Floats
     newest: int = -1
-    centres: Floats = field(default_factory=lambda: np.empty(0))
-    spreads: Floats = field(default_factory=lambda: np.empty(0))
+    centres: list[Floats] = field(default_factory=list)
+    spreads: list[Floats] = field(default_factory=list)
 
-    def take(self, arrays: Mapping[str, Array]) -> None:
-        """Enter the newest point."""
+    def take(self, layout: Layout, replies: Sequence[Reply]) -> None:
+        """Enter the newest point of every client."""
         self.newest = (self.newest + 1) % len(self.predictors)
-        self.predictors[self.newest] = arrays["linear_predictor"]
-        self.centres, self.spreads = arrays["centres"], arrays["spreads"]
+        total = self.predictors[self.newest]
+        total[:] = 0.0
+        for client, reply in zip(layout.clients, replies, strict=True):
+            add_at(total, layout.rows[client], reply.arrays["linear_predictor"])
+        self.centres = [reply.arrays["centres"] for reply in replies]
+        self.spreads = [reply.arrays["spreads"] for reply in replies]
 
-    def add_mixed(self, weights: Floats, eta: Floats, rows: Ints) -> float:
-        """Add the centred linear predictor of a mixture of the points to eta; return its t."""
+    def mixed(self, weights: Floats, layout: Layout) -> tuple[Floats, Floats]:
+        """Return eta (n,), the sum of centred linear predictors, and t (K,) at a mixture of the points."""
         ring = np.zeros(len(self.predictors))
-        ages = np.arange(len(weights))[::-1]
-        ring[(self.newest - ages) % len(ring)] = weights
-        add_weighted_rows(self.predictors, ring, -float(weights @ self.centres @ weights), eta, rows)
-        return float(np.einsum("j,l,m,jlm", weights, weights, weights, self.spreads))
+        ring[(self.newest - np.arange(len(weights))[::-1]) % len(ring)] = weights
+        centre = np.array([weights @ B @ weights for B in self.centres])
+        eta = weighted_rows(self.predictors, ring, ~layout.missing @ centre, layout.code)
+        t = np.array([weights @ (B @ weights) @ weights for B in self.spreads])
+        return eta, t
 
 
 @dataclass(slots=True)
@@ -122,7 +136,7 @@ class Ascent:
     options: Options
     session: str
     report: Callable[[TraceRow], None] | None = None
-    points: dict[str, ClientPoints] = field(default_factory=dict)
+    points: Points = field(default_factory=lambda: Points(np.empty((0, 0))))
     gram: Floats = field(default_factory=lambda: np.empty((0, 0)))
     weights: Floats = field(default_factory=lambda: np.ones(1))
     move: str = "start"
@@ -159,9 +173,8 @@ class Ascent:
             lay.active, "start_response", self.session, keep=lay.response_keep, code=lay.code, memory=memory
         )
         replies = yield [*asks, response]
-        for k, reply in zip(lay.clients, replies, strict=False):
-            self.points[k] = ClientPoints(np.zeros((memory + 2, len(lay.rows[k]))))
-            self.points[k].take(reply.arrays)
+        self.points = Points(np.zeros((memory + 2, lay.n)))
+        self.points.take(lay, replies[:-1])
         if self.options.step == "gradient":
             yield from self._set_rate([r.arrays["eigenvalues"] for r in replies[:-1]])
 
@@ -173,9 +186,7 @@ class Ascent:
     def evaluate(self) -> Generator[list[Ask], list[Reply], list[Reply] | None]:
         """Ask for likelihood and score at the mixed point; None when it is not admissible."""
         lay = self.layout
-        eta, t = np.zeros(lay.n), np.zeros(len(lay.clients))
-        for j, k in enumerate(lay.clients):
-            t[j] = self.points[k].add_mixed(self.weights, eta, lay.rows[k])
+        eta, t = self.points.mixed(self.weights, lay)
         t_missing = lay.missing @ t
         question = ask(
             lay.active, "residuals", self.session, weights=self.weights, eta=eta, t_missing=t_missing
@@ -201,8 +212,7 @@ class Ascent:
         ]
         if not all(reply.arrays["inside"] for reply in replies):
             return None
-        for k, reply in zip(lay.clients, replies, strict=True):
-            self.points[k].take(reply.arrays)
+        self.points.take(lay, replies)
         self.response, self.v = r, v
         return [response, *replies]
 
@@ -274,8 +284,7 @@ class Ascent:
             )
         asks = [ask(k, "shorten", self.session, point=self.accepted, omega=self.omega) for k in lay.clients]
         replies = yield [*asks, ask(lay.active, "shorten_response", self.session, point=self.accepted)]
-        for k, reply in zip(lay.clients, replies, strict=False):
-            self.points[k].take(reply.arrays)
+        self.points.take(lay, replies[:-1])
         self.gram, self.weights, self.move, self.accepted = np.empty((0, 0)), np.ones(1), "shortened", 0
 
 

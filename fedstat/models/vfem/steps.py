@@ -204,7 +204,7 @@ def describe_points(client: Client) -> dict[str, Array]:
     return {
         "linear_predictor": row_dots(client.X, client.points[-1].beta),
         "centres": MU @ B.T,
-        "spreads": np.einsum("la,jab,mb->jlm", B, S, B, optimize=True),
+        "spreads": B @ S @ B.T,
     }
 
 
