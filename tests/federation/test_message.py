@@ -1,0 +1,117 @@
+"""Bytes and back, and what is not a message."""
+
+import numpy as np
+import pytest
+
+from fedstat.errors import MessageError
+from fedstat.federation.message import (
+    Ask,
+    Declared,
+    Reply,
+    check_arrays,
+    pack,
+    pack_ask,
+    pack_reply,
+    unpack,
+    unpack_ask,
+    unpack_reply,
+)
+
+ARRAYS = {
+    "matrix": np.arange(6.0).reshape(2, 3),
+    "slice": np.arange(12.0).reshape(3, 4)[:, ::2],
+    "scalar": np.array(3.5),
+    "whole": np.array([1, -2, 2**62]),
+    "flag": np.array([True, False]),
+    "empty": np.empty((0, 3)),
+    "tiny": np.array([5e-324, -0.0, 1.7e308]),
+}
+
+
+def test_arrays_come_back_as_they_were():
+    header, arrays = unpack(pack({"a": "b", "ü": '{"x": "→"}'}, ARRAYS))
+    assert header == {"a": "b", "ü": '{"x": "→"}'}
+    assert arrays.keys() == ARRAYS.keys()
+    for name, array in ARRAYS.items():
+        assert arrays[name].dtype == array.dtype
+        assert arrays[name].shape == array.shape
+        assert arrays[name].tobytes() == np.ascontiguousarray(array).tobytes()
+
+
+def test_ask_and_reply_come_back_as_they_were():
+    ask = Ask("Bank", "vfem", "step", {"z": np.ones(3)}, "abc", '{"a": 1}')
+    back = unpack_ask(pack_ask(ask))
+    assert (back.site, back.family, back.step, back.session, back.text) == (
+        "Bank",
+        "vfem",
+        "step",
+        "abc",
+        '{"a": 1}',
+    )
+    reply = unpack_reply(pack_reply(Reply("Bank", {"z": np.ones(3)}, "text", 17)))
+    assert (reply.site, reply.text, reply.entities) == ("Bank", "text", 17)
+
+
+@pytest.mark.parametrize(
+    "array", [np.ones(2, dtype=np.float32), np.array(["a"]), np.array([None]), np.ones(2, dtype=complex)]
+)
+def test_other_types_do_not_travel(array):
+    with pytest.raises(MessageError, match="'x' is of type"):
+        pack({}, {"x": array})
+
+
+def test_an_ask_is_not_a_reply():
+    with pytest.raises(MessageError, match="not an ask"):
+        unpack_ask(pack_reply(Reply("Bank", {})))
+    with pytest.raises(MessageError, match="not a reply"):
+        unpack_reply(pack_ask(Ask("Bank", "vfem", "step")))
+
+
+def test_every_truncation_is_refused():
+    whole = pack_ask(Ask("Bank", "vfem", "step", ARRAYS))
+    for length in range(len(whole)):
+        with pytest.raises(MessageError, match="bytes that are not a fedstat message"):
+            unpack_ask(whole[:length])
+
+
+def test_random_bytes_are_refused():
+    generator = np.random.default_rng(0)
+    for _ in range(2_000):
+        data = generator.bytes(int(generator.integers(0, 200)))
+        with pytest.raises(MessageError):
+            unpack_ask(data)
+
+
+def test_flipped_bytes_never_raise_anything_else():
+    whole = bytearray(pack_ask(Ask("Bank", "vfem", "step", {"z": np.ones(3)})))
+    generator = np.random.default_rng(1)
+    for _ in range(2_000):
+        data = bytearray(whole)
+        data[int(generator.integers(len(data)))] = int(generator.integers(256))
+        try:
+            unpack_ask(bytes(data))
+        except MessageError:
+            continue
+
+
+DECLARED = {"z": Declared("per entity", "residual"), "b": Declared("control", "b", 2, optional=True)}
+
+
+@pytest.mark.parametrize(
+    ("arrays", "complaint"),
+    [
+        ({}, r"missing \['z'\]"),
+        ({"z": np.ones(2), "q": np.ones(2)}, r"unknown \['q'\]"),
+        ({"z": np.ones((2, 2))}, "'z' has 2 dimensions, expected 1"),
+        ({"z": np.array([1.0, np.nan])}, "'z' holds values that are not finite"),
+        ({"z": np.array([np.inf])}, "not finite"),
+        ({"z": np.ones(1), "b": np.ones(1)}, "'b' has 1 dimensions, expected 2"),
+    ],
+)
+def test_arrays_are_held_against_their_declaration(arrays, complaint):
+    with pytest.raises(MessageError, match=complaint):
+        check_arrays("Bank, step 'x'", DECLARED, arrays)
+
+
+def test_optional_arrays_may_be_left_out():
+    check_arrays("Bank", DECLARED, {"z": np.ones(2)})
