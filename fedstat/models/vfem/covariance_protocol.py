@@ -111,8 +111,8 @@ class Places:
 
 def information_round(ascent: Ascent) -> Rounds[tuple[Sums, list[Mapping[str, Array]]]]:
     """Ask every client for its local sums at the last evaluated point."""
-    lay, r = ascent.layout, ascent.response
-    sums = Sums(lay.counts, ascent.v, r["z1"], r["z2"])
+    lay, at = ascent.layout, ascent.latest
+    sums = Sums(lay.counts, at.v, at.z1, at.z2)
     seen = ~lay.missing
     asks = []
     for j, k in enumerate(lay.clients):
@@ -123,7 +123,7 @@ def information_round(ascent: Ascent) -> Rounds[tuple[Sums, list[Mapping[str, Ar
                 k,
                 "information",
                 ascent.session,
-                inverse_v=1.0 / ascent.v[code],
+                inverse_v=1.0 / at.v[code],
                 others=seen[code],
                 sums=totals,
             )

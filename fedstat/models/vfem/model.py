@@ -19,7 +19,7 @@ from fedstat.models.vfem.covariance_protocol import Covariance, information_cova
 from fedstat.models.vfem.cross_products import CrossOptions
 from fedstat.models.vfem.layout import Layout, make_layout
 from fedstat.models.vfem.progress import Progress
-from fedstat.models.vfem.protocol import FAMILY, Ascent, Fit, Options, ask, climb, estimate
+from fedstat.models.vfem.protocol import FAMILY, SMALLEST_MEMORY, Ascent, Fit, Options, ask, climb, estimate
 from fedstat.models.vfem.results import Outcome, VFEMResults
 from fedstat.models.vfem.sem_protocol import sem_covariance
 from fedstat.typing import Array, Floats
@@ -115,7 +115,7 @@ class VFEMRegression(VerticalModel):
             Mix the last `memory` steps (Anderson 1965), falling back to plain steps where the
             likelihood would fall.
         memory : int
-            Steps that are mixed.
+            Steps that are mixed, two or more.
         learning_rate : float, optional
             Of step="gradient"; by default 2 / (largest + smallest eigenvalue of the local covariances).
         init : {"zero", "cc", "impute"} or array or mapping
@@ -156,6 +156,8 @@ class VFEMRegression(VerticalModel):
         check_choice("acceleration", acceleration, ("anderson", None))
         for name, value in {"sketch_size": sketch_size, "memory": memory, "maxiter": maxiter}.items():
             check_positive(name, value)
+        if memory < SMALLEST_MEMORY:
+            raise ModelError(f"memory: expected {SMALLEST_MEMORY} or more, received {memory!r}")
         for name, tolerance in {"tol_score": tol_score, "tol_change": tol_change}.items():
             check_positive(name, tolerance)
         options = Options(step, acceleration, memory, learning_rate, maxiter, tol_score, tol_change)
@@ -199,15 +201,15 @@ class VFEMRegression(VerticalModel):
         yield from climb(ascent)
         fit = yield from estimate(ascent)
         names = {block.client: block.names for block in self.design.blocks}
+        fitted: Mapping[str, Array] = {}
+        if ledger.at == layout.active:
+            (reply,) = yield [ask(layout.active, "fitted", self._session)]
+            fitted = reply.arrays
         covariance = None
         if cov_type == "sem":
             covariance = yield from sem_covariance(ascent, cross, fit.a, fit.s2)
         elif cov_type != "none":
             covariance = yield from information_covariance(ascent, cross, names, cov_type == "robust")
-        fitted: Mapping[str, Array] = {}
-        if ledger.at == layout.active:
-            (reply,) = yield [ask(layout.active, "fitted", self._session)]
-            fitted = reply.arrays
         return fit, covariance, fitted
 
     def _first_point(

@@ -20,11 +20,15 @@ from fedstat.federation.message import Ask, Reply
 from fedstat.kernels.anderson import anderson_weights, one_hot
 from fedstat.kernels.rows import add_at, weighted_rows
 from fedstat.models.vfem.layout import Layout
-from fedstat.typing import Array, Floats
+from fedstat.models.vfem.response_points import ResponsePoints
+from fedstat.typing import Floats
 
 FAMILY = "vfem"
 ASCENT_TOLERANCE = 1e-12
 SMALLEST_STEP = 2.0**-20
+GROWTH = 1.25
+SMALLEST_MEMORY = 2
+"""A mixed and a plain step may be rejected in turn, and the point before them is still wanted."""
 
 Turn: TypeAlias = Generator[list[Ask], list[Reply], None]
 
@@ -122,10 +126,22 @@ class Points:
         """Return eta (n,), the sum of centred linear predictors, and t (K,) at a mixture of the points."""
         ring = np.zeros(len(self.predictors))
         ring[(self.newest - np.arange(len(weights))[::-1]) % len(ring)] = weights
-        centre = np.array([weights @ B @ weights for B in self.centres])
+        differences = np.append(weights[:-1], 1.0)  # from the newest point
+        centre = np.array([differences @ B @ differences for B in self.centres])
         eta = weighted_rows(self.predictors, ring, ~layout.missing @ centre, layout.code)
-        t = np.array([weights @ (B @ weights) @ weights for B in self.spreads])
+        t = np.array([differences @ (B @ differences) @ differences for B in self.spreads])
         return eta, t
+
+
+@dataclass(frozen=True, slots=True)
+class Latest:
+    """The last evaluated point: a, s2, and by pattern v and the sums of z and z^2."""
+
+    a: float
+    s2: float
+    v: Floats
+    z1: Floats
+    z2: Floats
 
 
 @dataclass(slots=True)
@@ -136,7 +152,9 @@ class Ascent:
     options: Options
     session: str
     report: Callable[[TraceRow], None] | None = None
-    points: Points = field(default_factory=lambda: Points(np.empty((0, 0))))
+    points: Points = field(init=False)
+    response: ResponsePoints = field(init=False)
+    latest: Latest = field(init=False)
     gram: Floats = field(default_factory=lambda: np.empty((0, 0)))
     weights: Floats = field(default_factory=lambda: np.ones(1))
     move: str = "start"
@@ -144,8 +162,7 @@ class Ascent:
     best: float = -np.inf
     accepted: int = 0
     trace: list[TraceRow] = field(default_factory=list)
-    response: Mapping[str, Array] = field(default_factory=dict)
-    v: Floats = field(default_factory=lambda: np.empty(0))
+    forget: bool = False
     began: float = field(default_factory=time.perf_counter)
     converged: bool = False
     reason: str = "the largest number of iterations was reached"
@@ -154,7 +171,8 @@ class Ascent:
 
     def start(self, beta: Mapping[str, Floats] | None) -> Turn:
         """Open the fit at every site."""
-        lay, memory = self.layout, self.options.memory if self.options.acceleration else 0
+        lay = self.layout
+        memory = self.options.memory if self.options.acceleration else SMALLEST_MEMORY
         asks = [
             ask(
                 k,
@@ -169,35 +187,31 @@ class Ascent:
             )
             for k in lay.clients
         ]
-        response = ask(
-            lay.active, "start_response", self.session, keep=lay.response_keep, code=lay.code, memory=memory
-        )
-        replies = yield [*asks, response]
+        response = ask(lay.active, "start_response", self.session, keep=lay.response_keep, code=lay.code)
+        *replies, reply = yield [*asks, response]
+        self.response = ResponsePoints(lay.counts, memory, reply.arrays["moments"])
         self.points = Points(np.zeros((memory + 2, lay.n)))
-        self.points.take(lay, replies[:-1])
+        self.points.take(lay, replies)
         if self.options.step == "gradient":
-            yield from self._set_rate([r.arrays["eigenvalues"] for r in replies[:-1]])
+            yield from self._set_rate([r.arrays["eigenvalues"] for r in replies])
 
     def _set_rate(self, eigenvalues: list[Floats]) -> Turn:
         ends = np.array(eigenvalues)
         eta = self.options.learning_rate or 2.0 / (ends[:, 0].min() + ends[:, 1].max())
-        yield [ask(k, "set_step", self.session, eta=eta, omega=1.0) for k in self.layout.clients]
+        yield [ask(k, "set_rate", self.session, eta=eta) for k in self.layout.clients]
 
     def evaluate(self) -> Generator[list[Ask], list[Reply], list[Reply] | None]:
         """Ask for likelihood and score at the mixed point; None when it is not admissible."""
         lay = self.layout
         eta, t = self.points.mixed(self.weights, lay)
-        t_missing = lay.missing @ t
-        question = ask(
-            lay.active, "residuals", self.session, weights=self.weights, eta=eta, t_missing=t_missing
-        )
-        (response,) = yield [question]
-        r = response.arrays
-        if not r["inside"]:
+        a, s2 = self.response.mixed(self.weights)
+        v = s2 + lay.missing @ t
+        if self.response.vanishing(s2, v):
             return None
-        v = float(r["s2"]) + t_missing
-        sums = np.column_stack([r["z1"], r["z2"], lay.counts / v])
-        z = r["z"]
+        question = ask(lay.active, "residuals", self.session, a=a, s2=s2, eta=eta, t_missing=lay.missing @ t)
+        (reply,) = yield [question]
+        z, z1, z2 = (reply.arrays[name] for name in ("z", "z1", "z2"))
+        sums = np.column_stack([z1, z2, lay.counts / v])
         replies = yield [
             ask(
                 k,
@@ -206,44 +220,48 @@ class Ascent:
                 weights=self.weights,
                 z=z[lay.rows[k]],
                 missing=lay.missing[:, j] @ sums,
-                s2=float(r["s2"]),
+                s2=s2,
+                omega=self.omega,
+                forget=self.forget,
             )
             for j, k in enumerate(lay.clients)
         ]
-        if not all(reply.arrays["inside"] for reply in replies):
+        self.forget = not all(reply.arrays["inside"] for reply in replies)
+        if self.forget:
             return None
         self.points.take(lay, replies)
-        self.response, self.v = r, v
-        return [response, *replies]
+        self.latest = Latest(a, s2, v, z1, z2)
+        return replies
 
     # ---- the course of the iteration ---------------------------------------------------------
 
     def take(self, replies: list[Reply]) -> None:
-        """Enter an evaluation, and choose the next point."""
-        arrays = [reply.arrays for reply in replies]
-        log_likelihood = float(sum(float(a["log_likelihood"]) for a in arrays))
-        score = float(np.sqrt(sum(float(a["score2"]) for a in arrays) / self.layout.n))
-        change = max(float(a["change"]) for a in arrays)
-        self.trace.append(
-            TraceRow(
-                len(self.trace) + 1,
-                log_likelihood,
-                score,
-                change,
-                self.move,
-                time.perf_counter() - self.began,
-            )
+        """Enter an evaluation, and tell whether the iteration has converged."""
+        arrays, at = [reply.arrays for reply in replies], self.latest
+        own = self.response.score(at.a, at.s2, at.v, at.z1, at.z2)
+        log_likelihood = own.log_likelihood + sum(float(a["log_likelihood"]) for a in arrays)
+        score2 = own.score2 + sum(float(a["score2"]) for a in arrays)
+        row = TraceRow(
+            len(self.trace) + 1,
+            log_likelihood,
+            float(np.sqrt(score2 / self.layout.n)),
+            max(own.change, *[float(a["change"]) for a in arrays]),
+            self.move,
+            time.perf_counter() - self.began,
         )
+        self.trace.append(row)
         if self.report is not None:
-            self.report(self.trace[-1])
-        self._enlarge_gram(np.sum([a["products"] for a in arrays], axis=0))
-        self.converged = score <= self.options.tol_score and change <= self.options.tol_change
+            self.report(row)
+        recentring = sum(float(a["recentring"]) for a in arrays)
+        products = self.response.take(at.a, at.s2, at.v, at.z1, at.z2, self.omega, recentring)
+        self._enlarge_gram(products + np.sum([a["products"] for a in arrays], axis=0))
+        self.converged = row.score <= self.options.tol_score and row.change <= self.options.tol_change
         if self.converged:
             self.reason = "score and change are below their tolerances"
 
     def _enlarge_gram(self, products: Floats) -> None:
         if len(products) == len(self.gram):  # the oldest point was forgotten
-            self.accepted = max(self.accepted - 1, 0)
+            self.accepted -= 1
         first = len(self.gram) - (len(products) - 1)
         old = self.gram[first:, first:]
         self.gram = np.block([[old, products[:-1, None]], [products[None, :-1], products[-1:, None]]])
@@ -254,6 +272,7 @@ class Ascent:
         slack = ASCENT_TOLERANCE * abs(self.best) + 1e-9 if np.isfinite(self.best) else 0.0
         if row.log_likelihood >= self.best - slack:
             self.best, self.accepted = max(row.log_likelihood, self.best), size - 1
+            self.omega = min(1.0, GROWTH * self.omega)
             self.weights, self.move = self._mixture(), "mixed"
             if not self.options.acceleration or np.count_nonzero(self.weights) == 1:
                 self.move = "plain"
@@ -282,10 +301,23 @@ class Ascent:
                 "the log-likelihood falls along every step, however short; "
                 "the columns are probably collinear across institutions"
             )
-        asks = [ask(k, "shorten", self.session, point=self.accepted, omega=self.omega) for k in lay.clients]
-        replies = yield [*asks, ask(lay.active, "shorten_response", self.session, point=self.accepted)]
-        self.points.take(lay, replies[:-1])
-        self.gram, self.weights, self.move, self.accepted = np.empty((0, 0)), np.ones(1), "shortened", 0
+        replies = yield [
+            ask(k, "shorten", self.session, point=self.accepted, omega=self.omega) for k in lay.clients
+        ]
+        self.points.take(lay, replies)
+        recentring = sum(float(reply.arrays["recentring"]) for reply in replies)
+        self.response.shorten(self.accepted, self.omega, recentring)
+        self.gram, self.weights, self.move, self.accepted = np.empty((0, 0)), np.ones(1), "shortened", -1
+
+
+def vanishing_message(layout: Layout) -> str:
+    """Say why an iteration has nowhere to go."""
+    complete = int(layout.counts[~layout.missing.any(axis=1)].sum())
+    return (
+        f"a variance goes to zero, where the likelihood has no maximum: {complete} of the {layout.n} "
+        "entities are complete, and the coefficients may reproduce their response without error; leave "
+        "out columns or clients, or start elsewhere (init=)"
+    )
 
 
 def climb(ascent: Ascent) -> Turn:
@@ -296,7 +328,7 @@ def climb(ascent: Ascent) -> Turn:
         if replies is None:
             failures += 1
             if failures > 2:
-                raise EstimationError("the variances leave the positive cone at every step")
+                raise EstimationError(vanishing_message(ascent.layout))
             ascent.plain()
             continue
         failures = 0
@@ -310,18 +342,15 @@ def climb(ascent: Ascent) -> Turn:
 def estimate(ascent: Ascent) -> Rounds[Fit]:
     """Collect the estimates of the last evaluated point."""
     lay = ascent.layout
-    *replies, response = yield [
-        *[ask(k, "estimates", ascent.session) for k in lay.clients],
-        ask(lay.active, "response_estimates", ascent.session),
-    ]
+    replies = yield [ask(k, "estimates", ascent.session) for k in lay.clients]
     by_client = {k: reply.arrays for k, reply in zip(lay.clients, replies, strict=True)}
     return Fit(
-        float(response.arrays["a"]),
-        float(response.arrays["s2"]),
+        ascent.latest.a,
+        ascent.latest.s2,
         {k: a["beta"] for k, a in by_client.items()},
         {k: a["mu"] for k, a in by_client.items()},
         {k: float(a["t"]) for k, a in by_client.items()},
-        response.arrays["moments"],
+        ascent.response.moments,
         ascent.trace[-1].log_likelihood,
         tuple(ascent.trace),
         ascent.converged,

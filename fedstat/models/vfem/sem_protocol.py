@@ -104,7 +104,7 @@ class EMMap:
         t = np.array([b @ v for b, v in zip(point.beta, w, strict=True)])
         a = point.beta0 + sum(float(m @ b) for m, b in zip(point.mu, point.beta, strict=True))
         question = {"a": a, "s2": point.s2, "eta": eta, "t_missing": lay.missing @ t}
-        (response,) = yield [ask(lay.active, "sem_residuals", self.session, **question)]
+        (response,) = yield [ask(lay.active, "residuals", self.session, **question)]
         z = response.arrays["z"]
         v = point.s2 + lay.missing @ t
         sums = np.column_stack([response.arrays["z1"], response.arrays["z2"], lay.counts / v])

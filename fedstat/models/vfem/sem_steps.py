@@ -1,7 +1,7 @@
 """What one institution contributes to the supplemented EM algorithm.
 
-The exact EM map is evaluated at points near the estimate, in standardised columns; nothing of the fit's
-own state changes.
+The exact EM map is evaluated at points near the estimate, in standardised columns; nothing of the client's
+own fit changes.
 """
 
 from __future__ import annotations
@@ -11,12 +11,10 @@ from collections.abc import Mapping
 import numpy as np
 from scipy.linalg import cho_factor
 
-from fedstat.errors import EstimationError
 from fedstat.federation.message import Declared, Step
 from fedstat.federation.site import SiteData, State
-from fedstat.kernels.rows import row_dots, standardised_residuals
+from fedstat.kernels.rows import row_dots
 from fedstat.models.vfem.covariance_steps import weighted_sums
-from fedstat.models.vfem.response_steps import Active
 from fedstat.models.vfem.steps import Theta, client_of, m_step
 from fedstat.typing import Array, Bools, Floats
 
@@ -54,18 +52,6 @@ def predictor(data: SiteData, state: State, beta: Floats, mu: Floats) -> dict[st
     """Centred linear predictor at another point."""
     client = client_of(data, state)
     return {"linear_predictor": row_dots(client.X, beta) - float(mu @ beta)}
-
-
-def response_residuals(
-    data: SiteData, state: State, a: Array, s2: Array, eta: Floats, t_missing: Floats
-) -> dict[str, Array]:
-    """Standardised residuals at another point."""
-    active: Active = state.items["vfem active"]
-    v = float(s2) + t_missing
-    if (v <= 0.0).any():
-        raise EstimationError("supplemented EM: a perturbed variance is not positive")
-    z, z1, z2 = standardised_residuals(active.y, eta, active.code, float(a), v)
-    return {"z": z, "z1": z1, "z2": z2}
 
 
 def em_sums(
@@ -118,20 +104,6 @@ STEPS: Mapping[str, Step] = {
             "linear_predictor": Declared(
                 "per entity", "linear predictor x'beta of the client's block", maskable=True
             )
-        },
-    ),
-    "sem_residuals": Step(
-        response_residuals,
-        {
-            "a": Declared("aggregate", "centred intercept", 0),
-            "s2": Declared("aggregate", "residual variance", 0),
-            "eta": Declared("per entity", "sum of the clients' linear predictors"),
-            "t_missing": Declared("control", "variance of missing linear predictors, by pattern"),
-        },
-        {
-            "z": Declared("per entity", "standardised residual of the response"),
-            "z1": Declared("aggregate", "sum of z by pattern"),
-            "z2": Declared("aggregate", "sum of z^2 by pattern"),
         },
     ),
     "sem_sums": Step(

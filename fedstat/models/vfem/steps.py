@@ -74,6 +74,8 @@ class Client:
     z: Floats = field(default_factory=lambda: np.empty(0))
     points: list[Theta] = field(default_factory=list)
     evaluated: list[Evaluated | None] = field(default_factory=list)
+    base: Evaluated | None = None
+    previous: tuple[list[Theta], list[Evaluated | None]] = field(default_factory=lambda: ([], []))
     root: Floats | None = None
     s2_reference: float = 1.0
     staged: dict[str, Array] = field(default_factory=dict)
@@ -196,13 +198,16 @@ def describe_points(client: Client) -> dict[str, Array]:
     """Return the newest linear predictor, and the scalars for any mixture of the points.
 
     For weights c over the points the coordinator needs mu'beta and t = beta'Sigma beta of the mixed
-    parameters: sums of ``c_j c_l mu_j'beta_l`` and ``c_j c_l c_m beta_l'Sigma_j beta_m``.
+    parameters: sums of ``c_j c_l mu_j'beta_l`` and ``c_j c_l c_m beta_l'Sigma_j beta_m``. Points before
+    the newest stand as differences from it (whose own weight is then one): with large weights of both
+    signs the products of the points themselves would cancel.
     """
-    B = np.array([p.beta for p in client.points])
-    MU = np.array([p.mu for p in client.points])
-    S = np.array([p.Sigma for p in client.points])
+    *earlier, newest = client.points
+    B = np.array([*[p.beta - newest.beta for p in earlier], newest.beta])
+    MU = np.array([*[p.mu - newest.mu for p in earlier], newest.mu])
+    S = np.array([*[p.Sigma - newest.Sigma for p in earlier], newest.Sigma])
     return {
-        "linear_predictor": row_dots(client.X, client.points[-1].beta),
+        "linear_predictor": row_dots(client.X, newest.beta),
         "centres": MU @ B.T,
         "spreads": B @ S @ B.T,
     }
@@ -224,6 +229,8 @@ def step(
     z: Floats,
     missing: Floats,
     s2: Array,
+    omega: Array,
+    forget: Array,
 ) -> dict[str, Array]:
     """Evaluate likelihood and score at a mixture of the points, and make the local M-step there.
 
@@ -237,6 +244,10 @@ def step(
         Sums of z, z^2 and 1/v over the entities that the client does not have.
     s2 : float
         Residual variance.
+    omega : float
+        Length of the step of beta.
+    forget : bool
+        Whether to forget the previous evaluation first, because another client found it inadmissible.
 
     Returns
     -------
@@ -247,6 +258,10 @@ def step(
         with the earlier ones.
     """
     client = client_of(data, state)
+    if forget:
+        client.points, client.evaluated = client.previous
+    client.previous = list(client.points), list(client.evaluated)
+    client.omega = float(omega)
     theta = mix(client.points, weights)
     try:
         factor = cho_factor(theta.Sigma, lower=True)
@@ -262,7 +277,13 @@ def step(
         "score2": np.array(score2),
         "change": np.array(change),
         "products": move_products(client),
+        "recentring": recentring(theta, image),
     }
+
+
+def recentring(old: Theta, new: Theta) -> Array:
+    """By how much the centred intercept moves with the means, (mu_new - mu_old)'beta_new."""
+    return np.array((new.mu - old.mu) @ new.beta)
 
 
 def m_step(
@@ -367,23 +388,23 @@ def shorten(data: SiteData, state: State, point: Array, omega: Array) -> dict[st
     Parameters
     ----------
     point : int
-        Which of the remembered points.
+        Which of the remembered points; -1 for that of the last call.
     omega : float
         Length of the step of beta.
     """
     client = client_of(data, state)
-    base = client.evaluated[int(point)]
+    client.base = base = client.evaluated[int(point)] if point >= 0 else client.base
     assert base is not None
-    client.omega, client.current = float(omega), base.at
-    beta = base.at.beta + client.omega * base.direction
-    set_first_point(client, Theta(beta, base.image.mu, base.image.Sigma))
-    return describe_points(client)
+    client.current = base.at
+    beta = base.at.beta + float(omega) * base.direction
+    image = Theta(beta, base.image.mu, base.image.Sigma)
+    set_first_point(client, image)
+    return describe_points(client) | {"recentring": recentring(base.at, image)}
 
 
-def set_step(data: SiteData, state: State, eta: Array, omega: Array) -> dict[str, Array]:
-    """Choose the M-step: gradient with rate eta, or local Newton (eta = 0); and its length omega."""
-    client = client_of(data, state)
-    client.eta, client.omega = float(eta), float(omega)
+def set_rate(data: SiteData, state: State, eta: Array) -> dict[str, Array]:
+    """Choose the gradient M-step, TWFL (8), with rate eta."""
+    client_of(data, state).eta = float(eta)
     return {}
 
 
@@ -414,8 +435,7 @@ ITERATION: Mapping[str, Declared] = {
     "change": Declared("control", "largest change of a parameter", 0, optional=True),
     "products": Declared("control", "inner products of moves", maskable=True, optional=True),
 }
-MEMORY = Declared("control", "memory of the acceleration", 0)
-WEIGHTS = Declared("control", "weights of the points")
+RECENTRING = Declared("control", "move of the centred intercept", 0, maskable=True, optional=True)
 
 STEPS: Mapping[str, Step] = {
     "start": Step(
@@ -425,24 +445,23 @@ STEPS: Mapping[str, Step] = {
             "rows": Declared("presence", "positions of the client's entities among those of the fit"),
             "n": Declared("control", "number of entities", 0),
             "filled": Declared("control", "whether missing blocks count as their mean", 0),
-            "memory": MEMORY,
+            "memory": Declared("control", "memory of the acceleration", 0),
             "beta": Declared("control", "starting coefficients", optional=True),
         },
         {**POINTS, "eigenvalues": Declared("aggregate", "extreme eigenvalues of the local covariance")},
     ),
-    "set_step": Step(
-        set_step,
-        {"eta": Declared("control", "learning rate", 0), "omega": Declared("control", "step length", 0)},
-    ),
+    "set_rate": Step(set_rate, {"eta": Declared("control", "learning rate", 0)}),
     "step": Step(
         step,
         {
-            "weights": WEIGHTS,
+            "weights": Declared("control", "weights of the points"),
             "z": Declared("per entity", "standardised residual of the response"),
             "missing": Declared("aggregate", "sums of z, z^2 and 1/v over entities the client lacks"),
             "s2": Declared("aggregate", "residual variance", 0),
+            "omega": Declared("control", "step length", 0),
+            "forget": Declared("control", "whether to forget the previous evaluation", 0),
         },
-        {**POINTS, **ITERATION},
+        {**POINTS, **ITERATION, "recentring": RECENTRING},
     ),
     "shorten": Step(
         shorten,
@@ -450,7 +469,7 @@ STEPS: Mapping[str, Step] = {
             "point": Declared("control", "point to return to", 0),
             "omega": Declared("control", "step length", 0),
         },
-        POINTS,
+        {**POINTS, "recentring": RECENTRING},
     ),
     "estimates": Step(
         estimates,
