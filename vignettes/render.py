@@ -20,7 +20,7 @@ FOLDER = Path(__file__).resolve().parent
 STYLE = """<style>
   body.jp-Notebook { max-width: 68rem; margin: 0 auto; padding: 1rem; }
   .jp-RenderedHTMLCommon p, .jp-RenderedHTMLCommon li { max-width: 46rem; }
-  .jp-OutputArea-output pre { font-size: 12px; line-height: 1.25; }
+  .jp-OutputArea-output pre { font-size: 12px; line-height: 1.25; word-break: normal; }
 </style>
 """
 

@@ -1,16 +1,24 @@
-"""The observed-data log-likelihood of VFEM on pooled data, written out entity by entity."""
+"""The observed-data log-likelihood of VFEM on pooled data, written out entity by entity.
+
+Beside it: simulated data of which institutions hold parts, and what is needed to compare them with a fit.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
+import pandas as pd
 from statsmodels.tools.numdiff import approx_fprime_cs, approx_hess_cs
+
+import fedstat as fs
 
 
 class Pooled:
     """Pooled data: y (n,), a list of blocks (n, p_k) with nan rows where a client lacks an entity."""
 
     def __init__(self, y, blocks):
-        self.y, self.blocks = y, blocks
+        self.y, self.blocks = np.asarray(y, dtype=float), [np.asarray(b, dtype=float) for b in blocks]
         self.sizes = [b.shape[1] for b in blocks]
         self.seen = np.column_stack([~np.isnan(b).any(axis=1) for b in blocks])
 
@@ -62,3 +70,130 @@ class Pooled:
 
     def hessian(self, theta):
         return approx_hess_cs(theta, self.loglike)
+
+    @property
+    def reported(self):
+        """Places of beta0 and beta in theta."""
+        return [0, *range(2, 2 + sum(self.sizes))]
+
+    def scores(self, theta):
+        """Score of every entity, (n, d)."""
+        return approx_fprime_cs(theta, self.loglike_obs)
+
+    def saturated(self):
+        """Largest log-likelihood of the blocks alone: normal, at each block's own mean and covariance."""
+        total = 0.0
+        for X in self.seen_rows():
+            n, p = X.shape
+            _, log_det = np.linalg.slogdet(np.cov(X.T, bias=True).reshape(p, p))
+            total -= 0.5 * n * (p * np.log(2 * np.pi) + log_det + p)
+        return total
+
+    def seen_rows(self):
+        return [X[has] for X, has in zip(self.blocks, self.seen.T, strict=True)]
+
+    def relative_score(self, theta, information):
+        """Largest score in standard deviations of the score, that is over the root of the information."""
+        return np.abs(self.score(theta) / np.sqrt(np.diag(information))).max()
+
+    def joint_moments(self, theta):
+        """Mean and covariance of (x_1, ..., x_K, y)."""
+        beta0, s2, betas, mus, Sigmas = self.unpack(np.asarray(theta))
+        beta, mu, p = np.concatenate(betas), np.concatenate(mus), sum(self.sizes)
+        S = np.zeros((p, p), dtype=np.asarray(theta).dtype)
+        edges = np.cumsum([0, *self.sizes])
+        for k, Sigma in enumerate(Sigmas):
+            S[edges[k] : edges[k + 1], edges[k] : edges[k + 1]] = Sigma
+        C = np.block([[S, (S @ beta)[:, None]], [(beta @ S)[None, :], np.array([[s2 + beta @ S @ beta]])]])
+        return np.append(mu, beta0 + mu @ beta), C
+
+    def predict(self, theta, X=None):
+        """E[y | seen columns] and Var[y | seen columns], (n,) each: conditioning in the joint normal law."""
+        m, C = self.joint_moments(theta)
+        X = np.column_stack(self.blocks) if X is None else X
+        mean, variance = np.empty(len(X), dtype=m.dtype), np.empty(len(X), dtype=m.dtype)
+        for i, row in enumerate(X):
+            has = np.flatnonzero(~np.isnan(row))
+            weights = np.linalg.solve(C[np.ix_(has, has)], C[has, -1]) if len(has) else np.zeros(0)
+            mean[i] = m[-1] + weights @ (row[has] - m[has])
+            variance[i] = C[-1, -1] - weights @ C[has, -1]
+        return mean, variance
+
+
+@dataclass(frozen=True)
+class Study:
+    """A table whose rows are entities, and who holds which columns; a client lacks a row where all are nan.
+
+    Parameters
+    ----------
+    table : DataFrame
+        Column "y" and the covariates.
+    columns : dict of str to list of str
+        Covariates of each client.
+    holder : str
+        Client of the response; among `columns`, or with the response alone.
+    """
+
+    table: pd.DataFrame
+    columns: dict[str, list[str]]
+    holder: str
+
+    @property
+    def covariates(self):
+        return [name for names in self.columns.values() for name in names]
+
+    def frames(self):
+        out = {}
+        for client in dict.fromkeys([self.holder, *self.columns]):
+            names = self.columns.get(client, [])
+            frame = (
+                self.table[["y", *names]] if client == self.holder else self.table[names].dropna(how="all")
+            )
+            out[client] = frame.rename_axis("id").reset_index()
+        return out
+
+    def partition(self, **options):
+        return fs.ClientPartition.from_frames(self.frames(), on="id", **({"shared_seed": 7} | options))
+
+    def model(self, formula="y ~ .", **options):
+        return fs.VFEMRegression.from_formula(formula, self.partition(), **options)
+
+    def pooled(self):
+        return Pooled(self.table["y"], [self.table[names] for names in self.columns.values()])
+
+    def theta(self, model, result):
+        """All parameters of the fit that was made last, as :class:`Pooled` packs them."""
+        found = [block_parameters(model, client) for client in self.columns]
+        return self.pooled().pack(result.params["Intercept"], result.scale, *zip(*found, strict=True))
+
+
+def block_parameters(model, client):
+    """beta, mu, Sigma in the units of the data, from what the client's site remembers of the last fit."""
+    block = model.partition.sites[client]._states[model._session].items["vfem"]
+    at, scale = block.current, block.scale
+    return at.beta / scale, block.shift + scale * at.mu, at.Sigma * np.outer(scale, scale)
+
+
+def simulate(seed=0, n=500, holder="Bank", missing="mar", slopes=None):
+    """Three clients with two, three and two columns of different scales; one column has no effect.
+
+    With missing="mar" the Court lacks records where y is small and the Bank's own columns are there half the
+    time; nobody lacks any with missing="none".
+    """
+    rng = np.random.default_rng(seed)
+    mix = np.array([[1.0, 0.4, 0.2], [0.0, 1.0, 0.3], [0.0, 0.0, 0.8]])
+    blocks = {
+        "Bank": rng.normal(size=(n, 2)) @ [[1.0, 0.5], [0.0, 1.0]],
+        "Court": rng.normal(size=(n, 3)) @ mix + [3.0, 0.0, -2.0],
+        "Tax": rng.normal(size=(n, 2)) * [10.0, 0.1] + [100.0, 0.0],
+    }
+    slopes = slopes or {"Bank": [0.5, -0.3], "Court": [0.4, 0.0, -0.6], "Tax": [0.05, 3.0]}
+    y = 1.0 + sum(X @ slopes[client] for client, X in blocks.items()) + rng.normal(size=n)
+    columns = {client: [f"{client.lower()}{j}" for j in range(X.shape[1])] for client, X in blocks.items()}
+    table = pd.concat([pd.DataFrame(X, columns=columns[c]) for c, X in blocks.items()], axis=1)
+    table.insert(0, "y", y)
+    if missing != "none":
+        lacks_court = 1.0 / (1.0 + np.exp((y - y.mean()) / y.std()))
+        for client, share in {"Bank": 0.25, "Court": lacks_court, "Tax": 0.4}.items():
+            table.loc[rng.random(n) < share, columns[client]] = np.nan
+    return Study(table, columns, holder)

@@ -19,7 +19,10 @@ COLUMNS = {
 @pytest.fixture(scope="module")
 def adults(shared_data):
     frame = pd.read_csv(
-        shared_data / "nhanes" / "NHANESraw.csv.gz", na_values=["", "NA"], keep_default_na=False, low_memory=False
+        shared_data / "nhanes" / "NHANESraw.csv.gz",
+        na_values=["", "NA"],
+        keep_default_na=False,
+        low_memory=False,
     )
     return frame[frame["Age"] >= 20]
 
@@ -45,7 +48,9 @@ def test_blocks_are_missing_as_described(partition):
 
 
 def test_missing_responses_are_counted_and_refused(partition):
-    with pytest.raises(DesignError, match=r"'BPSysAve' at client 'Blood pressure' is missing for 926 of 11,778"):
+    with pytest.raises(
+        DesignError, match=r"'BPSysAve' at client 'Blood pressure' is missing for 926 of 11,778"
+    ):
         fs.VFEMRegression.from_formula("BPSysAve ~ .", partition)
 
 
