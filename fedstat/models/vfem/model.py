@@ -6,6 +6,7 @@ import copy
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -154,12 +155,13 @@ class VFEMRegression(VerticalModel):
         check_choice("sketch", sketch, ("structured", "gaussian"))
         check_choice("step", step, ("gradient", "local-newton"))
         check_choice("acceleration", acceleration, ("anderson", None))
-        for name, value in {"sketch_size": sketch_size, "memory": memory, "maxiter": maxiter}.items():
-            check_positive(name, value)
-        if memory < SMALLEST_MEMORY:
-            raise ModelError(f"memory: expected {SMALLEST_MEMORY} or more, received {memory!r}")
-        for name, tolerance in {"tol_score": tol_score, "tol_change": tol_change}.items():
-            check_positive(name, tolerance)
+        check_whole("sketch_size", sketch_size, 1)
+        check_whole("memory", memory, SMALLEST_MEMORY)
+        check_whole("maxiter", maxiter, 1)
+        check_positive("tol_score", tol_score)
+        check_positive("tol_change", tol_change)
+        if learning_rate is not None:
+            check_positive("learning_rate", learning_rate)
         options = Options(step, acceleration, memory, learning_rate, maxiter, tol_score, tol_change)
         cross = CrossOptions("none" if cov_type == "expected" else cross_products, sketch, sketch_size)
         layout = make_layout(self.design, self.partition.rows[self.design.active], method)
@@ -256,10 +258,16 @@ def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
         raise ModelError(f"{name}: expected one of {', '.join(map(repr, choices))}, received {value!r}")
 
 
-def check_positive(name: str, value: float) -> None:
-    """Refuse a number that is not positive."""
-    if not value > 0:
+def check_positive(name: str, value: object) -> None:
+    """Refuse what is not a positive number."""
+    if not isinstance(value, int | float | np.floating | np.integer) or not value > 0:
         raise ModelError(f"{name}: expected a positive number, received {value!r}")
+
+
+def check_whole(name: str, value: object, least: int) -> None:
+    """Refuse what is not a whole number of at least `least`."""
+    if not isinstance(value, Integral) or value < least:
+        raise ModelError(f"{name}: expected a whole number, {least} or more, received {value!r}")
 
 
 def init_name(init: Init) -> str:

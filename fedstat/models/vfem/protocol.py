@@ -26,7 +26,6 @@ from fedstat.typing import Floats
 FAMILY = "vfem"
 ASCENT_TOLERANCE = 1e-12
 SMALLEST_STEP = 2.0**-20
-GROWTH = 1.25
 SMALLEST_MEMORY = 2
 """A mixed and a plain step may be rejected in turn, and the point before them is still wanted."""
 
@@ -272,7 +271,6 @@ class Ascent:
         slack = ASCENT_TOLERANCE * abs(self.best) + 1e-9 if np.isfinite(self.best) else 0.0
         if row.log_likelihood >= self.best - slack:
             self.best, self.accepted = max(row.log_likelihood, self.best), size - 1
-            self.omega = min(1.0, GROWTH * self.omega)
             self.weights, self.move = self._mixture(), "mixed"
             if not self.options.acceleration or np.count_nonzero(self.weights) == 1:
                 self.move = "plain"
