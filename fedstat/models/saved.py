@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from fedstat.errors import MessageError, ModelError
+from fedstat.errors import EstimationError, MessageError, ModelError
 from fedstat.federation.message import unpack
 from fedstat.typing import Array
 
@@ -47,5 +47,5 @@ def load(path: str | Path) -> Any:
         )
     try:
         return reader(header, arrays)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, EstimationError) as error:
         raise ModelError(f"{path.name}: the file is not whole ({type(error).__name__})") from error

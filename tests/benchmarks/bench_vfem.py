@@ -1,0 +1,464 @@
+"""Seconds, memory, rounds and bytes of VFEM, beside two imputation methods.
+
+Every figure comes from a process of its own, so that imports, compilation and memory are not those of another
+one. Data are drawn beforehand and read from files. Wall time is what a user waits; CPU time is
+beside it because other programs on the same computer lengthen the former only.
+
+    python tests/benchmarks/bench_vfem.py              all, and writes results/vfem.md
+    python tests/benchmarks/bench_vfem.py fit growth   some, and prints them
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import date
+from pathlib import Path
+
+SME = 166_207
+GROWTH = (20_000, SME, 1_600_000)
+REPEATS = 3
+IMPUTER_ROUNDS = 2
+MICE_CYCLES = 3
+MICE_USUAL_CYCLES = 10 + 20 * 4
+GROWTH_COLUMNS = [
+    "n",
+    "partition s",
+    "design s",
+    "expected s",
+    "observed s",
+    "expected CPU s",
+    "observed CPU s",
+    "iterations",
+    "rounds",
+    "MB sent",
+    "peak MB",
+    "CPU ns / entity / iteration",
+    "bytes / entity / iteration",
+]
+RESULTS = Path(__file__).parent / "results" / "vfem.md"
+NHANES = {
+    "Interview": ["Age", "Gender", "Race1", "Education", "Poverty", "Diabetes"],
+    "Body": ["Height", "BMI"],
+    "Blood pressure": ["BPSysAve", "Pulse"],
+    "Blood laboratory": ["DirectChol", "TotChol"],
+    "Urine": ["UrineVol1", "UrineFlow1"],
+    "Questionnaire": ["HealthGen", "DaysPhysHlthBad", "DaysMentHlthBad"],
+}
+NHANES_FORMULAS = ("BPSysAve ~ .", "Poverty ~ . - Education")
+
+
+class Clock:
+    """Wall and CPU seconds, and the peak of resident memory, of named stages."""
+
+    def __init__(self):
+        self.stages = {}
+
+    def time(self, stage, call, *arguments, **options):
+        wall, cpu = time.perf_counter(), time.process_time()
+        value = call(*arguments, **options)
+        row = {"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu}
+        self.stages.setdefault(stage, []).append(row | {"peak": peak()})
+        return value
+
+
+def peak():
+    """Largest resident memory of this process so far, MB."""
+    # Kilobytes on Linux, bytes on macOS.
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1e6 if sys.platform == "darwin" else 1e3)
+
+
+# ---- in a process of its own ---------------------------------------------------------------------
+
+
+def write(folder, n, seed=1):
+    """Draw the enterprise study and write one file per institution."""
+    import fedstat as fs
+
+    folder = Path(folder)
+    data = fs.datasets.make_sme(n, seed=seed)
+    for client, frame in data.frames.items():
+        frame.to_parquet(folder / f"{client}.parquet", index=False)
+    data.truth.to_parquet(folder / "truth.parquet")
+    (folder / "study.json").write_text(
+        json.dumps({"clients": list(data.frames), "key": data.key, "response": data.response})
+    )
+    return {}
+
+
+def read(folder):
+    import pandas as pd
+
+    study = json.loads((Path(folder) / "study.json").read_text())
+    frames = {client: pd.read_parquet(Path(folder) / f"{client}.parquet") for client in study["clients"]}
+    return frames, study
+
+
+def read_truth(folder):
+    import pandas as pd
+
+    return pd.read_parquet(Path(folder) / "truth.parquet")["coef"]
+
+
+def rmse(params, truth):
+    """Root mean squared error of the coefficients, the intercept left out."""
+    return float(((params[truth.index] - truth) ** 2).mean() ** 0.5)
+
+
+def imports():
+    """Import time of the package beyond that of pandas and statsmodels."""
+    clock = Clock()
+    clock.time("pandas, statsmodels.api", lambda: (__import__("pandas"), __import__("statsmodels.api")))
+    clock.time("fedstat", lambda: __import__("fedstat"))
+    return {"stages": clock.stages}
+
+
+def fit(folder, repeats=REPEATS):
+    """Partition, design and fits; the first fit of each kind loads compiled code and is not counted."""
+    import fedstat as fs
+
+    clock, out = Clock(), {}
+    frames, study = clock.time("read", read, folder)
+    for _ in range(repeats):
+        partition = clock.time("partition", fs.ClientPartition.from_frames, frames, on=study["key"])
+        model = clock.time("design", fs.VFEMRegression.from_formula, f"{study['response']} ~ .", partition)
+    for cov_type in ("expected", "observed"):
+        clock.time(f"first {cov_type}", model.fit, cov_type=cov_type)
+        for _ in range(repeats):
+            result = clock.time(cov_type, model.fit, cov_type=cov_type)
+        out |= {
+            f"{cov_type} rounds": result.ledger.rounds,
+            f"{cov_type} bytes": result.ledger.bytes,
+            "iterations": len(result.trace),
+            "converged": out.get("converged", True) and bool(result.converged),
+            "rmse": rmse(result.params, read_truth(folder)),
+            "se": float((result.bse.drop("Intercept") ** 2).mean() ** 0.5),
+        }
+    return out | {"stages": clock.stages}
+
+
+def cold(folder):
+    """What a first call in a new process does; the caller takes the time of the whole process."""
+    import fedstat as fs
+
+    frames, study = read(folder)
+    partition = fs.ClientPartition.from_frames(frames, on=study["key"])
+    return {
+        "converged": bool(
+            fs.VFEMRegression.from_formula(f"{study['response']} ~ .", partition).fit().converged
+        )
+    }
+
+
+def pooled(folder):
+    """All columns beside each other, as no institution could have them; the response comes last."""
+    frames, study = read(folder)
+    table = frames.pop("Platform")
+    for frame in frames.values():
+        table = table.merge(frame, on=study["key"], how="left")
+    return table[[*read_truth(folder).index, study["response"]]]
+
+
+def imputer(folder, rounds=IMPUTER_ROUNDS):
+    """scikit-learn's IterativeImputer with its default estimator, then ordinary least squares."""
+    import pandas as pd
+    import statsmodels.api as sm
+    from sklearn.experimental import enable_iterative_imputer  # noqa: F401
+    from sklearn.impute import IterativeImputer
+
+    clock, table = Clock(), pooled(folder)
+
+    def run():
+        full = IterativeImputer(max_iter=rounds, random_state=0).fit_transform(table.to_numpy())
+        return sm.OLS(full[:, -1], sm.add_constant(full[:, :-1])).fit().params[1:]
+
+    params = clock.time("imputer", run)
+    truth = read_truth(folder)
+    return {"rmse": rmse(pd.Series(params, index=truth.index), truth), "stages": clock.stages}
+
+
+def mice(folder, cycles=MICE_CYCLES):
+    """statsmodels' MICE, its imputations one cycle apart."""
+    import pandas as pd
+    import statsmodels.api as sm
+    from statsmodels.imputation.mice import MICE, MICEData
+
+    clock, table = Clock(), pooled(folder)
+    names = [f"x{j}" for j in range(table.shape[1] - 1)]
+    table.columns = [*names, "y"]
+
+    def run():
+        data = MICEData(table)
+        return MICE(f"y ~ {' + '.join(names)}", sm.OLS, data, n_skip=0).fit(n_burnin=0, n_imputations=cycles)
+
+    result = clock.time("mice", run)
+    truth = read_truth(folder)
+    return {"rmse": rmse(pd.Series(result.params[1:], index=truth.index), truth), "stages": clock.stages}
+
+
+def nhanes(path, repeats=REPEATS):
+    """Two fits to adults of NHANES: a response from the examination and one from the interview."""
+    import warnings
+
+    import pandas as pd
+
+    import fedstat as fs
+
+    clock, out = Clock(), {}
+    table = pd.read_csv(path, na_values=["", "NA"], keep_default_na=False, low_memory=False)
+    adults = table[table["Age"] >= 20]
+    frames = {client: adults[["ID", *columns]] for client, columns in NHANES.items()}
+    warnings.simplefilter("ignore", fs.errors.DataWarning)
+
+    def whole(formula):
+        partition = fs.ClientPartition.from_frames(frames, on="ID")
+        return fs.VFEMRegression.from_formula(formula, partition, missing="drop").fit()
+
+    for formula in NHANES_FORMULAS:
+        clock.time(f"first {formula}", whole, formula)
+        for _ in range(repeats):
+            result = clock.time(formula, whole, formula)
+        out[formula] = {
+            "rounds": result.ledger.rounds,
+            "nobs": result.nobs,
+            "converged": bool(result.converged),
+        }
+    return out | {"stages": clock.stages}
+
+
+TASKS = {f.__name__: f for f in (write, imports, fit, cold, imputer, mice, nhanes)}
+
+
+# ---- the caller ----------------------------------------------------------------------------------
+
+
+def run(task, *arguments, cache=None, **environment):
+    """Run a task in a new process; adds the seconds of the whole process and the load before it."""
+    environment = os.environ | environment | ({} if cache is None else {"NUMBA_CACHE_DIR": str(cache)})
+    load, began = os.getloadavg()[0], time.perf_counter()
+    process = subprocess.run(
+        [sys.executable, __file__, "--task", task, json.dumps(arguments)],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    if process.returncode:
+        raise RuntimeError(f"{task}{arguments}:\n{process.stderr}")
+    answer = json.loads(process.stdout.splitlines()[-1])
+    return answer | {"process": time.perf_counter() - began, "load": load}
+
+
+def median(rows, what="wall"):
+    return statistics.median(row[what] for row in rows)
+
+
+def highest(stages):
+    """Peak memory of a process, MB."""
+    return max(rows[-1]["peak"] for rows in stages.values())
+
+
+class Report:
+    """Markdown tables of the figures."""
+
+    def __init__(self):
+        self.lines = []
+
+    def heading(self, text, *paragraphs):
+        self.lines += ["", f"## {text}", "", *[line for p in paragraphs for line in (p, "")]]
+
+    def table(self, columns, rows):
+        cells = [columns, ["---"] * len(columns), *rows]
+        self.lines += ["| " + " | ".join(map(str, row)) + " |" for row in cells]
+
+    def __str__(self):
+        return "\n".join(self.lines).strip() + "\n"
+
+
+def seconds(rows):
+    return [f"{median(rows):.2f}", f"{median(rows, 'cpu'):.2f}"]
+
+
+def verdict(value, target, unit=""):
+    return f"{'met' if value <= target else 'missed'} ({target:g}{unit})"
+
+
+class Bench:
+    """The parts of the benchmark, over one folder of data."""
+
+    def __init__(self, folder):
+        self.folder, self.report, self.cache = Path(folder), Report(), Path(folder) / "compiled"
+
+    def data(self, n):
+        place = self.folder / str(n)
+        if not place.exists():
+            place.mkdir()
+            run("write", str(place), n, cache=self.cache)
+        return str(place)
+
+    def fit(self):
+        answer = run("fit", self.data(SME), cache=self.cache)
+        stages, targets = answer["stages"], {"expected": 3.0, "observed": 6.0}
+        self.report.heading(
+            f"n = {SME:,}, 35 covariates, published missing rates",
+            f"Medians of {REPEATS} in one process; load before it {answer['load']:.1f}.",
+        )
+        rows = []
+        for stage in ("partition", "design", "expected", "observed"):
+            target = verdict(median(stages[stage]), targets[stage], " s") if stage in targets else ""
+            rows.append([stage, *seconds(stages[stage]), f"{stages[stage][-1]['peak']:.0f}", target])
+        self.report.table(["stage", "wall s", "CPU s", "peak MB so far", "target"], rows)
+        worst = highest(stages)
+        self.report.lines += [""]
+        self.report.table(
+            ["figure", "value", "target"],
+            [
+                ["iterations", answer["iterations"], ""],
+                ["rounds, expected", answer["expected rounds"], verdict(answer["expected rounds"], 80)],
+                ["rounds, observed", answer["observed rounds"], verdict(answer["observed rounds"], 80)],
+                ["MB between institutions, expected", f"{answer['expected bytes'] / 1e6:.1f}", ""],
+                ["MB between institutions, observed", f"{answer['observed bytes'] / 1e6:.1f}", ""],
+                ["peak memory, MB", f"{worst:.0f}", verdict(worst, 1500)],
+            ],
+        )
+        return answer
+
+    def start(self):
+        folder, warm, empty = self.data(SME), [], []
+        for repeat in range(REPEATS):
+            empty.append(run("cold", folder, cache=self.folder / f"empty {repeat}"))
+        run("cold", folder, cache=self.cache)
+        for _ in range(REPEATS):
+            warm.append(run("cold", folder, cache=self.cache))
+        imported = [run("imports", cache=self.cache) for _ in range(2 * REPEATS + 1)]
+        extra = [answer["stages"]["fedstat"][0] for answer in imported]
+        self.report.heading(
+            "A new process",
+            "The whole process: start, imports, files read, partition, design, one fit with observed "
+            f"standard errors, exit. Medians of {REPEATS}, imports of {len(extra)}; "
+            f"load before them {empty[0]['load']:.1f}.",
+        )
+        rows = [
+            [what, f"{median(answers, 'process'):.2f}", verdict(median(answers, "process"), 15, " s")]
+            for what, answers in (("nothing compiled before", empty), ("compiled before", warm))
+        ]
+        rows.append(
+            [
+                "`import fedstat` after pandas and statsmodels.api",
+                f"{median(extra):.2f} (CPU {median(extra, 'cpu'):.2f})",
+                verdict(median(extra), 0.5, " s"),
+            ]
+        )
+        self.report.table(["process", "wall s", "target"], rows)
+        return {"empty": median(empty, "process"), "warm": median(warm, "process"), "import": median(extra)}
+
+    def growth(self):
+        answers = {n: run("fit", self.data(n), cache=self.cache) for n in GROWTH}
+        self.report.heading(
+            "Growth with n",
+            f"Medians of {REPEATS}. The last columns divide by n: equal figures mean linear growth. The "
+            "memory includes the tables that were read.",
+        )
+        rows = []
+        for n, answer in answers.items():
+            stages, per = answer["stages"], answer["iterations"] * n
+            rows.append(
+                [
+                    f"{n:,}",
+                    *[f"{median(stages[s]):.2f}" for s in ("partition", "design", "expected", "observed")],
+                    *[f"{median(stages[s], 'cpu'):.2f}" for s in ("expected", "observed")],
+                    answer["iterations"],
+                    answer["observed rounds"],
+                    f"{answer['observed bytes'] / 1e6:.0f}",
+                    f"{highest(stages):.0f}",
+                    f"{median(stages['observed'], 'cpu') / per * 1e9:.0f}",
+                    f"{answer['observed bytes'] / per:.1f}",
+                ]
+            )
+        self.report.table(GROWTH_COLUMNS, rows)
+        return answers
+
+    def peers(self):
+        folder = self.data(SME)
+        vfem = run("fit", folder, cache=self.cache)
+        imputed, chained = run("imputer", folder), run("mice", folder)
+        cycle = chained["stages"]["mice"][0]["wall"] / MICE_CYCLES
+        self.report.heading(
+            "Beside imputation on pooled data",
+            "The same data; both peers see all columns in one place, which VFEM does not. Error: root mean "
+            "squared error of the 35 coefficients against the truth; the standard error that VFEM reports "
+            f"(root mean square) is {vfem['se']:.4f}.",
+            f"IterativeImputer ran {IMPUTER_ROUNDS} of its 10 default rounds; standard errors of the least "
+            f"squares after it are not valid. MICE ran {MICE_CYCLES} cycles, each an imputation. The last "
+            f"line was not run: it is the time of a cycle times {MICE_USUAL_CYCLES}, 10 to burn in and 20 "
+            "imputations with the default 3 cycles between them.",
+        )
+        peers = {"IterativeImputer + OLS": (imputed, "imputer"), "MICE": (chained, "mice")}
+        rows = []
+        for name, (answer, stage) in {"VFEM, observed": (vfem, "observed"), **peers}.items():
+            stages = answer["stages"]
+            rows.append([name, *seconds(stages[stage]), f"{highest(stages):.0f}", f"{answer['rmse']:.4f}"])
+        rows.append(["MICE, extrapolated", f"{cycle * MICE_USUAL_CYCLES:,.0f}", "", "", ""])
+        self.report.table(["method", "wall s", "CPU s", "peak MB", "error"], rows)
+        return {"vfem": vfem, "imputer": imputed, "mice": chained}
+
+    def nhanes(self):
+        default = Path(__file__).resolve().parents[2].parent / "shared" / "data"
+        path = Path(os.environ.get("FEDSTAT_TEST_DATA", default)) / "nhanes" / "NHANESraw.csv.gz"
+        if not path.exists():
+            return None
+        answer = run("nhanes", str(path), cache=self.cache)
+        self.report.heading(
+            "NHANES 2009-2012, adults, six institutions",
+            f"Partition, design and fit with observed standard errors; medians of {REPEATS}; the table is "
+            "in memory.",
+        )
+        rows = [
+            [f"`{f}`", f"{answer[f]['nobs']:,}", *seconds(answer["stages"][f]), answer[f]["rounds"]]
+            for f in NHANES_FORMULAS
+        ]
+        self.report.table(["formula", "entities", "wall s", "CPU s", "rounds"], rows)
+        return answer
+
+
+PARTS = ("fit", "start", "growth", "peers", "nhanes")
+
+
+def main(parts):
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(folder)
+        for part in parts or PARTS:
+            began = time.perf_counter()
+            getattr(bench, part)()
+            print(f"{part}: {time.perf_counter() - began:.0f} s", file=sys.stderr)
+    print(bench.report)
+    if not parts:
+        RESULTS.parent.mkdir(exist_ok=True)
+        RESULTS.write_text(preface() + str(bench.report))
+
+
+def preface():
+    import numpy as np
+    import statsmodels
+
+    import fedstat as fs
+
+    return (
+        "# VFEM: time, memory, rounds and bytes\n\n"
+        f"`python tests/benchmarks/bench_vfem.py`, {date.today()}: fedstat {fs.__version__}, Python "
+        f"{platform.python_version()}, numpy {np.__version__}, statsmodels {statsmodels.__version__}, "
+        f"{os.cpu_count()} cores.\n\n"
+    )
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--task"]:
+        print(json.dumps(TASKS[sys.argv[2]](*json.loads(sys.argv[3]))))
+    else:
+        main(sys.argv[1:])

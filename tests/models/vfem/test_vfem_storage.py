@@ -1,0 +1,248 @@
+"""Results in a file: everything comes back, nothing in it runs, and other files are refused."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+from oracle import Study, simulate
+
+import fedstat as fs
+from fedstat.errors import ModelError, NotAvailableError
+from fedstat.federation.message import pack, unpack
+
+
+@pytest.fixture(scope="module")
+def study():
+    return simulate(seed=16, n=300, holder="Bank")
+
+
+@pytest.fixture(scope="module")
+def result(study):
+    return study.model("y ~ bank0 + bs(bank1, df=4, extrapolation='clip') + . - bank1").fit()
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "result.fed"
+
+
+def round_trip(result, path):
+    result.save(path)
+    return fs.load(path)
+
+
+def new_partition(holder=None):
+    frames = simulate(seed=17, n=80, holder=holder or "Registry").frames()
+    return fs.ClientPartition.from_frames(
+        {k: f for k, f in frames.items() if k != "Registry"}, on="id", new_data=True
+    )
+
+
+def test_the_summary_comes_back(result, path):
+    loaded = round_trip(result, str(path))
+    assert loaded.summary().as_text() == result.summary().as_text()
+    assert loaded.summary().as_latex() == result.summary().as_latex()
+    assert repr(loaded) == repr(result)
+
+
+def test_numbers_come_back_to_the_bit(result, path):
+    loaded = round_trip(result, path)
+    for what in ("params", "bse", "pvalues", "tvalues", "nobs_by_client", "clients"):
+        pd.testing.assert_series_equal(getattr(loaded, what), getattr(result, what), check_exact=True)
+    pd.testing.assert_frame_equal(loaded.cov_params(), result.cov_params(), check_exact=True)
+    pd.testing.assert_frame_equal(loaded.conf_int(), result.conf_int(), check_exact=True)
+    pd.testing.assert_frame_equal(loaded.tidy(), result.tidy(), check_exact=True)
+    pd.testing.assert_frame_equal(loaded.trace, result.trace, check_exact=True)
+    for what in ("llf", "aic", "bic", "rsquared", "rsquared_adj", "scale", "nobs", "df_resid", "converged"):
+        assert getattr(loaded, what) == getattr(result, what)
+    assert (loaded.method, loaded.init, loaded.cov_type) == (result.method, result.init, result.cov_type)
+    assert loaded.options == result.options
+
+
+def test_hypotheses_can_be_tested_after_loading(result, path):
+    loaded = round_trip(result, path)
+    hypothesis = "court0 = 2 * tax0"
+    assert str(loaded.t_test(hypothesis)) == str(result.t_test(hypothesis))
+    assert str(loaded.wald_test_terms()) == str(result.wald_test_terms())
+
+
+def test_likelihoods_can_be_compared_after_loading(result, path):
+    restricted = result.model.partition
+    restricted = fs.VFEMRegression.from_formula("y ~ bank0 + bank1", restricted).fit(cov_type="none")
+    wide = fs.VFEMRegression.from_formula("y ~ .", result.model.partition).fit()
+    assert round_trip(wide, path).compare_lr_test(restricted) == wide.compare_lr_test(restricted)
+
+
+def test_predictions_come_back_to_the_bit(result, path):
+    loaded, partition = round_trip(result, path), new_partition()
+    pd.testing.assert_series_equal(loaded.predict(partition), result.predict(partition), check_exact=True)
+    pd.testing.assert_frame_equal(
+        loaded.get_prediction(partition).summary_frame(),
+        result.get_prediction(partition).summary_frame(),
+        check_exact=True,
+    )
+    other = simulate(seed=18, n=200, holder="Bank").partition()
+    assert loaded.prediction_rsquared(other) == result.prediction_rsquared(other)
+
+
+def test_the_ledger_comes_back(result, path):
+    loaded = round_trip(result, path)
+    pd.testing.assert_frame_equal(loaded.ledger.to_frame(), result.ledger.to_frame())
+    pd.testing.assert_frame_equal(loaded.ledger.releases(), result.ledger.releases())
+    assert (loaded.ledger.rounds, loaded.ledger.bytes, loaded.ledger.at) == (
+        result.ledger.rounds,
+        result.ledger.bytes,
+        "Bank",
+    )
+    assert loaded.ledger.kinds_by_client() == result.ledger.kinds_by_client()
+
+
+def test_what_was_loaded_can_be_saved_again(result, path, tmp_path):
+    loaded = round_trip(result, path)
+    again = tmp_path / "again.fed"
+    loaded.save(again)
+    (header, arrays), (other, others) = unpack(path.read_bytes()), unpack(again.read_bytes())
+    assert json.loads(other["content"]) == json.loads(header["content"])
+    assert {k: v.tobytes() for k, v in others.items()} == {k: v.tobytes() for k, v in arrays.items()}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"cov_type": "none"},
+        {"cov_type": "sem"},
+        {"cov_type": "expected"},
+        {"method": "cc"},
+        {"method": "impute", "init": "cc"},
+        {"method": "single", "cov_type": "robust"},
+        {"init": [0.0] * 7},
+    ],
+    ids=str,
+)
+def test_every_kind_of_fit_can_be_saved(study, path, options):
+    result = study.model().fit(**options)
+    loaded = round_trip(result, path)
+    assert loaded.summary().as_text() == result.summary().as_text()
+
+
+def test_a_fit_that_did_not_converge_stays_so(study, path):
+    with pytest.warns(fs.errors.ConvergenceWarning):
+        result = study.model().fit(maxiter=2)
+    loaded = round_trip(result, path)
+    assert not loaded.converged
+    assert "NOT CONVERGED" in loaded.summary().as_text()
+
+
+def test_the_first_line_of_the_trace_has_no_change_and_is_saved(study, path):
+    """The change of the first point is infinite, which JSON does not know."""
+    result = study.model().fit(maxiter=1, tol_score=1e9, tol_change=np.inf, cov_type="none")
+    assert len(round_trip(result, path).trace) == 1
+
+
+def test_unusual_names_come_back(path):
+    table = simulate(n=200, missing="none").table[["y", "bank0", "tax0"]].copy()
+    table.columns = ["y", 'odd "name"', "größe → 1"]
+    study = Study(table, {"Grundbuch «ü»": ['odd "name"'], "b": ["größe → 1"]}, "Ämter")
+    result = study.model().fit(cov_type="expected")
+    loaded = round_trip(result, path)
+    assert list(loaded.params.index) == list(result.params.index)
+    assert loaded.summary().as_text() == result.summary().as_text()
+
+
+def test_no_value_of_an_entity_is_in_the_file(result, path):
+    loaded = round_trip(result, path)
+    header, arrays = unpack(path.read_bytes())
+    n = [result.nobs, *result.nobs_by_client]
+    assert not [name for name, array in arrays.items() if set(array.shape) & set(n)]
+    assert set(header) == {"format", "content"}
+    lists = []
+
+    def walk(value):
+        if isinstance(value, dict):
+            for item in value.values():
+                walk(item)
+        elif isinstance(value, list):
+            lists.append(value)
+            for item in value:
+                walk(item)
+
+    walk(json.loads(header["content"]))
+    assert not [x for x in lists if len(x) in n and all(isinstance(item, float) for item in x)]
+    with pytest.raises(NotAvailableError, match="read them before saving"):
+        _ = loaded.resid
+    with pytest.raises(NotAvailableError):
+        loaded.predict()
+    with pytest.raises(NotAvailableError, match="read from a file and has no partition"):
+        loaded.get_prediction()
+
+
+def test_nothing_in_the_file_runs(result, path):
+    """A JSON header and flat arrays; no trace of a pickle."""
+    result.save(path)
+    data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    assert isinstance(json.loads(data[8 : 8 + length]), dict)
+    for sign in (b"\x80\x04\x95", b"\x80\x05\x95", b"cnumpy", b"numpy.core", b"numpy._core", b"copyreg"):
+        assert sign not in data
+
+
+def test_garbage_is_refused(path):
+    rng = np.random.default_rng(0)
+    for size in (0, 1, 7, 8, 9, 100, 5_000):
+        path.write_bytes(rng.bytes(size))
+        with pytest.raises(ModelError, match="not a file of results that fedstat saved"):
+            fs.load(path)
+
+
+def test_a_truncated_file_is_refused(result, path):
+    result.save(path)
+    data = path.read_bytes()
+    for length in np.linspace(0, len(data) - 1, 40).astype(int):
+        path.write_bytes(data[:length])
+        with pytest.raises(ModelError, match="not a file of results that fedstat saved"):
+            fs.load(path)
+
+
+@pytest.mark.parametrize(
+    ("header", "complaint"),
+    [
+        ({}, "expected one of the formats .*received None"),
+        ({"format": "fedstat vfem results 99"}, "received 'fedstat vfem results 99'"),
+        ({"format": "fedstat vfem results 1"}, "the file is not whole"),
+        ({"format": "fedstat vfem results 1", "content": "{"}, "the file is not whole"),
+        ({"format": "fedstat vfem results 1", "content": "[]"}, "the file is not whole"),
+        ({"format": "fedstat vfem results 1", "content": "{}"}, "the file is not whole"),
+        ({"format": "fedstat vfem results 1", "content": "null"}, "the file is not whole"),
+    ],
+)
+def test_other_formats_are_refused(path, header, complaint):
+    path.write_bytes(pack(header, {"x": np.ones(2)}))
+    with pytest.raises(ModelError, match=rf"result.fed: .*{complaint}"):
+        fs.load(path)
+
+
+def test_a_file_that_lost_a_part_is_refused(result, path):
+    result.save(path)
+    header, arrays = unpack(path.read_bytes())
+    content = json.loads(header["content"])
+    for name in arrays:
+        path.write_bytes(pack(header, {k: v for k, v in arrays.items() if k != name}))
+        if name != "cov":
+            with pytest.raises(ModelError, match="the file is not whole"):
+                fs.load(path)
+    for name in content:
+        rest = {k: v for k, v in content.items() if k != name}
+        path.write_bytes(pack(header | {"content": json.dumps(rest)}, arrays))
+        with pytest.raises(ModelError, match="the file is not whole"):
+            fs.load(path)
+
+
+def test_a_file_whose_numbers_do_not_belong_together_is_refused(result, path):
+    result.save(path)
+    header, arrays = unpack(path.read_bytes())
+    path.write_bytes(pack(header, arrays | {"params": arrays["params"][:-1]}))
+    with pytest.raises(ModelError, match=r"result\.fed"):
+        fs.load(path)

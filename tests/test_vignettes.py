@@ -1,0 +1,136 @@
+"""Every vignette runs, and what its text says about its numbers is so."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "vignettes"
+
+# Run as a last cell of the vignette, in its kernel: what the text claims of the numbers above.
+CLAIMS = {
+    "getting-started": """
+        assert result.converged and result.nobs == 5_000
+        assert partition.describe().n_complete == 3
+        assert result.t_test("ROA = ROE").pvalue < 0.05
+        assert larger.compare_lr_test(result).pvalue > 0.05
+        assert "Judicial Organ" in by_blocks["width"].idxmin()
+        assert 0.92 < table["covered"].mean() < 0.98
+        assert difference == 0.0
+        errors = (result.bse / pooled.bse)[simulated.truth.query("client == 'Law-enforcement Agency'").index]
+        assert errors.between(4, 7).all()
+        assert (impute.bse / result.bse)[["ABNAP", "Removed"]].between(1.3, 1.7).all()
+    """,
+    "what-leaves-an-institution": """
+        assert error_of_distances < 1e-9
+        recovered = {}
+        for site in ("Market Supervision", "Judicial Organ", "Industry and Commerce Bureau"):
+            held = frames[site].sort_values("enterprise_id").drop(columns="enterprise_id").to_numpy()
+            recovered[site] = np.abs(recover_rows(site)[0] - held).max()
+        assert max(recovered.values()) < 1e-6, recovered
+        assert error_of_column < 1e-12
+        assert "raw columns" in ways["exact"].ledger.kinds_by_client()["Judicial Organ"]
+        assert "raw columns" not in ways["sketch"].ledger.kinds_by_client()["Judicial Organ"]
+        assert "sketch" not in ways["expected"].ledger.kinds_by_client()["Judicial Organ"]
+        assert apart.ledger.rounds > 1.8 * result.ledger.rounds
+        assert (apart.params - result.params).abs().max() < 1e-6
+    """,
+    "sme-profit": """
+        assert ours < 1e-5 and theirs.max() > 0.05 and in_errors.max() > 5
+        assert ((r2["here"] - r2["by the formula"]).abs() < 0.05).drop("CC").all()
+        assert se.loc["Judicial Organ", "VFEM over Impute"] < 0.8
+        assert abs(mar_fits["VFEM"].params["Intercept"]) < 3 * mar_fits["VFEM"].bse["Intercept"]
+        for name in ("Single", "Impute"):
+            assert abs(mar_fits[name].params["Intercept"]) > 20 * mar_fits[name].bse["Intercept"]
+        assert (squared["VFEM"] / squared["truth"]).median() < 1.1
+        loss = pd.DataFrame(larger).T
+        assert (loss["VFEM"] / loss["truth"]).max() < 1.05
+        assert loss.loc["at random", "Impute"] > 1.2 * loss.loc["at random", "truth"]
+        assert 0.93 < prediction["covered"].mean() < 0.97
+        assert pd.DataFrame(rows).T["iterations"].is_monotonic_decreasing
+    """,
+}
+CLAIMS_IN_FULL = """
+        assert n == 166_207 and len(squared) == 50
+        assert (squared["CC"] > 2 * squared["VFEM"]).all()
+        assert fits["CC"].nobs == 96 and fits["Single"].nobs == 89_170
+        assert abs(fits["Impute"].params["Intercept"]) > 3 * fits["Impute"].bse["Intercept"]
+        assert time.perf_counter() - began < 15 * 60
+"""
+
+
+@pytest.fixture(scope="module")
+def render():
+    spec = importlib.util.spec_from_file_location("vignettes_render", FOLDER / "render.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def run(render, name, *claims):
+    notebook = render.read(name)
+    assert sum(cell.cell_type == "code" for cell in notebook.cells) > 5
+    source = "\n".join(line.removeprefix(8 * " ") for claim in claims for line in claim.splitlines())
+    notebook.cells.append(nbformat.v4.new_code_cell(source))
+    executed = render.execute(notebook)
+    executed.cells.pop()
+    return executed
+
+
+def complaints(notebook):
+    """What the code of a notebook wrote to standard error: warnings, mostly."""
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    return [o.text for o in outputs if o.output_type == "stream" and o.name == "stderr"]
+
+
+def test_every_vignette_is_tested(render):
+    assert set(render.names()) == set(CLAIMS)
+
+
+@pytest.mark.parametrize("name", ["getting-started", "what-leaves-an-institution"])
+def test_runs_and_keeps_its_word(render, name):
+    notebook = run(render, name, CLAIMS[name])
+    assert complaints(notebook) == []
+    page = render.to_html(name, notebook)
+    figures = len(re.findall('<img[^>]*src="data:image/png', page))
+    assert figures == len(re.findall(r"^(?:ax = .*plot_|plt\.show)", source(name), re.MULTILINE))
+    assert "Traceback" not in page
+
+
+def test_sme_profit_in_its_reduced_form(render, monkeypatch):
+    monkeypatch.setenv("FEDSTAT_VIGNETTE_FAST", "1")
+    assert complaints(run(render, "sme-profit", CLAIMS["sme-profit"])) == []
+
+
+@pytest.mark.slow
+def test_sme_profit_in_full(render, monkeypatch):
+    monkeypatch.delenv("FEDSTAT_VIGNETTE_FAST", raising=False)
+    notebook = run(render, "sme-profit", CLAIMS["sme-profit"], CLAIMS_IN_FULL)
+    assert complaints(notebook) == []
+
+
+def source(name):
+    return (FOLDER / f"{name}.md").read_text(encoding="utf-8")
+
+
+def first_cell(text):
+    return re.search(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE).group(1)
+
+
+def test_getting_started_begins_with_the_example_of_the_readme():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert first_cell(source("getting-started")) == first_cell(readme)
+
+
+@pytest.mark.parametrize("name", sorted(CLAIMS))
+def test_links_between_vignettes_lead_somewhere(name):
+    for target in re.findall(r"\]\(([\w-]+)\.html\)", source(name)):
+        assert (FOLDER / f"{target}.md").exists()
+
+
+def test_list_of_vignettes_is_complete():
+    listed = re.findall(r"^\| `([\w-]+)\.md`", (FOLDER / "README.md").read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(CLAIMS)
