@@ -134,7 +134,8 @@ def _column(result: object, stars: Sequence[float], digits: int) -> _Column:
     names = [str(name) for name in params.index]
     bse, pvalues = getattr(result, "bse", None), getattr(result, "pvalues", None)
     values = params.to_numpy(dtype=np.float64)
-    cells = [number(value, digits) for value in values]
+    known = [0.0] * len(values) if bse is None else bse
+    cells = [number(value, digits, error) for value, error in zip(values, known, strict=True)]
     if bse is not None and pvalues is not None:
         errors = (f" ({number(se, digits)})" for se in bse)
         marks = ("*" * sum(p < level for level in stars) for p in pvalues)

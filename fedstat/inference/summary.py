@@ -149,4 +149,4 @@ def _label(text: str) -> str:
 def _numbers(row: Sequence[float]) -> tuple[str, ...]:
     estimate, error, statistic, p, low, high = row
     z = number(statistic, 3) if abs(statistic) >= 1e4 else f"{statistic:.3f}"
-    return (number(estimate), number(error), z, f"{p:.3f}", number(low), number(high))
+    return (number(estimate, error=error), number(error), z, f"{p:.3f}", number(low), number(high))

@@ -148,15 +148,16 @@ def shorten(text: str, width: int) -> str:
     return text[: width - 1 - tail] + "…" + text[len(text) - tail :]
 
 
-def number(value: float, digits: int = 4) -> str:
+def number(value: float, digits: int = 4, error: float = 0.0) -> str:
     """Return a number in at most ``digits + 6`` characters.
 
-    Fixed point where that shows the number, scientific notation for the very small and very large.
+    Fixed point where that shows the number, scientific notation for the very small and very large. A number
+    that is small beside its standard `error` is zero in fixed point, and stays there.
     """
     size = abs(value)
     if not np.isfinite(value):
         return str(float(value))
-    if size >= 1e7 or 0.0 < size < 10.0 ** (1 - digits):
+    if size >= 1e7 or 0.0 < max(size, error if np.isfinite(error) else 0.0) < 10.0 ** (1 - digits):
         return f"{value:.{digits - 1}e}"
     return f"{value:.1f}" if size >= 1e4 else f"{value:.{digits}f}"
 

@@ -60,7 +60,7 @@ def test_missing_responses_are_refused_with_their_number(frames):
 
 def test_clients_without_a_common_entity_are_named(frames):
     frames["Court"]["id"] += 1000
-    with pytest.raises(DesignError, match="'Bank' .*'Court' have no entity in common"):
+    with pytest.raises(DesignError, match=r"'Bank' .*'Court' have no entity in common"):
         agree(frames, missing="drop")
 
 

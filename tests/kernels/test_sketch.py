@@ -35,19 +35,19 @@ def test_hadamard_is_that_of_scipy():
 def test_products_are_exact_on_average(sketch, columns):
     X, Y = columns
     every = np.arange(N)
-    products = [sketch(X, every, N, 256, seed).T @ sketch(Y, every, N, 256, seed) for seed in range(400)]
+    products = [sketch(X, every, N, 256, seed).T @ sketch(Y, every, N, 256, seed) for seed in range(200)]
     error = (np.mean(products, axis=0) - X.T @ Y) / lengths(X, Y)
-    # the mean of 400 has a standard deviation of about sqrt(2 / 256 / 400) = .0044
-    assert np.abs(error).max() < 0.018
+    # the mean of 200 has a standard deviation of about sqrt(2 / 256 / 200) = .006
+    assert np.abs(error).max() < 0.025
 
 
 def test_error_is_that_of_its_size(sketch, columns):
     X, Y = columns
     every = np.arange(N)
-    for size in (200, 3200):
+    for size in (100, 1600):
         errors = [
             (sketch(X, every, N, size, seed).T @ sketch(Y, every, N, size, seed) - X.T @ Y) / lengths(X, Y)
-            for seed in range(40)
+            for seed in range(20)
         ]
         rms = np.sqrt(np.mean(np.square(errors)))
         assert np.sqrt(0.7 / size) < rms < np.sqrt(2.0 / size)

@@ -26,6 +26,7 @@ MODEL = {
     ),
     "single": "Other institutions' columns are left out; coefficients are those of a smaller model.",
 }
+SMALL_SAMPLE = 0.02
 EXPECTED = (
     "Standard errors take cross-products between institutions at their expectation, zero: this needs "
     "blocks that are missing completely at random and independent between institutions."
@@ -37,6 +38,7 @@ def fit_notes(layout: Layout, outcome: Outcome, counts: Counts, ledger: Ledger) 
     return [
         *_counts(outcome, counts),
         MODEL[outcome.method],
+        *_small_sample(layout, outcome),
         *_covariance(layout, outcome, ledger),
         *_disclosure(layout, outcome, ledger),
     ]
@@ -52,6 +54,17 @@ def _counts(outcome: Outcome, counts: Counts) -> Iterator[str]:
         yield f"Entities with only some of an institution's columns: {listed}."
 
 
+def _small_sample(layout: Layout, outcome: Outcome) -> Iterator[str]:
+    used = 1 + sum(len(beta) for beta in outcome.fit.beta.values())
+    inflation = np.sqrt(layout.n / (layout.n - used)) - 1.0
+    if inflation > SMALL_SAMPLE and outcome.covariance is not None:
+        yield (
+            f"The residual variance is that of maximum likelihood: with {layout.n:,} entities for {used} "
+            "coefficients, ordinary least squares would report standard errors that are "
+            f"{100 * inflation:.0f} % larger."
+        )
+
+
 def _covariance(layout: Layout, outcome: Outcome, ledger: Ledger) -> Iterator[str]:
     covariance = outcome.covariance
     if covariance is None:
@@ -65,9 +78,9 @@ def _covariance(layout: Layout, outcome: Outcome, ledger: Ledger) -> Iterator[st
             f"({100 * covariance.error:.2g} % measured within institutions); the assembled matrix moved by "
             f"{100 * covariance.moved:.2g} % to be positive semi-definite."
         )
-        if ledger.at in layout.clients:
+        if ledger.at is not None:
             yield (
-                f"The clients share the seed of the sketch, and the coordinator sits at one of them, "
+                f"The institutions share the seed of the sketch, and the coordinator sits at one of them, "
                 f"'{ledger.at}': to it the sketches do not hide the columns of the others. "
                 'from_formula(..., coordinator="apart") keeps seed and sketches apart.'
             )
@@ -80,8 +93,9 @@ def _disclosure(layout: Layout, outcome: Outcome, ledger: Ledger) -> Iterator[st
     if others:
         yield (
             "In every round each institution's linear predictor of every entity that it has, and the "
-            "residuals of the response holder, leave their institution. From a dozen such rounds their "
-            "receiver can recover an institution's raw rows: use this exchange only where that is allowed. "
+            "residuals of the response holder, leave their institution. From a dozen such rounds, or from "
+            "one with chosen starting coefficients, their receiver can recover an institution's raw rows: "
+            "use this exchange only where that is allowed. "
             "See .ledger.releases()."
         )
     if outcome.covariance is not None and outcome.covariance.how == "exact":

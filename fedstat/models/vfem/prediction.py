@@ -21,7 +21,7 @@ from fedstat.federation.site import SiteData, State
 from fedstat.kernels.rows import row_dots
 from fedstat.models.vfem.covariance_protocol import Places
 from fedstat.models.vfem.protocol import Fit, ask
-from fedstat.typing import Array, Bools, Floats
+from fedstat.typing import Array, Bools, Floats, Ints
 
 if TYPE_CHECKING:
     from fedstat.models.vfem.model import VFEMRegression
@@ -69,14 +69,21 @@ class PredictionResults:
         Its standard error from the estimated parameters.
     var_resid : Series, (n,)
         v_g: residual variance, with that of the blocks that the entity lacks.
+    blocks : Series of int, (n,)
+        Clients of the fit that have the entity.
     ledger : Ledger
         What passed for this prediction.
     """
 
     def __init__(
-        self, mean: pd.Series, var_mean: pd.Series | None, var_resid: pd.Series, ledger: Ledger
+        self,
+        mean: pd.Series,
+        var_mean: pd.Series | None,
+        var_resid: pd.Series,
+        blocks: pd.Series,
+        ledger: Ledger,
     ) -> None:
-        self.predicted_mean, self.var_resid, self.ledger = mean, var_resid, ledger
+        self.predicted_mean, self.var_resid, self.blocks, self.ledger = mean, var_resid, blocks, ledger
         self._var_mean = var_mean
 
     @property
@@ -202,12 +209,13 @@ def predict_entities(
         )
     ledger = new_ledger(predictor, partition)
     protocol = _prediction(predictor, partition, present, mean_only or predictor.psi is None)
-    mean, var_mean, var_resid = LocalEngine(partition.sites).run(protocol, ledger)
+    mean, var_mean, var_resid, blocks = LocalEngine(partition.sites).run(protocol, ledger)
     index = partition.entities
     return PredictionResults(
         pd.Series(mean, index=index),
         None if var_mean is None else pd.Series(var_mean, index=index),
         pd.Series(var_resid, index=index),
+        pd.Series(blocks, index=index),
         ledger,
     )
 
@@ -231,8 +239,8 @@ def prediction_rsquared(predictor: Predictor, partition: ClientPartition) -> flo
     if lacking:
         raise ModelError(f"R-squared of predictions: the partition lacks client {', '.join(lacking)}")
     predictions = predict_entities(predictor, partition, mean_only=True)
-    mean, lacks = predictions.predicted_mean.to_numpy(), predictions.var_resid.to_numpy()
-    complete = np.isclose(lacks, predictor.fit.s2)
+    mean = predictions.predicted_mean.to_numpy()
+    complete = predictions.blocks.to_numpy() == len(predictor.clients)
 
     def protocol() -> Rounds[Floats]:
         session, rows = secrets.token_hex(8), partition.rows[holder]
@@ -252,7 +260,7 @@ def prediction_rsquared(predictor: Predictor, partition: ClientPartition) -> flo
 
 def _prediction(
     predictor: Predictor, partition: ClientPartition, present: tuple[str, ...], mean_only: bool
-) -> Rounds[tuple[Floats, Floats | None, Floats]]:
+) -> Rounds[tuple[Floats, Floats | None, Floats, Ints]]:
     fit, session, n = predictor.fit, secrets.token_hex(8), partition.n_entities
     replies = yield [
         design_ask(k, "open_new_block", session, _content(predictor.specs[k], partition)) for k in present
@@ -260,12 +268,13 @@ def _prediction(
     rows = {k: partition.rows[k][r.arrays["seen"]] for k, r in zip(present, replies, strict=True)}
     replies = yield [ask(k, "predict_block", session, beta=fit.beta[k], mu=fit.mu[k]) for k in present]
     mean = np.full(n, fit.a)
-    var_resid = np.full(n, fit.s2 + sum(fit.t.values()))
+    var_resid, blocks = np.full(n, fit.s2 + sum(fit.t.values())), np.zeros(n, dtype=np.int64)
     for k, reply in zip(present, replies, strict=True):
         mean[rows[k]] += reply.arrays["linear_predictor"]
         var_resid[rows[k]] -= fit.t[k]
+        blocks[rows[k]] += 1
     if mean_only:
-        return mean, None, var_resid
+        return mean, None, var_resid, blocks
     factor = covariance_factor(predictor)
     places = Places(tuple(len(fit.beta[k]) for k in predictor.clients))
     number = {k: j for j, k in enumerate(predictor.clients)}
@@ -275,7 +284,7 @@ def _prediction(
     total = np.tile(factor[0], (n, 1))
     for k, reply in zip(present, replies, strict=True):
         total[rows[k]] += reply.arrays["projection"] - fit.beta[k] @ factor[places.mu(number[k])]
-    return mean, np.einsum("ij,ij->i", total, total), var_resid
+    return mean, np.einsum("ij,ij->i", total, total), var_resid, blocks
 
 
 def covariance_factor(predictor: Predictor) -> Floats:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -261,7 +261,10 @@ class VFEMResults(FederatedResults):
 
     def _predictor(self) -> Predictor:
         cov = None if self.covariance is None else self.covariance.psi
-        return Predictor(self.fit_, tuple(self.names), cov, self._coding(), self.response)
+        fit = self.fit_
+        if self.method == "impute":  # its residuals hold what missing blocks would have explained
+            fit = replace(fit, t=dict.fromkeys(fit.t, 0.0))
+        return Predictor(fit, tuple(self.names), cov, self._coding(), self.response)
 
     def _coding(self) -> Mapping[str, str]:
         if self._specs is None:

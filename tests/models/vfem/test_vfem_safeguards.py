@@ -49,8 +49,17 @@ def agrees_with_least_squares(result, study):
     np.testing.assert_allclose(result.params, ols.params, rtol=1e-5)
 
 
-@pytest.mark.parametrize("clients", [4, 10])
-@pytest.mark.parametrize("options", [{}, {"step": "gradient"}, {"acceleration": None}], ids=str)
+@pytest.mark.parametrize(
+    ("clients", "options"),
+    [
+        (4, {}),
+        (4, {"step": "gradient"}),
+        (4, {"acceleration": None}),
+        (10, {}),
+        pytest.param(10, {"acceleration": None}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
 def test_strong_correlation_between_clients_shortens_the_steps(clients, options):
     study = correlated(clients)
     result = study.model().fit(cov_type="none", maxiter=2_000, **options)
@@ -77,8 +86,7 @@ def test_without_shortening_the_steps_would_diverge(monkeypatch):
     assert result.trace["score"].iloc[-1] > 1.0
 
 
-@pytest.mark.parametrize("noise", [0.3, 0.1, 0.01])
-@pytest.mark.parametrize("seed", [1, 3])
+@pytest.mark.parametrize(("noise", "seed"), [(0.3, 1), (0.1, 1), (0.1, 3), (0.01, 3)])
 def test_blocks_that_explain_nearly_everything_converge(noise, seed):
     """Mixtures with large weights of both signs must not cost the likelihood its last digits."""
     study = explained(seed, noise=noise)
