@@ -1,0 +1,75 @@
+"""What a summary must not keep to itself."""
+
+import numpy as np
+import pytest
+
+import fedstat as fs
+
+
+@pytest.fixture(scope="module")
+def data():
+    return fs.datasets.make_blocks(400, (3, 2, 2), (0.2, 0.4, 0.5), seed=3)
+
+
+@pytest.fixture(scope="module")
+def partition(data):
+    return fs.ClientPartition.from_frames(data.frames, on=data.key, shared_seed=1)
+
+
+def notes(partition, coordinator=None, **options):
+    model = fs.VFEMRegression.from_formula("y ~ .", partition, coordinator=coordinator)
+    return " ".join(model.fit(**options).summary().notes)
+
+
+def test_per_entity_values_and_what_they_disclose_are_named(partition):
+    text = notes(partition)
+    assert "linear predictor of every entity" in text
+    assert "recover an institution's raw rows" in text
+
+
+def test_the_accuracy_of_the_sketch_is_stated(partition):
+    assert "20,000-row sketch: the error of a product is about 0.71 %" in notes(partition)
+
+
+def test_who_knows_the_seed_is_named(partition):
+    assert "the coordinator sits at one of them, 'Response'" in notes(partition)
+    assert "seed" not in notes(partition, coordinator="apart")
+    assert "seed" not in notes(partition, cov_type="expected")
+
+
+def test_expected_standard_errors_say_what_they_need(partition):
+    assert "missing completely at random" in notes(partition, cov_type="expected")
+    assert "missing completely at random" not in notes(partition)
+
+
+def test_exchanged_columns_are_named(partition):
+    assert "columns were disclosed" in notes(partition, cross_products="exact")
+
+
+def test_complete_cases_in_small_samples_say_how_much_is_left_out(partition):
+    model = fs.VFEMRegression.from_formula("y ~ .", partition)
+    result = model.fit(method="cc")
+    percent = 100 * (np.sqrt(result.nobs / (result.nobs - 8)) - 1)
+    assert percent > 2
+    assert f"{percent:.0f} % larger" in " ".join(result.summary().notes)
+    assert "% larger" not in notes(partition)
+
+
+def test_supplemented_em_reports_its_asymmetry(data):
+    frames = {name: data.frames[name] for name in ("Response", "B", "C")}
+    partition = fs.ClientPartition.from_frames(frames, on=data.key, shared_seed=1)
+    assert "relative asymmetry" in notes(partition, cov_type="sem", cross_products="exact")
+
+
+def test_intervals_after_mean_imputation_do_not_add_what_its_residuals_hold(data, partition):
+    result = fs.VFEMRegression.from_formula("y ~ .", partition).fit(method="impute")
+    prediction = result.get_prediction(partition)
+    assert prediction.blocks.nunique() > 1
+    np.testing.assert_allclose(prediction.var_resid, result.fit_.s2)
+
+
+def test_a_coefficient_that_is_small_beside_its_error_is_printed_in_fixed_point():
+    from fedstat.inference.tables import number
+
+    assert number(3.457e-05, 4, 0.0155) == "0.0000"
+    assert number(3.457e-05, 4, 1e-5) == "3.457e-05"
