@@ -1,13 +1,35 @@
 """Statistics on data that may not be pooled."""
 
+from importlib import import_module
 from importlib.metadata import version as _version
+from typing import TYPE_CHECKING, Any
 
 from fedstat import datasets, errors
 from fedstat.federation.partition import ClientPartition
 from fedstat.inference.compare import compare
-from fedstat.models.saved import load
-from fedstat.models.vfem.model import VFEMRegression
+
+if TYPE_CHECKING:
+    from fedstat.models.saved import load
+    from fedstat.models.vfem.model import VFEMRegression
 
 __version__ = _version("fedstat")
 
 __all__ = ["ClientPartition", "VFEMRegression", "__version__", "compare", "datasets", "errors", "load"]
+
+# Models bring the compiler along, a third of a second: they are imported when one is first named.
+_MODULES = {
+    "VFEMRegression": ("fedstat.models.vfem.model",),
+    "load": ("fedstat.models.vfem.model", "fedstat.models.saved"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'fedstat' has no attribute '{name}'; it has {', '.join(__all__)}")
+    *_, module = [import_module(path) for path in _MODULES[name]]
+    value = globals()[name] = getattr(module, name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

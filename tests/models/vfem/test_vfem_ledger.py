@@ -90,7 +90,7 @@ def study():
 
 
 def account(study, model=None, **options):
-    return study.model(**(model or {})).fit(**options)
+    return study.model(**(model or {})).fit(**({"sketch_size": 300} | options))
 
 
 def test_sketched_standard_errors(study):

@@ -21,7 +21,7 @@ def study():
 
 @pytest.fixture(scope="module")
 def result(study):
-    return study.model("y ~ bank0 + bs(bank1, df=4, extrapolation='clip') + . - bank1").fit()
+    return study.model("y ~ bank0 + bs(bank1, df=4, extrapolation='clip') + . - bank1").fit(sketch_size=300)
 
 
 @pytest.fixture
@@ -123,7 +123,7 @@ def test_what_was_loaded_can_be_saved_again(result, path, tmp_path):
     ids=str,
 )
 def test_every_kind_of_fit_can_be_saved(study, path, options):
-    result = study.model().fit(**options)
+    result = study.model().fit(sketch_size=300, **options)
     loaded = round_trip(result, path)
     assert loaded.summary().as_text() == result.summary().as_text()
 
