@@ -15,7 +15,8 @@ import fedstat as fs
 from fedstat.errors import FedstatError, MessageError, PolicyError
 from fedstat.federation.design import design_ask
 from fedstat.federation.message import Ask, pack_ask, unpack_reply
-from fedstat.federation.site import FAMILIES, Policy
+from fedstat.federation.site import Policy
+from fedstat.models.vfem import FAMILIES
 
 STEPS = [(family, step) for family in ("vfem", "design") for step in sorted(FAMILIES[family])]
 
@@ -109,7 +110,7 @@ from oracle import simulate
 from fedstat.errors import FedstatError
 from fedstat.federation.engine import LocalEngine
 from fedstat.federation.message import pack_ask
-from fedstat.federation.site import FAMILIES
+from fedstat.models.vfem import FAMILIES
 
 def longer_and_shorter(array):
     if array.ndim:
