@@ -158,7 +158,7 @@ STEPS: Mapping[str, Step] = {
     ),
     "open_block": Step(
         open_block,
-        {"use": Declared("presence", "which entities have a response")},
+        {"use": Declared("presence", "which entities have a response", dtype="bool")},
         {"seen": PRESENT},
         Declared("schema", "terms of the formula"),
         SCHEMA,

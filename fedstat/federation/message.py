@@ -50,6 +50,8 @@ class Declared:
         each client's own contribution.
     optional : bool
         Whether the array may be left out.
+    dtype : str
+        Type that the door insists on; any where empty.
     """
 
     kind: Kind
@@ -57,6 +59,7 @@ class Declared:
     ndim: int = 1
     maskable: bool = False
     optional: bool = False
+    dtype: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,5 +230,22 @@ def check_arrays(where: str, declared: Mapping[str, Declared], arrays: Mapping[s
             raise MessageError(
                 f"{where}: array '{name}' has {array.ndim} dimensions, expected {declared[name].ndim}"
             )
+        if declared[name].dtype and array.dtype != declared[name].dtype:
+            raise MessageError(
+                f"{where}: array '{name}' is of type {array.dtype}, expected {declared[name].dtype}"
+            )
         if array.dtype == np.float64 and not np.isfinite(array).all():
             raise MessageError(f"{where}: array '{name}' holds values that are not finite")
+
+
+def check_lengths(where: str, **pairs: tuple[Array, int]) -> None:
+    """Hold the lengths of arrays against what a site knows: compiled loops do not check their bounds.
+
+    Raises
+    ------
+    MessageError
+        Names the array, its length and the expected one.
+    """
+    for name, (array, length) in pairs.items():
+        if len(array) != length:
+            raise MessageError(f"{where}: array '{name}' has {len(array)} rows, expected {length}")

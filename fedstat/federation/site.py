@@ -13,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from fedstat.errors import MessageError, PolicyError
+from fedstat.errors import FedstatError, MessageError, PolicyError
 from fedstat.federation.ledger import COORDINATOR, Ledger
 from fedstat.federation.message import (
     Ask,
@@ -142,7 +142,16 @@ class Site:
         check_arrays(where, step.takes, ask.arrays)
         self._check_policy(ask, step)
         state = self._state(ask.session)
-        reply = self._run(ask, step, state)
+        try:
+            reply = self._run(ask, step, state)
+        except FedstatError:
+            raise
+        except Exception as error:
+            # What went wrong may quote values: its type is all that is told.
+            raise MessageError(
+                f"{where}: failed ({type(error).__name__}); the question is out of turn, or its arrays do "
+                "not fit what this site holds of the fit"
+            ) from error
         check_arrays(where, step.gives, reply.arrays)
         self._check_counts(ask, step, reply.arrays, state)
         self.ledger.begin_round()

@@ -16,7 +16,7 @@ import numpy as np
 from scipy.linalg import eigh
 
 from fedstat.errors import EstimationError
-from fedstat.federation.message import Declared, Step
+from fedstat.federation.message import Declared, Step, check_lengths
 from fedstat.federation.site import SiteData, State
 from fedstat.kernels.rows import column_sums, gram
 from fedstat.kernels.sketch import SKETCHES
@@ -129,6 +129,8 @@ def information(
     client = client_of(data, state)
     theta = client.current
     assert theta is not None
+    n = client.n_seen
+    check_lengths(data.name, inverse_v=(inverse_v, n), others=(others, n), sums=(sums, 4))
     p, scale = len(theta.mu), units(client)
     kappa, e, h_seen, z_seen = sums
     U, z = client.X - theta.mu, client.z
@@ -275,6 +277,7 @@ def multiply_columns(
         Positions of those entities.
     """
     client = client_of(data, state)
+    check_lengths(data.name, columns=(columns, len(rows)))
     _, mine, theirs = np.intersect1d(client.rows, rows, assume_unique=True, return_indices=True)
     own = staged(data, state, int(stage))
     return {"products": columns[theirs].T @ own[mine]}
@@ -286,7 +289,7 @@ STEPS: Mapping[str, Step] = {
         information,
         {
             "inverse_v": Declared("control", "1/v of the client's entities, by missing pattern"),
-            "others": Declared("presence", "which clients have each entity", 2),
+            "others": Declared("presence", "which clients have each entity", 2, dtype="bool"),
             "sums": Declared("aggregate", "sums over entities of 1/v and z^2"),
         },
         {
@@ -337,7 +340,7 @@ STEPS: Mapping[str, Step] = {
         {
             "stage": STAGE,
             "columns": Declared("raw columns", "another client's columns, centred and weighted", 2),
-            "rows": Declared("presence", "positions of that client's entities"),
+            "rows": Declared("presence", "positions of that client's entities", dtype="int64"),
         },
         {"products": Declared("aggregate", "cross-products of two clients' columns", 2)},
     ),

@@ -15,7 +15,7 @@ from fedstat.errors import ModelError, NotAvailableError
 from fedstat.federation.design import block_of, design_ask
 from fedstat.federation.engine import LocalEngine, Rounds
 from fedstat.federation.ledger import Ledger
-from fedstat.federation.message import Declared, Step
+from fedstat.federation.message import Declared, Step, check_lengths
 from fedstat.federation.partition import ClientPartition
 from fedstat.federation.site import SiteData, State
 from fedstat.kernels.rows import row_dots
@@ -119,6 +119,7 @@ class PredictionResults:
 def predict_block(data: SiteData, state: State, beta: Floats, mu: Floats) -> dict[str, Array]:
     """Centred linear predictor of the opened rows."""
     X = np.ascontiguousarray(block_of(data, state).X)
+    check_lengths(data.name, beta=(beta, X.shape[1]), mu=(mu, X.shape[1]))
     return {"linear_predictor": row_dots(X, beta) - float(mu @ beta)}
 
 
@@ -135,7 +136,9 @@ def prediction_errors(data: SiteData, state: State, use: Bools, predicted: Float
     dict
         ``sums``: rows compared, squared errors, squared deviations of the response from its mean.
     """
-    y = state.items["response"][use]
+    response = state.items["response"]
+    check_lengths(data.name, use=(use, len(response)), predicted=(predicted, int(np.count_nonzero(use))))
+    y = response[use]
     there = np.isfinite(y)
     y, predicted = y[there], predicted[there]
     state.entities = len(y)
@@ -169,7 +172,7 @@ STEPS: Mapping[str, Step] = {
     "prediction_errors": Step(
         prediction_errors,
         {
-            "use": Declared("presence", "which entities are compared"),
+            "use": Declared("presence", "which entities are compared", dtype="bool"),
             "predicted": Declared("per entity", "predictions"),
         },
         {"sums": Declared("aggregate", "number of predictions, their squared errors, squared deviations")},

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fedstat.errors import EstimationError
-from fedstat.federation.message import Declared, Step
+from fedstat.errors import EstimationError, MessageError
+from fedstat.federation.message import Declared, Step, check_lengths
 from fedstat.federation.site import SiteData, State
 from fedstat.kernels.rows import standardised_residuals
 from fedstat.typing import Array, Bools, Floats, Ints
@@ -48,9 +48,13 @@ def start_response(data: SiteData, state: State, keep: Bools, code: Ints) -> dic
     code : (n,) int
         Missing pattern of each entity.
     """
-    y = np.ascontiguousarray(state.items["response"][keep])
+    response = state.items["response"]
+    check_lengths(data.name, keep=(keep, len(response)), code=(code, int(np.count_nonzero(keep))))
+    if len(code) and code.min() < 0:
+        raise MessageError(f"{data.name}: array 'code' holds numbers below zero")
+    y = np.ascontiguousarray(response[keep])
     state.items["vfem active"] = Active(y, code)
-    state.entities = max(state.entities, len(y))
+    state.entities = len(y)
     if y.var() <= 0.0:
         raise EstimationError(
             f"{data.name}: the response is constant among the {len(y)} entities of this fit"
@@ -73,6 +77,8 @@ def residuals(
         Sum of t_k over the clients that miss in each pattern.
     """
     active: Active = state.items["vfem active"]
+    patterns = int(active.code.max()) + 1
+    check_lengths(data.name, eta=(eta, len(active.y)), t_missing=(t_missing, patterns))
     active.a, active.eta, active.v = float(a), eta, float(s2) + t_missing
     active.z, z1, z2 = standardised_residuals(active.y, eta, active.code, active.a, active.v)
     return {"z": active.z, "z1": z1, "z2": z2}
@@ -89,8 +95,8 @@ STEPS: Mapping[str, Step] = {
     "start_response": Step(
         start_response,
         {
-            "keep": Declared("presence", "which of the client's entities take part"),
-            "code": Declared("presence", "missing pattern of each entity"),
+            "keep": Declared("presence", "which of the client's entities take part", dtype="bool"),
+            "code": Declared("presence", "missing pattern of each entity", dtype="int64"),
         },
         {"moments": Declared("aggregate", "mean and variance of the response")},
     ),

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 from scipy.linalg import cho_factor
 
-from fedstat.federation.message import Declared, Step
+from fedstat.federation.message import Declared, Step, check_lengths
 from fedstat.federation.site import SiteData, State
 from fedstat.kernels.rows import row_dots
 from fedstat.models.vfem.covariance_steps import weighted_sums
@@ -36,6 +36,7 @@ def constants(data: SiteData, state: State, others: Bools) -> dict[str, Array]:
     client = client_of(data, state)
     theta = client.current
     assert theta is not None
+    check_lengths(data.name, others=(others, client.n_seen))
     client.staged["others"] = others
     sums = weighted_sums(client.X, np.ones(client.n_seen), others, data.min_count)
     return {
@@ -51,6 +52,7 @@ def constants(data: SiteData, state: State, others: Bools) -> dict[str, Array]:
 def predictor(data: SiteData, state: State, beta: Floats, mu: Floats) -> dict[str, Array]:
     """Centred linear predictor at another point."""
     client = client_of(data, state)
+    check_lengths(data.name, beta=(beta, len(client.scale)), mu=(mu, len(client.scale)))
     return {"linear_predictor": row_dots(client.X, beta) - float(mu @ beta)}
 
 
@@ -73,6 +75,8 @@ def em_sums(
         entities that each other client lacks, (K, p).
     """
     client = client_of(data, state)
+    p = len(client.scale)
+    check_lengths(data.name, z=(z, client.n_seen), missing=(missing, 3), beta=(beta, p), mu=(mu, p))
     theta = Theta(beta, mu, Sigma)
     factor = cho_factor(Sigma, lower=True)
     image, direction, _ = m_step(client, theta, factor, z, missing, float(s2))
@@ -84,7 +88,7 @@ def em_sums(
 STEPS: Mapping[str, Step] = {
     "sem_constants": Step(
         constants,
-        {"others": Declared("presence", "which clients have each entity", 2)},
+        {"others": Declared("presence", "which clients have each entity", 2, dtype="bool")},
         {
             "beta": Declared("aggregate", "coefficients of standardised columns"),
             "mu": Declared("aggregate", "means of standardised columns"),

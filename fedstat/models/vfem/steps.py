@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 
-from fedstat.errors import EstimationError
+from fedstat.errors import EstimationError, MessageError
 from fedstat.federation.design import block_of
-from fedstat.federation.message import Declared, Step
+from fedstat.federation.message import Declared, Step, check_lengths
 from fedstat.federation.site import SiteData, State
 from fedstat.kernels.rows import column_sums, gram, row_dots
 from fedstat.typing import Array, Bools, Floats, Ints
@@ -128,6 +128,9 @@ def start(
         The first linear predictor and scalars, and the extreme eigenvalues of the local covariance.
     """
     block = block_of(data, state)
+    check_lengths(data.name, keep=(keep, len(block.X)), rows=(rows, int(np.count_nonzero(keep))))
+    if len(rows) and (rows[0] < 0 or rows[-1] >= n or (np.diff(rows) <= 0).any()):
+        raise MessageError(f"{data.name}: array 'rows' must ascend from 0 to below {int(n)}")
     X = np.ascontiguousarray(block.X[keep])
     state.entities = len(X)
     if len(X) < 2:
@@ -258,6 +261,7 @@ def step(
         with the earlier ones.
     """
     client = client_of(data, state)
+    check_lengths(data.name, z=(z, client.n_seen), missing=(missing, 3))
     if forget:
         client.points, client.evaluated = client.previous
     client.previous = list(client.points), list(client.evaluated)
@@ -441,8 +445,8 @@ STEPS: Mapping[str, Step] = {
     "start": Step(
         start,
         {
-            "keep": Declared("presence", "which of the client's entities take part"),
-            "rows": Declared("presence", "positions of the client's entities among those of the fit"),
+            "keep": Declared("presence", "which of the client's entities take part", dtype="bool"),
+            "rows": Declared("presence", "positions of its entities among those of the fit", dtype="int64"),
             "n": Declared("control", "number of entities", 0),
             "filled": Declared("control", "whether missing blocks count as their mean", 0),
             "memory": Declared("control", "memory of the acceleration", 0),
