@@ -72,9 +72,10 @@ def test_absent_rows_count_as_zero(sketch, columns):
     )
 
 
-def test_blocks_of_entities_are_streamed_alike(sketch):
+def test_every_block_of_entities_is_mixed_by_numbers_of_its_own(sketch):
+    """Columns with a mean: the same numbers in every block would add the blocks' cross-products."""
     n = 2 * BLOCK + 100
-    X = np.random.default_rng(2).normal(size=(n, 2))
+    X = np.random.default_rng(2).normal(size=(n, 2)) + 2.0
     projected = sketch(X, np.arange(n), n, 500, 3)
     error = (projected.T @ projected - X.T @ X) / lengths(X, X)
     assert np.abs(error).max() < 5 * np.sqrt(2.0 / 500)

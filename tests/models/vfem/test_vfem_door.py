@@ -23,7 +23,8 @@ STEPS = [(family, step) for family in ("vfem", "design") for step in sorted(FAMI
 
 def arrays_of(family, step):
     """Arrays of the declared number of dimensions, of length two."""
-    return {name: np.ones((2,) * d.ndim) for name, d in FAMILIES[family][step].takes.items()}
+    takes = FAMILIES[family][step].takes
+    return {name: np.ones((2,) * d.ndim, dtype=d.dtype or float) for name, d in takes.items()}
 
 
 @pytest.fixture(scope="module")
@@ -172,6 +173,7 @@ ANY_LENGTH = {
     ("information", "others"),  # how many clients there are, a client is not told
     ("sem_constants", "others"),
     ("response_products", "missing"),
+    ("multiply_columns", "columns"),  # nor how many columns another one has
 }
 
 
