@@ -85,9 +85,9 @@ def open_response(data: SiteData, state: State, text: str) -> tuple[dict[str, Ar
     """Compute the response and say which rows have one."""
     spec = json.loads(text)
     response = build_response(data.frame, spec["response"], spec["columns"], data.name)
-    state.items["response"] = response
-    state.entities = int(np.isfinite(response).sum())
-    return {"has": np.isfinite(response)}, ""
+    has = np.isfinite(response)
+    state.keep("response", response, int(has.sum()))
+    return {"has": has}, ""
 
 
 def open_block(data: SiteData, state: State, text: str, use: Bools) -> tuple[dict[str, Array], str]:
@@ -115,8 +115,7 @@ def open_new_block(data: SiteData, state: State, text: str) -> tuple[dict[str, A
 
 
 def _opened(state: State, block: Block) -> tuple[dict[str, Array], str]:
-    state.items["block"] = block
-    state.entities = len(block.X)
+    state.keep("block", block, len(block.X))
     schema = {
         "names": block.spec.names,
         "term_names": block.spec.term_names,
@@ -139,12 +138,12 @@ def block_of(data: SiteData, state: State) -> Block:
     MessageError
         The session did not open one, or the site has forgotten it.
     """
-    if "block" not in state.items:
+    if "block" not in state:
         raise MessageError(
             f"{data.name}: no columns are open in this session (a site keeps the latest ones only); "
             "make the model again"
         )
-    block: Block = state.items["block"]
+    block: Block = state.use("block")
     return block
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
@@ -75,12 +75,51 @@ class SiteData:
     min_count: int
 
 
-@dataclass(slots=True)
 class State:
-    """What a site remembers of one fit."""
+    """What a site remembers of one fit.
 
-    entities: int = 0
-    items: dict[str, Any] = field(default_factory=dict)
+    Every item is kept with the number of entities that it rests on; the entities behind an answer are
+    the fewest of those behind the items that its step used, and none where it used none.
+    """
+
+    def __init__(self) -> None:
+        self._items: dict[str, Any] = {}
+        self._counts: dict[str, int] = {}
+        self._behind: int | None = None
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._items
+
+    @property
+    def entities(self) -> int:
+        """Entities behind the answer to the present ask."""
+        return self._behind or 0
+
+    def begin(self) -> None:
+        """Start counting for a new ask."""
+        self._behind = None
+
+    def rest_on(self, entities: int) -> None:
+        """Say that the answer rests on no more than so many entities."""
+        self._behind = entities if self._behind is None else min(self._behind, entities)
+
+    def keep(self, name: str, item: Any, entities: int) -> None:
+        """Keep an item that rests on so many entities."""
+        self._items[name] = item
+        self._counts[name] = entities
+        self.rest_on(entities)
+
+    def use(self, name: str) -> Any:
+        """Return what was kept under a name.
+
+        Raises
+        ------
+        KeyError
+            Nothing was.
+        """
+        item = self._items[name]
+        self.rest_on(self._counts[name])
+        return item
 
 
 class Site:
@@ -142,6 +181,7 @@ class Site:
         check_arrays(where, step.takes, ask.arrays)
         self._check_policy(ask, step)
         state = self._state(ask.session)
+        state.begin()
         try:
             reply = self._run(ask, step, state)
         except FedstatError:

@@ -12,7 +12,7 @@ from fedstat.federation.site import FAMILIES, Policy, Site
 
 
 def add(data, state, amount):
-    state.entities = len(data.frame)
+    state.rest_on(len(data.frame))
     return {"total": np.array(float(data.frame["x"].sum() + amount))}
 
 

@@ -10,8 +10,8 @@ from fedstat.federation.site import FAMILIES, SESSIONS_KEPT, Policy, Site
 
 
 def total(data, state, weight):
-    state.items["asked"] = state.items.get("asked", 0) + 1
-    state.entities = len(data.frame)
+    asked = state.use("asked") if "asked" in state else 0
+    state.keep("asked", asked + 1, len(data.frame))
     return {"total": np.array(float(data.frame["x"].sum() * weight[0]))}
 
 
@@ -151,7 +151,7 @@ def test_sessions_are_apart_and_the_oldest_is_forgotten(make):
         site.answer(question(session=str(i)))
         site.answer(question(session=str(i)))
     assert len(site._states) == SESSIONS_KEPT
-    assert all(state.items["asked"] == 2 for state in site._states.values())
+    assert all(state.use("asked") == 2 for state in site._states.values())
     assert "0" not in site._states
 
 

@@ -140,7 +140,7 @@ def information(
     by_v = weighted_sums(U, inverse_v, others, data.min_count)
     by_z = weighted_sums(U, z * inverse_v, ~others, data.min_count)
     client.staged["root"] = np.sqrt(inverse_v)[:, None] * U * client.scale
-    state.items["vfem elimination"] = elimination
+    state.keep("vfem elimination", elimination, state.entities)
     own = np.zeros((2 * p, 2 * p))
     own[:p, :p] = 4.0 * kappa * np.outer(w, w) + 2.0 * e * theta.Sigma
     own[:p, p:] = -np.outer(by_v[0], theta.beta) + z_seen * np.eye(p)
@@ -189,7 +189,7 @@ def scores(data: SiteData, state: State) -> dict[str, Array]:
         ``gram`` F'F, ``with_response`` F' [z, -e, -e by absent client], e = (1/v - z^2)/2.
     """
     client = client_of(data, state)
-    theta, elimination = client.current, state.items["vfem elimination"]
+    theta, elimination = client.current, state.use("vfem elimination")
     assert theta is not None
     U, z, inverse_v = client.staged["U"], client.z, client.staged["inverse_v"]
     Y = np.linalg.solve(elimination.T, U.T).T
@@ -216,7 +216,7 @@ def response_products(data: SiteData, state: State, missing: Bools) -> dict[str,
     missing : (G, K) array of bool
         Which clients miss in each pattern.
     """
-    active: Active = state.items["vfem active"]
+    active: Active = state.use("vfem active")
     z, inverse_v = active.z, 1.0 / active.v[active.code]
     minus_e = -0.5 * (inverse_v - z * z)
     F = np.column_stack([z, minus_e, minus_e[:, None] * missing[active.code]])

@@ -136,12 +136,12 @@ def prediction_errors(data: SiteData, state: State, use: Bools, predicted: Float
     dict
         ``sums``: rows compared, squared errors, squared deviations of the response from its mean.
     """
-    response = state.items["response"]
+    response = state.use("response")
     check_lengths(data.name, use=(use, len(response)), predicted=(predicted, int(np.count_nonzero(use))))
     y = response[use]
     there = np.isfinite(y)
     y, predicted = y[there], predicted[there]
-    state.entities = len(y)
+    state.rest_on(len(y))
     deviation = y - y.mean() if len(y) else y
     error = y - predicted
     return {"sums": np.array([len(y), error @ error, deviation @ deviation])}

@@ -48,13 +48,12 @@ def start_response(data: SiteData, state: State, keep: Bools, code: Ints) -> dic
     code : (n,) int
         Missing pattern of each entity.
     """
-    response = state.items["response"]
+    response = state.use("response")
     check_lengths(data.name, keep=(keep, len(response)), code=(code, int(np.count_nonzero(keep))))
     if len(code) and code.min() < 0:
         raise MessageError(f"{data.name}: array 'code' holds numbers below zero")
     y = np.ascontiguousarray(response[keep])
-    state.items["vfem active"] = Active(y, code)
-    state.entities = len(y)
+    state.keep("vfem active", Active(y, code), len(y))
     if y.var() <= 0.0:
         raise EstimationError(
             f"{data.name}: the response is constant among the {len(y)} entities of this fit"
@@ -76,7 +75,7 @@ def residuals(
     t_missing : (G,) array
         Sum of t_k over the clients that miss in each pattern.
     """
-    active: Active = state.items["vfem active"]
+    active: Active = state.use("vfem active")
     patterns = int(active.code.max()) + 1
     check_lengths(data.name, eta=(eta, len(active.y)), t_missing=(t_missing, patterns))
     active.a, active.eta, active.v = float(a), eta, float(s2) + t_missing
@@ -86,7 +85,7 @@ def residuals(
 
 def fitted(data: SiteData, state: State) -> dict[str, Array]:
     """Release fitted values and residuals, one per entity, to a coordinator at this institution."""
-    active: Active = state.items["vfem active"]
+    active: Active = state.use("vfem active")
     values = active.a + active.eta
     return {"fitted": values, "residuals": active.y - values}
 

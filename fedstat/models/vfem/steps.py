@@ -88,9 +88,9 @@ class Client:
 
 def client_of(data: SiteData, state: State) -> Client:
     """Return this fit's client, or say that the fit was not started here."""
-    if "vfem" not in state.items:
+    if "vfem" not in state:
         raise EstimationError(f"{data.name}: this fit was not started here; ask 'start' first")
-    client: Client = state.items["vfem"]
+    client: Client = state.use("vfem")
     return client
 
 
@@ -132,10 +132,10 @@ def start(
     if len(rows) and (rows[0] < 0 or rows[-1] >= n or (np.diff(rows) <= 0).any()):
         raise MessageError(f"{data.name}: array 'rows' must ascend from 0 to below {int(n)}")
     X = np.ascontiguousarray(block.X[keep])
-    state.entities = len(X)
-    if len(X) < 2:
+    n_own = len(X)
+    if n_own < 2:
         raise EstimationError(
-            f"{data.name}: {len(X)} of the entities of this fit have its block; two are the least"
+            f"{data.name}: {n_own} of the entities of this fit have its block; two are the least"
         )
     shift, scale = X.mean(axis=0), X.std(axis=0)
     X -= shift
@@ -148,7 +148,7 @@ def start(
     S = client.S2 / client.n_seen - np.outer(mean, mean)
     first = np.zeros(len(scale)) if beta is None else np.asarray(beta, dtype=float) * scale
     set_first_point(client, Theta(first, mean, S))
-    state.items["vfem"] = client
+    state.keep("vfem", client, n_own)
     return describe_points(client) | {"eigenvalues": np.linalg.eigvalsh(S)[[0, -1]]}
 
 

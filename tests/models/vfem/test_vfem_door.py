@@ -222,6 +222,10 @@ def start_response(site, keep):
     return unpack_reply(site.answer(pack_ask(ask))).arrays["moments"]
 
 
+def answer(site, step, **arrays):
+    return site.answer(pack_ask(Ask(site.name, "vfem", step, arrays, "s")))
+
+
 def test_few_entities_are_not_summed():
     site, has = opened()
     keep = np.zeros(len(has), dtype=bool)
@@ -246,3 +250,29 @@ def test_a_smaller_fit_after_a_larger_one_is_counted_anew():
     few[:2] = True
     with pytest.raises(PolicyError, match="minimum count"):
         start_response(site, few)
+
+
+def test_a_refused_block_is_not_answered_for_by_a_larger_response():
+    """The entities behind an answer are those of what it was computed from, not of all that is open."""
+    partition = simulate(n=40, holder="Bank", missing="none").partition(
+        policies={"Bank": Policy(min_count=10)}
+    )
+    site = partition.sites["Bank"]
+    columns = partition.columns["Bank"]
+    terms = [name for name in columns if name != "y"]
+    content = {"terms": terms, "columns": terms, "partial": "drop", "min_count": 1, "intercept": True}
+    use = np.ones(40, dtype=bool)
+    site.answer(pack_ask(design_ask("Bank", "open_block", "s", content, use=use)))
+    question = design_ask("Bank", "open_response", "s", {"response": "y", "columns": ["y"]})
+    has = unpack_reply(site.answer(pack_ask(question))).arrays["has"]
+    answer(site, "start_response", keep=has, code=np.zeros(40, dtype=np.int64))
+    keep = np.zeros(40, dtype=bool)
+    keep[:9] = True
+    few = {"keep": keep, "rows": np.arange(9), "n": np.array(40), "filled": np.array(False)}
+    with pytest.raises(PolicyError, match="there are 9"):
+        answer(site, "start", **few, memory=np.array(2))
+    answer(site, "start_response", keep=has, code=np.zeros(40, dtype=np.int64))
+    values = {"z": np.zeros(9), "missing": np.zeros(3), "s2": np.array(1.0), "omega": np.array(1.0)}
+    with pytest.raises(PolicyError, match="there are 9"):
+        answer(site, "step", weights=np.ones(1), forget=np.array(False), **values)
+        answer(site, "estimates")
