@@ -9,15 +9,28 @@ from fedstat.federation.partition import ClientPartition
 from fedstat.inference.compare import compare
 
 if TYPE_CHECKING:
+    from fedstat.models.glm.model import GLORE, FederatedGLM
     from fedstat.models.saved import load
     from fedstat.models.vfem.model import VFEMRegression
 
 __version__ = _version("fedstat")
 
-__all__ = ["ClientPartition", "VFEMRegression", "__version__", "compare", "datasets", "errors", "load"]
+__all__ = [
+    "GLORE",
+    "ClientPartition",
+    "FederatedGLM",
+    "VFEMRegression",
+    "__version__",
+    "compare",
+    "datasets",
+    "errors",
+    "load",
+]
 
 # Models bring the compiler along, a third of a second: they are imported when one is first named.
 _MODULES = {
+    "GLORE": ("fedstat.models.glm.model",),
+    "FederatedGLM": ("fedstat.models.glm.model",),
     "VFEMRegression": ("fedstat.models.vfem.model",),
     "load": ("fedstat.models.vfem.model", "fedstat.models.saved"),
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,9 +26,10 @@ from fedstat.federation.block_response import build_response
 from fedstat.federation.block_rows import Partial, column_means, find_rows, require_categories
 from fedstat.federation.block_spec import BlockSpec, coded_columns, read_terms
 from fedstat.federation.formula import ClientTerms
+from fedstat.federation.formula_terms import Term
 from fedstat.typing import Bools, Floats
 
-__all__ = ["Block", "BlockSpec", "Partial", "apply_block", "build_block", "build_response"]
+__all__ = ["Block", "BlockSpec", "Partial", "apply_block", "build_block", "build_response", "code_rows"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,15 +174,41 @@ def apply_block(
     if n == 0:
         return Block(spec, rows.seen, np.empty((0, len(spec.names))), rows.n_partial)
     considered = {name: one[rows.seen] for name, one in series.items()}
-    _require_kinds(considered, spec, client)
-    require_categories({name: considered[name] for name in spec.levels}, client)
     if partial == "mean" and rows.n_partial:
         _require_means(spec, client)
-    columns = _prepare(considered, spec.kinds, spec.levels, spec.means, client)
-    state: State = restore_state(spec.state)
-    coded = code_design(parsed, columns, state, intercept=spec.intercept, n=n, client=client)
+    coded = code_rows(considered, parsed, spec, n, client)
     _require_names(coded, spec, client)
     return Block(spec, rows.seen, coded.X, rows.n_partial)
+
+
+def code_rows(
+    series: Mapping[str, pd.Series], terms: Sequence[Term], spec: BlockSpec, n: int, client: str
+) -> Coded:
+    """Code rows that are all there, with the levels and transform state of a specification.
+
+    Parameters
+    ----------
+    series : mapping of str to Series of length n
+        The columns; a missing number is replaced by the mean of the specification where it has one.
+    terms : sequence of tuple of Expression
+        The terms of the specification, checked.
+    spec : BlockSpec
+        Its names are not looked at.
+    n : int
+        Number of rows.
+    client : str
+        For messages.
+
+    Raises
+    ------
+    DesignError
+        As `apply_block`.
+    """
+    _require_kinds(series, spec, client)
+    require_categories({name: series[name] for name in spec.levels}, client)
+    columns = _prepare(series, spec.kinds, spec.levels, spec.means, client)
+    state: State = restore_state(spec.state)
+    return code_design(terms, columns, state, intercept=spec.intercept, n=n, client=client)
 
 
 def _prepare(

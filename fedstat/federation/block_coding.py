@@ -108,7 +108,7 @@ def evaluate(tree: Tree, numbers: Mapping[str, Floats], state: State, where: str
         case Column(name=name):
             return numbers[name]
         case Number(value=value):
-            return value
+            return np.float64(value)
         case Negative(operand=operand):
             return -evaluate(operand, numbers, state, where)
         case (
@@ -245,7 +245,7 @@ def _require_inside(values: Floats, lower: float, upper: float, where: str) -> N
 
 
 def _require_finite(value: Any, what: str, where: str) -> Any:
-    arrays: Array = np.column_stack(list(value.values())) if isinstance(value, dict) else np.asarray(value)
+    arrays: Array = np.column_stack(list(value.values())) if isinstance(value, dict) else np.atleast_1d(value)
     bad = ~np.isfinite(arrays)
     if bad.any():
         count = int(bad.reshape(len(bad), -1).any(axis=1).sum())

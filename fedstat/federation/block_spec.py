@@ -89,7 +89,7 @@ class BlockSpec:
         DesignError, FormulaError
             As `from_json`.
         """
-        terms = read_terms(self.terms, self.columns)
+        terms = read_terms(self.terms, self.columns) if self.terms or self.columns else ()
         transforms = {t.text: t for term in terms for f in term for t in iter_transforms(f.tree)}
         expected = {
             text: frozenset() if dict(t.options).get("raw") else STATE_KEYS[t.function]

@@ -85,6 +85,8 @@ def open_response(data: SiteData, state: State, text: str) -> tuple[dict[str, Ar
     """Compute the response and say which rows have one."""
     spec = json.loads(text)
     response = build_response(data.frame, spec["response"], spec["columns"], data.name)
+    if response.ndim != 1:
+        raise DesignError(f"the response at client {data.name!r} must be one column; counts are for a GLM")
     has = np.isfinite(response)
     state.keep("response", response, int(has.sum()))
     return {"has": has}, ""

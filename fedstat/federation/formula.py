@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 from fedstat.errors import FormulaError
-from fedstat.federation.formula_expression import parse_expression
-from fedstat.federation.formula_terms import Term, parse_terms, split_sides, term_columns, term_text
-from fedstat.federation.formula_tree import Expression, Tree
+from fedstat.federation.formula_expression import parse_expression, refuse
+from fedstat.federation.formula_terms import Term, Terms, parse_terms, split_sides, term_columns, term_text
+from fedstat.federation.formula_tree import Counts, Expression, Tree
 
 __all__ = ["ClientTerms", "Formula", "parse_formula", "parse_pooled_formula"]
 
@@ -24,7 +24,7 @@ class ClientTerms:
         Its name; empty where all institutions hold the same columns.
     terms : tuple of str
         Main effects first, then by degree, else in the order written; each is formula text again, for
-        instance ``("Age", "C(Sex, Treatment('male'))", "Age:Weight")``.
+        instance ``("Age", "C(Sex, Treatment('male'))", "Age:Weight")``. Empty for an intercept alone.
     columns : tuple of str
         The columns that the terms read, in the order of first use.
     """
@@ -43,7 +43,8 @@ class Formula:
     text : str
         As the user wrote it.
     response : str
-        The left side, for instance ``"BPSysAve"``, ``"log(y)"`` or ``"visits > 0"``.
+        The left side, for instance ``"BPSysAve"``, ``"log(y)"``, ``"visits > 0"`` or
+        ``"cbind(events, n - events)"``.
     response_client : str or None
         The institution that holds the response; None where all hold the same columns.
     response_columns : tuple of str
@@ -51,7 +52,12 @@ class Formula:
     intercept : bool
         Whether the model has an intercept.
     clients : tuple of ClientTerms
-        In the order of the partition; only institutions with terms.
+        In the order of the partition; only institutions with terms. Always one where all hold the same
+        columns.
+    offsets : tuple of str
+        What stands inside each ``offset(...)``, for instance ``("log(days)",)``; the offset is their sum.
+    offset_columns : tuple of str
+        The columns that the offsets read, in the order of first use.
     """
 
     text: str
@@ -60,6 +66,8 @@ class Formula:
     response_columns: tuple[str, ...]
     intercept: bool
     clients: tuple[ClientTerms, ...]
+    offsets: tuple[str, ...] = ()
+    offset_columns: tuple[str, ...] = ()
 
 
 def parse_formula(text: str, columns: Mapping[str, Sequence[str]]) -> Formula:
@@ -67,7 +75,7 @@ def parse_formula(text: str, columns: Mapping[str, Sequence[str]]) -> Formula:
 
     ``.`` stands for every column of every institution but the response, in the order of `columns`. The
     language is that of R and formulaic, restricted to the names, operators and transforms listed in
-    `formula_expression.ALLOWED`; nothing of the text is evaluated.
+    `formula_tree.ALLOWED`; nothing of the text is evaluated.
 
     Parameters
     ----------
@@ -85,13 +93,23 @@ def parse_formula(text: str, columns: Mapping[str, Sequence[str]]) -> Formula:
     FormulaError
         If the text holds anything outside the language, a column is unknown or held by two
         institutions, a term or the response needs columns of two institutions, the response stands on
-        the right side too, or the right side names no column.
+        the right side too, no term is left there, or there is an offset or ``cbind``.
     """
-    return _parse(text, _Holdings.of(columns))
+    return _parse(text, _Holdings.of(columns), pooled=False)
 
 
-def parse_pooled_formula(text: str, columns: Sequence[str]) -> Formula:
+def parse_pooled_formula(text: str, columns: Sequence[str], extra: Sequence[str] = ()) -> Formula:
     """Read a formula for institutions that all hold the same columns.
+
+    Beyond `parse_formula`, as in R:
+
+    * ``y ~ x + offset(log(days))``: a numeric expression with coefficient one. Several offsets add up; one
+      written twice is refused (R would count it once). ``.`` still stands for the columns of an offset,
+      since R drops from it the columns of the left side only: write ``y ~ . - days + offset(log(days))``.
+    * ``cbind(events, n - events) ~ x``: successes and failures of binomial counts. statsmodels'
+      ``successes + failures ~ x`` is arithmetic here, as in R.
+    * ``y ~ 1``: an intercept alone, beside offsets or not. A right side of which nothing is left, such as
+      ``x - x`` or a ``.`` without columns, is refused.
 
     Parameters
     ----------
@@ -99,18 +117,23 @@ def parse_pooled_formula(text: str, columns: Sequence[str]) -> Formula:
         The formula; see `parse_formula`.
     columns : sequence of str
         The columns, keys of the entities excluded.
+    extra : sequence of str
+        Columns that the formula may name but that ``.`` does not stand for, such as the name of the site.
 
     Returns
     -------
     Formula
-        With one `ClientTerms`, whose client is empty, and no `response_client`.
+        With one `ClientTerms`, whose client is empty (without terms for an intercept alone), and no
+        `response_client`.
 
     Raises
     ------
     FormulaError
-        As `parse_formula`.
+        If the text holds anything outside the language, a column is unknown, a column of the response
+        stands on the right side too, or no term is left there.
     """
-    return _parse(text, _Holdings.of({"": columns}))
+    own = [name for name in columns if name not in extra]
+    return _parse(text, _Holdings.of({"": [*own, *extra]}), pooled=True, extra=extra)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,13 +180,18 @@ class _Holdings:
         return f"Nothing similar among {'; '.join(counts)}."
 
 
-def _parse(text: str, holdings: _Holdings) -> Formula:
+def _parse(text: str, holdings: _Holdings, *, pooled: bool, extra: Sequence[str] = ()) -> Formula:
     left, right = split_sides(text)
     response = parse_expression(left, response=True)
+    if isinstance(response.tree, Counts) and not pooled:
+        raise refuse("cbind(...)", left, "the response of this model is one column")
     response_client = _response_client(response, holdings)
-    dot = [name for name in holdings.owner if name not in response.columns]
-    right_side = parse_terms(right, dot)
-    _require_covariates(right_side.terms, response)
+    dot = [name for name in holdings.owner if name not in response.columns and name not in extra]
+    right_side = parse_terms(right, dot, offsets=pooled)
+    _require_terms(right_side, pooled)
+    offset_columns = tuple(dict.fromkeys(name for offset in right_side.offsets for name in offset.columns))
+    holdings.require(offset_columns)
+    _require_other_columns(right_side, response)
     clients = tuple(_by_client(right_side.terms, holdings))
     return Formula(
         text,
@@ -171,7 +199,9 @@ def _parse(text: str, holdings: _Holdings) -> Formula:
         response_client or None,
         response.columns,
         right_side.intercept,
-        clients,
+        clients or (ClientTerms("", (), ()),),
+        tuple(offset.text for offset in right_side.offsets),
+        offset_columns,
     )
 
 
@@ -186,15 +216,24 @@ def _response_client(response: Expression, holdings: _Holdings) -> str:
     return holders[0]
 
 
-def _require_covariates(terms: Sequence[Term], response: Expression) -> None:
-    if not terms:
-        raise FormulaError("formula: the right side names no column; write for instance 'y ~ a + b'.")
-    for term in terms:
-        both = [name for name in term_columns(term) if name in response.columns]
+def _require_terms(right: Terms, pooled: bool) -> None:
+    if not right.terms and not (pooled and right.constant and right.intercept):
+        alone = ", or 'y ~ 1' for an intercept alone" if pooled else ""
+        raise FormulaError(
+            f"formula: no term is left on the right side; write for instance 'y ~ a + b'{alone}."
+        )
+
+
+def _require_other_columns(right: Terms, response: Expression) -> None:
+    """Refuse a column of the response among the terms and offsets."""
+    read = [(term_text(term), term_columns(term)) for term in right.terms]
+    read += [(f"offset({offset.text})", offset.columns) for offset in right.offsets]
+    for text, columns in read:
+        both = [name for name in columns if name in response.columns]
         if both:
             raise FormulaError(
-                f"formula: column {both[0]!r} is the response and also stands on the right side, in "
-                f"{term_text(term)!r}; leave it out there."
+                f"formula: column {both[0]!r} stands in the response and also on the right side, in "
+                f"{text!r}; leave it out there."
             )
 
 

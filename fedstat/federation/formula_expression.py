@@ -12,89 +12,38 @@ import ast
 import keyword
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from fedstat.errors import FormulaError
 from fedstat.federation.formula_tree import (
+    ALLOWED,
+    ALLOWED_NUMERIC,
+    ELEMENTWISE,
+    MAX_EXPONENT,
+    MAX_NUMBER,
+    PLACES,
+    TRANSFORMS,
     Arithmetic,
     Category,
     Column,
     Comparison,
+    Counts,
     Expression,
     Level,
     Negative,
     Number,
     Option,
+    Signature,
     Transform,
     Tree,
+    is_number,
     iter_columns,
 )
 
 MAX_EXPRESSION = 2_000
 MAX_DEPTH = 50
-MAX_EXPONENT = 10
-MAX_NUMBER = 1e300
 
-ALLOWED = (
-    "allowed are columns, `odd names` in backticks, Q('odd name'), C(x), C(x, Treatment('level')), "
-    "log, exp, sqrt, np.log, np.exp, np.sqrt, scale, center, bs(x, df=4), poly(x, 2), and + - * / ** "
-    "with numbers inside a transform"
-)
-
-
-@dataclass(frozen=True, slots=True)
-class _Signature:
-    """What a transform accepts besides its operand, in positional order."""
-
-    options: Mapping[str, Callable[[Option], bool]]
-    nests: bool  # may stand inside arithmetic and other transforms: one value per row
-
-
-def _flag(value: Option) -> bool:
-    return isinstance(value, bool)
-
-
-def _number(value: Option) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= MAX_NUMBER
-
-
-def _degree(value: Option) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_EXPONENT
-
-
-def _freedom(value: Option) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 100
-
-
-def _numbers(value: Option) -> bool:
-    return isinstance(value, tuple)
-
-
-def _beyond(value: Option) -> bool:
-    return value in ("raise", "clip", "zero", "extend")
-
-
-_PLAIN = _Signature(MappingProxyType({}), nests=True)
-TRANSFORMS: Mapping[str, _Signature] = MappingProxyType(
-    {
-        **dict.fromkeys(("log", "exp", "sqrt", "np.log", "np.exp", "np.sqrt", "center"), _PLAIN),
-        "scale": _Signature({"center": _flag, "scale": _flag, "ddof": _number}, nests=True),
-        "poly": _Signature({"degree": _degree, "raw": _flag}, nests=False),
-        "bs": _Signature(
-            {
-                "df": _freedom,
-                "knots": _numbers,
-                "degree": _degree,
-                "lower_bound": _number,
-                "upper_bound": _number,
-                "extrapolation": _beyond,
-            },
-            nests=False,
-        ),
-    }
-)
 _ARITHMETIC: Mapping[type[ast.operator], str] = {
     ast.Add: "+",
     ast.Sub: "-",
@@ -177,7 +126,8 @@ def parse_expression(text: str, *, response: bool = False) -> Expression:
     text : str
         For instance ``log(x + 1)``, ``C(sex, Treatment('male'))`` or, with `response`, ``visits > 0``.
     response : bool
-        Allow arithmetic at the top and one comparison; no categories, splines or polynomials.
+        Allow arithmetic at the top, and one comparison or ``cbind(successes, failures)`` (`Counts`); no
+        categories, splines or polynomials.
 
     Raises
     ------
@@ -187,7 +137,49 @@ def parse_expression(text: str, *, response: bool = False) -> Expression:
     if _BARE.fullmatch(text):
         return name_expression(text)
     node = _parse_python(text)
-    tree = _Converter(text).response(node) if response else _Converter(text).factor(node)
+    converter = _Converter(text, TRANSFORMS, ALLOWED)
+    return _expression(node, converter.response(node) if response else converter.factor(node), text)
+
+
+def parse_numeric(text: str) -> Expression:
+    """Read an expression that gives one number per row by itself: no categories, no state.
+
+    Parameters
+    ----------
+    text : str
+        For instance ``log(days)`` or ``n - events``.
+
+    Raises
+    ------
+    FormulaError
+        If anything outside the language is found.
+    """
+    if _BARE.fullmatch(text):
+        return name_expression(text)
+    node = _parse_python(text)
+    return _expression(node, _row_by_row(text).numeric(node), text)
+
+
+def parse_offset(text: str) -> Expression:
+    """Read the expression inside ``offset(...)``.
+
+    Parameters
+    ----------
+    text : str
+        The whole call, for instance ``offset(log(days))``.
+
+    Raises
+    ------
+    FormulaError
+        If anything outside the language is found.
+    """
+    match _parse_python(text):
+        case ast.Call(func=ast.Name(id="offset"), args=[argument], keywords=[]):
+            return _expression(argument, _row_by_row(text).numeric(argument), text)
+    raise refuse("this use of offset(...)", text, "write one expression, as in offset(log(days))")
+
+
+def _expression(node: ast.expr, tree: Tree, text: str) -> Expression:
     columns = tuple(dict.fromkeys(iter_columns(tree)))
     if not columns:
         raise refuse("an expression without a column", text)
@@ -239,10 +231,14 @@ class _Converter:
     """Converts a syntax tree; every method refuses what it does not know."""
 
     text: str
+    transforms: Mapping[str, Signature]
+    allowed: str
     depth: int = 0
 
     def response(self, node: ast.expr) -> Tree:
         match node:
+            case ast.Call(func=ast.Name(id="cbind")):
+                return self._counts(node)
             case ast.Compare(left=left, ops=[operator], comparators=[right]) if (
                 type(operator) in _COMPARISONS
             ):
@@ -266,7 +262,7 @@ class _Converter:
         """Convert an expression with one number per row."""
         self.depth += 1
         if self.depth > MAX_DEPTH:
-            raise refuse(f"nesting deeper than {MAX_DEPTH}", self.text)
+            raise refuse(f"nesting deeper than {MAX_DEPTH}", self.text, self.allowed)
         try:
             return self._numeric(node)
         finally:
@@ -296,9 +292,16 @@ class _Converter:
 
     def _exponent(self, node: ast.expr) -> Number:
         value = self._literal(node)
-        if not _number(value) or abs(value) > MAX_EXPONENT:  # type: ignore[arg-type]
+        if not is_number(value) or abs(value) > MAX_EXPONENT:  # type: ignore[arg-type]
             raise refuse("this exponent", self.text, f"an exponent is a number up to {MAX_EXPONENT}")
         return Number(float(value))  # type: ignore[arg-type]
+
+    def _counts(self, node: ast.Call) -> Counts:
+        match node:
+            case ast.Call(args=[successes, failures], keywords=[]):
+                rows = _row_by_row(self.text)
+                return Counts(rows.numeric(successes), rows.numeric(failures))
+        raise refuse("this use of cbind(...)", self.text, "write two expressions: cbind(successes, failures)")
 
     def _comparison(self, symbol: str, left: Tree, right: ast.expr) -> Comparison:
         match left, right:
@@ -311,11 +314,11 @@ class _Converter:
         function = self._function(node)
         if function == "Q":
             return self._quoted(node)
-        signature = TRANSFORMS.get(function)
+        signature = self.transforms.get(function)
         if signature is None or (nested and not signature.nests):
-            raise refuse(f"the call {function}(...)", self.text)
+            raise refuse(f"the call {function}(...)", self.text, PLACES.get(function, self.allowed))
         if not node.args:
-            raise refuse(f"{function}() without a column", self.text)
+            raise refuse(f"{function}() without a column", self.text, self.allowed)
         operand = self.numeric(node.args[0])
         return Transform(function, operand, self._options(node, function, signature), ast.unparse(node))
 
@@ -328,9 +331,7 @@ class _Converter:
             case _:
                 raise self._refusal(node.func)
 
-    def _options(
-        self, node: ast.Call, function: str, signature: _Signature
-    ) -> tuple[tuple[str, Option], ...]:
+    def _options(self, node: ast.Call, function: str, signature: Signature) -> tuple[tuple[str, Option], ...]:
         names = list(signature.options)
         if len(node.args) - 1 > len(names):
             raise refuse(f"{function}() with {len(node.args)} arguments", self.text)
@@ -388,7 +389,7 @@ class _Converter:
                 return -value
             case ast.Tuple(elts=elements):
                 values = [self._literal(element) for element in elements]
-                if all(map(_number, values)):
+                if all(map(is_number, values)):
                     return tuple(float(value) for value in values)  # type: ignore[arg-type]
         raise self._refusal(node)
 
@@ -402,4 +403,9 @@ class _Converter:
                 found = f"the {'text' if isinstance(value, str) else type(value).__name__} constant"
             case ast.BinOp() | ast.UnaryOp():
                 found = "this operator"
-        return refuse(found, self.text)
+        return refuse(found, self.text, self.allowed)
+
+
+def _row_by_row(text: str) -> _Converter:
+    """Make a converter that knows no transform with a state: rows are read in chunks and at many sites."""
+    return _Converter(text, ELEMENTWISE, ALLOWED_NUMERIC)

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from typing import NamedTuple, TypeAlias
 
 from fedstat.errors import FormulaError
 from fedstat.federation.formula_expression import (
-    MAX_EXPONENT,
     name_expression,
     parse_expression,
+    parse_offset,
     refuse,
 )
-from fedstat.federation.formula_tree import Expression
+from fedstat.federation.formula_tree import MAX_EXPONENT, PLACES, Expression
 
 MAX_FORMULA = 50_000
 MAX_NESTING = 50
@@ -30,8 +30,8 @@ TermSet: TypeAlias = dict[frozenset[str], Term]
 
 _OPERATORS = "allowed between terms are + - : * ^ and parentheses"
 _TOKEN = re.compile(
-    r"""\s*(?: (?P<quoted>`[^`]+`) | (?P<call>[^\W\d][\w.]*\s*\() | (?P<name>[^\W\d][\w.]*)
-             | (?P<number>\d+(?![\w.])) | (?P<operator>\*\*|[-+:*^().]) )""",
+    r"""\s*(?: (?P<quoted>`[^`]+`) | (?P<offset>offset\s*\() | (?P<call>[^\W\d][\w.]*\s*\()
+             | (?P<name>[^\W\d][\w.]*) | (?P<number>\d+(?![\w.])) | (?P<operator>\*\*|[-+:*^().]) )""",
     re.VERBOSE,
 )
 _QUOTED_OR_PARENTHESIS = re.compile(r"\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'|`[^`]*`|[()]")
@@ -52,13 +52,19 @@ class Terms:
         Whether the model has one.
     terms : tuple of tuple of Expression
         Products of factors: main effects first, then by degree, else in the order written.
+    offsets : tuple of Expression
+        What stands inside each ``offset(...)``, in the order written.
+    constant : bool
+        Whether nothing but the intercept and offsets was written; false for ``x - x``.
     """
 
     intercept: bool
     terms: tuple[Term, ...]
+    offsets: tuple[Expression, ...]
+    constant: bool
 
 
-def parse_terms(text: str, dot: Sequence[str] = ()) -> Terms:
+def parse_terms(text: str, dot: Sequence[str] = (), *, offsets: bool = False) -> Terms:
     """Read the right side of a formula.
 
     Parameters
@@ -67,14 +73,21 @@ def parse_terms(text: str, dot: Sequence[str] = ()) -> Terms:
         What stands after ``~``.
     dot : sequence of str
         The columns that ``.`` stands for.
+    offsets : bool
+        Whether the model can have offsets.
 
     Raises
     ------
     FormulaError
-        If anything outside the language is found, or the formula multiplies out to too many terms.
+        If anything outside the language is found, the formula multiplies out to too many terms, or an
+        offset stands where there can be none, or twice.
     """
     _require_length(text)
-    return _Reader(text, _tokens(text), dot).read()
+    tokens = _tokens(text)
+    for token in tokens:
+        if token.kind == "offset" and not offsets:
+            raise refuse("an offset", token.text, "this model has none")
+    return _Reader(text, tokens, dot).read()
 
 
 def term_text(term: Term) -> str:
@@ -144,7 +157,7 @@ def _tokens(text: str) -> list[_Token]:
             rest = text[position:].lstrip()
             raise refuse(f"{rest[0]!r}", rest, _OPERATORS)
         kind, token, position = str(match.lastgroup), match[0].lstrip(), match.end()
-        if kind == "call":
+        if kind in ("call", "offset"):
             end = _closing(text, position)
             token, position = token + text[position:end], end
         tokens.append(_Token(kind, token))
@@ -173,12 +186,15 @@ class _Reader:
     position: int = 0
     depth: int = 0
     intercept: bool = True
+    constant: bool = True
+    offsets: list[Expression] = field(default_factory=list)
 
     def read(self) -> Terms:
         terms = self._sum()
         if self.position < len(self.tokens):
             raise self._unexpected()
-        return Terms(self.intercept, tuple(sorted(terms.values(), key=len)))
+        ordered = tuple(sorted(terms.values(), key=len))
+        return Terms(self.intercept, ordered, tuple(self.offsets), self.constant)
 
     def _peek(self, *operators: str) -> bool:
         token = self._token()
@@ -199,6 +215,8 @@ class _Reader:
         while True:
             if self._token().kind == "number":
                 self._number(plus)
+            elif self._token().kind == "offset":
+                self._offset(plus)
             elif plus:
                 terms = _union(terms, self._product())
             else:
@@ -216,8 +234,7 @@ class _Reader:
 
     def _number(self, plus: bool) -> None:
         number = self._take().text
-        alone = self._token().kind == "end" or self._peek("+", "-", ")")
-        if number not in ("0", "1") or self.depth or not alone:
+        if number not in ("0", "1") or not self._is_summand():
             raise refuse(
                 f"the number {number}",
                 self.text,
@@ -225,6 +242,22 @@ class _Reader:
                 "other numbers are exponents or stand inside a transform",
             )
         self.intercept = plus == (number == "1")
+
+    def _is_summand(self) -> bool:
+        """Whether what was taken last stands in the sum outside parentheses, and in no product."""
+        return self.depth == 0 and (self._token().kind == "end" or self._peek("+", "-", ")"))
+
+    def _offset(self, plus: bool) -> None:
+        call = self._take().text
+        if not plus or not self._is_summand():
+            raise self._misplaced(call)
+        offset = parse_offset(call)
+        if offset.text in [other.text for other in self.offsets]:
+            raise refuse("the same offset twice", call, "write offset(2 * x) if twice x is meant")
+        self.offsets.append(offset)
+
+    def _misplaced(self, offset: str) -> FormulaError:
+        return refuse("an offset at this place", offset, PLACES["offset"])
 
     def _product(self) -> TermSet:
         terms = self._interaction()
@@ -265,6 +298,7 @@ class _Reader:
         return terms
 
     def _atom(self) -> TermSet:
+        self.constant = False
         if self._peek("("):
             return self._parenthesis()
         token = self._take()
@@ -277,6 +311,8 @@ class _Reader:
                 return _as_set([name_expression(text)])
             case _Token("call", text):
                 return _as_set([parse_expression(text)])
+            case _Token("offset", text):
+                raise self._misplaced(text)
         self.position -= 1
         raise self._unexpected()
 

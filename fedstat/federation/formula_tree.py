@@ -1,10 +1,31 @@
-"""What a checked factor of a formula can be: the whole language, as plain frozen classes."""
+"""The whole language of formulas: the transforms, and what a checked factor can be, as frozen classes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TypeAlias
+
+MAX_EXPONENT = 10
+MAX_NUMBER = 1e300
+
+ALLOWED = (
+    "allowed are columns, `odd names` in backticks, Q('odd name'), C(x), C(x, Treatment('level')), "
+    "log, exp, sqrt, np.log, np.exp, np.sqrt, scale, center, bs(x, df=4), poly(x, 2), and + - * / ** "
+    "with numbers inside a transform"
+)
+ALLOWED_NUMERIC = (
+    "allowed inside offset() and cbind() are columns, `odd names` in backticks, Q('odd name'), numbers, "
+    "log, exp, sqrt, np.log, np.exp, np.sqrt, and + - * / **"
+)
+PLACES: Mapping[str, str] = MappingProxyType(
+    {
+        "offset": "an offset is added to the right side, outside parentheses, products and transforms, as in "
+        "'y ~ x + offset(log(days))'",
+        "cbind": "cbind is the whole left side, as in 'cbind(events, n - events) ~ x'",
+    }
+)
 
 Option: TypeAlias = bool | int | float | str | tuple[float, ...]
 
@@ -73,7 +94,19 @@ class Category:
     reference: Option | None
 
 
-Tree: TypeAlias = Column | Number | Level | Negative | Arithmetic | Comparison | Transform | Category
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """``cbind(successes, failures)``: two columns of binomial counts, as in R; left sides only.
+
+    statsmodels writes ``successes + failures`` for this. Here, as in R, that is arithmetic: one column, the
+    number of trials.
+    """
+
+    successes: Tree
+    failures: Tree
+
+
+Tree: TypeAlias = Column | Number | Level | Negative | Arithmetic | Comparison | Transform | Category | Counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,3 +141,70 @@ def iter_columns(tree: Tree) -> Iterator[str]:
         case Arithmetic(left=left, right=right) | Comparison(left=left, right=right):
             yield from iter_columns(left)
             yield from iter_columns(right)
+        case Counts(successes=successes, failures=failures):
+            yield from iter_columns(successes)
+            yield from iter_columns(failures)
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What a transform accepts besides its operand, in positional order."""
+
+    options: Mapping[str, Callable[[Option], bool]]
+    nests: bool  # may stand inside arithmetic and other transforms: one value per row
+
+
+def _flag(value: Option) -> bool:
+    return isinstance(value, bool)
+
+
+def is_number(value: Option) -> bool:
+    """Whether an option is a finite number.
+
+    Parameters
+    ----------
+    value : bool, int, float, str or tuple of float
+        As written in the formula.
+    """
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= MAX_NUMBER
+
+
+def _degree(value: Option) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_EXPONENT
+
+
+def _freedom(value: Option) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 100
+
+
+def _numbers(value: Option) -> bool:
+    return isinstance(value, tuple)
+
+
+def _beyond(value: Option) -> bool:
+    return value in ("raise", "clip", "zero", "extend")
+
+
+_PLAIN = Signature(MappingProxyType({}), nests=True)
+ELEMENTWISE: Mapping[str, Signature] = MappingProxyType(
+    dict.fromkeys(("log", "exp", "sqrt", "np.log", "np.exp", "np.sqrt"), _PLAIN)
+)
+TRANSFORMS: Mapping[str, Signature] = MappingProxyType(
+    {
+        **ELEMENTWISE,
+        "center": _PLAIN,
+        "scale": Signature({"center": _flag, "scale": _flag, "ddof": is_number}, nests=True),
+        "poly": Signature({"degree": _degree, "raw": _flag}, nests=False),
+        "bs": Signature(
+            {
+                "df": _freedom,
+                "knots": _numbers,
+                "degree": _degree,
+                "lower_bound": is_number,
+                "upper_bound": is_number,
+                "extrapolation": _beyond,
+            },
+            nests=False,
+        ),
+    }
+)

@@ -74,8 +74,9 @@ class Ledger:
         declared: Mapping[str, Declared],
         entities: int = 0,
     ) -> None:
-        """Enter the arrays of one message."""
-        for name, array in arrays.items():
+        """Enter the arrays of one message, in the order of their declaration."""
+        place = {name: i for i, name in enumerate(declared)}
+        for name, array in sorted(arrays.items(), key=lambda item: place[item[0]]):
             line = declared[name]
             self.entries.append(
                 Entry(

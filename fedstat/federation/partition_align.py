@@ -11,6 +11,7 @@ import pandas as pd
 
 from fedstat.errors import PartitionError
 from fedstat.federation.partition_check import columns_besides, key_kind
+from fedstat.federation.table import FrameTable, Table
 from fedstat.typing import Bools, Ints
 
 DTYPE_OF_KIND: dict[str, Any] = {"whole numbers": "int64", "text": "str"}
@@ -37,10 +38,34 @@ class AlignedBlock:
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """All clients' records over one index of entities."""
+    """All clients' records over one index of entities.
+
+    Attributes
+    ----------
+    entities : Index, (n_entities,)
+    tables : mapping of str to Table
+        Each client's records, without the key.
+    rows : mapping of str to int64 array
+        Position of each record's entity, ascending; not writeable.
+    empty_rows : mapping of str to int
+        Rows of each client's table that held a key and nothing else.
+    """
 
     entities: pd.Index[Any]
-    blocks: Mapping[str, AlignedBlock]
+    tables: Mapping[str, Table]
+    rows: Mapping[str, Ints]
+    empty_rows: Mapping[str, int]
+
+
+def _alignment(entities: pd.Index[Any], blocks: Mapping[str, AlignedBlock]) -> Alignment:
+    for block in blocks.values():
+        block.rows.flags.writeable = False
+    return Alignment(
+        entities,
+        {c: FrameTable(block.frame) for c, block in blocks.items()},
+        {c: block.rows for c, block in blocks.items()},
+        {c: block.n_empty for c, block in blocks.items()},
+    )
 
 
 def link_tables(tables: Mapping[str, pd.DataFrame], key: Sequence[str]) -> Alignment:
@@ -50,7 +75,7 @@ def link_tables(tables: Mapping[str, pd.DataFrame], key: Sequence[str]) -> Align
         client: align_block(frame[columns_besides(frame, key)], positions[client])
         for client, frame in tables.items()
     }
-    return Alignment(entities, blocks)
+    return _alignment(entities, blocks)
 
 
 def split_columns(table: pd.DataFrame, columns: Mapping[str, Sequence[str]], key: Sequence[str]) -> Alignment:
@@ -60,7 +85,7 @@ def split_columns(table: pd.DataFrame, columns: Mapping[str, Sequence[str]], key
         rows = positions[""]
     else:
         entities, rows = pd.RangeIndex(len(table)), np.arange(len(table))
-    return Alignment(entities, {c: align_block(table[list(names)], rows) for c, names in columns.items()})
+    return _alignment(entities, {c: align_block(table[list(names)], rows) for c, names in columns.items()})
 
 
 def split_rows(table: pd.DataFrame, by: str, key: Sequence[str]) -> Alignment:
@@ -71,7 +96,7 @@ def split_rows(table: pd.DataFrame, by: str, key: Sequence[str]) -> Alignment:
         for site, rows in rows_by_site(table[by]).items()
     }
     entities = table.set_index(list(key)).index if key else pd.RangeIndex(len(table))
-    return Alignment(entities, blocks)
+    return _alignment(entities, blocks)
 
 
 def align(frames: Mapping[str, pd.DataFrame], key: Sequence[str]) -> tuple[pd.Index[Any], dict[str, Ints]]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from fedstat.federation.partition import ClientPartition
 
 PARTIAL = ("drop", "error", "mean")
+LAYOUTS = ("vertical", "horizontal")
 MAX_LINES = 10
 KEY_KINDS = {
     "integer": "whole numbers",
@@ -187,6 +188,19 @@ def option_problems(partial: object, min_count: object) -> Iterator[str]:
         yield f"min_count must be a whole number of at least 1, received {min_count!r}."
 
 
+def layout_problems(layout: object, on: object, site_column: object) -> Iterator[str]:
+    """Check the layout, and what it needs to be told."""
+    if layout not in LAYOUTS:
+        yield f"layout must be one of {', '.join(map(repr, LAYOUTS))}, received {layout!r}."
+    elif layout == "vertical" and on is None:
+        yield (
+            "the vertical layout links the tables by a key: give on='name of the key column'. Where they "
+            "hold different rows of the same columns, give layout='horizontal' instead."
+        )
+    elif layout == "horizontal" and (not isinstance(site_column, str) or not site_column.strip()):
+        yield "site_column must be a name under which a formula can ask for the site, such as 'site'."
+
+
 def client_problems(clients: Mapping[Any, object]) -> Iterator[str]:
     """No clients, or clients without a proper name."""
     if not clients:
@@ -199,15 +213,15 @@ def client_problems(clients: Mapping[Any, object]) -> Iterator[str]:
             )
 
 
-def name_problems(where: str, frame: pd.DataFrame) -> Iterator[str]:
+def name_problems(where: str, columns: Iterable[Any]) -> Iterator[str]:
     """Columns without a name of their own."""
-    others = [type(column).__name__ for column in frame.columns if not isinstance(column, str)]
+    counts = Counter(columns)
+    others = [type(column).__name__ for column in counts.elements() if not isinstance(column, str)]
     if others:
         yield (
             f"{where}: {len(others)} column names are not text (but {', '.join(sorted(set(others)))}). "
             "Rename the columns, for instance with frame.columns = frame.columns.astype(str)."
         )
-    counts = Counter(frame.columns)
     for column in (name for name, count in counts.items() if count > 1):
         yield f"{where}: {counts[column]} columns are called {column!r}. Rename or drop all but one."
 
@@ -287,12 +301,18 @@ def _cast_hint(name: str, kind: str) -> str:
 
 def emptiness_problems(where: str, frame: pd.DataFrame, names: Sequence[str]) -> Iterator[str]:
     """Find a table without rows, without a column besides its key, or without a value."""
-    if len(frame) == 0:
+    size = list(size_problems(where, len(frame), names))
+    yield from size
+    if not size and all(frame[name].isna().all() for name in names):
+        yield f"{where} has no value in any of its {len(names)} columns. Leave the client out."
+
+
+def size_problems(where: str, n_rows: int, names: Sequence[str]) -> Iterator[str]:
+    """Find a table without rows, or without a column besides its key."""
+    if n_rows == 0:
         yield f"{where} has no rows. Leave the client out, or check how its table was read."
     elif not names:
         yield f"{where} has no column besides the key. Leave the client out, or check how its table was read."
-    elif all(frame[name].isna().all() for name in names):
-        yield f"{where} has no value in any of its {len(names)} columns. Leave the client out."
 
 
 def variation_problems(where: str, frame: pd.DataFrame, names: Sequence[str]) -> Iterator[str]:
@@ -301,7 +321,7 @@ def variation_problems(where: str, frame: pd.DataFrame, names: Sequence[str]) ->
         present = frame[name].dropna()
         if present.empty:
             yield f"{where}, column {name!r}: all {len(frame):,} values are missing. Drop the column."
-        elif _is_constant(present):
+        elif is_constant(present):
             yield (
                 f"{where}, column {name!r}: all {len(present):,} values present are the same. Drop the "
                 "column, or set new_data=True if the table is only to be predicted for."
@@ -317,7 +337,8 @@ def infinity_problems(where: str, column: pd.Series[Any], name: str) -> Iterator
         yield f"{where}, column {name!r}: {count:,} infinite values. Make them missing or finite."
 
 
-def _is_constant(present: pd.Series[Any]) -> bool:
+def is_constant(present: pd.Series[Any]) -> bool:
+    """Tell whether a column without missing values holds one value only; it has at least one."""
     first = present.iloc[0]
     return bool(pd.api.types.is_scalar(first)) and bool((present == first).all())
 

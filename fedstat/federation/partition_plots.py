@@ -38,9 +38,10 @@ def draw_patterns(description: PartitionDescription, ax: Axes | None, max_patter
     return ax
 
 
-def draw_missing_cells(cells: pd.DataFrame, ax: Axes | None) -> Axes:
-    """Heat map of the share of missing cells, clients by columns."""
+def draw_missing_cells(cells: pd.DataFrame, ax: Axes | None, n_streamed: int = 0) -> Axes:
+    """Heat map of the share of missing cells, clients by columns; grey where a client lacks a column."""
     ax = ax if ax is not None else _new_axes(3.5 + 0.45 * cells.shape[1], 2.0 + 0.45 * len(cells))
+    ax.set_facecolor(ABSENT)
     image = ax.imshow(cells.to_numpy(), cmap="Blues", vmin=0, vmax=1, aspect="auto")
     _label_columns(ax, list(cells.columns))
     ax.set_yticks(
@@ -52,7 +53,7 @@ def draw_missing_cells(cells: pd.DataFrame, ax: Axes | None) -> Axes:
     ax.grid(which="minor", color="white", linewidth=1.5)
     _quieten(ax)
     ax.figure.colorbar(image, ax=ax, format=lambda share, _: f"{share:.0%}", label="share missing")
-    _draw_title(ax, "Missing values by client and column")
+    _draw_title(ax, _cells_title(cells, n_streamed))
     return ax
 
 
@@ -195,6 +196,15 @@ def _patterns_title(description: PartitionDescription, n_shown: int) -> str:
     ]
     if n_patterns > n_shown:
         lines.append(f"{n_shown} of {n_patterns} patterns are shown, with {covered:,} entities")
+    return "\n".join(lines)
+
+
+def _cells_title(cells: pd.DataFrame, n_streamed: int) -> str:
+    lines = ["Missing values by client and column"]
+    if cells.isna().to_numpy().any():
+        lines.append("grey: the client lacks this column")
+    if n_streamed:
+        lines.append(f"{n_streamed} more clients have streamed tables, of which this is not known")
     return "\n".join(lines)
 
 

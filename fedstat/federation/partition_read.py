@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 import narwhals as nw
 import pandas as pd
@@ -12,11 +12,14 @@ from narwhals.typing import IntoDataFrame
 
 from fedstat.errors import PartitionError
 from fedstat.federation.partition_check import client_problems, name_problems, refuse
+from fedstat.federation.table import NO_PYARROW, ParquetTable
 
 NA_VALUES = ("", "NA", "NaN")
+T = TypeVar("T")
+Reader: TypeAlias = Callable[[Path, Sequence[str], Any], pd.DataFrame]
 
 
-def to_pandas(where: str, table: IntoDataFrame) -> pd.DataFrame:
+def to_pandas(where: str, table: IntoDataFrame | ParquetTable) -> pd.DataFrame:
     """Hand back a pandas frame as it is, and convert any other table.
 
     Raises
@@ -28,6 +31,11 @@ def to_pandas(where: str, table: IntoDataFrame) -> pd.DataFrame:
     """
     if isinstance(table, pd.DataFrame):
         return table
+    if isinstance(table, ParquetTable):
+        raise PartitionError(
+            f"{where}: a streamed table needs layout='horizontal'. Read it with pandas first to link it by a "
+            "key."
+        )
     try:
         return nw.from_native(table, eager_only=True).to_pandas()
     except TypeError:
@@ -48,7 +56,7 @@ def with_key_columns(frame: pd.DataFrame, key: Sequence[str]) -> pd.DataFrame:
 
 
 def read_table(client: str, path: str | Path, na_values: Sequence[str], dtype: Any) -> pd.DataFrame:
-    """One client's file, read by the ending of its name.
+    """Read one client's file by the ending of its name.
 
     Raises
     ------
@@ -57,16 +65,40 @@ def read_table(client: str, path: str | Path, na_values: Sequence[str], dtype: A
     ImportError
         If it is a Parquet file and pyarrow is not installed.
     """
-    file = Path(path)
+    reader = _reader_of(client, Path(path))
+    return _guarded(client, Path(path), lambda file: reader(file, na_values, dtype))
+
+
+def open_table(
+    client: str, path: str | Path, na_values: Sequence[str], dtype: Any
+) -> pd.DataFrame | ParquetTable:
+    """Open one client's file: Parquet is left where it is and streamed, text is read.
+
+    Raises
+    ------
+    PartitionError, ImportError
+        As :func:`read_table`.
+    """
+    if _reader_of(client, Path(path)) is _read_parquet:
+        return _guarded(client, Path(path), ParquetTable)
+    return read_table(client, path, na_values, dtype)
+
+
+def _reader_of(client: str, file: Path) -> Reader:
     reader = next((read for end, read in READERS.items() if file.name.lower().endswith(end)), None)
     if reader is None:
         raise PartitionError(f"client {client!r}: expected a file ending in {', '.join(READERS)}: {file}")
     if not file.is_file():
         raise PartitionError(f"client {client!r}: there is no file {file}")
+    return reader
+
+
+def _guarded(client: str, file: Path, read: Callable[[Path], T]) -> T:
+    """Read a file, and tell what went wrong without quoting it."""
     try:
-        return reader(file, na_values, dtype)
+        return read(file)
     except ImportError as error:
-        raise ImportError("Parquet files are read by pyarrow: pip install fedstat[parquet]") from error
+        raise ImportError(NO_PYARROW) from error
     except (ValueError, OSError) as error:
         # the reader's own message may quote a cell of the file
         kind = type(error).__name__
@@ -95,7 +127,7 @@ def _read_parquet(file: Path, na_values: Sequence[str], dtype: Any) -> pd.DataFr
     return pd.read_parquet(file)
 
 
-READERS: dict[str, Callable[[Path, Sequence[str], Any], pd.DataFrame]] = {
+READERS: dict[str, Reader] = {
     ".csv": _read_csv,
     ".csv.gz": _read_csv,
     ".tsv": _read_tsv,
@@ -104,16 +136,30 @@ READERS: dict[str, Callable[[Path, Sequence[str], Any], pd.DataFrame]] = {
 }
 
 
-def named_tables(frames: Mapping[str, IntoDataFrame], key: Sequence[str]) -> dict[str, pd.DataFrame]:
+def named_row_tables(
+    frames: Mapping[str, IntoDataFrame | ParquetTable], key: Sequence[str]
+) -> dict[str, pd.DataFrame | ParquetTable]:
+    """Tables of the horizontal layout, in memory or streamed, whose columns have names of their own."""
+    streamed = {c: table for c, table in frames.items() if isinstance(table, ParquetTable)}
+    refuse(client_problems(frames))
+    refuse(line for c, t in streamed.items() for line in name_problems(f"client {c!r}", t.schema.names))
+    held = {c: table for c, table in frames.items() if not isinstance(table, ParquetTable)}
+    tables = streamed | (named_tables(held, key) if held else {})
+    return {client: tables[client] for client in frames}
+
+
+def named_tables(
+    frames: Mapping[str, IntoDataFrame | ParquetTable], key: Sequence[str]
+) -> dict[str, pd.DataFrame]:
     """All clients' tables as pandas frames whose columns have names of their own."""
     refuse(client_problems(frames))
     tables = {c: with_key_columns(to_pandas(f"client {c!r}", frame), key) for c, frame in frames.items()}
-    refuse(line for c, frame in tables.items() for line in name_problems(f"client {c!r}", frame))
+    refuse(line for c, frame in tables.items() for line in name_problems(f"client {c!r}", frame.columns))
     return tables
 
 
 def named_table(frame: IntoDataFrame, key: Sequence[str]) -> pd.DataFrame:
     """One table as a pandas frame whose columns have names of their own."""
     table = with_key_columns(to_pandas("the table", frame), key)
-    refuse(name_problems("the table", table))
+    refuse(name_problems("the table", table.columns))
     return table

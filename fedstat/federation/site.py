@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pandas as pd
 
-from fedstat.errors import FedstatError, MessageError, PolicyError
+from fedstat.errors import DesignError, FedstatError, MessageError, PolicyError
 from fedstat.federation.ledger import COORDINATOR, Ledger
 from fedstat.federation.message import (
     Ask,
@@ -24,6 +24,7 @@ from fedstat.federation.message import (
     pack_reply,
     unpack_ask,
 )
+from fedstat.federation.table import FrameTable, LabelledTable, Table
 from fedstat.typing import Array
 
 FAMILIES: dict[str, Mapping[str, Step]] = {}
@@ -44,11 +45,24 @@ class Policy:
         Kinds of values that may not leave, e.g. ``frozenset({"raw columns"})``.
     min_count : int
         Smallest number of entities behind an aggregate or a sketch.
+    min_events : int
+        Fewest rows of either outcome of a binary response, unless there are none.
+    min_level_count : int
+        Fewest rows of a category level, unless there are none.
+    max_parameters : float
+        Most coefficients per row of a model over rows.
+    answers_kept : int
+        How many earlier answers over rows are held against a new one, so that two that differ by a few
+        rows do not both leave; 0 switches the check off.
     """
 
     families: frozenset[str] | None = None
     refused_kinds: frozenset[Kind] = frozenset()
     min_count: int = 5
+    min_events: int = 3
+    min_level_count: int = 3
+    max_parameters: float = 0.33
+    answers_kept: int = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,20 +73,45 @@ class SiteData:
     ----------
     name : str
         The institution.
-    frame : DataFrame
+    table : Table
         Its records, one row per entity in the partition's order, without the key.
     shared_seed : int
         A secret that the clients share and the coordinator does not have; the common sketch is
         drawn from it.
-    min_count : int
-        Smallest number of entities behind a sum, by the owner's policy; the door insists on it for a
-        whole block, a step for parts of one.
+    policy : Policy
+        What the site's owner allows; the door insists on it for a whole answer, a step for parts of
+        one.
+    answered : list of uint8 arrays
+        Bit maps of the rows behind earlier answers; see :mod:`fedstat.federation.disclosure`.
     """
 
     name: str
-    frame: pd.DataFrame
+    table: Table
     shared_seed: int
-    min_count: int
+    policy: Policy
+    answered: list[Array] = field(default_factory=list)
+
+    @property
+    def min_count(self) -> int:
+        """Smallest number of entities behind a sum, by the owner's policy."""
+        return self.policy.min_count
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """All records, for steps that need them at once.
+
+        Raises
+        ------
+        DesignError
+            The table is streamed.
+        """
+        table = self.table.table if isinstance(self.table, LabelledTable) else self.table
+        if isinstance(table, FrameTable):
+            return table.frame
+        raise DesignError(
+            f"{self.name}: this family needs the table in memory, and it is streamed from a file. Read it "
+            "with pandas first; the families for the horizontal layout stream it."
+        )
 
 
 class State:
@@ -129,31 +168,37 @@ class Site:
     ----------
     name : str
         The institution.
-    frame : DataFrame
+    table : DataFrame or Table
         Its records, one row per entity, without the key.
     policy : Policy, optional
         What may leave; the default allows every installed family.
     shared_seed : int, optional
         See :class:`SiteData`; drawn from the operating system when not given.
+    site_column : str
+        Column under which steps find the site's own name, the same in every row; none by default.
     """
 
     def __init__(
         self,
         name: str,
-        frame: pd.DataFrame,
+        table: pd.DataFrame | Table,
         policy: Policy | None = None,
         shared_seed: int | None = None,
+        site_column: str = "",
     ) -> None:
         self.name = name
         self.policy = policy if policy is not None else Policy()
         self.ledger = Ledger()
+        held = FrameTable(table) if isinstance(table, pd.DataFrame) else table
+        self._size = f"{held.n_rows} records, {len(held.columns)} columns"
+        if site_column:
+            held = LabelledTable(held, site_column, name)
         seed = secrets.randbits(63) if shared_seed is None else shared_seed
-        self._data = SiteData(name, frame, seed, self.policy.min_count)
+        self._data = SiteData(name, held, seed, self.policy)
         self._states: dict[str, State] = {}
 
     def __repr__(self) -> str:
-        rows, columns = self._data.frame.shape
-        return f"Site({self.name!r}, {rows} records, {columns} columns)"
+        return f"Site({self.name!r}, {self._size})"
 
     def answer(self, request: bytes) -> bytes:
         """Answer one ask.

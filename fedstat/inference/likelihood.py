@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
+import numpy as np
 from scipy import stats
 
 from fedstat.errors import EstimationError, ModelError
@@ -49,6 +50,42 @@ def lr_test(full: LikelihoodFit, restricted: LikelihoodFit) -> LRTest:
             f"converged: {full.estimate.converged} (this), {restricted.estimate.converged} (restricted)"
         )
     return LRTest(statistic, float(stats.chi2.sf(statistic, df_diff)), df_diff)
+
+
+def mcfadden(llf: float, llnull: float) -> float:
+    """Pseudo R-squared of McFadden, ``1 - llf / llnull``; for discrete responses.
+
+    Parameters
+    ----------
+    llf, llnull : float
+        Log-likelihood of the model, and of the model with an intercept (and offset) only.
+
+    References
+    ----------
+    McFadden, D. (1974). Conditional logit analysis of qualitative choice behavior. In Zarembka, P.
+    (ed.), Frontiers in Econometrics, 105-142.
+    """
+    return 1.0 - llf / llnull
+
+
+def cox_snell(llf: float, llnull: float, nobs: float) -> float:
+    """Pseudo R-squared of Cox and Snell, ``1 - exp(2 (llnull - llf) / nobs)``.
+
+    It is the R-squared of a linear model fitted by maximum likelihood; for discrete responses even a perfect
+    fit stays below one.
+
+    Parameters
+    ----------
+    llf, llnull : float
+        Log-likelihood of the model, and of the model with an intercept (and offset) only.
+    nobs : float
+        Rows, or the sum of the frequency weights.
+
+    References
+    ----------
+    Cox, D. R. and Snell, E. J. (1989). Analysis of Binary Data, 2nd edition, p. 208-209.
+    """
+    return float(-np.expm1(2.0 * (llnull - llf) / nobs))
 
 
 def _check_same_data(full: Estimate, restricted: Estimate) -> None:

@@ -6,7 +6,6 @@ import copy
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
-from numbers import Integral
 from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -16,6 +15,7 @@ from fedstat.federation.engine import Rounds
 from fedstat.federation.formula import Formula
 from fedstat.federation.ledger import Ledger
 from fedstat.models.base import VerticalModel
+from fedstat.models.checks import check_choice, check_positive, check_whole
 from fedstat.models.vfem.covariance_protocol import Covariance, information_covariance
 from fedstat.models.vfem.cross_products import CrossOptions
 from fedstat.models.vfem.layout import Layout, make_layout
@@ -250,24 +250,6 @@ class VFEMRegression(VerticalModel):
             out[block.client] = values[at : at + len(block.names)]
             at += len(block.names)
         return out
-
-
-def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
-    """Refuse a word that is not one of the choices."""
-    if value not in choices:
-        raise ModelError(f"{name}: expected one of {', '.join(map(repr, choices))}, received {value!r}")
-
-
-def check_positive(name: str, value: object) -> None:
-    """Refuse what is not a positive number."""
-    if not isinstance(value, int | float | np.floating | np.integer) or not value > 0:
-        raise ModelError(f"{name}: expected a positive number, received {value!r}")
-
-
-def check_whole(name: str, value: object, least: int) -> None:
-    """Refuse what is not a whole number of at least `least`."""
-    if not isinstance(value, Integral) or value < least:
-        raise ModelError(f"{name}: expected a whole number, {least} or more, received {value!r}")
 
 
 def init_name(init: Init) -> str:

@@ -1,0 +1,435 @@
+"""What sites that hold different rows agree on before anything is estimated: levels, transforms, columns."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fedstat.errors import DesignError, MessageError
+from fedstat.federation.block import BlockSpec
+from fedstat.federation.block_check import check_references
+from fedstat.federation.block_coding import plain_state
+from fedstat.federation.block_columns import Kind, LevelValue, column_kind, find_levels
+from fedstat.federation.block_spec import coded_columns
+from fedstat.federation.design import FAMILY
+from fedstat.federation.design import STEPS as DESIGN_STEPS
+from fedstat.federation.design_levels import SiteColumns, agree_kinds, agree_levels
+from fedstat.federation.design_states import agree_states, combine_moments, transform_sums
+from fedstat.federation.disclosure import (
+    check_difference,
+    check_events,
+    check_indicators,
+    check_levels,
+    check_rows,
+)
+from fedstat.federation.engine import Rounds
+from fedstat.federation.formula_terms import Term
+from fedstat.federation.message import Ask, Declared, Reply, Step
+from fedstat.federation.rows import RowsQuestion, WholeRows, design_matrix, whole_rows
+from fedstat.federation.site import FAMILIES, SiteData, State
+from fedstat.typing import Array, Bools, Floats, Ints
+
+BLOCK = 4096
+CONSTANT = 1e-12
+INTERCEPT = "Intercept"
+MOST_LEVELS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class SiteRows:
+    """How many rows one site has, and how many lack nothing that the model reads."""
+
+    site: str
+    n_rows: int
+    n: int
+
+
+@dataclass(frozen=True, slots=True)
+class RowsAgreement:
+    """What was agreed before the rows are coded.
+
+    Parameters
+    ----------
+    question : RowsQuestion
+    spec : BlockSpec
+        Levels and states; without names.
+    sites : tuple of SiteRows
+        In partition order.
+    """
+
+    question: RowsQuestion
+    spec: BlockSpec
+    sites: tuple[SiteRows, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowsDesign:
+    """The coded design.
+
+    Parameters
+    ----------
+    names, term_names : tuple of str, (p,)
+        Design columns, the intercept first where there is one, and the term of each.
+    intercept : bool
+    n : (K,) array of int
+        Rows by site.
+    shift, scale : (K, p) arrays
+        Mean and standard deviation of every column by site, by which it standardised; 0 and 1 for the
+        intercept and for columns that are constant there, and no shift without an intercept.
+    moments : (K, 3, p) array
+        Rows, mean and standard deviation of every column by site.
+    """
+
+    names: tuple[str, ...]
+    term_names: tuple[str, ...]
+    intercept: bool
+    n: Ints
+    shift: Floats
+    scale: Floats
+    moments: Floats
+
+
+@dataclass(slots=True, eq=False)
+class OpenRows:
+    """The rows that a site opened for one model: coded once in memory, or in every pass where streamed."""
+
+    data: SiteData
+    question: RowsQuestion
+    spec: BlockSpec
+    terms: tuple[Term, ...]
+    shift: Floats = field(default_factory=lambda: np.zeros(1))
+    scale: Floats = field(default_factory=lambda: np.ones(1))
+    varies: Bools = field(default_factory=lambda: np.ones(1, dtype=bool))
+    held: tuple[WholeRows, Floats] | None = None
+
+    def chunks(self) -> Iterator[tuple[WholeRows, Floats]]:
+        """Whole rows and their standardised design, (m, p), chunk by chunk."""
+        if self.held is not None:
+            yield self.held
+            return
+        for rows in whole_rows(self.data, self.question):
+            if len(rows.frame):
+                X, _, _ = design_matrix(rows, self.question, self.terms, self.spec, self.data.name)
+                yield rows, self.standardise(X)
+
+    def standardise(self, X: Floats) -> Floats:
+        """Shift and scale in place."""
+        X -= self.shift
+        X /= self.scale
+        return X
+
+
+def survey_rows(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
+    """Count whole rows, and tell the kind of every column and the levels of categories."""
+    question = RowsQuestion.from_json(text)
+    terms = question.read_terms()
+    n, kinds, counts = 0, {}, {}
+    declared: dict[str, list[LevelValue] | None] = {}
+    for rows in whole_rows(data, question):
+        n += len(rows.frame)
+        found = {name: column_kind(rows.frame[name], data.name, name) for name in question.columns}
+        kinds = {name: kinds.get(name, kind) for name, kind in found.items()}
+        for name in coded_columns(terms, kinds):
+            series = rows.frame[name]
+            total = counts.setdefault(name, {})
+            for level, count in zip(*_count_levels(series), strict=True):
+                total[level] = total.get(level, 0) + count
+            if len(total) > MOST_LEVELS:
+                raise DesignError(
+                    f"column {name!r} at site {data.name!r} has more than {MOST_LEVELS:,} levels: it looks "
+                    "like an identifier or a measurement. Leave it out, or group it first."
+                )
+            order = _declared(series)
+            declared[name] = order if declared.get(name, order) == order else None
+    state.rest_on(n)
+    for name, total in counts.items():
+        check_levels(data, name, list(total.values()))
+    levels = {
+        name: {"declared": declared[name], "levels": list(total), "counts": list(total.values())}
+        for name, total in counts.items()
+    }
+    reply = {"n_rows": data.table.n_rows, "n": n, "kinds": kinds, "levels": levels}
+    return {}, json.dumps(reply)
+
+
+def _count_levels(series: pd.Series) -> tuple[tuple[LevelValue, ...], list[int]]:
+    levels = find_levels(series)
+    counts = series.value_counts()
+    return levels, [int(counts[level]) for level in levels]
+
+
+def _declared(series: pd.Series) -> list[LevelValue] | None:
+    """Order that a categorical column declares; None for others, which are sorted."""
+    if not isinstance(series.dtype, pd.CategoricalDtype):
+        return None
+    return list(find_levels(pd.Series(series.cat.categories).astype(series.dtype)))
+
+
+@dataclass(slots=True)
+class Tally:
+    """What is counted in the first pass over a site's rows."""
+
+    used: list[Bools] = field(default_factory=list)
+    moments: Floats | None = None
+    ones: Ints | None = None
+    binary: bool = True
+    events: int = 0
+    names: tuple[str, ...] = ()
+    term_names: tuple[str, ...] = ()
+
+    @property
+    def whole(self) -> Bools:
+        """Which rows of the table are whole."""
+        return np.concatenate(self.used) if self.used else np.zeros(0, dtype=bool)
+
+    def add(self, X: Floats, y: Floats) -> None:
+        """Add a chunk of coded rows."""
+        moments, ones = column_moments(X), count_ones(X)
+        if self.moments is None or self.ones is None:
+            self.moments, self.ones = moments, ones
+        else:
+            pairs = np.stack([self.moments, moments])
+            self.moments = np.array([combine_moments(pairs[:, :, j]) for j in range(X.shape[1])]).T
+            self.ones = np.where((self.ones < 0) | (ones < 0), -1, self.ones + ones)
+        self.binary = self.binary and y.ndim == 1 and bool(((y == 0.0) | (y == 1.0)).all())
+        self.events += int(y.sum()) if self.binary else 0
+
+
+def column_moments(X: Floats) -> Floats:
+    """Rows, mean and squared deviations of every column: (m, p) -> (3, p)."""
+    mean = X.mean(axis=0)
+    spread = np.zeros(X.shape[1])
+    for start in range(0, len(X), BLOCK):
+        part = X[start : start + BLOCK] - mean
+        spread += np.einsum("ij,ij->j", part, part)
+    return np.array([np.full(X.shape[1], float(len(X))), mean, spread])
+
+
+def count_ones(X: Floats) -> Ints:
+    """Ones of every column that holds zeros and ones only, -1 for the others: (m, p) -> (p,)."""
+    maybe = np.flatnonzero(((X[:BLOCK] == 0.0) | (X[:BLOCK] == 1.0)).all(axis=0))
+    ones = np.full(X.shape[1], -1)
+    for j in maybe:
+        column = X[:, j]
+        if ((column == 0.0) | (column == 1.0)).all():
+            ones[j] = int(column.sum())
+    return ones
+
+
+def varying(mean: Floats, spread: Floats, intercept: bool) -> Bools:
+    """Columns that a site can say something about: those that vary, and the intercept."""
+    if not intercept:
+        return (mean != 0.0) | (spread > 0.0)
+    varies = spread > CONSTANT * np.abs(mean)
+    varies[..., 0] = True
+    return varies
+
+
+def standardisation(mean: Floats, spread: Floats, intercept: bool) -> tuple[Floats, Floats]:
+    """Shift and scale of every column from its mean and standard deviation, (..., p).
+
+    A column that is constant at a site keeps its scale. Without an intercept nothing is shifted.
+    """
+    if not intercept:
+        size = np.sqrt(mean**2 + spread**2)
+        return np.zeros_like(mean), np.where(size > 0.0, size, 1.0)
+    shift, scale = mean.copy(), np.where(varying(mean, spread, intercept), spread, 1.0)
+    shift[..., 0], scale[..., 0] = 0.0, 1.0
+    return shift, scale
+
+
+def translation(own_shift: Floats, own_scale: Floats, shift: Floats, scale: Floats) -> Floats:
+    """Matrix from coefficients of columns standardised by (shift, scale) to those of a site's own, (p, p).
+
+    With an intercept, the first column, sum_j g_j (x_j - m_j) / s_j equals the sum over the own columns with
+    d_j = g_j s_kj / s_j and the rest of it in the intercept.
+    """
+    T = np.diag(own_scale / scale)
+    T[0, 1:] = (own_shift - shift)[1:] / scale[1:]
+    T[0, 0] = own_scale[0] / scale[0]
+    return T
+
+
+def open_rows(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
+    """Code the rows, hold them against the policy, and release the moments of every column.
+
+    Returns
+    -------
+    dict
+        ``moments`` (3, p): rows, mean and standard deviation of every column.
+    """
+    content = json.loads(text)
+    question, spec = RowsQuestion.from_json(content["question"]), BlockSpec.from_json(content["spec"])
+    opened = OpenRows(data, question, spec, question.read_terms())
+    tally = Tally()
+    for rows in whole_rows(data, question):
+        tally.used.append(rows.whole)
+        if len(rows.frame):
+            X, tally.names, tally.term_names = design_matrix(rows, question, opened.terms, spec, data.name)
+            tally.add(X, rows.y)
+            opened.held = (rows, X) if len(tally.used) == 1 else None
+    moments = hold_against_policy(data, tally, question)
+    opened.shift, opened.scale = standardisation(moments[1], moments[2], question.intercept)
+    opened.varies = varying(moments[1], moments[2], question.intercept)
+    if opened.held is not None:
+        opened.standardise(opened.held[1])
+    state.keep("rows", opened, int(moments[0, 0]))
+    return {"moments": moments}, json.dumps({"names": tally.names, "term_names": tally.term_names})
+
+
+def hold_against_policy(data: SiteData, tally: Tally, question: RowsQuestion) -> Floats:
+    """Apply the owner's rules; return rows, mean and standard deviation of every column, (3, p)."""
+    whole = tally.whole
+    n = int(whole.sum())
+    check_rows(data, n, len(tally.names) + question.intercept)
+    if tally.moments is None or tally.ones is None:
+        raise DesignError(f"site {data.name!r} has no row with all of {', '.join(question.needed)}")
+    if tally.binary:
+        check_events(data, tally.events, n, question.response)
+    check_indicators(data, tally.ones[int(question.intercept) :], n, tally.names)
+    check_difference(data, whole)
+    n_rows, mean, squares = tally.moments
+    return np.array([n_rows, mean, np.sqrt(squares / n)])
+
+
+def rows_of(data: SiteData, state: State) -> OpenRows:
+    """Return the rows that this session opened.
+
+    Raises
+    ------
+    MessageError
+        The session did not open any, or the site has forgotten them.
+    """
+    if "rows" not in state:
+        raise MessageError(
+            f"{data.name}: no rows are open in this session (a site keeps the latest ones only); make the "
+            "model again"
+        )
+    rows: OpenRows = state.use("rows")
+    return rows
+
+
+COUNTS = Declared("schema", "column kinds, levels and counts of rows")
+READ = Declared("schema", "columns, terms and weights of the model")
+STEPS: Mapping[str, Step] = {
+    "survey_rows": Step(survey_rows, text_in=READ, text_out=COUNTS),
+    "transform_sums": Step(
+        transform_sums,
+        gives={"sums": Declared("aggregate", "sums for the transforms of the formula", 2)},
+        text_in=Declared("aggregate", "transforms, with their state so far"),
+    ),
+    "open_rows": Step(
+        open_rows,
+        gives={"moments": Declared("aggregate", "rows, mean and deviation of every design column", 2)},
+        text_in=Declared("aggregate", "coding of the columns, with the state of transforms"),
+        text_out=Declared("schema", "names of the design columns"),
+    ),
+}
+FAMILIES[FAMILY] = {**DESIGN_STEPS, **STEPS}
+
+
+def rows_ask(session: str) -> Callable[[str, str, Any], Ask]:
+    """Address the steps of this design in one session."""
+
+    def ask(site: str, step: str, content: Any) -> Ask:
+        text = content if isinstance(content, str) else json.dumps(content)
+        return Ask(site, FAMILY, step, {}, session, text)
+
+    return ask
+
+
+def agree_rows(
+    question: RowsQuestion, sites: Sequence[str], session: str, *, site_column: str = "", min_count: int = 5
+) -> Rounds[RowsAgreement]:
+    """Agree on levels and on the state of transforms.
+
+    Parameters
+    ----------
+    question : RowsQuestion
+    sites : sequence of str
+    session : str
+    site_column : str
+        The column that holds the sites' names: its levels are the sites, in their order.
+    min_count : int
+        Rows that every level must have in all.
+
+    Raises
+    ------
+    DesignError
+        A column holds numbers at one site and categories at another, a level is rare, a site has no
+        whole row, or a reference is no level.
+    PolicyError
+        A site refuses.
+    """
+    ask = rows_ask(session)
+    replies = yield [ask(site, "survey_rows", question.to_json()) for site in sites]
+    found = {site: json.loads(reply.text) for site, reply in zip(sites, replies, strict=True)}
+    counted = tuple(SiteRows(site, row["n_rows"], row["n"]) for site, row in found.items())
+    for row in counted:
+        if not row.n:
+            raise DesignError(
+                f"site {row.site!r} has no row with all of {', '.join(map(repr, question.needed))} (of "
+                f"{row.n_rows:,} rows). Use fewer of these columns, or leave the site out."
+            )
+    columns = {site: SiteColumns(row["kinds"], row["levels"]) for site, row in found.items()}
+    kinds: dict[str, Kind] = agree_kinds(columns)
+    levels = agree_levels(columns, site_column=site_column, min_count=min_count)
+    terms = question.read_terms()
+    check_references(terms, levels, "")
+    state = yield from agree_states(question, sites, ask)
+    spec = BlockSpec(
+        "", question.terms, question.columns, (), (), question.intercept, kinds, levels, plain_state(state)
+    )
+    return RowsAgreement(question, spec, counted)
+
+
+def open_asks(agreement: RowsAgreement, session: str) -> list[Ask]:
+    """Ask every site to code its rows."""
+    content = {"question": agreement.question.to_json(), "spec": agreement.spec.to_json()}
+    return [rows_ask(session)(row.site, "open_rows", content) for row in agreement.sites]
+
+
+def opened_design(agreement: RowsAgreement, replies: Sequence[Reply]) -> RowsDesign:
+    """Put the sites' moments together.
+
+    Raises
+    ------
+    DesignError
+        Sites code the columns differently, or a column is constant over all sites.
+    """
+    schemas = [json.loads(reply.text) for reply in replies]
+    for row, schema in zip(agreement.sites, schemas, strict=True):
+        if schema != schemas[0]:
+            raise DesignError(
+                f"sites {agreement.sites[0].site!r} and {row.site!r} code the formula to different columns"
+            )
+    moments = np.array([reply.arrays["moments"] for reply in replies])
+    intercept = agreement.question.intercept
+    head = (INTERCEPT,) if intercept else ()
+    names = (*head, *schemas[0]["names"])
+    _check_constant(names, moments, intercept)
+    shift, scale = standardisation(moments[:, 1], moments[:, 2], intercept)
+    n = moments[:, 0, 0].astype(np.int64)
+    return RowsDesign(names, (*head, *schemas[0]["term_names"]), intercept, n, shift, scale, moments)
+
+
+def pooled_moments(moments: Floats) -> tuple[Floats, Floats]:
+    """Mean and standard deviation of every column over all sites, from those by site: (K, 3, p)."""
+    n, mean, spread = moments[:, 0], moments[:, 1], moments[:, 2]
+    parts = np.stack([n, mean, n * spread**2], axis=1)
+    total = np.array([combine_moments(parts[:, :, j]) for j in range(parts.shape[2])])
+    return total[:, 1], np.sqrt(total[:, 2] / total[:, 0])
+
+
+def _check_constant(names: Sequence[str], moments: Floats, intercept: bool) -> None:
+    varies = varying(*pooled_moments(moments), intercept)
+    if not varies.all():
+        raise DesignError(
+            f"design column {names[int(np.argmin(varies))]!r} is constant over the whole rows of all sites. "
+            "Leave the term out, or merge the levels that it separates."
+        )

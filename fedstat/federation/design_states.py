@@ -1,0 +1,209 @@
+"""State of the transforms of a formula, from sums over sites.
+
+``center`` and ``scale`` need a mean and a variance, ``poly`` the two coefficients of its recurrence for each
+degree: all are sums over rows, so that every site codes its rows as the pooled table would be coded.
+The knots of a spline are quantiles, which are no sums: they are written in the formula.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from formulaic.transforms import TRANSFORMS
+
+from fedstat.errors import FormulaError, MessageError
+from fedstat.federation.block_coding import (
+    STATE_KEYS,
+    State,
+    evaluate,
+    iter_transforms,
+    plain_state,
+    restore_state,
+)
+from fedstat.federation.block_columns import as_numbers
+from fedstat.federation.engine import Rounds
+from fedstat.federation.formula_terms import Term
+from fedstat.federation.formula_tree import Transform, iter_columns
+from fedstat.federation.message import Ask
+from fedstat.federation.rows import RowsQuestion, whole_rows
+from fedstat.federation.site import SiteData
+from fedstat.federation.site import State as SiteState
+from fedstat.typing import Array, Floats
+
+
+@dataclass(slots=True)
+class Recurrence:
+    """Polynomials orthogonal over all rows: P_k+1 = (x - alpha_k) P_k - norm_k / norm_k-1 P_k-1."""
+
+    degree: int
+    alpha: list[float] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)
+
+    def last(self, x: Floats) -> Floats:
+        """Values of the highest polynomial that is determined so far: (m,) -> (m,)."""
+        before, now = np.zeros_like(x), np.ones_like(x)
+        for k, alpha in enumerate(self.alpha):
+            beta = self.norms[k] / self.norms[k - 1] if k else 0.0
+            before, now = now, (x - alpha) * now - beta * before
+        return now
+
+    def add(self, squares: float, moment: float) -> bool:
+        """Take the sums of P_k^2 and x P_k^2; true when all is determined."""
+        self.norms.append(squares)
+        if len(self.alpha) < self.degree:
+            self.alpha.append(moment / squares)
+            return False
+        return True
+
+
+def stateful(terms: Sequence[Term]) -> list[Transform]:
+    """List the transforms that need the data of all sites, inner ones first."""
+    found = [t for term in terms for factor in term for t in iter_transforms(factor.tree)]
+    needed = [t for t in reversed(found) if t.function in STATE_KEYS and not dict(t.options).get("raw")]
+    return list({t.text: t for t in needed}.values())
+
+
+def agree_states(question: RowsQuestion, sites: Sequence[str], ask: Any) -> Rounds[State]:
+    """Agree on the state of every transform.
+
+    Parameters
+    ----------
+    question : RowsQuestion
+    sites : sequence of str
+    ask : callable
+        ``ask(site, step, content) -> Ask``.
+
+    Returns
+    -------
+    dict
+        State by the text of each transform, as formulaic keeps it.
+
+    Raises
+    ------
+    FormulaError
+        A spline without its knots and bounds.
+    """
+    terms = question.read_terms()
+    pending = stateful(terms)
+    state: State = {t.text: _spline(t) for t in pending if t.function == "bs"}
+    raw = [t for term in terms for f in term for t in iter_transforms(f.tree) if dict(t.options).get("raw")]
+    state |= {t.text: {} for t in raw}
+    pending = [t for t in pending if t.text not in state]
+    growing = {t.text: Recurrence(int(_degree(t))) for t in pending if t.function == "poly"}
+    while pending:
+        ready = [t for t in pending if _inner(t) <= state.keys()]
+        targets = {t.text: _so_far(growing.get(t.text)) for t in ready}
+        content = {"question": question.to_json(), "state": plain_state(state), "targets": targets}
+        asks: list[Ask] = [ask(site, "transform_sums", content) for site in sites]
+        replies = yield asks
+        for j, transform in enumerate(ready):
+            sums = np.array([reply.arrays["sums"][j] for reply in replies])
+            done = _settle(transform, sums, growing.get(transform.text))
+            if done is not None:
+                state[transform.text] = done
+        pending = [t for t in pending if t.text not in state]
+    return state
+
+
+def transform_sums(data: SiteData, site_state: SiteState, text: str) -> tuple[dict[str, Array], str]:
+    """Sum what the next transforms need over this site's whole rows.
+
+    Returns
+    -------
+    dict
+        ``sums`` (T, 3): for center and scale rows, mean and squared deviations; for a polynomial
+        0, sum of P_k^2 and of x P_k^2.
+    """
+    content = json.loads(text)
+    question = RowsQuestion.from_json(content["question"])
+    state: State = restore_state(content["state"])
+    transforms = {t.text: t for t in stateful(question.read_terms())}
+    if not set(content["targets"]) <= transforms.keys():
+        raise MessageError(f"{data.name}: the question names transforms that its formula does not have")
+    growing = {
+        text: None if given is None else Recurrence(**given) for text, given in content["targets"].items()
+    }
+    total = np.zeros((len(growing), 3))
+    n = 0
+    for rows in whole_rows(data, question):
+        if not len(rows.frame):
+            continue
+        for j, (key, recurrence) in enumerate(growing.items()):
+            tree = transforms[key]
+            names = dict.fromkeys(iter_columns(tree))
+            numbers = {name: as_numbers(rows.frame[name], data.name, name) for name in names}
+            where = f"{key!r} at client {data.name!r}"
+            x = np.asarray(evaluate(tree.operand, numbers, state, where), dtype=np.float64)
+            total[j] = _add(total[j], x, recurrence)
+        n += len(rows.frame)
+    site_state.rest_on(n)
+    return {"sums": total}, ""
+
+
+def _add(total: Floats, x: Floats, recurrence: Recurrence | None) -> Floats:
+    if recurrence is not None:
+        squares = recurrence.last(x) ** 2
+        return total + np.array([0.0, squares.sum(), x @ squares])
+    mean = x.mean()
+    return combine_moments(np.array([total, [len(x), mean, ((x - mean) ** 2).sum()]]))
+
+
+def combine_moments(parts: Floats) -> Floats:
+    """Rows, mean and squared deviations of all, from those of each part: (K, 3) -> (3,).
+
+    Chan, Golub and LeVeque (1983), without the cancellation of a sum of squares.
+    """
+    n = parts[:, 0].sum()
+    mean = parts[:, 0] @ parts[:, 1] / n if n else 0.0
+    spread = parts[:, 2].sum() + parts[:, 0] @ (parts[:, 1] - mean) ** 2
+    return np.array([n, mean, spread])
+
+
+def _settle(transform: Transform, sums: Floats, recurrence: Recurrence | None) -> Mapping[str, Any] | None:
+    """State of a transform when its sums are there; None while a polynomial needs more."""
+    if recurrence is not None:
+        _, squares, moment = sums.sum(axis=0)
+        if not recurrence.add(float(squares), float(moment)):
+            return None
+        return {"alpha": dict(enumerate(recurrence.alpha)), "norms2": dict(enumerate(recurrence.norms))}
+    n, mean, spread = combine_moments(sums)
+    options = {"center": True, "scale": transform.function == "scale", "ddof": 1.0} | dict(transform.options)
+    squares = spread if options["center"] else spread + n * mean**2
+    return {
+        "ddof": options["ddof"],
+        "center": mean if options["center"] else None,
+        "scale": float(np.sqrt(squares / (n - float(options["ddof"])))) if options["scale"] else None,
+    }
+
+
+def _so_far(recurrence: Recurrence | None) -> dict[str, Any] | None:
+    if recurrence is None:
+        return None
+    return {"degree": recurrence.degree, "alpha": recurrence.alpha, "norms": recurrence.norms}
+
+
+def _degree(transform: Transform) -> int:
+    return int(dict(transform.options).get("degree", 1))  # type: ignore[arg-type]
+
+
+def _inner(transform: Transform) -> set[str]:
+    """Texts of the stateful transforms inside one."""
+    inside = iter_transforms(transform.operand)
+    return {t.text for t in inside if t.function in STATE_KEYS and not dict(t.options).get("raw")}
+
+
+def _spline(transform: Transform) -> dict[Any, Any]:
+    options = dict(transform.options)
+    if not {"knots", "lower_bound", "upper_bound"} <= options.keys():
+        raise FormulaError(
+            f"formula: {transform.text!r} needs knots=..., lower_bound=... and upper_bound=... where sites "
+            "hold different rows: quantiles and extremes of all rows are values of single rows"
+        )
+    state: dict[Any, Any] = {}
+    ends = np.linspace(float(options["lower_bound"]), float(options["upper_bound"]), 3)  # type: ignore[arg-type]
+    TRANSFORMS["bs"](ends, **options, _state=state)
+    return state

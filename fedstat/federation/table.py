@@ -1,0 +1,227 @@
+"""The records of one institution: a table in memory, or one that is streamed from a file.
+
+A step over rows sees :class:`Table` only: it goes through the chunks and adds up. What it needs in
+memory is then one chunk, whatever the length of the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import pandas as pd
+
+from fedstat.errors import DesignError
+
+ROWS_PER_CHUNK = 262_144
+NO_PYARROW = "Parquet files are read by pyarrow: pip install fedstat[parquet]"
+READ_BUFFER = 1 << 16  # bytes per column
+
+
+class Table(Protocol):
+    """Rows of named columns, read in chunks.
+
+    Attributes
+    ----------
+    columns : tuple of str
+    n_rows : int
+    """
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the columns."""
+        ...
+
+    @property
+    def n_rows(self) -> int:
+        """Number of rows."""
+        ...
+
+    def chunks(self, columns: Sequence[str]) -> Iterator[pd.DataFrame]:
+        """Go through the rows, in their order.
+
+        Parameters
+        ----------
+        columns : sequence of str
+            Different names out of ``columns``; none is allowed and gives frames of rows only.
+
+        Yields
+        ------
+        DataFrame, (m, len(columns))
+            The next m rows under a RangeIndex from 0, columns in the order asked for. A table
+            without rows gives one frame or none. The categories of a categorical column may differ
+            from one frame to the next.
+
+        Raises
+        ------
+        DesignError
+            The table has no such column.
+        """
+        ...
+
+
+class FrameTable:
+    """A table in memory; it is its own single chunk.
+
+    Parameters
+    ----------
+    frame : DataFrame
+
+    Attributes
+    ----------
+    frame : DataFrame, (n_rows, p)
+        What was given, under a RangeIndex. Not copied.
+    """
+
+    def __init__(self, frame: pd.DataFrame) -> None:
+        in_order = pd.RangeIndex(len(frame))
+        same = isinstance(frame.index, pd.RangeIndex) and frame.index.equals(in_order)
+        if not same:
+            frame = frame.copy(deep=False)
+            frame.index = in_order
+        self.frame = frame
+        self.columns: tuple[str, ...] = tuple(frame.columns)
+        self.n_rows = len(frame)
+
+    def chunks(self, columns: Sequence[str]) -> Iterator[pd.DataFrame]:
+        """Yield the one frame; see :meth:`Table.chunks`."""
+        _check_columns(self.columns, columns)
+        if tuple(columns) == self.columns:
+            yield self.frame
+            return
+        # frame[list] would copy; each column by itself does not
+        parts: dict[str, Any] = {name: self.frame[name] for name in columns}
+        yield pd.DataFrame(parts, index=self.frame.index, copy=False)
+
+
+class ParquetTable:
+    """A Parquet file, of which only the columns asked for are read, chunk by chunk.
+
+    Parameters
+    ----------
+    path : path
+    rows_per_chunk : int
+        Most rows of a chunk; a chunk also ends where a row group of the file does.
+    leave_out : sequence of str
+        Columns that nobody is to see, such as a key.
+
+    Attributes
+    ----------
+    path : Path
+    columns : tuple of str
+        From the file's metadata, without what is left out and without an index that pandas stored.
+    index_columns : tuple of str
+        Columns of the file that pandas stored as an index.
+    n_rows : int
+    schema : pyarrow.Schema
+        Types of all columns of the file.
+
+    Raises
+    ------
+    ImportError
+        pyarrow is not installed.
+    OSError, pyarrow.ArrowInvalid (a ValueError)
+        The file is absent, or no Parquet file.
+    """
+
+    def __init__(
+        self, path: str | Path, rows_per_chunk: int = ROWS_PER_CHUNK, leave_out: Sequence[str] = ()
+    ) -> None:
+        self.path = Path(path)
+        self.rows_per_chunk = rows_per_chunk
+        with self._open() as file:
+            self.n_rows: int = file.metadata.num_rows
+            self.schema: Any = file.schema_arrow
+        # an entry for a RangeIndex is a dict and has no column in the file
+        stored = (self.schema.pandas_metadata or {}).get("index_columns", [])
+        self.index_columns = tuple(name for name in stored if isinstance(name, str))
+        hidden = {*self.index_columns, *leave_out}
+        self.columns = tuple(name for name in self.schema.names if name not in hidden)
+
+    def chunks(self, columns: Sequence[str]) -> Iterator[pd.DataFrame]:
+        """Yield the frames; see :meth:`Table.chunks`.
+
+        Raises
+        ------
+        DesignError
+            There is no such column, or the file has another number of rows than it had.
+        """
+        _check_columns(self.columns, columns)
+        if not columns:
+            yield from self._rows_only()
+            return
+        with self._open() as file:
+            if file.metadata.num_rows != self.n_rows:
+                raise DesignError(
+                    f"the Parquet file has {file.metadata.num_rows:,} rows, and had {self.n_rows:,} when the "
+                    "partition was made. Make the partition again."
+                )
+            for batch in file.iter_batches(self.rows_per_chunk, columns=list(columns)):
+                yield batch.select(list(columns)).to_pandas(
+                    ignore_metadata=True, split_blocks=True, types_mapper=_dtype_of
+                )
+
+    def _rows_only(self) -> Iterator[pd.DataFrame]:
+        for start in range(0, self.n_rows, self.rows_per_chunk):
+            yield pd.DataFrame(index=pd.RangeIndex(min(self.rows_per_chunk, self.n_rows - start)))
+
+    def _open(self) -> Any:
+        try:
+            import pyarrow.parquet as pq  # noqa: PLC0415
+        except ModuleNotFoundError as error:
+            raise ImportError(NO_PYARROW) from error
+        # with pre_buffer, or without a buffer's size, the compressed file comes into memory as a whole
+        return pq.ParquetFile(self.path, buffer_size=READ_BUFFER, pre_buffer=False)
+
+
+class LabelledTable:
+    """A table with one more column, the same text in every row.
+
+    Parameters
+    ----------
+    table : Table
+    name : str
+        The column, such as ``"hospital"``; it comes after those of the table.
+    label : str
+        Its value, which arrives as a categorical of one level.
+    """
+
+    def __init__(self, table: Table, name: str, label: str) -> None:
+        if name in table.columns:
+            raise DesignError(
+                f"{label}: the table has a column {name!r} of its own. Rename it, or call the column that "
+                "names the site otherwise (site_column=...)."
+            )
+        self.table = table
+        self.name = name
+        self.label = label
+        self.columns = (*table.columns, name)
+        self.n_rows = table.n_rows
+
+    def chunks(self, columns: Sequence[str]) -> Iterator[pd.DataFrame]:
+        """Yield the frames; see :meth:`Table.chunks`."""
+        if self.name not in columns:
+            yield from self.table.chunks(columns)
+            return
+        place = list(columns).index(self.name)
+        for frame in self.table.chunks([name for name in columns if name != self.name]):
+            code = np.zeros(len(frame), dtype=np.int8)
+            labelled = frame.copy(deep=False)
+            constant = pd.Categorical.from_codes(code, pd.Index([self.label]))
+            labelled.insert(place, self.name, pd.Series(constant, index=frame.index))
+            yield labelled
+
+
+def _dtype_of(arrow_type: Any) -> Any:
+    """Keep true/false in chunks with missing values what it is in the others; None for all else."""
+    return pd.BooleanDtype() if str(arrow_type) == "bool" else None
+
+
+def _check_columns(held: Sequence[str], asked: Sequence[str]) -> None:
+    absent = [name for name in asked if name not in held]
+    if absent:
+        raise DesignError(
+            f"the table has no column {', '.join(map(repr, absent))}. Check the spelling in the formula."
+        )

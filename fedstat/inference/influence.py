@@ -1,0 +1,135 @@
+"""What each site's part of the score says: a test of equal coefficients, the estimate without a site."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from scipy import stats
+from scipy.linalg import solve_triangular
+
+from fedstat.errors import EstimationError
+from fedstat.typing import Bools, Floats
+
+SHARE = 1e-8
+"""Share of the information of all sites below which a site says nothing about a direction."""
+LOADING = 1e-4
+"""Part of a coefficient's standard error in such directions from which the coefficient is not determined."""
+
+
+class JointTest(NamedTuple):
+    """Score test of equal coefficients: statistic, p-value, degrees of freedom."""
+
+    statistic: float
+    pvalue: float
+    df: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SiteScores:
+    """Sites' scores and informations, in coordinates in which all sites' information is the identity.
+
+    With I / phi = L L' the sum over sites: ``z_k = L^{-1} U_k / phi`` and ``J_k = L^{-1} I_k L^{-T} / phi``.
+    The eigenvalues of J_k are the shares of site k in the information of a direction, so that "none" does not
+    depend on the units of the columns.
+
+    Parameters
+    ----------
+    L : ndarray, shape (p, p)
+    z : ndarray, shape (K, p)
+    J : ndarray, shape (K, p, p)
+    """
+
+    L: Floats
+    z: Floats
+    J: Floats
+
+    @classmethod
+    def of(cls, scores: Floats, informations: Floats, scale: float, names: Sequence[str]) -> SiteScores:
+        """Take the sites' parts at the estimate of all sites.
+
+        Parameters
+        ----------
+        scores : ndarray, shape (K, p)
+        informations : ndarray, shape (K, p, p)
+            For dispersion one.
+        scale : float
+            Dispersion phi of the common model.
+        names : sequence of str, length p
+
+        Raises
+        ------
+        EstimationError
+            The informations do not sum to a positive definite matrix.
+        """
+        total = informations.sum(axis=0) / scale
+        try:
+            L = np.linalg.cholesky(total)
+        except np.linalg.LinAlgError as error:
+            raise EstimationError(
+                "expected the sites' informations to sum to a positive definite matrix, received one that is "
+                f"not, for {', '.join(names)}; they must be those of the fit itself"
+            ) from error
+        half = solve_triangular(L, np.eye(len(total)), lower=True)
+        return cls(L, scores @ half.T / scale, half @ (informations / scale) @ half.T)
+
+    @property
+    def std_errors(self) -> Floats:
+        """Standard errors of the common model, shape (p,)."""
+        return np.asarray(np.linalg.norm(self._back, axis=1), dtype=np.float64)
+
+    @property
+    def _back(self) -> Floats:
+        """L^{-T}: takes directions to coefficients."""
+        return np.asarray(solve_triangular(self.L, np.eye(len(self.L)), lower=True).T, dtype=np.float64)
+
+    def joint_test(self) -> JointTest:
+        """Rao's score test of one vector of coefficients against one for each site.
+
+        ``(sum_k U_k' I_k^- U_k - U' I^{-1} U) / phi`` on ``sum_k rank I_k - p`` degrees of freedom. U, the sum
+        of the U_k, is zero at the maximum; its term makes up for a fit that stopped before. For the linear
+        model it is Chow's test with phi taken as known.
+        """
+        total = self.z.sum(axis=0)
+        statistic, df = -float(total @ total), -len(self.L)
+        for z, J in zip(self.z, self.J, strict=True):
+            shares, Q = np.linalg.eigh(J)
+            seen = shares > SHARE
+            statistic += float(((Q.T @ z)[seen] ** 2 / shares[seen]).sum())
+            df += int(seen.sum())
+        statistic = max(statistic, 0.0)
+        return JointTest(statistic, float(stats.chi2.sf(statistic, df)) if df else float("nan"), df)
+
+    def without_each(self, beta: Floats) -> tuple[Floats, Floats]:
+        """Estimate without each of the sites, ``beta + (I - I_k)^{-1} (U - U_k)``.
+
+        One Newton step; exact for the linear model.
+
+        Parameters
+        ----------
+        beta : ndarray, shape (p,)
+            Estimate of all sites.
+
+        Returns
+        -------
+        left_out : ndarray, shape (K, p)
+            nan for coefficients that the other sites do not determine.
+        change : ndarray, shape (K, p)
+            ``left_out - beta`` in standard errors of the common model.
+        """
+        steps = np.array([self._step_without(k) for k in range(len(self.z))])
+        return beta + steps, steps / self.std_errors
+
+    def _step_without(self, k: int) -> Floats:
+        shares, Q = np.linalg.eigh(self.J[k])
+        others = 1.0 - shares
+        seen = others > SHARE
+        score = Q.T @ (self.z.sum(axis=0) - self.z[k])
+        directions = self._back @ Q
+        step = directions[:, seen] @ (score[seen] / others[seen])
+        return np.where(self._lost(directions[:, ~seen]), np.nan, step)
+
+    def _lost(self, directions: Floats) -> Bools:
+        return np.asarray(np.linalg.norm(directions, axis=1) > LOADING * self.std_errors)

@@ -1,0 +1,181 @@
+"""Loops over rows of a generalized linear model.
+
+Rows are taken in blocks that are turned on their side, so that a block stays in the first cache and
+every loop runs along its rows. The sums are the same to the bit whatever the number of threads.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numba import njit
+
+from fedstat.typing import Floats
+
+BLOCK = 96
+"""Rows of a block; with some tens of columns, a block and its weighted copy fit in the first cache."""
+
+TILE = 4
+PAD = 8
+"""Empty columns behind a block, so that its rows do not fall on the same cache lines."""
+
+LOGIT, LOG, IDENTITY = 0, 1, 2
+"""The canonical pairs with a loop of their own: Binomial, Poisson, Gaussian."""
+
+REORDER = {"reassoc", "contract", "nsz"}
+
+
+@njit(cache=True, nogil=True, fastmath=REORDER)
+def _add_tile(A: Floats, B: Floats, j: int, k: int, m: int, out: Floats) -> None:
+    """Add the inner products of four rows of A with four rows of B to a tile of out."""
+    c00 = c01 = c02 = c03 = c10 = c11 = c12 = c13 = 0.0
+    c20 = c21 = c22 = c23 = c30 = c31 = c32 = c33 = 0.0
+    for i in range(m):
+        b0, b1, b2, b3 = B[k, i], B[k + 1, i], B[k + 2, i], B[k + 3, i]
+        a = A[j, i]
+        c00 += a * b0
+        c01 += a * b1
+        c02 += a * b2
+        c03 += a * b3
+        a = A[j + 1, i]
+        c10 += a * b0
+        c11 += a * b1
+        c12 += a * b2
+        c13 += a * b3
+        a = A[j + 2, i]
+        c20 += a * b0
+        c21 += a * b1
+        c22 += a * b2
+        c23 += a * b3
+        a = A[j + 3, i]
+        c30 += a * b0
+        c31 += a * b1
+        c32 += a * b2
+        c33 += a * b3
+    tile = (c00, c01, c02, c03, c10, c11, c12, c13, c20, c21, c22, c23, c30, c31, c32, c33)
+    for t in range(16):
+        out[j + t // 4, k + t % 4] += tile[t]
+
+
+@njit(cache=True, nogil=True, fastmath=REORDER)
+def _turn(X: Floats, start: int, m: int, out: Floats) -> None:
+    """Write rows start to start + m of X into the columns of out."""
+    for i in range(m):
+        for j in range(X.shape[1]):
+            out[j, i] = X[start + i, j]
+
+
+@njit(cache=True, nogil=True, fastmath=REORDER)
+def _add_block(B: Floats, A: Floats, s: Floats, w: Floats, m: int, score: Floats, info: Floats) -> None:
+    """Add ``B s`` and ``B diag(w) B'`` for the first m columns of B; A is room for ``B diag(w)``."""
+    for j in range(len(score)):
+        total = 0.0
+        for i in range(m):
+            A[j, i] = w[i] * B[j, i]
+            total += s[i] * B[j, i]
+        score[j] += total
+    for j in range(0, B.shape[0], TILE):
+        for k in range(j, B.shape[0], TILE):
+            _add_tile(A, B, j, k, m, info)
+
+
+@njit(cache=True, nogil=True)
+def _room(p: int) -> tuple[Floats, Floats, Floats, Floats]:
+    """Return a block, its weighted copy, the score and the information, padded to whole tiles."""
+    q = (p + TILE - 1) // TILE * TILE
+    shape = (q, BLOCK + PAD)
+    return np.zeros(shape), np.zeros(shape), np.zeros(p), np.zeros((q, q))
+
+
+@njit(cache=True, nogil=True)
+def _square(info: Floats, p: int) -> Floats:
+    """Return the upper triangle of a padded matrix as a symmetric one."""
+    out = np.empty((p, p))
+    for j in range(p):
+        for k in range(j, p):
+            out[j, k] = info[j, k]
+            out[k, j] = info[j, k]
+    return out
+
+
+@njit(cache=True, nogil=True)
+def weighted_sums(X: Floats, s: Floats, w: Floats) -> tuple[Floats, Floats]:
+    """Return ``X' s`` and ``X' diag(w) X``: (n, p), (n,), (n,) -> (p,), (p, p); w of any sign."""
+    n, p = X.shape
+    B, A, score, info = _room(p)
+    for start in range(0, n, BLOCK):
+        m = min(BLOCK, n - start)
+        _turn(X, start, m, B)
+        _add_block(B, A, s[start : start + m], w[start : start + m], m, score, info)
+    return score, _square(info, p)
+
+
+@njit(cache=True, nogil=True)
+def _logit(eta: float, y: float) -> tuple[float, float, float, float]:
+    """Return residual, variance, half the unit deviance and the squared Pearson residual."""
+    e = math.exp(-abs(eta))
+    d = 1.0 / (1.0 + e)
+    r = y - d if eta >= 0.0 else y - e * d
+    V = e * d * d
+    half = max(eta, 0.0) - y * eta + math.log1p(e)
+    if 0.0 < y < 1.0:
+        half += y * math.log(y) + (1.0 - y) * math.log1p(-y)
+    return r, V, half, r * r / max(V, 2.0**-52)
+
+
+@njit(cache=True, nogil=True)
+def _log(eta: float, y: float) -> tuple[float, float, float, float]:
+    """Return residual, variance, half the unit deviance and the squared Pearson residual."""
+    mu = max(math.exp(eta), 1e-300)
+    r = y - mu
+    half = y * math.log(y / mu) - r if y > 0.0 else mu
+    return r, mu, half, r * r / mu
+
+
+@njit(cache=True, nogil=True)
+def canonical_sums(
+    link: int, X: Floats, y: Floats, offset: Floats, weight: Floats, beta: Floats
+) -> tuple[Floats, Floats, float, float]:
+    """Return score, information, deviance and squared Pearson residuals of a canonical pair.
+
+    Parameters
+    ----------
+    link : int
+        LOGIT, LOG or IDENTITY.
+    X, y : (n, p), (n,) array
+        Rows.
+    offset, weight : (n,) or (0,) array
+        Empty for none.
+    beta : (p,) array
+        Coefficients.
+    """
+    n, p = X.shape
+    B, A, score, info = _room(p)
+    eta, s, w = np.empty(BLOCK), np.empty(BLOCK), np.empty(BLOCK)
+    deviance = pearson = 0.0
+    for start in range(0, n, BLOCK):
+        m = min(BLOCK, n - start)
+        _turn(X, start, m, B)
+        for i in range(m):
+            eta[i] = offset[start + i] if len(offset) else 0.0
+        for j in range(p):
+            for i in range(m):
+                eta[i] += beta[j] * B[j, i]
+        half_deviance = squares = 0.0
+        for i in range(m):
+            if link == LOGIT:
+                r, V, half, square = _logit(eta[i], y[start + i])
+            elif link == LOG:
+                r, V, half, square = _log(eta[i], y[start + i])
+            else:
+                r, V = y[start + i] - eta[i], 1.0
+                half, square = 0.5 * r * r, r * r
+            a = weight[start + i] if len(weight) else 1.0
+            s[i], w[i] = a * r, a * V
+            half_deviance += a * half
+            squares += a * square
+        deviance += 2.0 * half_deviance
+        pearson += squares
+        _add_block(B, A, s, w, m, score, info)
+    return score, _square(info, p), deviance, pearson

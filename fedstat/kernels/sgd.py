@@ -1,0 +1,319 @@
+"""Stochastic gradient descent on one site's mean negative log-likelihood, as FedAvg and FedProx ask for it.
+
+The objective of site k is ``F_k(beta) = -sum_i w_i l_i(beta) / sum_i w_i`` with l_i the log-likelihood of row
+i for a dispersion of one. Its gradient over rows is the mean of
+``w_i (mu_i - y_i) / (V(mu_i) g'(mu_i)) x_i``, with the weights scaled to mean one, V the variance function
+and g the link (McCullagh and Nelder 1989, 2.5).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numba import njit
+from statsmodels.genmod.families import Binomial, links
+
+from fedstat.errors import EstimationError
+from fedstat.kernels.glm import in_domain
+from fedstat.kernels.glm_family import Family, FamilySpec
+from fedstat.kernels.rows import column_sums, row_dots
+from fedstat.typing import Bools, Floats, Ints
+
+
+def local_sgd(
+    X: Floats,
+    y: Floats,
+    beta: Floats,
+    family: Family,
+    *,
+    epochs: int,
+    batch_size: int | None,
+    learning_rate: float,
+    rng: np.random.Generator,
+    offset: Floats | None = None,
+    weights: Floats | None = None,
+) -> Floats:
+    """Run mini-batch stochastic gradient descent from beta (ClientUpdate of McMahan et al. 2017).
+
+    Parameters
+    ----------
+    X : (n, p) array
+        Design, C-contiguous; the intercept is a column of ones.
+    y : (n,) array
+        Response.
+    beta : (p,) array
+        Coefficients to start from; not changed.
+    family : statsmodels family
+        Family with its link.
+    epochs : int
+        Passes over the rows, E.
+    batch_size : int, optional
+        Rows per step, B; the last step of an epoch takes what is left. None: all of them, one gradient
+        step an epoch, without a draw from ``rng``.
+    learning_rate : float
+        Length of a step per unit of gradient, eta.
+    rng : numpy.random.Generator
+        Shuffles the rows before each epoch.
+    offset : (n,) array, optional
+        Known part of the linear predictor.
+    weights : (n,) array, optional
+        Times that each row counts; binomial trials where y is a proportion.
+
+    Returns
+    -------
+    (p,) array
+
+    Raises
+    ------
+    EstimationError
+        The steps left the finite numbers or the family's domain.
+    """
+    rows = _Rows.of(X, y, family, offset, weights)
+    descent = _Descent(rows, batch_size, learning_rate, rng, beta, mu=0.0)
+    for _ in range(epochs):
+        descent.run_epoch()
+    return descent.check()
+
+
+def local_proximal(
+    X: Floats,
+    y: Floats,
+    beta: Floats,
+    family: Family,
+    *,
+    mu: float,
+    gamma: float,
+    epochs: int,
+    batch_size: int | None,
+    learning_rate: float,
+    rng: np.random.Generator,
+    offset: Floats | None = None,
+    weights: Floats | None = None,
+) -> tuple[Floats, float]:
+    """Minimise ``h(w) = F_k(w) + mu/2 ||w - beta||^2`` inexactly from beta (Li et al. 2020, Algorithm 2).
+
+    After each epoch of :func:`local_sgd`, with the gradient of the penalty added to each step, the site
+    stops if ``||grad h(w)|| <= gamma ||grad F_k(beta)||`` (Definition 2).
+
+    Parameters
+    ----------
+    X, y, beta, family, epochs, batch_size, learning_rate, rng, offset, weights
+        As in :func:`local_sgd`.
+    mu : float
+        Weight of the proximal term; with mu = gamma = 0 the result is that of :func:`local_sgd`.
+    gamma : float
+        Inexactness at which to stop, in [0, 1); 0: use all epochs.
+
+    Returns
+    -------
+    w : (p,) array
+    gamma_reached : float
+        ``||grad h(w)|| / ||grad F_k(beta)||`` over all rows of the site.
+
+    Raises
+    ------
+    EstimationError
+        The steps left the finite numbers or the family's domain.
+    """
+    rows = _Rows.of(X, y, family, offset, weights)
+    descent = _Descent(rows, batch_size, learning_rate, rng, beta, mu)
+    start = float(np.linalg.norm(rows.gradient(beta)))
+    for _ in range(epochs):
+        descent.run_epoch()
+        if gamma > 0.0 and descent.gradient_norm() <= gamma * start:
+            break
+    w = descent.check()
+    end = descent.gradient_norm()
+    return w, end / start if start > 0.0 else np.inf if end > 0.0 else 0.0
+
+
+def mean_loss(
+    X: Floats,
+    y: Floats,
+    beta: Floats,
+    family: Family,
+    *,
+    offset: Floats | None = None,
+    weights: Floats | None = None,
+) -> float:
+    """Return F_k(beta), the mean negative log-likelihood of one site's rows for a dispersion of one.
+
+    Parameters
+    ----------
+    X, y, beta, family, offset, weights
+        As in :func:`local_sgd`.
+
+    Returns
+    -------
+    float
+
+    Raises
+    ------
+    EstimationError
+        It is not finite, or the family has no likelihood in closed form (Tweedie outside 1 to 2).
+    """
+    rows = _Rows.of(X, y, family, offset, weights)
+    with np.errstate(all="ignore"):
+        loss = -float(np.mean(rows.weight * family.loglike_obs(y, rows.means(beta))))
+    if not (np.isfinite(loss) and rows.allow(beta).all()):
+        raise EstimationError(
+            f"the mean loss of {FamilySpec.of(family)} over {len(y)} rows is not defined at these "
+            "coefficients; use a smaller learning_rate, standardise the covariates, or take a family and "
+            "link whose likelihood is defined for every linear predictor"
+        )
+    return loss
+
+
+def mean_gradient(
+    X: Floats,
+    y: Floats,
+    beta: Floats,
+    family: Family,
+    *,
+    offset: Floats | None = None,
+    weights: Floats | None = None,
+) -> Floats:
+    """Return the gradient of :func:`mean_loss`: (p,); arguments as there."""
+    return _Rows.of(X, y, family, offset, weights).gradient(beta)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Rows:
+    """Rows of one site: X (n, p); y, offset and weight (n,), the weights with mean one."""
+
+    X: Floats
+    y: Floats
+    offset: Floats
+    weight: Floats
+    family: Family
+
+    @classmethod
+    def of(cls, X: Floats, y: Floats, family: Family, offset: Floats | None, weights: Floats | None) -> _Rows:
+        return cls(
+            X,
+            y,
+            np.zeros(len(y)) if offset is None else offset,
+            np.ones(len(y)) if weights is None else weights / weights.mean(),
+            family,
+        )
+
+    @property
+    def is_logit(self) -> bool:
+        return type(self.family) is Binomial and type(self.family.link) is links.Logit
+
+    def take(self, at: Ints) -> _Rows:
+        return _Rows(self.X[at], self.y[at], self.offset[at], self.weight[at], self.family)
+
+    def means(self, beta: Floats) -> Floats:
+        mu: Floats = self.family.link.inverse(row_dots(self.X, beta) + self.offset)
+        return mu
+
+    def gradient(self, beta: Floats) -> Floats:
+        with np.errstate(all="ignore"):
+            mu = self.means(beta)
+            slope = self.weight * (mu - self.y) / (self.family.variance(mu) * self.family.link.deriv(mu))
+        return column_sums(self.X, slope) / len(self.y)
+
+    def allow(self, beta: Floats) -> Bools:
+        """Tell which rows' mean the family allows."""
+        with np.errstate(all="ignore"):
+            eta = row_dots(self.X, beta) + self.offset
+            return in_domain(eta, self.family.link.inverse(eta), FamilySpec.of(self.family))
+
+
+class _Descent:
+    """Steps ``w <- w - eta (grad F_B(w) + mu (w - anchor))`` from w = anchor, over mini-batches B."""
+
+    def __init__(
+        self,
+        rows: _Rows,
+        batch_size: int | None,
+        learning_rate: float,
+        rng: np.random.Generator,
+        anchor: Floats,
+        mu: float,
+    ) -> None:
+        self.rows = rows
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.rng = rng
+        self.anchor = anchor.copy()
+        self.mu = mu
+        self.w = anchor.copy()
+        self.epoch = 0
+
+    def run_epoch(self) -> None:
+        """Pass over all rows once."""
+        self.epoch += 1
+        n = len(self.rows.y)
+        order = np.arange(n) if self.batch_size is None else self.rng.permutation(n)
+        batch_size = n if self.batch_size is None else self.batch_size
+        if self.rows.is_logit:
+            X, y, offset, weight = self.rows.X, self.rows.y, self.rows.offset, self.rows.weight
+            _logit_epoch(
+                X, y, offset, weight, order, batch_size, self.learning_rate, self.mu, self.anchor, self.w
+            )
+        else:
+            for start in range(0, n, batch_size):
+                self._step(self.rows.take(order[start : start + batch_size]))
+        if not np.isfinite(self.w).all():
+            self._give_up("infinite coefficients")
+
+    def _step(self, batch: _Rows) -> None:
+        with np.errstate(all="ignore"):
+            pull = self.mu * (self.w - self.anchor)
+            self.w -= self.learning_rate * (batch.gradient(self.w) + pull)
+
+    def gradient_norm(self) -> float:
+        """Return ||grad h(w)|| over all rows."""
+        return float(np.linalg.norm(self.rows.gradient(self.w) + self.mu * (self.w - self.anchor)))
+
+    def check(self) -> Floats:
+        """Return w, whose means the family allows.
+
+        Raises
+        ------
+        EstimationError
+            It does not.
+        """
+        outside = int((~self.rows.allow(self.w)).sum())
+        if outside:
+            self._give_up(f"means that {FamilySpec.of(self.rows.family)} does not allow in {outside} rows")
+        return self.w
+
+    def _give_up(self, what: str) -> None:
+        raise EstimationError(
+            f"local gradient descent reached {what} in epoch {self.epoch}, with learning_rate = "
+            f"{self.learning_rate:g}; use a smaller learning_rate, or standardise the covariates"
+        )
+
+
+@njit(cache=True, nogil=True)
+def _logit_epoch(
+    X: Floats,
+    y: Floats,
+    offset: Floats,
+    weight: Floats,
+    order: Ints,
+    batch_size: int,
+    learning_rate: float,
+    mu: float,
+    anchor: Floats,
+    w: Floats,
+) -> None:
+    """Pass over the rows in the given order, (n,), for a logistic model; changes w, (p,)."""
+    n, p = X.shape
+    gradient = np.empty(p)
+    for start in range(0, n, batch_size):
+        stop = min(start + batch_size, n)
+        gradient[:] = 0.0
+        for i in order[start:stop]:
+            eta = offset[i]
+            for j in range(p):
+                eta += X[i, j] * w[j]
+            slope = weight[i] * (1.0 / (1.0 + np.exp(-eta)) - y[i])
+            for j in range(p):
+                gradient[j] += slope * X[i, j]
+        for j in range(p):
+            w[j] -= learning_rate * (gradient[j] / (stop - start) + mu * (w[j] - anchor[j]))

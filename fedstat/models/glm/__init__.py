@@ -1,0 +1,9 @@
+"""Generalized linear models over sites that hold different rows: the fit of the pooled table from sums."""
+
+from fedstat.federation.site import FAMILIES
+from fedstat.models.glm.cluster_steps import STEPS as CLUSTER_STEPS
+from fedstat.models.glm.steps import FAMILY, STEPS
+
+FAMILIES[FAMILY] = {**STEPS, **CLUSTER_STEPS}
+
+__all__ = ["FAMILIES"]

@@ -1,0 +1,160 @@
+"""The user's side of federated generalized linear models: arguments in, results out."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, ClassVar, Literal, TypeAlias
+
+import statsmodels.genmod.families as sm_families
+
+from fedstat.errors import ConvergenceWarning, ModelError
+from fedstat.federation.engine import Rounds
+from fedstat.models.base_rows import HorizontalModel
+from fedstat.models.checks import check_choice, check_positive, check_whole
+from fedstat.models.glm.protocol import GLMFit, Newton, Options, Session
+from fedstat.models.glm.results import GLMResults
+from fedstat.models.glm.variance import (
+    cluster_sums,
+    clustered,
+    clustered_by_site,
+    linearised,
+    model_based,
+    sandwich,
+)
+from fedstat.typing import Floats
+
+CovType: TypeAlias = Literal["nonrobust", "HC0", "HC1", "cluster", "survey"]
+COV_TYPES = ("nonrobust", "HC0", "HC1", "cluster", "survey")
+
+
+class FederatedGLM(HorizontalModel):
+    """Generalized linear model over sites that hold different rows: the fit of the pooled table.
+
+    Per round every site returns the score and the information of its rows; their sums are those of the pooled
+    table, and so are the estimates, standard errors and tests (Wu et al. 2012, for any family and link).
+    Every fit compares the sites as well; see :attr:`GLMResults.heterogeneity`.
+
+    Make one with :meth:`from_formula`.
+
+    References
+    ----------
+    Wu, Jiang, Kim, Ohno-Machado, "Grid Binary LOgistic REgression (GLORE)", JAMIA 19 (2012).
+    """
+
+    model_name: ClassVar[str] = "Federated GLM"
+
+    def fit(
+        self,
+        *,
+        cov_type: CovType = "nonrobust",
+        cov_kwds: dict[str, str] | None = None,
+        scale: float | Literal["X2", "dev"] | None = None,
+        rounds: int | None = None,
+        maxiter: int = 50,
+        tol: float = 1e-8,
+        local: bool = True,
+    ) -> GLMResults:
+        """Maximise the likelihood of all sites' rows.
+
+        Parameters
+        ----------
+        cov_type : {"nonrobust", "HC0", "HC1", "cluster", "survey"}
+            Inverse information; sandwich; the same times n / (n - p), which statsmodels' GLM leaves out;
+            clustered, with statsmodels' correction; or linearised for a stratified, clustered sample.
+        cov_kwds : dict, optional
+            "cluster": ``{"groups": column}``, where the column that names the sites makes them the clusters.
+            "survey": ``{"clusters": column, "strata": column}``, strata may be left out. Columns other
+            than that of the sites must be among the model's `labels`.
+        scale : float, "X2" or "dev", optional
+            Dispersion: a value, Pearson's statistic or the deviance over the residual degrees of freedom.
+            By default 1 for Binomial, Poisson and NegativeBinomial, and "X2" otherwise.
+        rounds : int, optional
+            Take so many Newton steps from the mean of the sites' own fits and stop there: an estimate that is
+            as efficient in large samples, for sites where every round is a decision.
+        maxiter : int
+            Most evaluations.
+        tol : float
+            Stop when Newton's step is below, in standard errors.
+        local : bool
+            Whether every site also fits its own rows: the start of the iteration, and the comparison of
+            the sites.
+
+        Returns
+        -------
+        GLMResults
+
+        Raises
+        ------
+        ModelError
+            An argument has no meaning here.
+        EstimationError
+            Columns are collinear or the outcomes separated, and which; or no step is possible.
+        PolicyError
+            A site refuses.
+
+        Warns
+        -----
+        ConvergenceWarning
+            The iteration stopped before its tolerance.
+        """
+        check_choice("cov_type", cov_type, COV_TYPES)
+        check_positive("tol", tol)
+        check_whole("maxiter", maxiter, 1)
+        if rounds is not None:
+            check_whole("rounds", rounds, 1)
+            if not local:
+                raise ModelError("rounds: it starts from the sites' own fits, which local=False leaves out")
+        if not isinstance(scale, str):
+            scale = None if scale is None else float(scale)
+        elif scale not in ("X2", "dev"):
+            raise ModelError(f"scale: expected a number, 'X2' or 'dev', received {scale!r}")
+        groups = self._groups(cov_type, cov_kwds or {})
+        session = Session(self.sites, self._session, self.family_spec)
+        newton = Newton(session, self.agreement, Options(maxiter, tol, rounds), scale)
+        ledger = self.new_ledger()
+        fit, cov = self.engine.run(self._protocol(newton, cov_type, groups, local), ledger)
+        result = GLMResults.of(self, fit, cov, cov_type, groups, ledger)
+        if not fit.converged:
+            warnings.warn(f"the fit did not converge: {fit.reason}", ConvergenceWarning, stacklevel=2)
+        return result
+
+    def _groups(self, cov_type: str, kwds: dict[str, str]) -> tuple[str | None, str | None]:
+        """Columns of clusters and strata."""
+        allowed = {"cluster": {"groups"}, "survey": {"clusters", "strata"}}.get(cov_type, set())
+        if not set(kwds) <= allowed:
+            raise ModelError(
+                f"cov_kwds: cov_type={cov_type!r} takes {sorted(allowed) or 'none'}, received {sorted(kwds)}"
+            )
+        clusters = kwds.get("groups", kwds.get("clusters"))
+        if cov_type in ("cluster", "survey") and clusters is None:
+            key = "groups" if cov_type == "cluster" else "clusters"
+            raise ModelError(f"cov_kwds: cov_type={cov_type!r} needs {{{key!r}: column}}")
+        for name in (clusters, kwds.get("strata")):
+            if name not in (None, self.partition.site_column, *self.question.labels):
+                raise ModelError(
+                    f"cov_kwds: column {name!r} is not among the model's labels; name it in "
+                    f"from_formula(..., labels=[{name!r}])"
+                )
+        return clusters, kwds.get("strata")
+
+    def _protocol(
+        self, newton: Newton, cov_type: str, groups: tuple[str | None, str | None], local: bool
+    ) -> Rounds[tuple[GLMFit, Floats]]:
+        fit = yield from newton.run(meat=cov_type in ("HC0", "HC1"), local=local)
+        clusters, strata = groups
+        if fit.meat is not None:
+            factor = fit.n / (fit.n - len(fit.gamma)) if cov_type == "HC1" else 1.0
+            return fit, factor * sandwich(fit, fit.meat)
+        if clusters is None:
+            return fit, model_based(fit)
+        if cov_type == "cluster" and clusters == self.partition.site_column:
+            return fit, clustered_by_site(fit)
+        sums = yield from cluster_sums(newton.session, fit, clusters, strata)
+        return fit, clustered(fit, sums) if cov_type == "cluster" else linearised(fit, sums)
+
+
+class GLORE(FederatedGLM):
+    """Logistic regression over sites that hold different rows; see :class:`FederatedGLM`."""
+
+    model_name: ClassVar[str] = "GLORE"
+    default_family: ClassVar[Any] = sm_families.Binomial

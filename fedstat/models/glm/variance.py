@@ -1,0 +1,126 @@
+"""Covariances of the coefficients from sums over sites."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedstat.errors import EstimationError
+from fedstat.federation.engine import Rounds
+from fedstat.federation.message import Reply
+from fedstat.models.glm.protocol import GLMFit, Session
+from fedstat.typing import Floats
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClusterSums:
+    """Clusters' scores, added up by stratum.
+
+    Parameters
+    ----------
+    counts : (S,) array
+        Clusters by stratum.
+    sums : (S, p) array
+    outer : (S, p, p) array
+        Sums of the clusters' scores and of their outer products.
+    """
+
+    counts: Floats
+    sums: Floats
+    outer: Floats
+
+
+def cluster_sums(session: Session, fit: GLMFit, clusters: str, strata: str | None) -> Rounds[ClusterSums]:
+    """Ask the sites for their clusters' scores; those of clusters at several sites are added first."""
+    text = json.dumps({"clusters": clusters, "strata": strata})
+    listed = yield [session.ask(site, "list_clusters", {}, text) for site in session.sites]
+    every = np.concatenate([reply.arrays["clusters"] for reply in listed])
+    labels, counts = np.unique(every, return_counts=True)
+    shared = labels[counts > 1]
+    arrays = {
+        "beta": fit.gamma,
+        "shift": fit.coordinates.shift,
+        "scale": fit.coordinates.scale,
+        "shared": shared,
+    }
+    replies = yield [session.ask(site, "sum_clusters", arrays) for site in session.sites]
+    return add_clusters(replies, len(fit.gamma))
+
+
+def add_clusters(replies: Sequence[Reply], p: int) -> ClusterSums:
+    """Add the sites' sums up."""
+    strata = np.unique(np.concatenate([reply.arrays["strata"] for reply in replies]))
+    counts, sums, outer = np.zeros(len(strata)), np.zeros((len(strata), p)), np.zeros((len(strata), p, p))
+    together: dict[tuple[int, int], Floats] = {}
+    for reply in replies:
+        at = np.searchsorted(strata, reply.arrays["strata"])
+        counts[at] += reply.arrays["counts"]
+        sums[at] += reply.arrays["sums"]
+        outer[at] += reply.arrays["outer"]
+        keys = zip(reply.arrays["shared_strata"].tolist(), reply.arrays["shared"].tolist(), strict=True)
+        for key, score in zip(keys, reply.arrays["shared_sums"], strict=True):
+            together[key] = together.get(key, 0.0) + score
+    for (stratum, _), score in together.items():
+        h = int(np.searchsorted(strata, stratum))
+        counts[h] += 1.0
+        sums[h] += score
+        outer[h] += np.outer(score, score)
+    return ClusterSums(counts, sums, outer)
+
+
+def sandwich(fit: GLMFit, meat: Floats, *, expected: bool = False) -> Floats:
+    """Bread, meat, bread in the units of the data.
+
+    The bread is the inverse observed information, as in statsmodels, or the expected one.
+    """
+    total = fit.total
+    bread = total.information if expected or total.observed is None else total.observed
+    half = fit.coordinates.back @ np.linalg.inv(bread)
+    return np.asarray(half @ meat @ half.T)
+
+
+def model_based(fit: GLMFit) -> Floats:
+    """Dispersion times the inverse expected information."""
+    back = fit.coordinates.back
+    return np.asarray(fit.dispersion * back @ np.linalg.inv(fit.total.information) @ back.T)
+
+
+def clustered(fit: GLMFit, sums: ClusterSums) -> Floats:
+    """Cluster-robust covariance with statsmodels' correction G / (G - 1) (n - 1) / (n - p)."""
+    G, p = float(sums.counts.sum()), len(fit.gamma)
+    if G < 2:
+        raise EstimationError("cov_type='cluster' needs two clusters or more; there is one")
+    factor = G / (G - 1.0) * (fit.n - 1.0) / (fit.n - p)
+    return factor * sandwich(fit, sums.outer.sum(axis=0))
+
+
+def clustered_by_site(fit: GLMFit) -> Floats:
+    """Cluster-robust covariance with the sites as clusters; needs no further message."""
+    scores = np.array([score for score, _ in fit.total.by_site])
+    sums = ClusterSums(np.array([float(len(scores))]), scores.sum(axis=0)[None], (scores.T @ scores)[None])
+    return clustered(fit, sums)
+
+
+def linearised(fit: GLMFit, sums: ClusterSums) -> Floats:
+    """Linearised covariance of a stratified, clustered sample (Binder 1983), first stage with replacement.
+
+    sum_h n_h / (n_h - 1) sum_i (u_hi - mean_h)(u_hi - mean_h)' between inverse informations, as the
+    survey package of R computes it.
+
+    Raises
+    ------
+    EstimationError
+        A stratum has a single cluster.
+    """
+    if (sums.counts < 2).any():
+        lonely = int((sums.counts < 2).sum())
+        raise EstimationError(
+            f"survey variance: {lonely} of {len(sums.counts)} strata have a single cluster, which says "
+            "nothing about their variance; merge them with similar strata"
+        )
+    n = sums.counts[:, None, None]
+    means = sums.sums[:, :, None] * sums.sums[:, None, :] / n
+    return sandwich(fit, (n / (n - 1.0) * (sums.outer - means)).sum(axis=0), expected=True)
