@@ -21,6 +21,8 @@ INK = "#333333"
 MARGIN = 0.04
 MOST_SITES = 7
 """Sites that are told apart by colour; more are drawn in grey."""
+LEAST_ROWS = 50
+"""Rows of a site behind a point of its line, about."""
 
 
 def plot_calibration(
@@ -37,7 +39,8 @@ def plot_calibration(
     binary : bool
         Whether to draw intervals of proportions (Wilson 1927, 95 %).
     groups : int
-        Most points of a curve: neighbouring bins are joined to groups of about equal size.
+        Most points of a curve: neighbouring bins are joined to groups of about equal size, of small sites
+        to fewer.
     ax : matplotlib Axes, optional
 
     Returns
@@ -53,7 +56,7 @@ def plot_calibration(
     if ax is None:
         _, ax = plt.subplots(figsize=(5.2, 4.8), layout="constrained")
     for k, (site, bins) in enumerate(curves.items()):
-        n, observed, expected = join_bins(*bins, groups)
+        n, observed, expected = join_bins(*bins, int(np.clip(bins[0].sum() // LEAST_ROWS, 1, groups)))
         colour = COLOURS[k] if len(curves) <= MOST_SITES else "0.7"
         label = shorten(site, 28) if len(curves) <= MOST_SITES else ("one site" if k == 0 else None)
         ax.plot(expected / n, observed / n, color=colour, linewidth=1.2, alpha=0.8, label=label)
@@ -66,7 +69,7 @@ def plot_calibration(
     ax.set_ylabel(f"observed {event}")
     ax.set_title("Calibration", loc="left", fontsize="medium")
     ax.spines[["top", "right"]].set_visible(False)
-    legend = ax.legend(frameon=False, fontsize="small", loc="upper left")
+    legend = ax.legend(frameon=False, fontsize="small", loc="best")
     for text in legend.get_texts():
         text.set_parse_math(False)
     return ax
@@ -76,9 +79,11 @@ def join_bins(n: Floats, observed: Floats, expected: Floats, groups: int) -> Bin
     """Join neighbouring bins to at most so many groups of about equal size; empty groups are left out."""
     middle = (np.cumsum(n) - n / 2.0) / max(float(n.sum()), 1.0)
     group = np.minimum((groups * middle).astype(np.int64), groups - 1)
-    n, observed, expected = (np.bincount(group, v, groups) for v in (n, observed, expected))
-    held = n > 0.0
-    return n[held], observed[held], expected[held]
+    sums: Floats = np.array(
+        [np.bincount(group, v, groups) for v in (n, observed, expected)], dtype=np.float64
+    )
+    joined, y, mu = sums[:, sums[0] > 0.0]
+    return joined, y, mu
 
 
 def _draw_total(ax: Axes, bins: Bins, binary: bool) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 ALL = "all sites"
-WIDTHS = (24, 10, 10, 11, 9, 8, 8, 8)
+WIDTHS = (24, 10, 10, 10, 8, 7, 7, 7, 7)
 
 
 def merge_small_bins(counts: Ints, least: int) -> Ints:
@@ -192,12 +192,8 @@ class Evaluation:
         if self.binary:
             bad = bad | (self.observed < 0.0) | (self.observed > self.n)
         if bad.any():
-            listed = ", ".join(
-                site for site, is_bad in zip(self.sites, bad.any(axis=1), strict=True) if is_bad
-            )
-            raise ModelError(
-                f"evaluation: expected 0 <= events <= rows in each bin, received others at: {listed}"
-            )
+            where = ", ".join(self.sites[k] for k in np.unique(np.nonzero(bad)[0]))
+            raise ModelError(f"evaluation: expected 0 <= events <= rows in each bin; not so at {where}")
 
     @property
     def auc(self) -> float:
@@ -268,13 +264,23 @@ class Evaluation:
         """One line per site and one for all: rows, events, expected, ratio, AUC with its bounds."""
         heads = ["n", "events" if self.binary else "observed", "expected", "ratio"]
         heads += ["AUC", "std err", "from", "to"] if self.binary else []
+        frame = self.to_frame()
         rows = tuple(
-            (str(site), f"{row[0]:,.0f}", *(number(value, 3) for value in row[1:]))
-            for site, row in zip(self.to_frame().index, self.to_frame().to_numpy().tolist(), strict=True)
+            (str(site), *self._cells(values))
+            for site, values in zip(frame.index, frame.to_numpy().tolist(), strict=True)
         )
-        title = "Predictions against observations"
-        sheet = Sheet(("institution", *heads), rows, "l" + "r" * len(heads), WIDTHS[: len(heads) + 1], title)
+        aligns, widths = "l" + "r" * len(heads), WIDTHS[: len(heads) + 1]
+        sheet = Sheet(
+            ("institution", *heads), rows, aligns, widths, "Predictions and observations", wrap=True
+        )
         return SheetSummary([sheet], self._notes())
+
+    def _cells(self, values: list[float]) -> list[str]:
+        n, observed, expected, *rest = values
+        sums = (
+            [f"{observed:,.0f}", f"{expected:,.1f}"] if self.binary else [number(observed), number(expected)]
+        )
+        return [f"{n:,.0f}", *sums, *("-" if np.isnan(value) else f"{value:.3f}" for value in rest)]
 
     def plot_calibration(self, ax: Axes | None = None, *, groups: int = 10) -> Axes:
         """Observed against predicted means, in groups of about equal size.
@@ -311,14 +317,13 @@ class Evaluation:
         if not self.binary:
             return []
         notes = [
-            f"AUC from counts in {len(self.edges) - 1} bins of the prediction, ties within a bin counting one "
-            "half; the AUC of the rows lies between 'from' and 'to'. Standard error: Hanley and McNeil (1982), "
-            "its two probabilities counted from the bins. The AUC of all sites also ranks rows of different "
-            "sites against each other."
+            f"AUC from counts in {len(self.edges) - 1} bins of the prediction, where ties within a bin count "
+            "one half; the AUC of the rows lies between 'from' and 'to'. Standard error: Hanley and McNeil "
+            "(1982), its two probabilities counted from the bins. The AUC of all sites also ranks rows of "
+            "different sites against each other."
         ]
         if self.least > 1:
-            merged = f"Sites counted bins of fewer than {self.least} rows together with a neighbouring bin."
-            notes.append(merged)
+            notes.append(f"Bins of fewer than {self.least} rows at a site were counted with a neighbour.")
         return notes
 
 

@@ -15,14 +15,14 @@ from fedstat.typing import Floats
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-INK, QUIET, COMMON, RANDOM = "#333333", "0.55", COLOURS[0], COLOURS[1]
-LARGEST_BOX = 13.0
-"""Side of the heaviest site's box, in points."""
-SMALLEST_BOX = 2.5
-DIAMOND = 0.28
+INK, COMMON, RANDOM = "#333333", COLOURS[0], COLOURS[1]
+LARGEST_BOX, SMALLEST_BOX = 12.0, 3.0
+"""Sides in points; the largest is that of the heaviest site."""
+DIAMOND = 0.3
 """Half the height of a diamond, in rows."""
-SUMMARY_GAP = 0.6
+GAP = 0.5
 """Blank rows between the sites and the diamonds."""
+LABELS = {"all sites, common": COMMON, "random effects": RANDOM, "a further site": RANDOM}
 
 
 def plot_forest(
@@ -44,8 +44,8 @@ def plot_forest(
     Returns
     -------
     matplotlib Axes
-        The area of a box is the site's weight, its inverse variance. The bar below the mean of random effects
-        is the interval for a further site.
+        The area of a box is the site's weight, its inverse variance. The last row is the prediction interval
+        for a further site; it ends in arrows where it is wider than the picture.
 
     Raises
     ------
@@ -54,86 +54,101 @@ def plot_forest(
     """
     plt = _pyplot()
     if ax is None:
-        _, ax = plt.subplots(figsize=(7.0, 1.5 + 0.27 * (len(rows) + 2 + SUMMARY_GAP)), layout="constrained")
+        _, ax = plt.subplots(figsize=(7.0, 1.4 + 0.27 * (len(rows) + 3)), layout="constrained")
     z = float(stats.norm.isf(alpha / 2.0))
-    y = np.arange(len(rows), dtype=np.float64)
-    estimate, error = rows["estimate"].to_numpy(), rows["std_error"].to_numpy()
-    _draw_sites(ax, y, estimate, z * error, error)
-    bottom = len(rows) + SUMMARY_GAP
-    common = (combined["estimate"], z * combined["std_error"])
-    _draw_diamond(ax, bottom, *common, COMMON)
-    random = (combined["re_estimate"], (combined["re_high"] - combined["re_low"]) / 2.0)
-    _draw_diamond(ax, bottom + 1.0, *random, RANDOM)
-    ax.hlines(bottom + 1.42, combined["pred_low"], combined["pred_high"], color=RANDOM, linewidth=2.2)
-    _draw_references(ax, combined["estimate"])
-    means = [np.append(estimate, [common[0], random[0]]), np.append(z * error, [common[1], random[1]])]
-    _label(ax, rows, np.append(y, [bottom, bottom + 1.0]), _texts(*means, rows["problem"]))
-    ax.set_xlabel(f"coefficient, {100 * (1 - alpha):g} % interval", fontsize="small")
+    y = np.arange(len(rows) + 3) + np.repeat([0.0, GAP], [len(rows), 3])
+    estimate = np.append(rows["estimate"].to_numpy(), [combined["estimate"], combined["re_estimate"]])
+    half = z * np.append(rows["std_error"].to_numpy(), [combined["std_error"], combined["re_std_error"]])
+    _draw_sites(ax, y[:-3], estimate[:-2], half[:-2])
+    _draw_absent(ax, y[:-3], rows["problem"][rows["estimate"].isna()], estimate[:-2])
+    _draw_diamond(ax, y[-3], estimate[-2], half[-2], COMMON)
+    _draw_diamond(ax, y[-2], estimate[-1], half[-1], RANDOM)
+    _draw_references(ax, combined["estimate"], y[-4] + (1.0 + GAP) / 2.0)
+    _draw_further(ax, y[-1], combined["pred_low"], combined["pred_high"])
+    _label_left(ax, y, [shorten(str(site), 28) for site in rows.index])
+    limits = np.stack([estimate, estimate - half, estimate + half], axis=1)
+    _label_right(ax, y, np.vstack([limits, [np.nan, combined["pred_low"], combined["pred_high"]]]))
+    ax.set_xlabel(f"coefficient with {100 * (1 - alpha):g} % interval", fontsize="small")
     ax.set_title(_title(combined), loc="left", fontsize="medium", parse_math=False)
     return ax
 
 
-def _draw_sites(ax: Axes, y: Floats, estimate: Floats, half: Floats, error: Floats) -> None:
+def _draw_sites(ax: Axes, y: Floats, estimate: Floats, half: Floats) -> None:
     known = np.isfinite(estimate)
-    if not known.any():
-        return
-    side = np.maximum(LARGEST_BOX * error[known].min() / error[known], SMALLEST_BOX)
-    ax.hlines(y[known], (estimate - half)[known], (estimate + half)[known], color=INK, linewidth=1.2)
-    ax.scatter(estimate[known], y[known], s=side**2, marker="s", color=INK, zorder=2)
-    ax.scatter(estimate[known], y[known], s=2.0, color="white", zorder=3)
+    y, estimate, half = y[known], estimate[known], half[known]
+    side = np.maximum(LARGEST_BOX * half.min(initial=np.inf) / half, SMALLEST_BOX)
+    ax.hlines(y, estimate - half, estimate + half, color=INK, linewidth=1.2)
+    ax.scatter(estimate, y, s=side**2, marker="s", color=INK, linewidths=0.0, zorder=2)
+
+
+def _draw_absent(ax: Axes, y: Floats, reasons: pd.Series, estimate: Floats) -> None:
+    """Write why there is no estimate into the row of a site."""
+    for row, reason in zip(y[np.isnan(estimate)], reasons, strict=True):
+        ax.text(
+            *(0.02, row, shorten(reason, 60) if reason else "not determined here"),
+            transform=ax.get_yaxis_transform(),
+            fontsize="x-small",
+            color="0.4",
+            va="center",
+            parse_math=False,
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0},
+        )
 
 
 def _draw_diamond(ax: Axes, y: float, centre: float, half: float, colour: str) -> None:
     x = [centre - half, centre, centre + half, centre]
-    ax.fill(x, [y, y - DIAMOND, y, y + DIAMOND], color=colour, zorder=2)
+    ax.fill(x, [y, y - DIAMOND, y, y + DIAMOND], color=colour, linewidth=0.0, zorder=2)
 
 
-def _draw_references(ax: Axes, common: float) -> None:
+def _draw_references(ax: Axes, common: float, divide: float) -> None:
     ax.axvline(common, color=COMMON, linewidth=0.9, linestyle="--", zorder=0)
     low, high = ax.get_xlim()
     if low <= 0.0 <= high:
-        ax.axvline(0.0, color=QUIET, linewidth=0.9, zorder=0)
+        ax.axvline(0.0, color="0.55", linewidth=0.9, zorder=0)
+    ax.axhline(divide, color="0.85", linewidth=0.8, zorder=0)
 
 
-def _label(ax: Axes, rows: pd.DataFrame, y: Floats, texts: list[str]) -> None:
-    names = [*(shorten(str(site), 28) for site in rows.index), "all sites, common", "random effects"]
-    ax.set_yticks(y, labels=names, fontsize="small", parse_math=False)
-    ax.set_ylim(y[-1] + 0.8, -0.7)
+def _draw_further(ax: Axes, y: float, low: float, high: float) -> None:
+    """Draw the prediction interval, cut where it would make the rest small."""
+    left, right = ax.get_xlim()
+    shown = np.clip([low, high], left, right)
+    ax.hlines(y, *shown, color=RANDOM, linewidth=2.2)
+    for end, limit, marker in ((low, left, "<"), (high, right, ">")):
+        if np.isfinite(end) and (end < left or end > right):
+            ax.plot(limit, y, marker, color=RANDOM, markersize=6.0, clip_on=False)
+    ax.set_xlim(left, right)
+
+
+def _label_left(ax: Axes, y: Floats, sites: list[str]) -> None:
+    ax.set_yticks(y, labels=[*sites, *LABELS], fontsize="small", parse_math=False)
+    for label, colour in zip(ax.get_yticklabels()[-len(LABELS) :], LABELS.values(), strict=True):
+        label.set(color=colour, weight="bold")
+    ax.set_ylim(y[-1] + 0.7, -0.7)
+    ax.tick_params(axis="y", length=0, pad=8)
+    ax.tick_params(axis="x", labelsize="small")
+    ax.spines[["top", "right", "left"]].set_visible(False)
+
+
+def _label_right(ax: Axes, y: Floats, numbers: Floats) -> None:
+    """Write estimate and interval of each row in columns, with two digits of the shortest interval."""
+    shortest = float(np.nanmin(numbers[:, 2] - numbers[:, 1], initial=np.inf)) / 2.0
+    digits = int(np.clip(1.0 - np.floor(np.log10(shortest)), 0, 6)) if 0.0 < shortest < np.inf else 3
+    cells = [["" if np.isnan(v) else f"{v:.{digits}f}" for v in row] for row in numbers.tolist()]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    padded = [[f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)] for row in cells]
+    texts = [f"{b} [{low}, {high}]" if low.strip() else "" for b, low, high in padded]
     right = ax.secondary_yaxis("right")
     right.set_yticks(y, labels=texts, fontsize="x-small", family="monospace", parse_math=False)
-    ax.tick_params(axis="y", length=0)
     right.tick_params(axis="y", length=0)
-    for label, colour in zip(ax.get_yticklabels()[-2:], (COMMON, RANDOM), strict=True):
-        label.set(color=colour, weight="bold")
-    ax.axhline(len(rows) - 1 + (1.0 + SUMMARY_GAP) / 2.0, color="0.85", linewidth=0.8, zorder=0)
-    ax.spines[["top", "right", "left"]].set_visible(False)
     right.spines["right"].set_visible(False)
-
-
-def _texts(estimate: Floats, half: Floats, problems: pd.Series) -> list[str]:
-    """Estimate and interval of each row, in columns."""
-    smallest = np.nanmin(half, initial=np.inf)
-    digits = int(np.clip(1 - np.floor(np.log10(smallest)), 0, 6)) if 0.0 < smallest < np.inf else 3
-    numbers = [[f"{v:.{digits}f}" for v in (b, b - h, b + h)] for b, h in zip(estimate, half, strict=True)]
-    width = max((len(text) for row in numbers for text in row if text != "nan"), default=0)
-    reasons = [*problems, "", ""]
-    return [
-        f"{b:>{width}} [{low:>{width}}, {high:>{width}}]" if b != "nan" else _absence(reason)
-        for (b, low, high), reason in zip(numbers, reasons, strict=True)
-    ]
-
-
-def _absence(reason: str) -> str:
-    return shorten(reason, 26) if reason else "not determined"
 
 
 def _title(combined: pd.Series) -> str:
     name = shorten(str(combined.name), 60)
     if not combined["df"]:
-        return f"{name}\nno two sites to compare"
+        return f"{name}\nfewer than two sites to compare"
     p, low, high = combined["p_value"], 100 * combined["I2_low"], 100 * combined["I2_high"]
     interval = "" if np.isnan(low) else f" ({low:.0f} to {high:.0f})"
-    test = f"Q = {combined['Q']:.1f} on {combined['df']} df, " + (
-        "P < 0.001" if p < 0.0005 else f"P = {p:.3f}"
-    )
+    test = f"Q = {combined['Q']:.1f} on {combined['df']:.0f} df, "
+    test += "P < 0.001" if p < 0.0005 else f"P = {p:.3f}"
     return f"{name}\nI² = {100 * combined['I2']:.0f} %{interval}, {test}"

@@ -165,17 +165,14 @@ class Heterogeneity:
         ModelError
             There is no such coefficient.
         """
-        if coefficient not in self.table.index:
-            close = difflib.get_close_matches(coefficient, self.table.index, n=3, cutoff=0.5)
-            hint = (
-                f"did you mean {' or '.join(close)}?"
-                if close
-                else f"there are: {', '.join(self.table.index)}"
-            )
+        names = [str(name) for name in self.table.index]
+        if coefficient not in names:
+            close = difflib.get_close_matches(coefficient, names, n=3, cutoff=0.5)
+            hint = f"did you mean {' or '.join(close)}?" if close else f"there are: {', '.join(names)}"
             raise ModelError(f"plot_forest: {coefficient!r} is not a coefficient; {hint}")
         own = {"estimate": self.estimates[coefficient], "std_error": self.std_errors[coefficient]}
         rows = pd.DataFrame({**own, "problem": self.sites["problem"]})
-        return plot_forest(rows, self.table.loc[coefficient], ax=ax, alpha=self.alpha)
+        return plot_forest(rows, self.table.iloc[names.index(coefficient)], ax=ax, alpha=self.alpha)
 
     def __repr__(self) -> str:
         flagged = ", ".join(self.flagged) or "none"

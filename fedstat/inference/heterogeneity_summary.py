@@ -46,8 +46,8 @@ def _header_sheet(result: Heterogeneity) -> Sheet:
 def _coefficient_sheet(result: Heterogeneity) -> Sheet:
     headers = ("", "common", "rand. eff.", "tau", "Q", "df", "P>Q", "I2", "from", "to")
     rows = tuple(
-        _coefficient_row(str(row["coefficient"]), row)
-        for row in result.table.reset_index().to_dict(orient="records")
+        _coefficient_row(name, dict(zip(_names(result.table.columns), values, strict=True)))
+        for name, values in zip(_names(result.table.index), result.table.to_numpy().tolist(), strict=True)
     )
     return Sheet(headers, rows, "l" + "r" * 9, COEFFICIENT_WIDTHS)
 
@@ -62,7 +62,7 @@ def _coefficient_row(name: str, row: dict[str, float]) -> tuple[str, ...]:
         number(row["re_estimate"], error=row["re_std_error"]),
         number(row["tau2"] ** 0.5),
         f"{row['Q']:.2f}",
-        str(row["df"]),
+        f"{row['df']:.0f}",
         _probability(row["p_value"]),
         *(_percent(row[share]) for share in ("I2", "I2_low", "I2_high")),
     )
@@ -101,8 +101,8 @@ def _notes(result: Heterogeneity) -> list[str]:
     notes = [_verdict(result)]
     if none.any():
         notes.append(
-            f"No estimates of their own: {', '.join(_names(none.index[none]))}. They enter the score test and the "
-            "changes; Q, I2, tau and the random effects are of the other sites."
+            f"No estimates of their own: {', '.join(_names(none.index[none]))}. They enter the score test "
+            "and the changes; Q, I2, tau and the random effects are of the other sites."
         )
     notes += _partial_note(result.estimates[~none])
     most = int(result.table["sites"].max())
@@ -112,9 +112,9 @@ def _notes(result: Heterogeneity) -> list[str]:
             "random effects is too short."
         )
     notes.append(
-        "Q, I2, tau and the random effects (DerSimonian and Laird) compare the sites' own estimates. The score "
-        "test and the changes (one Newton step, in standard errors of the common model) come from the sites' "
-        "scores at the common estimate. I2 is the share of the spread that is not chance, with its "
+        "Q, I2, tau and the random effects (DerSimonian and Laird) compare the sites' own estimates. The "
+        "score test and the changes (one Newton step, in standard errors of the common model) come from the "
+        "sites' scores at the common estimate. I2 is the share of the spread that is not chance, with its "
         f"{100 * (1 - result.alpha):g} % interval."
     )
     return notes
@@ -126,13 +126,13 @@ def _verdict(result: Heterogeneity) -> str:
         found = zip(result.flagged, rows, strict=True)
         listed = ", ".join(f"{name} (I2 {_percent(i2)}, P {_probability(p)})" for name, (i2, p) in found)
         return (
-            f"The sites differ in: {listed}; P adjusted for {(result.table['df'] > 0).sum()} tests (Holm). The "
-            "common coefficient is then an average that need not describe any site: give the term an interaction "
-            "with the site (for the intercept: site effects), or report the random effects."
+            f"The sites differ in: {listed}; P adjusted for {(result.table['df'] > 0).sum()} tests (Holm). "
+            "The common coefficient is then an average that need not describe any site: give the term an "
+            "interaction with the site (for the intercept: site effects), or report the random effects."
         )
     if result.joint.pvalue < result.alpha:
         return (
-            "The sites differ (score test), and no single coefficient is shown to be where: compare their own "
+            "The sites differ (score test), but not clearly in any single coefficient: compare their own "
             "estimates, and what changes without each of them."
         )
     return "The sites are not shown to differ. That does not show that they agree: see the intervals of I2."
@@ -145,7 +145,7 @@ def _partial_note(estimates: pd.DataFrame) -> list[str]:
         for name in _names(absent.columns)
         if absent[name].any()
     ]
-    return [f"Compared over the sites that determine it alone: {'; '.join(parts)}."] if parts else []
+    return [f"Compared only over the sites that determine it: {'; '.join(parts)}."] if parts else []
 
 
 def _names(index: pd.Index) -> Sequence[str]:

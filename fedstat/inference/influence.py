@@ -88,9 +88,9 @@ class SiteScores:
     def joint_test(self) -> JointTest:
         """Rao's score test of one vector of coefficients against one for each site.
 
-        ``(sum_k U_k' I_k^- U_k - U' I^{-1} U) / phi`` on ``sum_k rank I_k - p`` degrees of freedom. U, the sum
-        of the U_k, is zero at the maximum; its term makes up for a fit that stopped before. For the linear
-        model it is Chow's test with phi taken as known.
+        ``(sum_k U_k' I_k^- U_k - U' I^{-1} U) / phi`` on ``sum_k rank I_k - p`` degrees of freedom. U, the
+        sum of the U_k, is zero at the maximum; its term makes up for a fit that stopped before. For the
+        linear model it is Chow's test with phi taken as known.
         """
         total = self.z.sum(axis=0)
         statistic, df = -float(total @ total), -len(self.L)

@@ -62,9 +62,9 @@ def combine(estimates: Floats, variances: Floats, alpha: float = 0.05) -> Combin
     -----
     With weights w = 1 / variance over m sites: Q = sum w (b - mean)^2 on df = m - 1 (Cochran 1954),
     I2 = (Q - df) / Q (Higgins and Thompson 2002) and tau2 = (Q - df) / (sum w - sum w^2 / sum w) (DerSimonian
-    and Laird 1986), both not below zero. The interval of the mean is normal, and too short for few sites; that
-    of a further site has t on m - 2 degrees of freedom (Higgins, Thompson and Spiegelhalter 2009) and needs
-    three sites.
+    and Laird 1986), both not below zero. The interval of the mean is normal, and too short for few sites;
+    that of a further site has t on m - 2 degrees of freedom (Higgins, Thompson and Spiegelhalter 2009) and
+    needs three sites.
 
     References
     ----------

@@ -16,7 +16,7 @@ from fedstat.typing import Floats
 Chunks: TypeAlias = Callable[[], Iterable[Rows]]
 
 SUBSAMPLE = 20_000
-"""Rows from which a fit of many rows starts; at least ROWS_PER_COLUMN times the columns."""
+"""Rows from which a fit of twice as many or more starts; at least ROWS_PER_COLUMN times the columns."""
 
 ROWS_PER_COLUMN = 50
 HALVINGS = 20
@@ -50,7 +50,7 @@ class LocalFit:
     iterations : int
         Scoring steps on all rows.
     passes : int
-        Times that all rows were summed.
+        Times that all rows were summed; one more pass counts them.
     """
 
     beta: Floats
@@ -77,50 +77,69 @@ def fit_local(chunks: Chunks, family: FamilySpec, *, maxiter: int = 50, tol: flo
     tol : float
         Squared length of the last step in standard errors.
     """
-    rows = _Survey.of(chunks())
-    size = max(SUBSAMPLE, ROWS_PER_COLUMN * rows.p)
-    start = None
-    if rows.n > 4 * size:
-        part = every(chunks(), rows.n // size)
-        first = _Scoring(lambda: [part], family, _Survey.of([part])).run(None, maxiter, tol)
-        start = first.beta if first.converged else None
-    return _Scoring(chunks, family, rows).run(start, maxiter, tol)
-
-
-def every(chunks: Iterable[Rows], step: int) -> Rows:
-    """Return a copy of every step-th row."""
-    parts, seen = [], 0
-    for rows in chunks:
-        parts.append(rows.part(slice(-seen % step, None, step)))
-        seen += len(rows)
-    X, y = (np.concatenate(columns) for columns in zip(*((rows.X, rows.y) for rows in parts), strict=True))
-    optional = zip(*((rows.offset, rows.freq, rows.var, rows.trials) for rows in parts), strict=True)
-    return Rows(X, y, *(None if columns[0] is None else np.concatenate(columns) for columns in optional))
+    rows = survey(chunks())
+    few = _Scoring(lambda: [rows.sample], family, rows).run(None, maxiter, tol)
+    if rows.step == 1:
+        return few
+    return _Scoring(chunks, family, rows).run(few.beta if few.converged else None, maxiter, tol)
 
 
 @dataclass(frozen=True, slots=True)
-class _Survey:
-    """Number of rows and columns, root mean square of each column (p,), mean response."""
+class Survey:
+    """What one pass over the rows tells.
+
+    Parameters
+    ----------
+    n, p : int
+        Rows and columns.
+    size : (p,) array
+        Root mean square of each column.
+    mean : float
+        Mean response.
+    sample : Rows
+        Copy of every `step`-th row.
+    step : int
+        1 where there are too few rows for a subsample to help: then these are all.
+    """
 
     n: int
     p: int
     size: Floats
     mean: float
+    sample: Rows
+    step: int
 
-    @classmethod
-    def of(cls, chunks: Iterable[Rows]) -> _Survey:
-        n, squares, total = 0, np.zeros(0), 0.0
-        for rows in chunks:
-            n += len(rows)
-            total += float(np.sum(rows.y))
-            squares = np.einsum("ij,ij->j", rows.X, rows.X) + (squares if len(squares) else 0.0)
-        return cls(n, len(squares), np.sqrt(squares / max(n, 1)), total / max(n, 1))
+
+def survey(chunks: Iterable[Rows]) -> Survey:
+    """Count the rows and take a subsample of them, in one pass."""
+    n, step, squares, total = 0, 1, np.zeros(0), 0.0
+    parts: list[Rows] = []
+    for rows in chunks:
+        p = rows.X.shape[1]
+        most = 2 * max(SUBSAMPLE, ROWS_PER_COLUMN * p)
+        while sum(map(len, parts)) + len(rows) // step > most:
+            parts = [join(parts).part(slice(None, None, 2))] if parts else []
+            step *= 2
+        parts.append(join([rows.part(slice(-n % step, None, step))]))
+        n += len(rows)
+        total += float(np.sum(rows.y))
+        squares = np.einsum("ij,ij->j", rows.X, rows.X) + (squares if len(squares) else np.zeros(p))
+    return Survey(n, len(squares), np.sqrt(squares / max(n, 1)), total / max(n, 1), join(parts), step)
+
+
+def join(parts: list[Rows]) -> Rows:
+    """Return a copy of all rows in one."""
+    if not parts:
+        return Rows(np.zeros((0, 0)), np.zeros(0))
+    X, y = (np.concatenate(columns) for columns in zip(*((rows.X, rows.y) for rows in parts), strict=True))
+    optional = zip(*((rows.offset, rows.freq, rows.var, rows.trials) for rows in parts), strict=True)
+    return Rows(X, y, *(None if columns[0] is None else np.concatenate(columns) for columns in optional))
 
 
 class _Scoring:
     """One run of Fisher scoring."""
 
-    def __init__(self, chunks: Chunks, family: FamilySpec, rows: _Survey) -> None:
+    def __init__(self, chunks: Chunks, family: FamilySpec, rows: Survey) -> None:
         self.chunks, self.family, self.rows = chunks, family, rows
         self.beta = np.zeros(rows.p)
         self.sums = Sums(rows.n, 0.0, self.beta, np.zeros((rows.p, rows.p)), np.inf, np.inf)
@@ -153,7 +172,7 @@ class _Scoring:
 
     def _begin(self, start: Floats | None) -> str:
         """Find a first beta at which the family allows all means."""
-        if self.rows.n < self.rows.p:
+        if self.rows.n < max(self.rows.p, 1):
             return "fewer rows than columns"
         if start is None:
             sums = self._sum(None)
@@ -193,7 +212,7 @@ class _Scoring:
         return EDGE if self.blocked else "no step lowers the deviance"
 
     def _is_last(self, step: Floats, tol: float) -> bool:
-        rest = max(self.rows.n - self.rows.p, 1)
+        rest = max(self.sums.weight - self.rows.p, 1.0)
         dispersion = self.sums.pearson / rest if self.family.estimates_scale else 1.0
         small = self._length(step) <= 1e-12 * self._length(self.beta)
         return bool(small or step @ self.sums.score <= tol * dispersion)

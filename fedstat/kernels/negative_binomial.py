@@ -22,7 +22,7 @@ from fedstat.kernels.glm import Rows, fixed, linear_predictor
 from fedstat.kernels.glm_loops import weighted_sums
 from fedstat.typing import Floats
 
-STIRLING = (-1 / 12, 1 / 120, -1 / 252, 1 / 240, -1 / 132, 691 / 32760, -1 / 12, 3617 / 8160)
+STIRLING = (-1 / 12, 1 / 120, -1 / 252, 1 / 240, -1 / 132, 691 / 32760, -1 / 12)
 """Coefficients of ``digamma(x) - log(x) + 1/(2x)`` in x^-2, x^-4, ... (Abramowitz and Stegun 6.3.18)."""
 
 LARGE = 10.0

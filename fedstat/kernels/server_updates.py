@@ -90,7 +90,7 @@ def fair_step(beta: Floats, betas: Floats, losses: Floats, q: float, L: float) -
     if below:
         raise EstimationError(
             f"q-FedAvg weighs sites by powers of their mean loss, which is not positive at {below} of "
-            f"{len(losses)} sites; set q = 0, or measure a continuous response in a larger unit"
+            f"{len(losses)} sites; set q = 0"
         )
     moves = L * (beta - betas)
     share = (losses / losses.max()) ** q

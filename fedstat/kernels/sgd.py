@@ -1,7 +1,9 @@
-"""Stochastic gradient descent on one site's mean negative log-likelihood, as FedAvg and FedProx ask for it.
+"""Stochastic gradient descent on one site's mean loss, as FedAvg and FedProx ask for it.
 
-The objective of site k is ``F_k(beta) = -sum_i w_i l_i(beta) / sum_i w_i`` with l_i the log-likelihood of row
-i for a dispersion of one. Its gradient over rows is the mean of
+The objective of site k is ``F_k(beta) = sum_i w_i d_i(beta) / (2 sum_i w_i)`` with d_i the unit deviance of
+row i: cross-entropy for a response of 0 and 1, half the squared error for the Gaussian family, and up to a
+term without beta the mean negative log-likelihood for a dispersion of one. It is never negative. Its gradient
+is the mean over rows of
 ``w_i (mu_i - y_i) / (V(mu_i) g'(mu_i)) x_i``, with the weights scaled to mean one, V the variance function
 and g the link (McCullagh and Nelder 1989, 2.5).
 """
@@ -12,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numba import njit
+from scipy.special import xlogy
 from statsmodels.genmod.families import Binomial, links
 
 from fedstat.errors import EstimationError
@@ -19,6 +22,8 @@ from fedstat.kernels.glm import in_domain
 from fedstat.kernels.glm_family import Family, FamilySpec
 from fedstat.kernels.rows import column_sums, row_dots
 from fedstat.typing import Bools, Floats, Ints
+
+REMEDY = "use a smaller learning_rate, or standardise the covariates (standardize=True)"
 
 
 def local_sgd(
@@ -137,7 +142,7 @@ def mean_loss(
     offset: Floats | None = None,
     weights: Floats | None = None,
 ) -> float:
-    """Return F_k(beta), the mean negative log-likelihood of one site's rows for a dispersion of one.
+    """Return F_k(beta), half the mean deviance of one site's rows.
 
     Parameters
     ----------
@@ -151,16 +156,15 @@ def mean_loss(
     Raises
     ------
     EstimationError
-        It is not finite, or the family has no likelihood in closed form (Tweedie outside 1 to 2).
+        It is not finite: the family does not allow a mean.
     """
     rows = _Rows.of(X, y, family, offset, weights)
     with np.errstate(all="ignore"):
-        loss = -float(np.mean(rows.weight * family.loglike_obs(y, rows.means(beta))))
+        loss = rows.half_deviance(beta) / len(y)
     if not (np.isfinite(loss) and rows.allow(beta).all()):
         raise EstimationError(
             f"the mean loss of {FamilySpec.of(family)} over {len(y)} rows is not defined at these "
-            "coefficients; use a smaller learning_rate, standardise the covariates, or take a family and "
-            "link whose likelihood is defined for every linear predictor"
+            f"coefficients; {REMEDY}, or take a family and link that allow every linear predictor"
         )
     return loss
 
@@ -205,9 +209,21 @@ class _Rows:
     def take(self, at: Ints) -> _Rows:
         return _Rows(self.X[at], self.y[at], self.offset[at], self.weight[at], self.family)
 
+    def linear_predictor(self, beta: Floats) -> Floats:
+        return row_dots(self.X, beta) + self.offset
+
     def means(self, beta: Floats) -> Floats:
-        mu: Floats = self.family.link.inverse(row_dots(self.X, beta) + self.offset)
+        mu: Floats = self.family.link.inverse(self.linear_predictor(beta))
         return mu
+
+    def half_deviance(self, beta: Floats) -> float:
+        """Half the deviance, summed over rows; of a logistic model from the logits, which cannot overflow."""
+        y = self.y
+        if not self.is_logit:
+            return float(self.family.deviance(y, self.means(beta), freq_weights=self.weight)) / 2.0
+        eta = self.linear_predictor(beta)
+        saturated = xlogy(y, y) + xlogy(1.0 - y, 1.0 - y)
+        return float(np.sum(self.weight * (np.logaddexp(0.0, eta) - y * eta + saturated)))
 
     def gradient(self, beta: Floats) -> Floats:
         with np.errstate(all="ignore"):
@@ -218,7 +234,7 @@ class _Rows:
     def allow(self, beta: Floats) -> Bools:
         """Tell which rows' mean the family allows."""
         with np.errstate(all="ignore"):
-            eta = row_dots(self.X, beta) + self.offset
+            eta = self.linear_predictor(beta)
             return in_domain(eta, self.family.link.inverse(eta), FamilySpec.of(self.family))
 
 
@@ -285,7 +301,7 @@ class _Descent:
     def _give_up(self, what: str) -> None:
         raise EstimationError(
             f"local gradient descent reached {what} in epoch {self.epoch}, with learning_rate = "
-            f"{self.learning_rate:g}; use a smaller learning_rate, or standardise the covariates"
+            f"{self.learning_rate:g}; {REMEDY}"
         )
 
 

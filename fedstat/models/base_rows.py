@@ -61,6 +61,7 @@ class HorizontalModel:
         self.family = self.family_spec.make()
         weights = {"freq_weights": freq_weights, "var_weights": var_weights, "exposure": exposure}
         self.weights = {role: name for role, name in weights.items() if name is not None}
+        self.roles: Mapping[str, str] = self.weights | ({} if offset is None else {"offset": offset})
         self._check_exposure()
         self.question = self._question(offset, labels)
         self.question.check()
@@ -162,8 +163,7 @@ class HorizontalModel:
 
     def _question(self, offset: str | None, labels: Sequence[str]) -> RowsQuestion:
         formula, known = self.formula, (*self.partition.pooled_columns, self.partition.site_column)
-        roles: Mapping[str, str] = self.weights | ({"offset": offset} if offset is not None else {})
-        named = [*roles.items(), *(("labels", name) for name in labels)]
+        named = [*self.roles.items(), *(("labels", name) for name in labels)]
         for role, name in named:
             if name not in known:
                 raise ModelError(f"{role}: there is no column {name!r} that every site has")

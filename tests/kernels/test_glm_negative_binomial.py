@@ -6,6 +6,7 @@ from math import prod
 import numpy as np
 import pytest
 import statsmodels.api as sm
+from scipy import special
 
 from fedstat.kernels.glm import Rows, evaluate
 from fedstat.kernels.glm_family import FamilySpec
@@ -97,14 +98,16 @@ def test_without_dispersion_it_is_poisson(rows):
     np.testing.assert_allclose(ours.score[3], np.sum((rows.y - mu) ** 2 - rows.y) / 2, rtol=1e-9)
 
 
-def test_counts_between_whole_numbers_lie_between():
-    """Smooth in y: the values at y = 1, 1.5, 2 for one mean."""
-    y = np.array([1.0, 1.0 + 1e-9, 1.5, 2.0, 1023.0, 1024.0, 1025.0, 1e9])
-    for alpha in (1e-3, 0.5):
-        parts = nb2_rows(y, np.full(8, 0.7), alpha)
-        assert np.isfinite(parts).all()
-        np.testing.assert_allclose(parts[:, 0], parts[:, 1], rtol=1e-5)
-        np.testing.assert_allclose(parts[:, 5], (parts[:, 4] + parts[:, 6]) / 2, rtol=1e-5)
+@pytest.mark.parametrize("y", [0.2, 1.5, 900.5, 1023.0, 1024.0, 1e6])
+def test_counts_need_not_be_whole_or_small(y):
+    alpha, mu, theta = 0.4, 2.7, 2.5
+    beside = np.array([y, 1024.0, 2.0])  # so that a table of counts is in use
+    ours = nb2_rows(beside, np.full(3, np.log(mu)), alpha)[:, 0]
+    llf = special.gammaln(y + theta) - special.gammaln(theta) - special.gammaln(y + 1.0)
+    llf += y * np.log(alpha * mu) - (y + theta) * np.log1p(alpha * mu)
+    slope = special.digamma(y + theta) - special.digamma(theta) - np.log1p(alpha * mu)
+    slope = -(theta**2) * (slope - (y - mu) / (mu + theta))
+    np.testing.assert_allclose(ours[[5, 1]], [llf, slope], rtol=1e-9)
 
 
 def test_a_mean_that_is_no_number_is_minus_infinity(rows):

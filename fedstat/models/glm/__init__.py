@@ -2,8 +2,9 @@
 
 from fedstat.federation.site import FAMILIES
 from fedstat.models.glm.cluster_steps import STEPS as CLUSTER_STEPS
+from fedstat.models.glm.overdispersion import STEPS as OVERDISPERSION_STEPS
 from fedstat.models.glm.steps import FAMILY, STEPS
 
-FAMILIES[FAMILY] = {**STEPS, **CLUSTER_STEPS}
+FAMILIES[FAMILY] = {**STEPS, **CLUSTER_STEPS, **OVERDISPERSION_STEPS}
 
 __all__ = ["FAMILIES"]

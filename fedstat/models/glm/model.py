@@ -11,6 +11,7 @@ from fedstat.errors import ConvergenceWarning, ModelError
 from fedstat.federation.engine import Rounds
 from fedstat.models.base_rows import HorizontalModel
 from fedstat.models.checks import check_choice, check_positive, check_whole
+from fedstat.models.glm.overdispersion import Overdispersion, estimate_alpha, with_alpha
 from fedstat.models.glm.protocol import GLMFit, Newton, Options, Session
 from fedstat.models.glm.results import GLMResults
 from fedstat.models.glm.variance import (
@@ -49,6 +50,7 @@ class FederatedGLM(HorizontalModel):
         cov_type: CovType = "nonrobust",
         cov_kwds: dict[str, str] | None = None,
         scale: float | Literal["X2", "dev"] | None = None,
+        alpha: Literal["ml"] | None = None,
         rounds: int | None = None,
         maxiter: int = 50,
         tol: float = 1e-8,
@@ -68,6 +70,9 @@ class FederatedGLM(HorizontalModel):
         scale : float, "X2" or "dev", optional
             Dispersion: a value, Pearson's statistic or the deviance over the residual degrees of freedom.
             By default 1 for Binomial, Poisson and NegativeBinomial, and "X2" otherwise.
+        alpha : "ml", optional
+            Estimate the alpha of the family NegativeBinomial with log link by maximum likelihood, from the
+            one given; standard errors of cov_type "nonrobust" account for it.
         rounds : int, optional
             Take so many Newton steps from the mean of the sites' own fits and stop there: an estimate that is
             as efficient in large samples, for sites where every round is a decision.
@@ -108,12 +113,14 @@ class FederatedGLM(HorizontalModel):
             scale = None if scale is None else float(scale)
         elif scale not in ("X2", "dev"):
             raise ModelError(f"scale: expected a number, 'X2' or 'dev', received {scale!r}")
+        self._check_alpha(alpha, cov_type)
         groups = self._groups(cov_type, cov_kwds or {})
         session = Session(self.sites, self._session, self.family_spec)
         newton = Newton(session, self.agreement, Options(maxiter, tol, rounds), scale)
         ledger = self.new_ledger()
-        fit, cov = self.engine.run(self._protocol(newton, cov_type, groups, local), ledger)
-        result = GLMResults.of(self, fit, cov, cov_type, groups, ledger)
+        protocol = self._protocol(newton, cov_type, groups, local, alpha is not None)
+        fit, cov, overdispersion = self.engine.run(protocol, ledger)
+        result = GLMResults.of(self, fit, cov, cov_type, groups, ledger, overdispersion)
         if not fit.converged:
             warnings.warn(f"the fit did not converge: {fit.reason}", ConvergenceWarning, stacklevel=2)
         return result
@@ -137,20 +144,46 @@ class FederatedGLM(HorizontalModel):
                 )
         return clusters, kwds.get("strata")
 
+    def _check_alpha(self, alpha: str | None, cov_type: str) -> None:
+        if alpha is None:
+            return
+        spec = self.family_spec
+        if alpha != "ml" or (spec.name, spec.link) != ("NegativeBinomial", "Log"):
+            raise ModelError(
+                f"alpha: expected 'ml' with the family NegativeBinomial and the log link, received {alpha!r} "
+                f"with {spec}; a known alpha belongs to the family"
+            )
+        if cov_type != "nonrobust":
+            raise ModelError(f"alpha: 'ml' goes with cov_type='nonrobust', received {cov_type!r}")
+
     def _protocol(
-        self, newton: Newton, cov_type: str, groups: tuple[str | None, str | None], local: bool
-    ) -> Rounds[tuple[GLMFit, Floats]]:
-        fit = yield from newton.run(meat=cov_type in ("HC0", "HC1"), local=local)
+        self,
+        newton: Newton,
+        cov_type: str,
+        groups: tuple[str | None, str | None],
+        local: bool,
+        estimated: bool,
+    ) -> Rounds[tuple[GLMFit, Floats, Overdispersion | None]]:
+        if not estimated:
+            fit = yield from newton.run(meat=cov_type in ("HC0", "HC1"), local=local)
+            return fit, (yield from self._covariance(newton, fit, cov_type, groups)), None
+        over = yield from estimate_alpha(newton)
+        fit = yield from with_alpha(newton, over.alpha).run(local=local)
+        return fit, over.cov, over
+
+    def _covariance(
+        self, newton: Newton, fit: GLMFit, cov_type: str, groups: tuple[str | None, str | None]
+    ) -> Rounds[Floats]:
         clusters, strata = groups
         if fit.meat is not None:
             factor = fit.n / (fit.n - len(fit.gamma)) if cov_type == "HC1" else 1.0
-            return fit, factor * sandwich(fit, fit.meat)
+            return factor * sandwich(fit, fit.meat)
         if clusters is None:
-            return fit, model_based(fit)
+            return model_based(fit)
         if cov_type == "cluster" and clusters == self.partition.site_column:
-            return fit, clustered_by_site(fit)
+            return clustered_by_site(fit)
         sums = yield from cluster_sums(newton.session, fit, clusters, strata)
-        return fit, clustered(fit, sums) if cov_type == "cluster" else linearised(fit, sums)
+        return clustered(fit, sums) if cov_type == "cluster" else linearised(fit, sums)
 
 
 class GLORE(FederatedGLM):

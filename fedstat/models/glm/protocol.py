@@ -153,6 +153,7 @@ class GLMFit:
         Rows.
     rounds : int or None
         Newton steps that were asked for; None: to the maximum.
+    family : FamilySpec
     """
 
     gamma: Floats
@@ -168,6 +169,7 @@ class GLMFit:
     local: tuple[LocalFit, ...]
     n: int
     rounds: int | None
+    family: FamilySpec
 
     @property
     def params(self) -> Floats:
@@ -320,6 +322,7 @@ class Newton:
             tuple(self.local_fits(total)),
             self.n,
             self.options.rounds,
+            self.session.family,
         )
 
     def climb(self, meat: bool) -> Rounds[tuple[Floats, Total, list[Reply]]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -9,16 +10,26 @@ import pandas as pd
 
 from fedstat.errors import NotAvailableError
 from fedstat.federation.ledger import Ledger
+from fedstat.federation.partition import ClientPartition
 from fedstat.inference.estimate import Estimate
+from fedstat.inference.evaluation import Evaluation
+from fedstat.inference.heterogeneity import Heterogeneity, heterogeneity
+from fedstat.inference.likelihood import cox_snell, mcfadden
 from fedstat.inference.results import FederatedResults
 from fedstat.inference.summary import ClientBlock
 from fedstat.inference.tables import number
+from fedstat.inference.vif import gvif
+from fedstat.models.evaluation import evaluate_rows
 from fedstat.models.glm.notes import fit_notes
+from fedstat.models.glm.overdispersion import Overdispersion
 from fedstat.models.glm.prediction import GLMPrediction, design_of, predict_rows
 from fedstat.models.glm.protocol import GLMFit
+from fedstat.models.glm.score_test import ScoreTest, score_test
 from fedstat.typing import Floats
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
     from fedstat.models.glm.model import FederatedGLM
 
 UNDEFINED = "the family does not define a log-likelihood here"
@@ -32,6 +43,8 @@ class GLMResults(FederatedResults):
     family : statsmodels family
     fit_ : GLMFit
         Sums over sites at the estimate.
+    overdispersion : Overdispersion or None
+        The negative binomial's alpha with its standard error, where it was estimated.
     """
 
     method_name = "Newton's method from sums over sites"
@@ -43,12 +56,17 @@ class GLMResults(FederatedResults):
         fit: GLMFit,
         model: FederatedGLM,
         groups: tuple[str | None, str | None],
+        overdispersion: Overdispersion | None = None,
     ) -> None:
         super().__init__(estimate, ledger)
+        self.overdispersion = overdispersion
+        self.family_spec = fit.family
+        self.family = fit.family.make()
         self.fit_, self.model = fit, model
-        self.family = model.family
         self.model_name = model.model_name
         self._groups = groups
+        self._auc: float | None = None
+        self.evaluation_ledger: Ledger | None = None
 
     @classmethod
     def of(
@@ -59,6 +77,7 @@ class GLMResults(FederatedResults):
         cov_type: str,
         groups: tuple[str | None, str | None],
         ledger: Ledger,
+        overdispersion: Overdispersion | None = None,
     ) -> GLMResults:
         """Make results of a fit."""
         design = fit.coordinates.design
@@ -75,6 +94,7 @@ class GLMResults(FederatedResults):
             converged=fit.converged,
             convergence=fit.reason,
             llf=None if np.isnan(llf) else llf,
+            n_parameters=len(design.names) + (overdispersion is not None),
             scale=fit.dispersion,
             cov_type=cov_type,
             privacy="none (no noise is added)",
@@ -84,7 +104,7 @@ class GLMResults(FederatedResults):
             ),
             reasons={"llf": UNDEFINED, "rsquared": "a GLM has pseudo_rsquared() instead"},
         )
-        return cls(estimate, ledger, fit, model, groups)
+        return cls(estimate, ledger, fit, model, groups, overdispersion)
 
     # -- statements ------------------------------------------------------------------------------
 
@@ -122,9 +142,9 @@ class GLMResults(FederatedResults):
     def pseudo_rsquared(self, kind: Literal["cs", "mcf"] = "cs") -> float:
         """Pseudo R-squared of Cox and Snell ("cs") or McFadden ("mcf"), as in statsmodels."""
         if kind == "mcf":
-            return 1.0 - self.llf / self.llnull
+            return mcfadden(self.llf, self.llnull)
         if kind == "cs":
-            return 1.0 - float(np.exp((self.llnull - self.llf) * (2.0 / self.nobs)))
+            return cox_snell(self.llf, self.llnull, self.nobs)
         raise NotAvailableError(f"pseudo_rsquared: expected 'cs' or 'mcf', received {kind!r}")
 
     @property
@@ -135,6 +155,78 @@ class GLMResults(FederatedResults):
             for fit in self.fit_.local
         }
         return pd.DataFrame.from_dict(rows, orient="index", columns=list(self.estimate.names))
+
+    @cached_property
+    def heterogeneity(self) -> Heterogeneity:
+        """How far the sites agree: Cochran's Q, I2, random effects, the fit without each site.
+
+        It needs no message: sites sent their own fits with the start, their parts of the sums with the rest.
+        """
+        return heterogeneity(self.estimate.names, self.estimate.params, self.scale, self.fit_.local)
+
+    def plot_forest(self, coefficient: str, ax: Axes | None = None) -> Axes:
+        """Forest plot of a coefficient over the sites."""
+        return self.heterogeneity.plot_forest(coefficient, ax)
+
+    def vif(self) -> pd.DataFrame:
+        """Variance inflation factor of every term; generalised ones of terms with several columns."""
+        return gvif(self._cov(), self.estimate.names, self.estimate.terms)
+
+    def evaluate(self, partition: ClientPartition | None = None, *, bins: int | None = None) -> Evaluation:
+        """Discrimination and calibration from counts in bins of the linear predictor.
+
+        Parameters
+        ----------
+        partition : ClientPartition, optional
+            New rows; by default those of the fit, on which the figures flatter.
+        bins : int, optional
+            By default as many as leave the smallest site enough rows in each.
+
+        Returns
+        -------
+        Evaluation
+            AUC over all and by site with bounds, observed and expected, ``plot_calibration()``.
+
+        Raises
+        ------
+        PolicyError
+            A site refuses.
+        """
+        chosen = self.model.partition if partition is None else partition
+        evaluation, self.evaluation_ledger = evaluate_rows(
+            self.model.agreement, self.family_spec, self.params.to_numpy(), chosen, bins=bins
+        )
+        if evaluation.binary:
+            self._auc = evaluation.auc
+        return evaluation
+
+    @property
+    def auc(self) -> float:
+        """Area under the curve of the latest :meth:`evaluate`."""
+        if self._auc is None:
+            raise NotAvailableError("no AUC: call evaluate() first, which asks the sites for counts")
+        return self._auc
+
+    def score_test(self, terms: str) -> ScoreTest:
+        """Score (Rao) test of terms that the fit does not have.
+
+        The larger model is not fitted: sites evaluate its score once, at this estimate.
+
+        Parameters
+        ----------
+        terms : str
+            As on the right side of a formula, such as ``"chol + C(slope)"``.
+
+        Returns
+        -------
+        (statistic, pvalue, df)
+
+        Raises
+        ------
+        ModelError
+            The terms add no coefficient, or rows of the fit lack their columns.
+        """
+        return score_test(self, terms)
 
     # -- prediction ------------------------------------------------------------------------------
 
@@ -165,12 +257,13 @@ class GLMResults(FederatedResults):
 
     def _summary_left(self) -> list[tuple[str, str]]:
         left = super()._summary_left()
-        spec = self.model.family_spec
+        spec = self.family_spec
         at = next(i for i, (label, _) in enumerate(left) if label == "Df Model")
         left[at - 2 : at - 2] = [("Model Family", spec.name), ("Link Function", spec.link)]
         rows: list[tuple[str, str]] = [
             ("Df Residuals", f"{self.df_resid:g}"),
             ("Scale", number(self.scale)),
+            *([] if spec.alpha is None else [("Alpha", number(spec.alpha))]),
             ("Deviance", number(self.deviance)),
             ("Pearson chi2", number(self.pearson_chi2)),
             ("Pseudo R2 (CS)", self._or_dash(self.pseudo_rsquared)),

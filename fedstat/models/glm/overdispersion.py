@@ -1,0 +1,155 @@
+"""The negative binomial's alpha by maximum likelihood, together with the coefficients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fedstat.errors import EstimationError
+from fedstat.federation.engine import Rounds
+from fedstat.federation.message import Declared, Step
+from fedstat.federation.site import SiteData, State
+from fedstat.kernels.negative_binomial import evaluate_nb2
+from fedstat.models.glm.protocol import MAX_HALVINGS, Newton
+from fedstat.models.glm.steps import BETA, COLUMNS, model_of
+from fedstat.typing import Array, Floats
+
+SMALLEST = 1e-8
+"""Alpha below which the counts are not overdispersed."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Overdispersion:
+    """Maximum over the coefficients and alpha.
+
+    Parameters
+    ----------
+    alpha, std_error : float
+    cov : (p, p) array
+        Covariance of the coefficients, in the units of the data, that accounts for alpha's estimation.
+    """
+
+    alpha: float
+    std_error: float
+    cov: Floats
+
+
+def sum_nb2(
+    data: SiteData, state: State, beta: Floats, shift: Floats, scale: Floats, alpha: Array
+) -> dict[str, Array]:
+    """Sum score and observed information of the coefficients and alpha over the rows.
+
+    Parameters
+    ----------
+    beta, shift, scale : (p,) arrays
+        As for ``sum_scores``.
+    alpha : float
+
+    Returns
+    -------
+    dict
+        ``score`` (p + 1,), ``information`` (p + 1, p + 1), alpha last; ``llf``.
+    """
+    model = model_of(data, state)
+    T = np.eye(model.p + 1)
+    T[:-1, :-1] = model.translation(data.name, beta, shift, scale)
+    if not alpha > 0.0:
+        raise EstimationError(f"{data.name}: alpha must be positive")
+    sums = evaluate_nb2(model.chunks(), T[:-1, :-1] @ beta, float(alpha))
+    inside = np.isfinite(sums.log_likelihood)
+    return {
+        "inside": np.array(inside),
+        "score": T.T @ sums.score,
+        "information": T.T @ sums.information @ T,
+        "llf": np.array(sums.log_likelihood if inside else 0.0),
+    }
+
+
+STEPS: Mapping[str, Step] = {
+    "sum_nb2": Step(
+        sum_nb2,
+        {
+            "beta": Declared("aggregate", BETA),
+            **COLUMNS,
+            "alpha": Declared("aggregate", "overdispersion of the negative binomial", 0),
+        },
+        {
+            "inside": Declared("control", "whether all means are finite", 0),
+            "score": Declared("aggregate", "score, that of alpha last", maskable=True),
+            "information": Declared("aggregate", "observed information, alpha last", 2, maskable=True),
+            "llf": Declared("aggregate", "log-likelihood", 0, maskable=True),
+        },
+    )
+}
+
+
+def estimate_alpha(newton: Newton) -> Rounds[Overdispersion]:
+    """Newton's method in the coefficients and log alpha, from the fit at the family's alpha.
+
+    Raises
+    ------
+    EstimationError
+        The counts are not overdispersed, or the iteration does not converge.
+    """
+    yield from newton.open(local=True)
+    gamma, _, _ = yield from newton.climb(meat=False)
+    point = np.append(gamma, np.log(newton.session.family.alpha or 1.0))
+    llf, score, information = yield from _sums(newton, point)
+    for _ in range(newton.options.maxiter):
+        if point[-1] < np.log(SMALLEST):
+            raise EstimationError(
+                "alpha goes to zero: the counts vary no more than Poisson counts; use family Poisson"
+            )
+        step = _step(score, information)
+        if float(score @ step) < newton.options.tol**2:
+            return _result(newton, point, information)
+        for halving in range(MAX_HALVINGS):
+            trial = point + step * 0.5**halving
+            new, score_new, information_new = yield from _sums(newton, trial)
+            if new >= llf - 1e-9 * abs(llf):
+                break
+        point, llf, score, information = trial, new, score_new, information_new
+    raise EstimationError(f"alpha did not converge in {newton.options.maxiter} steps; raise maxiter")
+
+
+def _sums(newton: Newton, point: Floats) -> Rounds[tuple[float, Floats, Floats]]:
+    """Log-likelihood, score and information in the coefficients and log alpha."""
+    alpha = float(np.exp(point[-1]))
+    arrays = {
+        "beta": point[:-1],
+        "shift": newton.coordinates.shift,
+        "scale": newton.coordinates.scale,
+        "alpha": np.array(alpha),
+    }
+    replies = yield [newton.session.ask(site, "sum_nb2", arrays) for site in newton.session.sites]
+    score, information, llf = (
+        np.sum([r.arrays[name] for r in replies], axis=0) for name in ("score", "information", "llf")
+    )
+    if not all(r.arrays["inside"] for r in replies):
+        return -np.inf, score, information
+    slope = np.ones(len(point))
+    slope[-1] = alpha
+    information = information * np.outer(slope, slope)
+    information[-1, -1] -= score[-1] * alpha
+    return float(llf), score * slope, information
+
+
+def _step(score: Floats, information: Floats) -> Floats:
+    """Newton's step; where the information is not definite, its eigenvalues are taken by size."""
+    values, vectors = np.linalg.eigh(information)
+    floor = 1e-10 * np.abs(values).max()
+    return np.asarray(vectors @ ((vectors.T @ score) / np.maximum(np.abs(values), floor)))
+
+
+def _result(newton: Newton, point: Floats, information: Floats) -> Overdispersion:
+    cov = np.linalg.inv(information)
+    alpha, back = float(np.exp(point[-1])), newton.coordinates.back
+    return Overdispersion(alpha, alpha * float(np.sqrt(cov[-1, -1])), back @ cov[:-1, :-1] @ back.T)
+
+
+def with_alpha(newton: Newton, alpha: float) -> Newton:
+    """Start the same fit anew at an estimated alpha."""
+    family = replace(newton.session.family, alpha=alpha)
+    return Newton(replace(newton.session, family=family), newton.agreement, newton.options, newton.scaletype)

@@ -1,0 +1,73 @@
+"""Score test of terms that a fit left out: the larger model, evaluated once at the smaller estimate."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from scipy import stats
+
+from fedstat.errors import ModelError
+from fedstat.federation.engine import Rounds
+from fedstat.models.glm.protocol import Newton, Options, Session, Total
+from fedstat.typing import Floats
+
+if TYPE_CHECKING:
+    from fedstat.models.glm.results import GLMResults
+
+
+class ScoreTest(NamedTuple):
+    """Score (Rao) test: statistic, p-value, degrees of freedom."""
+
+    statistic: float
+    pvalue: float
+    df: int
+
+
+def score_test(result: GLMResults, terms: str) -> ScoreTest:
+    """Test terms that the fit does not have.
+
+    Parameters
+    ----------
+    result : GLMResults
+    terms : str
+        As on the right side of a formula, such as ``"chol + C(slope)"``.
+
+    Raises
+    ------
+    ModelError
+        The terms add no coefficient, or rows lack their columns that the fit used.
+    """
+    model = result.model
+    larger = type(model).from_formula(
+        f"{model.formula.text} + {terms}",
+        model.partition,
+        family=result.family,
+        labels=model.question.labels,
+        **model.roles,
+    )
+    rows = {row.site: row.n for row in model.agreement.sites}
+    fewer = {row.site: rows[row.site] - row.n for row in larger.agreement.sites if row.n != rows[row.site]}
+    if fewer:
+        listed = ", ".join(f"{count:,} at '{site}'" for site, count in fewer.items())
+        raise ModelError(
+            f"score_test: rows of the fit lack a column of {terms!r}: {listed}. Fit the smaller model on "
+            "the rows that have it"
+        )
+    session = Session(larger.sites, larger._session, result.family_spec)
+    newton = Newton(session, larger.agreement, Options(), result.scale)
+    return larger.engine.run(_protocol(newton, result), larger.new_ledger())
+
+
+def _protocol(newton: Newton, result: GLMResults) -> Rounds[ScoreTest]:
+    yield from newton.open(local=False)
+    names = newton.coordinates.design.names
+    extra = [name for name in names if name not in result.params.index]
+    if not extra or not set(result.params.index) <= set(names):
+        raise ModelError("score_test: the terms add no coefficient to the fit")
+    beta = result.params.reindex(names).fillna(0.0).to_numpy()
+    gamma: Floats = np.linalg.solve(newton.coordinates.back, beta)
+    total = Total.of((yield newton.evaluate_asks(gamma)))
+    assert total is not None
+    statistic = float(total.score @ np.linalg.solve(total.information, total.score)) / result.scale
+    return ScoreTest(statistic, float(stats.chi2.sf(statistic, len(extra))), len(extra))

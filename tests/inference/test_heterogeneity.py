@@ -1,0 +1,370 @@
+"""Agreement of sites: against statsmodels on raw local estimates, refits without a site, pooled score tests."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import statsmodels.api as sm
+from numpy.testing import assert_allclose
+from scipy import stats
+from statsmodels.stats.meta_analysis import combine_effects
+from statsmodels.stats.multitest import multipletests
+
+from fedstat.errors import EstimationError, ModelError
+from fedstat.inference.heterogeneity import heterogeneity
+from fedstat.inference.random_effects import combine, i2_interval
+
+NAMES = ("Intercept", "age", "sex[T.male]", "$dose_")
+SITES = {"Basel": (300, 0.0), "Bern": (260, 0.2), "Genève": (190, 1.1), "Zürich": (240, -0.7)}
+FAMILIES = {"linear": sm.families.Gaussian(), "logistic": sm.families.Binomial()}
+
+
+@dataclass
+class Fit:
+    site: str
+    n: int
+    beta: np.ndarray | None
+    cov: np.ndarray | None
+    problem: str
+    score: np.ndarray
+    information: np.ndarray
+
+
+def tables(family, seed=3):
+    """Rows of each site; the last coefficient shifts from site to site."""
+    rng = np.random.default_rng(seed)
+    for site, (n, shift) in SITES.items():
+        X = np.column_stack([np.ones(n), rng.normal(5, 1, n), rng.integers(0, 2, n), rng.normal(size=n)])
+        eta = X @ [-2.0, 0.3, 0.4, 0.8 + shift]
+        y = rng.binomial(1, family.fitted(eta)) if family.__class__.__name__ == "Binomial" else rng.normal(eta)
+        yield site, X, y.astype(float)
+
+
+def at(beta, family, X, y):
+    """Score and information of some rows, for dispersion one; canonical links."""
+    mu = family.fitted(X @ beta)
+    return X.T @ (y - mu), (X * family.variance(mu)[:, None]).T @ X
+
+
+def local(site, X, y, family, beta):
+    """What a site hands over: nan for a constant column, and for the intercept where that is not zero."""
+    p = X.shape[1]
+    varies = np.ptp(X, axis=0) > 0
+    varies[0] = True
+    own = sm.GLM(y, X[:, varies], family=family).fit(tol=1e-13)
+    b, V = np.full(p, np.nan), np.full((p, p), np.nan)
+    b[varies], V[np.ix_(varies, varies)] = own.params, own.cov_params()
+    if (X[0, ~varies] != 0).any():
+        b[0], V[0], V[:, 0] = np.nan, np.nan, np.nan
+    return Fit(site, len(y), b, V, "", *at(beta, family, X, y))
+
+
+def stacked(data):
+    return np.vstack([X for _, X, _ in data]), np.concatenate([y for _, _, y in data])
+
+
+def compared(data, family, names=NAMES, **changes):
+    X, y = stacked(data)
+    pooled = sm.GLM(y, X, family=family).fit(tol=1e-13)
+    fits = [local(site, X_k, y_k, family, pooled.params) for site, X_k, y_k in data]
+    return pooled, fits, heterogeneity(names, pooled.params, pooled.scale, fits, **changes)
+
+
+@pytest.fixture(scope="module", params=FAMILIES, ids=str)
+def case(request):
+    family = FAMILIES[request.param]
+    data = list(tables(family))
+    return data, family, *compared(data, family)
+
+
+@pytest.fixture(scope="module")
+def logistic():
+    family = FAMILIES["logistic"]
+    data = list(tables(family))
+    return data, family, *compared(data, family)
+
+
+# -- one coefficient over sites ----------------------------------------------------------------------
+
+
+def test_random_effects_equal_statsmodels(case):
+    *_, fits, result = case
+    random, table = result.random_effects(), result.to_frame()
+    assert (table["Q"] > table["df"]).sum() >= 1
+    for j, name in enumerate(NAMES):
+        b, v = np.array([[fit.beta[j], fit.cov[j, j]] for fit in fits]).T
+        theirs = combine_effects(b, v, method_re="dl")
+        assert_allclose(table.loc[name, "Q"], theirs.q, rtol=1e-9)
+        assert_allclose(table.loc[name, "I2"], max(theirs.i2, 0.0), rtol=1e-9)
+        assert_allclose(table.loc[name, "tau2"], max(theirs.tau2, 0.0), rtol=1e-9)
+        assert_allclose(table.loc[name, "p_value"], stats.chi2.sf(theirs.q, 3), rtol=1e-9)
+        if theirs.tau2 > 0:  # statsmodels goes on with a negative variance
+            assert_allclose(random.loc[name, "estimate"], theirs.mean_effect_re, rtol=1e-10)
+            assert_allclose(random.loc[name, "std_error"], theirs.sd_eff_w_re, rtol=1e-10)
+            interval = random.loc[name, ["conf_low", "conf_high"]].astype(float)
+            assert_allclose(interval, theirs.conf_int(use_t=False)[1], rtol=1e-9)
+
+
+def test_statistics_follow_from_raw_estimates():
+    b, v = np.array([0.1, 0.9, -0.4, 0.5, 1.4]), np.array([0.04, 0.09, 0.02, 0.3, 0.1])
+    found, w = combine(b, v), 1 / v
+    mean = (w * b).sum() / w.sum()
+    Q = (w * (b - mean) ** 2).sum()
+    tau2 = (Q - 4) / (w.sum() - (w**2).sum() / w.sum())
+    star = 1 / (v + tau2)
+    centre, se = (star * b).sum() / star.sum(), np.sqrt(1 / star.sum())
+    half = stats.t.ppf(0.975, 3) * np.sqrt(tau2 + se**2)
+    assert_allclose([found.Q, found.I2, found.tau2], [Q, 1 - 4 / Q, tau2])
+    assert_allclose([found.re_estimate, found.re_std_error], [centre, se])
+    assert_allclose([found.pred_low, found.pred_high], [centre - half, centre + half])
+
+
+def test_equal_estimates_have_no_variance_between_sites():
+    found = combine(np.full(3, 0.7), np.array([0.1, 0.2, 0.4]))
+    assert_allclose([found.Q, found.I2, found.tau2], 0.0, atol=1e-25)
+    assert_allclose([found.re_estimate, found.re_std_error], [0.7, (10 + 5 + 2.5) ** -0.5])
+
+
+def test_interval_of_i2_is_the_published_one():
+    """Harrer et al. (2021), Doing Meta-Analysis in R, chapter 5: Q = 45.50 of 18 studies, by R's meta."""
+    assert_allclose(i2_interval(45.50, 18), [0.379, 0.775], atol=5e-4)
+    assert_allclose(1 - 17 / 45.50, 0.626, atol=5e-4)
+
+
+def test_interval_of_i2_where_studies_agree():
+    """Higgins and Thompson (2002): below Q = m the standard error of ln H depends on m alone."""
+    low, high = i2_interval(3.0, 5)
+    upper = np.sqrt(3.0 / 4) * np.exp(stats.norm.ppf(0.975) * np.sqrt(1 / 6 * (1 - 1 / 27)))
+    assert (low, high) == (0.0, pytest.approx(1 - 1 / upper**2))
+    assert np.isnan(i2_interval(1.5, 2)).all()
+    assert 0.0 <= i2_interval(9.0, 2)[0] < 1 - 1 / 9 < i2_interval(9.0, 2)[1] < 1.0
+
+
+# -- the joint test ----------------------------------------------------------------------------------
+
+
+def test_joint_test_of_the_linear_model_is_chows():
+    data = list(tables(FAMILIES["linear"]))
+    pooled, _, result = compared(data, FAMILIES["linear"])
+    apart = sum(sm.OLS(y, X).fit().ssr for _, X, y in data)
+    expected = (sm.OLS(*stacked(data)[::-1]).fit().ssr - apart) / pooled.scale
+    assert result.joint.df == 12
+    assert_allclose(result.joint.statistic, expected, rtol=1e-9)
+    assert_allclose(result.joint.pvalue, stats.chi2.sf(expected, 12), rtol=1e-7)
+
+
+def test_joint_test_of_the_logistic_model_is_the_score_test_of_all_interactions(logistic):
+    data, family, pooled, _, result = logistic
+    site = np.repeat(np.arange(4), [len(y) for _, _, y in data])
+    X, _ = stacked(data)
+    interactions = np.hstack([X * (site == k)[:, None] for k in (1, 2, 3)])
+    statistic, p, df = pooled.model.score_test(pooled.params, exog_extra=interactions)
+    assert_allclose(result.joint.statistic, np.squeeze(statistic), rtol=1e-7)
+    assert_allclose(result.joint.pvalue, np.squeeze(p), rtol=1e-5)
+    assert result.joint.df == 12
+
+
+def blind(data):
+    """Bern has women only, and each site but the first has a column of its own, which is constant there."""
+    sizes = [len(y) for _, _, y in data]
+    site = np.repeat(np.arange(4), sizes)
+    for k, (name, X, y) in enumerate(data):
+        X = X.copy()
+        X[:, 2] *= name != "Bern"
+        own = np.eye(4)[site[site == k]][:, 1:]
+        yield name, np.hstack([X, own]), y
+
+
+def test_degrees_of_freedom_count_what_each_site_sees(case):
+    data, family, *_ = case
+    data = list(blind(data))
+    names = (*NAMES, *(f"C(site)[T.{site}]" for site in list(SITES)[1:]))
+    pooled, fits, result = compared(data, family, names)
+    ranks = sum(np.linalg.matrix_rank(X) for _, X, _ in data)
+    assert result.joint.df == ranks - len(names) == 4 + 3 + 4 + 4 - 7
+    projections = sum(fit.score @ np.linalg.pinv(fit.information) @ fit.score for fit in fits)
+    assert_allclose(result.joint.statistic, projections / pooled.scale, rtol=1e-7)
+    table = result.to_frame()
+    assert dict(table["sites"]) == dict(zip(names, [1, 4, 3, 4, 0, 0, 0], strict=True))
+    assert dict(table["df"]) == dict(zip(names, [0, 3, 2, 3, 0, 0, 0], strict=True))
+    assert np.isnan(table.loc[["Intercept", *names[4:]], "Q"]).all()
+    text = result.summary().as_text()
+    assert "sex[T.male] (not at Bern)" in " ".join(text.split())
+
+
+def test_units_do_not_matter(case):
+    data, family, *_, result = case
+    T = np.array([[1.0, 2015.0, 0, 0], [0, 3.0, 0, 0], [0, 0, 1e5, 0], [0, 0, 0, 1e-6]])
+    _, _, other = compared([(site, X @ T, y) for site, X, y in data], family)
+    assert other.joint.df == result.joint.df
+    assert_allclose(other.joint.statistic, result.joint.statistic, rtol=1e-5)
+    assert_allclose(other.change.iloc[:, 1:], result.change.iloc[:, 1:], atol=1e-5)
+
+
+def test_a_fit_that_stopped_before_its_maximum_is_allowed_for():
+    """In the linear model scores at any point tell everything: test and refits do not depend on it."""
+    family, beta = FAMILIES["linear"], np.array([-1.5, 0.2, 0.5, 1.0])
+    data = list(tables(family))
+    pooled, _, result = compared(data, family)
+    fits = [local(site, X, y, family, beta) for site, X, y in data]
+    early = heterogeneity(NAMES, beta, pooled.scale, fits)
+    assert_allclose(early.joint.statistic, result.joint.statistic, rtol=1e-8)
+    assert_allclose(early.left_out, result.left_out, rtol=1e-8)
+
+
+# -- without a site ----------------------------------------------------------------------------------
+
+
+def test_leaving_a_site_out_is_a_refit_of_the_linear_model():
+    data = list(tables(FAMILIES["linear"]))
+    pooled, _, result = compared(data, FAMILIES["linear"])
+    for k, (site, _, _) in enumerate(data):
+        X, y = stacked(data[:k] + data[k + 1 :])
+        refit = sm.OLS(y, X).fit().params
+        assert_allclose(result.left_out.loc[site], refit, rtol=1e-8)
+        change = result.influence().loc[site, "change"]
+        assert_allclose(change, (refit - pooled.params) / pooled.bse, rtol=1e-6, atol=1e-9)
+
+
+def test_leaving_a_site_out_is_one_newton_step(logistic):
+    data, family, pooled, fits, result = logistic
+    total = sum(fit.information for fit in fits)
+    for k, fit in enumerate(fits):
+        step = np.linalg.solve(total - fit.information, fit.score)
+        assert_allclose(result.left_out.loc[fit.site], pooled.params - step, rtol=1e-8)
+        X, y = stacked(data[:k] + data[k + 1 :])
+        refit = sm.GLM(y, X, family=family).fit()
+        assert np.abs((result.left_out.loc[fit.site] - refit.params) / pooled.bse).max() < 0.2
+
+
+def test_what_the_other_sites_do_not_determine_is_nan(case):
+    data, family, *_ = case
+    names = (*NAMES, *(f"C(site)[T.{site}]" for site in list(SITES)[1:]))
+    *_, result = compared(list(blind(data)), family, names)
+    lost = result.left_out.isna()
+    assert list(lost.columns[lost.loc["Bern"]]) == ["C(site)[T.Bern]"]
+    assert list(lost.columns[lost.loc["Basel"]]) == ["Intercept", *names[4:]]
+    X, y = stacked([row for row in blind(data) if row[0] != "Basel"])
+    if family.__class__.__name__ == "Gaussian":
+        refit = sm.OLS(y, np.delete(X, 0, axis=1)).fit().params[:3]
+        assert_allclose(result.left_out.loc["Basel", list(NAMES[1:])], refit, rtol=1e-8)
+
+
+# -- statements --------------------------------------------------------------------------------------
+
+
+def test_flags_are_large_i2_that_survives_holm(case):
+    *_, result = case
+    table = result.to_frame()
+    holm = multipletests(table["p_value"], method="holm")[1]
+    assert_allclose(table["p_holm"], holm)
+    assert result.flagged == tuple(table.index[(table["I2"] > 0.5) & (holm < 0.05)]) == ("$dose_",)
+    words = " ".join(result.summary().as_text().split())
+    assert "The sites differ in: $dose_ (I2" in words
+    assert "random effects is too short" in words
+
+
+def test_sites_that_agree_are_not_said_to_be_equal():
+    rng = np.random.default_rng(0)
+    X = np.column_stack([np.ones(200), rng.normal(size=200)])
+    data = [(site, X, X @ [1.0, 2.0] + rng.normal(size=200)) for site in SITES]
+    *_, result = compared(data, FAMILIES["linear"], ("Intercept", "x"))
+    assert result.flagged == ()
+    assert "does not show that they agree" in " ".join(result.summary().as_text().split())
+
+
+def test_a_site_without_its_own_fit_enters_the_score_test_only(logistic):
+    _, _, pooled, fits, result = logistic
+    without = replace(fits[2], beta=None, cov=None, problem="the outcomes are separated by 'age'")
+    other = heterogeneity(NAMES, pooled.params, 1.0, [*fits[:2], without, fits[3]])
+    assert other.joint == result.joint
+    assert_allclose(other.left_out, result.left_out)
+    assert set(other.to_frame()["df"]) == {2}
+    text = " ".join(other.summary().as_text().split())
+    assert "No estimates of their own: Genève." in text
+    assert "separated" in text
+
+
+def test_no_own_fits_leave_the_score_test(logistic):
+    _, _, pooled, fits, result = logistic
+    bare = [replace(fit, beta=None, cov=None, problem="not asked for") for fit in fits]
+    other = heterogeneity(NAMES, pooled.params, 1.0, bare)
+    assert other.joint == result.joint
+    assert other.to_frame()["Q"].isna().all()
+    assert "The sites differ (score test)" in " ".join(other.summary().as_text().split())
+
+
+def test_one_site_has_nothing_to_compare(logistic):
+    data, family, *_ = logistic
+    *_, result = compared(data[:1], family)
+    assert (result.joint.df, result.to_frame()["df"].max()) == (0, 0)
+    assert np.isnan(result.joint.pvalue)
+    assert result.left_out.isna().all(axis=None)
+    assert "not determined" in result.summary().as_text()
+
+
+def test_every_rendering_of_the_summary(logistic):
+    summary = logistic[-1].summary()
+    assert max(map(len, summary.as_text().splitlines())) <= 98
+    assert "Zürich" in summary.as_html()
+    assert r"\$dose\_" in summary.as_latex()
+    assert summary.as_csv().count("Genève") == 1
+
+
+def test_wrong_shapes_name_the_site(logistic):
+    _, _, pooled, fits, _ = logistic
+    wrong = replace(fits[1], information=np.eye(3))
+    with pytest.raises(EstimationError, match=r"4 coefficients of site 'Bern', received information of shape"):
+        heterogeneity(NAMES, pooled.params, 1.0, [fits[0], wrong])
+    flat = [replace(fit, information=np.zeros((4, 4))) for fit in fits]
+    with pytest.raises(EstimationError, match="sum to a positive definite matrix"):
+        heterogeneity(NAMES, pooled.params, 1.0, flat)
+    with pytest.raises(ModelError, match="one site or more"):
+        heterogeneity(NAMES, pooled.params, 1.0, [])
+
+
+# -- the forest plot ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def plt():
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    yield pyplot
+    pyplot.close("all")
+
+
+def test_forest_shows_each_site_by_its_weight(logistic, plt):
+    *_, fits, result = logistic
+    ax = result.plot_forest("$dose_")
+    ax.figure.canvas.draw()
+    boxes = ax.collections[1]
+    b, v = np.array([[fit.beta[3], fit.cov[3, 3]] for fit in fits]).T
+    assert_allclose(boxes.get_offsets()[:, 0], b)
+    assert_allclose(boxes.get_sizes() / boxes.get_sizes().max(), v.min() / v)
+    ends = np.array([path.vertices[:, 0] for path in ax.collections[0].get_paths()])
+    assert_allclose(ends, b[:, None] + 1.959964 * np.sqrt(v)[:, None] * [-1, 1], rtol=1e-6)
+    common, random = (patch.get_xy()[:, 0] for patch in ax.patches)
+    assert_allclose([common.min(), common.max()], logistic[2].conf_int()[3])
+    assert_allclose([random.min(), random.max()], result.random_effects().iloc[3, 2:4].astype(float))
+    assert f"I² = {100 * result.table.loc['$dose_', 'I2']:.0f} %" in ax.get_title(loc="left")
+
+
+def test_forest_says_why_a_site_has_no_row(logistic, plt):
+    _, _, pooled, fits, _ = logistic
+    bare = replace(fits[0], beta=None, cov=None, problem="fewer rows than columns")
+    _, ax = plt.subplots()
+    result = heterogeneity(NAMES, pooled.params, 1.0, [bare, *fits[1:]])
+    assert result.plot_forest("age", ax) is ax
+    ax.figure.canvas.draw()
+    assert [text.get_text() for text in ax.texts] == ["fewer rows than columns"]
+    assert [label.get_text() for label in ax.get_yticklabels()][:4] == list(SITES)
+
+
+def test_forest_of_a_coefficient_of_no_site_or_an_unknown_one(logistic, plt):
+    _, _, pooled, fits, result = logistic
+    bare = [replace(fit, beta=None, cov=None) for fit in fits]
+    ax = heterogeneity(NAMES, pooled.params, 1.0, bare).plot_forest("age")
+    ax.figure.canvas.draw()
+    assert "fewer than two sites" in ax.get_title(loc="left")
+    with pytest.raises(ModelError, match=r"'sex' is not a coefficient; did you mean sex\[T.male\]"):
+        result.plot_forest("sex")
