@@ -26,10 +26,17 @@ def assert_is_summary_of_the_example(text):
 
 
 def test_example_prints_its_summary(capsys):
-    assert len(blocks("python")) == 1
-    for example in blocks("python"):
-        exec(compile(example, "example in README", "exec"), {})
+    exec(compile(blocks("python")[0], "first example in README", "exec"), {})
     assert_is_summary_of_the_example(capsys.readouterr().out)
+
+
+@pytest.mark.filterwarnings("ignore::fedstat.errors.DataWarning")
+def test_second_example_prints_its_summaries(capsys):
+    (_, example) = blocks("python")
+    exec(compile(example, "second example in README", "exec"), {})
+    text = capsys.readouterr().out
+    for expected in ("GLORE results", "Cleveland", "Heterogeneity between institutions"):
+        assert expected in text
 
 
 def test_first_command_prints_the_summary():

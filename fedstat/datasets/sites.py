@@ -229,7 +229,7 @@ MISSING = {
 EXERCISE_TEST = ("trestbps", "thalach", "exang", "oldpeak", "slope")
 
 
-def make_hospitals(seed: int | np.random.Generator = 0) -> pd.DataFrame:
+def make_hospitals(seed: int | np.random.Generator = 5) -> pd.DataFrame:
     """Simulate patients of four hospitals who were examined for heart disease.
 
     Synthetic data, with no patient of the UCI Heart Disease data in them, that stand in for those.

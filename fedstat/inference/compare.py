@@ -12,7 +12,7 @@ from fedstat.errors import ModelError
 from fedstat.inference.summary import first_of_run
 from fedstat.inference.tables import Sheet, SheetSummary, human_bytes, number
 
-BOTTOM = ("No. Observations", "R-squared", "Log-Likelihood", "Rounds", "Traffic")
+BOTTOM = ("No. Observations", "R-squared", "Log-Likelihood", "AUC", "Rounds", "Traffic")
 WIDEST = 28
 """Characters of the widest column of the text rendering."""
 
@@ -152,11 +152,13 @@ def _column(result: object, stars: Sequence[float], digits: int) -> _Column:
 
 def _bottom(result: object) -> tuple[str, ...]:
     ledger = getattr(result, "ledger", None)
-    nobs, rsquared, llf = (getattr(result, name, None) for name in ("nobs", "rsquared", "llf"))
+    # what a fit does not have is an AttributeError
+    nobs, rsquared, llf, auc = (getattr(result, name, None) for name in ("nobs", "rsquared", "llf", "auc"))
     return (
         "" if nobs is None else f"{int(nobs):,}",
         "" if rsquared is None else number(rsquared),
         "" if llf is None else number(llf, 2),
+        "" if auc is None else number(auc),
         "" if ledger is None else f"{ledger.rounds:,}",
         "" if ledger is None else human_bytes(ledger.bytes),
     )
@@ -189,7 +191,10 @@ def _notes(columns: Mapping[str, _Column], stars: Sequence[float]) -> tuple[str,
     marks = ", ".join(f"{'*' * (i + 1)} p < {level:g}" for i, level in enumerate(levels))
     notes = [f"{heading} has NOT CONVERGED." for heading, column in columns.items() if not column.converged]
     notes.append("Standard errors in brackets" + (f"; {marks}." if marks else "."))
-    notes += [f"{heading}: {column.lacking}" for heading, column in columns.items() if column.lacking]
+    lacking: dict[str, list[str]] = {}
+    for heading, column in columns.items():
+        lacking.setdefault(column.lacking, []).append(str(heading))
+    notes += [f"{', '.join(headings)}: {reason}" for reason, headings in lacking.items() if reason]
     return tuple(notes)
 
 

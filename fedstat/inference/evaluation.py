@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 ALL = "all sites"
+ROUNDING = 1e-6
+"""By how much events may exceed rows: proportions times trials are not whole in floating point."""
 WIDTHS = (24, 10, 10, 10, 8, 7, 7, 7, 7)
 
 
@@ -96,8 +98,8 @@ def discrimination(events: Floats, others: Floats, least: int = 0) -> Discrimina
     events, others : ndarray, shape (K, B)
         Rows with and without the event, by site and bin; bins from the lowest prediction to the highest.
     least : int
-        As given to `merge_small_bins` at the sites; 0 where they merged nothing. A row may then come from any
-        of the empty bins next to its own, and the bounds are those of the worst and the best case.
+        As given to `merge_small_bins` at the sites; 0 where they merged nothing. Otherwise a row may come
+        from any of the empty bins next to its own, and the bounds allow for it.
 
     Notes
     -----
@@ -119,30 +121,39 @@ def discrimination(events: Floats, others: Floats, least: int = 0) -> Discrimina
     Q1 = float(y @ (above**2 + above * x + x**2 / 3.0)) / (n0 * n1**2)
     Q2 = float(x @ (below**2 + below * y + y**2 / 3.0)) / (n1 * n0**2)
     variance = (A * (1.0 - A) + (n1 - 1.0) * (Q1 - A**2) + (n0 - 1.0) * (Q2 - A**2)) / (n1 * n0)
-    low, high = _bounds(events, others, least)
-    return Discrimination(A, max(variance, 0.0) ** 0.5, low / (n1 * n0), high / (n1 * n0))
+    low, high = (_bounds(events, others, least) / (n1 * n0)).tolist()
+    return Discrimination(A, max(variance, 0.0) ** 0.5, low, high)
 
 
-def _bounds(events: Floats, others: Floats, least: int) -> tuple[float, float]:
-    """Pairs in which the event is surely above, and may be above, the non-event."""
+def _bounds(events: Floats, others: Floats, least: int) -> Floats:
+    """Pairs in which the event is surely above, and in which it may be above, the non-event; shape (2,)."""
+    n = events + others
+    bins = np.broadcast_to(np.arange(n.shape[1]), n.shape)
+    first, last = _spans(n) if least > 1 else (bins, bins)
+    pairs = _pairs(events, others, first, last)
+    for k in range(len(n)):  # merging keeps the order of a site's own rows
+        own = slice(k, k + 1)
+        pairs += _pairs(events[own], others[own], bins[own], bins[own])
+        pairs -= _pairs(events[own], others[own], first[own], last[own])
+    return pairs
+
+
+def _pairs(events: Floats, others: Floats, first: Ints, last: Ints) -> Floats:
+    """`_bounds` of rows that lie somewhere between two bins, both included."""
     B = events.shape[1]
-    first, last = _spans(events + others, least)
     ends = np.bincount(last.ravel(), others.ravel(), B)
     starts = np.bincount(first.ravel(), others.ravel(), B)
     surely, maybe = np.cumsum(ends) - ends, np.cumsum(starts)
-    return float((events * surely[first]).sum()), float((events * maybe[last]).sum())
+    return np.array([(events * surely[first]).sum(), (events * maybe[last]).sum()], dtype=np.float64)
 
 
-def _spans(n: Floats, least: int) -> tuple[Ints, Ints]:
-    """First and last bin from which the rows of a bin may come, both of shape (K, B)."""
-    bins = np.broadcast_to(np.arange(n.shape[1]), n.shape)
-    if least <= 1:
-        return bins, bins
-    before = np.maximum.accumulate(np.where(n > 0, bins, -1), axis=1)
-    after = np.minimum.accumulate(np.where(n > 0, bins, n.shape[1])[:, ::-1], axis=1)[:, ::-1]
-    K = len(n)
+def _spans(n: Floats) -> tuple[Ints, Ints]:
+    """First and last bin from which the rows of a bin may come, (K, B): up to the next occupied one."""
+    K, B = n.shape
+    before = np.maximum.accumulate(np.where(n > 0, np.arange(B), -1), axis=1)
+    after = np.minimum.accumulate(np.where(n > 0, np.arange(B), B)[:, ::-1], axis=1)[:, ::-1]
     first = np.hstack([np.full((K, 1), -1), before[:, :-1]]) + 1
-    last = np.hstack([after[:, 1:], np.full((K, 1), n.shape[1])]) - 1
+    last = np.hstack([after[:, 1:], np.full((K, 1), B)]) - 1
     return first, last
 
 
@@ -190,7 +201,7 @@ class Evaluation:
             raise ModelError("evaluation: expected ascending edges of the bins")
         bad = self.n < 0.0
         if self.binary:
-            bad = bad | (self.observed < 0.0) | (self.observed > self.n)
+            bad = bad | (self.observed < -ROUNDING) | (self.observed > self.n + ROUNDING)
         if bad.any():
             where = ", ".join(self.sites[k] for k in np.unique(np.nonzero(bad)[0]))
             raise ModelError(f"evaluation: expected 0 <= events <= rows in each bin; not so at {where}")

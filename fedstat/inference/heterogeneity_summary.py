@@ -104,7 +104,7 @@ def _notes(result: Heterogeneity) -> list[str]:
             f"No estimates of their own: {', '.join(_names(none.index[none]))}. They enter the score test "
             "and the changes; Q, I2, tau and the random effects are of the other sites."
         )
-    notes += _partial_note(result.estimates[~none])
+    notes += _partial_notes(result, result.estimates[~none])
     most = int(result.table["sites"].max())
     if 1 < most < FEW_SITES:
         notes.append(
@@ -138,14 +138,17 @@ def _verdict(result: Heterogeneity) -> str:
     return "The sites are not shown to differ. That does not show that they agree: see the intervals of I2."
 
 
-def _partial_note(estimates: pd.DataFrame) -> list[str]:
-    absent = estimates.isna()
-    parts = [
+def _partial_notes(result: Heterogeneity, estimates: pd.DataFrame) -> list[str]:
+    """Say which coefficients are compared over some of the sites that have estimates, or over none."""
+    absent, table = estimates.isna(), result.table
+    partial = [
         f"{name} (not at {', '.join(_names(absent.index[absent[name]]))})"
-        for name in _names(absent.columns)
+        for name in _names(table.index[table["df"] > 0])
         if absent[name].any()
     ]
-    return [f"Compared only over the sites that determine it: {'; '.join(parts)}."] if parts else []
+    alone = _names(table.index[table["df"] == 0]) if len(estimates) > 1 else []
+    notes = [f"Compared only over the sites that determine it: {'; '.join(partial)}."] if partial else []
+    return notes + ([f"Determined at fewer than two sites: {', '.join(alone)}."] if alone else [])
 
 
 def _names(index: pd.Index) -> Sequence[str]:

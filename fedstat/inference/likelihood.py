@@ -71,8 +71,8 @@ def mcfadden(llf: float, llnull: float) -> float:
 def cox_snell(llf: float, llnull: float, nobs: float) -> float:
     """Pseudo R-squared of Cox and Snell, ``1 - exp(2 (llnull - llf) / nobs)``.
 
-    It is the R-squared of a linear model fitted by maximum likelihood; for discrete responses even a perfect
-    fit stays below one.
+    For a linear model of which both likelihoods are maximised over the variance it is the R-squared; for a
+    discrete response it stays below one even where the fit is perfect.
 
     Parameters
     ----------

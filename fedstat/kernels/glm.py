@@ -198,15 +198,17 @@ def _evaluate_piece(
         elif loop is None or meat:
             sums = _general(rows, beta, family, observed, meat)
         else:
-            none = np.empty(0)
-            columns = (
-                none if column is None else column for column in (rows.offset, rows.weight, np.asarray(beta))
-            )
-            offset, weight, beta = map(fixed, columns)
-            S = canonical_sums(loop, fixed(rows.X), fixed(rows.y), offset, weight, beta)
-            sums = Sums(len(rows), rows.count, *S, observed=S[1].copy() if observed else None)
+            sums = _canonical(rows, beta, loop, observed)
     finite = np.isfinite(sums.deviance) and np.isfinite(sums.score).all()
     return sums if finite and np.isfinite(sums.information).all() else _outside(rows, observed, meat)
+
+
+def _canonical(rows: Rows, beta: Floats, loop: int, observed: bool) -> Sums:
+    columns = (np.empty(0) if column is None else column for column in (rows.offset, rows.weight))
+    arrays = (fixed(a) for a in (rows.X, rows.y, *columns, np.asarray(beta)))
+    score, information, deviance, pearson = canonical_sums(loop, *arrays)
+    again = information.copy() if observed else None
+    return Sums(len(rows), rows.count, score, information, deviance, pearson, observed=again)
 
 
 def fixed(a: Array) -> Floats:

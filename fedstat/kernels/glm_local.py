@@ -19,6 +19,9 @@ SUBSAMPLE = 20_000
 """Rows from which a fit of twice as many or more starts; at least ROWS_PER_COLUMN times the columns."""
 
 ROWS_PER_COLUMN = 50
+SCORING = 5
+"""Steps of Fisher scoring, after which Newton's follow where the link is not canonical."""
+
 HALVINGS = 20
 
 SMALLEST_EIGENVALUE = 1e-12
@@ -64,7 +67,7 @@ class LocalFit:
 
 
 def fit_local(chunks: Chunks, family: FamilySpec, *, maxiter: int = 50, tol: float = 1e-10) -> LocalFit:
-    """Fit by Fisher scoring with step halving; what hinders is told in the result, never raised.
+    """Fit by Fisher scoring and Newton steps with halving; what hinders is told in the result, never raised.
 
     Parameters
     ----------
@@ -143,15 +146,15 @@ class _Scoring:
         self.chunks, self.family, self.rows = chunks, family, rows
         self.beta = np.zeros(rows.p)
         self.sums = Sums(rows.n, 0.0, self.beta, np.zeros((rows.p, rows.p)), np.inf, np.inf)
+        self.first = self.sums.information
         self.passes = self.iterations = 0
         self.blocked = False
 
     def run(self, start: Floats | None, maxiter: int, tol: float) -> LocalFit:
         problem = self._begin(start)
-        first = self.sums.information
         while not problem:
-            step = scoring_step(self.sums)
-            if step is None or self._runs_off(step, first):
+            step = self._step()
+            if step is None or self._runs_off(step):
                 problem = SEPARATED
             elif self._is_last(step, tol):
                 if self.blocked:
@@ -168,7 +171,15 @@ class _Scoring:
 
     def _sum(self, beta: Floats | None) -> Sums:
         self.passes += 1
-        return evaluate(self.chunks(), beta, self.family, center=self.rows.mean)
+        newton = self.iterations > SCORING and not self.family.canonical
+        return evaluate(self.chunks(), beta, self.family, observed=newton, center=self.rows.mean)
+
+    def _step(self) -> Floats | None:
+        """Return Newton's step where scoring was slow and the log-likelihood is concave, else scoring's."""
+        newton = None
+        if self.sums.observed is not None:
+            newton = solve_positive(self.sums.observed, self.sums.score)
+        return solve_positive(self.sums.information, self.sums.score) if newton is None else newton
 
     def _begin(self, start: Floats | None) -> str:
         """Find a first beta at which the family allows all means."""
@@ -178,7 +189,7 @@ class _Scoring:
             sums = self._sum(None)
             if is_singular(sums.information):
                 return SINGULAR
-            start = scoring_step(sums)
+            start, self.first = solve_positive(sums.information, sums.score), sums.information
         if start is not None:
             self.beta, self.sums = start, self._sum(start)
         if not np.isfinite(self.sums.deviance):
@@ -186,7 +197,10 @@ class _Scoring:
             self.sums = self._sum(self.beta)
         if not np.isfinite(self.sums.deviance):
             return "no coefficients found that the family and its link allow"
-        return SINGULAR if is_singular(self.sums.information) else ""
+        if self.first.any():
+            return ""
+        self.first = self.sums.information
+        return SINGULAR if is_singular(self.first) else ""
 
     def _constant_predictor(self) -> Floats:
         """Return the coefficients whose linear predictor is nearest to that of the mean response."""
@@ -194,8 +208,9 @@ class _Scoring:
             eta = float(self.family.make().link(np.array([self.rows.mean]))[0])
         rows = (replace(rows, y=np.full(len(rows), eta)) for rows in self.chunks())
         self.passes += 1
-        step = scoring_step(evaluate(rows, None, FamilySpec("Gaussian", "Identity")))
-        return self.beta if step is None else step
+        sums = evaluate(rows, None, FamilySpec("Gaussian", "Identity"))
+        beta = solve_positive(sums.information, sums.score)
+        return self.beta if beta is None else beta
 
     def _move(self, step: Floats) -> str:
         """Go along a step as far as the deviance does not rise; note where the domain ended it."""
@@ -217,9 +232,9 @@ class _Scoring:
         small = self._length(step) <= 1e-12 * self._length(self.beta)
         return bool(small or step @ self.sums.score <= tol * dispersion)
 
-    def _runs_off(self, step: Floats, first: Floats) -> bool:
+    def _runs_off(self, step: Floats) -> bool:
         left = step @ self.sums.information @ step
-        collapsed = left <= COLLAPSE * (step @ first @ step)
+        collapsed = left <= COLLAPSE * (step @ self.first @ step)
         return bool(collapsed and self._length(step) > 1e-3 * self._length(self.beta))
 
     def _length(self, beta: Floats) -> float:
@@ -235,14 +250,14 @@ def is_singular(information: Floats) -> bool:
     return bool(np.linalg.eigvalsh(information / np.outer(root, root)).min(initial=1.0) < SMALLEST_EIGENVALUE)
 
 
-def scoring_step(sums: Sums) -> Floats | None:
-    """Solve information and score: (p,); None where the information is singular."""
-    root = np.sqrt(np.diag(sums.information))
+def solve_positive(H: Floats, score: Floats) -> Floats | None:
+    """Solve ``H step = score``: (p, p), (p,) -> (p,); None where H is not positive definite."""
+    root = np.sqrt(np.maximum(np.diag(H), 0.0))
     if not (root > 0.0).all():
         return None
     try:
-        factor = cho_factor(sums.information / np.outer(root, root))
+        factor = cho_factor(H / np.outer(root, root))
     except LinAlgError:
         return None
-    step: Floats = cho_solve(factor, sums.score / root) / root
+    step: Floats = cho_solve(factor, score / root) / root
     return step

@@ -61,7 +61,7 @@ class HorizontalModel:
         self.family = self.family_spec.make()
         weights = {"freq_weights": freq_weights, "var_weights": var_weights, "exposure": exposure}
         self.weights = {role: name for role, name in weights.items() if name is not None}
-        self.roles: Mapping[str, str] = self.weights | ({} if offset is None else {"offset": offset})
+        self.roles: dict[str, Any] = self.weights | ({} if offset is None else {"offset": offset})
         self._check_exposure()
         self.question = self._question(offset, labels)
         self.question.check()

@@ -20,7 +20,7 @@ from fedstat.federation.site import FAMILIES, SiteData, State
 from fedstat.inference.evaluation import Evaluation, merge_small_bins
 from fedstat.kernels.glm import linear_predictor
 from fedstat.kernels.glm_family import FamilySpec
-from fedstat.models.glm.steps import glm_rows
+from fedstat.models.kernel_rows import glm_rows
 from fedstat.typing import Array, Floats
 
 FAMILY = "evaluation"

@@ -18,7 +18,8 @@ from fedstat.errors import DesignError, MessageError, PolicyError
 from fedstat.federation.message import Declared, Step
 from fedstat.federation.site import SiteData, State
 from fedstat.kernels.glm import row_scores
-from fedstat.models.glm.steps import BETA, COLUMNS, glm_rows, model_of
+from fedstat.models.glm.steps import BETA, COLUMNS, model_of
+from fedstat.models.kernel_rows import glm_rows
 from fedstat.typing import Array, Bools, Floats, Ints
 
 BLOCK = 65_536

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from scipy import stats
 
+from fedstat.errors import DesignError, ModelError
 from fedstat.federation.block import apply_block
+from fedstat.federation.block_columns import as_numbers, at_column, column_kind, pick_columns
 from fedstat.federation.block_response import build_offset
+from fedstat.federation.design_rows import RowsAgreement, RowsDesign
+from fedstat.federation.rows import RowsQuestion
 from fedstat.typing import Bools, Floats
-
-if TYPE_CHECKING:
-    from fedstat.models.glm.model import FederatedGLM
-    from fedstat.models.glm.protocol import GLMFit
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,6 +25,12 @@ class PredictedRows:
     linear: pd.Series
     whole: Bools
     X: Floats
+
+    def standard_errors(self, cov: Floats) -> pd.Series:
+        """Standard errors of the linear predictor."""
+        variance = np.full(len(self.linear), np.nan)
+        variance[self.whole] = np.einsum("ij,jk,ik->i", self.X, cov, self.X)
+        return pd.Series(np.sqrt(np.maximum(variance, 0.0)), index=self.linear.index)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,29 +80,63 @@ class GLMPrediction:
         )
 
 
-def predict_rows(model: FederatedGLM, fit: GLMFit, frame: pd.DataFrame) -> PredictedRows:
-    """Code rows as the sites coded theirs, and compute the linear predictor."""
-    question, design = model.question, fit.coordinates.design
-    first = int(design.intercept)
+def predict_rows(
+    agreement: RowsAgreement, design: RowsDesign, params: Floats, frame: pd.DataFrame
+) -> PredictedRows:
+    """Code rows as the sites coded theirs, and compute the linear predictor.
+
+    Parameters
+    ----------
+    agreement : RowsAgreement
+        Levels and states of transforms of the fit.
+    design : RowsDesign
+        Its columns.
+    params : (p,) array
+        In the units of the data.
+    frame : DataFrame
+        With the columns of the model, the response not needed.
+
+    Raises
+    ------
+    ModelError
+        `frame` is no table.
+    DesignError
+        A column is absent, of another type, or holds an unknown level.
+    """
+    if not isinstance(frame, pd.DataFrame):
+        raise ModelError(
+            f"predict: expected a DataFrame of rows that you hold, received {type(frame).__name__}; what "
+            "stays at the sites is judged by evaluate(partition)"
+        )
+    question, first = agreement.question, int(design.intercept)
+    seen, X = np.ones(len(frame), dtype=bool), np.empty((len(frame), 0))
     if question.terms:
-        spec = replace(model.agreement.spec, names=design.names[first:], term_names=design.term_names[first:])
+        spec = replace(agreement.spec, names=design.names[first:], term_names=design.term_names[first:])
         block = apply_block(frame, spec)
         seen, X = block.seen, block.X
-    else:
-        seen, X = np.ones(len(frame), dtype=bool), np.empty((len(frame), 0))
     if design.intercept:
         X = np.column_stack([np.ones(len(X)), X])
     linear = np.full(len(frame), np.nan)
-    linear[seen] = X @ fit.params
+    linear[seen] = X @ params
+    return PredictedRows(pd.Series(linear + _known_part(frame, question), index=frame.index), seen, X)
+
+
+def _known_part(frame: pd.DataFrame, question: RowsQuestion) -> Floats:
+    """Offset and logarithm of the exposure, NaN where a column of theirs is missing."""
+    known = np.zeros(len(frame))
     if question.offsets:
-        linear += build_offset(frame, question.offsets, question.offset_columns, "")
+        known += build_offset(frame, question.offsets, question.offset_columns, "")
     if "exposure" in question.weights:
-        linear += np.log(frame[question.weights["exposure"]].to_numpy(dtype=np.float64, na_value=np.nan))
-    return PredictedRows(pd.Series(linear, index=frame.index), seen, X)
+        known += np.log(_exposure(frame, question.weights["exposure"]))
+    return known
 
 
-def design_of(rows: PredictedRows) -> Floats:
-    """Design of all rows, NaN where a column is missing: (m, p)."""
-    X = np.full((len(rows.linear), rows.X.shape[1]), np.nan)
-    X[rows.whole] = rows.X
-    return X
+def _exposure(frame: pd.DataFrame, name: str) -> Floats:
+    series = pick_columns(frame, [name], "")[name]
+    if column_kind(series, "", name) != "number":
+        raise DesignError(f"{at_column('', name)} holds categories; an exposure must be numbers")
+    values = as_numbers(series, "", name)
+    wrong = int((values <= 0.0).sum())
+    if wrong:
+        raise DesignError(f"{at_column('', name)}: {wrong:,} exposures are not positive; leave these rows out")
+    return values

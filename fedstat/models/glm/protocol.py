@@ -204,6 +204,7 @@ class Newton:
     offsets: bool = False
     n: int = 0
     starts: list[Reply] = field(default_factory=list)
+    halved: int = 0
     converged: bool = False
     reason: str = ""
 
@@ -336,7 +337,13 @@ class Newton:
         assert gamma is not None
         judged: list[Reply] = []
         while not self.finished(total):
-            if diverges(self.trace):
+            if self.halved >= PATIENCE:
+                raise EstimationError(
+                    f"the maximum lies on the edge of what family {self.session.family} allows: means go to "
+                    "the end of their range at some rows; choose a link whose means stay inside, such as the "
+                    "log or logit"
+                )
+            if not self.halved and diverges(self.trace):
                 raise separation(gamma, total.information, names, self.session.sites, self.coordinates)
             step, _ = total.step()
             for halving in range(MAX_HALVINGS):
@@ -353,6 +360,7 @@ class Newton:
                     f"no step lowers the deviance ({len(self.trace)} evaluations) and keeps the means "
                     f"inside the domain of family {self.session.family}; choose another link"
                 )
+            self.halved = self.halved + 1 if halving else 0
             gamma, total, judged = trial, new, replies[K:]
         return gamma, total, judged
 
@@ -363,6 +371,9 @@ class Newton:
         check_rank(first.information, self.coordinates.design.names)
         gamma, _ = first.step()
         total = Total.of((yield self.evaluate_asks(gamma)))
+        if total is None and self.coordinates.design.intercept:
+            gamma = np.append(self.null, np.zeros(len(gamma) - 1))  # the mean of the response is inside
+            total = Total.of((yield self.evaluate_asks(gamma)))
         if total is None:
             raise EstimationError(
                 f"the first point lies outside the domain of family {self.session.family}; choose another "
@@ -391,7 +402,7 @@ class Newton:
             return False
         if self.options.rounds is not None:
             return len(self.trace) == self.options.rounds
-        if len(self.trace) < 2 or self.trace[-2].step == 0.0:
+        if self.halved or len(self.trace) < 2 or self.trace[-2].step == 0.0:
             return False
         before, now = self.trace[-2].step, self.trace[-1].step
         return now**2 * (now / before**2) < 0.1 * self.options.tol

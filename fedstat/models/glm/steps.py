@@ -16,11 +16,11 @@ import numpy as np
 from fedstat.errors import DesignError, MessageError
 from fedstat.federation.design_rows import OpenRows, rows_of, translation
 from fedstat.federation.message import Declared, Step, check_lengths
-from fedstat.federation.rows import WholeRows
 from fedstat.federation.site import SiteData, State
 from fedstat.kernels.glm import Rows, check_response, evaluate, log_likelihood, null_sums
 from fedstat.kernels.glm_family import FamilySpec
 from fedstat.kernels.glm_local import fit_local
+from fedstat.models.kernel_rows import glm_rows
 from fedstat.typing import Array, Bools, Floats
 
 FAMILY = "glm"
@@ -47,16 +47,6 @@ class SiteModel:
         if not (scale > 0.0).all():
             raise MessageError(f"{name}: array 'scale' must be positive")
         return translation(self.opened.shift, self.opened.scale, shift, scale)
-
-
-def glm_rows(rows: WholeRows, X: Floats) -> Rows:
-    """Put a chunk in the form of the kernels; two columns of counts become proportions and trials."""
-    y, trials = rows.y, None
-    if y.ndim == 2:
-        trials = y.sum(axis=1)
-        y = np.divide(y[:, 0], trials, out=np.zeros(len(y)), where=trials > 0.0)
-    weights = rows.weights
-    return Rows(X, y, rows.offset, weights.get("freq_weights"), weights.get("var_weights"), trials)
 
 
 def model_of(data: SiteData, state: State) -> SiteModel:
