@@ -9,6 +9,7 @@ from fedstat.federation.partition import ClientPartition
 from fedstat.inference.compare import compare
 
 if TYPE_CHECKING:
+    from fedstat.models.fedavg.model import FedAvg, FedAvgM, FedProx, QFedAvg
     from fedstat.models.glm.model import GLORE, FederatedGLM
     from fedstat.models.saved import load
     from fedstat.models.vfem.model import VFEMRegression
@@ -18,7 +19,11 @@ __version__ = _version("fedstat")
 __all__ = [
     "GLORE",
     "ClientPartition",
+    "FedAvg",
+    "FedAvgM",
+    "FedProx",
     "FederatedGLM",
+    "QFedAvg",
     "VFEMRegression",
     "__version__",
     "compare",
@@ -29,10 +34,11 @@ __all__ = [
 
 # Models bring the compiler along, a third of a second: they are imported when one is first named.
 _MODULES = {
+    **dict.fromkeys(("FedAvg", "FedAvgM", "FedProx", "QFedAvg"), ("fedstat.models.fedavg.model",)),
     "GLORE": ("fedstat.models.glm.model",),
     "FederatedGLM": ("fedstat.models.glm.model",),
     "VFEMRegression": ("fedstat.models.vfem.model",),
-    "load": ("fedstat.models.vfem.model", "fedstat.models.saved"),
+    "load": ("fedstat.models.glm.model", "fedstat.models.vfem.model", "fedstat.models.saved"),
 }
 
 

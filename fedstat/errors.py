@@ -11,7 +11,8 @@
     ├── NotAvailableError    a statement that this result cannot make (also an AttributeError)
     └── DoorError            a message did not pass a site's door
         ├── MessageError     it is malformed: unknown step, wrong array, shape or value
-        └── PolicyError      it is well formed, and the site's owner does not allow it
+        ├── PolicyError      it is well formed, and the site's owner does not allow it
+        └── SecurityError    it is not from whom, or not what, it should be: key, signature, seal or mask
 
     FedstatWarning (UserWarning)
     ├── DataWarning          rows or blocks were left out, and how many
@@ -62,6 +63,10 @@ class MessageError(DoorError):
 
 class PolicyError(DoorError):
     """The owner of the site does not allow this release."""
+
+
+class SecurityError(DoorError):
+    """A key, a signature, a sealed message or a mask is not what it should be."""
 
 
 class FedstatWarning(UserWarning):

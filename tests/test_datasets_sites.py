@@ -224,5 +224,5 @@ def test_hospital_columns_go_with_the_disease_as_in_cleveland(many, shared_data)
 
 
 def test_hospitals_follow_the_seed(hospitals):
-    pd.testing.assert_frame_equal(hospitals, make_hospitals(0))
+    pd.testing.assert_frame_equal(hospitals, make_hospitals(5))
     assert not hospitals.equals(make_hospitals(1))

@@ -92,7 +92,7 @@ def _sorted(
             f"column {name!r} has levels of text at site {a!r} and of numbers at site {b!r}. Convert it at "
             "one of them."
         )
-    levels: list[Any] = sorted(counts)  # type: ignore[type-var]
+    levels: list[Any] = sorted(counts)
     return [float(level) for level in levels] if any(isinstance(x, float) for x in levels) else levels
 
 

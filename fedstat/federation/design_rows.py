@@ -20,21 +20,16 @@ from fedstat.federation.design import FAMILY
 from fedstat.federation.design import STEPS as DESIGN_STEPS
 from fedstat.federation.design_levels import SiteColumns, agree_kinds, agree_levels
 from fedstat.federation.design_states import agree_states, combine_moments, transform_sums
-from fedstat.federation.disclosure import (
-    check_difference,
-    check_events,
-    check_indicators,
-    check_levels,
-    check_rows,
-)
+from fedstat.federation.design_tally import Tally, check_levels_known, check_size
+from fedstat.federation.disclosure import check_difference, check_levels, check_rows
 from fedstat.federation.engine import Rounds
 from fedstat.federation.formula_terms import Term
+from fedstat.federation.leverage import check_leverage
 from fedstat.federation.message import Ask, Declared, Reply, Step
 from fedstat.federation.rows import RowsQuestion, WholeRows, design_matrix, whole_rows
 from fedstat.federation.site import FAMILIES, SiteData, State
 from fedstat.typing import Array, Bools, Floats, Ints
 
-BLOCK = 4096
 CONSTANT = 1e-12
 INTERCEPT = "Intercept"
 MOST_LEVELS = 1000
@@ -128,10 +123,15 @@ def survey_rows(data: SiteData, state: State, text: str) -> tuple[dict[str, Arra
     """Count whole rows, and tell the kind of every column and the levels of categories."""
     question = RowsQuestion.from_json(text)
     terms = question.read_terms()
-    n, kinds, counts = 0, {}, {}
+    n, kinds = 0, dict[str, Kind]()
+    counts: dict[str, dict[LevelValue, int]] = {}
     declared: dict[str, list[LevelValue] | None] = {}
+    used: list[Bools] = []
     for rows in whole_rows(data, question):
         n += len(rows.frame)
+        used.append(rows.used)
+        if not len(rows.frame):
+            continue
         found = {name: column_kind(rows.frame[name], data.name, name) for name in question.columns}
         kinds = {name: kinds.get(name, kind) for name, kind in found.items()}
         for name in coded_columns(terms, kinds):
@@ -149,6 +149,9 @@ def survey_rows(data: SiteData, state: State, text: str) -> tuple[dict[str, Arra
     state.rest_on(n)
     for name, total in counts.items():
         check_levels(data, name, list(total.values()))
+    if n:
+        check_rows(data, n)
+        check_difference(data, np.concatenate(used))
     levels = {
         name: {"declared": declared[name], "levels": list(total), "counts": list(total.values())}
         for name, total in counts.items()
@@ -170,62 +173,11 @@ def _declared(series: pd.Series) -> list[LevelValue] | None:
     return list(find_levels(pd.Series(series.cat.categories).astype(series.dtype)))
 
 
-@dataclass(slots=True)
-class Tally:
-    """What is counted in the first pass over a site's rows."""
-
-    used: list[Bools] = field(default_factory=list)
-    moments: Floats | None = None
-    ones: Ints | None = None
-    binary: bool = True
-    events: int = 0
-    names: tuple[str, ...] = ()
-    term_names: tuple[str, ...] = ()
-
-    @property
-    def whole(self) -> Bools:
-        """Which rows of the table are whole."""
-        return np.concatenate(self.used) if self.used else np.zeros(0, dtype=bool)
-
-    def add(self, X: Floats, y: Floats) -> None:
-        """Add a chunk of coded rows."""
-        moments, ones = column_moments(X), count_ones(X)
-        if self.moments is None or self.ones is None:
-            self.moments, self.ones = moments, ones
-        else:
-            pairs = np.stack([self.moments, moments])
-            self.moments = np.array([combine_moments(pairs[:, :, j]) for j in range(X.shape[1])]).T
-            self.ones = np.where((self.ones < 0) | (ones < 0), -1, self.ones + ones)
-        self.binary = self.binary and y.ndim == 1 and bool(((y == 0.0) | (y == 1.0)).all())
-        self.events += int(y.sum()) if self.binary else 0
-
-
-def column_moments(X: Floats) -> Floats:
-    """Rows, mean and squared deviations of every column: (m, p) -> (3, p)."""
-    mean = X.mean(axis=0)
-    spread = np.zeros(X.shape[1])
-    for start in range(0, len(X), BLOCK):
-        part = X[start : start + BLOCK] - mean
-        spread += np.einsum("ij,ij->j", part, part)
-    return np.array([np.full(X.shape[1], float(len(X))), mean, spread])
-
-
-def count_ones(X: Floats) -> Ints:
-    """Ones of every column that holds zeros and ones only, -1 for the others: (m, p) -> (p,)."""
-    maybe = np.flatnonzero(((X[:BLOCK] == 0.0) | (X[:BLOCK] == 1.0)).all(axis=0))
-    ones = np.full(X.shape[1], -1)
-    for j in maybe:
-        column = X[:, j]
-        if ((column == 0.0) | (column == 1.0)).all():
-            ones[j] = int(column.sum())
-    return ones
-
-
 def varying(mean: Floats, spread: Floats, intercept: bool) -> Bools:
     """Columns that a site can say something about: those that vary, and the intercept."""
     if not intercept:
-        return (mean != 0.0) | (spread > 0.0)
-    varies = spread > CONSTANT * np.abs(mean)
+        return np.asarray((mean != 0.0) | (spread > 0.0))
+    varies: Bools = spread > CONSTANT * np.abs(mean)
     varies[..., 0] = True
     return varies
 
@@ -266,35 +218,25 @@ def open_rows(data: SiteData, state: State, text: str) -> tuple[dict[str, Array]
     content = json.loads(text)
     question, spec = RowsQuestion.from_json(content["question"]), BlockSpec.from_json(content["spec"])
     opened = OpenRows(data, question, spec, question.read_terms())
-    tally = Tally()
-    for rows in whole_rows(data, question):
-        tally.used.append(rows.whole)
+    check_size(data, question, opened.terms, spec)
+    tally = Tally(data, question)
+    for chunk, rows in enumerate(whole_rows(data, question)):
+        tally.look(rows)
         if len(rows.frame):
+            check_levels_known(data, rows, spec)
             X, tally.names, tally.term_names = design_matrix(rows, question, opened.terms, spec, data.name)
-            tally.add(X, rows.y)
-            opened.held = (rows, X) if len(tally.used) == 1 else None
-    moments = hold_against_policy(data, tally, question)
+            tally.add(rows, X)
+            opened.held = (rows, X) if chunk == 0 else None
+    moments = tally.hold_against_policy()
     opened.shift, opened.scale = standardisation(moments[1], moments[2], question.intercept)
     opened.varies = varying(moments[1], moments[2], question.intercept)
     if opened.held is not None:
         opened.standardise(opened.held[1])
+    head = (INTERCEPT,) if question.intercept else ()
+    check_leverage(data, lambda: (X for _, X in opened.chunks()), tally.n, (*head, *tally.names))
+    tally.remember()
     state.keep("rows", opened, int(moments[0, 0]))
     return {"moments": moments}, json.dumps({"names": tally.names, "term_names": tally.term_names})
-
-
-def hold_against_policy(data: SiteData, tally: Tally, question: RowsQuestion) -> Floats:
-    """Apply the owner's rules; return rows, mean and standard deviation of every column, (3, p)."""
-    whole = tally.whole
-    n = int(whole.sum())
-    check_rows(data, n, len(tally.names) + question.intercept)
-    if tally.moments is None or tally.ones is None:
-        raise DesignError(f"site {data.name!r} has no row with all of {', '.join(question.needed)}")
-    if tally.binary:
-        check_events(data, tally.events, n, question.response)
-    check_indicators(data, tally.ones[int(question.intercept) :], n, tally.names)
-    check_difference(data, whole)
-    n_rows, mean, squares = tally.moments
-    return np.array([n_rows, mean, np.sqrt(squares / n)])
 
 
 def rows_of(data: SiteData, state: State) -> OpenRows:

@@ -8,14 +8,14 @@ The knots of a spline are quantiles, which are no sums: they are written in the 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from formulaic.transforms import TRANSFORMS
 
-from fedstat.errors import FormulaError, MessageError
+from fedstat.errors import DesignError, FormulaError, MessageError
 from fedstat.federation.block_coding import (
     STATE_KEYS,
     State,
@@ -25,6 +25,7 @@ from fedstat.federation.block_coding import (
     restore_state,
 )
 from fedstat.federation.block_columns import as_numbers
+from fedstat.federation.disclosure import check_concentration, check_difference, check_rows, rest_of_variation
 from fedstat.federation.engine import Rounds
 from fedstat.federation.formula_terms import Term
 from fedstat.federation.formula_tree import Transform, iter_columns
@@ -32,7 +33,10 @@ from fedstat.federation.message import Ask
 from fedstat.federation.rows import RowsQuestion, whole_rows
 from fedstat.federation.site import SiteData
 from fedstat.federation.site import State as SiteState
-from fedstat.typing import Array, Floats
+from fedstat.typing import Array, Bools, Floats
+
+ROUNDING = 1e-20
+"""Variance that rounding explains, relative to the square of a column's size."""
 
 
 @dataclass(slots=True)
@@ -50,6 +54,13 @@ class Recurrence:
             beta = self.norms[k] / self.norms[k - 1] if k else 0.0
             before, now = now, (x - alpha) * now - beta * before
         return now
+
+    def is_spent(self, squares: float) -> bool:
+        """Tell whether the sum of squares of the highest polynomial is no more than rounding."""
+        if not self.norms:
+            return not squares > 0.0
+        size = self.norms[1] / self.norms[0] if len(self.norms) > 1 else self.alpha[0] ** 2
+        return not squares > ROUNDING * size * self.norms[-1]
 
     def add(self, squares: float, moment: float) -> bool:
         """Take the sums of P_k^2 and x P_k^2; true when all is determined."""
@@ -128,8 +139,10 @@ def transform_sums(data: SiteData, site_state: SiteState, text: str) -> tuple[di
         text: None if given is None else Recurrence(**given) for text, given in content["targets"].items()
     }
     total = np.zeros((len(growing), 3))
-    n = 0
+    extremes = [Extremes(data.policy.min_level_count - 1) for _ in growing]
+    used = []
     for rows in whole_rows(data, question):
+        used.append(rows.used)
         if not len(rows.frame):
             continue
         for j, (key, recurrence) in enumerate(growing.items()):
@@ -139,15 +152,53 @@ def transform_sums(data: SiteData, site_state: SiteState, text: str) -> tuple[di
             where = f"{key!r} at client {data.name!r}"
             x = np.asarray(evaluate(tree.operand, numbers, state, where), dtype=np.float64)
             total[j] = _add(total[j], x, recurrence)
-        n += len(rows.frame)
-    site_state.rest_on(n)
+            extremes[j].add(x)
+    behind: Bools = np.concatenate(used)
+    check_rows(data, int(behind.sum()))
+    for key, column in zip(growing, extremes, strict=True):
+        column.check(data, f"'{key}'")
+    check_difference(data, behind)
+    site_state.rest_on(int(behind.sum()))
     return {"sums": total}, ""
+
+
+@dataclass(slots=True)
+class Extremes:
+    """Moments of a column, and its few smallest and largest values, chunk by chunk."""
+
+    few: int
+    moments: Floats = field(default_factory=lambda: np.zeros(3))
+    kept: Floats = field(default_factory=lambda: np.zeros(0))
+
+    def add(self, x: Floats) -> None:
+        """Add a chunk: (m,)."""
+        mean = x.mean()
+        part = np.array([len(x), mean, ((x - mean) ** 2).sum()])
+        self.moments = combine_moments(np.array([self.moments, part]))
+        kept = np.concatenate([self.kept, x])
+        if 0 < 2 * self.few < len(kept):
+            kept = np.partition(kept, [self.few - 1, len(kept) - self.few])
+            kept = np.concatenate([kept[: self.few], kept[-self.few :]])
+        self.kept = kept if self.few > 0 else self.kept
+
+    def check(self, data: SiteData, what: str) -> None:
+        """Require that more than a few rows make up the variation.
+
+        Raises
+        ------
+        PolicyError
+            They do not.
+        """
+        n, mean, squares = self.moments
+        if self.few > 0 and squares > (1e-12 * mean) ** 2 * n and data.policy.max_parameters < 1.0:
+            rest = rest_of_variation(self.kept - mean, n, squares, self.few)
+            check_concentration(data, rest, what)
 
 
 def _add(total: Floats, x: Floats, recurrence: Recurrence | None) -> Floats:
     if recurrence is not None:
         squares = recurrence.last(x) ** 2
-        return total + np.array([0.0, squares.sum(), x @ squares])
+        return np.asarray(total + np.array([0.0, squares.sum(), x @ squares]))
     mean = x.mean()
     return combine_moments(np.array([total, [len(x), mean, ((x - mean) ** 2).sum()]]))
 
@@ -160,23 +211,40 @@ def combine_moments(parts: Floats) -> Floats:
     n = parts[:, 0].sum()
     mean = parts[:, 0] @ parts[:, 1] / n if n else 0.0
     spread = parts[:, 2].sum() + parts[:, 0] @ (parts[:, 1] - mean) ** 2
-    return np.array([n, mean, spread])
+    return np.array([n, mean, spread], dtype=np.float64)
 
 
-def _settle(transform: Transform, sums: Floats, recurrence: Recurrence | None) -> Mapping[str, Any] | None:
-    """State of a transform when its sums are there; None while a polynomial needs more."""
+def _settle(transform: Transform, sums: Floats, recurrence: Recurrence | None) -> dict[Any, Any] | None:
+    """State of a transform when its sums are there; None while a polynomial needs more.
+
+    Raises
+    ------
+    DesignError
+        There are too few distinct values.
+    """
     if recurrence is not None:
         _, squares, moment = sums.sum(axis=0)
+        if recurrence.is_spent(float(squares)):
+            raise DesignError(
+                f"{transform.text!r}: the column has too few distinct values over all sites for a polynomial "
+                f"of degree {recurrence.degree}. Lower the degree."
+            )
         if not recurrence.add(float(squares), float(moment)):
             return None
         return {"alpha": dict(enumerate(recurrence.alpha)), "norms2": dict(enumerate(recurrence.norms))}
     n, mean, spread = combine_moments(sums)
     options = {"center": True, "scale": transform.function == "scale", "ddof": 1.0} | dict(transform.options)
     squares = spread if options["center"] else spread + n * mean**2
+    rest = n - float(str(options["ddof"]))
+    if options["scale"] and not (squares > 0.0 and rest > 0.0):
+        raise DesignError(
+            f"{transform.text!r}: the column is constant over the whole rows of all sites, or ddof leaves no "
+            "rows. Leave the term out."
+        )
     return {
         "ddof": options["ddof"],
         "center": mean if options["center"] else None,
-        "scale": float(np.sqrt(squares / (n - float(options["ddof"])))) if options["scale"] else None,
+        "scale": float(np.sqrt(squares / rest)) if options["scale"] else None,
     }
 
 

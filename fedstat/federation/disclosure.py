@@ -1,8 +1,8 @@
 """What a site's owner wants of the rows behind an answer; a site applies it before it answers.
 
 The rules of minimum rows, rows per level and parameters per row are those of DataSHIELD (``nfilter.tab``,
-``nfilter.glm``), with their defaults. The differencing check is ours: two aggregates over rows that differ
-by a few rows disclose those rows.
+``nfilter.glm``), with their defaults. The others are ours: two aggregates over rows that differ by a few rows
+disclose those rows, and so does one aggregate to which a few rows contribute all.
 """
 
 from __future__ import annotations
@@ -12,12 +12,18 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedstat.errors import PolicyError
+from fedstat.federation.block_columns import MAX_SHOWN
 from fedstat.federation.site import Policy, SiteData
-from fedstat.typing import Bools, Ints
+from fedstat.typing import Array, Bools, Floats, Ints
+
+SAME_ROWS = "Fit both models on the same rows: leave out the rows that lack a column of either"
+SAME_OUTCOMES = "Keep the comparison of the earlier model, or choose one that is farther away"
+REST = 0.01
+"""Share of a column's variation that the rows besides the few largest must have."""
 
 
-def check_rows(data: SiteData, n: int, n_parameters: int) -> None:
-    """Require enough rows for the number of parameters.
+def check_rows(data: SiteData, n: int, n_parameters: int = 0) -> None:
+    """Require enough rows, also for the number of parameters.
 
     Raises
     ------
@@ -33,25 +39,31 @@ def check_rows(data: SiteData, n: int, n_parameters: int) -> None:
     if n_parameters > policy.max_parameters * n:
         raise PolicyError(
             f"{data.name}: its policy (maximum parameters per row) allows {policy.max_parameters:g} "
-            f"coefficients per row; the model has {n_parameters} for {n:,} rows. Use fewer terms, or leave "
+            f"coefficients per row; the model has {n_parameters:,} for {n:,} rows. Use fewer terms, or leave "
             "the site out"
         )
 
 
-def check_events(data: SiteData, events: int, n: int, response: str) -> None:
-    """Require enough rows of either outcome of a response that is 0 or 1.
+def check_events(data: SiteData, counts: tuple[int, int], response: str) -> None:
+    """Require enough rows of either outcome of a binary response.
+
+    Parameters
+    ----------
+    counts : (int, int)
+        Rows without and with the event; rows of binomial counts may be either.
 
     Raises
     ------
     PolicyError
         As :func:`check_rows`.
     """
-    few = min(events, n - events)
-    if 0 < few < data.policy.min_events:
-        which = "events" if events == few else "rows without the event"
+    least = data.policy.min_events
+    outcomes = ("rows without the event", "events")
+    few = [what for what, count in zip(outcomes, counts, strict=True) if 0 < count < least]
+    if few:
         raise PolicyError(
-            f"{data.name}: its policy (minimum events) wants none or at least {data.policy.min_events} rows "
-            f"of either outcome of '{response}'; it has fewer {which}. Leave the site out"
+            f"{data.name}: its policy (minimum events) wants none or at least {least} rows of either outcome "
+            f"of '{response}'; it has fewer {few[-1]}. Leave the site out"
         )
 
 
@@ -65,11 +77,33 @@ def check_levels(data: SiteData, column: str, counts: Sequence[int]) -> None:
     """
     least = data.policy.min_level_count
     rare = sum(0 < count < least for count in counts)
-    if rare:
+    if not rare:
+        return
+    remedy = (
+        "Merge them with others, or leave their rows out"
+        if rare <= MAX_SHOWN
+        else "It looks like an identifier or a measurement: leave it out, or group it first"
+    )
+    raise PolicyError(
+        f"{data.name}: its policy (minimum rows per level) wants at least {least} rows of every level; "
+        f"{rare:,} of the {len(counts):,} levels of column '{column}' have fewer. {remedy}"
+    )
+
+
+def check_unknown_levels(data: SiteData, column: str, counts: Sequence[int]) -> None:
+    """Refuse levels that the fit does not know and that too few rows have to be named.
+
+    Raises
+    ------
+    PolicyError
+        As :func:`check_rows`.
+    """
+    least = data.policy.min_level_count
+    if any(0 < count < least for count in counts):
         raise PolicyError(
-            f"{data.name}: its policy (minimum rows per level) wants at least {least} rows of every level; "
-            f"{rare} of the {len(counts)} levels of column '{column}' have fewer. Merge them with others, or "
-            "leave their rows out"
+            f"{data.name}: column '{column}' has levels that the fit does not know in {sum(counts):,} rows; "
+            f"its policy (minimum rows per level) does not let a level with fewer than {least} rows be "
+            "named. Merge them with known levels, or leave their rows out"
         )
 
 
@@ -95,8 +129,74 @@ def check_indicators(data: SiteData, ones: Ints, n: int, names: Sequence[str]) -
             )
 
 
-def check_difference(data: SiteData, used: Bools) -> None:
+def check_weights(data: SiteData, total: float, squares: float, columns: Sequence[str]) -> None:
+    """Require that weights spread over enough rows: (sum w)^2 / sum w^2 is the number that they amount to.
+
+    Parameters
+    ----------
+    total, squares : float
+        Sum of the weights of the rows, and of their squares.
+    columns : sequence of str
+        What the weights are made of.
+
+    Raises
+    ------
+    PolicyError
+        As :func:`check_rows`.
+    """
+    least = data.policy.min_count
+    if total**2 < least * squares * (1.0 - 1e-9) or not total > 0.0:
+        raise PolicyError(
+            f"{data.name}: its policy (minimum count) wants at least {least} rows that count; the weights of "
+            f"{', '.join(map(repr, columns))} leave nearly all weight to fewer. Use other weights, or leave "
+            "the site out"
+        )
+
+
+def rest_of_variation(extremes: Floats, n: float, squares: float, few: int) -> float:
+    """Least share of a column's squared deviations that is left without `few` rows.
+
+    Parameters
+    ----------
+    extremes : (m,) array
+        Deviations from the mean of all rows; at least the `few` smallest and the `few` largest.
+    n, squares : float
+        Number of rows, and their sum of squared deviations.
+    """
+    d = np.sort(extremes)
+    if n <= few or not squares > 0.0:
+        return 1.0
+    chosen = [np.concatenate([d[:j], d[max(len(d) - few + j, j) :]]) for j in range(few + 1)]
+    left = (squares - part @ part - part.sum() ** 2 / (n - len(part)) for part in chosen)
+    return float(min(left) / squares)
+
+
+def check_concentration(data: SiteData, rest: float, what: str) -> None:
+    """Require that more than a few rows make up a column's variation.
+
+    Raises
+    ------
+    PolicyError
+        As :func:`check_rows`.
+    """
+    if rest < REST:
+        raise PolicyError(
+            f"{data.name}: its policy (minimum rows per level) wants at least {data.policy.min_level_count} "
+            f"rows behind every column; fewer make up nearly all variation of {what}. Transform it, for "
+            "instance by a logarithm, or leave it out"
+        )
+
+
+def check_difference(data: SiteData, used: Bools, events: Bools | None = None) -> None:
     """Refuse rows that differ by a few from those of an earlier answer; otherwise remember them.
+
+    Parameters
+    ----------
+    used : (n_rows,) array of bool
+        Rows of the table behind the answer.
+    events : (n_rows,) array of bool, optional
+        Those of them for which a comparison holds that the formula makes; they may not differ by a few
+        either.
 
     Raises
     ------
@@ -106,16 +206,21 @@ def check_difference(data: SiteData, used: Bools) -> None:
     policy: Policy = data.policy
     if not policy.answers_kept:
         return
-    packed = np.packbits(used)
+    packed: Array = np.packbits(np.stack([used] if events is None else [used, events]), axis=1)
+    known = False
     for earlier in data.answered:
-        apart = int(np.bitwise_count(packed ^ earlier).sum())
+        apart = int(np.bitwise_count(packed[0] ^ earlier[0]).sum())
+        what, remedy = "rows", SAME_ROWS
+        if apart == 0 and len(packed) == len(earlier) == 2:
+            apart = int(np.bitwise_count(packed[1] ^ earlier[1]).sum())
+            what, remedy = "outcomes of a comparison", SAME_OUTCOMES
         if 0 < apart < policy.min_count:
             raise PolicyError(
-                f"{data.name}: its policy (differencing) refuses rows that differ by fewer than "
-                f"{policy.min_count} from those of an earlier answer; the difference would disclose them. "
-                "Fit both models on the same rows: leave out the rows that lack a column of either"
+                f"{data.name}: its policy (differencing) refuses {what} that differ in fewer than "
+                f"{policy.min_count} rows from those of an earlier answer; the difference would disclose "
+                f"them. {remedy}"
             )
-        if apart == 0:
-            return
-    data.answered.append(packed)
-    del data.answered[: -policy.answers_kept]
+        known |= apart == 0 and len(earlier) >= len(packed)
+    if not known:
+        data.answered.append(packed)
+        del data.answered[: -policy.answers_kept]

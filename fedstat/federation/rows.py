@@ -137,6 +137,20 @@ class WholeRows:
     offset: Floats | None
     weights: Mapping[str, Floats]
 
+    @property
+    def weight(self) -> Floats | None:
+        """Product of the weights and of binomial trials: (m,); None where all rows count the same."""
+        factors = [*self.weights.values(), *([self.y.sum(axis=1)] if self.y.ndim == 2 else [])]
+        return np.prod(factors, axis=0) if factors else None
+
+    @property
+    def used(self) -> Bools:
+        """Rows of the chunk that are whole and have a weight."""
+        used, weight = self.whole.copy(), self.weight
+        if weight is not None:
+            used[self.whole] = weight > 0.0
+        return used
+
 
 def whole_rows(data: SiteData, question: RowsQuestion) -> Iterator[WholeRows]:
     """Read a site's table in chunks, without the rows that lack a value that the question reads.
@@ -152,9 +166,12 @@ def whole_rows(data: SiteData, question: RowsQuestion) -> Iterator[WholeRows]:
     for chunk in data.table.chunks(question.needed):
         series = pick_columns(chunk, question.needed, data.name)
         whole: Bools = np.logical_not(missing_cells(series.values(), len(chunk)).any(axis=1))
-        if "freq_weights" in question.weights:
+        if "freq_weights" in question.weights and whole.any():
             name = question.weights["freq_weights"]
             whole &= _numbers(chunk, name, data.name) != 0.0
+        if not whole.any():  # the type of an empty column tells nothing
+            yield WholeRows(chunk[whole], whole, np.zeros(0), None, {})
+            continue
         frame = chunk if whole.all() else chunk[whole]
         y = build_response(frame, question.response, question.response_columns, data.name)
         yield WholeRows(

@@ -4,7 +4,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from fedstat.errors import ModelError
+from fedstat.errors import ModelError, NotAvailableError
 from fedstat.inference.compare import compare
 
 
@@ -43,6 +43,37 @@ def test_without_standard_errors_there_is_a_footnote(result, bare, reference):
     assert table.to_frame().loc[("Credit Agency", "x1"), "Averaged"] == f"{reference.params['x1']:.4f}"
     assert any("Averaged: " in note and "averaging has none" in note for note in table.notes)
     assert table.notes[0] == "Averaged has NOT CONVERGED."
+
+
+def test_fits_that_lack_errors_for_one_reason_share_a_footnote(result, bare, make):
+    other = make(cov=None, reasons={"cov_params": "another reason"})
+    table = compare({"A": bare, "B": result, "C": bare, "D": other})
+    assert [note.split(":")[0] for note in table.notes[-2:]] == ["A, C", "D"]
+
+
+def test_columns_and_their_figures_stand_in_the_order_given(result, bare, reference):
+    for order in (("VFEM", "Averaged", "pooled"), ("pooled", "VFEM", "Averaged")):
+        fits = {"VFEM": result, "Averaged": bare, "pooled": reference}
+        table = compare({name: fits[name] for name in order})
+        assert tuple(table.to_frame().columns) == order
+        heads = next(line for line in str(table).splitlines() if "VFEM" in line).split()
+        assert tuple(heads[-3:]) == order
+        assert table.to_frame().loc[("", "Log-Likelihood")].nunique() == 1
+
+
+def test_auc_is_a_row_where_a_fit_has_one(make):
+    plain, evaluated, none, refusing = (make() for _ in range(4))
+    evaluated.auc, none.auc = 0.91234567, None
+    refusing.__class__ = type("Refusing", (type(refusing),), {"auc": property(refuse)})
+    assert ("", "AUC") not in compare({"plain": plain, "none": none, "refusing": refusing}).to_frame().index
+    frame = compare({"plain": plain, "evaluated": evaluated, "none": none, "refusing": refusing}).to_frame()
+    assert frame.loc[("", "AUC")].tolist() == ["", "0.9123", "", ""]
+    names = frame.index.get_level_values("name").tolist()
+    assert names.index("Log-Likelihood") + 1 == names.index("AUC") == names.index("Rounds") - 1
+
+
+def refuse(self):
+    raise NotAvailableError("no AUC: call evaluate() first")
 
 
 def test_brackets_stand_in_line(result):

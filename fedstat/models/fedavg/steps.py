@@ -9,18 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from functools import partial
+from typing import Any
 
 import numpy as np
 
 from fedstat.errors import DesignError, EstimationError, MessageError
 from fedstat.federation.design_rows import OpenRows, rows_of
 from fedstat.federation.message import Declared, Step, check_lengths
-from fedstat.federation.rows import WholeRows
 from fedstat.federation.site import SiteData, State
 from fedstat.kernels.glm import Rows, check_response, evaluate, log_likelihood
 from fedstat.kernels.glm_family import FamilySpec
 from fedstat.kernels.sgd import local_proximal, local_sgd, mean_loss
+from fedstat.models.kernel_rows import glm_rows
 from fedstat.typing import Array, Floats, Ints
 
 FAMILY = "fedavg"
@@ -36,16 +36,7 @@ class SiteRows:
     @property
     def p(self) -> int:
         """Columns."""
-        return self.rows.X.shape[1]
-
-
-def glm_rows(rows: WholeRows, X: Floats) -> Rows:
-    """Put a chunk in the form of the kernels; two columns of counts become proportions and trials."""
-    y, trials = rows.y, None
-    if y.ndim == 2:
-        trials = y.sum(axis=1)
-        y = np.divide(y[:, 0], trials, out=np.zeros(len(y)), where=trials > 0.0)
-    return Rows(X, y, rows.offset, rows.weights.get("freq_weights"), None, trials)
+        return int(self.rows.X.shape[1])
 
 
 def gather(opened: OpenRows, shift: Floats, scale: Floats) -> Rows:
@@ -55,12 +46,13 @@ def gather(opened: OpenRows, shift: Floats, scale: Floats) -> Rows:
     """
     ratio, rest = opened.scale / scale, (opened.shift - shift) / scale
     parts = [glm_rows(rows, X * ratio + rest) for rows, X in opened.chunks()]
-
-    def joined(name: str) -> Floats | None:
-        columns = [getattr(part, name) for part in parts]
-        return None if columns[0] is None else np.concatenate(columns)
-
-    return parts[0] if len(parts) == 1 else Rows(**{field.name: joined(field.name) for field in fields(Rows)})
+    if len(parts) == 1:
+        return parts[0]
+    columns: dict[str, Any] = {}
+    for name in (field.name for field in fields(Rows)):
+        values = [getattr(part, name) for part in parts]
+        columns[name] = None if values[0] is None else np.concatenate(values)
+    return Rows(**columns)
 
 
 def start(
@@ -93,10 +85,6 @@ def start(
             "them, or choose another family."
         )
     weight = float(len(site.rows) if site.rows.weight is None else site.rows.weight.sum())
-    if not weight > 0.0:
-        raise DesignError(
-            f"site {data.name!r}: all rows of '{response}' have zero trials. Leave the site out."
-        )
     state.keep("fedavg", site, state.entities)
     return {"rows": np.array(weight)}, ""
 
@@ -150,45 +138,33 @@ def run_epochs(
         The descent left the finite numbers or the family's domain.
     """
     site = site_rows(data, state, beta)
+    if proximal is not None:
+        check_lengths(data.name, proximal=(proximal, 2))
     rng = np.random.default_rng((int(seed), int(number), *data.name.encode()))
-    how = Descent(int(epochs), int(batch_size) or None, float(learning_rate), rng)
+    how = {
+        "epochs": int(epochs),
+        "batch_size": int(batch_size) or None,
+        "learning_rate": float(learning_rate),
+        "rng": rng,
+    }
     try:
         return descend(site, beta, how, proximal)
     except EstimationError as error:
         raise EstimationError(f"site {data.name!r}, round {int(number) + 1}: {error}") from error
 
 
-@dataclass(frozen=True, slots=True)
-class Descent:
-    """How a site descends; see :func:`run_epochs`."""
-
-    epochs: int
-    batch_size: int | None
-    learning_rate: float
-    rng: np.random.Generator
-
-
-def descend(site: SiteRows, beta: Floats, how: Descent, proximal: Floats | None) -> dict[str, Array]:
-    """Return the loss at beta, and the coefficients after the epochs."""
+def descend(site: SiteRows, beta: Floats, how: dict[str, Any], proximal: Floats | None) -> dict[str, Array]:
+    """Return the loss at beta, and the coefficients after a descent as :func:`local_sgd` describes it."""
     rows, family = site.rows, site.family.make()
-    loss = mean_loss(rows.X, rows.y, beta, family, offset=rows.offset, weights=rows.weight)
-    descent = partial(
-        local_sgd if proximal is None else local_proximal,
-        *(rows.X, rows.y, beta, family),
-        epochs=how.epochs,
-        batch_size=how.batch_size,
-        learning_rate=how.learning_rate,
-        rng=how.rng,
-        offset=rows.offset,
-        weights=rows.weight,
-    )
+    known: dict[str, Any] = {"offset": rows.offset, "weights": rows.weight}
+    loss = np.array(mean_loss(rows.X, rows.y, beta, family, **known))
     if proximal is None:
-        return {"beta": descent(), "loss": np.array(loss)}
+        return {"beta": local_sgd(rows.X, rows.y, beta, family, **how, **known), "loss": loss}
     mu, gamma = proximal.tolist()
-    after, reached = descent(mu=mu, gamma=gamma)
+    after, reached = local_proximal(rows.X, rows.y, beta, family, mu=mu, gamma=gamma, **how, **known)
     # infinite where the site's gradient is zero to begin with
     inexactness = np.array(min(reached, float(np.finfo(float).max)))
-    return {"beta": after, "loss": np.array(loss), "inexactness": inexactness}
+    return {"beta": after, "loss": loss, "inexactness": inexactness}
 
 
 def sum_scores(data: SiteData, state: State, beta: Floats) -> dict[str, Array]:

@@ -54,12 +54,17 @@ def hash_labels(labels: pd.Index, key: int) -> Ints:
 
 
 def list_clusters(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
-    """Name the site's clusters by keyed hashes.
+    """Name the site's clusters and strata by keyed hashes.
 
     Parameters
     ----------
     text : str
         JSON: ``clusters`` and ``strata``, the columns (``strata`` may be null).
+
+    Returns
+    -------
+    dict
+        ``clusters`` (G,) and ``strata`` (S,): hashes, ascending.
 
     Raises
     ------
@@ -67,31 +72,44 @@ def list_clusters(data: SiteData, state: State, text: str) -> tuple[dict[str, Ar
         A cluster lies in two strata.
     """
     model, content = model_of(data, state), json.loads(text)
-    columns = [name for name in (content["clusters"], content["strata"]) if name is not None]
-    if not set(columns) <= set(model.opened.question.labels) or content["clusters"] is None:
+    columns = [content["clusters"], *([] if content["strata"] is None else [content["strata"]])]
+    if not set(columns) <= set(model.opened.question.labels):
         raise MessageError(f"{data.name}: the model did not open columns {columns} as labels")
-    frame = pd.concat([rows.frame[columns].astype(object) for rows, _ in model.opened.chunks()])
-    code, labels = pd.factorize(frame[content["clusters"]])
-    cluster = hash_labels(pd.Index([getattr(x, "item", lambda x=x: x)() for x in labels]), data.shared_seed)
-    stratum = np.zeros(len(labels), dtype=np.int64)
-    if content["strata"] is not None:
-        own, names = pd.factorize(frame[content["strata"]])
+    labels = [
+        pd.concat([rows.frame[name].astype(object) for rows, _ in model.opened.chunks()]) for name in columns
+    ]
+    code, cluster = _hash_column(labels[0], data.shared_seed)
+    stratum = np.zeros(len(cluster), dtype=np.int64)
+    if len(columns) > 1:
+        own, strata = _hash_column(labels[1], data.shared_seed)
         pairs = np.unique(np.column_stack([code, own]), axis=0)
-        if len(pairs) != len(labels):
+        if len(pairs) != len(cluster):
             raise DesignError(
-                f"site {data.name!r}: {len(pairs) - len(labels):,} labels of '{content['clusters']}' lie in "
-                f"more than one of '{content['strata']}'; give clusters labels that are unique over strata"
+                f"site {data.name!r}: {len(pairs) - len(cluster):,} labels of '{columns[0]}' lie in "
+                f"more than one of '{columns[1]}'; give clusters labels that are unique over strata"
             )
-        hashes = hash_labels(pd.Index([getattr(x, "item", lambda x=x: x)() for x in names]), data.shared_seed)
-        stratum[pairs[:, 0]] = hashes[pairs[:, 1]]
-    state.keep("glm groups", Groups(code.astype(np.int64), cluster, stratum), state.entities)
+        stratum[pairs[:, 0]] = strata[pairs[:, 1]]
+    state.keep("glm groups", Groups(code, cluster, stratum), state.entities)
     return {"clusters": np.sort(cluster), "strata": np.unique(stratum)}, ""
 
 
+def _hash_column(labels: pd.Series, key: int) -> tuple[Ints, Ints]:
+    """Return the label's number for every row, (n,), and the hashes of the labels, (G,)."""
+    code, found = pd.factorize(labels)
+    plain = [getattr(label, "item", lambda label=label: label)() for label in found]
+    return code.astype(np.int64), hash_labels(pd.Index(plain, dtype=object), key)
+
+
 def sum_clusters(
-    data: SiteData, state: State, beta: Floats, shift: Floats, scale: Floats, shared: Ints
+    data: SiteData,
+    state: State,
+    beta: Floats,
+    shift: Floats,
+    scale: Floats,
+    shared: Ints,
+    spanning: Ints,
 ) -> dict[str, Array]:
-    """Sum products of clusters' scores by stratum.
+    """Sum products of clusters' scores.
 
     Parameters
     ----------
@@ -99,44 +117,74 @@ def sum_clusters(
         As for ``sum_scores``.
     shared : (s,) array of int
         Hashes of clusters that other sites have as well: their scores are released one by one.
+    spanning : (h,) array of int
+        Hashes of strata that other sites have as well: their other clusters are summed by stratum.
 
     Returns
     -------
     dict
-        For the other clusters, by stratum: ``strata`` (S,) hashes, ``counts`` (S,), ``sums`` (S, p),
-        ``outer`` (S, p, p). For the shared ones: ``shared`` (s,), ``shared_strata`` (s,), ``shared_sums``
-        (s, p).
+        For the other clusters of `spanning` strata: ``strata`` (S,) hashes, ``counts`` (S,), ``sums`` (S, p),
+        ``outer`` (S, p, p). For the shared clusters: ``shared`` (s,), ``shared_strata`` (s,), ``shared_sums``
+        (s, p). For the strata of this site alone together: ``within`` (p, p), their part of the
+        linearised variance, and ``lonely``, how many there are and how many have a single cluster.
 
     Raises
     ------
     PolicyError
-        A shared cluster has fewer rows here than the owner wants behind an aggregate.
+        Fewer rows than the owner wants behind an aggregate lie behind one of these sums.
     """
     model = model_of(data, state)
     T = model.translation(data.name, beta, shift, scale)
     if "glm groups" not in state:
         raise MessageError(f"{data.name}: clusters were not listed; ask 'list_clusters' first")
     groups: Groups = state.use("glm groups")
+    single: Bools = np.isin(groups.cluster, shared)
+    spans: Bools = np.isin(groups.stratum, np.append(spanning, 0)) & ~single
+    alone: Bools = ~spans & ~single
+    strata = np.unique(groups.stratum[spans])
+    rows = np.bincount(groups.code, minlength=len(groups.cluster))
+    by_stratum = [int(rows[spans & (groups.stratum == stratum)].sum()) for stratum in strata]
+    _check_behind(data, [*rows[single].tolist(), *by_stratum, int(rows[alone].sum())])
     scores = cluster_scores(data, state, groups, T @ beta) @ T
-    known: Bools = np.isin(groups.cluster, shared)
-    sizes = np.bincount(groups.code, minlength=len(groups.cluster))
-    if (sizes[known] < data.min_count).any():
-        raise PolicyError(
-            f"{data.name}: its policy (minimum count) wants at least {data.min_count} rows behind the score "
-            "of a cluster that several sites have; some have fewer. Give clusters labels that are unique to "
-            "a site"
-        )
-    strata = np.unique(groups.stratum)
-    own = [scores[~known & (groups.stratum == stratum)] for stratum in strata]
+    p = len(beta)
+    own = [scores[spans & (groups.stratum == stratum)] for stratum in strata]
+    within, lonely = _within_strata(scores[alone], groups.stratum[alone])
     return {
         "strata": strata,
         "counts": np.array([float(len(part)) for part in own]),
-        "sums": np.array([part.sum(axis=0) for part in own]),
-        "outer": np.array([part.T @ part for part in own]),
-        "shared": groups.cluster[known],
-        "shared_strata": groups.stratum[known],
-        "shared_sums": scores[known],
+        "sums": np.array([part.sum(axis=0) for part in own]).reshape(-1, p),
+        "outer": np.array([part.T @ part for part in own]).reshape(-1, p, p),
+        "shared": groups.cluster[single],
+        "shared_strata": groups.stratum[single],
+        "shared_sums": scores[single],
+        "within": within,
+        "lonely": lonely,
     }
+
+
+def _check_behind(data: SiteData, rows: list[int]) -> None:
+    if any(0 < count < data.min_count for count in rows):
+        raise PolicyError(
+            f"{data.name}: its policy (minimum count) wants at least {data.min_count} rows behind the score "
+            "of a cluster or stratum that several sites have; some have fewer. Clusters and strata with "
+            "labels of their own at every site need no such scores; if they do span sites, the owner must "
+            "lower the count, or merge small ones"
+        )
+
+
+def _within_strata(scores: Floats, stratum: Ints) -> tuple[Floats, Ints]:
+    """Sum n_h / (n_h - 1) sum_i (u_hi - mean_h)(u_hi - mean_h)' over strata; count them and the lonely."""
+    p = scores.shape[1]
+    total, strata = np.zeros((p, p)), np.unique(stratum)
+    lonely = 0
+    for one in strata:
+        part = scores[stratum == one]
+        if len(part) < 2:
+            lonely += 1
+            continue
+        part = part - part.mean(axis=0)
+        total += len(part) / (len(part) - 1.0) * (part.T @ part)
+    return total, np.array([len(strata), lonely])
 
 
 def cluster_scores(data: SiteData, state: State, groups: Groups, beta: Floats) -> Floats:
@@ -167,6 +215,7 @@ STEPS: Mapping[str, Step] = {
             **COLUMNS,
             "beta": Declared("aggregate", BETA),
             "shared": Declared("presence", "keyed hashes of clusters that several sites have", dtype="int64"),
+            "spanning": Declared("presence", "keyed hashes of strata that several sites have", dtype="int64"),
         },
         {
             "strata": STRATA,
@@ -176,6 +225,8 @@ STEPS: Mapping[str, Step] = {
             "shared": HASHES,
             "shared_strata": STRATA,
             "shared_sums": Declared("aggregate", "scores of clusters that several sites have", 2),
+            "within": Declared("aggregate", "variance between clusters in strata of the site alone", 2),
+            "lonely": Declared("aggregate", "number of strata, and of those with one cluster"),
         },
     ),
 }

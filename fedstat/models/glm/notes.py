@@ -1,17 +1,33 @@
-"""Sentences below the summary of a federated GLM."""
+"""Lines, the table of sites and the sentences of the summary of a federated GLM."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fedstat.inference.tables import number
+import numpy as np
+
+from fedstat.errors import NotAvailableError
+from fedstat.inference.summary import WIDTH
+from fedstat.inference.tables import Sheet, human_bytes, number
 
 if TYPE_CHECKING:
+    from fedstat.inference.heterogeneity import Heterogeneity
+    from fedstat.models.glm.protocol import GLMFit
     from fedstat.models.glm.results import GLMResults
-
 
 DIFFER = 0.05
 """Level of the score test below which the summary speaks of the sites' differences."""
+
+FEW_CLUSTERS = 30
+"""Clusters below which the summary warns; few are 20 to 50 in Cameron and Miller (2015), section VI."""
+
+REACHED = 1e-8
+"""Newton's step, in standard errors, at which a fit of a given number of rounds is at the maximum."""
+
+NOT_ASKED = "not asked for"
+PROBLEMS = {"separated": "outcomes separated", "information is singular": "columns collinear"}
+SITE_WIDTHS = (24, 9, 9, 12, WIDTH - 24 - 9 - 9 - 12 - 8)
+ROLES = {"exposure": "Exposure", "freq_weights": "Freq. Weights", "var_weights": "Var. Weights"}
 
 
 def show_probability(p: float) -> str:
@@ -19,41 +35,234 @@ def show_probability(p: float) -> str:
     return "< 0.001" if p < 0.001 else f"= {p:.3f}"
 
 
+def show_count(value: float) -> str:
+    """Write a number of rows, which weights may make fractional."""
+    return f"{value:,.0f}" if value == round(value) else number(value)
+
+
+def show_number(count: int, thing: str) -> str:
+    """Write a number of things."""
+    return f"{count:,} {thing}{'' if count == 1 else 's'}"
+
+
+def reached(fit: GLMFit) -> bool:
+    """Whether the maximum is reached, as after one step of the linear model."""
+    return fit.trace[-1].step < REACHED
+
+
+# -- lines ---------------------------------------------------------------------------------------
+
+
+def estimate_lines(result: GLMResults) -> list[tuple[str, str]]:
+    """Labels and values of the estimate."""
+    est, fit, spec = result.estimate, result.fit_, result.family_spec
+    link = spec.link if spec.power is None else f"{spec.link} ({spec.power:g})"
+    power = [] if spec.var_power is None else [("Variance Power", f"{spec.var_power:g}")]
+    how = "estimated" if result.overdispersion is not None else "given"
+    alpha = [] if spec.alpha is None else [("Alpha", f"{number(spec.alpha)} ({how})")]
+    method = "Newton's method on site sums"
+    if fit.rounds is not None:
+        method = f"{fit.rounds} Newton step{'s' * (fit.rounds > 1)} on site sums"
+    converged = "not sought" if fit.rounds is not None and not reached(fit) else "yes"
+    return [
+        ("Dep. Variable", est.response),
+        ("Model", result.model_name),
+        ("Model Family", spec.name),
+        *power,
+        *alpha,
+        ("Link Function", link),
+        ("Method", method),
+        ("No. Observations", f"{est.nobs:,}"),
+        *_event_lines(result),
+        *_role_lines(result),
+        ("Df Residuals", show_count(result.df_resid)),
+        ("Df Model", f"{est.df_model:g}"),
+        ("Scale", number(result.scale)),
+        ("Deviance", number(result.deviance)),
+        ("Pearson chi2", number(result.pearson_chi2)),
+        ("Pseudo R2 (CS)", result._or_dash(lambda: round(result.pseudo_rsquared(), 12) + 0.0)),
+        ("Log-Likelihood", result._or_dash(lambda: result.llf, 2)),
+        ("AIC", result._or_dash(lambda: result.aic, 2)),
+        ("BIC", result._or_dash(lambda: result.bic, 2)),
+        ("Covariance Type", _covariance(result)),
+        ("Converged", converged if est.converged else "NO"),
+    ]
+
+
+def _event_lines(result: GLMResults) -> list[tuple[str, str]]:
+    """Share of events, known from the model without covariates; an offset hides it."""
+    question, fit = result.basis.agreement.question, result.fit_
+    if result.family_spec.name != "Binomial" or question.offsets or "exposure" in question.weights:
+        return []
+    share = float(result.family.link.inverse(np.array(fit.null)))
+    events = share * fit.total.weight
+    counted = len(question.response_columns) == 1 and "var_weights" not in question.weights
+    if counted and abs(events - round(events)) < 1e-6:
+        return [("Events", f"{round(events):,} ({100 * share:.1f} %)")]
+    return [("Events", f"{100 * share:.1f} %")]
+
+
+def _role_lines(result: GLMResults) -> list[tuple[str, str]]:
+    question = result.basis.agreement.question
+    lines = [("Offset", ", ".join(question.offsets))] if question.offsets else []
+    lines += [(ROLES[role], question.weights[role]) for role in ROLES if role in question.weights]
+    if "freq_weights" in question.weights:
+        lines.append(("Sum of Weights", show_count(result.fit_.total.weight)))
+    return lines
+
+
+def _covariance(result: GLMResults) -> str:
+    basis = result.basis
+    if basis.clusters is None:
+        return result.cov_type
+    within = f" in {basis.strata}" if basis.strata is not None else ""
+    return f"{result.cov_type} ({basis.clusters}{within})"
+
+
+def federation_lines(result: GLMResults) -> list[tuple[str, str]]:
+    """Labels and values of the federation."""
+    blocks, ledger = result.estimate.blocks, result._ledger
+    seen = sorted({block.entities for block in blocks})
+    rows = f"{seen[0]:,} to {seen[-1]:,}" if len(seen) > 1 else f"{seen[0]:,}"
+    lines = [("Institutions", str(len(blocks))), ("Rows by site", rows)]
+    lines += [("Own fits", _own_fits(result)), ("Heterogeneity", _joint_test(result))]
+    if ledger is not None:
+        kinds = dict.fromkeys(kind for row in ledger.kinds_by_client().values() for kind in row)
+        lines += [
+            ("Rounds", f"{ledger.rounds:,}"),
+            ("Traffic", human_bytes(ledger.bytes)),
+            ("Values that left", ", ".join(kinds) or "none"),
+        ]
+    return [*lines, ("Privacy spent", result.estimate.privacy)]
+
+
+def _own_fits(result: GLMResults) -> str:
+    local = result.fit_.local
+    if all(own.problem == NOT_ASKED for own in local):
+        return "not asked for (local=False)"
+    return f"{sum(own.beta is not None for own in local)} of {show_number(len(local), 'site')}"
+
+
+def _joint_test(result: GLMResults) -> str:
+    compared, _ = compare_sites(result)
+    if len(result.fit_.local) == 1:
+        return "not defined (one site)"
+    if compared is None or not compared.joint.df:
+        return "not defined"
+    joint = compared.joint
+    return f"chi2({joint.df}) = {joint.statistic:.2f}, p {show_probability(joint.pvalue)}"
+
+
+def compare_sites(result: GLMResults) -> tuple[Heterogeneity | None, str]:
+    """Heterogeneity, or None and why there is none."""
+    try:
+        return result.heterogeneity, ""
+    except NotAvailableError as error:
+        return None, str(error)
+
+
+# -- sites ---------------------------------------------------------------------------------------
+
+
+def site_sheet(result: GLMResults) -> Sheet:
+    """One site per row: its rows, the share left out, whether it has a fit, what left it."""
+    kinds = None if result._ledger is None else result._ledger.kinds_by_client()
+    estimates = result.site_estimates.notna().sum(axis=1)
+    p = len(result.estimate.names)
+    rows = []
+    for block, known in zip(result.estimate.blocks, estimates, strict=True):
+        own = "none" if not known else "yes" if known == p else f"{known} of {p}"
+        left = "not recorded" if kinds is None else ", ".join(kinds.get(block.client, ())) or "nothing"
+        rows.append((block.client, f"{block.entities:,}", f"{100 * block.missing:.2f} %", own, left))
+    headers = ("institution", "rows", "left out", "own fit", "what left it")
+    return Sheet(headers, tuple(rows), "lrrrl", SITE_WIDTHS, gap=2, wrap=True)
+
+
+# -- sentences -----------------------------------------------------------------------------------
+
+
 def fit_notes(result: GLMResults) -> list[str]:
     """Say what the reader must know of this fit."""
-    fit, notes = result.fit_, []
-    rounds = result.model.agreement
-    dropped = sum(row.n_rows - row.n for row in rounds.sites)
-    if dropped:
-        notes.append(f"{dropped:,} rows that lack one of the model's columns were left out.")
-    if fit.rounds is not None:
-        notes.append(
-            f"The estimate stops after {fit.rounds} Newton step(s) from the mean of the sites' own fits; "
-            f"the last was {number(fit.trace[-2].step)} standard errors long, and the score that remains is "
-            f"worth {number(fit.trace[-1].step)} standard errors."
+    parts = (_rows_note, _rounds_note, _sites_note, _local_note, _alpha_note, _likelihood_note, _cluster_note)
+    return [note for part in parts if (note := part(result))]
+
+
+def _rows_note(result: GLMResults) -> str:
+    agreed = result.basis.agreement
+    dropped = sum(row.n_rows - row.n for row in agreed.sites)
+    if not dropped:
+        return ""
+    zero = " or have the frequency weight zero" if "freq_weights" in agreed.question.weights else ""
+    return f"Rows left out because they lack one of the model's columns{zero}: {dropped:,}."
+
+
+def _rounds_note(result: GLMResults) -> str:
+    fit = result.fit_
+    if fit.rounds is None or reached(fit):
+        return ""
+    steps = "one Newton step" if fit.rounds == 1 else f"{fit.rounds} Newton steps"
+    return (
+        f"The estimate stops after {steps} from the mean of the sites' own fits, short of the maximum of the "
+        f"likelihood: the next step would be {number(fit.trace[-1].step)} standard errors long."
+    )
+
+
+def _sites_note(result: GLMResults) -> str:
+    compared, reason = compare_sites(result)
+    if compared is None:
+        return "" if len(result.fit_.local) == 1 else f"The sites are not compared: {reason}"
+    flagged, joint = compared.flagged, compared.joint
+    if result.basis.clusters is not None:  # it takes rows as independent, and weights as counts
+        return ""
+    if not flagged and not joint.pvalue < DIFFER:
+        return ""
+    which = f" I2 is large for {', '.join(flagged)}." if flagged else ""
+    return (
+        f"The sites differ: score test of equal coefficients chi2({joint.df}) = {joint.statistic:.2f}, "
+        f"p {show_probability(joint.pvalue)}.{which} One set of coefficients may describe no site; see "
+        ".heterogeneity."
+    )
+
+
+def _local_note(result: GLMResults) -> str:
+    sites: dict[str, list[str]] = {}
+    for own in result.fit_.local:
+        if own.problem and own.problem != NOT_ASKED:
+            sites.setdefault(PROBLEMS.get(own.problem, own.problem), []).append(own.site)
+    if not sites:
+        return ""
+    listed = "; ".join(f"{', '.join(names)} ({problem})" for problem, names in sites.items())
+    return f"No fit of their own: {listed}. Their rows count in the estimate all the same."
+
+
+def _alpha_note(result: GLMResults) -> str:
+    if result.overdispersion is None:
+        return ""
+    return (
+        "Alpha was estimated by maximum likelihood (standard error "
+        f"{number(result.overdispersion.std_error)}), which the standard errors of the coefficients account "
+        "for."
+    )
+
+
+def _likelihood_note(result: GLMResults) -> str:
+    if result.cov_type == "survey" and result.estimate.llf is not None:
+        return (
+            "The log-likelihood of a survey is a pseudo-likelihood: AIC, BIC and likelihood ratio tests have "
+            "no meaning."
         )
-    flagged, joint = result.heterogeneity.flagged, result.heterogeneity.joint
-    if flagged or joint.pvalue < DIFFER:
-        which = f" I2 is large for {', '.join(flagged)}." if flagged else ""
-        notes.append(
-            f"The sites differ: score test of equal coefficients chi2({joint.df}) = {joint.statistic:.1f}, "
-            f"p {show_probability(joint.pvalue)}.{which} One set of coefficients may describe no site; see "
-            ".heterogeneity."
-        )
-    without = {row.site: row.problem for row in fit.local if row.problem and row.problem != "not asked for"}
-    if without:
-        listed = "; ".join(f"{site}: {problem}" for site, problem in without.items())
-        notes.append(f"No estimate of their own: {listed}. Their rows count in the estimate all the same.")
-    if result.overdispersion is not None:
-        notes.append(
-            "Alpha was estimated by maximum likelihood (standard error "
-            f"{number(result.overdispersion.std_error)}), which the standard errors of the coefficients "
-            "account for."
-        )
-    clusters, strata = result._groups
-    if clusters is not None:
-        notes.append(
-            f"Standard errors are for clusters by '{clusters}'"
-            + (f" in strata by '{strata}'." if strata is not None else ".")
-        )
-    return notes
+    if result.family_spec.eql:
+        return "The log-likelihood is Tweedie's extended quasi-likelihood."
+    return ""
+
+
+def _cluster_note(result: GLMResults) -> str:
+    basis, K = result.basis, len(result.fit_.local)
+    if basis.clusters is None:
+        return ""
+    strata = f" in strata by '{basis.strata}'" if basis.strata is not None else ""
+    few = ""
+    if basis.clusters == basis.site_column and K < FEW_CLUSTERS:
+        few = f" There are {K}: with so few they are too small as a rule, and normal intervals too short."
+    own = "" if K == 1 else " The test of heterogeneity does not allow for them."
+    return f"Standard errors are for clusters by '{basis.clusters}'{strata}.{few}{own}"

@@ -27,9 +27,9 @@ class PredictedRows:
     X: Floats
 
     def standard_errors(self, cov: Floats) -> pd.Series:
-        """Standard errors of the linear predictor."""
+        """Return the standard errors of the linear predictor."""
         variance = np.full(len(self.linear), np.nan)
-        variance[self.whole] = np.einsum("ij,jk,ik->i", self.X, cov, self.X)
+        variance[self.whole] = ((self.X @ cov) * self.X).sum(axis=1)
         return pd.Series(np.sqrt(np.maximum(variance, 0.0)), index=self.linear.index)
 
 
@@ -138,5 +138,7 @@ def _exposure(frame: pd.DataFrame, name: str) -> Floats:
     values = as_numbers(series, "", name)
     wrong = int((values <= 0.0).sum())
     if wrong:
-        raise DesignError(f"{at_column('', name)}: {wrong:,} exposures are not positive; leave these rows out")
+        raise DesignError(
+            f"{at_column('', name)}: {wrong:,} exposures are not positive; leave these rows out"
+        )
     return values

@@ -3,27 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from scipy.linalg import qr, solve_triangular
 
 from fedstat.errors import EstimationError
 from fedstat.models.glm.coordinates import Coordinates
-from fedstat.typing import Floats
+from fedstat.typing import Array, Bools, Floats
 
-RANK_TOLERANCE = 1e-10
+RANK_TOLERANCE = 1e-12
+"""Eigenvalue of the information with ones on its diagonal, relative to the largest, of collinear columns."""
+
 SHARE = 1e-4
-LOADING = 0.3
+PATIENCE = 8
+"""Evaluations after which steps that do not shrink tell that the maximum lies at infinity."""
+
+SHORT, NOISE = 0.1, 1e-7
+"""Standard errors that a step has at most, and at least, where it does not shrink though it gains little."""
+
+GROWTH = 1.5
+"""By how much a step towards infinity at least multiplies the variance of a coefficient that goes there."""
+
+PART = 0.1
 
 
-def check_rank(information: Floats, names: Sequence[str]) -> None:
+def check_rank(information: Floats, coordinates: Coordinates) -> None:
     """Require linearly independent columns.
 
     Raises
     ------
     EstimationError
-        Columns are exactly collinear over all sites, and which.
+        Columns are collinear over all sites, and which.
     """
+    names = coordinates.design.names
     size = np.sqrt(np.diag(information))
     if (size == 0.0).any():
         raise EstimationError(f"design column {names[int(np.argmin(size))]!r} carries no information")
@@ -33,32 +46,107 @@ def check_rank(information: Floats, names: Sequence[str]) -> None:
         return
     root = (np.sqrt(np.maximum(values, 0.0)) * vectors).T
     R, pivot = qr(root, mode="r", pivoting=True)
-    rank = max(int((np.abs(np.diag(R)) > np.sqrt(RANK_TOLERANCE)).sum()), 1)
-    shares = np.abs(solve_triangular(R[:rank, :rank], R[:rank, rank:]))
+    rank = int((np.abs(np.diag(R)) > np.sqrt(RANK_TOLERANCE)).sum())
+    rank = min(max(rank, 1), len(names) - 1)
+    weights = solve_triangular(R[:rank, :rank], R[:rank, rank:])
     groups = []
-    for column, share in zip(pivot[rank:], shares.T, strict=True):
-        *others, last = (repr(names[i]) for i in sorted([column, *pivot[:rank][share > SHARE]]))
-        groups.append(f"{last} follows exactly from {', '.join(others)}" if others else f"{last} is zero")
+    for column, weight in zip(pivot[rank:], weights.T, strict=True):
+        combination = np.zeros(len(names))
+        combination[pivot[:rank]] = weight * size[column] / size[pivot[:rank]]
+        involved = np.abs(combination) * size > SHARE * size[column]
+        combination[column] = -1.0
+        if coordinates.design.intercept:
+            involved[0] = _has_constant(combination, coordinates)
+        involved[column] = True
+        *others, last = (repr(names[i]) for i in np.flatnonzero(involved))
+        groups.append(f"{last} follows from {', '.join(others)}" if others else f"{last} is zero")
     raise EstimationError(
-        f"design columns are exactly collinear over all sites: {'; '.join(groups)}. Leave one of each group "
-        "out."
+        f"design columns are collinear over all sites, to six digits or more: {'; '.join(groups)}. Leave one "
+        "of each group out."
     )
 
 
-def separation(
-    gamma: Floats, information: Floats, names: Sequence[str], sites: Sequence[str], coordinates: Coordinates
-) -> EstimationError:
-    """Say which columns separate the outcomes: their coefficients grow without bound."""
+def _has_constant(combination: Floats, coordinates: Coordinates) -> bool:
+    """Whether a combination of standardised columns that is zero has a constant in the data's units."""
+    own = coordinates.back @ combination
+    return bool(abs(own[0]) > SHARE * np.abs(own[1:] * coordinates.shift[1:]).max(initial=0.0))
+
+
+def diverges(moves: Sequence[float], lengths: Sequence[float]) -> bool:
+    """Whether steps go on that gain nothing: the maximum lies at infinity.
+
+    Where outcomes are separated each step adds about one to a logit, and its length in standard errors
+    shrinks by a constant factor; elsewhere Newton's steps shrink ever faster once they are short.
+
+    Parameters
+    ----------
+    moves : sequence of float
+        Largest change of a standardised coefficient, by evaluation.
+    lengths : sequence of float
+        Length of the step in standard errors.
+    """
+    if len(moves) < PATIENCE or not NOISE < lengths[-1] < SHORT:
+        return False
+    first, second, third = moves[-3:]
+    return second > 0.5 * first and third > 0.5 * second and lengths[-1] < lengths[0]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Runaway:
+    """Coefficients that go to infinity, at one step.
+
+    Parameters
+    ----------
+    step : (p,) array
+        Newton's step, of standardised coefficients.
+    before, now : (p, p) arrays
+        Information at the last two points.
+    evaluations : int
+    """
+
+    step: Floats
+    before: Floats
+    now: Floats
+    evaluations: int
+
+    def error(self, sites: Sequence[str], coordinates: Coordinates) -> EstimationError:
+        """Say which columns separate the outcomes, and where they vary."""
+        design = coordinates.design
+        grown = _variances(self.now) > GROWTH * _variances(self.before)
+        columns = np.ones(len(grown), dtype=bool)
+        columns[0] = not design.intercept
+        complete = bool(grown[columns].all())
+        share = np.abs(self.step) > PART * np.abs(self.step[columns]).max(initial=0.0)
+        culprits = columns & (share if complete or not (grown & columns).any() else grown)
+        listed = _name(culprits, bool(grown[0]) and design.intercept and not complete, coordinates)
+        where = [site for k, site in enumerate(sites) if _shows(culprits, k, coordinates)]
+        kind, rows = ("complete", "all") if complete else ("quasi-complete", "some")
+        return EstimationError(
+            f"{kind} separation: the responses of {rows} rows follow exactly from {listed} (at "
+            f"{', '.join(where)}); the estimate would be infinite, after {self.evaluations} evaluations the "
+            "coefficients still grow. Leave the term out, or merge its level with another."
+        )
+
+
+def _variances(information: Floats) -> Floats:
     size = np.sqrt(np.maximum(np.diag(information), np.finfo(float).tiny))
-    _, vectors = np.linalg.eigh(information / np.outer(size, size))
-    loadings = np.abs(vectors[:, 0]) * (np.abs(gamma) > 0.1 * np.abs(gamma).max())
-    culprits = [j for j in np.argsort(-loadings) if loadings[j] > LOADING * loadings.max() and j > 0]
-    culprits = culprits or [int(np.argmax(np.abs(gamma)))]
-    varies = np.array([coordinates.varies(k) for k in range(len(sites))])
-    where = [site for k, site in enumerate(sites) if varies[k, culprits].any()]
-    listed = ", ".join(repr(names[j]) for j in culprits)
-    return EstimationError(
-        f"perfect separation: the response follows exactly from {listed} (which vary at "
-        f"{', '.join(where)}), so that their coefficients grow without bound. Leave the terms out, or merge "
-        "their levels with others."
-    )
+    return np.asarray(np.diag(np.linalg.pinv(information / np.outer(size, size), hermitian=True)) / size**2)
+
+
+def _name(culprits: Bools, reference: bool, coordinates: Coordinates) -> str:
+    """Names of columns; where a factor's columns all run off and the intercept too, it is its reference."""
+    design, listed = coordinates.design, []
+    terms: Array = np.array(design.term_names, dtype=object)
+    for term in dict.fromkeys(terms[culprits]):
+        own = np.flatnonzero(terms == term)
+        if reference and len(own) > 1 and culprits[own].all():
+            listed.append(f"the reference level of {term!r}")
+        else:
+            listed += [repr(design.names[j]) for j in own if culprits[j]]
+    return ", ".join(listed)
+
+
+def _shows(culprits: Bools, k: int, coordinates: Coordinates) -> bool:
+    """Whether one of the columns is there at a site: it varies, or is a constant other than zero."""
+    own = coordinates.varies(k) | (coordinates.design.moments[k, 1] != 0.0)
+    return bool(own[culprits].any())

@@ -14,14 +14,12 @@ from fedstat.federation.engine import Rounds
 from fedstat.federation.message import Ask, Reply
 from fedstat.kernels.glm_family import FamilySpec
 from fedstat.models.glm.coordinates import Coordinates
-from fedstat.models.glm.problems import check_rank, separation
+from fedstat.models.glm.problems import PATIENCE, Runaway, check_rank, diverges
 from fedstat.models.glm.steps import FAMILY
 from fedstat.typing import Array, Floats
 
 MAX_HALVINGS = 30
 TINY = float(np.finfo(float).tiny)
-PATIENCE = 12
-"""Evaluations after which steps that do not shrink tell that the maximum lies at infinity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,14 +326,15 @@ class Newton:
 
     def climb(self, meat: bool) -> Rounds[tuple[Floats, Total, list[Reply]]]:
         """Take Newton's steps until they are small; judge in the last round where it can be foreseen."""
-        names, K = self.coordinates.design.names, len(self.session.sites)
+        K = len(self.session.sites)
         gamma = self.first_point()
         total = None if gamma is None else Total.of((yield self.evaluate_asks(gamma)))
         if total is None:
             gamma, total = yield from self.start_without_fits()
-        check_rank(total.information, names)
+        check_rank(total.information, self.coordinates)
         assert gamma is not None
         judged: list[Reply] = []
+        before = total.information
         while not self.finished(total):
             if self.halved >= PATIENCE:
                 raise EstimationError(
@@ -343,9 +342,10 @@ class Newton:
                     "the end of their range at some rows; choose a link whose means stay inside, such as the "
                     "log or logit"
                 )
-            if not self.halved and diverges(self.trace):
-                raise separation(gamma, total.information, names, self.session.sites, self.coordinates)
             step, _ = total.step()
+            if not self.halved and diverges([row.move for row in self.trace], [r.step for r in self.trace]):
+                runaway = Runaway(step, before, total.information, len(self.trace))
+                raise runaway.error(self.session.sites, self.coordinates)
             for halving in range(MAX_HALVINGS):
                 trial = gamma + step * 0.5**halving
                 asks = self.evaluate_asks(trial)
@@ -361,14 +361,14 @@ class Newton:
                     f"inside the domain of family {self.session.family}; choose another link"
                 )
             self.halved = self.halved + 1 if halving else 0
-            gamma, total, judged = trial, new, replies[K:]
+            before, gamma, total, judged = total.information, trial, new, replies[K:]
         return gamma, total, judged
 
     def start_without_fits(self) -> Rounds[tuple[Floats, Total]]:
         """First step of iteratively reweighted least squares, as statsmodels starts."""
         first = Total.of((yield self.evaluate_asks(None)))
         assert first is not None
-        check_rank(first.information, self.coordinates.design.names)
+        check_rank(first.information, self.coordinates)
         gamma, _ = first.step()
         total = Total.of((yield self.evaluate_asks(gamma)))
         if total is None and self.coordinates.design.intercept:
@@ -438,14 +438,3 @@ class Newton:
 def rises(new: float, old: float) -> bool:
     """Whether a deviance is larger than rounding explains."""
     return new > old + 1e-9 * (abs(old) + 1e-3)
-
-
-def diverges(trace: Sequence[TraceRow]) -> bool:
-    """Whether the steps stopped shrinking.
-
-    Where the outcomes are separated the maximum lies at infinity, and each step adds about one to a logit.
-    """
-    if len(trace) < PATIENCE:
-        return False
-    before, now = trace[-2].move, trace[-1].move
-    return now > 0.5 * before and trace[-1].step < trace[0].step

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import asdict
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NoReturn, cast
 
 import numpy as np
 import pandas as pd
 
-from fedstat.errors import NotAvailableError
+from fedstat.errors import EstimationError, ModelError, NotAvailableError
 from fedstat.federation.ledger import Ledger
 from fedstat.federation.partition import ClientPartition
 from fedstat.inference.estimate import Estimate
@@ -17,15 +20,18 @@ from fedstat.inference.heterogeneity import Heterogeneity, heterogeneity
 from fedstat.inference.likelihood import cox_snell, mcfadden
 from fedstat.inference.results import FederatedResults
 from fedstat.inference.summary import ClientBlock
-from fedstat.inference.tables import number
+from fedstat.inference.tables import SheetSummary
 from fedstat.inference.vif import gvif
+from fedstat.models.checks import check_choice
 from fedstat.models.evaluation import evaluate_rows
-from fedstat.models.glm.notes import fit_notes
+from fedstat.models.glm.notes import estimate_lines, federation_lines, fit_notes, show_number, site_sheet
 from fedstat.models.glm.overdispersion import Overdispersion
-from fedstat.models.glm.prediction import GLMPrediction, design_of, predict_rows
+from fedstat.models.glm.prediction import GLMPrediction, PredictedRows, predict_rows
 from fedstat.models.glm.protocol import GLMFit
 from fedstat.models.glm.score_test import ScoreTest, score_test
-from fedstat.typing import Floats
+from fedstat.models.glm.storage import FORMAT, Basis, read_saved, save_result
+from fedstat.models.saved import READERS
+from fedstat.typing import Array, Floats
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,6 +39,19 @@ if TYPE_CHECKING:
     from fedstat.models.glm.model import FederatedGLM
 
 UNDEFINED = "the family does not define a log-likelihood here"
+AT_THE_SITES = (
+    "no {}: they are one value per row, which stay at the sites. predict(frame) predicts rows that you hold, "
+    "and evaluate() judges the predictions where the rows are"
+)
+SCALES = {"Logit": "log odds of {}", "Log": "log mean of {}", "Identity": "mean of {}"}
+"""What a coefficient adds to, by link; the linear predictor for the others."""
+
+
+def _at_the_sites(what: str) -> property:
+    def refuse(self: GLMResults) -> NoReturn:
+        raise NotAvailableError(AT_THE_SITES.format(what))
+
+    return property(refuse, doc=f"Not available: {what} stay at the sites.")
 
 
 class GLMResults(FederatedResults):
@@ -43,28 +62,32 @@ class GLMResults(FederatedResults):
     family : statsmodels family
     fit_ : GLMFit
         Sums over sites at the estimate.
+    basis : Basis
+        What is kept of the model, with which new rows are coded.
+    model : FederatedGLM or None
+        None where the results were read from a file.
     overdispersion : Overdispersion or None
         The negative binomial's alpha with its standard error, where it was estimated.
+    evaluation_ledger : Ledger or None
+        What passed in the latest :meth:`evaluate`.
     """
-
-    method_name = "Newton's method from sums over sites"
 
     def __init__(
         self,
         estimate: Estimate,
         ledger: Ledger | None,
         fit: GLMFit,
-        model: FederatedGLM,
-        groups: tuple[str | None, str | None],
+        basis: Basis,
         overdispersion: Overdispersion | None = None,
+        model: FederatedGLM | None = None,
     ) -> None:
         super().__init__(estimate, ledger)
+        self.fit_, self.basis = fit, basis
+        self.model = cast("FederatedGLM", model)  # None after load: see _need_model
         self.overdispersion = overdispersion
         self.family_spec = fit.family
         self.family = fit.family.make()
-        self.fit_, self.model = fit, model
-        self.model_name = model.model_name
-        self._groups = groups
+        self.model_name = basis.model_name
         self._auc: float | None = None
         self.evaluation_ledger: Ledger | None = None
 
@@ -104,7 +127,8 @@ class GLMResults(FederatedResults):
             ),
             reasons={"llf": UNDEFINED, "rsquared": "a GLM has pseudo_rsquared() instead"},
         )
-        return cls(estimate, ledger, fit, model, groups, overdispersion)
+        basis = Basis(model.model_name, model.agreement, model.partition.site_column, *groups)
+        return cls(estimate, ledger, fit, basis, overdispersion, model)
 
     # -- statements ------------------------------------------------------------------------------
 
@@ -135,6 +159,11 @@ class GLMResults(FederatedResults):
         return self.fit_.total.weight - len(self.estimate.names)
 
     @property
+    def df_null(self) -> float:
+        """Residual degrees of freedom of the model with an intercept (and offset) only."""
+        return self.fit_.total.weight - 1.0
+
+    @property
     def bic(self) -> float:
         """Schwarz's criterion; the sample size is the sum of the frequency weights."""
         return -2.0 * self.llf + float(np.log(self.fit_.total.weight)) * self._n_parameters
@@ -146,6 +175,45 @@ class GLMResults(FederatedResults):
         if kind == "cs":
             return cox_snell(self.llf, self.llnull, self.nobs)
         raise NotAvailableError(f"pseudo_rsquared: expected 'cs' or 'mcf', received {kind!r}")
+
+    def info_criteria(
+        self, crit: Literal["aic", "bic", "qaic"], scale: float | None = None, dk_params: int = 0
+    ) -> float:
+        """Information criterion, as in statsmodels.
+
+        Parameters
+        ----------
+        crit : {"aic", "bic", "qaic"}
+        scale : float, optional
+            For "qaic": the dispersion of the largest of the models that are compared.
+        dk_params : int
+            Parameters to count beside the coefficients, such as the dispersion.
+        """
+        check_choice("crit", crit, ("aic", "bic", "qaic"))
+        if crit == "bic":
+            return self.bic + dk_params * float(np.log(self.fit_.total.weight))
+        if crit == "aic":
+            return self.aic + 2.0 * dk_params
+        if scale is None or self.family_spec.estimates_scale:
+            raise ModelError("info_criteria: 'qaic' is for counts and proportions, and needs a scale")
+        return -2.0 * self.llf * self.scale / scale + 2.0 * (self._n_parameters + dk_params)
+
+    @property
+    def trace(self) -> pd.DataFrame:
+        """Deviance, Newton's step in standard errors and its largest move, by evaluation of the sums."""
+        frame = pd.DataFrame([asdict(row) for row in self.fit_.trace])
+        return frame.set_axis(pd.RangeIndex(1, len(frame) + 1, name="evaluation"))
+
+    fittedvalues = _at_the_sites("fitted values")
+    mu = _at_the_sites("fitted values")
+    resid = _at_the_sites("residuals")
+    resid_response = _at_the_sites("residuals")
+    resid_pearson = _at_the_sites("residuals")
+    resid_deviance = _at_the_sites("residuals")
+    resid_anscombe = _at_the_sites("residuals")
+    resid_working = _at_the_sites("residuals")
+
+    # -- sites -----------------------------------------------------------------------------------
 
     @property
     def site_estimates(self) -> pd.DataFrame:
@@ -161,8 +229,23 @@ class GLMResults(FederatedResults):
         """How far the sites agree: Cochran's Q, I2, random effects, the fit without each site.
 
         It needs no message: sites sent their own fits with the start, their parts of the sums with the rest.
+        Without own fits (``local=False``) there are the score test and the fit without each site.
+
+        Raises
+        ------
+        NotAvailableError
+            There is one site, or the sums do not tell the columns apart.
         """
-        return heterogeneity(self.estimate.names, self.estimate.params, self.scale, self.fit_.local)
+        if len(self.fit_.local) == 1:
+            raise NotAvailableError("no heterogeneity: it compares sites, and this fit has one")
+        est = self.estimate
+        try:
+            return heterogeneity(est.names, est.params, self.scale, self.fit_.local)
+        except EstimationError as error:
+            raise NotAvailableError(
+                "no heterogeneity: a column lies too far from zero for its spread to be told; centre it, as "
+                "in center(year)"
+            ) from error
 
     def plot_forest(self, coefficient: str, ax: Axes | None = None) -> Axes:
         """Forest plot of a coefficient over the sites."""
@@ -191,10 +274,13 @@ class GLMResults(FederatedResults):
         ------
         PolicyError
             A site refuses.
+        NotAvailableError
+            No partition is given, and the results were read from a file.
         """
-        chosen = self.model.partition if partition is None else partition
+        if partition is None:
+            partition = self._need_model("evaluate without a partition", "give one").partition
         evaluation, self.evaluation_ledger = evaluate_rows(
-            self.model.agreement, self.family_spec, self.params.to_numpy(), chosen, bins=bins
+            self.basis.agreement, self.family_spec, self.params.to_numpy(), partition, bins=bins
         )
         if evaluation.binary:
             self._auc = evaluation.auc
@@ -225,52 +311,117 @@ class GLMResults(FederatedResults):
         ------
         ModelError
             The terms add no coefficient, or rows of the fit lack their columns.
+        NotAvailableError
+            The results were read from a file.
         """
+        self._need_model("score_test", "fit the model again, or the larger one")
         return score_test(self, terms)
 
     # -- prediction ------------------------------------------------------------------------------
 
-    def predict(self, frame: pd.DataFrame, which: Literal["mean", "linear"] = "mean") -> pd.Series:
+    def predict(
+        self, frame: pd.DataFrame | None = None, which: Literal["mean", "linear"] = "mean"
+    ) -> pd.Series:
         """Predict for rows that the caller holds.
 
         Parameters
         ----------
         frame : DataFrame
-            With the columns of the model; rows that lack one give NaN.
+            With the columns of the model, and of its offset or exposure; rows that lack one give NaN.
         which : {"mean", "linear"}
 
         Returns
         -------
         Series
-        """
-        eta = predict_rows(self.model, self.fit_, frame).linear
-        return eta if which == "linear" else eta.map(self.family.link.inverse)
 
-    def get_prediction(self, frame: pd.DataFrame) -> GLMPrediction:
+        Raises
+        ------
+        DesignError
+            A column is absent, of another type, or holds a level that the fit did not know.
+        NotAvailableError
+            No frame is given: the rows of the fit stay at the sites.
+        """
+        check_choice("which", which, ("mean", "linear"))
+        eta = self._predicted(frame).linear
+        if which == "linear":
+            return eta
+        return pd.Series(self.family.link.inverse(eta.to_numpy()), index=eta.index)
+
+    def get_prediction(self, frame: pd.DataFrame | None = None) -> GLMPrediction:
         """Predict with standard errors and intervals; see :meth:`GLMPrediction.summary_frame`."""
-        rows = predict_rows(self.model, self.fit_, frame)
-        X = design_of(rows)
-        se = np.sqrt(np.einsum("ij,jk,ik->i", X, self._cov(), X))
-        return GLMPrediction(rows.linear, pd.Series(se, index=rows.linear.index), self.family)
+        rows = self._predicted(frame)
+        return GLMPrediction(rows.linear, rows.standard_errors(self._cov()), self.family)
+
+    def _predicted(self, frame: pd.DataFrame | None) -> PredictedRows:
+        if frame is None:
+            raise NotAvailableError(
+                "predict needs a frame of rows that you hold; those of the fit stay at the sites, where "
+                "evaluate() judges their predictions"
+            )
+        design = self.fit_.coordinates.design
+        return predict_rows(self.basis.agreement, design, self.estimate.params, frame)
+
+    # -- keeping ---------------------------------------------------------------------------------
+
+    def save(self, path: str | Path) -> None:
+        """Write the results to a file of arrays and JSON; read it with :func:`fedstat.load`.
+
+        It holds the estimates, the sums of every site, the ledger, and how columns are coded (with means
+        and knots of transforms), and no value of a row.
+
+        Parameters
+        ----------
+        path : str or Path
+        """
+        save_result(path, self)
+
+    def _need_model(self, what: str, remedy: str) -> FederatedGLM:
+        if self.model is None:
+            raise NotAvailableError(
+                f"{what}: this result was read from a file and has no partition; {remedy}"
+            )
+        return self.model
 
     # -- summary ---------------------------------------------------------------------------------
 
+    def summary(self, alpha: float = 0.05) -> SheetSummary:
+        """Estimate, federation, coefficients, sites, notes; as :meth:`FederatedResults.summary`."""
+        usual = super().summary(alpha)
+        return SheetSummary([*usual.sheets[:-1], site_sheet(self)], usual.notes, usual.headline)
+
+    def plot_coefficients(
+        self, ax: Axes | None = None, *, conf_level: float = 0.95, intercept: bool = False
+    ) -> Axes:
+        """Coefficients with intervals on the link's scale; as :meth:`FederatedResults.plot_coefficients`."""
+        ax = super().plot_coefficients(ax, conf_level=conf_level, intercept=intercept)
+        scale = SCALES.get(self.family_spec.link, "linear predictor of {}")
+        ax.set_xlabel(f"effect on the {scale.format(self.estimate.response)}", parse_math=False)
+        return ax
+
+    def __repr__(self) -> str:
+        est, sites = self.estimate, len(self.fit_.local)
+        state = "" if est.converged else ", NOT CONVERGED"
+        return (
+            f"<{self.model_name} results: {est.response}, {show_number(len(est.names), 'coefficient')}, "
+            f"{show_number(est.nobs, 'row')} at {show_number(sites, 'site')}{state}; see .summary()>"
+        )
+
     def _summary_left(self) -> list[tuple[str, str]]:
-        left = super()._summary_left()
-        spec = self.family_spec
-        at = next(i for i, (label, _) in enumerate(left) if label == "Df Model")
-        left[at - 2 : at - 2] = [("Model Family", spec.name), ("Link Function", spec.link)]
-        rows: list[tuple[str, str]] = [
-            ("Df Residuals", f"{self.df_resid:g}"),
-            ("Scale", number(self.scale)),
-            *([] if spec.alpha is None else [("Alpha", number(spec.alpha))]),
-            ("Deviance", number(self.deviance)),
-            ("Pearson chi2", number(self.pearson_chi2)),
-            ("Pseudo R2 (CS)", self._or_dash(self.pseudo_rsquared)),
-        ]
-        left = [row for row in left if row[0] != "R-squared"]
-        at = next(i for i, (label, _) in enumerate(left) if label == "Df Model") + 1
-        return [*left[:at], *rows, *left[at:]]
+        return estimate_lines(self)
+
+    def _summary_right(self) -> list[tuple[str, str]]:
+        return federation_lines(self)
 
     def _summary_notes(self) -> list[str]:
         return [*super()._summary_notes(), *fit_notes(self)]
+
+
+def from_file(header: Mapping[str, str], arrays: Mapping[str, Array]) -> GLMResults:
+    """Rebuild results from what a file holds."""
+    saved = read_saved(header, arrays)
+    result = GLMResults(saved.estimate, saved.ledger, saved.fit, saved.basis, saved.overdispersion)
+    result._auc = saved.auc
+    return result
+
+
+READERS[FORMAT] = from_file

@@ -77,11 +77,10 @@ class Basis:
     @classmethod
     def of_content(cls, content: Mapping[str, Any]) -> Basis:
         """Rebuild what :meth:`to_content` took apart; question and coding are checked."""
-        agreement = RowsAgreement(
-            RowsQuestion.from_json(content["question"]),
-            BlockSpec.from_json(content["spec"]),
-            tuple(SiteRows(**row) for row in content["sites"]),
-        )
+        question, spec = RowsQuestion.from_json(content["question"]), BlockSpec.from_json(content["spec"])
+        if (question.terms, question.columns) != (spec.terms, spec.columns):
+            raise ValueError("terms")
+        agreement = RowsAgreement(question, spec, tuple(SiteRows(**row) for row in content["sites"]))
         names = (content["model_name"], content["site_column"])
         return cls(names[0], agreement, names[1], content["clusters"], content["strata"])
 
@@ -181,8 +180,8 @@ def _check_arrays(content: Mapping[str, Any], arrays: Mapping[str, Array], p: in
     for name, array in arrays.items():
         if array.shape != tuple(sizes[letter] for letter in SHAPES[name]):
             raise ValueError(f"shape of {name}: {array.shape}")
-    if len(content["local"]) != K:
-        raise ValueError("sites")
+    if len(content["local"]) != K or not content["trace"]:
+        raise ValueError("sites and trace")
 
 
 def _fit(content: dict[str, Any], arrays: Mapping[str, Array], estimate: Estimate, basis: Basis) -> GLMFit:

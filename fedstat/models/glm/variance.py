@@ -12,7 +12,7 @@ from fedstat.errors import EstimationError
 from fedstat.federation.engine import Rounds
 from fedstat.federation.message import Reply
 from fedstat.models.glm.protocol import GLMFit, Session
-from fedstat.typing import Floats
+from fedstat.typing import Floats, Ints
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,33 +26,58 @@ class ClusterSums:
     sums : (S, p) array
     outer : (S, p, p) array
         Sums of the clusters' scores and of their outer products.
+    within : (p, p) array
+        Variance between clusters in the strata that lie within one site.
+    strata, lonely : int
+        Number of strata in all, and of those within one site that have a single cluster.
     """
 
     counts: Floats
     sums: Floats
     outer: Floats
+    within: Floats
+    strata: int
+    lonely: int
 
 
 def cluster_sums(session: Session, fit: GLMFit, clusters: str, strata: str | None) -> Rounds[ClusterSums]:
-    """Ask the sites for their clusters' scores; those of clusters at several sites are added first."""
+    """Ask the sites for their clusters' scores; those of clusters at several sites are added first.
+
+    Raises
+    ------
+    EstimationError
+        A cluster lies in different strata at different sites.
+    """
     text = json.dumps({"clusters": clusters, "strata": strata})
     listed = yield [session.ask(site, "list_clusters", {}, text) for site in session.sites]
-    every = np.concatenate([reply.arrays["clusters"] for reply in listed])
-    labels, counts = np.unique(every, return_counts=True)
-    shared = labels[counts > 1]
     arrays = {
         "beta": fit.gamma,
         "shift": fit.coordinates.shift,
         "scale": fit.coordinates.scale,
-        "shared": shared,
+        "shared": _at_several(listed, "clusters"),
+        "spanning": _at_several(listed, "strata"),
     }
     replies = yield [session.ask(site, "sum_clusters", arrays) for site in session.sites]
+    together = [np.concatenate([r.arrays[name] for r in replies]) for name in ("shared", "shared_strata")]
+    pairs = np.unique(np.column_stack(together), axis=0)
+    if len(pairs) != len(np.unique(pairs[:, 0])):
+        raise EstimationError(
+            f"survey variance: labels of '{clusters}' lie in different '{strata}' at different sites; give "
+            "clusters labels that are unique over strata"
+        )
     return add_clusters(replies, len(fit.gamma))
+
+
+def _at_several(replies: Sequence[Reply], name: str) -> Ints:
+    """Hashes that several sites list, (s,)."""
+    found, counts = np.unique(np.concatenate([reply.arrays[name] for reply in replies]), return_counts=True)
+    return np.asarray(found[counts > 1])
 
 
 def add_clusters(replies: Sequence[Reply], p: int) -> ClusterSums:
     """Add the sites' sums up."""
-    strata = np.unique(np.concatenate([reply.arrays["strata"] for reply in replies]))
+    names = ("strata", "shared_strata")
+    strata = np.unique(np.concatenate([reply.arrays[name] for reply in replies for name in names]))
     counts, sums, outer = np.zeros(len(strata)), np.zeros((len(strata), p)), np.zeros((len(strata), p, p))
     together: dict[tuple[int, int], Floats] = {}
     for reply in replies:
@@ -68,7 +93,9 @@ def add_clusters(replies: Sequence[Reply], p: int) -> ClusterSums:
         counts[h] += 1.0
         sums[h] += score
         outer[h] += np.outer(score, score)
-    return ClusterSums(counts, sums, outer)
+    within = np.sum([reply.arrays["within"] for reply in replies], axis=0)
+    own, lonely = np.sum([reply.arrays["lonely"] for reply in replies], axis=0).tolist()
+    return ClusterSums(counts, sums, outer, within, len(strata) + own, lonely)
 
 
 def sandwich(fit: GLMFit, meat: Floats, *, expected: bool = False) -> Floats:
@@ -100,7 +127,9 @@ def clustered(fit: GLMFit, sums: ClusterSums) -> Floats:
 def clustered_by_site(fit: GLMFit) -> Floats:
     """Cluster-robust covariance with the sites as clusters; needs no further message."""
     scores = np.array([score for score, _ in fit.total.by_site])
-    sums = ClusterSums(np.array([float(len(scores))]), scores.sum(axis=0)[None], (scores.T @ scores)[None])
+    outer, p = (scores.T @ scores)[None], scores.shape[1]
+    count = np.array([float(len(scores))])
+    sums = ClusterSums(count, scores.sum(axis=0)[None], outer, np.zeros((p, p)), 1, 0)
     return clustered(fit, sums)
 
 
@@ -115,12 +144,12 @@ def linearised(fit: GLMFit, sums: ClusterSums) -> Floats:
     EstimationError
         A stratum has a single cluster.
     """
-    if (sums.counts < 2).any():
-        lonely = int((sums.counts < 2).sum())
+    lonely = sums.lonely + int((sums.counts < 2).sum())
+    if lonely:
         raise EstimationError(
-            f"survey variance: {lonely} of {len(sums.counts)} strata have a single cluster, which says "
-            "nothing about their variance; merge them with similar strata"
+            f"survey variance: {lonely} of {sums.strata} strata have a single cluster, which says nothing "
+            "about their variance; merge them with similar strata"
         )
     n = sums.counts[:, None, None]
     means = sums.sums[:, :, None] * sums.sums[:, None, :] / n
-    return sandwich(fit, (n / (n - 1.0) * (sums.outer - means)).sum(axis=0), expected=True)
+    return sandwich(fit, sums.within + (n / (n - 1.0) * (sums.outer - means)).sum(axis=0), expected=True)

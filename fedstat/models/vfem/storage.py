@@ -1,4 +1,4 @@
-"""Results in a file: arrays and JSON, nothing that runs."""
+"""What a file of VFEM results holds."""
 
 from __future__ import annotations
 
@@ -10,10 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedstat.federation.ledger import Entry, Ledger
-from fedstat.federation.message import pack
+from fedstat.federation.ledger import Ledger
 from fedstat.inference.estimate import Estimate
-from fedstat.inference.summary import ClientBlock
+from fedstat.models.saved import (
+    estimate_content,
+    ledger_content,
+    read_estimate,
+    read_ledger,
+    without,
+    write,
+)
 from fedstat.models.vfem.covariance_protocol import Covariance
 from fedstat.models.vfem.prediction import Response
 from fedstat.models.vfem.protocol import Fit, Options, TraceRow
@@ -36,13 +42,12 @@ def save_result(path: Path, result: VFEMResults, specs: Mapping[str, str]) -> No
         arrays[f"beta {k}"], arrays[f"mu {k}"] = fit.beta[name], fit.mu[name]
     if result.estimate.cov is not None and covariance is not None:
         arrays["cov"], arrays["psi"] = result.estimate.cov, covariance.psi
-    ledger = result._ledger
     content = {
-        "estimate": _without(asdict(result.estimate), "params", "cov"),
+        "estimate": estimate_content(result.estimate),
         "fit": {"a": fit.a, "s2": fit.s2, "t": [fit.t[name] for name in result.names]}
         | {"log_likelihood": fit.log_likelihood, "converged": fit.converged, "reason": fit.reason},
         "trace": [asdict(row) for row in fit.trace],
-        "covariance": None if covariance is None else _without(asdict(covariance), "psi"),
+        "covariance": None if covariance is None else without(asdict(covariance), "psi"),
         "options": asdict(result.options),
         "names": list(result.names.items()),
         "counts": asdict(result.counts),
@@ -51,13 +56,9 @@ def save_result(path: Path, result: VFEMResults, specs: Mapping[str, str]) -> No
         "notes": result._notes,
         "response": asdict(result.response),
         "specs": dict(specs),
-        "ledger": None if not isinstance(ledger, Ledger) else asdict(ledger),
+        "ledger": ledger_content(result._ledger),
     }
-    path.write_bytes(pack({"format": FORMAT, "content": json.dumps(content)}, arrays))
-
-
-def _without(values: dict[str, Any], *names: str) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if name not in names}
+    write(path, FORMAT, content, arrays)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +83,11 @@ def read_saved(header: Mapping[str, str], arrays: Mapping[str, Array]) -> Saved:
     """Read what :func:`save_result` wrote."""
     content = json.loads(header["content"])
     names = {name: tuple(columns) for name, columns in content["names"]}
-    covariance = None
+    cov = covariance = None
     if content["covariance"] is not None:
-        covariance = Covariance(arrays["psi"], **content["covariance"])
+        cov, covariance = arrays["cov"], Covariance(arrays["psi"], **content["covariance"])
     return Saved(
-        _estimate(content["estimate"], arrays),
+        read_estimate(content["estimate"], arrays["params"], cov),
         _fit(content, arrays, tuple(names)),
         covariance,
         Options(**content["options"]),
@@ -97,7 +98,7 @@ def read_saved(header: Mapping[str, str], arrays: Mapping[str, Array]) -> Saved:
         content["notes"],
         Response(**(content["response"] | {"columns": tuple(content["response"]["columns"])})),
         content["specs"],
-        _ledger(content["ledger"]),
+        read_ledger(content["ledger"]),
     )
 
 
@@ -115,17 +116,3 @@ def _fit(content: dict[str, Any], arrays: Mapping[str, Array], clients: tuple[st
         saved["converged"],
         saved["reason"],
     )
-
-
-def _estimate(saved: dict[str, Any], arrays: Mapping[str, Array]) -> Estimate:
-    values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in saved.items()}
-    values["blocks"] = tuple(ClientBlock(**block) for block in saved["blocks"])
-    values |= {"params": arrays["params"], "cov": arrays.get("cov")}
-    return Estimate(**values)
-
-
-def _ledger(saved: dict[str, Any] | None) -> Ledger | None:
-    if saved is None:
-        return None
-    entries = [Entry(**(row | {"shape": tuple(row["shape"])})) for row in saved["entries"]]
-    return Ledger(saved["at"], entries, saved["rounds"])

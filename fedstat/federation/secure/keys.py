@@ -1,0 +1,415 @@
+"""Who an institution is, and secrets that two institutions share and the coordinator does not have.
+
+A site has a lasting :class:`Identity`; the others hold its fingerprint, which they compared by telephone or
+on paper. For every session each site offers a fresh X25519 key (RFC 7748), signed with Ed25519 (RFC 8032)
+over the session, its own name, the names and fingerprints of all sites, and that key (the signed
+Diffie-Hellman exchange of Krawczyk 2003, SIGMA, doi:10.1007/978-3-540-45146-4_24). Sites a and b then have ::
+
+    HKDF-SHA256(X25519(fresh_a, fresh_b) || X25519(lasting_a, lasting_b),
+                salt = SHA-256(session, every name, fingerprint and fresh key), info = (purpose, a, b))
+
+(RFC 5869). The first part makes old traffic safe from a later theft of identities, the second keeps the
+secret even where one site's source of fresh randomness or the check of a signature fails. Two sites that saw
+different keys of anyone in the session have different salts, hence no common secret.
+
+The coordinator relays all public keys, and may replace, withhold or repeat them, in league with any sites but
+the two: replacing gives a :class:`~fedstat.errors.SecurityError` about the signature, provided that the
+fingerprints did not come through the coordinator; repeating an old key gives nobody the secret. Not
+protected: who talks with whom, and an institution whose identity file was stolen, from then on. See
+:mod:`fedstat.federation.secure`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from fedstat.errors import SecurityError
+
+KEY_BYTES = 32
+SIGNATURE_BYTES = 64
+LONGEST_FILE = 4096
+
+
+def encode(*parts: str | bytes) -> bytes:
+    """Join parts so that no two lists of parts give the same bytes: each is preceded by its length."""
+    pieces = [part.encode() if isinstance(part, str) else part for part in parts]
+    return b"".join(len(piece).to_bytes(8, "little") + piece for piece in pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class PublicIdentity:
+    """What everybody may know of an institution.
+
+    Parameters
+    ----------
+    signing : bytes
+        Ed25519 public key, 32 bytes.
+    agreement : bytes
+        X25519 public key, 32 bytes.
+    """
+
+    signing: bytes
+    agreement: bytes
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 of both public keys."""
+        return hashlib.sha256(encode("fedstat identity 1", self.signing, self.agreement)).digest()
+
+    @property
+    def fingerprint(self) -> str:
+        """The digest in 16 groups of four hexadecimal digits, to be read out or printed."""
+        text = self.digest.hex()
+        return " ".join(text[i : i + 4] for i in range(0, len(text), 4))
+
+    def to_json(self) -> str:
+        """Text that :meth:`from_json` reads."""
+        return _write("fedstat public identity 1", signing=self.signing, agreement=self.agreement)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> PublicIdentity:
+        """Read a public identity.
+
+        Raises
+        ------
+        SecurityError
+            The text is not one.
+        """
+        what = "a public identity"
+        fields = _read(text, what, "fedstat public identity 1", ("signing", "agreement"))
+        signing, agreement = (_unhex(fields[name], KEY_BYTES, what) for name in ("signing", "agreement"))
+        return cls(signing, agreement)
+
+
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
+class Identity:
+    """The lasting private keys of one institution; they never leave it.
+
+    Parameters
+    ----------
+    signing : Ed25519PrivateKey
+    agreement : X25519PrivateKey
+    """
+
+    signing: Ed25519PrivateKey
+    agreement: X25519PrivateKey
+
+    def __repr__(self) -> str:
+        return f"Identity({self.public.fingerprint})"
+
+    @classmethod
+    def generate(cls) -> Identity:
+        """Draw new keys from the operating system."""
+        return cls(Ed25519PrivateKey.generate(), X25519PrivateKey.generate())
+
+    @property
+    def public(self) -> PublicIdentity:
+        """The public part."""
+        return PublicIdentity(
+            self.signing.public_key().public_bytes_raw(), self.agreement.public_key().public_bytes_raw()
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Write the keys to a new file that its owner alone may read (mode 0600).
+
+        Raises
+        ------
+        SecurityError
+            The file exists: an identity that is overwritten is lost, and with it what others pinned.
+        """
+        keys = (self.signing.private_bytes_raw(), self.agreement.private_bytes_raw())
+        try:
+            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError as error:
+            raise SecurityError(f"'{path}' exists; choose another file, or move that one away") from error
+        with os.fdopen(handle, "w") as file:
+            file.write(_write("fedstat identity 1", signing=keys[0], agreement=keys[1]))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Identity:
+        """Read what :meth:`save` wrote.
+
+        Raises
+        ------
+        SecurityError
+            Others than the owner may read the file, or it is not an identity.
+        """
+        with open(path, "rb") as file:
+            mode = os.fstat(file.fileno()).st_mode & 0o777
+            if os.name == "posix" and mode & 0o077:
+                raise SecurityError(
+                    f"'{path}' may be read by others (mode {mode:04o}); make it private with chmod 600, and "
+                    "generate a new identity if somebody may have read it"
+                )
+            text = file.read(LONGEST_FILE)
+        what = f"'{path}', expected to be an identity,"
+        fields = _read(text, what, "fedstat identity 1", ("signing", "agreement"))
+        return cls(
+            Ed25519PrivateKey.from_private_bytes(_unhex(fields["signing"], KEY_BYTES, what)),
+            X25519PrivateKey.from_private_bytes(_unhex(fields["agreement"], KEY_BYTES, what)),
+        )
+
+
+def pin(expected: Mapping[str, str], public: Mapping[str, PublicIdentity]) -> None:
+    """Hold the keys of sites against the fingerprints that were agreed.
+
+    Parameters
+    ----------
+    expected : mapping of str to str
+        Fingerprint by site; spaces, colons and case do not matter.
+    public : mapping of str to PublicIdentity
+        The keys that arrived.
+
+    Raises
+    ------
+    SecurityError
+        Says whose key differs, is missing, has no fingerprint to be compared with, or is that of two sites.
+    """
+    for names, problem in (
+        (expected.keys() - public.keys(), "no key arrived from"),
+        (public.keys() - expected.keys(), "no fingerprint is pinned for"),
+    ):
+        if names:
+            raise SecurityError(f"{problem} {', '.join(sorted(names))}; every site of a session needs both")
+    wrong = [
+        f"'{name}' (pinned {expected[name]}, received {public[name].fingerprint})"
+        for name in sorted(public)
+        if _plain(expected[name]) != public[name].digest.hex()
+    ]
+    if wrong:
+        raise SecurityError(
+            f"not the pinned key: {'; '.join(wrong)}. Ask the institution itself, not the coordinator, for "
+            "its fingerprint"
+        )
+    digests = [key.digest for key in public.values()]
+    twice = sorted(name for name, key in public.items() if digests.count(key.digest) > 1)
+    if twice:
+        raise SecurityError(f"{', '.join(twice)} have the same key; they count as one institution")
+
+
+class Agreement:
+    """One site's part in agreeing on the keys of one session.
+
+    Parameters
+    ----------
+    identity : Identity
+        The site's own.
+    session : str
+        Name of the session, not empty.
+    site : str
+        The site's own name.
+    public : mapping of str to PublicIdentity
+        The identities of all sites of the session, its own among them.
+    pinned : mapping of str to str
+        The fingerprints that were agreed; see :func:`pin`.
+
+    Raises
+    ------
+    SecurityError
+        A key is not the pinned one, the site is not on the list, or is alone on it.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        session: str,
+        site: str,
+        public: Mapping[str, PublicIdentity],
+        pinned: Mapping[str, str],
+    ) -> None:
+        pin(pinned, public)
+        if site not in public or public[site] != identity.public:
+            raise SecurityError(f"{site}: the list of sites does not hold this site with its own key")
+        if len(public) < 2 or not session:
+            raise SecurityError(f"{site}: expected a named session of at least two sites")
+        self.site, self.session, self.sites = site, session, tuple(sorted(public))
+        self._identity = identity
+        self._public = dict(public)
+        self._fresh: X25519PrivateKey | None = X25519PrivateKey.generate()
+        self._lock = Lock()
+        names = [part for name in self.sites for part in (name, public[name].digest)]
+        self._roster = hashlib.sha256(encode("fedstat sites 1", session, *names)).digest()
+
+    def announce(self) -> str:
+        """Sign the fresh key, for all other sites.
+
+        Raises
+        ------
+        SecurityError
+            The agreement is finished.
+        """
+        offered = self._open().public_key().public_bytes_raw()
+        signature = self._identity.signing.sign(self._statement(self.site, offered))
+        return _write("fedstat agreement 1", sites=self._roster, key=offered, signature=signature)
+
+    def finish(self, announcements: Mapping[str, str | bytes]) -> PairKeys:
+        """Check what the others announced, and derive the keys that are shared with each.
+
+        Parameters
+        ----------
+        announcements : mapping of str to str
+            What :meth:`announce` gave at each site; the site's own may be among them.
+
+        Raises
+        ------
+        SecurityError
+            One is missing, of an unknown site, malformed, or not signed by the site's pinned key over this
+            session, this list of sites and this key. Nothing is derived, and the right announcements may
+            still be handed in.
+        """
+        fresh = self._open()
+        others = set(self.sites) - {self.site}
+        if others - announcements.keys() or announcements.keys() - set(self.sites):
+            raise SecurityError(
+                f"{self.site}: expected announcements of {', '.join(sorted(others))}; received those of "
+                f"{', '.join(sorted(announcements)) or 'none'}"
+            )
+        offered = {name: self._verified(name, text) for name, text in announcements.items()}
+        own = fresh.public_key().public_bytes_raw()
+        if offered.setdefault(self.site, own) != own:
+            raise SecurityError(f"{self.site}: its own announcement came back with another key")
+        parts = [part for name in self.sites for part in (name, self._public[name].digest, offered[name])]
+        transcript = hashlib.sha256(encode("fedstat transcript 1", self.session, *parts)).digest()
+        shared = {name: self._exchange(fresh, name, offered[name]) for name in sorted(others)}
+        with self._lock:
+            self._open()
+            self._fresh = None
+        return PairKeys(self.site, self.session, transcript, shared)
+
+    def _open(self) -> X25519PrivateKey:
+        # A second set of the same keys would start its counters and records of nonces anew.
+        if self._fresh is None:
+            raise SecurityError(f"{self.site}: this session's keys were derived already; start a new one")
+        return self._fresh
+
+    def _statement(self, site: str, offered: bytes) -> bytes:
+        return encode("fedstat agreement 1", self.session, site, self._roster, offered)
+
+    def _verified(self, name: str, text: str | bytes) -> bytes:
+        what = f"{self.site}: the announcement of '{name}'"
+        fields = _read(text, what, "fedstat agreement 1", ("sites", "key", "signature"))
+        if _unhex(fields["sites"], KEY_BYTES, what) != self._roster:
+            raise SecurityError(f"{what} is for another session, or for another list of sites or keys")
+        offered = _unhex(fields["key"], KEY_BYTES, what)
+        signature = _unhex(fields["signature"], SIGNATURE_BYTES, what)
+        try:
+            key = Ed25519PublicKey.from_public_bytes(self._public[name].signing)
+            key.verify(signature, self._statement(name, offered))
+        except (InvalidSignature, ValueError):
+            raise SecurityError(
+                f"{what} has a wrong signature: it is that of another site, or the key was replaced on its "
+                "way. Do not go on through this coordinator before it is known how"
+            ) from None
+        return offered
+
+    def _exchange(self, fresh: X25519PrivateKey, name: str, offered: bytes) -> bytes:
+        try:
+            lasting = X25519PublicKey.from_public_bytes(self._public[name].agreement)
+            first = fresh.exchange(X25519PublicKey.from_public_bytes(offered))
+            return first + self._identity.agreement.exchange(lasting)
+        except ValueError:
+            raise SecurityError(f"{self.site}: a key of '{name}' is of low order: no secret") from None
+
+
+class PairKeys:
+    """The secrets that one site shares with each other site in one session.
+
+    Each purpose is handed out once per peer, so that no two counters or records of nonces ever run over the
+    same key.
+
+    Parameters
+    ----------
+    site, session : str
+        Whose keys they are, and for which session.
+    transcript : bytes
+        SHA-256 of all that was agreed.
+    shared : mapping of str to bytes
+        Result of the Diffie-Hellman exchanges by peer.
+    """
+
+    def __init__(self, site: str, session: str, transcript: bytes, shared: Mapping[str, bytes]) -> None:
+        self.site, self.session = site, session
+        self.peers = tuple(sorted(shared))
+        self.sites = tuple(sorted((site, *shared)))
+        self._transcript = transcript
+        self._shared = dict(shared)
+        self._taken: set[tuple[str, str]] = set()
+        self._lock = Lock()
+
+    def __repr__(self) -> str:
+        return f"PairKeys({self.site!r} with {', '.join(map(repr, self.peers))}, session {self.session!r})"
+
+    def secret(self, peer: str, purpose: str, length: int = KEY_BYTES) -> bytes:
+        """Key for one purpose, the same at both sites.
+
+        Parameters
+        ----------
+        peer : str
+            The other site.
+        purpose : str
+            Different purposes give independent keys.
+        length : int
+            Bytes, at most 8,160.
+
+        Raises
+        ------
+        SecurityError
+            There is no such peer, or the key was handed out before.
+        """
+        if peer not in self._shared:
+            raise SecurityError(f"{self.site}: shares no key with '{peer}'; its peers are {list(self.peers)}")
+        with self._lock:
+            if (peer, purpose) in self._taken:
+                raise SecurityError(
+                    f"{self.site}: the key for '{purpose}' with '{peer}' was handed out before; keep what "
+                    "uses it, or name another purpose"
+                )
+            self._taken.add((peer, purpose))
+        info = encode("fedstat pair 1", purpose, *sorted((self.site, peer)))
+        return HKDF(SHA256(), length, self._transcript, info).derive(self._shared[peer])
+
+
+def _plain(fingerprint: str) -> str:
+    return "".join(fingerprint.replace(":", "").split()).lower()
+
+
+def _write(form: str, **parts: bytes) -> str:
+    return json.dumps({"format": form, **{name: part.hex() for name, part in parts.items()}})
+
+
+def _read(text: str | bytes, what: str, form: str, names: tuple[str, ...]) -> dict[str, str]:
+    """Read a JSON object of exactly these strings; the error never quotes it, it may be a private key."""
+    try:
+        fields = json.loads(text.decode() if isinstance(text, bytes) else text)
+    except (ValueError, RecursionError):
+        fields = None
+    if (
+        not isinstance(fields, dict)
+        or fields.keys() != {"format", *names}
+        or not all(isinstance(value, str) for value in fields.values())
+        or fields["format"] != form
+    ):
+        raise SecurityError(f"{what} is malformed: expected '{form}' with {', '.join(names)}")
+    return fields
+
+
+def _unhex(text: str, length: int, what: str) -> bytes:
+    try:
+        value = bytes.fromhex(text)
+    except ValueError:
+        value = b""
+    if len(value) != length or len(text) != 2 * length:
+        raise SecurityError(f"{what} is malformed: expected {length} bytes in hexadecimal digits")
+    return value

@@ -1,0 +1,389 @@
+"""The product ``X_a' X_b`` of two clients' columns, of which each shows nothing but masked numbers.
+
+Client A holds X_a (n, p), client B holds X_b (n, q), with the rows aligned. The coordinator obtains
+``X_a' X_b`` summed over the rows of each group (each missing pattern), and nothing else; neither client
+obtains anything. All arithmetic is in Z_2^64 on fixed-point numbers, so that the result is the product of
+the encoded columns to the last bit. With matrix triples (Beaver 1991; Mohassel and Zhang 2017, section IV):
+
+====  =====================  ======================================================================
+step  who                    what
+====  =====================  ======================================================================
+0     dealer to A            a seed, from which A expands U (n, p) and Z_a (groups, p, q)
+0     dealer to B            a seed, from which B expands V (n, q); and ``Z_b = U'V - Z_a`` (:func:`deal`)
+1     A to B                 ``E = X_a - U`` (:func:`open_a`), and the seed of a mask R (groups, p, q)
+1     B to A                 ``F = X_b - V`` (:func:`open_b`)
+2     A to coordinator       ``X_a'F + Z_a + R`` (:func:`share_a`)
+2     B to coordinator       ``E'V + Z_b - R`` (:func:`share_b`)
+3     coordinator            the sum of the two shares: ``X_a'(X_b - V) + (X_a - U)'V + U'V = X_a'X_b``
+====  =====================  ======================================================================
+
+A diagonal weight needs no protocol: the client that knows W multiplies its own columns by it and encodes
+these; a weight that is constant within the groups is applied to the result.
+
+**Adversary.** Semi-honest: every party follows the protocol and may keep and analyse what it sees.
+
+* The dealer must collude with neither A nor B: ``F + V`` is X_b, and ``E + U`` is X_a. It is the
+  coordinator or a third client. E and F must therefore travel sealed: a dealer that carries them and can
+  read them has both.
+* A and B each see uniform numbers that are independent of the other's columns. The coordinator sees two
+  shares that are uniform but for their sum; R keeps it so where the coordinator is the dealer, who could
+  otherwise remove Z_a and hold q equations ``X_a'V`` about every column of A.
+* The RESULT is not protected from who may see it. The coordinator together with B knows ``X_a'X_b`` and X_b,
+  which determine X_a in a group with no more rows than X_b has independent columns: the smallest group that
+  is released has to be well above the number of columns.
+* n, p, q, the groups of the rows and the names of the columns are known to all. A client that departs
+  from the protocol can choose its columns at will, and so spoil the result or select rows, as it can
+  in any computation of a product; it learns of the other's columns only with the help of the coordinator.
+
+Every seed serves ONE product: two openings with the same U differ by the difference of the data. Uniform
+means: expanded by ChaCha20 (RFC 8439), hence indistinguishable from uniform as long as that cipher holds.
+
+References
+----------
+Beaver, D. (1991). Efficient multiparty protocols using circuit randomization. CRYPTO '91, 420-432.
+De Cock, M., Dowsley, R., Nascimento, A. and Newman, S. (2015). Fast, privacy preserving linear regression
+over distributed datasets based on pre-distributed data. AISec, 3-14.
+Gascon, A. et al. (2017). Privacy-preserving distributed linear regression on high-dimensional data.
+Proceedings on Privacy Enhancing Technologies 2017(4), 345-364.
+Mohassel, P. and Zhang, Y. (2017). SecureML: a system for scalable privacy-preserving machine learning.
+IEEE Symposium on Security and Privacy, 19-38.
+Nir, Y. and Langley, A. (2018). ChaCha20 and Poly1305 for IETF protocols. RFC 8439.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+
+from fedstat.errors import EstimationError, MessageError, ModelError, SecurityError
+from fedstat.kernels import ring
+from fedstat.typing import Array, Bools, Floats, Ints
+
+SEED_BYTES = 32
+WORD_BYTES = 8
+CIPHER_BLOCK = 64
+LARGEST_STREAM = 2**38
+"""Bytes of one stream: the cipher counts its blocks of 64 bytes with 32 bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixProduct:
+    """What the two clients, the dealer and the coordinator agree on before a row is read.
+
+    Parameters
+    ----------
+    client_a, client_b : str
+        Names of the two clients.
+    rows : int
+        Aligned rows: the entities that both clients have.
+    columns_a, columns_b : int
+        Columns p of the one and q of the other.
+    groups : int
+        Groups of rows over which the products are summed separately.
+
+    Raises
+    ------
+    ModelError
+        A number is not positive (rows: negative), or the rows are too many for one stream.
+    """
+
+    client_a: str
+    client_b: str
+    rows: int
+    columns_a: int
+    columns_b: int
+    groups: int = 1
+
+    def __post_init__(self) -> None:
+        where = f"product of {self.client_a} and {self.client_b}"
+        if self.rows < 0 or min(self.columns_a, self.columns_b, self.groups) < 1:
+            raise ModelError(f"{where}: expected rows, and at least one column of each and one group")
+        if WORD_BYTES * self.rows * max(self.columns_a, self.columns_b) > LARGEST_STREAM:
+            raise ModelError(f"{where}: {self.rows} rows are too many for one product; split the rows")
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Shape of a share and of the result: (groups, p, q)."""
+        return self.groups, self.columns_a, self.columns_b
+
+    @property
+    def shape_a(self) -> tuple[int, int]:
+        """Shape of X_a, U and E: (n, p)."""
+        return self.rows, self.columns_a
+
+    @property
+    def shape_b(self) -> tuple[int, int]:
+        """Shape of X_b, V and F: (n, q)."""
+        return self.rows, self.columns_b
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """Uniform words of 64 bits, expanded from a seed: the rows of an int64 array that is never held whole.
+
+    Element (i, j) is the little-endian word number ``i columns + j`` of the ChaCha20 key stream (RFC 8439,
+    counter from 0) under the seed, with the label, filled up with zeros to 12 bytes, as the nonce.
+
+    Parameters
+    ----------
+    seed : bytes
+        Key of 32 bytes.
+    label : bytes
+        What the words are for; at most 12 bytes.
+    shape : (int, int)
+        Rows and columns.
+    """
+
+    seed: bytes
+    label: bytes
+    shape: tuple[int, int]
+
+    def __getitem__(self, rows: slice) -> Ints:
+        """Return some consecutive rows: (m, columns)."""
+        start, stop, _ = rows.indices(self.shape[0])
+        row_bytes = WORD_BYTES * self.shape[1]
+        counter, skip = divmod(start * row_bytes, CIPHER_BLOCK)
+        nonce = counter.to_bytes(4, "little") + self.label.ljust(12, b"\0")
+        encryptor = Cipher(algorithms.ChaCha20(self.seed, nonce), mode=None).encryptor()
+        stream = encryptor.update(bytes(skip + max(stop - start, 0) * row_bytes))
+        words = np.frombuffer(stream, "<i8", offset=skip) if len(stream) > skip else np.empty(0, "<i8")
+        return words.astype(np.int64, copy=False).reshape(-1, self.shape[1])
+
+
+def new_seed() -> bytes:
+    """Return a fresh seed from the operating system: 32 bytes, for ONE product."""
+    return secrets.token_bytes(SEED_BYTES)
+
+
+def encode(X: Floats, f: int, client: str, columns: Sequence[str] | None = None) -> Ints:
+    """Return a client's columns in fixed point, rounded to the nearest: (n, p) -> (n, p).
+
+    The client does this once, for its products with all other clients. It should take its own block
+    ``X_a'X_a`` from the same integers (:func:`fedstat.kernels.ring.grouped_gram`): the whole matrix of
+    moments is then that of one data matrix, to the last bit.
+
+    Parameters
+    ----------
+    X : (n, p) array
+        Columns, standardised by the client.
+    f : int
+        Fractional bits, from :func:`fedstat.kernels.ring.fractional_bits`.
+    client : str
+        Name for the message.
+    columns : sequence of str, optional
+        Names for the message.
+
+    Raises
+    ------
+    EstimationError
+        A column has missing or infinite values, or is too large for f.
+    """
+    encoded, squares = ring.encode(X, f)
+    missing, large = ~np.isfinite(squares), squares > ring.LARGEST_SQUARES
+    if missing.any():
+        what = "values that are missing or infinite; leave out these entities or the column"
+        raise EstimationError(f"{client}: {_column(missing, columns)} has {what}")
+    if large.any():
+        what = f"values too large for {f} fractional bits; standardise it, or agree on a larger spread"
+        raise EstimationError(f"{client}: {_column(large, columns)} has {what}")
+    return encoded
+
+
+def _column(wrong: Bools, columns: Sequence[str] | None) -> str:
+    j = int(np.flatnonzero(wrong)[0])
+    return f"column {j + 1} of {len(wrong)}" if columns is None else f"column {columns[j]!r}"
+
+
+def deal(product: MatrixProduct, seed_a: bytes, seed_b: bytes, group: Ints) -> Ints:
+    """Return B's share ``Z_b = U'V - Z_a`` of the dealer's triple; A expands its share from the seed.
+
+    Parameters
+    ----------
+    product : MatrixProduct
+        What was agreed.
+    seed_a, seed_b : bytes
+        Two fresh seeds, of which A is sent the first and B the second.
+    group : (n,) int array
+        Group of each row.
+
+    Returns
+    -------
+    (groups, p, q) int64 array
+
+    Raises
+    ------
+    MessageError
+        The groups or the seeds do not have the agreed form.
+    """
+    U, V = _stream_u(product, seed_a), _stream_v(product, seed_b)
+    Z = ring.grouped_gram(U, V, _groups(product, group, "dealer"), product.groups)
+    return Z - _share_of_triple(product, seed_a)
+
+
+def open_a(product: MatrixProduct, seed_a: bytes, X_a: Ints) -> Ints:
+    """Return what A sends to B: ``E = X_a - U``, (n, p) int64 from encoded columns of the same shape.
+
+    Raises
+    ------
+    MessageError
+        The columns or the seed do not have the agreed form.
+    """
+    return _difference(_agreed(X_a, product.shape_a, product.client_a, "columns"), _stream_u(product, seed_a))
+
+
+def open_b(product: MatrixProduct, seed_b: bytes, X_b: Ints) -> Ints:
+    """Return what B sends to A: ``F = X_b - V``, (n, q) int64 from encoded columns of the same shape.
+
+    Raises
+    ------
+    MessageError
+        The columns or the seed do not have the agreed form.
+    """
+    return _difference(_agreed(X_b, product.shape_b, product.client_b, "columns"), _stream_v(product, seed_b))
+
+
+def share_a(product: MatrixProduct, seed_a: bytes, X_a: Ints, F: Ints, group: Ints, mask_seed: bytes) -> Ints:
+    """Return what A sends to the coordinator: ``X_a'F + Z_a + R``.
+
+    Parameters
+    ----------
+    product : MatrixProduct
+        What was agreed.
+    seed_a : bytes
+        A's seed from the dealer.
+    X_a : (n, p) int64 array
+        A's encoded columns.
+    F : (n, q) int64 array
+        What B opened.
+    group : (n,) int array
+        Group of each row.
+    mask_seed : bytes
+        Fresh seed that A and B share and nobody else knows.
+
+    Returns
+    -------
+    (groups, p, q) int64 array
+
+    Raises
+    ------
+    MessageError
+        An array or a seed does not have the agreed form.
+    """
+    X_a = _agreed(X_a, product.shape_a, product.client_a, "columns")
+    F = _agreed(F, product.shape_b, product.client_b, "opened columns")
+    gram = ring.grouped_gram(X_a, F, _groups(product, group, product.client_a), product.groups)
+    return gram + _share_of_triple(product, seed_a) + _mask(product, mask_seed)
+
+
+def share_b(product: MatrixProduct, seed_b: bytes, E: Ints, Z_b: Ints, group: Ints, mask_seed: bytes) -> Ints:
+    """Return what B sends to the coordinator: ``E'V + Z_b - R``.
+
+    As :func:`share_a`, from B's seed, what A opened (n, p) and B's share of the triple (groups, p, q).
+    """
+    E = _agreed(E, product.shape_a, product.client_a, "opened columns")
+    Z_b = _agreed(Z_b, product.shape, "dealer", "share of the triple")
+    V = _stream_v(product, seed_b)
+    gram = ring.grouped_gram(E, V, _groups(product, group, product.client_b), product.groups)
+    return gram + Z_b - _mask(product, mask_seed)
+
+
+def combine(product: MatrixProduct, a: Ints, b: Ints, f: int) -> Floats:
+    """Return ``X_a'X_b`` of every group from the two shares.
+
+    Parameters
+    ----------
+    product : MatrixProduct
+        What was agreed.
+    a, b : (groups, p, q) int64 array
+        Shares of the two clients.
+    f : int
+        Fractional bits of either client's columns; the product has 2 f.
+
+    Returns
+    -------
+    (groups, p, q) array
+        The exact product of the encoded columns, rounded once to float64.
+
+    Raises
+    ------
+    MessageError
+        A share does not have the agreed form.
+    SecurityError
+        The sum is out of the range that encoded columns allow: seeds, rows or groups did not agree. Such a
+        mistake passes in one element with probability 3/4, so that only many elements tell.
+    """
+    a = _agreed(a, product.shape, product.client_a, "share of the product")
+    b = _agreed(b, product.shape, product.client_b, "share of the product")
+    total = a + b
+    if (np.abs(total.astype(np.float64)) > ring.LARGEST_SQUARES).any():
+        raise SecurityError(
+            f"the shares of {product.client_a} and {product.client_b} do not fit together: the clients and"
+            " the dealer must use the same rows, groups and seeds"
+        )
+    return ring.decode(total, 2 * f)
+
+
+def _stream_u(product: MatrixProduct, seed_a: bytes) -> Stream:
+    return Stream(_seed(seed_a, product.client_a), b"U", product.shape_a)
+
+
+def _stream_v(product: MatrixProduct, seed_b: bytes) -> Stream:
+    return Stream(_seed(seed_b, product.client_b), b"V", product.shape_b)
+
+
+def _share_of_triple(product: MatrixProduct, seed_a: bytes) -> Ints:
+    """Return Z_a: (groups, p, q)."""
+    return _words(product, Stream(_seed(seed_a, product.client_a), b"Z", _flat(product)))
+
+
+def _mask(product: MatrixProduct, mask_seed: bytes) -> Ints:
+    """Return R: (groups, p, q)."""
+    clients = f"{product.client_a} and {product.client_b}"
+    return _words(product, Stream(_seed(mask_seed, clients), b"R", _flat(product)))
+
+
+def _flat(product: MatrixProduct) -> tuple[int, int]:
+    return product.groups, product.columns_a * product.columns_b
+
+
+def _words(product: MatrixProduct, stream: Stream) -> Ints:
+    return stream[: stream.shape[0]].reshape(product.shape)
+
+
+def _difference(X: Ints, stream: Stream) -> Ints:
+    """Return ``X - stream`` modulo 2^64, block by block."""
+    out = np.empty(X.shape, np.int64)
+    for start in range(0, len(X), ring.BLOCK):
+        rows = slice(start, start + ring.BLOCK)
+        np.subtract(X[rows], stream[rows], out=out[rows])
+    return out
+
+
+def _seed(seed: bytes, client: str) -> bytes:
+    if not isinstance(seed, bytes) or len(seed) != SEED_BYTES:
+        raise MessageError(f"{client}: expected a seed of {SEED_BYTES} bytes from new_seed()")
+    return seed
+
+
+def _groups(product: MatrixProduct, group: Array, who: str) -> Ints:
+    if group.shape != (product.rows,) or group.dtype.kind not in "iu":
+        raise MessageError(
+            f"{who}: expected the groups of {product.rows} rows as integers, received {group.dtype}"
+            f" of shape {group.shape}"
+        )
+    group = group.astype(np.int64, copy=False)
+    if len(group) and not 0 <= group.min() <= group.max() < product.groups:
+        raise MessageError(f"{who}: expected groups numbered from 0 to {product.groups - 1}")
+    return group
+
+
+def _agreed(array: Array, shape: tuple[int, ...], who: str, what: str) -> Ints:
+    if array.shape != shape or array.dtype != np.int64:
+        raise MessageError(
+            f"{who}: expected {what} as int64 of shape {shape}, received {array.dtype} of shape {array.shape}"
+        )
+    return array

@@ -1,0 +1,170 @@
+"""Arithmetic in Z_2^64: fixed-point numbers, and sums of products that wrap around.
+
+A real number x is held as the integer nearest to ``x 2^f``. Sums and products of int64 are taken modulo
+2^64, so that they are exact as soon as the RESULT lies between -2^63 and 2^63, whatever happens on the
+way, and do not depend on the order of the rows.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from fedstat.errors import EstimationError
+from fedstat.typing import Array, Floats, Ints
+
+BLOCK = 4096
+"""Rows that are held at once of a factor that is a stream."""
+
+LARGEST_SQUARES = 1.5 * 2.0**62
+"""Largest sum of squares of an encoded column: by Cauchy and Schwarz, the products of two such columns
+add up to less than 2^63 over any set of rows."""
+
+FEWEST_BITS = 10
+
+
+class IntRows(Protocol):
+    """Rows of integers that can be taken a block at a time: an int64 array (n, p), or a stream."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Rows and columns."""
+
+    def __getitem__(self, rows: slice, /) -> Ints:
+        """Return some rows: (m, p)."""
+
+
+def fractional_bits(n: int, spread: int = 0) -> int:
+    """Return the number f of fractional bits with which no product of two columns can leave the range.
+
+    A column whose squares sum to at most ``n 4^spread`` has, encoded, squares that sum to ``2^62``; by Cauchy
+    and Schwarz, the products of two such columns sum to at most 2^62 over any set of rows. A column that its
+    client standardised over at most n rows meets this with ``spread`` 0, however long its tails are, so
+    that nobody has to declare a largest value.
+
+    Parameters
+    ----------
+    n : int
+        Entities of the study: no fewer than any client standardises over.
+    spread : int
+        Columns that are not standardised: ``2^spread`` is no less than their root mean square (hence the
+        power of two above the largest absolute value always serves). One figure for all clients.
+
+    Returns
+    -------
+    int
+        ``floor((62 - log2 n) / 2) - spread``; 22 for 166,207 entities.
+
+    Raises
+    ------
+    EstimationError
+        Fewer than 10 bits remain.
+    """
+    f = math.floor((62 - math.log2(max(n, 1))) / 2) - spread
+    if f < FEWEST_BITS:
+        raise EstimationError(
+            f"{n} rows with columns of a root mean square up to 2^{spread} leave {f} fractional bits, fewer"
+            f" than {FEWEST_BITS}: standardise the columns (spread 0)"
+        )
+    return f
+
+
+def encode(X: Floats, f: int) -> tuple[Ints, Floats]:
+    """Return the integers nearest to ``X 2^f``, and the sums of their squares by column.
+
+    Parameters
+    ----------
+    X : (n, p) array
+        Real numbers.
+    f : int
+        Fractional bits.
+
+    Returns
+    -------
+    (n, p) int64 array
+        0 in the place of what does not fit.
+    (p,) array
+        The column can be used if its value is at most ``LARGEST_SQUARES``; NaN or infinite where an
+        element is.
+    """
+    X = _fixed(X, np.float64)
+    out, squares = np.empty(X.shape, np.int64), np.zeros(X.shape[1])
+    _encode_rows(X, 2.0**f, out, squares)
+    return out, squares
+
+
+def decode(S: Ints, f: int) -> Floats:
+    """Return ``S / 2^f``, correctly rounded: int64 array -> float64 array of the same shape."""
+    decoded: Floats = np.ldexp(S.astype(np.float64), -f)
+    return decoded
+
+
+def grouped_gram(A: IntRows, B: IntRows, group: Ints, n_groups: int) -> Ints:
+    """Return ``A_g' B_g`` modulo 2^64 for every group g of rows, in one pass.
+
+    Parameters
+    ----------
+    A : (n, p) int64 array or IntRows
+        Left factor.
+    B : (n, q) int64 array or IntRows
+        Right factor.
+    group : (n,) int64 array
+        Group of each row, from 0 to ``n_groups`` - 1.
+    n_groups : int
+        Number of groups; one without rows has zeros.
+
+    Returns
+    -------
+    (n_groups, p, q) int64 array
+
+    Raises
+    ------
+    ValueError
+        The lengths differ, or a group is not between 0 and ``n_groups`` - 1.
+    """
+    n, p = A.shape
+    if B.shape[0] != n or group.shape != (n,):
+        raise ValueError(f"{n} rows at the left, {B.shape[0]} at the right, groups of {len(group)}")
+    if n and not 0 <= group.min() <= group.max() < n_groups:
+        raise ValueError(f"groups must lie between 0 and {n_groups - 1}")
+
+    sums = np.zeros((n_groups, p, B.shape[1]), np.uint64)
+    for start in range(0, n, BLOCK):
+        rows = slice(start, start + BLOCK)
+        _add_rows(sums, _words(A[rows]), _words(B[rows]), _fixed(group[rows], np.int64))
+    return sums.view(np.int64)
+
+
+def _words(block: Ints) -> NDArray[np.uint64]:
+    return _fixed(_fixed(block, np.int64).view(np.uint64), np.uint64)
+
+
+def _fixed(a: Array, dtype: type) -> Array:
+    """Return the array as the one type that the loops are compiled for, with a copy only if it differs."""
+    fixed = np.require(a, dtype, ["C", "A"]).view()
+    fixed.flags.writeable = False
+    return fixed
+
+
+@njit(cache=True, nogil=True)
+def _encode_rows(X: Floats, scale: float, out: Ints, squares: Floats) -> None:
+    for i in range(X.shape[0]):
+        for j in range(X.shape[1]):
+            x = np.rint(X[i, j] * scale)
+            squares[j] += x * x
+            out[i, j] = np.int64(x) if abs(x) < 2.0**62 else 0
+
+
+@njit(cache=True, nogil=True)
+def _add_rows(sums: NDArray[np.uint64], A: NDArray[np.uint64], B: NDArray[np.uint64], group: Ints) -> None:
+    """Add ``a_i b_i'`` to ``sums[group_i]``; unsigned, because wrapping round is defined for it."""
+    for i in range(A.shape[0]):
+        g = group[i]
+        for j in range(A.shape[1]):
+            a = A[i, j]
+            for k in range(B.shape[1]):
+                sums[g, j, k] += a * B[i, k]

@@ -1,0 +1,323 @@
+"""The user's side of federated averaging: arguments in, results out."""
+
+from __future__ import annotations
+
+import secrets
+import warnings
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import statsmodels.genmod.families as sm_families
+from numpy.typing import ArrayLike
+
+from fedstat.errors import ConvergenceWarning, ModelError
+from fedstat.federation.rows import RowsQuestion
+from fedstat.models.base_rows import HorizontalModel
+from fedstat.models.checks import check_choice, check_whole
+from fedstat.models.fedavg.protocol import Averaging, Fair, Federation, Momentum, Options, Rule
+from fedstat.models.fedavg.results import FedAvgResults
+
+SEED_LIMIT = 2**63
+
+
+class FedAvg(HorizontalModel):
+    """Federated averaging: sites descend from common coefficients, and what they reach is averaged.
+
+    In each round a share of the sites is drawn; each runs some epochs of mini-batch gradient descent on its
+    mean loss (half the mean deviance; for a logistic model the cross-entropy), and the coordinator averages
+    their coefficients, weighted by rows (McMahan et al. 2017, Algorithm 1). It gives an estimate near the
+    maximum of the likelihood, without standard errors; :class:`GLORE` and :class:`FederatedGLM` give the
+    maximum itself, with standard errors, in a few rounds.
+
+    Rows count by their frequency weights and binomial trials, in the losses and in the average. Descent is
+    that in the columns of the data unless they are standardised.
+
+    Make one with :meth:`from_formula`; the family is Binomial unless given.
+
+    References
+    ----------
+    McMahan, Moore, Ramage, Hampson, Agüera y Arcas, "Communication-Efficient Learning of Deep Networks from
+    Decentralized Data", AISTATS (2017).
+    """
+
+    model_name: ClassVar[str] = "FedAvg"
+    method_name: ClassVar[str] = "federated averaging"
+    default_family: ClassVar[Any] = sm_families.Binomial
+
+    def fit(
+        self,
+        *,
+        rounds: int = 100,
+        fraction: float = 1.0,
+        local_epochs: int = 5,
+        batch_size: int | None = 32,
+        learning_rate: float = 0.05,
+        seed: int | None = None,
+        standardize: bool = False,
+        init: ArrayLike | None = None,
+    ) -> FedAvgResults:
+        """Run the rounds, and tell how far from the maximum of the likelihood they end.
+
+        Parameters
+        ----------
+        rounds : int
+            Rounds of averaging. Some more agree on the columns and start the sites, and two judge the last
+            coefficients by score, information and log-likelihood of every site.
+        fraction : float
+            Share C of the sites that is drawn in each round, all equally likely; one site at least.
+        local_epochs : int
+            Passes E of a site over its rows in a round.
+        batch_size : int or None
+            Rows B of a gradient step; None: all rows of the site, one step an epoch.
+        learning_rate : float
+            Length eta of a step per unit of gradient.
+        seed : int, optional
+            The whole run is a function of it, whatever the order of the sites; drawn, and kept in the result,
+            where None.
+        standardize : bool
+            Whether to descend in columns standardised over all sites; the coefficients are given in the units
+            of the data all the same.
+        init : array of p numbers, optional
+            Coefficients to start from, in the units of the data; by default zeros.
+
+        Returns
+        -------
+        FedAvgResults
+
+        Raises
+        ------
+        ModelError
+            An option is out of its range.
+        EstimationError
+            The descent left the finite numbers or the family's domain, and at which site.
+        PolicyError
+            A site refuses.
+
+        Warns
+        -----
+        ConvergenceWarning
+            The estimate is further than a standard error from where the algorithm leads.
+        """
+        options = read_options(rounds, fraction, local_epochs, batch_size, learning_rate, seed, standardize)
+        return self._run(options, Averaging(), init)
+
+    def _run(self, options: Options, rule: Rule, init: ArrayLike | None) -> FedAvgResults:
+        first = None if init is None else read_init(init)
+        federation = Federation(
+            self.sites, self._session, self.agreement, self.family_spec, options, rule, first
+        )
+        ledger = self.new_ledger()
+        result = FedAvgResults.of(self, self.engine.run(federation.run(), ledger), ledger)
+        if not result.converged:
+            text = f"{self.model_name} did not converge: {result.estimate.convergence}"
+            warnings.warn(text, ConvergenceWarning, stacklevel=3)
+        return result
+
+    def _question(self, offset: str | None, labels: Sequence[str]) -> RowsQuestion:
+        if "var_weights" in self.weights:
+            raise ModelError(
+                f"var_weights: {self.model_name} has no dispersion to divide by them; leave them out, or use "
+                "freq_weights for rows that count several times"
+            )
+        return super()._question(offset, labels)
+
+
+class FedAvgM(FedAvg):
+    """Federated averaging with momentum at the coordinator; see :class:`FedAvg`.
+
+    The averaged update is added to a share of the move before (Hsu et al. 2019, section 4.3), which
+    lengthens steps up to ``1 / (1 - momentum)`` times.
+
+    References
+    ----------
+    Hsu, Qi, Brown, "Measuring the Effects of Non-Identical Data Distribution for Federated Visual
+    Classification", arXiv:1909.06335 (2019).
+    """
+
+    model_name: ClassVar[str] = "FedAvgM"
+    method_name: ClassVar[str] = "averaging with momentum"
+
+    def fit(
+        self,
+        *,
+        rounds: int = 100,
+        fraction: float = 1.0,
+        local_epochs: int = 5,
+        batch_size: int | None = 32,
+        learning_rate: float = 0.05,
+        seed: int | None = None,
+        standardize: bool = False,
+        init: ArrayLike | None = None,
+        momentum: float = 0.9,
+    ) -> FedAvgResults:
+        """Run the rounds, and tell how far from the maximum of the likelihood they end.
+
+        Parameters
+        ----------
+        rounds, fraction, local_epochs, batch_size, learning_rate, seed, standardize, init
+            As in :meth:`FedAvg.fit`, as is what is returned, raised and warned of.
+        momentum : float
+            Share of the move before, beta in [0, 1); 0 is FedAvg.
+        """
+        options = read_options(rounds, fraction, local_epochs, batch_size, learning_rate, seed, standardize)
+        check_interval("momentum", momentum, "[0, 1)")
+        return self._run(options, Momentum(momentum=float(momentum)), init)
+
+
+class QFedAvg(FedAvg):
+    """q-FedAvg: sites with a high loss have more weight in the average; see :class:`FedAvg`.
+
+    It minimises ``sum_k F_k^(q+1) / (q+1)`` over the sites' mean losses F_k (Li et al. 2020, Algorithm 2).
+    Each site counts once, whatever its rows: where sites differ, that is not the likelihood. Here sites are
+    drawn with equal probability; the publication draws them in proportion to their rows.
+
+    References
+    ----------
+    Li, Sanjabi, Beirami, Smith, "Fair Resource Allocation in Federated Learning", ICLR (2020).
+    """
+
+    model_name: ClassVar[str] = "q-FedAvg"
+    method_name: ClassVar[str] = "averaging for fair losses"
+
+    def fit(
+        self,
+        *,
+        rounds: int = 100,
+        fraction: float = 1.0,
+        local_epochs: int = 5,
+        batch_size: int | None = 32,
+        learning_rate: float = 0.05,
+        seed: int | None = None,
+        standardize: bool = False,
+        init: ArrayLike | None = None,
+        q: float = 0.2,
+        lipschitz: float | None = None,
+    ) -> FedAvgResults:
+        """Run the rounds, and tell how far from the maximum of the likelihood they end.
+
+        Parameters
+        ----------
+        rounds, fraction, local_epochs, batch_size, learning_rate, seed, standardize, init
+            As in :meth:`FedAvg.fit`, as is what is returned, raised and warned of.
+        q : float
+            Fairness, at least 0; 0 is the average over sites, each counted once.
+        lipschitz : float, optional
+            Estimate L of the Lipschitz constant of the gradients; by default one over the learning rate, as
+            in the publication.
+        """
+        options = read_options(rounds, fraction, local_epochs, batch_size, learning_rate, seed, standardize)
+        check_interval("q", q, "[0, inf)")
+        if lipschitz is None:
+            lipschitz = 1.0 / learning_rate
+        check_interval("lipschitz", lipschitz, "(0, inf)")
+        return self._run(options, Fair(float(q), float(lipschitz)), init)
+
+
+class FedProx(FedAvg):
+    """FedProx: a site's descent is held near the common coefficients; see :class:`FedAvg`.
+
+    Each site minimises ``F_k(w) + mu/2 ||w - beta||^2``, and may stop once the gradient of that is gamma
+    times the first gradient of F_k (Li et al. 2020, Algorithm 2, Definition 2). The distance is that in the
+    columns in which the algorithm runs. Here sites are drawn with equal probability and averaged by rows, as
+    in FedAvg; the publication draws them in proportion to their rows and averages without weights.
+
+    References
+    ----------
+    Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, "Federated Optimization in Heterogeneous Networks",
+    MLSys (2020).
+    """
+
+    model_name: ClassVar[str] = "FedProx"
+    method_name: ClassVar[str] = "proximal averaging"
+
+    def fit(
+        self,
+        *,
+        rounds: int = 100,
+        fraction: float = 1.0,
+        local_epochs: int = 5,
+        batch_size: int | None = 32,
+        learning_rate: float = 0.05,
+        seed: int | None = None,
+        standardize: bool = False,
+        init: ArrayLike | None = None,
+        mu: float = 0.1,
+        gamma: float = 0.0,
+    ) -> FedAvgResults:
+        """Run the rounds, and tell how far from the maximum of the likelihood they end.
+
+        Parameters
+        ----------
+        rounds, fraction, local_epochs, batch_size, learning_rate, seed, standardize, init
+            As in :meth:`FedAvg.fit`, as is what is returned, raised and warned of. `local_epochs` is the most
+            that a site runs where gamma is positive.
+        mu : float
+            Weight of the proximal term, at least 0; with mu = gamma = 0 it is FedAvg.
+        gamma : float
+            Inexactness at which a site may stop, in [0, 1); 0: it runs all epochs.
+        """
+        options = read_options(rounds, fraction, local_epochs, batch_size, learning_rate, seed, standardize)
+        check_interval("mu", mu, "[0, inf)")
+        check_interval("gamma", gamma, "[0, 1)")
+        return self._run(options, Averaging((float(mu), float(gamma))), init)
+
+
+def read_options(
+    rounds: int,
+    fraction: float,
+    local_epochs: int,
+    batch_size: int | None,
+    learning_rate: float,
+    seed: int | None,
+    standardize: bool,
+) -> Options:
+    """Check what the algorithms have in common.
+
+    Raises
+    ------
+    ModelError
+        Names the option, its range and what was received.
+    """
+    check_whole("rounds", rounds, 1)
+    check_interval("fraction", fraction, "(0, 1]")
+    check_whole("local_epochs", local_epochs, 1)
+    if batch_size is not None:
+        check_whole("batch_size", batch_size, 1)
+    check_interval("learning_rate", learning_rate, "(0, inf)")
+    check_choice("standardize", standardize, (True, False))
+    if seed is None:
+        seed = secrets.randbits(32)
+    check_whole("seed", seed, 0)
+    if seed >= SEED_LIMIT:
+        raise ModelError(f"seed: expected a whole number below 2**63, received {seed!r}")
+    return Options(
+        int(rounds),
+        float(fraction),
+        int(local_epochs),
+        None if batch_size is None else int(batch_size),
+        float(learning_rate),
+        int(seed),
+        bool(standardize),
+    )
+
+
+def check_interval(name: str, value: object, interval: str) -> None:
+    """Refuse what is not a number in an interval such as ``"[0, 1)"``."""
+    low, high = (float(end) for end in interval[1:-1].split(","))
+    if isinstance(value, int | float | np.floating | np.integer):
+        above = value >= low if interval[0] == "[" else value > low
+        if above and (value <= high if interval[-1] == "]" else value < high):
+            return
+    raise ModelError(f"{name}: expected a number in {interval}, received {value!r}")
+
+
+def read_init(init: ArrayLike) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Read the first coefficients; their number is checked once that of the columns is known."""
+    try:
+        first = np.asarray(init, dtype=np.float64)
+    except (TypeError, ValueError):
+        first = np.array(np.nan)
+    if first.ndim != 1 or not np.isfinite(first).all():
+        raise ModelError("init: expected an array of finite coefficients, one for each design column")
+    return first
