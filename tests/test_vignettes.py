@@ -12,6 +12,34 @@ FOLDER = ROOT / "vignettes"
 
 # Run as a last cell of the vignette, in its kernel: what the text claims of the numbers above.
 CLAIMS = {
+    "four-hospitals": """
+        assert len(told) == 1 and result.converged and result.nobs == 865
+        assert (result.params - pooled.params).abs().max() < 1e-8
+        assert (result.bse - pooled.bse).abs().max() < 1e-6
+        left = {kind for kinds in result.ledger.kinds_by_client().values() for kind in kinds}
+        assert left == {"control", "schema", "aggregate"}
+        assert out.groupby("sender")["bytes"].sum().between(2_000, 3_000).all()
+        assert 2 <= result.site_estimates["exang"].notna().sum() <= 3
+        assert "separated" in result.heterogeneity.sites.loc["Switzerland", "problem"]
+        assert lr.pvalue < 1e-6
+        assert tests["one for each hospital"].statistic < tests["one intercept"].statistic / 2
+        assert by_slope["p after Holm"].gt(0.05).all()
+        codes = pd.factorize(stacked["hospital"])[0]
+        same = smf.glm(f"disease ~ {terms}", stacked, family=sm.families.Binomial()).fit(
+            cov_type="cluster", cov_kwds={"groups": codes}
+        )
+        assert np.allclose(clustered.bse, same.bse, rtol=1e-5)
+        assert rank == 3 and (clustered.bse < result.bse).any()
+        ratios = evaluation.to_frame()["ratio"]
+        assert abs(ratios["all sites"] - 1) < 1e-6 and ratios["Switzerland"] > 1.2 and ratios["Hungary"] < 0.9
+        assert (validation["AUC"] - validation["AUC with it"]).abs().max() < 0.03
+        assert validation.loc["Switzerland", "observed / expected"] > 1.3
+        steps_off = without["without Switzerland, one step"] - without["without Switzerland, fitted"]
+        assert (steps_off / result.bse).drop("Intercept").abs().max() < 0.3
+        assert distance < 0.5 and once.ledger.rounds < result.ledger.rounds
+        assert frames["Hungary"]["slope"].notna().mean() < 0.36
+        assert frames["Switzerland"]["chol"].isna().all()
+    """,
     "getting-started": """
         assert result.converged and result.nobs == 5_000
         assert partition.describe().n_complete == 3
@@ -80,24 +108,60 @@ def run(render, name, *claims):
     return executed
 
 
+def streams(notebook, name):
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    return [o.text for o in outputs if o.output_type == "stream" and o.name == name]
+
+
 def complaints(notebook):
     """What the code of a notebook wrote to standard error: warnings, mostly."""
-    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
-    return [o.text for o in outputs if o.output_type == "stream" and o.name == "stderr"]
+    return streams(notebook, "stderr")
 
 
 def test_every_vignette_is_tested(render):
     assert set(render.names()) == set(CLAIMS)
 
 
-@pytest.mark.parametrize("name", ["getting-started", "what-leaves-an-institution"])
-def test_runs_and_keeps_its_word(render, name):
-    notebook = run(render, name, CLAIMS[name])
+def check_page(render, name, notebook):
+    """Return the page, which has every figure and no warning."""
     assert complaints(notebook) == []
     page = render.to_html(name, notebook)
     figures = len(re.findall('<img[^>]*src="data:image/png', page))
     assert figures == len(re.findall(r"^(?:ax = .*plot_|plt\.show)", source(name), re.MULTILINE))
     assert "Traceback" not in page
+    assert str(ROOT) not in page
+    return page
+
+
+@pytest.mark.parametrize("name", ["getting-started", "what-leaves-an-institution"])
+def test_runs_and_keeps_its_word(render, name):
+    check_page(render, name, run(render, name, CLAIMS[name]))
+
+
+REFUSALS = (
+    r"PolicyError: Cleveland: .*\(minimum rows per level\)",
+    r"PolicyError: Hungary: .*\(differencing\)",
+    r"PolicyError: Switzerland: .*\(maximum parameters per row\)",
+    r"PolicyError: Switzerland: .*\(minimum events\)",
+    r"PolicyError: Long Beach: .*\(differencing\)",
+    r"DesignError: .*Switzerland.* has no row",
+    r"PolicyError: Hungary: .*\(minimum count\)",
+)
+
+
+@pytest.mark.parametrize("data", ["RECORDED", "SIMULATED"])
+def test_four_hospitals_on_either_data(render, data, request, monkeypatch, tmp_path):
+    folder = request.getfixturevalue("shared_data") if data == "RECORDED" else tmp_path
+    monkeypatch.setenv("FEDSTAT_TEST_DATA", str(folder))
+    notebook = run(render, "four-hospitals", CLAIMS["four-hospitals"])
+    page = check_page(render, "four-hospitals", notebook)
+    assert str(folder) not in page
+    printed = streams(notebook, "stdout")
+    assert printed[0].startswith(f"{data} DATA")
+    refusals = re.findall(r"^\w+Error: .*", "".join(printed), re.MULTILINE)
+    assert len(refusals) == len(REFUSALS)
+    for expected, refusal in zip(REFUSALS, refusals, strict=True):
+        assert re.match(expected, refusal)
 
 
 def test_sme_profit_in_its_reduced_form(render, monkeypatch):

@@ -123,47 +123,46 @@ def survey_rows(data: SiteData, state: State, text: str) -> tuple[dict[str, Arra
     """Count whole rows, and tell the kind of every column and the levels of categories."""
     question = RowsQuestion.from_json(text)
     terms = question.read_terms()
-    n, kinds = 0, dict[str, Kind]()
+    n, n_rows, kinds = 0, data.table.n_rows, dict[str, Kind]()
     counts: dict[str, dict[LevelValue, int]] = {}
     declared: dict[str, list[LevelValue] | None] = {}
     used: list[Bools] = []
     for rows in whole_rows(data, question):
-        n += len(rows.frame)
+        n, n_rows = n + len(rows.frame), n_rows - rows.weightless
         used.append(rows.used)
         if not len(rows.frame):
             continue
         found = {name: column_kind(rows.frame[name], data.name, name) for name in question.columns}
         kinds = {name: kinds.get(name, kind) for name, kind in found.items()}
         for name in coded_columns(terms, kinds):
-            series = rows.frame[name]
-            total = counts.setdefault(name, {})
-            for level, count in zip(*_count_levels(series), strict=True):
-                total[level] = total.get(level, 0) + count
-            if len(total) > MOST_LEVELS:
-                raise DesignError(
-                    f"column {name!r} at site {data.name!r} has more than {MOST_LEVELS:,} levels: it looks "
-                    "like an identifier or a measurement. Leave it out, or group it first."
-                )
-            order = _declared(series)
+            _add_levels(counts.setdefault(name, {}), rows.frame[name], data.name)
+            order = _declared(rows.frame[name])
             declared[name] = order if declared.get(name, order) == order else None
     state.rest_on(n)
+    if n:
+        check_rows(data, n)
     for name, total in counts.items():
         check_levels(data, name, list(total.values()))
     if n:
-        check_rows(data, n)
         check_difference(data, np.concatenate(used))
     levels = {
         name: {"declared": declared[name], "levels": list(total), "counts": list(total.values())}
         for name, total in counts.items()
     }
-    reply = {"n_rows": data.table.n_rows, "n": n, "kinds": kinds, "levels": levels}
+    reply = {"n_rows": n_rows, "n": n, "kinds": kinds, "levels": levels}
     return {}, json.dumps(reply)
 
 
-def _count_levels(series: pd.Series) -> tuple[tuple[LevelValue, ...], list[int]]:
-    levels = find_levels(series)
+def _add_levels(total: dict[LevelValue, int], series: pd.Series, site: str) -> None:
+    """Add the rows of every level of a chunk."""
     counts = series.value_counts()
-    return levels, [int(counts[level]) for level in levels]
+    for level in find_levels(series):
+        total[level] = total.get(level, 0) + int(counts[level])
+    if len(total) > MOST_LEVELS:
+        raise DesignError(
+            f"column {series.name!r} at site {site!r} has more than {MOST_LEVELS:,} levels: it looks like an "
+            "identifier or a measurement. Leave it out, or group it first."
+        )
 
 
 def _declared(series: pd.Series) -> list[LevelValue] | None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from typing import get_args
 
 import pandas as pd
 
-from fedstat.federation.message import Declared
+from fedstat.federation.message import Declared, Kind
 from fedstat.typing import Array
 
 COORDINATOR = "coordinator"
@@ -146,7 +147,7 @@ class Ledger:
 
     def kinds_by_client(self) -> dict[str, tuple[str, ...]]:
         """Kinds of values that left each institution, most disclosing last."""
-        order = ("control", "schema", "presence", "aggregate", "sketch", "per entity", "raw columns")
+        order = get_args(Kind)
         seen: dict[str, set[str]] = {}
         for entry in self.entries:
             sender = self.at if entry.sender == COORDINATOR and self.at is not None else entry.sender

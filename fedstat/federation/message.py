@@ -18,19 +18,32 @@ import safetensors.numpy
 from fedstat.errors import MessageError
 from fedstat.typing import Array
 
-Kind: TypeAlias = Literal["control", "schema", "presence", "aggregate", "per entity", "sketch", "raw columns"]
+Kind: TypeAlias = Literal[
+    "control",
+    "schema",
+    "presence",
+    "sealed",
+    "masked share",
+    "aggregate",
+    "sketch",
+    "per entity",
+    "raw columns",
+]
 """What sort of information an array carries, from harmless to disclosing.
 
 ``control``      the coordinator's own choices and scalars of the iteration
 ``schema``       names, types, levels and counts
 ``presence``     which entities an institution has (taken as agreed between the institutions)
+``sealed``       meant for one other institution, and hidden from who carries it
+``masked share`` random by itself; with the other institution's share, a sum over many entities
 ``aggregate``    a sum over many entities
 ``per entity``   one number per entity that is a function of its values
 ``sketch``       random combinations of many entities' rows
 ``raw columns``  the values themselves
 """
 
-DTYPES = (np.dtype(np.float64), np.dtype(np.int64), np.dtype(np.bool_))
+DTYPES = (np.dtype(np.float64), np.dtype(np.int64), np.dtype(np.bool_), np.dtype(np.uint8))
+"""Numbers and truth values; bytes for what is sealed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +108,7 @@ class Ask:
     family, step : str
         Which of the installed steps it shall run.
     arrays : mapping of str to ndarray
-        float64, int64 or bool.
+        float64, int64, bool or uint8.
     session : str
         Keeps the local state of one fit apart from another's.
     text : str
@@ -138,7 +151,7 @@ def pack(header: Mapping[str, str], arrays: Mapping[str, Array]) -> bytes:
     Raises
     ------
     MessageError
-        If an array is not float64, int64 or bool.
+        If an array is not float64, int64, bool or uint8.
     """
     tensors = {}
     for name, array in arrays.items():

@@ -265,7 +265,7 @@ def _open_sites(
     shared_seed: int | None,
     site_column: str,
 ) -> dict[str, Site]:
-    """One site per client, all with the same shared secret."""
+    """One site per client, all with the same shared secret and each other's fingerprints."""
     policies = policies or {}
     unknown = [client for client in policies if client not in tables]
     if unknown:
@@ -274,7 +274,11 @@ def _open_sites(
             f"Its clients are {', '.join(map(repr, tables))}."
         )
     seed = secrets.randbits(63) if shared_seed is None else shared_seed
-    return {
+    sites = {
         client: Site(client, table, policies.get(client), seed, site_column)
         for client, table in tables.items()
     }
+    fingerprints = {client: site.trust.identity.public.fingerprint for client, site in sites.items()}
+    for site in sites.values():
+        site.trust.pinned.update(fingerprints)
+    return sites

@@ -129,6 +129,8 @@ class WholeRows:
         Offset and the logarithm of the exposure together.
     weights : mapping of str to (m,) array
         By role, without the exposure.
+    weightless : int
+        Rows of the chunk that have a frequency weight of zero and are left out.
     """
 
     frame: pd.DataFrame
@@ -136,6 +138,7 @@ class WholeRows:
     y: Floats
     offset: Floats | None
     weights: Mapping[str, Floats]
+    weightless: int = 0
 
     @property
     def weight(self) -> Floats | None:
@@ -166,16 +169,23 @@ def whole_rows(data: SiteData, question: RowsQuestion) -> Iterator[WholeRows]:
     for chunk in data.table.chunks(question.needed):
         series = pick_columns(chunk, question.needed, data.name)
         whole: Bools = np.logical_not(missing_cells(series.values(), len(chunk)).any(axis=1))
+        weightless = 0
         if "freq_weights" in question.weights and whole.any():
             name = question.weights["freq_weights"]
-            whole &= _numbers(chunk, name, data.name) != 0.0
+            none = _numbers(chunk, name, data.name) == 0.0
+            whole, weightless = whole & ~none, int(none.sum())
         if not whole.any():  # the type of an empty column tells nothing
-            yield WholeRows(chunk[whole], whole, np.zeros(0), None, {})
+            yield WholeRows(chunk[whole], whole, np.zeros(0), None, {}, weightless)
             continue
         frame = chunk if whole.all() else chunk[whole]
         y = build_response(frame, question.response, question.response_columns, data.name)
         yield WholeRows(
-            frame, whole, y, _offset(frame, question, data.name), _weights(frame, question, data.name)
+            frame,
+            whole,
+            y,
+            _offset(frame, question, data.name),
+            _weights(frame, question, data.name),
+            weightless,
         )
 
 

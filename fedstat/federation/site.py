@@ -24,6 +24,7 @@ from fedstat.federation.message import (
     pack_reply,
     unpack_ask,
 )
+from fedstat.federation.secure.keys import Identity
 from fedstat.federation.table import FrameTable, LabelledTable, Table
 from fedstat.typing import Array
 
@@ -31,6 +32,8 @@ FAMILIES: dict[str, Mapping[str, Step]] = {}
 """Steps by family; a family enters its own when it is imported."""
 
 SESSIONS_KEPT = 32
+COUNTED: tuple[Kind, ...] = ("masked share", "aggregate", "sketch")
+"""Kinds of values that must rest on enough entities."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,27 @@ class Policy:
     answers_kept: int = 200
 
 
+@dataclass(slots=True)
+class Trust:
+    """A site's keys, and the fingerprints that its owner has pinned.
+
+    Parameters
+    ----------
+    pinned : dict of str to str
+        Fingerprint of every site that this one exchanges secrets with, its own among them.
+    """
+
+    pinned: dict[str, str] = field(default_factory=dict)
+    _identity: Identity | None = None
+
+    @property
+    def identity(self) -> Identity:
+        """The site's keys, made when first asked for."""
+        if self._identity is None:
+            self._identity = Identity.generate()
+        return self._identity
+
+
 @dataclass(frozen=True, slots=True)
 class SiteData:
     """What a step is handed: the rows of one institution, and nothing else.
@@ -83,6 +107,7 @@ class SiteData:
         one.
     answered : list of uint8 arrays
         Bit maps of the rows behind earlier answers; see :mod:`fedstat.federation.disclosure`.
+    trust : Trust
     """
 
     name: str
@@ -90,6 +115,7 @@ class SiteData:
     shared_seed: int
     policy: Policy
     answered: list[Array] = field(default_factory=list)
+    trust: Trust = field(default_factory=lambda: Trust())
 
     @property
     def min_count(self) -> int:
@@ -123,7 +149,7 @@ class State:
 
     def __init__(self) -> None:
         self._items: dict[str, Any] = {}
-        self._counts: dict[str, int] = {}
+        self._counts: dict[str, int | None] = {}
         self._behind: int | None = None
 
     def __contains__(self, name: object) -> bool:
@@ -142,11 +168,16 @@ class State:
         """Say that the answer rests on no more than so many entities."""
         self._behind = entities if self._behind is None else min(self._behind, entities)
 
-    def keep(self, name: str, item: Any, entities: int) -> None:
-        """Keep an item that rests on so many entities."""
+    def keep(self, name: str, item: Any, entities: int | None = None) -> None:
+        """Keep an item that rests on so many entities; on none where left out, such as a key."""
         self._items[name] = item
         self._counts[name] = entities
-        self.rest_on(entities)
+        if entities is not None:
+            self.rest_on(entities)
+
+    def forget(self, name: str) -> None:
+        """Drop what serves only once."""
+        del self._items[name], self._counts[name]
 
     def use(self, name: str) -> Any:
         """Return what was kept under a name.
@@ -156,8 +187,9 @@ class State:
         KeyError
             Nothing was.
         """
-        item = self._items[name]
-        self.rest_on(self._counts[name])
+        item, entities = self._items[name], self._counts[name]
+        if entities is not None:
+            self.rest_on(entities)
         return item
 
 
@@ -196,6 +228,11 @@ class Site:
         seed = secrets.randbits(63) if shared_seed is None else shared_seed
         self._data = SiteData(name, held, seed, self.policy)
         self._states: dict[str, State] = {}
+
+    @property
+    def trust(self) -> Trust:
+        """The site's keys, and those that its owner has pinned."""
+        return self._data.trust
 
     def __repr__(self) -> str:
         return f"Site({self.name!r}, {self._size})"
@@ -276,7 +313,7 @@ class Site:
 
     def _check_counts(self, ask: Ask, step: Step, arrays: Mapping[str, Array], state: State) -> None:
         for name in arrays:
-            if step.gives[name].kind in ("aggregate", "sketch") and state.entities < self.policy.min_count:
+            if step.gives[name].kind in COUNTED and state.entities < self.policy.min_count:
                 raise PolicyError(
                     f"{self.name}: its policy (minimum count) wants at least {self.policy.min_count} "
                     f"entities behind array '{name}' of step '{ask.step}'; there are {state.entities}"

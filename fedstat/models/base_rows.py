@@ -5,12 +5,12 @@ from __future__ import annotations
 import copy
 import secrets
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
 import statsmodels.genmod.families as sm_families
 
-from fedstat.errors import DataWarning, DesignError, ModelError
+from fedstat.errors import DataWarning, DesignError, FormulaError, ModelError
 from fedstat.federation.design import Missing
 from fedstat.federation.design_rows import RowsAgreement, agree_rows
 from fedstat.federation.engine import Engine, LocalEngine
@@ -138,7 +138,9 @@ class HorizontalModel:
                 f"{cls.__name__} needs a horizontal partition (sites hold different rows): "
                 "ClientPartition.from_frame(table, by='site'); this one is vertical"
             )
-        parsed = parse_pooled_formula(formula, partition.pooled_columns, (partition.site_column,))
+        held = dict.fromkeys(name for names in partition.columns.values() for name in names)
+        partly = [name for name in held if name not in partition.pooled_columns]
+        parsed = parse_pooled_formula(formula, partition.pooled_columns, (partition.site_column, *partly))
         return cls(
             parsed,
             partition,
@@ -162,17 +164,19 @@ class HorizontalModel:
             )
 
     def _question(self, offset: str | None, labels: Sequence[str]) -> RowsQuestion:
-        formula, known = self.formula, (*self.partition.pooled_columns, self.partition.site_column)
-        named = [*self.roles.items(), *(("labels", name) for name in labels)]
-        for role, name in named:
-            if name not in known:
-                raise ModelError(f"{role}: there is no column {name!r} that every site has")
+        formula = self.formula
+        if isinstance(labels, str):
+            raise ModelError(f"labels: expected a list of columns, received a text; write [{labels!r}]")
+        (terms,) = formula.clients
+        for name in (*formula.response_columns, *terms.columns, *formula.offset_columns):
+            self._check_held("formula", name)
+        for role, name in [*self.roles.items(), *(("labels", name) for name in labels)]:
+            self._check_held(role, name)
             if name in formula.response_columns and role != "labels":
                 raise ModelError(f"{role}: column {name!r} is the response")
         offsets, columns = formula.offsets, formula.offset_columns
         if offset is not None:
             offsets, columns = (*offsets, name_expression(offset).text), (*columns, offset)
-        (terms,) = formula.clients
         return RowsQuestion(
             formula.response,
             formula.response_columns,
@@ -183,6 +187,30 @@ class HorizontalModel:
             formula.intercept,
             dict(self.weights),
             tuple(labels),
+        )
+
+    def _check_held(self, role: str, name: object) -> None:
+        """Require a column that all sites have.
+
+        Raises
+        ------
+        FormulaError, ModelError
+            Some lack it, and which; or it is not the name of a column.
+        """
+        if not isinstance(name, str):
+            raise ModelError(
+                f"{role}: expected the name of a column, received {type(name).__name__}; the values must "
+                "be a column of the sites' own tables"
+            )
+        if name in (*self.partition.pooled_columns, self.partition.site_column):
+            return
+        lacking = [site for site, held in self.partition.columns.items() if name not in held]
+        if len(lacking) == len(self.partition.columns):
+            raise ModelError(f"{role}: there is no column {name!r} at any site")
+        error = FormulaError if role == "formula" else ModelError
+        raise error(
+            f"{role}: column {name!r} is not at {', '.join(map(repr, lacking))}. Add it there, leave these "
+            "sites out, or do without the column"
         )
 
     def _tell_of_missing(self, missing: Missing) -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 from scipy import stats
 
-from fedstat.errors import MessageError, ModelError
+from fedstat.errors import MessageError, ModelError, NotAvailableError
 from fedstat.federation.design_rows import RowsAgreement, SiteRows, open_asks, rows_of, translation
 from fedstat.federation.design_states import combine_moments
 from fedstat.federation.engine import Engine, LocalEngine, Rounds
@@ -17,6 +17,7 @@ from fedstat.federation.ledger import Ledger
 from fedstat.federation.message import Ask, Declared, Step, check_lengths
 from fedstat.federation.partition import ClientPartition
 from fedstat.federation.site import FAMILIES, SiteData, State
+from fedstat.inference.estimate import Estimate
 from fedstat.inference.evaluation import Evaluation, merge_small_bins
 from fedstat.kernels.glm import linear_predictor
 from fedstat.kernels.glm_family import FamilySpec
@@ -188,3 +189,64 @@ def _protocol(
         binary=family.name == "Binomial",
         least=max(int(reply.arrays["least"]) for reply in replies),
     )
+
+
+class Evaluated:
+    """What results over rows can say of new rows; a family's results inherit it beside `FederatedResults`.
+
+    Attributes
+    ----------
+    evaluation_ledger : Ledger or None
+        What the latest evaluation released.
+    """
+
+    estimate: Estimate
+    family_spec: FamilySpec
+    evaluation_ledger: Ledger | None = None
+    _auc: float | None = None
+
+    def evaluate(self, partition: ClientPartition | None = None, *, bins: int | None = None) -> Evaluation:
+        """Discrimination and calibration from counts in bins of the linear predictor.
+
+        Parameters
+        ----------
+        partition : ClientPartition, optional
+            New rows; by default those of the fit, on which the figures flatter.
+        bins : int, optional
+            By default as many as leave the smallest site enough rows in each.
+
+        Returns
+        -------
+        Evaluation
+            AUC over all and by site with bounds, observed and expected, ``plot_calibration()``.
+
+        Raises
+        ------
+        PolicyError
+            A site refuses.
+        NotAvailableError
+            No partition is given, and the results were read from a file.
+        """
+        agreement, own = self._agreed()
+        if partition is None and own is None:
+            raise NotAvailableError(
+                "evaluate: this result was read from a file and has no partition; give one"
+            )
+        chosen = own if partition is None else partition
+        assert chosen is not None
+        evaluation, self.evaluation_ledger = evaluate_rows(
+            agreement, self.family_spec, self.estimate.params, chosen, bins=bins
+        )
+        self._auc = evaluation.auc if evaluation.binary else None
+        return evaluation
+
+    @property
+    def auc(self) -> float:
+        """Area under the curve of the latest :meth:`evaluate`."""
+        if self._auc is None:
+            raise NotAvailableError("no AUC: call evaluate() first, which asks the sites for counts")
+        return self._auc
+
+    def _agreed(self) -> tuple[RowsAgreement, ClientPartition | None]:
+        """Levels and transforms of the fit, and its partition, if it is there."""
+        raise NotImplementedError

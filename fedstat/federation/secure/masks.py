@@ -13,7 +13,7 @@ x_k for whoever lacks the masks of one pair.
 |x| >= 2^-12 = 2.4e-4 goes in exactly, smaller ones to within 2^-65 = 2.7e-20. The sum is taken without
 rounding and does not depend on the order of sites; it comes out to the last place of a double. Per site
 |x| <= 2^47/K = 1.4e14/K is allowed; the bits between that and 2^63 show whether masks have cancelled: those
-that have not pass in one element with probability 2^-16. :meth:`Encoding.for_bound` serves other magnitudes,
+that have not pass in one element with probability 2^-15. :meth:`Encoding.for_bound` serves other magnitudes,
 and ``Encoding(1, 32)`` halves the bytes at a resolution of 2.3e-10. Integers and booleans are carried
 exactly.
 
@@ -176,7 +176,8 @@ def decode_sum(name: str, words: Words, encoding: Encoding) -> Array:
         A number lies where no sum can lie: masks did not cancel.
     """
     top = words[-1].view(np.int64)
-    largest = 1 << (63 - GUARD_BITS)
+    # Twice what terms at their limit give, since each is rounded.
+    largest = 1 << (64 - GUARD_BITS)
     if top.size and not (top.min() >= -largest and top.max() <= largest):
         raise SecurityError(
             f"array '{name}': its masks did not cancel. A site is missing or entered twice, or the sites do "

@@ -11,11 +11,14 @@ import pandas as pd
 from fedstat.errors import NotAvailableError
 from fedstat.federation.block import apply_block
 from fedstat.federation.block_response import build_offset
+from fedstat.federation.design_rows import RowsAgreement
 from fedstat.federation.ledger import Ledger
+from fedstat.federation.partition import ClientPartition
 from fedstat.inference.estimate import Estimate
 from fedstat.inference.results import FederatedResults
 from fedstat.inference.summary import ClientBlock
 from fedstat.inference.tables import number
+from fedstat.models.evaluation import Evaluated
 from fedstat.models.fedavg.protocol import Fair, FedAvgFit
 
 if TYPE_CHECKING:
@@ -34,7 +37,7 @@ NO_MAXIMUM = "the log-likelihood of {} is not a maximum"
 LABELS = {"momentum": "Momentum", "q": "q", "lipschitz": "Lipschitz", "mu": "mu", "gamma": "gamma"}
 
 
-class FedAvgResults(FederatedResults):
+class FedAvgResults(Evaluated, FederatedResults):
     """Results of :meth:`fedstat.FedAvg.fit` and its relatives: coefficients without standard errors.
 
     A fixed number of rounds has no tolerance to reach. Score and information of all sites at the last
@@ -154,6 +157,9 @@ class FedAvgResults(FederatedResults):
         eta = _linear_predictor(self.model, self.fit_, frame)
         return eta if which == "linear" else eta.map(self.family.link.inverse)
 
+    def _agreed(self) -> tuple[RowsAgreement, ClientPartition | None]:
+        return self.model.agreement, self.model.partition
+
     # -- trace -----------------------------------------------------------------------------------
 
     @property
@@ -252,9 +258,10 @@ def _convergence(fit: FedAvgFit) -> tuple[bool, str]:
 
 
 def _remedy(fit: FedAvgFit) -> str:
-    risen = fit.trace[-1].loss > fit.trace[0].loss
-    remedy = "the loss has risen: use a smaller" if risen else "use more rounds, a smaller"
-    return f"{remedy} learning_rate" + ("" if fit.options.standardize else " or standardize=True")
+    last = [] if fit.options.standardize else ["standardize=True"]
+    if fit.trace[-1].loss > fit.trace[0].loss:
+        return f"the loss has risen: use {' or '.join(['a smaller learning_rate', *last])}"
+    return f"use {' or '.join(['more rounds', 'a smaller learning_rate', *last])}"
 
 
 def _size(value: float) -> str:

@@ -136,8 +136,10 @@ class FederatedGLM(HorizontalModel):
         if cov_type in ("cluster", "survey") and clusters is None:
             key = "groups" if cov_type == "cluster" else "clusters"
             raise ModelError(f"cov_kwds: cov_type={cov_type!r} needs {{{key!r}: column}}")
+        if cov_type == "cluster" and clusters == self.partition.site_column:
+            return clusters, None
         for name in (clusters, kwds.get("strata")):
-            if name not in (None, self.partition.site_column, *self.question.labels):
+            if name not in (None, *self.question.labels):
                 raise ModelError(
                     f"cov_kwds: column {name!r} is not among the model's labels; name it in "
                     f"from_formula(..., labels=[{name!r}])"

@@ -188,12 +188,8 @@ def fit_notes(result: GLMResults) -> list[str]:
 
 
 def _rows_note(result: GLMResults) -> str:
-    agreed = result.basis.agreement
-    dropped = sum(row.n_rows - row.n for row in agreed.sites)
-    if not dropped:
-        return ""
-    zero = " or have the frequency weight zero" if "freq_weights" in agreed.question.weights else ""
-    return f"Rows left out because they lack one of the model's columns{zero}: {dropped:,}."
+    dropped = sum(row.n_rows - row.n for row in result.basis.agreement.sites)
+    return f"Rows left out because they lack one of the model's columns: {dropped:,}." if dropped else ""
 
 
 def _rounds_note(result: GLMResults) -> str:
@@ -214,14 +210,15 @@ def _sites_note(result: GLMResults) -> str:
     flagged, joint = compared.flagged, compared.joint
     if result.basis.clusters is not None:  # it takes rows as independent, and weights as counts
         return ""
-    if not flagged and not joint.pvalue < DIFFER:
+    large = f" I2 is large for {', '.join(flagged)}." if flagged else ""
+    if joint.pvalue < DIFFER:
+        test = f"chi2({joint.df}) = {joint.statistic:.2f}, p {show_probability(joint.pvalue)}"
+        verdict = f"The sites differ: score test of equal coefficients {test}.{large}"
+    elif flagged:
+        verdict = f"The sites differ by Cochran's Q, though not by the score test of all coefficients.{large}"
+    else:
         return ""
-    which = f" I2 is large for {', '.join(flagged)}." if flagged else ""
-    return (
-        f"The sites differ: score test of equal coefficients chi2({joint.df}) = {joint.statistic:.2f}, "
-        f"p {show_probability(joint.pvalue)}.{which} One set of coefficients may describe no site; see "
-        ".heterogeneity."
-    )
+    return f"{verdict} One set of coefficients may describe no site; see .heterogeneity."
 
 
 def _local_note(result: GLMResults) -> str:

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import numpy as np
 import pandas as pd
 from scipy import stats
 
-from fedstat.errors import DesignError, ModelError
+from fedstat.errors import DesignError, ModelError, NotAvailableError
 from fedstat.federation.block import apply_block
 from fedstat.federation.block_columns import as_numbers, at_column, column_kind, pick_columns
 from fedstat.federation.block_response import build_offset
 from fedstat.federation.design_rows import RowsAgreement, RowsDesign
 from fedstat.federation.rows import RowsQuestion
+from fedstat.inference.estimate import Estimate
+from fedstat.models.checks import check_choice
 from fedstat.typing import Bools, Floats
+
+if TYPE_CHECKING:
+    from fedstat.models.glm.protocol import GLMFit
+    from fedstat.models.glm.storage import Basis
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -142,3 +148,76 @@ def _exposure(frame: pd.DataFrame, name: str) -> Floats:
             f"{at_column('', name)}: {wrong:,} exposures are not positive; leave these rows out"
         )
     return values
+
+
+def at_the_sites(what: str) -> property:
+    """Make a property of results that says where one value per row is."""
+
+    def refuse(self: RowPredictions) -> NoReturn:
+        raise NotAvailableError(
+            f"no {what}: they are one value per row, which stay at the sites. predict(frame) predicts rows "
+            "that you hold, and evaluate() judges the predictions where the rows are"
+        )
+
+    return property(refuse, doc=f"Not available: {what} stay at the sites.")
+
+
+class RowPredictions:
+    """Statements about rows, for results: those that the caller holds; the fit's stay at the sites."""
+
+    estimate: Estimate
+    family: Any
+    fit_: GLMFit
+    basis: Basis
+
+    fittedvalues = at_the_sites("fitted values")
+    mu = at_the_sites("fitted values")
+    resid = at_the_sites("residuals")
+    resid_response = at_the_sites("residuals")
+    resid_pearson = at_the_sites("residuals")
+    resid_deviance = at_the_sites("residuals")
+    resid_anscombe = at_the_sites("residuals")
+    resid_working = at_the_sites("residuals")
+
+    def predict(
+        self, frame: pd.DataFrame | None = None, which: Literal["mean", "linear"] = "mean"
+    ) -> pd.Series:
+        """Predict for rows that the caller holds.
+
+        Parameters
+        ----------
+        frame : DataFrame
+            With the columns of the model, and of its offset or exposure; rows that lack one give NaN.
+        which : {"mean", "linear"}
+
+        Returns
+        -------
+        Series
+
+        Raises
+        ------
+        DesignError
+            A column is absent, of another type, or holds a level that the fit did not know.
+        NotAvailableError
+            No frame is given: the rows of the fit stay at the sites.
+        """
+        check_choice("which", which, ("mean", "linear"))
+        eta = self._predicted(frame).linear
+        if which == "linear":
+            return eta
+        return pd.Series(self.family.link.inverse(eta.to_numpy()), index=eta.index)
+
+    def get_prediction(self, frame: pd.DataFrame | None = None) -> GLMPrediction:
+        """Predict with standard errors and intervals; see :meth:`GLMPrediction.summary_frame`."""
+        rows = self._predicted(frame)
+        assert self.estimate.cov is not None
+        return GLMPrediction(rows.linear, rows.standard_errors(self.estimate.cov), self.family)
+
+    def _predicted(self, frame: pd.DataFrame | None) -> PredictedRows:
+        if frame is None:
+            raise NotAvailableError(
+                "predict needs a frame of rows that you hold; those of the fit stay at the sites, where "
+                "evaluate() judges their predictions"
+            )
+        design = self.fit_.coordinates.design
+        return predict_rows(self.basis.agreement, design, self.estimate.params, frame)

@@ -112,7 +112,7 @@ class Runaway:
     def error(self, sites: Sequence[str], coordinates: Coordinates) -> EstimationError:
         """Say which columns separate the outcomes, and where they vary."""
         design = coordinates.design
-        grown = _variances(self.now) > GROWTH * _variances(self.before)
+        grown = _variances(self.now, coordinates) > GROWTH * _variances(self.before, coordinates)
         columns = np.ones(len(grown), dtype=bool)
         columns[0] = not design.intercept
         complete = bool(grown[columns].all())
@@ -128,9 +128,12 @@ class Runaway:
         )
 
 
-def _variances(information: Floats) -> Floats:
+def _variances(information: Floats, coordinates: Coordinates) -> Floats:
+    """Variances of the coefficients in the data's units, (p,)."""
     size = np.sqrt(np.maximum(np.diag(information), np.finfo(float).tiny))
-    return np.asarray(np.diag(np.linalg.pinv(information / np.outer(size, size), hermitian=True)) / size**2)
+    covariance = np.linalg.pinv(information / np.outer(size, size), hermitian=True) / np.outer(size, size)
+    back = coordinates.back
+    return np.einsum("ij,jk,ik->i", back, covariance, back)
 
 
 def _name(culprits: Bools, reference: bool, coordinates: Coordinates) -> str:

@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NoReturn, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 import numpy as np
 import pandas as pd
 
 from fedstat.errors import EstimationError, ModelError, NotAvailableError
+from fedstat.federation.design_rows import RowsAgreement
 from fedstat.federation.ledger import Ledger
 from fedstat.federation.partition import ClientPartition
 from fedstat.inference.estimate import Estimate
-from fedstat.inference.evaluation import Evaluation
 from fedstat.inference.heterogeneity import Heterogeneity, heterogeneity
 from fedstat.inference.likelihood import cox_snell, mcfadden
 from fedstat.inference.results import FederatedResults
@@ -23,10 +23,10 @@ from fedstat.inference.summary import ClientBlock
 from fedstat.inference.tables import SheetSummary
 from fedstat.inference.vif import gvif
 from fedstat.models.checks import check_choice
-from fedstat.models.evaluation import evaluate_rows
+from fedstat.models.evaluation import Evaluated
 from fedstat.models.glm.notes import estimate_lines, federation_lines, fit_notes, show_number, site_sheet
 from fedstat.models.glm.overdispersion import Overdispersion
-from fedstat.models.glm.prediction import GLMPrediction, PredictedRows, predict_rows
+from fedstat.models.glm.prediction import RowPredictions
 from fedstat.models.glm.protocol import GLMFit
 from fedstat.models.glm.score_test import ScoreTest, score_test
 from fedstat.models.glm.storage import FORMAT, Basis, read_saved, save_result
@@ -39,22 +39,13 @@ if TYPE_CHECKING:
     from fedstat.models.glm.model import FederatedGLM
 
 UNDEFINED = "the family does not define a log-likelihood here"
-AT_THE_SITES = (
-    "no {}: they are one value per row, which stay at the sites. predict(frame) predicts rows that you hold, "
-    "and evaluate() judges the predictions where the rows are"
-)
+FAR = 1e5
+"""Means, in standard deviations, beyond which sums in the units of the data lose half of their digits."""
 SCALES = {"Logit": "log odds of {}", "Log": "log mean of {}", "Identity": "mean of {}"}
 """What a coefficient adds to, by link; the linear predictor for the others."""
 
 
-def _at_the_sites(what: str) -> property:
-    def refuse(self: GLMResults) -> NoReturn:
-        raise NotAvailableError(AT_THE_SITES.format(what))
-
-    return property(refuse, doc=f"Not available: {what} stay at the sites.")
-
-
-class GLMResults(FederatedResults):
+class GLMResults(RowPredictions, Evaluated, FederatedResults):
     """Results of :meth:`fedstat.FederatedGLM.fit`, with statsmodels' names and meanings.
 
     Attributes
@@ -68,8 +59,6 @@ class GLMResults(FederatedResults):
         None where the results were read from a file.
     overdispersion : Overdispersion or None
         The negative binomial's alpha with its standard error, where it was estimated.
-    evaluation_ledger : Ledger or None
-        What passed in the latest :meth:`evaluate`.
     """
 
     def __init__(
@@ -83,13 +72,11 @@ class GLMResults(FederatedResults):
     ) -> None:
         super().__init__(estimate, ledger)
         self.fit_, self.basis = fit, basis
-        self.model = cast("FederatedGLM", model)  # None after load: see _need_model
+        self.model = cast("FederatedGLM", model)  # None after load
         self.overdispersion = overdispersion
         self.family_spec = fit.family
         self.family = fit.family.make()
         self.model_name = basis.model_name
-        self._auc: float | None = None
-        self.evaluation_ledger: Ledger | None = None
 
     @classmethod
     def of(
@@ -204,15 +191,6 @@ class GLMResults(FederatedResults):
         frame = pd.DataFrame([asdict(row) for row in self.fit_.trace])
         return frame.set_axis(pd.RangeIndex(1, len(frame) + 1, name="evaluation"))
 
-    fittedvalues = _at_the_sites("fitted values")
-    mu = _at_the_sites("fitted values")
-    resid = _at_the_sites("residuals")
-    resid_response = _at_the_sites("residuals")
-    resid_pearson = _at_the_sites("residuals")
-    resid_deviance = _at_the_sites("residuals")
-    resid_anscombe = _at_the_sites("residuals")
-    resid_working = _at_the_sites("residuals")
-
     # -- sites -----------------------------------------------------------------------------------
 
     @property
@@ -234,18 +212,22 @@ class GLMResults(FederatedResults):
         Raises
         ------
         NotAvailableError
-            There is one site, or the sums do not tell the columns apart.
+            There is one site, or the sums do not tell a column from the intercept.
         """
         if len(self.fit_.local) == 1:
             raise NotAvailableError("no heterogeneity: it compares sites, and this fit has one")
-        est = self.estimate
+        est, columns = self.estimate, self.fit_.coordinates
+        far = np.abs(columns.shift) > FAR * columns.scale
+        if far.any():
+            listed = ", ".join(name for name, is_far in zip(est.names, far, strict=True) if is_far)
+            raise NotAvailableError(
+                f"no heterogeneity: columns too far from zero for their spread: {listed}. Centre them, as in "
+                "center(year)"
+            )
         try:
             return heterogeneity(est.names, est.params, self.scale, self.fit_.local)
         except EstimationError as error:
-            raise NotAvailableError(
-                "no heterogeneity: a column lies too far from zero for its spread to be told; centre it, as "
-                "in center(year)"
-            ) from error
+            raise NotAvailableError(f"no heterogeneity: {error}") from error
 
     def plot_forest(self, coefficient: str, ax: Axes | None = None) -> Axes:
         """Forest plot of a coefficient over the sites."""
@@ -254,44 +236,6 @@ class GLMResults(FederatedResults):
     def vif(self) -> pd.DataFrame:
         """Variance inflation factor of every term; generalised ones of terms with several columns."""
         return gvif(self._cov(), self.estimate.names, self.estimate.terms)
-
-    def evaluate(self, partition: ClientPartition | None = None, *, bins: int | None = None) -> Evaluation:
-        """Discrimination and calibration from counts in bins of the linear predictor.
-
-        Parameters
-        ----------
-        partition : ClientPartition, optional
-            New rows; by default those of the fit, on which the figures flatter.
-        bins : int, optional
-            By default as many as leave the smallest site enough rows in each.
-
-        Returns
-        -------
-        Evaluation
-            AUC over all and by site with bounds, observed and expected, ``plot_calibration()``.
-
-        Raises
-        ------
-        PolicyError
-            A site refuses.
-        NotAvailableError
-            No partition is given, and the results were read from a file.
-        """
-        if partition is None:
-            partition = self._need_model("evaluate without a partition", "give one").partition
-        evaluation, self.evaluation_ledger = evaluate_rows(
-            self.basis.agreement, self.family_spec, self.params.to_numpy(), partition, bins=bins
-        )
-        if evaluation.binary:
-            self._auc = evaluation.auc
-        return evaluation
-
-    @property
-    def auc(self) -> float:
-        """Area under the curve of the latest :meth:`evaluate`."""
-        if self._auc is None:
-            raise NotAvailableError("no AUC: call evaluate() first, which asks the sites for counts")
-        return self._auc
 
     def score_test(self, terms: str) -> ScoreTest:
         """Score (Rao) test of terms that the fit does not have.
@@ -314,52 +258,12 @@ class GLMResults(FederatedResults):
         NotAvailableError
             The results were read from a file.
         """
-        self._need_model("score_test", "fit the model again, or the larger one")
-        return score_test(self, terms)
-
-    # -- prediction ------------------------------------------------------------------------------
-
-    def predict(
-        self, frame: pd.DataFrame | None = None, which: Literal["mean", "linear"] = "mean"
-    ) -> pd.Series:
-        """Predict for rows that the caller holds.
-
-        Parameters
-        ----------
-        frame : DataFrame
-            With the columns of the model, and of its offset or exposure; rows that lack one give NaN.
-        which : {"mean", "linear"}
-
-        Returns
-        -------
-        Series
-
-        Raises
-        ------
-        DesignError
-            A column is absent, of another type, or holds a level that the fit did not know.
-        NotAvailableError
-            No frame is given: the rows of the fit stay at the sites.
-        """
-        check_choice("which", which, ("mean", "linear"))
-        eta = self._predicted(frame).linear
-        if which == "linear":
-            return eta
-        return pd.Series(self.family.link.inverse(eta.to_numpy()), index=eta.index)
-
-    def get_prediction(self, frame: pd.DataFrame | None = None) -> GLMPrediction:
-        """Predict with standard errors and intervals; see :meth:`GLMPrediction.summary_frame`."""
-        rows = self._predicted(frame)
-        return GLMPrediction(rows.linear, rows.standard_errors(self._cov()), self.family)
-
-    def _predicted(self, frame: pd.DataFrame | None) -> PredictedRows:
-        if frame is None:
+        if self.model is None:
             raise NotAvailableError(
-                "predict needs a frame of rows that you hold; those of the fit stay at the sites, where "
-                "evaluate() judges their predictions"
+                "score_test: this result was read from a file and has no partition; fit the model again, or "
+                "the larger one"
             )
-        design = self.fit_.coordinates.design
-        return predict_rows(self.basis.agreement, design, self.estimate.params, frame)
+        return score_test(self, terms)
 
     # -- keeping ---------------------------------------------------------------------------------
 
@@ -375,12 +279,8 @@ class GLMResults(FederatedResults):
         """
         save_result(path, self)
 
-    def _need_model(self, what: str, remedy: str) -> FederatedGLM:
-        if self.model is None:
-            raise NotAvailableError(
-                f"{what}: this result was read from a file and has no partition; {remedy}"
-            )
-        return self.model
+    def _agreed(self) -> tuple[RowsAgreement, ClientPartition | None]:
+        return self.basis.agreement, None if self.model is None else self.model.partition
 
     # -- summary ---------------------------------------------------------------------------------
 

@@ -19,6 +19,9 @@ from fedstat.models.checks import check_choice, check_positive, check_whole
 from fedstat.models.vfem.covariance_protocol import Covariance, information_covariance
 from fedstat.models.vfem.cross_products import CrossOptions
 from fedstat.models.vfem.layout import Layout, make_layout
+from fedstat.models.vfem.moments_covariance import moments_covariance
+from fedstat.models.vfem.moments_fit import fit_moments
+from fedstat.models.vfem.moments_protocol import Exchange, exchange_moments
 from fedstat.models.vfem.progress import Progress
 from fedstat.models.vfem.protocol import FAMILY, SMALLEST_MEMORY, Ascent, Fit, Options, ask, climb, estimate
 from fedstat.models.vfem.results import Outcome, VFEMResults
@@ -78,6 +81,7 @@ class VFEMRegression(VerticalModel):
         *,
         method: Method = "vfem",
         cov_type: CovType = "observed",
+        exchange: Literal["iterative", "moments"] = "iterative",
         cross_products: Literal["sketch", "exact"] = "sketch",
         sketch: Literal["structured", "gaussian"] = "structured",
         sketch_size: int = 20_000,
@@ -103,6 +107,13 @@ class VFEMRegression(VerticalModel):
             expectation, zero, so that none are asked for (needs missingness completely at random);
             supplemented EM; sandwich; or none. All but "none" account for the estimated means,
             covariances and residual variance.
+        exchange : {"iterative", "moments"}
+            What passes between the institutions. "iterative": linear predictors and residuals of every
+            entity, in every round. "moments": sums of products of the columns by missing pattern, once,
+            products of two institutions' columns by secure multiplication; nothing per entity leaves, and the
+            estimates are the same. Patterns with fewer entities than the partition's `min_count` are not
+            released: these entities count as missing at an institution that has them. Arguments about
+            cross-products, steps and first points have no meaning then, and "robust" is not possible.
         cross_products : {"sketch", "exact"}
             Where products of two clients' columns come from: random projections that the clients draw
             from a seed they share, or a plain exchange of columns, which discloses them.
@@ -151,6 +162,9 @@ class VFEMRegression(VerticalModel):
         """
         check_choice("method", method, get_args(Method))
         check_choice("cov_type", cov_type, get_args(CovType))
+        check_choice("exchange", exchange, ("iterative", "moments"))
+        if exchange == "moments" and not (isinstance(init, str) and init == "zero"):
+            raise ModelError("init: exchange='moments' finds the maximum from its own start")
         check_choice("cross_products", cross_products, ("sketch", "exact"))
         check_choice("sketch", sketch, ("structured", "gaussian"))
         check_choice("step", step, ("gradient", "local-newton"))
@@ -167,11 +181,16 @@ class VFEMRegression(VerticalModel):
         layout = make_layout(self.design, self.partition.rows[self.design.active], method)
         ledger = copy.deepcopy(self._agreement)
         reporter = Progress(options, sys.stderr) if progress else None
-        protocol = self._protocol(layout, options, cross, cov_type, init, ledger, reporter)
-        fit, covariance, fitted = self.engine.run(protocol, ledger)
+        released: Exchange | None = None
+        if exchange == "moments":
+            fit, covariance, released = self.engine.run(self._from_moments(layout, cov_type, ledger), ledger)
+            fitted: Mapping[str, Array] = {}
+        else:
+            protocol = self._protocol(layout, options, cross, cov_type, init, ledger, reporter)
+            fit, covariance, fitted = self.engine.run(protocol, ledger)
         if reporter is not None:
             reporter.close()
-        outcome = Outcome(method, cov_type, options, fit, covariance, fitted, init_name(init))
+        outcome = Outcome(method, cov_type, options, fit, covariance, fitted, init_name(init), released)
         result = VFEMResults.of(self, layout, outcome, ledger)
         if not fit.converged:
             warnings.warn(
@@ -213,6 +232,17 @@ class VFEMRegression(VerticalModel):
         elif cov_type != "none":
             covariance = yield from information_covariance(ascent, cross, names, cov_type == "robust")
         return fit, covariance, fitted
+
+    def _from_moments(
+        self, layout: Layout, cov_type: CovType, ledger: Ledger
+    ) -> Rounds[tuple[Fit, Covariance | None, Exchange]]:
+        names = {block.client: block.names for block in self.design.blocks}
+        exchange = yield from exchange_moments(
+            layout, names, self._session, ledger.at, self.partition.min_count
+        )
+        found = fit_moments(exchange.moments)
+        covariance = None if cov_type == "none" else moments_covariance(found, cov_type)
+        return found.by_client(), covariance, exchange
 
     def _first_point(
         self, layout: Layout, options: Options, init: Init

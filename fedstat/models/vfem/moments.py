@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fedstat.errors import EstimationError, ModelError
+from fedstat.models.vfem.layout import number_patterns
 from fedstat.models.vfem.moments_merge import MergePlan, plan_merges
 from fedstat.typing import Bools, Floats, Ints
 
@@ -103,13 +104,13 @@ class PatternMoments:
         centre, scale = np.nanmean(columns, axis=0), np.nanstd(columns, axis=0)
         scale = np.where(scale > 0.0, scale, 1.0)
         rows = np.column_stack([np.ones(len(y)), np.nan_to_num((columns - centre) / scale)])
-        patterns, code = np.unique(seen, axis=0, return_inverse=True)
-        members = [rows[code.ravel() == g] for g in range(len(patterns))]
+        first, code, _ = number_patterns(seen)
+        members = [rows[code == g] for g in range(len(first))]
         return cls(
             tuple(clients or [f"client {k + 1}" for k in range(K)]),
             tuple(int(p) for p in sizes),
             tuple(names or [f"x{j + 1}" for j in range(P)]),
-            patterns,
+            seen[first],
             np.array([float(len(Z)) for Z in members]),
             np.array([Z.T @ Z for Z in members]),
             centre,
@@ -182,9 +183,7 @@ class PatternMoments:
         grams[:, 0, 0] = self.n
         grams[:, 0, 1:] = grams[:, 1:, 0] = (first - self.n[:, None] * move) / root
         grams[:, 1:, 1:] = inner / np.outer(root, root)
-        return replace(
-            self, grams=grams, centre=self.centre + self.scale * mean, scale=self.scale * root
-        )
+        return replace(self, grams=grams, centre=self.centre + self.scale * mean, scale=self.scale * root)
 
     def _check_counts(self) -> None:
         for client, count in zip(self.clients, self.n_seen, strict=True):
@@ -230,6 +229,20 @@ class PatternMoments:
                 grams[to] += self.grams[g] * np.outer(keep, keep)
         return replace(self, patterns=plan.patterns, n=n, grams=grams)
 
+    def complete(self) -> PatternMoments:
+        """Keep the entities that every client has: the fit is least squares on them, method="cc"."""
+        return self._as_one(np.asarray(self.patterns.all(axis=1)))
+
+    def filled(self) -> PatternMoments:
+        """Put the mean of those who have it in the place of a missing block, method="impute"."""
+        return self.standardised()._as_one(np.ones(len(self.n), dtype=bool))
+
+    def _as_one(self, use: Bools) -> PatternMoments:
+        """Sum the patterns in use to one in which every block counts as seen."""
+        every = np.ones((1, len(self.sizes)), dtype=bool)
+        n, grams = self.n[use].sum(keepdims=True), self.grams[use].sum(axis=0, keepdims=True)
+        return replace(self, patterns=every, n=n, grams=grams)
+
     def submodel(self, columns: Sequence[str]) -> PatternMoments:
         """Keep these columns: the moments of any formula within the one at hand.
 
@@ -245,13 +258,11 @@ class PatternMoments:
         ModelError
             Names that are not there, or none at all.
         """
-        unknown = [name for name in columns if name not in self.names]
-        if unknown or not columns:
-            raise ModelError(
-                f"submodel: no column {', '.join(repr(c) for c in unknown)}; there are {', '.join(self.names)}"
-                if unknown
-                else "submodel: at least one column is needed"
-            )
+        if not columns:
+            raise ModelError("submodel: at least one column is needed")
+        unknown = [repr(name) for name in columns if name not in self.names]
+        if unknown:
+            raise ModelError(f"submodel: no column {', '.join(unknown)}; there are {', '.join(self.names)}")
         keep = np.isin(np.array(self.names), np.array(columns))
         sizes = np.bincount(self.owner[keep], minlength=len(self.sizes))
         stay = sizes > 0

@@ -1,26 +1,25 @@
 """Covariance of (a, s2, beta, mu) from moments: observed, expected, supplemented EM.
 
-The profile likelihood of :mod:`fedstat.models.vfem.moments_likelihood` has Sigma_1..Sigma_K maximised out, so the inverse
-of its information is the covariance with every nuisance parameter accounted for.
+The profile likelihood of :mod:`fedstat.models.vfem.moments_likelihood` has Sigma_1..Sigma_K maximised
+out, so the inverse of its information is the covariance with every nuisance parameter accounted for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
 import numpy as np
 
 from fedstat.errors import NotAvailableError
-from fedstat.inference.covariance import delta_method, invert_information, symmetrise
-from fedstat.models.vfem.covariance_protocol import Covariance, Places
+from fedstat.inference.covariance import invert_information, symmetrise
+from fedstat.models.vfem.covariance_protocol import Covariance
 from fedstat.models.vfem.moments import PatternMoments
 from fedstat.models.vfem.moments_em import EMPoint, centred, em_step, expected_gram
 from fedstat.models.vfem.moments_fit import MomentsFit
 from fedstat.models.vfem.moments_likelihood import Standard, block_covariance, evaluate, residuals
 from fedstat.models.vfem.sem_protocol import Point as SEMPoint
 from fedstat.models.vfem.sem_protocol import complete_information, solve_sem, to_psi
-from fedstat.typing import Array, Floats
+from fedstat.typing import Array, Floats, Ints
 
 CovType: TypeAlias = Literal["observed", "expected", "sem", "robust"]
 HOW = "moments"
@@ -47,8 +46,8 @@ def moments_covariance(fit: MomentsFit, cov_type: CovType = "observed") -> Covar
     """
     if cov_type == "robust":
         raise NotAvailableError(
-            "cov_type='robust' needs fourth moments of the columns, and Gram matrices by missing pattern hold "
-            "the second; use 'observed', or exchange='iterative'"
+            "cov_type='robust' needs fourth moments of the columns, and Gram matrices by missing pattern "
+            "hold second moments; use 'observed', or exchange='iterative'"
         )
     if cov_type == "sem":
         return sem_covariance(fit)
@@ -57,9 +56,9 @@ def moments_covariance(fit: MomentsFit, cov_type: CovType = "observed") -> Covar
         beta = fit.standard.places[0]
         information[beta, beta] -= products_between(fit)
     cov = invert_information(information, names_of(fit.moments))
-    size = 2 + 2 * fit.standard.P
+    order = client_order(fit.moments)
     how = "none" if cov_type == "expected" else HOW
-    return Covariance(in_units(fit, cov[:size, :size]), how)
+    return Covariance(in_units(fit.moments, cov[np.ix_(order, order)]), how)
 
 
 def centred_information(fit: MomentsFit) -> Floats:
@@ -93,41 +92,87 @@ def names_of(moments: PatternMoments) -> list[str]:
     return ["Intercept", "residual variance", *columns, *means, *variances]
 
 
-def in_units(fit: MomentsFit, cov: Floats) -> Floats:
-    """Bring a covariance of (a, s2, beta, mu) to the units of the data and the order by client."""
-    moments, P = fit.moments, fit.standard.P
+def client_order(moments: PatternMoments) -> list[int]:
+    """Places of (a, s2, beta_1, mu_1, beta_2, ...) in (a, s2, beta, mu)."""
+    P, columns = len(moments.names), np.arange(len(moments.names))
+    by_client = [columns[moments.places(k)] for k in range(len(moments.sizes))]
+    return [0, 1, *[int(i) for own in by_client for i in (*(2 + own), *(2 + P + own))]]
+
+
+def in_units(moments: PatternMoments, cov: Floats) -> Floats:
+    """Bring a covariance of (a, s2, beta_1, mu_1, ...) of standardised columns to the units of the data."""
     x, y = moments.scale[:-1], moments.scale[-1]
-    factor = np.concatenate([[y, y**2], y / x, x])
-    places = [moments.places(k) for k in range(len(moments.sizes))]
-    columns = np.arange(P)
-    order = [0, 1, *[i for p in places for i in (*(2 + columns[p]), *(2 + P + columns[p]))]]
-    return np.asarray((cov * np.outer(factor, factor))[np.ix_(order, order)])
+    factor = np.concatenate([[y, y**2], y / x, x])[client_order(moments)]
+    return np.asarray(cov * np.outer(factor, factor))
 
 
 # ---- supplemented EM -------------------------------------------------------------------------
 
 
 def sem_covariance(fit: MomentsFit) -> Covariance:
-    """Supplemented EM (Meng and Rubin 1991), with the Jacobian of the exact EM map by complex steps.
+    """Supplemented EM (Meng and Rubin 1991), V = I_oc^-1 (I - DM)^-1.
 
-    V = I_oc^-1 (I - DM)^-1; no difference is taken, so that the Jacobian is exact to rounding.
+    The Jacobian DM of the exact EM map is taken by complex steps, without the error of a difference.
+
+    Raises
+    ------
+    EstimationError
+        The EM map does not contract at the estimate.
     """
     standard, moments = fit.standard, fit.moments
-    at = em_point(fit)
-    T = expected_gram(standard, at)
-    centre = to_sem(at, moments)
-    I_oc = complete_information(centre, centred(T, at.mu), int(moments.nobs))
-    V = solve_sem(I_oc, em_jacobian(standard, at))
-    A = np.zeros((2 + 2 * standard.P, len(V)))
-    scales = [moments.scale[:-1][moments.places(k)] for k in range(len(moments.sizes))]
-    A[:, : len(A)] = to_psi(centre, scales)
-    cov, asymmetry = symmetrise(A @ V @ A.T)
-    factor = response_factor(moments)
-    return Covariance(cov * np.outer(factor, factor), HOW, asymmetry=asymmetry)
+    Sigma = block_covariance(standard, fit.point, residuals(standard, fit.point))
+    at = EMPoint(fit.point.b, np.exp(fit.point.log_s2), fit.point.beta, fit.point.mu, Sigma)
+    places = [moments.places(k) for k in range(len(moments.sizes))]
+    centre = SEMPoint(
+        fit.point.b,
+        float(np.exp(fit.point.log_s2)),
+        [at.beta[here] for here in places],
+        [at.mu[here] for here in places],
+        [Sigma[here, here] for here in places],
+    )
+    complete = complete_information(centre, centred(expected_gram(standard, at), at.mu), int(moments.nobs))
+    V = solve_sem(complete, em_jacobian(standard, at))
+    psi = np.zeros((2 + 2 * standard.P, len(V)))
+    psi[:, : len(psi)] = to_psi(centre, [np.ones(p) for p in moments.sizes])
+    cov, asymmetry = symmetrise(psi @ V @ psi.T)
+    return Covariance(in_units(moments, cov), HOW, asymmetry=asymmetry)
 
 
-def em_point(fit: MomentsFit) -> EMPoint:
-    """Return the estimates as the EM map takes them."""
-    standard, point = fit.standard, fit.point
-    Sigma = block_covariance(standard, point, residuals(standard, point))
-    return EMPoint(point.b, float(np.exp(point.log_s2)), point.beta, point.mu, Sigma)
+def em_jacobian(standard: Standard, at: EMPoint) -> Floats:
+    """Return d M_j / d theta_i at (i, j), theta = (beta0, s2, beta_1, mu_1, ..., vech Sigma_1, ...)."""
+    theta = pack(standard.moments, at)
+    rows = []
+    for i in range(len(theta)):
+        moved = theta.astype(complex)
+        moved[i] += 1j * COMPLEX_STEP
+        image = em_step(standard, unpack(standard.moments, moved))
+        rows.append(pack(standard.moments, image).imag / COMPLEX_STEP)
+    return np.array(rows)
+
+
+def lower_triangles(moments: PatternMoments) -> tuple[Ints, Ints]:
+    """Rows and columns of vech Sigma_1, ..., vech Sigma_K in the block diagonal matrix."""
+    places = [np.tril_indices(p) for p in moments.sizes]
+    starts = np.cumsum([0, *moments.sizes[:-1]])
+    rows, columns = (
+        np.concatenate([place[side] + start for place, start in zip(places, starts, strict=True)])
+        for side in (0, 1)
+    )
+    return rows, columns
+
+
+def pack(moments: PatternMoments, at: EMPoint) -> Array:
+    """(beta0, s2, beta_1, mu_1, ..., vech Sigma_1, ...)."""
+    first = np.concatenate([[at.beta0, at.s2], at.beta, at.mu])[client_order(moments)]
+    return np.concatenate([first, at.Sigma[lower_triangles(moments)]])
+
+
+def unpack(moments: PatternMoments, theta: Array) -> EMPoint:
+    """Read :func:`pack`."""
+    P = len(moments.names)
+    first = np.empty(2 + 2 * P, dtype=theta.dtype)
+    first[client_order(moments)] = theta[: 2 + 2 * P]
+    rows, columns = lower_triangles(moments)
+    Sigma = np.zeros((P, P), dtype=theta.dtype)
+    Sigma[rows, columns] = Sigma[columns, rows] = theta[2 + 2 * P :]
+    return EMPoint(first[0], first[1], first[2 : 2 + P], first[2 + P :], Sigma)

@@ -1,8 +1,8 @@
 """The exact EM map of VFEM from moments.
 
-With what is missing at its conditional expectation, mu_k + w_k z_i with w_k = Sigma_k beta_k and z_i = r_i / v_g
-(TWFL (4)), the expected Gram matrix of (1, x, y) is that of every pattern with rows and columns of the missing
-blocks put in, and their conditional covariance; the M-step is a regression and the blocks' own moments (TWFL (5), (6)).
+What is missing stands at its conditional expectation mu_k + w_k z_i, w_k = Sigma_k beta_k and z_i = r_i / v_g
+(TWFL (4)), which is linear in what is seen: the expected Gram matrix of (1, x, y) follows from those of the
+patterns. The M-step is a regression and the blocks' own moments (TWFL (5), (6)).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class EMPoint:
 
 
 def expected_gram(standard: Standard, at: EMPoint) -> Array:
-    """Expected sum of (1, x, y)(1, x, y)' of all entities given what is seen, (P + 2, P + 2)."""
+    """Return the expected sum of (1, x, y)(1, x, y)' given what is seen, (P + 2, P + 2)."""
     moments, missing = standard.moments, standard.missing
     w = at.Sigma @ at.beta
     v = at.s2 + missing @ ((at.beta * w) @ standard.member)
@@ -76,7 +76,7 @@ def em_step(standard: Standard, at: EMPoint) -> EMPoint:
 
 
 def centred(T: Array, mu: Floats) -> Floats:
-    """Expected sum of (1, x - mu)(1, x - mu)' from that of (1, x, y)(1, x, y)'."""
+    """Take the expected sum of (1, x - mu)(1, x - mu)' from that of (1, x, y)(1, x, y)'."""
     shift = np.eye(len(mu) + 1)
     shift[1:, 0] = -mu
     return np.asarray(shift @ T[:-1, :-1] @ shift.T, dtype=np.float64)

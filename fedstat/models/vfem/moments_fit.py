@@ -34,7 +34,7 @@ LONGEST_LOG = 1.0
 SUFFICIENT = 1e-4
 ROUNDING = 1e-13
 VANISHING, NEARLY_VANISHING = 1e-12, 1e-4
-"""Shares of the response's variance: of a residual variance of zero, and where rounding hides the way there."""
+"""Shares of the response's variance: that count as zero, and below which rounding hides the way there."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,7 +57,8 @@ class MomentsFit:
     log_likelihood : float
         Less the largest value that the likelihood of the clients' own blocks can take.
     trace : tuple of TraceRow
-        ``score`` is the Newton decrement, the distance to the optimum in standard errors, per root of entities.
+        ``score`` is the Newton decrement, the distance to the optimum in standard errors, over the
+        root of the number of entities.
     """
 
     standard: Standard
@@ -138,7 +139,7 @@ def fit_moments(
     for iteration in range(1, maxiter + 1):
         at = evaluate(standard, point)
         move_next, direction = ascent_direction(at)
-        decrement = float(np.sqrt(max(at.score @ direction, 0.0)))
+        decrement = float(np.sqrt(np.maximum(at.score @ direction, 0.0)))
         seconds = time.perf_counter() - began
         score = decrement / np.sqrt(standard.moments.nobs)
         trace.append(TraceRow(iteration, at.log_likelihood, float(score), float(change), move, seconds))
@@ -208,8 +209,8 @@ def vanishing_message(moments: PatternMoments) -> str:
     """Say why there is no maximum."""
     return (
         f"a variance goes to zero, where the likelihood has no maximum: {moments.n_complete} of the "
-        f"{int(moments.nobs)} entities are complete, and the coefficients may reproduce their response without "
-        "error; leave out columns or clients"
+        f"{int(moments.nobs)} entities are complete, and the coefficients may reproduce their "
+        "response without error; leave out columns or clients"
     )
 
 

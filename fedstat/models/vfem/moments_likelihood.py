@@ -2,12 +2,14 @@
 
 Sigma_k enters the likelihood of y through t_k = beta_k'Sigma_k beta_k alone. Given beta_k, mu_k and t_k, the
 likelihood of the block splits into that of c = x'beta_k ~ N(m_k, t_k), m_k = mu_k'beta_k, and a
-regression of x on c that is free; its maximum over Sigma_k is in closed form. With columns centred at the means of their own
-clients, S_k their covariance there, q_k = beta_k'(S_k + mu_k mu_k')beta_k and t_k = exp(lambda_k) q_k,
+regression of x on c that is free; its maximum over Sigma_k is in closed form. With columns centred at the
+means of their own clients, S_k their covariance, q_k = beta_k'(S_k + mu_k mu_k')beta_k and
+t_k = exp(lambda_k) q_k,
 
     l(b, s2, beta, mu, lambda) = sum_g [ -n_g log(2 pi v_g)/2 - SS_g / (2 v_g) ]
         - sum_k n_k/2 [ log(1 + mu_k'S_k^-1 mu_k) + lambda_k + exp(-lambda_k) - 1 ]
-    r_i = y_i - b - sum_{k seen} x_i'beta_k - sum_{k missing} m_k,    SS_g = sum of r_i^2,    v_g = s2 + sum_{k missing} t_k
+    r_i = y_i - b - sum_{k seen} x_i'beta_k - sum_{k missing} m_k
+    SS_g = sum of r_i^2,    v_g = s2 + sum_{k missing} t_k
 
 less the largest value that the blocks' own likelihood can take. It is smooth everywhere, beta_k = 0
 included, and its inverse information is that of the full likelihood for all that is left in it.
@@ -22,7 +24,7 @@ import numpy as np
 
 from fedstat.errors import EstimationError
 from fedstat.models.vfem.moments import COLLINEAR, PatternMoments
-from fedstat.typing import Array, Floats
+from fedstat.typing import Floats
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -208,7 +210,7 @@ def by_linear_parameters(standard: Standard, at: Residuals) -> tuple[Floats, Flo
 
 
 def jacobian(standard: Standard, point: Point, at: Residuals) -> Floats:
-    """Derivatives of z = (b, beta, m, s2, t) by the parameters."""
+    """Differentiate z = (b, beta, m, s2, t) by the parameters."""
     P, K = standard.member.shape
     beta, mu, lam = standard.places
     m, t = slice(1 + P, 1 + P + K), slice(2 + P + K, 2 + P + 2 * K)
@@ -268,5 +270,3 @@ def block_covariance(standard: Standard, point: Point, at: Residuals) -> Floats:
     factor = np.divide(np.expm1(point.lam), at.q, out=np.zeros_like(at.q), where=at.q > 0.0)
     around = standard.S + standard.within * np.outer(point.mu, point.mu)
     return np.asarray(around + standard.within * np.outer(at.w * (standard.member @ factor), at.w))
-
-

@@ -95,10 +95,7 @@ def plan_merges(
     return plan
 
 
-
-def best_coarser(
-    pattern: Pattern, counts: Mapping[Pattern, float], cost: Floats, min_count: int
-) -> Pattern:
+def best_coarser(pattern: Pattern, counts: Mapping[Pattern, float], cost: Floats, min_count: int) -> Pattern:
     """Choose the coarser pattern that loses least, among those that will have enough entities.
 
     Enough: with these entities, and those of other small patterns that could join. Candidates are
@@ -108,7 +105,8 @@ def best_coarser(
     nothing = (False,) * len(pattern)
     best, least = nothing, (np.inf, 0.0)
     for candidate in sorted(common - {pattern}):
-        joining = sum(m for p, m in counts.items() if m < min_count and p != candidate and within(candidate, p))
+        others = [p for p, m in counts.items() if m < min_count and p != candidate]
+        joining = sum(counts[p] for p in others if within(candidate, p))
         if counts.get(candidate, 0.0) + joining < min_count:
             continue
         lost = float(cost[np.array(pattern) & ~np.array(candidate)].sum())

@@ -40,7 +40,7 @@ def fit_notes(layout: Layout, outcome: Outcome, counts: Counts, ledger: Ledger) 
         MODEL[outcome.method],
         *_small_sample(layout, outcome),
         *_covariance(layout, outcome, ledger),
-        *_disclosure(layout, outcome, ledger),
+        *(_disclosure(layout, outcome, ledger) if outcome.exchange is None else _moments(outcome, ledger)),
     ]
 
 
@@ -100,3 +100,26 @@ def _disclosure(layout: Layout, outcome: Outcome, ledger: Ledger) -> Iterator[st
         )
     if outcome.covariance is not None and outcome.covariance.how == "exact":
         yield "Cross-products by plain exchange: institutions' columns were disclosed to other institutions."
+
+
+def _moments(outcome: Outcome, ledger: Ledger) -> Iterator[str]:
+    exchange = outcome.exchange
+    assert exchange is not None
+    yield (
+        "Sums of products of the columns by missing pattern were exchanged once; no value per entity left an "
+        "institution. Products between institutions come from secure multiplication among parties that "
+        "follow the protocol (semi-honest)."
+    )
+    dealers = sorted({dealer or "the coordinator" for dealer in exchange.dealers.values()})
+    if dealers:
+        yield (
+            f"Who deals the random numbers for two institutions ({', '.join(dealers)}) must not collude with "
+            "either; the coordinator and one institution together learn the other's products with that "
+            "one's columns."
+        )
+    plan = exchange.plan
+    if plan.moved or plan.left_out:
+        yield (
+            f"Patterns with few entities are not released: {plan.moved:,} entities count as missing at an "
+            f"institution that has them, and {plan.left_out:,} that would lack everything are left out."
+        )

@@ -23,6 +23,7 @@ from fedstat.inference.summary import ClientBlock
 from fedstat.models.saved import READERS
 from fedstat.models.vfem.covariance_protocol import Covariance, Places
 from fedstat.models.vfem.layout import Layout, complete
+from fedstat.models.vfem.moments_protocol import Exchange
 from fedstat.models.vfem.notes import fit_notes
 from fedstat.models.vfem.prediction import (
     PredictionResults,
@@ -60,6 +61,7 @@ class Outcome:
     covariance: Covariance | None
     fitted: Mapping[str, Array]
     init: str
+    exchange: Exchange | None = None
 
 
 @dataclass(frozen=True, slots=True)

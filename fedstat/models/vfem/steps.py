@@ -127,10 +127,22 @@ def start(
     dict
         The first linear predictor and scalars, and the extreme eigenvalues of the local covariance.
     """
+    client = stage_client(data, state, keep, rows, int(n), bool(filled), int(memory))
+    mean = client.s1 / client.n_seen
+    S = client.S2 / client.n_seen - np.outer(mean, mean)
+    first = np.zeros(len(mean)) if beta is None else np.asarray(beta, dtype=float) * client.scale
+    set_first_point(client, Theta(first, mean, S))
+    return describe_points(client) | {"eigenvalues": np.linalg.eigvalsh(S)[[0, -1]]}
+
+
+def stage_client(
+    data: SiteData, state: State, keep: Bools, rows: Ints, n: int, filled: bool, memory: int
+) -> Client:
+    """Standardise the block's rows of a fit, and keep them; arguments as for :func:`start`."""
     block = block_of(data, state)
     check_lengths(data.name, keep=(keep, len(block.X)), rows=(rows, int(np.count_nonzero(keep))))
     if len(rows) and (rows[0] < 0 or rows[-1] >= n or (np.diff(rows) <= 0).any()):
-        raise MessageError(f"{data.name}: array 'rows' must ascend from 0 to below {int(n)}")
+        raise MessageError(f"{data.name}: array 'rows' must ascend from 0 to below {n}")
     X = np.ascontiguousarray(block.X[keep])
     n_own = len(X)
     if n_own < 2:
@@ -142,14 +154,10 @@ def start(
     check_spread(data.name, block.spec.names, X, shift, scale)
     X /= scale
     if filled:
-        X, rows = fill_with_mean(X, rows, int(n))
-    client = summarise(X, rows, int(n), shift, scale, int(memory))
-    mean = client.s1 / client.n_seen
-    S = client.S2 / client.n_seen - np.outer(mean, mean)
-    first = np.zeros(len(scale)) if beta is None else np.asarray(beta, dtype=float) * scale
-    set_first_point(client, Theta(first, mean, S))
+        X, rows = fill_with_mean(X, rows, n)
+    client = summarise(X, rows, n, shift, scale, memory)
     state.keep("vfem", client, n_own)
-    return describe_points(client) | {"eigenvalues": np.linalg.eigvalsh(S)[[0, -1]]}
+    return client
 
 
 def fill_with_mean(X: Floats, rows: Ints, n: int) -> tuple[Floats, Ints]:

@@ -341,7 +341,7 @@ def test_missing_and_unknown_announcements_are_refused():
     agreements = begin()
     texts = announced(agreements)
     with pytest.raises(
-        SecurityError, match="expected announcements of Bergen, Drammen; .* Akershus, Bergen$"
+        SecurityError, match=r"expected announcements of Bergen, Drammen; .* Akershus, Bergen$"
     ):
         agreements["Akershus"].finish({name: texts[name] for name in NAMES[:2]})
     with pytest.raises(SecurityError, match="Oslo"):
@@ -392,7 +392,7 @@ def test_a_session_has_a_name_and_at_least_two_sites_of_which_one_is_ours():
         begin(names=NAMES[:1])
     with pytest.raises(SecurityError, match="Oslo: the list of sites does not hold this site"):
         Agreement(IDENTITIES["Bergen"], "fit 1", "Oslo", PUBLIC, PINNED)
-    with pytest.raises(SecurityError, match="Bergen: .* with its own key"):
+    with pytest.raises(SecurityError, match=r"Bergen: .* with its own key"):
         Agreement(Identity.generate(), "fit 1", "Bergen", PUBLIC, PINNED)
     with pytest.raises(SecurityError, match="not the pinned key: 'Drammen'"):
         Agreement(IDENTITIES["Bergen"], "fit 1", "Bergen", PUBLIC, PINNED | {"Drammen": PINNED["Bergen"]})

@@ -178,12 +178,14 @@ def test_what_is_opened_is_independent_of_the_columns():
     assert stats.pearsonr(opened[1], two.ravel()).pvalue > ALPHA
 
 
-def test_the_seeds_of_u_and_v_and_masks_do_not_meet():
-    """One seed by mistake for all still gives different words."""
-    product = agreed(8, 3, 3, 8)
-    zeros = np.zeros((8, 3), np.int64)
-    U, V = -secure.open_a(product, SEED_A, zeros), -secure.open_b(product, SEED_A, zeros)
-    assert not np.isin(U, V).any()
+def test_streams_for_different_ends_do_not_meet():
+    """One seed by mistake for all still gives U, V, Z_a and R without a word in common."""
+    product, group = agreed(9, 3, 3), np.zeros(9, int)
+    nothing, no_share = np.zeros((9, 3), np.int64), np.zeros((1, 3, 3), np.int64)
+    U, V = -secure.open_a(product, SEED_A, nothing), -secure.open_b(product, SEED_A, nothing)
+    R = -secure.share_b(product, SEED_A, nothing, no_share, group, SEED_A)
+    Z_a = secure.share_a(product, SEED_A, nothing, nothing, group, SEED_A) - R
+    assert len(np.unique(np.concatenate([part.ravel() for part in (U, V, R, Z_a)]))) == 27 + 27 + 9 + 9
 
 
 def test_each_share_alone_is_uniform():

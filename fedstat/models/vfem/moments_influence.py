@@ -1,0 +1,100 @@
+"""What the fit would be without each column, at no further round."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from fedstat.errors import ModelError
+from fedstat.models.vfem.moments import PatternMoments
+from fedstat.models.vfem.moments_fit import MomentsFit, fit_moments
+from fedstat.models.vfem.moments_likelihood import Point, Standard
+from fedstat.typing import Floats
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LeaveOneOut:
+    """Fits without each of the P columns.
+
+    Parameters
+    ----------
+    names, clients : tuple of str, length P
+    log_likelihood, rsquared : (P,) arrays
+    statistic, pvalue : (P,) arrays
+        Likelihood ratio of the full fit against that without the column; one degree of freedom.
+    params : (P, 1 + P) array
+        Intercept and coefficients without the column, nan at its own place.
+    """
+
+    names: tuple[str, ...]
+    clients: tuple[str, ...]
+    log_likelihood: Floats
+    rsquared: Floats
+    statistic: Floats
+    pvalue: Floats
+    params: Floats
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per column that is left out."""
+        return pd.DataFrame(
+            {
+                "client": self.clients,
+                "statistic": self.statistic,
+                "pvalue": self.pvalue,
+                "llf": self.log_likelihood,
+                "rsquared": self.rsquared,
+            },
+            index=pd.Index(self.names, name="left out"),
+        )
+
+
+def leave_one_out(fit: MomentsFit) -> LeaveOneOut:
+    """Fit without each column in turn.
+
+    Parameters
+    ----------
+    fit : MomentsFit
+        Of all columns.
+
+    Raises
+    ------
+    ModelError
+        There is one column only.
+    EstimationError
+        A smaller fit has no maximum.
+    """
+    moments, P = fit.moments, fit.standard.P
+    if P < 2:
+        raise ModelError("leave_one_out: the fit has one column; without it there is no block left")
+    params = np.full((P, 1 + P), np.nan)
+    fits = []
+    for j in range(P):
+        keep = np.arange(P) != j
+        smaller = fit_without(fit, moments, j)
+        params[j, np.append(True, keep)] = smaller.params
+        fits.append(smaller)
+    llf = np.array([smaller.log_likelihood for smaller in fits])
+    statistic = 2.0 * (fit.log_likelihood - llf)
+    return LeaveOneOut(
+        moments.names,
+        tuple(moments.clients[k] for k in moments.owner),
+        llf,
+        np.array([smaller.rsquared for smaller in fits]),
+        statistic,
+        stats.chi2.sf(statistic, 1),
+        params,
+    )
+
+
+def fit_without(fit: MomentsFit, moments: PatternMoments, j: int) -> MomentsFit:
+    """Fit all columns but one, from the estimates of all."""
+    columns = [name for i, name in enumerate(moments.names) if i != j]
+    standard = Standard(moments.submodel(columns))
+    keep = np.arange(len(moments.names)) != j
+    stay = np.array([client in standard.moments.clients for client in moments.clients])
+    point = fit.point
+    start = Point(point.b, point.log_s2, point.beta[keep], point.mu[keep], point.lam[stay])
+    return fit_moments(standard, start=start)
