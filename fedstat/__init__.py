@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedstat import datasets, errors
 from fedstat.federation.partition import ClientPartition
+from fedstat.federation.site import Policy
 from fedstat.inference.compare import compare
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ __all__ = [
     "FedAvgM",
     "FedProx",
     "FederatedGLM",
+    "Policy",
     "QFedAvg",
     "VFEMRegression",
     "__version__",

@@ -18,6 +18,7 @@ PUBLIC = [
     "FedProx",
     "FederatedGLM",
     "GLORE",
+    "Policy",
     "QFedAvg",
     "VFEMRegression",
     "__version__",

@@ -8,7 +8,7 @@ The knots of a spline are quantiles, which are no sums: they are written in the 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -131,13 +131,11 @@ def transform_sums(data: SiteData, site_state: SiteState, text: str) -> tuple[di
     """
     content = json.loads(text)
     question = RowsQuestion.from_json(content["question"])
-    state: State = restore_state(content["state"])
     transforms = {t.text: t for t in stateful(question.read_terms())}
-    if not set(content["targets"]) <= transforms.keys():
-        raise MessageError(f"{data.name}: the question names transforms that its formula does not have")
-    growing = {
-        text: None if given is None else Recurrence(**given) for text, given in content["targets"].items()
-    }
+    state = _read_state(content["state"], transforms, data.name)
+    growing = _read_targets(content["targets"], transforms, data.name)
+    if not {text for key in growing for text in _inner(transforms[key])} <= state.keys():
+        raise MessageError(f"{data.name}: the question lacks the state of a transform inside another")
     total = np.zeros((len(growing), 3))
     extremes = [Extremes(data.policy.min_level_count - 1) for _ in growing]
     used = []
@@ -160,6 +158,45 @@ def transform_sums(data: SiteData, site_state: SiteState, text: str) -> tuple[di
     check_difference(data, behind)
     site_state.rest_on(int(behind.sum()))
     return {"sums": total}, ""
+
+
+def _read_targets(
+    given: Mapping[str, Any], transforms: Mapping[str, Transform], site: str
+) -> dict[str, Recurrence | None]:
+    """Read what shall be summed as if a stranger had asked for it."""
+    targets: dict[str, Recurrence | None] = {}
+    for text, recurrence in given.items():
+        if text not in transforms or (transforms[text].function == "poly") != (recurrence is not None):
+            raise MessageError(f"{site}: the question names transforms that its formula does not have")
+        targets[text] = None
+        if recurrence is not None:
+            read = Recurrence(**recurrence)
+            whole = len(read.alpha) == len(read.norms) <= read.degree == int(_degree(transforms[text]))
+            if not whole or not _finite([*read.alpha, *read.norms]) or not all(x > 0.0 for x in read.norms):
+                raise MessageError(f"{site}: the question does not hold the recurrence of a polynomial")
+            targets[text] = read
+    return targets
+
+
+def _read_state(given: Mapping[str, Any], transforms: Mapping[str, Transform], site: str) -> State:
+    """Read the state of transforms as if a stranger had sent it."""
+    for text, state in given.items():
+        figures = [x for value in state.values() for x in _flatten(value)]
+        if not _finite([x for x in figures if x is not None]) or (
+            text in transforms and not set(state) <= STATE_KEYS[transforms[text].function]
+        ):
+            raise MessageError(f"{site}: the question does not hold the state of its transforms")
+    restored: State = restore_state(given)
+    return restored
+
+
+def _flatten(value: Any) -> list[Any]:
+    inner = value.values() if isinstance(value, dict) else value
+    return list(inner) if isinstance(value, dict | list) else [value]
+
+
+def _finite(values: Sequence[Any]) -> bool:
+    return all(isinstance(x, int | float) and np.isfinite(x) for x in values)
 
 
 @dataclass(slots=True)
@@ -190,7 +227,9 @@ class Extremes:
             They do not.
         """
         n, mean, squares = self.moments
-        if self.few > 0 and squares > (1e-12 * mean) ** 2 * n and data.policy.max_parameters < 1.0:
+        if self.few < 1 or data.policy.max_parameters >= 1.0:
+            return
+        if not np.isfinite(squares) or squares > (1e-12 * mean) ** 2 * n:
             rest = rest_of_variation(self.kept - mean, n, squares, self.few)
             check_concentration(data, rest, what)
 
@@ -266,12 +305,16 @@ def _inner(transform: Transform) -> set[str]:
 
 def _spline(transform: Transform) -> dict[Any, Any]:
     options = dict(transform.options)
-    if not {"knots", "lower_bound", "upper_bound"} <= options.keys():
+    if not {"knots", "lower_bound", "upper_bound"} <= options.keys() or "df" in options:
         raise FormulaError(
-            f"formula: {transform.text!r} needs knots=..., lower_bound=... and upper_bound=... where sites "
-            "hold different rows: quantiles and extremes of all rows are values of single rows"
+            f"formula: {transform.text!r} needs knots=..., lower_bound=... and upper_bound=..., and no df, "
+            "where sites hold different rows: quantiles and extremes of all rows are values of single rows"
+        )
+    places = np.array([options["lower_bound"], *options["knots"], options["upper_bound"]], dtype=np.float64)  # type: ignore[misc]
+    if not (np.diff(places) > 0.0).all():
+        raise FormulaError(
+            f"formula: {transform.text!r}: expected knots that ascend between lower_bound and upper_bound"
         )
     state: dict[Any, Any] = {}
-    ends = np.linspace(float(options["lower_bound"]), float(options["upper_bound"]), 3)  # type: ignore[arg-type]
-    TRANSFORMS["bs"](ends, **options, _state=state)
+    TRANSFORMS["bs"](places[[0, -1]], **options, _state=state)
     return state

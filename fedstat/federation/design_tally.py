@@ -99,6 +99,12 @@ class Tally:
         if self._moments is None or self._ones is None:
             raise DesignError(f"site {data.name!r} has no row with all of {', '.join(question.needed)}")
         check_rows(data, int(self.used.sum()), len(self.names) + question.intercept)
+        large = ~np.isfinite(self._moments[:, int(question.intercept) :]).all(axis=0)
+        if large.any():
+            raise DesignError(
+                f"design column {self.names[int(np.argmax(large))]!r} at site {data.name!r}: the squares of "
+                "its values are larger than a number can be. Transform it, for instance by a logarithm."
+            )
         if self._binary:
             check_events(data, (int(self._outcomes[0]), int(self._outcomes[1])), question.response)
         check_indicators(data, self._ones[int(question.intercept) :], self.n, self.names)

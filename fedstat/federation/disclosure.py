@@ -16,7 +16,7 @@ from fedstat.federation.block_columns import MAX_SHOWN
 from fedstat.federation.site import Policy, SiteData
 from fedstat.typing import Array, Bools, Floats, Ints
 
-SAME_ROWS = "Fit both models on the same rows: leave out the rows that lack a column of either"
+SAME_ROWS = "Fit both models on the same rows: name the columns of the one in complete=[...] of the other"
 SAME_OUTCOMES = "Keep the comparison of the earlier model, or choose one that is farther away"
 REST = 0.01
 """Share of a column's variation that the rows besides the few largest must have."""
@@ -163,6 +163,8 @@ def rest_of_variation(extremes: Floats, n: float, squares: float, few: int) -> f
     n, squares : float
         Number of rows, and their sum of squared deviations.
     """
+    if not np.isfinite(squares):
+        return 0.0
     d = np.sort(extremes)
     if n <= few or not squares > 0.0:
         return 1.0

@@ -54,7 +54,7 @@ def check_leverage(
     values, vectors = np.linalg.eigh(gram)
     kept = values > DEPENDENT * values[-1]
     basis = vectors[:, kept] / np.sqrt(values[kept])
-    high = _high_leverage(_with_constant(chunks), basis, WORTH_A_LOOK / few)
+    high = _high_leverage(_with_constant(chunks), basis, WORTH_A_LOOK / few, float(values[kept][0]))
     mean = gram[0] / n
     squares = np.diag(gram) - n * mean**2
     for j, name in enumerate(names, 1):
@@ -115,9 +115,11 @@ def _with_constant(chunks: Callable[[], Iterable[Floats]]) -> Iterable[Floats]:
             yield np.column_stack([np.ones(len(part)), part])
 
 
-def _high_leverage(blocks: Iterable[Floats], basis: Floats, least: float) -> Floats:
+def _high_leverage(blocks: Iterable[Floats], basis: Floats, least: float, smallest: float) -> Floats:
+    """Rows with a leverage of at least `least`; those short beside the smallest eigenvalue have less."""
     high = []
     for X in blocks:
-        U = X @ basis
-        high.append(X[np.einsum("ij,ij->i", U, U) >= least])
+        long = X[np.einsum("ij,ij->i", X, X) >= least * smallest]
+        U = long @ basis
+        high.append(long[np.einsum("ij,ij->i", U, U) >= least])
     return np.concatenate(high)

@@ -23,6 +23,8 @@ from fedstat.typing import Bools, Floats
 
 BLOCK = 4096
 WEIGHTS = ("freq_weights", "var_weights", "exposure")
+MOST_NAMES = 10_000
+"""Terms or columns of a question."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,7 @@ class RowsQuestion:
             weights = {role: _text(values["weights"].pop(role)) for role in list(values["weights"])}
             flag = values.pop("intercept")
             values.pop("weights")
-            lists = {name: tuple(map(_text, v)) for name, v in values.items() if name != "response"}
+            lists = {name: _texts(v) for name, v in values.items() if name != "response"}
             question = cls(response=_text(values["response"]), intercept=flag, weights=weights, **lists)
         except (TypeError, ValueError, KeyError, AttributeError, RecursionError):
             raise MessageError("the question about a table's rows is not whole") from None
@@ -112,6 +114,12 @@ def _text(value: object) -> str:
     if not isinstance(value, str):
         raise TypeError
     return value
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list) or len(value) > MOST_NAMES:
+        raise TypeError
+    return tuple(map(_text, value))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -33,7 +33,7 @@ class HorizontalModel:
     family : statsmodels family, optional
     offset, exposure, freq_weights, var_weights : str, optional
         Columns.
-    labels : sequence of str
+    labels, complete : sequence of str
         Columns of clusters and strata that a covariance shall use.
     missing : {"drop", "raise"}
         What to do with rows that lack a value which the model reads.
@@ -52,6 +52,7 @@ class HorizontalModel:
         freq_weights: str | None = None,
         var_weights: str | None = None,
         labels: Sequence[str] = (),
+        complete: Sequence[str] = (),
         missing: Missing = "drop",
     ) -> None:
         if missing not in ("raise", "drop"):
@@ -63,7 +64,7 @@ class HorizontalModel:
         self.weights = {role: name for role, name in weights.items() if name is not None}
         self.roles: dict[str, Any] = self.weights | ({} if offset is None else {"offset": offset})
         self._check_exposure()
-        self.question = self._question(offset, labels)
+        self.question = self._question(offset, labels, complete)
         self.question.check()
         self.sites = tuple(partition.sites)
         self.engine: Engine = LocalEngine(partition.sites)
@@ -93,6 +94,7 @@ class HorizontalModel:
         freq_weights: str | None = None,
         var_weights: str | None = None,
         labels: Sequence[str] = (),
+        complete: Sequence[str] = (),
         missing: Missing = "drop",
     ) -> Self:
         """Make a model from a formula.
@@ -114,6 +116,9 @@ class HorizontalModel:
         freq_weights, var_weights : str, optional
             Columns, with statsmodels' meaning: a row of frequency weight two stands for two rows; variances
             are the dispersion over the variance weight.
+        complete : sequence of str, optional
+            Columns that the rows must have as well, so that models with and without them are fitted to the
+            same rows.
         labels : sequence of str, optional
             Columns of clusters and strata that ``fit`` shall be able to use.
         missing : {"drop", "raise"}
@@ -150,6 +155,7 @@ class HorizontalModel:
             freq_weights=freq_weights,
             var_weights=var_weights,
             labels=labels,
+            complete=complete,
             missing=missing,
         )
 
@@ -163,10 +169,14 @@ class HorizontalModel:
                 f"exposure: it needs a log link, and the family is {self.family_spec}; use offset"
             )
 
-    def _question(self, offset: str | None, labels: Sequence[str]) -> RowsQuestion:
+    def _question(
+        self, offset: str | None, labels: Sequence[str], complete: Sequence[str]
+    ) -> RowsQuestion:
         formula = self.formula
-        if isinstance(labels, str):
-            raise ModelError(f"labels: expected a list of columns, received a text; write [{labels!r}]")
+        for what, listed in (("labels", labels), ("complete", complete)):
+            if isinstance(listed, str):
+                raise ModelError(f"{what}: expected a list of columns, received a text; write [{listed!r}]")
+        labels = tuple(dict.fromkeys((*labels, *complete)))
         (terms,) = formula.clients
         for name in (*formula.response_columns, *terms.columns, *formula.offset_columns):
             self._check_held("formula", name)

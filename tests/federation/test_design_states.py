@@ -69,7 +69,7 @@ TRANSFORMS = (
     "poly(days, 2, raw=True)",
     "scale(x):poly(days, 2)",
     "bs(x, knots=(-0.5, 0.5), lower_bound=-9, upper_bound=9)",
-    "bs(x, df=5, degree=2, knots=(-1, 0, 1), lower_bound=-9, upper_bound=9)",
+    "bs(x, degree=2, knots=(-1, 0, 1), lower_bound=-9, upper_bound=9)",
 )
 
 
@@ -108,12 +108,15 @@ def test_missing_values_and_the_order_of_sites_do_not_matter():
     [
         ("bs(x, df=4)", FormulaError, r"needs knots=..., lower_bound=... and upper_bound"),
         ("bs(x, knots=(0,), lower_bound=-1)", FormulaError, r"needs knots=..., lower_bound=... and upper"),
+        ("bs(x, df=5, knots=(0,), lower_bound=-9, upper_bound=9)", FormulaError, "and no df"),
+        ("bs(x, knots=(0, 12), lower_bound=-9, upper_bound=9)", FormulaError, "knots that ascend between"),
+        ("bs(x, knots=(0,), lower_bound=9, upper_bound=-9)", FormulaError, "knots that ascend between"),
         ("poly(binary, 2)", DesignError, r"too few distinct values over all sites .* degree 2. Lower the"),
         ("poly(binary, 5)", DesignError, r"too few distinct values"),
         (
             "log(scale(x))",
             DesignError,
-            r"'log\(scale\(x\)\)' at client 'Kiel': log\(\) gives values that are not",
+            r"'log\(scale\(x\)\)' at client 'Kiel': log\(\) gives values",
         ),
         ("scale(x, ddof=240)", DesignError, r"constant over the whole rows of all sites, or ddof leaves no"),
     ],
@@ -183,7 +186,7 @@ def test_sums_are_those_of_numpy():
     ],
 )
 def test_forged_targets_are_refused(targets):
-    with pytest.raises(FedstatError):
+    with np.errstate(all="ignore"), pytest.raises(FedstatError):
         ask(sites()["Bonn"], "center(x) + poly(x, 2)", targets)
 
 
@@ -192,7 +195,7 @@ def test_a_forged_state_is_refused():
         {"center(x)": {"center": float("inf")}},
         {"center(x)": {"center": "0"}},
         {"center(x)": 3},
-        {"center(x)": {"center": 0.0, "scale": 0.0, "ddof": 1.0}},
+        {"center(x)": {"middle": 0.0}},
         [],
     ):
         with pytest.raises(FedstatError):
@@ -204,11 +207,9 @@ def test_a_mean_that_few_rows_make_up_is_refused():
     frame = FRAME.assign(x=np.where(np.arange(N) == 50, 7.5, FRAME["x"]))
     spike = "center(exp(-(x - 7.4) ** 2 * 9))"
     held = sites(frame)
-    with pytest.raises(
-        PolicyError, match=r"Bonn: its policy \(minimum rows per level\).*variation of 'center"
-    ):
+    with pytest.raises(PolicyError, match=r"Kiel: its policy \(minimum rows per level\).*of 'center"):
         agree(spike, frame, held)
-    assert not [entry for entry in held["Bonn"].ledger.entries if entry.step == "transform_sums"]
+    assert not [e for site in held.values() for e in site.ledger.entries if e.step == "transform_sums"]
 
 
 def test_means_of_rows_that_differ_by_one_are_refused():

@@ -329,6 +329,11 @@ class Newton:
         K = len(self.session.sites)
         gamma = self.first_point()
         total = None if gamma is None else Total.of((yield self.evaluate_asks(gamma)))
+        if total is None and self.options.rounds is not None:
+            raise EstimationError(
+                "rounds: no site has a fit of its own to start from, or their mean lies outside the family's "
+                "domain; fit without rounds"
+            )
         if total is None:
             gamma, total = yield from self.start_without_fits()
         check_rank(total.information, self.coordinates)
@@ -367,7 +372,11 @@ class Newton:
     def start_without_fits(self) -> Rounds[tuple[Floats, Total]]:
         """First step of iteratively reweighted least squares, as statsmodels starts."""
         first = Total.of((yield self.evaluate_asks(None)))
-        assert first is not None
+        if first is None:
+            raise EstimationError(
+                f"sums over the response '{self.agreement.question.response}' are no finite numbers; measure "
+                "it in other units, or transform it"
+            )
         check_rank(first.information, self.coordinates)
         gamma, _ = first.step()
         total = Total.of((yield self.evaluate_asks(gamma)))

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 UNDEFINED = "the family does not define a log-likelihood here"
 FAR = 1e5
-"""Means, in standard deviations, beyond which sums in the units of the data lose half of their digits."""
+"""Means, in standard deviations, beyond which sums of squares lose ten of their sixteen digits."""
 SCALES = {"Logit": "log odds of {}", "Log": "log mean of {}", "Identity": "mean of {}"}
 """What a coefficient adds to, by link; the linear predictor for the others."""
 

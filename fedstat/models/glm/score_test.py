@@ -9,6 +9,7 @@ from scipy import stats
 
 from fedstat.errors import ModelError
 from fedstat.federation.engine import Rounds
+from fedstat.models.glm.problems import check_rank
 from fedstat.models.glm.protocol import Newton, Options, Session, Total
 from fedstat.typing import Floats
 
@@ -69,5 +70,6 @@ def _protocol(newton: Newton, result: GLMResults) -> Rounds[ScoreTest]:
     gamma: Floats = np.linalg.solve(newton.coordinates.back, beta)
     total = Total.of((yield newton.evaluate_asks(gamma)))
     assert total is not None
+    check_rank(total.information, newton.coordinates)
     statistic = float(total.score @ np.linalg.solve(total.information, total.score)) / result.scale
     return ScoreTest(statistic, float(stats.chi2.sf(statistic, len(extra))), len(extra))

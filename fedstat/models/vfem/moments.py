@@ -46,7 +46,7 @@ class PatternMoments:
     Raises
     ------
     ModelError
-        Shapes do not fit together, or a scale is not positive.
+        Shapes do not fit together, a scale is not positive, or a sum is not finite.
     """
 
     clients: tuple[str, ...]
@@ -73,6 +73,8 @@ class PatternMoments:
                 raise ModelError(f"pattern moments: expected {name} of {wanted}, received {received}")
         if not (np.isfinite(self.scale).all() and (self.scale > 0.0).all()):
             raise ModelError("pattern moments: every scale must be positive and finite")
+        if not (np.isfinite(self.grams).all() and np.allclose(self.grams[:, 0, 0], self.n, rtol=1e-6)):
+            raise ModelError("pattern moments: every sum must be finite, and the first that of the entities")
 
     @classmethod
     def from_arrays(

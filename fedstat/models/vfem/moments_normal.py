@@ -22,7 +22,8 @@ from fedstat.models.vfem.moments import PatternMoments
 from fedstat.typing import Bools, Floats
 
 MEMORY = 10
-SMALLEST_EIGENVALUE = 1e-8
+COLLAPSED = 1e-4
+"""Share of the smallest eigenvalue at the start below which the covariance counts as singular."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,6 +109,7 @@ def fit_normal(
         The covariance becomes singular, or the iteration does not end.
     """
     root = np.linalg.inv(np.linalg.cholesky(cov))
+    least = COLLAPSED * smallest_eigenvalue(cov)
     size = len(mean)
     point = np.concatenate([mean, cov.ravel()])
     images: list[Floats] = []
@@ -128,7 +130,8 @@ def fit_normal(
         images.append(plain)
         moves.append(np.concatenate([root @ move, (root @ spread @ root.T).ravel() / np.sqrt(2.0)]))
         if np.sqrt(moves[-1] @ moves[-1]) <= tol:
-            check_spread(moments, cov)
+            if smallest_eigenvalue(cov) < least:
+                break
             return Normal(mean, cov, log_likelihood)
         images, moves = images[-MEMORY:], moves[-MEMORY:]
         stacked = np.array(moves)
@@ -136,11 +139,10 @@ def fit_normal(
     raise EstimationError(singular_message(moments))
 
 
-def check_spread(moments: PatternMoments, cov: Floats) -> None:
-    """Refuse a covariance at which the likelihood has no maximum."""
+def smallest_eigenvalue(cov: Floats) -> float:
+    """Smallest eigenvalue of the correlation matrix."""
     root = np.sqrt(np.diag(cov))
-    if np.linalg.eigvalsh(cov / np.outer(root, root))[0] < SMALLEST_EIGENVALUE:
-        raise EstimationError(singular_message(moments))
+    return float(np.linalg.eigvalsh(cov / np.outer(root, root))[0])
 
 
 def singular_message(moments: PatternMoments) -> str:

@@ -10,7 +10,7 @@ from scipy import stats
 from statsmodels.stats.outliers_influence import variance_inflation_factor
 
 import fedstat as fs
-from fedstat.errors import DataWarning, ModelError
+from fedstat.errors import DataWarning, EstimationError, ModelError
 
 FRAME = table(seed=5)
 
@@ -110,3 +110,18 @@ def test_new_rows_are_evaluated_with_the_levels_of_the_fit():
     evaluation = result.evaluate(other)
     assert evaluation.n.sum() == 600
     assert 0.5 < evaluation.auc < 0.9
+
+
+def test_models_with_and_without_a_column_are_fitted_to_the_same_rows():
+    frame = FRAME.assign(days=FRAME["days"].where(np.arange(len(FRAME)) > 60))
+    with pytest.warns(DataWarning):
+        small = fit("binary ~ x", frame=frame, complete=["days"])
+    assert small.nobs == len(FRAME) - 61
+    with pytest.warns(DataWarning):
+        full = fit("binary ~ x + days", frame=frame)
+    assert full.compare_lr_test(small).df_diff == 1
+
+
+def test_score_test_of_a_collinear_term_is_named():
+    with pytest.raises(EstimationError, match="collinear"):
+        fit("binary ~ center(x)").score_test("x")

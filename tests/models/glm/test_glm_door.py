@@ -1,0 +1,304 @@
+"""Malformed questions at the doors of a federated GLM: named errors, an unchanged account and site."""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import statsmodels.api as sm
+from pooled import partition, table
+
+import fedstat as fs
+from fedstat.errors import FedstatError, MessageError, PolicyError
+from fedstat.federation.engine import LocalEngine
+from fedstat.federation.message import Ask, pack_ask
+from fedstat.federation.site import Policy
+from fedstat.models.glm import FAMILIES
+
+SITE = "S2"
+STEPS = sorted(FAMILIES["glm"])
+FRAME = table()
+
+
+def arrays_of(step):
+    """Arrays of the declared number of dimensions, of length two."""
+    takes = FAMILIES["glm"][step].takes
+    return {name: np.ones((2,) * d.ndim, dtype=d.dtype or float) for name, d in takes.items()}
+
+
+def text_of(step):
+    return "{}" if FAMILIES["glm"][step].text_in is not None else ""
+
+
+def model_of(family=None, **known):
+    family = sm.families.Binomial() if family is None else family
+    return fs.FederatedGLM.from_formula(
+        "binary ~ x + z", partition(FRAME, **known), family=family, labels=["ward", "region"]
+    )
+
+
+@pytest.fixture(scope="module")
+def model():
+    made = model_of()
+    made.fit(cov_type="cluster", cov_kwds={"groups": "region"})
+    return made
+
+
+def site_of(model):
+    return model.partition.sites[SITE]
+
+
+def refuse(site, ask, complaint="", kind=MessageError):
+    before = len(site.ledger.entries)
+    with pytest.raises(kind, match=complaint) as caught:
+        site.answer(pack_ask(ask))
+    assert len(site.ledger.entries) == before
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_every_step_holds_its_arrays_against_the_declaration(model, step):
+    site, arrays = site_of(model), arrays_of(step)
+
+    def ask(changed):
+        return Ask(SITE, "glm", step, changed, model._session, text_of(step))
+
+    refuse(site, ask(arrays | {"more": np.ones(1)}), r"unknown \['more'\]")
+    for name, declared in FAMILIES["glm"][step].takes.items():
+        where = rf"S2, step '{step}': .*'{name}'"
+        refuse(site, ask(arrays | {name: np.ones((2,) * (declared.ndim + 1))}), where)
+        refuse(site, ask(arrays | {name: np.full((2,) * declared.ndim, np.nan)}), where)
+        refuse(site, ask(arrays | {name: np.full((2,) * declared.ndim, -np.inf)}), where)
+        if not declared.optional:
+            refuse(site, ask({k: v for k, v in arrays.items() if k != name}), where)
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("kind", ["float64", "int64", "bool"])
+def test_a_step_out_of_turn_is_told_so(model, step, kind):
+    """In a session that nothing was opened in, and in one where rows are open but no fit was started."""
+    arrays = {name: array.astype(kind) for name, array in arrays_of(step).items()}
+    site = site_of(model)
+    refuse(site, Ask(SITE, "glm", step, arrays, f"never opened {kind}", text_of(step)), kind=FedstatError)
+    with_rows = model_of()
+    if step != "start":
+        site = site_of(with_rows)
+        refuse(site, Ask(SITE, "glm", step, arrays, with_rows._session, text_of(step)), kind=FedstatError)
+
+
+def test_what_a_step_out_of_turn_lacks_is_named(model):
+    site, point = site_of(model), {name: np.ones(3) for name in ("beta", "shift", "scale")}
+    scores = point | {"observed": np.array(False)}
+    refuse(
+        site, Ask(SITE, "glm", "sum_scores", scores, "new"), "S2: no rows are open in this session .*make the"
+    )
+    opened = model_of()
+    LocalEngine(opened.partition.sites).run(first_round(opened), opened.new_ledger())
+    site = site_of(opened)
+    session = opened._session
+    refuse(
+        site,
+        Ask(SITE, "glm", "sum_scores", scores, session),
+        "S2: this fit was not started here; ask 'start'",
+    )
+    opened.fit()
+    empty = np.zeros(0, dtype=np.int64)
+    groups = point | {"shared": empty, "spanning": empty}
+    refuse(
+        site,
+        Ask(SITE, "glm", "sum_clusters", groups, session),
+        "clusters were not listed; ask 'list_clusters'",
+    )
+
+
+def first_round(model):
+    from fedstat.federation.design_rows import open_asks
+
+    yield open_asks(model.agreement, model._session)
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_step_that_takes_no_text_refuses_one(model, step):
+    if FAMILIES["glm"][step].text_in is None:
+        ask = Ask(SITE, "glm", step, arrays_of(step), model._session, "{}")
+        refuse(site_of(model), ask, "received a text")
+
+
+TEXTS = ["", "{", "[]", "null", "3", '"x"', "{}", '{"clusters": 3}', "[" * 4000 + "]" * 4000, "x" * 10**6]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("step", [s for s in STEPS if FAMILIES["glm"][s].text_in is not None])
+def test_a_text_that_is_not_what_it_should_be_is_named(model, step, text):
+    site = site_of(model)
+    states = copy.deepcopy(site._states)
+    message = refuse(
+        site,
+        Ask(SITE, "glm", step, arrays_of(step) and one_of(step), model._session, text),
+        kind=FedstatError,
+    )
+    assert len(message) < 1000
+    site._states = states
+
+
+def one_of(step):
+    takes = FAMILIES["glm"][step].takes
+    return {name: np.ones((1,) * d.ndim, dtype=d.dtype or float).astype(bool) for name, d in takes.items()}
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        {"name": "Cauchy", "link": "Log"},
+        {"name": "Binomial", "link": "__import__"},
+        {"name": "Binomial", "link": "Logit", "alpha": "1"},
+        {"name": "NegativeBinomial", "link": "Log", "alpha": -1.0},
+        {"name": "NegativeBinomial", "link": "Log", "alpha": float("nan")},
+        {"name": "Tweedie", "link": "Log", "var_power": "1; import os"},
+        {"name": ["Binomial"], "link": "Logit"},
+        {"name": "Binomial"},
+        {"name": "Binomial", "link": "Logit", "more": 1},
+    ],
+)
+def test_a_forged_family_is_refused(model, family):
+    ask = Ask(SITE, "glm", "start", {"local": np.array(False)}, model._session, json.dumps(family))
+    refuse(site_of(model), ask, kind=FedstatError)
+
+
+@pytest.mark.parametrize(
+    ("clusters", "strata"),
+    [
+        ("x", None),
+        ("binary", None),
+        ("site", None),
+        ("ward", "z"),
+        (None, "ward"),
+        (["ward"], None),
+        ({"ward": 1}, None),
+        ("ward", ["region"]),
+        ("no such", None),
+        (3, None),
+    ],
+)
+def test_labels_that_the_model_did_not_open_are_refused(model, clusters, strata):
+    text = json.dumps({"clusters": clusters, "strata": strata})
+    refuse(site_of(model), Ask(SITE, "glm", "list_clusters", {}, model._session, text), "S2")
+
+
+def test_the_steps_of_one_family_are_not_those_of_another(model):
+    refuse(site_of(model), Ask(SITE, "glm", "open_rows"), "family 'glm' has no step 'open_rows'")
+    refuse(site_of(model), Ask(SITE, "glm", "model_of"), "has no step 'model_of'")
+    refuse(site_of(model), Ask("S1", "glm", "start"), "addressed to 'S1'")
+
+
+def longer_and_shorter(array):
+    if array.ndim:
+        yield "empty", array[:0]
+        yield "shorter", array[:-1]
+        yield "longer", np.concatenate([array, array[-1:]])
+        yield "ten times longer", np.concatenate([array] * 10)
+
+
+def of_other_values(array):
+    for kind in ("float64", "int64", "bool"):
+        if array.dtype != kind:
+            yield kind, array.astype(kind)
+    if array.dtype != bool:
+        yield "negative", -np.abs(array) - 1
+        yield "huge", np.full_like(array, 10**12)
+        yield "largest", np.full_like(array, np.iinfo(np.int64).max if array.dtype == np.int64 else 1.7e308)
+        yield "tiny", np.full_like(array, 0 if array.dtype == np.int64 else 5e-324)
+        yield "zero", np.zeros_like(array)
+
+
+class Mutating(LocalEngine):
+    """Asks every question in changed forms before it asks it as it is."""
+
+    def __init__(self, sites, mutations):
+        super().__init__(sites)
+        self.sites, self.mutations, self.seen, self.outcomes = sites, mutations, set(), []
+
+    def _carry(self, ask, ledger):
+        if ask.family == "glm" and (ask.site, ask.step) not in self.seen:
+            self.seen.add((ask.site, ask.step))
+            for name, array in ask.arrays.items():
+                for what, other in self.mutations(np.asarray(array)):
+                    self.attempt(replace(ask, arrays=ask.arrays | {name: other}), name, what)
+        return super()._carry(ask, ledger)
+
+    def attempt(self, ask, name, what):
+        site = self.sites[ask.site]
+        states, entries = copy.copy(site._states), len(site.ledger.entries)
+        site._states = {key: copy.copy(state) for key, state in states.items()}
+        for key, state in states.items():
+            site._states[key]._items, site._states[key]._counts = dict(state._items), dict(state._counts)
+        try:
+            with np.errstate(all="ignore"):
+                site.answer(pack_ask(ask))
+            outcome = "answered"
+        except FedstatError:
+            outcome = "named" if len(site.ledger.entries) == entries else "entered"
+        except Exception as error:
+            outcome = type(error).__name__
+        site._states = states
+        del site.ledger.entries[entries:]
+        self.outcomes.append((ask.step, name, what, outcome))
+
+
+def mutated(mutations, family):
+    """Outcomes of every array of every question of a fit, changed; the fit is what it was."""
+    model = model_of(family)
+    expected = model.fit(cov_type="HC0")
+    model.engine = Mutating(model.partition.sites, mutations)
+    found = model.fit(cov_type="HC0")
+    assert found.params.to_numpy().tobytes() == expected.params.to_numpy().tobytes()
+    model.fit(cov_type="cluster", cov_kwds={"groups": "region"})
+    model.fit(cov_type="survey", cov_kwds={"clusters": "ward", "strata": None})
+    return model.engine.outcomes
+
+
+FAMILY = [sm.families.Binomial(), sm.families.Binomial(sm.families.links.CLogLog())]
+
+
+@pytest.mark.parametrize("family", FAMILY)
+def test_arrays_of_the_wrong_length_are_named(family):
+    outcomes = mutated(longer_and_shorter, family)
+    hashes = [o for o in outcomes if o[1] in ("shared", "spanning")]
+    wrong = [o for o in outcomes if o[3] != "named" and o not in hashes]
+    assert not wrong
+    assert {o[3] for o in hashes} <= {"named", "answered"} and len(outcomes) > 50
+
+
+@pytest.mark.parametrize("family", FAMILY)
+def test_arrays_of_other_types_and_values_are_answered_or_named(family):
+    """Never an error without a name."""
+    outcomes = mutated(of_other_values, family)
+    assert not [o for o in outcomes if o[3] not in ("named", "answered")]
+    typed = [o for o in outcomes if o[1] in ("shared", "spanning") and o[2] in ("float64", "bool")]
+    assert typed and all(o[3] == "named" for o in typed)
+    scale = [o for o in outcomes if o[1] == "scale" and o[2] in ("negative", "zero", "bool")]
+    assert all(o[3] == "named" for o in scale if o[2] != "bool")
+    assert len(outcomes) > 100
+
+
+def test_a_refused_fit_leaves_no_trace_and_the_next_is_answered():
+    model = model_of(policies={SITE: Policy(max_parameters=0.013)})
+    before = len(site_of(model).ledger.entries)
+    with pytest.raises(PolicyError, match=r"S2: its policy \(maximum parameters per row\)"):
+        model.fit()
+    assert len(site_of(model).ledger.entries) == before
+    smaller = fs.FederatedGLM.from_formula("binary ~ x", model.partition, family=sm.families.Binomial())
+    assert smaller.fit().converged
+
+
+def test_what_left_is_in_both_accounts():
+    model = model_of()
+    result = model.fit(cov_type="HC0")
+    ours = result.ledger.to_frame().query(f"sender == '{SITE}'")
+    theirs = site_of(model).ledger.to_frame()
+    for name in ("step", "array", "kind", "shape", "bytes", "entities"):
+        assert ours[name].tolist() == theirs[name].tolist()
+    assert (theirs.loc[theirs["kind"] == "aggregate", "entities"] == (FRAME["site"] == SITE).sum()).all()

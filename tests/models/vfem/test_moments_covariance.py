@@ -1,0 +1,112 @@
+"""Covariance from moments, against the iterative exchange and the numerical Hessian of the rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import statsmodels.api as sm
+from moments_cases import four_clients, moments_of, theta_of
+from oracle import simulate
+
+from fedstat.errors import NotAvailableError
+from fedstat.models.vfem.moments import PatternMoments
+from fedstat.models.vfem.moments_covariance import moments_covariance, sem_covariance
+from fedstat.models.vfem.moments_em import EMPoint, em_step
+from fedstat.models.vfem.moments_fit import fit_moments
+from fedstat.models.vfem.moments_likelihood import block_covariance, residuals
+from fedstat.models.vfem.results import origin_jacobian
+
+TIGHT = {"tol_score": 1e-11, "tol_change": 1e-9, "cross_products": "exact"}
+STUDIES = {
+    "three clients, MAR": lambda: simulate(seed=0, n=500),
+    "four clients, MCAR": lambda: four_clients(seed=6, missing="mcar"),
+    "four clients, MAR": lambda: four_clients(seed=7),
+    "four correlated clients, MAR": lambda: four_clients(seed=8, between=0.7),
+}
+
+
+@pytest.fixture(scope="module", params=STUDIES)
+def study(request):
+    return STUDIES[request.param]()
+
+
+@pytest.fixture(scope="module")
+def fit(study):
+    return fit_moments(moments_of(study))
+
+
+def assert_close(one, other, tolerance):
+    scale = np.sqrt(np.diag(other))
+    np.testing.assert_allclose(one / np.outer(scale, scale), other / np.outer(scale, scale), atol=tolerance)
+
+
+@pytest.mark.parametrize("cov_type", ["observed", "expected", "sem"])
+def test_every_type_is_that_of_the_iterative_exchange(study, fit, cov_type):
+    """Of (a, s2, beta_1, mu_1, ...); at the door nothing is too small here."""
+    expected = study.model().fit(cov_type=cov_type, **TIGHT).covariance.psi
+    assert_close(moments_covariance(fit, cov_type).psi, expected, 1e-6)
+
+
+def test_observed_is_the_inverse_numerical_hessian_of_the_rows(study, fit):
+    pooled = study.pooled()
+    V = np.linalg.inv(-pooled.hessian(theta_of(study, fit)))
+    J = origin_jacobian(fit.by_client(), tuple(study.columns))
+    ours = J @ moments_covariance(fit).psi @ J.T
+    assert_close(ours, V[np.ix_(pooled.reported, pooled.reported)], 1e-6)
+
+
+def test_supplemented_em_is_the_observed_information(fit):
+    """Its Jacobian is exact, so the two agree to rounding."""
+    sem, observed = sem_covariance(fit), moments_covariance(fit)
+    assert_close(sem.psi, observed.psi, 1e-9)
+    assert sem.asymmetry < 1e-10
+    assert sem.how == observed.how == "moments"
+
+
+def test_expected_differs_where_clients_are_correlated():
+    fit = fit_moments(moments_of(four_clients(seed=8, between=1.0)))
+    observed, expected = (np.diag(moments_covariance(fit, t).psi) for t in ("observed", "expected"))
+    assert np.abs(expected / observed - 1.0).max() > 0.2
+    assert moments_covariance(fit, "expected").how == "none"
+
+
+def test_one_client_with_every_entity_has_the_covariance_of_least_squares():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(200, 3)) * [1.0, 50.0, 0.1] + [0.0, 7.0, 1.0]
+    y = X @ [1.0, 0.02, 3.0] + rng.normal(size=200)
+    fit = fit_moments(PatternMoments.from_arrays(X, y, [3]))
+    ols = sm.OLS(y, sm.add_constant(X)).fit()
+    for cov_type in ("observed", "expected", "sem"):
+        psi = moments_covariance(fit, cov_type).psi
+        J = origin_jacobian(fit.by_client(), fit.moments.clients)
+        np.testing.assert_allclose(J @ psi @ J.T, ols.cov_params() * ols.df_resid / 200, rtol=1e-8)
+        assert psi[1, 1] == pytest.approx(2.0 * fit.s2**2 / 200, rel=1e-9)
+        np.testing.assert_allclose(psi[5:, 5:], np.cov(X.T, bias=True) / 200, rtol=1e-8, atol=1e-14)
+
+
+def test_robust_says_why_there_is_none(fit):
+    with pytest.raises(NotAvailableError, match="fourth moments"):
+        moments_covariance(fit, "robust")
+
+
+def em_point(fit):
+    Sigma = block_covariance(fit.standard, fit.point, residuals(fit.standard, fit.point))
+    return EMPoint(fit.point.b, np.exp(fit.point.log_s2), fit.point.beta, fit.point.mu, Sigma)
+
+
+def test_the_estimate_is_a_fixed_point_of_the_exact_em_map(fit):
+    at = em_point(fit)
+    image = em_step(fit.standard, at)
+    for name in ("beta0", "s2", "beta", "mu", "Sigma"):
+        np.testing.assert_allclose(getattr(image, name), getattr(at, name), atol=1e-9)
+
+
+def test_em_from_no_effects_climbs_to_the_estimate():
+    fit = fit_moments(moments_of(simulate(seed=0, n=500)))
+    standard = fit.standard
+    at = EMPoint(0.0, 1.0, np.zeros(7), np.zeros(7), standard.S)
+    for _ in range(300):
+        at = em_step(standard, at)
+    np.testing.assert_allclose(at.beta, fit.point.beta, atol=1e-8)
+    np.testing.assert_allclose(at.Sigma, em_point(fit).Sigma, atol=1e-8)
+    assert at.s2 == pytest.approx(np.exp(fit.point.log_s2), rel=1e-8)

@@ -1,0 +1,225 @@
+"""The fit from moments is that of the iterative exchange, and a maximum of the likelihood of the rows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import statsmodels.api as sm
+from moments_cases import four_clients, moments_of, theta_of
+from oracle import simulate
+
+from fedstat.errors import EstimationError
+from fedstat.models.vfem.moments import PatternMoments
+from fedstat.models.vfem.moments_fit import fit_moments
+from fedstat.models.vfem.moments_influence import leave_one_out
+from fedstat.models.vfem.moments_likelihood import Point, Standard, evaluate, log_likelihood
+
+TIGHT = {"tol_score": 1e-10, "tol_change": 1e-8, "cov_type": "expected"}
+STUDIES = {
+    "three clients, MAR": lambda: simulate(seed=3, n=500),
+    "three clients, few": lambda: simulate(seed=4, n=90, holder="Registry"),
+    "complete": lambda: simulate(seed=5, n=300, missing="none"),
+    "four clients, MCAR": lambda: four_clients(seed=6, missing="mcar"),
+    "four clients, MAR": lambda: four_clients(seed=7),
+    "four correlated clients, MAR": lambda: four_clients(seed=8, between=1.0),
+}
+
+
+@pytest.fixture(scope="module", params=STUDIES)
+def study(request):
+    return STUDIES[request.param]()
+
+
+@pytest.fixture(scope="module")
+def mar():
+    return four_clients(seed=7)
+
+
+def test_the_fit_is_that_of_the_iterative_exchange(study):
+    result, fit = study.model().fit(**TIGHT), fit_moments(moments_of(study))
+    assert result.converged and fit.converged
+    assert np.abs((fit.params - result.params) / result.bse).max() < 1e-6
+    assert fit.log_likelihood == pytest.approx(result.llf, rel=1e-11)
+    assert fit.rsquared == pytest.approx(result.rsquared, rel=1e-8)
+    ours, theirs = fit.by_client(), result.fit_
+    assert (ours.a, ours.s2) == pytest.approx((theirs.a, theirs.s2), rel=1e-8)
+    np.testing.assert_allclose(ours.response_moments, theirs.response_moments, rtol=1e-10)
+    assert list(ours.beta) == list(theirs.beta)
+    for client in study.columns:
+        spread = study.table[study.columns[client]].std()
+        np.testing.assert_allclose((ours.mu[client] - theirs.mu[client]) / spread, 0.0, atol=1e-8)
+        assert ours.t[client] == pytest.approx(theirs.t[client], rel=1e-7)
+
+
+def test_the_score_of_the_rows_vanishes_in_every_parameter(study):
+    """Sigma included, which is maximised out."""
+    pooled, theta = study.pooled(), theta_of(study, fit_moments(moments_of(study)))
+    information = -pooled.hessian(theta)
+    assert pooled.relative_score(theta, information) < 1e-7
+    assert np.linalg.eigvalsh(information).min() > 0.0
+
+
+def test_the_likelihood_of_moments_is_that_of_the_rows(study):
+    fit, pooled = fit_moments(moments_of(study)), study.pooled()
+    expected = pooled.loglike(theta_of(study, fit)) - pooled.saturated()
+    assert fit.log_likelihood == pytest.approx(expected, rel=1e-11)
+
+
+def random_point(standard, seed=0):
+    phi = 0.4 * np.random.default_rng(seed).normal(size=len(standard.start().pack()))
+    return Point.unpack(phi, standard.P)
+
+
+def test_derivatives_are_those_of_central_differences(mar):
+    standard = Standard(moments_of(mar))
+    point, step = random_point(standard), 1e-5
+    phi, at = point.pack(), evaluate(standard, point)
+
+    def ends(function, i):
+        moved = np.zeros(len(phi))
+        moved[i] = step
+        return [function(Point.unpack(phi + sign * moved, standard.P)) for sign in (1, -1)]
+
+    score, information = [], []
+    for i in range(len(phi)):
+        up, down = ends(lambda p: log_likelihood(standard, p), i)
+        score.append((up - down) / (2 * step))
+        up, down = ends(lambda p: evaluate(standard, p).score, i)
+        information.append(-(up - down) / (2 * step))
+    assert at.log_likelihood == log_likelihood(standard, point)
+    np.testing.assert_allclose(at.score, score, rtol=1e-6, atol=1e-6 * np.abs(score).max())
+    np.testing.assert_allclose(at.information, information, atol=1e-7 * np.abs(information).max())
+    assert np.linalg.eigvalsh(at.expected).min() > 0.0
+
+
+def test_sigma_is_the_largest_likelihood_given_the_rest(mar):
+    """At a point that is no optimum: the score of Sigma vanishes, and the profile is the full likelihood."""
+    moments = moments_of(mar)
+    fit = fit_moments(moments, start=random_point(Standard(moments)), maxiter=1)
+    assert not fit.converged and len(fit.trace) == 1
+    pooled, theta = mar.pooled(), theta_of(mar, fit)
+    t = [b @ S @ b for b, S in zip(*np.array(pooled.unpack(theta), dtype=object)[[2, 4]], strict=True)]
+    np.testing.assert_allclose(t, fit.t, rtol=1e-9)
+    assert fit.log_likelihood == pytest.approx(pooled.loglike(theta) - pooled.saturated(), rel=1e-11)
+
+
+def test_one_client_with_every_entity_is_least_squares():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(200, 3)) * [1.0, 50.0, 0.1] + [0.0, 7.0, 1.0]
+    y = X @ [1.0, 0.02, 3.0] + rng.normal(size=200)
+    fit, ols = fit_moments(PatternMoments.from_arrays(X, y, [3])), sm.OLS(y, sm.add_constant(X)).fit()
+    np.testing.assert_allclose(fit.params, ols.params, rtol=1e-9)
+    assert fit.log_likelihood == pytest.approx(ols.llf, rel=1e-12)
+    assert fit.rsquared == pytest.approx(ols.rsquared, rel=1e-10)
+    assert fit.s2 == pytest.approx(ols.ssr / 200, rel=1e-10)
+    np.testing.assert_allclose(fit.mu, X.mean(axis=0), rtol=1e-9)
+    np.testing.assert_allclose(fit.Sigma, np.cov(X.T, bias=True), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("method", ["cc", "impute"])
+def test_complete_and_filled_moments_are_the_other_methods(mar, method):
+    moments = moments_of(mar)
+    fit = fit_moments(moments.complete() if method == "cc" else moments.filled())
+    result = mar.model().fit(method=method, **TIGHT)
+    assert np.abs((fit.params - result.params) / result.bse).max() < 1e-6
+    assert fit.log_likelihood == pytest.approx(result.llf, rel=1e-10)
+    assert fit.s2 == pytest.approx(result.scale, rel=1e-8)
+
+
+def test_the_order_of_the_clients_does_not_matter(mar):
+    order = ["C", "A", "D", "B"]
+    turned = replace(mar, columns={client: mar.columns[client] for client in order})
+    one, other = fit_moments(moments_of(mar)), fit_moments(moments_of(turned))
+    place = [mar.covariates.index(name) for name in turned.covariates]
+    np.testing.assert_allclose(one.beta[place], other.beta, rtol=1e-9)
+    np.testing.assert_allclose(one.Sigma[np.ix_(place, place)], other.Sigma, rtol=1e-9, atol=1e-12)
+    assert one.log_likelihood == pytest.approx(other.log_likelihood, rel=1e-13)
+
+
+def test_few_steps_end_at_the_optimum_and_never_fall(study):
+    fit = fit_moments(moments_of(study))
+    heights = [row.log_likelihood for row in fit.trace]
+    assert len(fit.trace) < 15 and fit.trace[-1].move == "newton"
+    assert np.diff(heights).min() > -1e-9 * abs(heights[-1])
+    assert fit.trace[-1].score <= 1e-9
+
+
+def test_any_start_ends_there(mar):
+    standard = Standard(moments_of(mar))
+    reference = fit_moments(standard)
+    for seed in range(10):
+        fit = fit_moments(standard, start=random_point(standard, seed))
+        np.testing.assert_allclose(fit.params, reference.params, rtol=1e-7)
+    assert len(fit_moments(standard, start=reference.point).trace) == 1
+
+
+def test_a_fit_that_stops_early_says_so(mar):
+    fit = fit_moments(moments_of(mar), maxiter=3)
+    assert not fit.converged and "largest number" in fit.reason and len(fit.trace) == 3
+
+
+def nearly_exact(n, noise, seed):
+    """Blocks that explain all but little of the response, and are often missing."""
+    study = simulate(seed=seed, n=n, holder="Registry", missing="none")
+    X, beta = study.table[study.covariates], np.array([0.5, -0.3, 0.4, 0.0, -0.6, 0.05, 3.0])
+    mean = 1.0 + X @ beta
+    table = study.table.assign(y=mean + noise * (study.table["y"] - mean))
+    rng = np.random.default_rng(seed)
+    for names, share in zip(study.columns.values(), (0.5, 0.7, 0.6), strict=True):
+        table.loc[rng.random(n) < share, names] = np.nan
+    return replace(study, table=table)
+
+
+@pytest.mark.parametrize(("noise", "seed"), [(0.1, 1), (0.1, 3), (0.01, 3)])
+def test_blocks_that_explain_nearly_everything_converge(noise, seed):
+    study = nearly_exact(400, noise, seed)
+    fit = fit_moments(moments_of(study))
+    assert fit.converged and len(fit.trace) < 30
+    pooled, theta = study.pooled(), theta_of(study, fit)
+    assert pooled.relative_score(theta, -pooled.hessian(theta)) < 1e-5
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_likelihood_without_a_maximum_is_explained(seed):
+    """Fewer complete entities than coefficients, which reproduce their response without error."""
+    study = nearly_exact(60, 0.01, seed)
+    with pytest.raises(EstimationError, match=r"variance goes to zero.*\d+ of the 60 entities are complete"):
+        fit_moments(moments_of(study))
+
+
+def test_columns_that_are_one_across_clients_are_refused():
+    rng = np.random.default_rng(2)
+    x, z = rng.normal(size=(2, 100))
+    moments = PatternMoments.from_arrays(np.column_stack([x, z, x]), x + rng.normal(size=100), [2, 1])
+    with pytest.raises(EstimationError, match="collinear across institutions"):
+        fit_moments(moments)
+
+
+# ---- models within the one at hand -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("columns", [["a1", "b0", "c0", "c2", "d0", "d1"], ["a0", "c1"], ["b0", "d0", "d1"]])
+def test_a_submodel_is_the_iterative_fit_of_its_formula(mar, columns):
+    fit = fit_moments(moments_of(mar).submodel(columns))
+    result = mar.model("y ~ " + " + ".join(columns)).fit(**TIGHT)
+    assert np.abs((fit.params - result.params) / result.bse).max() < 1e-6
+    assert fit.log_likelihood == pytest.approx(result.llf, rel=1e-11)
+
+
+def test_leaving_out_each_column_compares_nested_fits(mar):
+    left = leave_one_out(fit_moments(moments_of(mar)))
+    full = mar.model().fit(**TIGHT)
+    for j in (1, 2, 6):  # one of two columns, a client's only one, and another
+        names = [name for name in mar.covariates if name != mar.covariates[j]]
+        result = mar.model("y ~ " + " + ".join(names)).fit(**TIGHT)
+        test = full.compare_lr_test(result)
+        assert left.statistic[j] == pytest.approx(test.statistic, rel=1e-6)
+        assert left.pvalue[j] == pytest.approx(test.pvalue, rel=1e-5)
+        assert left.rsquared[j] == pytest.approx(result.rsquared, rel=1e-7)
+        assert np.isnan(left.params[j]).nonzero()[0].tolist() == [1 + j]
+        assert np.nanmax(np.abs(left.params[j][~np.isnan(left.params[j])] / result.params - 1.0)) < 1e-5
+    frame = left.to_frame()
+    assert list(frame.index) == mar.covariates and frame.loc["b0", "client"] == "B"
+    assert frame["pvalue"].idxmax() == "c1"
