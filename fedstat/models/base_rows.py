@@ -169,9 +169,7 @@ class HorizontalModel:
                 f"exposure: it needs a log link, and the family is {self.family_spec}; use offset"
             )
 
-    def _question(
-        self, offset: str | None, labels: Sequence[str], complete: Sequence[str]
-    ) -> RowsQuestion:
+    def _question(self, offset: str | None, labels: Sequence[str], complete: Sequence[str]) -> RowsQuestion:
         formula = self.formula
         for what, listed in (("labels", labels), ("complete", complete)):
             if isinstance(listed, str):

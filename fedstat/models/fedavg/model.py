@@ -114,13 +114,13 @@ class FedAvg(HorizontalModel):
             warnings.warn(text, ConvergenceWarning, stacklevel=3)
         return result
 
-    def _question(self, offset: str | None, labels: Sequence[str]) -> RowsQuestion:
+    def _question(self, offset: str | None, labels: Sequence[str], complete: Sequence[str]) -> RowsQuestion:
         if "var_weights" in self.weights:
             raise ModelError(
                 f"var_weights: {self.model_name} has no dispersion to divide by them; leave them out, or use "
                 "freq_weights for rows that count several times"
             )
-        return super()._question(offset, labels)
+        return super()._question(offset, labels, complete)
 
 
 class FedAvgM(FedAvg):

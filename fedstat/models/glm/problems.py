@@ -133,7 +133,7 @@ def _variances(information: Floats, coordinates: Coordinates) -> Floats:
     size = np.sqrt(np.maximum(np.diag(information), np.finfo(float).tiny))
     covariance = np.linalg.pinv(information / np.outer(size, size), hermitian=True) / np.outer(size, size)
     back = coordinates.back
-    return np.einsum("ij,jk,ik->i", back, covariance, back)
+    return np.asarray(np.einsum("ij,jk,ik->i", back, covariance, back))
 
 
 def _name(culprits: Bools, reference: bool, coordinates: Coordinates) -> str:

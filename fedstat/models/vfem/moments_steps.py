@@ -79,7 +79,7 @@ def columns_of(data: SiteData, state: State, which: str) -> Floats:
     if which != RESPONSE or "vfem active" not in state:
         raise MessageError(f"{data.name}: has no columns '{which}' in this session")
     active: Active = state.use("vfem active")
-    return ((active.y - active.y.mean()) / active.y.std())[:, None]
+    return np.asarray((active.y - active.y.mean()) / active.y.std())[:, None]
 
 
 def check_patterns(data: SiteData, code: Ints) -> None:

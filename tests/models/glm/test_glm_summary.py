@@ -114,8 +114,9 @@ def test_events_of_counts_are_a_share_of_the_trials():
     assert lines(fit("cbind(events, n - events) ~ x"))["Events"] == expected
     proportions = FRAME.assign(part=FRAME["events"] / FRAME["n"])
     assert lines(fit("part ~ x", frame=proportions, roles={"var_weights": "n"}))["Events"] == expected
-    pairs = FRAME.assign(part=np.resize([0.0, 0.5, 1.0, 0.5], len(FRAME)), two=2.0)  # 300 of 600 by chance
-    assert lines(fit("part ~ x", frame=pairs, roles={"var_weights": "two"}))["Events"] == "50.0 %"
+    pairs = FRAME.assign(part=np.resize([0.0, 0.5, 1.0, 0.5], len(FRAME)))  # 300 of 600 rows, by chance
+    pairs["trials"] = np.resize([2.0, 4.0], len(FRAME))
+    assert lines(fit("part ~ x", frame=pairs, roles={"var_weights": "trials"}))["Events"] == "50.0 %"
 
 
 @pytest.mark.parametrize("formula", ["binary ~ x + offset(z)", "count ~ x"])
