@@ -58,7 +58,7 @@ class Estimate:
     convergence : str
         What to say of the iteration, such as ``"relative score 3e-2 after 500 rounds"``.
     llf : float or None
-        Maximised log-likelihood.
+        Maximised log-likelihood; with `llf_is_maximum` False that at the estimate.
     density_of : tuple of str
         Variables whose joint density `llf` is; empty: the response given all others. Two likelihoods
         compare only where these agree.
@@ -100,6 +100,7 @@ class Estimate:
     privacy: str = "none (exact)"
     blocks: tuple[ClientBlock, ...] = ()
     reasons: Mapping[str, str] = field(default_factory=dict)
+    llf_is_maximum: bool = True
 
     def __post_init__(self) -> None:
         d = len(self.names)

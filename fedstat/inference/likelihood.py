@@ -39,6 +39,9 @@ def lr_test(full: LikelihoodFit, restricted: LikelihoodFit) -> LRTest:
     EstimationError
         The restricted fit has the larger log-likelihood.
     """
+    for fit in (full, restricted):
+        if not fit.estimate.llf_is_maximum:
+            raise ModelError("compare_lr_test: the log-likelihood of one of the two fits is not a maximum")
     _check_same_data(full.estimate, restricted.estimate)
     _check_nested(full.estimate, restricted.estimate)
     df_diff = full.estimate.df_model - restricted.estimate.df_model

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Literal, NoReturn
 
 import numpy as np
 import pandas as pd
 
 from fedstat.errors import NotAvailableError
-from fedstat.federation.block import apply_block
-from fedstat.federation.block_response import build_offset
 from fedstat.federation.design_rows import RowsAgreement
 from fedstat.federation.ledger import Ledger
 from fedstat.federation.partition import ClientPartition
@@ -20,6 +18,7 @@ from fedstat.inference.summary import ClientBlock
 from fedstat.inference.tables import number
 from fedstat.models.evaluation import Evaluated
 from fedstat.models.fedavg.protocol import Fair, FedAvgFit
+from fedstat.models.predicted_rows import predict_rows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -79,6 +78,7 @@ class FedAvgResults(Evaluated, FederatedResults):
             convergence=text,
             llf=None if np.isnan(fit.llf) else fit.llf,
             scale=fit.dispersion,
+            llf_is_maximum=False,
             privacy="none (no noise is added)",
             blocks=tuple(
                 ClientBlock(row.site, len(design.names), row.n, 1.0 - row.n / row.n_rows)
@@ -154,7 +154,7 @@ class FedAvgResults(Evaluated, FederatedResults):
         -------
         Series
         """
-        eta = _linear_predictor(self.model, self.fit_, frame)
+        eta = predict_rows(self.model.agreement, self.fit_.design, self.estimate.params, frame).linear
         return eta if which == "linear" else eta.map(self.family.link.inverse)
 
     def _agreed(self) -> tuple[RowsAgreement, ClientPartition | None]:
@@ -286,21 +286,3 @@ def _distance_notes(name: str, fit: FedAvgFit) -> list[str]:
             "likelihood only where sites do not differ."
         )
     return notes
-
-
-def _linear_predictor(model: FedAvg, fit: FedAvgFit, frame: pd.DataFrame) -> pd.Series:
-    """Code rows as the sites coded theirs; NaN where a column is missing."""
-    question, design = model.question, fit.design
-    first = int(design.intercept)
-    seen, X = np.ones(len(frame), dtype=bool), np.empty((len(frame), 0))
-    if question.terms:
-        spec = replace(model.agreement.spec, names=design.names[first:], term_names=design.term_names[first:])
-        block = apply_block(frame, spec)
-        seen, X = block.seen, block.X
-    linear = np.full(len(frame), np.nan)
-    linear[seen] = X @ fit.params[first:] + (fit.params[0] if design.intercept else 0.0)
-    if question.offsets:
-        linear += build_offset(frame, question.offsets, question.offset_columns, "")
-    if "exposure" in question.weights:
-        linear += np.log(frame[question.weights["exposure"]].to_numpy(dtype=np.float64, na_value=np.nan))
-    return pd.Series(linear, index=frame.index)
