@@ -12,6 +12,38 @@ FOLDER = ROOT / "vignettes"
 
 # Run as a last cell of the vignette, in its kernel: what the text claims of the numbers above.
 CLAIMS = {
+    "engineering-and-statistical": """
+        assert distance(fits["GLORE"].params).max() < 1e-3
+        assert prices["one Newton step"]["largest distance"] < 0.02
+        assert all(0.1 < prices[name]["largest distance"] < 1 for name in descent)
+        assert all(10 * fits["GLORE"].ledger.rounds < fits[name].ledger.rounds for name in descent)
+        assert limits.loc["from the fit with weights", "rate 0.005"] < 0.1
+        assert limits.loc["from the pooled fit", "rate 0.005"] > 0.3
+        error, gain = errors(labels), gains(labels)
+        close = ["GLORE", "meta, fixed effects", *descent]
+        assert (error[close] < 1.1 * error["GLORE"]).all() and (error[close] > 0.99 * error["GLORE"]).all()
+        assert gain.loc[close].abs().max(axis=None) < 0.5
+        assert covered["lowest coverage"].min() > 0.93 and covered["highest coverage"].max() < 0.97
+        assert covered["most rounds"].max() <= 6 and covered["rounds"].between(5, 6).all()
+        assert (missed.loc[("common", "Site 1"), ["X1", "X2"]] < 0.01).all()
+        assert (missed.loc["common"][["X7", "X8"]] > 0.9).all(axis=None)
+        assert missed.loc["own fit"].min(axis=None) > 0.9
+        same = noticed.drop("III", level="setting")
+        assert (same[flags[:2]] < 0.07).all(axis=None) and (same["I2 above a half"] > 0.5).all()
+        assert (noticed.loc[("small", "III", 0.1), flags[:2]] < 0.5).all()
+        assert (noticed.xs(("III", 0.2), level=["setting", "shift"])[flags[:2]] > 0.9).all(axis=None)
+        ranks = third_areas.pivot_table("mean", "subject", "method")
+        assert all((ranks["GLORE"] > ranks[f"own fit, Site {k}"]).all() for k in (1, 2, 3))
+        assert calibration.loc["slope", "Site 1"] + 2 * calibration.loc["std err", "Site 1"] < 1
+        if at_hand:
+            assert z.abs().max() < 3
+            assert (misses["test rows"].head(2) < 1e-6).all() and (misses["six files"].tail(3) < 1e-3).all()
+            assert (misses["training rows"] > 0.05).all()
+            assert (knows.loc[["FedAvg", "FedAvgM", "q-FedAvg"]] > 0.4).all(axis=None)
+            assert abs(knows.loc["FedProx", "meta (test rows)"]) < 0.1
+            assert (gains("published").loc[methods[:4]] > 0.3).all(axis=None)
+            assert (gains(like).loc[[like[name] for name in rows[3:]]] > 0.2).all(axis=None)
+    """,
     "four-hospitals": """
         assert len(told) == 1 and result.converged and result.nobs == 865
         assert (result.params - pooled.params).abs().max() < 1e-8
@@ -65,6 +97,9 @@ CLAIMS = {
         assert "sketch" not in ways["expected"].ledger.kinds_by_client()["Judicial Organ"]
         assert apart.ledger.rounds > 1.8 * result.ledger.rounds
         assert (apart.params - result.params).abs().max() < 1e-6
+        assert moments.ledger.rounds <= 9
+        assert "per entity" not in moments.ledger.kinds_by_client()["Judicial Organ"]
+        assert ((moments.params - result.params) / result.bse).abs().max() < 1
     """,
     "sme-profit": """
         assert ours < 1e-5 and theirs.max() > 0.05 and in_errors.max() > 5
@@ -136,6 +171,17 @@ def check_page(render, name, notebook):
 @pytest.mark.parametrize("name", ["getting-started", "what-leaves-an-institution"])
 def test_runs_and_keeps_its_word(render, name):
     check_page(render, name, run(render, name, CLAIMS[name]))
+
+
+@pytest.mark.parametrize("published", [True, False])
+def test_engineering_and_statistical_with_and_without_published(
+    render, published, request, monkeypatch, tmp_path
+):
+    folder = request.getfixturevalue("shared_data") if published else tmp_path
+    monkeypatch.setenv("FEDSTAT_TEST_DATA", str(folder))
+    name = "engineering-and-statistical"
+    page = check_page(render, name, run(render, name, CLAIMS[name]))
+    assert ("the tolerance of the solver" in page) == published
 
 
 REFUSALS = (

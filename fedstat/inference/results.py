@@ -249,8 +249,15 @@ class FederatedResults:
 
     # -- tables and pictures ---------------------------------------------------------------------
 
-    def tidy(self, conf_level: float = 0.95) -> pd.DataFrame:
+    def tidy(self, conf_level: float = 0.95, exponentiate: bool = False) -> pd.DataFrame:
         """One row per coefficient, in the order of the design.
+
+        Parameters
+        ----------
+        conf_level : float
+        exponentiate : bool
+            Give ``estimate`` and its limits as exponentials, such as odds ratios; ``std_error`` and
+            ``statistic`` stay those of the coefficients.
 
         Returns
         -------
@@ -265,11 +272,12 @@ class FederatedResults:
         if est.cov is None:
             frame[["std_error", "statistic", "p_value", "conf_low", "conf_high"]] = np.nan
             frame.attrs["note"] = self._reason("cov_params")
-            return frame
+            return _exponentials(frame) if exponentiate else frame
         columns = {"std_error": self.bse, "statistic": self.tvalues, "p_value": self.pvalues}
         limits = self.conf_int(1.0 - conf_level)
         columns |= {"conf_low": limits[0], "conf_high": limits[1]}
-        return frame.assign(**{name: column.to_numpy() for name, column in columns.items()})
+        frame = frame.assign(**{name: column.to_numpy() for name, column in columns.items()})
+        return _exponentials(frame) if exponentiate else frame
 
     def summary(self, alpha: float = 0.05) -> SheetSummary:
         """Estimate, federation, coefficients by client, what each client brought, notes.
@@ -422,3 +430,9 @@ class FederatedResults:
             return ""
         detail = self.estimate.convergence or "the iteration stopped before its tolerance"
         return f"NOT CONVERGED: {detail}; do not interpret these numbers"
+
+
+def _exponentials(frame: pd.DataFrame) -> pd.DataFrame:
+    limits = ["estimate", "conf_low", "conf_high"]
+    frame[limits] = np.exp(frame[limits])
+    return frame

@@ -163,3 +163,10 @@ def test_ledger_is_handed_out_or_missed(result, restricted):
 def test_repr_is_one_line(result, make):
     assert repr(result) == "<FederatedResults: y, 7 coefficients, 400 entities; see .summary()>"
     assert "NOT CONVERGED" in repr(make(converged=False))
+
+
+def test_exponentials_are_those_of_the_estimates_and_their_limits(result):
+    plain, ratios = result.tidy(), result.tidy(exponentiate=True)
+    for column in ("estimate", "conf_low", "conf_high"):
+        np.testing.assert_allclose(ratios[column], np.exp(plain[column]))
+    np.testing.assert_array_equal(ratios["std_error"], plain["std_error"])

@@ -127,6 +127,16 @@ def test_a_rare_level_without_events_is_named_rather_than_the_intercept():
     assert "follow exactly from 'rare' (at A, B, C)" in str(error_of("y ~ x + rare", frame))
 
 
+def test_a_rare_and_a_frequent_level_without_events_are_both_named():
+    rng = np.random.default_rng(9)
+    n = 30_000
+    frame = pd.DataFrame({"site": np.repeat(SITES, n // 3), "x": rng.normal(size=n)})
+    frame["g"] = rng.choice(["a", "frequent", "rare"], n, p=[0.499, 0.5, 0.001])
+    frame["y"] = ((rng.uniform(size=n) < 0.3) & (frame["g"] == "a")).astype(int)
+    message = str(error_of("y ~ x + g", frame))
+    assert "follow exactly from 'g[T.frequent]', 'g[T.rare]' (at A, B, C)" in message
+
+
 def test_separation_at_one_site_is_told_in_a_note_and_hinders_nothing():
     frame = FRAME.assign(b=np.where(FRAME["site"] == "A", FRAME["y"], (FRAME["z"] > 0).astype(int)))
     result = model("y ~ x + b", frame).fit()
