@@ -142,3 +142,34 @@ def plot_convergence(trace: pd.DataFrame, *, tolerance: float, ax: Axes | None =
     ax.set_title("Convergence", loc="left", fontsize="medium")
     ax.legend(frameon=False, fontsize="small")
     return ax
+
+
+def plot_loss(trace: pd.DataFrame, label: str, ax: Axes | None = None) -> Axes:
+    """Mean loss by round.
+
+    Parameters
+    ----------
+    trace : DataFrame
+        Index ``round``; column ``loss``.
+    label : str
+        Name of the line.
+    ax : matplotlib Axes, optional
+
+    Returns
+    -------
+    matplotlib Axes
+
+    Raises
+    ------
+    ImportError
+        matplotlib is not installed.
+    """
+    plt = _pyplot()
+    if ax is None:
+        _, ax = plt.subplots(figsize=(6.5, 3.6), layout="constrained")
+    ax.plot(trace.index, trace["loss"], label=label, linewidth=1.4)
+    ax.set(xlabel="round", ylabel="mean loss")
+    ax.set_title("Loss by round", loc="left", fontsize="medium")
+    ax.legend(frameon=False, fontsize="small")
+    ax.spines[["top", "right"]].set_visible(False)
+    return ax

@@ -13,6 +13,7 @@ from fedstat.federation.design_rows import RowsAgreement
 from fedstat.federation.ledger import Ledger
 from fedstat.federation.partition import ClientPartition
 from fedstat.inference.estimate import Estimate
+from fedstat.inference.plots import plot_loss
 from fedstat.inference.results import FederatedResults
 from fedstat.inference.summary import ClientBlock
 from fedstat.inference.tables import number
@@ -190,18 +191,7 @@ class FedAvgResults(Evaluated, FederatedResults):
         ImportError
             matplotlib is not installed.
         """
-        try:
-            import matplotlib.pyplot as plt  # noqa: PLC0415
-        except ImportError as error:
-            raise ImportError("plots need matplotlib: pip install fedstat[plot]") from error
-        if ax is None:
-            _, ax = plt.subplots(figsize=(6.5, 3.6), layout="constrained")
-        ax.plot(self.trace.index, self.trace["loss"], label=self.model_name, linewidth=1.4)
-        ax.set(xlabel="round", ylabel="mean loss")
-        ax.set_title("Loss by round", loc="left", fontsize="medium")
-        ax.legend(frameon=False, fontsize="small")
-        ax.spines[["top", "right"]].set_visible(False)
-        return ax
+        return plot_loss(self.trace, self.model_name, ax)
 
     # -- summary ---------------------------------------------------------------------------------
 
