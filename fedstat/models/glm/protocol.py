@@ -226,13 +226,14 @@ class Newton:
     def _start_null(self) -> None:
         question = self.agreement.question
         self.offsets = bool(question.offsets) or "exposure" in question.weights
-        weight, weighted, _ = np.sum([reply.arrays["response"] for reply in self.starts], axis=0)
+        weight, weighted, _, exposed = np.sum([reply.arrays["response"] for reply in self.starts], axis=0)
         if self.session.family.name != "Gaussian" and weighted in (0.0, weight if self._binomial else 0.0):
             raise EstimationError(
                 f"the response '{question.response}' is the same in all rows of all sites; there is nothing "
                 "to fit"
             )
-        self.null = float(self.session.family.make().link(weighted / weight))
+        exposure = exposed if self.session.family.link == "Log" else weight
+        self.null = float(self.session.family.make().link(weighted / exposure))
 
     @property
     def _binomial(self) -> bool:
@@ -407,7 +408,8 @@ class Newton:
 
     def expects_last(self) -> bool:
         """Whether the next point is foreseen to be the last, from the rate at which Newton's steps shrink."""
-        if self.session.family.estimates_scale and not isinstance(self.scaletype, float):
+        estimated = self.session.family.estimates_scale or self.scaletype is not None
+        if estimated and not isinstance(self.scaletype, float):
             return False
         if self.options.rounds is not None:
             return len(self.trace) == self.options.rounds

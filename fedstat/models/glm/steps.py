@@ -24,6 +24,8 @@ from fedstat.models.kernel_rows import glm_rows
 from fedstat.typing import Array, Bools, Floats
 
 FAMILY = "glm"
+LARGEST = 300.0
+"""Offset above which its exponential is cut off; it serves as a first guess only."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,14 +74,15 @@ def start(data: SiteData, state: State, text: str, local: Array) -> tuple[dict[s
     -------
     dict
         ``beta`` and ``information`` of the local fit, zero for columns that are constant here;
-        ``response``: sum of the weights, of the weighted response, and Pearson's statistic of the fit.
+        ``response``: sum of the weights, of the weighted response, Pearson's statistic of the fit,
+        and the weighted sum of the exponentials of the offset.
     str
         JSON: ``problem``, empty or what hindered the fit.
     """
     opened = rows_of(data, state)
     p = len(opened.shift)
     model = SiteModel(opened, FamilySpec.from_json(text), state.entities, p)
-    sums = np.zeros(3)
+    sums = np.zeros(4)
     for rows in model.chunks():
         problem = check_response(rows, model.family)
         if problem:
@@ -89,6 +92,7 @@ def start(data: SiteData, state: State, text: str, local: Array) -> tuple[dict[s
             )
         weight = np.ones(len(rows.y)) if rows.weight is None else rows.weight
         sums[:2] += weight.sum(), weight @ rows.y
+        sums[3] += weight.sum() if rows.offset is None else weight @ np.exp(np.minimum(rows.offset, LARGEST))
     state.keep("glm", model, state.entities)
     beta, information, problem = np.zeros(p), np.zeros((p, p)), "not asked for"
     if local:
