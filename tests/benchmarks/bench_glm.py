@@ -184,9 +184,9 @@ def million(folder):
     }
     away = np.max(np.abs(np.subtract(ours["params"], reference["params"])) / reference["bse"])
     for name, wall in rows.items():
-        cpu = middle(ours, "fit", "cpu") if name == "fedstat, fit" else float("nan")
+        cpu = f"{middle(ours, 'fit', 'cpu'):.2f}" if name == "fedstat, fit" else ""
         lines.append(
-            f"| {name} | {wall:.2f} | {cpu:.2f} | {wall / fastest:.2f} | {ours['peak']:.0f} | {away:.1e} |"
+            f"| {name} | {wall:.2f} | {cpu} | {wall / fastest:.2f} | {ours['peak']:.0f} | {away:.1e} |"
         )
     for name, peer in peers.items():
         wall = middle(peer, "fit")
