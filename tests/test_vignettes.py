@@ -23,6 +23,8 @@ CLAIMS = {
         close = ["GLORE", "meta, fixed effects", *descent]
         assert (error[close] < 1.1 * error["GLORE"]).all() and (error[close] > 0.99 * error["GLORE"]).all()
         assert gain.loc[close].abs().max(axis=None) < 0.5
+        assert ratio.loc["small"].min(axis=None) > 0.99 and ratio.loc["large"].min(axis=None) > 1.05
+        assert (ended.xs("III", level="setting")["FedAvg"] == 0).all()
         assert covered["lowest coverage"].min() > 0.93 and covered["highest coverage"].max() < 0.97
         assert covered["most rounds"].max() <= 6 and covered["rounds"].between(5, 6).all()
         assert (missed.loc[("common", "Site 1"), ["X1", "X2"]] < 0.01).all()

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import pandas as pd
-from statsmodels.stats.multitest import multipletests
 
 from fedstat.errors import EstimationError, ModelError
 from fedstat.inference.forest import plot_forest
@@ -276,8 +275,17 @@ def _table(names: Sequence[str], beta: Floats, errors: Floats, own: Floats, alph
     p_values = table["p_value"].to_numpy()
     holm, tested = np.full(len(names), np.nan), np.isfinite(p_values)
     if tested.any():
-        holm[tested] = multipletests(p_values[tested], method="holm")[1]
+        holm[tested] = adjust_holm(p_values[tested])
     table.insert(list(table.columns).index("p_value") + 1, "p_holm", holm)
     table.insert(0, "std_error", errors)
     table.insert(0, "estimate", beta)
     return table
+
+
+def adjust_holm(p: Floats) -> Floats:
+    """Adjust p-values for their number by Holm's method (1979)."""
+    order = np.argsort(p)
+    steps = np.arange(len(p), 0, -1) * p[order]
+    adjusted = np.empty_like(p)
+    adjusted[order] = np.minimum(np.maximum.accumulate(steps), 1.0)
+    return adjusted

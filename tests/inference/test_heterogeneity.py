@@ -11,7 +11,7 @@ from statsmodels.stats.meta_analysis import combine_effects
 from statsmodels.stats.multitest import multipletests
 
 from fedstat.errors import EstimationError, ModelError
-from fedstat.inference.heterogeneity import heterogeneity
+from fedstat.inference.heterogeneity import adjust_holm, heterogeneity
 from fedstat.inference.random_effects import combine, i2_interval
 
 NAMES = ("Intercept", "age", "sex[T.male]", "$dose_")
@@ -385,3 +385,8 @@ def test_forest_of_a_coefficient_of_no_site_or_an_unknown_one(logistic, plt):
         ModelError, match=r"'sex\[T.female\]' is not a coefficient; did you mean sex\[T.male\]"
     ):
         result.plot_forest("sex[T.female]")
+
+
+def test_holm_is_that_of_statsmodels():
+    p = np.random.default_rng(0).uniform(0, 0.2, 12)
+    np.testing.assert_allclose(adjust_holm(p), multipletests(p, method="holm")[1])

@@ -30,6 +30,12 @@ class FedAvg(HorizontalModel):
     maximum of the likelihood, without standard errors; :class:`GLORE` and :class:`FederatedGLM` give the
     maximum itself, with standard errors, in a few rounds.
 
+    A site with more rows takes more steps between two averages where batches have one size, and it has more
+    weight in them as well: small learning rates then lead to the minimum of a loss in which the rows of a
+    site count in proportion to its number of rows (the objective inconsistency of Wang et al. 2020), which
+    is the maximum of the likelihood only where sites do not differ. With ``batch_size=None`` and one local
+    epoch it is gradient descent on the pooled loss.
+
     Rows count by their frequency weights and binomial trials, in the losses and in the average. Descent is
     that in the columns of the data unless they are standardised.
 
@@ -39,6 +45,9 @@ class FedAvg(HorizontalModel):
     ----------
     McMahan, Moore, Ramage, Hampson, Agüera y Arcas, "Communication-Efficient Learning of Deep Networks from
     Decentralized Data", AISTATS (2017).
+
+    Wang, Liu, Liang, Joshi, Poor, "Tackling the Objective Inconsistency Problem in Heterogeneous Federated
+    Optimization", NeurIPS (2020).
     """
 
     model_name: ClassVar[str] = "FedAvg"

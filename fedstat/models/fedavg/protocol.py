@@ -105,7 +105,7 @@ class Rule(Protocol):
 
 @dataclass(slots=True)
 class Averaging:
-    """Average weighted by rows (McMahan et al. 2017, Algorithm 1); minimises the pooled loss."""
+    """Average weighted by rows (McMahan et al. 2017, Algorithm 1)."""
 
     proximal: tuple[float, float] | None = None
 
