@@ -20,7 +20,7 @@ from fedstat.models.vfem.covariance_protocol import Covariance, information_cova
 from fedstat.models.vfem.cross_products import CrossOptions
 from fedstat.models.vfem.layout import Layout, make_layout
 from fedstat.models.vfem.moments_covariance import moments_covariance
-from fedstat.models.vfem.moments_fit import fit_moments
+from fedstat.models.vfem.moments_fit import MomentsFit, fit_moments
 from fedstat.models.vfem.moments_protocol import Exchange, exchange_moments
 from fedstat.models.vfem.progress import Progress
 from fedstat.models.vfem.protocol import FAMILY, SMALLEST_MEMORY, Ascent, Fit, Options, ask, climb, estimate
@@ -182,15 +182,21 @@ class VFEMRegression(VerticalModel):
         ledger = copy.deepcopy(self._agreement)
         reporter = Progress(options, sys.stderr) if progress else None
         released: Exchange | None = None
+        found: MomentsFit | None = None
         if exchange == "moments":
-            fit, covariance, released = self.engine.run(self._from_moments(layout, cov_type, ledger), ledger)
+            found, covariance, released = self.engine.run(
+                self._from_moments(layout, cov_type, ledger), ledger
+            )
+            fit = found.by_client()
             fitted: Mapping[str, Array] = {}
         else:
             protocol = self._protocol(layout, options, cross, cov_type, init, ledger, reporter)
             fit, covariance, fitted = self.engine.run(protocol, ledger)
         if reporter is not None:
             reporter.close()
-        outcome = Outcome(method, cov_type, options, fit, covariance, fitted, init_name(init), released)
+        outcome = Outcome(
+            method, cov_type, options, fit, covariance, fitted, init_name(init), released, found
+        )
         result = VFEMResults.of(self, layout, outcome, ledger)
         if not fit.converged:
             warnings.warn(
@@ -235,14 +241,14 @@ class VFEMRegression(VerticalModel):
 
     def _from_moments(
         self, layout: Layout, cov_type: CovType, ledger: Ledger
-    ) -> Rounds[tuple[Fit, Covariance | None, Exchange]]:
+    ) -> Rounds[tuple[MomentsFit, Covariance | None, Exchange]]:
         names = {block.client: block.names for block in self.design.blocks}
         exchange = yield from exchange_moments(
             layout, names, self._session, ledger.at, self.partition.min_count
         )
         found = fit_moments(exchange.moments)
         covariance = None if cov_type == "none" else moments_covariance(found, cov_type)
-        return found.by_client(), covariance, exchange
+        return found, covariance, exchange
 
     def _first_point(
         self, layout: Layout, options: Options, init: Init

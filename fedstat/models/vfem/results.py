@@ -23,7 +23,9 @@ from fedstat.inference.summary import ClientBlock
 from fedstat.models.saved import READERS
 from fedstat.models.vfem.covariance_protocol import Covariance, Places
 from fedstat.models.vfem.layout import Layout, complete
+from fedstat.models.vfem.moments_fit import MomentsFit
 from fedstat.models.vfem.moments_protocol import Exchange
+from fedstat.models.vfem.moments_results import MomentStatements
 from fedstat.models.vfem.notes import fit_notes
 from fedstat.models.vfem.prediction import (
     PredictionResults,
@@ -62,6 +64,7 @@ class Outcome:
     fitted: Mapping[str, Array]
     init: str
     exchange: Exchange | None = None
+    moments_fit: MomentsFit | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +90,7 @@ class Counts:
     patterns: Mapping[str, str]
 
 
-class VFEMResults(FederatedResults):
+class VFEMResults(MomentStatements, FederatedResults):
     """Results of :meth:`fedstat.VFEMRegression.fit`, with statsmodels' names and meanings.
 
     ``llf`` is the log-likelihood of what is observed, less the largest value that the likelihood of
@@ -127,6 +130,7 @@ class VFEMResults(FederatedResults):
         self.counts, self.names, self.response = counts, names, response
         self.model = model
         self._fitted = outcome.fitted
+        self.moments_fit = outcome.moments_fit
         self._notes = notes
         self._specs = specs
 

@@ -127,3 +127,29 @@ def test_what_a_coordinator_carries_between_two_institutions_looks_random():
     counts = np.bincount(np.concatenate(seen), minlength=256)
     expected = counts.sum() / 256
     assert ((counts - expected) ** 2 / expected).sum() < 400
+
+
+def test_statements_from_the_same_moments_need_no_further_message():
+    fitted = model(n=1_500)
+    result = fitted.fit(exchange="moments")
+    rounds = result.ledger.rounds
+    assert 0.0 <= result.mcar_test().pvalue <= 1.0
+    pairs = result.independence_tests()
+    clients = len(result.nobs_by_client)
+    assert len(pairs) == clients * (clients - 1) // 2
+    dropped = result.leave_one_out()
+    assert len(dropped) == len(result.params) - 1
+    assert result.ledger.rounds == rounds
+    with pytest.raises(NotAvailableError, match="exchange='moments'"):
+        fitted.fit(cov_type="none").mcar_test()
+
+
+def test_leaving_a_column_out_is_the_fit_without_it():
+    fitted = model(n=1_500)
+    full = fitted.fit(exchange="moments")
+    name = full.params.index[-1]
+    smaller = fs.VFEMRegression.from_formula(f"y ~ . - {name}", fitted.partition).fit(exchange="moments")
+    lr = full.leave_one_out()
+    column = next(c for c in lr.columns if "stat" in c.lower())
+    row = lr.loc[name] if name in lr.index else lr[lr.iloc[:, 0] == name].iloc[0]
+    assert row[column] == pytest.approx(full.compare_lr_test(smaller).statistic, rel=1e-5)
