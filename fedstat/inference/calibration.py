@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 from statsmodels.stats.proportion import proportion_confint
 
-from fedstat.inference.plots import COLOURS, _pyplot
+from fedstat.inference.plots import COLOURS, axes_for
 from fedstat.inference.tables import shorten
 from fedstat.typing import Floats
 
@@ -52,9 +52,7 @@ def plot_calibration(
     ImportError
         matplotlib is not installed.
     """
-    plt = _pyplot()
-    if ax is None:
-        _, ax = plt.subplots(figsize=(5.2, 4.8), layout="constrained")
+    ax = axes_for(ax, 5.2, 4.8)
     for k, (site, bins) in enumerate(curves.items()):
         n, observed, expected = join_bins(*bins, int(np.clip(bins[0].sum() // LEAST_ROWS, 1, groups)))
         colour = COLOURS[k] if len(curves) <= MOST_SITES else "0.7"

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from fedstat.inference.plots import COLOURS, _pyplot
+from fedstat.inference.plots import COLOURS, axes_for
 from fedstat.inference.tables import shorten
 from fedstat.typing import Floats
 
@@ -52,9 +52,7 @@ def plot_forest(
     ImportError
         matplotlib is not installed.
     """
-    plt = _pyplot()
-    if ax is None:
-        _, ax = plt.subplots(figsize=(7.0, 1.4 + 0.27 * (len(rows) + 3)), layout="constrained")
+    ax = axes_for(ax, 7.0, 1.4 + 0.27 * (len(rows) + 3))
     z = float(stats.norm.isf(alpha / 2.0))
     y = np.arange(len(rows) + 3) + np.repeat([0.0, GAP], [len(rows), 3])
     estimate = np.append(rows["estimate"].to_numpy(), [combined["estimate"], combined["re_estimate"]])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -42,12 +42,9 @@ def plot_coefficients(
     ImportError
         matplotlib is not installed.
     """
-    plt = _pyplot()
     groups = [(str(client), rows) for client, rows in frame.groupby("client", sort=False)]
     positions = _positions(groups)
-    if ax is None:
-        height = 1.2 + 0.24 * (len(frame) + HEADING * len(groups))
-        _, ax = plt.subplots(figsize=(7.0, height), layout="constrained")
+    ax = axes_for(ax, 7.0, 1.2 + 0.24 * (len(frame) + HEADING * len(groups)))
     ax.axvline(0.0, color="0.6", linewidth=1.0, linestyle="--", zorder=0)
     for i, (client, rows) in enumerate(groups):
         _draw_group(ax, positions[i], rows, COLOURS[i % len(COLOURS)], client)
@@ -57,12 +54,21 @@ def plot_coefficients(
     return ax
 
 
-def _pyplot() -> Any:
+def axes_for(ax: Axes | None, width: float, height: float) -> Axes:
+    """Return the axes that were given, or those of a new figure of some inches.
+
+    Raises
+    ------
+    ImportError
+        matplotlib is not installed.
+    """
     try:
         import matplotlib.pyplot as plt  # noqa: PLC0415
     except ImportError as error:
         raise ImportError("plots need matplotlib: pip install fedstat[plot]") from error
-    return plt
+    if ax is None:
+        _, ax = plt.subplots(figsize=(width, height), layout="constrained")
+    return ax
 
 
 def _positions(groups: list[tuple[str, pd.DataFrame]]) -> list[np.ndarray]:
@@ -122,9 +128,7 @@ def plot_convergence(trace: pd.DataFrame, *, tolerance: float, ax: Axes | None =
     ImportError
         matplotlib is not installed.
     """
-    plt = _pyplot()
-    if ax is None:
-        _, ax = plt.subplots(figsize=(6.5, 3.6), layout="constrained")
+    ax = axes_for(ax, 6.5, 3.6)
     ax.plot(trace.index, trace["score"], color="0.7", linewidth=1.0, zorder=1)
     for colour, (move, rows) in zip(COLOURS, trace.groupby("move", sort=False), strict=False):
         ax.scatter(rows.index, rows["score"], s=18, color=colour, label=move, zorder=2)
@@ -164,9 +168,7 @@ def plot_loss(trace: pd.DataFrame, label: str, ax: Axes | None = None) -> Axes:
     ImportError
         matplotlib is not installed.
     """
-    plt = _pyplot()
-    if ax is None:
-        _, ax = plt.subplots(figsize=(6.5, 3.6), layout="constrained")
+    ax = axes_for(ax, 6.5, 3.6)
     ax.plot(trace.index, trace["loss"], label=label, linewidth=1.4)
     ax.set(xlabel="round", ylabel="mean loss")
     ax.set_title("Loss by round", loc="left", fontsize="medium")

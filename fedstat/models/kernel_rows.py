@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from fedstat.errors import DesignError
 from fedstat.federation.rows import WholeRows
-from fedstat.kernels.glm import Rows
+from fedstat.kernels.glm import Rows, check_response
+from fedstat.kernels.glm_family import FamilySpec
 from fedstat.typing import Floats
 
 
@@ -17,3 +19,19 @@ def glm_rows(rows: WholeRows, X: Floats) -> Rows:
         y = np.divide(y[:, 0], trials, out=np.zeros(len(y)), where=trials > 0.0)
     weights = rows.weights
     return Rows(X, y, rows.offset, weights.get("freq_weights"), weights.get("var_weights"), trials)
+
+
+def require_response(site: str, rows: Rows, family: FamilySpec, response: str) -> None:
+    """Require responses that the family can have.
+
+    Raises
+    ------
+    DesignError
+        Some are outside; the message counts them.
+    """
+    problem = check_response(rows, family)
+    if problem:
+        raise DesignError(
+            f"site {site!r}: {problem} cannot be of family {family.name}: '{response}'. Correct them, or "
+            "choose another family."
+        )

@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import resource
 import statistics
 import subprocess
 import sys
@@ -21,6 +20,8 @@ import tempfile
 import time
 from datetime import date
 from pathlib import Path
+
+from clock import Clock
 
 SME = 166_207
 GROWTH = (20_000, SME, 1_600_000)
@@ -53,26 +54,6 @@ NHANES = {
     "Questionnaire": ["HealthGen", "DaysPhysHlthBad", "DaysMentHlthBad"],
 }
 NHANES_FORMULAS = ("BPSysAve ~ .", "Poverty ~ . - Education")
-
-
-class Clock:
-    """Wall and CPU seconds, and the peak of resident memory, of named stages."""
-
-    def __init__(self):
-        self.stages = {}
-
-    def time(self, stage, call, *arguments, **options):
-        wall, cpu = time.perf_counter(), time.process_time()
-        value = call(*arguments, **options)
-        row = {"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu}
-        self.stages.setdefault(stage, []).append(row | {"peak": peak()})
-        return value
-
-
-def peak():
-    """Largest resident memory of this process so far, MB."""
-    # Kilobytes on Linux, bytes on macOS.
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1e6 if sys.platform == "darwin" else 1e3)
 
 
 # ---- in a process of its own ---------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import resource
-import statistics
 import subprocess
 import sys
 import time
@@ -22,9 +21,6 @@ class Clock:
         row = {"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu}
         self.stages.setdefault(stage, []).append(row | {"peak": peak()})
         return value
-
-    def median(self, stage, what="wall"):
-        return statistics.median(row[what] for row in self.stages[stage])
 
 
 def peak():

@@ -8,19 +8,20 @@ them once, when a fit starts.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from fedstat.errors import DesignError, EstimationError, MessageError
+from fedstat.errors import EstimationError, MessageError
 from fedstat.federation.design_rows import OpenRows, rows_of
 from fedstat.federation.message import Declared, Step, check_lengths
 from fedstat.federation.site import SiteData, State
-from fedstat.kernels.glm import Rows, check_response, evaluate, log_likelihood
+from fedstat.kernels.glm import Rows, evaluate, log_likelihood
 from fedstat.kernels.glm_family import FamilySpec
+from fedstat.kernels.glm_local import join
 from fedstat.kernels.sgd import local_proximal, local_sgd, mean_loss
-from fedstat.models.kernel_rows import glm_rows
+from fedstat.models.kernel_rows import glm_rows, require_response
 from fedstat.typing import Array, Floats, Ints
 
 FAMILY = "fedavg"
@@ -46,13 +47,7 @@ def gather(opened: OpenRows, shift: Floats, scale: Floats) -> Rows:
     """
     ratio, rest = opened.scale / scale, (opened.shift - shift) / scale
     parts = [glm_rows(rows, X * ratio + rest) for rows, X in opened.chunks()]
-    if len(parts) == 1:
-        return parts[0]
-    columns: dict[str, Any] = {}
-    for name in (field.name for field in fields(Rows)):
-        values = [getattr(part, name) for part in parts]
-        columns[name] = None if values[0] is None else np.concatenate(values)
-    return Rows(**columns)
+    return parts[0] if len(parts) == 1 else join(parts)
 
 
 def start(
@@ -78,12 +73,7 @@ def start(
         raise MessageError(f"{data.name}: array 'scale' must be positive")
     site = SiteRows(gather(opened, shift, scale), FamilySpec.from_json(text))
     response = opened.question.response
-    problem = check_response(site.rows, site.family)
-    if problem:
-        raise DesignError(
-            f"site {data.name!r}: {problem} cannot be of family {site.family.name}: '{response}'. Correct "
-            "them, or choose another family."
-        )
+    require_response(data.name, site.rows, site.family, response)
     weight = float(len(site.rows) if site.rows.weight is None else site.rows.weight.sum())
     state.keep("fedavg", site, state.entities)
     return {"rows": np.array(weight)}, ""

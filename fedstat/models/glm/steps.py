@@ -13,14 +13,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedstat.errors import DesignError, MessageError
+from fedstat.errors import MessageError
 from fedstat.federation.design_rows import OpenRows, rows_of, translation
 from fedstat.federation.message import Declared, Step, check_lengths
 from fedstat.federation.site import SiteData, State
-from fedstat.kernels.glm import Rows, check_response, evaluate, log_likelihood, null_sums
+from fedstat.kernels.glm import Rows, evaluate, log_likelihood, null_sums
 from fedstat.kernels.glm_family import FamilySpec
 from fedstat.kernels.glm_local import fit_local
-from fedstat.models.kernel_rows import glm_rows
+from fedstat.models.kernel_rows import glm_rows, require_response
 from fedstat.typing import Array, Bools, Floats
 
 FAMILY = "glm"
@@ -84,12 +84,7 @@ def start(data: SiteData, state: State, text: str, local: Array) -> tuple[dict[s
     model = SiteModel(opened, FamilySpec.from_json(text), state.entities, p)
     sums = np.zeros(4)
     for rows in model.chunks():
-        problem = check_response(rows, model.family)
-        if problem:
-            raise DesignError(
-                f"site {data.name!r}: {problem} cannot be of family {model.family.name}: "
-                f"'{opened.question.response}'. Correct them, or choose another family."
-            )
+        require_response(data.name, rows, model.family, opened.question.response)
         weight = np.ones(len(rows.y)) if rows.weight is None else rows.weight
         sums[:2] += weight.sum(), weight @ rows.y
         sums[3] += weight.sum() if rows.offset is None else weight @ np.exp(np.minimum(rows.offset, LARGEST))
