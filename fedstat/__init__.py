@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedstat import datasets, errors
 from fedstat.federation.partition import ClientPartition
-from fedstat.federation.site import Policy
+from fedstat.federation.policy import Policy
 from fedstat.inference.compare import compare
 
 if TYPE_CHECKING:

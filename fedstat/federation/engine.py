@@ -84,6 +84,8 @@ def enter(ask: Ask, reply: Reply, ledger: Ledger) -> None:
     """Write an ask and its reply into the coordinator's ledger."""
     step = FAMILIES[ask.family][ask.step]
     ledger.record(COORDINATOR, ask.site, ask.step, ask.arrays, step.takes)
-    ledger.record(ask.site, COORDINATOR, ask.step, reply.arrays, step.gives, reply.entities)
+    ledger.record(
+        ask.site, COORDINATOR, ask.step, reply.arrays, step.gives, reply.entities, ask.masked is not None
+    )
     ledger.record_text(COORDINATOR, ask.site, ask.step, ask.text, step.text_in)
     ledger.record_text(ask.site, COORDINATOR, ask.step, reply.text, step.text_out)

@@ -33,6 +33,8 @@ class Entry:
         Size of the numbers.
     entities : int
         Number of entities behind the array at the sending institution; 0 where none are.
+    masked : bool
+        Whether masks hid it, so that the receiver learned only the sum over institutions.
     """
 
     round: int
@@ -45,6 +47,7 @@ class Entry:
     shape: tuple[int, ...]
     bytes: int
     entities: int = 0
+    masked: bool = False
 
 
 @dataclass(slots=True)
@@ -74,11 +77,17 @@ class Ledger:
         arrays: Mapping[str, Array],
         declared: Mapping[str, Declared],
         entities: int = 0,
+        masked: bool = False,
     ) -> None:
-        """Enter the arrays of one message, in the order of their declaration."""
+        """Enter the arrays of one message, in the order of their declaration.
+
+        With `masked` those that are declared maskable were hidden; their shape is entered without the
+        leading axis of words.
+        """
         place = {name: i for i, name in enumerate(declared)}
         for name, array in sorted(arrays.items(), key=lambda item: place[item[0]]):
             line = declared[name]
+            hidden = masked and line.maskable
             self.entries.append(
                 Entry(
                     self.rounds,
@@ -88,9 +97,10 @@ class Ledger:
                     name,
                     line.kind,
                     line.what,
-                    array.shape,
+                    array.shape[1:] if hidden else array.shape,
                     array.nbytes,
                     entities,
+                    hidden,
                 )
             )
 
@@ -135,7 +145,7 @@ class Ledger:
         if self.at is not None:
             frame["sender"] = frame["sender"].replace(COORDINATOR, self.at)
             frame["receiver"] = frame["receiver"].replace(COORDINATOR, self.at)
-        keys = ["sender", "receiver", "step", "array", "kind", "what"]
+        keys = ["sender", "receiver", "step", "array", "kind", "what", "masked"]
         grouped = frame.groupby(keys, sort=False, observed=True)
         table = grouped.agg(
             messages=("round", "size"),

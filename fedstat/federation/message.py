@@ -113,6 +113,8 @@ class Ask:
         Keeps the local state of one fit apart from another's.
     text : str
         JSON, for steps that declare one.
+    masked : int or None
+        Round whose masks shall hide the maskable arrays of the answer; None: they come in clear.
     """
 
     site: str
@@ -121,6 +123,7 @@ class Ask:
     arrays: Mapping[str, Array] = field(default_factory=dict)
     session: str = ""
     text: str = ""
+    masked: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,16 +198,29 @@ def unpack(data: bytes) -> tuple[dict[str, str], dict[str, Array]]:
 def pack_ask(ask: Ask) -> bytes:
     """Bytes of an ask."""
     header = {"site": ask.site, "family": ask.family, "step": ask.step, "session": ask.session}
-    return pack(header | {"text": ask.text}, ask.arrays)
+    masked = "" if ask.masked is None else str(ask.masked)
+    return pack(header | {"text": ask.text, "masked": masked}, ask.arrays)
 
 
 def unpack_ask(data: bytes) -> Ask:
     """Read an ask; see :func:`unpack` for what is raised."""
     header, arrays = unpack(data)
-    missing = [k for k in ("site", "family", "step", "session", "text") if k not in header]
+    fields = ("site", "family", "step", "session", "text", "masked")
+    missing = [k for k in fields if k not in header]
     if missing:
         raise MessageError(f"a message that is not an ask: it lacks {', '.join(missing)}")
-    return Ask(header["site"], header["family"], header["step"], arrays, header["session"], header["text"])
+    masked = header["masked"]
+    if masked and not (masked.isdecimal() and len(masked) < 20):
+        raise MessageError("a message that is not an ask: its round of masks is no number")
+    return Ask(
+        header["site"],
+        header["family"],
+        header["step"],
+        arrays,
+        header["session"],
+        header["text"],
+        int(masked) if masked else None,
+    )
 
 
 def pack_reply(reply: Reply) -> bytes:

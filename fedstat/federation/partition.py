@@ -17,7 +17,8 @@ from fedstat.federation.block_rows import Partial
 from fedstat.federation.partition_align import Alignment
 from fedstat.federation.partition_describe import Layout
 from fedstat.federation.partition_views import PartitionViews
-from fedstat.federation.site import Policy, Site
+from fedstat.federation.policy import Policy
+from fedstat.federation.site import Site
 from fedstat.federation.table import ParquetTable, Table
 
 

@@ -8,23 +8,24 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pandas as pd
 
-from fedstat.errors import DesignError, FedstatError, MessageError, PolicyError
+from fedstat.errors import DesignError, FedstatError, MessageError
 from fedstat.federation.ledger import COORDINATOR, Ledger
 from fedstat.federation.message import (
     Ask,
-    Kind,
     Reply,
     Step,
     check_arrays,
     pack_reply,
     unpack_ask,
 )
+from fedstat.federation.policy import Policy, check_ask, check_counts, check_mask
 from fedstat.federation.secure.keys import Identity
+from fedstat.federation.secure.masks import Masker
 from fedstat.federation.table import FrameTable, LabelledTable, Table
 from fedstat.typing import Array
 
@@ -32,40 +33,6 @@ FAMILIES: dict[str, Mapping[str, Step]] = {}
 """Steps by family; a family enters its own when it is imported."""
 
 SESSIONS_KEPT = 32
-COUNTED: tuple[Kind, ...] = ("masked share", "aggregate", "sketch")
-"""Kinds of values that must rest on enough entities."""
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """What the owner of a site allows to leave it.
-
-    Parameters
-    ----------
-    families : frozenset of str or None
-        Families that may ask; None allows every installed one.
-    refused_kinds : frozenset of Kind
-        Kinds of values that may not leave, e.g. ``frozenset({"raw columns"})``.
-    min_count : int
-        Smallest number of entities behind an aggregate or a sketch.
-    min_events : int
-        Fewest rows of either outcome of a binary response, unless there are none.
-    min_level_count : int
-        Fewest rows of a category level, unless there are none.
-    max_parameters : float
-        Most coefficients per row of a model over rows.
-    answers_kept : int
-        How many earlier answers over rows are held against a new one, so that two that differ by a few
-        rows do not both leave; 0 switches the check off.
-    """
-
-    families: frozenset[str] | None = None
-    refused_kinds: frozenset[Kind] = frozenset()
-    min_count: int = 5
-    min_events: int = 3
-    min_level_count: int = 3
-    max_parameters: float = 0.33
-    answers_kept: int = 200
 
 
 @dataclass(slots=True)
@@ -261,7 +228,7 @@ class Site:
         step = self._find_step(ask)
         where = f"{self.name}, step '{ask.step}'"
         check_arrays(where, step.takes, ask.arrays)
-        self._check_policy(ask, step)
+        check_ask(self.name, self.policy, ask, step)
         state = self._state(ask.session)
         state.begin()
         try:
@@ -275,9 +242,13 @@ class Site:
                 "not fit what this site holds of the fit"
             ) from error
         check_arrays(where, step.gives, reply.arrays)
-        self._check_counts(ask, step, reply.arrays, state)
+        check_counts(self.name, self.policy, ask, step, reply.arrays, state.entities)
+        if ask.masked is not None:
+            reply = replace(reply, arrays=self._mask(ask, step, reply.arrays, state))
         self.ledger.begin_round()
-        self.ledger.record(self.name, COORDINATOR, ask.step, reply.arrays, step.gives, state.entities)
+        self.ledger.record(
+            self.name, COORDINATOR, ask.step, reply.arrays, step.gives, state.entities, ask.masked is not None
+        )
         self.ledger.record_text(self.name, COORDINATOR, ask.step, reply.text, step.text_out)
         return pack_reply(reply)
 
@@ -298,26 +269,22 @@ class Site:
             raise MessageError(f"{self.name}, step '{ask.step}': received a text, expected arrays only")
         return step
 
-    def _check_policy(self, ask: Ask, step: Step) -> None:
-        allowed = self.policy.families
-        if allowed is not None and ask.family not in allowed:
-            raise PolicyError(
-                f"{self.name}: its policy (families) allows {sorted(allowed)}, not '{ask.family}'"
+    def _mask(self, ask: Ask, step: Step, arrays: Mapping[str, Array], state: State) -> dict[str, Array]:
+        """Hide the arrays of which the coordinator needs the sum over sites only."""
+        assert ask.masked is not None
+        if "masker" not in state:
+            raise MessageError(
+                f"{self.name}, step '{ask.step}': asked for masked, and the sites have not agreed on keys in "
+                "this session"
             )
-        for name, declared in step.gives.items():
-            if declared.kind in self.policy.refused_kinds:
-                raise PolicyError(
-                    f"{self.name}: its policy (refused kinds) does not let '{declared.kind}' leave: "
-                    f"array '{name}' of step '{ask.step}' ({declared.what})"
-                )
-
-    def _check_counts(self, ask: Ask, step: Step, arrays: Mapping[str, Array], state: State) -> None:
-        for name in arrays:
-            if step.gives[name].kind in COUNTED and state.entities < self.policy.min_count:
-                raise PolicyError(
-                    f"{self.name}: its policy (minimum count) wants at least {self.policy.min_count} "
-                    f"entities behind array '{name}' of step '{ask.step}'; there are {state.entities}"
-                )
+        masker: Masker = state.use("masker")
+        check_mask(self.name, self.policy, len(masker.sites))
+        return {
+            name: masker.mask(f"{ask.family} {ask.step} {name}", array, ask.masked)
+            if step.gives[name].maskable
+            else array
+            for name, array in arrays.items()
+        }
 
     def _state(self, session: str) -> State:
         if session not in self._states:

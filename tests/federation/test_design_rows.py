@@ -27,8 +27,9 @@ from fedstat.federation.engine import LocalEngine
 from fedstat.federation.formula import parse_pooled_formula
 from fedstat.federation.ledger import Ledger
 from fedstat.federation.message import pack_ask, unpack_reply
+from fedstat.federation.policy import Policy
 from fedstat.federation.rows import RowsQuestion
-from fedstat.federation.site import Policy, Site
+from fedstat.federation.site import Site
 from fedstat.federation.table import ParquetTable
 
 rng = np.random.default_rng(0)

@@ -17,8 +17,9 @@ from fedstat.federation.engine import LocalEngine
 from fedstat.federation.formula import parse_pooled_formula
 from fedstat.federation.ledger import Ledger
 from fedstat.federation.message import pack_ask, unpack_reply
+from fedstat.federation.policy import Policy
 from fedstat.federation.rows import RowsQuestion, design_matrix, whole_rows
-from fedstat.federation.site import Policy, Site
+from fedstat.federation.site import Site
 
 rng = np.random.default_rng(0)
 N = 240

@@ -9,7 +9,8 @@ import pytest
 from fedstat.errors import PolicyError
 from fedstat.federation import disclosure, leverage
 from fedstat.federation.design_states import Extremes
-from fedstat.federation.site import Policy, SiteData
+from fedstat.federation.policy import Policy
+from fedstat.federation.site import SiteData
 from fedstat.federation.table import FrameTable
 
 

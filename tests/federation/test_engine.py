@@ -8,7 +8,8 @@ from fedstat.errors import MessageError, PolicyError
 from fedstat.federation.engine import LocalEngine
 from fedstat.federation.ledger import Ledger
 from fedstat.federation.message import Ask, Declared, Step, pack_ask, unpack_reply
-from fedstat.federation.site import FAMILIES, Policy, Site
+from fedstat.federation.policy import Policy
+from fedstat.federation.site import FAMILIES, Site
 
 
 def add(data, state, amount):

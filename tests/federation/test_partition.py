@@ -8,7 +8,7 @@ import pytest
 
 from fedstat.errors import PartitionError
 from fedstat.federation.partition import ClientPartition
-from fedstat.federation.site import Policy
+from fedstat.federation.policy import Policy
 
 NAN = float("nan")
 

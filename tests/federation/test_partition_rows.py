@@ -11,7 +11,7 @@ import pytest
 
 from fedstat.errors import PartitionError
 from fedstat.federation.partition import ClientPartition
-from fedstat.federation.site import Policy
+from fedstat.federation.policy import Policy
 from fedstat.federation.table import FrameTable, ParquetTable
 
 NAN, INF = float("nan"), float("inf")

@@ -6,7 +6,8 @@ import pytest
 
 from fedstat.errors import DoorError, MessageError, PolicyError
 from fedstat.federation.message import Ask, Declared, Step, pack_ask, unpack_reply
-from fedstat.federation.site import FAMILIES, SESSIONS_KEPT, Policy, Site
+from fedstat.federation.policy import Policy
+from fedstat.federation.site import FAMILIES, SESSIONS_KEPT, Site
 
 
 def total(data, state, weight):

@@ -13,7 +13,8 @@ import pytest
 
 from fedstat.errors import DesignError
 from fedstat.federation.message import Ask, Declared, Step, pack_ask, unpack_reply
-from fedstat.federation.site import FAMILIES, Policy, Site, SiteData
+from fedstat.federation.policy import Policy
+from fedstat.federation.site import FAMILIES, Site, SiteData
 from fedstat.federation.table import FrameTable, LabelledTable, ParquetTable
 
 N = 1000

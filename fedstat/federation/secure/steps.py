@@ -13,6 +13,7 @@ from fedstat.errors import MessageError, SecurityError
 from fedstat.federation.engine import Rounds
 from fedstat.federation.message import Ask, Declared, Step
 from fedstat.federation.secure.keys import Agreement, PairKeys, PublicIdentity
+from fedstat.federation.secure.masks import Masker
 from fedstat.federation.site import FAMILIES, SiteData, State
 from fedstat.typing import Array
 
@@ -49,11 +50,13 @@ def announce(data: SiteData, state: State, text: str) -> tuple[dict[str, Array],
 
 
 def finish(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
-    """Check what the others announced, and keep the keys that are shared with each."""
+    """Check what the others announced, and keep the keys that are shared with each, and a masker."""
     if "agreement" not in state:
         raise MessageError(f"{data.name}: no agreement on keys was begun in this session")
     agreement: Agreement = state.use("agreement")
-    state.keep("keys", agreement.finish(json.loads(text)))
+    keys = agreement.finish(json.loads(text))
+    state.keep("keys", keys)
+    state.keep("masker", Masker(keys))
     return {}, ""
 
 

@@ -15,7 +15,7 @@ from fedstat.errors import (
     PolicyError,
 )
 from fedstat.federation.message import Ask, pack_ask
-from fedstat.federation.site import Policy
+from fedstat.federation.policy import Policy
 from fedstat.models.fedavg import FAMILIES
 
 KINDS = (fs.FedAvg, fs.FedAvgM, fs.QFedAvg, fs.FedProx)

@@ -13,7 +13,7 @@ import statsmodels.api as sm
 import fedstat as fs
 from fedstat.errors import FedstatError, PolicyError
 from fedstat.federation.message import Ask, pack_ask, unpack_reply
-from fedstat.federation.site import Policy
+from fedstat.federation.policy import Policy
 from fedstat.federation.table import ParquetTable
 
 F = sm.families

@@ -15,7 +15,7 @@ import fedstat as fs
 from fedstat.errors import FedstatError, MessageError, PolicyError
 from fedstat.federation.engine import LocalEngine
 from fedstat.federation.message import Ask, pack_ask
-from fedstat.federation.site import Policy
+from fedstat.federation.policy import Policy
 from fedstat.models.glm import FAMILIES
 
 SITE = "S2"

@@ -11,7 +11,7 @@ import statsmodels.api as sm
 
 import fedstat as fs
 from fedstat.errors import DesignError, EstimationError, ModelError, PolicyError
-from fedstat.federation.site import Policy
+from fedstat.federation.policy import Policy
 
 F = sm.families
 

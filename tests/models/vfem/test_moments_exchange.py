@@ -7,7 +7,7 @@ from oracle import simulate
 import fedstat as fs
 from fedstat.errors import ModelError, NotAvailableError, PolicyError, SecurityError
 from fedstat.federation.message import pack, unpack, unpack_reply
-from fedstat.federation.site import Policy
+from fedstat.federation.policy import Policy
 
 
 def model(n=600, seed=0, holder="Bank", coordinator=None, **policy):

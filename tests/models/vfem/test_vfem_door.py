@@ -15,7 +15,7 @@ import fedstat as fs
 from fedstat.errors import FedstatError, MessageError, PolicyError
 from fedstat.federation.design import design_ask
 from fedstat.federation.message import Ask, pack_ask, unpack_reply
-from fedstat.federation.site import Policy
+from fedstat.federation.policy import Policy
 from fedstat.models.vfem import FAMILIES
 
 STEPS = [(family, step) for family in ("vfem", "design") for step in sorted(FAMILIES[family])]

@@ -18,7 +18,7 @@ from fedstat.errors import (
     NotAvailableError,
     PolicyError,
 )
-from fedstat.federation.site import Policy
+from fedstat.federation.policy import Policy
 from fedstat.models.vfem import protocol, steps
 
 
