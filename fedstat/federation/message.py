@@ -15,7 +15,8 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from fedstat.errors import MessageError
+from fedstat import errors
+from fedstat.errors import DoorError, FedstatError, MessageError
 from fedstat.typing import Array
 
 Kind: TypeAlias = Literal[
@@ -65,6 +66,8 @@ class Declared:
         Whether the array may be left out.
     dtype : str
         Type that the door insists on; any where empty.
+    wide : bool
+        Whether a masked sum carries it in six words a number, for sums in any units.
     """
 
     kind: Kind
@@ -73,6 +76,7 @@ class Declared:
     maskable: bool = False
     optional: bool = False
     dtype: str = ""
+    wide: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +150,14 @@ class Reply:
     arrays: Mapping[str, Array]
     text: str = ""
     entities: int = 0
+
+
+REFUSALS: Mapping[str, type[FedstatError]] = {
+    kind.__name__: kind
+    for kind in vars(errors).values()
+    if isinstance(kind, type) and issubclass(kind, FedstatError)
+}
+"""Errors that travel, by name."""
 
 
 def pack(header: Mapping[str, str], arrays: Mapping[str, Array]) -> bytes:
@@ -229,9 +241,22 @@ def pack_reply(reply: Reply) -> bytes:
     return pack(header, reply.arrays)
 
 
+def pack_refusal(site: str, error: FedstatError) -> bytes:
+    """Bytes of an error that a site answers with; its text is what the analyst reads."""
+    return pack({"site": site, "refusal": type(error).__name__, "text": str(error)}, {})
+
+
 def unpack_reply(data: bytes) -> Reply:
-    """Read a reply; see :func:`unpack` for what is raised."""
+    """Read a reply; see :func:`unpack` for what is raised.
+
+    Raises
+    ------
+    FedstatError
+        The reply is a refusal: the error that the site raised.
+    """
     header, arrays = unpack(data)
+    if "refusal" in header:
+        raise REFUSALS.get(header["refusal"], DoorError)(header.get("text", "refused without a reason"))
     if not {"site", "text", "entities"} <= header.keys() or not header["entities"].isdecimal():
         raise MessageError("a message that is not a reply: it lacks its site, text or entities")
     return Reply(header["site"], arrays, header["text"], int(header["entities"]))

@@ -11,6 +11,7 @@ import pandas as pd
 from fedstat.errors import PartitionError
 from fedstat.federation import partition_plots
 from fedstat.federation.block_rows import Partial
+from fedstat.federation.engine import Engine, LocalEngine
 from fedstat.federation.partition_dependence import BlockCorrelation, rank_correlation
 from fedstat.federation.partition_describe import (
     Layout,
@@ -44,11 +45,22 @@ class PartitionViews:
     empty_rows: Mapping[str, int]
     site_column: str
     _tables: Mapping[str, Table] = field(repr=False)
+    _engine: Engine | None = field(default=None, repr=False)
+
+    @property
+    def engine(self) -> Engine:
+        """What carries questions to the sites: in this process, unless the partition was connected to."""
+        return LocalEngine(self.sites) if self._engine is None else self._engine
 
     @property
     def clients(self) -> tuple[str, ...]:
         """Names of the clients, in the order in which they were given."""
         return tuple(self.sites)
+
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        """Fingerprint of each client's keys, by which its statement in a receipt is known to be its own."""
+        return {client: site.trust.identity.public.fingerprint for client, site in self.sites.items()}
 
     @property
     def n_entities(self) -> int:
