@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from fedstat import datasets, errors
 from fedstat.federation.partition import ClientPartition
 from fedstat.federation.policy import Policy
+from fedstat.federation.receipt_check import verify_receipt
 from fedstat.inference.compare import compare
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ __all__ = [
     "datasets",
     "errors",
     "load",
+    "verify_receipt",
 ]
 
 # Models bring the compiler along, a third of a second: they are imported when one is first named.

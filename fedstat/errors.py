@@ -8,7 +8,9 @@
     ├── DesignError          formula and data do not fit together (also a ValueError)
     ├── ModelError           an argument of a model or of its fit (also a ValueError)
     ├── EstimationError      the numbers do not admit an estimate (also an ArithmeticError)
+    ├── EngineError          a site was not reached or did not answer; says what is kept and how to go on
     ├── NotAvailableError    a statement that this result cannot make (also an AttributeError)
+    ├── ReceiptError         a receipt is not what the sites signed, or does not fit what was carried
     └── DoorError            a message did not pass a site's door
         ├── MessageError     it is malformed: unknown step, wrong array, shape or value
         ├── PolicyError      it is well formed, and the site's owner does not allow it
@@ -16,6 +18,7 @@
 
     FedstatWarning (UserWarning)
     ├── DataWarning          rows or blocks were left out, and how many
+    ├── DisclosureWarning    as many numbers left an institution as it has values in play
     └── ConvergenceWarning   an iteration stopped before its tolerance
 
 Messages say what was expected, what came, at which site and column, and what to do. They carry
@@ -49,8 +52,16 @@ class EstimationError(FedstatError, ArithmeticError):
     """The data do not determine the estimate."""
 
 
+class EngineError(FedstatError):
+    """A site was not reached, or did not answer in time; the message says what is kept and how to go on."""
+
+
 class NotAvailableError(FedstatError, AttributeError):
     """The result cannot make this statement; the message says why."""
+
+
+class ReceiptError(FedstatError):
+    """A receipt does not verify; the message lists what is wrong."""
 
 
 class DoorError(FedstatError):
@@ -75,6 +86,10 @@ class FedstatWarning(UserWarning):
 
 class DataWarning(FedstatWarning):
     """Something was left out of the analysis; the message counts it."""
+
+
+class DisclosureWarning(FedstatWarning):
+    """As many numbers left an institution as it has values in play: rows may be solved for."""
 
 
 class ConvergenceWarning(FedstatWarning):

@@ -19,7 +19,7 @@ MAY_IMPORT = {
 }
 FAMILY_FILES = {"steps.py", "protocol.py", "model.py", "results.py"}
 ONLY_IN = {"numba": "kernels"}
-OPTIONAL = {"matplotlib", "pyarrow", "polars", "torch", "nvflare", "IPython"}
+OPTIONAL = {"matplotlib", "pyarrow", "polars", "torch", "nvflare", "IPython", "sqlalchemy", "duckdb"}
 BANNED_NAMES = {"utils.py", "helpers.py", "misc.py", "common.py"}
 
 

@@ -26,6 +26,7 @@ PUBLIC = [
     "datasets",
     "errors",
     "load",
+    "verify_receipt",
 ]
 DATASETS = [
     "SimulatedData",

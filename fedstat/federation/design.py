@@ -17,6 +17,7 @@ from fedstat.errors import DesignError, MessageError
 from fedstat.federation.block import Block, Partial, apply_block, build_block
 from fedstat.federation.block_response import build_response
 from fedstat.federation.block_spec import BlockSpec
+from fedstat.federation.disclosure import check_levels
 from fedstat.federation.engine import Rounds
 from fedstat.federation.formula import ClientTerms, Formula
 from fedstat.federation.message import Ask, Declared, Step
@@ -88,6 +89,7 @@ def open_response(data: SiteData, state: State, text: str) -> tuple[dict[str, Ar
     if response.ndim != 1:
         raise DesignError(f"the response at client {data.name!r} must be one column; counts are for a GLM")
     has = np.isfinite(response)
+    state.play(spec["columns"])
     state.keep("response", response, int(has.sum()))
     return {"has": has}, ""
 
@@ -104,6 +106,8 @@ def open_block(data: SiteData, state: State, text: str, use: Bools) -> tuple[dic
         use=use,
         intercept=spec["intercept"],
     )
+    for name in block.spec.levels:
+        check_levels(data, name, data.frame[name][block.seen].value_counts().tolist())
     return _opened(state, block)
 
 
@@ -117,7 +121,8 @@ def open_new_block(data: SiteData, state: State, text: str) -> tuple[dict[str, A
 
 
 def _opened(state: State, block: Block) -> tuple[dict[str, Array], str]:
-    state.keep("block", block, len(block.X))
+    state.play(block.spec.columns)
+    state.keep("block", block, len(block.X), columns=block.X.shape[1])
     schema = {
         "names": block.spec.names,
         "term_names": block.spec.term_names,

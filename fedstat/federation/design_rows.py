@@ -19,7 +19,7 @@ from fedstat.federation.block_spec import coded_columns
 from fedstat.federation.design import FAMILY
 from fedstat.federation.design import STEPS as DESIGN_STEPS
 from fedstat.federation.design_levels import SiteColumns, agree_kinds, agree_levels
-from fedstat.federation.design_states import agree_states, combine_moments, transform_sums
+from fedstat.federation.design_states import agree_states, transform_sums
 from fedstat.federation.design_tally import Tally, check_levels_known, check_size
 from fedstat.federation.disclosure import check_difference, check_levels, check_rows
 from fedstat.federation.engine import Rounds
@@ -31,6 +31,9 @@ from fedstat.federation.site import FAMILIES, SiteData, State
 from fedstat.typing import Array, Bools, Floats, Ints
 
 CONSTANT = 1e-12
+CANCELLED = 1e-13
+"""Spread between sites, relative to the sum of squares that it is the rest of, that rounding explains."""
+
 INTERCEPT = "Intercept"
 MOST_LEVELS = 1000
 
@@ -73,25 +76,24 @@ class RowsDesign:
     intercept : bool
     n : (K,) array of int
         Rows by site.
-    shift, scale : (K, p) arrays
-        Mean and standard deviation of every column by site, by which it standardised; 0 and 1 for the
-        intercept and for columns that are constant there, and no shift without an intercept.
-    moments : (K, 3, p) array
-        Rows, mean and standard deviation of every column by site.
+    mean, spread : (p,) arrays
+        Mean and standard deviation of every column over all sites.
     """
 
     names: tuple[str, ...]
     term_names: tuple[str, ...]
     intercept: bool
     n: Ints
-    shift: Floats
-    scale: Floats
-    moments: Floats
+    mean: Floats
+    spread: Floats
 
 
 @dataclass(slots=True, eq=False)
 class OpenRows:
-    """The rows that a site opened for one model: coded once in memory, or in every pass where streamed."""
+    """The rows that a site opened for one model: coded once in memory, or in every pass where streamed.
+
+    Columns are standardised by the site's own `shift` and `scale`; `own` are its means and deviations, (2, p).
+    """
 
     data: SiteData
     question: RowsQuestion
@@ -100,6 +102,7 @@ class OpenRows:
     shift: Floats = field(default_factory=lambda: np.zeros(1))
     scale: Floats = field(default_factory=lambda: np.ones(1))
     varies: Bools = field(default_factory=lambda: np.ones(1, dtype=bool))
+    own: Floats = field(default_factory=lambda: np.zeros((2, 1)))
     held: tuple[WholeRows, Floats] | None = None
 
     def chunks(self) -> Iterator[tuple[WholeRows, Floats]]:
@@ -207,13 +210,7 @@ def translation(own_shift: Floats, own_scale: Floats, shift: Floats, scale: Floa
 
 
 def open_rows(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
-    """Code the rows, hold them against the policy, and release the moments of every column.
-
-    Returns
-    -------
-    dict
-        ``moments`` (3, p): rows, mean and standard deviation of every column.
-    """
+    """Code the rows, hold them against the policy, and name the columns."""
     content = json.loads(text)
     question, spec = RowsQuestion.from_json(content["question"]), BlockSpec.from_json(content["spec"])
     opened = OpenRows(data, question, spec, question.read_terms())
@@ -226,16 +223,32 @@ def open_rows(data: SiteData, state: State, text: str) -> tuple[dict[str, Array]
             X, tally.names, tally.term_names = design_matrix(rows, question, opened.terms, spec, data.name)
             tally.add(rows, X)
             opened.held = (rows, X) if chunk == 0 else None
-    moments = tally.hold_against_policy()
-    opened.shift, opened.scale = standardisation(moments[1], moments[2], question.intercept)
-    opened.varies = varying(moments[1], moments[2], question.intercept)
+    n, mean, spread = tally.hold_against_policy()
+    opened.own = np.array([mean, spread])
+    opened.shift, opened.scale = standardisation(mean, spread, question.intercept)
+    opened.varies = varying(mean, spread, question.intercept)
     if opened.held is not None:
         opened.standardise(opened.held[1])
     head = (INTERCEPT,) if question.intercept else ()
     check_leverage(data, lambda: (X for _, X in opened.chunks()), tally.n, (*head, *tally.names))
     tally.remember()
-    state.keep("rows", opened, int(moments[0, 0]))
-    return {"moments": moments}, json.dumps({"names": tally.names, "term_names": tally.term_names})
+    state.play(question.needed)
+    state.keep("rows", opened, int(n[0]), columns=len(tally.names))
+    return {}, json.dumps({"names": tally.names, "term_names": tally.term_names})
+
+
+def sum_columns(data: SiteData, state: State) -> dict[str, Array]:
+    """Sum the moments of every column over the rows.
+
+    Returns
+    -------
+    dict
+        ``moments`` (4, p): rows, sum, squared deviations from the site's mean, and rows times that mean's
+        square. Only their sums over sites are needed.
+    """
+    opened, n = rows_of(data, state), float(state.entities)
+    mean, spread = opened.own
+    return {"moments": np.array([np.full_like(mean, n), n * mean, n * spread**2, n * mean**2])}
 
 
 def rows_of(data: SiteData, state: State) -> OpenRows:
@@ -266,9 +279,16 @@ STEPS: Mapping[str, Step] = {
     ),
     "open_rows": Step(
         open_rows,
-        gives={"moments": Declared("aggregate", "rows, mean and deviation of every design column", 2)},
         text_in=Declared("aggregate", "coding of the columns, with the state of transforms"),
         text_out=Declared("schema", "names of the design columns"),
+    ),
+    "sum_columns": Step(
+        sum_columns,
+        gives={
+            "moments": Declared(
+                "aggregate", "moments of every design column: rows, sum, squares", 2, maskable=True, wide=True
+            )
+        },
     ),
 }
 FAMILIES[FAMILY] = {**DESIGN_STEPS, **STEPS}
@@ -335,8 +355,13 @@ def open_asks(agreement: RowsAgreement, session: str) -> list[Ask]:
     return [rows_ask(session)(row.site, "open_rows", content) for row in agreement.sites]
 
 
-def opened_design(agreement: RowsAgreement, replies: Sequence[Reply]) -> RowsDesign:
-    """Put the sites' moments together.
+def moment_asks(agreement: RowsAgreement, session: str) -> list[Ask]:
+    """Ask every site for the moments of the columns that it opened."""
+    return [Ask(row.site, FAMILY, "sum_columns", {}, session) for row in agreement.sites]
+
+
+def opened_design(agreement: RowsAgreement, replies: Sequence[Reply], summed: Sequence[Reply]) -> RowsDesign:
+    """Put the answers to :func:`open_asks` and :func:`moment_asks` together.
 
     Raises
     ------
@@ -349,28 +374,28 @@ def opened_design(agreement: RowsAgreement, replies: Sequence[Reply]) -> RowsDes
             raise DesignError(
                 f"sites {agreement.sites[0].site!r} and {row.site!r} code the formula to different columns"
             )
-    moments = np.array([reply.arrays["moments"] for reply in replies])
+    mean, spread = pool_moments(np.sum([reply.arrays["moments"] for reply in summed], axis=0))
     intercept = agreement.question.intercept
     head = (INTERCEPT,) if intercept else ()
     names = (*head, *schemas[0]["names"])
-    _check_constant(names, moments, intercept)
-    shift, scale = standardisation(moments[:, 1], moments[:, 2], intercept)
-    n = moments[:, 0, 0].astype(np.int64)
-    return RowsDesign(names, (*head, *schemas[0]["term_names"]), intercept, n, shift, scale, moments)
-
-
-def pooled_moments(moments: Floats) -> tuple[Floats, Floats]:
-    """Mean and standard deviation of every column over all sites, from those by site: (K, 3, p)."""
-    n, mean, spread = moments[:, 0], moments[:, 1], moments[:, 2]
-    parts = np.stack([n, mean, n * spread**2], axis=1)
-    total = np.array([combine_moments(parts[:, :, j]) for j in range(parts.shape[2])])
-    return total[:, 1], np.sqrt(total[:, 2] / total[:, 0])
-
-
-def _check_constant(names: Sequence[str], moments: Floats, intercept: bool) -> None:
-    varies = varying(*pooled_moments(moments), intercept)
+    varies = varying(mean, spread, intercept)
     if not varies.all():
         raise DesignError(
             f"design column {names[int(np.argmin(varies))]!r} is constant over the whole rows of all sites. "
             "Leave the term out, or merge the levels that it separates."
         )
+    n = np.array([row.n for row in agreement.sites], dtype=np.int64)
+    return RowsDesign(names, (*head, *schemas[0]["term_names"]), intercept, n, mean, spread)
+
+
+def pool_moments(sums: Floats) -> tuple[Floats, Floats]:
+    """Mean and standard deviation of every column over all sites, from the sums of ``open_rows``: (4, p).
+
+    What varies within sites keeps its digits. What varies between them only is taken as constant below 3e-7 of
+    its mean. The deviation is no more than a choice of units for the iteration.
+    """
+    n, total, within, squares = sums
+    mean = total / n
+    between = squares - n * mean**2
+    between = np.where(between > CANCELLED * squares, between, 0.0)
+    return mean, np.sqrt((within + between) / n)

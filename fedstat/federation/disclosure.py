@@ -22,6 +22,12 @@ SAME_OUTCOMES = "Keep the comparison of the earlier model, or choose one that is
 REST = 0.01
 """Share of a column's variation that the rows besides the few largest must have."""
 
+REST_OF_WEIGHT = 1e-3
+"""Share of the weight in sums at given coefficients that the rows besides the few heaviest must have.
+
+It is small because fits of heavy-tailed links and of nearly separated outcomes are honest with 0.005.
+"""
+
 
 def check_rows(data: SiteData, n: int, n_parameters: int = 0) -> None:
     """Require enough rows, also for the number of parameters.
@@ -152,6 +158,31 @@ def check_weights(data: SiteData, total: float, squares: float, columns: Sequenc
             f"{', '.join(map(repr, columns))} leave nearly all weight to fewer. Use other weights, or leave "
             "the site out"
         )
+
+
+def surely_spread(data: SiteData, total: float, squares: float) -> bool:
+    """Whether weights of this sum and sum of squares cannot have nearly all in a few rows.
+
+    By Cauchy and Schwarz the k heaviest have a share of at most sqrt(k / n), n = total^2 / squares being the
+    number of rows that the weights amount to.
+    """
+    return (data.policy.min_count - 1) * squares <= ((1.0 - REST_OF_WEIGHT) * total) ** 2
+
+
+def is_spread(data: SiteData, weights: Floats) -> bool:
+    """Whether more than a few rows make up a weighted sum; few are fewer than the owner wants behind one.
+
+    Parameters
+    ----------
+    weights : (n,) array
+        Not negative; all zero where nothing is to be told.
+    """
+    few = data.policy.min_count - 1
+    if few < 1 or not weights.any() or len(weights) <= few:
+        return True
+    scaled = weights / weights.max()
+    rest = np.partition(scaled, len(scaled) - few)[: len(scaled) - few].sum()
+    return bool(rest >= REST_OF_WEIGHT * scaled.sum())
 
 
 def rest_of_variation(extremes: Floats, n: float, squares: float, few: int) -> float:

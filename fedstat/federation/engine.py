@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping
 from typing import Protocol, TypeAlias, TypeVar
 
-from fedstat.errors import MessageError
+from fedstat.errors import FedstatError, MessageError
 from fedstat.federation.ledger import COORDINATOR, Ledger
 from fedstat.federation.message import Ask, Reply, pack_ask, unpack_reply
-from fedstat.federation.site import FAMILIES, Site
+from fedstat.federation.site import FAMILIES, RECEIPT, Site
 
 Fit = TypeVar("Fit")
 Rounds: TypeAlias = Generator[list[Ask], list[Reply], Fit]
@@ -47,7 +47,8 @@ class LocalEngine:
             See :data:`Rounds`.
         ledger : Ledger
             Written as the messages pass; what passes between the coordinator and the site at which
-            it sits (``ledger.at``) leaves no institution and is not entered.
+            it sits (``ledger.at``) leaves no institution and is not entered, nor are the sites'
+            statements on what has passed; the account (``ledger.account``) has all of it.
 
         Returns
         -------
@@ -62,7 +63,7 @@ class LocalEngine:
         try:
             asks = next(protocol)
             while True:
-                if any(ask.site != ledger.at for ask in asks):
+                if any(leaves(ask, ledger) for ask in asks):
                     ledger.begin_round()
                 asks = protocol.send([self._carry(ask, ledger) for ask in asks])
         except StopIteration as stop:
@@ -72,17 +73,35 @@ class LocalEngine:
     def _carry(self, ask: Ask, ledger: Ledger) -> Reply:
         if ask.site not in self._doors:
             raise MessageError(f"no site '{ask.site}'; there are {sorted(self._doors)}")
-        reply = unpack_reply(self._doors[ask.site](pack_ask(ask)))
+        try:
+            reply = unpack_reply(self._doors[ask.site](pack_ask(ask)))
+        except FedstatError as error:
+            enter_refusal(ask, error, ledger)
+            raise
         if reply.site != ask.site:
             raise MessageError(f"'{reply.site}' answered in the place of '{ask.site}'")
-        if ask.site != ledger.at:
-            enter(ask, reply, ledger)
+        enter(ask, reply, ledger)
         return reply
 
 
+def leaves(ask: Ask, ledger: Ledger) -> bool:
+    """Whether a ledger is about an ask: not within the coordinator's institution, nor about the ledger."""
+    return ask.site != ledger.at and ask.family != RECEIPT
+
+
+def enter_refusal(ask: Ask, error: Exception, ledger: Ledger) -> None:
+    """Write into the coordinator's account that a site did not answer."""
+    ledger.account.ask(ask, FAMILIES.get(ask.family, {}).get(ask.step))
+    ledger.account.refusal(ask, error)
+
+
 def enter(ask: Ask, reply: Reply, ledger: Ledger) -> None:
-    """Write an ask and its reply into the coordinator's ledger."""
+    """Write an ask and its reply into the coordinator's account, and into the ledger what it is about."""
     step = FAMILIES[ask.family][ask.step]
+    ledger.account.ask(ask, step)
+    ledger.account.reply(ask, step, reply)
+    if not leaves(ask, ledger):
+        return
     ledger.record(COORDINATOR, ask.site, ask.step, ask.arrays, step.takes)
     ledger.record(
         ask.site, COORDINATOR, ask.step, reply.arrays, step.gives, reply.entities, ask.masked is not None

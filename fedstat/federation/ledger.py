@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 import pandas as pd
 
+from fedstat.federation.chain import COORDINATOR, Account
 from fedstat.federation.message import Declared, Kind
 from fedstat.typing import Array
 
-COORDINATOR = "coordinator"
+if TYPE_CHECKING:
+    from fedstat.federation.receipt import Receipt
+
+__all__ = ["COORDINATOR", "Account", "Entry", "Ledger"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +63,17 @@ class Ledger:
     at : str or None
         The institution at which the coordinator sits: what passes between the two is not a release
         and is not entered. What the coordinator sends to the others leaves that institution.
+    account : Account
+        The same and more, entry by entry as the sites' own chains have it; the ledgers of one model share it.
+    receipt : Receipt or None
+        The sites' signed statements on a run, once it has ended.
     """
 
     at: str | None = None
     entries: list[Entry] = field(default_factory=list)
     rounds: int = 0
+    account: Account = field(default_factory=Account, repr=False, compare=False)
+    receipt: Receipt | None = field(default=None, repr=False, compare=False)
 
     def begin_round(self) -> None:
         """Start a round trip between institutions."""

@@ -68,9 +68,22 @@ def _alignment(entities: pd.Index[Any], blocks: Mapping[str, AlignedBlock]) -> A
     )
 
 
-def link_tables(tables: Mapping[str, pd.DataFrame], key: Sequence[str]) -> Alignment:
-    """Vertical layout: one table per client, linked by the key."""
-    entities, positions = align(tables, key)
+def link_tables(
+    tables: Mapping[str, pd.DataFrame],
+    key: Sequence[str],
+    numbered: tuple[pd.Index[Any], Mapping[str, Ints]] | None = None,
+) -> Alignment:
+    """Vertical layout: one table per client, linked by the key, or as they are numbered already.
+
+    Parameters
+    ----------
+    tables : mapping of str to DataFrame
+    key : sequence of str
+        Columns that no client is to keep.
+    numbered : Index and mapping of str to int64 array, optional
+        What :func:`align` gives; its keys are compared in clear where left out.
+    """
+    entities, positions = align(tables, key) if numbered is None else numbered
     blocks = {
         client: align_block(frame[columns_besides(frame, key)], positions[client])
         for client, frame in tables.items()
@@ -133,12 +146,12 @@ def _key_index(levels: list[pd.Index[Any]], codes: list[Any]) -> pd.Index[Any]:
 def _code_key(frames: Mapping[str, pd.DataFrame], name: str) -> tuple[Ints, pd.Index[Any]]:
     """Code all clients' values of one key column by its sorted values."""
     filled = [frame for frame in frames.values() if len(frame)] or list(frames.values())
-    stacked = pd.concat([_plain_key(frame[name]) for frame in filled], ignore_index=True)
+    stacked = pd.concat([plain_key(frame[name]) for frame in filled], ignore_index=True)
     codes, values = pd.factorize(stacked, sort=True)
     return codes, pd.Index(values, name=name)
 
 
-def _plain_key(column: pd.Series[Any]) -> pd.Series[Any]:
+def plain_key(column: pd.Series[Any]) -> pd.Series[Any]:
     """Give a key the one dtype of its kind, so that equal keys of two clients are equal."""
     if isinstance(column.dtype, pd.CategoricalDtype):
         column = column.astype(column.cat.categories.dtype)

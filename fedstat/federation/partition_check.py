@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from fedstat.federation.partition import ClientPartition
 
 PARTIAL = ("drop", "error", "mean")
+ALIGN = ("clear", "private")
 LAYOUTS = ("vertical", "horizontal")
 MAX_LINES = 10
 KEY_KINDS = {
@@ -199,6 +200,14 @@ def layout_problems(layout: object, on: object, site_column: object) -> Iterator
         )
     elif layout == "horizontal" and (not isinstance(site_column, str) or not site_column.strip()):
         yield "site_column must be a name under which a formula can ask for the site, such as 'site'."
+
+
+def align_problems(align: object, layout: object) -> Iterator[str]:
+    """Check how the entities are to be aligned."""
+    if align not in ALIGN:
+        yield f"align must be one of {', '.join(map(repr, ALIGN))}, received {align!r}."
+    elif align == "private" and layout != "vertical":
+        yield "align='private' is for the vertical layout: in the horizontal one no rows are linked."
 
 
 def client_problems(clients: Mapping[Any, object]) -> Iterator[str]:

@@ -192,6 +192,8 @@ class RemoteEngine:
     def __init__(self, sites: Mapping[str, RemoteSite], journal: Journal | None = None) -> None:
         self._sites = dict(sites)
         self._journal = journal
+        # Kept between rounds: a carrier may hold one connection per thread.
+        self._pool = ThreadPoolExecutor(max_workers=max(len(self._sites), 1), thread_name_prefix="site")
 
     def run(self, protocol: Rounds[Fit], ledger: Ledger) -> Fit:
         """Run a protocol; see :meth:`fedstat.federation.engine.LocalEngine.run`.
@@ -235,8 +237,7 @@ class RemoteEngine:
                     outcomes[place] = error
                     return
 
-        with ThreadPoolExecutor(max_workers=max(len(places), 1)) as pool:
-            list(pool.map(visit, places))
+        list(self._pool.map(visit, places))
         failed = [outcome for outcome in outcomes if isinstance(outcome, FedstatError)]
         if failed:
             raise self._explained(failed[0], number)

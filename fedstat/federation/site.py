@@ -7,13 +7,15 @@ ledger, reply. A step cannot be reached in any other way, and only steps of inst
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from copy import copy
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import pandas as pd
 
 from fedstat.errors import DesignError, FedstatError, MessageError
+from fedstat.federation.chain import Books, Chain
 from fedstat.federation.ledger import COORDINATOR, Ledger
 from fedstat.federation.message import (
     Ask,
@@ -23,9 +25,9 @@ from fedstat.federation.message import (
     pack_reply,
     unpack_ask,
 )
-from fedstat.federation.policy import Policy, check_ask, check_counts, check_mask
+from fedstat.federation.policy import Policy, check_ask, check_columns, check_counts, check_mask
 from fedstat.federation.secure.keys import Identity
-from fedstat.federation.secure.masks import Masker
+from fedstat.federation.secure.masks import WIDE, Masker
 from fedstat.federation.table import FrameTable, LabelledTable, Table
 from fedstat.typing import Array
 
@@ -33,6 +35,8 @@ FAMILIES: dict[str, Mapping[str, Step]] = {}
 """Steps by family; a family enters its own when it is imported."""
 
 SESSIONS_KEPT = 32
+RECEIPT = "receipt"
+"""Family that asks for a site's statement on what has passed: it holds no data, and no policy refuses it."""
 
 
 @dataclass(slots=True)
@@ -75,6 +79,8 @@ class SiteData:
     answered : list of uint8 arrays
         Bit maps of the rows behind earlier answers; see :mod:`fedstat.federation.disclosure`.
     trust : Trust
+    books : Books
+        The site's own account of all that passed its door.
     """
 
     name: str
@@ -83,6 +89,7 @@ class SiteData:
     policy: Policy
     answered: list[Array] = field(default_factory=list)
     trust: Trust = field(default_factory=lambda: Trust())
+    books: Books = field(default_factory=Books)
 
     @property
     def min_count(self) -> int:
@@ -111,13 +118,16 @@ class State:
     """What a site remembers of one fit.
 
     Every item is kept with the number of entities that it rests on; the entities behind an answer are
-    the fewest of those behind the items that its step used, and none where it used none.
+    the fewest of those behind the items that its step used, and none where it used none. A design is kept
+    with the number of its columns.
     """
 
     def __init__(self) -> None:
         self._items: dict[str, Any] = {}
         self._counts: dict[str, int | None] = {}
+        self._columns: dict[str, int] = {}
         self._behind: int | None = None
+        self.in_play: set[str] = set()
 
     def __contains__(self, name: object) -> bool:
         return name in self._items
@@ -127,24 +137,50 @@ class State:
         """Entities behind the answer to the present ask."""
         return self._behind or 0
 
+    @property
+    def columns(self) -> int:
+        """Most design columns of this site that are open at once."""
+        return max(self._columns.values(), default=0)
+
     def begin(self) -> None:
         """Start counting for a new ask."""
         self._behind = None
+
+    def copy(self) -> State:
+        """Return what is kept now, for :meth:`restore`."""
+        earlier = State()
+        earlier.restore(self)
+        earlier._items = {name: snapshot(item) for name, item in self._items.items()}
+        return earlier
+
+    def restore(self, earlier: State) -> None:
+        """Go back to what was kept earlier."""
+        self._items, self._counts = dict(earlier._items), dict(earlier._counts)
+        self._columns, self._behind = dict(earlier._columns), earlier._behind
+        self.in_play = set(earlier.in_play)
 
     def rest_on(self, entities: int) -> None:
         """Say that the answer rests on no more than so many entities."""
         self._behind = entities if self._behind is None else min(self._behind, entities)
 
-    def keep(self, name: str, item: Any, entities: int | None = None) -> None:
-        """Keep an item that rests on so many entities; on none where left out, such as a key."""
+    def play(self, names: Iterable[str]) -> None:
+        """Say which columns of the site's table the answers of this session may rest on."""
+        self.in_play.update(names)
+
+    def keep(self, name: str, item: Any, entities: int | None = None, columns: int = 0) -> None:
+        """Keep an item that rests on so many entities; on none where left out, such as a key.
+
+        A design says how many columns of this site it has.
+        """
         self._items[name] = item
         self._counts[name] = entities
+        self._columns[name] = columns
         if entities is not None:
             self.rest_on(entities)
 
     def forget(self, name: str) -> None:
         """Drop what serves only once."""
-        del self._items[name], self._counts[name]
+        del self._items[name], self._counts[name], self._columns[name]
 
     def use(self, name: str) -> Any:
         """Return what was kept under a name.
@@ -158,6 +194,21 @@ class State:
         if entities is not None:
             self.rest_on(entities)
         return item
+
+
+def snapshot(item: Any) -> Any:
+    """Copy an item that steps change in place: its lists, mappings and fields, not arrays, keys or masks."""
+    if isinstance(item, list):
+        return [snapshot(part) for part in item]
+    if isinstance(item, dict):
+        return {name: snapshot(part) for name, part in item.items()}
+    kind = getattr(item, "__dataclass_params__", None)
+    if kind is None or kind.frozen or isinstance(item, type):
+        return item
+    held = copy(item)
+    for part in fields(item):
+        setattr(held, part.name, snapshot(getattr(item, part.name)))
+    return held
 
 
 class Site:
@@ -224,12 +275,62 @@ class Site:
         PolicyError
             The site's owner does not allow it; nothing was computed or released.
         """
-        ask = unpack_ask(request)
+        ask = Ask(self.name, "", "")
+        try:
+            ask = unpack_ask(request)
+            self._check_address(ask)
+        except FedstatError as error:
+            self._begin_entries("").refusal(replace(ask, site=self.name), error)
+            raise
+        chain = self._begin_entries(ask.session)
+        try:
+            return self._answer(ask, chain)
+        except FedstatError as error:
+            chain.refusal(ask, error)
+            raise
+
+    def _begin_entries(self, session: str) -> Chain:
+        """Chain of a session, ready for one more ask; "" for what belongs to none."""
+        chain = self._data.books.chain(self.name, self.trust.identity.public, session)
+        chain.begin()
+        return chain
+
+    def _answer(self, ask: Ask, chain: Chain) -> bytes:
+        """Answer an ask that is addressed to this site, and enter what passes."""
         step = self._find_step(ask)
+        chain.ask(ask, step)
+        check_arrays(f"{self.name}, step '{ask.step}'", step.takes, ask.arrays)
+        if ask.family != RECEIPT:
+            check_ask(self.name, self.policy, ask, step)
+        state = self._states.get(ask.session, State())
+        earlier, answered = state.copy(), list(self._data.answered)
+        try:
+            clear, reply, n_sites = self._prepare(ask, step, state)
+            packed = pack_reply(reply)
+        except FedstatError:
+            # An answer that does not leave must leave no trace either: the next one counts from here.
+            state.restore(earlier)
+            self._data.answered[:] = answered
+            raise
+        self._data.books.note(state.in_play, state.entities)
+        chain.reply(ask, step, reply, clear.arrays, n_sites)
+        if ask.family == RECEIPT:
+            return packed
+        self._keep_state(ask.session, state)
+        self.ledger.begin_round()
+        self.ledger.record(
+            self.name, COORDINATOR, ask.step, reply.arrays, step.gives, state.entities, ask.masked is not None
+        )
+        self.ledger.record_text(self.name, COORDINATOR, ask.step, reply.text, step.text_out)
+        return packed
+
+    def _prepare(self, ask: Ask, step: Step, state: State) -> tuple[Reply, Reply, int]:
+        """Run a step, hold its answer against declaration and policy, and hide what is to be hidden.
+
+        Returns the answer in clear, as it leaves, and over how many sites what is hidden is a sum.
+        """
         where = f"{self.name}, step '{ask.step}'"
-        check_arrays(where, step.takes, ask.arrays)
-        check_ask(self.name, self.policy, ask, step)
-        state = self._state(ask.session)
+        masker = None if ask.masked is None else self._masker(ask, state)
         state.begin()
         try:
             reply = self._run(ask, step, state)
@@ -242,19 +343,18 @@ class Site:
                 "not fit what this site holds of the fit"
             ) from error
         check_arrays(where, step.gives, reply.arrays)
-        check_counts(self.name, self.policy, ask, step, reply.arrays, state.entities)
-        if ask.masked is not None:
-            reply = replace(reply, arrays=self._mask(ask, step, reply.arrays, state))
-        self.ledger.begin_round()
-        self.ledger.record(
-            self.name, COORDINATOR, ask.step, reply.arrays, step.gives, state.entities, ask.masked is not None
-        )
-        self.ledger.record_text(self.name, COORDINATOR, ask.step, reply.text, step.text_out)
-        return pack_reply(reply)
+        check_columns(self.name, self.policy, ask, state.columns)
+        check_counts(self.name, self.policy, ask, step, released(reply), state.entities)
+        if masker is None:
+            return reply, reply, 1
+        hidden = replace(reply, arrays=mask(masker, ask, step, reply.arrays))
+        return reply, hidden, len(masker.sites)
 
-    def _find_step(self, ask: Ask) -> Step:
+    def _check_address(self, ask: Ask) -> None:
         if ask.site != self.name:
             raise MessageError(f"{self.name}: received a message that is addressed to '{ask.site}'")
+
+    def _find_step(self, ask: Ask) -> Step:
         steps = FAMILIES.get(ask.family)
         if steps is None:
             raise MessageError(
@@ -269,9 +369,8 @@ class Site:
             raise MessageError(f"{self.name}, step '{ask.step}': received a text, expected arrays only")
         return step
 
-    def _mask(self, ask: Ask, step: Step, arrays: Mapping[str, Array], state: State) -> dict[str, Array]:
-        """Hide the arrays of which the coordinator needs the sum over sites only."""
-        assert ask.masked is not None
+    def _masker(self, ask: Ask, state: State) -> Masker:
+        """Return the masker of this session, where the policy allows a sum over so many sites."""
         if "masker" not in state:
             raise MessageError(
                 f"{self.name}, step '{ask.step}': asked for masked, and the sites have not agreed on keys in "
@@ -279,19 +378,14 @@ class Site:
             )
         masker: Masker = state.use("masker")
         check_mask(self.name, self.policy, len(masker.sites))
-        return {
-            name: masker.mask(f"{ask.family} {ask.step} {name}", array, ask.masked)
-            if step.gives[name].maskable
-            else array
-            for name, array in arrays.items()
-        }
+        return masker
 
-    def _state(self, session: str) -> State:
+    def _keep_state(self, session: str, state: State) -> None:
+        """Keep what a session left here; one that was never answered puts no other out."""
         if session not in self._states:
             while len(self._states) >= SESSIONS_KEPT:
                 del self._states[next(iter(self._states))]
-            self._states[session] = State()
-        return self._states[session]
+            self._states[session] = state
 
     def _run(self, ask: Ask, step: Step, state: State) -> Reply:
         if step.text_in is not None or step.text_out is not None:
@@ -299,3 +393,18 @@ class Site:
             return Reply(self.name, arrays, text, state.entities)
         arrays = step.run(self._data, state, **ask.arrays)
         return Reply(self.name, arrays, "", state.entities)
+
+
+def released(reply: Reply) -> list[str]:
+    """Names of the arrays of an answer, and of its text where there is one."""
+    return [*reply.arrays, *(["text"] if reply.text else [])]
+
+
+def mask(masker: Masker, ask: Ask, step: Step, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """Hide the arrays of which the coordinator needs the sum over sites only."""
+    assert ask.masked is not None
+    hidden = dict(arrays)
+    for name in (name for name in arrays if step.gives[name].maskable):
+        encoding = WIDE if step.gives[name].wide else None
+        hidden[name] = masker.mask(f"{ask.family} {ask.step} {name}", arrays[name], ask.masked, encoding)
+    return hidden

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 import pandas as pd
@@ -13,6 +14,21 @@ from fedstat.inference.summary import ClientBlock
 from fedstat.typing import Floats
 
 INTERCEPT = "Intercept"
+
+
+class ReceiptLike(Protocol):
+    """What the institutions signed of a run."""
+
+    @property
+    def released(self) -> pd.DataFrame:
+        """Released numbers against unknown values."""
+
+    @property
+    def alarm(self) -> str:
+        """One sentence where there are as many of the one as of the other; else empty."""
+
+    def save(self, path: str | Path) -> None:
+        """Write it to a file."""
 
 
 class LedgerLike(Protocol):

@@ -2,7 +2,8 @@
 
 Two sources, and every statement names its own: the sites' own fits (a meta-analysis of each coefficient), and
 the sites' parts of the score and information at the common estimate, which any fit by sums has, also for a
-site that has no fit of its own.
+site that has no fit of its own. Of these the score test needs a sum over sites only, which masks may hide the
+parts of; the fit without each site needs the parts.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import pandas as pd
 
-from fedstat.errors import EstimationError, ModelError
+from fedstat.errors import EstimationError, ModelError, NotAvailableError
 from fedstat.inference.forest import plot_forest
 from fedstat.inference.heterogeneity_summary import build_heterogeneity_summary
-from fedstat.inference.influence import JointTest, SiteScores
+from fedstat.inference.influence import JointTest, SiteScores, joint_test
 from fedstat.inference.random_effects import combine
 from fedstat.inference.tables import SheetSummary
 from fedstat.typing import Floats
@@ -27,6 +28,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 LARGE_I2 = 0.5
+PARTS = ("score", "information")
+NO_PARTS = (
+    "no fit without each site: it needs the sites' own parts of score and information, and masked sums have none; "
+    "use fit(masked=False), or fit again without the site"
+)
 
 
 class SiteFit(Protocol):
@@ -61,12 +67,29 @@ class SiteFit(Protocol):
         """Why it has no estimate of its own; empty where it has one."""
 
     @property
-    def score(self) -> Floats:
-        """Score of its rows at the estimate of ALL sites, shape (p,), for dispersion ONE."""
+    def score(self) -> Floats | None:
+        """Score of its rows at the estimate of ALL sites, shape (p,), for dispersion ONE; None: masked."""
 
     @property
-    def information(self) -> Floats:
-        """Information of its rows at the estimate of ALL sites, shape (p, p), for dispersion ONE."""
+    def information(self) -> Floats | None:
+        """Information of its rows at the estimate of ALL sites, shape (p, p), for dispersion ONE; None: masked."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MaskedParts:
+    """Sums over sites in the place of each site's part.
+
+    Parameters
+    ----------
+    score, information : ndarray, shape (p,), (p, p)
+        Of all sites at their estimate, for dispersion one.
+    form : ndarray, shape (2,)
+        Sums of :func:`fedstat.inference.influence.quadratic_form`.
+    """
+
+    score: Floats
+    information: Floats
+    form: Floats
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -83,9 +106,8 @@ class Heterogeneity:
         See `to_frame`.
     joint : JointTest
         Score test: all coefficients are equal at all sites.
-    left_out, change : DataFrame, (sites, coefficients)
-        The estimate without a site, and its distance from the estimate of all, in standard errors of the
-        common model; nan where the other sites do not determine a coefficient.
+    without_each : (DataFrame, DataFrame) or None
+        `left_out` and `change`; None where sums were masked.
     flagged : tuple of str
         Coefficients with I2 above one half and a p-value of Q, adjusted after Holm, below `alpha`.
     alpha : float
@@ -97,10 +119,29 @@ class Heterogeneity:
     std_errors: pd.DataFrame
     table: pd.DataFrame
     joint: JointTest
-    left_out: pd.DataFrame
-    change: pd.DataFrame
+    without_each: tuple[pd.DataFrame, pd.DataFrame] | None
     flagged: tuple[str, ...]
     alpha: float
+
+    @property
+    def left_out(self) -> pd.DataFrame:
+        """Estimate without each site, (sites, coefficients); nan where the others do not determine one.
+
+        Raises
+        ------
+        NotAvailableError
+            Sums were masked.
+        """
+        if self.without_each is None:
+            raise NotAvailableError(NO_PARTS)
+        return self.without_each[0]
+
+    @property
+    def change(self) -> pd.DataFrame:
+        """Its distance from the estimate of all, in standard errors of the common model; as `left_out`."""
+        if self.without_each is None:
+            raise NotAvailableError(NO_PARTS)
+        return self.without_each[1]
 
     def to_frame(self) -> pd.DataFrame:
         """One row per coefficient.
@@ -136,6 +177,11 @@ class Heterogeneity:
         DataFrame
             Index (``left out``, ``coefficient``); ``estimate`` by one Newton step, which is exact for the
             linear model, and ``change`` in standard errors of the common model.
+
+        Raises
+        ------
+        NotAvailableError
+            Sums were masked: there are no parts of single sites.
         """
         index = pd.MultiIndex.from_product(
             [self.left_out.index, self.left_out.columns], names=["left out", "coefficient"]
@@ -184,7 +230,13 @@ class Heterogeneity:
 
 
 def heterogeneity(
-    names: Sequence[str], beta: Floats, scale: float, fits: Sequence[SiteFit], *, alpha: float = 0.05
+    names: Sequence[str],
+    beta: Floats,
+    scale: float,
+    fits: Sequence[SiteFit],
+    *,
+    masked: MaskedParts | None = None,
+    alpha: float = 0.05,
 ) -> Heterogeneity:
     """Compare the sites of one fit.
 
@@ -198,6 +250,8 @@ def heterogeneity(
     fits : sequence of SiteFit
         In the order in which to print them. At the maximum their scores sum to zero; what is left of a fit
         that stopped before is allowed for. Their informations must sum to a positive definite matrix.
+    masked : MaskedParts, optional
+        In the place of the scores and informations of `fits`, where these are hidden.
     alpha : float
         One minus the level of intervals, and the level of `Heterogeneity.flagged`.
 
@@ -219,13 +273,17 @@ def heterogeneity(
             f"{len(fits)} sites"
         )
     for fit in fits:
-        _check_shapes(fit, len(names))
+        _check_shapes(fit, len(names), () if masked is not None else PARTS)
     own = np.array([_own(fit, len(names)) for fit in fits])
-    parts = SiteScores.of(
-        np.array([fit.score for fit in fits]), np.array([fit.information for fit in fits]), scale, names
-    )
-    table = _table(names, beta, parts.std_errors, own, alpha)
-    left_out, change = parts.without_each(beta)
+    without = None
+    if masked is not None:
+        errors = np.sqrt(scale * np.diag(np.linalg.inv(masked.information)))
+        joint = joint_test(masked.form, masked.score, masked.information, scale)
+    else:
+        scores, informations = (np.array([getattr(fit, what) for fit in fits]) for what in PARTS)
+        parts = SiteScores.of(scores, informations, scale, names)
+        errors, joint, without = parts.std_errors, parts.joint_test(), parts.without_each(beta)
+    table = _table(names, beta, errors, own, alpha)
     index = pd.Index([fit.site for fit in fits], name="site")
 
     def grid(values: Floats) -> pd.DataFrame:
@@ -236,16 +294,15 @@ def heterogeneity(
         estimates=grid(own[:, 0]),
         std_errors=grid(np.sqrt(own[:, 1])),
         table=table,
-        joint=parts.joint_test(),
-        left_out=grid(left_out),
-        change=grid(change),
+        joint=joint,
+        without_each=None if without is None else (grid(without[0]), grid(without[1])),
         flagged=tuple(table.index[(table["I2"] > LARGE_I2) & (table["p_holm"] < alpha)]),
         alpha=alpha,
     )
 
 
-def _check_shapes(fit: SiteFit, p: int) -> None:
-    received = {"score": fit.score.shape, "information": fit.information.shape}
+def _check_shapes(fit: SiteFit, p: int, parts: Sequence[str]) -> None:
+    received = {part: np.shape(getattr(fit, part)) for part in parts}
     expected: dict[str, tuple[int, ...]] = {"score": (p,), "information": (p, p)}
     if fit.beta is not None and fit.cov is not None:
         received |= {"beta": fit.beta.shape, "cov": fit.cov.shape}

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 FEW_SITES = 5
 """Fewest sites for which the variance between them is trusted."""
+MASKED = "masked sums: not known"
 HEADER_WIDTHS = (30, 16, 26, 20)
 COEFFICIENT_WIDTHS = (23, 10, 10, 8, 9, 4, 6, 6, 7, 6)
 SITE_WIDTHS = (24, 10, 30, 28)
@@ -75,7 +76,7 @@ def _site_sheet(result: Heterogeneity) -> Sheet:
             site,
             f"{result.sites['nobs'].iloc[k]:,}",
             _coverage(result.estimates.iloc[k], result.sites["problem"].iloc[k]),
-            _largest_change(result.change.iloc[k].dropna()),
+            MASKED if result.without_each is None else _largest_change(result.change.iloc[k].dropna()),
         )
         for k, site in enumerate(_names(result.sites.index))
     )
@@ -101,8 +102,9 @@ def _notes(result: Heterogeneity) -> list[str]:
     notes = [_verdict(result)]
     if none.any():
         notes.append(
-            f"No estimates of their own: {', '.join(_names(none.index[none]))}. They enter the score test "
-            "and the changes; Q, I2, tau and the random effects are of the other sites."
+            f"No estimates of their own: {', '.join(_names(none.index[none]))}. They enter the score test"
+            f"{' and the changes' if result.without_each is not None else ''}; Q, I2, tau and the random effects "
+            "are of the other sites."
         )
     notes += _partial_notes(result, result.estimates[~none])
     most = int(result.table["sites"].max())
@@ -111,10 +113,16 @@ def _notes(result: Heterogeneity) -> list[str]:
             f"With {most} sites Q has little power, tau is poorly determined, and the normal interval of the "
             "random effects is too short."
         )
+    parts = (
+        "The score test and the changes (one Newton step, in standard errors of the common model) come from the "
+        "sites' scores at the common estimate."
+        if result.without_each is not None
+        else "The score test is a masked sum over sites, made from their scores at the common estimate; the "
+        "estimate without each site needs their parts, see fit(masked=False)."
+    )
     notes.append(
-        "Q, I2, tau and the random effects (DerSimonian and Laird) compare the sites' own estimates. The "
-        "score test and the changes (one Newton step, in standard errors of the common model) come from the "
-        "sites' scores at the common estimate. I2 is the share of the spread that is not chance, with its "
+        "Q, I2, tau and the random effects (DerSimonian and Laird) compare the sites' own estimates. "
+        f"{parts} I2 is the share of the spread that is not chance, with its "
         f"{100 * (1 - result.alpha):g} % interval."
     )
     return notes
@@ -133,7 +141,7 @@ def _verdict(result: Heterogeneity) -> str:
     if result.joint.pvalue < result.alpha:
         return (
             "The sites differ (score test), but not clearly in any single coefficient: compare their own "
-            "estimates, and what changes without each of them."
+            f"estimates{', and what changes without each of them' if result.without_each is not None else ''}."
         )
     return "The sites are not shown to differ. That does not show that they agree: see the intervals of I2."
 

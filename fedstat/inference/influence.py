@@ -27,6 +27,48 @@ class JointTest(NamedTuple):
     df: int
 
 
+def quadratic_form(score: Floats, information: Floats) -> tuple[float, float]:
+    """Site's part of the score test of equal coefficients, ``U_k' I_k^- U_k`` and the rank of ``I_k``.
+
+    Directions in which the site says nothing are those of eigenvalues below `SHARE` of the largest, in
+    columns scaled to information one.
+
+    Parameters
+    ----------
+    score : ndarray, shape (p,)
+    information : ndarray, shape (p, p)
+        Of the site's rows, at the estimate of all sites, for dispersion one; in any coordinates.
+    """
+    size = np.sqrt(np.diag(information))
+    known = size > 0.0
+    if not known.any():
+        return 0.0, 0.0
+    size = size[known]
+    shares, Q = np.linalg.eigh(information[np.ix_(known, known)] / np.outer(size, size))
+    seen = shares > SHARE * shares[-1]
+    return float(((Q.T @ (score[known] / size))[seen] ** 2 / shares[seen]).sum()), float(seen.sum())
+
+
+def joint_test(form: Floats, score: Floats, information: Floats, scale: float) -> JointTest:
+    """Score test of equal coefficients from sums over sites; the statistic of :meth:`SiteScores.joint_test`.
+
+    Parameters
+    ----------
+    form : ndarray, shape (2,)
+        Sums of :func:`quadratic_form`.
+    score, information : ndarray, shape (p,), (p, p)
+        Of all sites at their common estimate, for dispersion one.
+    scale : float
+        Dispersion phi.
+    """
+    return _test((form[0] - score @ np.linalg.solve(information, score)) / scale, round(form[1]) - len(score))
+
+
+def _test(statistic: float, df: int) -> JointTest:
+    statistic = max(float(statistic), 0.0)
+    return JointTest(statistic, float(stats.chi2.sf(statistic, df)) if df else float("nan"), df)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class SiteScores:
     """Sites' scores and informations, in coordinates in which all sites' information is the identity.
@@ -99,8 +141,7 @@ class SiteScores:
             seen = shares > SHARE
             statistic += float(((Q.T @ z)[seen] ** 2 / shares[seen]).sum())
             df += int(seen.sum())
-        statistic = max(statistic, 0.0)
-        return JointTest(statistic, float(stats.chi2.sf(statistic, df)) if df else float("nan"), df)
+        return _test(statistic, df)
 
     def without_each(self, beta: Floats) -> tuple[Floats, Floats]:
         """Estimate without each of the sites, ``beta + (I - I_k)^{-1} (U - U_k)``.

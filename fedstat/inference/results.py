@@ -16,7 +16,7 @@ from statsmodels.stats.contrast import ContrastResults, WaldTestResults
 
 from fedstat.errors import ModelError, NotAvailableError
 from fedstat.inference import hypotheses
-from fedstat.inference.estimate import INTERCEPT, Estimate, LedgerLike
+from fedstat.inference.estimate import INTERCEPT, Estimate, LedgerLike, ReceiptLike
 from fedstat.inference.hypotheses import Hypothesis
 from fedstat.inference.likelihood import LRTest, lr_test
 from fedstat.inference.plots import plot_coefficients
@@ -165,6 +165,22 @@ class FederatedResults:
         if self._ledger is None:
             raise NotAvailableError("no ledger: " + self._reason("ledger"))
         return self._ledger
+
+    def receipt(self) -> ReceiptLike:
+        """Return the account of the run that every institution signed.
+
+        Save it with ``receipt.save(path)``; whoever has the institutions' fingerprints can check it with
+        :func:`fedstat.verify_receipt`. Its ``released`` holds released numbers against unknown values.
+
+        Raises
+        ------
+        NotAvailableError
+            The run has none.
+        """
+        found: ReceiptLike | None = getattr(self._ledger, "receipt", None)
+        if found is None:
+            raise NotAvailableError("no receipt: the institutions were not asked for one when this run ended")
+        return found
 
     # -- hypotheses ------------------------------------------------------------------------------
 
@@ -387,6 +403,9 @@ class FederatedResults:
             )
         if est.llf is None:
             notes.append("No log-likelihood, AIC and BIC: " + self._reason("llf"))
+        receipt: ReceiptLike | None = getattr(self._ledger, "receipt", None)
+        if receipt is not None and receipt.alarm:
+            notes.append(receipt.alarm)
         return notes
 
     # -- behind the scenes -----------------------------------------------------------------------

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -110,6 +110,9 @@ class Sums:
         Observed information for dispersion one.
     meat : (p, p) array, optional
         Sum of outer products of the scores, a row of frequency weight f counting as f rows.
+    spread : (2, 2) array
+        Of the working weights, and of the sizes of the scores by linear predictor (where they are not bounded
+        by the working weights' own spread or by the family): sum, and sum of squares. Zeros where not known.
     """
 
     n: int
@@ -120,6 +123,7 @@ class Sums:
     pearson: float
     observed: Floats | None = None
     meat: Floats | None = None
+    spread: Floats = field(default_factory=lambda: np.zeros((2, 2)))
 
     def __add__(self, other: Sums) -> Sums:
         return Sums(
@@ -131,6 +135,7 @@ class Sums:
             self.pearson + other.pearson,
             None if self.observed is None or other.observed is None else self.observed + other.observed,
             None if self.meat is None or other.meat is None else self.meat + other.meat,
+            self.spread + other.spread,
         )
 
 
@@ -206,9 +211,10 @@ def _evaluate_piece(
 def _canonical(rows: Rows, beta: Floats, loop: int, observed: bool) -> Sums:
     columns = (np.empty(0) if column is None else column for column in (rows.offset, rows.weight))
     arrays = (fixed(a) for a in (rows.X, rows.y, *columns, np.asarray(beta)))
-    score, information, deviance, pearson = canonical_sums(loop, *arrays)
+    score, information, deviance, pearson, weights = canonical_sums(loop, *arrays)
     again = information.copy() if observed else None
-    return Sums(len(rows), rows.count, score, information, deviance, pearson, observed=again)
+    spread = np.array([weights, np.zeros(2)])
+    return Sums(len(rows), rows.count, score, information, deviance, pearson, observed=again, spread=spread)
 
 
 def fixed(a: Array) -> Floats:
@@ -312,6 +318,7 @@ def _general(rows: Rows, beta: Floats, family: FamilySpec, observed: bool, meat:
     r, w = at.residual(rows.y), at.weight * at.expected
     score, information = _weighted_sums(rows.X, at.weight * r, w)
     sums = Sums(len(rows), rows.count, score, information, *at.fit(rows))
+    sums.spread = _spread(np.array([w, _sizes(at, r, family)]))
     if observed and family.canonical:
         sums.observed = information.copy()
     elif observed:
@@ -322,6 +329,25 @@ def _general(rows: Rows, beta: Floats, family: FamilySpec, observed: bool, meat:
         square = np.where(freq > 0.0, (at.weight * r) ** 2 / freq, 0.0)
         sums.meat = _weighted_sums(rows.X, r, square)[1]
     return sums
+
+
+def _sizes(at: _Point, r: Floats, family: FamilySpec) -> Floats:
+    """Sizes of the scores by linear predictor: (m,); zero where the family bounds them, or they are linear."""
+    if family.name == "Binomial" or (family.variance_power == 0.0 and family.link == "Identity"):
+        return np.zeros_like(r)
+    return np.asarray(np.abs(at.weight * r))
+
+
+def _spread(sizes: Floats) -> Floats:
+    """Sums and sums of squares: (2, m) -> (2, 2)."""
+    return np.column_stack([sizes.sum(axis=1), np.einsum("ij,ij->i", sizes, sizes)])
+
+
+def row_weights(rows: Rows, beta: Floats, family: FamilySpec) -> Floats:
+    """Return the working weights and the sizes of the scores, as in :class:`Sums`, by row: (2, m)."""
+    with np.errstate(all="ignore"):
+        at = _point(rows, family, linear_predictor(rows, beta))
+        return np.array([at.weight * at.expected, _sizes(at, at.residual(rows.y), family)])
 
 
 def row_scores(rows: Rows, beta: Floats, family: FamilySpec) -> Floats:

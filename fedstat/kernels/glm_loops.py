@@ -136,8 +136,10 @@ def _log(eta: float, y: float) -> tuple[float, float, float, float]:
 @njit(cache=True, nogil=True)
 def canonical_sums(
     link: int, X: Floats, y: Floats, offset: Floats, weight: Floats, beta: Floats
-) -> tuple[Floats, Floats, float, float]:
+) -> tuple[Floats, Floats, float, float, Floats]:
     """Return score, information, deviance and squared Pearson residuals of a canonical pair.
+
+    The last are the sums of the working weights and of their squares, (2,).
 
     Parameters
     ----------
@@ -154,6 +156,7 @@ def canonical_sums(
     B, A, score, info = _room(p)
     eta, s, w = np.empty(BLOCK), np.empty(BLOCK), np.empty(BLOCK)
     deviance = pearson = 0.0
+    weights = np.zeros(2)
     for start in range(0, n, BLOCK):
         m = min(BLOCK, n - start)
         _turn(X, start, m, B)
@@ -162,7 +165,7 @@ def canonical_sums(
         for j in range(p):
             for i in range(m):
                 eta[i] += beta[j] * B[j, i]
-        half_deviance = squares = 0.0
+        half_deviance = squares = heavy = all_weight = 0.0
         for i in range(m):
             if link == LOGIT:
                 r, V, half, square = _logit(eta[i], y[start + i])
@@ -175,7 +178,11 @@ def canonical_sums(
             s[i], w[i] = a * r, a * V
             half_deviance += a * half
             squares += a * square
+            all_weight += w[i]
+            heavy += w[i] * w[i]
+        weights[0] += all_weight
+        weights[1] += heavy
         deviance += 2.0 * half_deviance
         pearson += squares
         _add_block(B, A, s, w, m, score, info)
-    return score, _square(info, p), deviance, pearson
+    return score, _square(info, p), deviance, pearson, weights

@@ -47,6 +47,12 @@ def stream(*keys: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(np.random.SeedSequence(keys)))
 
 
+def single_sketches(n: int, size: int) -> tuple[int, int]:
+    """Rows of a single sketch of n entities, and how many make up at least `size` rows."""
+    single = min(size, max(n // 2, 1))
+    return single, -(-size // single)
+
+
 def structured_sketch(X: Floats, rows: Ints, n: int, size: int, seed: int) -> Floats:
     """Sketch by signs, a Hadamard mixing of each block of entities, and hashing.
 
@@ -75,8 +81,7 @@ def structured_sketch(X: Floats, rows: Ints, n: int, size: int, seed: int) -> Fl
     ----------
     Ailon and Chazelle (2009), the mixing; Charikar, Chen and Farach-Colton (2004), the hashing.
     """
-    single = min(size, max(n // 2, 1))
-    repeats = -(-size // single)
+    single, repeats = single_sketches(n, size)
     out = np.zeros((repeats, single, X.shape[1]))
     for repeat in range(repeats):
         add_structured(X, rows, n, (seed, repeat), out[repeat])

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import secrets
 import warnings
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from fedstat.errors import DataWarning, ModelError
 from fedstat.federation.design import Design, Missing, agree_design
-from fedstat.federation.engine import Engine, LocalEngine
+from fedstat.federation.engine import Engine, Fit, Rounds
 from fedstat.federation.formula import Formula, parse_formula
-from fedstat.federation.ledger import Ledger
+from fedstat.federation.ledger import Account, Ledger
 from fedstat.federation.partition import ClientPartition
+from fedstat.federation.receipt_steps import receipted
 
 
 class VerticalModel:
@@ -24,8 +25,8 @@ class VerticalModel:
     missing : {"raise", "drop"}
         What to do with entities that have no response.
     coordinator : str or None
-        The institution at which the coordinator sits; by default the one that holds the response.
-        ``"apart"`` puts it at no institution.
+        The institution at which the coordinator sits, or ``"apart"`` for none of them; see
+        :meth:`from_formula` for the default.
     """
 
     family: ClassVar[str]
@@ -42,14 +43,15 @@ class VerticalModel:
             raise ModelError(f'missing: expected "raise" or "drop", received {missing!r}')
         self.formula = formula
         self.partition = partition
-        self.coordinator = coordinator if coordinator is not None else str(formula.response_client)
+        self.coordinator = coordinator if coordinator is not None else default_coordinator(formula)
         if self.coordinator != "apart" and self.coordinator not in partition.sites:
             raise ModelError(
                 f"coordinator: expected 'apart' or one of {', '.join(partition.clients)}, "
                 f"received {self.coordinator!r}"
             )
-        self.engine: Engine = LocalEngine(partition.sites)
+        self.engine: Engine = partition.engine
         self._session = secrets.token_hex(8)
+        self._account = Account()
         self._agreement = self.new_ledger()
         self.design: Design = self.engine.run(
             agree_design(
@@ -73,6 +75,7 @@ class VerticalModel:
         *,
         missing: Missing = "raise",
         coordinator: str | None = None,
+        **options: Any,
     ) -> Self:
         """Make a model from a formula.
 
@@ -86,8 +89,11 @@ class VerticalModel:
         missing : {"raise", "drop"}
             Whether entities without a response are an error or are left out and counted.
         coordinator : str, optional
-            The institution at which the coordinator sits: by default the one that holds the response.
-            ``"apart"`` puts it at none of them.
+            The institution at which the coordinator sits, or ``"apart"`` for none of them. By default it
+            sits at the one that holds the response, and apart where two institutions take part: a
+            product of their columns needs random numbers from a third party that colludes with neither.
+        **options
+            Further arguments of the model.
 
         Raises
         ------
@@ -108,11 +114,15 @@ class VerticalModel:
                 "this one is horizontal (clients hold different rows)"
             )
         parsed = parse_formula(formula, partition.columns)
-        return cls(parsed, partition, missing=missing, coordinator=coordinator)
+        return cls(parsed, partition, missing=missing, coordinator=coordinator, **options)
 
     def new_ledger(self) -> Ledger:
         """Start an account for one run."""
-        return Ledger(at=None if self.coordinator == "apart" else self.coordinator)
+        return Ledger(None if self.coordinator == "apart" else self.coordinator, account=self._account)
+
+    def receipted(self, protocol: Rounds[Fit], ledger: Ledger) -> Rounds[Fit]:
+        """Close a run with the sites' statements on it; see :func:`receipted`."""
+        return receipted(protocol, tuple(self.partition.sites), self._session, ledger)
 
     def _warn_of_partial_blocks(self) -> None:
         if self.partition.partial != "drop":
@@ -123,5 +133,12 @@ class VerticalModel:
                 f"entities with only some of a client's columns were taken as missing there: "
                 f"{', '.join(counts)}. ClientPartition(partial='mean' or 'error') are the alternatives.",
                 DataWarning,
-                stacklevel=5,
+                stacklevel=6,
             )
+
+
+def default_coordinator(formula: Formula) -> str:
+    """Where the coordinator sits unless the user says so: see :meth:`VerticalModel.from_formula`."""
+    holder = str(formula.response_client)
+    taking_part = {holder, *[terms.client for terms in formula.clients]}
+    return "apart" if len(taking_part) == 2 else holder

@@ -13,11 +13,12 @@ import statsmodels.genmod.families as sm_families
 from fedstat.errors import DataWarning, DesignError, FormulaError, ModelError
 from fedstat.federation.design import Missing
 from fedstat.federation.design_rows import RowsAgreement, agree_rows
-from fedstat.federation.engine import Engine, LocalEngine
+from fedstat.federation.engine import Engine, Fit, Rounds
 from fedstat.federation.formula import Formula, parse_pooled_formula
 from fedstat.federation.formula_expression import name_expression
 from fedstat.federation.ledger import Ledger
 from fedstat.federation.partition import ClientPartition
+from fedstat.federation.receipt_steps import receipted
 from fedstat.federation.rows import RowsQuestion
 from fedstat.kernels.glm_family import FamilySpec
 
@@ -67,7 +68,7 @@ class HorizontalModel:
         self.question = self._question(offset, labels, complete)
         self.question.check()
         self.sites = tuple(partition.sites)
-        self.engine: Engine = LocalEngine(partition.sites)
+        self.engine: Engine = partition.engine
         self._session = secrets.token_hex(8)
         self._agreement_ledger = Ledger()
         self.agreement: RowsAgreement = self.engine.run(
@@ -162,6 +163,10 @@ class HorizontalModel:
     def new_ledger(self) -> Ledger:
         """Start the account of a fit with what the agreement released."""
         return copy.deepcopy(self._agreement_ledger)
+
+    def receipted(self, protocol: Rounds[Fit], ledger: Ledger) -> Rounds[Fit]:
+        """Close a run with the sites' statements on it; see :func:`receipted`."""
+        return receipted(protocol, tuple(self.partition.sites), self._session, ledger)
 
     def _check_exposure(self) -> None:
         if "exposure" in self.weights and self.family_spec.link != "Log":

@@ -12,7 +12,7 @@ from scipy import stats
 from fedstat.errors import MessageError, ModelError, NotAvailableError
 from fedstat.federation.design_rows import RowsAgreement, SiteRows, open_asks, rows_of, translation
 from fedstat.federation.design_states import combine_moments
-from fedstat.federation.engine import Engine, LocalEngine, Rounds
+from fedstat.federation.engine import Engine, Rounds
 from fedstat.federation.ledger import Ledger
 from fedstat.federation.message import Ask, Declared, Step, check_lengths
 from fedstat.federation.partition import ClientPartition
@@ -157,7 +157,7 @@ def evaluate_rows(
         raise ModelError(f"evaluate: expected two bins or more, received {bins}")
     sites = tuple(SiteRows(name, 0, 0) for name in partition.sites)
     account = Ledger() if ledger is None else ledger
-    engine: Engine = LocalEngine(partition.sites)
+    engine: Engine = partition.engine
     protocol = _protocol(replace(agreement, sites=sites), family, beta, bins)
     return engine.run(protocol, account), account
 

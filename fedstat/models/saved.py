@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 from fedstat.errors import FedstatError, MessageError, ModelError
 from fedstat.federation.ledger import Entry, Ledger
 from fedstat.federation.message import pack, unpack
+from fedstat.federation.receipt import Receipt
 from fedstat.inference.estimate import Estimate, LedgerLike
 from fedstat.inference.summary import ClientBlock
 from fedstat.typing import Array, Floats
@@ -86,7 +87,11 @@ def read_estimate(content: Mapping[str, Any], params: Floats, cov: Floats | None
 
 def ledger_content(ledger: LedgerLike | None) -> dict[str, Any] | None:
     """Take a ledger apart for JSON; None where there is none."""
-    return asdict(ledger) if isinstance(ledger, Ledger) else None
+    if not isinstance(ledger, Ledger):
+        return None
+    entries = [asdict(entry) for entry in ledger.entries]
+    receipt = None if ledger.receipt is None else ledger.receipt.to_json()
+    return {"at": ledger.at, "entries": entries, "rounds": ledger.rounds, "receipt": receipt}
 
 
 def read_ledger(content: Mapping[str, Any] | None) -> Ledger | None:
@@ -94,7 +99,13 @@ def read_ledger(content: Mapping[str, Any] | None) -> Ledger | None:
     if content is None:
         return None
     entries = [Entry(**(row | {"shape": tuple(row["shape"])})) for row in content["entries"]]
-    return Ledger(content["at"], entries, content["rounds"])
+    receipt = content.get("receipt")
+    return Ledger(
+        content["at"],
+        entries,
+        content["rounds"],
+        receipt=None if receipt is None else Receipt.from_json(receipt),
+    )
 
 
 def without(values: Mapping[str, Any], *names: str) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Sums over sites of which the coordinator sees nothing but the sum.
 
-Site k encodes x_k in fixed point as an integer mod 2^64 or 2^128, and sends
+Site k encodes x_k in fixed point as an integer mod 2^64, 2^128 or 2^384, and sends
 
     x_k + sum_{l > k} m_kl - sum_{l < k} m_lk
 
@@ -14,8 +14,9 @@ x_k for whoever lacks the masks of one pair.
 rounding and does not depend on the order of sites; it comes out to the last place of a double. Per site
 |x| <= 2^47/K = 1.4e14/K is allowed; the bits between that and 2^63 show whether masks have cancelled: those
 that have not pass in one element with probability 2^-15. :meth:`Encoding.for_bound` serves other magnitudes,
-and ``Encoding(1, 32)`` halves the bytes at a resolution of 2.3e-10. Integers and booleans are carried
-exactly.
+and ``Encoding(1, 32)`` halves the bytes at a resolution of 2.3e-10. Sums of products of columns in any units
+are carried in 192.192 bits (:data:`WIDE`): up to 2^175/K = 4.8e52/K, to within 2^-193 = 8e-59. Integers and
+booleans are carried exactly.
 
 *Adversary.* Semi-honest coordinator and sites. The coordinator and any c of K sites together learn the sum
 over the others, and no more. Not protected: the sum itself, and what two sums over lists of sites that differ
@@ -42,7 +43,7 @@ from fedstat.federation.secure.keys import PairKeys, encode
 from fedstat.typing import Array, Bools, Floats, Ints
 
 Words: TypeAlias = NDArray[np.uint64]
-"""Integers mod 2^64 or 2^128, shape (limbs, size), least significant limb first."""
+"""Integers mod 2^(64 limbs), shape (limbs, size), least significant limb first."""
 
 GUARD_BITS = 16
 MOST_ROUNDS = 2**32
@@ -68,7 +69,7 @@ class Encoding:
     Parameters
     ----------
     limbs : int
-        Words of 64 bits per number, 1 or 2.
+        Words of 64 bits per number.
     scale_bits : int
         Bits behind the point. One limb with none carries integers, and nothing else.
     """
@@ -98,7 +99,9 @@ class Encoding:
 
 
 FLOATS = Encoding(2, 64)
+WIDE = Encoding(6, 192)
 COUNTS = Encoding(1, 0)
+USUAL = {encoding.limbs: encoding for encoding in (COUNTS, FLOATS, WIDE)}
 
 
 def encoding_of(values: Array) -> Encoding:
@@ -145,12 +148,11 @@ def encode_values(name: str, values: Array, terms: int, encoding: Encoding) -> W
         return flat.astype(np.int64).view(np.uint64).reshape(1, -1)
     words: Words = np.empty((encoding.limbs, flat.size), np.uint64)
     scaled = np.ldexp(np.abs(flat), encoding.scale_bits - 64 * (encoding.limbs - 1))
-    if encoding.limbs == 1:
-        words[0] = np.rint(scaled)
-    else:
+    for word in words[:0:-1]:
         whole = np.floor(scaled)
-        words[1] = whole
-        words[0] = np.rint(np.ldexp(scaled - whole, 64))
+        word[:] = whole
+        scaled = np.ldexp(scaled - whole, 64)
+    words[0] = np.rint(scaled)
     _negate(words, flat < 0)
     return words
 
@@ -189,10 +191,9 @@ def decode_sum(name: str, words: Words, encoding: Encoding) -> Array:
     magnitude = words.copy()
     negative = top < 0
     _negate(magnitude, negative)
-    value: Floats = magnitude[-1].astype(np.float64)
-    if encoding.limbs == 2:
-        value += np.ldexp(magnitude[0].astype(np.float64), -64)
-    value = np.ldexp(value, 64 * (encoding.limbs - 1) - encoding.scale_bits)
+    value: Floats = np.zeros(magnitude.shape[1])
+    for place, word in enumerate(magnitude):  # from the least, so that what is lost is less than a last place
+        value += np.ldexp(word.astype(np.float64), 64 * place - encoding.scale_bits)
     return np.negative(value, out=value, where=negative)
 
 
@@ -284,7 +285,8 @@ def unmask_sum(name: str, masked: Sequence[Ints], encoding: Encoding | None = No
     masked : sequence of int64 arrays, each of shape (limbs, \*shape)
         What :meth:`Masker.mask` gave at each site, in any order.
     encoding : Encoding, optional
-        What the sites used; :data:`FLOATS` for two limbs and :data:`COUNTS` for one where none is given.
+        What the sites used; by the number of limbs where none is given: :data:`COUNTS`, :data:`FLOATS` or
+        :data:`WIDE`.
 
     Returns
     -------
@@ -300,7 +302,7 @@ def unmask_sum(name: str, masked: Sequence[Ints], encoding: Encoding | None = No
     shapes = {np.shape(array) for array in masked}
     first = masked[0] if masked else np.empty(0)
     if encoding is None:
-        encoding = COUNTS if np.shape(first)[:1] == (1,) else FLOATS
+        encoding = USUAL.get(next(iter(np.shape(first)), 0), FLOATS)
     if len(shapes) != 1 or first.ndim < 1 or len(first) != encoding.limbs:
         raise MessageError(
             f"array '{name}': expected masked parts of one shape, with {encoding.limbs} words per number "
@@ -323,23 +325,29 @@ def _stream(key: bytes, nonce: bytes, shape: tuple[int, ...]) -> Words:
 
 def _add(total: Words, other: Words) -> None:
     """Add in place, mod 2^64 per limb, and carry."""
-    total += other
-    if len(total) == 2:
-        total[1] += total[0] < other[0]
+    carry = np.zeros(total.shape[1], np.uint64)
+    for word, more in zip(total, other, strict=True):
+        word += more
+        over = word < more
+        word += carry
+        carry = (over | (word < carry)).astype(np.uint64)
 
 
 def _subtract(total: Words, other: Words) -> None:
     """Subtract in place, mod 2^64 per limb, and borrow."""
-    borrow = total[0] < other[0]
-    total -= other
-    if len(total) == 2:
-        total[1] -= borrow
+    borrow = np.zeros(total.shape[1], np.uint64)
+    for word, less in zip(total, other, strict=True):
+        under = word < less
+        word -= less
+        under |= word < borrow
+        word -= borrow
+        borrow = under.astype(np.uint64)
 
 
 def _negate(words: Words, where: Bools) -> None:
     """Two's complement in place, where it is asked for: all bits turned, and one added."""
-    one = where.astype(np.uint64)
-    words ^= np.uint64(0) - one
-    words[0] += one
-    if len(words) == 2:
-        words[1] += words[0] < one
+    carry = where.astype(np.uint64)
+    words ^= np.uint64(0) - carry
+    for word in words:
+        word += carry
+        carry = (word < carry).astype(np.uint64)

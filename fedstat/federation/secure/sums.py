@@ -4,6 +4,7 @@
 the step declares arrays of which only the sum is needed, the sites hide them by pairwise masks
 (:mod:`fedstat.federation.secure.masks`), and the protocol is handed the sum in the first reply and zeros in
 the others: what it adds up is the same, and nothing that belongs to one site was in the coordinator's hands.
+Sites agree on keys in three rounds, alongside the protocol's own as far as these need no keys yet.
 """
 
 from __future__ import annotations
@@ -51,14 +52,19 @@ def masked(protocol: Rounds[Fit], sites: Sequence[str], session: str) -> Rounds[
     """
     try:
         asks = next(protocol)
-        yield from agree_keys(sites, session)
+        agreement = agree_keys(sites, session)
+        about_keys = next(agreement)
         number = 0
         while True:
             groups = masked_groups(asks, sites)
+            while groups and about_keys and about_keys[0].step != "finish":
+                about_keys = go_on(agreement, (yield about_keys))
             rounds = {i: number + g for g, places in enumerate(groups) for i in places}
             number += len(groups)
-            replies = yield [replace(ask, masked=rounds.get(i)) for i, ask in enumerate(asks)]
-            replies = list(replies)
+            numbered = [replace(ask, masked=rounds.get(i)) for i, ask in enumerate(asks)]
+            replies = yield [*about_keys, *numbered]
+            told, replies = replies[: len(about_keys)], replies[len(about_keys) :]
+            about_keys = go_on(agreement, told) if about_keys else []
             for places in groups:
                 hidden = add_up(asks[places[0]], [replies[i] for i in places])
                 for i, reply in zip(places, hidden, strict=True):
@@ -67,6 +73,14 @@ def masked(protocol: Rounds[Fit], sites: Sequence[str], session: str) -> Rounds[
     except StopIteration as stop:
         fit: Fit = stop.value
         return fit
+
+
+def go_on(agreement: Rounds[None], replies: list[Reply]) -> list[Ask]:
+    """Next round of an agreement; no asks after the last."""
+    try:
+        return agreement.send(replies)
+    except StopIteration:
+        return []
 
 
 def masked_groups(asks: Sequence[Ask], sites: Sequence[str]) -> list[list[int]]:

@@ -13,8 +13,11 @@ from numpy.typing import ArrayLike
 
 from fedstat.errors import ConvergenceWarning, ModelError
 from fedstat.federation.rows import RowsQuestion
+from fedstat.inference.explanation import Explanation
 from fedstat.models.base_rows import HorizontalModel
 from fedstat.models.checks import check_choice, check_whole
+from fedstat.models.explain import explain_fit
+from fedstat.models.fedavg.explain import FedAvgPlan
 from fedstat.models.fedavg.protocol import Averaging, Fair, Federation, Momentum, Options, Rule
 from fedstat.models.fedavg.results import FedAvgResults
 
@@ -111,13 +114,30 @@ class FedAvg(HorizontalModel):
         options = read_options(rounds, fraction, local_epochs, batch_size, learning_rate, seed, standardize)
         return self._run(options, Averaging(), init)
 
+    def explain(self, **arguments: Any) -> Explanation:
+        """Say what :meth:`fit` would ask for and what would leave each site, and ask nothing.
+
+        Parameters
+        ----------
+        **arguments
+            As for :meth:`fit`.
+
+        Returns
+        -------
+        Explanation
+            What would be refused, rounds and bytes, every array with the rules that it meets, and who could
+            learn what.
+        """
+        return explain_fit(self, FedAvgPlan(self, self.fit, arguments), arguments)
+
     def _run(self, options: Options, rule: Rule, init: ArrayLike | None) -> FedAvgResults:
         first = None if init is None else read_init(init)
         federation = Federation(
             self.sites, self._session, self.agreement, self.family_spec, options, rule, first
         )
         ledger = self.new_ledger()
-        result = FedAvgResults.of(self, self.engine.run(federation.run(), ledger), ledger)
+        fit = self.engine.run(self.receipted(federation.run(), ledger), ledger)
+        result = FedAvgResults.of(self, fit, ledger)
         if not result.converged:
             text = f"{self.model_name} did not converge: {result.estimate.convergence}"
             warnings.warn(text, ConvergenceWarning, stacklevel=3)

@@ -12,9 +12,9 @@ from fedstat.errors import EstimationError, ModelError
 from fedstat.federation.design_rows import (
     RowsAgreement,
     RowsDesign,
+    moment_asks,
     open_asks,
     opened_design,
-    pooled_moments,
     standardisation,
     translation,
 )
@@ -259,12 +259,14 @@ class Federation:
 
     def open(self) -> Rounds[Floats]:
         """Open the rows, settle the columns of the algorithm, and return the first coefficients."""
-        replies = yield open_asks(self.agreement, self.session)
-        self.design = design = opened_design(self.agreement, replies)
+        K = len(self.sites)
+        asks = open_asks(self.agreement, self.session) + moment_asks(self.agreement, self.session)
+        replies = yield asks
+        self.design = design = opened_design(self.agreement, replies[:K], replies[K:])
         zeros, ones = np.zeros(len(design.names)), np.ones(len(design.names))
         shift, scale = zeros, ones
         if self.options.standardize:
-            shift, scale = standardisation(*pooled_moments(design.moments), design.intercept)
+            shift, scale = standardisation(design.mean, design.spread, design.intercept)
         self.back = translation(zeros, ones, shift, scale)
         beta = self._first()
         arrays, text = {"shift": shift, "scale": scale}, self.family.to_json()

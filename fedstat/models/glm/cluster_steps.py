@@ -18,11 +18,13 @@ from fedstat.errors import DesignError, MessageError, PolicyError
 from fedstat.federation.message import Declared, Step
 from fedstat.federation.site import SiteData, State
 from fedstat.kernels.glm import row_scores
-from fedstat.models.glm.steps import BETA, COLUMNS, model_of
+from fedstat.models.glm.steps import BETA, COLUMNS, check_weights, model_of, total
 from fedstat.models.kernel_rows import glm_rows
 from fedstat.typing import Array, Bools, Floats, Ints
 
 BLOCK = 65_536
+MOST = 2**24
+"""Numbers by clusters or strata of several sites."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,17 +118,19 @@ def sum_clusters(
     beta, shift, scale : (p,) arrays
         As for ``sum_scores``.
     shared : (s,) array of int
-        Hashes of clusters that other sites have as well: their scores are released one by one.
+        Hashes of clusters that other sites have as well, ascending: their scores are added up one by one.
     spanning : (h,) array of int
-        Hashes of strata that other sites have as well: their other clusters are summed by stratum.
+        Hashes of strata that other sites have as well, ascending: their other clusters are summed by stratum;
+        without strata 0, that of all.
 
     Returns
     -------
     dict
-        For the other clusters of `spanning` strata: ``strata`` (S,) hashes, ``counts`` (S,), ``sums`` (S, p),
-        ``outer`` (S, p, p). For the shared clusters: ``shared`` (s,), ``shared_strata`` (s,), ``shared_sums``
-        (s, p). For the strata of this site alone together: ``within`` (p, p), their part of the
-        linearised variance, and ``lonely``, how many there are and how many have a single cluster.
+        For the other clusters of `spanning` strata: ``counts`` (h,), ``sums`` (h, p), ``outer`` (h, p, p). For
+        the shared clusters: ``shared_sums`` (s, p), and ``shared``, ``shared_strata``, those that are here and
+        their strata. For the strata of this site alone together: ``within`` (p, p), their part of the
+        linearised variance, and ``lonely``, how many there are and how many have a single cluster. Clusters and
+        strata that are not here have zeros, so that of all but the hashes only the sums over sites are needed.
 
     Raises
     ------
@@ -138,25 +142,31 @@ def sum_clusters(
     if "glm groups" not in state:
         raise MessageError(f"{data.name}: clusters were not listed; ask 'list_clusters' first")
     groups: Groups = state.use("glm groups")
-    single: Bools = np.isin(groups.cluster, shared)
-    spans: Bools = np.isin(groups.stratum, np.append(spanning, 0)) & ~single
-    alone: Bools = ~spans & ~single
-    strata = np.unique(groups.stratum[spans])
-    rows = np.bincount(groups.code, minlength=len(groups.cluster))
-    by_stratum = [int(rows[spans & (groups.stratum == stratum)].sum()) for stratum in strata]
-    _check_behind(data, [*rows[single].tolist(), *by_stratum, int(rows[alone].sum())])
-    scores = cluster_scores(data, state, groups, T @ beta) @ T
     p = len(beta)
-    own = [scores[spans & (groups.stratum == stratum)] for stratum in strata]
+    for name, hashes, size in (("shared", shared, p), ("spanning", spanning, p * p)):
+        if (np.diff(hashes) <= 0).any() or len(hashes) * size > MOST:
+            raise MessageError(
+                f"{data.name}: array '{name}' must ascend, and stand for at most {MOST:,} sums"
+            )
+    single: Bools = np.isin(groups.cluster, shared)
+    spans: Bools = np.isin(groups.stratum, spanning) & ~single
+    alone: Bools = ~spans & ~single
+    rows = np.bincount(groups.code, minlength=len(groups.cluster))
+    by_stratum = [int(rows[spans & (groups.stratum == stratum)].sum()) for stratum in spanning]
+    _check_behind(data, [*rows[single].tolist(), *by_stratum, int(rows[alone].sum())])
+    check_weights(data, model, T @ beta)
+    scores = cluster_scores(data, state, groups, T @ beta) @ T
+    own = [scores[spans & (groups.stratum == stratum)] for stratum in spanning]
+    shared_sums = np.zeros((len(shared), p))
+    shared_sums[np.searchsorted(shared, groups.cluster[single])] = scores[single]
     within, lonely = _within_strata(scores[alone], groups.stratum[alone])
     return {
-        "strata": strata,
         "counts": np.array([float(len(part)) for part in own]),
         "sums": np.array([part.sum(axis=0) for part in own]).reshape(-1, p),
         "outer": np.array([part.T @ part for part in own]).reshape(-1, p, p),
         "shared": groups.cluster[single],
         "shared_strata": groups.stratum[single],
-        "shared_sums": scores[single],
+        "shared_sums": shared_sums,
         "within": within,
         "lonely": lonely,
     }
@@ -218,15 +228,14 @@ STEPS: Mapping[str, Step] = {
             "spanning": Declared("presence", "keyed hashes of strata that several sites have", dtype="int64"),
         },
         {
-            "strata": STRATA,
-            "counts": Declared("aggregate", "clusters by stratum"),
-            "sums": Declared("aggregate", "sums of scores by stratum", 2),
-            "outer": Declared("aggregate", "sums of products of clusters' scores by stratum", 3),
+            "counts": total("clusters by stratum that several sites have"),
+            "sums": total("sums of scores by stratum", 2),
+            "outer": total("sums of products of clusters' scores by stratum", 3),
             "shared": HASHES,
             "shared_strata": STRATA,
-            "shared_sums": Declared("aggregate", "scores of clusters that several sites have", 2),
-            "within": Declared("aggregate", "variance between clusters in strata of the site alone", 2),
-            "lonely": Declared("aggregate", "number of strata, and of those with one cluster"),
+            "shared_sums": total("scores of clusters that several sites have", 2),
+            "within": total("variance between clusters in strata of the site alone", 2),
+            "lonely": Declared("aggregate", "number of strata, and of those with one cluster", maskable=True),
         },
     ),
 }

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from fedstat.federation.design_rows import RowsDesign, pooled_moments, standardisation, translation, varying
+from fedstat.federation.design_rows import RowsDesign, standardisation, translation, varying
 from fedstat.typing import Bools, Floats
 
 
@@ -21,29 +21,38 @@ class Coordinates:
         Mean and standard deviation over all sites; 0 and 1 for the intercept.
     back : (p, p) array
         Matrix that takes coefficients of the standardised columns to the units of the data.
+    own : (K, 2, p) array or None
+        Mean and standard deviation of every column by site, by which it standardised for its own fit; None
+        where sites did not fit their own rows, which is all that they are needed for.
     """
 
     design: RowsDesign
     shift: Floats
     scale: Floats
     back: Floats
+    own: Floats | None = field(default=None)
 
     @classmethod
-    def of(cls, design: RowsDesign) -> Coordinates:
+    def of(cls, design: RowsDesign, own: Floats | None = None) -> Coordinates:
         """Standardise by the pooled moments."""
-        mean, spread = pooled_moments(design.moments)
-        shift, scale = standardisation(mean, spread, design.intercept)
+        shift, scale = standardisation(design.mean, design.spread, design.intercept)
         zeros, ones = np.zeros_like(shift), np.ones_like(scale)
         back: Floats = np.asarray(np.linalg.inv(translation(shift, scale, zeros, ones)))
-        return cls(design, shift, scale, back)
+        return cls(design, shift, scale, back, own)
 
     def to_site(self, k: int) -> Floats:
         """Matrix that takes standardised coefficients to those of site k's own standardised columns."""
-        return translation(self.design.shift[k], self.design.scale[k], self.shift, self.scale)
+        return translation(*self._standardised(k), self.shift, self.scale)
 
     def varies(self, k: int) -> Bools:
         """Columns that vary at site k."""
-        return varying(self.design.moments[k, 1], self.design.moments[k, 2], self.design.intercept)
+        assert self.own is not None
+        return varying(*self.own[k], self.design.intercept)
+
+    def _standardised(self, k: int) -> tuple[Floats, Floats]:
+        """Shift and scale of site k."""
+        assert self.own is not None
+        return standardisation(*self.own[k], self.design.intercept)
 
     def local(self, k: int, beta: Floats, information: Floats) -> tuple[Floats, Floats]:
         """Coefficients and covariance of a site's own fit in the units of the data.
@@ -56,11 +65,12 @@ class Coordinates:
         cov : (p, p) array
             For dispersion one; rows and columns of NaN likewise.
         """
+        assert self.own is not None
         varies = self.varies(k)
-        shift, scale = self.design.shift[k][varies], self.design.scale[k][varies]
+        shift, scale = (column[varies] for column in self._standardised(k))
         back = np.linalg.inv(translation(shift, scale, np.zeros_like(shift), np.ones_like(scale)))
         known = varies.copy()
-        if self.design.intercept and (self.design.moments[k, 1][~varies] != 0.0).any():
+        if self.design.intercept and (self.own[k, 0][~varies] != 0.0).any():
             known[0] = False
         out, cov = np.full(len(varies), np.nan), np.full((len(varies), len(varies)), np.nan)
         out[varies] = back @ beta[varies]

@@ -9,10 +9,13 @@ import statsmodels.genmod.families as sm_families
 
 from fedstat.errors import ConvergenceWarning, ModelError
 from fedstat.federation.engine import Rounds
+from fedstat.inference.explanation import Explanation
 from fedstat.models.base_rows import HorizontalModel
-from fedstat.models.checks import check_choice, check_positive, check_whole
+from fedstat.models.checks import check_choice, check_masked, check_positive, check_whole
+from fedstat.models.explain import explain_fit
+from fedstat.models.glm.explain import GLMPlan
 from fedstat.models.glm.overdispersion import Overdispersion, estimate_alpha, with_alpha
-from fedstat.models.glm.protocol import GLMFit, Newton, Options, Session
+from fedstat.models.glm.protocol import GLMFit, Newton, Options, Session, Wanted
 from fedstat.models.glm.results import GLMResults
 from fedstat.models.glm.variance import (
     cluster_sums,
@@ -40,6 +43,8 @@ class FederatedGLM(HorizontalModel):
     References
     ----------
     Wu, Jiang, Kim, Ohno-Machado, "Grid Binary LOgistic REgression (GLORE)", JAMIA 19 (2012).
+
+    Bonawitz et al., "Practical secure aggregation for privacy-preserving machine learning", CCS (2017).
     """
 
     model_name: ClassVar[str] = "Federated GLM"
@@ -55,6 +60,7 @@ class FederatedGLM(HorizontalModel):
         maxiter: int = 50,
         tol: float = 1e-8,
         local: bool = True,
+        masked: bool | None = None,
     ) -> GLMResults:
         """Maximise the likelihood of all sites' rows.
 
@@ -81,8 +87,13 @@ class FederatedGLM(HorizontalModel):
         tol : float
             Stop when Newton's step is below, in standard errors.
         local : bool
-            Whether every site also fits its own rows: the start of the iteration, and the comparison of
-            the sites.
+            Whether every site also fits its own rows and releases that fit, with the means and deviations of
+            its columns: the start of the iteration, and the comparison of the sites.
+        masked : bool, optional
+            Whether sites hide their parts of all sums by pairwise masks (Bonawitz et al. 2017), which cancel
+            in the total: the coordinator learns what all sites add up to, and no part. The fit is the same.
+            By default where there are three sites or more; of two each can tell the other's part. It costs
+            two rounds; what compares single sites' parts (the fit without each site) needs False.
 
         Returns
         -------
@@ -115,15 +126,32 @@ class FederatedGLM(HorizontalModel):
             raise ModelError(f"scale: expected a number, 'X2' or 'dev', received {scale!r}")
         self._check_alpha(alpha, cov_type)
         groups = self._groups(cov_type, cov_kwds or {})
-        session = Session(self.sites, self._session, self.family_spec)
+        hidden = check_masked(masked, len(self.sites))
+        session = Session(self.sites, self._session, self.family_spec, hidden)
         newton = Newton(session, self.agreement, Options(maxiter, tol, rounds), scale)
         ledger = self.new_ledger()
         protocol = self._protocol(newton, cov_type, groups, local, alpha is not None)
-        fit, cov, overdispersion = self.engine.run(protocol, ledger)
+        fit, cov, overdispersion = self.engine.run(self.receipted(session.hide(protocol), ledger), ledger)
         result = GLMResults.of(self, fit, cov, cov_type, groups, ledger, overdispersion)
         if not fit.converged:
             warnings.warn(f"the fit did not converge: {fit.reason}", ConvergenceWarning, stacklevel=2)
         return result
+
+    def explain(self, **arguments: Any) -> Explanation:
+        """Say what :meth:`fit` would ask for and what would leave each site, and ask nothing.
+
+        Parameters
+        ----------
+        **arguments
+            As for :meth:`fit`.
+
+        Returns
+        -------
+        Explanation
+            What would be refused, rounds and bytes, every array with the rules that it meets, and who could
+            learn what.
+        """
+        return explain_fit(self, GLMPlan(self, self.fit, arguments), arguments)
 
     def _groups(self, cov_type: str, kwds: dict[str, str]) -> tuple[str | None, str | None]:
         """Columns of clusters and strata."""
@@ -167,7 +195,9 @@ class FederatedGLM(HorizontalModel):
         estimated: bool,
     ) -> Rounds[tuple[GLMFit, Floats, Overdispersion | None]]:
         if not estimated:
-            fit = yield from newton.run(meat=cov_type in ("HC0", "HC1"), local=local)
+            by_site = cov_type == "cluster" and groups[0] == self.partition.site_column
+            wanted = Wanted(meat=cov_type in ("HC0", "HC1"), between=by_site)
+            fit = yield from newton.run(wanted, local=local)
             return fit, (yield from self._covariance(newton, fit, cov_type, groups)), None
         over = yield from estimate_alpha(newton)
         fit = yield from with_alpha(newton, over.alpha).run(local=local)
@@ -182,8 +212,8 @@ class FederatedGLM(HorizontalModel):
             return factor * sandwich(fit, fit.meat)
         if clusters is None:
             return model_based(fit)
-        if cov_type == "cluster" and clusters == self.partition.site_column:
-            return clustered_by_site(fit)
+        if fit.between is not None:
+            return clustered_by_site(fit, len(self.sites))
         sums = yield from cluster_sums(newton.session, fit, clusters, strata)
         return clustered(fit, sums) if cov_type == "cluster" else linearised(fit, sums)
 

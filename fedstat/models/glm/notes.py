@@ -9,6 +9,7 @@ import numpy as np
 from fedstat.errors import NotAvailableError
 from fedstat.inference.summary import WIDTH
 from fedstat.inference.tables import Sheet, human_bytes, number
+from fedstat.models.glm.protocol import NOT_ASKED
 
 if TYPE_CHECKING:
     from fedstat.inference.heterogeneity import Heterogeneity
@@ -24,7 +25,6 @@ FEW_CLUSTERS = 30
 REACHED = 1e-8
 """Newton's step, in standard errors, at which a fit of a given number of rounds is at the maximum."""
 
-NOT_ASKED = "not asked for"
 PROBLEMS = {"separated": "outcomes separated", "information is singular": "columns collinear"}
 SITE_WIDTHS = (24, 9, 9, 12, WIDTH - 24 - 9 - 9 - 12 - 8)
 ROLES = {"exposure": "Exposure", "freq_weights": "Freq. Weights", "var_weights": "Var. Weights"}
@@ -129,6 +129,7 @@ def federation_lines(result: GLMResults) -> list[tuple[str, str]]:
     if ledger is not None:
         kinds = dict.fromkeys(kind for row in ledger.kinds_by_client().values() for kind in row)
         lines += [
+            ("Sums", f"masked over {len(blocks)} sites" if result.fit_.masked else "in clear"),
             ("Rounds", f"{ledger.rounds:,}"),
             ("Traffic", human_bytes(ledger.bytes)),
             ("Values that left", ", ".join(kinds) or "none"),
@@ -183,13 +184,36 @@ def site_sheet(result: GLMResults) -> Sheet:
 
 def fit_notes(result: GLMResults) -> list[str]:
     """Say what the reader must know of this fit."""
-    parts = (_rows_note, _rounds_note, _sites_note, _local_note, _alpha_note, _likelihood_note, _cluster_note)
+    parts = (
+        _rows_note,
+        _masked_note,
+        _rounds_note,
+        _sites_note,
+        _local_note,
+        _alpha_note,
+        _likelihood_note,
+        _cluster_note,
+    )
     return [note for part in parts if (note := part(result))]
 
 
 def _rows_note(result: GLMResults) -> str:
     dropped = sum(row.n_rows - row.n for row in result.basis.agreement.sites)
     return f"Rows left out because they lack one of the model's columns: {dropped:,}." if dropped else ""
+
+
+def _masked_note(result: GLMResults) -> str:
+    fit, K = result.fit_, len(result.fit_.local)
+    if fit.masked:
+        own = any(own.problem != NOT_ASKED for own in fit.local)
+        return (
+            f"Sums over rows were masked over {K} sites: the coordinator saw what all add up to, and no site's part"
+            f"{', but for the own fits' if own else ''}. This holds if coordinator and sites follow the protocol; "
+            "the coordinator and some sites together learn the sum over the others."
+        )
+    if K == 2:
+        return "Sums were in clear: masks over two sites hide neither from the other."
+    return "" if K == 1 else "Sums were in clear: the coordinator saw each site's part."
 
 
 def _rounds_note(result: GLMResults) -> str:

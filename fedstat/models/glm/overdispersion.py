@@ -12,8 +12,8 @@ from fedstat.federation.engine import Rounds
 from fedstat.federation.message import Declared, Step
 from fedstat.federation.site import SiteData, State
 from fedstat.kernels.negative_binomial import evaluate_nb2
-from fedstat.models.glm.protocol import MAX_HALVINGS, Newton
-from fedstat.models.glm.steps import BETA, COLUMNS, model_of
+from fedstat.models.glm.protocol import MAX_HALVINGS, NOTHING, Newton, add
+from fedstat.models.glm.steps import BETA, COLUMNS, INSIDE, check_weights, model_of, total
 from fedstat.typing import Array, Floats
 
 SMALLEST = 1e-8
@@ -57,7 +57,9 @@ def sum_nb2(
     T[:-1, :-1] = model.translation(data.name, beta, shift, scale)
     if not alpha > 0.0:
         raise EstimationError(f"{data.name}: alpha must be positive")
-    sums = evaluate_nb2(model.chunks(), T[:-1, :-1] @ beta, float(alpha))
+    own = T[:-1, :-1] @ beta
+    check_weights(data, replace(model, family=replace(model.family, alpha=float(alpha))), own)
+    sums = evaluate_nb2(model.chunks(), own, float(alpha))
     inside = np.isfinite(sums.log_likelihood)
     return {
         "inside": np.array(inside),
@@ -76,10 +78,10 @@ STEPS: Mapping[str, Step] = {
             "alpha": Declared("aggregate", "overdispersion of the negative binomial", 0),
         },
         {
-            "inside": Declared("control", "whether all means are finite", 0),
-            "score": Declared("aggregate", "score, that of alpha last", maskable=True),
-            "information": Declared("aggregate", "observed information, alpha last", 2, maskable=True),
-            "llf": Declared("aggregate", "log-likelihood", 0, maskable=True),
+            "inside": INSIDE,
+            "score": total("score, that of alpha last"),
+            "information": total("observed information, alpha last", 2),
+            "llf": total("log-likelihood", 0),
         },
     )
 }
@@ -94,7 +96,7 @@ def estimate_alpha(newton: Newton) -> Rounds[Overdispersion]:
         The counts are not overdispersed, or the iteration does not converge.
     """
     yield from newton.open(local=True)
-    gamma, _, _ = yield from newton.climb(meat=False)
+    gamma, _, _ = yield from newton.climb(NOTHING)
     point = np.append(gamma, np.log(newton.session.family.alpha or 1.0))
     llf, score, information = yield from _sums(newton, point)
     for _ in range(newton.options.maxiter):
@@ -124,10 +126,8 @@ def _sums(newton: Newton, point: Floats) -> Rounds[tuple[float, Floats, Floats]]
         "alpha": np.array(alpha),
     }
     replies = yield [newton.session.ask(site, "sum_nb2", arrays) for site in newton.session.sites]
-    score, information, llf = (
-        np.sum([r.arrays[name] for r in replies], axis=0) for name in ("score", "information", "llf")
-    )
-    if not all(r.arrays["inside"] for r in replies):
+    score, information, llf = (add(replies, name) for name in ("score", "information", "llf"))
+    if int(add(replies, "inside")) < len(replies):
         return -np.inf, score, information
     slope = np.ones(len(point))
     slope[-1] = alpha

@@ -102,12 +102,15 @@ class Runaway:
     before, now : (p, p) arrays
         Information at the last two points.
     evaluations : int
+    complete : bool
+        Whether the outcomes of all rows are known to be separated; otherwise the variances tell.
     """
 
     step: Floats
     before: Floats
     now: Floats
     evaluations: int
+    complete: bool = False
 
     def error(self, sites: Sequence[str], coordinates: Coordinates) -> EstimationError:
         """Say which columns separate the outcomes, and where they vary."""
@@ -115,16 +118,18 @@ class Runaway:
         grown = _variances(self.now, coordinates) > GROWTH * _variances(self.before, coordinates)
         columns = np.ones(len(grown), dtype=bool)
         columns[0] = not design.intercept
-        complete = bool(grown[columns].all())
+        complete = self.complete or bool(grown[columns].all())
         share = np.abs(self.step) > PART * np.abs(self.step[columns]).max(initial=0.0)
         culprits = columns & (share if complete or not (grown & columns).any() else grown)
         listed = _name(culprits, bool(grown[0]) and design.intercept and not complete, coordinates)
-        where = [site for k, site in enumerate(sites) if _shows(culprits, k, coordinates)]
+        known = coordinates.own is not None
+        where = [site for k, site in enumerate(sites) if known and _shows(culprits, k, coordinates)]
+        at = f" (at {', '.join(where)})" if where else ""
         kind, rows = ("complete", "all") if complete else ("quasi-complete", "some")
         return EstimationError(
-            f"{kind} separation: the responses of {rows} rows follow exactly from {listed} (at "
-            f"{', '.join(where)}); the estimate would be infinite, after {self.evaluations} evaluations the "
-            "coefficients still grow. Leave the term out, or merge its level with another."
+            f"{kind} separation: the responses of {rows} rows follow exactly from {listed}{at}; the estimate "
+            f"would be infinite, after {self.evaluations} evaluations the coefficients still grow. Leave the "
+            "term out, or merge its level with another."
         )
 
 
@@ -151,5 +156,6 @@ def _name(culprits: Bools, reference: bool, coordinates: Coordinates) -> str:
 
 def _shows(culprits: Bools, k: int, coordinates: Coordinates) -> bool:
     """Whether one of the columns is there at a site: it varies, or is a constant other than zero."""
-    own = coordinates.varies(k) | (coordinates.design.moments[k, 1] != 0.0)
+    assert coordinates.own is not None
+    own = coordinates.varies(k) | (coordinates.own[k, 0] != 0.0)
     return bool(own[culprits].any())

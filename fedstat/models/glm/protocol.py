@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedstat.errors import EstimationError
-from fedstat.federation.design_rows import RowsAgreement, open_asks, opened_design
-from fedstat.federation.engine import Rounds
+from fedstat.federation.design_rows import RowsAgreement, moment_asks, open_asks, opened_design
+from fedstat.federation.engine import Fit, Rounds
 from fedstat.federation.message import Ask, Reply
+from fedstat.federation.secure.sums import masked
+from fedstat.inference.heterogeneity import MaskedParts
 from fedstat.kernels.glm_family import FamilySpec
 from fedstat.models.glm.coordinates import Coordinates
 from fedstat.models.glm.problems import PATIENCE, Runaway, check_rank, diverges
@@ -19,7 +21,13 @@ from fedstat.models.glm.steps import FAMILY
 from fedstat.typing import Array, Floats
 
 MAX_HALVINGS = 30
+NOT_ASKED = "not asked for"
 TINY = float(np.finfo(float).tiny)
+FALLING = 0.9
+"""Ratio of successive deviances; it goes to 1 / e where a logit grows without bound."""
+
+VANISHING = 1e-44
+"""Sum of squares of which masked sums keep few digits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +61,8 @@ class LocalFit:
     cov : (p, p) array or None
     problem : str
         Why there is no fit.
-    score, information : arrays
-        At the estimate of all sites, dispersion one.
+    score, information : arrays or None
+        At the estimate of all sites, dispersion one; None where sums are masked.
     """
 
     site: str
@@ -62,8 +70,8 @@ class LocalFit:
     beta: Floats | None
     cov: Floats | None
     problem: str
-    score: Floats
-    information: Floats
+    score: Floats | None
+    information: Floats | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +85,7 @@ class TraceRow:
 
 @dataclass(slots=True, eq=False)
 class Total:
-    """Sums over sites at one point, in standardised coordinates."""
+    """Sums over sites at one point, in standardised coordinates; the parts by site where not masked."""
 
     score: Floats
     information: Floats
@@ -86,29 +94,25 @@ class Total:
     deviance: float
     pearson: float
     null: Floats | None
-    by_site: list[tuple[Floats, Floats]]
+    by_site: list[tuple[Floats, Floats]] | None
 
     @classmethod
-    def of(cls, replies: Sequence[Reply]) -> Total | None:
-        """Add up replies in their order; None where a mean lies outside the family's domain."""
-        if not all(reply.arrays["inside"] for reply in replies):
+    def of(cls, replies: Sequence[Reply], hidden: bool) -> Total | None:
+        """Add up replies in their order; None where sites give no sums: see ``sum_scores``."""
+        if few_weigh(replies) or int(add(replies, "inside")) < len(replies):
             return None
-
-        def add(name: str) -> Array:
-            total: Array = np.sum([reply.arrays[name] for reply in replies], axis=0)
-            return total
-
-        weight, deviance, pearson = add("totals").tolist()
+        weight, deviance, pearson = add(replies, "totals").tolist()
         first = replies[0].arrays
+        parts = [(reply.arrays["score"], reply.arrays["information"]) for reply in replies]
         return cls(
-            add("score"),
-            add("information"),
-            add("observed") if "observed" in first else None,
+            add(replies, "score"),
+            add(replies, "information"),
+            add(replies, "observed") if "observed" in first else None,
             weight,
             deviance,
             pearson,
-            add("null") if "null" in first else None,
-            [(reply.arrays["score"], reply.arrays["information"]) for reply in replies],
+            add(replies, "null") if "null" in first else None,
+            None if hidden else parts,
         )
 
     def step(self) -> tuple[Floats, Floats]:
@@ -142,6 +146,11 @@ class GLMFit:
     fit : (3,) array
         Log-likelihood; log-likelihood and deviance without covariates; NaN where not defined.
     meat : (p, p) array or None
+        Sum of the outer products of the rows' scores.
+    between : (p, p) array or None
+        The same of the sites' scores.
+    apart : (2,) array or None
+        The sites' parts of the score test of equal coefficients, added up, where sums are masked.
     trace : tuple of TraceRow
     converged : bool
     reason : str
@@ -161,6 +170,8 @@ class GLMFit:
     null: float
     fit: Floats
     meat: Floats | None
+    between: Floats | None
+    apart: Floats | None
     trace: tuple[TraceRow, ...]
     converged: bool
     reason: str
@@ -170,6 +181,20 @@ class GLMFit:
     family: FamilySpec
 
     @property
+    def masked(self) -> bool:
+        """Whether the coordinator saw no more of the sums than what all sites add up to."""
+        return self.total.by_site is None
+
+    @property
+    def masked_parts(self) -> MaskedParts | None:
+        """What compares the sites where sums are masked, in the units of the data."""
+        if self.apart is None or not self.masked:
+            return None
+        forward = np.linalg.inv(self.coordinates.back)
+        total = self.total
+        return MaskedParts(forward.T @ total.score, forward.T @ total.information @ forward, self.apart)
+
+    @property
     def params(self) -> Floats:
         """Coefficients in the units of the data."""
         return self.coordinates.back @ self.gamma
@@ -177,15 +202,31 @@ class GLMFit:
 
 @dataclass(slots=True)
 class Session:
-    """Addresses of one fit."""
+    """Addresses of one fit, and whether its sums are masked."""
 
     sites: tuple[str, ...]
     session: str
     family: FamilySpec
+    masked: bool
 
     def ask(self, site: str, step: str, arrays: Mapping[str, Array], text: str = "") -> Ask:
         """Address one step."""
         return Ask(site, FAMILY, step, arrays, self.session, text)
+
+    def hide(self, protocol: Rounds[Fit]) -> Rounds[Fit]:
+        """Mask a protocol's sums, if they shall be."""
+        return masked(protocol, self.sites, self.session) if self.masked else protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What to sum at the estimate: products of the rows' scores, and of the sites'."""
+
+    meat: bool = False
+    between: bool = False
+
+
+NOTHING = Wanted()
 
 
 @dataclass(slots=True, eq=False)
@@ -201,7 +242,7 @@ class Newton:
     null: float = 0.0
     offsets: bool = False
     n: int = 0
-    starts: list[Reply] = field(default_factory=list)
+    alone: list[Reply] = field(default_factory=list)
     halved: int = 0
     converged: bool = False
     reason: str = ""
@@ -209,24 +250,28 @@ class Newton:
     def open(self, local: bool) -> Rounds[None]:
         """Open the rows, fit every site's rows alone, and standardise."""
         session = self.session
-        opening = open_asks(self.agreement, session.session)
-        text = session.family.to_json()
-        starting = [session.ask(s, "start", {"local": np.array(local)}, text) for s in session.sites]
-        replies = yield [ask for pair in zip(opening, starting, strict=True) for ask in pair]
-        design = opened_design(self.agreement, replies[::2])
-        self.starts, self.coordinates = replies[1::2], Coordinates.of(design)
+        text, K = session.family.to_json(), len(session.sites)
+        asks = open_asks(self.agreement, session.session) + moment_asks(self.agreement, session.session)
+        asks += [session.ask(site, "start", {}, text) for site in session.sites]
+        if local:
+            asks += [session.ask(site, "fit_alone", {}) for site in session.sites]
+        replies = yield asks
+        opened, summed, started, self.alone = (replies[k * K : (k + 1) * K] for k in range(4))
+        design = opened_design(self.agreement, opened, summed)
+        own = np.array([reply.arrays["columns"] for reply in self.alone]) if local else None
+        self.coordinates = Coordinates.of(design, own)
         self.n = int(design.n.sum())
         if self.n <= len(design.names):
             raise EstimationError(
                 f"{self.n:,} whole rows at all sites together for {len(design.names)} coefficients; "
                 "expected more rows than coefficients. Use fewer terms."
             )
-        self._start_null()
+        self._start_null(add(started, "response"))
 
-    def _start_null(self) -> None:
+    def _start_null(self, response: Floats) -> None:
         question = self.agreement.question
         self.offsets = bool(question.offsets) or "exposure" in question.weights
-        weight, weighted, _, exposed = np.sum([reply.arrays["response"] for reply in self.starts], axis=0)
+        weight, weighted, exposed = response
         if self.session.family.name != "Gaussian" and weighted in (0.0, weight if self._binomial else 0.0):
             raise EstimationError(
                 f"the response '{question.response}' is the same in all rows of all sites; there is nothing "
@@ -246,7 +291,7 @@ class Newton:
         """
         p = len(self.coordinates.shift)
         precision, weighted = np.zeros((p, p)), np.zeros(p)
-        for k, reply in enumerate(self.starts):
+        for k, reply in enumerate(self.alone):
             T, information = self.coordinates.to_site(k), reply.arrays["information"]
             if self.options.rounds is not None and information.any():
                 information = self._by_size(k, information)
@@ -272,7 +317,11 @@ class Newton:
         arrays["observed"] = np.array(not self.session.family.canonical and gamma is not None)
         return [self.session.ask(site, "sum_scores", arrays) for site in self.session.sites]
 
-    def judge_asks(self, gamma: Floats, total: Total, dispersion: float, meat: bool) -> list[Ask]:
+    def evaluate(self, gamma: Floats | None) -> Rounds[Total | None]:
+        """Ask for the sums at a point; None where a mean lies outside the family's domain."""
+        return Total.of((yield self.evaluate_asks(gamma)), self.session.masked)
+
+    def judge_asks(self, gamma: Floats, total: Total, dispersion: float, wanted: Wanted) -> list[Ask]:
         """Ask for the sums that judge the fit.
 
         As in statsmodels, the likelihood of the Gaussian family with identity link is that at its own
@@ -287,7 +336,9 @@ class Newton:
             "scale": self.coordinates.scale,
             "dispersion": np.array([own, dispersion]),
             "null": np.array(self.null),
-            "meat": np.array(meat),
+            "meat": np.array(wanted.meat),
+            "between": np.array(wanted.between),
+            "apart": np.array(self.session.masked),
         }
         return [self.session.ask(site, "judge", arrays) for site in self.session.sites]
 
@@ -300,22 +351,25 @@ class Newton:
         rest = total.weight - len(total.score)
         return (total.deviance if self.scaletype == "dev" else total.pearson) / rest
 
-    def run(self, meat: bool = False, local: bool = True) -> Rounds[GLMFit]:
+    def run(self, wanted: Wanted = NOTHING, local: bool = True) -> Rounds[GLMFit]:
         """Open, iterate, judge."""
         yield from self.open(local)
-        gamma, total, judged = yield from self.climb(meat)
+        gamma, total, judged = yield from self.climb(wanted)
+        self._check_units(total)
         dispersion = self.dispersion(total)
         if not judged:
-            judged = yield self.judge_asks(gamma, total, dispersion, meat)
-        defined = np.all([reply.arrays["defined"] for reply in judged], axis=0)
+            judged = yield self.judge_asks(gamma, total, dispersion, wanted)
+        defined = add(judged, "defined") == len(judged)
         return GLMFit(
             gamma,
             total,
             self.coordinates,
             dispersion,
             self.null,
-            np.where(defined, np.sum([reply.arrays["fit"] for reply in judged], axis=0), np.nan),
-            np.sum([reply.arrays["meat"] for reply in judged], axis=0) if meat else None,
+            np.where(defined, add(judged, "fit"), np.nan),
+            add(judged, "meat") if wanted.meat else None,
+            add(judged, "between") if wanted.between else None,
+            add(judged, "apart") if self.session.masked else None,
             tuple(self.trace),
             self.converged,
             self.reason,
@@ -325,11 +379,19 @@ class Newton:
             self.session.family,
         )
 
-    def climb(self, meat: bool) -> Rounds[tuple[Floats, Total, list[Reply]]]:
+    def _check_units(self, total: Total) -> None:
+        if self.session.masked and self.session.family.estimates_scale and total.pearson < VANISHING:
+            raise EstimationError(
+                f"the sum of squared residuals of '{self.agreement.question.response}' is below "
+                f"{VANISHING:g}, of which masked sums keep few digits: measure it in smaller units, or "
+                "fit(masked=False)"
+            )
+
+    def climb(self, wanted: Wanted) -> Rounds[tuple[Floats, Total, list[Reply]]]:
         """Take Newton's steps until they are small; judge in the last round where it can be foreseen."""
         K = len(self.session.sites)
         gamma = self.first_point()
-        total = None if gamma is None else Total.of((yield self.evaluate_asks(gamma)))
+        total = None if gamma is None else (yield from self.evaluate(gamma))
         if total is None and self.options.rounds is not None:
             raise EstimationError(
                 "rounds: no site has a fit of its own to start from, or their mean lies outside the family's "
@@ -350,29 +412,38 @@ class Newton:
                 )
             step, _ = total.step()
             if not self.halved and diverges([row.move for row in self.trace], [r.step for r in self.trace]):
-                runaway = Runaway(step, before, total.information, len(self.trace))
-                raise runaway.error(self.session.sites, self.coordinates)
+                raise self.runaway(step, before, total)
             for halving in range(MAX_HALVINGS):
                 trial = gamma + step * 0.5**halving
                 asks = self.evaluate_asks(trial)
                 if self.expects_last():
-                    asks += self.judge_asks(trial, total, self.dispersion(total), meat)
+                    asks += self.judge_asks(trial, total, self.dispersion(total), wanted)
                 replies = yield asks
-                new = Total.of(replies[:K])
+                new = Total.of(replies[:K], self.session.masked)
                 if new is not None and not rises(new.deviance, total.deviance):
                     break
+                if few_weigh(replies[:K]) and runs_away(self.trace):
+                    raise self.runaway(step, before, total, complete=True)
             else:
                 raise EstimationError(
                     f"no step lowers the deviance ({len(self.trace)} evaluations) and keeps the means "
-                    f"inside the domain of family {self.session.family}; choose another link"
+                    f"inside the domain of family {self.session.family}, with weight on more than a few rows of "
+                    "every site; choose another link, or transform columns with long tails"
                 )
             self.halved = self.halved + 1 if halving else 0
             before, gamma, total, judged = total.information, trial, new, replies[K:]
         return gamma, total, judged
 
+    def runaway(
+        self, step: Floats, before: Floats, total: Total, *, complete: bool = False
+    ) -> EstimationError:
+        """Say that the maximum lies at infinity, and in which direction."""
+        found = Runaway(step, before, total.information, len(self.trace), complete)
+        return found.error(self.session.sites, self.coordinates)
+
     def start_without_fits(self) -> Rounds[tuple[Floats, Total]]:
         """First step of iteratively reweighted least squares, as statsmodels starts."""
-        first = Total.of((yield self.evaluate_asks(None)))
+        first = yield from self.evaluate(None)
         if first is None:
             raise EstimationError(
                 f"sums over the response '{self.agreement.question.response}' are no finite numbers; measure "
@@ -380,10 +451,10 @@ class Newton:
             )
         check_rank(first.information, self.coordinates)
         gamma, _ = first.step()
-        total = Total.of((yield self.evaluate_asks(gamma)))
+        total = yield from self.evaluate(gamma)
         if total is None and self.coordinates.design.intercept:
             gamma = np.append(self.null, np.zeros(len(gamma) - 1))  # the mean of the response is inside
-            total = Total.of((yield self.evaluate_asks(gamma)))
+            total = yield from self.evaluate(gamma)
         if total is None:
             raise EstimationError(
                 f"the first point lies outside the domain of family {self.session.family}; choose another "
@@ -430,20 +501,47 @@ class Newton:
         """Sites' own fits, and their parts of the sums, in the units of the data."""
         forward = np.linalg.inv(self.coordinates.back)
         out = []
-        for k, (site, reply) in enumerate(zip(self.session.sites, self.starts, strict=True)):
-            problem = json.loads(reply.text)["problem"]
-            beta = cov = None
+        for k, site in enumerate(self.session.sites):
             n = int(self.coordinates.design.n[k])
-            if not problem:
-                beta, cov = self.coordinates.local(k, reply.arrays["beta"], reply.arrays["information"])
-                if self.dispersion(total) != 1.0:
-                    rest = n - int(self.coordinates.varies(k).sum())
-                    cov = cov * float(reply.arrays["response"][2]) / max(rest, 1)
-            score, information = total.by_site[k]
-            out.append(
-                LocalFit(site, n, beta, cov, problem, forward.T @ score, forward.T @ information @ forward)
-            )
+            beta, cov, problem = self._own_fit(k, n, total)
+            score = information = None
+            if total.by_site is not None:
+                score, information = total.by_site[k]
+                score, information = forward.T @ score, forward.T @ information @ forward
+            out.append(LocalFit(site, n, beta, cov, problem, score, information))
         return out
+
+    def _own_fit(self, k: int, n: int, total: Total) -> tuple[Floats | None, Floats | None, str]:
+        """Coefficients and covariance of a site's own fit, or why there are none."""
+        if not self.alone:
+            return None, None, NOT_ASKED
+        reply = self.alone[k]
+        problem = str(json.loads(reply.text)["problem"])
+        if problem:
+            return None, None, problem
+        beta, cov = self.coordinates.local(k, reply.arrays["beta"], reply.arrays["information"])
+        if self.dispersion(total) != 1.0:
+            rest = n - int(self.coordinates.varies(k).sum())
+            cov = cov * float(reply.arrays["pearson"]) / max(rest, 1)
+        return beta, cov, ""
+
+
+def add(replies: Sequence[Reply], name: str) -> Array:
+    """Add an array up over replies, in their order."""
+    total: Array = np.sum([reply.arrays[name] for reply in replies], axis=0)
+    return total
+
+
+def few_weigh(replies: Sequence[Reply]) -> bool:
+    """Whether a site gave no sums because only few of its rows would weigh in them."""
+    return int(add(replies, "spread")) < len(replies)
+
+
+def runs_away(trace: Sequence[TraceRow]) -> bool:
+    """Whether steps grow and the deviance still falls, as it does where all outcomes are separated."""
+    last = trace[-3:]
+    growing = len(last) == 3 and last[0].move < last[1].move < last[2].move
+    return growing and last[2].deviance < FALLING * last[1].deviance
 
 
 def rises(new: float, old: float) -> bool:

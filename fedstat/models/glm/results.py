@@ -206,8 +206,9 @@ class GLMResults(RowPredictions, Evaluated, FederatedResults):
     def heterogeneity(self) -> Heterogeneity:
         """How far the sites agree: Cochran's Q, I2, random effects, the fit without each site.
 
-        It needs no message: sites sent their own fits with the start, their parts of the sums with the rest.
-        Without own fits (``local=False``) there are the score test and the fit without each site.
+        It needs no message: sites sent their own fits with the start, and what the score test adds up with
+        the rest. Without own fits (``local=False``) there is no Q; of masked sums there is no fit without each
+        site.
 
         Raises
         ------
@@ -225,7 +226,9 @@ class GLMResults(RowPredictions, Evaluated, FederatedResults):
                 "center(year)"
             )
         try:
-            return heterogeneity(est.names, est.params, self.scale, self.fit_.local)
+            return heterogeneity(
+                est.names, est.params, self.scale, self.fit_.local, masked=self.fit_.masked_parts
+            )
         except EstimationError as error:
             raise NotAvailableError(f"no heterogeneity: {error}") from error
 

@@ -10,7 +10,7 @@ from scipy import stats
 from fedstat.errors import ModelError
 from fedstat.federation.engine import Rounds
 from fedstat.models.glm.problems import check_rank
-from fedstat.models.glm.protocol import Newton, Options, Session, Total
+from fedstat.models.glm.protocol import Newton, Options, Session
 from fedstat.typing import Floats
 
 if TYPE_CHECKING:
@@ -55,9 +55,9 @@ def score_test(result: GLMResults, terms: str) -> ScoreTest:
             f"score_test: rows of the fit lack a column of {terms!r}: {listed}. Fit the smaller model on "
             "the rows that have it"
         )
-    session = Session(larger.sites, larger._session, result.family_spec)
+    session = Session(larger.sites, larger._session, result.family_spec, result.fit_.masked)
     newton = Newton(session, larger.agreement, Options(), result.scale)
-    return larger.engine.run(_protocol(newton, result), larger.new_ledger())
+    return larger.engine.run(session.hide(_protocol(newton, result)), larger.new_ledger())
 
 
 def _protocol(newton: Newton, result: GLMResults) -> Rounds[ScoreTest]:
@@ -68,7 +68,7 @@ def _protocol(newton: Newton, result: GLMResults) -> Rounds[ScoreTest]:
         raise ModelError("score_test: the terms add no coefficient to the fit")
     beta = result.params.reindex(names).fillna(0.0).to_numpy()
     gamma: Floats = np.linalg.solve(newton.coordinates.back, beta)
-    total = Total.of((yield newton.evaluate_asks(gamma)))
+    total = yield from newton.evaluate(gamma)
     assert total is not None
     check_rank(total.information, newton.coordinates)
     statistic = float(total.score @ np.linalg.solve(total.information, total.score)) / result.scale

@@ -13,17 +13,24 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedstat.errors import MessageError
+from fedstat.errors import MessageError, PolicyError
 from fedstat.federation.design_rows import OpenRows, rows_of, translation
+from fedstat.federation.disclosure import is_spread, surely_spread
 from fedstat.federation.message import Declared, Step, check_lengths
 from fedstat.federation.site import SiteData, State
-from fedstat.kernels.glm import Rows, evaluate, log_likelihood, null_sums
+from fedstat.inference.influence import quadratic_form
+from fedstat.kernels.glm import Rows, Sums, evaluate, log_likelihood, null_sums, row_weights
 from fedstat.kernels.glm_family import FamilySpec
 from fedstat.kernels.glm_local import fit_local
 from fedstat.models.kernel_rows import glm_rows, require_response
 from fedstat.typing import Array, Bools, Floats
 
 FAMILY = "glm"
+TOO_FEW = (
+    "{}: its policy (minimum count) wants at least {} rows behind sums at any coefficients; at these nearly all "
+    "weight is on fewer. In a fit that means outcomes that are nearly separated, or very long tails: leave out the "
+    "term that separates them, or transform it"
+)
 LARGEST = 300.0
 """Offset above which its exponential is cut off; it serves as a first guess only."""
 
@@ -60,44 +67,107 @@ def model_of(data: SiteData, state: State) -> SiteModel:
     return model
 
 
-def start(data: SiteData, state: State, text: str, local: Array) -> tuple[dict[str, Array], str]:
-    """Check the response, and fit this site's rows alone.
+def start(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
+    """Check the response, and sum it.
 
     Parameters
     ----------
     text : str
         The family.
-    local : bool
-        Whether to fit.
 
     Returns
     -------
     dict
-        ``beta`` and ``information`` of the local fit, zero for columns that are constant here;
-        ``response``: sum of the weights, of the weighted response, Pearson's statistic of the fit,
-        and the weighted sum of the exponentials of the offset.
-    str
-        JSON: ``problem``, empty or what hindered the fit.
+        ``response``: sum of the weights, of the weighted response, and the weighted sum of the exponentials
+        of the offset.
     """
     opened = rows_of(data, state)
-    p = len(opened.shift)
-    model = SiteModel(opened, FamilySpec.from_json(text), state.entities, p)
-    sums = np.zeros(4)
+    model = SiteModel(opened, FamilySpec.from_json(text), state.entities, len(opened.shift))
+    sums = np.zeros(3)
     for rows in model.chunks():
         require_response(data.name, rows, model.family, opened.question.response)
         weight = np.ones(len(rows.y)) if rows.weight is None else rows.weight
         sums[:2] += weight.sum(), weight @ rows.y
-        sums[3] += weight.sum() if rows.offset is None else weight @ np.exp(np.minimum(rows.offset, LARGEST))
+        sums[2] += weight.sum() if rows.offset is None else weight @ np.exp(np.minimum(rows.offset, LARGEST))
     state.keep("glm", model, state.entities)
-    beta, information, problem = np.zeros(p), np.zeros((p, p)), "not asked for"
-    if local:
-        varies = opened.varies
-        fit = fit_local(lambda: model.chunks(None if varies.all() else varies), model.family)
-        problem = fit.problem
-        if not problem:
-            sums[2] = fit.pearson
-            beta[varies], information[np.ix_(varies, varies)] = fit.beta, fit.information
-    return {"beta": beta, "information": information, "response": sums}, json.dumps({"problem": problem})
+    if "glm point" in state:  # of another fit
+        state.forget("glm point")
+    return {"response": sums}, ""
+
+
+def fit_alone(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
+    """Fit this site's rows alone, and release that fit.
+
+    Returns
+    -------
+    dict
+        ``beta`` (p,) and ``information`` (p, p) for the columns as the site standardised them, zero for those
+        that are constant here and where there is no fit; ``columns`` (2, p), the means and deviations by
+        which it did; ``pearson``, Pearson's statistic of the fit.
+    str
+        JSON: ``problem``, empty or what hindered the fit.
+    """
+    model = model_of(data, state)
+    p, varies = model.p, model.opened.varies
+    beta, information, pearson = np.zeros(p), np.zeros((p, p)), 0.0
+    fit = fit_local(lambda: model.chunks(None if varies.all() else varies), model.family)
+    if not fit.problem:
+        pearson = fit.pearson
+        beta[varies], information[np.ix_(varies, varies)] = fit.beta, fit.information
+    arrays = {"beta": beta, "information": information, "columns": model.opened.own}
+    return arrays | {"pearson": np.array(pearson)}, json.dumps({"problem": fit.problem})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Point:
+    """Coefficients of the site's own columns, and the sums at them."""
+
+    beta: Floats
+    sums: Sums
+
+
+def sums_at(
+    data: SiteData, state: State, model: SiteModel, beta: Floats, observed: bool = False
+) -> Sums | None:
+    """Return the sums at coefficients of the site's own columns, and keep them; None where too few rows count.
+
+    Coefficients can single rows out: where nearly all working weight is on a few, score and information are
+    those of a few rows, however many are added up.
+    """
+    if "glm point" in state:
+        point: Point = state.use("glm point")
+        if np.array_equal(point.beta, beta) and (point.sums.observed is not None or not observed):
+            return point.sums
+    sums = evaluate(model.chunks(), beta, model.family, observed=observed)
+    doubtful = not all(surely_spread(data, *spread) for spread in sums.spread.tolist())
+    if doubtful and np.isfinite(sums.deviance) and not weights_spread(data, model, beta):
+        return None
+    state.keep("glm point", Point(beta, sums), state.entities)
+    return sums
+
+
+def weights_spread(data: SiteData, model: SiteModel, beta: Floats) -> bool:
+    """Whether at these coefficients more than a few rows have nearly all the weight in the sums."""
+    sizes = np.concatenate([row_weights(rows, beta, model.family) for rows in model.chunks()], axis=1)
+    return all(is_spread(data, weights) for weights in sizes if np.isfinite(weights).all())
+
+
+def check_weights(data: SiteData, model: SiteModel, beta: Floats) -> None:
+    """Refuse coefficients that single rows out.
+
+    Raises
+    ------
+    PolicyError
+        At them nearly all weight is on fewer rows than the owner wants behind a sum.
+    """
+    if not weights_spread(data, model, beta):
+        raise PolicyError(TOO_FEW.format(data.name, data.min_count))
+
+
+def nothing(p: int, observed: bool) -> Sums:
+    """Return the sums that tell the coordinator to take a shorter step."""
+    zeros = np.zeros((p, p))
+    return Sums(0, 0.0, np.zeros(p), zeros, np.inf, np.inf, observed=zeros if observed else None)
 
 
 def sum_scores(
@@ -125,22 +195,29 @@ def sum_scores(
     Returns
     -------
     dict
-        ``score`` (p,), ``information`` (p, p), ``observed`` (p, p); ``totals``: sum of the frequency
+        ``inside``: whether all means lie inside the family's domain; ``spread``: whether more than a few rows
+        weigh in the sums. These are zero where one of the two is not so, and tell nothing. ``score`` (p,), ``information`` (p, p), ``observed`` (p, p); ``totals``: sum of the frequency
         weights, deviance, Pearson's statistic; ``null``: score, information and deviance.
     """
     model = model_of(data, state)
     T = model.translation(data.name, beta, shift, scale)
     own = None if beta is None else T @ beta
-    sums = evaluate(model.chunks(), own, model.family, observed=bool(observed))
+    if own is None:
+        found: Sums | None = evaluate(model.chunks(), None, model.family)
+    else:
+        found = sums_at(data, state, model, own, bool(observed))
+    sums = nothing(model.p, bool(observed)) if found is None else found
     finite = np.isfinite(sums.deviance)
     totals = np.array([sums.weight, sums.deviance, sums.pearson]) if finite else np.zeros(3)
     arrays = {
-        "inside": np.array(finite),
+        "inside": np.array(finite or found is None),
+        "spread": np.array(found is not None),
         "score": T.T @ sums.score,
         "information": T.T @ sums.information @ T,
         "totals": totals,
     }
-    if sums.observed is not None:
+    if observed:
+        assert sums.observed is not None
         arrays["observed"] = T.T @ sums.observed @ T
     if null is not None:
         arrays["null"] = np.array(null_sums(model.chunks(), float(null), model.family)[:3])
@@ -156,6 +233,8 @@ def judge(
     dispersion: Array,
     null: Array,
     meat: Array,
+    between: Array,
+    apart: Array,
 ) -> dict[str, Array]:
     """Sum what is needed once the estimate is there.
 
@@ -169,23 +248,42 @@ def judge(
         Intercept of the model without covariates.
     meat : bool
         Whether to add the outer products of the rows' scores.
+    between : bool
+        Whether to add the outer product of the site's score, for a covariance with sites as clusters.
+    apart : bool
+        Whether to add the site's part of the score test of equal coefficients.
 
     Returns
     -------
     dict
-        ``fit``: log-likelihood, log-likelihood and deviance without covariates; ``meat`` (p, p).
+        ``fit``: log-likelihood, log-likelihood and deviance without covariates; ``meat``, ``between`` (p, p);
+        ``apart`` (2,): see :func:`fedstat.inference.influence.quadratic_form`.
+
+    Raises
+    ------
+    PolicyError
+        These coefficients leave nearly all weight to a few rows.
     """
     model = model_of(data, state)
     T = model.translation(data.name, beta, shift, scale)
     check_lengths(data.name, dispersion=(dispersion, 2))
-    llf = log_likelihood(model.chunks(), T @ beta, model.family, float(dispersion[0]))
+    own = T @ beta
+    at = sums_at(data, state, model, own)
+    if at is None:
+        raise PolicyError(TOO_FEW.format(data.name, data.min_count))
+    llf = log_likelihood(model.chunks(), own, model.family, float(dispersion[0]))
     without = null_sums(model.chunks(), float(null), model.family, float(dispersion[1]))
     fit = np.array([llf, without.log_likelihood, without.deviance])
     arrays = {"defined": np.isfinite(fit), "fit": np.where(np.isfinite(fit), fit, 0.0)}
     if meat:
-        sums = evaluate(model.chunks(), T @ beta, model.family, meat=True)
+        sums = evaluate(model.chunks(), own, model.family, meat=True)
         assert sums.meat is not None
         arrays["meat"] = T.T @ sums.meat @ T
+    if between:
+        arrays["between"] = np.outer(T.T @ at.score, T.T @ at.score)
+    if apart:
+        varies = model.opened.varies
+        arrays["apart"] = np.array(quadratic_form(at.score[varies], at.information[np.ix_(varies, varies)]))
     return arrays
 
 
@@ -195,17 +293,30 @@ COLUMNS = {
 }
 BETA = "coefficients of the standardised columns"
 NULL = Declared("aggregate", "intercept of the model without covariates", 0, optional=True)
+INSIDE = Declared("control", "whether all means lie inside the family's domain", 0, maskable=True)
+OWN = "site's own fit: "
+
+
+def total(what: str, ndim: int = 1, *, optional: bool = False) -> Declared:
+    """Declare an array of which nothing is used but the sum over sites."""
+    return Declared("aggregate", what, ndim, maskable=True, optional=optional, wide=True)
+
+
 STEPS: Mapping[str, Step] = {
     "start": Step(
         start,
-        {"local": Declared("control", "whether to fit the site's rows alone", 0)},
-        {
-            "beta": Declared("aggregate", "coefficients of the site's rows alone"),
-            "information": Declared("aggregate", "information of the site's rows alone", 2),
-            "response": Declared("aggregate", "sums of weights and response"),
+        gives={"response": total("sums of weights and response")},
+        text_in=Declared("control", "family and link"),
+    ),
+    "fit_alone": Step(
+        fit_alone,
+        gives={
+            "beta": Declared("aggregate", OWN + "coefficients"),
+            "information": Declared("aggregate", OWN + "information", 2),
+            "columns": Declared("aggregate", OWN + "means and deviations of the columns", 2),
+            "pearson": Declared("aggregate", OWN + "Pearson's statistic", 0),
         },
-        Declared("control", "family and link"),
-        Declared("control", "what hindered the fit of the site's rows alone"),
+        text_out=Declared("control", "what hindered the fit of the site's rows alone"),
     ),
     "sum_scores": Step(
         sum_scores,
@@ -216,12 +327,13 @@ STEPS: Mapping[str, Step] = {
             "null": NULL,
         },
         {
-            "inside": Declared("control", "whether all means lie inside the family's domain", 0),
-            "score": Declared("aggregate", "score", maskable=True),
-            "information": Declared("aggregate", "expected information", 2, maskable=True),
-            "totals": Declared("aggregate", "sums of weights, deviance, Pearson residuals", maskable=True),
-            "observed": Declared("aggregate", "observed information", 2, maskable=True, optional=True),
-            "null": Declared("aggregate", "the same without covariates", maskable=True, optional=True),
+            "inside": INSIDE,
+            "spread": Declared("control", "whether more than a few rows weigh", 0, maskable=True),
+            "score": total("score"),
+            "information": total("expected information", 2),
+            "totals": total("sums of weights, deviance, Pearson residuals"),
+            "observed": total("observed information", 2, optional=True),
+            "null": total("the same without covariates", optional=True),
         },
     ),
     "judge": Step(
@@ -233,12 +345,16 @@ STEPS: Mapping[str, Step] = {
                 "aggregate", "dispersion, for the likelihoods with and without covariates"
             ),
             "null": Declared("aggregate", "intercept of the model without covariates", 0),
-            "meat": Declared("control", "whether to sum products of scores", 0),
+            "meat": Declared("control", "whether to sum products of rows' scores", 0),
+            "between": Declared("control", "whether to sum products of sites' scores", 0),
+            "apart": Declared("control", "whether to sum the score test of equal coefficients", 0),
         },
         {
-            "defined": Declared("control", "which of the sums are finite"),
-            "fit": Declared("aggregate", "log-likelihoods with and without covariates", maskable=True),
-            "meat": Declared("aggregate", "sum of outer products of scores", 2, maskable=True, optional=True),
+            "defined": Declared("control", "which of the sums are finite", maskable=True),
+            "fit": total("log-likelihoods with and without covariates"),
+            "meat": total("sum of outer products of rows' scores", 2, optional=True),
+            "between": total("outer product of the site's score", 2, optional=True),
+            "apart": total("score test of equal coefficients: the site's part, and its rank", optional=True),
         },
     ),
 }

@@ -25,19 +25,22 @@ from fedstat.typing import Array
 if TYPE_CHECKING:
     from fedstat.models.glm.results import GLMResults
 
-FORMAT = "fedstat glm results 1"
+FORMAT = "fedstat glm results 2"
 
 SHAPES = {
-    **dict.fromkeys(("params", "gamma", "score", "shift", "scale"), "p"),
-    **dict.fromkeys(("cov", "information", "observed", "meat", "back"), "pp"),
+    **dict.fromkeys(("params", "gamma", "score", "shift", "scale", "design mean", "design spread"), "p"),
+    **dict.fromkeys(("cov", "information", "observed", "meat", "between", "back"), "pp"),
     **dict.fromkeys(("null", "fit"), "3"),
     **dict.fromkeys(("site scores", "local beta", "local score"), "Kp"),
     **dict.fromkeys(("site informations", "local cov", "local information"), "Kpp"),
-    **{"design n": "K", "design shift": "Kp", "design scale": "Kp", "design moments": "K3p"},
+    **{"design n": "K", "columns by site": "K2p", "apart": "2"},
 }
 """Arrays of the file: p coefficients, K sites."""
 
-OPTIONAL = ("observed", "meat", "null")
+BY_SITE = ("site scores", "site informations", "local score", "local information")
+"""Arrays that there are where sums were not masked."""
+
+OPTIONAL = ("observed", "meat", "between", "null", "apart", "columns by site", *BY_SITE)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -132,22 +135,28 @@ def _arrays(result: GLMResults) -> dict[str, Array]:
         "information": total.information,
         "observed": total.observed,
         "null": total.null,
-        "site scores": np.array([score for score, _ in total.by_site]),
-        "site informations": np.array([information for _, information in total.by_site]),
+        "apart": fit.apart,
+        "columns by site": coordinates.own,
         "shift": coordinates.shift,
         "scale": coordinates.scale,
         "back": coordinates.back,
         "design n": design.n,
-        "design shift": design.shift,
-        "design scale": design.scale,
-        "design moments": design.moments,
+        "design mean": design.mean,
+        "design spread": design.spread,
         "fit": fit.fit,
         "meat": fit.meat,
+        "between": fit.between,
         "local beta": np.array([none["beta"] if own.beta is None else own.beta for own in fit.local]),
         "local cov": np.array([none["cov"] if own.cov is None else own.cov for own in fit.local]),
-        "local score": np.array([own.score for own in fit.local]),
-        "local information": np.array([own.information for own in fit.local]),
     }
+    if total.by_site is not None:
+        parts = [
+            np.array([score for score, _ in total.by_site]),
+            np.array([information for _, information in total.by_site]),
+            np.array([own.score for own in fit.local]),
+            np.array([own.information for own in fit.local]),
+        ]
+        arrays |= dict(zip(BY_SITE, parts, strict=True))
     return {name: array for name, array in arrays.items() if array is not None}
 
 
@@ -176,7 +185,9 @@ def _check_arrays(content: Mapping[str, Any], arrays: Mapping[str, Array], p: in
     needed = set(SHAPES).difference(OPTIONAL) | set(content["arrays"])
     if set(arrays) != needed:
         raise ValueError(f"arrays: {sorted(needed ^ set(arrays))}")
-    sizes = {"p": p, "K": K, "3": 3}
+    if len(set(BY_SITE) & set(arrays)) not in (0, len(BY_SITE)):
+        raise ValueError("parts by site")
+    sizes = {"p": p, "K": K, "2": 2, "3": 3}
     for name, array in arrays.items():
         if array.shape != tuple(sizes[letter] for letter in SHAPES[name]):
             raise ValueError(f"shape of {name}: {array.shape}")
@@ -186,7 +197,9 @@ def _check_arrays(content: Mapping[str, Any], arrays: Mapping[str, Array], p: in
 
 def _fit(content: dict[str, Any], arrays: Mapping[str, Array], estimate: Estimate, basis: Basis) -> GLMFit:
     weight, deviance, pearson = map(float, content["totals"])
-    scores, informations = arrays["site scores"], arrays["site informations"]
+    by_site = None
+    if "site scores" in arrays:
+        by_site = list(zip(arrays["site scores"], arrays["site informations"], strict=True))
     total = Total(
         arrays["score"],
         arrays["information"],
@@ -195,7 +208,7 @@ def _fit(content: dict[str, Any], arrays: Mapping[str, Array], estimate: Estimat
         deviance,
         pearson,
         arrays.get("null"),
-        list(zip(scores, informations, strict=True)),
+        by_site,
     )
     rounds = content["stop"]["rounds"]
     return GLMFit(
@@ -206,6 +219,8 @@ def _fit(content: dict[str, Any], arrays: Mapping[str, Array], estimate: Estimat
         null=float(content["null"]),
         fit=arrays["fit"],
         meat=arrays.get("meat"),
+        between=arrays.get("between"),
+        apart=arrays.get("apart"),
         trace=tuple(TraceRow(**row) for row in content["trace"]),
         converged=bool(content["stop"]["converged"]),
         reason=str(content["stop"]["reason"]),
@@ -217,9 +232,11 @@ def _fit(content: dict[str, Any], arrays: Mapping[str, Array], estimate: Estimat
 
 
 def _coordinates(arrays: Mapping[str, Array], estimate: Estimate, basis: Basis) -> Coordinates:
-    parts = (arrays[f"design {name}"] for name in ("n", "shift", "scale", "moments"))
+    parts = (arrays[f"design {name}"] for name in ("n", "mean", "spread"))
     design = RowsDesign(estimate.names, estimate.terms, basis.agreement.question.intercept, *parts)
-    return Coordinates(design, arrays["shift"], arrays["scale"], arrays["back"])
+    return Coordinates(
+        design, arrays["shift"], arrays["scale"], arrays["back"], arrays.get("columns by site")
+    )
 
 
 def _local(content: dict[str, Any], arrays: Mapping[str, Array], k: int, site: str) -> LocalFit:
@@ -230,6 +247,6 @@ def _local(content: dict[str, Any], arrays: Mapping[str, Array], k: int, site: s
         arrays["local beta"][k] if own["fitted"] else None,
         arrays["local cov"][k] if own["fitted"] else None,
         str(own["problem"]),
-        arrays["local score"][k],
-        arrays["local information"][k],
+        arrays["local score"][k] if "local score" in arrays else None,
+        arrays["local information"][k] if "local information" in arrays else None,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,8 +11,8 @@ import numpy as np
 from fedstat.errors import EstimationError
 from fedstat.federation.engine import Rounds
 from fedstat.federation.message import Reply
-from fedstat.models.glm.protocol import GLMFit, Session
-from fedstat.typing import Floats, Ints
+from fedstat.models.glm.protocol import GLMFit, Session, add
+from fedstat.typing import Array, Floats, Ints
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,12 +50,13 @@ def cluster_sums(session: Session, fit: GLMFit, clusters: str, strata: str | Non
     """
     text = json.dumps({"clusters": clusters, "strata": strata})
     listed = yield [session.ask(site, "list_clusters", {}, text) for site in session.sites]
+    several = _at_several(listed, "strata")
     arrays = {
         "beta": fit.gamma,
         "shift": fit.coordinates.shift,
         "scale": fit.coordinates.scale,
         "shared": _at_several(listed, "clusters"),
-        "spanning": _at_several(listed, "strata"),
+        "spanning": several if strata is not None else np.zeros(1, dtype=np.int64),
     }
     replies = yield [session.ask(site, "sum_clusters", arrays) for site in session.sites]
     together = [np.concatenate([r.arrays[name] for r in replies]) for name in ("shared", "shared_strata")]
@@ -65,7 +66,7 @@ def cluster_sums(session: Session, fit: GLMFit, clusters: str, strata: str | Non
             f"survey variance: labels of '{clusters}' lie in different '{strata}' at different sites; give "
             "clusters labels that are unique over strata"
         )
-    return add_clusters(replies, len(fit.gamma))
+    return add_clusters(replies, arrays, pairs)
 
 
 def _at_several(replies: Sequence[Reply], name: str) -> Ints:
@@ -74,28 +75,24 @@ def _at_several(replies: Sequence[Reply], name: str) -> Ints:
     return np.asarray(found[counts > 1])
 
 
-def add_clusters(replies: Sequence[Reply], p: int) -> ClusterSums:
-    """Add the sites' sums up."""
-    names = ("strata", "shared_strata")
-    strata = np.unique(np.concatenate([reply.arrays[name] for reply in replies for name in names]))
-    counts, sums, outer = np.zeros(len(strata)), np.zeros((len(strata), p)), np.zeros((len(strata), p, p))
-    together: dict[tuple[int, int], Floats] = {}
-    for reply in replies:
-        at = np.searchsorted(strata, reply.arrays["strata"])
-        counts[at] += reply.arrays["counts"]
-        sums[at] += reply.arrays["sums"]
-        outer[at] += reply.arrays["outer"]
-        keys = zip(reply.arrays["shared_strata"].tolist(), reply.arrays["shared"].tolist(), strict=True)
-        for key, score in zip(keys, reply.arrays["shared_sums"], strict=True):
-            together[key] = together.get(key, 0.0) + score
-    for (stratum, _), score in together.items():
-        h = int(np.searchsorted(strata, stratum))
+def add_clusters(replies: Sequence[Reply], asked: Mapping[str, Array], pairs: Ints) -> ClusterSums:
+    """Add the sites' sums up.
+
+    Parameters
+    ----------
+    replies : sequence of Reply
+    asked : mapping
+        ``shared`` and ``spanning``, the clusters and strata that several sites have.
+    pairs : (s, 2) array of int
+        Shared clusters, ascending, and the stratum of each, which is one of `spanning`.
+    """
+    counts, sums, outer, scores = (add(replies, name) for name in ("counts", "sums", "outer", "shared_sums"))
+    for h, score in zip(np.searchsorted(asked["spanning"], pairs[:, 1]), scores, strict=True):
         counts[h] += 1.0
         sums[h] += score
         outer[h] += np.outer(score, score)
-    within = np.sum([reply.arrays["within"] for reply in replies], axis=0)
-    own, lonely = np.sum([reply.arrays["lonely"] for reply in replies], axis=0).tolist()
-    return ClusterSums(counts, sums, outer, within, len(strata) + own, lonely)
+    own, lonely = add(replies, "lonely").tolist()
+    return ClusterSums(counts, sums, outer, add(replies, "within"), len(counts) + own, lonely)
 
 
 def sandwich(fit: GLMFit, meat: Floats, *, expected: bool = False) -> Floats:
@@ -124,12 +121,11 @@ def clustered(fit: GLMFit, sums: ClusterSums) -> Floats:
     return factor * sandwich(fit, sums.outer.sum(axis=0))
 
 
-def clustered_by_site(fit: GLMFit) -> Floats:
-    """Cluster-robust covariance with the sites as clusters; needs no further message."""
-    scores = np.array([score for score, _ in fit.total.by_site])
-    outer, p = (scores.T @ scores)[None], scores.shape[1]
-    count = np.array([float(len(scores))])
-    sums = ClusterSums(count, scores.sum(axis=0)[None], outer, np.zeros((p, p)), 1, 0)
+def clustered_by_site(fit: GLMFit, K: int) -> Floats:
+    """Cluster-robust covariance with the K sites as clusters, from the sum of their scores' products."""
+    assert fit.between is not None
+    p = len(fit.gamma)
+    sums = ClusterSums(np.array([float(K)]), np.zeros((1, p)), fit.between[None], np.zeros((p, p)), 1, 0)
     return clustered(fit, sums)
 
 

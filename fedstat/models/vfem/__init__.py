@@ -1,7 +1,17 @@
-"""Linear regression with client-wise missing blocks (VFEM)."""
+"""Regression with client-wise missing blocks (VFEM)."""
 
 from fedstat.federation.site import FAMILIES
-from fedstat.models.vfem import covariance_steps, moments_steps, prediction, response_steps, sem_steps, steps
+from fedstat.models.vfem import (
+    covariance_steps,
+    glm_response_steps,
+    glm_steps,
+    moments_steps,
+    prediction,
+    response_steps,
+    secure_product_steps,
+    sem_steps,
+    steps,
+)
 from fedstat.models.vfem.protocol import FAMILY
 
 FAMILIES[FAMILY] = {
@@ -11,4 +21,7 @@ FAMILIES[FAMILY] = {
     **sem_steps.STEPS,
     **prediction.STEPS,
     **moments_steps.STEPS,
+    **secure_product_steps.STEPS,
+    **glm_steps.STEPS,
+    **glm_response_steps.STEPS,
 }

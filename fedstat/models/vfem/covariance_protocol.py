@@ -15,12 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
 from fedstat.federation.engine import Rounds
 from fedstat.inference.covariance import delta_method, invert_information, nearest_psd, symmetrise
-from fedstat.models.vfem.cross_products import CrossOptions, CrossProducts, cross_products
+from fedstat.models.vfem.cross_products import Columns, CrossOptions, CrossProducts, cross_products
 from fedstat.models.vfem.layout import Layout
 from fedstat.models.vfem.protocol import Ascent, ask
 from fedstat.typing import Array, Floats
@@ -41,6 +42,10 @@ class Covariance:
         How far the cross-products moved to become positive semi-definite, relative.
     asymmetry : float
         Of the supplemented EM estimate before it was made symmetric.
+    dealers : str
+        Who dealt for secure products.
+    left_out : int
+        Pairs of clients whose products were not asked for, since too few entities have both.
     """
 
     psi: Floats
@@ -49,6 +54,38 @@ class Covariance:
     error: float = 0.0
     moved: float = 0.0
     asymmetry: float = 0.0
+    dealers: str = ""
+    left_out: int = 0
+
+    @classmethod
+    def of(cls, psi: Floats, products: CrossProducts, moved: float, asymmetry: float = 0.0) -> Covariance:
+        """Put a covariance together with where its cross-products came from."""
+        return cls(
+            psi,
+            products.how,
+            products.size,
+            products.error,
+            moved,
+            asymmetry,
+            products.dealers,
+            products.left_out,
+        )
+
+
+class Curvatures(Protocol):
+    """Second derivatives of the log-likelihood of y by mean and variance, summed by pattern, each (G,)."""
+
+    @property
+    def h(self) -> Floats:
+        """Of -L_mm."""
+
+    @property
+    def z_v(self) -> Floats:
+        """Of -L_mv."""
+
+    @property
+    def kappa(self) -> Floats:
+        """Of -L_vv."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +197,7 @@ def project(
 
 
 def hessian(
-    lay: Layout, sums: Sums, parts: list[Mapping[str, Array]], cross: Mapping[tuple[int, int], Floats]
+    lay: Layout, sums: Curvatures, parts: list[Mapping[str, Array]], cross: Mapping[tuple[int, int], Floats]
 ) -> Floats:
     """Negative Hessian of the observed-data log-likelihood in psi, Sigma held fixed."""
     places = Places(tuple(len(part["beta"]) for part in parts))
@@ -189,7 +226,7 @@ def fill_pair(
     parts: list[Mapping[str, Array]],
     mis: Floats,
     seen: Floats,
-    sums: Sums,
+    sums: Curvatures,
     cross: Mapping[tuple[int, int], Floats],
 ) -> None:
     """Enter the block of clients j < k into the upper triangle of H."""
@@ -213,13 +250,25 @@ def fill_pair(
 
 @dataclass(frozen=True, slots=True)
 class Eliminated:
-    """The information of psi without Sigma, and Q, the weights of Sigma's projected scores in it."""
+    """The information of psi without Sigma.
+
+    Parameters
+    ----------
+    information : (2 + 2p, 2 + 2p) array
+    Q : (2 + 2p, K) array
+        Weights of Sigma's projected scores in it.
+    slope, rest : (2 + 2p, K), (K, K) arrays
+        For tau_k = beta_k'(Sigma_k - Sigma_k0) beta_k: given psi its mean moves by -slope' psi, and its covariance
+        is `rest`.
+    """
 
     information: Floats
     Q: Floats
+    slope: Floats
+    rest: Floats
 
 
-def eliminate(lay: Layout, sums: Sums, parts: list[Mapping[str, Array]], H: Floats) -> Eliminated:
+def eliminate(lay: Layout, sums: Curvatures, parts: list[Mapping[str, Array]], H: Floats) -> Eliminated:
     """Schur complement of Sigma_1..Sigma_K; see the module's docstring."""
     places = Places(tuple(len(part["beta"]) for part in parts))
     mis, seen = lay.missing.astype(float), (~lay.missing).astype(float)
@@ -241,7 +290,8 @@ def eliminate(lay: Layout, sums: Sums, parts: list[Mapping[str, Array]], H: Floa
     R = C @ np.linalg.inv(np.eye(K) + N[:, None] * C)
     P = h * N + j
     information = H - (h * N) @ h.T - h @ j.T - j @ h.T - J + P @ R @ P.T
-    return Eliminated(symmetrise(information)[0], h - P @ R)
+    M = np.linalg.inv(np.eye(K) + C * N)
+    return Eliminated(symmetrise(information)[0], h - P @ R, P @ M, N[:, None] * M)
 
 
 def psi_names(lay: Layout, names: Mapping[str, tuple[str, ...]]) -> list[str]:
@@ -270,14 +320,15 @@ def information_covariance(
     """
     lay = ascent.layout
     sums, parts = yield from information_round(ascent)
-    products = yield from cross_products(lay, ascent.session, "information", options)
+    wanted = Columns("information", tuple(len(part["gram"]) for part in parts))
+    products = yield from cross_products(lay, ascent.session, wanted, options)
     blocks, moved = project(parts, products)
     eliminated = eliminate(lay, sums, parts, hessian(lay, sums, parts, blocks))
     cov = invert_information(eliminated.information, psi_names(lay, names))
     if robust:
         meat = yield from score_products(ascent, options, parts, eliminated)
         cov = cov @ meat @ cov
-    return Covariance(cov, products.how, products.size, products.error, moved)
+    return Covariance.of(cov, products, moved)
 
 
 def score_products(
@@ -289,7 +340,8 @@ def score_products(
         *[ask(k, "scores", ascent.session) for k in lay.clients],
         ask(lay.active, "response_products", ascent.session, missing=lay.missing),
     ]
-    products = yield from cross_products(lay, ascent.session, "scores", options)
+    wanted = Columns("scores", tuple(len(reply.arrays["gram"]) for reply in clients))
+    products = yield from cross_products(lay, ascent.session, wanted, options)
     edges = np.cumsum([0, *[len(reply.arrays["gram"]) for reply in clients], len(response.arrays["gram"])])
     whole = np.zeros((edges[-1], edges[-1]))
     last = slice(edges[-2], edges[-1])

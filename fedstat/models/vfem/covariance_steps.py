@@ -20,8 +20,8 @@ from fedstat.federation.message import Declared, Step, check_lengths
 from fedstat.federation.site import SiteData, State
 from fedstat.kernels.rows import column_sums, gram
 from fedstat.kernels.sketch import SKETCHES
+from fedstat.models.vfem.client import Client, Theta, client_of
 from fedstat.models.vfem.response_steps import Active
-from fedstat.models.vfem.steps import Client, Theta, client_of
 from fedstat.typing import Array, Bools, Floats, Ints
 
 SKETCH_KINDS = tuple(SKETCHES)

@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import sys
-import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from fedstat.errors import ConvergenceWarning, ModelError
+from fedstat.errors import ModelError
 from fedstat.federation.engine import Rounds
 from fedstat.federation.formula import Formula
 from fedstat.federation.ledger import Ledger
-from fedstat.models.base import VerticalModel
+from fedstat.inference.explanation import Explanation
 from fedstat.models.checks import check_choice, check_positive, check_whole
+from fedstat.models.explain import explain_fit
 from fedstat.models.vfem.covariance_protocol import Covariance, information_covariance
-from fedstat.models.vfem.cross_products import CrossOptions
+from fedstat.models.vfem.cross_products import CrossOptions, check_dealers
+from fedstat.models.vfem.explain import VFEMPlan
+from fedstat.models.vfem.glm_model import AnyFamily
 from fedstat.models.vfem.layout import Layout, make_layout
-from fedstat.models.vfem.moments_covariance import moments_covariance
-from fedstat.models.vfem.moments_fit import MomentsFit, fit_moments
+from fedstat.models.vfem.moments_covariance import check_cov_type, estimate_from_moments
+from fedstat.models.vfem.moments_fit import MomentsFit
 from fedstat.models.vfem.moments_protocol import Exchange, exchange_moments
+from fedstat.models.vfem.outcome import Outcome, warn_of_merges, warn_unless_converged
 from fedstat.models.vfem.progress import Progress
-from fedstat.models.vfem.protocol import FAMILY, SMALLEST_MEMORY, Ascent, Fit, Options, ask, climb, estimate
-from fedstat.models.vfem.results import Outcome, VFEMResults
+from fedstat.models.vfem.protocol import FAMILY, SMALLEST_MEMORY, Ascent, Fit, Options, ask, maximise
+from fedstat.models.vfem.results import VFEMResults
 from fedstat.models.vfem.sem_protocol import sem_covariance
 from fedstat.typing import Array, Floats
 
@@ -32,10 +37,10 @@ Method: TypeAlias = Literal["vfem", "cc", "impute", "single"]
 CovType: TypeAlias = Literal["observed", "expected", "sem", "robust", "none"]
 Init: TypeAlias = "Literal['zero', 'cc', 'impute'] | Sequence[float] | Mapping[str, float] | Floats"
 
-INIT_TOLERANCE = 1e-4
+OPTIONS_OF_INIT = Options(tol_score=1e-4, tol_change=np.inf)
 
 
-class VFEMRegression(VerticalModel):
+class VFEMRegression(AnyFamily):
     """Linear regression with client-wise missing blocks.
 
     Clients hold different columns of the same entities, and an entity that a client never saw lacks
@@ -81,8 +86,9 @@ class VFEMRegression(VerticalModel):
         *,
         method: Method = "vfem",
         cov_type: CovType = "observed",
-        exchange: Literal["iterative", "moments"] = "iterative",
-        cross_products: Literal["sketch", "exact"] = "sketch",
+        exchange: Literal["moments", "iterative"] = "moments",
+        masked: bool = True,
+        cross_products: Literal["secure", "sketch", "exact"] = "secure",
         sketch: Literal["structured", "gaussian"] = "structured",
         sketch_size: int = 20_000,
         step: Literal["gradient", "local-newton"] = "local-newton",
@@ -107,16 +113,26 @@ class VFEMRegression(VerticalModel):
             expectation, zero, so that none are asked for (needs missingness completely at random);
             supplemented EM; sandwich; or none. All but "none" account for the estimated means,
             covariances and residual variance.
-        exchange : {"iterative", "moments"}
-            What passes between the institutions. "iterative": linear predictors and residuals of every
-            entity, in every round. "moments": sums of products of the columns by missing pattern, once,
-            products of two institutions' columns by secure multiplication; nothing per entity leaves, and the
-            estimates are the same. Patterns with fewer entities than the partition's `min_count` are not
-            released: these entities count as missing at an institution that has them. Arguments about
-            cross-products, steps and first points have no meaning then, and "robust" is not possible.
-        cross_products : {"sketch", "exact"}
-            Where products of two clients' columns come from: random projections that the clients draw
-            from a seed they share, or a plain exchange of columns, which discloses them.
+        exchange : {"moments", "iterative"}
+            What passes between the institutions. "moments": sums of products of the columns by missing
+            pattern, once, products of two institutions' columns by secure multiplication; nothing per
+            entity leaves, and everything else happens at the coordinator. Patterns with fewer entities than
+            the partition's `min_count`, or than twice their columns and response, are not released: these
+            entities count as missing at an institution that has them. "iterative": linear predictors and
+            residuals of every entity, in every round; the estimates are the same. The arguments
+            below, but for `maxiter`, belong to it, and so does cov_type="robust".
+        masked : bool
+            Of exchange="iterative": whether institutions hide their linear predictors, likelihoods and scores
+            by pairwise masks, so that the coordinator and the response holder learn sums over institutions;
+            linear predictors then go out for all entities, zero where an institution has no record. At an
+            entity of which one institution alone, beside the receiver, has a record the sum is its own part
+            (the summary counts them); the sums of all rounds together still tell of the rows; with two
+            institutions each knows the other's part. ``False`` sends every institution's own.
+        cross_products : {"secure", "sketch", "exact"}
+            Of exchange="iterative": where products of two clients' columns come from. Secure multiplication,
+            exact, of which nobody sees more than the products; it needs a third institution, or a
+            coordinator apart, to deal random numbers. Random projections that the clients draw from a seed
+            they share. Or a plain exchange of columns, which discloses them.
         sketch : {"structured", "gaussian"}
             Kind of projection.
         sketch_size : int
@@ -134,9 +150,10 @@ class VFEMRegression(VerticalModel):
             First coefficients: zero, those of another method, or given (in the order of
             :attr:`param_names` without the intercept, or by name).
         maxiter : int
-            Largest number of iterations.
+            Largest number of iterations, of either exchange.
         tol_score : float
-            Stop when the score, in the complete-data information and per root of entities, is below.
+            Stop when the score, in the complete-data information and per root of entities, is below. (With
+            moments Newton's method goes on until the maximum is within 1e-9 standard errors.)
         tol_change : float
             and no parameter, of standardised columns, moved by more.
         progress : bool
@@ -149,9 +166,12 @@ class VFEMRegression(VerticalModel):
         Raises
         ------
         ModelError
-            An argument has no meaning here.
+            An argument has no meaning here, or belongs to the other exchange; or nobody is left to deal for
+            two institutions.
+        NotAvailableError
+            cov_type="robust" from moments.
         EstimationError
-            The entities of the method do not determine the estimate.
+            The entities of the method do not determine the estimate, or too many are in small patterns.
         PolicyError
             An institution refuses a release.
 
@@ -159,13 +179,28 @@ class VFEMRegression(VerticalModel):
         -----
         ConvergenceWarning
             The iteration stopped before its tolerances.
+        DataWarning
+            More than 5 % of the entities are in patterns that are too small to be released.
         """
         check_choice("method", method, get_args(Method))
         check_choice("cov_type", cov_type, get_args(CovType))
-        check_choice("exchange", exchange, ("iterative", "moments"))
-        if exchange == "moments" and not (isinstance(init, str) and init == "zero"):
-            raise ModelError("init: exchange='moments' finds the maximum from its own start")
-        check_choice("cross_products", cross_products, ("sketch", "exact"))
+        check_choice("exchange", exchange, ("moments", "iterative"))
+        if exchange == "moments":
+            check_cov_type(cov_type)
+            refuse_iterative(
+                masked=masked,
+                cross_products=cross_products,
+                sketch=sketch,
+                sketch_size=sketch_size,
+                step=step,
+                acceleration=acceleration,
+                memory=memory,
+                learning_rate=learning_rate,
+                init=init,
+                progress=progress,
+            )
+        check_choice("masked", masked, (True, False))
+        check_choice("cross_products", cross_products, ("secure", "sketch", "exact"))
         check_choice("sketch", sketch, ("structured", "gaussian"))
         check_choice("step", step, ("gradient", "local-newton"))
         check_choice("acceleration", acceleration, ("anderson", None))
@@ -176,36 +211,48 @@ class VFEMRegression(VerticalModel):
         check_positive("tol_change", tol_change)
         if learning_rate is not None:
             check_positive("learning_rate", learning_rate)
-        options = Options(step, acceleration, memory, learning_rate, maxiter, tol_score, tol_change)
-        cross = CrossOptions("none" if cov_type == "expected" else cross_products, sketch, sketch_size)
+        options = Options(step, acceleration, memory, learning_rate, maxiter, tol_score, tol_change, masked)
         layout = make_layout(self.design, self.partition.rows[self.design.active], method)
         ledger = copy.deepcopy(self._agreement)
+        how = "none" if cov_type in ("expected", "none") else cross_products
+        cross = CrossOptions(how, sketch, sketch_size, ledger.at, self.partition.min_count)
         reporter = Progress(options, sys.stderr) if progress else None
         released: Exchange | None = None
         found: MomentsFit | None = None
         if exchange == "moments":
-            found, covariance, released = self.engine.run(
-                self._from_moments(layout, cov_type, ledger), ledger
-            )
+            exchanging = self._exchange_moments(layout, ledger)
+            released = self.engine.run(self.receipted(exchanging, ledger), ledger)
+            found, covariance = estimate_from_moments(released.moments, cov_type, maxiter)
+            warn_of_merges(released.plan, layout.n)
             fit = found.by_client()
             fitted: Mapping[str, Array] = {}
         else:
             protocol = self._protocol(layout, options, cross, cov_type, init, ledger, reporter)
-            fit, covariance, fitted = self.engine.run(protocol, ledger)
+            fit, covariance, fitted = self.engine.run(self.receipted(protocol, ledger), ledger)
         if reporter is not None:
             reporter.close()
         outcome = Outcome(
             method, cov_type, options, fit, covariance, fitted, init_name(init), released, found
         )
         result = VFEMResults.of(self, layout, outcome, ledger)
-        if not fit.converged:
-            warnings.warn(
-                f"VFEM did not converge: {fit.reason} ({len(fit.trace)} iterations, relative score "
-                f"{fit.trace[-1].score:.1e}); raise maxiter or loosen the tolerances",
-                ConvergenceWarning,
-                stacklevel=2,
-            )
+        warn_unless_converged(fit)
         return result
+
+    def explain(self, **arguments: Any) -> Explanation:
+        """Say what :meth:`fit` would ask for and what would leave each institution, and ask nothing.
+
+        Parameters
+        ----------
+        **arguments
+            As for :meth:`fit`.
+
+        Returns
+        -------
+        Explanation
+            What would be refused, rounds and bytes, every array with the rules that it meets, and who could
+            learn what.
+        """
+        return explain_fit(self, VFEMPlan(self, self.fit, arguments), arguments)
 
     @property
     def param_names(self) -> list[str]:
@@ -222,11 +269,10 @@ class VFEMRegression(VerticalModel):
         ledger: Ledger,
         reporter: Progress | None,
     ) -> Rounds[tuple[Fit, Covariance | None, Mapping[str, Array]]]:
+        check_dealers(layout, cross)
         beta = yield from self._first_point(layout, options, init)
         ascent = Ascent(layout, options, self._session, reporter)
-        yield from ascent.start(beta)
-        yield from climb(ascent)
-        fit = yield from estimate(ascent)
+        fit = yield from maximise(ascent, beta)
         names = {block.client: block.names for block in self.design.blocks}
         fitted: Mapping[str, Array] = {}
         if ledger.at == layout.active:
@@ -239,16 +285,9 @@ class VFEMRegression(VerticalModel):
             covariance = yield from information_covariance(ascent, cross, names, cov_type == "robust")
         return fit, covariance, fitted
 
-    def _from_moments(
-        self, layout: Layout, cov_type: CovType, ledger: Ledger
-    ) -> Rounds[tuple[MomentsFit, Covariance | None, Exchange]]:
+    def _exchange_moments(self, layout: Layout, ledger: Ledger) -> Rounds[Exchange]:
         names = {block.client: block.names for block in self.design.blocks}
-        exchange = yield from exchange_moments(
-            layout, names, self._session, ledger.at, self.partition.min_count
-        )
-        found = fit_moments(exchange.moments)
-        covariance = None if cov_type == "none" else moments_covariance(found, cov_type)
-        return found, covariance, exchange
+        return exchange_moments(layout, names, self._session, ledger.at, self.partition.min_count)
 
     def _first_point(
         self, layout: Layout, options: Options, init: Init
@@ -260,12 +299,10 @@ class VFEMRegression(VerticalModel):
             rows = self.partition.rows[self.design.active]
             ascent = Ascent(
                 make_layout(self.design, rows, init),
-                Options(maxiter=options.maxiter, tol_score=INIT_TOLERANCE, tol_change=np.inf),
+                replace(OPTIONS_OF_INIT, maxiter=options.maxiter, masked=options.masked),
                 self._session,
             )
-            yield from ascent.start(None)
-            yield from climb(ascent)
-            return (yield from estimate(ascent)).beta
+            return (yield from maximise(ascent)).beta
         return self._given_point(init)
 
     def _given_point(self, init: Sequence[float] | Mapping[str, float] | Floats) -> Mapping[str, Floats]:
@@ -286,6 +323,27 @@ class VFEMRegression(VerticalModel):
             out[block.client] = values[at : at + len(block.names)]
             at += len(block.names)
         return out
+
+
+def refuse_iterative(**arguments: object) -> None:
+    """Refuse what belongs to the iterative exchange, unless it is the default.
+
+    Raises
+    ------
+    ModelError
+        Names the arguments.
+    """
+    defaults = inspect.signature(VFEMRegression.fit).parameters
+    given = [
+        name
+        for name, value in arguments.items()
+        if not (isinstance(value, str | int | None) and value == defaults[name].default)
+    ]
+    if given:
+        raise ModelError(
+            f"{', '.join(given)}: no part of exchange='moments', which has one exchange of sums and its own "
+            f"start; leave {'them' if len(given) > 1 else 'it'} out, or fit with exchange='iterative'"
+        )
 
 
 def init_name(init: Init) -> str:

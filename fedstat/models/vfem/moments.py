@@ -15,7 +15,7 @@ import numpy as np
 
 from fedstat.errors import EstimationError, ModelError
 from fedstat.models.vfem.layout import number_patterns
-from fedstat.models.vfem.moments_merge import MergePlan, plan_merges
+from fedstat.models.vfem.moments_merge import MergePlan
 from fedstat.typing import Bools, Floats, Ints
 
 FLAT = 1e-10
@@ -206,21 +206,11 @@ class PatternMoments:
                     f"{', '.join(names)}; drop them"
                 )
 
-    def merge(self, min_count: int) -> PatternMoments:
-        """Move the entities of patterns with fewer than `min_count` to coarser patterns.
-
-        What a site would release instead is the Gram matrix of the coarser pattern; see
-        :func:`~fedstat.models.vfem.moments_merge.plan_merges`, which needs the counts alone.
-
-        Raises
-        ------
-        EstimationError
-            More than 5 % of the entities would have to move.
-        """
-        return self.merged(plan_merges(self.patterns, self.n, min_count))
-
     def merged(self, plan: MergePlan) -> PatternMoments:
-        """Carry out a plan for these patterns."""
+        """Carry out a plan of :func:`~fedstat.models.vfem.moments_merge.plan_merges` for these patterns.
+
+        The Gram matrix of the coarser pattern is what the sites release in the first place.
+        """
         n = np.zeros(len(plan.patterns))
         grams = np.zeros((len(plan.patterns), *self.grams.shape[1:]))
         kept = plan.patterns[:, self.owner]

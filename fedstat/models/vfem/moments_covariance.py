@@ -15,15 +15,38 @@ from fedstat.inference.covariance import invert_information, symmetrise
 from fedstat.models.vfem.covariance_protocol import Covariance
 from fedstat.models.vfem.moments import PatternMoments
 from fedstat.models.vfem.moments_em import EMPoint, centred, em_step, expected_gram
-from fedstat.models.vfem.moments_fit import MomentsFit
+from fedstat.models.vfem.moments_fit import MomentsFit, fit_moments
 from fedstat.models.vfem.moments_likelihood import Standard, block_covariance, evaluate, residuals
 from fedstat.models.vfem.sem_protocol import Point as SEMPoint
 from fedstat.models.vfem.sem_protocol import complete_information, solve_sem, to_psi
 from fedstat.typing import Array, Floats, Ints
 
-CovType: TypeAlias = Literal["observed", "expected", "sem", "robust"]
+CovType: TypeAlias = Literal["observed", "expected", "sem", "robust", "none"]
 HOW = "moments"
 COMPLEX_STEP = 1e-30
+
+
+def check_cov_type(cov_type: CovType) -> None:
+    """Refuse what is not a function of second moments.
+
+    Raises
+    ------
+    NotAvailableError
+        cov_type="robust".
+    """
+    if cov_type == "robust":
+        raise NotAvailableError(
+            "cov_type='robust' needs sums of fourth moments of the columns, and exchange='moments' releases "
+            "second moments; use cov_type='observed', or fit with exchange='iterative'"
+        )
+
+
+def estimate_from_moments(
+    moments: PatternMoments, cov_type: CovType, maxiter: int
+) -> tuple[MomentsFit, Covariance | None]:
+    """Maximum likelihood estimates and their covariance."""
+    found = fit_moments(moments, maxiter=maxiter)
+    return found, None if cov_type == "none" else moments_covariance(found, cov_type)
 
 
 def moments_covariance(fit: MomentsFit, cov_type: CovType = "observed") -> Covariance:
@@ -44,11 +67,7 @@ def moments_covariance(fit: MomentsFit, cov_type: CovType = "observed") -> Covar
     EstimationError
         The information is not positive definite.
     """
-    if cov_type == "robust":
-        raise NotAvailableError(
-            "cov_type='robust' needs fourth moments of the columns, and Gram matrices by missing pattern "
-            "hold second moments; use 'observed', or exchange='iterative'"
-        )
+    check_cov_type(cov_type)
     if cov_type == "sem":
         return sem_covariance(fit)
     information = centred_information(fit)

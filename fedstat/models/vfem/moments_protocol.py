@@ -7,48 +7,21 @@ released: their entities count as missing at a client that has them.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
 
-from fedstat.errors import ModelError
 from fedstat.federation.engine import Rounds
 from fedstat.federation.message import Ask
-from fedstat.federation.secure import product as secure
-from fedstat.federation.secure.steps import agree_keys
-from fedstat.kernels.ring import fractional_bits
 from fedstat.models.vfem.layout import Layout
 from fedstat.models.vfem.moments import PatternMoments
-from fedstat.models.vfem.moments_merge import MergePlan, plan_merges
-from fedstat.models.vfem.moments_steps import BLOCK, RESPONSE, as_bytes
-from fedstat.models.vfem.protocol import FAMILY, ask
-from fedstat.typing import Array, Floats, Ints
-
-
-@dataclass(frozen=True, slots=True)
-class Side:
-    """Columns of one client that take part in products: its place, its site, its entities and patterns.
-
-    Parameters
-    ----------
-    site, columns : str
-        The institution, and "block" or "response".
-    place : slice
-        Where the columns stand in the Gram matrix of (1, x, y).
-    rows : (m,) array of int
-        Positions of its entities among those of the fit, ascending.
-    code : (m,) array of int
-        Released pattern of each, -1 for those that count as missing here.
-    """
-
-    site: str
-    columns: str
-    place: slice
-    rows: Ints
-    code: Ints
+from fedstat.models.vfem.moments_merge import MergePlan, Rule, plan_merges
+from fedstat.models.vfem.protocol import ask
+from fedstat.models.vfem.secure_product_steps import BLOCK, RESPONSE
+from fedstat.models.vfem.secure_products import Side, multiply_sides
+from fedstat.typing import Bools, Floats, Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +34,20 @@ class Exchange:
     plan : MergePlan
     dealers : mapping of (str, str) to str
         Who dealt for each pair of institutions; empty for the coordinator.
+    released : mapping of str to (m,) array of bool
+        Which of the entities that a client brought count as seen.
+    numbers : mapping of str to int
+        Different numbers, each a sum over the entities of a pattern, that hold columns of the institution.
+    smallest : int
+        Entities behind the smallest of these sums.
     """
 
     moments: PatternMoments
     plan: MergePlan
     dealers: Mapping[tuple[str, str], str]
+    released: Mapping[str, Bools]
+    numbers: Mapping[str, int]
+    smallest: int
 
 
 def exchange_moments(
@@ -86,23 +68,23 @@ def exchange_moments(
     at : str or None
         Where the coordinator sits.
     min_count : int
-        Fewest entities of a pattern that is released.
+        Fewest entities of a pattern that is released, beside :func:`~.moments_merge.least_entities`.
 
     Raises
     ------
     EstimationError
-        More than 5 % of the entities have a pattern with too few.
+        Too many entities have a pattern with too few.
     ModelError
         There is nobody to deal for two institutions.
     """
-    plan = plan_merges(~layout.missing, layout.counts, min_count)
+    sizes = tuple(len(names[k]) for k in layout.clients)
+    plan = plan_merges(~layout.missing, layout.counts, Rule(min_count, sizes))
     code = plan.target[layout.code]
     sides = list_sides(layout, plan, code, names)
     G = len(plan.patterns)
     yield [_start_ask(layout, k, session) for k in layout.clients] + [
         ask(layout.active, "start_response", session, keep=layout.response_keep, code=layout.code)
     ]
-    sizes = tuple(len(names[k]) for k in layout.clients)
     grams = np.zeros((G, sum(sizes) + 2, sum(sizes) + 2))
     grams[:, 0, 0] = np.bincount(code[code >= 0], minlength=G)
     centre, scale = np.zeros(sum(sizes) + 1), np.ones(sum(sizes) + 1)
@@ -127,7 +109,29 @@ def exchange_moments(
         centre,
         scale,
     )
-    return Exchange(moments, plan, dealers)
+    return Exchange(
+        moments,
+        plan,
+        dealers,
+        {side.site: side.code >= 0 for side in sides[:-1]},
+        count_numbers(sides, plan),
+        int(moments.n.min()),
+    )
+
+
+def count_numbers(sides: list[Side], plan: MergePlan) -> dict[str, int]:
+    """Count, by institution, the released sums of its columns and of their products with any column."""
+    widths = np.array([side.place.stop - side.place.start for side in sides])
+    shown = np.column_stack([plan.patterns, np.ones(len(plan.patterns), dtype=bool)])
+    counts: dict[str, int] = {}
+    for k, side in enumerate(sides):
+        own, others = widths[k], shown @ widths - widths[k]
+        each = own + own * (own + 1) // 2 + own * others
+        counts[side.site] = counts.get(side.site, 0) + int(each[shown[:, k]].sum())
+    for k, side in enumerate(sides[:-1]):  # products of block and response were counted twice
+        if side.site == sides[-1].site:
+            counts[side.site] -= int(widths[k] * shown[:, k].sum())
+    return counts
 
 
 def _start_ask(layout: Layout, client: str, session: str) -> Ask:
@@ -149,9 +153,8 @@ def list_sides(
     sides, at = [], 1
     for k, client in enumerate(layout.clients):
         rows = layout.rows[client]
-        own = code[rows]
-        seen = (own >= 0) & plan.patterns[own, k]
-        sides.append(Side(client, BLOCK, slice(at, at + len(names[client])), rows, np.where(seen, own, -1)))
+        own = np.where(plan.shows(code[rows], k), code[rows], -1)
+        sides.append(Side(client, BLOCK, slice(at, at + len(names[client])), rows, own))
         at += len(names[client])
     return [*sides, Side(layout.active, RESPONSE, slice(at, at + 1), np.arange(layout.n), code)]
 
@@ -177,123 +180,11 @@ def own_products(sides: list[Side], session: str, grams: Floats) -> Rounds[None]
 def secure_products(
     sides: list[Side], layout: Layout, session: str, at: str | None, grams: Floats
 ) -> Rounds[dict[tuple[str, str], str]]:
-    """Run the products of all pairs of institutions side by side: keys, triples, openings, shares."""
-    pairs = [(a, b) for a, b in combinations(sides, 2) if a.site != b.site]
+    """Multiply the columns of all pairs of institutions that share entities; returns who dealt."""
+    apart = [(a, b) for a, b in combinations(sides, 2) if a.site != b.site]
+    pairs = [(a, b) for a, b in apart if np.isin(a.present, b.present, assume_unique=True).any()]
     sites = list(dict.fromkeys(side.site for side in sides))
-    if not pairs:
-        return {}
-    yield from agree_keys(sites, session)
-    runs = [Run.of(number, a, b, sites, layout, at) for number, (a, b) in enumerate(pairs)]
-    dealt = yield [run.deal_ask(session) for run in runs if run.dealer]
-    sealed = iter(dealt)
-    for run in runs:
-        if run.dealer:
-            reply = next(sealed)
-            run.for_a, run.for_b = reply.arrays["for_a"], reply.arrays["for_b"]
-        else:
-            run.deal()
-    replies = yield [one for run in runs for one in run.open_asks(session)]
-    shares = yield [
-        one
-        for run, a, b in zip(runs, replies[::2], replies[1::2], strict=True)
-        for one in run.share_asks(session, a.arrays["opened"], b.arrays["opened"])
-    ]
-    for run, a, b in zip(runs, shares[::2], shares[1::2], strict=True):
-        products = secure.combine(run.product, a.arrays["share"], b.arrays["share"], run.bits)
-        enter(grams, run.a.place, run.b.place, products)
-    return {(run.a.site, run.b.site): run.dealer for run in runs}
-
-
-@dataclass(slots=True)
-class Run:
-    """One secure product on its way."""
-
-    number: str
-    a: Side
-    b: Side
-    dealer: str
-    product: secure.MatrixProduct
-    bits: int
-    at_a: Ints
-    at_b: Ints
-    group: Ints
-    for_a: Array
-    for_b: Array
-
-    @classmethod
-    def of(cls, number: int, a: Side, b: Side, sites: list[str], layout: Layout, at: str | None) -> Run:
-        """Find the entities that both have, and who deals."""
-        common, at_a, at_b = np.intersect1d(
-            a.rows[a.code >= 0], b.rows[b.code >= 0], assume_unique=True, return_indices=True
-        )
-        at_a, at_b = np.flatnonzero(a.code >= 0)[at_a], np.flatnonzero(b.code >= 0)[at_b]
-        group = a.code[at_a]
-        width_a, width_b = a.place.stop - a.place.start, b.place.stop - b.place.start
-        G = int(max(a.code.max(), b.code.max())) + 1
-        product = secure.MatrixProduct(a.site, b.site, len(common), width_a, width_b, G)
-        nothing = np.empty(0, dtype=np.uint8)
-        dealer = choose_dealer(a.site, b.site, sites, at)
-        bits = fractional_bits(layout.n)
-        return cls(str(number), a, b, dealer, product, bits, at_a, at_b, group, nothing, nothing)
-
-    def describe(self, first: bool) -> str:
-        """Describe one client's part of it."""
-        side, peer = (self.a, self.b) if first else (self.b, self.a)
-        return json.dumps(
-            {
-                "number": self.number,
-                "product": asdict(self.product),
-                "bits": self.bits,
-                "columns": side.columns,
-                "first": first,
-                "peer": peer.site,
-                "dealer": self.dealer,
-            }
-        )
-
-    def deal_ask(self, session: str) -> Ask:
-        """Ask a third institution for a triple."""
-        return Ask(self.dealer, FAMILY, "deal_product", {"group": self.group}, session, self.describe(True))
-
-    def deal(self) -> None:
-        """Deal a triple at the coordinator, who sits at no institution."""
-        seed_a, seed_b = secure.new_seed(), secure.new_seed()
-        Z_b = secure.deal(self.product, seed_a, seed_b, self.group)
-        self.for_a, self.for_b = as_bytes(seed_a), as_bytes(seed_b + Z_b.tobytes())
-
-    def open_asks(self, session: str) -> tuple[Ask, Ask]:
-        """Ask both clients for what they show each other."""
-        a = {"rows": self.at_a, "dealt": self.for_a}
-        b = {"rows": self.at_b, "dealt": self.for_b}
-        return (
-            Ask(self.a.site, FAMILY, "open_product", a, session, self.describe(True)),
-            Ask(self.b.site, FAMILY, "open_product", b, session, self.describe(False)),
-        )
-
-    def share_asks(self, session: str, from_a: Array, from_b: Array) -> tuple[Ask, Ask]:
-        """Hand each client what the other showed, and ask for its share."""
-        number = json.dumps(self.number)
-        a, b = {"group": self.group, "opened": from_b}, {"group": self.group, "opened": from_a}
-        return (
-            Ask(self.a.site, FAMILY, "share_product", a, session, number),
-            Ask(self.b.site, FAMILY, "share_product", b, session, number),
-        )
-
-
-def choose_dealer(a: str, b: str, sites: list[str], at: str | None) -> str:
-    """Choose who deals for two institutions: a third one, or the coordinator where it is at none ('').
-
-    Raises
-    ------
-    ModelError
-        There are two institutions, and the coordinator sits at one of them.
-    """
-    if at is None:
-        return ""
-    third = [site for site in sites if site not in (a, b)]
-    if not third:
-        raise ModelError(
-            f"exchange='moments': the coordinator sits at '{at}', and there is no third institution to deal "
-            f"for '{a}' and '{b}'; use from_formula(..., coordinator='apart')"
-        )
-    return next((site for site in third if site != at), third[0])
+    multiplied = yield from multiply_sides(pairs, sites, len(grams), layout.n, session, at)
+    for one in multiplied:
+        enter(grams, one.a.place, one.b.place, one.products)
+    return {(min(one.a.site, one.b.site), max(one.a.site, one.b.site)): one.dealer for one in multiplied}

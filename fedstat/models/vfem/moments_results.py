@@ -16,12 +16,22 @@ from fedstat.models.vfem.moments_assumptions import (
 )
 from fedstat.models.vfem.moments_fit import MomentsFit
 from fedstat.models.vfem.moments_influence import leave_one_out
+from fedstat.models.vfem.moments_protocol import Exchange
 
 
 class MomentStatements:
     """Statements of a fit with ``exchange="moments"``; other fits raise NotAvailableError."""
 
     moments_fit: MomentsFit | None = None
+    exchange: Exchange | None = None
+
+    @property
+    def dealers(self) -> pd.DataFrame:
+        """Who dealt the random numbers for the product of each pair of institutions."""
+        self._moments()
+        assert self.exchange is not None
+        rows = [(*pair, dealer or "coordinator") for pair, dealer in self.exchange.dealers.items()]
+        return pd.DataFrame(rows, columns=["first", "second", "dealer"])
 
     def mcar_test(self, structure: Literal["model", "unrestricted"] = "model") -> LittleTest:
         """Little's test that blocks are missing completely at random.

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedstat.federation.ledger import Ledger
+from fedstat.models.vfem.exposure import masked_notes, secure_product_notes
 from fedstat.models.vfem.layout import Layout
+from fedstat.models.vfem.moments_protocol import Exchange
 
 if TYPE_CHECKING:
-    from fedstat.models.vfem.results import Counts, Outcome
+    from fedstat.models.vfem.outcome import Counts, Outcome
 
 MODEL = {
     "vfem": (
@@ -40,7 +43,7 @@ def fit_notes(layout: Layout, outcome: Outcome, counts: Counts, ledger: Ledger) 
         MODEL[outcome.method],
         *_small_sample(layout, outcome),
         *_covariance(layout, outcome, ledger),
-        *(_disclosure(layout, outcome, ledger) if outcome.exchange is None else _moments(outcome, ledger)),
+        *(_disclosure if outcome.exchange is None else _moments)(layout, outcome, ledger),
     ]
 
 
@@ -84,13 +87,16 @@ def _covariance(layout: Layout, outcome: Outcome, ledger: Ledger) -> Iterator[st
                 f"'{ledger.at}': to it the sketches do not hide the columns of the others. "
                 'from_formula(..., coordinator="apart") keeps seed and sketches apart.'
             )
+    yield from secure_product_notes(covariance)
     if outcome.cov_type == "sem":
         yield f"Supplemented EM: relative asymmetry {covariance.asymmetry:.1e} before it was made symmetric."
 
 
 def _disclosure(layout: Layout, outcome: Outcome, ledger: Ledger) -> Iterator[str]:
     others = [k for k in layout.clients if k != ledger.at]
-    if others:
+    if others and outcome.options.masked:
+        yield from masked_notes(layout, ledger.at)
+    elif others:
         yield (
             "In every round each institution's linear predictor of every entity that it has, and the "
             "residuals of the response holder, leave their institution. From a dozen such rounds, or from "
@@ -102,24 +108,36 @@ def _disclosure(layout: Layout, outcome: Outcome, ledger: Ledger) -> Iterator[st
         yield "Cross-products by plain exchange: institutions' columns were disclosed to other institutions."
 
 
-def _moments(outcome: Outcome, ledger: Ledger) -> Iterator[str]:
+def _moments(layout: Layout, outcome: Outcome, ledger: Ledger) -> Iterator[str]:
     exchange = outcome.exchange
     assert exchange is not None
+    numbers = ", ".join(f"{count:,} of {site}" for site, count in exchange.numbers.items())
     yield (
-        "Sums of products of the columns by missing pattern were exchanged once; no value per entity left an "
-        "institution. Products between institutions come from secure multiplication among parties that "
-        "follow the protocol (semi-honest)."
+        "Sums of the columns and of their products were exchanged once, by missing pattern; no value per "
+        f"entity left an institution. At least {exchange.smallest:,} entities stand behind every sum. Numbers "
+        f"released, products of two institutions counted at both: {numbers}."
     )
-    dealers = sorted({dealer or "the coordinator" for dealer in exchange.dealers.values()})
-    if dealers:
-        yield (
-            f"Who deals the random numbers for two institutions ({', '.join(dealers)}) must not collude with "
-            "either; the coordinator and one institution together learn the other's products with that "
-            "one's columns."
-        )
+    if outcome.refitted:
+        yield "A part of a larger model, fitted from the sums of that one: nothing further was exchanged."
+    yield from _adversary(layout, exchange, ledger)
     plan = exchange.plan
-    if plan.moved or plan.left_out:
+    if plan.changes:
         yield (
             f"Patterns with few entities are not released: {plan.moved:,} entities count as missing at an "
             f"institution that has them, and {plan.left_out:,} that would lack everything are left out."
         )
+
+
+def _adversary(layout: Layout, exchange: Exchange, ledger: Ledger) -> Iterator[str]:
+    pairs = Counter(dealer or "the coordinator" for dealer in exchange.dealers.values())
+    if not pairs:
+        return
+    listed = ", ".join(f"{dealer} for {count} pair{'s' * (count > 1)}" for dealer, count in pairs.items())
+    yield (
+        "Products between institutions come from secure multiplication among parties that follow the "
+        "protocol and may keep what they see (semi-honest). Random numbers for two institutions are dealt by a "
+        f"third ({listed}; see .dealers), which must not collude with either of the two. The coordinator and "
+        "an institution together know the sums of the others' products with columns that they can read."
+    )
+    if len(exchange.dealers) and len({*layout.clients, layout.active}) == 2 and ledger.at is None:
+        yield "Two institutions take part: the coordinator sits at neither, since a third party has to deal."

@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from scipy import stats
 
 from fedstat.errors import ModelError, NotAvailableError
+from fedstat.federation.block_coding import iter_transforms
+from fedstat.federation.block_spec import BlockSpec, coded_columns, read_terms
 from fedstat.federation.design import block_of, design_ask
-from fedstat.federation.engine import LocalEngine, Rounds
+from fedstat.federation.engine import Rounds
+from fedstat.federation.formula import ClientTerms
 from fedstat.federation.ledger import Ledger
 from fedstat.federation.message import Declared, Step, check_lengths
 from fedstat.federation.partition import ClientPartition
 from fedstat.federation.site import SiteData, State
 from fedstat.kernels.rows import row_dots
+from fedstat.models.base import VerticalModel
 from fedstat.models.vfem.covariance_protocol import Places
 from fedstat.models.vfem.protocol import Fit, ask
 from fedstat.typing import Array, Bools, Floats, Ints
-
-if TYPE_CHECKING:
-    from fedstat.models.vfem.model import VFEMRegression
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,14 +181,38 @@ STEPS: Mapping[str, Step] = {
 }
 
 
-def released_specs(model: VFEMRegression, clients: tuple[str, ...]) -> dict[str, str]:
-    """Ask the sites of a fit how they coded their columns."""
+def released_specs(model: VerticalModel, clients: tuple[str, ...]) -> dict[str, str]:
+    """Ask the sites of a fit how they coded their columns; those that it left out are left out here too."""
+    terms = {part.client: part for part in model.formula.clients}
 
     def protocol() -> Rounds[dict[str, str]]:
         replies = yield [design_ask(k, "release_spec", model._session) for k in clients]
-        return {k: reply.text for k, reply in zip(clients, replies, strict=True)}
+        return {k: keep_coded(reply.text, terms[k]) for k, reply in zip(clients, replies, strict=True)}
 
     return model.engine.run(protocol(), model.new_ledger())
+
+
+def keep_coded(spec: str, terms: ClientTerms) -> str:
+    """Keep the coding of some of the terms of an institution."""
+    whole = BlockSpec.from_json(spec)
+    if whole.terms == terms.terms:
+        return spec
+    parsed = read_terms(terms.terms, terms.columns)
+    transforms = {t.text for term in parsed for factor in term for t in iter_transforms(factor.tree)}
+    columns = [(n, t) for n, t in zip(whole.names, whole.term_names, strict=True) if t in terms.terms]
+    kinds = {name: whole.kinds[name] for name in terms.columns}
+    coded = coded_columns(parsed, kinds)
+    return replace(
+        whole,
+        terms=terms.terms,
+        columns=terms.columns,
+        names=tuple(name for name, _ in columns),
+        term_names=tuple(term for _, term in columns),
+        kinds=kinds,
+        levels={name: whole.levels[name] for name in coded},
+        state={text: state for text, state in whole.state.items() if text in transforms},
+        means={name: mean for name, mean in whole.means.items() if name in terms.columns},
+    ).to_json()
 
 
 def predict_entities(
@@ -212,7 +237,7 @@ def predict_entities(
         )
     ledger = new_ledger(predictor, partition)
     protocol = _prediction(predictor, partition, present, mean_only or predictor.psi is None)
-    mean, var_mean, var_resid, blocks = LocalEngine(partition.sites).run(protocol, ledger)
+    mean, var_mean, var_resid, blocks = partition.engine.run(protocol, ledger)
     index = partition.entities
     return PredictionResults(
         pd.Series(mean, index=index),
@@ -253,7 +278,7 @@ def prediction_rsquared(predictor: Predictor, partition: ClientPartition) -> flo
         (reply,) = yield [ask(holder, "prediction_errors", session, use=use, predicted=mean[rows[use]])]
         return reply.arrays["sums"]
 
-    n, sse, sst = LocalEngine(partition.sites).run(protocol(), new_ledger(predictor, partition))
+    n, sse, sst = partition.engine.run(protocol(), new_ledger(predictor, partition))
     if n < 2 or sst <= 0.0:
         raise ModelError(
             f"R-squared of predictions: {n:.0f} entities of the partition have the response and every block"

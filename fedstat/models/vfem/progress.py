@@ -6,6 +6,7 @@ from typing import TextIO
 
 import numpy as np
 
+from fedstat.models.vfem.glm_protocol import GLMOptions
 from fedstat.models.vfem.protocol import Options, TraceRow
 
 WINDOW = 10
@@ -18,11 +19,11 @@ class Progress:
 
     Parameters
     ----------
-    options : Options
+    options : Options or GLMOptions
     stream : text file
     """
 
-    def __init__(self, options: Options, stream: TextIO) -> None:
+    def __init__(self, options: Options | GLMOptions, stream: TextIO) -> None:
         self._target = options.tol_score
         self._stream = stream
         self._rows: list[TraceRow] = []

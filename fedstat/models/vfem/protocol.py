@@ -3,22 +3,28 @@
 One iteration is one round trip: up, per client, the linear predictors of its entities and a few
 scalars; down, their standardised residuals z and three sums over the entities it lacks. Between the two
 stands one question to the active institution, answered in place where the coordinator sits there.
+
+Of linear predictors, likelihoods, scores and products of moves only sums over clients enter. With
+:attr:`Options.masked` the clients hide their own parts of them: linear predictors then go out over all
+entities of the fit, zero where a client lacks them. What that does not hide is said in
+:mod:`fedstat.models.vfem.exposure`.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypeVar
 
 import numpy as np
 
 from fedstat.errors import EstimationError
 from fedstat.federation.engine import Rounds
 from fedstat.federation.message import Ask, Reply
+from fedstat.federation.secure.sums import masked
 from fedstat.kernels.anderson import anderson_weights, one_hot
-from fedstat.kernels.rows import add_at, weighted_rows
+from fedstat.models.vfem.client_points import Points
 from fedstat.models.vfem.layout import Layout
 from fedstat.models.vfem.response_points import ResponsePoints
 from fedstat.typing import Floats
@@ -29,6 +35,7 @@ SMALLEST_STEP = 2.0**-20
 SMALLEST_MEMORY = 2
 """A mixed and a plain step may be rejected in turn, and the point before them is still wanted."""
 
+Result = TypeVar("Result")
 Turn: TypeAlias = Generator[list[Ask], list[Reply], None]
 
 
@@ -43,6 +50,7 @@ class Options:
     maxiter: int = 5000
     tol_score: float = 1e-8
     tol_change: float = 1e-6
+    masked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,48 +98,6 @@ def ask(site: str, step: str, session: str, **arrays: object) -> Ask:
     return Ask(site, FAMILY, step, {k: np.asarray(v) for k, v in arrays.items()}, session)
 
 
-@dataclass(slots=True)
-class Points:
-    """What the coordinator knows of the points that may be mixed.
-
-    Of linear predictors it needs the sum over clients only; those of the points stand in a ring of
-    rows, and `newest` is the latest.
-
-    Parameters
-    ----------
-    predictors : (memory + 2, n) array
-    centres : list of (q, q) arrays
-        Per client, products mu'beta of its points.
-    spreads : list of (q, q, q) arrays
-        Per client, products beta'Sigma beta.
-    """
-
-    predictors: Floats
-    newest: int = -1
-    centres: list[Floats] = field(default_factory=list)
-    spreads: list[Floats] = field(default_factory=list)
-
-    def take(self, layout: Layout, replies: Sequence[Reply]) -> None:
-        """Enter the newest point of every client."""
-        self.newest = (self.newest + 1) % len(self.predictors)
-        total = self.predictors[self.newest]
-        total[:] = 0.0
-        for client, reply in zip(layout.clients, replies, strict=True):
-            add_at(total, layout.rows[client], reply.arrays["linear_predictor"])
-        self.centres = [reply.arrays["centres"] for reply in replies]
-        self.spreads = [reply.arrays["spreads"] for reply in replies]
-
-    def mixed(self, weights: Floats, layout: Layout) -> tuple[Floats, Floats]:
-        """Return eta (n,), the sum of centred linear predictors, and t (K,) at a mixture of the points."""
-        ring = np.zeros(len(self.predictors))
-        ring[(self.newest - np.arange(len(weights))[::-1]) % len(ring)] = weights
-        differences = np.append(weights[:-1], 1.0)  # from the newest point
-        centre = np.array([differences @ B @ differences for B in self.centres])
-        eta = weighted_rows(self.predictors, ring, ~layout.missing @ centre, layout.code)
-        t = np.array([differences @ (B @ differences) @ differences for B in self.spreads])
-        return eta, t
-
-
 @dataclass(frozen=True, slots=True)
 class Latest:
     """The last evaluated point: a, s2, and by pattern v and the sums of z and z^2."""
@@ -166,6 +132,15 @@ class Ascent:
     converged: bool = False
     reason: str = "the largest number of iterations was reached"
 
+    @property
+    def masked(self) -> bool:
+        """Whether clients hide their parts of sums; a single client's part is the sum."""
+        return self.options.masked and len(self.layout.clients) > 1
+
+    def hide(self, protocol: Rounds[Result]) -> Rounds[Result]:
+        """Run rounds in which all clients are asked alike, under masks where they are wanted."""
+        return masked(protocol, self.layout.clients, self.session) if self.masked else protocol
+
     # ---- rounds ------------------------------------------------------------------------------
 
     def start(self, beta: Mapping[str, Floats] | None) -> Turn:
@@ -182,6 +157,7 @@ class Ascent:
                 n=lay.n,
                 filled=lay.filled,
                 memory=memory,
+                padded=self.masked,
                 **({} if beta is None else {"beta": beta[k]}),
             )
             for k in lay.clients
@@ -189,7 +165,7 @@ class Ascent:
         response = ask(lay.active, "start_response", self.session, keep=lay.response_keep, code=lay.code)
         *replies, reply = yield [*asks, response]
         self.response = ResponsePoints(lay.counts, memory, reply.arrays["moments"])
-        self.points = Points(np.zeros((memory + 2, lay.n)))
+        self.points = Points(np.zeros((memory + 2, lay.n)), self.masked)
         self.points.take(lay, replies)
         if self.options.step == "gradient":
             yield from self._set_rate([r.arrays["eigenvalues"] for r in replies])
@@ -356,35 +332,20 @@ def estimate(ascent: Ascent) -> Rounds[Fit]:
     )
 
 
-def vfem(
-    layout: Layout,
-    options: Options,
-    session: str,
-    beta: Mapping[str, Floats] | None = None,
-    report: Callable[[TraceRow], None] | None = None,
-) -> Rounds[Fit]:
+def maximise(ascent: Ascent, beta: Mapping[str, Floats] | None = None) -> Rounds[Fit]:
     """Maximise the observed-data likelihood of :mod:`fedstat.models.vfem`.
 
     Parameters
     ----------
-    layout : Layout
-    options : Options
-    session : str
-        Names this fit at the sites.
+    ascent : Ascent
+        Before its start.
     beta : mapping of str to (p_k,) arrays, optional
         Starting coefficients, in the units of the data.
-    report : callable, optional
-        Is handed every :class:`TraceRow`.
-
-    Yields
-    ------
-    list of Ask
-
-    Returns
-    -------
-    Fit
     """
-    ascent = Ascent(layout, options, session, report)
-    yield from ascent.start(beta)
-    yield from climb(ascent)
-    return (yield from estimate(ascent))
+
+    def rounds() -> Rounds[Fit]:
+        yield from ascent.start(beta)
+        yield from climb(ascent)
+        return (yield from estimate(ascent))
+
+    return ascent.hide(rounds())

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,19 +13,16 @@ import pandas as pd
 from fedstat.errors import ModelError, NotAvailableError
 from fedstat.federation.ledger import Ledger
 from fedstat.federation.partition import ClientPartition
-from fedstat.inference.covariance import delta_method
-from fedstat.inference.estimate import INTERCEPT, Estimate
+from fedstat.inference.estimate import Estimate
 from fedstat.inference.likelihood import LRTest
 from fedstat.inference.plots import plot_convergence
 from fedstat.inference.results import FederatedResults
-from fedstat.inference.summary import ClientBlock
 from fedstat.models.saved import READERS
-from fedstat.models.vfem.covariance_protocol import Covariance, Places
 from fedstat.models.vfem.layout import Layout, complete
-from fedstat.models.vfem.moments_fit import MomentsFit
-from fedstat.models.vfem.moments_protocol import Exchange
+from fedstat.models.vfem.moments_refit import refit
 from fedstat.models.vfem.moments_results import MomentStatements
 from fedstat.models.vfem.notes import fit_notes
+from fedstat.models.vfem.outcome import Counts, Outcome, count_entities, make_estimate
 from fedstat.models.vfem.prediction import (
     PredictionResults,
     Predictor,
@@ -35,14 +31,14 @@ from fedstat.models.vfem.prediction import (
     prediction_rsquared,
     released_specs,
 )
-from fedstat.models.vfem.protocol import Fit, Options
 from fedstat.models.vfem.storage import FORMAT, read_saved, save_result
-from fedstat.typing import Array, Floats
+from fedstat.typing import Array
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from fedstat.models.vfem.model import VFEMRegression
+    from fedstat.models.vfem.moments_covariance import CovType
 
 METHODS = {
     "vfem": "maximum likelihood",
@@ -50,44 +46,6 @@ METHODS = {
     "impute": "mean imputation",
     "single": "response holder alone",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a fit hands over: how it was made, and the numbers."""
-
-    method: str
-    cov_type: str
-    options: Options
-    fit: Fit
-    covariance: Covariance | None
-    fitted: Mapping[str, Array]
-    init: str
-    exchange: Exchange | None = None
-    moments_fit: MomentsFit | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """Entities that the fit used and left out.
-
-    Parameters
-    ----------
-    n, dropped : int
-        Entities of the fit; of the partition without a response.
-    partial : mapping of str to int
-        Entities with some but not all of a client's columns.
-    unused : int
-        Entities with a response that the method leaves out.
-    patterns : str
-        Digest of who has which entity, to tell whether two fits saw the same records.
-    """
-
-    n: int
-    dropped: int
-    partial: Mapping[str, int]
-    unused: int
-    patterns: Mapping[str, str]
 
 
 class VFEMResults(MomentStatements, FederatedResults):
@@ -130,22 +88,15 @@ class VFEMResults(MomentStatements, FederatedResults):
         self.counts, self.names, self.response = counts, names, response
         self.model = model
         self._fitted = outcome.fitted
-        self.moments_fit = outcome.moments_fit
+        self.moments_fit, self.exchange = outcome.moments_fit, outcome.exchange
         self._notes = notes
         self._specs = specs
 
     @classmethod
     def of(cls, model: VFEMRegression, layout: Layout, outcome: Outcome, ledger: Ledger) -> VFEMResults:
         """Make results of a fit."""
-        blocks = {b.client: b for b in model.design.blocks if b.client in layout.clients}
-        counts = Counts(
-            layout.n,
-            model.design.n_dropped,
-            {k: b.n_partial for k, b in blocks.items() if b.n_partial},
-            model.design.n - layout.n,
-            {k: digest(model.design.entities[b.rows]) for k, b in blocks.items()},
-        )
-        names = {k: b.names for k, b in blocks.items()}
+        counts = count_entities(model, layout, outcome)
+        names = {b.client: b.names for b in model.design.blocks if b.client in layout.clients}
         estimate = make_estimate(model, layout, outcome)
         notes = fit_notes(layout, outcome, counts, ledger)
         formula = model.formula
@@ -166,7 +117,14 @@ class VFEMResults(MomentStatements, FederatedResults):
 
     @property
     def fittedvalues(self) -> pd.Series:
-        """Expected response given the blocks that an entity has; held by the response holder."""
+        """Expected response given the blocks that an entity has; held by the response holder.
+
+        Raises
+        ------
+        NotAvailableError
+            After ``exchange="moments"``, which asks for nothing per entity; and where the coordinator does
+            not sit at the response holder.
+        """
         return self._per_entity("fitted")
 
     @property
@@ -194,7 +152,9 @@ class VFEMResults(MomentStatements, FederatedResults):
         Raises
         ------
         ModelError
-            The two are not nested, or columns that were left out changed who counts as having a record.
+            The two are not nested, or an institution counts as having other entities in the two: columns
+            that were left out changed who has a record, or which patterns have enough entities to be
+            released. :meth:`refit` keeps both.
         """
         if isinstance(restricted, VFEMResults):
             if restricted.method != self.method:
@@ -205,20 +165,55 @@ class VFEMResults(MomentStatements, FederatedResults):
                 if self.counts.patterns.get(client) != patterns:
                     raise ModelError(
                         f"compare_lr_test: '{client}' counts as having other entities in the two fits, "
-                        "because some are only partly filled there; use wald_test on the larger fit"
+                        "because some are only partly filled there or in patterns that are too small to be "
+                        "released; use refit (after exchange='moments') or wald_test on the larger fit"
                     )
         return super().compare_lr_test(restricted)
+
+    def refit(self, formula: str, *, cov_type: CovType | None = None) -> VFEMResults:
+        """Fit a smaller model from the moments that this fit exchanged; nothing further is asked for.
+
+        An entity counts as having an institution's block as it did in this fit, so that the two
+        likelihoods compare. Where entities have only some of an institution's columns, or small patterns
+        were merged, a fresh fit of the formula may see more of them.
+
+        Parameters
+        ----------
+        formula : str
+            With the same response and some of the terms; ``.`` stands for the columns of this fit, so that
+            ``"y ~ . - x"`` leaves out one. A factor stays whole or goes whole.
+        cov_type : {"observed", "expected", "sem", "none"}, optional
+            By default that of this fit.
+
+        Returns
+        -------
+        VFEMResults
+            With the ledger of this fit.
+
+        Raises
+        ------
+        ModelError
+            Another response, a term that is not in this fit, or an interaction whose coding depends on
+            a term that is left out.
+        NotAvailableError
+            This fit has no moments: it was iterative, or read from a file.
+        """
+        return refit(self, formula, cov_type)
 
     # -- prediction ------------------------------------------------------------------------------
 
     def predict(self, partition: ClientPartition | None = None) -> pd.Series:
         """Predict the response from whatever blocks an entity has.
 
+        Every institution is asked for the linear predictor of each entity of the partition that it has:
+        one number per entity leaves it, however the model was fitted.
+
         Parameters
         ----------
         partition : ClientPartition, optional
             New entities, with any pattern of missing blocks; clients may be absent, and the response
-            is not needed (see ``new_data=True`` of its constructors). By default the entities of the fit.
+            is not needed (see ``new_data=True`` of its constructors). By default :attr:`fittedvalues`,
+            where the fit has them.
 
         Returns
         -------
@@ -234,8 +229,9 @@ class VFEMResults(MomentStatements, FederatedResults):
     ) -> PredictionResults:
         """Predict with intervals, which are wider for entities that lack more.
 
-        The standard error of the mean needs projections of every client's columns on the covariance of
-        the estimates, which disclose the columns to the coordinator; :meth:`predict` does without.
+        Beside the linear predictor of each entity, the standard error of the mean needs projections of every
+        client's columns on the covariance of the estimates. These leave the institution too, and
+        disclose its columns of these entities to the coordinator; :meth:`predict` does without.
 
         Parameters
         ----------
@@ -312,9 +308,14 @@ class VFEMResults(MomentStatements, FederatedResults):
 
     def _per_entity(self, what: str) -> pd.Series:
         if what not in self._fitted:
+            if self.exchange is not None:
+                raise NotAvailableError(
+                    f"no {what} values: exchange='moments' asks for nothing per entity. predict(partition) "
+                    "asks every institution for its linear predictors; fit(exchange='iterative') exchanges them"
+                )
             raise NotAvailableError(
                 f"no {what} values: one per entity, they stay with the response holder; fit with the "
-                "coordinator there (the default), and read them before saving"
+                "coordinator there, and read them before saving"
             )
         model = self._need_model(what)
         index = model.partition.entities[model.design.entities]
@@ -329,73 +330,6 @@ class VFEMResults(MomentStatements, FederatedResults):
                 f"{what}: this result was read from a file and has no partition; give one"
             )
         return self.model
-
-
-def digest(positions: Array) -> str:
-    """Short digest of positions."""
-    return hashlib.sha256(np.ascontiguousarray(positions, dtype=np.int64).tobytes()).hexdigest()[:16]
-
-
-def make_estimate(model: VFEMRegression, layout: Layout, outcome: Outcome) -> Estimate:
-    """Coefficients with the intercept at the origin, and their covariance by the delta method."""
-    fit = outcome.fit
-    blocks = [b for b in model.design.blocks if b.client in layout.clients]
-    beta0 = fit.a - sum(float(fit.mu[b.client] @ fit.beta[b.client]) for b in blocks)
-    params = np.concatenate([[beta0], *[fit.beta[b.client] for b in blocks]])
-    cov = None
-    if outcome.covariance is not None:
-        cov = delta_method(outcome.covariance.psi, origin_jacobian(fit, layout.clients))
-    row = fit.trace[-1]
-    spread = fit.s2 + sum(fit.t.values()) if outcome.method == "vfem" else float(fit.response_moments[1])
-    return Estimate(
-        params=params,
-        cov=cov,
-        names=(INTERCEPT, *[name for b in blocks for name in b.names]),
-        clients=("", *[b.client for b in blocks for _ in b.names]),
-        terms=(INTERCEPT, *[term for b in blocks for term in b.term_names]),
-        response=model.formula.response,
-        nobs=layout.n,
-        df_model=float(len(params) - 1),
-        converged=fit.converged,
-        convergence=f"{fit.reason}; relative score {row.score:.1e} after {row.iteration} iterations",
-        llf=fit.log_likelihood,
-        rsquared=1.0 - fit.s2 / spread,
-        scale=fit.s2,
-        privacy="none (no noise is added)",
-        cov_type=cov_name(outcome),
-        blocks=client_blocks(model, layout),
-        reasons={"cov_params": "cov_type='none' was asked for"},
-    )
-
-
-def cov_name(outcome: Outcome) -> str:
-    """Covariance type as printed."""
-    how = outcome.covariance.how if outcome.covariance is not None else ""
-    return outcome.cov_type + (f" ({how})" if how in ("sketch", "exact") else "")
-
-
-def origin_jacobian(fit: Fit, clients: tuple[str, ...]) -> Floats:
-    """Jacobian of (beta0, beta) by psi = (a, s2, beta_1, mu_1, ...); beta0 = a - sum mu'beta."""
-    places = Places(tuple(len(fit.beta[k]) for k in clients))
-    J = np.zeros((1 + sum(places.sizes), places.total))
-    J[0, 0], at = 1.0, 1
-    for j, k in enumerate(clients):
-        J[0, places.beta(j)], J[0, places.mu(j)] = -fit.mu[k], -fit.beta[k]
-        J[at : at + places.sizes[j], places.beta(j)] = np.eye(places.sizes[j])
-        at += places.sizes[j]
-    return J
-
-
-def client_blocks(model: VFEMRegression, layout: Layout) -> tuple[ClientBlock, ...]:
-    """List what each client brought, the response holder first where it holds no columns."""
-    rows = []
-    if layout.active not in layout.clients:
-        rows.append(ClientBlock(layout.active, 0, layout.n, 0.0))
-    for block in model.design.blocks:
-        if block.client in layout.clients:
-            has = len(layout.kept[block.client])
-            rows.append(ClientBlock(block.client, len(block.names), has, 1.0 - has / layout.n))
-    return tuple(rows)
 
 
 def from_file(header: Mapping[str, str], arrays: Mapping[str, Array]) -> VFEMResults:

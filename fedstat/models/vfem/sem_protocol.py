@@ -17,7 +17,7 @@ from fedstat.errors import EstimationError
 from fedstat.federation.engine import Rounds
 from fedstat.inference.covariance import delta_method, symmetrise
 from fedstat.models.vfem.covariance_protocol import Covariance, Places, project
-from fedstat.models.vfem.cross_products import CrossOptions, cross_products
+from fedstat.models.vfem.cross_products import Columns, CrossOptions, cross_products
 from fedstat.models.vfem.layout import Layout
 from fedstat.models.vfem.protocol import Ascent, ask
 from fedstat.typing import Array, Floats
@@ -77,6 +77,8 @@ class EMMap:
         Cross-products of columns within clients.
     cross : mapping of (int, int) to array
         Cross-products of columns between clients, on entities that both have.
+    padded : bool
+        Whether linear predictors come for all entities, so that masks may hide their terms.
     """
 
     layout: Layout
@@ -84,6 +86,7 @@ class EMMap:
     sums: list[Floats]
     S2: list[Floats]
     cross: Mapping[tuple[int, int], Floats]
+    padded: bool
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -99,7 +102,8 @@ class EMMap:
         ]
         eta = np.zeros(lay.n)
         for name, reply in zip(lay.clients, replies, strict=True):
-            eta[lay.rows[name]] += reply.arrays["linear_predictor"]
+            part = reply.arrays["linear_predictor"]
+            eta[slice(None) if self.padded else lay.rows[name]] += part
         w = [S @ b for S, b in zip(point.Sigma, point.beta, strict=True)]
         t = np.array([b @ v for b, v in zip(point.beta, w, strict=True)])
         a = point.beta0 + sum(float(m @ b) for m, b in zip(point.mu, point.beta, strict=True))
@@ -257,23 +261,24 @@ def sem_covariance(ascent: Ascent, options: CrossOptions, fit_a: float, fit_s2: 
         ask(k, "sem_constants", ascent.session, others=seen[lay.code[lay.rows[k]]]) for k in lay.clients
     ]
     parts = [reply.arrays for reply in replies]
-    products = yield from cross_products(lay, ascent.session, "columns", options)
+    wanted = Columns("columns", tuple(len(part["S2"]) for part in parts))
+    products = yield from cross_products(lay, ascent.session, wanted, options)
     blocks, moved = project([{"gram": part["S2"]} for part in parts], products)
-    em = EMMap(lay, ascent.session, [p["s1"] for p in parts], [p["S2"] for p in parts], blocks)
+    em = EMMap(lay, ascent.session, [p["s1"] for p in parts], [p["S2"] for p in parts], blocks, ascent.masked)
     beta, mu = [p["beta"] for p in parts], [p["mu"] for p in parts]
     beta0 = fit_a - sum(float(m @ b) for m, b in zip(mu, beta, strict=True))
     centre = Point(beta0, fit_s2, beta, mu, [p["Sigma"] for p in parts])
-    _, P = yield from em.evaluate(centre)
-    DM = yield from jacobian(em, centre)
+    P, DM = yield from ascent.hide(differentiate(em, centre))
     V = solve_sem(complete_information(centre, P, lay.n), DM)
     A = np.zeros((Places(em.sizes).total, len(V)))
     A[:, : A.shape[0]] = to_psi(centre, [p["scale"] for p in parts])
     symmetric, asymmetry = symmetrise(A @ V @ A.T)
-    return Covariance(symmetric, products.how, products.size, products.error, moved, asymmetry)
+    return Covariance.of(symmetric, products, moved, asymmetry)
 
 
-def jacobian(em: EMMap, centre: Point) -> Rounds[Floats]:
-    """Return d M_j / d theta_i at (i, j), by central differences."""
+def differentiate(em: EMMap, centre: Point) -> Rounds[tuple[Floats, Floats]]:
+    """Return E sum (1, u)(1, u)' at a point, and d M_j / d theta_i at (i, j), by central differences."""
+    _, P = yield from em.evaluate(centre)
     theta = centre.pack()
     size = np.full(len(theta), DIFFERENCE)
     places = Places(em.sizes)
@@ -290,7 +295,7 @@ def jacobian(em: EMMap, centre: Point) -> Rounds[Floats]:
             image, _ = yield from em.evaluate(Point.unpack(moved, em.sizes))
             ends.append(image.pack())
         rows.append((ends[0] - ends[1]) / (2.0 * d))
-    return np.array(rows)
+    return P, np.array(rows)
 
 
 def solve_sem(information: Floats, DM: Floats) -> Floats:

@@ -14,8 +14,9 @@ from scipy.linalg import cho_factor
 from fedstat.federation.message import Declared, Step, check_lengths
 from fedstat.federation.site import SiteData, State
 from fedstat.kernels.rows import row_dots
+from fedstat.models.vfem.client import Theta, client_of
 from fedstat.models.vfem.covariance_steps import weighted_sums
-from fedstat.models.vfem.steps import Theta, client_of, m_step
+from fedstat.models.vfem.m_step import m_step
 from fedstat.typing import Array, Bools, Floats
 
 
@@ -53,7 +54,7 @@ def predictor(data: SiteData, state: State, beta: Floats, mu: Floats) -> dict[st
     """Centred linear predictor at another point."""
     client = client_of(data, state)
     check_lengths(data.name, beta=(beta, len(client.scale)), mu=(mu, len(client.scale)))
-    return {"linear_predictor": row_dots(client.X, beta) - float(mu @ beta)}
+    return {"linear_predictor": client.pad(row_dots(client.X, beta) - float(mu @ beta))}
 
 
 def em_sums(

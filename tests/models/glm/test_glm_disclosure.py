@@ -178,7 +178,9 @@ def test_the_owner_decides():
     assert fit(partition_of(min_level_count=0), f"z ~ x + {BUMP}").converged
     assert fit(partition_of(min_count=0), "z ~ x", var_weights="one").converged
     with pytest.raises(PolicyError, match=r"\(families\) allows \['design'\], not 'glm'"):
-        fit(partition_of(families=frozenset({"design"})), "z ~ x")
+        fit(partition_of(families=frozenset({"design"})), "z ~ x", options={"masked": False})
+    with pytest.raises(PolicyError, match=r"\(families\) allows \['design', 'glm'\], not 'secure'"):
+        fit(partition_of(families=frozenset({"design", "glm"})), "z ~ x")
 
 
 # -- two models --------------------------------------------------------------------------------------
@@ -286,7 +288,7 @@ def test_a_stratum_of_one_row_is_not_summed_by_itself():
         ask("sum_clusters", **point, shared=hashes(), spanning=listed["strata"][:1])
     assert len(site.ledger.entries) == before
     arrays = ask("sum_clusters", **point, shared=hashes(), spanning=hashes())
-    assert arrays["strata"].size == arrays["sums"].size == 0
+    assert arrays["counts"].size == arrays["sums"].size == 0
     assert arrays["lonely"].tolist() == [100, 100] and not arrays["within"].any()
 
 

@@ -332,4 +332,4 @@ def test_a_design_error_is_raised_before_anything_is_estimated():
     with pytest.raises(DesignError):
         fs.FederatedGLM.from_formula("y ~ log(x)", partition, family=F.Binomial()).fit()
     steps = {entry.step for site in partition.sites.values() for entry in site.ledger.entries}
-    assert steps == {"survey_rows"}
+    assert steps == {"survey_rows", "introduce", "announce"}

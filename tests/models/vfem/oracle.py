@@ -13,6 +13,8 @@ from statsmodels.tools.numdiff import approx_fprime_cs, approx_hess_cs
 
 import fedstat as fs
 
+ITERATIVE = {"exchange": "iterative", "masked": False}
+
 
 class Pooled:
     """Pooled data: y (n,), a list of blocks (n, p_k) with nan rows where a client lacks an entity."""

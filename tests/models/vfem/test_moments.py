@@ -11,7 +11,7 @@ from moments_cases import four_clients, moments_of
 from fedstat.errors import EstimationError, ModelError
 from fedstat.models.vfem.moments import PatternMoments
 from fedstat.models.vfem.moments_fit import fit_moments
-from fedstat.models.vfem.moments_merge import plan_merges
+from fedstat.models.vfem.moments_merge import Rule, least_entities, plan_merges
 
 
 @pytest.fixture(scope="module")
@@ -147,37 +147,70 @@ def test_a_submodel_needs_known_columns(moments, columns, complaint):
 # ---- small patterns --------------------------------------------------------------------------
 
 
+def at_least(count, sizes=(0,) * 7):
+    """By default clients without columns, so that the count alone decides."""
+    return Rule(count, sizes)
+
+
+def test_a_pattern_needs_twice_as_many_entities_as_equations():
+    """All that others can know of one column beside its length: its products with 1, y and the rest."""
+    assert least_entities(0, 1) == 2
+    assert least_entities(7, 1) == 16
+    assert least_entities(7, 20) == 20
+    rule = Rule(5, (3, 2, 10))
+    assert [rule.least(p) for p in ((False,) * 3, (True, False, False), (True, True, True))] == [5, 8, 32]
+
+
+def test_fewer_entities_than_that_leave_a_column_undetermined():
+    """With as many entities as equations the rest of the matrix fixes a column; with twice as many not."""
+    rng = np.random.default_rng(0)
+    others = 7  # 1, y and five columns
+    for n, free in ((others, 0), (2 * others, others)):
+        Z, x = np.column_stack([np.ones(n), rng.normal(size=(n, others - 1))]), rng.normal(size=n)
+        found, *_ = np.linalg.lstsq(Z.T, Z.T @ x, rcond=None)
+        assert n - np.linalg.matrix_rank(Z) == free
+        assert np.allclose(found, x) == (free == 0)
+
+
+def test_columns_decide_which_pattern_is_small():
+    patterns = np.array([[1, 1], [1, 0], [0, 1]], dtype=bool)
+    n = np.array([20.0, 500.0, 600.0])
+    assert plan_merges(patterns, n, Rule(5, (5, 4))).moved == 0
+    plan = plan_merges(patterns, n, Rule(5, (5, 5)))
+    assert plan.moved == 20 and (plan.patterns.sum(axis=1) == 1).all()
+
+
 def test_small_patterns_join_the_coarser_one_that_loses_least(study, moments):
     """Client D has the fewest entities: leaving its block out loses the largest share."""
     patterns = np.array([[1, 1, 1], [1, 1, 0], [1, 0, 1], [1, 0, 0], [0, 0, 0]], dtype=bool)
     n = np.array([3.0, 500.0, 50.0, 400.0, 100.0])
-    plan = plan_merges(patterns, n, 5)
+    plan = plan_merges(patterns, n, at_least(5))
     np.testing.assert_array_equal(plan.patterns[plan.target[0]], [1, 0, 1])
     assert (plan.moved, plan.left_out) == (3, 0)
-    plan = plan_merges(patterns, np.array([3.0, 50.0, 500.0, 400.0, 100.0]), 5)
+    plan = plan_merges(patterns, np.array([3.0, 50.0, 500.0, 400.0, 100.0]), at_least(5))
     np.testing.assert_array_equal(plan.patterns[plan.target[0]], [1, 1, 0])
 
 
 def test_two_small_patterns_fill_one_that_they_have_in_common():
     patterns = np.array([[1, 1, 1, 0], [1, 1, 0, 1], [1, 0, 0, 0], [0, 0, 1, 1]], dtype=bool)
-    plan = plan_merges(patterns, np.array([3.0, 4.0, 300.0, 300.0]), 5)
+    plan = plan_merges(patterns, np.array([3.0, 4.0, 300.0, 300.0]), at_least(5))
     assert plan.target[0] == plan.target[1]
     np.testing.assert_array_equal(plan.patterns[plan.target[0]], [1, 1, 0, 0])
     assert plan.moved == 7
-    alone = plan_merges(patterns, np.array([2.0, 2.0, 300.0, 300.0]), 5)
+    alone = plan_merges(patterns, np.array([2.0, 2.0, 300.0, 300.0]), at_least(5))
     np.testing.assert_array_equal(alone.patterns[alone.target[0]], [1, 0, 0, 0])
 
 
 def test_a_pattern_that_others_cannot_fill_is_no_target():
     """(A) is cheaper to go to, but the four of (C, D) cannot join there."""
     patterns = np.array([[1, 1, 0, 0], [1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 1], [1, 0, 1, 1]], dtype=bool)
-    plan = plan_merges(patterns, np.array([3.0, 2.0, 200.0, 4.0, 100.0]), 8, largest_share=1.0)
+    plan = plan_merges(patterns, np.array([3.0, 2.0, 200.0, 4.0, 100.0]), at_least(8), largest_share=1.0)
     np.testing.assert_array_equal(plan.patterns[plan.target[0]], [0, 1, 0, 0])
 
 
 def test_the_few_that_lack_every_block_are_left_out():
     patterns = np.array([[0, 0], [1, 0], [1, 1]], dtype=bool)
-    plan = plan_merges(patterns, np.array([2.0, 100.0, 100.0]), 5)
+    plan = plan_merges(patterns, np.array([2.0, 100.0, 100.0]), at_least(5))
     assert (plan.moved, plan.left_out) == (0, 2)
     assert plan.target[0] == -1 and len(plan.patterns) == 2
 
@@ -188,9 +221,11 @@ def test_every_plan_leaves_no_small_pattern_and_moves_to_coarser_ones(seed):
     K = int(rng.integers(1, 7))
     patterns = np.unique(rng.random((60, K)) < rng.uniform(0.2, 0.8), axis=0)
     n = np.floor(np.exp(rng.uniform(0.0, 6.0, size=len(patterns))))
-    plan = plan_merges(patterns, n, 10, largest_share=1.0)
+    rule = Rule(10, tuple(rng.integers(0, 9, size=K).tolist()))
+    plan = plan_merges(patterns, n, rule, largest_share=1.0)
     released = np.bincount(plan.target[plan.target >= 0], n[plan.target >= 0], len(plan.patterns))
-    assert (released >= 10).all()
+    least = np.array([rule.least(tuple(p)) for p in plan.patterns.tolist()])
+    assert (released >= least).all()
     assert len(np.unique(plan.patterns, axis=0)) == len(plan.patterns)
     assert released.sum() + plan.left_out == n.sum()
     stays = plan.target >= 0
@@ -198,13 +233,13 @@ def test_every_plan_leaves_no_small_pattern_and_moves_to_coarser_ones(seed):
     assert (patterns[stays] >= to).all()
     moved = (patterns[stays] != to).any(axis=1)
     assert plan.moved == n[stays][moved].sum()
-    assert (n[stays][moved] < 10).all()
+    assert (n[stays][moved] < [rule.least(tuple(p)) for p in patterns[stays][moved].tolist()]).all()
 
 
 def test_merged_moments_are_those_of_data_without_the_blocks(study, moments):
-    merged = moments.merge(6)
+    plan = plan_merges(moments.patterns, moments.n, at_least(6))
+    merged = moments.merged(plan)
     assert merged.n.min() >= 6 > moments.n.min()
-    plan = plan_merges(moments.patterns, moments.n, 6)
     table, seen = study.table.copy(), study.pooled().seen
     for g, to in enumerate(plan.target):
         rows = (seen == moments.patterns[g]).all(axis=1)
@@ -220,14 +255,14 @@ def test_merged_moments_are_those_of_data_without_the_blocks(study, moments):
 
 
 def test_moving_many_entities_is_an_error_that_names_the_share(moments):
-    few = plan_merges(moments.patterns, moments.n, 50, largest_share=1.0).moved
-    share = rf"{few} of 400 entities \({100 * few / 400:.1f} %\) .* fewer than 50 .* at most 5 %"
+    few = plan_merges(moments.patterns, moments.n, at_least(50), largest_share=1.0).moved
+    share = rf"{few} of 400 entities \({100 * few / 400:.1f} %\) .* too few to be released .* at most 20 %"
     with pytest.raises(EstimationError, match=share):
-        moments.merge(50)
+        plan_merges(moments.patterns, moments.n, at_least(50))
 
 
 def test_nothing_is_merged_where_every_pattern_is_large(moments):
-    plan = plan_merges(moments.patterns, moments.n, 1)
+    plan = plan_merges(moments.patterns, moments.n, at_least(1))
     assert (plan.moved, plan.left_out) == (0, 0)
     np.testing.assert_array_equal(plan.patterns[plan.target], moments.patterns)
 
@@ -235,6 +270,6 @@ def test_nothing_is_merged_where_every_pattern_is_large(moments):
 def test_merging_refuses_nonsense():
     patterns = np.array([[1], [1]], dtype=bool)
     with pytest.raises(ModelError, match="distinct"):
-        plan_merges(patterns, np.ones(2), 5)
+        plan_merges(patterns, np.ones(2), at_least(5))
     with pytest.raises(ModelError, match="at least 1, received 0"):
-        plan_merges(patterns[:1], np.ones(1), 0)
+        plan_merges(patterns[:1], np.ones(1), at_least(0))

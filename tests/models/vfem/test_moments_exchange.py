@@ -2,12 +2,24 @@
 
 import numpy as np
 import pytest
-from oracle import simulate
+import statsmodels.api as sm
+from oracle import ITERATIVE, Study, simulate
 
 import fedstat as fs
-from fedstat.errors import ModelError, NotAvailableError, PolicyError, SecurityError
-from fedstat.federation.message import pack, unpack, unpack_reply
+from fedstat.errors import (
+    ConvergenceWarning,
+    DataWarning,
+    EstimationError,
+    ModelError,
+    NotAvailableError,
+    PolicyError,
+    SecurityError,
+)
+from fedstat.federation.message import pack, pack_ask, unpack, unpack_reply
 from fedstat.federation.policy import Policy
+from fedstat.models.vfem import moments_merge
+
+pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.DisclosureWarning")
 
 
 def model(n=600, seed=0, holder="Bank", coordinator=None, **policy):
@@ -15,6 +27,25 @@ def model(n=600, seed=0, holder="Bank", coordinator=None, **policy):
     rules = Policy(**({"min_count": 1} | policy))
     partition = data.partition(min_count=rules.min_count, policies=dict.fromkeys(data.frames(), rules))
     return fs.VFEMRegression.from_formula("y ~ .", partition, coordinator=coordinator)
+
+
+class FoundError(Exception):
+    """The ask that a test looks for."""
+
+
+def find_ask(fitted, step):
+    """The first ask of a step, as a coordinator without scruples would send it."""
+
+    class Engine(type(fitted.engine)):
+        def _carry(self, ask, ledger):
+            if ask.step == step:
+                raise FoundError(ask)
+            return super()._carry(ask, ledger)
+
+    fitted.engine = Engine(fitted.partition.sites)
+    with pytest.raises(FoundError) as found:
+        fitted.fit()
+    return found.value.args[0]
 
 
 def close(one, other):
@@ -28,7 +59,7 @@ def close(one, other):
 @pytest.mark.parametrize("coordinator", [None, "apart"])
 def test_estimates_are_those_of_the_iterative_exchange(holder, coordinator):
     fitted = model(holder=holder, coordinator=coordinator)
-    tight = {"cross_products": "exact", "tol_score": 1e-11, "tol_change": 1e-9}
+    tight = ITERATIVE | {"cross_products": "exact", "tol_score": 1e-11, "tol_change": 1e-9}
     for cov_type in ("observed", "expected", "sem"):
         close(fitted.fit(exchange="moments", cov_type=cov_type), fitted.fit(cov_type=cov_type, **tight))
 
@@ -36,7 +67,7 @@ def test_estimates_are_those_of_the_iterative_exchange(holder, coordinator):
 @pytest.mark.parametrize("method", ["cc", "impute"])
 def test_the_baselines_come_from_moments_too(method):
     fitted = model()
-    tight = {"cross_products": "exact", "tol_score": 1e-11, "tol_change": 1e-9}
+    tight = ITERATIVE | {"cross_products": "exact", "tol_score": 1e-11, "tol_change": 1e-9}
     close(fitted.fit(exchange="moments", method=method), fitted.fit(method=method, **tight))
 
 
@@ -52,7 +83,7 @@ def test_the_owners_refusal_of_values_per_entity_does_not_hinder():
     fitted = model(refused_kinds=frozenset({"per entity", "sketch", "raw columns"}))
     assert fitted.fit(exchange="moments").converged
     with pytest.raises(PolicyError):
-        fitted.fit()
+        fitted.fit(**ITERATIVE)
 
 
 def test_rounds_do_not_depend_on_the_iteration():
@@ -65,22 +96,164 @@ def test_patterns_with_few_entities_are_not_released():
     assert (frame[frame["kind"].isin(["aggregate", "masked share"])]["entities"] >= 20).all()
 
 
-def test_what_moments_do_not_hold_is_named():
-    with pytest.raises(NotAvailableError, match="fourth moments"):
-        model().fit(exchange="moments", cov_type="robust")
-    with pytest.raises(ModelError, match="own start"):
-        model().fit(exchange="moments", init="cc")
+def test_moments_are_the_default():
+    assert model().fit().exchange is not None
 
 
-def test_two_institutions_need_a_coordinator_apart():
+def test_a_robust_covariance_needs_the_iterative_exchange():
+    fitted = model()
+    before = fitted.partition.sites["Tax"].ledger.rounds
+    with pytest.raises(NotAvailableError, match=r"sums of fourth moments.*exchange='iterative'"):
+        fitted.fit(cov_type="robust")
+    assert fitted.partition.sites["Tax"].ledger.rounds == before
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"masked": False},
+        {"cross_products": "exact"},
+        {"sketch": "gaussian"},
+        {"sketch_size": 100},
+        {"step": "gradient"},
+        {"acceleration": None},
+        {"memory": 3},
+        {"learning_rate": 0.1},
+        {"init": "cc"},
+        {"init": [0.0] * 7},
+        {"progress": True},
+    ],
+    ids=str,
+)
+def test_arguments_of_the_iteration_are_refused_with_moments(options):
+    with pytest.raises(ModelError, match=rf"{next(iter(options))}: no part of exchange='moments'.*iterative"):
+        model().fit(**options)
+
+
+def test_the_largest_number_of_iterations_is_kept():
+    with pytest.warns(ConvergenceWarning, match="2 iterations"):
+        assert len(model().fit(maxiter=2).trace) == 2
+
+
+def test_fitted_values_are_not_asked_for_and_say_how_to_get_them():
+    result = model().fit()
+    for what in ("fittedvalues", "resid"):
+        with pytest.raises(NotAvailableError, match="exchange='iterative'"):
+            getattr(result, what)
+    with pytest.raises(NotAvailableError, match=r"predict\(partition\)"):
+        result.predict()
+    prediction = result.get_prediction()
+    assert len(prediction.summary_frame()) == 600
+    np.testing.assert_allclose(result.predict(result.model.partition), prediction.predicted_mean)
+
+
+# ---- two institutions, and one ------------------------------------------------------------------
+
+
+def two_institutions(formula="y ~ .", **options):
     frames = simulate(n=300, holder="Bank").frames()
-    two = {name: frames[name] for name in list(frames)[:2]}
-    partition = fs.ClientPartition.from_frames(two, on="id", min_count=1)
-    formula = "y ~ ."
+    partition = fs.ClientPartition.from_frames({k: frames[k] for k in ("Bank", "Court")}, on="id")
+    return fs.VFEMRegression.from_formula(formula, partition, **options)
+
+
+def test_two_institutions_have_the_coordinator_apart_unless_the_user_says_where():
+    result = two_institutions().fit()
+    assert result.ledger.at is None
+    assert set(result.dealers["dealer"]) == {"coordinator"}
+    assert "the coordinator sits at neither" in str(result.summary()).replace("\n    ", " ")
+    close(result, two_institutions().fit(**ITERATIVE, cross_products="exact", tol_score=1e-11))
+    assert model().fit().ledger.at == "Bank"
     with pytest.raises(ModelError, match="coordinator='apart'"):
-        fs.VFEMRegression.from_formula(formula, partition).fit(exchange="moments")
-    fitted = fs.VFEMRegression.from_formula(formula, partition, coordinator="apart")
-    assert fitted.fit(exchange="moments").converged
+        two_institutions(coordinator="Bank").fit()
+
+
+def test_those_that_take_part_are_counted_not_those_of_the_partition():
+    partition = simulate(n=300, holder="Bank").partition()
+    fitted = fs.VFEMRegression.from_formula("y ~ bank0 + court1", partition)
+    assert fitted.coordinator == "apart" and fitted.fit().converged
+    assert fs.VFEMRegression.from_formula("y ~ .", partition).coordinator == "Bank"
+
+
+def test_one_institution_is_ordinary_least_squares():
+    study = simulate(n=300, holder="Bank", missing="none")
+    alone = Study(study.table, {"Bank": study.columns["Bank"]}, "Bank").model()
+    result = alone.fit()
+    ols = sm.OLS(study.table["y"], sm.add_constant(study.table[study.columns["Bank"]])).fit()
+    np.testing.assert_allclose(result.params, ols.params, rtol=1e-9)
+    np.testing.assert_allclose(result.bse, ols.bse * np.sqrt(ols.df_resid / ols.nobs), rtol=1e-8)
+    assert result.llf == pytest.approx(ols.llf, rel=1e-12)
+    assert result.ledger.at == "Bank" and not (result.ledger.to_frame()["kind"] == "aggregate").any()
+
+
+# ---- patterns that are too small ------------------------------------------------------------------
+
+
+def small_pattern(n_small, holder="Registry"):
+    """Complete entities, but some that lack the Court and few that lack the Tax office."""
+    study = simulate(n=400, holder=holder, missing="none")
+    study.table.iloc[:100, study.table.columns.get_indexer(study.columns["Court"])] = np.nan
+    study.table.iloc[100 : 100 + n_small, study.table.columns.get_indexer(study.columns["Tax"])] = np.nan
+    return study.partition()
+
+
+def test_a_pattern_with_hardly_more_entities_than_columns_is_not_released():
+    """Bank and Court have five columns: twelve entities are the least."""
+    enough = fs.VFEMRegression.from_formula("y ~ .", small_pattern(12)).fit()
+    few = fs.VFEMRegression.from_formula("y ~ .", small_pattern(11)).fit()
+    assert (enough.exchange.plan.moved, few.exchange.plan.moved) == (0, 11)
+    assert enough.exchange.smallest == 12
+    assert few.exchange.plan.patterns.sum(axis=1).tolist() == [1, 2, 3]  # they stay with the Bank alone
+    assert "11 entities count as missing" in " ".join(str(few.summary()).split())
+    assert few.nobs == enough.nobs == 400
+
+
+def test_the_site_insists_though_the_coordinator_asks(monkeypatch):
+    monkeypatch.setattr(moments_merge, "ENTITIES_PER_EQUATION", 0)
+    for step in ("pattern_sums", "sum_with_response", "share_product"):
+        fitted = fs.VFEMRegression.from_formula("y ~ .", small_pattern(5, holder="Bank"))
+        ask = find_ask(fitted, step)
+        monkeypatch.setattr(moments_merge, "ENTITIES_PER_EQUATION", 2)
+        with pytest.raises(PolicyError, match="a Gram matrix of"):
+            fitted.partition.sites[ask.site].answer(pack_ask(ask))
+        monkeypatch.setattr(moments_merge, "ENTITIES_PER_EQUATION", 0)
+
+
+def test_many_entities_in_small_patterns_are_told_and_more_are_refused():
+    def fitted(share):
+        study = simulate(n=200, holder="Registry", missing="none")
+        for k, names in enumerate(study.columns.values()):
+            study.table.iloc[k * share : (k + 1) * share, study.table.columns.get_indexer(names)] = np.nan
+        return fs.VFEMRegression.from_formula("y ~ .", study.partition(min_count=30)).fit()
+
+    with pytest.warns(DataWarning, match=r"(\d+) of 200 entities"):
+        fitted(8)
+    with pytest.raises(EstimationError, match="too few to be released"):
+        fitted(25)
+
+
+def test_the_summary_says_who_must_not_collude_and_what_was_released():
+    result = model(n=2_000).fit()
+    text = " ".join(str(result.summary()).split())
+    assert "semi-honest" in text and "must not collude with either of the two" in text
+    assert f"At least {result.exchange.smallest:,} entities stand behind every sum" in text
+    for site, count in result.exchange.numbers.items():
+        assert f"{count:,} of {site}" in text
+    assert len(result.dealers) == 3
+    assert all(row.dealer not in (row.first, row.second) for row in result.dealers.itertuples())
+
+
+def test_released_numbers_are_the_different_entries_of_the_gram_matrices():
+    result = model(n=2_000).fit()
+    moments = result.exchange.moments
+    owner = np.array([*[moments.clients[k] for k in moments.owner], "Bank"])  # the Bank has the response
+    for site, count in result.exchange.numbers.items():
+        distinct = 0
+        for pattern in moments.patterns:
+            here = np.append(pattern[moments.owner], True)
+            mine = owner[here] == site
+            rows, columns = np.triu_indices(here.sum())
+            distinct += mine.sum() + (mine[rows] | mine[columns]).sum()
+        assert count == distinct
 
 
 def test_a_key_that_the_owner_did_not_pin_is_refused():
@@ -141,7 +314,7 @@ def test_statements_from_the_same_moments_need_no_further_message():
     assert len(dropped) == len(result.params) - 1
     assert result.ledger.rounds == rounds
     with pytest.raises(NotAvailableError, match="exchange='moments'"):
-        fitted.fit(cov_type="none").mcar_test()
+        fitted.fit(**ITERATIVE, cov_type="none").mcar_test()
 
 
 def test_leaving_a_column_out_is_the_fit_without_it():

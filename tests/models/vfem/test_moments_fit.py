@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import statsmodels.api as sm
 from moments_cases import four_clients, moments_of, theta_of
-from oracle import simulate
+from oracle import ITERATIVE, simulate
 
 from fedstat.errors import EstimationError
 from fedstat.models.vfem.moments import PatternMoments
@@ -16,7 +16,9 @@ from fedstat.models.vfem.moments_fit import fit_moments
 from fedstat.models.vfem.moments_influence import leave_one_out
 from fedstat.models.vfem.moments_likelihood import Point, Standard, evaluate, log_likelihood
 
-TIGHT = {"tol_score": 1e-10, "tol_change": 1e-8, "cov_type": "expected"}
+pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.DisclosureWarning")
+
+TIGHT = ITERATIVE | {"tol_score": 1e-10, "tol_change": 1e-8, "cov_type": "expected"}
 STUDIES = {
     "three clients, MAR": lambda: simulate(seed=3, n=500),
     "three clients, few": lambda: simulate(seed=4, n=90, holder="Registry"),

@@ -10,15 +10,17 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from oracle import Study, simulate
+from oracle import ITERATIVE, Study, simulate
 
 import fedstat as fs
 from fedstat.federation.message import pack_ask, unpack_reply
 from fedstat.models.vfem.layout import make_layout
-from fedstat.models.vfem.protocol import Options, vfem
+from fedstat.models.vfem.protocol import Ascent, Options, maximise
 
-TIGHT = {"tol_score": 1e-12, "tol_change": 1e-10}
-SMALL = {"sketch_size": 1_000}
+pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.DisclosureWarning")
+
+TIGHT = ITERATIVE | {"tol_score": 1e-12, "tol_change": 1e-10}
+SMALL = ITERATIVE | {"cross_products": "sketch", "sketch_size": 1_000}
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +108,7 @@ def test_two_models_on_one_partition_do_not_disturb_each_other(study):
 
 def test_the_shared_seed_matters_to_sketches_alone(study):
     one, other = (
-        fs.VFEMRegression.from_formula("y ~ .", study.partition(shared_seed=seed)).fit(sketch_size=500)
+        fs.VFEMRegression.from_formula("y ~ .", study.partition(shared_seed=seed)).fit(**SMALL)
         for seed in (1, 2)
     )
     assert one.params.to_numpy().tobytes() == other.params.to_numpy().tobytes()
@@ -154,10 +156,10 @@ def test_engines_agree_to_the_bit(study, cov_type):
 
 def test_the_protocol_needs_no_engine(study):
     model = study.model()
-    result = model.fit(cov_type="none")
+    result = model.fit(cov_type="none", **ITERATIVE)
     layout = make_layout(model.design, model.partition.rows["Bank"], "vfem")
     lines = []
-    protocol = vfem(layout, Options(), model._session, report=lines.append)
+    protocol = maximise(Ascent(layout, Options(), model._session, lines.append))
     fit, rounds = by_hand(model.partition.sites, protocol)
     assert rounds >= 2 * len(lines)
     assert len(lines) == len(fit.trace) == len(result.trace)
@@ -171,7 +173,7 @@ def test_the_protocol_needs_no_engine(study):
 def test_asks_of_a_protocol_are_arrays_and_names(study):
     model = study.model()
     layout = make_layout(model.design, model.partition.rows["Bank"], "vfem")
-    asks = next(vfem(layout, Options(), model._session))
+    asks = next(maximise(Ascent(layout, Options(), model._session)))
     assert [ask.site for ask in asks] == ["Bank", "Court", "Tax", "Bank"]
     assert {ask.family for ask in asks} == {"vfem"}
     assert all(isinstance(array, np.ndarray) for ask in asks for array in ask.arrays.values())
@@ -182,7 +184,9 @@ import sys
 sys.path.insert(0, {folder!r})
 from oracle import simulate
 model = simulate(seed=10, n=5_000, holder="Registry").model()
-result = model.fit(cov_type="robust", sketch_size=4_000)
+result = model.fit(
+    exchange="iterative", masked=False, cov_type="robust", cross_products="sketch", sketch_size=4_000
+)
 print(result.params.to_numpy().tobytes().hex(), *map(float.hex, result.bse))
 """
 

@@ -6,9 +6,12 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from oracle import simulate
+from oracle import ITERATIVE, simulate
+
+pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.DisclosureWarning")
 
 COORDINATOR = "coordinator"
+SKETCHED = ITERATIVE | {"cross_products": "sketch", "sketch_size": 300}
 ITERATION = {"change", "inside", "log_likelihood", "products", "recentring", "score2"}
 POINTS = {"centres", "spreads"}
 
@@ -47,7 +50,7 @@ RESPONSE = triples(
 
 ASKED_DESIGN = triples(open_block={"presence": {"use"}, "schema": {"text"}})
 ASKED_ASCENT = triples(
-    start={"presence": {"keep", "rows"}, "control": {"filled", "memory", "n"}},
+    start={"presence": {"keep", "rows"}, "control": {"filled", "memory", "n", "padded"}},
     step={"per entity": {"z"}, "aggregate": {"missing", "s2"}, "control": {"forget", "omega", "weights"}},
 )
 ASKED_INFORMATION = triples(
@@ -90,7 +93,7 @@ def study():
 
 
 def account(study, model=None, **options):
-    return study.model(**(model or {})).fit(**({"sketch_size": 300} | options))
+    return study.model(**(model or {})).fit(**(SKETCHED | options))
 
 
 def test_sketched_standard_errors(study):
@@ -232,7 +235,7 @@ def test_arrays_of_a_client_name_the_entities_behind_them(study):
 def test_the_account_of_the_sites_is_that_of_the_coordinator(study):
     """Every site enters what passes its own door; the two books agree."""
     model = study.model(coordinator="apart")
-    result = model.fit()
+    result = model.fit(**SKETCHED)
     for client, site in model.partition.sites.items():
         keys = [
             Counter((e.step, e.array, e.kind, e.shape, e.bytes, e.entities) for e in entries)
@@ -262,16 +265,16 @@ def test_bytes_are_those_of_the_numbers(study):
     ledger = account(study, cross_products="exact").ledger
     for entry in ledger.entries:
         if entry.array != "text":
-            width = 1 if entry.array in ("use", "seen", "keep", "others", "filled", "forget") else 8
+            width = 1 if entry.array in ("use", "seen", "keep", "others", "filled", "forget", "padded") else 8
             assert entry.bytes == width * int(np.prod(entry.shape)), entry
     assert ledger.bytes == sum(entry.bytes for entry in ledger.entries)
 
 
 def test_every_fit_starts_its_own_account(study):
     model = study.model()
-    first = model.fit()
+    first = model.fit(**SKETCHED)
     before = len(first.ledger.entries)
-    second = model.fit()
+    second = model.fit(**SKETCHED)
     assert len(first.ledger.entries) == before == len(second.ledger.entries)
     assert {e.step for e in second.ledger.entries} >= {"open_block", "start"}
 

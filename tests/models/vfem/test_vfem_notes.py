@@ -2,8 +2,14 @@
 
 import numpy as np
 import pytest
+from oracle import ITERATIVE
 
 import fedstat as fs
+
+pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.DisclosureWarning")
+
+
+SKETCHED = ITERATIVE | {"cross_products": "sketch"}
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +24,7 @@ def partition(data):
 
 def notes(partition, coordinator=None, **options):
     model = fs.VFEMRegression.from_formula("y ~ .", partition, coordinator=coordinator)
-    return " ".join(model.fit(**options).summary().notes)
+    return " ".join(model.fit(**(SKETCHED | options)).summary().notes)
 
 
 def test_per_entity_values_and_what_they_disclose_are_named(partition):

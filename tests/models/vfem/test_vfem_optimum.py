@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from oracle import simulate
+from oracle import ITERATIVE, simulate
 
-TIGHT = {"tol_score": 1e-11, "tol_change": 1e-9, "cov_type": "none", "maxiter": 20_000}
+pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.DisclosureWarning")
+
+TIGHT = ITERATIVE | {"tol_score": 1e-11, "tol_change": 1e-9, "cov_type": "none", "maxiter": 20_000}
 WAYS = {
     "plain local Newton": {"acceleration": None},
     "accelerated gradient": {"step": "gradient"},
@@ -41,7 +43,7 @@ def reference(model):
 
 @pytest.fixture(scope="module")
 def standard_errors(model):
-    return model.fit(cov_type="observed", cross_products="exact").bse
+    return model.fit(cov_type="observed", cross_products="exact", **ITERATIVE).bse
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -56,9 +58,9 @@ def test_every_way_ends_at_the_same_point(way, model, reference, standard_errors
 
 def test_a_mapping_starts_there_by_name(model, reference):
     start = reference.params.drop("Intercept")[::-1].to_dict()
-    result = model.fit(init=start, tol_score=1e-6)
+    result = model.fit(init=start, tol_score=1e-6, cov_type="none", **ITERATIVE)
     assert np.abs(result.params / reference.params - 1.0).max() < 1e-4
-    cold = model.fit(tol_score=1e-6)
+    cold = model.fit(tol_score=1e-6, cov_type="none", **ITERATIVE)
     first = [r.trace["log_likelihood"].iloc[0] for r in (result, cold)]
     assert first[0] > first[1]
 
@@ -66,7 +68,7 @@ def test_a_mapping_starts_there_by_name(model, reference):
 def test_the_first_point_is_the_one_that_was_given(model, study):
     """The trace begins at the given coefficients, with every block at its own moments."""
     beta = [0.5, -0.3, 0.4, 0.0, -0.6, 0.05, 3.0]
-    first = model.fit(init=beta, tol_score=1e-6).trace["log_likelihood"].iloc[0]
+    first = model.fit(init=beta, tol_score=1e-6, cov_type="none", **ITERATIVE).trace["log_likelihood"].iloc[0]
     pooled = study.pooled()
     y, rows = pooled.y, pooled.seen_rows()
     mus, Sigmas = [X.mean(axis=0) for X in rows], [np.cov(X.T, bias=True) for X in rows]
@@ -78,7 +80,7 @@ def test_the_first_point_is_the_one_that_was_given(model, study):
 
 def test_plain_steps_never_fall(model):
     for step in ("local-newton", "gradient"):
-        trace = model.fit(step=step, acceleration=None, tol_score=1e-6, cov_type="none").trace
+        trace = model.fit(step=step, acceleration=None, tol_score=1e-6, cov_type="none", **ITERATIVE).trace
         assert set(trace["move"]) == {"start", "plain"}
         assert trace["log_likelihood"].diff().min() > -1e-8
 
@@ -91,7 +93,7 @@ def test_acceleration_saves_rounds(model, reference):
 
 def test_the_score_of_the_trace_is_the_norm_of_the_likelihood_s_score(model, study):
     """Per root of entities, in the complete-data information; at the first point, where it is large."""
-    result = model.fit(maxiter=1, tol_score=1e9, tol_change=np.inf, cov_type="none")
+    result = model.fit(maxiter=1, tol_score=1e9, tol_change=np.inf, cov_type="none", **ITERATIVE)
     assert len(result.trace) == 1
     pooled = study.pooled()
     theta = study.theta(model, result)

@@ -1,0 +1,298 @@
+"""A site's policy as a file of its own: its keys, what each may hold, reading and writing."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import textwrap
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeGuard, get_args
+
+from fedstat.errors import PartitionError
+from fedstat.federation.message import Kind
+
+KINDS: tuple[str, ...] = get_args(Kind)
+LARGEST_DELTA = 1e-6
+HEAD = """\
+What may leave this institution, as its owner decides.
+
+Every question is held against these rules at the institution's own door, and refused there.
+A rule that is left out, or stands behind a '#', keeps its default."""
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key of a policy.
+
+    Parameters
+    ----------
+    name : str
+    expected : str
+        What it may hold, in words.
+    fits : callable
+        Whether a value is such.
+    comment : str
+        The rule, for its owner.
+    example : str
+        Shown in a template where the rule is off.
+    listed : bool
+        Whether the file holds a list, and the policy a set.
+    """
+
+    name: str
+    expected: str
+    fits: Callable[[Any], bool]
+    comment: str
+    example: str = ""
+    listed: bool = False
+
+
+def _whole(least: int) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether a value is a finite number, and no truth value."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _names(value: object) -> bool:
+    return isinstance(value, frozenset) and all(
+        isinstance(name, str) and name.isprintable() and name for name in value
+    )
+
+
+KEYS: tuple[Key, ...] = (
+    Key(
+        "families",
+        "a list of names of families",
+        lambda value: value is None or (_names(value) and len(value) > 0),
+        'Families of models that may ask. "design" agrees on columns and is needed by every model, "secure" '
+        "agrees on keys and is needed by masked sums; the models are named after their folders, such as "
+        '"glm", "vfem" and "fedavg". By default every installed family may ask.',
+        'families = ["design", "secure", "glm"]',
+        listed=True,
+    ),
+    Key(
+        "refused_kinds",
+        f"a list of {', '.join(map(repr, KINDS))}",
+        lambda value: _names(value) and value <= set(KINDS),
+        "Kinds of values that may not leave. From harmless to disclosing: control, schema, presence, sealed, "
+        "masked share, aggregate, sketch, per entity, raw columns. A kind that is refused may still enter a "
+        "masked sum, which hides this institution's part.",
+        'refused_kinds = ["per entity", "raw columns"]',
+        listed=True,
+    ),
+    Key(
+        "masked_only",
+        "true or false",
+        lambda value: isinstance(value, bool),
+        "Whether arrays of which only the sum over institutions is needed leave in no other way than masked.",
+    ),
+    Key(
+        "two_sites",
+        '"warn" or "refuse"',
+        lambda value: value in ("warn", "refuse"),
+        "What to do with a masked sum over two institutions, which hides neither from the other: "
+        '"warn" or "refuse".',
+    ),
+    Key(
+        "min_count",
+        "a whole number of at least 0",
+        _whole(0),
+        "Fewest entities (rows) behind a sum, a sketch or a share of a product.",
+    ),
+    Key(
+        "min_events",
+        "a whole number of at least 0",
+        _whole(0),
+        "Models over rows: fewest rows of either outcome of a binary response, unless there are none.",
+    ),
+    Key(
+        "min_level_count",
+        "a whole number of at least 0",
+        _whole(0),
+        "Fewest rows of a category level, unless there are none.",
+    ),
+    Key(
+        "max_parameters",
+        "a number above 0",
+        lambda value: is_number(value) and value > 0,
+        "Models over rows: most coefficients per row.",
+    ),
+    Key(
+        "max_columns",
+        "a whole number of at least 1",
+        lambda value: value is None or _whole(1)(value),
+        "Most columns of this institution in one model, as coded: a category of three levels has two. By "
+        "default there is no limit.",
+        "max_columns = 20",
+    ),
+    Key(
+        "answers_kept",
+        "a whole number of at least 0",
+        _whole(0),
+        "Models over rows: how many earlier answers are held against a new one, so that two whose rows "
+        "differ by fewer than min_count do not both leave. 0 switches the check off.",
+    ),
+)
+PRIVACY = (
+    "A privacy budget. With one, whatever depends on the data leaves only where an accountant charges its "
+    f"release to the budget; delta is at most {LARGEST_DELTA:g}. No model of this version keeps such "
+    "accounts, so that with a budget nothing leaves but names, levels, counts and who has which entity."
+)
+BUDGET = {"epsilon": "a number above 0", "delta": f"a number of at least 0 and at most {LARGEST_DELTA:g}"}
+SECTIONS = ("privacy",)
+
+
+def check_values(where: str, values: Mapping[str, object]) -> None:
+    """Hold the values of a policy against what its keys may hold.
+
+    Raises
+    ------
+    PartitionError
+        Lists every key with what was expected and what came.
+    """
+    wrong = [
+        f"{key.name}: expected {key.expected}, received {_shown(values[key.name])}{_remedy(key, values)}"
+        for key in KEYS
+        if key.name in values and not key.fits(values[key.name])
+    ]
+    if wrong:
+        raise PartitionError(f"{where}: {'; '.join(wrong)}")
+
+
+def check_budget(where: str, epsilon: object, delta: object) -> None:
+    """Hold a privacy budget against what it may be.
+
+    Raises
+    ------
+    PartitionError
+        As :func:`check_values`.
+    """
+    above = ". A larger one would allow some records to be published" if is_number(delta) else ""
+    for name, value, fits, remedy in (
+        ("epsilon", epsilon, is_number(epsilon) and epsilon > 0, ""),
+        ("delta", delta, is_number(delta) and 0 <= delta <= LARGEST_DELTA, above),
+    ):
+        if not fits:
+            raise PartitionError(
+                f"{where}: {name}: expected {BUDGET[name]}, received {_shown(value)}{remedy}"
+            )
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, frozenset):
+        return str(sorted(value, key=str))
+    return repr(value)
+
+
+def _remedy(key: Key, values: Mapping[str, object]) -> str:
+    value = values[key.name]
+    if key.name == "refused_kinds" and isinstance(value, frozenset):
+        hints = [_meant(str(kind), KINDS) for kind in sorted(value - set(KINDS), key=str)]
+        return " ".join(["", *hints]).rstrip()
+    if key.listed and isinstance(value, str):
+        return f"; write [{value!r}] for one"
+    return ""
+
+
+def _meant(word: str, words: tuple[str, ...]) -> str:
+    close = difflib.get_close_matches(word, words, n=1)
+    return f"(did you mean {close[0]!r}?)" if close else ""
+
+
+def read_policy(path: str | Path) -> tuple[str, dict[str, Any], dict[str, Any] | None]:
+    """Read a policy file.
+
+    Returns
+    -------
+    where : str
+        The file, for messages.
+    values : dict
+        By key, sets in the place of lists.
+    budget : dict or None
+        ``epsilon`` and ``delta``.
+
+    Raises
+    ------
+    PartitionError
+        The file is absent or no TOML, or holds a key that there is not.
+    """
+    file = Path(path)
+    where = f"policy file {str(file)!r}"
+    try:
+        content = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise PartitionError(
+            f"{where}: cannot be read ({type(error).__name__}). Write one with Policy().to_toml(), which "
+            "explains every rule"
+        ) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise PartitionError(
+            f"{where}: is not TOML ({error}). Texts stand in quotes, lists in brackets, and truth values are "
+            "true and false"
+        ) from None
+    budget = content.pop("privacy", None)
+    names = (*(key.name for key in KEYS), *SECTIONS)
+    _check_names(where, tuple(content), names)
+    if budget is not None:
+        if not isinstance(budget, dict):
+            raise PartitionError(f"{where}: privacy: expected a section [privacy] with {', '.join(BUDGET)}")
+        _check_names(f"{where}, section [privacy]", tuple(budget), tuple(BUDGET))
+        lacking = [name for name in BUDGET if name not in budget]
+        if lacking:
+            raise PartitionError(f"{where}, section [privacy]: lacks {', '.join(lacking)}; a budget is both")
+    return where, dict(_as_sets(content)), budget
+
+
+def _as_sets(content: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    listed = {key.name for key in KEYS if key.listed}
+    for name, value in content.items():
+        texts = isinstance(value, list) and all(isinstance(item, str) for item in value)
+        yield name, frozenset(value) if name in listed and texts else value
+
+
+def _check_names(where: str, found: tuple[str, ...], known: tuple[str, ...]) -> None:
+    unknown = [name for name in found if name not in known]
+    if unknown:
+        listed = ", ".join(f"{name!r} {_meant(name, known)}".rstrip() for name in unknown)
+        raise PartitionError(f"{where}: unknown key {listed}. Its keys are {', '.join(known)}")
+
+
+def write_policy(values: Mapping[str, Any], budget: tuple[float, float] | None) -> str:
+    """Text of a policy file, with a comment that explains every rule."""
+    parts = [_comment(HEAD)]
+    for key in KEYS:
+        value = values[key.name]
+        off = value is None or value == frozenset()
+        line = f"# {key.example}" if off else f"{key.name} = {_toml(value)}"
+        parts.append(f"{_comment(key.comment)}\n{line}")
+    given = "epsilon = 1.0\ndelta = 1e-06"
+    if budget is None:
+        section = "\n".join(f"# {line}" for line in ["[privacy]", *given.splitlines()])
+    else:
+        section = f"[privacy]\nepsilon = {_toml(budget[0])}\ndelta = {_toml(budget[1])}"
+    return "\n\n".join([*parts, f"{_comment(PRIVACY)}\n{section}"]) + "\n"
+
+
+def _comment(text: str) -> str:
+    paragraphs = text.split("\n\n")
+    wrapped = (textwrap.wrap(" ".join(part.split()), 88) for part in paragraphs)
+    return "\n#\n".join("\n".join(f"# {line}" for line in lines) for lines in wrapped)
+
+
+def _toml(value: object) -> str:
+    match value:
+        case bool():
+            return str(value).lower()
+        case frozenset():
+            return f"[{', '.join(_toml(item) for item in sorted(value))}]"
+        case str():
+            return json.dumps(value, ensure_ascii=False)
+        case _:
+            return repr(value)

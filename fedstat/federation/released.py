@@ -1,0 +1,193 @@
+"""How many numbers left an institution, beside how many values they are functions of.
+
+Every released number that is a function of a site's data is an equation on that data. With fewer equations
+than unknown values the data are not determined; with as many they may be solved for (so it is with linear
+predictors of a dozen rounds). Counting is a necessary check and no proof of privacy: a single equation can
+disclose a value (a maximum, a sum over one row, a total that differs by one person from another), columns of
+zeros and ones have fewer unknowns than cells, and the receiver may know much beforehand. It errs on the other
+side as well: equations may depend on each other, and bring unknowns of their own (the coefficients).
+
+What counts:
+
+* arrays of sums, sketches, values per entity and raw columns, and the scalars of an iteration that leave a
+  site; not who is present, names, levels and counts, nor texts;
+* a symmetric matrix by its distinct numbers, and the same array released again not at all;
+* a sum over K sites that masks hide is an equation on the data of the K together, not on that of one;
+* a share of a secure product: with the other share, an equation on the data of two sites; sealed boxes none.
+
+Unknowns are the entities times the columns of the table that were in play.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+import pandas as pd
+
+from fedstat.typing import Array
+
+SHARE = "masked share"
+DATA_KINDS = frozenset({SHARE, "aggregate", "sketch", "per entity", "raw columns"})
+SYMMETRIC = 1e-10
+FEW, CLOSE, MANY = (
+    "far fewer equations than unknowns",
+    "close",
+    "as many equations as unknowns: rows may be solved for",
+)
+NOTHING = "no equations"
+
+
+def counted(kind: str, outward: bool) -> bool:
+    """Whether numbers of a kind are equations; scalars of an iteration are where they leave a site."""
+    return kind in DATA_KINDS or (outward and kind == "control")
+
+
+def distinct_numbers(array: Array) -> int:
+    """Count the numbers of an array, of symmetric matrices those on and above the diagonal."""
+    if array.ndim < 2 or array.shape[-1] != array.shape[-2] or array.dtype == np.bool_:
+        return int(array.size)
+    p = array.shape[-1]
+    apart = np.abs(array - array.swapaxes(-1, -2)).max(initial=0.0)
+    if apart > SYMMETRIC * np.abs(array).max(initial=0.0):
+        return int(array.size)
+    return int(array.size // (p * p)) * p * (p + 1) // 2 if p else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What one site's own account says of its numbers.
+
+    Parameters
+    ----------
+    site : str
+    released : mapping of int to int
+        In the session: distinct numbers that left, by how many sites they are sums over.
+    received : int
+        In the session: distinct numbers about other sites that came in.
+    earlier, earlier_received
+        The same in all other sessions of the site.
+    columns, entities : int
+        Columns of the site's table that were in play in any session, and most entities behind an answer.
+    """
+
+    site: str
+    released: Mapping[int, int]
+    received: int
+    earlier: Mapping[int, int]
+    earlier_received: int
+    columns: int
+    entities: int
+
+    @property
+    def unknowns(self) -> int:
+        """Values of the site that the numbers are functions of: at least one column."""
+        return self.entities * max(self.columns, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of the comparison: numbers about some sites in the hands of one party."""
+
+    about: str
+    receiver: str
+    run: int
+    earlier: int
+    unknowns: int
+
+    @property
+    def equations(self) -> int:
+        """Of this session and all others."""
+        return self.run + self.earlier
+
+    @property
+    def ratio(self) -> float:
+        """Equations per unknown."""
+        if not self.equations:
+            return 0.0
+        return self.equations / self.unknowns if self.unknowns else math.inf
+
+    @property
+    def verdict(self) -> str:
+        """The ratio in words."""
+        if not self.equations:
+            return NOTHING
+        return FEW if self.ratio < 0.5 else CLOSE if self.ratio < 1.0 else MANY
+
+
+def compare(sites: Sequence[Counts], at: str | None) -> list[Line]:
+    """Hold equations against unknowns, by whose data and who received them.
+
+    Parameters
+    ----------
+    sites : sequence of Counts
+    at : str or None
+        The site at which the coordinator sits: nothing is released to itself.
+
+    Returns
+    -------
+    list of Line
+        Each site's own numbers at the coordinator; those of all sites together, sums included; and what each
+        site received about the others.
+    """
+    reader = "coordinator" if at is None else f"{at} (coordinator)"
+    others = [one for one in sites if one.site != at]
+    lines = [
+        Line(one.site, reader, one.released.get(1, 0), one.earlier.get(1, 0), one.unknowns) for one in others
+    ]
+    if any(set(counts) - {1} for one in sites for counts in (one.released, one.earlier)):
+        lines.append(
+            Line(
+                "all together, with sums over several",
+                reader,
+                _shared(others, [one.released for one in sites]),
+                _shared(others, [one.earlier for one in sites], earlier=True),
+                sum(one.unknowns for one in others),
+            )
+        )
+    for one in others:
+        known = sum(other.unknowns for other in sites if other is not one)
+        lines.append(Line("the others", one.site, one.received, one.earlier_received, known))
+    return lines
+
+
+def _shared(others: Sequence[Counts], counts: Sequence[Mapping[int, int]], earlier: bool = False) -> int:
+    """Numbers that are sums, each once, and the numbers of single sites beside them."""
+    single = sum((one.earlier if earlier else one.released).get(1, 0) for one in others)
+    sums = sum((Fraction(n, among) for row in counts for among, n in row.items() if among > 1), Fraction(0))
+    return single + math.ceil(sums)
+
+
+def table(lines: Sequence[Line]) -> pd.DataFrame:
+    """One row per line, the columns named for print."""
+    return pd.DataFrame(
+        {
+            "about": [line.about for line in lines],
+            "in the hands of": [line.receiver for line in lines],
+            "this run": [line.run for line in lines],
+            "other runs": [line.earlier for line in lines],
+            "equations": [line.equations for line in lines],
+            "unknowns": [line.unknowns for line in lines],
+            "ratio": [round(line.ratio, 3) for line in lines],
+            "verdict": [line.verdict for line in lines],
+        }
+    )
+
+
+def alarm(lines: Sequence[Line]) -> str:
+    """One sentence where some party has as many equations as unknowns; else empty."""
+    flagged = [line for line in lines if line.verdict == MANY]
+    if not flagged:
+        return ""
+    worst = [
+        f"{line.equations:,} about {line.unknowns:,} values of {line.about} to {line.receiver}"
+        for line in flagged[:3]
+    ]
+    more = f", and {len(flagged) - 3} more" if len(flagged) > 3 else ""
+    return (
+        f"As many equations as unknowns left institutions, rows may be solved for: {'; '.join(worst)}{more}; "
+        "see receipt().released"
+    )

@@ -1,0 +1,108 @@
+"""Criteria that choose one of several penalised fits.
+
+Each takes minus twice the log-likelihood, up to a constant that the fits share. With a dispersion that is
+known to be one it is ``2 N f``, f being half the mean deviance; where the dispersion is estimated
+(a linear model), it is that of :func:`profiled`, and ``2 N f`` would choose by the unit of the response.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.special import gammaln
+
+from fedstat.errors import ModelError
+from fedstat.typing import Floats
+
+
+def profiled(deviance: Floats | float, nobs: float) -> Floats | float:
+    """Return minus twice the Gaussian log-likelihood at its own variance, up to a constant: N log(RSS / N).
+
+    Parameters
+    ----------
+    deviance : float or ndarray
+        Residual sum of squares.
+    nobs : float
+        N, rows or the sum of the frequency weights.
+    """
+    log_variance: Floats | float = np.log(np.asarray(deviance) / nobs)
+    return nobs * log_variance
+
+
+def degrees_of_freedom(coefficients: Floats) -> Floats:
+    """Count the coefficients that are not zero, the intercept included: (..., p) -> (...).
+
+    Of the lasso it is an unbiased estimate (Zou, Hastie and Tibshirani 2007); of SCAD and MCP it is the usual
+    convention; with a ridge part see :func:`ridge_degrees_of_freedom`. Of a group of several columns it
+    counts all, which is more than the shrunken group spends.
+    """
+    return np.asarray(np.count_nonzero(coefficients, axis=-1), dtype=np.float64)
+
+
+def ridge_degrees_of_freedom(H: Floats, ridge: Floats) -> float:
+    """Degrees of freedom of the selected columns of an elastic net, ``tr H (H + diag(ridge))^-1``.
+
+    Parameters
+    ----------
+    H : (k, k) array
+        Information over N of the columns that were selected; for least squares their Gram.
+    ridge : (k,) array
+        Coefficient ``w_j lambda (1 - alpha)`` of half the square of each.
+
+    References
+    ----------
+    Zou, H., Hastie, T. and Tibshirani, R. (2007). On the "degrees of freedom" of the lasso. Annals of
+    Statistics 35, 2173-2192.
+    """
+    return float(np.trace(np.linalg.solve(H + np.diag(ridge), H)))
+
+
+def aic(minus_twice_llf: Floats | float, df: Floats | float) -> Floats | float:
+    """Return Akaike's criterion, ``-2 l + 2 df``."""
+    return minus_twice_llf + 2.0 * df
+
+
+def bic(minus_twice_llf: Floats | float, df: Floats | float, nobs: float) -> Floats | float:
+    """Return Schwarz' criterion, ``-2 l + df log N``."""
+    return minus_twice_llf + df * float(np.log(nobs))
+
+
+def ebic(
+    minus_twice_llf: Floats | float,
+    df: Floats | float,
+    nobs: float,
+    *,
+    chosen: Floats | float,
+    candidates: int,
+    gamma: float = 0.5,
+) -> Floats | float:
+    """Return the extended criterion, ``-2 l + df log N + 2 gamma log C(candidates, chosen)``.
+
+    Parameters
+    ----------
+    minus_twice_llf, df, nobs
+        As for :func:`bic`.
+    chosen : float or ndarray
+        Columns that were selected, without those that had to be in the model.
+    candidates : int
+        Columns to choose from.
+    gamma : float
+        In [0, 1]; 0 is :func:`bic`.
+
+    Raises
+    ------
+    ModelError
+        More were chosen than there were candidates, or gamma is outside [0, 1].
+
+    References
+    ----------
+    Chen, J. and Chen, Z. (2008). Extended Bayesian information criteria for model selection with large model
+    spaces. Biometrika 95, 759-771.
+    """
+    k = np.asarray(chosen, dtype=np.float64)
+    if not 0.0 <= gamma <= 1.0 or (k > candidates).any():
+        raise ModelError(
+            f"ebic: expected gamma in [0, 1] and at most {candidates} columns chosen; received gamma = "
+            f"{gamma!r} and {k.max():g} columns; count every column that could have been selected"
+        )
+    ways: Floats = gammaln(candidates + 1.0) - gammaln(k + 1.0) - gammaln(candidates - k + 1.0)
+    return bic(minus_twice_llf, df, nobs) + 2.0 * gamma * ways

@@ -1,0 +1,101 @@
+"""Limited-memory quasi-Newton steps in which every party keeps its own part of the parameters.
+
+The two-loop recursion of L-BFGS (Nocedal 1980, doi:10.1090/S0025-5718-1980-0572855-7) forms its direction
+from the steps s_j, the changes of the score y_j and the score g. All that it needs to know of them are
+inner products, so that parties send the products of their own parts, which add up, and are sent the
+coefficients of the combination (Chen, Wang and Zhou 2014, "Large-scale L-BFGS using MapReduce", NeurIPS
+27, section 3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+
+from fedstat.typing import Floats
+
+Scaling: TypeAlias = Callable[[Floats], Floats]
+"""Multiply scores, (r, d), by H, a positive definite inverse of the party's own information."""
+
+FLAT = 1e-12
+
+
+@dataclass(slots=True)
+class Memory:
+    """One party's part of the latest steps and of the changes of the score that they made.
+
+    Parameters
+    ----------
+    size : int
+        Steps that are kept.
+    point, score : (d,) arrays
+        The accepted point, and the score there; no score before the first was taken.
+    """
+
+    size: int
+    point: Floats = field(default_factory=lambda: np.empty(0))
+    score: Floats = field(default_factory=lambda: np.empty(0))
+    steps: list[Floats] = field(default_factory=list)
+    changes: list[Floats] = field(default_factory=list)
+
+    def take(self, point: Floats, score: Floats) -> None:
+        """Enter an accepted point and the score of the party's own parameters there."""
+        if len(self.score):
+            self.steps.append(point - self.point)
+            self.changes.append(self.score - score)
+        del self.steps[: -self.size], self.changes[: -self.size]
+        self.point, self.score = point, score
+
+    def products(self, scaling: Scaling) -> tuple[Floats, Floats]:
+        """Products S'[Y, g], (q, q + 1), and [Y, g]'H[Y, g], (q + 1, q + 1)."""
+        Y = np.array([*self.changes, self.score])
+        S = np.array(self.steps).reshape(len(self.steps), len(self.score))
+        return S @ Y.T, Y @ scaling(Y).T
+
+    def direction(self, weights: Weights, scaling: Scaling) -> Floats:
+        """Combine the party's part of the direction."""
+        combined = weights.scores @ np.array([*self.changes, self.score])
+        out = scaling(combined[None, :])[0]
+        for weight, step in zip(weights.steps, self.steps, strict=True):
+            out = out + weight * step
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Coefficients of a direction: of the steps (q,), and of H times changes and score (q + 1,)."""
+
+    steps: Floats
+    scores: Floats
+
+
+def quasi_newton(sy: Floats, yhy: Floats) -> tuple[Weights, float]:
+    """Combine a direction of ascent from inner products.
+
+    Parameters
+    ----------
+    sy, yhy : (q, q + 1), (q + 1, q + 1) arrays
+        Sums over the parties of :meth:`Memory.products`.
+
+    Returns
+    -------
+    weights : Weights
+    slope : float
+        Of the log-likelihood along the direction.
+    """
+    q = len(sy)
+    curvature, length = np.diag(sy[:, :q]), np.diag(yhy)[:q]
+    use = [j for j in range(q) if curvature[j] > FLAT * length[j] > 0.0]
+    scores, steps, alpha = np.zeros(q + 1), np.zeros(q), np.zeros(q)
+    scores[q] = 1.0
+    for j in reversed(use):
+        alpha[j] = sy[j] @ scores / curvature[j]
+        scores[j] -= alpha[j]
+    if use:
+        scores *= curvature[use[-1]] / length[use[-1]]
+    for j in use:
+        steps[j] += alpha[j] - (yhy[j] @ scores + sy[:, j] @ steps) / curvature[j]
+    return Weights(steps, scores), float(yhy[q] @ scores + sy[:, q] @ steps)

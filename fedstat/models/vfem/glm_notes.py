@@ -1,0 +1,77 @@
+"""The sentences below the summary of VFEM for other families than the normal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from fedstat.federation.ledger import Ledger
+from fedstat.models.vfem.exposure import masked_notes, secure_product_notes
+from fedstat.models.vfem.layout import Layout
+from fedstat.models.vfem.outcome import Counts
+
+if TYPE_CHECKING:
+    from fedstat.models.vfem.glm_results import GLMOutcome
+
+MODEL = {
+    "vfem": (
+        "Maximum likelihood under normal blocks that are independent between institutions; valid when "
+        "missingness depends on observed values only (MAR). The columns of an institution that lacks entities "
+        "count as jointly normal: for columns that are not, such as indicators, that is an approximation."
+    ),
+    "cc": (
+        "Only entities with every block are used: biased where missing blocks depend on the response given "
+        "the columns."
+    ),
+    "impute": (
+        "Missing blocks count as their mean: coefficients are biased in general, and the standard "
+        "errors ignore the imputation."
+    ),
+    "single": "Other institutions' columns are left out; coefficients are those of a smaller model.",
+}
+
+
+def glm_notes(layout: Layout, outcome: GLMOutcome, counts: Counts, ledger: Ledger) -> list[str]:
+    """Write the notes of one fit."""
+    return [
+        *_counts(outcome, counts),
+        MODEL[outcome.method],
+        *_covariance(outcome),
+        *_disclosure(layout, outcome, ledger),
+    ]
+
+
+def _counts(outcome: GLMOutcome, counts: Counts) -> Iterator[str]:
+    if counts.dropped:
+        yield f"{counts.dropped:,} entities without a response were left out."
+    if counts.unused:
+        yield f"{counts.unused:,} entities with a response were left out by method='{outcome.method}'."
+    if counts.partial:
+        listed = ", ".join(f"{n:,} at {client}" for client, n in counts.partial.items())
+        yield f"Entities with only some of an institution's columns: {listed}."
+
+
+def _covariance(outcome: GLMOutcome) -> Iterator[str]:
+    covariance = outcome.covariance
+    if covariance is None:
+        return
+    if covariance.how == "sketch":
+        yield (
+            f"Cross-products between institutions come from a {covariance.size:,}-row sketch "
+            f"({100 * covariance.error:.2g} % of the columns' lengths, measured within institutions)."
+        )
+    yield from secure_product_notes(covariance)
+    if covariance.how == "exact":
+        yield "Cross-products by plain exchange: institutions' columns were disclosed to other institutions."
+
+
+def _disclosure(layout: Layout, outcome: GLMOutcome, ledger: Ledger) -> Iterator[str]:
+    if outcome.masked or len(layout.clients) == 1:
+        yield from masked_notes(layout, ledger.at)
+    elif any(k != ledger.at for k in layout.clients):
+        yield (
+            "In every round each institution's linear predictor of every entity that it has, and two numbers "
+            "per entity of the response holder, leave their institution. From a dozen such rounds their "
+            "receiver can recover an institution's raw rows: use masked=False only where that is allowed. "
+            "See .ledger.releases()."
+        )

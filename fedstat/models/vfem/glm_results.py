@@ -1,0 +1,291 @@
+"""What can be said after a fit of VFEM for other families than the normal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import pandas as pd
+
+from fedstat.errors import ModelError, NotAvailableError
+from fedstat.federation.ledger import Ledger
+from fedstat.federation.partition import ClientPartition
+from fedstat.inference.covariance import delta_method
+from fedstat.inference.estimate import INTERCEPT, Estimate
+from fedstat.inference.likelihood import LRTest, cox_snell, mcfadden
+from fedstat.inference.plots import plot_convergence
+from fedstat.inference.results import FederatedResults
+from fedstat.models.checks import check_choice
+from fedstat.models.vfem.covariance_protocol import Covariance, Places
+from fedstat.models.vfem.glm_notes import glm_notes
+from fedstat.models.vfem.glm_prediction import GLMPredictionResults, GLMPredictor, predict_means
+from fedstat.models.vfem.glm_protocol import GLMFit, GLMOptions
+from fedstat.models.vfem.layout import Layout, complete
+from fedstat.models.vfem.outcome import Counts, client_blocks, digest, origin_jacobian
+from fedstat.models.vfem.prediction import released_specs
+from fedstat.models.vfem.results import METHODS
+from fedstat.typing import Array, Floats
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from fedstat.models.vfem.glm_model import VFEMGLM
+
+
+@dataclass(frozen=True, slots=True)
+class GLMOutcome:
+    """What a fit hands over: how it was made, and the numbers."""
+
+    method: str
+    cov_type: str
+    masked: bool
+    options: GLMOptions
+    fit: GLMFit
+    covariance: Covariance | None
+    fitted: Mapping[str, Array]
+
+
+class VFEMGLMResults(FederatedResults):
+    """Results of :meth:`fedstat.models.vfem.glm_model.VFEMGLM.fit`, with statsmodels' names and meanings.
+
+    ``llf`` is the log-likelihood of what is observed, less the largest value that the likelihood of
+    the clients' own blocks can take: with nothing missing it is that of the generalised linear model, and
+    differences between nested fits are likelihood ratios.
+
+    Attributes
+    ----------
+    method : str
+    family : statsmodels family
+    fit_ : GLMFit
+        Intercept, and by client beta, mu and t.
+    covariance : Covariance or None
+        Of (a, 0, beta_1, mu_1, ..., t_1, ..., t_K), with `a` the mean of the linear predictor and t_k the
+        variance of client k's part of it.
+    counts : Counts
+    """
+
+    model_name = "VFEM generalized linear model"
+
+    def __init__(
+        self, estimate: Estimate, ledger: Ledger, outcome: GLMOutcome, counts: Counts, model: VFEMGLM
+    ) -> None:
+        super().__init__(estimate, ledger)
+        self.method, self.method_name = outcome.method, METHODS[outcome.method]
+        self.options, self.fit_, self.covariance = outcome.options, outcome.fit, outcome.covariance
+        self.family_spec, self.family = outcome.fit.family, outcome.fit.family.make()
+        self.counts, self.model = counts, model
+        self._outcome = outcome
+        self._specs: Mapping[str, str] | None = None
+        self._notes: list[str] = []
+
+    @classmethod
+    def of(cls, model: VFEMGLM, layout: Layout, outcome: GLMOutcome, ledger: Ledger) -> VFEMGLMResults:
+        """Make results of a fit."""
+        blocks = {b.client: b for b in model.design.blocks if b.client in layout.clients}
+        counts = Counts(
+            layout.n,
+            model.design.n_dropped,
+            {k: b.n_partial for k, b in blocks.items() if b.n_partial},
+            model.design.n - layout.n,
+            {k: digest(model.design.entities[b.rows]) for k, b in blocks.items()},
+        )
+        result = cls(make_estimate(model, layout, outcome), ledger, outcome, counts, model)
+        result._notes = glm_notes(layout, outcome, counts, ledger)
+        return result
+
+    # -- statements ------------------------------------------------------------------------------
+
+    @property
+    def llnull(self) -> float:
+        """Log-likelihood of the model with an intercept only."""
+        return self.fit_.null
+
+    def pseudo_rsquared(self, kind: Literal["cs", "mcf"] = "cs") -> float:
+        """Pseudo R-squared of Cox and Snell ("cs") or McFadden ("mcf"), of the observed-data likelihood.
+
+        With blocks missing it says how much of the response is explained by what is observed, not by all
+        columns.
+        """
+        check_choice("kind", kind, ("cs", "mcf"))
+        if kind == "mcf":
+            return mcfadden(self.llf, self.llnull)
+        return cox_snell(self.llf, self.llnull, self.nobs)
+
+    @property
+    def nobs_by_client(self) -> pd.Series:
+        """Entities of the fit that each client has."""
+        return pd.Series({b.client: b.entities for b in self.estimate.blocks if b.columns}, dtype=np.int64)
+
+    @property
+    def fittedvalues(self) -> pd.Series:
+        """Expected response given the blocks that an entity has; held by the response holder."""
+        return self._per_entity("fitted")
+
+    @property
+    def resid_response(self) -> pd.Series:
+        """Response less :attr:`fittedvalues`."""
+        return self._per_entity("residuals")
+
+    @property
+    def trace(self) -> pd.DataFrame:
+        """Log-likelihood, relative score, largest change and seconds of every iteration."""
+        return pd.DataFrame([asdict(row) for row in self.fit_.trace]).set_index("iteration")
+
+    def plot_convergence(self, ax: Axes | None = None) -> Axes:
+        """Draw the relative score and the distance to the last log-likelihood over the iterations.
+
+        Parameters
+        ----------
+        ax : matplotlib Axes, optional
+        """
+        return plot_convergence(self.trace, tolerance=self.options.tol_score, ax=ax)
+
+    def compare_lr_test(self, restricted: FederatedResults) -> LRTest:
+        """Likelihood ratio test against a fit with fewer columns on the same records.
+
+        Raises
+        ------
+        ModelError
+            The two are not nested, differ in family or method, or columns that were left out changed who
+            counts as having a record.
+        """
+        if not isinstance(restricted, VFEMGLMResults) or restricted.family_spec != self.family_spec:
+            raise ModelError(f"compare_lr_test: expected another fit of VFEM with {self.family_spec}")
+        if restricted.method != self.method:
+            raise ModelError(
+                f"compare_lr_test: one fit has method='{self.method}', the other '{restricted.method}'"
+            )
+        for client, patterns in restricted.counts.patterns.items():
+            if self.counts.patterns.get(client) != patterns:
+                raise ModelError(
+                    f"compare_lr_test: '{client}' counts as having other entities in the two fits, "
+                    "because some are only partly filled there; use wald_test on the larger fit"
+                )
+        return super().compare_lr_test(restricted)
+
+    # -- prediction ------------------------------------------------------------------------------
+
+    def predict(self, partition: ClientPartition | None = None) -> pd.Series:
+        """Predict the mean response (a probability, a rate) from whatever blocks an entity has.
+
+        The mean is taken over what is missing, so that it is closer to the overall mean than the one at
+        the blocks' means.
+
+        Parameters
+        ----------
+        partition : ClientPartition, optional
+            New entities, with any pattern of missing blocks; clients may be absent, and the response
+            is not needed (see ``new_data=True`` of its constructors). By default the entities of the fit.
+
+        Returns
+        -------
+        Series
+            By entity.
+        """
+        if partition is None:
+            return self.fittedvalues.rename(None)
+        return predict_means(self._predictor(), partition, mean_only=True).predicted_mean.rename(None)
+
+    def get_prediction(self, partition: ClientPartition | None = None) -> GLMPredictionResults:
+        """Predict the mean response with intervals that account for all estimated parameters.
+
+        The standard error of the mean needs projections of every client's columns on the covariance of
+        the estimates, which disclose the columns to the coordinator; :meth:`predict` does without.
+
+        Parameters
+        ----------
+        partition : ClientPartition, optional
+            As in :meth:`predict`; by default that of the fit.
+
+        Returns
+        -------
+        GLMPredictionResults
+        """
+        partition = self.model.partition if partition is None else partition
+        return predict_means(self._predictor(), partition, mean_only=False)
+
+    def _predictor(self) -> GLMPredictor:
+        clients = tuple(self.fit_.beta)
+        if self._specs is None:
+            self._specs = released_specs(self.model, clients)
+        joint = None if self.covariance is None else self.covariance.psi
+        return GLMPredictor(self.fit_, clients, joint, self._specs, self.model.design.active)
+
+    # -- hooks -----------------------------------------------------------------------------------
+
+    def _summary_left(self) -> list[tuple[str, str]]:
+        rows = dict(super()._summary_left())
+        del rows["R-squared"]
+        family = [("Model Family", self.family_spec.name), ("Link Function", self.family_spec.link)]
+        fitness = [
+            ("Pseudo R2 (CS)", f"{self.pseudo_rsquared():.4f}"),
+            ("Log-Likelihood", rows.pop("Log-Likelihood")),
+            ("LL-Null", f"{self.llnull:.2f}"),
+        ]
+        out: list[tuple[str, str]] = []
+        for label, value in rows.items():
+            out += [*fitness, (label, value)] if label == "AIC" else [(label, value)]
+            out += family if label == "Model" else []
+        return out
+
+    def _summary_right(self) -> list[tuple[str, str]]:
+        rows = super()._summary_right()
+        last = self.fit_.trace[-1]
+        at = None if not isinstance(self._ledger, Ledger) else self._ledger.at
+        rows.insert(1, ("Coordinator", f"at {at}" if at else "apart"))
+        return [*rows, ("Iterations", str(last.iteration)), ("Relative score", f"{last.score:.1e}")]
+
+    def _summary_notes(self) -> list[str]:
+        return [*super()._summary_notes(), *self._notes]
+
+    def _per_entity(self, what: str) -> pd.Series:
+        values = self._outcome.fitted.get(what)
+        if values is None:
+            raise NotAvailableError(
+                f"no {what} values: one per entity, they stay with the response holder; fit with the "
+                "coordinator there"
+            )
+        design = self.model.design
+        index = self.model.partition.entities[design.entities]
+        if len(index) != len(values):
+            blocks = tuple(b for b in design.blocks if b.client in self.fit_.beta)
+            index = index[complete(blocks, design.n)]
+        return pd.Series(values, index=index, name=what)
+
+
+def make_estimate(model: VFEMGLM, layout: Layout, outcome: GLMOutcome) -> Estimate:
+    """Coefficients with the intercept at the origin, and their covariance by the delta method."""
+    fit = outcome.fit
+    blocks = [b for b in model.design.blocks if b.client in layout.clients]
+    params = np.concatenate([[fit.beta0], *[fit.beta[b.client] for b in blocks]])
+    row = fit.trace[-1]
+    how = "" if outcome.covariance is None else outcome.covariance.how
+    return Estimate(
+        params=params,
+        cov=None if outcome.covariance is None else reported_covariance(outcome.covariance, fit),
+        names=(INTERCEPT, *[name for b in blocks for name in b.names]),
+        clients=("", *[b.client for b in blocks for _ in b.names]),
+        terms=(INTERCEPT, *[term for b in blocks for term in b.term_names]),
+        response=model.formula.response,
+        nobs=layout.n,
+        df_model=float(len(params) - 1),
+        converged=fit.converged,
+        convergence=f"{fit.reason}; relative score {row.score:.1e} after {row.iteration} iterations",
+        llf=fit.log_likelihood,
+        scale=1.0,
+        privacy="none (no noise is added)",
+        cov_type=outcome.cov_type + (f" ({how})" if how in ("sketch", "exact") else ""),
+        blocks=client_blocks(model, layout),
+        reasons={
+            "cov_params": "cov_type='none' was asked for",
+            "rsquared": "this family has pseudo_rsquared() instead",
+        },
+    )
+
+
+def reported_covariance(covariance: Covariance, fit: GLMFit) -> Floats:
+    """Covariance of (beta0, beta) from that of (a, 0, beta_1, mu_1, ..., t)."""
+    d = Places(tuple(len(beta) for beta in fit.beta.values())).total
+    return delta_method(covariance.psi[:d, :d], origin_jacobian(fit, tuple(fit.beta)))

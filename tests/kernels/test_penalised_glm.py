@@ -1,0 +1,215 @@
+"""Penalised GLMs on rows against stored solutions, the ordinary fit, and the conditions of a minimum."""
+
+import numpy as np
+import pytest
+from penalised_cases import cases, groups_of, penalty_of, stored, with_intercept
+
+from fedstat.errors import EstimationError, ModelError
+from fedstat.kernels.glm import Rows, evaluate
+from fedstat.kernels.glm_family import FamilySpec
+from fedstat.kernels.glm_local import fit_local
+from fedstat.kernels.penalised_glm import GLMSolver, glm_path, proximal_step, search_line
+from fedstat.kernels.penalised_gram import gram_path
+from fedstat.kernels.penalties import Penalty
+from fedstat.kernels.penalty_groups import Groups
+
+FAMILIES = {
+    "Gaussian": FamilySpec("Gaussian", "Identity"),
+    "Binomial": FamilySpec("Binomial", "Logit"),
+    "Poisson": FamilySpec("Poisson", "Log"),
+}
+NOT_GAUSSIAN = [case for case in cases.cases() if case[1] != "Gaussian"]
+NAMES = [Penalty("lasso"), Penalty("elastic_net", alpha=0.4), Penalty("scad"), Penalty("mcp")]
+
+
+def rows_of(family, design="independent"):
+    X, y = cases.data(family, design)
+    return Rows(np.column_stack([np.ones(len(y)), X]), y)
+
+
+def penalising(p):
+    """Groups of one after an intercept."""
+    return with_intercept(Groups.single(p))
+
+
+def objective(rows, family, terms, b):
+    return evaluate([rows], b, family).deviance / (2.0 * rows.count) + terms.value(b)
+
+
+def violation(rows, family, terms, b):
+    """Distance from the subdifferential by the score that the unpenalised fit uses; groups of one."""
+    g = -evaluate([rows], b, family).score / rows.count
+    slope = terms.derivatives(np.maximum(abs(b), 1e-100))[0]
+    return np.max(np.where(b == 0.0, np.maximum(abs(g) - terms.cut, 0.0), abs(g + np.sign(b) * slope)))
+
+
+@pytest.mark.parametrize("case", NOT_GAUSSIAN, ids=" ".join)
+def test_the_solution_is_that_of_skglm(case):
+    name, family, design = case
+    rows, spec = rows_of(family, design), FAMILIES[family]
+    penalty, groups = penalty_of(name), with_intercept(groups_of(name, rows.X.shape[1] - 1))
+    lambdas, theirs = stored(case)
+    path = glm_path(rows, spec, penalty, groups, lambdas=lambdas, tol=1e-11)
+    assert path.converged.all() and path.kkt.max() < 1e-8
+    if name in cases.CONVEX:
+        np.testing.assert_allclose(path.coefficients, theirs, atol=1e-6)
+        return
+    solver = GLMSolver(rows, spec, groups)
+    everything = np.ones(len(groups.weights), dtype=bool)
+    for lam, b in zip(lambdas, theirs, strict=True):
+        # A nonconvex problem has several stationary points: from theirs, nothing is to be gained.
+        terms = penalty.at(lam, groups)
+        at = solver.solve(terms, solver.start(b), everything, 1e-10)
+        np.testing.assert_allclose(at.b, b, atol=1e-6)
+        assert objective(rows, spec, terms, at.b) == pytest.approx(objective(rows, spec, terms, b), abs=1e-10)
+
+
+@pytest.mark.parametrize("penalty", NAMES, ids=str)
+@pytest.mark.parametrize("algorithm", ["descent", "lla"])
+@pytest.mark.parametrize("family", ["Binomial", "Poisson"])
+def test_the_certificate_is_the_violation_by_definition(penalty, algorithm, family):
+    rows, groups = rows_of(family, "correlated"), penalising(30)
+    path = glm_path(
+        rows, FAMILIES[family], penalty, groups, size=12, ratio=0.02, algorithm=algorithm, tol=1e-9
+    )
+    assert path.converged.all()
+    for lam, b, kkt in zip(path.lambdas, path.coefficients, path.kkt, strict=True):
+        left = violation(rows, FAMILIES[family], penalty.at(lam, groups), b) / path.scale
+        assert left <= 1e-9
+        assert kkt == pytest.approx(left, abs=1e-12)
+
+
+@pytest.mark.parametrize("penalty", NAMES, ids=str)
+def test_of_least_squares_it_is_the_path_of_the_gram(penalty):
+    X, y = cases.data("Gaussian", "correlated")
+    gram = gram_path(X.T @ X / len(y), X.T @ y / len(y), penalty, Groups.single(30), size=10, tol=1e-10)
+    rows = Rows(np.column_stack([np.ones(len(y)), X]), y + 5.0)
+    path = glm_path(rows, FAMILIES["Gaussian"], penalty, penalising(30), size=10, tol=1e-10)
+    np.testing.assert_allclose(path.lambdas, gram.lambdas, rtol=1e-9)
+    np.testing.assert_allclose(path.coefficients[:, 1:], gram.coefficients, atol=1e-7)
+    np.testing.assert_allclose(path.coefficients[:, 0], 5.0, atol=1e-7)
+    np.testing.assert_allclose(path.loss, gram.loss + y @ y / (2 * len(y)), rtol=1e-9)
+
+
+def positive_rows(family):
+    draw = np.random.default_rng(4)
+    X = np.column_stack([np.ones(300), draw.uniform(-1.0, 1.0, (300, 6))])
+    eta = 2.0 + X[:, 1] - 0.7 * X[:, 2]
+    mean = {"Gamma": 1.0 / eta, "InverseGaussian": eta**-0.5, "NegativeBinomial": np.exp(eta / 2)}[family]
+    if family == "NegativeBinomial":
+        return Rows(X, draw.poisson(mean * draw.gamma(2.0, 0.5, 300)) * 1.0)
+    return Rows(X, mean * draw.gamma(8.0, 1 / 8.0, 300))
+
+
+@pytest.mark.filterwarnings("ignore:The .* link function does not respect")
+@pytest.mark.parametrize(
+    "family",
+    [
+        FamilySpec("Gamma", "InversePower"),
+        FamilySpec("InverseGaussian", "InverseSquared"),
+        FamilySpec("NegativeBinomial", "Log", alpha=0.5),
+    ],
+    ids=str,
+)
+def test_other_families(family):
+    rows, groups = positive_rows(family.name), penalising(6)
+    path = glm_path(rows, family, Penalty("scad"), groups, size=8, ratio=0.01, tol=1e-9)
+    assert path.converged.all()
+    for lam, b in zip(path.lambdas, path.coefficients, strict=True):
+        assert violation(rows, family, Penalty("scad").at(lam, groups), b) / path.scale < 1e-8
+    free = glm_path(rows, family, Penalty("lasso"), groups, lambdas=np.array([0.0]), tol=1e-9)
+    np.testing.assert_allclose(free.coefficients[0], fit_local(lambda: [rows], family).beta, atol=1e-6)
+
+
+def test_weights_count_rows_and_offsets_are_added():
+    rows = rows_of("Poisson")
+    draw = np.random.default_rng(6)
+    times, offset = draw.integers(1, 4, len(rows)), draw.normal(size=len(rows)) / 3.0
+    at = np.repeat(np.arange(len(rows)), times)
+    weighted = Rows(rows.X, rows.y, offset=offset, freq=times * 1.0)
+    repeated = Rows(rows.X[at], rows.y[at], offset=offset[at])
+    options = {"size": 6, "ratio": 0.05, "tol": 1e-10}
+    paths = [
+        glm_path(one, FAMILIES["Poisson"], Penalty("mcp"), penalising(20), **options)
+        for one in (weighted, repeated)
+    ]
+    np.testing.assert_allclose(paths[0].lambdas, paths[1].lambdas, rtol=1e-10)
+    np.testing.assert_allclose(paths[0].coefficients, paths[1].coefficients, atol=1e-8)
+    plain = glm_path(rows, FAMILIES["Poisson"], Penalty("mcp"), penalising(20), **options)
+    assert abs(plain.lambdas[0] / paths[0].lambdas[0] - 1.0) > 1e-3
+
+
+def test_trials_are_rows():
+    rows = rows_of("Binomial")
+    X = np.repeat(rows.X[:75], 2, axis=0)
+    single = Rows(X, rows.y)
+    pairs = Rows(rows.X[:75], rows.y.reshape(75, 2).mean(axis=1), trials=np.full(75, 2.0))
+    lambdas = np.array([0.1, 0.03])
+    model = (FAMILIES["Binomial"], Penalty("lasso"), penalising(20))
+    one = glm_path(single, *model, lambdas=lambdas, tol=1e-10)
+    # A pair of trials is one row of N, so that its loss is twice as large.
+    two = glm_path(
+        pairs, FAMILIES["Binomial"], Penalty("lasso"), penalising(20), lambdas=2 * lambdas, tol=1e-10
+    )
+    np.testing.assert_allclose(one.coefficients, two.coefficients, atol=1e-8)
+
+
+def test_steps_from_sums_alone_reach_the_same_solution():
+    rows, family, groups = rows_of("Binomial", "correlated"), FAMILIES["Binomial"], penalising(30)
+    halves = [rows.part(slice(0, 90)), rows.part(slice(90, None))]
+    terms = Penalty("lasso").at(0.03, groups)
+    b = np.zeros(31)
+    for _ in range(12):
+        sums = evaluate(halves, b, family)
+        H, score = sums.information / sums.weight, sums.score / sums.weight
+        step = proximal_step(H, score, b, terms, tol=1e-12)
+        current = sums.deviance / (2.0 * sums.weight) + terms.value(b)
+
+        def along(t, b=b, step=step):
+            return objective(rows, family, terms, b + t * (step.b - b))
+
+        b = b + search_line(along, current, step.decrease) * (step.b - b)
+    path = glm_path(rows, family, Penalty("lasso"), groups, lambdas=np.array([0.03]), tol=1e-11)
+    np.testing.assert_allclose(b, path.coefficients[0], atol=1e-9)
+
+
+def test_the_promised_decrease_is_that_of_the_model():
+    draw = np.random.default_rng(2)
+    A = draw.normal(size=(30, 6))
+    H, score, b = A.T @ A / 30, draw.normal(size=6), draw.normal(size=6)
+    terms = Penalty("scad").at(0.3, Groups.single(6))
+    step = proximal_step(H, score, b, terms, tol=1e-12)
+
+    def model(x):
+        return -score @ (x - b) + (x - b) @ H @ (x - b) / 2.0 + terms.value(x)
+
+    assert step.decrease == pytest.approx(model(b) - model(step.b), abs=1e-12)
+    assert step.decrease > 0.0
+
+
+def test_the_line_is_searched_until_the_objective_falls():
+    assert search_line(lambda t: (t - 0.3) ** 2, 0.09, 0.1) == 0.5
+    assert search_line(lambda t: np.inf if t > 0.2 else -t, 0.0, 1.0) == 0.125
+    assert search_line(lambda t: 1.0 + t, 1.0, 1.0) == 0.0
+
+
+def test_a_far_start_finds_the_way_back():
+    rows, family, groups = rows_of("Poisson"), FAMILIES["Poisson"], penalising(20)
+    solver = GLMSolver(rows, family, groups)
+    terms = Penalty("lasso").at(0.05, groups)
+    everything = np.ones(21, dtype=bool)
+    near = solver.solve(terms, solver.null(), everything, 1e-10)
+    far = solver.solve(terms, solver.start(np.full(21, 1.5)), everything, 1e-10)
+    np.testing.assert_allclose(far.b, near.b, atol=1e-8)
+
+
+def test_what_has_no_estimate_or_is_not_finished_is_told():
+    rows = rows_of("Binomial")
+    separated = Rows(rows.X, (rows.X[:, 1] > 0.0) * 1.0)
+    forced = Groups.single(21, np.r_[0.0, 0.0, np.ones(19)])
+    with pytest.raises(EstimationError, match="2 unpenalised columns"):
+        glm_path(separated, FAMILIES["Binomial"], Penalty("lasso"), forced)
+    hasty = glm_path(rows, FAMILIES["Binomial"], Penalty("lasso"), penalising(20), most_steps=1, tol=1e-11)
+    assert not hasty.converged.all() and hasty.kkt[~hasty.converged].min() > 1e-11
+    with pytest.raises(ModelError, match=r"expected a design \(150, 20\)"):
+        glm_path(rows, FAMILIES["Binomial"], Penalty("lasso"), Groups.single(20))

@@ -1,0 +1,185 @@
+"""Penalties against their published formulas, numerical derivatives and minima found by brute force."""
+
+import numpy as np
+import pytest
+from scipy.integrate import quad
+
+from fedstat.errors import ModelError
+from fedstat.kernels.penalised_gram import gram_path
+from fedstat.kernels.penalties import Penalty, threshold
+from fedstat.kernels.penalty_groups import Groups, orthonormaliser
+
+ALL = [
+    Penalty("lasso"),
+    Penalty("elastic_net", alpha=0.3),
+    Penalty("scad"),
+    Penalty("scad", a=2.2, alpha=0.7),
+    Penalty("mcp"),
+    Penalty("mcp", a=1.4, alpha=0.7),
+]
+
+
+def published_slope(penalty, lam, t):
+    """Fan and Li (2001); Zhang (2010); both with ncvreg's ridge part."""
+    level = penalty.alpha * lam
+    if penalty.name == "scad":
+        a = penalty.shape
+        slope = level * ((t <= level) + max(a * level - t, 0.0) / ((a - 1.0) * level) * (t > level))
+    elif penalty.name == "mcp":
+        slope = max(level - t / penalty.shape, 0.0)
+    else:
+        slope = level
+    return slope + (1.0 - penalty.alpha) * lam * t
+
+
+@pytest.mark.parametrize("penalty", ALL, ids=str)
+def test_slope_and_value_are_those_of_the_papers(penalty):
+    lam = 0.7
+    for t in (0.0, 0.2, 0.49, 0.5, 0.69, 0.7, 0.71, 1.0, 1.5, 2.0, 2.59, 2.6, 5.0):
+        assert penalty.slope(lam, t) == pytest.approx(published_slope(penalty, lam, t), abs=1e-15)
+        area = quad(lambda s: published_slope(penalty, lam, s), 0.0, t, epsabs=1e-12, limit=200)[0]
+        assert penalty.value(lam, t) == pytest.approx(area, abs=1e-8)
+
+
+@pytest.mark.parametrize("penalty", ALL, ids=str)
+@pytest.mark.parametrize("step", [0.3, 1.0, 4.0])
+def test_the_proximal_operator_finds_the_minimum(penalty, step):
+    # With a step of 4 the sum is not convex for SCAD and MCP, and has two minima.
+    lam, grid = 0.7, np.linspace(0.0, 12.0, 12_001)
+    penalties = np.array([penalty.value(lam, t) for t in grid])
+    for z in np.linspace(-11.0, 11.0, 87):
+        t = penalty.prox(lam, np.array([z]), step=step)[0]
+        least = np.min((grid - abs(z)) ** 2 / 2.0 + step * penalties)
+        reached = (t - z) ** 2 / 2.0 + step * penalty.value(lam, abs(t))
+        assert reached <= least + 1e-12
+        assert t * z >= 0.0
+
+
+@pytest.mark.parametrize("penalty", ALL, ids=str)
+def test_a_group_shrinks_along_its_direction(penalty):
+    z = np.array([0.9, -1.2])
+    t = penalty.prox(0.7, np.array([1.5]))[0]
+    np.testing.assert_allclose(penalty.prox(0.7, z), t * z / 1.5, atol=1e-15)
+
+
+def test_thresholds_are_those_that_were_published():
+    soft = max(1.2 - 0.5, 0.0)
+    assert threshold(0, 0.0, 0.5, 1.0, 1.0, 1.2) == pytest.approx(soft)
+    # Breheny and Huang (2011): firm thresholding of MCP, and the middle part of SCAD.
+    assert threshold(2, 3.0, 0.5, 1.0, 1.0, 1.2) == pytest.approx(soft / (1.0 - 1.0 / 3.0))
+    middle = (1.2 - 3.7 * 0.5 / 2.7) / (1.0 - 1.0 / 2.7)
+    assert threshold(1, 3.7, 0.5, 1.0, 1.0, 1.2) == pytest.approx(middle)
+    assert threshold(1, 3.7, 0.5, 1.0, 1.0, 0.9) == pytest.approx(0.4)
+    assert threshold(1, 3.7, 0.5, 1.0, 1.0, 1.9) == threshold(2, 3.0, 0.5, 1.0, 1.0, 1.9) == 1.9
+
+
+@pytest.fixture(name="grouped")
+def grouped_terms():
+    labels = np.array([0, 1, 1, 1, 2, 2, 3])
+    groups = Groups.of(labels, np.array([0.0, 1.0, 0.4, 2.0]))
+    b = np.array([0.4, 0.2, -0.5, 0.3, 0.9, -0.8, 0.05])
+    return groups, b
+
+
+@pytest.mark.parametrize("penalty", ALL, ids=str)
+def test_value_and_derivatives_of_groups(penalty, grouped):
+    groups, b = grouped
+    terms = penalty.at(0.6, groups)
+    norms = [0.4, np.sqrt(0.38), np.sqrt(1.45), 0.05]
+    by_hand = [
+        w * penalty.value(0.6 * m, t)
+        for w, m, t in zip([0.0, 1.0, 0.4, 2.0], np.sqrt([1.0, 3.0, 2.0, 1.0]), norms, strict=True)
+    ]
+    assert terms.value(b) == pytest.approx(sum(by_hand), abs=1e-14)
+    gradient, hessian = terms.derivatives(b)
+    h = 1e-5
+    for j, e in enumerate(np.eye(7) * h):
+        assert gradient[j] == pytest.approx((terms.value(b + e) - terms.value(b - e)) / (2 * h), abs=1e-8)
+        slope = (terms.derivatives(b + e)[0] - terms.derivatives(b - e)[0]) / (2 * h)
+        np.testing.assert_allclose(hessian[j], slope, atol=1e-7)
+
+
+@pytest.mark.parametrize("penalty", ALL, ids=str)
+def test_a_violation_is_the_slope_that_is_left(penalty, grouped):
+    groups, b = grouped
+    terms = penalty.at(0.6, groups)
+    pull = terms.derivatives(b)[0]
+    np.testing.assert_allclose(terms.violations(b, -pull), 0.0, atol=1e-15)
+    assert terms.violations(b, -pull + np.eye(7)[4] * 0.1)[2] == pytest.approx(0.1)
+    # A group of zeros may have a gradient as long as w_g times the level, and no longer.
+    b[1:4] = 0.0
+    level = penalty.alpha * 0.6 * np.sqrt(3.0)
+    gradient = -terms.derivatives(np.where(b == 0.0, 1e-100, b))[0]
+    gradient[1:4] = np.array([0.6, 0.0, -0.8]) * level
+    assert terms.violations(b, gradient)[1] == pytest.approx(0.0, abs=1e-15)
+    gradient[1:4] *= 1.5
+    assert terms.violations(b, gradient)[1] == pytest.approx(level / 2.0)
+
+
+@pytest.mark.parametrize("penalty", ALL, ids=str)
+def test_the_linear_approximation_touches_and_lies_above(penalty, grouped):
+    groups, b = grouped
+    terms = penalty.at(0.6, groups)
+    lasso = terms.linearised(b)
+    offset = terms.value(b) - lasso.value(b)
+    draw = np.random.default_rng(1)
+    for _ in range(200):
+        other = draw.normal(size=7)
+        assert lasso.value(other) + offset >= terms.value(other) - 1e-12
+
+
+def test_groups_of_some_columns():
+    groups = Groups.of(np.array(["a", "b", "b", "c", "c", "c"]), np.array([1.0, 0.0, 2.0]))
+    which = np.array([True, False, True])
+    np.testing.assert_array_equal(groups.columns(which), [0, 3, 4, 5])
+    part = groups.take(which)
+    np.testing.assert_array_equal(part.starts, [0, 1, 4])
+    np.testing.assert_allclose(part.multipliers, [1.0, np.sqrt(3.0)])
+    np.testing.assert_array_equal(groups.penalised, which)
+
+
+def test_in_orthonormal_columns_the_coding_does_not_matter():
+    draw = np.random.default_rng(5)
+    X = draw.normal(size=(80, 6))
+    X[:, 4] = X[:, 2] + X[:, 3]  # a group of three columns with rank two
+    y = X @ [1.0, 0.5, 0.8, 0.0, 0.0, 0.1] + draw.normal(size=80)
+    labels = np.array([0, 0, 1, 1, 1, 2])
+    coding = np.eye(6)
+    coding[2:5, 2:5] = draw.normal(size=(3, 3))
+    fitted = []
+    for Z in (X, X @ coding):
+        T, groups = orthonormaliser(Z.T @ Z / 80, Groups.of(labels))
+        O = Z @ T
+        np.testing.assert_allclose(O[:, :2].T @ O[:, :2] / 80, np.eye(2), atol=1e-12)
+        np.testing.assert_allclose(groups.multipliers, np.sqrt([2.0, 2.0, 1.0]))
+        path = gram_path(O.T @ O / 80, O.T @ y / 80, Penalty("mcp"), groups, size=8, tol=1e-11)
+        assert path.converged.all()
+        fitted.append(path.coefficients @ T.T @ Z.T)
+    np.testing.assert_allclose(fitted[0], fitted[1], atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        ({"name": "ridge"}, "no penalty 'ridge'"),
+        ({"name": "lasso", "alpha": 0.5}, "elastic_net"),
+        ({"name": "elastic_net"}, "alpha below one"),
+        ({"name": "lasso", "a": 3.0}, "no shape"),
+        ({"name": "scad", "a": 2.0}, "a > 2"),
+        ({"name": "mcp", "a": 1.0}, "a > 1"),
+        ({"name": "mcp", "alpha": 0.0}, r"\(0, 1\]"),
+        ({"name": "mcp", "a": float("nan")}, "a > 1"),
+    ],
+)
+def test_penalties_without_a_meaning(arguments, words):
+    with pytest.raises(ModelError, match=words):
+        Penalty(**arguments)
+
+
+def test_groups_without_a_meaning():
+    with pytest.raises(ModelError, match="side by side"):
+        Groups.of(np.array([0, 1, 0]))
+    with pytest.raises(ModelError, match="expected 2 finite weights"):
+        Groups.of(np.array([0, 1, 1]), np.array([1.0, -1.0]))
+    with pytest.raises(ModelError, match="expected 2 finite weights"):
+        Groups.of(np.array([0, 1, 1]), np.ones(3))

@@ -1,0 +1,177 @@
+"""What a federated GLM is said to ask for, held against what it asked for."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import statsmodels.genmod.families as sm_families
+
+import fedstat as fs
+from fedstat.models.glm.explain import GLMPlan
+
+
+def rows(n=360):
+    rng = np.random.default_rng(7)
+    frame = pd.DataFrame({"x": rng.normal(size=n), "w": rng.uniform(1.0, 3.0, n)})
+    frame["twice"] = rng.integers(1, 3, n)
+    frame["g"] = rng.choice(["a", "b", "c"], n)
+    frame["site"] = rng.choice(["Bonn", "Kiel", "Ulm", "Jena"], n)
+    frame["ward"] = frame["site"] + rng.integers(1, 9, n).astype(str)
+    mean = np.exp(0.3 + 0.4 * frame["x"] + 0.3 * (frame["g"] == "b"))
+    frame["y"] = mean + rng.normal(size=n)
+    frame["sick"] = (rng.uniform(size=n) < 1.0 / (1.0 + 1.0 / mean)).astype(int)
+    frame["count"] = rng.negative_binomial(2.0, 2.0 / (2.0 + mean))
+    frame["positive"] = mean * rng.gamma(3.0, 1.0 / 3.0, n)
+    return frame
+
+
+FRAME = rows()
+BINOMIAL, POISSON = {"family": sm_families.Binomial()}, {"family": sm_families.Poisson()}
+GAMMA = {"family": sm_families.Gamma(sm_families.links.Log())}
+NEGATIVE = {"family": sm_families.NegativeBinomial(alpha=1.0)}
+
+
+def model_of(formula, frame=FRAME, sites=None, policies=None, **kwds):
+    if sites is not None:
+        frame = frame[frame["site"].isin(sites)]
+    partition = fs.ClientPartition.from_frame(frame, by="site", policies=policies)
+    return fs.FederatedGLM.from_formula(formula, partition, **kwds)
+
+
+FITS = {
+    "least squares": ("y ~ x + C(g)", {}, {}),
+    "without own fits": ("y ~ x + C(g)", {}, {"local": False}),
+    "logistic": ("sick ~ x * C(g)", BINOMIAL, {}),
+    "in clear": ("sick ~ x", BINOMIAL, {"masked": False}),
+    "probit": ("sick ~ x", {"family": sm_families.Binomial(sm_families.links.Probit())}, {}),
+    "robust": ("sick ~ x", BINOMIAL, {"cov_type": "HC1"}),
+    "clustered by site": ("sick ~ x", BINOMIAL, {"cov_type": "cluster", "cov_kwds": {"groups": "site"}}),
+    "without intercept": ("count ~ x + w - 1", POISSON, {}),
+    "exposure": ("count ~ x", POISSON | {"exposure": "w"}, {}),
+    "weights": ("count ~ x", POISSON | {"freq_weights": "twice"}, {"scale": "X2"}),
+    "splines": ("count ~ scale(x) + poly(w, 2)", POISSON, {}),
+    "gamma": ("positive ~ x", GAMMA, {}),
+    "one step": ("sick ~ x", BINOMIAL, {"rounds": 1}),
+    "alone": ("count ~ 1", POISSON, {}),
+}
+
+
+@pytest.mark.parametrize("name", FITS)
+def test_a_fit_asks_for_what_was_foretold(foretold, name):
+    formula, kwds, arguments = FITS[name]
+    model = model_of(formula, **kwds)
+    result = model.fit(**arguments)
+    foretold(model, result, GLMPlan(model, model.fit, arguments), len(result.fit_.trace), arguments)
+
+
+UNKNOWN = {
+    "overdispersion": ("count ~ x", NEGATIVE, {"alpha": "ml"}),
+    "clusters": (
+        "sick ~ x",
+        BINOMIAL | {"labels": ["ward"]},
+        {"cov_type": "cluster", "cov_kwds": {"groups": "ward"}},
+    ),
+    "survey": (
+        "sick ~ x",
+        BINOMIAL | {"labels": ["ward", "site"]},
+        {"cov_type": "survey", "cov_kwds": {"clusters": "ward", "strata": "site"}},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_where_sizes_or_rounds_are_unknown_the_arrays_are_foretold(name):
+    formula, kwds, arguments = UNKNOWN[name]
+    model = model_of(formula, **kwds)
+    table = model.explain(**arguments).tidy()
+    passed = model.fit(**arguments).ledger.to_frame().iloc[len(model._agreement_ledger.entries) :]
+    passed["shape"] = [
+        len(shape) if step in ("list_clusters", "sum_clusters") else shape
+        for step, shape in zip(passed["step"], passed["shape"], strict=True)
+    ]
+    table["shape"] = [
+        len(shape) if guessed else shape
+        for guessed, shape in zip(table["guessed"], table["shape"], strict=True)
+    ]
+    columns = ["sender", "receiver", "step", "array", "kind", "what", "masked", "shape", "entities"]
+    told = set(table[columns].itertuples(index=False, name=None))
+    assert told == set(passed[columns].itertuples(index=False, name=None))
+    assert (table["guessed"] == table["step"].isin(["list_clusters", "sum_clusters"])).all()
+
+
+def test_two_sites_are_told_that_masks_hide_nothing():
+    model = model_of("sick ~ x", sites=["Bonn", "Kiel"], **BINOMIAL)
+    told = " ".join(sentence for _, sentence in model.explain(masked=True).learned)
+    assert "Masks hide nothing from the other institution here" in told
+    assert "Masks hide nothing" not in str(model.explain())
+    four = " ".join(sentence for _, sentence in model_of("sick ~ x", **BINOMIAL).explain().learned)
+    assert "c of the 4 institutions learn the sum over the other 4 - c" in " ".join(four.split())
+
+
+REFUSALS = {
+    "masked only": (
+        {"masked_only": True},
+        {"masked": False},
+        r"Kiel: its policy \(masked only\) lets array 'moments' of step 'sum_columns' .*fit with masked=True",
+    ),
+    "maximum columns": (
+        {"max_columns": 2},
+        {},
+        r"Kiel: its policy \(maximum columns\) allows 2 design columns .*opens 3. Use fewer of its terms",
+    ),
+    "maximum parameters": (
+        {"max_parameters": 0.001},
+        {},
+        r"Kiel: its policy \(maximum parameters per row\) .*Use fewer terms",
+    ),
+    "refused kinds": (
+        {"refused_kinds": frozenset({"aggregate"})},
+        {"masked": True},
+        r"Kiel: its policy \(refused kinds\) does not let 'aggregate' leave: array 'beta' of step 'fit_al",
+    ),
+}
+
+
+@pytest.mark.parametrize("rule", REFUSALS)
+def test_a_refusal_is_told_as_the_site_will_say_it(rule):
+    policy, arguments, words = REFUSALS[rule]
+    model = model_of("sick ~ x + C(g)", policies={"Kiel": fs.Policy(**policy)}, **BINOMIAL)
+    explanation = model.explain(**arguments)
+    assert list(explanation.refused) == ["Kiel"] and not explanation.passes
+    with pytest.raises(fs.errors.PolicyError, match=words) as refusal:
+        model.fit(**arguments)
+    assert str(refusal.value) in explanation.refused["Kiel"]
+    assert str(explanation).startswith("This fit would be REFUSED by the policy of Kiel.")
+    table = explanation.tidy()
+    assert set(table.loc[~table["passes"], "sender"]) == {"Kiel"}
+
+
+@pytest.mark.parametrize(
+    ("policy", "arguments"),
+    [
+        ({"masked_only": True}, {"local": False}),
+        ({"max_columns": 3}, {}),
+        ({"refused_kinds": frozenset({"aggregate"})}, {"local": False}),
+        ({"refused_kinds": frozenset({"raw columns", "per entity", "sketch"})}, {}),
+    ],
+)
+def test_what_is_told_to_pass_passes(policy, arguments):
+    model = model_of("sick ~ x + C(g)", policies={"Kiel": fs.Policy(**policy)}, **BINOMIAL)
+    assert model.explain(**arguments).passes
+    assert model.fit(**arguments).converged
+
+
+def test_nothing_is_asked(monkeypatch):
+    model = model_of("sick ~ x", **BINOMIAL)
+    before = {name: len(site.ledger.entries) for name, site in model.partition.sites.items()}
+    monkeypatch.setattr(fs.federation.site.Site, "answer", lambda *_: pytest.fail("a site was asked"))
+    explanation = model.explain()
+    assert {name: len(site.ledger.entries) for name, site in model.partition.sites.items()} == before
+    assert len(model._agreement_ledger.entries) and explanation.tidy()["bytes"].sum() > 0
+    assert type(model.engine).__name__ == "LocalEngine"
+
+
+def test_an_argument_that_fit_does_not_have():
+    with pytest.raises(TypeError, match="maxiterations"):
+        model_of("sick ~ x", **BINOMIAL).explain(maxiterations=3)
+    with pytest.raises(fs.errors.ModelError, match="maxiter: expected a whole number"):
+        model_of("sick ~ x", **BINOMIAL).explain(maxiter=0)

@@ -1,0 +1,177 @@
+"""What a VFEM fit is said to ask for, held against what it asked for."""
+
+from dataclasses import replace
+
+import pytest
+
+import fedstat as fs
+from fedstat.federation.message import Declared
+from fedstat.federation.site import FAMILIES
+from fedstat.models.vfem.explain import VFEMPlan
+
+BLOCKS = fs.datasets.make_blocks(400, p=(3, 2, 2), missing=(0.1, 0.3, 0.5), seed=1).frames
+JOINED = {"A": BLOCKS["Response"].merge(BLOCKS["A"], how="left"), "B": BLOCKS["B"], "C": BLOCKS["C"]}
+ITERATIVE = {"exchange": "iterative"}
+
+
+def model_of(frames=None, policies=None, coordinator=None, formula="y ~ ."):
+    partition = fs.ClientPartition.from_frames(
+        JOINED if frames is None else frames, on="id", policies=policies
+    )
+    return fs.VFEMRegression.from_formula(formula, partition, coordinator=coordinator)
+
+
+FITS = {
+    "moments": {},
+    "impute": {"method": "impute"},
+    "complete": {"method": "cc"},
+    "single": {"method": "single"},
+    "masked": ITERATIVE,
+    "clear": ITERATIVE | {"masked": False},
+    "gradient": ITERATIVE | {"step": "gradient", "acceleration": None},
+    "expected": ITERATIVE | {"cov_type": "expected"},
+    "none": ITERATIVE | {"cov_type": "none", "memory": 3},
+    "robust": ITERATIVE | {"cov_type": "robust"},
+    "sem": ITERATIVE | {"cov_type": "sem"},
+    "sem in clear": ITERATIVE | {"cov_type": "sem", "masked": False},
+    "sketch": ITERATIVE | {"cross_products": "sketch", "sketch_size": 300},
+    "gaussian": ITERATIVE | {"cross_products": "sketch", "sketch": "gaussian", "sketch_size": 300},
+    "exact": ITERATIVE | {"cross_products": "exact", "cov_type": "robust"},
+    "imputed": ITERATIVE | {"method": "impute"},
+}
+
+
+@pytest.mark.parametrize("coordinator", [None, "apart", "B"])
+@pytest.mark.parametrize("name", FITS)
+def test_a_fit_asks_for_what_was_foretold(foretold, name, coordinator):
+    model, arguments = model_of(coordinator=coordinator), FITS[name]
+    result = model.fit(**arguments)
+    plan = VFEMPlan(model, model.fit, arguments)
+    foretold(model, result, plan, len(result.fit_.trace), arguments)
+
+
+def test_rounds_and_bytes_of_the_default_fit_are_those_of_its_ledger():
+    model = model_of()
+    explanation = model.explain()
+    ledger = model.fit().ledger
+    earlier = model._agreement
+    assert sum(expected for _, (_, expected, _) in explanation.rounds) == ledger.rounds - earlier.rounds
+    assert all(low == high for _, (low, _, high) in explanation.rounds)
+    totals = explanation.totals()
+    assert totals["sends"].sum() == totals["receives"].sum() == ledger.bytes - earlier.bytes
+    table = explanation.tidy()
+    assert "per entity" not in set(table["kind"]) and explanation.passes
+
+
+def test_a_holder_of_the_response_alone_and_two_institutions():
+    for frames, coordinator in ((BLOCKS, None), ({"A": JOINED["A"], "B": JOINED["B"]}, None)):
+        model = model_of(frames, coordinator=coordinator)
+        ledger, earlier = model.fit().ledger, model._agreement
+        assert model.explain().table["bytes"].sum() == ledger.bytes - earlier.bytes
+
+
+def test_first_coefficients_from_another_fit_double_the_iterations():
+    model = model_of()
+    plain, twice = model.explain(**ITERATIVE), model.explain(**ITERATIVE, init="cc")
+    steps = [dict(e.rounds)["step"] for e in (plain, twice)]
+    assert steps[0] == (20, 60, 200) and steps[1] == (40, 120, 400)
+    result = model.fit(**ITERATIVE, init="cc")
+    told = set(twice.table[["sender", "step", "array", "masked"]].itertuples(index=False, name=None))
+    passed = result.ledger.releases()
+    passed = passed[~passed["step"].isin(["open_response", "open_block"])]
+    assert told == set(passed[["sender", "step", "array", "masked"]].itertuples(index=False, name=None))
+
+
+def test_the_number_of_iterations_is_at_most_the_one_that_is_given():
+    rounds = dict(model_of().explain(**ITERATIVE, maxiter=30).rounds)
+    assert rounds["step"] == (20, 30, 30) and rounds["start, finish"] == (1, 1, 1)
+
+
+LEARNED = {
+    "the coordinator is told of sums by institution": ({}, "receives from B and C, of 200 entities or more"),
+    "dealers are named": ({}, "C deals the random numbers for the products of A and B"),
+    "per entity, in clear": (
+        ITERATIVE | {"masked": False},
+        "(per entity): linear predictor x'beta of the client's block. Every number is an equation",
+    ),
+    "per entity, under masks": (
+        ITERATIVE,
+        "It learns the sums over 3 institutions, and no institution's part",
+    ),
+    "single contributors": (ITERATIVE, "own linear predictor at"),
+    "sketches": (
+        ITERATIVE | {"cross_products": "sketch"},
+        "sits at A, which has the seed of the sketch",
+    ),
+    "raw columns": (ITERATIVE | {"cross_products": "exact"}, "It then has these columns"),
+    "raw columns are passed on": (ITERATIVE | {"cross_products": "exact"}, "another institution's columns"),
+}
+
+
+@pytest.mark.parametrize("case", LEARNED)
+def test_who_could_learn_what(case):
+    arguments, words = LEARNED[case]
+    told = model_of().explain(**arguments).learned
+    assert words in " ".join(f"{who} {sentence}" for who, sentence in told)
+
+
+def test_single_contributors_are_counted():
+    """Entities of which the coordinator, at A, and one other institution alone have records."""
+    model = model_of()
+    ids = {name: set(JOINED[name].dropna()["id"]) for name in ("B", "C")}
+    lonely = {"B": len(ids["B"] - ids["C"]), "C": len(ids["C"] - ids["B"])}
+    told = " ".join(sentence for _, sentence in model.explain(**ITERATIVE).learned)
+    for name, count in lonely.items():
+        assert f"learn {name}'s own linear predictor at {count:,} of its {len(ids[name]):,}" in told
+
+
+REFUSALS = {
+    "per entity": ({"refused_kinds": frozenset({"per entity"})}, ITERATIVE | {"masked": False}),
+    "masked only": ({"masked_only": True}, ITERATIVE | {"masked": False}),
+    "families": ({"families": frozenset({"design", "vfem"})}, {}),
+    "patterns": ({"min_count": 90}, {}),
+    "budget": ({"privacy": fs.federation.policy.Budget(1.0, 0.0)}, {}),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_a_refusal_is_told_as_the_site_will_say_it(case):
+    policy, arguments = REFUSALS[case]
+    model = model_of(policies={"B": fs.Policy(**policy)})
+    told = model.explain(**arguments)
+    with pytest.raises(fs.errors.PolicyError, match=r"^B: its policy") as refusal:
+        model.fit(**arguments)
+    assert list(told.refused) == ["B"] and str(refusal.value) in told.refused["B"]
+    assert "REFUSED" in str(told) and "REFUSED" in told._repr_html_()
+
+
+def test_what_passes_under_masks_is_told_to_pass():
+    strict = fs.Policy(refused_kinds=frozenset({"per entity", "raw columns"}), masked_only=True)
+    model = model_of(policies={"B": strict, "C": strict})
+    for arguments in ({}, ITERATIVE | {"cov_type": "expected"}):
+        assert model.explain(**arguments).passes
+        assert model.fit(**arguments).converged
+
+
+def test_a_step_that_gives_more_than_its_stand_in_is_an_error(monkeypatch):
+    steps = FAMILIES["vfem"]
+    more = dict(steps["estimates"].gives) | {"more": Declared("aggregate", "something new")}
+    changed = {**steps, "estimates": replace(steps["estimates"], gives=more)}
+    monkeypatch.setitem(FAMILIES, "vfem", changed)
+    with pytest.raises(
+        fs.errors.MessageError, match=r"the stand-in of A, step 'estimates': .*missing \['more'\]"
+    ):
+        model_of().explain(**ITERATIVE)
+
+
+def test_a_step_without_a_stand_in_has_no_forecast(monkeypatch):
+    answers = VFEMPlan.answers
+    monkeypatch.setattr(
+        VFEMPlan,
+        "answers",
+        lambda self, length: {k: a for k, a in answers(self, length).items() if k[1] != "estimates"},
+    )
+    with pytest.raises(
+        fs.errors.NotAvailableError, match=r"no forecast: .* step 'estimates' of family 'vfem'"
+    ):
+        model_of().explain(**ITERATIVE)

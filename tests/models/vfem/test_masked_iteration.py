@@ -1,0 +1,218 @@
+"""The iteration under masks ends where it ends without them, and shows nobody one institution's part."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from oracle import Study, simulate
+
+import fedstat as fs
+from fedstat.errors import PolicyError
+from fedstat.federation.message import unpack_reply
+from fedstat.federation.policy import Policy
+from fedstat.federation.secure.masks import unmask_sum
+from fedstat.models.vfem import steps
+from fedstat.models.vfem.exposure import count_exposed
+from fedstat.models.vfem.layout import make_layout
+
+pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.DisclosureWarning")
+
+ITERATIVE = {"exchange": "iterative"}
+PLAIN = {"exchange": "iterative", "masked": False}
+HIDDEN = {"linear_predictor", "log_likelihood", "score2", "products", "recentring"}
+
+
+def close(one, other):
+    np.testing.assert_allclose(one.params, other.params, rtol=1e-9)
+    assert one.llf == pytest.approx(other.llf, rel=1e-9)
+    assert len(one.trace) == len(other.trace)
+    if one.covariance is not None:
+        np.testing.assert_allclose(one.bse, other.bse, rtol=1e-9)
+
+
+def notes(result):
+    return " ".join(result.summary().notes)
+
+
+@pytest.fixture(scope="module")
+def study():
+    return simulate(seed=4, n=400, holder="Registry")
+
+
+@pytest.mark.parametrize("holder", ["Bank", "Registry"])
+@pytest.mark.parametrize("coordinator", [None, "apart", "Court"])
+def test_the_result_is_that_without_masks(holder, coordinator):
+    model = simulate(seed=4, n=400, holder=holder).model(coordinator=coordinator)
+    close(model.fit(**ITERATIVE, cov_type="expected"), model.fit(**PLAIN, cov_type="expected"))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"method": "cc"},
+        {"method": "impute"},
+        {"init": "cc"},
+        {"init": "impute", "method": "cc"},
+        {"step": "gradient", "acceleration": None, "maxiter": 40},
+    ],
+    ids=str,
+)
+@pytest.mark.filterwarnings("ignore::fedstat.errors.ConvergenceWarning")
+def test_so_are_baselines_first_points_and_steps(study, options):
+    model, options = study.model(), {"cov_type": "none"} | options
+    close(model.fit(**ITERATIVE, **options), model.fit(**PLAIN, **options))
+
+
+def test_scores_that_nearly_vanish_are_not_lost_in_fixed_point(study):
+    """At a relative score of 1e-12 its square is 4e-22, below the last bit of two words."""
+    model, tight = study.model(), {"tol_score": 1e-12, "tol_change": 1e-10, "cov_type": "none"}
+    hidden, plain = model.fit(**ITERATIVE, **tight), model.fit(**PLAIN, **tight)
+    close(hidden, plain)
+    np.testing.assert_allclose(hidden.trace["score"], plain.trace["score"], rtol=1e-2)
+    assert hidden.converged
+
+
+def test_supplemented_em_is_masked_too(study):
+    model = study.model()
+    hidden = model.fit(**ITERATIVE, cov_type="sem")
+    plain = model.fit(**PLAIN, cov_type="sem", cross_products="exact")
+    np.testing.assert_allclose(hidden.bse, plain.bse, rtol=1e-7)
+    frame = hidden.ledger.to_frame()
+    assert frame.loc[
+        (frame["step"] == "sem_predictor") & (frame["array"] == "linear_predictor"), "masked"
+    ].all()
+
+
+def test_every_part_of_a_sum_is_entered_as_masked(study):
+    frame = study.model(coordinator="apart").fit(**ITERATIVE).ledger.to_frame()
+    sent = frame[(frame["sender"] != "coordinator") & frame["array"].isin(HIDDEN)]
+    assert set(sent["array"]) == HIDDEN
+    assert sent["masked"].all()
+    assert not frame.loc[~frame.index.isin(sent.index), "masked"].any()
+    predictors = sent[sent["array"] == "linear_predictor"]
+    assert set(predictors["shape"]) == {(400,)}
+    assert set(predictors["bytes"]) == {16 * 400}
+
+
+def test_without_masks_nothing_is_entered_as_masked(study):
+    frame = study.model().fit(**PLAIN, cov_type="none").ledger.to_frame()
+    assert not frame["masked"].any()
+    counts = study.table[["bank0", "court0", "tax0"]].notna().sum()
+    shapes = frame.loc[frame["array"] == "linear_predictor", "shape"]
+    assert set(shapes) == {(n,) for n in counts}
+
+
+def test_a_part_looks_random_and_the_sum_is_the_linear_predictor(study):
+    model, parts = study.model(), {}
+    for name, door in list(model.engine._doors.items()):
+
+        def listen(request, name=name, door=door):
+            reply = door(request)
+            arrays = unpack_reply(reply).arrays
+            if "log_likelihood" in arrays:
+                parts[name] = arrays["linear_predictor"]
+            return reply
+
+        model.engine._doors[name] = listen
+    result = model.fit(**ITERATIVE, cov_type="none")
+    words = np.concatenate([part.ravel().view(np.uint8) for part in parts.values()])
+    counts = np.bincount(words, minlength=256)
+    assert ((counts - counts.mean()) ** 2 / counts.mean()).sum() < 400
+    total = unmask_sum("sum", list(parts.values()))
+    expected = np.zeros(400)
+    for names in study.columns.values():
+        block, has = study.table[names], study.table[names[0]].notna()
+        expected[has] += (block[has] - block[has].mean()) @ result.params[names]
+    np.testing.assert_allclose(total, expected, atol=1e-6)
+
+
+def fit_with(policies, study, **options):
+    partition = study.partition(policies=policies)
+    return fs.VFEMRegression.from_formula("y ~ .", partition).fit(cov_type="none", **options)
+
+
+def test_an_owner_who_wants_masks_gets_them(study):
+    policies = dict.fromkeys(study.columns, Policy(masked_only=True))
+    assert fit_with(policies, study, **ITERATIVE).converged
+    with pytest.raises(PolicyError, match=r"masked only.*masked=True"):
+        fit_with(policies, study, **PLAIN)
+
+
+def test_an_owner_who_refuses_values_per_entity_lets_them_into_a_masked_sum(study):
+    policies = dict.fromkeys(study.columns, Policy(refused_kinds=frozenset({"per entity"})))
+    assert fit_with(policies, study, **ITERATIVE).converged
+    with pytest.raises(PolicyError, match=r"refused kinds.*'linear_predictor' of step 'start'"):
+        fit_with(policies, study, **PLAIN)
+
+
+def two_clients():
+    study = simulate(seed=4, n=300, holder="Registry")
+    columns = {client: study.columns[client] for client in ("Bank", "Tax")}
+    return Study(study.table[["y", *columns["Bank"], *columns["Tax"]]], columns, "Registry")
+
+
+def test_two_institutions_are_told_that_masks_do_not_hide_them_from_each_other():
+    study = two_clients()
+    result = fit_with(None, study, **ITERATIVE)
+    assert "hides neither from the other" in notes(result)
+    policies = dict.fromkeys(study.columns, Policy(two_sites="refuse"))
+    with pytest.raises(PolicyError, match="two sites"):
+        fit_with(policies, study, **ITERATIVE)
+
+
+def test_one_institution_has_nothing_to_add_up():
+    study = simulate(seed=4, n=300, holder="Registry")
+    alone = Study(study.table[["y", *study.columns["Tax"]]], {"Tax": study.columns["Tax"]}, "Registry")
+    result = fit_with(None, alone, **ITERATIVE)
+    assert result.converged
+    assert not result.ledger.to_frame()["masked"].any()
+    assert "nothing is added up" in notes(result)
+
+
+def expose(seen, receivers):
+    """Who is alone at an entity, but for a receiver: counted entity by entity."""
+    alone = dict.fromkeys(seen, 0)
+    for i in range(len(next(iter(seen.values())))):
+        here = {client for client, has in seen.items() if has[i]}
+        for client in here:
+            alone[client] += any(here - {r} == {client} for r in receivers)
+    return alone
+
+
+@pytest.mark.parametrize("holder", ["Bank", "Registry"])
+@pytest.mark.parametrize("coordinator", [None, "apart", "Court"])
+@pytest.mark.parametrize("method", ["vfem", "impute", "cc"])
+def test_entities_at_which_the_sum_is_ones_own_part_are_counted(holder, coordinator, method):
+    study = simulate(seed=4, n=300, holder=holder)
+    model = study.model(coordinator=coordinator)
+    layout = make_layout(model.design, model.partition.rows[holder], method)
+    at = model.new_ledger().at
+    seen = {client: study.table[names[0]].notna().to_numpy() for client, names in study.columns.items()}
+    if method == "cc":
+        complete = np.logical_and.reduce(list(seen.values()))
+        seen = {client: has[complete] for client, has in seen.items()}
+    expected = expose(seen, {holder, at})
+    assert count_exposed(layout, at) == expected
+    if method == "vfem":
+        text = notes(model.fit(**ITERATIVE, cov_type="none"))
+        assert all(f"{n} of {seen[client].sum()} at {client}" in text for client, n in expected.items() if n)
+        assert ("response of every entity" in text) == (at != holder)
+
+
+def test_a_client_that_finds_a_point_inadmissible_is_not_left_behind(monkeypatch, study):
+    """What the others sent of that point has no sum, and all go on from the same points."""
+    model = study.model()
+    expected = model.fit(**ITERATIVE, cov_type="none").params
+    calls, factorise = [], steps.cho_factor
+
+    def fail_at_times(Sigma, lower):
+        calls.append(len(Sigma))
+        if len(calls) in (3 * 5 + 2, 3 * 9 + 3):
+            raise np.linalg.LinAlgError
+        return factorise(Sigma, lower=lower)
+
+    monkeypatch.setattr(steps, "cho_factor", fail_at_times)
+    result = model.fit(**ITERATIVE, cov_type="none")
+    assert len(calls) > 3 * 10
+    assert result.converged
+    np.testing.assert_allclose(result.params, expected, rtol=1e-6)

@@ -1,0 +1,218 @@
+"""Bias, standard errors and coverage of 95 % intervals of binary and count responses, by simulation.
+
+The response holder has two columns that are always seen, and every other client two that are missing for 30
+to 60 % of the entities: completely at random, or the more often the larger the response and a column of the
+holder. The interval of a correct method covers the truth in 500 runs between 92 and 98 % of the time, save for
+once in 2,000; the mean coverage of a design is more precise.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import statsmodels.api as sm
+from scipy.optimize import brentq
+from scipy.special import expit
+
+import fedstat as fs
+from fedstat.federation.message import Reply
+from fedstat.federation.site import FAMILIES
+from fedstat.models.vfem.cross_products import CrossOptions
+from fedstat.models.vfem.glm_covariance import glm_covariance
+from fedstat.models.vfem.glm_protocol import GLMAscent, GLMOptions, maximise
+from fedstat.models.vfem.glm_results import reported_covariance
+from fedstat.models.vfem.layout import make_layout
+
+TABLE = Path(__file__).parents[2] / "benchmarks" / "results" / "vfem_glm_coverage.csv"
+RUNS = {2_000: 500, 10_000: 200}
+MECHANISMS = ("mcar", "mar")
+WITHIN = np.linalg.cholesky([[1.0, 0.4], [0.4, 1.0]])
+SHARES = {"A": 0.3, "B": 0.6, "C": 0.5, "D": 0.4, "E": 0.55}
+DESIGNS = {
+    "three": ("Binomial", -0.5, {"H": (0.5, -0.3), "A": (0.6, -0.4), "B": (-0.5, 0.0), "C": (0.4, 0.5)}),
+    "five": (
+        "Binomial",
+        0.3,
+        {
+            "H": (0.4, -0.3),
+            "A": (0.5, -0.3),
+            "B": (-0.4, 0.2),
+            "C": (0.3, 0.0),
+            "D": (0.25, -0.5),
+            "E": (0.6, 0.3),
+        },
+    ),
+    "strong": ("Binomial", -1.0, {"H": (1.0, -0.5), "A": (1.2, -0.8), "B": (-1.0, 1.0), "C": (0.8, 0.0)}),
+    "counts": ("Poisson", 0.2, {"H": (0.2, -0.2), "A": (0.3, -0.2), "B": (-0.3, 0.0), "C": (0.2, 0.2)}),
+    "indicators": ("Binomial", -1.0, {"H": (0.5, -0.3), "A": (1.0, -0.5), "B": (-1.0, 0.5), "C": (1.5, 0.3)}),
+}
+NORMAL = tuple(name for name in DESIGNS if name != "indicators")
+PREVALENCE = {"A": 0.5, "B": 0.3, "C": 0.1}
+"""Of the first column of a client in the design "indicators"."""
+
+
+def draw(design, mechanism, n, run):
+    """Tables of the clients, "H" with the response."""
+    family, intercept, slopes = DESIGNS[design]
+    rng = np.random.default_rng([list(DESIGNS).index(design), n, run])
+    blocks = {k: rng.standard_normal((n, 2)) @ WITHIN.T for k in slopes}
+    if design == "indicators":
+        for k, share in PREVALENCE.items():
+            blocks[k][:, 0] = rng.random(n) < share
+    eta = intercept + sum(blocks[k] @ slopes[k] for k in slopes)
+    y = rng.poisson(np.exp(eta)) if family == "Poisson" else rng.random(n) < expit(eta)
+    pull = 1.2 * (y > 0) + 0.8 * blocks["H"][:, 0] if mechanism == "mar" else np.zeros(n)
+    out = {"H": pd.DataFrame({"id": np.arange(n), "y": y.astype(float), "H1": 0.0, "H2": 0.0})}
+    out["H"][["H1", "H2"]] = blocks["H"]
+    for k in slopes:
+        if k != "H":
+            shift = brentq(lambda c, k=k: expit(c + pull).mean() - SHARES[k], -20.0, 20.0)
+            frame = pd.DataFrame(blocks[k], columns=[f"{k}1", f"{k}2"]).assign(id=np.arange(n))
+            out[k] = frame[rng.random(n) >= expit(shift + pull)]
+    return out
+
+
+def truth(design):
+    _, intercept, slopes = DESIGNS[design]
+    names = [f"{k}{j}" for k in slopes for j in (1, 2)]
+    return pd.Series([intercept, *np.concatenate(list(slopes.values()))], ["Intercept", *names])
+
+
+def drive(protocol, model):
+    """Run a protocol on the sites' steps themselves: no bytes, masks and ledgers, and the same numbers."""
+    sites, asks = model.partition.sites, next(protocol)
+    try:
+        while True:
+            replies = []
+            for ask in asks:
+                site, step = sites[ask.site], FAMILIES[ask.family][ask.step]
+                text = () if step.text_in is None else (ask.text,)
+                answer = step.run(site._data, site._states[ask.session], *text, **ask.arrays)
+                replies.append(Reply(ask.site, answer[0] if text else answer))
+            asks = protocol.send(replies)
+    except StopIteration as stop:
+        return stop.value
+
+
+def fit(design, mechanism, n, run, method):
+    """Estimates and standard errors of one data set."""
+    partition = fs.ClientPartition.from_frames(draw(design, mechanism, n, run), on="id", shared_seed=run)
+    family = getattr(sm.families, DESIGNS[design][0])()
+    model = fs.VFEMRegression.from_formula("y ~ .", partition, family=family)
+    layout = make_layout(model.design, partition.rows["H"], method)
+    ascent = GLMAscent(layout, model.family_spec, GLMOptions(), model._session)
+
+    def rounds():
+        found = yield from maximise(ascent)
+        names = {block.client: block.names for block in model.design.blocks}
+        return found, (yield from glm_covariance(ascent, CrossOptions("exact"), names))
+
+    found, covariance = drive(rounds(), model)
+    assert found.converged, (design, mechanism, n, run, found.reason)
+    assert model.param_names == list(truth(design).index)
+    estimates = np.concatenate([[found.beta0], *found.beta.values()])
+    return estimates, np.sqrt(np.diag(reported_covariance(covariance, found)))
+
+
+def summarise(design, mechanism, n, method, runs):
+    """Compare the fits of many data sets with the truth."""
+    expected = truth(design)
+    fits = np.array([fit(design, mechanism, n, run, method) for run in range(runs)])
+    estimates, errors = fits[:, 0], fits[:, 1]
+    misses = estimates - expected.to_numpy()
+    return pd.DataFrame(
+        {
+            "design": design,
+            "mechanism": mechanism,
+            "n": n,
+            "method": method,
+            "coefficient": expected.index,
+            "truth": expected.to_numpy(),
+            "bias": misses.mean(axis=0),
+            "mean_se": errors.mean(axis=0),
+            "sd": estimates.std(axis=0, ddof=1),
+            "coverage": (np.abs(misses) <= 1.959963984540054 * errors).mean(axis=0),
+            "runs": runs,
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def table():
+    tables = [
+        summarise(design, mechanism, n, "vfem", runs)
+        for n, runs in RUNS.items()
+        for design in DESIGNS
+        for mechanism in MECHANISMS
+    ]
+    tables += [summarise("three", mechanism, 2_000, "cc", 500) for mechanism in MECHANISMS]
+    whole = pd.concat(tables, ignore_index=True).round(5)
+    whole.to_csv(TABLE, index=False, lineterminator="\n")
+    print()
+    print(whole.to_string(index=False))
+    return whole
+
+
+def pick(table, design, mechanism, n, method="vfem"):
+    same = table[["design", "mechanism", "n", "method"]] == (design, mechanism, n, method)
+    return table[same.all(axis=1)].set_index("coefficient")
+
+
+CELLS = [(design, mechanism, n) for n in RUNS for design in NORMAL for mechanism in MECHANISMS]
+
+
+@pytest.mark.parametrize("design", DESIGNS)
+def test_the_data_are_what_they_are_called(design):
+    # The oracles: the fit of all data, shares of missing entities, logistic regressions of presence.
+    n = 40_000
+    for mechanism in MECHANISMS:
+        frames = draw(design, mechanism, n, 0)
+        for k, frame in frames.items():
+            if k != "H":
+                assert 1.0 - len(frame) / n == pytest.approx(SHARES[k], abs=0.01)
+                seen = frames["H"]["id"].isin(frame["id"]).astype(float)
+                columns = frames["H"][["y", "H1", "H2"]].assign(y=frames["H"]["y"] > 0)
+                regressors = sm.add_constant(columns.astype(float))
+                t = sm.Logit(seen, regressors).fit(disp=0).tvalues
+                assert abs(t["H2"]) < 4
+                assert (t[["y", "H1"]] < -10).all() == (mechanism == "mar")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("design, mechanism, n", CELLS)
+def test_intervals_cover_the_truth(table, design, mechanism, n):
+    rows = pick(table, design, mechanism, n)
+    error = np.sqrt(0.95 * 0.05 / RUNS[n])
+    assert (rows["coverage"] - 0.95).abs().max() < 3.5 * error
+    assert 0.935 <= rows["coverage"].mean() <= 0.965
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("design, mechanism, n", CELLS)
+def test_bias_is_within_simulation_error_and_the_order_of_one_over_n(table, design, mechanism, n):
+    rows = pick(table, design, mechanism, n)
+    assert (rows["bias"].abs() < 3.5 * rows["sd"] / np.sqrt(RUNS[n]) + 0.02 * 2_000 / n).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("design, mechanism, n", CELLS)
+def test_standard_errors_are_those_of_the_estimates(table, design, mechanism, n):
+    rows = pick(table, design, mechanism, n)
+    # The standard deviation of R runs has a relative error of 1 / sqrt(2 R).
+    assert (rows["mean_se"] / rows["sd"] - 1.0).abs().max() < 4.0 / np.sqrt(2.0 * RUNS[n])
+
+
+@pytest.mark.slow
+def test_complete_cases_fail_where_missingness_depends_on_the_response(table):
+    vfem, complete = (pick(table, "three", "mar", 2_000, method) for method in ("vfem", "cc"))
+    assert complete["coverage"].min() < 0.5
+    assert (complete["sd"] > 1.3 * vfem["sd"]).all()
+    assert (pick(table, "three", "mcar", 2_000, "cc")["coverage"].mean() - 0.95) < 0.015
+
+
+@pytest.mark.slow
+def test_indicators_as_normal_columns_bias_by_a_known_amount(table):
+    """A limit: missing indicators count as normal; the bias stays when n grows."""
+    rows = pick(table, "indicators", "mcar", 10_000)
+    assert (rows["bias"].abs() < 0.15 * rows["truth"].abs().clip(lower=0.5)).all()
