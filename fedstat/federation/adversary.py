@@ -57,7 +57,7 @@ def who_learns(
     coordinator = "Coordinator" if at is None else f"Coordinator, at {at}"
     yield from ((coordinator, sentence) for sentence in coordinator_learns(planned, at))
     yield from ((coordinator, sentence) for sentence in masks_hide(planned, n_masked))
-    yield from (("Each institution", sentence) for sentence in institutions_learn(planned))
+    yield from (("Institutions", sentence) for sentence in institutions_learn(planned))
     yield from (("Collusion", sentence) for sentence in collusions(at, n_masked, dealers))
 
 
@@ -100,8 +100,8 @@ def institutions_learn(planned: Sequence[Planned]) -> Iterator[str]:
             yield f"{listed(receivers)} receive ({kind}): {_whats(rows)}. {meaning}."
     if any(row.kind == "sealed" for row in planned):
         yield (
-            "that takes part in a product receives the other's columns less random numbers, sealed, and "
-            "learns nothing from them."
+            "of a product receive each other's columns less random numbers, sealed, and learn nothing from "
+            "them."
         )
 
 

@@ -92,7 +92,8 @@ class RowsDesign:
 class OpenRows:
     """The rows that a site opened for one model: coded once in memory, or in every pass where streamed.
 
-    Columns are standardised by the site's own `shift` and `scale`; `own` are its means and deviations, (2, p).
+    Columns are standardised by the site's own `shift` and `scale`; `own` are its means and deviations,
+    (2, p).
     """
 
     data: SiteData
@@ -391,8 +392,8 @@ def opened_design(agreement: RowsAgreement, replies: Sequence[Reply], summed: Se
 def pool_moments(sums: Floats) -> tuple[Floats, Floats]:
     """Mean and standard deviation of every column over all sites, from the sums of ``open_rows``: (4, p).
 
-    What varies within sites keeps its digits. What varies between them only is taken as constant below 3e-7 of
-    its mean. The deviation is no more than a choice of units for the iteration.
+    What varies within sites keeps its digits. What varies between them only is taken as constant below 3e-7
+    of its mean. The deviation is no more than a choice of units for the iteration.
     """
     n, total, within, squares = sums
     mean = total / n

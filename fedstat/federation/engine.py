@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Protocol, TypeAlias, TypeVar
 
 from fedstat.errors import FedstatError, MessageError
@@ -23,17 +23,8 @@ class Engine(Protocol):
         ...
 
 
-class LocalEngine:
-    """All sites in one process; every message is packed to bytes and back.
-
-    Parameters
-    ----------
-    sites : mapping of str to Site
-        The institutions.
-    """
-
-    def __init__(self, sites: Mapping[str, Site]) -> None:
-        self._doors: dict[str, Callable[[bytes], bytes]] = {n: s.answer for n, s in sites.items()}
+class RoundEngine:
+    """Runs protocols round by round; a subclass says how the questions of a round are answered."""
 
     def run(self, protocol: Rounds[Fit], ledger: Ledger) -> Fit:
         """Run a protocol.
@@ -60,15 +51,39 @@ class LocalEngine:
         DoorError
             A site refused.
         """
+        self._begin_run()
         try:
             asks = next(protocol)
             while True:
                 if any(leaves(ask, ledger) for ask in asks):
                     ledger.begin_round()
-                asks = protocol.send([self._carry(ask, ledger) for ask in asks])
+                asks = protocol.send(self._round(asks, ledger))
         except StopIteration as stop:
             fit: Fit = stop.value
             return fit
+
+    def _begin_run(self) -> None:
+        """Prepare for a run."""
+
+    def _round(self, asks: Sequence[Ask], ledger: Ledger) -> list[Reply]:
+        """Have the questions of one round answered, in their order, and enter what passed."""
+        raise NotImplementedError
+
+
+class LocalEngine(RoundEngine):
+    """All sites in one process; every message is packed to bytes and back.
+
+    Parameters
+    ----------
+    sites : mapping of str to Site
+        The institutions.
+    """
+
+    def __init__(self, sites: Mapping[str, Site]) -> None:
+        self._doors: dict[str, Callable[[bytes], bytes]] = {n: s.answer for n, s in sites.items()}
+
+    def _round(self, asks: Sequence[Ask], ledger: Ledger) -> list[Reply]:
+        return [self._carry(ask, ledger) for ask in asks]
 
     def _carry(self, ask: Ask, ledger: Ledger) -> Reply:
         if ask.site not in self._doors:
@@ -78,8 +93,6 @@ class LocalEngine:
         except FedstatError as error:
             enter_refusal(ask, error, ledger)
             raise
-        if reply.site != ask.site:
-            raise MessageError(f"'{reply.site}' answered in the place of '{ask.site}'")
         enter(ask, reply, ledger)
         return reply
 
@@ -96,12 +109,25 @@ def enter_refusal(ask: Ask, error: Exception, ledger: Ledger) -> None:
 
 
 def enter(ask: Ask, reply: Reply, ledger: Ledger) -> None:
-    """Write an ask and its reply into the coordinator's account, and into the ledger what it is about."""
+    """Write an ask and its reply into the coordinator's account, and into the ledger what it is about.
+
+    Raises
+    ------
+    MessageError
+        Another site answered.
+    """
+    if reply.site != ask.site:
+        raise MessageError(f"'{reply.site}' answered in the place of '{ask.site}'")
     step = FAMILIES[ask.family][ask.step]
     ledger.account.ask(ask, step)
     ledger.account.reply(ask, step, reply)
-    if not leaves(ask, ledger):
-        return
+    if leaves(ask, ledger):
+        record(ask, reply, ledger)
+
+
+def record(ask: Ask, reply: Reply, ledger: Ledger) -> None:
+    """Write an ask and its reply into the ledger."""
+    step = FAMILIES[ask.family][ask.step]
     ledger.record(COORDINATOR, ask.site, ask.step, ask.arrays, step.takes)
     ledger.record(
         ask.site, COORDINATOR, ask.step, reply.arrays, step.gives, reply.entities, ask.masked is not None

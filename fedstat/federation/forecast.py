@@ -30,7 +30,7 @@ class Planned:
         At the fewest, the expected and the most iterations.
     rules : tuple of str
         Rules of the sender's policy that it meets; none for what the coordinator sends.
-    refusals : tuple of str
+    refusals : tuple of Refusal
         What the sender's policy says against it.
     """
 
@@ -46,7 +46,7 @@ class Planned:
     messages: tuple[int, ...]
     bytes: tuple[int, ...]
     rules: tuple[str, ...]
-    refusals: tuple[str, ...]
+    refusals: tuple[Refusal, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class Forecast:
             messages=tuple(len(entries) for entries in found),
             bytes=tuple(sum(entry.bytes for entry in entries) for entries in found),
             rules=course.rules(one),
-            refusals=tuple(refusal.message for refusal in course.refusals(one)),
+            refusals=course.refusals(one),
         )
 
     def refusals(self) -> dict[str, list[Refusal]]:

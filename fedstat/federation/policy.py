@@ -171,8 +171,9 @@ def _read(policy: object) -> Policy:
     if isinstance(policy, str | Path):
         return Policy.from_toml(policy)
     if not isinstance(policy, Policy):
+        came = type(policy).__name__
         raise PartitionError(
-            f"policy: expected a fedstat.Policy or the path of a policy file, received {type(policy).__name__}"
+            f"policy: expected a fedstat.Policy or the path of a policy file, received {came}"
         )
     return policy
 

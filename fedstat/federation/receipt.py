@@ -180,8 +180,9 @@ class Receipt:
         Returns
         -------
         DataFrame
-            ``about``, ``in the hands of``, ``this run`` and ``other runs`` (distinct numbers), ``equations``
-            (their sum), ``unknowns`` (entities times columns in play), ``ratio``, ``verdict``.
+            ``about``, ``in the hands of``, ``this session`` and ``other sessions`` (distinct numbers; all
+            fits of one model are one session), ``equations`` (their sum), ``unknowns`` (entities times
+            columns in play), ``ratio``, ``verdict``.
         """
         return table(self.lines)
 

@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 
 from fedstat.errors import NotAvailableError, PolicyError
-from fedstat.federation.engine import Fit, Rounds, enter
+from fedstat.federation.engine import Fit, Rounds, leaves, record
 from fedstat.federation.ledger import Entry, Ledger
 from fedstat.federation.message import Ask, Declared, Reply, Step, check_arrays
 from fedstat.federation.policy import (
@@ -74,12 +74,14 @@ class StandIn:
         """What a rule that only a step can apply is handed: no rows."""
         return SiteData(self.name, FrameTable(pd.DataFrame()), 0, self.policy)
 
-    def hold(self, rule: str, check: Callable[..., object], *arguments: object, array: str = "") -> None:
-        """Apply a rule, and note whether it refuses the array, or the whole answer."""
+    def hold(self, rule: str, check: Callable[..., object], *arguments: object, array: str = "") -> bool:
+        """Apply a rule, note whether it refuses the array or the whole answer, and tell whether it passes."""
         try:
             check(*arguments)
         except PolicyError as error:
             self.refused.append(Refusal(rule, array, str(error)))
+            return False
+        return True
 
     def reply(self, arrays: Mapping[str, Array] | None = None, text: str = "", entities: int = 0) -> Reply:
         """Answer as this site."""
@@ -189,7 +191,7 @@ class Rehearsal:
             while True:
                 if asks and all(ask.family == RECEIPT for ask in asks):
                     raise Rehearsed  # what follows is the sites' statements on what has passed
-                crossing = [ask for ask in asks if ask.site != ledger.at]
+                crossing = [ask for ask in asks if leaves(ask, ledger)]
                 if crossing:
                     self._ledger.begin_round()
                     self._rounds.append(tuple(dict.fromkeys(ask.step for ask in crossing)))
@@ -211,8 +213,8 @@ class Rehearsal:
         self._hold_against_policy(site, ask, step, reply)
         if ask.masked is not None:
             reply = Reply(reply.site, masked_arrays(site, step, reply.arrays), reply.text, reply.entities)
-        if ask.site != self._ledger.at:
-            enter(ask, reply, self._ledger)
+        if leaves(ask, self._ledger):
+            record(ask, reply, self._ledger)
         return reply
 
     def _hold_against_policy(self, site: StandIn, ask: Ask, step: Step, reply: Reply) -> None:
@@ -221,7 +223,8 @@ class Rehearsal:
         site.refused += refusals(*known)
         if ask.masked is not None:
             site.hold("two sites", check_mask, site.name, site.policy, site.n_masked)
-        site.hold("maximum columns", check_columns, site.name, site.policy, ask, site.columns)
+        if not site.hold("maximum columns", check_columns, site.name, site.policy, ask, site.columns):
+            site.columns = 0  # refused, they are not open
         for name in (*reply.arrays, *(["text"] if reply.text else [])):
             site.hold("minimum count", check_counts, *known, [name], reply.entities, array=name)
         self._refused.setdefault((ask.site, ask.step), {}).update(dict.fromkeys(site.refused))

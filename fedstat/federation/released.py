@@ -167,8 +167,8 @@ def table(lines: Sequence[Line]) -> pd.DataFrame:
         {
             "about": [line.about for line in lines],
             "in the hands of": [line.receiver for line in lines],
-            "this run": [line.run for line in lines],
-            "other runs": [line.earlier for line in lines],
+            "this session": [line.run for line in lines],
+            "other sessions": [line.earlier for line in lines],
             "equations": [line.equations for line in lines],
             "unknowns": [line.unknowns for line in lines],
             "ratio": [round(line.ratio, 3) for line in lines],

@@ -15,15 +15,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Lock
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from fedstat.errors import EngineError, FedstatError, MessageError
-from fedstat.federation.engine import Rounds, enter
+from fedstat.federation.engine import RoundEngine, enter, enter_refusal
 from fedstat.federation.ledger import Ledger
 from fedstat.federation.message import Ask, Reply, pack_ask, pack_refusal, unpack_reply
 from fedstat.federation.site import Site
 
-Fit = TypeVar("Fit")
 ANSWERS_KEPT = 64
 
 
@@ -180,7 +179,7 @@ def write_whole(path: Path, content: bytes) -> None:
         part.unlink(missing_ok=True)
 
 
-class RemoteEngine:
+class RemoteEngine(RoundEngine):
     """Sites in other processes; those of one round are asked side by side.
 
     Parameters
@@ -192,83 +191,65 @@ class RemoteEngine:
     def __init__(self, sites: Mapping[str, RemoteSite], journal: Journal | None = None) -> None:
         self._sites = dict(sites)
         self._journal = journal
+        self._run: Path | None = None
+        self._number = 0
         # Kept between rounds: a carrier may hold one connection per thread.
         self._pool = ThreadPoolExecutor(max_workers=max(len(self._sites), 1), thread_name_prefix="site")
 
-    def run(self, protocol: Rounds[Fit], ledger: Ledger) -> Fit:
-        """Run a protocol; see :meth:`fedstat.federation.engine.LocalEngine.run`.
+    def _begin_run(self) -> None:
+        self._run = None if self._journal is None else self._journal.next_run()
+        self._number = 0
 
-        Raises
-        ------
-        DoorError
-            A site refused.
-        EngineError
-            A site did not answer; the message says what was kept, and how to go on.
-        """
-        run = None if self._journal is None else self._journal.next_run()
-        number = 0
-        try:
-            asks = next(protocol)
-            while True:
-                if any(ask.site != ledger.at for ask in asks):
-                    ledger.begin_round()
-                asks = protocol.send(self._round(asks, number, run, ledger))
-                number += 1
-        except StopIteration as stop:
-            fit: Fit = stop.value
-            return fit
-
-    def _round(self, asks: Sequence[Ask], number: int, run: Path | None, ledger: Ledger) -> list[Reply]:
-        if self._journal is not None and run is not None:
-            asks = self._journal.begin_round(run, number, asks)
+    def _round(self, asks: Sequence[Ask], ledger: Ledger) -> list[Reply]:
+        if self._journal is not None and self._run is not None:
+            asks = self._journal.begin_round(self._run, self._number, asks)
         places: dict[str, list[int]] = {}
         for place, ask in enumerate(asks):
             if ask.site not in self._sites:
                 raise MessageError(f"no site '{ask.site}'; there are {sorted(self._sites)}")
             places.setdefault(ask.site, []).append(place)
-        outcomes: list[Reply | FedstatError | None] = [None] * len(asks)
+        outcomes: dict[int, Reply | FedstatError] = {}
 
         def visit(site: str) -> None:
             # One site's questions of a round in their order; after a failure the rest are not asked.
             for place in places[site]:
                 try:
-                    outcomes[place] = self._one(asks[place], number, place, run)
+                    outcomes[place] = self._one(asks[place], place)
                 except FedstatError as error:
-                    outcomes[place] = error
+                    outcomes[place] = self._explained(error)
                     return
 
         list(self._pool.map(visit, places))
-        failed = [outcome for outcome in outcomes if isinstance(outcome, FedstatError)]
-        if failed:
-            raise self._explained(failed[0], number)
-        replies = [outcome for outcome in outcomes if isinstance(outcome, Reply)]
-        for ask, reply in zip(asks, replies, strict=True):
-            if reply.site != ask.site:
-                raise MessageError(f"'{reply.site}' answered in the place of '{ask.site}'")
-            if ask.site != ledger.at:
-                enter(ask, reply, ledger)
+        self._number += 1
+        replies = []
+        for place, outcome in sorted(outcomes.items()):
+            if isinstance(outcome, FedstatError):
+                enter_refusal(asks[place], outcome, ledger)
+                raise outcome
+            enter(asks[place], outcome, ledger)
+            replies.append(outcome)
         return replies
 
-    def _one(self, ask: Ask, number: int, place: int, run: Path | None) -> Reply:
-        journal = self._journal
+    def _one(self, ask: Ask, place: int) -> Reply:
+        journal, run = self._journal, self._run
         if journal is not None and run is not None:
-            kept = journal.read(run, number, place)
+            kept = journal.read(run, self._number, place)
             if kept is not None:
                 return unpack_reply(kept)
         answer = self._sites[ask.site].answer(pack_ask(ask))
         reply = unpack_reply(answer)  # a refusal is raised, and not kept
         if journal is not None and run is not None:
-            journal.keep(run, number, place, answer)
+            journal.keep(run, self._number, place, answer)
         return reply
 
-    def _explained(self, error: FedstatError, number: int) -> FedstatError:
+    def _explained(self, error: FedstatError) -> FedstatError:
         if not isinstance(error, EngineError):
             return error
         if self._journal is None:
             how = "no journal was given, so that the fit must be started again"
         else:
             how = (
-                f"{number} rounds of this run are kept in '{self._journal.folder}': run the same analysis "
-                "again with this journal to go on"
+                f"{self._number} rounds of this run are kept in '{self._journal.folder}': run the same "
+                "analysis again with this journal to go on"
             )
-        return EngineError(f"{error} (round {number + 1}); {how}")
+        return EngineError(f"{error} (round {self._number + 1}); {how}")

@@ -29,6 +29,8 @@ KINDS: Mapping[type, str] = MappingProxyType(
         datetime: "dates",
     }
 )
+TEXT = pd.Series(["a"]).dtype
+"""What pandas takes text for; not the same in all its versions."""
 SEVERAL, OTHER = "values of several types", "values of other types"
 
 
@@ -215,7 +217,7 @@ def _as_whole(values: tuple[Any, ...]) -> Any:
 
 
 def _as_text(values: tuple[Any, ...]) -> Any:
-    return pd.array([str(v) if isinstance(v, UUID) else v for v in values], dtype="str")
+    return pd.Series([str(v) if isinstance(v, UUID) else v for v in values], dtype=TEXT)
 
 
 def _as_dates(values: tuple[Any, ...]) -> Any:

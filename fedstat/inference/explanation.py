@@ -11,9 +11,11 @@ import pandas as pd
 
 from fedstat.inference.tables import Sheet, SheetSummary, human_bytes
 
-MOST_REFUSED = 4
 COORDINATOR = "coordinator"
-REFUSED, PASSES = "This fit would be REFUSED", "Every policy lets this fit pass, as far as it can be told"
+PASSES = "Every policy lets this fit pass, as far as it can be told"
+WORDS = ("sends", "receives")
+ENDS = ("_low", "", "_high")
+"""Endings of columns: at the fewest, the expected and the most iterations."""
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
@@ -26,25 +28,22 @@ class Explanation:
     ----------
     call : str
         The fit, as it would be called.
-    at : str
-        Who puts the questions: ``"coordinator"``, or the institution at which it sits.
     table : DataFrame
         See :meth:`tidy`.
     rounds : sequence of (str, tuple of int)
         Steps of a kind of round trip, and how many there would be at the fewest, the expected and the most
         iterations.
-    refused : mapping of str to sequence of str
-        What the policies would say against it, by institution; empty where all let it pass.
+    refused : mapping of str to mapping of str to sequence of str
+        What the policies would say against it, by institution and rule; empty where all let it pass.
     learned : sequence of (str, str)
         Who, and what he could learn.
     notes : sequence of str
     """
 
     call: str
-    at: str
     table: pd.DataFrame
     rounds: Sequence[tuple[str, tuple[int, ...]]]
-    refused: Mapping[str, Sequence[str]]
+    refused: Mapping[str, Mapping[str, Sequence[str]]]
     learned: Sequence[tuple[str, str]]
     notes: Sequence[str] = ()
 
@@ -62,7 +61,8 @@ class Explanation:
             One row per sender, receiver, step and array: kind, meaning, masked or not, largest shape,
             entities behind a message, messages and bytes at the expected number of iterations and at the
             fewest and most (``_low``, ``_high``), the rules of the sender's policy that it meets, whether it
-            passes, and what the policy says if not. Sizes that are ``guessed`` are not known in advance.
+            passes, and the rule and the words that refuse it if not. Sizes that are ``guessed`` are not known
+            in advance; only what is ``policed`` passes a door with a policy.
         """
         return self.table.copy()
 
@@ -74,16 +74,16 @@ class Explanation:
         DataFrame
             ``sends`` and ``receives``, each expected, lowest and highest, in bytes.
         """
-        columns = [f"bytes{end}" for end in ("", "_low", "_high")]
-        parts = {}
-        for word, role in zip(WORDS, ("sender", "receiver"), strict=True):
-            parts[word] = self.table.groupby(role, sort=False)[columns].sum()
+        columns = [f"bytes{end}" for end in ENDS]
+        parts = {
+            word: self.table.groupby(role, sort=False)[columns].sum()
+            for word, role in zip(WORDS, ("sender", "receiver"), strict=True)
+        }
         joined = pd.concat(parts, axis=1).fillna(0).astype("int64")
-        names = [f"{word}{column.removeprefix('bytes')}" for word in parts for column in columns]
-        return joined.set_axis(names, axis=1)
+        return joined.set_axis([f"{word}{end}" for word in parts for end in ENDS], axis=1)
 
     def __repr__(self) -> str:
-        return self._summary().as_text()
+        return self._summary(f"{self._verdict}. ").as_text()
 
     def _repr_html_(self) -> str:
         colour = "#1b5e20" if self.passes else "#b00020"
@@ -92,68 +92,50 @@ class Explanation:
 
     @property
     def _verdict(self) -> str:
-        if self.passes:
-            return PASSES
-        return f"{REFUSED} by the policy of {', '.join(self.refused)}"
+        return PASSES if self.passes else f"REFUSED by the policy of {', '.join(self.refused)}"
 
-    def _summary(self) -> SheetSummary:
-        headline = f"{self._verdict}. What {self.call} would ask for; nothing has been asked."
+    def _summary(self, verdict: str = "") -> SheetSummary:
+        headline = f"{verdict}What {self.call} would ask for; nothing has been asked."
         sheets = [*self._refusals(), self._rounds(), self._totals(), *self._senders(), self._learned()]
         return SheetSummary(sheets, self.notes, headline)
 
     def _refusals(self) -> Iterator[Sheet]:
         rows = []
-        for site, messages in self.refused.items():
-            rows += [(site, message) for message in messages[:MOST_REFUSED]]
-            if len(messages) > MOST_REFUSED:
-                rows.append((site, f"and {len(messages) - MOST_REFUSED} arrays more; see tidy()"))
+        for site, by_rule in self.refused.items():
+            for rule, messages in by_rule.items():
+                more = f" (and {len(messages) - 1} arrays more)" if len(messages) > 1 else ""
+                rows.append((site, rule, messages[0].removeprefix(f"{site}: ") + more))
         if rows:
-            yield Sheet(("Institution", "Refusal"), tuple(rows), "ll", (20, 89), REFUSED.upper(), wrap=True)
+            headers = ("Institution", "Rule", "What its policy says")
+            yield Sheet(headers, tuple(rows), "lll", (18, 18, 72), "THIS FIT WOULD BE REFUSED", wrap=True)
 
     def _rounds(self) -> Sheet:
         rows = [(steps, spread(counts)) for steps, counts in self.rounds]
         total = [sum(counts) for counts in zip(*(counts for _, counts in self.rounds), strict=True)]
-        rows.append(("in all", spread(tuple(total))))
-        return Sheet(
-            ("Steps asked in a round trip", "Rounds"), tuple(rows), "lr", (88, 21), "Rounds", wrap=True
-        )
+        rows.append(("in all", spread(total)))
+        headers = ("Steps asked in a round trip", "Rounds")
+        return Sheet(headers, tuple(rows), "lr", (82, 27), "Rounds", wrap=True)
 
     def _totals(self) -> Sheet:
         rows = []
         for name, row in self.totals().iterrows():
-            cells = (
-                bytes_spread(*(int(row[f"{word}{end}"]) for end in ("_low", "", "_high"))) for word in WORDS
-            )
-            rows.append((str(name), *cells))
-        return Sheet(("Institution", "Sends", "Receives"), tuple(rows), "lrr", (44, 32, 32), "Bytes")
+            sizes = ([int(row[f"{word}{end}"]) for end in ENDS] for word in WORDS)
+            rows.append((str(name), *(bytes_spread(*counts) for counts in sizes)))
+        return Sheet(("Institution", "Sends", "Receives"), tuple(rows), "lrr", (36, 36, 36), "Bytes")
 
     def _senders(self) -> Iterator[Sheet]:
-        for sender, part in self.table.groupby("sender", sort=False):
-            if not part["policed"].all():
-                yield self._instructions(str(sender), part[~part["policed"]])
-            if part["policed"].any():
-                headers = ("Step", "Array", "Kind", "Shape", "Entities", "Times", "Bytes", "Policy")
-                rows = tuple(map(_cells, part[part["policed"]].to_dict("records")))
-                title = f"{sender} would send to the coordinator"
-                yield Sheet(headers, rows, "lllrrrrl", (18, 16, 15, 13, 8, 6, 8, 19), title, wrap=True)
-
-    def _instructions(self, sender: str, part: pd.DataFrame) -> Sheet:
-        """List what the coordinator sends, to all receivers together."""
-        rows = []
-        for (step, array), group in part.groupby(["step", "array"], sort=False):
-            receivers = group["receiver"].unique()
-            one = group.iloc[0]
-            to = str(receivers[0]) if len(receivers) == 1 else f"{len(receivers)} institutions"
-            shape = str(max(group["shape"]))
-            sizes = (shape, f"{group['messages'].sum():,}", human_bytes(int(group["bytes"].sum())))
-            rows.append((str(step), str(array), str(one["kind"]), to, *sizes))
-        headers = ("Step", "Array", "Kind", "To", "Shape", "Times", "Bytes")
-        title = f"The coordinator would send{'' if sender == COORDINATOR else f', from {sender}'}"
-        return Sheet(headers, tuple(rows), "llllrrr", (20, 18, 15, 24, 13, 6, 8), title, wrap=True)
+        told = self.table[~self.table["policed"]]
+        if len(told):
+            yield instructions(told)
+        headers = ("Step", "Array", "Kind", "Shape", "Entities", "Times", "Bytes", "Policy")
+        for senders, rows in alike(self.table[self.table["policed"]]):
+            each = ", each" if len(senders) > 1 else ""
+            title = f"{', '.join(senders)} would send to the coordinator{each}"
+            yield Sheet(headers, rows, "lllrrrrl", (17, 16, 12, 12, 10, 6, 8, 22), title, wrap=True)
 
     def _learned(self) -> Sheet:
         return Sheet(
-            ("Who", "What it could learn"),
+            ("Who", "What could be learned"),
             tuple(self.learned),
             "ll",
             (20, 89),
@@ -162,23 +144,52 @@ class Explanation:
         )
 
 
-WORDS = ("sends", "receives")
+def instructions(told: pd.DataFrame) -> Sheet:
+    """List what the coordinator sends, to all receivers together."""
+    rows = []
+    for (step, array), group in told.groupby(["step", "array"], sort=False):
+        receivers = group["receiver"].unique()
+        to = str(receivers[0]) if len(receivers) == 1 else f"{len(receivers)} institutions"
+        sizes = (f"{group['messages'].sum():,}", human_bytes(int(group["bytes"].sum())))
+        rows.append((str(step), str(array), str(group["kind"].iloc[0]), to, str(max(group["shape"])), *sizes))
+    (sender,) = told["sender"].unique()
+    headers = ("Step", "Array", "Kind", "To", "Shape", "Times", "Bytes")
+    title = f"The coordinator would send{'' if sender == COORDINATOR else f', from {sender}'}"
+    return Sheet(headers, tuple(rows), "llllrrr", (20, 18, 15, 24, 13, 6, 8), title, wrap=True)
+
+
+def alike(table: pd.DataFrame) -> Iterator[tuple[list[str], tuple[tuple[str, ...], ...]]]:
+    """Put together institutions that would send the same but for the number of entities."""
+    found: dict[tuple[tuple[str, ...], ...], dict[str, list[int]]] = {}
+    for sender, part in table.groupby("sender", sort=False):
+        rows = tuple(_cells(row) for row in part.to_dict("records"))
+        found.setdefault(rows, {})[str(sender)] = part["entities"].tolist()
+    for rows, entities in found.items():
+        behind = [between(min(counts), max(counts)) for counts in zip(*entities.values(), strict=True)]
+        yield (
+            list(entities),
+            tuple((*row[:4], count, *row[4:]) for row, count in zip(rows, behind, strict=True)),
+        )
 
 
 def _cells(row: Mapping[Hashable, Any]) -> tuple[str, ...]:
-    """One array in text."""
-    entities = row["entities"]
-    rules = str(row["rules"]) or ("passes" if row["policed"] else "")
+    """One array in text, without the entities behind it."""
     return (
         str(row["step"]),
         str(row["array"]),
         f"{row['kind']}, masked" if row["masked"] else str(row["kind"]),
         f"{row['shape']}{' ?' if row['guessed'] else ''}",
-        f"{entities:,}" if entities else "",
         f"{row['messages']:,}",
         human_bytes(row["bytes"]),
-        rules if row["passes"] else "REFUSED",
+        f"passes {row['rules']}".rstrip() if row["passes"] else f"REFUSED: {row['refused_by']}",
     )
+
+
+def between(low: int, high: int) -> str:
+    """Write a range of counts; nothing for zero."""
+    if low == high:
+        return f"{low:,}" if low else ""
+    return f"{low:,}-{high:,}"
 
 
 def spread(counts: Sequence[int]) -> str:

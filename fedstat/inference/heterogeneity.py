@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 LARGE_I2 = 0.5
 PARTS = ("score", "information")
 NO_PARTS = (
-    "no fit without each site: it needs the sites' own parts of score and information, and masked sums have none; "
-    "use fit(masked=False), or fit again without the site"
+    "no fit without each site: it needs the sites' own parts of score and information, and masked sums have "
+    "none; use fit(masked=False), or fit again without the site"
 )
 
 
@@ -72,7 +72,7 @@ class SiteFit(Protocol):
 
     @property
     def information(self) -> Floats | None:
-        """Information of its rows at the estimate of ALL sites, shape (p, p), for dispersion ONE; None: masked."""
+        """Information of its rows there, shape (p, p), for dispersion ONE; None: masked."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

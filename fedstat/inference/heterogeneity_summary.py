@@ -102,9 +102,9 @@ def _notes(result: Heterogeneity) -> list[str]:
     notes = [_verdict(result)]
     if none.any():
         notes.append(
-            f"No estimates of their own: {', '.join(_names(none.index[none]))}. They enter the score test"
-            f"{' and the changes' if result.without_each is not None else ''}; Q, I2, tau and the random effects "
-            "are of the other sites."
+            f"No estimates of their own: {', '.join(_names(none.index[none]))}. They enter the score "
+            f"test{' and the changes' if result.without_each is not None else ''}; Q, I2, tau and the random "
+            "effects are of the other sites."
         )
     notes += _partial_notes(result, result.estimates[~none])
     most = int(result.table["sites"].max())
@@ -114,8 +114,8 @@ def _notes(result: Heterogeneity) -> list[str]:
             "random effects is too short."
         )
     parts = (
-        "The score test and the changes (one Newton step, in standard errors of the common model) come from the "
-        "sites' scores at the common estimate."
+        "The score test and the changes (one Newton step, in standard errors of the common model) come from "
+        "the sites' scores at the common estimate."
         if result.without_each is not None
         else "The score test is a masked sum over sites, made from their scores at the common estimate; the "
         "estimate without each site needs their parts, see fit(masked=False)."
@@ -139,9 +139,10 @@ def _verdict(result: Heterogeneity) -> str:
             "interaction with the site (for the intercept: site effects), or report the random effects."
         )
     if result.joint.pvalue < result.alpha:
+        also = ", and what changes without each of them" if result.without_each is not None else ""
         return (
             "The sites differ (score test), but not clearly in any single coefficient: compare their own "
-            f"estimates{', and what changes without each of them' if result.without_each is not None else ''}."
+            f"estimates{also}."
         )
     return "The sites are not shown to differ. That does not show that they agree: see the intervals of I2."
 

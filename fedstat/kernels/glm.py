@@ -111,8 +111,8 @@ class Sums:
     meat : (p, p) array, optional
         Sum of outer products of the scores, a row of frequency weight f counting as f rows.
     spread : (2, 2) array
-        Of the working weights, and of the sizes of the scores by linear predictor (where they are not bounded
-        by the working weights' own spread or by the family): sum, and sum of squares. Zeros where not known.
+        Sum, and sum of squares, of the working weights, and of the sizes of the scores by linear predictor;
+        zeros where the scores are spread as the weights are, bounded, or linear in the coefficients.
     """
 
     n: int
@@ -332,14 +332,14 @@ def _general(rows: Rows, beta: Floats, family: FamilySpec, observed: bool, meat:
 
 
 def _sizes(at: _Point, r: Floats, family: FamilySpec) -> Floats:
-    """Sizes of the scores by linear predictor: (m,); zero where the family bounds them, or they are linear."""
+    """Return sizes of the scores by linear predictor: (m,); zero where these are bounded, or linear."""
     if family.name == "Binomial" or (family.variance_power == 0.0 and family.link == "Identity"):
         return np.zeros_like(r)
     return np.asarray(np.abs(at.weight * r))
 
 
 def _spread(sizes: Floats) -> Floats:
-    """Sums and sums of squares: (2, m) -> (2, 2)."""
+    """Return sums and sums of squares: (2, m) -> (2, 2)."""
     return np.column_stack([sizes.sum(axis=1), np.einsum("ij,ij->i", sizes, sizes)])
 
 

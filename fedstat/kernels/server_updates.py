@@ -1,4 +1,4 @@
-"""What the coordinator of the FedAvg family does with the coefficients that sites return."""
+"""What sites of the FedAvg family add to a round, and what the coordinator makes of the sums."""
 
 from __future__ import annotations
 
@@ -6,24 +6,6 @@ import numpy as np
 
 from fedstat.errors import EstimationError
 from fedstat.typing import Floats, Ints
-
-
-def average(betas: Floats, weights: Floats) -> Floats:
-    """Average coefficients over sites (McMahan et al. 2017, Algorithm 1).
-
-    Parameters
-    ----------
-    betas : (K, p) array
-        Coefficients of each site.
-    weights : (K,) array
-        Nonnegative weights, not all zero; the numbers of rows n_k in FedAvg.
-
-    Returns
-    -------
-    (p,) array
-    """
-    mean: Floats = (betas * (weights / weights.sum())[:, None]).sum(axis=0)
-    return mean
 
 
 def momentum_step(
@@ -38,7 +20,7 @@ def momentum_step(
     beta : (p,) array
         Coefficients that the sites started from.
     averaged : (p,) array
-        :func:`average` of what they returned.
+        Average of what they reached, weighted by rows.
     velocity : (p,) array
         v of the round before, zero in the first.
     momentum : float
@@ -54,49 +36,52 @@ def momentum_step(
     return beta - learning_rate * velocity, velocity
 
 
-def fair_step(beta: Floats, betas: Floats, losses: Floats, q: float, L: float) -> Floats:
-    """Combine coefficients with more weight on sites with a high loss (q-FedAvg).
+def fair_part(
+    beta: Floats, reached: Floats, loss: float, q: float, L: float, reference: float = 1.0
+) -> tuple[Floats, float]:
+    """One site's part of a step with more weight on sites with a high loss (q-FedAvg).
 
     Li et al. 2020, "Fair resource allocation in federated learning", Algorithm 2:
-    ``Dw_k = L (beta - beta_k)``, ``Delta_k = F_k^q Dw_k``,
-    ``h_k = q F_k^(q-1) ||Dw_k||^2 + L F_k^q``, ``beta - sum_k Delta_k / sum_k h_k``; all divided by
-    ``max_k F_k^q``, which changes nothing but keeps the powers finite.
+    ``Dw_k = L (beta - beta_k)``, ``Delta_k = F_k^q Dw_k``, ``h_k = q F_k^(q-1) ||Dw_k||^2 + L F_k^q``; the
+    coordinator moves to ``beta - sum_k Delta_k / sum_k h_k``. Both are divided by the q-th power of a loss
+    that all sites are told, which changes nothing but keeps them finite.
 
     Parameters
     ----------
-    beta : (p,) array
-        Coefficients that the sites started from.
-    betas : (K, p) array
-        Coefficients that they returned.
-    losses : (K,) array
-        Their mean losses F_k at ``beta``.
+    beta, reached : (p,) arrays
+        Coefficients that the site started from, and those that it reached.
+    loss : float
+        Its mean loss F_k at ``beta``.
     q : float
         Fairness, at least 0; 0 is the average over sites, each counted once.
     L : float
         Lipschitz constant of the gradients, positive; one over the learning rate of the sites.
+    reference : float
+        A loss, positive.
 
     Returns
     -------
-    (p,) array
+    Delta, h : (p,) array, float
 
     Raises
     ------
     EstimationError
-        A loss is not positive, so that its powers have no meaning.
+        The loss is not positive, so that its powers have no meaning.
     """
+    move: Floats = L * (beta - reached)
     if q == 0.0:
-        return average(betas, np.ones(len(betas)))
-    below = int((~(losses > 0.0)).sum())
-    if below:
+        return move, L
+    if not loss > 0.0:
         raise EstimationError(
-            f"q-FedAvg weighs sites by powers of their mean loss, which is not positive at {below} of "
-            f"{len(losses)} sites; set q = 0"
+            "q-FedAvg weighs sites by powers of their mean loss, which is not positive; set q = 0"
         )
-    moves = L * (beta - betas)
-    share = (losses / losses.max()) ** q
-    h = share * (q * (moves**2).sum(axis=1) / losses + L)
-    step: Floats = (share[:, None] * moves).sum(axis=0) / h.sum()
-    return beta - step
+    share = (loss / reference) ** q
+    return share * move, share * (q * float(move @ move) / loss + L)
+
+
+def count_drawn(n_clients: int, fraction: float) -> int:
+    """Clients of a round, max(round(C K), 1)."""
+    return max(round(fraction * n_clients), 1)
 
 
 def sample_clients(n_clients: int, fraction: float, rng: np.random.Generator) -> Ints:
@@ -115,6 +100,6 @@ def sample_clients(n_clients: int, fraction: float, rng: np.random.Generator) ->
     (m,) array of int
         Different numbers below K in ascending order, m = max(round(C K), 1).
     """
-    m = max(round(fraction * n_clients), 1)
+    m = count_drawn(n_clients, fraction)
     drawn: Ints = np.sort(rng.choice(n_clients, size=m, replace=False)).astype(np.int64)
     return drawn

@@ -17,6 +17,7 @@ from fedstat.federation.engine import Engine
 from fedstat.federation.forecast import Forecast, Planned
 from fedstat.federation.ledger import COORDINATOR
 from fedstat.federation.partition import ClientPartition
+from fedstat.federation.policy import Refusal
 from fedstat.federation.rehearsal import Answers, Course, Rehearsal, Rehearsed
 from fedstat.inference.explanation import Explanation
 
@@ -94,10 +95,9 @@ def explain_fit(model: Explained, plan: Plan, arguments: Mapping[str, Any]) -> E
     call = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
     return Explanation(
         call=f"{type(model).__name__}.fit({call})",
-        at=course.at or COORDINATOR,
         table=as_table(planned, course.at, plan.guessed),
         rounds=[(", ".join(steps), counts) for steps, counts in forecast.rounds()],
-        refused={site: [one.message for one in found] for site, found in forecast.refusals().items()},
+        refused={site: by_rule(found) for site, found in forecast.refusals().items()},
         learned=learned,
         notes=[*plan.notes(), *earlier_note(course)],
     )
@@ -133,7 +133,7 @@ def as_table(planned: Sequence[Planned], at: str | None, guessed: frozenset[str]
         values = asdict(row)
         low, expected, high = values.pop("messages")
         bytes_low, n_bytes, bytes_high = values.pop("bytes")
-        refusals = values.pop("refusals")
+        del values["refusals"]
         values |= {
             "rules": "; ".join(row.rules),
             "messages": expected,
@@ -144,8 +144,9 @@ def as_table(planned: Sequence[Planned], at: str | None, guessed: frozenset[str]
             "bytes_high": bytes_high,
             "guessed": row.step in guessed,
             "policed": row.sender != COORDINATOR,
-            "passes": not refusals,
-            "refusal": " ".join(refusals),
+            "passes": not row.refusals,
+            "refused_by": ", ".join(dict.fromkeys(one.rule for one in row.refusals)),
+            "refusal": " ".join(one.message for one in row.refusals),
         }
         rows.append(values)
     table = pd.DataFrame(rows)
@@ -153,6 +154,14 @@ def as_table(planned: Sequence[Planned], at: str | None, guessed: frozenset[str]
         for role in ("sender", "receiver"):
             table[role] = table[role].replace(COORDINATOR, at)
     return table
+
+
+def by_rule(refusals: Sequence[Refusal]) -> dict[str, list[str]]:
+    """Messages of refusals, each once, by rule."""
+    out: dict[str, dict[str, None]] = {}
+    for one in refusals:
+        out.setdefault(one.rule, {})[one.message] = None
+    return {rule: list(messages) for rule, messages in out.items()}
 
 
 def earlier_note(course: Course) -> Iterator[str]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from fedstat.errors import DesignError
+from fedstat.federation.disclosure import is_spread, surely_spread
 from fedstat.federation.rows import WholeRows
-from fedstat.kernels.glm import Rows, check_response
+from fedstat.federation.site import SiteData
+from fedstat.kernels.glm import Rows, Sums, check_response, row_weights
 from fedstat.kernels.glm_family import FamilySpec
 from fedstat.typing import Floats
 
@@ -35,3 +39,20 @@ def require_response(site: str, rows: Rows, family: FamilySpec, response: str) -
             f"site {site!r}: {problem} cannot be of family {family.name}: '{response}'. Correct them, or "
             "choose another family."
         )
+
+
+def weights_spread(data: SiteData, chunks: Iterable[Rows], beta: Floats, family: FamilySpec) -> bool:
+    """Whether at these coefficients more than a few rows have nearly all the weight in score and information.
+
+    Coefficients can single rows out: where nearly all weight is on a few, the sums are those of a few rows,
+    however many are added up.
+    """
+    sizes = np.concatenate([row_weights(rows, beta, family) for rows in chunks], axis=1)
+    return all(is_spread(data, weights) for weights in sizes if np.isfinite(weights).all())
+
+
+def sums_spread(data: SiteData, sums: Sums, chunks: Iterable[Rows], beta: Floats, family: FamilySpec) -> bool:
+    """As :func:`weights_spread`, from sums at these coefficients, and the rows where these leave a doubt."""
+    if not np.isfinite(sums.deviance) or all(surely_spread(data, *spread) for spread in sums.spread.tolist()):
+        return True
+    return weights_spread(data, chunks, beta, family)

@@ -77,7 +77,7 @@ def iterated(gaps: bool, masked: bool = False) -> tuple[fs.VFEMRegression, Wire]
         warnings.simplefilter("ignore", ConvergenceWarning)
         model.fit(
             exchange="iterative",
-            **({"masked": masked} if masked else {}),
+            masked=masked,
             step="gradient",
             acceleration=None,
             maxiter=40,
@@ -133,7 +133,7 @@ class TestUnmaskedIterativeExchange:
     def test_sketches_are_inverted_by_who_knows_their_seed(self):
         model = make_model(gaps=False)
         with tapped(model) as wire:
-            model.fit(exchange="iterative", cross_products="sketch", sketch_size=2 * N)
+            model.fit(exchange="iterative", masked=False, cross_products="sketch", sketch_size=2 * N)
         bank = model.partition.sites["Bank"]._data  # the coordinator sits there, and shares the seed
         stage = STAGES.index("information")
         seed = np.random.SeedSequence([bank.shared_seed, stage]).generate_state(1, np.uint64)[0]

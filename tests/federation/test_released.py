@@ -104,10 +104,10 @@ def test_counts_of_a_run():
     study = Study()
     released = study.run(hidden=True).released.set_index(["about", "in the hands of"])
     # Products (3 x 3, symmetric) and a flag leave each site; two masked sums are about the three together.
-    assert released.loc[("A", "coordinator"), ["this run", "unknowns"]].tolist() == [7, 20]
+    assert released.loc[("A", "coordinator"), ["this session", "unknowns"]].tolist() == [7, 20]
     joint = released.loc[("all together, with sums over several", "coordinator")]
-    assert joint[["this run", "other runs", "unknowns"]].tolist() == [3 * 7 + 2, 0, 60]
-    assert released.loc[("the others", "A"), ["this run", "unknowns"]].tolist() == [2, 40]
+    assert joint[["this session", "other sessions", "unknowns"]].tolist() == [3 * 7 + 2, 0, 60]
+    assert released.loc[("the others", "A"), ["this session", "unknowns"]].tolist() == [2, 40]
 
 
 def test_what_is_released_again_is_no_new_equation_and_other_runs_count():
@@ -115,13 +115,13 @@ def test_what_is_released_again_is_no_new_equation_and_other_runs_count():
     first = study.run("s").released.set_index(["about", "in the hands of"])
     again = study.run("t").released.set_index(["about", "in the hands of"])
     where = ("A", "coordinator")
-    assert first.loc[where, ["this run", "other runs"]].tolist() == [2 + 6 + 1, 0]
-    assert again.loc[where, ["this run", "other runs", "unknowns"]].tolist() == [0, 9, 20]
+    assert first.loc[where, ["this session", "other sessions"]].tolist() == [2 + 6 + 1, 0]
+    assert again.loc[where, ["this session", "other sessions", "unknowns"]].tolist() == [0, 9, 20]
 
 
 def test_a_sum_that_is_masked_is_about_all_together(monkeypatch):
     clear, hidden = Study().run().released, Study().run(hidden=True).released
-    own = [table.set_index("about").loc["A", "this run"] for table in (clear, hidden)]
+    own = [table.set_index("about").loc["A", "this session"] for table in (clear, hidden)]
     assert own == [9, 7]
 
 

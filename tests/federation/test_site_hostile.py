@@ -171,7 +171,7 @@ def besiege(recorded, name, attempts):
 
 @pytest.mark.parametrize("name", REPEATABLE)
 def test_changed_bytes_are_named_or_answered_and_leave_no_trace(recorded, name):
-    besiege(recorded, name, 600)
+    besiege(recorded, name, 250)
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from scipy import optimize
 
 from fedstat.errors import ModelError
 from fedstat.kernels.penalised_gram import GramSolver, gram_path
+from fedstat.kernels.penalised_newton import newton_step
 from fedstat.kernels.penalised_path import follow_path, lambda_grid, lambda_max, strong_set
 from fedstat.kernels.penalties import Penalty
 from fedstat.kernels.penalty_groups import Groups
@@ -135,29 +136,32 @@ def test_lla_is_a_fixed_point_of_weighted_lassos(penalty):
         np.testing.assert_allclose(lasso.coefficients[0], b, atol=1e-8)
 
 
-def test_lla_does_not_depend_on_the_other_lambdas():
-    G, c = correlated()
-    path = gram_path(G, c, Penalty("scad"), Groups.single(40), size=15, algorithm="lla", tol=1e-11)
-    for k in (4, 9):
-        alone = gram_path(
-            G,
-            c,
-            Penalty("scad"),
-            Groups.single(40),
-            lambdas=path.lambdas[k : k + 1],
-            algorithm="lla",
-            tol=1e-11,
-        )
-        np.testing.assert_allclose(alone.coefficients[0], path.coefficients[k], atol=1e-8)
+def test_lla_starts_from_the_lasso():
+    G, c = correlated(rho=0.8)
+    penalty, groups = Penalty("mcp", a=1.5), Groups.single(40)
+    options = {"size": 10, "ratio": 0.03, "tol": 1e-10}
+    path = gram_path(G, c, penalty, groups, algorithm="lla", **options)
+    for lam, b in zip(path.lambdas, path.coefficients, strict=True):
+        by_hand = np.zeros(40)
+        for _ in range(300):
+            weights = Groups.single(40, np.array([penalty.slope(lam, abs(t)) for t in by_hand]))
+            lasso = gram_path(G, c, Penalty("lasso"), weights, lambdas=np.ones(1), tol=1e-12)
+            by_hand, before = lasso.coefficients[0], by_hand
+            if abs(by_hand - before).max() < 1e-12:
+                break
+        np.testing.assert_allclose(b, by_hand, atol=1e-7)
+    # Here the starting point decides which of several stationary points is reached.
+    assert abs(gram_path(G, c, penalty, groups, **options).coefficients - path.coefficients).max() > 0.01
 
 
-def test_at_lambda_max_the_first_column_is_about_to_enter():
+@pytest.mark.parametrize("penalty", NAMES, ids=str)
+def test_at_lambda_max_the_first_column_is_about_to_enter(penalty):
     G, c = correlated()
     groups = Groups.of(np.arange(40) // 2, np.r_[0.0, np.linspace(0.5, 2.0, 19)])
-    path = gram_path(G, c, Penalty("lasso"), groups, size=5, tol=1e-10)
+    path = gram_path(G, c, penalty, groups, size=5, tol=1e-10)
     free = np.linalg.solve(G[:2, :2], c[:2])
     np.testing.assert_allclose(path.coefficients[0], np.r_[free, np.zeros(38)], atol=1e-9)
-    below = gram_path(G, c, Penalty("lasso"), groups, lambdas=path.lambdas[:1] * 0.999, tol=1e-10)
+    below = gram_path(G, c, penalty, groups, lambdas=path.lambdas[:1] * 0.999, tol=1e-10)
     assert np.count_nonzero(below.coefficients[0, 2:]) == 2
     np.testing.assert_allclose(path.lambdas[1:] / path.lambdas[:-1], 1e-3 ** (1 / 4))
 
@@ -223,3 +227,13 @@ def test_arguments_without_a_meaning():
         follow_path(GramSolver(G, c, groups), Penalty("scad"), groups, None, np.ones(1), algorithm="adam")
     with pytest.raises(ModelError, match="lambda_max"):
         lambda_grid(0.0)
+
+
+def test_a_step_of_newton_that_would_change_a_sign_ends_at_zero():
+    G = np.array([[1.0, 0.6], [0.6, 1.0]])
+    c, b = np.array([1.0, 0.3]), np.array([0.5, 0.1])
+    terms = Penalty("lasso").at(0.1, Groups.single(2))
+    # Without the bend at zero the step would end at G^-1 (c - 0.1), whose second number is negative.
+    np.testing.assert_allclose(np.linalg.solve(G, c - 0.1), [1.21875, -0.53125])
+    np.testing.assert_allclose(newton_step(G, c - G @ b, b, terms), [1.21875, 0.0], atol=1e-12)
+    assert newton_step(G, c, np.zeros(2), terms) is None

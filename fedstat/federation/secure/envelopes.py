@@ -1,7 +1,7 @@
 """Signed messages between the coordinator and a site, for carriers that authenticate nobody.
 
 An envelope says who wrote to whom, under which number and when, and is signed with the writer's lasting
-Ed25519 key (RFC 8032). It hides nothing: what must be hidden is sealed or masked before it goes into an envelope.
+Ed25519 key (RFC 8032). It hides nothing: what must be hidden is sealed or masked before it goes in.
 """
 
 from __future__ import annotations

@@ -88,19 +88,21 @@ class FedAvgPlan:
         return self._reply(site, {"rows": np.array(float(self._rows.n[site.name]))})
 
     def _run_epochs(self, site: StandIn, ask: Ask) -> Reply:
-        arrays = {"beta": ask.arrays["beta"], "loss": np.array(1.0)}
-        if "proximal" in ask.arrays:
-            arrays["inexactness"] = np.array(0.0)
+        n = float(self._rows.n[site.name])
+        arrays = {"beta": n * ask.arrays["beta"], "weight": np.array(n), "loss": np.array([n, n])}
         return self._reply(site, arrays)
 
     def _sum_scores(self, site: StandIn, ask: Ask) -> Reply:
         p, n = self._rows.p, float(self._rows.n[site.name])
         arrays = {
             "inside": np.array(True),
+            "spread": np.array(True),
             "score": np.zeros(p),
             "information": np.eye(p),
             "totals": np.full(3, n),
         }
+        if "fair" in ask.arrays:
+            arrays |= {"slope": np.zeros(p), "curvature": np.eye(p)}
         return self._reply(site, arrays)
 
     def _sum_likelihood(self, site: StandIn, ask: Ask) -> Reply:

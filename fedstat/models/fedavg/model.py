@@ -13,13 +13,16 @@ from numpy.typing import ArrayLike
 
 from fedstat.errors import ConvergenceWarning, ModelError
 from fedstat.federation.rows import RowsQuestion
+from fedstat.federation.secure.masks import hides
 from fedstat.inference.explanation import Explanation
+from fedstat.kernels.server_updates import count_drawn
 from fedstat.models.base_rows import HorizontalModel
-from fedstat.models.checks import check_choice, check_whole
+from fedstat.models.checks import check_choice, check_masked, check_whole
 from fedstat.models.explain import explain_fit
 from fedstat.models.fedavg.explain import FedAvgPlan
-from fedstat.models.fedavg.protocol import Averaging, Fair, Federation, Momentum, Options, Rule
+from fedstat.models.fedavg.protocol import Federation, Options
 from fedstat.models.fedavg.results import FedAvgResults
+from fedstat.models.fedavg.rules import Averaging, Fair, Momentum, Rule
 
 SEED_LIMIT = 2**63
 
@@ -68,6 +71,7 @@ class FedAvg(HorizontalModel):
         seed: int | None = None,
         standardize: bool = False,
         init: ArrayLike | None = None,
+        masked: bool | None = None,
     ) -> FedAvgResults:
         """Run the rounds, and tell how far from the maximum of the likelihood they end.
 
@@ -92,6 +96,11 @@ class FedAvg(HorizontalModel):
             of the data all the same.
         init : array of p numbers, optional
             Coefficients to start from, in the units of the data; by default zeros.
+        masked : bool, optional
+            Whether sites weight their updates themselves and hide them, and their parts of all sums, by
+            pairwise masks that cancel in the total: the coordinator sees no site's update. The estimate is
+            the same. By default where three sites or more are drawn in every round; it costs two rounds, and
+            `site_loss` needs False.
 
         Returns
         -------
@@ -112,7 +121,7 @@ class FedAvg(HorizontalModel):
             The estimate is further than a standard error from where the algorithm leads.
         """
         options = read_options(rounds, fraction, local_epochs, batch_size, learning_rate, seed, standardize)
-        return self._run(options, Averaging(), init)
+        return self._run(options, Averaging(), init, masked)
 
     def explain(self, **arguments: Any) -> Explanation:
         """Say what :meth:`fit` would ask for and what would leave each site, and ask nothing.
@@ -130,10 +139,13 @@ class FedAvg(HorizontalModel):
         """
         return explain_fit(self, FedAvgPlan(self, self.fit, arguments), arguments)
 
-    def _run(self, options: Options, rule: Rule, init: ArrayLike | None) -> FedAvgResults:
+    def _run(
+        self, options: Options, rule: Rule, init: ArrayLike | None, masked: bool | None
+    ) -> FedAvgResults:
         first = None if init is None else read_init(init)
+        hidden = check_drawn(masked, options.fraction, len(self.sites))
         federation = Federation(
-            self.sites, self._session, self.agreement, self.family_spec, options, rule, first
+            self.sites, self._session, self.agreement, self.family_spec, options, rule, first, hidden
         )
         ledger = self.new_ledger()
         fit = self.engine.run(self.receipted(federation.run(), ledger), ledger)
@@ -178,20 +190,21 @@ class FedAvgM(FedAvg):
         seed: int | None = None,
         standardize: bool = False,
         init: ArrayLike | None = None,
+        masked: bool | None = None,
         momentum: float = 0.9,
     ) -> FedAvgResults:
         """Run the rounds, and tell how far from the maximum of the likelihood they end.
 
         Parameters
         ----------
-        rounds, fraction, local_epochs, batch_size, learning_rate, seed, standardize, init
+        rounds, fraction, local_epochs, batch_size, learning_rate, seed, standardize, init, masked
             As in :meth:`FedAvg.fit`, as is what is returned, raised and warned of.
         momentum : float
             Share of the move before, beta in [0, 1); 0 is FedAvg.
         """
         options = read_options(rounds, fraction, local_epochs, batch_size, learning_rate, seed, standardize)
         check_interval("momentum", momentum, "[0, 1)")
-        return self._run(options, Momentum(momentum=float(momentum)), init)
+        return self._run(options, Momentum(momentum=float(momentum)), init, masked)
 
 
 class QFedAvg(FedAvg):
@@ -220,6 +233,7 @@ class QFedAvg(FedAvg):
         seed: int | None = None,
         standardize: bool = False,
         init: ArrayLike | None = None,
+        masked: bool | None = None,
         q: float = 0.2,
         lipschitz: float | None = None,
     ) -> FedAvgResults:
@@ -227,7 +241,7 @@ class QFedAvg(FedAvg):
 
         Parameters
         ----------
-        rounds, fraction, local_epochs, batch_size, learning_rate, seed, standardize, init
+        rounds, fraction, local_epochs, batch_size, learning_rate, seed, standardize, init, masked
             As in :meth:`FedAvg.fit`, as is what is returned, raised and warned of.
         q : float
             Fairness, at least 0; 0 is the average over sites, each counted once.
@@ -240,7 +254,7 @@ class QFedAvg(FedAvg):
         if lipschitz is None:
             lipschitz = 1.0 / learning_rate
         check_interval("lipschitz", lipschitz, "(0, inf)")
-        return self._run(options, Fair(float(q), float(lipschitz)), init)
+        return self._run(options, Fair(float(q), float(lipschitz)), init, masked)
 
 
 class FedProx(FedAvg):
@@ -271,6 +285,7 @@ class FedProx(FedAvg):
         seed: int | None = None,
         standardize: bool = False,
         init: ArrayLike | None = None,
+        masked: bool | None = None,
         mu: float = 0.1,
         gamma: float = 0.0,
     ) -> FedAvgResults:
@@ -278,7 +293,7 @@ class FedProx(FedAvg):
 
         Parameters
         ----------
-        rounds, fraction, local_epochs, batch_size, learning_rate, seed, standardize, init
+        rounds, fraction, local_epochs, batch_size, learning_rate, seed, standardize, init, masked
             As in :meth:`FedAvg.fit`, as is what is returned, raised and warned of. `local_epochs` is the most
             that a site runs where gamma is positive.
         mu : float
@@ -289,7 +304,7 @@ class FedProx(FedAvg):
         options = read_options(rounds, fraction, local_epochs, batch_size, learning_rate, seed, standardize)
         check_interval("mu", mu, "[0, inf)")
         check_interval("gamma", gamma, "[0, 1)")
-        return self._run(options, Averaging((float(mu), float(gamma))), init)
+        return self._run(options, Averaging((float(mu), float(gamma))), init, masked)
 
 
 def read_options(
@@ -329,6 +344,27 @@ def read_options(
         int(seed),
         bool(standardize),
     )
+
+
+def check_drawn(masked: object, fraction: float, n_sites: int) -> bool:
+    """Whether to mask: also of a share of the sites the sum must hide each one's part.
+
+    Raises
+    ------
+    ModelError
+        Masks are asked for, and a round draws fewer than three of more sites.
+    """
+    few = count_drawn(n_sites, fraction)
+    if few == n_sites or hides(few):
+        return check_masked(masked, n_sites)
+    if masked is None:
+        return False
+    if check_masked(masked, n_sites):
+        raise ModelError(
+            f"masked: fraction={fraction:g} draws {few} of {n_sites} sites in a round, whose sum hides them "
+            "too little; raise fraction so that three or more are drawn"
+        )
+    return False
 
 
 def check_interval(name: str, value: object, interval: str) -> None:

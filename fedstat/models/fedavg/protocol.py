@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
@@ -20,8 +19,10 @@ from fedstat.federation.design_rows import (
 )
 from fedstat.federation.engine import Rounds
 from fedstat.federation.message import Ask, Reply
+from fedstat.federation.secure.sums import masked
 from fedstat.kernels.glm_family import FamilySpec
-from fedstat.kernels.server_updates import average, fair_step, momentum_step, sample_clients
+from fedstat.kernels.server_updates import sample_clients
+from fedstat.models.fedavg.rules import Averaging, Returned, Rule, Sums
 from fedstat.models.fedavg.steps import FAMILY
 from fedstat.typing import Array, Floats
 
@@ -39,136 +40,6 @@ class Options:
     learning_rate: float
     seed: int
     standardize: bool
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Returned:
-    """What the sites of a round returned.
-
-    Parameters
-    ----------
-    betas : (m, p) array
-        Coefficients after the sites' epochs.
-    losses : (m,) array
-        Mean losses before them.
-    rows : (m,) array
-        Rows of each site, weights counted.
-    """
-
-    betas: Floats
-    losses: Floats
-    rows: Floats
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Sums:
-    """Every site's sums at the final coefficients, dispersion one.
-
-    Parameters
-    ----------
-    score : (K, p) array
-    information : (K, p, p) array
-    totals : (K, 3) array
-        Sum of the frequency weights, deviance and Pearson's statistic.
-    rows : (K,) array
-        Rows, weights counted.
-    """
-
-    score: Floats
-    information: Floats
-    totals: Floats
-    rows: Floats
-
-    @property
-    def losses(self) -> Floats:
-        """Half the mean deviance of each site: (K,)."""
-        return np.asarray(self.totals[:, 1] / (2.0 * self.rows))
-
-
-class Rule(Protocol):
-    """What the coordinator does with the coefficients that sites return."""
-
-    @property
-    def options(self) -> Mapping[str, float]:
-        """Options of the rule, by name."""
-
-    @property
-    def proximal(self) -> tuple[float, float] | None:
-        """The mu and gamma of FedProx that sites are told."""
-
-    def combine(self, beta: Floats, returned: Returned) -> Floats:
-        """Return the coefficients of the next round."""
-
-    def slope(self, sums: Sums) -> tuple[Floats, Floats]:
-        """Descent direction and curvature of what the rule minimises: (p,), (p, p)."""
-
-
-@dataclass(slots=True)
-class Averaging:
-    """Average weighted by rows (McMahan et al. 2017, Algorithm 1)."""
-
-    proximal: tuple[float, float] | None = None
-
-    @property
-    def options(self) -> Mapping[str, float]:
-        """See :class:`Rule`."""
-        return {} if self.proximal is None else dict(zip(("mu", "gamma"), self.proximal, strict=True))
-
-    def combine(self, beta: Floats, returned: Returned) -> Floats:
-        """See :class:`Rule`."""
-        return average(returned.betas, returned.rows)
-
-    def slope(self, sums: Sums) -> tuple[Floats, Floats]:
-        """See :class:`Rule`."""
-        return sums.score.sum(axis=0), sums.information.sum(axis=0)
-
-
-@dataclass(slots=True)
-class Momentum(Averaging):
-    """The same with momentum at the coordinator (Hsu et al. 2019, section 4.3)."""
-
-    momentum: float = 0.9
-    velocity: Floats | None = None
-
-    @property
-    def options(self) -> Mapping[str, float]:
-        """See :class:`Rule`."""
-        return {"momentum": self.momentum}
-
-    def combine(self, beta: Floats, returned: Returned) -> Floats:
-        """See :class:`Rule`."""
-        velocity = np.zeros_like(beta) if self.velocity is None else self.velocity
-        averaged = average(returned.betas, returned.rows)
-        beta, self.velocity = momentum_step(beta, averaged, velocity, self.momentum)
-        return beta
-
-
-@dataclass(slots=True)
-class Fair:
-    """q-FedAvg (Li et al. 2020, Algorithm 2); minimises the sum over sites of F_k^(q+1) / (q+1)."""
-
-    q: float
-    lipschitz: float
-    proximal: None = None
-
-    @property
-    def options(self) -> Mapping[str, float]:
-        """See :class:`Rule`."""
-        return {"q": self.q, "lipschitz": self.lipschitz}
-
-    def combine(self, beta: Floats, returned: Returned) -> Floats:
-        """See :class:`Rule`."""
-        return fair_step(beta, returned.betas, returned.losses, self.q, self.lipschitz)
-
-    def slope(self, sums: Sums) -> tuple[Floats, Floats]:
-        """See :class:`Rule`; all over ``max_k F_k^q``."""
-        losses = np.maximum(sums.losses, TINY)
-        share = (losses / losses.max()) ** self.q
-        score = sums.score / sums.rows[:, None]
-        information = sums.information / sums.rows[:, None, None]
-        curvature = np.einsum("k,kij->ij", share, information)
-        curvature += np.einsum("k,ki,kj->ij", share * self.q / losses, score, score)
-        return share @ score, curvature
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +70,8 @@ class FedAvgFit:
     trace : tuple of TraceRow
     options : Options
     rule : Rule
+    masked : bool
+        Whether the coordinator saw no more of the sums than what all sites add up to.
     """
 
     params: Floats
@@ -212,10 +85,12 @@ class FedAvgFit:
     options: Options
     rule: Rule
 
+    masked: bool
+
     @property
     def weight(self) -> float:
         """Sum of the frequency weights."""
-        return float(self.sums.totals[:, 0].sum())
+        return float(self.sums.totals[0])
 
 
 @dataclass(slots=True, eq=False)
@@ -232,6 +107,8 @@ class Federation:
     rule : Rule
     init : (p,) array or None
         Coefficients to start from, in the units of the data; zeros where None.
+    masked : bool
+        Whether sites hide their parts of all sums.
     """
 
     sites: tuple[str, ...]
@@ -241,9 +118,10 @@ class Federation:
     options: Options
     rule: Rule
     init: Floats | None = None
+    masked: bool = False
     design: RowsDesign = field(init=False)
     back: Floats = field(init=False)
-    rows: Mapping[str, float] = field(init=False)
+    rows: Floats = field(init=False)
     trace: list[TraceRow] = field(default_factory=list)
 
     def ask(self, site: str, step: str, arrays: Mapping[str, Array], text: str = "") -> Ask:
@@ -251,6 +129,11 @@ class Federation:
         return Ask(site, FAMILY, step, arrays, self.session, text)
 
     def run(self) -> Rounds[FedAvgFit]:
+        """Run all rounds, their sums masked if they shall be."""
+        protocol = self.rounds()
+        return masked(protocol, self.sites, self.session) if self.masked else protocol
+
+    def rounds(self) -> Rounds[FedAvgFit]:
         """Open, average, judge."""
         beta = yield from self.open()
         for number in range(self.options.rounds):
@@ -271,7 +154,7 @@ class Federation:
         beta = self._first()
         arrays, text = {"shift": shift, "scale": scale}, self.family.to_json()
         replies = yield [self.ask(site, "start", arrays, text) for site in self.sites]
-        self.rows = {reply.site: float(reply.arrays["rows"]) for reply in replies}
+        self.rows = np.array([float(reply.arrays["rows"]) for reply in replies])
         return beta
 
     def _first(self) -> Floats:
@@ -302,40 +185,39 @@ class Federation:
             "learning_rate": np.array(options.learning_rate),
             "seed": np.array(options.seed),
             "number": np.array(number),
-        }
+        } | self._rule_arrays()
         if self.rule.proximal is not None:
             arrays["proximal"] = np.array(self.rule.proximal)
-        replies = yield [self.ask(site, "run_epochs", arrays) for site in self.drawn(number)]
-        returned = Returned(
-            stack(replies, "beta"),
-            stack(replies, "loss"),
-            np.array([self.rows[reply.site] for reply in replies]),
-        )
-        loss = float(average(returned.losses[:, None], returned.rows)[0])
-        self.trace.append(TraceRow(number, loss, len(replies)))
-        return self.rule.combine(beta, returned)
+        drawn = self.drawn(number)
+        asked = self.sites if self.masked else drawn  # masks cancel over all sites only
+        replies = yield [
+            self.ask(site, "run_epochs", arrays | {"drawn": np.array(site in drawn)}) for site in asked
+        ]
+        loss, rows = add(replies, "loss").tolist()
+        self.trace.append(TraceRow(number, loss / rows, len(drawn)))
+        return self.rule.combine(beta, Returned(add(replies, "beta"), float(add(replies, "weight"))))
+
+    def _rule_arrays(self) -> dict[str, Array]:
+        """Constants of q-FedAvg, and the last mean loss, if it is positive, as the unit of its powers."""
+        if self.rule.fair is None:
+            return {}
+        last = self.trace[-1].loss if self.trace else 1.0
+        return {"fair": np.array([*self.rule.fair, last if last > 0.0 else 1.0])}
 
     def judge(self, beta: Floats) -> Rounds[FedAvgFit]:
         """Ask all sites for score, information and likelihood at the final coefficients."""
-        replies = yield [self.ask(site, "sum_scores", {"beta": beta}) for site in self.sites]
-        outside = [repr(reply.site) for reply in replies if not reply.arrays["inside"]]
-        if outside:
-            raise EstimationError(
-                f"site {', '.join(outside)}: after the last round, family {self.family} does not allow some "
-                "of the means; use a smaller learning_rate, standardize=True, or another link"
-            )
-        rows = np.array([self.rows[site] for site in self.sites])
-        sums = Sums(stack(replies, "score"), stack(replies, "information"), stack(replies, "totals"), rows)
-        weight, deviance, pearson = sums.totals.sum(axis=0).tolist()
+        arrays = {"beta": beta} | self._rule_arrays()
+        replies = yield [self.ask(site, "sum_scores", arrays) for site in self.sites]
+        self._check_inside(replies)
+        sums = self._sums(replies)
+        weight, deviance, pearson = sums.totals.tolist()
         dispersion = pearson / max(weight - len(beta), 1.0) if self.family.estimates_scale else 1.0
         # as in statsmodels, at the maximum over the dispersion
         concentrated = (self.family.name, self.family.link) == ("Gaussian", "Identity")
         arrays = {"beta": beta, "dispersion": np.array(deviance / weight if concentrated else dispersion)}
         replies = yield [self.ask(site, "sum_likelihood", arrays) for site in self.sites]
-        defined = all(reply.arrays["defined"] for reply in replies)
-        self.trace.append(
-            TraceRow(self.options.rounds, float(rows @ sums.losses / rows.sum()), len(self.sites))
-        )
+        defined = int(add(replies, "defined")) == len(replies)
+        self.trace.append(TraceRow(self.options.rounds, sums.loss, len(self.sites)))
         return FedAvgFit(
             params=self.back @ beta,
             design=self.design,
@@ -343,16 +225,40 @@ class Federation:
             to_go=in_standard_errors(self.rule.slope(sums), sums, dispersion, self.back),
             sums=sums,
             dispersion=dispersion,
-            llf=float(stack(replies, "llf").sum()) if defined else np.nan,
+            llf=float(add(replies, "llf")) if defined else np.nan,
             trace=tuple(self.trace),
             options=self.options,
             rule=self.rule,
+            masked=self.masked,
         )
 
+    def _check_inside(self, replies: Sequence[Reply]) -> None:
+        if int(add(replies, "inside")) == len(replies):
+            return
+        outside = [repr(reply.site) for reply in replies if not reply.arrays["inside"]]
+        where = "of some sites" if self.masked else f"of site {', '.join(outside)}"
+        raise EstimationError(
+            f"after the last round, family {self.family} does not allow some of the means {where}; use a "
+            "smaller learning_rate, standardize=True, or another link"
+        )
 
-def stack(replies: Sequence[Reply], name: str) -> Array:
-    """One array of all replies, in their order."""
-    return np.array([reply.arrays[name] for reply in replies])
+    def _sums(self, replies: Sequence[Reply]) -> Sums:
+        """Add up; the score tells nothing where few rows weigh in that of a site."""
+        told = float(int(add(replies, "spread")) == len(replies))
+        fair = {
+            name: told * add(replies, name) for name in ("slope", "curvature") if self.rule.fair is not None
+        }
+        losses = None
+        if not self.masked:
+            losses = np.array([reply.arrays["totals"][1] for reply in replies]) / (2.0 * self.rows)
+        score, information = (told * add(replies, name) for name in ("score", "information"))
+        return Sums(score, information, add(replies, "totals"), float(self.rows.sum()), losses=losses, **fair)
+
+
+def add(replies: Sequence[Reply], name: str) -> Array:
+    """Add an array up over replies, in their order."""
+    total: Array = np.sum([reply.arrays[name] for reply in replies], axis=0)
+    return total
 
 
 def in_standard_errors(slope: tuple[Floats, Floats], sums: Sums, dispersion: float, back: Floats) -> Floats:
@@ -375,7 +281,7 @@ def in_standard_errors(slope: tuple[Floats, Floats], sums: Sums, dispersion: flo
     """
     score, curvature = slope
     steps = solve(curvature, score[:, None])
-    inverse = solve(sums.information.sum(axis=0), np.eye(len(score)))
+    inverse = solve(sums.information, np.eye(len(score)))
     if steps is None or inverse is None:
         return np.full(len(score), np.inf)
     variances = np.einsum("ij,jk,ik->i", back, inverse, back) * max(dispersion, TINY)

@@ -18,7 +18,8 @@ from fedstat.inference.results import FederatedResults
 from fedstat.inference.summary import ClientBlock
 from fedstat.inference.tables import number
 from fedstat.models.evaluation import Evaluated
-from fedstat.models.fedavg.protocol import Fair, FedAvgFit
+from fedstat.models.fedavg.protocol import FedAvgFit
+from fedstat.models.fedavg.rules import Fair
 from fedstat.models.predicted_rows import predict_rows
 
 if TYPE_CHECKING:
@@ -106,12 +107,12 @@ class FedAvgResults(Evaluated, FederatedResults):
     @property
     def deviance(self) -> float:
         """Deviance at the estimate."""
-        return float(self.fit_.sums.totals[:, 1].sum())
+        return float(self.fit_.sums.totals[1])
 
     @property
     def pearson_chi2(self) -> float:
         """Sum of squared Pearson residuals."""
-        return float(self.fit_.sums.totals[:, 2].sum())
+        return float(self.fit_.sums.totals[2])
 
     @property
     def df_resid(self) -> float:
@@ -120,7 +121,18 @@ class FedAvgResults(Evaluated, FederatedResults):
 
     @property
     def site_loss(self) -> pd.Series:
-        """Mean loss (half the mean deviance) of every site at the estimate."""
+        """Mean loss (half the mean deviance) of every site at the estimate.
+
+        Raises
+        ------
+        NotAvailableError
+            Sums were masked.
+        """
+        if self.fit_.sums.losses is None:
+            raise NotAvailableError(
+                "no loss by site: the sums were masked, so that only that of all sites is known; use "
+                "fit(masked=False), or evaluate() for calibration by site"
+            )
         return pd.Series(self.fit_.sums.losses, index=list(self.model.sites), name="loss")
 
     @property
@@ -208,6 +220,7 @@ class FedAvgResults(Evaluated, FederatedResults):
         return [
             *rows[:-1],
             ("Averaging Rounds", f"{options.rounds:,}"),
+            ("Sums", f"masked over {len(self.model.sites)} sites" if self.fit_.masked else "in clear"),
             ("Fraction", f"{options.fraction:g}"),
             ("Local Epochs", f"{options.local_epochs:,}"),
             ("Batch Size", "whole site" if options.batch_size is None else f"{options.batch_size:,}"),
@@ -222,6 +235,12 @@ class FedAvgResults(Evaluated, FederatedResults):
 
     def _summary_notes(self) -> list[str]:
         notes = [*super()._summary_notes(), *_distance_notes(self.model_name, self.fit_)]
+        if self.fit_.masked:
+            notes.append(
+                f"Updates and sums were masked over {len(self.model.sites)} sites: the coordinator saw what "
+                "all add up to, and no site's part. This holds if coordinator and sites follow the protocol; the "
+                "coordinator and some sites together learn the sum over the others."
+            )
         if self.estimate.llf is not None:
             notes.append("The log-likelihood is that of these coefficients, not a maximum: no AIC, no BIC.")
         dropped = sum(row.n_rows - row.n for row in self.model.agreement.sites)

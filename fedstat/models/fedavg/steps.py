@@ -20,11 +20,15 @@ from fedstat.federation.site import SiteData, State
 from fedstat.kernels.glm import Rows, evaluate, log_likelihood
 from fedstat.kernels.glm_family import FamilySpec
 from fedstat.kernels.glm_local import join
+from fedstat.kernels.server_updates import fair_part
 from fedstat.kernels.sgd import local_proximal, local_sgd, mean_loss
-from fedstat.models.kernel_rows import glm_rows, require_response
+from fedstat.models.kernel_rows import glm_rows, require_response, sums_spread
 from fedstat.typing import Array, Floats, Ints
 
 FAMILY = "fedavg"
+TINY = float(np.finfo(float).tiny)
+MOST_EPOCHS = 10_000
+"""Of a round: a question must not keep a site busy for ever."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,6 +42,11 @@ class SiteRows:
     def p(self) -> int:
         """Columns."""
         return int(self.rows.X.shape[1])
+
+    @property
+    def count(self) -> float:
+        """Rows, each counted by its frequency weight and its binomial trials."""
+        return float(len(self.rows) if self.rows.weight is None else self.rows.weight.sum())
 
 
 def gather(opened: OpenRows, shift: Floats, scale: Floats) -> Rows:
@@ -74,9 +83,8 @@ def start(
     site = SiteRows(gather(opened, shift, scale), FamilySpec.from_json(text))
     response = opened.question.response
     require_response(data.name, site.rows, site.family, response)
-    weight = float(len(site.rows) if site.rows.weight is None else site.rows.weight.sum())
     state.keep("fedavg", site, state.entities)
-    return {"rows": np.array(weight)}, ""
+    return {"rows": np.array(site.count)}, ""
 
 
 def site_rows(data: SiteData, state: State, beta: Floats) -> SiteRows:
@@ -97,7 +105,9 @@ def run_epochs(
     learning_rate: Floats,
     seed: Ints,
     number: Ints,
+    drawn: Array,
     proximal: Floats | None = None,
+    fair: Floats | None = None,
 ) -> dict[str, Array]:
     """Descend from beta for some epochs (ClientUpdate of McMahan et al. 2017, Algorithm 1).
 
@@ -113,14 +123,19 @@ def run_epochs(
         eta.
     seed, number : int
         Of the run, and of the round from 0; with the site's name they determine the order of the rows.
+    drawn : bool
+        Whether the site takes part in the round; it adds zeros where not, so that masks cancel.
     proximal : (2,) array, optional
         mu and gamma of FedProx (Li et al. 2020, Algorithm 2).
+    fair : (3,) array, optional
+        q and L of q-FedAvg, and a loss; see :func:`fedstat.kernels.server_updates.fair_part`.
 
     Returns
     -------
     dict
-        ``beta`` (p,) after the epochs; ``loss``: mean loss F_k before them; ``inexactness`` that FedProx
-        reached.
+        What is added up over the sites of a round: ``beta`` (p,), the coefficients reached, times the rows,
+        and ``weight``, the rows; for q-FedAvg ``Delta_k`` and ``h_k``. ``loss`` (2,): the mean loss F_k
+        before the epochs, times the rows, and the rows.
 
     Raises
     ------
@@ -130,6 +145,10 @@ def run_epochs(
     site = site_rows(data, state, beta)
     if proximal is not None:
         check_lengths(data.name, proximal=(proximal, 2))
+    if fair is not None:
+        check_lengths(data.name, fair=(fair, 3))
+    if not 0 < int(epochs) <= MOST_EPOCHS:
+        raise MessageError(f"{data.name}: expected 1 to {MOST_EPOCHS:,} epochs in a round, received {epochs}")
     rng = np.random.default_rng((int(seed), int(number), *data.name.encode()))
     how = {
         "epochs": int(epochs),
@@ -137,45 +156,69 @@ def run_epochs(
         "learning_rate": float(learning_rate),
         "rng": rng,
     }
+    if not drawn:
+        return {"beta": np.zeros(site.p), "weight": np.array(0.0), "loss": np.zeros(2)}
     try:
-        return descend(site, beta, how, proximal)
+        reached, loss = descend(site, beta, how, proximal)
+        moved, weight = site.count * reached, site.count
+        if fair is not None:
+            moved, weight = fair_part(beta, reached, loss, *fair.tolist())
     except EstimationError as error:
         raise EstimationError(f"site {data.name!r}, round {int(number) + 1}: {error}") from error
+    return {"beta": moved, "weight": np.array(weight), "loss": site.count * np.array([loss, 1.0])}
 
 
-def descend(site: SiteRows, beta: Floats, how: dict[str, Any], proximal: Floats | None) -> dict[str, Array]:
-    """Return the loss at beta, and the coefficients after a descent as :func:`local_sgd` describes it."""
+def descend(
+    site: SiteRows, beta: Floats, how: dict[str, Any], proximal: Floats | None
+) -> tuple[Floats, float]:
+    """Return the coefficients after a descent as :func:`local_sgd` describes it, and the loss before."""
     rows, family = site.rows, site.family.make()
     known: dict[str, Any] = {"offset": rows.offset, "weights": rows.weight}
-    loss = np.array(mean_loss(rows.X, rows.y, beta, family, **known))
+    loss = float(mean_loss(rows.X, rows.y, beta, family, **known))
     if proximal is None:
-        return {"beta": local_sgd(rows.X, rows.y, beta, family, **how, **known), "loss": loss}
+        return local_sgd(rows.X, rows.y, beta, family, **how, **known), loss
     mu, gamma = proximal.tolist()
-    after, reached = local_proximal(rows.X, rows.y, beta, family, mu=mu, gamma=gamma, **how, **known)
-    # infinite where the site's gradient is zero to begin with
-    inexactness = np.array(min(reached, float(np.finfo(float).max)))
-    return {"beta": after, "loss": loss, "inexactness": inexactness}
+    after, _ = local_proximal(rows.X, rows.y, beta, family, mu=mu, gamma=gamma, **how, **known)
+    return after, loss
 
 
-def sum_scores(data: SiteData, state: State, beta: Floats) -> dict[str, Array]:
+def sum_scores(data: SiteData, state: State, beta: Floats, fair: Floats | None = None) -> dict[str, Array]:
     """Sum score and information over the rows, to tell how far the maximum of the likelihood is.
+
+    Parameters
+    ----------
+    beta : (p,) array
+    fair : (3,) array, optional
+        As in :func:`run_epochs`.
 
     Returns
     -------
     dict
-        ``inside``: whether all means lie inside the family's domain; ``score`` (p,) and ``information``
-        (p, p) for dispersion one; ``totals``: sum of the frequency weights, deviance, Pearson's statistic.
+        ``inside``: whether all means lie inside the family's domain; ``spread``: whether more than a few rows
+        weigh; score and information are zero where one of the two is not so. ``score`` (p,) and
+        ``information`` (p, p) for dispersion one; ``totals``: sum of the frequency
+        weights, deviance, Pearson's statistic. With `fair`, ``slope`` (p,) and ``curvature`` (p, p) of the site's part of what q-FedAvg minimises.
     """
     site = site_rows(data, state, beta)
     sums = evaluate([site.rows], beta, site.family)
-    finite = bool(np.isfinite(sums.deviance))
-    totals = np.array([sums.weight, sums.deviance, sums.pearson]) if finite else np.zeros(3)
-    return {
+    finite, p = bool(np.isfinite(sums.deviance)), site.p
+    spread = sums_spread(data, sums, [site.rows], beta, site.family)
+    score, information = (sums.score, sums.information) if spread else (np.zeros(p), np.zeros((p, p)))
+    arrays = {
         "inside": np.array(finite),
-        "score": sums.score,
-        "information": sums.information,
-        "totals": totals,
+        "spread": np.array(spread),
+        "score": score,
+        "information": information,
+        "totals": np.array([sums.weight, sums.deviance, sums.pearson]) if finite else np.zeros(3),
     }
+    if fair is not None:
+        check_lengths(data.name, fair=(fair, 3))
+        q, _, reference = fair.tolist()
+        loss = max(float(arrays["totals"][1]) / (2.0 * site.count), TINY)
+        share, score = (loss / reference) ** q, score / site.count
+        arrays["slope"] = share * score
+        arrays["curvature"] = share * (information / site.count + q / loss * np.outer(score, score))
+    return arrays
 
 
 def sum_likelihood(data: SiteData, state: State, beta: Floats, dispersion: Floats) -> dict[str, Array]:
@@ -197,7 +240,13 @@ def sum_likelihood(data: SiteData, state: State, beta: Floats, dispersion: Float
     return {"defined": np.array(finite), "llf": np.array(llf if finite else 0.0)}
 
 
+def total(what: str, ndim: int = 1, *, optional: bool = False) -> Declared:
+    """Declare an array of which nothing but the sum over sites is needed."""
+    return Declared("aggregate", what, ndim, maskable=True, optional=optional, wide=True)
+
+
 BETA = Declared("aggregate", "coefficients")
+FAIR = Declared("control", "q and Lipschitz constant of q-FedAvg, and a mean loss", optional=True)
 STEPS: Mapping[str, Step] = {
     "start": Step(
         start,
@@ -205,7 +254,7 @@ STEPS: Mapping[str, Step] = {
             "shift": Declared("aggregate", "means of the columns over all sites, or zeros"),
             "scale": Declared("aggregate", "standard deviations of the columns over all sites, or ones"),
         },
-        {"rows": Declared("aggregate", "number of rows, weights counted", 0)},
+        {"rows": total("number of rows, weights counted", 0)},
         Declared("control", "family and link"),
     ),
     "run_epochs": Step(
@@ -217,30 +266,37 @@ STEPS: Mapping[str, Step] = {
             "learning_rate": Declared("control", "length of a gradient step", 0),
             "seed": Declared("control", "seed of the run", 0, dtype="int64"),
             "number": Declared("control", "number of the round", 0, dtype="int64"),
+            "drawn": Declared("control", "whether the site takes part in the round", 0, dtype="bool"),
             "proximal": Declared("control", "mu and gamma of FedProx", optional=True),
+            "fair": FAIR,
         },
         {
-            "beta": Declared("aggregate", "coefficients after the site's epochs"),
-            "loss": Declared("aggregate", "mean loss of the site's rows before them", 0),
-            "inexactness": Declared("aggregate", "gradient that is left, over that before", 0, optional=True),
+            "beta": total("coefficients after the site's epochs, weighted"),
+            "weight": total("their weight", 0),
+            "loss": total("loss of the site's rows before them, and rows"),
         },
     ),
     "sum_scores": Step(
         sum_scores,
-        {"beta": BETA},
+        {"beta": BETA, "fair": FAIR},
         {
-            "inside": Declared("control", "whether all means lie inside the family's domain", 0),
-            "score": Declared("aggregate", "score"),
-            "information": Declared("aggregate", "expected information", 2),
-            "totals": Declared("aggregate", "sums of weights, deviance, Pearson residuals"),
+            "inside": Declared(
+                "control", "whether all means lie inside the family's domain", 0, maskable=True
+            ),
+            "spread": Declared("control", "whether more than a few rows weigh", 0, maskable=True),
+            "score": total("score"),
+            "information": total("expected information", 2),
+            "totals": total("sums of weights, deviance, Pearson residuals"),
+            "slope": total("descent direction of a fair loss", optional=True),
+            "curvature": total("curvature of a fair loss", 2, optional=True),
         },
     ),
     "sum_likelihood": Step(
         sum_likelihood,
         {"beta": BETA, "dispersion": Declared("aggregate", "dispersion", 0)},
         {
-            "defined": Declared("control", "whether the sum is finite", 0),
-            "llf": Declared("aggregate", "log-likelihood", 0, maskable=True),
+            "defined": Declared("control", "whether the sum is finite", 0, maskable=True),
+            "llf": total("log-likelihood", 0),
         },
     ),
 }

@@ -126,11 +126,11 @@ def sum_clusters(
     Returns
     -------
     dict
-        For the other clusters of `spanning` strata: ``counts`` (h,), ``sums`` (h, p), ``outer`` (h, p, p). For
-        the shared clusters: ``shared_sums`` (s, p), and ``shared``, ``shared_strata``, those that are here and
-        their strata. For the strata of this site alone together: ``within`` (p, p), their part of the
-        linearised variance, and ``lonely``, how many there are and how many have a single cluster. Clusters and
-        strata that are not here have zeros, so that of all but the hashes only the sums over sites are needed.
+        For the other clusters of `spanning` strata: ``counts`` (h,), ``sums`` (h, p), ``outer`` (h, p, p).
+        For the shared clusters: ``shared_sums`` (s, p), and ``shared``, ``shared_strata``, those that are
+        here and their strata. For the strata of this site alone together: ``within`` (p, p), their part of the
+        linearised variance, and ``lonely``, how many there are and how many have a single cluster. Clusters
+        and strata that are not here have zeros: of all but the hashes only the sums over sites are needed.
 
     Raises
     ------

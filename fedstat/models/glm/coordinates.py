@@ -47,12 +47,12 @@ class Coordinates:
     def varies(self, k: int) -> Bools:
         """Columns that vary at site k."""
         assert self.own is not None
-        return varying(*self.own[k], self.design.intercept)
+        return varying(self.own[k, 0], self.own[k, 1], self.design.intercept)
 
     def _standardised(self, k: int) -> tuple[Floats, Floats]:
         """Shift and scale of site k."""
         assert self.own is not None
-        return standardisation(*self.own[k], self.design.intercept)
+        return standardisation(self.own[k, 0], self.own[k, 1], self.design.intercept)
 
     def local(self, k: int, beta: Floats, information: Floats) -> tuple[Floats, Floats]:
         """Coefficients and covariance of a site's own fit in the units of the data.

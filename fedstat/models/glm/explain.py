@@ -20,8 +20,8 @@ from fedstat.models.explain_rows import RowsStandIns, rows_notes
 from fedstat.models.glm.steps import FAMILY
 from fedstat.typing import Array
 
-EVALUATIONS = (3, 5, 12)
-"""Of a fit that starts close to the maximum, usual, and hard: small sites, rare events, an odd link."""
+EVALUATIONS = (3, 4, 8)
+"""Of a fit that starts close to the maximum, usual, and hard; simulated and recorded data took 3 to 7."""
 FROM_LEAST_SQUARES = (1, 1, 3)
 """Own fits of the sites add up to the estimate, unless a site has none."""
 CLUSTERS = 2
@@ -79,8 +79,8 @@ class GLMPlan:
             yield f"rounds={self._given['rounds']} fixes the number of evaluations."
         else:
             yield (
-                f"The number of evaluations depends on the data. {usual} is usual, {low} to {most} the range "
-                "in which fits of simulated and recorded data ended; steps that are halved add to it."
+                f"The number of evaluations depends on the data: {usual} is a guess from fits of simulated "
+                f"and recorded data, {low} to {most} its range. Steps that are halved add to it."
             )
         if self._given["cov_type"] in ("cluster", "survey"):
             yield (

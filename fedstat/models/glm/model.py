@@ -14,8 +14,9 @@ from fedstat.models.base_rows import HorizontalModel
 from fedstat.models.checks import check_choice, check_masked, check_positive, check_whole
 from fedstat.models.explain import explain_fit
 from fedstat.models.glm.explain import GLMPlan
+from fedstat.models.glm.fit import GLMFit
 from fedstat.models.glm.overdispersion import Overdispersion, estimate_alpha, with_alpha
-from fedstat.models.glm.protocol import GLMFit, Newton, Options, Session, Wanted
+from fedstat.models.glm.protocol import Newton, Options, Session, Wanted
 from fedstat.models.glm.results import GLMResults
 from fedstat.models.glm.variance import (
     cluster_sums,

@@ -13,7 +13,7 @@ from fedstat.models.glm.protocol import NOT_ASKED
 
 if TYPE_CHECKING:
     from fedstat.inference.heterogeneity import Heterogeneity
-    from fedstat.models.glm.protocol import GLMFit
+    from fedstat.models.glm.fit import GLMFit
     from fedstat.models.glm.results import GLMResults
 
 DIFFER = 0.05
@@ -207,9 +207,9 @@ def _masked_note(result: GLMResults) -> str:
     if fit.masked:
         own = any(own.problem != NOT_ASKED for own in fit.local)
         return (
-            f"Sums over rows were masked over {K} sites: the coordinator saw what all add up to, and no site's part"
-            f"{', but for the own fits' if own else ''}. This holds if coordinator and sites follow the protocol; "
-            "the coordinator and some sites together learn the sum over the others."
+            f"Sums over rows were masked over {K} sites: the coordinator saw what all add up to, and no "
+            f"site's part{', but for the own fits' if own else ''}. This holds if coordinator and sites follow the "
+            "protocol; the coordinator and some sites together learn the sum over the others."
         )
     if K == 2:
         return "Sums were in clear: masks over two sites hide neither from the other."

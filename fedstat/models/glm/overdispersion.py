@@ -12,7 +12,8 @@ from fedstat.federation.engine import Rounds
 from fedstat.federation.message import Declared, Step
 from fedstat.federation.site import SiteData, State
 from fedstat.kernels.negative_binomial import evaluate_nb2
-from fedstat.models.glm.protocol import MAX_HALVINGS, NOTHING, Newton, add
+from fedstat.models.glm.fit import add
+from fedstat.models.glm.protocol import MAX_HALVINGS, NOTHING, Newton
 from fedstat.models.glm.steps import BETA, COLUMNS, INSIDE, check_weights, model_of, total
 from fedstat.typing import Array, Floats
 

@@ -15,7 +15,7 @@ from fedstat.models.checks import check_choice
 from fedstat.models.predicted_rows import PredictedRows, predict_rows
 
 if TYPE_CHECKING:
-    from fedstat.models.glm.protocol import GLMFit
+    from fedstat.models.glm.fit import GLMFit
     from fedstat.models.glm.storage import Basis
 
 

@@ -24,10 +24,10 @@ from fedstat.inference.tables import SheetSummary
 from fedstat.inference.vif import gvif
 from fedstat.models.checks import check_choice
 from fedstat.models.evaluation import Evaluated
+from fedstat.models.glm.fit import GLMFit
 from fedstat.models.glm.notes import estimate_lines, federation_lines, fit_notes, show_number, site_sheet
 from fedstat.models.glm.overdispersion import Overdispersion
 from fedstat.models.glm.prediction import RowPredictions
-from fedstat.models.glm.protocol import GLMFit
 from fedstat.models.glm.score_test import ScoreTest, score_test
 from fedstat.models.glm.storage import FORMAT, Basis, read_saved, save_result
 from fedstat.models.saved import READERS
@@ -207,8 +207,8 @@ class GLMResults(RowPredictions, Evaluated, FederatedResults):
         """How far the sites agree: Cochran's Q, I2, random effects, the fit without each site.
 
         It needs no message: sites sent their own fits with the start, and what the score test adds up with
-        the rest. Without own fits (``local=False``) there is no Q; of masked sums there is no fit without each
-        site.
+        the rest. Without own fits (``local=False``) there is no Q; of masked sums there is no fit without
+        each site.
 
         Raises
         ------

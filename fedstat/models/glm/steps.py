@@ -15,21 +15,20 @@ import numpy as np
 
 from fedstat.errors import MessageError, PolicyError
 from fedstat.federation.design_rows import OpenRows, rows_of, translation
-from fedstat.federation.disclosure import is_spread, surely_spread
 from fedstat.federation.message import Declared, Step, check_lengths
 from fedstat.federation.site import SiteData, State
 from fedstat.inference.influence import quadratic_form
-from fedstat.kernels.glm import Rows, Sums, evaluate, log_likelihood, null_sums, row_weights
+from fedstat.kernels.glm import Rows, Sums, evaluate, log_likelihood, null_sums
 from fedstat.kernels.glm_family import FamilySpec
 from fedstat.kernels.glm_local import fit_local
-from fedstat.models.kernel_rows import glm_rows, require_response
+from fedstat.models.kernel_rows import glm_rows, require_response, sums_spread, weights_spread
 from fedstat.typing import Array, Bools, Floats
 
 FAMILY = "glm"
 TOO_FEW = (
-    "{}: its policy (minimum count) wants at least {} rows behind sums at any coefficients; at these nearly all "
-    "weight is on fewer. In a fit that means outcomes that are nearly separated, or very long tails: leave out the "
-    "term that separates them, or transform it"
+    "{}: its policy (minimum count) wants at least {} rows behind sums at any coefficients; at these nearly "
+    "all weight is on fewer. In a fit that means outcomes that are nearly separated, or very long tails: "
+    "leave out the term that separates them, or transform it"
 )
 LARGEST = 300.0
 """Offset above which its exponential is cut off; it serves as a first guess only."""
@@ -129,27 +128,19 @@ class Point:
 def sums_at(
     data: SiteData, state: State, model: SiteModel, beta: Floats, observed: bool = False
 ) -> Sums | None:
-    """Return the sums at coefficients of the site's own columns, and keep them; None where too few rows count.
+    """Return the sums at coefficients of the site's own columns, and keep them; None where few rows weigh.
 
-    Coefficients can single rows out: where nearly all working weight is on a few, score and information are
-    those of a few rows, however many are added up.
+    See :func:`fedstat.models.kernel_rows.weights_spread`.
     """
     if "glm point" in state:
         point: Point = state.use("glm point")
         if np.array_equal(point.beta, beta) and (point.sums.observed is not None or not observed):
             return point.sums
     sums = evaluate(model.chunks(), beta, model.family, observed=observed)
-    doubtful = not all(surely_spread(data, *spread) for spread in sums.spread.tolist())
-    if doubtful and np.isfinite(sums.deviance) and not weights_spread(data, model, beta):
+    if not sums_spread(data, sums, model.chunks(), beta, model.family):
         return None
     state.keep("glm point", Point(beta, sums), state.entities)
     return sums
-
-
-def weights_spread(data: SiteData, model: SiteModel, beta: Floats) -> bool:
-    """Whether at these coefficients more than a few rows have nearly all the weight in the sums."""
-    sizes = np.concatenate([row_weights(rows, beta, model.family) for rows in model.chunks()], axis=1)
-    return all(is_spread(data, weights) for weights in sizes if np.isfinite(weights).all())
 
 
 def check_weights(data: SiteData, model: SiteModel, beta: Floats) -> None:
@@ -160,7 +151,7 @@ def check_weights(data: SiteData, model: SiteModel, beta: Floats) -> None:
     PolicyError
         At them nearly all weight is on fewer rows than the owner wants behind a sum.
     """
-    if not weights_spread(data, model, beta):
+    if not weights_spread(data, model.chunks(), beta, model.family):
         raise PolicyError(TOO_FEW.format(data.name, data.min_count))
 
 
@@ -196,8 +187,9 @@ def sum_scores(
     -------
     dict
         ``inside``: whether all means lie inside the family's domain; ``spread``: whether more than a few rows
-        weigh in the sums. These are zero where one of the two is not so, and tell nothing. ``score`` (p,), ``information`` (p, p), ``observed`` (p, p); ``totals``: sum of the frequency
-        weights, deviance, Pearson's statistic; ``null``: score, information and deviance.
+        weigh in the sums. These are zero where one of the two is not so, and tell nothing. ``score`` (p,),
+        ``information`` (p, p), ``observed`` (p, p); ``totals``: sum of the frequency weights, deviance,
+        Pearson's statistic; ``null``: score, information and deviance.
     """
     model = model_of(data, state)
     T = model.translation(data.name, beta, shift, scale)

@@ -17,8 +17,8 @@ from fedstat.federation.rows import RowsQuestion
 from fedstat.inference.estimate import Estimate
 from fedstat.kernels.glm_family import FamilySpec
 from fedstat.models.glm.coordinates import Coordinates
+from fedstat.models.glm.fit import GLMFit, LocalFit, Total, TraceRow
 from fedstat.models.glm.overdispersion import Overdispersion
-from fedstat.models.glm.protocol import GLMFit, LocalFit, Total, TraceRow
 from fedstat.models.saved import estimate_content, ledger_content, read_estimate, read_ledger, write
 from fedstat.typing import Array
 

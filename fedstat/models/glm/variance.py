@@ -11,7 +11,8 @@ import numpy as np
 from fedstat.errors import EstimationError
 from fedstat.federation.engine import Rounds
 from fedstat.federation.message import Reply
-from fedstat.models.glm.protocol import GLMFit, Session, add
+from fedstat.models.glm.fit import GLMFit, add
+from fedstat.models.glm.protocol import Session
 from fedstat.typing import Array, Floats, Ints
 
 

@@ -258,8 +258,8 @@ class Eliminated:
     Q : (2 + 2p, K) array
         Weights of Sigma's projected scores in it.
     slope, rest : (2 + 2p, K), (K, K) arrays
-        For tau_k = beta_k'(Sigma_k - Sigma_k0) beta_k: given psi its mean moves by -slope' psi, and its covariance
-        is `rest`.
+        For tau_k = beta_k'(Sigma_k - Sigma_k0) beta_k: given psi its mean moves by -slope' psi, and its
+        covariance is `rest`.
     """
 
     information: Floats

@@ -27,8 +27,8 @@ from fedstat.models.vfem.protocol import FAMILY
 from fedstat.models.vfem.secure_product_steps import RESPONSE, check_patterns, read_part
 from fedstat.typing import Array
 
-ITERATIONS = (20, 60, 200)
-"""Of a fit that is short, usual, and long: blocks that explain little of a strong response take long."""
+ITERATIONS = (12, 40, 100)
+"""Of a fit that is short, usual, and long; simulated and recorded data took 12 to 81."""
 
 
 class VFEMPlan:
@@ -85,11 +85,11 @@ class VFEMPlan:
         if self._exchange == "iterative":
             low, usual, high = self.lengths
             yield (
-                f"The number of iterations depends on the data. {usual} is usual, {low} to {high} the range "
-                "in which fits of simulated and recorded data ended; "
-                f"maxiter={self._maxiter:,} is the limit. Steps that are rejected or shortened add rounds."
+                f"The number of iterations depends on the data: {usual} is a guess from fits of simulated "
+                f"and recorded data, {low} to {high} its range, and maxiter={self._maxiter:,} the limit. Steps "
+                "that are rejected or shortened add rounds."
             )
-        yield "Largest shapes are shown; early iterations mix fewer points and send less."
+            yield "Largest shapes are shown; early iterations mix fewer points and send less."
 
     def answers(self, length: int) -> Answers:
         """How the stand-ins answer, by step."""

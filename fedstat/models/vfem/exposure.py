@@ -21,6 +21,8 @@ from fedstat.federation.secure.masks import TWO_SITES, hides
 from fedstat.models.vfem.covariance_protocol import Covariance
 from fedstat.models.vfem.layout import Layout
 
+MOMENTS = "exchange='moments' has no value per entity. "
+
 
 def count_exposed(layout: Layout, at: str | None) -> dict[str, int]:
     """Entities at which a masked sum is one client's own part, by client.
@@ -47,7 +49,7 @@ def count_exposed(layout: Layout, at: str | None) -> dict[str, int]:
     return dict(zip(layout.clients, exposed.sum(axis=0).tolist(), strict=True))
 
 
-def masked_notes(layout: Layout, at: str | None) -> Iterator[str]:
+def masked_notes(layout: Layout, at: str | None, remedy: str = MOMENTS) -> Iterator[str]:
     """Say what masked iterations disclose.
 
     Parameters
@@ -55,6 +57,8 @@ def masked_notes(layout: Layout, at: str | None) -> Iterator[str]:
     layout : Layout
     at : str or None
         Where the coordinator sits.
+    remedy : str
+        What to do where that is too much.
     """
     if len(layout.clients) == 1:
         yield "One institution has columns: nothing is added up, and its linear predictors were not masked."
@@ -62,10 +66,10 @@ def masked_notes(layout: Layout, at: str | None) -> Iterator[str]:
     receivers = "the coordinator" if at == layout.active else "the coordinator and the response holder"
     yield (
         "Linear predictors, likelihoods and scores were added up over institutions under pairwise masks, "
-        f"among parties that follow the protocol (semi-honest): {receivers} learned the sum for every entity in "
-        "every round, and every institution the residuals of its entities. The sums of all rounds together "
-        "still tell of the rows: about as many rounds as there are columns show the joint column space of the "
-        "institutions. exchange='moments' has no value per entity. See .ledger.releases()."
+        f"among parties that follow the protocol (semi-honest): {receivers} learned the sum for every entity "
+        "in every round, and every institution the residuals of its entities. The sums of all rounds "
+        "together still tell of the rows: about as many rounds as there are columns show the joint column "
+        f"space of the institutions. {remedy}See .ledger.releases()."
     )
     if at != layout.active:
         yield "Residuals and sums together give the coordinator the response of every entity."

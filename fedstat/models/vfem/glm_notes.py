@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 MODEL = {
     "vfem": (
         "Maximum likelihood under normal blocks that are independent between institutions; valid when "
-        "missingness depends on observed values only (MAR). The columns of an institution that lacks entities "
+        "missingness depends on observed values only (MAR). Columns of an institution that lacks entities "
         "count as jointly normal: for columns that are not, such as indicators, that is an approximation."
     ),
     "cc": (
@@ -67,7 +67,7 @@ def _covariance(outcome: GLMOutcome) -> Iterator[str]:
 
 def _disclosure(layout: Layout, outcome: GLMOutcome, ledger: Ledger) -> Iterator[str]:
     if outcome.masked or len(layout.clients) == 1:
-        yield from masked_notes(layout, ledger.at)
+        yield from masked_notes(layout, ledger.at, remedy="")
     elif any(k != ledger.at for k in layout.clients):
         yield (
             "In every round each institution's linear predictor of every entity that it has, and two numbers "

@@ -162,7 +162,7 @@ class GLMAscent:
     def _evaluate(
         self, intercept: float, weights: Sequence[Mapping[str, Array]], length: float
     ) -> Rounds[GLMPoint | None]:
-        """Evaluate the likelihood along the direction; None where a covariance leaves the positive cone."""
+        """Evaluate the likelihood along the direction; None where the point is not admissible."""
         lay = self.layout
         replies = yield [
             ask(k, "glm_move", self.session, length=length, **w)
@@ -182,6 +182,8 @@ class GLMAscent:
             )
         ]
         own = reply.arrays
+        if not own["inside"]:
+            return None
         return GLMPoint(
             intercept,
             float(own["log_likelihood"]) + sum(float(a["log_likelihood"]) for a in arrays),

@@ -104,8 +104,9 @@ def glm_evaluate(
     Returns
     -------
     dict
-        ``z`` L_m and ``h`` -L_mm per entity; ``sums`` (G, 4) of L_m, L_v, -L_mm and L_v^2 by pattern;
-        ``log_likelihood``.
+        ``inside`` is 0, and nothing else comes, when a linear predictor is too large to compute with.
+        Otherwise ``z`` L_m and ``h`` -L_mm per entity; ``sums`` (G, 4) of L_m, L_v, -L_mm and L_v^2 by
+        pattern; ``log_likelihood``.
     """
     response = glm_response_of(data, state)
     G = len(centre)
@@ -115,10 +116,13 @@ def glm_evaluate(
     response.m = predictor + centre[response.code]
     response.v = spread[response.code]
     terms = marginal_likelihood(response.kernel, response.y, response.m, response.v)
+    if not np.isfinite(terms).all():
+        return {"inside": np.array(0)}
     response.terms = terms
     z, h = terms[BY_M], np.maximum(-terms[BY_MM], 0.0)
     sums = response.by_pattern(np.array([z, terms[BY_V], h, terms[BY_V] ** 2]), G)
-    return {"z": z, "h": h, "sums": sums, "log_likelihood": np.array(terms[LOG_P].sum())}
+    log_likelihood = np.array(terms[LOG_P].sum())
+    return {"inside": np.array(1), "z": z, "h": h, "sums": sums, "log_likelihood": log_likelihood}
 
 
 def glm_curvature(data: SiteData, state: State, patterns: Array) -> dict[str, Array]:
@@ -171,10 +175,17 @@ STEPS: Mapping[str, Step] = {
             "spread": Declared("control", "variances of missing linear predictors, by pattern"),
         },
         {
-            "z": Declared("per entity", "derivative of the log-likelihood by the linear predictor"),
-            "h": Declared("per entity", "curvature of the log-likelihood by the linear predictor"),
-            "sums": Declared("aggregate", "sums of derivatives of the log-likelihood by pattern", 2),
-            "log_likelihood": Declared("control", "log-likelihood", 0),
+            "inside": Declared("control", "whether the point is admissible", 0),
+            "z": Declared(
+                "per entity", "derivative of the log-likelihood by the linear predictor", optional=True
+            ),
+            "h": Declared(
+                "per entity", "curvature of the log-likelihood by the linear predictor", optional=True
+            ),
+            "sums": Declared(
+                "aggregate", "sums of derivatives of the log-likelihood by pattern", 2, optional=True
+            ),
+            "log_likelihood": Declared("control", "log-likelihood", 0, optional=True),
         },
     ),
     "glm_curvature": Step(

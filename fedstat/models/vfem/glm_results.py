@@ -66,7 +66,7 @@ class VFEMGLMResults(FederatedResults):
     counts : Counts
     """
 
-    model_name = "VFEM generalized linear model"
+    model_name = "VFEM GLM"
 
     def __init__(
         self, estimate: Estimate, ledger: Ledger, outcome: GLMOutcome, counts: Counts, model: VFEMGLM

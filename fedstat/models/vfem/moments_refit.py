@@ -50,9 +50,8 @@ def refit(result: VFEMResults, text: str, cov_type: CovType | None) -> VFEMResul
         refitted=True,
     )
     warn_unless_converged(outcome.fit, stacklevel=4)
-    ledger = copy.deepcopy(result.ledger)
-    assert isinstance(ledger, Ledger)
-    return type(result).of(smaller, replace(layout, clients=clients), outcome, ledger)
+    assert isinstance(result.ledger, Ledger)
+    return type(result).of(smaller, replace(layout, clients=clients), outcome, result.ledger)
 
 
 def read_formula(text: str, larger: Formula, columns: Mapping[str, Sequence[str]]) -> Formula:

@@ -1,8 +1,7 @@
-"""What a client computes in the one-round exchange: sums by missing pattern, and its part of secure products.
+"""What a client computes in the one-round exchange: sums by missing pattern.
 
-Columns are those of the client's standardised block, or the standardised response at its holder. A product of
-two clients' columns runs as :mod:`fedstat.federation.secure.product` describes; what one client sends the
-other, and what a dealing client sends both, is sealed against the coordinator who carries it.
+Columns are those of the client's standardised block, or the standardised response at its holder. Products of
+two clients' columns are the matter of :mod:`fedstat.models.vfem.secure_product_steps`.
 """
 
 from __future__ import annotations

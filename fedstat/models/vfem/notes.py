@@ -114,8 +114,8 @@ def _moments(layout: Layout, outcome: Outcome, ledger: Ledger) -> Iterator[str]:
     numbers = ", ".join(f"{count:,} of {site}" for site, count in exchange.numbers.items())
     yield (
         "Sums of the columns and of their products were exchanged once, by missing pattern; no value per "
-        f"entity left an institution. At least {exchange.smallest:,} entities stand behind every sum. Numbers "
-        f"released, products of two institutions counted at both: {numbers}."
+        f"entity left an institution. At least {exchange.smallest:,} entities stand behind every sum. "
+        f"Numbers released, products of two institutions counted at both: {numbers}."
     )
     if outcome.refitted:
         yield "A part of a larger model, fitted from the sums of that one: nothing further was exchanged."
@@ -135,9 +135,9 @@ def _adversary(layout: Layout, exchange: Exchange, ledger: Ledger) -> Iterator[s
     listed = ", ".join(f"{dealer} for {count} pair{'s' * (count > 1)}" for dealer, count in pairs.items())
     yield (
         "Products between institutions come from secure multiplication among parties that follow the "
-        "protocol and may keep what they see (semi-honest). Random numbers for two institutions are dealt by a "
-        f"third ({listed}; see .dealers), which must not collude with either of the two. The coordinator and "
-        "an institution together know the sums of the others' products with columns that they can read."
+        "protocol and may keep what they see (semi-honest). Random numbers for two institutions are dealt "
+        f"by a third ({listed}; see .dealers), which must not collude with either of the two. The coordinator "
+        "and an institution together know the sums of the others' products with columns that they can read."
     )
     if len(exchange.dealers) and len({*layout.clients, layout.active}) == 2 and ledger.at is None:
         yield "Two institutions take part: the coordinator sits at neither, since a third party has to deal."

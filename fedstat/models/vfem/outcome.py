@@ -161,8 +161,8 @@ def warn_of_merges(plan: MergePlan, n: int) -> None:
     if plan.changes > WORTH_A_WARNING * n:
         warnings.warn(
             f"{plan.changes:,} of {n:,} entities ({100 * plan.changes / n:.1f} %) are in missing patterns "
-            "with too few to be released, and count as missing at institutions that have them: standard errors "
-            "grow, and estimates may be biased unless blocks are missing completely at random",
+            "with too few to be released, and count as missing at institutions that have them: standard "
+            "errors grow, and estimates may be biased unless blocks are missing completely at random",
             DataWarning,
             stacklevel=3,
         )

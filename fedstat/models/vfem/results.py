@@ -311,7 +311,7 @@ class VFEMResults(MomentStatements, FederatedResults):
             if self.exchange is not None:
                 raise NotAvailableError(
                     f"no {what} values: exchange='moments' asks for nothing per entity. predict(partition) "
-                    "asks every institution for its linear predictors; fit(exchange='iterative') exchanges them"
+                    "asks every institution for its linear predictors, fit(exchange='iterative') too"
                 )
             raise NotAvailableError(
                 f"no {what} values: one per entity, they stay with the response holder; fit with the "

@@ -61,7 +61,7 @@ def test_the_same_result_to_the_bit(family, tmp_path):
 @pytest.fixture(scope="module")
 def running(tmp_path_factory):
     partition = hospitals()
-    with served(partition, tmp_path_factory.mktemp("sites"), timeout=20.0) as service:
+    with served(partition, tmp_path_factory.mktemp("sites")) as service:
         yield partition, service
 
 
@@ -92,16 +92,18 @@ def test_a_frozen_site_is_survived_and_a_dead_one_is_named(tmp_path):
     partition = hospitals()
     expected = FITS["logistic"][1](partition).params
     first = next(iter(partition.sites))
-    with served(partition, tmp_path, timeout=3.0) as service:
+    with served(partition, tmp_path) as service:
         journal = tmp_path / "journal"
         frozen = service["running"][first].pid
         model = fs.GLORE.from_formula(
             "num > 0 ~ age + C(cp)", connected(partition, service["carrier"], journal)
         )
+        service["carrier"].timeout = 2.0
         os.kill(frozen, signal.SIGSTOP)
         with pytest.raises(EngineError, match=rf"'{first}' did not answer.*round 1.*go on"):
             model.fit()
         os.kill(frozen, signal.SIGCONT)
+        service["carrier"].timeout = 60.0
         again = FITS["logistic"][1](connected(partition, service["carrier"], journal))
     np.testing.assert_array_equal(again.params, expected)
 

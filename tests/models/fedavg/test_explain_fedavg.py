@@ -1,5 +1,7 @@
 """What federated averaging is said to ask for, held against what it asked for."""
 
+from itertools import chain
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -50,7 +52,7 @@ def test_totals_are_those_of_the_ledger():
 def test_a_refusal_is_told_as_the_site_will_say_it():
     policy = fs.Policy(privacy=fs.federation.policy.Budget(1.0, 1e-7))
     model = model_of(fs.FedAvg, policies={"S2": policy})
-    told = model.explain(rounds=2).refused["S2"]
+    told = chain(*model.explain(rounds=2).refused["S2"].values())
     with pytest.raises(fs.errors.PolicyError, match=r"S2: its policy \(privacy budget\)") as refusal:
         model.fit(rounds=2)
     assert str(refusal.value) in told

@@ -59,7 +59,7 @@ def test_the_order_of_the_sites_does_not_matter():
 
 @pytest.mark.parametrize(("fraction", "clients"), [(1.0, 4), (0.5, 2), (0.7, 3), (0.01, 1)])
 def test_a_share_of_the_sites_is_asked_in_each_round(fraction, clients):
-    result = fit(fs.FedAvg, rounds=12, fraction=fraction)
+    result = fit(fs.FedAvg, rounds=12, fraction=fraction, masked=False)
     assert result.trace["clients"].tolist() == [clients] * 12 + [4]
     frame = result.ledger.to_frame()
     left = frame[(frame["step"] == "run_epochs") & (frame["array"] == "loss")]
@@ -92,14 +92,16 @@ def test_only_aggregates_leave_the_sites(kind):
     expected = {
         "rows": {()},
         "beta": {(4,)},
-        "loss": {()},
+        "weight": {()},
+        "loss": {(2,)},
         "score": {(4,)},
         "information": {(4, 4)},
         "totals": {(3,)},
         "llf": {()},
-    } | ({"inexactness": {()}} if kind is fs.FedProx else {})
+    } | ({"slope": {(4,)}, "curvature": {(4, 4)}} if kind is fs.QFedAvg else {})
     assert shapes == expected
-    assert set(own[own["kind"] != "aggregate"]["array"]) == {"inside", "defined"}
+    assert set(own[own["kind"] != "aggregate"]["array"]) == {"inside", "spread", "defined"}
+    assert own["masked"].all()
     assert set(left["kind"]) == {"aggregate", "schema", "control"}
     assert (own[own["kind"] == "aggregate"]["entities"] >= 20).all()
     assert (left[left["step"] == "run_epochs"].groupby("sender")["round"].nunique() == 4).all()
@@ -120,7 +122,7 @@ def test_an_owner_may_refuse_the_family():
         FRAME, by="site", policies={"S1": Policy(families=frozenset({"design", "glm"}))}
     )
     with pytest.raises(PolicyError, match=r"S1: its policy.*not 'fedavg'"):
-        fs.FedAvg.from_formula("binary ~ x", sites).fit()
+        fs.FedAvg.from_formula("binary ~ x", sites).fit(masked=False)
 
 
 # ---------------------------------------------------------------- what is refused
@@ -218,6 +220,7 @@ ASK = {
     "learning_rate": np.array(0.1),
     "seed": np.array(1),
     "number": np.array(0),
+    "drawn": np.array(True),
 }
 
 
@@ -237,6 +240,8 @@ def started():
         ("run_epochs", {"epochs": np.array(1.0)}, "'epochs' is of type float64, expected int64"),
         ("run_epochs", {"seed": np.array(-1)}, "failed"),
         ("run_epochs", {"proximal": np.zeros(3)}, "array 'proximal' has 3 rows, expected 2"),
+        ("run_epochs", {"fair": np.ones(2)}, "array 'fair' has 2 rows, expected 3"),
+        ("run_epochs", {"drawn": np.array(1)}, "'drawn' is of type int64, expected bool"),
         ("run_epochs", {"rows": np.zeros(3)}, r"unknown \['rows'\]"),
         ("start", {"shift": np.zeros(3), "scale": np.ones(2)}, "array 'shift' has 3 rows, expected 2"),
         ("start", {"shift": np.zeros(2), "scale": np.array([1.0, 0.0])}, "'scale' must be positive"),

@@ -221,13 +221,14 @@ class Mutating(LocalEngine):
         super().__init__(sites)
         self.sites, self.mutations, self.seen, self.outcomes = sites, mutations, set(), []
 
-    def _carry(self, ask, ledger):
-        if ask.family == "glm" and (ask.site, ask.step) not in self.seen:
-            self.seen.add((ask.site, ask.step))
-            for name, array in ask.arrays.items():
-                for what, other in self.mutations(np.asarray(array)):
-                    self.attempt(replace(ask, arrays=ask.arrays | {name: other}), name, what)
-        return super()._carry(ask, ledger)
+    def _round(self, asks):
+        for ask in asks:
+            if ask.family == "glm" and (ask.site, ask.step) not in self.seen:
+                self.seen.add((ask.site, ask.step))
+                for name, array in ask.arrays.items():
+                    for what, other in self.mutations(np.asarray(array)):
+                        self.attempt(replace(ask, arrays=ask.arrays | {name: other}), name, what)
+            yield from super()._round([ask])
 
     def attempt(self, ask, name, what):
         site = self.sites[ask.site]

@@ -13,7 +13,7 @@ from pooled import partition, table
 import fedstat as fs
 from fedstat.errors import EstimationError, ModelError, NotAvailableError, PolicyError
 from fedstat.federation.engine import LocalEngine
-from fedstat.federation.message import Ask, pack_ask, unpack_reply
+from fedstat.federation.message import Ask, pack_ask, unpack_ask, unpack_reply
 from fedstat.federation.policy import Policy
 from fedstat.federation.secure import sums
 from fedstat.federation.site import FAMILIES
@@ -92,7 +92,7 @@ def test_units_of_the_response_do_not_matter(factor):
 
 
 def test_sums_too_small_for_masks_are_told():
-    with pytest.raises(EstimationError, match="'gauss' is below 1e-44.*fit\\(masked=False\\)"):
+    with pytest.raises(EstimationError, match=r"'gauss' is below 1e-44.*fit\(masked=False\)"):
         fit("linear", FRAME.assign(gauss=1e-30 * FRAME["gauss"]))
 
 
@@ -115,23 +115,30 @@ def test_a_score_test_of_left_out_terms_and_tests_between_fits():
 # -- no part is seen -----------------------------------------------------------------------------
 
 
-class Spy(LocalEngine):
-    """Keeps every reply, as the coordinator receives it."""
+class Spied:
+    """A site whose replies are kept, as the coordinator receives them."""
 
-    seen: list
+    def __init__(self, site, seen):
+        self.site, self.seen = site, seen
 
-    def _carry(self, ask, ledger):
-        reply = super()._carry(ask, ledger)
-        self.seen.append((ask, reply))
+    def answer(self, request):
+        reply = self.site.answer(request)
+        self.seen.append((unpack_ask(request), unpack_reply(reply)))
         return reply
+
+
+def spy_on(model):
+    """Replies of all sites from now on."""
+    seen = []
+    model.engine = LocalEngine({name: Spied(site, seen) for name, site in model.partition.sites.items()})
+    return seen
 
 
 def spied(case, **options):
     model = model_of(case)
-    model.engine = Spy(model.partition.sites)
-    model.engine.seen = []
+    seen = spy_on(model)
     model.fit(**CASES[case][3], **options)
-    return model.engine.seen
+    return seen
 
 
 OPEN = {
@@ -147,7 +154,9 @@ def test_no_site_s_part_of_a_sum_reaches_the_coordinator(case, monkeypatch):
     original = sums.add_up
     monkeypatch.setattr(sums, "add_up", lambda *a: handed.append(original(*a)) or handed[-1])
     in_clear = set()
-    for ask, reply in spied(case):
+    seen = spied(case)
+    assert len(seen) > 20
+    for ask, reply in seen:
         gives = FAMILIES[ask.family][ask.step].gives
         for name, array in reply.arrays.items():
             if not gives[name].maskable:
@@ -161,7 +170,7 @@ def test_no_site_s_part_of_a_sum_reaches_the_coordinator(case, monkeypatch):
     for replies in handed:
         for reply in replies[1:]:
             names = [name for name in reply.arrays if (reply.arrays[name] != 0).any()]
-            assert {name for name in names} <= set.union(*OPEN.values())
+            assert set(names) <= set.union(*OPEN.values())
 
 
 def test_owners_who_let_nothing_but_masked_sums_leave_are_served():
@@ -170,7 +179,7 @@ def test_owners_who_let_nothing_but_masked_sums_leave_are_served():
     )
     assert result.converged
     assert result.score_test("days").df == 1
-    with pytest.raises(PolicyError, match="masked only.*fit with masked=True"):
+    with pytest.raises(PolicyError, match=r"masked only.*fit with masked=True"):
         fit("no own fits", policies=policies_of(masked_only=True), masked=False)
     refusing = policies_of(refused_kinds=frozenset({"aggregate"}))
     assert fit("no own fits", policies=refusing).converged
@@ -199,7 +208,7 @@ def test_two_sites_are_in_clear_unless_asked_for():
     refuse = dict.fromkeys(("S3", "other"), Policy(two_sites="refuse"))
     with pytest.raises(PolicyError, match="two sites"):
         fit(frame=TWO, policies=refuse, masked=True)
-    with pytest.raises(PolicyError, match="masked only.*fit with masked=True"):
+    with pytest.raises(PolicyError, match=r"masked only.*fit with masked=True"):
         fit(frame=TWO, policies=dict.fromkeys(("S3", "other"), Policy(masked_only=True)))
     with pytest.raises(ModelError, match="two sites or more"):
         fit(frame=FRAME.assign(site="alone"), masked=True)
@@ -251,7 +260,8 @@ def test_coefficients_that_leave_one_row_are_answered_by_nothing(case):
     model.fit(masked=False)
 
     def ask(step, **arrays):
-        return unpack_reply(site.answer(pack_ask(Ask("A", "glm", step, columns | arrays, model._session))))
+        request = Ask("A", "glm", step, columns | arrays, model._session)
+        return unpack_reply(site.answer(pack_ask(request)))
 
     found = ask("sum_scores", observed=np.array(True)).arrays
     assert not found["spread"]
@@ -280,7 +290,7 @@ def test_the_attack_would_have_told_the_row():
 
 
 def test_heavy_tails_are_answered():
-    """Poisson and gamma rates over four orders of magnitude, forty rows a site: the fit of the pooled table."""
+    """Rates over four orders of magnitude, forty rows a site: the fit is that of the pooled table."""
     rng = np.random.default_rng(8)
     n = 200
     frame = pd.DataFrame({"site": np.repeat(list("ABCDE"), n // 5), "x": rng.normal(0.0, 1.5, n)})
@@ -300,10 +310,19 @@ def test_alpha_and_clusters_cannot_single_rows_out_either():
     model.fit(masked=False, alpha="ml")
     site = model.partition.sites["S1"]
     x = FRAME.loc[FRAME["site"] == "S1", "x"].to_numpy()
-    top = np.sort(x)[-2:]
-    beta = np.array([-(top.sum() / 2) * 1e4, 1e4, 0.0])
+    second, first = np.sort(x)[-2:]
+    slope = 200.0 / (first - second)
+    beta = np.array(
+        [-slope * (first + second) / 2, slope, 0.0]
+    )  # eta is 100 at one row, below -100 at others
     columns = {"beta": beta, "shift": np.zeros(3), "scale": np.ones(3)}
+    few = "at least 5 rows behind sums at any"
     for alpha in (1e-6, 1.0):
         request = Ask("S1", "glm", "sum_nb2", columns | {"alpha": np.array(alpha)}, model._session)
-        with pytest.raises(PolicyError, match="at least 5 rows behind sums at any"):
+        with pytest.raises(PolicyError, match=few):
             site.answer(pack_ask(request))
+    text = '{"clusters": "area", "strata": null}'
+    site.answer(pack_ask(Ask("S1", "glm", "list_clusters", {}, model._session, text)))
+    none = {"shared": np.zeros(0, dtype=np.int64), "spanning": np.zeros(1, dtype=np.int64)}
+    with pytest.raises(PolicyError, match=few):
+        site.answer(pack_ask(Ask("S1", "glm", "sum_clusters", columns | none, model._session)))

@@ -1,6 +1,7 @@
 """What a VFEM fit is said to ask for, held against what it asked for."""
 
 from dataclasses import replace
+from itertools import chain
 
 import pytest
 
@@ -74,7 +75,7 @@ def test_first_coefficients_from_another_fit_double_the_iterations():
     model = model_of()
     plain, twice = model.explain(**ITERATIVE), model.explain(**ITERATIVE, init="cc")
     steps = [dict(e.rounds)["step"] for e in (plain, twice)]
-    assert steps[0] == (20, 60, 200) and steps[1] == (40, 120, 400)
+    assert steps[0] == (12, 40, 100) and steps[1] == (24, 80, 200)
     result = model.fit(**ITERATIVE, init="cc")
     told = set(twice.table[["sender", "step", "array", "masked"]].itertuples(index=False, name=None))
     passed = result.ledger.releases()
@@ -84,7 +85,7 @@ def test_first_coefficients_from_another_fit_double_the_iterations():
 
 def test_the_number_of_iterations_is_at_most_the_one_that_is_given():
     rounds = dict(model_of().explain(**ITERATIVE, maxiter=30).rounds)
-    assert rounds["step"] == (20, 30, 30) and rounds["start, finish"] == (1, 1, 1)
+    assert rounds["step"] == (12, 30, 30) and rounds["finish, start"] == (1, 1, 1)
 
 
 LEARNED = {
@@ -141,7 +142,7 @@ def test_a_refusal_is_told_as_the_site_will_say_it(case):
     told = model.explain(**arguments)
     with pytest.raises(fs.errors.PolicyError, match=r"^B: its policy") as refusal:
         model.fit(**arguments)
-    assert list(told.refused) == ["B"] and str(refusal.value) in told.refused["B"]
+    assert list(told.refused) == ["B"] and str(refusal.value) in chain(*told.refused["B"].values())
     assert "REFUSED" in str(told) and "REFUSED" in told._repr_html_()
 
 

@@ -1,0 +1,107 @@
+"""How an explanation is printed."""
+
+import pandas as pd
+import pytest
+
+from fedstat.inference.explanation import Explanation, between, bytes_spread, spread
+
+ROW = {
+    "step": "sum",
+    "array": "total",
+    "kind": "aggregate",
+    "what": "a sum",
+    "masked": False,
+    "shape": (3,),
+    "messages": 5,
+    "messages_low": 2,
+    "messages_high": 9,
+    "bytes": 120,
+    "bytes_low": 48,
+    "bytes_high": 216,
+    "rules": "minimum count 5",
+    "guessed": False,
+    "policed": True,
+    "passes": True,
+    "refused_by": "",
+    "refusal": "",
+}
+
+
+def row(sender, receiver="coordinator", entities=8, **changes):
+    return {"sender": sender, "receiver": receiver, "entities": entities, **ROW, **changes}
+
+
+def explanation(*rows, refused=None):
+    told = row("coordinator", "A", 0, policed=False, rules="", array="beta")
+    return Explanation(
+        "Model.fit(masked=False)",
+        pd.DataFrame([told, *rows]),
+        [("open", (1, 1, 1)), ("sum", (2, 5, 9))],
+        refused or {},
+        [("Coordinator", "learns <sums>.")],
+        ["A guess."],
+    )
+
+
+def test_what_passes_is_printed_with_rounds_bytes_rules_and_notes():
+    text = str(explanation(row("A"), row("B", entities=12)))
+    assert text.startswith("Every policy lets this fit pass")
+    assert "Model.fit(masked=False) would ask for; nothing" in " ".join(text.split())
+    for words in (
+        "about 6 (3 to 10)",
+        "about 120 B (48 B to 216 B)",
+        "A, B would send to the coordinator, each",
+        "8-12",
+        "minimum count 5",
+        "learns <sums>.",
+        "[1] A guess.",
+    ):
+        assert words in text, words
+    assert "REFUSED" not in text
+    assert max(map(len, text.splitlines())) <= 110
+
+
+def test_institutions_that_send_other_things_stand_apart():
+    text = str(explanation(row("A"), row("B", array="mean", guessed=True), row("C", masked=True)))
+    assert [name for name in "ABC" if f"{name} would send to the coordinator" in text] == ["A", "B", "C"]
+    assert "(3,) ?" in text and "masked" in text
+
+
+def test_a_refusal_is_loud():
+    refused = {"A": {"minimum count": ["A: its policy wants more.", "A: and more."]}}
+    bad = row("A", passes=False, refused_by="minimum count", refusal="A: its policy wants more.")
+    shown = explanation(bad, row("B"), refused=refused)
+    text = str(shown)
+    assert not shown.passes
+    assert text.startswith("REFUSED by the policy of A.")
+    assert "THIS FIT WOULD BE REFUSED" in text
+    assert "its policy wants more. (and 1 arrays more)" in text
+    assert "REFUSED: minimum" in text
+    html = shown._repr_html_()
+    assert html.index("REFUSED by the policy of A") < html.index("<table") and "#b00020" in html
+    assert "learns &lt;sums&gt;." in html and "<sums>" not in html
+
+
+def test_tables():
+    shown = explanation(row("A"), row("B"))
+    assert shown.tidy().equals(shown.table) and shown.tidy() is not shown.table
+    totals = shown.totals()
+    assert totals.loc["A", "sends"] == 120 and totals.loc["A", "receives"] == 120
+    assert totals.loc["coordinator", ["receives", "receives_low", "receives_high"]].tolist() == [240, 96, 432]
+    assert totals["sends"].sum() == totals["receives"].sum()
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "text"),
+    [
+        (spread, ((3, 3, 3),), "3"),
+        (spread, ((20, 60, 2000),), "about 60 (20 to 2,000)"),
+        (bytes_spread, (10, 10, 10), "10 B"),
+        (bytes_spread, (10, 2000, 3000), "about 2.0 kB (10 B to 3.0 kB)"),
+        (between, (0, 0), ""),
+        (between, (5, 5), "5"),
+        (between, (5, 1200), "5-1,200"),
+    ],
+)
+def test_numbers_with_their_range(function, arguments, text):
+    assert function(*arguments) == text

@@ -1,0 +1,170 @@
+"""What leaves an institution in a fit with a binary response, and what its door refuses."""
+
+import numpy as np
+import pytest
+import statsmodels.api as sm
+from glm_oracle import glm_study
+
+import fedstat as fs
+from fedstat.errors import EstimationError, MessageError, PolicyError
+from fedstat.federation.message import Ask, pack_ask, unpack_reply
+from fedstat.federation.policy import Policy
+from fedstat.federation.secure.masks import unmask_sum
+from fedstat.models.vfem.glm_response_steps import STEPS as RESPONSE_STEPS
+from fedstat.models.vfem.glm_steps import STEPS
+
+BINOMIAL = sm.families.Binomial()
+HIDDEN = {"linear_predictor", "log_likelihood", "sy", "yhy"}
+HOLDER = {"open_response", "glm_start_response", "glm_evaluate", "glm_curvature"}
+
+
+def make(study, **options):
+    coordinator = options.pop("coordinator", None)
+    return fs.VFEMRegression.from_formula(
+        "y ~ .", study.partition(**options), family=BINOMIAL, coordinator=coordinator
+    )
+
+
+@pytest.fixture(scope="module")
+def study():
+    return glm_study(holder="Registry")
+
+
+def sent(result):
+    """What clients sent of the fit: rows of the ledger."""
+    frame = result.ledger.to_frame()
+    return frame[(frame["sender"] != "coordinator") & frame["step"].isin([*STEPS, *RESPONSE_STEPS])]
+
+
+def test_every_part_of_a_sum_is_masked_and_nothing_else(study):
+    rows = sent(make(study).fit())
+    assert set(rows.loc[rows["masked"], "array"]) == HIDDEN
+    clear = rows[~rows["masked"]]
+    assert set(clear["kind"]) <= {"control", "aggregate"}
+    assert set(clear.loc[clear["step"] == "glm_move", "array"]) == {"inside", "centre", "spread", "change"}
+    assert set(rows.loc[rows["array"] == "linear_predictor", "shape"]) == {(250,)}
+
+
+def test_clients_are_sent_two_numbers_of_each_of_their_entities(study):
+    frame = make(study).fit().ledger.to_frame()
+    told = frame[(frame["sender"] == "coordinator") & (frame["step"] == "glm_score")]
+    counts = study.table[["bank0", "court0", "tax0"]].notna().sum()
+    assert set(told["array"]) == {"z", "h", "missing"}
+    assert set(told.loc[told["array"].isin(["z", "h"]), "shape"]) == {(n,) for n in counts}
+    assert set(told.loc[told["array"].isin(["z", "h"]), "kind"]) == {"per entity"}
+
+
+def test_a_coordinator_apart_finds_the_same(study):
+    here, apart = make(study).fit(), make(study, coordinator="apart").fit()
+    np.testing.assert_allclose(apart.params, here.params, rtol=1e-9)
+    np.testing.assert_allclose(apart.bse, here.bse, rtol=1e-7)
+    assert set(sent(apart)["sender"]) == {"Registry", *study.columns}
+
+
+def test_a_masked_part_is_noise_and_the_sum_is_the_linear_predictor(study):
+    model, heard = make(study), {}
+    for name, site in model.partition.sites.items():
+
+        def listen(request, name=name, answer=site.answer):
+            reply = answer(request)
+            arrays = unpack_reply(reply).arrays
+            if "linear_predictor" in arrays:
+                heard[name] = arrays["linear_predictor"]
+            return reply
+
+        model.engine._doors[name] = listen
+    result = model.fit(cov_type="none")
+    total = unmask_sum("linear_predictor", list(heard.values()))
+    X = study.table[study.covariates].fillna(0.0)
+    slopes = result.params[study.covariates]
+    seen = [model.partition.sites[k]._states[model._session].use("vfem glm") for k in study.columns]
+    centred = X @ slopes
+    for kept, (client, names) in zip(seen, study.columns.items(), strict=True):
+        centred[study.table[names[0]].notna()] -= kept.block.shift @ result.fit_.beta[client]
+    np.testing.assert_allclose(total, centred.loc[model.partition.entities], atol=1e-7)
+    for part in heard.values():
+        assert abs(np.corrcoef(part.reshape(-1)[:250].astype(float), total)[0, 1]) < 0.3
+
+
+def test_owners_who_insist_on_masks(study):
+    policy = Policy(masked_only=True)
+    make(study, policy=policy).fit(cov_type="none")
+    with pytest.raises(PolicyError, match="masked"):
+        make(study, policy=policy).fit(cov_type="none", masked=False)
+    with pytest.raises(PolicyError, match="raw columns"):
+        refusing = Policy(refused_kinds=frozenset({"raw columns"}))
+        make(study, policy=refusing).fit(cross_products="exact")
+
+
+@pytest.fixture(scope="module")
+def model(study):
+    model = make(study)
+    model.fit(cov_type="none", masked=False)
+    return model
+
+
+def client(model, name="Court"):
+    return model.partition.sites[name]._states[model._session].use("vfem glm")
+
+
+def hostile(model, site, step, text="", **arrays):
+    ask = Ask(site, "vfem", step, {k: np.asarray(a) for k, a in arrays.items()}, model._session, text)
+    return model.partition.sites[site].answer(pack_ask(ask))
+
+
+def test_lengths_are_checked_before_a_compiled_loop(model):
+    n = client(model).block.n_seen
+    with pytest.raises(MessageError, match=f"'h' has {n + 1} rows, expected {n}"):
+        hostile(model, "Court", "glm_score", z=np.zeros(n), h=np.ones(n + 1), missing=np.zeros(4))
+    with pytest.raises(MessageError, match="'of_scores' has 1 rows"):
+        kept = len(client(model).memory.steps)
+        hostile(model, "Court", "glm_move", of_steps=np.zeros(kept), of_scores=np.zeros(1), length=1.0)
+    with pytest.raises(MessageError, match="'cross' has 3 rows"):
+        others, sums = np.ones((n, 3), dtype=bool), np.ones(4)
+        hostile(model, "Court", "glm_information", h=np.ones(n), cross=np.ones(3), others=others, sums=sums)
+    with pytest.raises(MessageError, match="'h' holds numbers below zero"):
+        others, sums = np.ones((n, 3), dtype=bool), np.ones(4)
+        hostile(model, "Court", "glm_information", h=-np.ones(n), cross=np.ones(n), others=others, sums=sums)
+
+
+def test_the_response_holder_checks_patterns_and_families(model, study):
+    n, keep = len(study.table), np.ones(len(study.table), dtype=bool)
+    few = {"predictor": np.zeros(n), "centre": np.zeros(1), "spread": np.zeros(1)}
+    with pytest.raises(MessageError, match="variance for each missing pattern"):
+        hostile(model, "Registry", "glm_evaluate", **few)
+    with pytest.raises(MessageError, match="'predictor' has 1 rows"):
+        hostile(model, "Registry", "glm_evaluate", **(few | {"predictor": np.zeros(1)}))
+    with pytest.raises(MessageError, match="number of missing patterns"):
+        hostile(model, "Registry", "glm_curvature", patterns=1)
+    with pytest.raises(MessageError, match="not JSON"):
+        hostile(
+            model, "Registry", "glm_start_response", "Binomial", keep=keep, code=np.zeros(n, dtype=np.int64)
+        )
+    with pytest.raises(MessageError, match="numbers below zero"):
+        family = model.family_spec.to_json()
+        hostile(model, "Registry", "glm_start_response", family, keep=keep, code=np.full(n, -1))
+
+
+def test_steps_out_of_turn_are_told_so(study):
+    fresh = make(study)
+    for site, step, arrays in (
+        ("Court", "glm_score", {"z": np.zeros(1), "h": np.zeros(1), "missing": np.zeros(4)}),
+        ("Court", "glm_estimates", {}),
+        ("Registry", "glm_fitted", {}),
+    ):
+        with pytest.raises(MessageError, match="was not started here"):
+            hostile(fresh, site, step, **arrays)
+
+
+def test_few_entities_behind_a_block_are_refused(study):
+    table = study.table.copy()
+    table.loc[table.index[13:], study.columns["Tax"]] = np.nan
+    rare = type(study)(table, study.columns, study.holder)
+    with pytest.raises(PolicyError, match="minimum count"):
+        make(rare, policy=Policy(min_count=10)).fit()
+
+
+def test_too_few_complete_entities_for_the_baseline(study):
+    few = type(study)(study.table.iloc[:20], study.columns, study.holder)
+    with pytest.raises(EstimationError, match="are complete"):
+        make(few).fit(method="cc")
