@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from fedstat.models.glm.model import GLORE, FederatedGLM
     from fedstat.models.saved import load
     from fedstat.models.vfem.model import VFEMRegression
+    from fedstat.models.vglm.model import VerticalGLM
 
 __version__ = _version("fedstat")
 
@@ -28,6 +29,7 @@ __all__ = [
     "Policy",
     "QFedAvg",
     "VFEMRegression",
+    "VerticalGLM",
     "__version__",
     "compare",
     "datasets",
@@ -42,7 +44,13 @@ _MODULES = {
     "GLORE": ("fedstat.models.glm.model",),
     "FederatedGLM": ("fedstat.models.glm.model",),
     "VFEMRegression": ("fedstat.models.vfem.model",),
-    "load": ("fedstat.models.glm.model", "fedstat.models.vfem.model", "fedstat.models.saved"),
+    "VerticalGLM": ("fedstat.models.vglm.model",),
+    "load": (
+        "fedstat.models.glm.model",
+        "fedstat.models.vfem.model",
+        "fedstat.models.vglm.model",
+        "fedstat.models.saved",
+    ),
 }
 
 

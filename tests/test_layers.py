@@ -16,6 +16,7 @@ MAY_IMPORT = {
     "federation": BASE | {"kernels", "privacy"},
     "inference": BASE | {"kernels", "privacy"},
     "models": BASE | {"kernels", "privacy", "federation", "inference"},
+    "operator": BASE | {"privacy", "federation"},
 }
 FAMILY_FILES = {"steps.py", "protocol.py", "model.py", "results.py"}
 ONLY_IN = {"numba": "kernels"}

@@ -21,6 +21,7 @@ PUBLIC = [
     "Policy",
     "QFedAvg",
     "VFEMRegression",
+    "VerticalGLM",
     "__version__",
     "compare",
     "datasets",

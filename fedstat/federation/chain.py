@@ -24,8 +24,8 @@ import re
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, Self
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 
@@ -208,6 +208,26 @@ class Account:
         self._passed.append(refused(ask, error, self._rounds[ask.site]))
 
 
+class Store(Protocol):
+    """Where a site's entries outlive its process."""
+
+    def opened(self, chain: Chain) -> None:
+        """Keep that a session was opened."""
+        ...
+
+    def entered(self, chain: Chain, links: Sequence[tuple[Link, str]]) -> None:
+        """Keep new entries, each with the mark of its content, before anything leaves."""
+        ...
+
+    def noted(self, columns: set[str], entities: int) -> None:
+        """Keep which columns were in play, and behind how many entities."""
+        ...
+
+    def answered(self, bitmaps: Sequence[Array]) -> None:
+        """Keep the rows behind earlier answers; see :mod:`fedstat.federation.disclosure`."""
+        ...
+
+
 class Chain:
     """One site's entries of one session.
 
@@ -221,21 +241,28 @@ class Chain:
         Place of the session among those that this site opened, from 1.
     previous : str
         Head of the session opened before, as it was when this one was opened; empty for the first.
-    seen : set of bytes
-        Digests of all that the site has released or received: a repetition tells nothing new.
+    books : Books
+        Those that the chain belongs to.
+
+    Attributes
+    ----------
+    resumed : bool
+        Whether its first entries were made before the site was started again.
     """
 
     def __init__(
-        self, site: str, keys: PublicIdentity, session: str, ordinal: int, previous: str, seen: set[bytes]
+        self, site: str, keys: PublicIdentity, session: str, ordinal: int, previous: str, books: Books
     ) -> None:
         self.site, self.session, self.ordinal, self.previous = site, session, ordinal, previous
         self.links: list[Link] = []
         self.round = 0
         self.released: Counter[int] = Counter()
         self.received = 0
-        self._secret = secrets.token_bytes(32)
+        self.resumed = False
+        self._books = books
+        self._secret = hmac.digest(books.secret, encode("session", str(ordinal), session), "sha256")
         self._digests = [genesis(site, keys, session, ordinal, previous)]
-        self._seen = seen
+        self._new: list[tuple[Link, str]] = []
         self._before = 0
         self._time = ""
 
@@ -262,66 +289,126 @@ class Chain:
         """Enter what came in."""
         for entry, content in asked(ask, step, self.round):
             self._add(entry, content, content, 1)
+        self._keep()
 
     def reply(self, ask: Ask, step: Step, reply: Reply, clear: Mapping[str, Array], n_sites: int) -> None:
         """Enter what leaves; `clear` are the arrays before they were masked, for a sum over `n_sites`."""
         for entry, content in answered(ask, step, reply, self.round):
             among = n_sites if entry.masked else 2 if entry.kind == SHARE else 1
             self._add(entry, content, clear.get(entry.array, content), among)
+        self._keep()
 
     def refusal(self, ask: Ask, error: Exception) -> None:
         """Enter that nothing left, and the rule."""
-        self._append(Link(refused(ask, error, self.round), self._time, 0, 1, ""))
+        self._append(Link(refused(ask, error, self.round), self._time, 0, 1, ""), "")
+        self._keep()
 
-    def _add(self, entry: Passed, content: Array | str, clear: Array | str, among: int) -> None:
-        digest = content_digest(content)
-        numbers = 0
-        if not isinstance(clear, str) and counted(entry.kind, entry.receiver == COORDINATOR):
-            numbers = 0 if digest in self._seen else distinct_numbers(clear)
-            self._seen.add(digest)
-        if entry.receiver == COORDINATOR:
-            self.released[among] += numbers
-        else:
-            self.received += numbers
-        sealed = hmac.digest(self.entry_key(len(self.links)), digest, "sha256").hex()
-        self._append(Link(entry, self._time, numbers, among, sealed))
-
-    def _append(self, link: Link) -> None:
+    def restore(self, link: Link, mark: str) -> None:
+        """Take back an entry that was kept."""
+        self.resumed, self.round = True, max(self.round, link.passed.round)
+        self._count(link)
+        if mark:
+            self._books.seen.add(mark)
         self.links.append(link)
         self._digests.append(extend(self._digests[-1], link))
 
+    def _add(self, entry: Passed, content: Array | str, clear: Array | str, among: int) -> None:
+        digest = content_digest(content)
+        numbers, mark = 0, ""
+        if not isinstance(clear, str) and counted(entry.kind, entry.receiver == COORDINATOR):
+            mark = hmac.digest(self._books.secret, encode("seen", digest), "sha256").hex()
+            numbers = 0 if mark in self._books.seen else distinct_numbers(clear)
+            self._books.seen.add(mark)
+        sealed = hmac.digest(self.entry_key(len(self.links)), digest, "sha256").hex()
+        link = Link(entry, self._time, numbers, among, sealed)
+        self._count(link)
+        self._append(link, mark)
+
+    def _count(self, link: Link) -> None:
+        if link.passed.receiver == COORDINATOR:
+            self.released[link.among] += link.numbers
+        else:
+            self.received += link.numbers
+
+    def _append(self, link: Link, mark: str) -> None:
+        self.links.append(link)
+        self._digests.append(extend(self._digests[-1], link))
+        self._new.append((link, mark))
+
+    def _keep(self) -> None:
+        if self._books.store is not None and self._new:
+            self._books.store.entered(self, self._new)
+        self._new = []
+
 
 class Books:
-    """All chains of one site, and which of its columns were in play."""
+    """All chains of one site, and which of its columns were in play.
 
-    def __init__(self) -> None:
-        self._chains: dict[str, Chain] = {}
-        self._seen: set[bytes] = set()
+    Parameters
+    ----------
+    secret : bytes, optional
+        Of the site: the keys of all commitments are drawn from it. Drawn anew when not given.
+
+    Attributes
+    ----------
+    seen : set of str
+        Marks of all that the site has released or received: a repetition tells nothing new. A mark is the
+        keyed digest of a content, and tells nothing without the secret.
+    store : Store or None
+        Where entries are kept; nowhere by default.
+    """
+
+    def __init__(self, secret: bytes | None = None) -> None:
+        self.secret = secrets.token_bytes(32) if secret is None else secret
+        self.seen: set[str] = set()
+        self.store: Store | None = None
         self.columns: set[str] = set()
         self.entities = 0
+        self._chains: dict[str, Chain] = {}
         self._present = ""
+
+    @property
+    def chains(self) -> tuple[Chain, ...]:
+        """All chains, in the order in which their sessions were opened."""
+        return tuple(self._chains.values())
 
     @property
     def present(self) -> Chain:
         """Chain of the ask that is being answered."""
         return self._chains[self._present]
 
-    def chain(self, site: str, keys: PublicIdentity, session: str) -> Chain:
-        """Chain of a session for the next ask, opened where there is none."""
-        if session not in self._chains:
-            last = next(reversed(self._chains.values()), None)
-            self._chains[session] = Chain(
-                site, keys, session, len(self._chains) + 1, "" if last is None else last.head, self._seen
-            )
-        self._present = session
-        return self._chains[session]
-
     @property
     def others(self) -> list[Chain]:
         """Chains of all other sessions."""
         return [chain for name, chain in self._chains.items() if name != self._present]
 
+    def chain(self, site: str, keys: PublicIdentity, session: str) -> Chain:
+        """Chain of a session for the next ask, opened where there is none."""
+        if session not in self._chains:
+            chain = self.open(site, keys, session)
+            if self.store is not None:
+                self.store.opened(chain)
+        self._present = session
+        return self._chains[session]
+
+    def open(self, site: str, keys: PublicIdentity, session: str) -> Chain:
+        """Open the chain of a new session, after the head of the one that was opened last."""
+        last = next(reversed(self._chains.values()), None)
+        previous = "" if last is None else last.head
+        chain = Chain(site, keys, session, len(self._chains) + 1, previous, self)
+        self._chains[session] = chain
+        return chain
+
     def note(self, columns: set[str], entities: int) -> None:
         """Note what an answer rested on."""
+        if columns <= self.columns and entities <= self.entities:
+            return
         self.columns |= columns
         self.entities = max(self.entities, entities)
+        if self.store is not None:
+            self.store.noted(self.columns, self.entities)
+
+    def keep_answered(self, bitmaps: Sequence[Array]) -> None:
+        """Keep the rows behind earlier answers beyond the life of the process."""
+        if self.store is not None:
+            self.store.answered(bitmaps)

@@ -19,6 +19,9 @@ from fedstat.typing import Array, Bools, Floats, Ints
 
 SAME_ROWS = "Fit both models on the same rows: name the columns of the one in complete=[...] of the other"
 SAME_OUTCOMES = "Keep the comparison of the earlier model, or choose one that is farther away"
+ENTITIES_PER_EQUATION = 2
+"""Fewest entities behind sums of products, for each equation that they make about a column's values."""
+
 REST = 0.01
 """Share of a column's variation that the rows besides the few largest must have."""
 

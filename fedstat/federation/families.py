@@ -11,11 +11,13 @@ from importlib import import_module
 INSTALLED = (
     "fedstat.federation.design_rows",
     "fedstat.federation.alignment",
+    "fedstat.federation.schema",
     "fedstat.federation.receipt_steps",
     "fedstat.models.evaluation",
     "fedstat.models.fedavg",
     "fedstat.models.glm",
     "fedstat.models.vfem",
+    "fedstat.models.vglm",
 )
 """Modules that enter steps into :data:`fedstat.federation.site.FAMILIES`."""
 

@@ -18,12 +18,14 @@ from fedstat.federation import partition_check as check
 from fedstat.federation.alignment import align_entities
 from fedstat.federation.alignment_keys import KeyTable
 from fedstat.federation.block_rows import Partial
-from fedstat.federation.engine import LocalEngine
+from fedstat.federation.connect import connect
+from fedstat.federation.engine import Engine, LocalEngine
 from fedstat.federation.ledger import Ledger
 from fedstat.federation.partition_align import Alignment
 from fedstat.federation.partition_describe import Layout
 from fedstat.federation.partition_views import PartitionViews
 from fedstat.federation.policy import Policy, site_policies
+from fedstat.federation.remote import Carrier
 from fedstat.federation.site import Site
 from fedstat.federation.table import ParquetTable, Table
 from fedstat.typing import Ints
@@ -33,7 +35,8 @@ from fedstat.typing import Ints
 class ClientPartition(PartitionViews):
     """Tables of several clients over one set of entities.
 
-    Make one with :meth:`from_frames`, :meth:`from_frame` or :meth:`from_files`. In the *vertical*
+    Make one with :meth:`from_frames`, :meth:`from_frame` or :meth:`from_files`, or reach sites in other
+    processes with :meth:`connect`. In the *vertical*
     layout clients hold different columns of overlapping entities; in the *horizontal* layout they
     hold the same columns of different entities.
 
@@ -256,15 +259,65 @@ class ClientPartition(PartitionViews):
         )
 
     @classmethod
+    def connect(
+        cls,
+        path: str | Path = "federation.toml",
+        journal: str | Path | None = None,
+        *,
+        without: Sequence[str] = (),
+        carrier: Carrier | None = None,
+    ) -> ClientPartition:
+        """Connect to sites that run in processes of their own, and hold different rows.
+
+        They are asked for the names and types of their columns and the number of their rows. No row comes:
+        views that need rows raise :class:`~fedstat.errors.NotAvailableError`.
+
+        Parameters
+        ----------
+        path : path
+            ``federation.toml``, or the folder that it is in; 'fedstat federation new' makes one.
+        journal : path, optional
+            Folder that keeps what the sites answer, so that an interrupted analysis that is run again goes on
+            where it stopped. One journal belongs to one analysis.
+        without : sequence of str
+            Sites that are not asked, and whose rows are left out, such as one that is gone for good.
+        carrier : Carrier, optional
+            What brings questions to the sites; the folder of the file by default.
+
+        Raises
+        ------
+        PartitionError
+            The file cannot be used, or the tables of the sites do not fit together; all problems are listed.
+        EngineError
+            A site did not answer; names it.
+        SecurityError
+            An answer is not signed by the site's key.
+        PolicyError
+            A site has too few rows, or its owner does not allow the question.
+        """
+        reached = connect(path, journal, without, carrier)
+        return cls._of_alignment(
+            "horizontal",
+            (),
+            reached.alignment,
+            reached.sites,
+            "drop",
+            reached.min_count,
+            reached.site_column,
+            reached.engine,
+        )
+
+    @classmethod
     def _of_alignment(
         cls,
         layout: Layout,
         key: tuple[str, ...],
         alignment: Alignment,
-        sites: Mapping[str, Site],
+        sites: Mapping[str, Any],
         partial: Partial,
         min_count: int,
         site_column: str,
+        engine: Engine | None = None,
     ) -> ClientPartition:
         tables = alignment.tables
         return cls(
@@ -279,6 +332,7 @@ class ClientPartition(PartitionViews):
             empty_rows=MappingProxyType(dict(alignment.empty_rows)),
             site_column=site_column,
             _tables=MappingProxyType(dict(tables)),
+            _engine=engine,
         )
 
 

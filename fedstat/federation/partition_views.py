@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from fedstat.errors import PartitionError
+from fedstat.errors import NotAvailableError, PartitionError
 from fedstat.federation import partition_plots
 from fedstat.federation.block_rows import Partial
 from fedstat.federation.engine import Engine, LocalEngine
@@ -60,7 +60,7 @@ class PartitionViews:
     @property
     def fingerprints(self) -> dict[str, str]:
         """Fingerprint of each client's keys, by which its statement in a receipt is known to be its own."""
-        return {client: site.trust.identity.public.fingerprint for client, site in self.sites.items()}
+        return {client: site.fingerprint for client, site in self.sites.items()}
 
     @property
     def n_entities(self) -> int:
@@ -150,6 +150,11 @@ class PartitionViews:
         """
         if self.layout == "horizontal":
             n_streamed = len(self.clients) - len(self._frames)
+            if not self._frames and self._engine is not None:
+                raise NotAvailableError(
+                    "missing cells are not counted at sites in other processes; a fit counts the rows that it "
+                    "leaves out"
+                )
             if not self._frames:
                 raise PartitionError(
                     f"the tables of all {n_streamed} clients are streamed from Parquet files, which are not "
@@ -187,10 +192,10 @@ class PartitionViews:
         lines = [
             f"ClientPartition ({self.layout}): {self.n_entities:,} entities, {len(self.clients)} clients{key}"
         ]
-        width = max(map(len, self.clients))
+        width, elsewhere = max(map(len, self.clients)), "streamed" if self._engine is None else "connected"
         for client, table in self._tables.items():
             line = f"  {client:<{width}}  {len(table.columns):>4} columns  {table.n_rows:>11,} entities"
-            lines.append(line if isinstance(table, FrameTable) else f"{line}, streamed")
+            lines.append(line if isinstance(table, FrameTable) else f"{line}, {elsewhere}")
         if self.layout == "horizontal":
             lines.append(f"  {len(self.pooled_columns)} columns are at every client")
         return "\n".join(lines)

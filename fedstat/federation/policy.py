@@ -226,7 +226,8 @@ def _not_masked(question: Question) -> str:
 def _unaccounted(question: Question) -> str:
     policy, ask, declared, where = question
     hidden = _hidden(ask, declared)
-    if policy.privacy is None or (declared.kind not in DATA_KINDS and not hidden):
+    # What is maskable is a site's part of a sum, whatever its kind.
+    if policy.privacy is None or (declared.kind not in DATA_KINDS and not declared.maskable):
         return ""
     why = MASKED if hidden else HIDDEN.get(declared.kind, "")
     return (

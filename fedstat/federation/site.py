@@ -226,6 +226,10 @@ class Site:
         See :class:`SiteData`; drawn from the operating system when not given.
     site_column : str
         Column under which steps find the site's own name, the same in every row; none by default.
+    trust : Trust, optional
+        New keys by default.
+    books : Books, optional
+        The account of an earlier process, to be continued.
     """
 
     def __init__(
@@ -235,6 +239,8 @@ class Site:
         policy: Policy | None = None,
         shared_seed: int | None = None,
         site_column: str = "",
+        trust: Trust | None = None,
+        books: Books | None = None,
     ) -> None:
         self.name = name
         self.policy = policy if policy is not None else Policy()
@@ -244,13 +250,29 @@ class Site:
         if site_column:
             held = LabelledTable(held, site_column, name)
         seed = secrets.randbits(63) if shared_seed is None else shared_seed
-        self._data = SiteData(name, held, seed, self.policy)
+        self._data = SiteData(
+            name, held, seed, self.policy, trust=trust or Trust(), books=Books() if books is None else books
+        )
         self._states: dict[str, State] = {}
 
     @property
     def trust(self) -> Trust:
         """The site's keys, and those that its owner has pinned."""
         return self._data.trust
+
+    @property
+    def books(self) -> Books:
+        """The site's own account of all that passed its door."""
+        return self._data.books
+
+    def remember_answered(self, bitmaps: Iterable[Array]) -> None:
+        """Hold new answers against those of an earlier process as well."""
+        self._data.answered[:] = bitmaps
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the site's keys."""
+        return self.trust.identity.public.fingerprint
 
     def __repr__(self) -> str:
         return f"Site({self.name!r}, {self._size})"
@@ -291,7 +313,7 @@ class Site:
 
     def _begin_entries(self, session: str) -> Chain:
         """Chain of a session, ready for one more ask; "" for what belongs to none."""
-        chain = self._data.books.chain(self.name, self.trust.identity.public, session)
+        chain = self.books.chain(self.name, self.trust.identity.public, session)
         chain.begin()
         return chain
 
@@ -302,6 +324,7 @@ class Site:
         check_arrays(f"{self.name}, step '{ask.step}'", step.takes, ask.arrays)
         if ask.family != RECEIPT:
             check_ask(self.name, self.policy, ask, step)
+            self._check_not_forgotten(ask, chain)
         state = self._states.get(ask.session, State())
         earlier, answered = state.copy(), list(self._data.answered)
         try:
@@ -312,7 +335,9 @@ class Site:
             state.restore(earlier)
             self._data.answered[:] = answered
             raise
-        self._data.books.note(state.in_play, state.entities)
+        self.books.note(state.in_play, state.entities)
+        if list(map(id, self._data.answered)) != list(map(id, answered)):
+            self.books.keep_answered(self._data.answered)
         chain.reply(ask, step, reply, clear.arrays, n_sites)
         if ask.family == RECEIPT:
             return packed
@@ -353,6 +378,14 @@ class Site:
     def _check_address(self, ask: Ask) -> None:
         if ask.site != self.name:
             raise MessageError(f"{self.name}: received a message that is addressed to '{ask.site}'")
+
+    def _check_not_forgotten(self, ask: Ask, chain: Chain) -> None:
+        if chain.resumed and ask.session and ask.session not in self._states:
+            raise MessageError(
+                f"{self.name}: it was started again since this session began, and what it held of the fit is "
+                "gone. Make the model again with from_formula, without a journal of the old one; its ledger "
+                "goes on"
+            )
 
     def _find_step(self, ask: Ask) -> Step:
         steps = FAMILIES.get(ask.family)

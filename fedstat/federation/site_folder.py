@@ -1,10 +1,11 @@
-"""The folder of one institution: where its data are, its keys, whom it trusts, and what may leave.
+"""The folder of one institution: where its data are, its keys, whom it trusts, what may leave and what left.
 
 ::
 
-    site.toml       name, layout, where the data are, fingerprints of the coordinator and of the other sites
+    site.toml       name, where the data are, fingerprints of the coordinator and of the other sites
     policy.toml     what may leave (fedstat.Policy)
     identity.json   the site's private keys, for its owner alone (mode 0600)
+    ledger.jsonl    what left; see :mod:`fedstat.federation.ledger_file`
 """
 
 from __future__ import annotations
@@ -17,12 +18,22 @@ from typing import Any
 
 from fedstat.errors import PartitionError
 from fedstat.federation.families import load_families
+from fedstat.federation.ledger_file import open_books, read_answered
 from fedstat.federation.policy import Policy
 from fedstat.federation.secure.keys import Identity
-from fedstat.federation.site import Site
+from fedstat.federation.site import Site, Trust
 from fedstat.federation.sources import Source, open_source
 
 DESCRIPTION, POLICY, IDENTITY = "site.toml", "policy.toml", "identity.json"
+KNOWN: Mapping[str, type] = {
+    "name": str,
+    "data": dict,
+    "coordinator": str,
+    "pinned": dict,
+    "site_column": str,
+    "seed": int,
+    "exchange": str,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +45,15 @@ class SiteDescription:
     name : str
     source : Source
     coordinator : str
-        Fingerprint of the coordinator's key; empty where the carrier knows the coordinator.
+        Fingerprint of the coordinator's key; empty where none is trusted.
     pinned : mapping of str to str
         Fingerprint by site, its own among them.
     site_column : str
         Horizontal layout: name by which a formula may ask for the site; empty in the vertical layout.
     seed : int or None
         Secret that the sites share for common random projections.
+    exchange : str
+        Folder through which questions come and answers go; empty where another carrier brings them.
     """
 
     name: str
@@ -49,6 +62,7 @@ class SiteDescription:
     pinned: Mapping[str, str]
     site_column: str = ""
     seed: int | None = None
+    exchange: str = ""
 
 
 def read_description(folder: str | Path) -> SiteDescription:
@@ -60,22 +74,10 @@ def read_description(folder: str | Path) -> SiteDescription:
         It is absent, is no TOML, or lacks something; the message names file, entry and remedy.
     """
     path = Path(folder, DESCRIPTION)
-    try:
-        content = tomllib.loads(path.read_text())
-    except FileNotFoundError as error:
-        raise PartitionError(f"'{path}' is absent; make it with 'fedstat site init {folder}'") from error
-    except tomllib.TOMLDecodeError as error:
-        raise PartitionError(f"'{path}' is not a TOML file: {error}") from error
-    known = {"name": str, "data": dict, "coordinator": str, "pinned": dict, "site_column": str, "seed": int}
-    for entry, value in content.items():
-        if entry not in known:
-            raise PartitionError(f"'{path}': unknown entry '{entry}'; known are {', '.join(known)}")
-        if not isinstance(value, known[entry]):
-            raise PartitionError(f"'{path}': '{entry}' must be of type {known[entry].__name__}")
-    lacking = [entry for entry in ("name", "data") if entry not in content]
-    if lacking:
-        raise PartitionError(f"'{path}' lacks {', '.join(lacking)}")
+    content = read_toml(path, f"make it with 'fedstat site init {folder} --name NAME'")
+    check_entries(path, content, KNOWN, ("name", "data"))
     source = Source.from_mapping(content["name"], _from_folder(path.parent, content["data"]))
+    exchange = content.get("exchange", "")
     return SiteDescription(
         content["name"],
         source,
@@ -83,7 +85,56 @@ def read_description(folder: str | Path) -> SiteDescription:
         content.get("pinned", {}),
         content.get("site_column", ""),
         content.get("seed"),
+        str(path.parent / exchange) if exchange else "",
     )
+
+
+def read_toml(path: Path, remedy: str) -> dict[str, Any]:
+    """Read a TOML file.
+
+    Raises
+    ------
+    PartitionError
+        It is absent (then with the remedy), or no TOML.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise PartitionError(f"'{path}' is absent; {remedy}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise PartitionError(f"'{path}' cannot be read ({type(error).__name__})") from error
+    except tomllib.TOMLDecodeError as error:
+        raise PartitionError(f"'{path}' is not a TOML file: {error}") from error
+
+
+def check_entries(
+    path: Path, content: Mapping[str, Any], known: Mapping[str, Any], needed: tuple[str, ...]
+) -> None:
+    """Hold the entries of a file against the known ones and their types.
+
+    Raises
+    ------
+    PartitionError
+        Names file and entry.
+    """
+    for entry, value in content.items():
+        if entry not in known:
+            raise PartitionError(f"'{path}': unknown entry '{entry}'; known are {', '.join(known)}")
+        if not isinstance(value, known[entry]) or isinstance(value, bool):
+            raise PartitionError(f"'{path}': '{entry}' must be of type {_type_name(known[entry])}")
+    lacking = [entry for entry in needed if entry not in content]
+    if lacking:
+        raise PartitionError(f"'{path}' lacks {', '.join(lacking)}")
+    for table in (name for name in ("pinned", "sites") if name in content):
+        wrong = [name for name, fingerprint in content[table].items() if not isinstance(fingerprint, str)]
+        if wrong:
+            raise PartitionError(
+                f"'{path}', [{table}]: expected a fingerprint in quotes for {', '.join(wrong)}"
+            )
+
+
+def _type_name(expected: Any) -> str:
+    return str(getattr(expected, "__name__", expected))
 
 
 def _from_folder(folder: Path, data: Mapping[str, Any]) -> dict[str, Any]:
@@ -92,28 +143,52 @@ def _from_folder(folder: Path, data: Mapping[str, Any]) -> dict[str, Any]:
     return {**data, **relative}
 
 
-def open_site(folder: str | Path) -> Site:
-    """Open the site of a folder.
+def load_identity(folder: str | Path) -> Identity:
+    """Read the keys of a folder.
 
     Raises
     ------
     PartitionError
-        Its description or its data cannot be used.
-    PolicyError
-        Its policy cannot be read.
+        There are none.
     SecurityError
-        Others than its owner may read the keys.
+        Others than the owner may read them.
+    """
+    path = Path(folder, IDENTITY)
+    if not path.exists():
+        raise PartitionError(f"'{path}' is absent; make a folder with keys by 'fedstat site init'")
+    return Identity.load(path)
+
+
+def read_site_policy(folder: str | Path) -> Policy:
+    """Read ``policy.toml``; without one, the default."""
+    path = Path(folder, POLICY)
+    return Policy.from_toml(path) if path.exists() else Policy()
+
+
+def open_site(folder: str | Path) -> Site:
+    """Open the site of a folder, which goes on with the account that is there.
+
+    Raises
+    ------
+    PartitionError
+        Its description, its data or its policy cannot be used.
+    SecurityError
+        Others than its owner may read the keys, or the account was altered.
+    EngineError
+        Another process serves the site.
     """
     description = read_description(folder)
     load_families()
-    policy = Path(folder, POLICY)
+    identity = load_identity(folder)
+    table, policy = open_source(description.source), read_site_policy(folder)
     site = Site(
         description.name,
-        open_source(description.source),
-        Policy.from_toml(policy) if policy.exists() else None,
+        table,
+        policy,
         description.seed,
         description.site_column,
+        Trust(dict(description.pinned), identity),
+        open_books(folder, description.name, identity.public),
     )
-    site.trust._identity = Identity.load(Path(folder, IDENTITY))
-    site.trust.pinned.update(description.pinned)
+    site.remember_answered(read_answered(folder, table.n_rows))
     return site

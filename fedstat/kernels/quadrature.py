@@ -37,11 +37,14 @@ LARGEST_STEP = (0.6, 0.0, 0.3)
 NEGLIGIBLE = -38.0
 """Log of a term, relative to the largest, that does not count any more."""
 
-MODE_STEPS = 50
+MODE_STEPS = 250
 LARGEST_MOVE = 2.0
 FAR_TAIL = -25.0
 HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 LARGEST_EXPONENT = 700.0
+
+LARGEST_MEAN, LARGEST_VARIANCE = 200.0, 400.0
+"""Of a linear predictor; far beyond any data, and what keeps the number of nodes within a thousand."""
 
 
 @njit(cache=True, nogil=True)

@@ -6,13 +6,14 @@ import secrets
 import warnings
 from typing import Any, ClassVar, Self
 
-from fedstat.errors import DataWarning, ModelError
+from fedstat.errors import DataWarning, ModelError, NotAvailableError
 from fedstat.federation.design import Design, Missing, agree_design
 from fedstat.federation.engine import Engine, Fit, Rounds
 from fedstat.federation.formula import Formula, parse_formula
 from fedstat.federation.ledger import Account, Ledger
 from fedstat.federation.partition import ClientPartition
 from fedstat.federation.receipt_steps import receipted
+from fedstat.inference.explanation import Explanation
 
 
 class VerticalModel:
@@ -123,6 +124,23 @@ class VerticalModel:
     def receipted(self, protocol: Rounds[Fit], ledger: Ledger) -> Rounds[Fit]:
         """Close a run with the sites' statements on it; see :func:`receipted`."""
         return receipted(protocol, tuple(self.partition.sites), self._session, ledger)
+
+    def explain(self, **arguments: Any) -> Explanation:
+        """Say what a fit would ask for, in families that can tell.
+
+        Parameters
+        ----------
+        **arguments
+            Of the fit.
+
+        Raises
+        ------
+        NotAvailableError
+            This one cannot.
+        """
+        raise NotAvailableError(
+            f"no forecast for {type(self).__name__}: fit, and look at result.ledger.releases()"
+        )
 
     def _warn_of_partial_blocks(self) -> None:
         if self.partition.partial != "drop":

@@ -46,11 +46,9 @@ class RowsStandIns:
         return site.reply(text=text, entities=n)
 
     def _sum_columns(self, site: StandIn, ask: Ask) -> Reply:
-        """Columns of mean 0 and variance 1 beside the intercept."""
+        """Columns of mean 0 and variance 1."""
         n = float(self.n[site.name])
         moments = np.tile([[n], [0.0], [n], [0.0]], self.p)
-        if self.agreement.question.intercept:
-            moments[:, 0] = n, n, 0.0, n
         return site.reply({"moments": moments}, entities=int(n))
 
 

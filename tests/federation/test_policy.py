@@ -45,6 +45,7 @@ def coded(data, state, text):
 STEPS = {
     "total": Step(total, gives={"total": Declared("aggregate", "sum of x", 0, maskable=True)}),
     "asked": Step(asked, gives={"asked": Declared("control", "times asked", 0)}),
+    "likelihood": Step(total, gives={"part": Declared("control", "log-likelihood", 0, maskable=True)}),
     "open": Step(open_columns),
     "rows": Step(rows, gives={"rows": Declared("raw columns", "x itself")}),
     "seal": Step(hidden, gives={"box": Declared("sealed", "for one other site", dtype="uint8")}),
@@ -116,6 +117,11 @@ REFUSALS = {
         {"privacy": BUDGET},
         "seal",
         r"\(privacy budget\) .*array 'box' .*hidden on its way, and the product of columns that it serves is",
+    ),
+    "a budget and a part of a sum": (
+        {"privacy": BUDGET},
+        "likelihood",
+        r"\(privacy budget\) .*array 'part' of step 'likelihood'",
     ),
     "a budget and a share": (
         {"privacy": BUDGET},

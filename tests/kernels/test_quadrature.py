@@ -147,6 +147,14 @@ def test_marginal_mean_and_its_derivatives(family):
             assert found[2] == pytest.approx((ups[1] - downs[1]) / h, rel=1e-3, abs=1e-7)
 
 
+@pytest.mark.parametrize("family", [LOGIT, LOG])
+def test_the_most_that_is_allowed_is_finite(family):
+    m, v = quadrature.LARGEST_MEAN, quadrature.LARGEST_VARIANCE
+    for y in (0.0, 1.0):
+        for mean in (-m, m):
+            assert np.isfinite(at(family, y, mean, v)).all()
+
+
 def test_the_mode_is_where_the_integrand_is_largest():
     for family in (LOGIT, LOG):
         for y in RESPONSES[family]:

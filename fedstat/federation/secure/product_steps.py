@@ -2,7 +2,8 @@
 
 A product of two clients' columns runs as :mod:`fedstat.federation.secure.product` describes; what one client
 sends the other, and what a dealing client sends both, is sealed against the coordinator who carries it.
-Which columns these are, and how many entities must stand behind a sum, says the family: :func:`product_steps`.
+Which columns these are, and how many entities must stand behind a sum, is for the family to say:
+:func:`product_steps`.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from fedstat.federation.ledger import COORDINATOR
 from fedstat.federation.message import Ask, Reply
 from fedstat.federation.rehearsal import Answers, Course, StandIn
 from fedstat.models.base_rows import HorizontalModel
@@ -50,7 +51,8 @@ class FedAvgPlan:
 
     def learned(self, course: Course) -> Iterator[tuple[str, str]]:
         """Say what the coefficients that a site returns tell."""
-        if any(entry.step == "run_epochs" and not entry.masked for entry in course.entries):
+        returned = [e for e in course.entries if e.step == "run_epochs" and e.sender != COORDINATOR]
+        if any(entry.array == "beta" and not entry.masked for entry in returned):
             yield (
                 "Coordinator",
                 "learns from each site's coefficients and losses, round by round, how its rows pull: the "

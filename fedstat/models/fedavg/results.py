@@ -238,8 +238,8 @@ class FedAvgResults(Evaluated, FederatedResults):
         if self.fit_.masked:
             notes.append(
                 f"Updates and sums were masked over {len(self.model.sites)} sites: the coordinator saw what "
-                "all add up to, and no site's part. This holds if coordinator and sites follow the protocol; the "
-                "coordinator and some sites together learn the sum over the others."
+                "all add up to, and no site's part. This holds if coordinator and sites follow the protocol; "
+                "the coordinator and some sites together learn the sum over the others."
             )
         if self.estimate.llf is not None:
             notes.append("The log-likelihood is that of these coefficients, not a maximum: no AIC, no BIC.")

@@ -197,7 +197,8 @@ def sum_scores(data: SiteData, state: State, beta: Floats, fair: Floats | None =
         ``inside``: whether all means lie inside the family's domain; ``spread``: whether more than a few rows
         weigh; score and information are zero where one of the two is not so. ``score`` (p,) and
         ``information`` (p, p) for dispersion one; ``totals``: sum of the frequency
-        weights, deviance, Pearson's statistic. With `fair`, ``slope`` (p,) and ``curvature`` (p, p) of the site's part of what q-FedAvg minimises.
+        weights, deviance, Pearson's statistic. With `fair`, ``slope`` (p,) and ``curvature`` (p, p) of the
+        site's part of what q-FedAvg minimises.
     """
     site = site_rows(data, state, beta)
     sums = evaluate([site.rows], beta, site.family)

@@ -128,9 +128,10 @@ def sum_clusters(
     dict
         For the other clusters of `spanning` strata: ``counts`` (h,), ``sums`` (h, p), ``outer`` (h, p, p).
         For the shared clusters: ``shared_sums`` (s, p), and ``shared``, ``shared_strata``, those that are
-        here and their strata. For the strata of this site alone together: ``within`` (p, p), their part of the
-        linearised variance, and ``lonely``, how many there are and how many have a single cluster. Clusters
-        and strata that are not here have zeros: of all but the hashes only the sums over sites are needed.
+        here and their strata. For the strata of this site alone together: ``within`` (p, p), their part of
+        the linearised variance, and ``lonely``, how many there are and how many have a single cluster.
+        Clusters and strata that are not here have zeros: of all but the hashes only the sums over sites are
+        needed.
 
     Raises
     ------

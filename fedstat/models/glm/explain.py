@@ -115,13 +115,10 @@ class GLMPlan:
 
     def _fit_alone(self, site: StandIn, ask: Ask) -> Reply:
         n, p = float(self._rows.n[site.name]), self._rows.p
-        columns = np.array([np.zeros(p), np.ones(p)])
-        if self._rows.agreement.question.intercept:
-            columns[:, 0] = 1.0, 0.0
         arrays = {
             "beta": np.zeros(p),
             "information": n * np.eye(p),
-            "columns": columns,
+            "columns": np.array([np.zeros(p), np.ones(p)]),
             "pearson": np.array(n),
         }
         return self._reply(site, arrays, json.dumps({"problem": ""}))

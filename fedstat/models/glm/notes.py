@@ -205,15 +205,25 @@ def _rows_note(result: GLMResults) -> str:
 def _masked_note(result: GLMResults) -> str:
     fit, K = result.fit_, len(result.fit_.local)
     if fit.masked:
-        own = any(own.problem != NOT_ASKED for own in fit.local)
         return (
             f"Sums over rows were masked over {K} sites: the coordinator saw what all add up to, and no "
-            f"site's part{', but for the own fits' if own else ''}. This holds if coordinator and sites follow the "
-            "protocol; the coordinator and some sites together learn the sum over the others."
+            f"site's part{_in_clear(result)}. This holds if coordinator and sites follow the protocol; the "
+            "coordinator and some sites together learn the sum over the others."
         )
     if K == 2:
         return "Sums were in clear: masks over two sites hide neither from the other."
     return "" if K == 1 else "Sums were in clear: the coordinator saw each site's part."
+
+
+def _in_clear(result: GLMResults) -> str:
+    """Name what left site by site all the same."""
+    told = []
+    if any(own.problem != NOT_ASKED for own in result.fit_.local):
+        told.append("the own fits")
+    entries = [] if result._ledger is None else result._ledger.entries
+    if any(entry.array == "sums" and entry.step == "transform_sums" for entry in entries):
+        told.append("the sums that transforms such as center() need")
+    return f", but for {' and '.join(told)}" if told else ""
 
 
 def _rounds_note(result: GLMResults) -> str:

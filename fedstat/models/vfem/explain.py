@@ -86,8 +86,8 @@ class VFEMPlan:
             low, usual, high = self.lengths
             yield (
                 f"The number of iterations depends on the data: {usual} is a guess from fits of simulated "
-                f"and recorded data, {low} to {high} its range, and maxiter={self._maxiter:,} the limit. Steps "
-                "that are rejected or shortened add rounds."
+                f"and recorded data, {low} to {high} its range, and maxiter={self._maxiter:,} the limit. "
+                "Steps that are rejected or shortened add rounds."
             )
             yield "Largest shapes are shown; early iterations mix fewer points and send less."
 

@@ -58,7 +58,7 @@ class Memory:
     def direction(self, weights: Weights, scaling: Scaling) -> Floats:
         """Combine the party's part of the direction."""
         combined = weights.scores @ np.array([*self.changes, self.score])
-        out = scaling(combined[None, :])[0]
+        out: Floats = scaling(combined[None, :])[0]
         for weight, step in zip(weights.steps, self.steps, strict=True):
             out = out + weight * step
         return out

@@ -20,8 +20,9 @@ from fedstat.models.vfem.covariance_protocol import Covariance
 from fedstat.models.vfem.cross_products import CrossOptions, check_dealers
 from fedstat.models.vfem.glm_covariance import glm_covariance
 from fedstat.models.vfem.glm_family import kernel_of
+from fedstat.models.vfem.glm_outcome import GLMOutcome
 from fedstat.models.vfem.glm_protocol import GLMAscent, GLMFit, GLMOptions, maximise
-from fedstat.models.vfem.glm_results import GLMOutcome, VFEMGLMResults
+from fedstat.models.vfem.glm_results import VFEMGLMResults
 from fedstat.models.vfem.layout import Layout, make_layout
 from fedstat.models.vfem.outcome import warn_unless_converged
 from fedstat.models.vfem.progress import Progress

@@ -11,7 +11,7 @@ from fedstat.models.vfem.layout import Layout
 from fedstat.models.vfem.outcome import Counts
 
 if TYPE_CHECKING:
-    from fedstat.models.vfem.glm_results import GLMOutcome
+    from fedstat.models.vfem.glm_outcome import GLMOutcome
 
 MODEL = {
     "vfem": (

@@ -22,6 +22,8 @@ from fedstat.kernels.quadrature import (
     BY_MV,
     BY_V,
     BY_VV,
+    LARGEST_MEAN,
+    LARGEST_VARIANCE,
     LOG_P,
     marginal_likelihood,
     marginal_mean,
@@ -113,8 +115,10 @@ def glm_evaluate(
     check_lengths(data.name, predictor=(predictor, len(response.y)), spread=(spread, G))
     if int(response.code.max()) >= G or (spread < 0.0).any():
         raise MessageError(f"{data.name}: array 'spread' must be a variance for each missing pattern")
-    response.m = predictor + centre[response.code]
-    response.v = spread[response.code]
+    m, v = predictor + centre[response.code], spread[response.code]
+    if np.abs(m).max() > LARGEST_MEAN or v.max() > LARGEST_VARIANCE:
+        return {"inside": np.array(0)}
+    response.m, response.v = m, v
     terms = marginal_likelihood(response.kernel, response.y, response.m, response.v)
     if not np.isfinite(terms).all():
         return {"inside": np.array(0)}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -12,39 +13,26 @@ import pandas as pd
 from fedstat.errors import ModelError, NotAvailableError
 from fedstat.federation.ledger import Ledger
 from fedstat.federation.partition import ClientPartition
-from fedstat.inference.covariance import delta_method
-from fedstat.inference.estimate import INTERCEPT, Estimate
+from fedstat.inference.estimate import Estimate
 from fedstat.inference.likelihood import LRTest, cox_snell, mcfadden
 from fedstat.inference.plots import plot_convergence
 from fedstat.inference.results import FederatedResults
 from fedstat.models.checks import check_choice
-from fedstat.models.vfem.covariance_protocol import Covariance, Places
+from fedstat.models.saved import READERS
 from fedstat.models.vfem.glm_notes import glm_notes
+from fedstat.models.vfem.glm_outcome import GLMOutcome, make_estimate
 from fedstat.models.vfem.glm_prediction import GLMPredictionResults, GLMPredictor, predict_means
-from fedstat.models.vfem.glm_protocol import GLMFit, GLMOptions
+from fedstat.models.vfem.glm_storage import FORMAT, read_saved, save_result
 from fedstat.models.vfem.layout import Layout, complete
-from fedstat.models.vfem.outcome import Counts, client_blocks, digest, origin_jacobian
+from fedstat.models.vfem.outcome import Counts, digest
 from fedstat.models.vfem.prediction import released_specs
 from fedstat.models.vfem.results import METHODS
-from fedstat.typing import Array, Floats
+from fedstat.typing import Array
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from fedstat.models.vfem.glm_model import VFEMGLM
-
-
-@dataclass(frozen=True, slots=True)
-class GLMOutcome:
-    """What a fit hands over: how it was made, and the numbers."""
-
-    method: str
-    cov_type: str
-    masked: bool
-    options: GLMOptions
-    fit: GLMFit
-    covariance: Covariance | None
-    fitted: Mapping[str, Array]
 
 
 class VFEMGLMResults(FederatedResults):
@@ -64,21 +52,32 @@ class VFEMGLMResults(FederatedResults):
         Of (a, 0, beta_1, mu_1, ..., t_1, ..., t_K), with `a` the mean of the linear predictor and t_k the
         variance of client k's part of it.
     counts : Counts
+    notes : list of str
+        Below the summary.
+    holder : str
+        The institution of the response.
     """
 
     model_name = "VFEM GLM"
 
     def __init__(
-        self, estimate: Estimate, ledger: Ledger, outcome: GLMOutcome, counts: Counts, model: VFEMGLM
+        self,
+        estimate: Estimate,
+        ledger: Ledger | None,
+        outcome: GLMOutcome,
+        counts: Counts,
+        notes: list[str],
+        holder: str,
+        model: VFEMGLM | None = None,
+        specs: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(estimate, ledger)
         self.method, self.method_name = outcome.method, METHODS[outcome.method]
         self.options, self.fit_, self.covariance = outcome.options, outcome.fit, outcome.covariance
         self.family_spec, self.family = outcome.fit.family, outcome.fit.family.make()
-        self.counts, self.model = counts, model
-        self._outcome = outcome
-        self._specs: Mapping[str, str] | None = None
-        self._notes: list[str] = []
+        self.counts, self.model, self.notes, self.holder = counts, model, notes, holder
+        self.outcome = outcome
+        self._specs = specs
 
     @classmethod
     def of(cls, model: VFEMGLM, layout: Layout, outcome: GLMOutcome, ledger: Ledger) -> VFEMGLMResults:
@@ -91,9 +90,9 @@ class VFEMGLMResults(FederatedResults):
             model.design.n - layout.n,
             {k: digest(model.design.entities[b.rows]) for k, b in blocks.items()},
         )
-        result = cls(make_estimate(model, layout, outcome), ledger, outcome, counts, model)
-        result._notes = glm_notes(layout, outcome, counts, ledger)
-        return result
+        notes = glm_notes(layout, outcome, counts, ledger)
+        estimate = make_estimate(model, layout, outcome)
+        return cls(estimate, ledger, outcome, counts, notes, model.design.active, model)
 
     # -- statements ------------------------------------------------------------------------------
 
@@ -203,15 +202,34 @@ class VFEMGLMResults(FederatedResults):
         -------
         GLMPredictionResults
         """
-        partition = self.model.partition if partition is None else partition
+        if partition is None:
+            partition = self._need_model("get_prediction without a partition").partition
         return predict_means(self._predictor(), partition, mean_only=False)
 
     def _predictor(self) -> GLMPredictor:
-        clients = tuple(self.fit_.beta)
-        if self._specs is None:
-            self._specs = released_specs(self.model, clients)
         joint = None if self.covariance is None else self.covariance.psi
-        return GLMPredictor(self.fit_, clients, joint, self._specs, self.model.design.active)
+        return GLMPredictor(self.fit_, tuple(self.fit_.beta), joint, self.specs, self.holder)
+
+    @property
+    def specs(self) -> Mapping[str, str]:
+        """How each client's columns are coded, with means and knots of transforms."""
+        if self._specs is None:
+            self._specs = released_specs(self._need_model("prediction"), tuple(self.fit_.beta))
+        return self._specs
+
+    # -- keeping ---------------------------------------------------------------------------------
+
+    def save(self, path: str | Path) -> None:
+        """Write the results to a file of arrays and JSON; read it with :func:`fedstat.load`.
+
+        It holds the estimates, their covariance, the ledger, and how columns are coded (with means and
+        knots of transforms), and no value per entity.
+
+        Parameters
+        ----------
+        path : str or Path
+        """
+        save_result(Path(path), self)
 
     # -- hooks -----------------------------------------------------------------------------------
 
@@ -238,54 +256,43 @@ class VFEMGLMResults(FederatedResults):
         return [*rows, ("Iterations", str(last.iteration)), ("Relative score", f"{last.score:.1e}")]
 
     def _summary_notes(self) -> list[str]:
-        return [*super()._summary_notes(), *self._notes]
+        return [*super()._summary_notes(), *self.notes]
 
     def _per_entity(self, what: str) -> pd.Series:
-        values = self._outcome.fitted.get(what)
+        values = self.outcome.fitted.get(what)
         if values is None:
             raise NotAvailableError(
                 f"no {what} values: one per entity, they stay with the response holder; fit with the "
-                "coordinator there"
+                "coordinator there, and read them before saving"
             )
-        design = self.model.design
-        index = self.model.partition.entities[design.entities]
+        model = self._need_model(what)
+        design = model.design
+        index = model.partition.entities[design.entities]
         if len(index) != len(values):
             blocks = tuple(b for b in design.blocks if b.client in self.fit_.beta)
             index = index[complete(blocks, design.n)]
         return pd.Series(values, index=index, name=what)
 
+    def _need_model(self, what: str) -> VFEMGLM:
+        if self.model is None:
+            raise NotAvailableError(
+                f"{what}: this result was read from a file and has no partition; give one"
+            )
+        return self.model
 
-def make_estimate(model: VFEMGLM, layout: Layout, outcome: GLMOutcome) -> Estimate:
-    """Coefficients with the intercept at the origin, and their covariance by the delta method."""
-    fit = outcome.fit
-    blocks = [b for b in model.design.blocks if b.client in layout.clients]
-    params = np.concatenate([[fit.beta0], *[fit.beta[b.client] for b in blocks]])
-    row = fit.trace[-1]
-    how = "" if outcome.covariance is None else outcome.covariance.how
-    return Estimate(
-        params=params,
-        cov=None if outcome.covariance is None else reported_covariance(outcome.covariance, fit),
-        names=(INTERCEPT, *[name for b in blocks for name in b.names]),
-        clients=("", *[b.client for b in blocks for _ in b.names]),
-        terms=(INTERCEPT, *[term for b in blocks for term in b.term_names]),
-        response=model.formula.response,
-        nobs=layout.n,
-        df_model=float(len(params) - 1),
-        converged=fit.converged,
-        convergence=f"{fit.reason}; relative score {row.score:.1e} after {row.iteration} iterations",
-        llf=fit.log_likelihood,
-        scale=1.0,
-        privacy="none (no noise is added)",
-        cov_type=outcome.cov_type + (f" ({how})" if how in ("sketch", "exact") else ""),
-        blocks=client_blocks(model, layout),
-        reasons={
-            "cov_params": "cov_type='none' was asked for",
-            "rsquared": "this family has pseudo_rsquared() instead",
-        },
+
+def from_file(header: Mapping[str, str], arrays: Mapping[str, Array]) -> VFEMGLMResults:
+    """Rebuild results from what a file holds."""
+    saved = read_saved(header, arrays)
+    return VFEMGLMResults(
+        saved.estimate,
+        saved.ledger,
+        saved.outcome,
+        saved.counts,
+        saved.notes,
+        saved.holder,
+        specs=saved.specs,
     )
 
 
-def reported_covariance(covariance: Covariance, fit: GLMFit) -> Floats:
-    """Covariance of (beta0, beta) from that of (a, 0, beta_1, mu_1, ..., t)."""
-    d = Places(tuple(len(beta) for beta in fit.beta.values())).total
-    return delta_method(covariance.psi[:d, :d], origin_jacobian(fit, tuple(fit.beta)))
+READERS[FORMAT] = from_file

@@ -24,9 +24,9 @@ from typing import TypeAlias
 import numpy as np
 
 from fedstat.errors import EstimationError, ModelError
+from fedstat.federation.disclosure import ENTITIES_PER_EQUATION
 from fedstat.typing import Bools, Floats, Ints
 
-ENTITIES_PER_EQUATION = 2
 LARGEST_SHARE = 0.2
 WORTH_A_WARNING = 0.05
 """Shares of the entities that may be moved, and that may be moved without a warning."""

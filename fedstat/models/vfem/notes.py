@@ -136,8 +136,9 @@ def _adversary(layout: Layout, exchange: Exchange, ledger: Ledger) -> Iterator[s
     yield (
         "Products between institutions come from secure multiplication among parties that follow the "
         "protocol and may keep what they see (semi-honest). Random numbers for two institutions are dealt "
-        f"by a third ({listed}; see .dealers), which must not collude with either of the two. The coordinator "
-        "and an institution together know the sums of the others' products with columns that they can read."
+        f"by a third ({listed}; see .dealers), which must not collude with either of the two. The "
+        "coordinator and an institution together know the sums of the others' products with columns that "
+        "they can read."
     )
     if len(exchange.dealers) and len({*layout.clients, layout.active}) == 2 and ledger.at is None:
         yield "Two institutions take part: the coordinator sits at neither, since a third party has to deal."

@@ -22,7 +22,7 @@ def multiply_sides(
     session: str,
     at: str | None,
 ) -> Rounds[list[Multiplied]]:
-    """Run products side by side; arguments as for :func:`fedstat.federation.secure.products.multiply_sides`."""
+    """Run products side by side; see :func:`fedstat.federation.secure.products.multiply_sides`."""
     return (yield from products.multiply_sides(FAMILY, pairs, sites, groups, n, session, at, OTHERWISE))
 
 

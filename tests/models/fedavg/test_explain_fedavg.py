@@ -18,6 +18,8 @@ FITS = {
     "averaging": (fs.FedAvg, {"rounds": 4}),
     "a share": (fs.FedAvg, {"rounds": 6, "fraction": 0.4, "seed": 5}),
     "standardised": (fs.FedAvg, {"rounds": 2, "standardize": True, "init": [0.1, 0.2, 0.3]}),
+    "in clear": (fs.FedAvg, {"rounds": 3, "masked": False}),
+    "fair, in clear": (fs.QFedAvg, {"rounds": 2, "masked": False}),
     "momentum": (fs.FedAvgM, {"rounds": 3}),
     "fair": (fs.QFedAvg, {"rounds": 3}),
     "proximal": (fs.FedProx, {"rounds": 3}),
@@ -46,7 +48,12 @@ def test_totals_are_those_of_the_ledger():
     before = model._agreement_ledger
     assert sum(expected for _, (_, expected, _) in explanation.rounds) == ledger.rounds - before.rounds
     assert explanation.totals()["sends"].sum() == ledger.bytes - before.bytes
-    assert "learns from each site's coefficients" in " ".join(str(explanation).split())
+
+
+def test_what_a_sites_coefficients_tell_is_said_where_they_come_in_clear():
+    model, words = model_of(fs.FedAvg), "learns from each site's coefficients"
+    assert words not in " ".join(str(model.explain(rounds=2)).split())
+    assert words in " ".join(str(model.explain(rounds=2, masked=False)).split())
 
 
 def test_a_refusal_is_told_as_the_site_will_say_it():

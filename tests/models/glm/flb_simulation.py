@@ -81,7 +81,7 @@ def run(job):
         case.setting, case.shift, size=case.size, seed=np.random.default_rng(seed)
     )
     partition = fs.ClientPartition.from_frame(data.train, by=data.site)
-    result = fs.GLORE.from_formula("y ~ .", partition).fit()
+    result = fs.GLORE.from_formula("y ~ .", partition).fit(masked=False)
     assert result.converged, f"{case}, run {number}"
     assert tuple(result.params.index) == NAMES
     compared = result.heterogeneity
@@ -107,7 +107,7 @@ def run(job):
 def descend(model, partition, seed):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", fs.errors.ConvergenceWarning)  # counted in the table
-        return model.from_formula("y ~ .", partition).fit(seed=seed)
+        return model.from_formula("y ~ .", partition).fit(seed=seed, masked=False)
 
 
 def one(result):

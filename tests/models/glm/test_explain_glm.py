@@ -139,6 +139,8 @@ def test_a_refusal_is_told_as_the_site_will_say_it(rule):
     model = model_of("sick ~ x + C(g)", policies={"Kiel": fs.Policy(**policy)}, **BINOMIAL)
     explanation = model.explain(**arguments)
     assert list(explanation.refused) == ["Kiel"] and not explanation.passes
+    if rule == "maximum columns":  # once, however many steps follow
+        assert len(explanation.refused["Kiel"][rule]) == 1
     with pytest.raises(fs.errors.PolicyError, match=words) as refusal:
         model.fit(**arguments)
     assert str(refusal.value) in chain(*explanation.refused["Kiel"].values())

@@ -14,7 +14,7 @@ from pooled import partition, table
 import fedstat as fs
 from fedstat.errors import FedstatError, MessageError, PolicyError
 from fedstat.federation.engine import LocalEngine
-from fedstat.federation.message import Ask, pack_ask
+from fedstat.federation.message import Ask, pack_ask, unpack_ask
 from fedstat.federation.policy import Policy
 from fedstat.models.glm import FAMILIES
 
@@ -214,24 +214,23 @@ def of_other_values(array):
         yield "zero", np.zeros_like(array)
 
 
-class Mutating(LocalEngine):
-    """Asks every question in changed forms before it asks it as it is."""
+class Mutating:
+    """A site that is asked every question in changed forms before it is asked it as it is."""
 
-    def __init__(self, sites, mutations):
-        super().__init__(sites)
-        self.sites, self.mutations, self.seen, self.outcomes = sites, mutations, set(), []
+    def __init__(self, site, mutations, outcomes):
+        self.site, self.mutations, self.outcomes, self.seen = site, mutations, outcomes, set()
 
-    def _round(self, asks):
-        for ask in asks:
-            if ask.family == "glm" and (ask.site, ask.step) not in self.seen:
-                self.seen.add((ask.site, ask.step))
-                for name, array in ask.arrays.items():
-                    for what, other in self.mutations(np.asarray(array)):
-                        self.attempt(replace(ask, arrays=ask.arrays | {name: other}), name, what)
-            yield from super()._round([ask])
+    def answer(self, request):
+        ask = unpack_ask(request)
+        if ask.family == "glm" and ask.step not in self.seen:
+            self.seen.add(ask.step)
+            for name, array in ask.arrays.items():
+                for what, other in self.mutations(np.asarray(array)):
+                    self.attempt(replace(ask, arrays=ask.arrays | {name: other}), name, what)
+        return self.site.answer(request)
 
     def attempt(self, ask, name, what):
-        site = self.sites[ask.site]
+        site = self.site
         states, entries = copy.copy(site._states), len(site.ledger.entries)
         site._states = {key: copy.copy(state) for key, state in states.items()}
         for key, state in states.items():
@@ -254,12 +253,14 @@ def mutated(mutations, family):
     model = model_of(family)
     clear = {"masked": False}  # a mask serves once, and a changed question would use it up
     expected = model.fit(cov_type="HC0", **clear)
-    model.engine = Mutating(model.partition.sites, mutations)
+    outcomes = []
+    sites = model.partition.sites
+    model.engine = LocalEngine({name: Mutating(site, mutations, outcomes) for name, site in sites.items()})
     found = model.fit(cov_type="HC0", **clear)
     assert found.params.to_numpy().tobytes() == expected.params.to_numpy().tobytes()
     model.fit(cov_type="cluster", cov_kwds={"groups": "region"}, **clear)
     model.fit(cov_type="survey", cov_kwds={"clusters": "ward", "strata": None}, **clear)
-    return model.engine.outcomes
+    return outcomes
 
 
 FAMILY = [sm.families.Binomial(), sm.families.Binomial(sm.families.links.CLogLog())]

@@ -21,6 +21,7 @@ from fedstat.federation.site import FAMILIES
 F, L = sm.families, sm.families.links
 FRAME = table(seed=3)
 FRAME["area"] = "of " + FRAME["site"]
+FRAME["twin"] = FRAME["x"] + np.where(FRAME["site"] == "S1", 0.0, 0.05 * FRAME["v"])
 CASES = {
     "logit": ("binary ~ x + z + C(g)", F.Binomial(), {}, {}),
     "cells missing at a site": ("binary ~ x + C(g) + C(site)", F.Binomial(), {}, {}),
@@ -28,6 +29,7 @@ CASES = {
     "poisson": ("count ~ x + C(g)", F.Poisson(), {"exposure": "days"}, {"cov_type": "HC0"}),
     "gamma": ("gamma ~ x + z", F.Gamma(L.Log()), {"var_weights": "v"}, {}),
     "linear": ("gauss ~ x + C(g)", F.Gaussian(), {"freq_weights": "w"}, {}),
+    "collinear at a site": ("binary ~ x + twin", F.Binomial(), {}, {}),
     "no intercept": ("gauss ~ 0 + C(g) + x", F.Gaussian(), {}, {}),
     "no own fits": ("binary ~ x + z", F.Binomial(), {}, {"local": False}),
     "one round": ("binary ~ x + C(g)", F.Binomial(), {}, {"rounds": 1}),

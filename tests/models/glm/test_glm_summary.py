@@ -245,7 +245,8 @@ def test_a_plain_fit_of_like_sites_needs_no_note_but_that_on_masks():
     assert note.startswith("Sums over rows were masked over 4 sites") and "but for the own fits" in note
     assert lines(result)["Sums"] == "masked over 4 sites"
     (without,) = fit(local=False).summary().notes
-    assert "own fits" not in without
+    assert "no site's part. This holds" in without
+    assert "but for the own fits and the sums that transforms" in notes(fit("binary ~ center(x)"))
 
 
 def test_sums_in_clear_are_told():

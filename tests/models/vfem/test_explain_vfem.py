@@ -4,6 +4,7 @@ from dataclasses import replace
 from itertools import chain
 
 import pytest
+import statsmodels.genmod.families as sm_families
 
 import fedstat as fs
 from fedstat.federation.message import Declared
@@ -163,6 +164,14 @@ def test_a_step_that_gives_more_than_its_stand_in_is_an_error(monkeypatch):
         fs.errors.MessageError, match=r"the stand-in of A, step 'estimates': .*missing \['more'\]"
     ):
         model_of().explain(**ITERATIVE)
+
+
+def test_a_family_that_cannot_tell_says_so():
+    frames = JOINED | {"A": JOINED["A"].assign(y=JOINED["A"]["y"] > 1.0)}
+    partition = fs.ClientPartition.from_frames(frames, on="id")
+    model = fs.VFEMRegression.from_formula("y ~ .", partition, family=sm_families.Binomial())
+    with pytest.raises(fs.errors.NotAvailableError, match=r"no forecast for VFEMGLM: fit, and look"):
+        model.explain()
 
 
 def test_a_step_without_a_stand_in_has_no_forecast(monkeypatch):

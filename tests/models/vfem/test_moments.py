@@ -208,6 +208,14 @@ def test_a_pattern_that_others_cannot_fill_is_no_target():
     np.testing.assert_array_equal(plan.patterns[plan.target[0]], [0, 1, 0, 0])
 
 
+def test_a_pattern_that_its_columns_keep_from_release_is_no_target():
+    """(B) is cheaper to go to, and has enough for the count alone, but not for its eight columns."""
+    patterns = np.array([[1, 1], [1, 0], [0, 1]], dtype=bool)
+    plan = plan_merges(patterns, np.array([9.0, 500.0, 3.0]), Rule(5, (2, 8)))
+    np.testing.assert_array_equal(plan.patterns[plan.target[0]], [1, 0])
+    assert (plan.moved, plan.left_out) == (9, 3)
+
+
 def test_the_few_that_lack_every_block_are_left_out():
     patterns = np.array([[0, 0], [1, 0], [1, 1]], dtype=bool)
     plan = plan_merges(patterns, np.array([2.0, 100.0, 100.0]), at_least(5))

@@ -143,7 +143,7 @@ def test_nothing_missing_is_the_generalised_linear_model(link):
     )
     se = glm.bse.to_numpy()
     np.testing.assert_allclose((result.params - glm.params.to_numpy()) / se, 0.0, atol=1e-6)
-    # statsmodels reports the expected information, another one than the observed where the link is the probit.
+    # statsmodels reports the expected information, which is not the observed one of the probit.
     observed = np.sqrt(np.diag(np.linalg.inv(-glm.model.hessian(glm.params, observed=True))))
     np.testing.assert_allclose(result.bse, observed, rtol=1e-6)
     assert result.llf == pytest.approx(glm.llf, abs=1e-8)
@@ -276,6 +276,24 @@ def test_a_partition_without_an_institution_is_predicted():
     predicted = result.predict(fewer)
     assert predicted.between(0.0, 1.0).all()
     assert predicted.std() < result.predict().std()
+
+
+def test_results_come_back_from_a_file(tmp_path):
+    _, model, _ = make("Logit")
+    result = model.fit()
+    result.save(tmp_path / "fit")
+    loaded = fs.load(tmp_path / "fit")
+    for what in ("params", "bse", "nobs_by_client"):
+        pd.testing.assert_series_equal(getattr(loaded, what), getattr(result, what), check_exact=True)
+    assert str(loaded.summary()) == str(result.summary())
+    assert loaded.pseudo_rsquared("mcf") == result.pseudo_rsquared("mcf")
+    new = glm_study(seed=5, n=60).partition()
+    expected = result.get_prediction(new).summary_frame()
+    pd.testing.assert_frame_equal(loaded.get_prediction(new).summary_frame(), expected)
+    with pytest.raises(NotAvailableError, match="stay with the response holder"):
+        loaded.fittedvalues  # noqa: B018
+    with pytest.raises(NotAvailableError, match="read from a file"):
+        loaded.get_prediction()
 
 
 # -- what goes wrong -----------------------------------------------------------------------------

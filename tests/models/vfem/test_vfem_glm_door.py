@@ -156,6 +156,16 @@ def test_steps_out_of_turn_are_told_so(study):
             hostile(fresh, site, step, **arrays)
 
 
+def test_absurd_predictors_are_not_computed_with(model, study):
+    n, patterns = len(study.table), 8
+    zeros = {"predictor": np.zeros(n), "centre": np.zeros(patterns), "spread": np.zeros(patterns)}
+    for far in ({"predictor": np.full(n, 1e6)}, {"spread": np.full(patterns, 1e12)}):
+        reply = unpack_reply(hostile(model, "Registry", "glm_evaluate", **(zeros | far)))
+        assert list(reply.arrays) == ["inside"]
+        assert not reply.arrays["inside"]
+    assert unpack_reply(hostile(model, "Registry", "glm_evaluate", **zeros)).arrays["inside"]
+
+
 def test_few_entities_behind_a_block_are_refused(study):
     table = study.table.copy()
     table.loc[table.index[13:], study.columns["Tax"]] = np.nan

@@ -22,8 +22,8 @@ from fedstat.federation.site import FAMILIES, State
 from fedstat.kernels.glm_family import FamilySpec
 from fedstat.models.vfem.cross_products import CrossOptions
 from fedstat.models.vfem.glm_covariance import glm_covariance
+from fedstat.models.vfem.glm_outcome import reported_covariance
 from fedstat.models.vfem.glm_protocol import GLMAscent, GLMOptions, maximise
-from fedstat.models.vfem.glm_results import reported_covariance
 from fedstat.models.vfem.layout import Layout, number_patterns
 
 TABLE = Path(__file__).parents[2] / "benchmarks" / "results" / "vfem_glm_coverage.csv"

@@ -1,0 +1,265 @@
+"""A partition whose sites are other processes: ``federation.toml``, and what is asked to connect.
+
+::
+
+    federation.toml    layout, carrier, and the fingerprints of the sites
+    identity.json      the coordinator's private keys, for its owner alone (mode 0600)
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import pandas as pd
+
+from fedstat.errors import NotAvailableError, PartitionError
+from fedstat.federation.families import load_families
+from fedstat.federation.folder import FolderCarrier
+from fedstat.federation.ledger import Ledger
+from fedstat.federation.partition_align import Alignment
+from fedstat.federation.partition_check import refuse
+from fedstat.federation.partition_rows import RowRanges, common_columns
+from fedstat.federation.remote import Carrier, Journal, RemoteEngine, RemoteSite
+from fedstat.federation.schema import TableSchema, ask_schemas
+from fedstat.federation.secure.keys import Identity
+from fedstat.federation.site_folder import IDENTITY, check_entries, load_identity, read_toml
+
+FEDERATION = "federation.toml"
+KNOWN: Mapping[str, Any] = {
+    "name": str,
+    "layout": str,
+    "carrier": str,
+    "exchange": str,
+    "timeout": int | float,
+    "min_count": int,
+    "sites": dict,
+}
+FEWEST_SITES = 1
+
+
+@dataclass(frozen=True, slots=True)
+class FederationDescription:
+    """What ``federation.toml`` says.
+
+    Parameters
+    ----------
+    folder : path
+        Where the file is, and the coordinator's keys.
+    name : str
+        Of the federation, for people.
+    exchange : str
+        Folder through which questions go and answers come.
+    timeout : float
+        Seconds until a site counts as silent.
+    min_count : int
+        Fewest entities of a category level in a design.
+    sites : mapping of str to str
+        Fingerprint by site, in the order of the partition.
+    """
+
+    folder: Path
+    name: str
+    exchange: str
+    timeout: float
+    min_count: int
+    sites: Mapping[str, str]
+
+
+def read_federation(path: str | Path) -> FederationDescription:
+    """Read ``federation.toml``.
+
+    Parameters
+    ----------
+    path : path
+        The file, or the folder that it is in.
+
+    Raises
+    ------
+    PartitionError
+        It is absent, is no TOML, lacks something, or names what this version does not have.
+    """
+    path = Path(path)
+    path = path / FEDERATION if path.is_dir() else path
+    content = read_toml(path, f"make it with 'fedstat federation new {path.parent}'")
+    check_entries(path, content, KNOWN, ("layout", "sites"))
+    if content["layout"] != "horizontal":
+        raise PartitionError(
+            f"'{path}': layout: expected \"horizontal\" (sites hold different rows of the same columns); the "
+            "vertical layout is for sites in one process, ClientPartition.from_frames"
+        )
+    if content.get("carrier", "folder") != "folder":
+        raise PartitionError(
+            f"'{path}': carrier: expected \"folder\"; another one is handed to connect(carrier=...)"
+        )
+    return FederationDescription(
+        path.parent,
+        content.get("name", ""),
+        str(path.parent / content.get("exchange", "exchange")),
+        float(content.get("timeout", 3600)),
+        content.get("min_count", 5),
+        MappingProxyType(content["sites"]),
+    )
+
+
+class ConnectedSite:
+    """A site of a connected partition: its name and its fingerprint, which is all that is known of it here.
+
+    Parameters
+    ----------
+    name, fingerprint : str
+    """
+
+    def __init__(self, name: str, fingerprint: str) -> None:
+        self.name, self.fingerprint = name, fingerprint
+
+    def __repr__(self) -> str:
+        return f"ConnectedSite({self.name!r})"
+
+    def __getattr__(self, name: str) -> Any:
+        raise NotAvailableError(
+            f"{self.__dict__.get('name', 'the site')}: its {name} is known at the site only, which runs in a "
+            "process of its own. Ask its owner ('fedstat site check' shows what may leave)"
+        )
+
+
+class ConnectedTable:
+    """What is known of a table elsewhere: columns and number of rows, and no row.
+
+    Parameters
+    ----------
+    site : str
+    schema : TableSchema
+    """
+
+    def __init__(self, site: str, schema: TableSchema) -> None:
+        self.site, self.schema = site, schema
+        self.columns: tuple[str, ...] = tuple(schema.columns)
+        self.n_rows = schema.n_rows
+
+    def chunks(self, columns: Sequence[str]) -> Iterator[pd.DataFrame]:
+        """Refuse: no row is here; see :meth:`fedstat.federation.table.Table.chunks`."""
+        raise NotAvailableError(
+            f"{self.site}: its rows are in a process of its own, and do not come here. Fit a model, which asks "
+            "for sums over them"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """Sites that were reached, and what they told of their tables.
+
+    Parameters
+    ----------
+    engine : RemoteEngine
+    sites : mapping of str to ConnectedSite
+    alignment : Alignment
+    site_column : str
+    min_count : int
+    """
+
+    engine: RemoteEngine
+    sites: Mapping[str, ConnectedSite]
+    alignment: Alignment
+    site_column: str
+    min_count: int
+
+
+def connect(
+    path: str | Path,
+    journal: str | Path | None = None,
+    without: Sequence[str] = (),
+    carrier: Carrier | None = None,
+) -> Connection:
+    """Ask the sites of a federation for the schema of their tables.
+
+    Parameters
+    ----------
+    path, journal, without, carrier
+        See :meth:`fedstat.ClientPartition.connect`.
+
+    Raises
+    ------
+    PartitionError, EngineError, SecurityError, PolicyError
+        See there.
+    """
+    if isinstance(without, str):
+        raise PartitionError(f"without: expected a list of sites, received a text; write [{without!r}]")
+    load_families()
+    federation = read_federation(path)
+    unknown = sorted(set(without) - set(federation.sites))
+    if unknown:
+        raise PartitionError(
+            f"without: there is no site {', '.join(unknown)}; there are {_names(federation)}"
+        )
+    fingerprints = {name: key for name, key in federation.sites.items() if name not in without}
+    if not fingerprints:
+        raise PartitionError(
+            f"'{federation.folder / FEDERATION}' lists no site to ask; add one with 'fedstat federation join "
+            f"{federation.folder} CARD'"
+        )
+    if carrier is None:
+        carrier = folder_carrier(federation)
+    remote = {name: RemoteSite(name, carrier) for name in fingerprints}
+    engine = RemoteEngine(remote, None if journal is None else Journal(Path(journal)))
+    schemas = engine.run(ask_schemas(tuple(fingerprints), secrets.token_hex(8)), Ledger())
+    refuse(schema_problems(schemas))
+    tables = {name: ConnectedTable(name, schema) for name, schema in schemas.items()}
+    n_rows = {name: table.n_rows for name, table in tables.items()}
+    alignment = Alignment(
+        pd.RangeIndex(sum(n_rows.values())), tables, RowRanges(n_rows), dict.fromkeys(tables, 0)
+    )
+    (site_column,) = {schema.site_column for schema in schemas.values()}
+    sites = {name: ConnectedSite(name, key) for name, key in fingerprints.items()}
+    return Connection(engine, sites, alignment, site_column, federation.min_count)
+
+
+def folder_carrier(federation: FederationDescription, timeout: float | None = None) -> FolderCarrier:
+    """Open the folder of a federation, with the coordinator's keys.
+
+    Raises
+    ------
+    PartitionError, SecurityError
+        The keys are absent, or others may read them.
+    """
+    return FolderCarrier(
+        Path(federation.exchange),
+        coordinator_identity(federation.folder),
+        federation.sites,
+        federation.timeout if timeout is None else timeout,
+    )
+
+
+def coordinator_identity(folder: Path) -> Identity:
+    """Read the coordinator's keys."""
+    if not (folder / IDENTITY).exists():
+        raise PartitionError(
+            f"'{folder / IDENTITY}', the coordinator's keys, is absent; take it from a backup, or make a new "
+            "federation, whose fingerprint the sites then have to pin"
+        )
+    return load_identity(folder)
+
+
+def _names(federation: FederationDescription) -> str:
+    return ", ".join(federation.sites) or "none"
+
+
+def schema_problems(schemas: Mapping[str, TableSchema]) -> Iterator[str]:
+    """One line per reason why the tables of the sites cannot be taken as one."""
+    named = {schema.site_column for schema in schemas.values()}
+    if len(named) > 1:
+        told = ", ".join(f"{site!r}: {schema.site_column!r}" for site, schema in schemas.items())
+        yield f"the sites have different names for the site itself ({told}); agree on one site_column"
+    common = common_columns([tuple(schema.columns) for schema in schemas.values()])
+    if not common:
+        yield "no column is at every site. Check that all sites spell their columns in the same way."
+    for name in common:
+        kinds = {site: s.columns[name] for site, s in schemas.items() if s.columns[name] is not None}
+        plain = {site: "numbers" if kind == "whole numbers" else kind for site, kind in kinds.items()}
+        if len(set(plain.values())) > 1:
+            told = ", ".join(f"{kind} at {site!r}" for site, kind in kinds.items())
+            yield f"column {name!r} holds {told}. One of the sites converts it, or leaves it out."

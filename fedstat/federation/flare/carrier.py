@@ -1,0 +1,110 @@
+"""The analyst's end of a running job."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import count
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client, Connection
+from pathlib import Path
+
+from fedstat.errors import EngineError, SecurityError
+from fedstat.federation.flare.kit import KEY, SOCKET, START
+from fedstat.federation.ledger import COORDINATOR
+from fedstat.federation.secure.envelopes import Envelope, open_signed, sign
+from fedstat.federation.secure.keys import Identity
+
+PAUSE = 0.2
+
+
+@dataclass(slots=True)
+class FlareCarrier:
+    """The analyst's end of a running job; several threads may use it, each with a connection of its own.
+
+    Parameters
+    ----------
+    server : path
+        Folder of the FLARE server, on this machine.
+    identity : Identity
+        The coordinator's.
+    fingerprints : mapping of str to str
+        Of the sites' keys.
+    """
+
+    server: Path
+    identity: Identity
+    fingerprints: Mapping[str, str]
+    _numbers: count[int] = field(default_factory=lambda: count(1))
+    _connections: threading.local = field(default_factory=threading.local)
+
+    def wait(self, seconds: float = START) -> None:
+        """Wait until the job takes questions.
+
+        Raises
+        ------
+        EngineError
+            It does not within `seconds`.
+        """
+        until = time.monotonic() + seconds
+        while True:
+            try:
+                self._connection()
+                return
+            except (OSError, EOFError, AuthenticationError) as error:
+                if time.monotonic() > until:
+                    raise EngineError(
+                        f"no job takes questions at '{Path(self.server, SOCKET)}' after {seconds:g} s "
+                        f"({type(error).__name__}). Was it submitted, and are all its sites running?"
+                    ) from error
+            time.sleep(PAUSE)
+
+    def carry(self, site: str, request: bytes) -> bytes:
+        """Send one question, and wait for its answer.
+
+        Raises
+        ------
+        EngineError
+            No job is running, or the site did not answer.
+        SecurityError
+            The answer is not signed by the site, or belongs to another question.
+        """
+        number = f"{time.time_ns():020d}-{next(self._numbers):06d}-{secrets.token_hex(4)}"
+        question = sign(self.identity, Envelope(COORDINATOR, site, number, request))
+        try:
+            connection = self._connection()
+            connection.send_bytes(json.dumps({"site": site}).encode())
+            connection.send_bytes(question)
+            problem = json.loads(connection.recv_bytes())["problem"]
+            answer = connection.recv_bytes()
+        except (EOFError, OSError, AuthenticationError) as error:
+            self._connections.open = None
+            raise EngineError(
+                f"'{site}': the job of the analysis has ended or was not started ({type(error).__name__})"
+            ) from error
+        if problem:
+            raise EngineError(f"'{site}' did not answer: {problem}")
+        envelope = open_signed(answer, self.fingerprints[site], f"the answer of '{site}'")
+        if (envelope.sender, envelope.number) != (site, number):
+            raise SecurityError(f"'{site}': answers another question, or in another's name")
+        return envelope.payload
+
+    def end(self) -> None:
+        """End the analysis; the job then completes, and the sites close their data."""
+        connection = self._connection()
+        connection.send_bytes(json.dumps({"site": None}).encode())
+        connection.recv_bytes()
+        connection.close()
+        self._connections.open = None
+
+    def _connection(self) -> Connection:
+        connection: Connection | None = getattr(self._connections, "open", None)
+        if connection is None:
+            key = Path(self.server, "local", KEY).read_bytes()
+            connection = Client(str(Path(self.server, SOCKET)), "AF_UNIX", authkey=key)
+            self._connections.open = connection
+        return connection

@@ -1,0 +1,166 @@
+"""Sums of products of all columns, once and by fold, for the normal family; no value per entity.
+
+Every institution releases sums of its own columns and their products; products with another's come from
+secure multiplication (:mod:`fedstat.federation.secure.products`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from fedstat.federation.engine import Rounds
+from fedstat.federation.message import Ask
+from fedstat.federation.secure.products import Side, multiply_sides
+from fedstat.kernels.glm_family import FamilySpec
+from fedstat.models.vglm.layout import Layout
+from fedstat.models.vglm.response_steps import RESPONSE
+from fedstat.models.vglm.steps import BLOCK, WEIGHTED
+from fedstat.typing import Bools, Floats, Ints
+
+FAMILY = "vglm"
+
+
+def ask(site: str, step: str, session: str, family: FamilySpec | None = None, **arrays: Any) -> Ask:
+    """Address one step of the family."""
+    text = "" if family is None else family.to_json()
+    return Ask(site, FAMILY, step, {name: np.asarray(a) for name, a in arrays.items()}, session, text)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Units:
+    """Means and standard deviations of columns, (p,), and of the response, with its constant.
+
+    Parameters
+    ----------
+    shift, scale : (p,) arrays
+    mean, sd : float
+        Of the response.
+    constant : float
+        Part of the log-likelihood per entity that no coefficient changes.
+    """
+
+    shift: Floats
+    scale: Floats
+    mean: float
+    sd: float
+    constant: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Grams:
+    """Sums of products of (1, X, y) by fold, X and y standardised.
+
+    Parameters
+    ----------
+    products : (F, p + 2, p + 2) array
+    units : Units
+    dealers : mapping of (str, str) to str
+        Who dealt for each pair of institutions; empty for the coordinator.
+    """
+
+    products: Floats
+    units: Units
+    dealers: Mapping[tuple[str, str], str]
+
+    def total(self, folds: Bools | None = None) -> Floats:
+        """Sum over some of the folds, or all."""
+        chosen = self.products if folds is None else self.products[folds]
+        return np.asarray(chosen.sum(axis=0))
+
+
+def stage(layout: Layout, family: FamilySpec, session: str) -> Rounds[Units]:
+    """Choose the entities of a fit, and standardise the columns."""
+    replies = yield [ask(k, "stage_block", session, keep=layout.keep[k]) for k in layout.clients] + [
+        ask(layout.active, "stage_response", session, family, keep=layout.response_keep)
+    ]
+    shift, scale = np.concatenate([reply.arrays["units"] for reply in replies[:-1]], axis=1)
+    mean, sd, constant = replies[-1].arrays["moments"].tolist()
+    return Units(shift, scale, mean, sd, constant)
+
+
+def exchange_grams(
+    layout: Layout, units: Units, code: Ints, groups: int, session: str, at: str | None
+) -> Rounds[Grams]:
+    """Obtain the sums of products by fold.
+
+    Parameters
+    ----------
+    layout : Layout
+    units : Units
+        As :func:`stage` returned them.
+    code : (n,) array of int
+        Fold of each entity.
+    groups : int
+        Number of folds.
+    session : str
+    at : str or None
+        Where the coordinator sits.
+
+    Raises
+    ------
+    ModelError
+        There is nobody to deal for two institutions.
+    """
+    p, places, last = layout.p, layout.places(1), layout.p + 1
+    products = np.zeros((groups, p + 2, p + 2))
+    products[:, 0, 0] = np.bincount(code, minlength=groups)
+    folds: dict[str, Any] = {"code": code, "groups": groups}
+    own = [layout.active] if layout.active in places else []
+    *replies, response = yield (
+        [ask(k, "sum_products", session, **folds) for k in layout.clients]
+        + [ask(k, "sum_with_response", session, **folds) for k in own]
+        + [ask(layout.active, "sum_response", session, **folds)]
+    )
+    for k, reply in zip(layout.clients, replies, strict=False):
+        products[:, 0, places[k]] = reply.arrays["sums"]
+        products[:, places[k], places[k]] = reply.arrays["grams"]
+    for k in own:
+        products[:, places[k], last] = replies[-1].arrays["products"]
+    products[:, 0, last], products[:, last, last] = response.arrays["sums"]
+    sides = [_side(layout, k, BLOCK, places[k], code) for k in layout.clients]
+    sides.append(_side(layout, layout.active, RESPONSE, slice(last, last + 1), code))
+    dealers = yield from _multiply(layout, sides, products, groups, session, at)
+    return Grams(_mirrored(products), units, dealers)
+
+
+def weighted_gram(
+    layout: Layout, weight: Floats, session: str, at: str | None
+) -> Rounds[tuple[Floats, dict[tuple[str, str], str]]]:
+    """Obtain ``(1, X)' W (1, X) / n``, (p + 1, p + 1), with X standardised; returns as well who dealt."""
+    places, code = layout.places(1), np.zeros(layout.n, dtype=np.int64)
+    products = np.zeros((1, layout.p + 1, layout.p + 1))
+    products[0, 0, 0] = weight.sum()
+    replies = yield [ask(k, "weigh", session, weight=weight) for k in layout.clients]
+    for k, reply in zip(layout.clients, replies, strict=True):
+        products[0, 0, places[k]] = reply.arrays["sums"]
+        products[0, places[k], places[k]] = reply.arrays["gram"]
+    sides = [_side(layout, k, WEIGHTED, places[k], code) for k in layout.clients]
+    dealers = yield from _multiply(layout, sides, products, 1, session, at)
+    return _mirrored(products)[0] / layout.n, dealers
+
+
+def _side(layout: Layout, site: str, columns: str, place: slice, code: Ints) -> Side:
+    return Side(site, columns, place, np.arange(layout.n), code)
+
+
+def _multiply(
+    layout: Layout, sides: list[Side], products: Floats, groups: int, session: str, at: str | None
+) -> Rounds[dict[tuple[str, str], str]]:
+    """Enter the products of institutions' columns above the diagonal; return who dealt."""
+    pairs = [(a, b) for a, b in combinations(sides, 2) if a.site != b.site]
+    sites = list(dict.fromkeys([*layout.clients, layout.active]))
+    multiplied = yield from multiply_sides(FAMILY, pairs, sites, groups, layout.n, session, at)
+    for one in multiplied:
+        products[:, one.a.place, one.b.place] = one.products
+    return {(min(one.a.site, one.b.site), max(one.a.site, one.b.site)): one.dealer for one in multiplied}
+
+
+def _mirrored(products: Floats) -> Floats:
+    """Copy what stands above the diagonal of each matrix below it."""
+    upper = np.triu(products)
+    return np.asarray(upper + np.triu(products, 1).transpose(0, 2, 1))

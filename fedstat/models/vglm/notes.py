@@ -1,0 +1,74 @@
+"""The sentences below the summary of a vertical generalised linear model."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from fedstat.federation.secure.masks import TWO_SITES, hides
+from fedstat.models.vglm.layout import Layout, describe_incomplete
+from fedstat.models.vglm.protocol import Fitted
+
+
+def fit_notes(layout: Layout, fitted: Fitted, hidden: bool, folds: int, at: str | None) -> list[str]:
+    """Write the notes of one fit.
+
+    Parameters
+    ----------
+    layout : Layout
+    fitted : Fitted
+    hidden : bool
+        Whether linear predictors were masked.
+    folds : int
+        Parts of the entities of which sums were released separately.
+    at : str or None
+        Where the coordinator sits.
+    """
+    return [
+        *([f"{describe_incomplete(layout)}."] if layout.left_out else []),
+        *(_sums(layout, folds) if fitted.points == 0 else _iterations(layout, fitted, hidden, at)),
+        *_dealers(fitted),
+    ]
+
+
+def _sums(layout: Layout, folds: int) -> Iterator[str]:
+    parts = f", for each of {folds} random parts of the entities" if folds > 1 else ""
+    yield (
+        f"Sums of the columns and of their products were exchanged once{parts}; no value per entity left an "
+        f"institution. At least {layout.n // folds:,} entities stand behind every sum."
+    )
+
+
+def _iterations(layout: Layout, fitted: Fitted, hidden: bool, at: str | None) -> Iterator[str]:
+    who = "the response holder" if at == layout.active else "the coordinator and the response holder"
+    yield (
+        f"{fitted.points:,} sums of linear predictors over institutions went to {who}, entity by entity, and "
+        f"residuals and weights, which tell the response, to every institution; "
+        f"{fitted.grams} weighted Gram matrices of {layout.p} columns were released over {layout.n:,} "
+        "entities."
+    )
+    if fitted.points > layout.p:
+        yield (
+            f"The coefficients are known to the coordinator: from {fitted.points:,} linear predictors of "
+            f"every entity, more than the {layout.p} columns, it could solve for the rows of ALL institutions, "
+            "masked or not. Use one lambda (lam=...), algorithm='descent' or path='quadratic', a coordinator "
+            "to whom all institutions would show their rows, or the normal family, which has no value per "
+            "entity."
+        )
+    elif not hidden and len(layout.clients) > 1:
+        yield "Linear predictors were not masked: every institution's own went to the coordinator."
+    if hidden and not hides(len(layout.clients)):
+        yield TWO_SITES
+
+
+def _dealers(fitted: Fitted) -> Iterator[str]:
+    counts = Counter(dealer or "the coordinator" for dealer in fitted.dealers.values())
+    if not counts:
+        return
+    listed = ", ".join(f"{dealer} for {count} pair{'s' * (count > 1)}" for dealer, count in counts.items())
+    yield (
+        "Products between institutions come from secure multiplication among parties that follow the "
+        "protocol and may keep what they see (semi-honest). Random numbers for two institutions are dealt by a "
+        f"third ({listed}), which must not collude with either. The coordinator and an institution together "
+        "know the sums of the others' products with columns that they can read."
+    )

@@ -1,0 +1,117 @@
+"""Predicted means of entities that every institution has."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from fedstat.errors import ModelError
+from fedstat.federation.design import block_of, design_ask
+from fedstat.federation.engine import Rounds
+from fedstat.federation.ledger import Ledger
+from fedstat.federation.message import Declared, Step, check_lengths
+from fedstat.federation.partition import ClientPartition
+from fedstat.federation.site import SiteData, State
+from fedstat.inference.estimate import Estimate
+from fedstat.kernels.glm_family import FamilySpec
+from fedstat.kernels.rows import row_dots
+from fedstat.models.base import VerticalModel
+from fedstat.models.vglm.gram import ask
+from fedstat.typing import Array, Floats
+
+
+def predict_block(data: SiteData, state: State, beta: Floats) -> dict[str, Array]:
+    """Linear predictor of the opened rows, one value per entity."""
+    X = np.ascontiguousarray(block_of(data, state).X)
+    check_lengths(data.name, beta=(beta, X.shape[1]))
+    return {"linear_predictor": row_dots(X, beta)}
+
+
+STEPS: Mapping[str, Step] = {
+    "predict_block": Step(
+        predict_block,
+        {"beta": Declared("aggregate", "coefficients", dtype="float64")},
+        {"linear_predictor": Declared("per entity", "linear predictor x'beta of the client's block")},
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Predictor:
+    """What prediction needs of a fit.
+
+    Parameters
+    ----------
+    estimate : Estimate
+    clients : tuple of str
+    family : FamilySpec
+    specs : mapping of str to str
+        How each client's columns are coded; empty before the sites were asked.
+    holder : str
+        The institution of the response.
+    """
+
+    estimate: Estimate
+    clients: tuple[str, ...]
+    family: FamilySpec
+    specs: Mapping[str, str]
+    holder: str
+
+    def beta(self, client: str) -> Floats:
+        """Coefficients of a client's columns."""
+        return self.estimate.params[np.array(self.estimate.clients) == client]
+
+
+def released_specs(model: VerticalModel, clients: tuple[str, ...]) -> dict[str, str]:
+    """Ask the sites of a fit how they coded their columns."""
+
+    def protocol() -> Rounds[dict[str, str]]:
+        replies = yield [design_ask(k, "release_spec", model._session) for k in clients]
+        return {k: reply.text for k, reply in zip(clients, replies, strict=True)}
+
+    return model.engine.run(protocol(), model.new_ledger())
+
+
+def predict_means(predictor: Predictor, partition: ClientPartition) -> pd.Series:
+    """Predict for every entity of a partition; nan where a client lacks it.
+
+    Raises
+    ------
+    ModelError
+        The partition is horizontal, or lacks a client of the fit.
+    DesignError
+        A client's columns cannot be coded as in the fit.
+    """
+    if partition.layout != "vertical":
+        raise ModelError("predict: expected a vertical partition, received a horizontal one")
+    needed = [k for k in predictor.clients if predictor.beta(k).any()]
+    lacking = [k for k in needed if k not in partition.sites]
+    if lacking:
+        raise ModelError(f"predict: the partition lacks the client {', '.join(lacking)} of the fit")
+    session, n = secrets.token_hex(8), partition.n_entities
+
+    def protocol() -> Rounds[Floats]:
+        asks = []
+        for k in needed:
+            content = {"spec": predictor.specs[k], "partial": partition.partial}
+            asks.append(design_ask(k, "open_new_block", session, content))
+        opened = yield asks
+        replies = yield [ask(k, "predict_block", session, beta=predictor.beta(k)) for k in needed]
+        eta, seen = np.full(n, predictor.estimate.params[0]), np.zeros(n, dtype=np.int64)
+        for k, block, reply in zip(needed, opened, replies, strict=True):
+            rows = partition.rows[k][block.arrays["seen"]]
+            eta[rows] += reply.arrays["linear_predictor"]
+            seen[rows] += 1
+        return np.where(seen == len(needed), eta, np.nan)
+
+    at = predictor.holder if predictor.holder in partition.sites else None
+    eta = (
+        partition.engine.run(protocol(), Ledger(at=at))
+        if needed
+        else np.full(n, predictor.estimate.params[0])
+    )
+    return pd.Series(predictor.family.make().link.inverse(eta), index=partition.entities)

@@ -1,0 +1,183 @@
+"""What the holder of the response computes for a vertical generalised linear model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import expit, gammaln, xlogy
+
+from fedstat.errors import EstimationError, MessageError, PolicyError
+from fedstat.federation.message import Declared, Step, check_lengths
+from fedstat.federation.site import SiteData, State
+from fedstat.kernels.glm_family import FamilySpec
+from fedstat.typing import Array, Bools, Floats, Ints
+
+RESPONSE = "response"
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """The response during a fit: (n,), with mean and standard deviation, and its family."""
+
+    y: Floats
+    family: FamilySpec
+    mean: float
+    sd: float
+
+    @property
+    def standardised(self) -> Floats:
+        """Mean 0, mean square 1."""
+        return np.asarray((self.y - self.mean) / self.sd)
+
+
+def response_of(data: SiteData, state: State) -> Response:
+    """Return this fit's response, or say that it is not here."""
+    if "vglm response" not in state:
+        raise MessageError(f"{data.name}: this fit has no response here; ask 'stage_response' first")
+    response: Response = state.use("vglm response")
+    return response
+
+
+def stage_response(data: SiteData, state: State, text: str, keep: Bools) -> tuple[dict[str, Array], str]:
+    """Choose the entities of a fit; release mean and standard deviation of the response.
+
+    Parameters
+    ----------
+    text : str
+        The family, in JSON.
+    keep : (rows,) bool
+        Rows of the institution that take part.
+
+    Returns
+    -------
+    dict
+        ``moments`` (3,): mean, standard deviation, and the part of the log-likelihood per entity that no
+        coefficient changes.
+    """
+    if "response" not in state:
+        raise MessageError(f"{data.name}: no response is open in this session; make the model again")
+    opened = state.use("response")
+    check_lengths(data.name, keep=(keep, len(opened)))
+    y, family = np.ascontiguousarray(opened[keep], dtype=np.float64), FamilySpec.from_json(text)
+    if len(y) < data.min_count:
+        raise PolicyError(
+            f"{data.name}: its policy (minimum count) wants at least {data.min_count} entities; {len(y)} of "
+            "this fit have every column"
+        )
+    check_values(data.name, family, y)
+    state.keep("vglm response", Response(y, family, float(y.mean()), float(y.std())), len(y))
+    return {"moments": np.array([y.mean(), y.std(), saturated(family, y) / len(y)])}, ""
+
+
+def check_values(name: str, family: FamilySpec, y: Floats) -> None:
+    """Require a response that the family allows and that is not constant.
+
+    Raises
+    ------
+    EstimationError
+        Names the site and what is expected.
+    """
+    expected, wrong = "finite numbers", ~np.isfinite(y)
+    if family.name == "Binomial":
+        expected, wrong = "zeros and ones (or true and false)", ~np.isin(y, (0.0, 1.0))
+    elif family.name == "Poisson":
+        expected, wrong = "counts: whole numbers from zero", ~((y >= 0.0) & (y == np.round(y)))
+    if wrong.any():
+        raise EstimationError(
+            f"{name}: expected a response of {expected} for the family {family.name}, and "
+            f"{int(wrong.sum()):,} of {len(y):,} entities have another"
+        )
+    if len(y) == 0 or y.min() == y.max():
+        raise EstimationError(f"{name}: the response is constant among the {len(y):,} entities of this fit")
+
+
+def saturated(family: FamilySpec, y: Floats) -> float:
+    """Log-likelihood of the model with a coefficient for every entity; 0 for the normal family."""
+    return float(np.sum(xlogy(y, y) - y - gammaln(y + 1.0))) if family.name == "Poisson" else 0.0
+
+
+def sum_response(data: SiteData, state: State, code: Ints, groups: Array) -> dict[str, Array]:
+    """Sum the standardised response and its square by fold: ``sums`` (2, G)."""
+    y, G = response_of(data, state).standardised, int(groups)
+    check_lengths(data.name, code=(code, len(y)))
+    if len(code) == 0 or code.min() < 0 or code.max() >= G:
+        raise MessageError(f"{data.name}: expected folds from 0 to {G - 1} of every entity")
+    smallest = int(np.bincount(code, minlength=G).min())
+    if smallest < data.min_count:
+        raise PolicyError(
+            f"{data.name}: its policy (minimum count) wants at least {data.min_count} entities of every "
+            f"fold; there are {smallest}. Use fewer folds"
+        )
+    return {"sums": np.array([np.bincount(code, v, minlength=G) for v in (y, y * y)])}
+
+
+def respond(data: SiteData, state: State, eta: Floats) -> dict[str, Array]:
+    """Compare the response with linear predictors.
+
+    Parameters
+    ----------
+    eta : (n,) array
+        Linear predictor of every entity.
+
+    Returns
+    -------
+    dict
+        ``loss``, half the mean deviance; ``residual`` and ``weight`` (n,): first and minus second derivative
+        of every entity's log-likelihood by its linear predictor.
+    """
+    response = response_of(data, state)
+    check_lengths(data.name, eta=(eta, len(response.y)))
+    if not np.isfinite(eta).all():
+        raise MessageError(f"{data.name}: array 'eta' must be finite")
+    loss, residual, weight = POINTS[response.family.name](eta, response.y)
+    return {"loss": np.array(loss), "residual": residual, "weight": weight}
+
+
+def _normal(eta: Floats, y: Floats) -> tuple[float, Floats, Floats]:
+    residual = y - eta
+    return float(np.mean(residual**2)) / 2.0, residual, np.ones(len(y))
+
+
+def _binomial(eta: Floats, y: Floats) -> tuple[float, Floats, Floats]:
+    mean = expit(eta)
+    return float(np.mean(np.logaddexp(0.0, eta) - y * eta)), y - mean, mean * expit(-eta)
+
+
+def _poisson(eta: Floats, y: Floats) -> tuple[float, Floats, Floats]:
+    # A mean beyond 1e304 is not a fit: the loss is then so large that no step leads there.
+    mean = np.exp(np.minimum(eta, 700.0))
+    return float(np.mean(xlogy(y, y) - y * eta - (y - mean))), y - mean, mean
+
+
+POINTS = {"Gaussian": _normal, "Binomial": _binomial, "Poisson": _poisson}
+LINKS = {"Gaussian": "Identity", "Binomial": "Logit", "Poisson": "Log"}
+"""Families of which this holds: one canonical link each."""
+
+
+STEPS: Mapping[str, Step] = {
+    "stage_response": Step(
+        stage_response,
+        {"keep": Declared("presence", "which of the client's entities take part", dtype="bool")},
+        {"moments": Declared("aggregate", "mean and standard deviation of the response, a constant")},
+        Declared("control", "family of the response"),
+    ),
+    "sum_response": Step(
+        sum_response,
+        {
+            "code": Declared("control", "fold of each entity", dtype="int64"),
+            "groups": Declared("control", "number of folds", 0),
+        },
+        {"sums": Declared("aggregate", "sums of the response and its square by fold", 2)},
+    ),
+    "respond": Step(
+        respond,
+        {"eta": Declared("per entity", "sum of the clients' linear predictors", dtype="float64")},
+        {
+            "loss": Declared("aggregate", "half the mean deviance", 0),
+            "residual": Declared("per entity", "residual of the response"),
+            "weight": Declared("per entity", "weight of each entity in a Newton step"),
+        },
+    ),
+}

@@ -1,0 +1,1 @@
+"""The command ``fedstat``: sites as services, and federations of them."""

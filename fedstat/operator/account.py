@@ -1,0 +1,79 @@
+"""What left a site, from its own account."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedstat.errors import PartitionError
+from fedstat.federation.chain import COORDINATOR, REFUSAL, Chain, Link, link_row
+from fedstat.federation.ledger_file import LEDGER, read_books
+from fedstat.federation.receipt import LINK_FIELDS
+from fedstat.federation.site_folder import load_identity, read_description
+from fedstat.operator.screen import columns, heading
+
+HEAD = ("step", "array", "kind", "masked", "messages", "largest", "bytes", "entities")
+
+
+def ledger(folder: Path, session: str | None, as_json: bool) -> int:
+    """Show what left a site, to whom and when, and whether the account is whole."""
+    name = read_description(folder).name
+    if not (folder / LEDGER).exists():
+        print(f"{name} has not answered anything yet.")
+        return 0
+    chains = read_books(folder, name, load_identity(folder).public).chains
+    if session is not None:
+        chains = tuple(chain for chain in chains if chain.session == session)
+        if not chains:
+            raise PartitionError(f"'{folder / LEDGER}' has no session '{session}'")
+    if as_json:
+        for chain in chains:
+            for link in chain.links:
+                print(
+                    json.dumps(
+                        {"session": chain.session} | dict(zip(LINK_FIELDS, link_row(link), strict=True))
+                    )
+                )
+        return 0
+    print(heading(f"What left {name}"))
+    for chain in chains:
+        _show(chain)
+    n_entries = sum(len(chain.links) for chain in chains)
+    print(f"{n_entries:,} entries in {len(chains)} sessions. Every entry fits the chain of digests.")
+    return 0
+
+
+def _show(chain: Chain) -> None:
+    links = chain.links
+    if not links:
+        return
+    what = f"Session {chain.session}" if chain.session else "Messages that belong to no session"
+    print(f"\n{what}, to the coordinator, {links[0].time} to {links[-1].time}\n")
+    left = [link for link in links if link.passed.receiver == COORDINATOR and link.passed.kind != REFUSAL]
+    by_array: dict[tuple[str, str, str, bool], list[Link]] = {}
+    for link in left:
+        passed = link.passed
+        by_array.setdefault((passed.step, passed.array, passed.kind, passed.masked), []).append(link)
+    rows = [_row(key, found) for key, found in by_array.items()]
+    if rows:
+        print(columns([HEAD, *rows], head=True, right=(4, 5, 6, 7)))
+    for link in links:
+        if link.passed.kind == REFUSAL:
+            print(f"  refused: step '{link.passed.step}' by {link.passed.rule}, {link.time}")
+    print(f"\n  digest of the last entry  {chain.head}\n")
+
+
+def _row(key: tuple[str, str, str, bool], found: Sequence[Link]) -> tuple[str, ...]:
+    step, array, kind, masked = key
+    largest = max((link.passed.shape for link in found), key=lambda shape: (len(shape), shape))
+    return (
+        step,
+        array,
+        kind,
+        "yes" if masked else "",
+        f"{len(found):,}",
+        " x ".join(map(str, largest)) or "1",
+        f"{sum(link.passed.bytes for link in found):,}",
+        f"{max(link.passed.entities for link in found):,}",
+    )

@@ -1,0 +1,90 @@
+"""Public cards: the name, the role and the fingerprint of an institution or of a coordinator."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedstat.errors import PartitionError
+from fedstat.federation.ledger import COORDINATOR
+from fedstat.federation.site_folder import check_entries, read_toml
+from fedstat.operator.entries import quoted
+from fedstat.operator.templates import CARD
+
+FILE = "card.toml"
+SITE = "site"
+FINGERPRINT = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """What others need to know.
+
+    Parameters
+    ----------
+    name : str
+    role : {"site", "coordinator"}
+    fingerprint : str
+    """
+
+    name: str
+    role: str
+    fingerprint: str
+
+    def write(self, folder: Path) -> Path:
+        """Write it into a folder."""
+        path = folder / FILE
+        path.write_text(
+            CARD.format(
+                name=self.name,
+                quoted=quoted(self.name),
+                role=quoted(self.role),
+                fingerprint=quoted(self.fingerprint),
+            ),
+            encoding="utf-8",
+        )
+        return path
+
+
+def read_card(path: Path) -> Card:
+    """Read a card; of a folder, the one in it.
+
+    Raises
+    ------
+    PartitionError
+        It is no card.
+    """
+    path = path / FILE if path.is_dir() else path
+    content = read_toml(path, "a card is the card.toml of a site's or a coordinator's folder")
+    fields = ("name", "role", "fingerprint")
+    check_entries(path, content, dict.fromkeys(fields, str), fields)
+    card = Card(*(content[field] for field in fields))
+    if card.role not in (SITE, COORDINATOR):
+        raise PartitionError(f'\'{path}\': role: expected "{SITE}" or "{COORDINATOR}"')
+    if not FINGERPRINT.fullmatch(re.sub(r"[\s:]", "", card.fingerprint).lower()):
+        raise PartitionError(f"'{path}': fingerprint: expected 64 hexadecimal digits, maybe in groups")
+    check_name(card.name)
+    return card
+
+
+def check_name(name: str) -> str:
+    """Require a name that can be a folder and a line in a file.
+
+    Raises
+    ------
+    PartitionError
+        It cannot.
+    """
+    if (
+        not name.isprintable()
+        or not name.strip()
+        or name != name.strip()
+        or set(name) & set('/\\:"')
+        or (name.startswith(".") or name == COORDINATOR or len(name.encode()) > 80)
+    ):
+        raise PartitionError(
+            f"the name {name!r} cannot be one of a site: expected printable text of at most 80 bytes, without "
+            f"slash, colon or quotes, no dot at its beginning, and not '{COORDINATOR}'"
+        )
+    return name

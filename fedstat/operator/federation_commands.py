@@ -1,0 +1,104 @@
+"""What a coordinator does with its folder: make it, add sites, and see whether they answer."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from pathlib import Path
+
+from fedstat.errors import FedstatError, PartitionError
+from fedstat.federation.connect import (
+    FEDERATION,
+    FederationDescription,
+    coordinator_identity,
+    folder_carrier,
+    read_federation,
+    schema_problems,
+)
+from fedstat.federation.families import load_families
+from fedstat.federation.ledger import COORDINATOR, Ledger
+from fedstat.federation.remote import RemoteEngine, RemoteSite
+from fedstat.federation.schema import TableSchema, ask_schemas
+from fedstat.federation.secure.keys import Identity
+from fedstat.federation.site_folder import IDENTITY
+from fedstat.operator.cards import FILE, SITE, Card, read_card
+from fedstat.operator.entries import quoted, set_entry
+from fedstat.operator.screen import columns, heading
+from fedstat.operator.site_commands import make_folder
+from fedstat.operator.templates import FEDERATION as TEMPLATE
+
+
+def new(folder: Path, name: str, exchange: str | None) -> int:
+    """Make a coordinator's folder: keys, federation.toml and public card."""
+    make_folder(folder, FEDERATION)
+    identity = Identity.generate()
+    identity.save(folder / IDENTITY)
+    place = "exchange" if exchange is None else str(Path(exchange).resolve())
+    text = TEMPLATE.format(folder=folder, name=quoted(name), exchange=quoted(place))
+    (folder / FEDERATION).write_text(text, encoding="utf-8")
+    card = Card(name, COORDINATOR, identity.public.fingerprint).write(folder)
+    print(f"'{folder}' is the folder of the coordinator of {name}.\n")
+    rows = [
+        (IDENTITY, "private keys, for this account alone; whoever has them asks in your name"),
+        (FEDERATION, "the sites, and how they are reached"),
+        (FILE, "name and fingerprint, for the sites"),
+    ]
+    print(columns(rows))
+    print(f"\nFingerprint  {identity.public.fingerprint}")
+    print(f"\nNext: give {card} to every site, which enters it by    fedstat site pin FOLDER {FILE}")
+    print(f"      add the card of every site by    fedstat federation join {folder} CARD")
+    return 0
+
+
+def join(folder: Path, path: Path) -> int:
+    """Add the site of a card."""
+    federation, card = read_federation(folder), read_card(path)
+    if card.role != SITE:
+        raise PartitionError(f"'{path}' is the card of a coordinator; sites are added here")
+    known = federation.sites.get(card.name)
+    if known == card.fingerprint:
+        print(f"{card.name} was added before.")
+        return 0
+    if known is not None:
+        raise PartitionError(
+            f"there is a site '{card.name}' with another key; where it has new keys, take its old line out of "
+            f"'{folder / FEDERATION}' first"
+        )
+    set_entry(folder / FEDERATION, "sites", card.name, card.fingerprint)
+    print(f"{card.name} is site {len(federation.sites) + 1} of {federation.name}:\n\n  {card.fingerprint}\n")
+    print("Compare it by telephone with what they read out: a card can be exchanged on its way.")
+    return 0
+
+
+def test(folder: Path, timeout: float) -> int:
+    """Ask every site for its schema, and time it."""
+    load_families()
+    federation = read_federation(folder)
+    if not federation.sites:
+        raise PartitionError(f"no site has been added yet: fedstat federation join {folder} CARD")
+    coordinator_identity(federation.folder)
+    print(heading(f"Federation {federation.name}"))
+    rows, problems, schemas = [("site", "answers", "seconds", "rows", "columns")], [], {}
+    for site in federation.sites:
+        began = time.monotonic()
+        try:
+            schema = _ask(federation, site, timeout)
+        except FedstatError as error:
+            problems.append(str(error))
+            rows.append((site, "no", "", "", ""))
+            continue
+        schemas[site] = schema
+        seconds = f"{time.monotonic() - began:.2f}"
+        rows.append((site, "yes", seconds, f"{schema.n_rows:,}", str(len(schema.columns))))
+    print(columns(rows, head=True, right=(2, 3, 4)) + "\n")
+    problems += schema_problems(schemas) if schemas else ()
+    for problem in problems:
+        print(f"  - {problem}")
+    if not problems:
+        print(f'  In Python:    partition = fedstat.ClientPartition.connect("{folder / FEDERATION}")')
+    return 1 if problems else 0
+
+
+def _ask(federation: FederationDescription, site: str, timeout: float) -> TableSchema:
+    engine = RemoteEngine({site: RemoteSite(site, folder_carrier(federation, timeout))})
+    return engine.run(ask_schemas((site,), secrets.token_hex(8)), Ledger())[site]

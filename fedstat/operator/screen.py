@@ -1,0 +1,34 @@
+"""Plain tables for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def heading(text: str) -> str:
+    """Underline a heading."""
+    return f"{text}\n{'-' * len(text)}"
+
+
+def columns(rows: Sequence[Sequence[str]], *, head: bool = False, right: Sequence[int] = ()) -> str:
+    """Set rows in columns.
+
+    Parameters
+    ----------
+    rows : sequence of rows of text
+    head : bool
+        Whether the first row names the columns.
+    right : sequence of int
+        Columns that are set to the right, such as numbers.
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join(
+            cell.rjust(width) if place in right else cell.ljust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]
+    if head:
+        lines.insert(1, "  ".join("-" * width for width in widths))
+    return "\n".join(f"  {line.rstrip()}" for line in lines)

@@ -1,0 +1,206 @@
+"""What the owner of a site does with its folder: make it, look at it, and say whom it trusts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from fedstat.errors import FedstatError, PartitionError
+from fedstat.federation.families import load_families
+from fedstat.federation.ledger import COORDINATOR
+from fedstat.federation.message import Ask, Step
+from fedstat.federation.policy import Policy, refusals
+from fedstat.federation.schema import table_schema
+from fedstat.federation.secure.keys import Identity
+from fedstat.federation.site import FAMILIES, RECEIPT
+from fedstat.federation.site_folder import (
+    DESCRIPTION,
+    IDENTITY,
+    POLICY,
+    SiteDescription,
+    load_identity,
+    read_description,
+    read_site_policy,
+)
+from fedstat.federation.sources import open_source
+from fedstat.federation.table import LabelledTable
+from fedstat.operator.cards import FILE, SITE, Card, check_name, read_card
+from fedstat.operator.entries import quoted, set_entry, withdraw_entry
+from fedstat.operator.screen import columns, heading
+from fedstat.operator.templates import SITE as TEMPLATE
+
+
+def make_folder(folder: Path, first: str) -> None:
+    """Make a private folder, unless it holds what would be overwritten.
+
+    Raises
+    ------
+    PartitionError
+        It does.
+    """
+    if (folder / first).exists() or (folder / IDENTITY).exists():
+        raise PartitionError(f"'{folder}' is in use already; choose another folder, nothing was changed")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def init(folder: Path, name: str, data: str | None, exchange: str) -> int:
+    """Make a site's folder: keys, templates and public card."""
+    check_name(name)
+    make_folder(folder, DESCRIPTION)
+    identity = Identity.generate()
+    identity.save(folder / IDENTITY)
+    fingerprint = identity.public.fingerprint
+    kind = "parquet" if (data or "").lower().endswith(".parquet") else "csv"
+    # a path that was given on the command line is relative to where the command was run
+    path = "records.csv" if data is None else str(Path(data).resolve())
+    text = TEMPLATE.format(
+        folder=folder,
+        name=quoted(name),
+        exchange=quoted(str(Path(exchange).resolve())),
+        kind=quoted(kind),
+        path=quoted(path),
+        fingerprint=quoted(fingerprint),
+    )
+    (folder / DESCRIPTION).write_text(text, encoding="utf-8")
+    (folder / POLICY).write_text(Policy().to_toml(), encoding="utf-8")
+    card = Card(name, SITE, fingerprint).write(folder)
+    print(f"'{folder}' is the folder of site {name}.\n")
+    rows = [
+        (IDENTITY, "private keys, for this account alone; keep a copy where you keep passwords"),
+        (DESCRIPTION, "where the records are and who is trusted: fill it in"),
+        (POLICY, "what may leave: every rule is explained there"),
+        (FILE, "name and fingerprint, for the others"),
+    ]
+    print(columns(rows))
+    print(f"\nFingerprint  {fingerprint}")
+    print(f"\nNext: fill in {DESCRIPTION}, then    fedstat site check {folder}")
+    print(f"      give {card} to the others, and    fedstat site pin {folder} THEIR_CARD")
+    return 0
+
+
+def pin(folder: Path, path: Path) -> int:
+    """Trust the coordinator or the site of a card."""
+    description, card = read_description(folder), read_card(path)
+    if card.name == description.name and card.role == SITE:
+        own = load_identity(folder).public.fingerprint
+        if card.fingerprint != own:
+            raise PartitionError(f"the card has the name of this site, '{card.name}', and another key")
+    if card.role == SITE:
+        set_entry(folder / DESCRIPTION, "pinned", card.name, card.fingerprint)
+    else:
+        set_entry(folder / DESCRIPTION, "", COORDINATOR, card.fingerprint)
+    who = f"site {card.name}" if card.role == SITE else f"the coordinator of {card.name}"
+    print(f"{description.name} now trusts {who}:\n\n  {card.fingerprint}\n")
+    print("Compare it by telephone with what they read out: a card can be exchanged on its way.")
+    return 0
+
+
+def revoke(folder: Path, name: str) -> int:
+    """Trust a site, or the coordinator, no longer."""
+    description = read_description(folder)
+    path = folder / DESCRIPTION
+    if name == description.name:
+        raise PartitionError(f"'{name}' is this site itself; stop 'fedstat site serve' to answer nobody")
+    if name == COORDINATOR and description.coordinator:
+        set_entry(path, "", COORDINATOR, "")
+        meaning = "No question is answered until another coordinator is pinned."
+    elif name in description.pinned:
+        withdraw_entry(path, "pinned", name)
+        meaning = f"Sums that are masked together with {name} are refused from now on."
+    else:
+        known = [COORDINATOR] if description.coordinator else []
+        known += [site for site in description.pinned if site != description.name]
+        raise PartitionError(f"'{name}' is not trusted here; trusted are {', '.join(known) or 'none'}")
+    print(f"{description.name} no longer trusts {name}. {meaning}")
+    print("A site that serves now heeds it before its next question.")
+    return 0
+
+
+def check(folder: Path) -> int:
+    """Show what others would see, what the policy lets leave, and what is not in order."""
+    problems: list[str] = []
+    description = read_description(folder)
+    fingerprint = load_identity(folder).public.fingerprint
+    policy = read_site_policy(folder)
+    print(heading(f"Site {description.name}"))
+    print(f"  Fingerprint  {fingerprint}\n")
+    _show_table(description, policy, problems)
+    _show_policy(description.name, policy)
+    _show_trust(description, fingerprint, problems)
+    problems += _exchange_problems(description.exchange)
+    print(heading("Problems" if problems else "In order"))
+    for problem in problems:
+        print(f"  - {problem}")
+    if not problems:
+        print(f"  Start it with    fedstat site serve {folder}")
+    return 1 if problems else 0
+
+
+def _show_table(description: SiteDescription, policy: Policy, problems: list[str]) -> None:
+    print(heading("What others see of the records"))
+    name, label = description.name, description.site_column
+    try:
+        table = open_source(description.source)
+        found = table_schema(name, LabelledTable(table, label, name) if label else table, policy)
+    except (FedstatError, ImportError) as error:
+        problems.append(str(error))
+        print("  nothing: see below\n")
+        return
+    rows = [(column, kind or "no value in any row") for column, kind in found.columns.items()]
+    if label:
+        rows.append((label, f"text: the site itself, '{name}' in every row"))
+    print(columns([("column", "holds"), *rows], head=True))
+    print(f"\n  {found.n_rows:,} rows\n")
+
+
+def _show_policy(site: str, policy: Policy) -> None:
+    load_families()
+    print(heading("What the policy lets leave"))
+    rows = [("family", "steps", "in clear", "in masked sums", "otherwise refused by")]
+    for family, steps in FAMILIES.items():
+        if family != RECEIPT:
+            rows.append(_family_row(site, policy, family, steps))
+    print(columns(rows, head=True))
+    print(
+        f"\n  Besides, every answer is held against its rows: at least {policy.min_count} behind a sum, "
+        f"{policy.min_events} of either\n  outcome, {policy.min_level_count} of a level, and at most "
+        f"{policy.max_parameters:g} coefficients per row.\n"
+    )
+
+
+def _family_row(site: str, policy: Policy, family: str, steps: Mapping[str, Step]) -> tuple[str, ...]:
+    told, rules = [], dict[str, None]()
+    for masked in (None, 0):
+        outcome = [
+            list(refusals(site, policy, Ask(site, family, name, masked=masked), step))
+            for name, step in steps.items()
+        ]
+        may = sum(not reasons for reasons in outcome)
+        told.append("all" if may == len(steps) else f"{may} of {len(steps)}" if may else "none")
+        rules |= dict.fromkeys(one.rule for reasons in outcome for one in reasons)
+    return family, str(len(steps)), *told, ", ".join(rules)
+
+
+def _show_trust(description: SiteDescription, fingerprint: str, problems: list[str]) -> None:
+    print(heading("Whom it trusts"))
+    name, coordinator = description.name, description.coordinator
+    pinned = {site: key for site, key in description.pinned.items() if site != name}
+    rows = [(COORDINATOR, coordinator or "none: nobody's questions are answered"), *pinned.items()]
+    print(columns(rows) + "\n")
+    if not coordinator:
+        problems.append("no coordinator is trusted: fedstat site pin FOLDER CARD")
+    if description.pinned.get(name, "").replace(" ", "") != fingerprint.replace(" ", ""):
+        problems.append(f"[pinned] has another key for '{name}' than {IDENTITY}; pin its own card")
+    if not pinned:
+        print("  Without other sites no masked sum is possible.\n")
+
+
+def _exchange_problems(exchange: str) -> Iterator[str]:
+    if not exchange:
+        return
+    place = Path(exchange)
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    if not os.access(place, os.W_OK):
+        yield f"the folder for questions and answers, '{exchange}', cannot be written"

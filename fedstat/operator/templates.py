@@ -1,0 +1,62 @@
+"""Files that the command writes for people to fill in."""
+
+from __future__ import annotations
+
+SITE = """\
+# This institution, as 'fedstat site serve' opens it. See what others will see of it: fedstat site check {folder}
+
+name = {name}
+
+# Column under which a formula may ask for the institution itself, as in C(site); the same at all institutions.
+site_column = "site"
+
+# Folder through which signed questions come and signed answers go (shared, synchronised, or carried by hand).
+# Leave it out where another carrier brings them.
+exchange = {exchange}
+
+# Fingerprint of the only key whose questions are answered. Enter it with: fedstat site pin FOLDER CARD
+coordinator = ""
+
+# Where the records are. A relative path is relative to this file.
+[data]
+kind = {kind}          # "csv", "parquet" or "sql"
+path = {path}
+# key = "patient_id"    # columns that tell records apart; no model sees them
+# na_values = ["", "NA"]  # how a missing cell of a text file is written
+#
+# A database, which is only read; its address stands in an environment variable, and in no file:
+# kind = "sql"
+# query = "SELECT patient_id, age, sex FROM admissions"
+# key = "patient_id"
+# env = "WARD_DATABASE"   # holds e.g. postgresql://reader:secret@host/ward
+
+# What columns hold: "numbers", "whole numbers", "text", "true/false" or "dates", and their unit.
+# [data.schema]
+# age = {{ type = "numbers", unit = "years" }}
+# sex = "text"
+
+# Fingerprints of the institutions that this one makes masks with, its own among them.
+[pinned]
+{name} = {fingerprint}
+"""
+
+FEDERATION = """\
+# The sites that ClientPartition.connect("federation.toml") asks.
+
+name = {name}
+layout = "horizontal"     # sites hold different rows of the same columns
+carrier = "folder"
+exchange = {exchange}     # relative to this file; every site's 'exchange' is the same folder
+timeout = 3600            # seconds until a site counts as silent
+min_count = 5             # fewest rows of a category level in a design
+
+# Fingerprint of every site, in the order of the partition. Add one with: fedstat federation join {folder} CARD
+[sites]
+"""
+
+CARD = """\
+# What others need to know of {name}. Anybody may see it; whoever pins it compares the fingerprint by telephone.
+name = {quoted}
+role = {role}
+fingerprint = {fingerprint}
+"""

@@ -1,0 +1,60 @@
+"""Folders of sites and of a coordinator, made by the command, and sites that it serves."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import pandas as pd
+
+from fedstat.operator.command_line import main
+
+
+def make_federation(home: Path, frames: Mapping[str, pd.DataFrame]) -> Path:
+    """What owners and coordinator do once: folders, cards, pins."""
+    study = home / "study"
+    assert main(["federation", "new", str(study), "--name", "study"]) == 0
+    for name, frame in frames.items():
+        frame.to_csv(home / f"{name}.csv", index=False)
+        given = ["--data", str(home / f"{name}.csv"), "--exchange", str(study / "exchange")]
+        assert main(["site", "init", str(home / name), "--name", name, *given]) == 0
+    for name in frames:
+        assert main(["site", "pin", str(home / name), str(study)]) == 0
+        assert main(["federation", "join", str(study), str(home / name)]) == 0
+        for other in frames:
+            assert main(["site", "pin", str(home / name), str(home / other)]) == 0
+    return study
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "fedstat.operator", *map(str, arguments)]
+
+
+def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=120, check=False)
+
+
+def serve(folder: Path, *options: str) -> subprocess.Popen[str]:
+    """Start a site, with what it prints beside it."""
+    log = open(folder / "log.txt", "a")  # noqa: SIM115
+    return subprocess.Popen(
+        command("site", "serve", folder, "--poll", "0.01", *options), stdout=log, stderr=log, text=True
+    )
+
+
+def wait(folder: Path, process: subprocess.Popen[str], state: str = "running", seconds: float = 120) -> None:
+    """Wait until a process that was just started says how it is."""
+    until = time.monotonic() + seconds
+    while True:
+        path = folder / "status.json"
+        if path.exists():
+            told = json.loads(path.read_text())
+            if told["process"] == process.pid and told["state"] == state:
+                return
+        if time.monotonic() > until or (process.poll() is not None and state == "running"):
+            raise RuntimeError((folder / "log.txt").read_text())
+        time.sleep(0.05)

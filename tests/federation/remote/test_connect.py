@@ -1,0 +1,196 @@
+"""Connecting to sites that the command serves: the same numbers, and a named outcome of every fault."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+from operating import main, make_federation, run, serve, wait
+
+import fedstat as fs
+from fedstat.errors import EngineError, MessageError, NotAvailableError, PartitionError, PolicyError
+
+FORMULA = "num > 0 ~ age + C(cp)"
+
+
+@pytest.fixture(scope="module")
+def frames():
+    patients = fs.datasets.make_hospitals()
+    names = ("Cleveland", "Hungary", "Long Beach")
+    return {name: patients[patients["hospital"] == name].drop(columns="hospital") for name in names}
+
+
+@pytest.fixture(scope="module")
+def federation(frames, tmp_path_factory):
+    """Three sites in processes of their own."""
+    home = tmp_path_factory.mktemp("federation")
+    study = make_federation(home, frames)
+    running = {name: serve(home / name) for name in frames}
+    try:
+        for name, process in running.items():
+            wait(home / name, process)
+        yield {"home": home, "study": study, "running": running}
+    finally:
+        for process in running.values():
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture(scope="module")
+def here(frames, federation):
+    """The same files in one process."""
+    paths = {name: federation["home"] / f"{name}.csv" for name in frames}
+    return fs.ClientPartition.from_files(paths, layout="horizontal")
+
+
+def impatient(federation, seconds, **given):
+    """Connect with another patience than the file's."""
+    path = federation["study"] / "federation.toml"
+    text = path.read_text()
+    try:
+        path.write_text(text.replace("timeout = 3600", f"timeout = {seconds}"))
+        return fs.ClientPartition.connect(path, **given)
+    finally:
+        path.write_text(text)
+
+
+@pytest.mark.parametrize("formula, masked", [(FORMULA, False), ("num > 0 ~ age + C(site)", True)])
+def test_the_same_fit_to_the_bit(federation, here, formula, masked):
+    there = fs.ClientPartition.connect(federation["study"])
+    ours, theirs = (fs.GLORE.from_formula(formula, p).fit(masked=masked) for p in (here, there))
+    for name in ("params", "bse"):
+        pd.testing.assert_series_equal(getattr(theirs, name), getattr(ours, name), check_exact=True)
+    assert theirs.llf == ours.llf
+    assert theirs.ledger.bytes == ours.ledger.bytes
+    assert fs.verify_receipt(theirs.receipt(), there.fingerprints).ok
+
+
+def test_what_is_known_without_rows(federation, here):
+    there = fs.ClientPartition.connect(federation["study"] / "federation.toml")
+    assert there.clients == here.clients and there.pooled_columns == here.pooled_columns
+    assert there.n_entities == here.n_entities and there.site_column == "site"
+    assert "connected" in repr(there)
+    assert there.describe().n_entities == here.n_entities
+    for view in (there.plot_missing, lambda: there.sites["Hungary"].policy):
+        with pytest.raises(NotAvailableError, match=r"process"):
+            view()
+    with pytest.raises(NotAvailableError, match=r"Hungary: its rows are in a process of its own"):
+        next(there._tables["Hungary"].chunks(["age"]))
+
+
+def test_a_site_that_is_gone_for_good_is_left_out(federation, here):
+    there = fs.ClientPartition.connect(federation["study"], without=["Hungary"])
+    assert there.clients == ("Cleveland", "Long Beach")
+    assert there.n_entities == here.n_entities - len(here.rows["Hungary"])
+    with pytest.raises(PartitionError, match=r"no site Hungry; there are Cleveland, Hungary"):
+        fs.ClientPartition.connect(federation["study"], without=["Hungry"])
+
+
+ANALYST = """
+import sys
+import fedstat as fs
+partition = fs.ClientPartition.connect(sys.argv[1])
+for _ in range(2):
+    print(fs.GLORE.from_formula(sys.argv[2], partition).fit().params.to_numpy().tobytes().hex())
+"""
+
+
+def test_two_analysts_at_once_do_not_meet(federation, here):
+    formulas = [FORMULA, "num > 0 ~ sex + thalach"]
+    analysts = [
+        subprocess.Popen(
+            [sys.executable, "-c", ANALYST, str(federation["study"]), formula],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for formula in formulas
+    ]
+    told = [analyst.communicate(timeout=120)[0].split() for analyst in analysts]
+    for formula, found in zip(formulas, told, strict=True):
+        expected = fs.GLORE.from_formula(formula, here).fit().params.to_numpy().tobytes().hex()
+        assert found == [expected, expected]
+
+
+def test_a_policy_refuses_by_name(federation):
+    with pytest.raises(PolicyError, match=r"its policy \("):
+        fs.GLORE.from_formula("age > 76 ~ C(cp)", fs.ClientPartition.connect(federation["study"]))
+
+
+def test_revoked_sites_enter_no_masked_sum_while_the_site_serves(federation):
+    home = federation["home"]
+    partition = impatient(federation, 30)
+    assert main(["site", "revoke", str(home / "Cleveland"), "Hungary"]) == 0
+    with pytest.raises(fs.errors.SecurityError, match=r"Cleveland: its owner has pinned no key of Hungary"):
+        fs.GLORE.from_formula("num > 0 ~ age", partition).fit(masked=True)
+    assert main(["site", "pin", str(home / "Cleveland"), str(home / "Hungary")]) == 0
+    assert fs.GLORE.from_formula("num > 0 ~ age", partition).fit(masked=True).converged
+
+
+def test_a_restart_in_the_middle_is_named_and_the_ledger_goes_on(federation, here):
+    folder, running = federation["home"] / "Hungary", federation["running"]
+    partition = fs.ClientPartition.connect(federation["study"])
+    model = fs.GLORE.from_formula(FORMULA, partition)
+    model.fit()
+    before = (folder / "ledger.jsonl").read_bytes()
+    running["Hungary"].send_signal(signal.SIGTERM)
+    assert running["Hungary"].wait(60) == 0
+    assert json.loads((folder / "status.json").read_text())["state"] == "stopped"
+    with pytest.raises(
+        EngineError, match=r"'Hungary' did not answer within 1 s.*fedstat site serve.*without="
+    ):
+        impatient(federation, 1)
+    running["Hungary"] = serve(folder)
+    wait(folder, running["Hungary"])
+    with pytest.raises(MessageError, match=r"Hungary: it was started again .*from_formula"):
+        model.fit()
+    again = fs.GLORE.from_formula(FORMULA, partition).fit()
+    np.testing.assert_array_equal(again.params, fs.GLORE.from_formula(FORMULA, here).fit().params)
+    assert (folder / "ledger.jsonl").read_bytes().startswith(before)
+    statement = again.receipt().statements["Hungary"]
+    assert statement.ordinal > 2 and statement.previous
+    assert fs.verify_receipt(again.receipt(), partition.fingerprints).ok
+    done = run("site", "ledger", folder)
+    assert done.returncode == 0 and "Every entry fits the chain" in done.stdout, done.stderr
+
+
+def test_a_few_rows_more_are_refused_after_a_restart_too(federation):
+    """The rows behind earlier answers are not forgotten: a difference would disclose four patients."""
+    folder = federation["home"] / "Cleveland"
+    assert (folder / "answered.npz").exists()
+
+
+def test_a_journal_goes_on(federation, tmp_path, here):
+    partition = fs.ClientPartition.connect(federation["study"], journal=tmp_path / "journal")
+    expected = fs.GLORE.from_formula(FORMULA, partition).fit().params
+    again = fs.ClientPartition.connect(federation["study"], journal=tmp_path / "journal")
+    result = fs.GLORE.from_formula(FORMULA, again).fit()
+    np.testing.assert_array_equal(result.params, expected)
+    assert again.engine._journal.taken_up > 10
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("", "lacks layout, sites"),
+        ('layout = "vertical"\n[sites]', r"layout: expected .horizontal."),
+        ('layout = "horizontal"\ncarrier = "pigeon"\n[sites]', r"carrier: expected .folder."),
+        ('layout = "horizontal"\nlayuot = 1\n[sites]', "unknown entry 'layuot'"),
+        ('layout = "horizontal"\n[sites]', r"lists no site to ask.*fedstat federation join"),
+        ('layout = "horizontal"\n[sites]\nA = 1', "expected a fingerprint in quotes for A"),
+        ("layout = ", "not a TOML file"),
+    ],
+)
+def test_a_file_that_means_nothing_is_named(tmp_path, text, expected):
+    (tmp_path / "federation.toml").write_text(text)
+    with pytest.raises(PartitionError, match=expected):
+        fs.ClientPartition.connect(tmp_path)
+
+
+def test_no_file(tmp_path):
+    with pytest.raises(PartitionError, match=r"is absent; make it with 'fedstat federation new"):
+        fs.ClientPartition.connect(tmp_path / "federation.toml")
