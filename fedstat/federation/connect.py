@@ -39,7 +39,6 @@ KNOWN: Mapping[str, Any] = {
     "min_count": int,
     "sites": dict,
 }
-FEWEST_SITES = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +143,8 @@ class ConnectedTable:
     def chunks(self, columns: Sequence[str]) -> Iterator[pd.DataFrame]:
         """Refuse: no row is here; see :meth:`fedstat.federation.table.Table.chunks`."""
         raise NotAvailableError(
-            f"{self.site}: its rows are in a process of its own, and do not come here. Fit a model, which asks "
-            "for sums over them"
+            f"{self.site}: its rows are in a process of its own, and do not come here. Fit a model, which "
+            "asks for sums over them"
         )
 
 
@@ -193,9 +192,8 @@ def connect(
     federation = read_federation(path)
     unknown = sorted(set(without) - set(federation.sites))
     if unknown:
-        raise PartitionError(
-            f"without: there is no site {', '.join(unknown)}; there are {_names(federation)}"
-        )
+        there = ", ".join(federation.sites) or "none"
+        raise PartitionError(f"without: there is no site {', '.join(unknown)}; there are {there}")
     fingerprints = {name: key for name, key in federation.sites.items() if name not in without}
     if not fingerprints:
         raise PartitionError(
@@ -242,10 +240,6 @@ def coordinator_identity(folder: Path) -> Identity:
             "federation, whose fingerprint the sites then have to pin"
         )
     return load_identity(folder)
-
-
-def _names(federation: FederationDescription) -> str:
-    return ", ".join(federation.sites) or "none"
 
 
 def schema_problems(schemas: Mapping[str, TableSchema]) -> Iterator[str]:

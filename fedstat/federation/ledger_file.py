@@ -12,6 +12,7 @@ altered, removed or put elsewhere is found. Only the last line may be cut, by a 
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -31,9 +32,11 @@ from fedstat.federation.secure.keys import PublicIdentity
 from fedstat.typing import Array
 
 try:
-    from fcntl import LOCK_EX, LOCK_NB, flock
+    import fcntl
 except ImportError:  # no POSIX: nothing then keeps two processes from serving one site
-    flock = None  # type: ignore[assignment]
+    LOCKS = False
+else:
+    LOCKS = True
 
 LEDGER, SECRET, ANSWERED = "ledger.jsonl", "ledger.key", "answered.npz"
 SECRET_BYTES = 32
@@ -60,7 +63,7 @@ class LedgerFile:
         self.folder = Path(folder)
         self.path = self.folder / LEDGER
         self._file = open(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "ab", 0)  # noqa: SIM115
-        self._broken = False
+        self._broken: OSError | None = None
         until = time.monotonic() + patience
         while not self._locked():
             if time.monotonic() > until:
@@ -72,10 +75,10 @@ class LedgerFile:
             time.sleep(0.05)
 
     def _locked(self) -> bool:
-        if flock is None:
+        if not LOCKS:
             return True
         try:
-            flock(self._file, LOCK_EX | LOCK_NB)
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             return False
         return True
@@ -111,21 +114,22 @@ class LedgerFile:
             raise self._full(error) from error
 
     def _append(self, lines: Sequence[dict[str, Any]]) -> None:
+        # After a line that may be cut no other is whole: what went wrong first is told until a new start.
+        if self._broken is not None:
+            raise self._full(self._broken) from self._broken
         try:
-            if self._broken:
-                raise OSError(0, "an earlier line is cut")
             content = "".join(canonical(line) + "\n" for line in lines).encode()
             if self._file.write(content) != len(content):
-                raise OSError(0, "no space left")
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.fsync(self._file.fileno())
         except OSError as error:
-            self._broken = True
+            self._broken = error
             raise self._full(error) from error
 
     def _full(self, error: OSError) -> EngineError:
         return EngineError(
-            f"the ledger in the site's folder cannot be written ({error.strerror}), and nothing leaves that is "
-            "not written down; its owner makes room and starts the site again"
+            f"the ledger in the site's folder cannot be written ({error.strerror}), and nothing leaves that "
+            "is not written down; its owner makes room and starts the site again"
         )
 
 

@@ -152,8 +152,8 @@ class PartitionViews:
             n_streamed = len(self.clients) - len(self._frames)
             if not self._frames and self._engine is not None:
                 raise NotAvailableError(
-                    "missing cells are not counted at sites in other processes; a fit counts the rows that it "
-                    "leaves out"
+                    "missing cells are not counted at sites in other processes; a fit counts the rows that "
+                    "it leaves out"
                 )
             if not self._frames:
                 raise PartitionError(

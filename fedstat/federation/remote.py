@@ -246,7 +246,10 @@ class RemoteEngine(RoundEngine):
         if not isinstance(error, EngineError):
             return error
         if self._journal is None:
-            how = "no journal was given, so that the fit must be started again"
+            how = (
+                "no journal was given, so that the fit must be started again; without a site that is gone "
+                "for good by ClientPartition.connect(..., without=[...])"
+            )
         else:
             how = (
                 f"{self._number} rounds of this run are kept in '{self._journal.folder}': run the same "

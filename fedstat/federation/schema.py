@@ -48,8 +48,8 @@ def table_schema(site: str, table: Table, policy: Policy) -> TableSchema:
     """
     if table.n_rows < policy.min_count:
         raise PolicyError(
-            f"{site}: its policy (minimum count) wants at least {policy.min_count} rows behind what is told of "
-            "its table, and there are fewer. Leave the site out"
+            f"{site}: its policy (minimum count) wants at least {policy.min_count} rows behind what is told "
+            "of its table, and there are fewer. Leave the site out"
         )
     label = table.name if isinstance(table, LabelledTable) else ""
     inner = table.table if isinstance(table, LabelledTable) else table

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from fedstat.errors import PartitionError
 from fedstat.federation.families import load_families
 from fedstat.federation.ledger_file import open_books, read_answered
@@ -23,6 +25,7 @@ from fedstat.federation.policy import Policy
 from fedstat.federation.secure.keys import Identity
 from fedstat.federation.site import Site, Trust
 from fedstat.federation.sources import Source, open_source
+from fedstat.federation.table import FrameTable
 
 DESCRIPTION, POLICY, IDENTITY = "site.toml", "policy.toml", "identity.json"
 KNOWN: Mapping[str, type] = {
@@ -181,6 +184,9 @@ def open_site(folder: str | Path) -> Site:
     load_families()
     identity = load_identity(folder)
     table, policy = open_source(description.source), read_site_policy(folder)
+    if not description.site_column:
+        # The families of the vertical layout need the table in memory.
+        table = FrameTable(pd.concat(list(table.chunks(table.columns)), ignore_index=True))
     site = Site(
         description.name,
         table,

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedstat.errors import PartitionError
-from fedstat.federation.chain import COORDINATOR, REFUSAL, Chain, Link, link_row
+from fedstat.federation.chain import REFUSAL, Chain, Link, link_row
 from fedstat.federation.ledger_file import LEDGER, read_books
 from fedstat.federation.receipt import LINK_FIELDS
 from fedstat.federation.site_folder import load_identity, read_description
 from fedstat.operator.screen import columns, heading
+from fedstat.operator.serve import leaves
 
 HEAD = ("step", "array", "kind", "masked", "messages", "largest", "bytes", "entities")
 
@@ -50,7 +51,7 @@ def _show(chain: Chain) -> None:
         return
     what = f"Session {chain.session}" if chain.session else "Messages that belong to no session"
     print(f"\n{what}, to the coordinator, {links[0].time} to {links[-1].time}\n")
-    left = [link for link in links if link.passed.receiver == COORDINATOR and link.passed.kind != REFUSAL]
+    left = [link for link in links if leaves(link)]
     by_array: dict[tuple[str, str, str, bool], list[Link]] = {}
     for link in left:
         passed = link.passed

@@ -84,7 +84,7 @@ def check_name(name: str) -> str:
         or (name.startswith(".") or name == COORDINATOR or len(name.encode()) > 80)
     ):
         raise PartitionError(
-            f"the name {name!r} cannot be one of a site: expected printable text of at most 80 bytes, without "
-            f"slash, colon or quotes, no dot at its beginning, and not '{COORDINATOR}'"
+            f"the name {name!r} cannot be one of a site: expected printable text of at most 80 bytes, "
+            f"without slash, colon or quotes, no dot at its beginning, and not '{COORDINATOR}'"
         )
     return name

@@ -6,6 +6,7 @@ import json
 import tomllib
 from collections.abc import Callable
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ def _bounds(lines: list[str], table: str) -> tuple[int, int]:
     heads = [place for place, line in enumerate(lines) if line.strip().startswith("[")] + [len(lines)]
     if not table:
         return 0, heads[0]
-    for head, following in zip(heads, heads[1:], strict=False):
+    for head, following in pairwise(heads):
         if lines[head].split("#")[0].strip() == f"[{table}]":
             return head + 1, following
     raise PartitionError(f"there is no table [{table}] in the file; write the entry by hand")

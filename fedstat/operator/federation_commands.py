@@ -61,8 +61,8 @@ def join(folder: Path, path: Path) -> int:
         return 0
     if known is not None:
         raise PartitionError(
-            f"there is a site '{card.name}' with another key; where it has new keys, take its old line out of "
-            f"'{folder / FEDERATION}' first"
+            f"there is a site '{card.name}' with another key; where it has new keys, take its old line out "
+            f"of '{folder / FEDERATION}' first"
         )
     set_entry(folder / FEDERATION, "sites", card.name, card.fingerprint)
     print(f"{card.name} is site {len(federation.sites) + 1} of {federation.name}:\n\n  {card.fingerprint}\n")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstat.errors import EngineError, PartitionError
-from fedstat.federation.chain import REFUSAL, Books
+from fedstat.federation.chain import REFUSAL, Books, Link
 from fedstat.federation.folder import serve_folder
 from fedstat.federation.ledger import COORDINATOR
 from fedstat.federation.ledger_file import LedgerFile
@@ -62,8 +62,8 @@ class Service:
             self.site.trust.pinned.update(description.pinned)
             if not description.coordinator:
                 raise PartitionError(
-                    f"'{self.folder / DESCRIPTION}' trusts no coordinator, and nobody's questions are answered; "
-                    f"pin one with 'fedstat site pin {self.folder} CARD'"
+                    f"'{self.folder / DESCRIPTION}' trusts no coordinator, and nobody's questions are "
+                    f"answered; pin one with 'fedstat site pin {self.folder} CARD'"
                 )
             serve_folder(
                 self.site,
@@ -111,17 +111,20 @@ class Service:
 
 
 def counts(books: Books) -> dict[str, Any]:
-    """What a site's account says in numbers."""
+    """Count what is in a site's account."""
     links = [link for chain in books.chains for link in chain.links]
     return {
         "sessions": len(books.chains),
         "questions": sum(chain.round for chain in books.chains),
         "refused": sum(link.passed.kind == REFUSAL for link in links),
-        "arrays left": sum(
-            link.passed.receiver == COORDINATOR and link.passed.kind != REFUSAL for link in links
-        ),
+        "arrays left": sum(leaves(link) for link in links),
         "last question": max((link.time for link in links), default="none"),
     }
+
+
+def leaves(link: Link) -> bool:
+    """Whether an entry is of something that left."""
+    return link.passed.receiver == COORDINATOR and link.passed.kind != REFUSAL
 
 
 def serve(folder: Path, once: bool, poll: float) -> int:
@@ -158,10 +161,9 @@ def status(folder: Path) -> int:
     running = _is_served(folder)
     if not running and content["state"] == "running":
         content["state"] = "ended without a word (killed, or the machine went down); start it again"
-    rows = [(name, f"{value:,}" if isinstance(value, int) else value) for name, value in content.items()]
-    rows = [
-        (name, str(content[name]) if name == "process" else value) for name, value in rows if name != "site"
-    ]
+    if not running:
+        del content["process"]
+    rows = [(name, str(value)) for name, value in content.items() if name != "site"]
     print(columns([*rows, ("waiting", str(_waiting(description.exchange, description.name)))]))
     return 0 if running else 1
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -157,11 +158,15 @@ def _show_table(description: SiteDescription, policy: Policy, problems: list[str
 def _show_policy(site: str, policy: Policy) -> None:
     load_families()
     print(heading("What the policy lets leave"))
-    rows = [("family", "steps", "in clear", "in masked sums", "otherwise refused by")]
+    rows: list[tuple[str, ...]] = [("family", "steps", "in clear", "in masked sums", "refused by")]
+    never: list[str] = []
     for family, steps in FAMILIES.items():
         if family != RECEIPT:
-            rows.append(_family_row(site, policy, family, steps))
+            rows.append(_family_row(site, policy, family, steps, never))
     print(columns(rows, head=True))
+    if never:
+        print("\n  Refused in any way:")
+        print(textwrap.fill(", ".join(never), 96, initial_indent="    ", subsequent_indent="    "))
     print(
         f"\n  Besides, every answer is held against its rows: at least {policy.min_count} behind a sum, "
         f"{policy.min_events} of either\n  outcome, {policy.min_level_count} of a level, and at most "
@@ -169,7 +174,9 @@ def _show_policy(site: str, policy: Policy) -> None:
     )
 
 
-def _family_row(site: str, policy: Policy, family: str, steps: Mapping[str, Step]) -> tuple[str, ...]:
+def _family_row(
+    site: str, policy: Policy, family: str, steps: Mapping[str, Step], never: list[str]
+) -> tuple[str, ...]:
     told, rules = [], dict[str, None]()
     for masked in (None, 0):
         outcome = [
@@ -179,6 +186,7 @@ def _family_row(site: str, policy: Policy, family: str, steps: Mapping[str, Step
         may = sum(not reasons for reasons in outcome)
         told.append("all" if may == len(steps) else f"{may} of {len(steps)}" if may else "none")
         rules |= dict.fromkeys(one.rule for reasons in outcome for one in reasons)
+    never += [f"{family}.{name}" for name, reasons in zip(steps, outcome, strict=True) if reasons]
     return family, str(len(steps)), *told, ", ".join(rules)
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 SITE = """\
-# This institution, as 'fedstat site serve' opens it. See what others will see of it: fedstat site check {folder}
+# This institution, as 'fedstat site serve' opens it. What others will see of it:
+#     fedstat site check {folder}
 
 name = {name}
 
-# Column under which a formula may ask for the institution itself, as in C(site); the same at all institutions.
+# Column under which a formula may ask for the institution itself, as in C(site); the same everywhere.
 site_column = "site"
 
 # Folder through which signed questions come and signed answers go (shared, synchronised, or carried by hand).
@@ -50,12 +51,14 @@ exchange = {exchange}     # relative to this file; every site's 'exchange' is th
 timeout = 3600            # seconds until a site counts as silent
 min_count = 5             # fewest rows of a category level in a design
 
-# Fingerprint of every site, in the order of the partition. Add one with: fedstat federation join {folder} CARD
+# Fingerprint of every site, in the order of the partition. Add one with:
+#     fedstat federation join {folder} CARD
 [sites]
 """
 
 CARD = """\
-# What others need to know of {name}. Anybody may see it; whoever pins it compares the fingerprint by telephone.
+# What others need to know of {name}. Anybody may see it.
+# Whoever pins it compares the fingerprint by telephone.
 name = {quoted}
 role = {role}
 fingerprint = {fingerprint}

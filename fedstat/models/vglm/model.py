@@ -21,8 +21,10 @@ from fedstat.kernels.penalised_path import Algorithm
 from fedstat.kernels.penalties import Penalty
 from fedstat.models.base import VerticalModel
 from fedstat.models.checks import check_choice, check_positive, check_whole
+from fedstat.models.vglm.climb import Study
 from fedstat.models.vglm.gram import FAMILY, Grams, exchange_grams, stage
 from fedstat.models.vglm.layout import deal_folds, make_layout, warn_of_incomplete
+from fedstat.models.vglm.outcome import Outcome
 from fedstat.models.vglm.path import (
     Criteria,
     Path,
@@ -36,9 +38,9 @@ from fedstat.models.vglm.path import (
     score_path,
     stability,
 )
-from fedstat.models.vglm.protocol import Fitted, Study, fit_path
+from fedstat.models.vglm.protocol import Fitted, fit_path
 from fedstat.models.vglm.response_steps import LINKS
-from fedstat.models.vglm.results import Outcome, VerticalGLMResults
+from fedstat.models.vglm.results import VerticalGLMResults
 from fedstat.typing import Floats
 
 FEWEST_FOLDS_OF_STABILITY = 6
@@ -312,7 +314,7 @@ def warn_unless_converged(outcome: Outcome) -> None:
     if wrong:
         warnings.warn(
             f"{wrong} of the {len(path.lambdas)} fits of the path did not converge (largest violation "
-            f"{np.nanmax(path.kkt):.1e} of lambda_max, tolerance {outcome.setup.tol:.0e}); see .path for which",
+            f"{np.nanmax(path.kkt):.1e} of lambda_max, tolerance {outcome.setup.tol:.0e}); see .path",
             ConvergenceWarning,
             stacklevel=3,
         )

@@ -50,8 +50,8 @@ def _iterations(layout: Layout, fitted: Fitted, hidden: bool, at: str | None) ->
     if fitted.points > layout.p:
         yield (
             f"The coefficients are known to the coordinator: from {fitted.points:,} linear predictors of "
-            f"every entity, more than the {layout.p} columns, it could solve for the rows of ALL institutions, "
-            "masked or not. Use one lambda (lam=...), algorithm='descent' or path='quadratic', a coordinator "
+            f"every entity, more than the {layout.p} columns, it could solve for the rows of ALL "
+            "institutions, masked or not. Use one lambda (lam=...), algorithm='descent' or path='quadratic', a coordinator "
             "to whom all institutions would show their rows, or the normal family, which has no value per "
             "entity."
         )
@@ -68,7 +68,7 @@ def _dealers(fitted: Fitted) -> Iterator[str]:
     listed = ", ".join(f"{dealer} for {count} pair{'s' * (count > 1)}" for dealer, count in counts.items())
     yield (
         "Products between institutions come from secure multiplication among parties that follow the "
-        "protocol and may keep what they see (semi-honest). Random numbers for two institutions are dealt by a "
-        f"third ({listed}), which must not collude with either. The coordinator and an institution together "
-        "know the sums of the others' products with columns that they can read."
+        "protocol and may keep what they see (semi-honest). Random numbers for two institutions are dealt by "
+        f"a third ({listed}), which must not collude with either. The coordinator and an institution "
+        "together know the sums of the others' products with columns that they can read."
     )

@@ -63,7 +63,7 @@ class Predictor:
 
     def beta(self, client: str) -> Floats:
         """Coefficients of a client's columns."""
-        return self.estimate.params[np.array(self.estimate.clients) == client]
+        return np.asarray(self.estimate.params[np.array(self.estimate.clients) == client])
 
 
 def released_specs(model: VerticalModel, clients: tuple[str, ...]) -> dict[str, str]:

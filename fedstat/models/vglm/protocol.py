@@ -21,228 +21,30 @@ Statistical Association 102, 1039-1048.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
 
 from fedstat.errors import EstimationError
 from fedstat.federation.engine import Rounds
-from fedstat.federation.secure.sums import masked as mask_sums
 from fedstat.inference.covariance import invert_information
 from fedstat.kernels.glm_family import FamilySpec
-from fedstat.kernels.penalised_glm import HALVINGS, proximal_step
 from fedstat.kernels.penalised_gram import gram_path
 from fedstat.kernels.penalised_path import PenalisedPath, lambda_max
 from fedstat.kernels.penalties import Penalty, Terms
 from fedstat.kernels.penalty_groups import Groups, orthonormaliser
-from fedstat.models.vglm.gram import Units, ask, stage, weighted_gram
-from fedstat.models.vglm.layout import Layout
+from fedstat.models.vglm.climb import MOST_STEPS, Point, Study, solve
+from fedstat.models.vglm.gram import Units, stage
 from fedstat.models.vglm.path import Path, Refit, Setup, to_units
-from fedstat.typing import Bools, Floats, Ints
+from fedstat.typing import Bools, Floats
 
-MOST_STEPS = 100
-"""Newton steps for one lambda."""
-MOST_LASSOS = 100
+FREE = Penalty("lasso")
 MOST_EXPANSIONS = 6
-SLOW = 0.5
-"""Share of the violation that a step may leave before a Hessian is asked for."""
 LOOSE = 1e-4
 """Violation, as a share of lambda_max, of fits of a path that are not chosen."""
 FREE = Penalty("lasso")
 Result = TypeVar("Result")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Point:
-    """Coefficients of (1, X T), (p + 1,), with loss, negative gradient, and weights (n,) there."""
-
-    b: Floats
-    loss: float
-    score: Floats
-    weight: Floats
-
-
-@dataclass(slots=True, eq=False)
-class Study:
-    """Who is asked, in which coordinates, and what has been released.
-
-    Parameters
-    ----------
-    layout : Layout
-    session : str
-    at : str or None
-        Where the coordinator sits.
-    hidden : bool
-        Whether linear predictors are masked.
-    T : (p, p) array
-        Change of coordinates of the standardised columns.
-    left : int
-        Weighted Gram matrices that may still be released, beside the one for standard errors.
-    points, grams : int
-        Linear predictors and weighted Gram matrices that were released.
-    dealers : mapping of (str, str) to str
-        Who dealt for each pair of institutions.
-    """
-
-    layout: Layout
-    session: str
-    at: str | None
-    hidden: bool
-    T: Floats
-    left: int
-    points: int = 0
-    grams: int = 0
-    dealers: Mapping[tuple[str, str], str] = field(default_factory=dict)
-
-    def evaluate(self, b: Floats, highest: float = np.inf) -> Rounds[Point | None]:
-        """Go to a point; None where the loss and `b`'s penalty, which `highest` is less by, is too high."""
-        layout, self.points = self.layout, self.points + 1
-        parts = layout.split(self.T @ b[1:])
-        replies = yield [ask(k, "linear_predictor", self.session, beta=parts[k]) for k in layout.clients]
-        eta = b[0] + np.sum([reply.arrays["linear_predictor"] for reply in replies], axis=0)
-        (reply,) = yield [ask(layout.active, "respond", self.session, eta=eta)]
-        loss, residual = float(reply.arrays["loss"]), reply.arrays["residual"]
-        if not loss <= highest:
-            return None
-        replies = yield [ask(k, "sum_scores", self.session, residual=residual) for k in layout.clients]
-        score = np.concatenate([reply.arrays["scores"] for reply in replies]) @ self.T
-        return Point(b, loss, np.concatenate([[residual.sum()], score]) / layout.n, reply.arrays["weight"])
-
-    def hessian(self, point: Point) -> Rounds[Floats]:
-        """Obtain the information over n at a point."""
-        self.left, self.grams = self.left - 1, self.grams + 1
-        H, self.dealers = yield from weighted_gram(self.layout, point.weight, self.session, self.at)
-        return self.turned(H)
-
-    def masked(self, course: Rounds[Result]) -> Rounds[Result]:
-        """Run a part of the protocol with masked linear predictors, if they are to be masked."""
-        return mask_sums(course, self.layout.clients, self.session) if self.hidden else course
-
-    def turned(self, H: Floats) -> Floats:
-        """Bring a matrix of (1, X) to the coordinates of the study."""
-        full = np.eye(len(H))
-        full[1:, 1:] = self.T
-        return np.asarray(full.T @ H @ full)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Found:
-    """A point of the path with its certificate."""
-
-    point: Point
-    violation: float
-
-
-@dataclass(slots=True, eq=False)
-class Climb:
-    """The way along some problems, each from the solution of the one before.
-
-    Parameters
-    ----------
-    study : Study
-    problems : list of Terms
-        The penalty at each lambda, of the columns `at`.
-    at : int array
-        Which coefficients of (1, X T) move; the others are zero.
-    unit : float
-        Violation at which to stop.
-    point : Point
-    H : (p + 1, p + 1) array
-        Hessian, as far as it is known.
-    linearise : bool
-        Whether nonconvex penalties are reached by local linear approximation.
-    """
-
-    study: Study
-    problems: list[Terms]
-    at: Ints
-    unit: float
-    point: Point
-    H: Floats
-    linearise: bool
-    found: list[Found] = field(default_factory=list)
-    model: Terms | None = None
-    fresh: bool = False
-    steps: int = 0
-    lassos: int = 0
-
-    def climb(self) -> Rounds[list[Found]]:
-        """Solve all problems."""
-        study = self.study
-        while True:
-            if (yield from study.masked(self._descend())):
-                return self.found
-            self.H = yield from study.hessian(self.point)
-            self.fresh = True
-
-    def _descend(self) -> Rounds[bool]:
-        """Go on with the Hessian at hand; False where another one is needed."""
-        while len(self.found) < len(self.problems):
-            model = self._model()
-            before = self._violation(model)
-            if before <= self.unit or self.steps >= MOST_STEPS:
-                self._settle(model)
-                continue
-            moved = yield from self._step(model, before)
-            stale = not moved or self._violation(model) > SLOW * before
-            if not moved and self.fresh:
-                moved = yield from self._step(model.linearised(self.point.b[self.at]), before)
-                if not moved:
-                    self.steps = MOST_STEPS
-            self.steps, self.fresh = self.steps + 1, self.fresh and not moved
-            if stale and not self.fresh and self.study.left > 0:
-                return False
-            if not moved:
-                self.steps = MOST_STEPS
-        return True
-
-    def _model(self) -> Terms:
-        """Return the penalty of the present step."""
-        if self.model is None:
-            terms = self.problems[len(self.found)]
-            self.model = terms.linearised(np.zeros(len(self.at))) if self.linearise else terms
-        return self.model
-
-    def _violation(self, terms: Terms) -> float:
-        return terms.violation(self.point.b[self.at], -self.point.score[self.at])
-
-    def _settle(self, model: Terms) -> None:
-        """Accept the point for the present problem, or linearise its penalty there and go on."""
-        terms = self.problems[len(self.found)]
-        violation = self._violation(terms)
-        again = self.linearise and violation > self.unit and self._violation(model) <= self.unit
-        if again and self.lassos < MOST_LASSOS:
-            self.model, self.steps, self.lassos = terms.linearised(self.point.b[self.at]), 0, self.lassos + 1
-            return
-        self.found.append(Found(self.point, violation))
-        self.model, self.steps, self.lassos = None, 0, 0
-
-    def _step(self, model: Terms, violation: float) -> Rounds[bool]:
-        """Take one step of proximal Newton, as far as the objective falls; False where it does not."""
-        at, b, point = self.at, self.point.b[self.at], self.point
-        H, score = self.H[np.ix_(at, at)], point.score[at]
-        new, decrease = proximal_step(H, score, b, model, tol=max(0.01 * violation, 0.1 * self.unit))
-        current = point.loss + model.value(b)
-        for halving in range(HALVINGS):
-            t = 0.5**halving
-            inner = new if halving == 0 else b + t * (new - b)
-            full = np.zeros(len(point.b))
-            full[at] = inner
-            bound = current - 1e-4 * t * decrease + 1e-13 * abs(current) - model.value(inner)
-            reached = yield from self.study.evaluate(full, bound)
-            if reached is not None:
-                self._learn(reached)
-                return True
-        return False
-
-    def _learn(self, reached: Point) -> None:
-        """Go to a point, and learn the curvature on the way there (BFGS): a Hessian costs far more."""
-        s, y = reached.b - self.point.b, self.point.score - reached.score
-        along = self.H @ s
-        if s @ y > 1e-10 * (s @ along) > 0.0:
-            self.H = self.H - np.outer(along, along) / (s @ along) + np.outer(y, y) / (s @ y)
-        self.point = reached
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -423,20 +225,6 @@ class Course:
         iterations = np.zeros(len(b), dtype=np.int64)
         fits = PenalisedPath(self.lambdas, b[:, 1:], loss, iterations, kkt, converged, self.scale)
         return Path.of(fits, b[:, 1:] @ self.study.T.T, b[:, 0], self.units, self.setup.groups)
-
-
-def solve(
-    study: Study,
-    problems: list[Terms],
-    point: Point,
-    H: Floats,
-    unit: float,
-    linearise: bool = False,
-    at: Ints | None = None,
-) -> Rounds[list[Found]]:
-    """Solve some problems, each from the solution of the one before; see :class:`Climb`."""
-    moving = np.arange(len(point.b)) if at is None else at
-    return (yield from Climb(study, problems, moving, unit, point, H.copy(), linearise).climb())
 
 
 def _null(study: Study, setup: Setup, first: Point, H: Floats) -> Rounds[Point]:

@@ -185,14 +185,17 @@ def test_a_job_with_more_in_it_is_refused_and_harms_no_running_one(federation, a
 
 
 def greeting(kit: Path | None, port: int, authority: Path) -> bytes:
-    """What a server says first to a client with the certificate of a kit."""
+    """What a server says first to a client with the certificate of a kit; nothing where it hangs up."""
     context = ssl.create_default_context(cafile=authority)
     context.check_hostname = False
     context.set_alpn_protocols(["h2"])
     if kit is not None:
         context.load_cert_chain(kit / "startup" / "client.crt", kit / "startup" / "client.key")
-    with socket.create_connection(("127.0.0.1", port), 20) as plain, context.wrap_socket(plain) as secure:
-        return secure.recv(1)
+    try:
+        with socket.create_connection(("127.0.0.1", port), 20) as plain, context.wrap_socket(plain) as secure:
+            return secure.recv(1)
+    except (ssl.SSLError, ConnectionResetError):
+        return b""
 
 
 def test_a_certificate_of_another_authority_is_refused_at_the_handshake(federation, tmp_path):
@@ -200,8 +203,7 @@ def test_a_certificate_of_another_authority_is_refused_at_the_handshake(federati
     assert greeting(federation.kits / "east", federation.port, authority)
     other = provision(tmp_path / "other", ["east"], federation.port)
     for stranger in (other / "east", None):
-        with pytest.raises((ssl.SSLError, ConnectionResetError)):
-            greeting(stranger, federation.port, authority)
+        assert not greeting(stranger, federation.port, authority)
 
 
 def test_logs_are_quiet_and_stay_where_they_are(federation, analysis):

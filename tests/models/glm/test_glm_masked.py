@@ -328,3 +328,31 @@ def test_alpha_and_clusters_cannot_single_rows_out_either():
     none = {"shared": np.zeros(0, dtype=np.int64), "spanning": np.zeros(1, dtype=np.int64)}
     with pytest.raises(PolicyError, match=few):
         site.answer(pack_ask(Ask("S1", "glm", "sum_clusters", columns | none, model._session)))
+
+
+def test_sums_that_are_kept_are_those_of_the_family_that_was_asked_for():
+    """A fit keeps the sums at its last coefficients; another family at the same ones has others."""
+    model = model_of("poisson")
+    model.fit(masked=False)
+    site, p = model.partition.sites["S2"], 4
+    columns = {
+        "beta": np.full(p, 0.1),
+        "shift": np.zeros(p),
+        "scale": np.ones(p),
+        "observed": np.array(False),
+    }
+
+    def information(family):
+        session, text = (
+            model._session,
+            fs.FederatedGLM.from_formula(
+                CASES["poisson"][0], model.partition, family=family
+            ).family_spec.to_json(),
+        )
+        site.answer(pack_ask(Ask("S2", "glm", "start", {}, session, text)))
+        request = pack_ask(Ask("S2", "glm", "sum_scores", columns, session))
+        return unpack_reply(site.answer(request)).arrays["information"]
+
+    first, other, again = (information(f) for f in (F.Poisson(), F.NegativeBinomial(alpha=1.0), F.Poisson()))
+    np.testing.assert_array_equal(first, again)
+    assert (np.diag(other) < 0.9 * np.diag(first)).all()

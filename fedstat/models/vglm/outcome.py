@@ -1,0 +1,204 @@
+"""What a fit of a vertical generalised linear model hands over, and the estimates that follow from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedstat.inference.estimate import INTERCEPT, Estimate
+from fedstat.inference.summary import ClientBlock
+from fedstat.models.vglm.gram import Units
+from fedstat.models.vglm.layout import Layout
+from fedstat.models.vglm.path import Criteria, Setup
+from fedstat.models.vglm.protocol import Fitted
+from fedstat.typing import Bools, Floats
+
+if TYPE_CHECKING:
+    from fedstat.models.vglm.model import VerticalGLM
+
+BIASED = (
+    "the {penalty} shrinks its estimates by a bias that no covariance describes; .refit has the estimates on "
+    "the selected columns without it, with standard errors that are conditional on the selection"
+)
+SPENT = (
+    "the weighted sums of products for it would be more than the number of entities allows; use fewer columns"
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Outcome:
+    """What a fit hands over: the numbers, and how they were made.
+
+    Parameters
+    ----------
+    fitted : Fitted
+    criteria : Criteria
+    select : str
+    setup : Setup
+    null : float
+        Log-likelihood of the intercept alone.
+    units : Units
+    folds : int
+        Parts of the entities of which sums were released separately.
+    hidden : bool
+        Whether linear predictors were masked.
+    frequencies : (L, p) array or None
+        Share of halves of the entities in which a column was selected.
+    """
+
+    fitted: Fitted
+    criteria: Criteria
+    select: str
+    setup: Setup
+    null: float
+    units: Units
+    folds: int
+    hidden: bool
+    frequencies: Floats | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Selection:
+    """A path and the fit that was chosen, as numbers and texts that a file can hold.
+
+    Parameters
+    ----------
+    lambdas, intercepts, coefficients, loss, kkt : arrays
+        See :class:`~fedstat.models.vglm.path.Path`.
+    converged : (L,) array of bool
+    criteria : mapping of str to (L,) array
+        ``df``, ``aic``, ``bic``, ``ebic``, and where there are such ``cv`` and ``cv_se``.
+    chosen : int
+    frequencies : (L, p) array or None
+    select, penalty, family : str
+    null : float
+        Log-likelihood of the intercept alone.
+    """
+
+    lambdas: Floats
+    intercepts: Floats
+    coefficients: Floats
+    loss: Floats
+    kkt: Floats
+    converged: Bools
+    criteria: Mapping[str, Floats]
+    chosen: int
+    frequencies: Floats | None
+    select: str
+    penalty: str
+    family: str
+    null: float
+
+    @classmethod
+    def of(cls, outcome: Outcome, family: str) -> Selection:
+        """Take what a fit handed over."""
+        path, criteria = outcome.fitted.path, outcome.criteria
+        named = {name: getattr(criteria, name) for name in ("df", "aic", "bic", "ebic", "cv", "cv_se")}
+        return cls(
+            path.lambdas,
+            path.intercepts,
+            path.coefficients,
+            path.loss,
+            path.kkt,
+            path.converged,
+            {name: values for name, values in named.items() if values is not None},
+            outcome.fitted.chosen,
+            outcome.frequencies,
+            outcome.select,
+            outcome.setup.penalty.name,
+            family,
+            outcome.null,
+        )
+
+    @property
+    def lam(self) -> float:
+        """The lambda that was chosen."""
+        return float(self.lambdas[self.chosen])
+
+    @property
+    def entry(self) -> Floats:
+        """Largest lambda at which each column is selected; nan for never: (p,)."""
+        selected = self.coefficients != 0.0
+        first = self.lambdas[np.argmax(selected, axis=0)]
+        return np.asarray(np.where(selected.any(axis=0), first, np.nan))
+
+
+def make_refit(model: VerticalGLM, outcome: Outcome) -> Estimate | None:
+    """Estimate on the selected columns; None where it could not be released."""
+    refit, layout = outcome.fitted.refit, model.layout
+    if refit is None:
+        return None
+    at = np.flatnonzero(refit.support)
+    return Estimate(
+        params=refit.params,
+        cov=refit.cov,
+        names=(INTERCEPT, *[layout.names[j] for j in at]),
+        clients=("", *[layout.owners[j] for j in at]),
+        terms=(INTERCEPT, *[layout.terms[j] for j in at]),
+        response=model.formula.response,
+        nobs=layout.n,
+        df_model=float(len(at)),
+        converged=not refit.problem,
+        convergence=refit.problem,
+        llf=refit.llf,
+        rsquared=_rsquared(outcome, refit.loss),
+        scale=refit.scale,
+        privacy="none (no noise is added)",
+        cov_type="observed",
+        blocks=client_blocks(layout),
+    )
+
+
+def make_estimate(model: VerticalGLM, outcome: Outcome, refit: Estimate | None) -> Estimate:
+    """Penalised estimate of the chosen lambda, with the covariance that it has."""
+    layout, path, at = model.layout, outcome.fitted.path, outcome.fitted.chosen
+    params = np.concatenate([[path.intercepts[at]], path.coefficients[at]])
+    free = outcome.setup.unpenalised
+    if free and refit is not None:
+        params = refit.params
+    convex = outcome.setup.penalty.convex and path.lambdas[at] > 0.0
+    cov = None
+    if refit is not None and refit.cov is not None and not convex:
+        known = np.concatenate([[True], outcome.fitted.refit.support]) if outcome.fitted.refit else None
+        cov = np.full((layout.p + 1, layout.p + 1), np.nan)
+        cov[np.ix_(known, known)] = refit.cov  # type: ignore[arg-type]
+    reason = BIASED.format(penalty=outcome.setup.penalty.name.replace("_", " ")) if convex else SPENT
+    loss, chosen = float(path.loss[at]), int(np.count_nonzero(path.coefficients[at]))
+    llf = layout.n * (outcome.units.constant - loss)
+    if model.family_spec.name == "Gaussian":
+        llf = -layout.n / 2.0 * (np.log(4.0 * np.pi * loss) + 1.0)
+    return Estimate(
+        params=params,
+        cov=cov,
+        names=(INTERCEPT, *layout.names),
+        clients=("", *layout.owners),
+        terms=(INTERCEPT, *layout.terms),
+        response=model.formula.response,
+        nobs=layout.n,
+        df_model=float(chosen),
+        converged=bool(path.converged[at]) and (refit is None or refit.converged),
+        convergence=f"violation of stationarity {path.kkt[at]:.1e} of lambda_max",
+        llf=float(llf),
+        rsquared=_rsquared(outcome, loss),
+        scale=1.0 if refit is None else refit.scale,
+        privacy="none (no noise is added)",
+        cov_type="observed" if free else "observed, conditional on selection",
+        blocks=client_blocks(layout),
+        reasons={"cov_params": reason, "rsquared": "only the normal family has one"},
+        llf_is_maximum=free,
+    )
+
+
+def _rsquared(outcome: Outcome, loss: float) -> float | None:
+    normal = outcome.fitted.points == 0
+    return 1.0 - 2.0 * loss / outcome.units.sd**2 if normal else None
+
+
+def client_blocks(layout: Layout) -> tuple[ClientBlock, ...]:
+    """List what each client brought, the response holder first where it holds no columns."""
+    rows = [] if layout.active in layout.clients else [ClientBlock(layout.active, 0, layout.n, 0.0)]
+    pairs = zip(layout.clients, layout.sizes, strict=True)
+    return (*rows, *[ClientBlock(client, size, layout.n, 0.0) for client, size in pairs])

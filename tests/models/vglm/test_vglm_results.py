@@ -1,0 +1,116 @@
+"""What results say of a selection: report, summary, stability, pictures, prediction, file."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+import statsmodels.api as sm
+from vglm_study import COLUMNS, make_model, make_partition, make_table, pooled_columns
+
+import fedstat as fs
+from fedstat.errors import ModelError, NotAvailableError
+
+pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.DisclosureWarning")
+
+TABLE = make_table()
+
+
+@pytest.fixture(scope="module")
+def lasso():
+    return make_model(TABLE, penalty="lasso").fit(folds=8, draws=15, random_state=1, n_lambdas=25)
+
+
+@pytest.fixture(scope="module")
+def scad():
+    return make_model(TABLE, penalty="scad").fit(n_lambdas=25)
+
+
+def test_the_report_tells_what_was_selected_when_and_what_it_is_worth(lasso):
+    report = lasso.selection_report().set_index("name")
+    names = list(report.index[report["selected"]])
+    ols = sm.OLS(TABLE["y"], sm.add_constant(pooled_columns(TABLE, names))).fit()
+    np.testing.assert_allclose(report.loc[names, "refit"], ols.params[1:], rtol=1e-6)
+    np.testing.assert_allclose(report.loc[names, "std_err"], ols.bse[1:], rtol=1e-7)
+    np.testing.assert_allclose(report.loc[names, "z"], ols.tvalues[1:], rtol=1e-6)
+    assert report.loc[~report["selected"], ["refit", "std_err", "z", "p"]].isna().all(axis=None)
+    assert (report["coef"] == lasso.params[1:].to_numpy()).all()
+    assert report["client"].to_dict()["x3"] == "Clinic"
+    first = lasso.path_params.iloc[:, 1:].ne(0.0).idxmax()
+    assert (report["lambda_entry"] == first[report.index]).all()
+    assert report.loc[report["order"] == 1.0, "lambda_entry"].item() == first.max()
+    assert report["frequency"].between(0.0, 1.0).all()
+    assert report.loc["x0", "frequency"] == 1.0
+
+
+def test_the_lasso_claims_no_standard_errors_for_shrunken_estimates(lasso, scad):
+    with pytest.raises(NotAvailableError, match="shrinks"):
+        _ = lasso.bse
+    assert lasso.refit.bse.notna().all()
+    np.testing.assert_allclose(scad.bse[scad.refit.params.index], scad.refit.bse)
+
+
+@pytest.mark.parametrize("name", ["lasso", "scad"])
+def test_the_summary_says_that_it_is_conditional(name, request):
+    result = request.getfixturevalue(name)
+    text = str(result.summary())
+    assert "conditional on selection" in text.splitlines()[0]
+    assert ("refit on the selected columns" in text.splitlines()[0]) == (name == "lasso")
+    assert "They ignore the search among columns" in text.replace("\n    ", " ")
+    assert "Selected:" in text and "KKT violation:" in text
+    assert result.summary().as_html()
+    full = make_model(TABLE).fit(lam=0.0)
+    assert "onditional on selection" not in str(full.summary())
+
+
+def test_stability_keeps_its_bound(lasso):
+    stable, bound = lasso.stable(0.9)
+    largest = lasso.selection.frequencies.max(axis=0)
+    assert set(stable["name"]) == set(lasso.params.index[1:][largest >= 0.9])
+    assert bound == pytest.approx(largest.sum() ** 2 / (0.8 * 12))
+    with pytest.raises(ModelError, match="threshold"):
+        lasso.stable(0.5)
+    with pytest.raises(NotAvailableError, match="draws"):
+        make_model(TABLE).fit(lam=0.1).stable()
+    with pytest.raises(ModelError, match="6 folds or more"):
+        make_model(TABLE).fit(draws=5)
+
+
+def test_pictures(lasso):
+    assert len(lasso.plot_path().lines) == 12 + 1
+    assert lasso.plot_criterion().get_ylabel() == "bic"
+    assert lasso.plot_criterion("aic").get_ylabel() == "aic"
+    assert len(lasso.plot_stability().lines) == 12 + 1
+    with pytest.raises(ModelError, match="expected one of bic"):
+        lasso.plot_criterion("cv")
+
+
+def test_predictions_are_those_of_the_coefficients(scad):
+    X = np.column_stack([np.ones(300), pooled_columns(TABLE, scad.params.index[1:])])
+    np.testing.assert_allclose(scad.predict(), X @ scad.params, rtol=1e-10)
+    new = make_table(30, seed=5)
+    new.loc[3, ["x3", "x4", "f"]] = np.nan
+    partition = make_partition(new, new_data=True)
+    predicted = scad.predict(partition)
+    assert predicted.isna().to_numpy().nonzero()[0].tolist() == [3]
+    fitted = scad.params["Intercept"] + (pooled_columns(new, scad.params.index[1:]) @ scad.params[1:])
+    np.testing.assert_allclose(predicted.drop(3), np.delete(fitted, 3), rtol=1e-10)
+    with pytest.raises(ModelError, match="lacks the client Registry"):
+        scad.predict(
+            make_partition(new, {k: v for k, v in COLUMNS.items() if k != "Registry"}, new_data=True)
+        )
+
+
+@pytest.mark.parametrize("name", ["lasso", "scad"])
+def test_a_file_holds_it_all(name, request, tmp_path):
+    result = request.getfixturevalue(name)
+    result.save(tmp_path / "fit")
+    again = fs.load(tmp_path / "fit")
+    pd.testing.assert_series_equal(again.params, result.params)
+    pd.testing.assert_frame_equal(again.selection_report(), result.selection_report())
+    pd.testing.assert_frame_equal(again.path, result.path)
+    assert str(again.summary()) == str(result.summary())
+    new = make_partition(make_table(20, seed=6), new_data=True)
+    pd.testing.assert_series_equal(again.predict(new), result.predict(new))
+    with pytest.raises(NotAvailableError, match="give a partition"):
+        again.predict()
