@@ -178,6 +178,7 @@ def test_the_account_goes_on_after_a_restart(home, capsys):
         lambda lines: [lines[0], lines[2], lines[1], *lines[3:]],
         lambda lines: [line.replace(b'"s1"', b'"s7"') for line in lines],
         lambda lines: lines[3:],
+        lambda lines: [*lines[:-2], lines[-2].replace(b'"schema"', b'"aggregate"'), b""],
         lambda lines: [b"{}", *lines],
     ],
 )

@@ -29,7 +29,7 @@ from fedstat.federation.schema import TableSchema, ask_schemas
 from fedstat.federation.secure.keys import Identity
 from fedstat.federation.site_folder import IDENTITY, check_entries, load_identity, read_toml
 
-FEDERATION = "federation.toml"
+FEDERATION, FOLDER = "federation.toml", "folder"
 KNOWN: Mapping[str, Any] = {
     "name": str,
     "layout": str,
@@ -57,6 +57,8 @@ class FederationDescription:
         Seconds until a site counts as silent.
     min_count : int
         Fewest entities of a category level in a design.
+    carrier : str
+        What brings questions to the sites: "folder", or the name of one that is handed to :func:`connect`.
     sites : mapping of str to str
         Fingerprint by site, in the order of the partition.
     """
@@ -66,6 +68,7 @@ class FederationDescription:
     exchange: str
     timeout: float
     min_count: int
+    carrier: str
     sites: Mapping[str, str]
 
 
@@ -91,16 +94,13 @@ def read_federation(path: str | Path) -> FederationDescription:
             f"'{path}': layout: expected \"horizontal\" (sites hold different rows of the same columns); the "
             "vertical layout is for sites in one process, ClientPartition.from_frames"
         )
-    if content.get("carrier", "folder") != "folder":
-        raise PartitionError(
-            f"'{path}': carrier: expected \"folder\"; another one is handed to connect(carrier=...)"
-        )
     return FederationDescription(
         path.parent,
         content.get("name", ""),
         str(path.parent / content.get("exchange", "exchange")),
         float(content.get("timeout", 3600)),
         content.get("min_count", 5),
+        content.get("carrier", FOLDER),
         MappingProxyType(content["sites"]),
     )
 
@@ -222,8 +222,13 @@ def folder_carrier(federation: FederationDescription, timeout: float | None = No
     Raises
     ------
     PartitionError, SecurityError
-        The keys are absent, or others may read them.
+        The file names another carrier, or the keys are absent, or others may read them.
     """
+    if federation.carrier != FOLDER:
+        raise PartitionError(
+            f"'{federation.folder / FEDERATION}': carrier: expected \"{FOLDER}\"; another one is opened by "
+            "the analyst and handed to ClientPartition.connect(..., carrier=...)"
+        )
     return FolderCarrier(
         Path(federation.exchange),
         coordinator_identity(federation.folder),

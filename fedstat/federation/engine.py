@@ -8,7 +8,7 @@ from typing import Protocol, TypeAlias, TypeVar
 from fedstat.errors import FedstatError, MessageError
 from fedstat.federation.ledger import COORDINATOR, Ledger
 from fedstat.federation.message import Ask, Reply, pack_ask, unpack_reply
-from fedstat.federation.site import FAMILIES, RECEIPT, Site
+from fedstat.federation.site import FAMILIES, RECEIPT
 
 Fit = TypeVar("Fit")
 Rounds: TypeAlias = Generator[list[Ask], list[Reply], Fit]
@@ -70,16 +70,24 @@ class RoundEngine:
         raise NotImplementedError
 
 
+class Door(Protocol):
+    """What answers a packed ask: a site, or what stands for one elsewhere."""
+
+    def answer(self, request: bytes) -> bytes:
+        """Return a packed reply."""
+        ...
+
+
 class LocalEngine(RoundEngine):
     """All sites in one process; every message is packed to bytes and back.
 
     Parameters
     ----------
-    sites : mapping of str to Site
+    sites : mapping of str to Door
         The institutions.
     """
 
-    def __init__(self, sites: Mapping[str, Site]) -> None:
+    def __init__(self, sites: Mapping[str, Door]) -> None:
         self._doors: dict[str, Callable[[bytes], bytes]] = {n: s.answer for n, s in sites.items()}
 
     def _round(self, asks: Sequence[Ask], ledger: Ledger) -> list[Reply]:

@@ -15,15 +15,16 @@ from fedstat.federation.connect import (
     read_federation,
     schema_problems,
 )
+from fedstat.federation.engine import LocalEngine
 from fedstat.federation.families import load_families
 from fedstat.federation.ledger import COORDINATOR, Ledger
-from fedstat.federation.remote import RemoteEngine, RemoteSite
+from fedstat.federation.remote import RemoteSite
 from fedstat.federation.schema import TableSchema, ask_schemas
 from fedstat.federation.secure.keys import Identity
 from fedstat.federation.site_folder import IDENTITY
 from fedstat.operator.cards import FILE, SITE, Card, read_card
 from fedstat.operator.entries import quoted, set_entry
-from fedstat.operator.screen import columns, heading
+from fedstat.operator.screen import columns, heading, typed
 from fedstat.operator.site_commands import make_folder
 from fedstat.operator.templates import FEDERATION as TEMPLATE
 
@@ -45,8 +46,8 @@ def new(folder: Path, name: str, exchange: str | None) -> int:
     ]
     print(columns(rows))
     print(f"\nFingerprint  {identity.public.fingerprint}")
-    print(f"\nNext: give {card} to every site, which enters it by    fedstat site pin FOLDER {FILE}")
-    print(f"      add the card of every site by    fedstat federation join {folder} CARD")
+    print(f"\nNext: give '{card}' to every site, which enters it by    fedstat site pin FOLDER {FILE}")
+    print(f"      add the card of every site by    fedstat federation join {typed(folder)} CARD")
     return 0
 
 
@@ -100,5 +101,5 @@ def test(folder: Path, timeout: float) -> int:
 
 
 def _ask(federation: FederationDescription, site: str, timeout: float) -> TableSchema:
-    engine = RemoteEngine({site: RemoteSite(site, folder_carrier(federation, timeout))})
+    engine = LocalEngine({site: RemoteSite(site, folder_carrier(federation, timeout))})
     return engine.run(ask_schemas((site,), secrets.token_hex(8)), Ledger())[site]

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
+from pathlib import Path
+
+
+def typed(path: Path) -> str:
+    """Write a path as one types it in a command."""
+    return shlex.quote(str(path))
 
 
 def heading(text: str) -> str:

@@ -19,7 +19,7 @@ from fedstat.federation.ledger_file import LedgerFile
 from fedstat.federation.remote import write_whole
 from fedstat.federation.site import Site
 from fedstat.federation.site_folder import DESCRIPTION, open_site, read_description
-from fedstat.operator.screen import columns, heading
+from fedstat.operator.screen import columns, heading, typed
 
 STATUS = "status.json"
 POLL = 0.05
@@ -63,7 +63,7 @@ class Service:
             if not description.coordinator:
                 raise PartitionError(
                     f"'{self.folder / DESCRIPTION}' trusts no coordinator, and nobody's questions are "
-                    f"answered; pin one with 'fedstat site pin {self.folder} CARD'"
+                    f"answered; pin one with 'fedstat site pin {typed(self.folder)} CARD'"
                 )
             serve_folder(
                 self.site,
@@ -155,7 +155,7 @@ def status(folder: Path) -> int:
     description, path = read_description(folder), folder / STATUS
     print(heading(f"Site {description.name}"))
     if not path.exists():
-        print(f"  has not been started yet; start it with    fedstat site serve {folder}")
+        print(f"  has not been started yet; start it with    fedstat site serve {typed(folder)}")
         return 1
     content = json.loads(path.read_text(encoding="utf-8"))
     running = _is_served(folder)

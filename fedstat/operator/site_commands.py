@@ -28,7 +28,7 @@ from fedstat.federation.sources import open_source
 from fedstat.federation.table import LabelledTable
 from fedstat.operator.cards import FILE, SITE, Card, check_name, read_card
 from fedstat.operator.entries import quoted, set_entry, withdraw_entry
-from fedstat.operator.screen import columns, heading
+from fedstat.operator.screen import columns, heading, typed
 from fedstat.operator.templates import SITE as TEMPLATE
 
 
@@ -75,8 +75,8 @@ def init(folder: Path, name: str, data: str | None, exchange: str) -> int:
     ]
     print(columns(rows))
     print(f"\nFingerprint  {fingerprint}")
-    print(f"\nNext: fill in {DESCRIPTION}, then    fedstat site check {folder}")
-    print(f"      give {card} to the others, and    fedstat site pin {folder} THEIR_CARD")
+    print(f"\nNext: fill in {DESCRIPTION}, then    fedstat site check {typed(folder)}")
+    print(f"      give '{card}' to the others, and    fedstat site pin {typed(folder)} THEIR_CARD")
     return 0
 
 
@@ -134,7 +134,7 @@ def check(folder: Path) -> int:
     for problem in problems:
         print(f"  - {problem}")
     if not problems:
-        print(f"  Start it with    fedstat site serve {folder}")
+        print(f"  Start it with    fedstat site serve {typed(folder)}")
     return 1 if problems else 0
 
 
@@ -186,7 +186,8 @@ def _family_row(
         may = sum(not reasons for reasons in outcome)
         told.append("all" if may == len(steps) else f"{may} of {len(steps)}" if may else "none")
         rules |= dict.fromkeys(one.rule for reasons in outcome for one in reasons)
-    never += [f"{family}.{name}" for name, reasons in zip(steps, outcome, strict=True) if reasons]
+    if may:  # of a family that may ask nothing the steps need not be listed
+        never += [f"{family}.{name}" for name, reasons in zip(steps, outcome, strict=True) if reasons]
     return family, str(len(steps)), *told, ", ".join(rules)
 
 

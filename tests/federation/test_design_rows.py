@@ -356,13 +356,12 @@ def test_a_refused_model_leaves_the_site_as_it_was():
     ask(site, "open_rows", opening("y ~ x"))
 
 
-def test_what_varies_between_sites_only_is_seen_down_to_its_seventh_digit():
+@pytest.mark.parametrize("centre", [1000.0, 1.0 / 3.0, 77.7, 1e6 / 7.0, -0.1])
+def test_what_varies_between_sites_only_is_seen_down_to_its_seventh_digit(centre):
     """Moments are sums, so that a spread between sites is what two large ones leave."""
-    for step, seen in ((1e-5, True), (1e-9, False)):
-        frame = FRAME.assign(w=1000.0 * (1.0 + step * np.repeat([0.0, 1.0, 2.0], [40, 80, 120])))
-        if not seen:
-            with pytest.raises(DesignError, match="'w' is constant over the whole rows of all sites"):
-                design("y ~ x + w", sites(frame))
-            continue
-        found = design("y ~ x + w", sites(frame))
-        assert found.spread[2] == pytest.approx(frame["w"].std(ddof=0), rel=1e-4)
+    steps = np.repeat([0.0, 1.0, 2.0], [40, 80, 120])
+    seen = FRAME.assign(w=centre * (1.0 + 1e-5 * steps))
+    found = design("y ~ x + w", sites(seen))
+    assert found.spread[2] == pytest.approx(seen["w"].std(ddof=0), rel=1e-4)
+    with pytest.raises(DesignError, match="'w' is constant over the whole rows of all sites"):
+        design("y ~ x + w", sites(FRAME.assign(w=centre * (1.0 + 1e-9 * steps))))

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedstat.errors import EstimationError
 from fedstat.federation.engine import Rounds
 from fedstat.inference.covariance import invert_information
 from fedstat.models.vfem.covariance_protocol import (
@@ -97,7 +98,12 @@ def joint_covariance(eliminated: Eliminated, parts: list[Mapping[str, Array]], n
     rest = np.delete(np.arange(d), SCALE)
     joint = np.zeros((d + K, d + K))
     V = np.zeros((d, d))
-    V[np.ix_(rest, rest)] = invert_information(eliminated.information[np.ix_(rest, rest)], names)
+    try:
+        V[np.ix_(rest, rest)] = invert_information(eliminated.information[np.ix_(rest, rest)], names)
+    except EstimationError as error:
+        raise EstimationError(
+            f"{error} Columns that separate the response leave no information, too."
+        ) from error
     slope = eliminated.slope.copy()
     slope[SCALE] = 0.0
     along = -slope

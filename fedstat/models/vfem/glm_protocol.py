@@ -31,6 +31,9 @@ SHORTEST = 2.0**-30
 COLLAPSE = 1e-6
 """Share of the first information on the intercept that is left where fitted means run off to 0 and 1."""
 
+MOST_EDGES = 3
+"""Iterations in a row that were cut short because linear predictors left all bounds."""
+
 Turn: TypeAlias = Generator[list[Ask], list[Reply], None]
 
 
@@ -119,6 +122,8 @@ class GLMAscent:
     weights: Weights = field(init=False)
     slope: float = 0.0
     first_information: float = 0.0
+    at_the_edge: bool = False
+    edges: int = 0
     trace: list[TraceRow] = field(default_factory=list)
     began: float = field(default_factory=time.perf_counter)
     converged: bool = False
@@ -183,6 +188,7 @@ class GLMAscent:
         ]
         own = reply.arrays
         if not own["inside"]:
+            self.at_the_edge = True
             return None
         return GLMPoint(
             intercept,
@@ -239,7 +245,7 @@ class GLMAscent:
         """Go along the direction until the log-likelihood has risen enough; False where it does not."""
         weights = {"of_steps": self.weights.steps, "of_scores": self.weights.scores}
         own = float(self.memory.direction(self.weights, self._scale)[0])
-        before, length = self.point, 1.0
+        before, length, self.at_the_edge = self.point, 1.0, False
         slack = ROUNDING * abs(before.log_likelihood)
         while length >= SHORTEST:
             intercept = before.intercept + length * own
@@ -247,14 +253,16 @@ class GLMAscent:
             needed = before.log_likelihood + SUFFICIENT * length * self.slope - slack
             if point is not None and point.log_likelihood >= needed:
                 self.point = point
+                self.edges = self.edges + 1 if self.at_the_edge else 0
                 return True
             length /= 2.0
         yield from self._evaluate(before.intercept, [weights] * len(self.layout.clients), 0.0)
         return False
 
     def separated(self) -> bool:
-        """Whether fitted means run off to where the response has no variance."""
-        return bool(self.point.h.sum() < COLLAPSE * self.first_information)
+        """Whether linear predictors run off, to where the response has no variance or beyond all bounds."""
+        collapsed = self.point.h.sum() < COLLAPSE * self.first_information
+        return bool(collapsed or self.edges >= MOST_EDGES)
 
 
 def climb(ascent: GLMAscent) -> Turn:
@@ -263,7 +271,7 @@ def climb(ascent: GLMAscent) -> Turn:
     Raises
     ------
     EstimationError
-        The response is separated: the likelihood has no maximum.
+        The likelihood has no maximum.
     """
     for _ in range(ascent.options.maxiter):
         yield from ascent.take()
@@ -271,8 +279,9 @@ def climb(ascent: GLMAscent) -> Turn:
             return
         if ascent.separated():
             raise EstimationError(
-                "the columns separate the response, and the likelihood has no maximum: some combination of "
-                "them predicts it without error; leave out columns, or tabulate each against the response"
+                "the likelihood rises as coefficients grow without bound: columns separate the response, or too "
+                "few entities have a block to tell how large its effects are; leave out columns or institutions, "
+                "or tabulate each column against the response"
             )
         moved = yield from ascent.move()
         if not moved:

@@ -25,6 +25,7 @@ from fedstat.models.vfem.glm_model import AnyFamily
 from fedstat.models.vfem.layout import Layout, make_layout
 from fedstat.models.vfem.moments_covariance import check_cov_type, estimate_from_moments
 from fedstat.models.vfem.moments_fit import MomentsFit
+from fedstat.models.vfem.moments_merge import LARGEST_SHARE
 from fedstat.models.vfem.moments_protocol import Exchange, exchange_moments
 from fedstat.models.vfem.outcome import Outcome, warn_of_merges, warn_unless_converged
 from fedstat.models.vfem.progress import Progress
@@ -100,6 +101,7 @@ class VFEMRegression(AnyFamily):
         tol_score: float = 1e-8,
         tol_change: float = 1e-6,
         progress: bool = False,
+        max_moved: float = LARGEST_SHARE,
     ) -> VFEMResults:
         """Maximise the likelihood of the observed data.
 
@@ -158,6 +160,9 @@ class VFEMRegression(AnyFamily):
             and no parameter, of standardised columns, moved by more.
         progress : bool
             Print iteration, log-likelihood, score and the time left to standard error.
+        max_moved : float
+            With exchange="moments": largest share of the entities in missing patterns that are too small to
+            be released, and count as missing at an institution that has them.
 
         Returns
         -------
@@ -180,7 +185,8 @@ class VFEMRegression(AnyFamily):
         ConvergenceWarning
             The iteration stopped before its tolerances.
         DataWarning
-            More than 5 % of the entities are in patterns that are too small to be released.
+            More than 5 % of the entities are in patterns that are too small to be released, and `max_moved`
+            allows it.
         """
         check_choice("method", method, get_args(Method))
         check_choice("cov_type", cov_type, get_args(CovType))
@@ -200,6 +206,8 @@ class VFEMRegression(AnyFamily):
                 progress=progress,
             )
         check_choice("masked", masked, (True, False))
+        if not 0.0 <= max_moved <= 1.0:
+            raise ModelError(f"max_moved: expected a share between 0 and 1, received {max_moved!r}")
         check_choice("cross_products", cross_products, ("secure", "sketch", "exact"))
         check_choice("sketch", sketch, ("structured", "gaussian"))
         check_choice("step", step, ("gradient", "local-newton"))
@@ -220,7 +228,7 @@ class VFEMRegression(AnyFamily):
         released: Exchange | None = None
         found: MomentsFit | None = None
         if exchange == "moments":
-            exchanging = self._exchange_moments(layout, ledger)
+            exchanging = self._exchange_moments(layout, ledger, max_moved)
             released = self.engine.run(self.receipted(exchanging, ledger), ledger)
             found, covariance = estimate_from_moments(released.moments, cov_type, maxiter)
             warn_of_merges(released.plan, layout.n)
@@ -285,9 +293,10 @@ class VFEMRegression(AnyFamily):
             covariance = yield from information_covariance(ascent, cross, names, cov_type == "robust")
         return fit, covariance, fitted
 
-    def _exchange_moments(self, layout: Layout, ledger: Ledger) -> Rounds[Exchange]:
+    def _exchange_moments(self, layout: Layout, ledger: Ledger, max_moved: float) -> Rounds[Exchange]:
         names = {block.client: block.names for block in self.design.blocks}
-        return exchange_moments(layout, names, self._session, ledger.at, self.partition.min_count)
+        least = self.partition.min_count
+        return exchange_moments(layout, names, self._session, ledger.at, least, max_moved)
 
     def _first_point(
         self, layout: Layout, options: Options, init: Init

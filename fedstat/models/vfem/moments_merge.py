@@ -27,9 +27,8 @@ from fedstat.errors import EstimationError, ModelError
 from fedstat.federation.disclosure import ENTITIES_PER_EQUATION
 from fedstat.typing import Bools, Floats, Ints
 
-LARGEST_SHARE = 0.2
-WORTH_A_WARNING = 0.05
-"""Shares of the entities that may be moved, and that may be moved without a warning."""
+LARGEST_SHARE = 0.05
+"""Share of the entities that may be moved unless a caller allows more, which is then warned of."""
 Pattern: TypeAlias = tuple[bool, ...]
 
 
@@ -188,6 +187,7 @@ def check_share(plan: MergePlan, n: Floats, largest_share: float) -> None:
         raise EstimationError(
             f"{changed:,} of {int(total):,} entities ({100 * changed / total:.1f} %) are in missing patterns "
             "that have too few to be released (min_count, and twice as many as columns and response), and at "
-            f"most {100 * largest_share:g} % may count as missing instead; leave out columns or a client, or "
-            "fit with exchange='iterative', which releases values per entity"
+            f"most {100 * largest_share:g} % may count as missing instead (max_moved); leave out columns or "
+            "a client, allow more (exact where records are missing completely at random), or fit with "
+            "exchange='iterative', which releases values per entity"
         )

@@ -17,7 +17,7 @@ from fedstat.federation.engine import Rounds
 from fedstat.federation.message import Ask
 from fedstat.models.vfem.layout import Layout
 from fedstat.models.vfem.moments import PatternMoments
-from fedstat.models.vfem.moments_merge import MergePlan, Rule, plan_merges
+from fedstat.models.vfem.moments_merge import LARGEST_SHARE, MergePlan, Rule, plan_merges
 from fedstat.models.vfem.protocol import ask
 from fedstat.models.vfem.secure_product_steps import BLOCK, RESPONSE
 from fedstat.models.vfem.secure_products import Side, multiply_sides
@@ -56,6 +56,7 @@ def exchange_moments(
     session: str,
     at: str | None,
     min_count: int,
+    max_moved: float = LARGEST_SHARE,
 ) -> Rounds[Exchange]:
     """Obtain the moments of a fit.
 
@@ -69,6 +70,8 @@ def exchange_moments(
         Where the coordinator sits.
     min_count : int
         Fewest entities of a pattern that is released, beside :func:`~.moments_merge.least_entities`.
+    max_moved : float
+        Largest share of the entities that may count as missing, or be left out, because their pattern is not.
 
     Raises
     ------
@@ -78,7 +81,7 @@ def exchange_moments(
         There is nobody to deal for two institutions.
     """
     sizes = tuple(len(names[k]) for k in layout.clients)
-    plan = plan_merges(~layout.missing, layout.counts, Rule(min_count, sizes))
+    plan = plan_merges(~layout.missing, layout.counts, Rule(min_count, sizes), largest_share=max_moved)
     code = plan.target[layout.code]
     sides = list_sides(layout, plan, code, names)
     G = len(plan.patterns)

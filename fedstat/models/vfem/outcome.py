@@ -19,7 +19,7 @@ from fedstat.models.vfem.covariance_protocol import Covariance, Places
 from fedstat.models.vfem.glm_protocol import GLMFit
 from fedstat.models.vfem.layout import Layout
 from fedstat.models.vfem.moments_fit import MomentsFit
-from fedstat.models.vfem.moments_merge import WORTH_A_WARNING, MergePlan
+from fedstat.models.vfem.moments_merge import LARGEST_SHARE, MergePlan
 from fedstat.models.vfem.moments_protocol import Exchange
 from fedstat.models.vfem.protocol import Fit, Options
 from fedstat.typing import Array, Floats
@@ -158,7 +158,7 @@ def client_blocks(model: VerticalModel, layout: Layout) -> tuple[ClientBlock, ..
 
 def warn_of_merges(plan: MergePlan, n: int) -> None:
     """Warn where many entities count otherwise than they are, because their patterns are small."""
-    if plan.changes > WORTH_A_WARNING * n:
+    if plan.changes > LARGEST_SHARE * n:
         warnings.warn(
             f"{plan.changes:,} of {n:,} entities ({100 * plan.changes / n:.1f} %) are in missing patterns "
             "with too few to be released, and count as missing at institutions that have them: standard "

@@ -25,9 +25,8 @@ from fedstat.typing import Bools, Floats, Ints
 FAMILY = "vglm"
 
 
-def ask(site: str, step: str, session: str, family: FamilySpec | None = None, **arrays: Any) -> Ask:
+def ask(site: str, step: str, session: str, text: str = "", **arrays: Any) -> Ask:
     """Address one step of the family."""
-    text = "" if family is None else family.to_json()
     return Ask(site, FAMILY, step, {name: np.asarray(a) for name, a in arrays.items()}, session, text)
 
 
@@ -76,7 +75,7 @@ class Grams:
 def stage(layout: Layout, family: FamilySpec, session: str) -> Rounds[Units]:
     """Choose the entities of a fit, and standardise the columns."""
     replies = yield [ask(k, "stage_block", session, keep=layout.keep[k]) for k in layout.clients] + [
-        ask(layout.active, "stage_response", session, family, keep=layout.response_keep)
+        ask(layout.active, "stage_response", session, family.to_json(), keep=layout.response_keep)
     ]
     shift, scale = np.concatenate([reply.arrays["units"] for reply in replies[:-1]], axis=1)
     mean, sd, constant = replies[-1].arrays["moments"].tolist()

@@ -21,6 +21,7 @@ from fedstat.kernels.penalised_path import Algorithm
 from fedstat.kernels.penalties import Penalty
 from fedstat.models.base import VerticalModel
 from fedstat.models.checks import check_choice, check_positive, check_whole
+from fedstat.models.vglm.admm import admm_path
 from fedstat.models.vglm.climb import Study
 from fedstat.models.vglm.gram import FAMILY, Grams, exchange_grams, stage
 from fedstat.models.vglm.layout import deal_folds, make_layout, warn_of_incomplete
@@ -141,6 +142,9 @@ class VerticalGLM(VerticalModel):
         ratio: float = 1e-3,
         algorithm: Algorithm = "lla",
         path: Literal["quadratic", "exact"] = "quadratic",
+        exchange: Literal["products", "admm"] = "products",
+        eps: float = 1e-5,
+        maxiter: int = 1000,
         folds: int = 5,
         draws: int = 0,
         random_state: int | None = None,
@@ -167,6 +171,15 @@ class VerticalGLM(VerticalModel):
             Of the binomial and Poisson families: whether fits at other lambdas than the chosen one are those
             of a quadratic model of the loss at the chosen one, or exact. Every exact fit takes some rounds
             of linear predictors, and about as many of these as there are columns tell of the rows.
+        exchange : {"products", "admm"}
+            What passes. "products": as the class says. "admm": in every round the masked linear predictors
+            of the institutions' own penalised least squares, any family; coefficients reach the coordinator
+            at the end of each lambda only. It takes hundreds of rounds.
+        eps : float
+            Of exchange="admm": tolerance of primal and dual residual, absolute and relative; 1e-3
+            leaves an error in the second digit.
+        maxiter : int
+            Of exchange="admm": rounds at most, for one lasso.
         folds : int
             Parts at random of the entities, of which sums are released separately, for select="cv" and
             `draws`.
@@ -202,16 +215,21 @@ class VerticalGLM(VerticalModel):
         check_choice("select", select, get_args(Select))
         check_choice("algorithm", algorithm, get_args(Algorithm))
         check_choice("path", path, ("quadratic", "exact"))
+        check_choice("exchange", exchange, ("products", "admm"))
+        check_positive("eps", eps)
+        check_whole("maxiter", maxiter, 1)
         check_choice("masked", masked, (True, False))
         check_whole("folds", folds, 2)
         check_whole("draws", draws, 0)
         check_whole("n_lambdas", n_lambdas, 2)
         check_positive("tol", tol)
-        normal = self.family_spec.name == "Gaussian"
+        normal = self.family_spec.name == "Gaussian" and exchange == "products"
+        if exchange == "admm" and (self.adaptive or self.unpenalised):
+            raise ModelError("exchange='admm': adaptive and unpenalised belong to exchange='products'")
         if not normal and (select == "cv" or draws):
             raise ModelError(
-                f"select='cv' and draws need sums by fold, which only the normal family has; use 'bic', "
-                f"'ebic' or 'aic' with {self.family_spec}"
+                f"select='cv' and draws need sums by fold, which the normal family with "
+                f"exchange='products' has; use 'bic', 'ebic' or 'aic' with {self.family_spec}"
             )
         if draws and folds < FEWEST_FOLDS_OF_STABILITY:
             raise ModelError(f"draws: expected {FEWEST_FOLDS_OF_STABILITY} folds or more, received {folds}")
@@ -232,7 +250,7 @@ class VerticalGLM(VerticalModel):
         if normal:
             outcome = self._fit_normal(setup, select, folds, draws, random, ledger)
         else:
-            outcome = self._fit_other(setup, select, masked, path == "exact", ledger)
+            outcome = self._fit_other(setup, select, masked, (path, exchange, eps, maxiter), ledger)
         result = VerticalGLMResults.of(self, outcome, ledger)
         warn_unless_converged(outcome)
         return result
@@ -269,21 +287,29 @@ class VerticalGLM(VerticalModel):
         fitted = Fitted(path, chosen, refit, 0, 0, grams.dealers)
         return Outcome(fitted, criteria, select, setup, float(null), units, parts, False, frequencies)
 
-    def _fit_other(self, setup: Setup, select: Select, masked: bool, exact: bool, ledger: Ledger) -> Outcome:
-        layout = self.layout
+    def _fit_other(
+        self, setup: Setup, select: Select, masked: bool, how: tuple[str, str, float, int], ledger: Ledger
+    ) -> Outcome:
+        layout, normal = self.layout, self.family_spec.name == "Gaussian"
         hidden = masked and len(layout.clients) > 1
         left = max(layout.most_grams - 1, 1)
         study = Study(layout, self._session, ledger.at, hidden, np.eye(layout.p), left)
         scored: list[Criteria] = []
 
         def pick(path: Path) -> int:
-            scored.append(score_path(path, layout.n, normal=False))
+            scored.append(score_path(path, layout.n, normal=normal))
             return choose(scored[-1], select)
 
-        protocol = fit_path(study, self.family_spec, setup, pick, exact=exact)
+        path, exchange, eps, maxiter = how
+        if exchange == "admm":
+            protocol = admm_path(study, self.family_spec, setup, pick, eps, maxiter)
+        else:
+            protocol = fit_path(study, self.family_spec, setup, pick, exact=path == "exact")
         fitted, units, first = self.engine.run(self.receipted(protocol, ledger), ledger)
         null = layout.n * (units.constant - first)
-        return Outcome(fitted, scored[-1], select, setup, null, units, 1, hidden, None)
+        if normal:
+            null = -layout.n / 2.0 * (np.log(4.0 * np.pi * first) + 1.0)
+        return Outcome(fitted, scored[-1], select, setup, null, units, 1, hidden, None, normal, exchange)
 
 
 def read_lambdas(lam: float | None, lambdas: Sequence[float] | Floats | None) -> Floats | None:

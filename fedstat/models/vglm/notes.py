@@ -7,26 +7,17 @@ from collections.abc import Iterator
 
 from fedstat.federation.secure.masks import TWO_SITES, hides
 from fedstat.models.vglm.layout import Layout, describe_incomplete
+from fedstat.models.vglm.outcome import Outcome
 from fedstat.models.vglm.protocol import Fitted
 
 
-def fit_notes(layout: Layout, fitted: Fitted, hidden: bool, folds: int, at: str | None) -> list[str]:
-    """Write the notes of one fit.
-
-    Parameters
-    ----------
-    layout : Layout
-    fitted : Fitted
-    hidden : bool
-        Whether linear predictors were masked.
-    folds : int
-        Parts of the entities of which sums were released separately.
-    at : str or None
-        Where the coordinator sits.
-    """
+def fit_notes(layout: Layout, outcome: Outcome, at: str | None) -> list[str]:
+    """Write the notes of one fit; `at` is where the coordinator sits."""
+    fitted = outcome.fitted
+    how = _sums(layout, outcome.folds) if fitted.points == 0 else _iterations(layout, outcome, at)
     return [
         *([f"{describe_incomplete(layout)}."] if layout.left_out else []),
-        *(_sums(layout, folds) if fitted.points == 0 else _iterations(layout, fitted, hidden, at)),
+        *how,
         *_dealers(fitted),
     ]
 
@@ -39,7 +30,8 @@ def _sums(layout: Layout, folds: int) -> Iterator[str]:
     )
 
 
-def _iterations(layout: Layout, fitted: Fitted, hidden: bool, at: str | None) -> Iterator[str]:
+def _iterations(layout: Layout, outcome: Outcome, at: str | None) -> Iterator[str]:
+    fitted, hidden = outcome.fitted, outcome.hidden
     who = "the response holder" if at == layout.active else "the coordinator and the response holder"
     yield (
         f"{fitted.points:,} sums of linear predictors over institutions went to {who}, entity by entity, and "
@@ -47,13 +39,18 @@ def _iterations(layout: Layout, fitted: Fitted, hidden: bool, at: str | None) ->
         f"{fitted.grams} weighted Gram matrices of {layout.p} columns were released over {layout.n:,} "
         "entities."
     )
-    if fitted.points > layout.p:
+    if outcome.exchange == "admm":
+        yield (
+            "The coordinator knows the coefficients at the end of each lambda only; the sums of many rounds "
+            "still span the columns of all institutions."
+        )
+    elif fitted.points > layout.p:
         yield (
             f"The coefficients are known to the coordinator: from {fitted.points:,} linear predictors of "
             f"every entity, more than the {layout.p} columns, it could solve for the rows of ALL "
-            "institutions, masked or not. Use one lambda (lam=...), algorithm='descent' or path='quadratic', a coordinator "
-            "to whom all institutions would show their rows, or the normal family, which has no value per "
-            "entity."
+            "institutions, masked or not. Use one lambda (lam=...) or path='quadratic', a "
+            "coordinator to whom all institutions would show their rows, or the normal family, which has no "
+            "value per entity."
         )
     elif not hidden and len(layout.clients) > 1:
         yield "Linear predictors were not masked: every institution's own went to the coordinator."

@@ -47,6 +47,9 @@ class Outcome:
         Whether linear predictors were masked.
     frequencies : (L, p) array or None
         Share of halves of the entities in which a column was selected.
+    normal : bool
+        Whether the family is the normal one.
+    exchange : {"products", "admm"}
     """
 
     fitted: Fitted
@@ -58,6 +61,8 @@ class Outcome:
     folds: int
     hidden: bool
     frequencies: Floats | None
+    normal: bool = True
+    exchange: str = "products"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -193,8 +198,7 @@ def make_estimate(model: VerticalGLM, outcome: Outcome, refit: Estimate | None) 
 
 
 def _rsquared(outcome: Outcome, loss: float) -> float | None:
-    normal = outcome.fitted.points == 0
-    return 1.0 - 2.0 * loss / outcome.units.sd**2 if normal else None
+    return 1.0 - 2.0 * loss / outcome.units.sd**2 if outcome.normal else None
 
 
 def client_blocks(layout: Layout) -> tuple[ClientBlock, ...]:

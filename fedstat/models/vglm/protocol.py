@@ -120,7 +120,7 @@ def fit_path(
     course = Course(study, setup, setup.grid(gradient), units, select)
     course.scale = lambda_max(gradient, setup.penalty, setup.groups)
     path, chosen, at = yield from (course.exact if exact else course.quadratic)(null, H)
-    refit = yield from _refit(study, at, H, path.selected[chosen], units, family)
+    refit = yield from refit_support(study, at, H, path.selected[chosen], units, family)
     return Fitted(path, chosen, refit, study.points, study.grams, study.dealers), units, null_loss
 
 
@@ -256,7 +256,7 @@ def with_intercept(groups: Groups) -> Groups:
     )
 
 
-def _refit(
+def refit_support(
     study: Study,
     start: Point,
     H: Floats,
@@ -281,6 +281,12 @@ def _refit(
     turn[0, 0] = 1.0
     turn[1:, 1:] = (study.T @ theta)[support]
     J = J @ turn
-    llf = layout.n * (units.constant - found.point.loss)
+    llf, scale = layout.n * (units.constant - found.point.loss), 1.0
+    if family.name == "Gaussian":
+        rss = 2.0 * layout.n * found.point.loss
+        llf = -layout.n / 2.0 * (np.log(2.0 * np.pi * rss / layout.n) + 1.0)
+        scale = rss / (layout.n - len(at))
     problem = "" if found.violation <= 1e-6 else f"score {found.violation:.1e} after {MOST_STEPS} steps"
-    return Refit(support, J @ found.point.b[at], J @ inverse @ J.T, llf, 1.0, found.point.loss, problem)
+    return Refit(
+        support, J @ found.point.b[at], scale * J @ inverse @ J.T, llf, scale, found.point.loss, problem
+    )

@@ -43,7 +43,8 @@ class RefitResults(FederatedResults):
 
 CONDITIONAL = (
     "Conditional on selection: standard errors, tests and intervals take the selected columns as given. They "
-    "ignore the search among columns, which is harmless only where no true coefficient is near zero."
+    "ignore the search among columns, which is harmless only where no true coefficient is near zero. "
+    "fit(lam=0) has intervals of all columns that do not depend on a selection."
 )
 
 
@@ -83,7 +84,7 @@ class VerticalGLMResults(FederatedResults):
         refit = make_refit(model, outcome)
         estimate = make_estimate(model, outcome, refit)
         predictor = Predictor(estimate, model.layout.clients, model.family_spec, {}, model.layout.active)
-        notes = fit_notes(model.layout, outcome.fitted, outcome.hidden, outcome.folds, ledger.at)
+        notes = fit_notes(model.layout, outcome, ledger.at)
         return cls(estimate, ledger, selection, refit, predictor, notes, model)
 
     # -- selection -------------------------------------------------------------------------------

@@ -47,6 +47,7 @@ def save_result(path: Path, result: VerticalGLMResults, predictor: Predictor) ->
             for name, estimate in estimates.items()
         },
         "selection": numbers,
+        "criteria": list(result.selection.criteria),
         "clients": list(predictor.clients),
         "family": predictor.family.to_json(),
         "specs": dict(predictor.specs),
@@ -82,7 +83,7 @@ def read_saved(header: Mapping[str, str], arrays: Mapping[str, Array]) -> Saved:
     if estimate is None:
         raise ValueError("no estimate")
     named = {name.split(" ", 1)[1]: a for name, a in arrays.items() if name.startswith("selection ")}
-    criteria = {name.split(" ", 1)[1]: a for name, a in arrays.items() if name.startswith("criterion ")}
+    criteria = {name: arrays[f"criterion {name}"] for name in content["criteria"]}
     family = FamilySpec.from_json(content["family"])
     clients = tuple(content["clients"])
     return Saved(

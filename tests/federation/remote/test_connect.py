@@ -83,6 +83,12 @@ def test_what_is_known_without_rows(federation, here):
         next(there._tables["Hungary"].chunks(["age"]))
 
 
+def test_a_forecast_needs_policies_that_are_not_here(federation):
+    model = fs.GLORE.from_formula("num > 0 ~ age", fs.ClientPartition.connect(federation["study"]))
+    with pytest.raises(NotAvailableError, match=r"its policy is known at the site only"):
+        model.explain()
+
+
 def test_a_site_that_is_gone_for_good_is_left_out(federation, here):
     there = fs.ClientPartition.connect(federation["study"], without=["Hungary"])
     assert there.clients == ("Cleveland", "Long Beach")
@@ -174,7 +180,7 @@ def test_a_journal_goes_on(federation, tmp_path, here):
     [
         ("", "lacks layout, sites"),
         ('layout = "vertical"\n[sites]', r"layout: expected .horizontal."),
-        ('layout = "horizontal"\ncarrier = "pigeon"\n[sites]', r"carrier: expected .folder."),
+        ('layout = "horizontal"\ncarrier = "pigeon"\n[sites]\nA = "a"', r"carrier: expected .folder."),
         ('layout = "horizontal"\nlayuot = 1\n[sites]', "unknown entry 'layuot'"),
         ('layout = "horizontal"\n[sites]', r"lists no site to ask.*fedstat federation join"),
         ('layout = "horizontal"\n[sites]\nA = 1', "expected a fingerprint in quotes for A"),
@@ -185,6 +191,27 @@ def test_a_file_that_means_nothing_is_named(tmp_path, text, expected):
     (tmp_path / "federation.toml").write_text(text)
     with pytest.raises(PartitionError, match=expected):
         fs.ClientPartition.connect(tmp_path)
+
+
+def test_another_carrier_is_handed_over(here, federation, tmp_path):
+    class Pigeons:
+        def carry(self, site, request):
+            return here.sites[site].answer(request)
+
+    text = (federation["study"] / "federation.toml").read_text()
+    (tmp_path / "federation.toml").write_text(text.replace('carrier = "folder"', 'carrier = "pigeons"'))
+    there = fs.ClientPartition.connect(tmp_path, carrier=Pigeons())
+    assert fs.GLORE.from_formula("num > 0 ~ age", there).fit().converged
+
+
+def test_tables_that_do_not_fit_together_are_listed(here, federation):
+    class Odd:
+        def carry(self, site, request):
+            answer = here.sites[site].answer(request)
+            return answer.replace(b"numbers", b"numbars") if site == "Hungary" else answer
+
+    with pytest.raises(PartitionError, match=r"'age' holds numbers at 'Cleveland', numbars at 'Hungary'"):
+        fs.ClientPartition.connect(federation["study"], carrier=Odd())
 
 
 def test_no_file(tmp_path):

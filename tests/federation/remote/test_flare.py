@@ -19,7 +19,7 @@ import pytest
 
 pytest.importorskip("nvflare", reason="needs fedstat[flare]")
 
-from serving_flare import ANALYST, SERVER, connected, federation_of, provision
+from serving_flare import SERVER, connected, federation_of, provision
 
 import fedstat as fs
 from fedstat.errors import EngineError, PolicyError, SecurityError
@@ -154,33 +154,40 @@ def test_only_the_owner_opens_the_socket_and_the_job_store(analysis):
     assert any((server / "store" / "jobs").iterdir())
 
 
-def job_with_code(folder: Path) -> Path:
-    job = write_job(folder, SITES)
-    (job / "app" / "custom").mkdir()
-    (job / "app" / "custom" / "own.py").write_text("print('here')\n")
-    return job
-
-
-def job_with_another_class(folder: Path) -> Path:
-    job = write_job(folder, SITES)
+def with_component(job: Path, component: dict) -> Path:
     path = job / "app" / "config" / "config_fed_client.json"
-    config = json.loads(path.read_text())
-    config["components"] = [{"id": "own", "path": "subprocess.Popen", "args": {"args": ["true"]}}]
+    config = json.loads(path.read_text()) | {"components": [component]}
     path.write_text(json.dumps(config))
     return job
 
 
-def second_analysis(folder: Path) -> Path:
+def with_code(folder: Path, trace: Path) -> Path:
+    """A job that brings a module, which leaves a trace where it is imported."""
+    job = write_job(folder, SITES)
+    (job / "app" / "custom").mkdir()
+    (job / "app" / "custom" / "own.py").write_text(f"open({str(trace)!r}, 'w')\nclass Own: pass\n")
+    return with_component(job, {"id": "own", "path": "own.Own", "args": {}})
+
+
+def with_another_class(folder: Path, trace: Path) -> Path:
+    """A job that names a class of the installation, which leaves a trace where it is made."""
+    component = {"id": "own", "path": "logging.FileHandler", "args": {"filename": str(trace)}}
+    return with_component(write_job(folder, SITES), component)
+
+
+def second_analysis(folder: Path, trace: Path) -> Path:
     return write_job(folder, SITES)
 
 
 def test_a_job_with_more_in_it_is_refused_and_harms_no_running_one(federation, analysis, tmp_path):
     partition, _, carrier = analysis
-    made = {make: make(tmp_path / make.__name__) for make in (job_with_code, job_with_another_class)}
-    made[second_analysis] = second_analysis(tmp_path / "second")
-    jobs = {make.__name__: federation.session.submit_job(str(job)) for make, job in made.items()}
+    jobs = {}
+    for make in (with_code, with_another_class, second_analysis):
+        folder = make(tmp_path / make.__name__, tmp_path / f"{make.__name__}.trace")
+        jobs[make.__name__] = federation.session.submit_job(str(folder))
     statuses = {name: federation.status(job) for name, job in jobs.items()}
-    assert all(status != "FINISHED:COMPLETED" for status in statuses.values()), statuses
+    assert all(status not in ("RUNNING", "FINISHED:COMPLETED") for status in statuses.values()), statuses
+    assert not list(tmp_path.glob("*.trace"))
     assert_identical(logistic(connected(partition, carrier)), logistic(partition))
 
 
@@ -210,9 +217,13 @@ def test_logs_are_quiet_and_stay_where_they_are(federation, analysis):
     for name in (SERVER, *SITES):
         for log in (federation.kits / name).rglob("log.txt"):
             assert " - INFO - " not in log.read_text(), log
-    told = [path for path in (federation.kits / SERVER).rglob("*") if path.is_file() and path.suffix == ".txt"]
+    told = [
+        path for path in (federation.kits / SERVER).rglob("*") if path.is_file() and path.suffix == ".txt"
+    ]
     assert not any("question was refused" in path.read_text() for path in told)
-    assert any("question was refused" in path.read_text() for path in (federation.kits / "east").rglob("log.txt"))
+    assert any(
+        "question was refused" in path.read_text() for path in (federation.kits / "east").rglob("log.txt")
+    )
 
 
 def test_an_analysis_that_is_ended_completes(federation, analysis):
@@ -225,14 +236,13 @@ def test_an_analysis_that_is_ended_completes(federation, analysis):
 
 def test_a_site_that_stops_is_named_and_the_next_job_serves_again(federation, analysis):
     partition = enterprises()
-    _, carrier = federation.serve(partition, timeout=60.0)
+    job, carrier = federation.serve(partition, timeout=60.0)
     for fit in (moments, iterative):
         assert_identical(fit(connected(partition, carrier)), fit(partition))
     model = fs.VFEMRegression.from_formula("NPGR ~ .", connected(partition, carrier))
     federation.job_process("west").kill()
     with pytest.raises(EngineError, match=r"'west' did not answer: .*its process may have stopped.*round"):
         model.fit(exchange="iterative")
-    job, carrier = federation.submit(partition)
+    assert federation.status(job) not in ("RUNNING", "FINISHED:COMPLETED")
+    _, carrier = federation.submit(partition)
     assert_identical(moments(connected(partition, carrier)), moments(partition))
-    carrier.end()
-    assert federation.status(job) == "FINISHED:COMPLETED"

@@ -112,3 +112,13 @@ def test_coefficients_that_leave_one_row_are_answered_by_nothing():
     ask = Ask("S1", "fedavg", "sum_scores", {"beta": beta}, one._session)
     found = unpack_reply(one.partition.sites["S1"].answer(pack_ask(ask))).arrays
     assert not found["spread"] and not found["score"].any() and not found["information"].any()
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_where_a_site_gives_no_score_the_distance_is_not_known(masked):
+    second, first = np.sort(FRAME.loc[FRAME["site"] == "S1", "x"].to_numpy())[-2:]
+    slope = 200.0 / (first - second)
+    at = {"init": [-slope * first, slope], "rounds": 1, "learning_rate": 1e-12, "masked": masked}
+    result = fit(fs.FedAvg, formula="binary ~ x", **at)
+    assert np.isinf(result.distance).all() and not result.converged
+    assert np.isfinite(result.deviance)

@@ -219,16 +219,20 @@ def test_the_site_insists_though_the_coordinator_asks(monkeypatch):
 
 
 def test_many_entities_in_small_patterns_are_told_and_more_are_refused():
-    def fitted(share):
+    def fitted(share, **arguments):
         study = simulate(n=200, holder="Registry", missing="none")
         for k, names in enumerate(study.columns.values()):
             study.table.iloc[k * share : (k + 1) * share, study.table.columns.get_indexer(names)] = np.nan
-        return fs.VFEMRegression.from_formula("y ~ .", study.partition(min_count=30)).fit()
+        return fs.VFEMRegression.from_formula("y ~ .", study.partition(min_count=30)).fit(**arguments)
 
-    with pytest.warns(DataWarning, match=r"(\d+) of 200 entities"):
+    with pytest.raises(EstimationError, match=r"too few to be released .*at most 5 % .*max_moved"):
         fitted(8)
-    with pytest.raises(EstimationError, match="too few to be released"):
-        fitted(25)
+    with pytest.warns(DataWarning, match=r"(\d+) of 200 entities"):
+        fitted(8, max_moved=0.2)
+    with pytest.raises(EstimationError, match="at most 20 %"):
+        fitted(25, max_moved=0.2)
+    with pytest.raises(ModelError, match="max_moved: expected a share"):
+        fitted(8, max_moved=2.0)
 
 
 def test_the_summary_says_who_must_not_collude_and_what_was_released():

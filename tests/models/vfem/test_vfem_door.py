@@ -188,7 +188,7 @@ iterative = {{"exchange": "iterative", "masked": False}}
 sketch = {{"cross_products": "sketch", "sketch_size": 50}}
 first = model.fit(cov_type="none", **iterative).params
 model.engine = Engine(sites)
-model.fit()
+model.fit(max_moved=1.0)
 exact, robust, sem = {{"cross_products": "exact"}}, {{"cov_type": "robust"}}, {{"cov_type": "sem"}}
 for options in (exact, sketch | robust, sketch | sem):
     result = model.fit(**iterative, **options)

@@ -325,13 +325,26 @@ def test_families_and_arguments_that_there_are_not():
         model_of(lambda t: t["y"]).fit(cov_type="robust")
 
 
-def test_separated_responses_are_refused():
+@pytest.mark.parametrize("link", FAMILIES)
+@pytest.mark.parametrize("missing", [0.0, 0.3])
+def test_separated_responses_are_refused(link, missing):
     rng = np.random.default_rng(1)
     x = rng.normal(size=60)
     table = pd.DataFrame({"y": (x > 0).astype(float), "a": x, "b": rng.normal(size=60)})
+    if link == "Log":
+        table["a"] = table["y"]  # counts of zero wherever the column is
+    table.loc[rng.random(60) < missing, "b"] = np.nan
     study = Study(table, {"A": ["a"], "B": ["b"]}, "Holder")
     with pytest.raises(EstimationError, match="separate the response"):
-        fs.VFEMRegression.from_formula("y ~ .", study.partition(), family=FAMILIES["Logit"]).fit()
+        fs.VFEMRegression.from_formula("y ~ .", study.partition(), family=FAMILIES[link]).fit()
+
+
+def test_effects_that_too_few_entities_can_tell_are_refused():
+    study = glm_study(holder="Registry")
+    study.table.loc[study.table.index[13:], study.columns["Tax"]] = np.nan
+    model = fs.VFEMRegression.from_formula("y ~ .", study.partition(), family=FAMILIES["Logit"])
+    with pytest.raises(EstimationError, match="too few entities have a block"):
+        model.fit()
 
 
 def test_a_fit_that_stops_early_says_so():

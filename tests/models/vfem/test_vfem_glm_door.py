@@ -168,10 +168,10 @@ def test_absurd_predictors_are_not_computed_with(model, study):
 
 def test_few_entities_behind_a_block_are_refused(study):
     table = study.table.copy()
-    table.loc[table.index[13:], study.columns["Tax"]] = np.nan
+    table.loc[table.index[60:], study.columns["Tax"]] = np.nan
     rare = type(study)(table, study.columns, study.holder)
     with pytest.raises(PolicyError, match="minimum count"):
-        make(rare, policy=Policy(min_count=10)).fit()
+        make(rare, policy=Policy(min_count=50)).fit()
 
 
 def test_too_few_complete_entities_for_the_baseline(study):

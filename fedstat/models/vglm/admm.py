@@ -1,0 +1,171 @@
+"""The path by ADMM in its sharing form, with over-relaxation and a balanced penalty parameter.
+
+Every round each client sends its linear predictor, of which the sum is needed only, and gets one number per
+entity back. The coordinator sees coefficients at the end of each lambda, and not on the way.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from fedstat.federation.engine import Rounds
+from fedstat.kernels.glm_family import FamilySpec
+from fedstat.kernels.penalised_path import PenalisedPath, lambda_grid
+from fedstat.models.vglm.climb import Study
+from fedstat.models.vglm.gram import Units, ask, stage
+from fedstat.models.vglm.path import Path, Setup
+from fedstat.models.vglm.protocol import Fitted, refit_support
+from fedstat.typing import Floats
+
+MOST_LINEARISED = 40
+LARGEST_VIOLATION = 20.0
+"""Largest violation, as a share of lambda_max and of the tolerance, of a fit that has converged."""
+BALANCE, FACTOR = 10.0, 2.0
+"""Ratio of the residuals at which the penalty parameter changes, and by how much."""
+BALANCED_ROUNDS = 200
+"""Rounds of one lambda in which it may change: afterwards it is fixed, and ADMM converges."""
+
+
+@dataclass(slots=True, eq=False)
+class Sharing:
+    """The state of ADMM at the coordinator.
+
+    Parameters
+    ----------
+    study : Study
+    setup : Setup
+    eps : float
+        Absolute and relative tolerance of primal and dual residual.
+    maxiter : int
+        Rounds at most, for one lasso.
+    intercept : float
+    eta : (n,) array
+        Sum of all linear predictors, the intercept included.
+    rho : float
+    """
+
+    study: Study
+    setup: Setup
+    eps: float
+    maxiter: int
+    intercept: float
+    eta: Floats
+    rho: float = 1.0
+
+    def begin(self) -> Rounds[tuple[Floats, float]]:
+        """Prepare the clients; return the lambdas, and the largest that selects."""
+        study, layout, setup = self.study, self.study.layout, self.setup
+        text = json.dumps(asdict(setup.penalty))
+        labels = np.repeat(np.arange(len(setup.groups.sizes)), setup.groups.sizes)
+        at = layout.places()
+        yield [ask(k, "admm_start", study.session, text, labels=labels[at[k]]) for k in layout.clients]
+        (reply,) = yield [ask(layout.active, "respond", study.session, eta=self.eta)]
+        residual = reply.arrays["residual"]
+        replies = yield [ask(k, "admm_largest", study.session, residual=residual) for k in layout.clients]
+        scale = max(float(reply.arrays["largest"]) for reply in replies)
+        if setup.lambdas is not None:
+            return setup.lambdas, scale
+        return lambda_grid(scale, ratio=setup.ratio, size=setup.size), scale
+
+    def follow(self, units: Units) -> Rounds[Path]:
+        """Solve at every lambda, each from the one before."""
+        study, layout, setup = self.study, self.study.layout, self.setup
+        lambdas, scale = yield from self.begin()
+        b, a, loss, kkt, good = [], [], [], [], []
+        for place, lam in enumerate(lambdas):
+            met, violation, value = yield from self._solve(float(lam), place == 0)
+            replies = yield [ask(k, "admm_coefficients", study.session) for k in layout.clients]
+            b.append(np.concatenate([reply.arrays["beta"] for reply in replies]))
+            a.append(self.intercept)
+            loss.append(value)
+            kkt.append(violation / (scale if scale > 0.0 else 1.0))
+            good.append(met and kkt[-1] <= LARGEST_VIOLATION * self.eps)
+        B, iterations = np.array(b), np.zeros(len(b), dtype=np.int64)
+        fits = PenalisedPath(
+            lambdas, B, np.array(loss), iterations, np.array(kkt), np.array(good, dtype=np.bool_), scale
+        )
+        return Path.of(fits, B, np.array(a), units, setup.groups)
+
+    def _solve(self, lam: float, first: bool) -> Rounds[tuple[bool, float, float]]:
+        """Solve at one lambda; return whether tolerances were met, the violation, and the loss."""
+        study, layout = self.study, self.study.layout
+        for lasso in range(1 if self.setup.penalty.convex else MOST_LINEARISED):
+            yield [ask(k, "admm_set", study.session, lam=lam, linearise=lasso > 0) for k in layout.clients]
+            met = yield from self._iterate(first and lasso == 0)
+            (reply,) = yield [ask(layout.active, "respond", study.session, eta=self.eta)]
+            residual, loss = reply.arrays["residual"], float(reply.arrays["loss"])
+            replies = yield [ask(k, "admm_certify", study.session, residual=residual) for k in layout.clients]
+            violation = max([abs(residual.mean()), *[float(one.arrays["violation"]) for one in replies]])
+            if violation <= self.eps * lam / 10.0:
+                break
+        return met, violation, loss
+
+    def _iterate(self, first: bool) -> Rounds[bool]:
+        """Iterate to the tolerances of primal and dual residual; False where they were not met."""
+        study, layout = self.study, self.study.layout
+        blocks, root = len(layout.clients) + 1, np.sqrt(layout.n)
+        move = yield from self._respond(first)
+        for number in range(self.maxiter):
+            asks = [ask(k, "admm_move", study.session, move=move[0], rho=self.rho) for k in layout.clients]
+            study.points += 1
+            replies = yield asks
+            self.intercept += float(move[0].mean())
+            self.eta = self.intercept + np.sum([r.arrays["linear_predictor"] for r in replies], axis=0)
+            move = yield from self._respond(False)
+            primal, dual, mean, z, scaled = move[1]
+            small = self.eps * root / blocks
+            if primal <= small + self.eps * max(mean, z) and dual <= small + self.eps * scaled:
+                return True
+            if number < BALANCED_ROUNDS and number % 5 == 4:
+                self.rho *= (
+                    FACTOR if primal > BALANCE * dual else 1.0 / FACTOR if dual > BALANCE * primal else 1.0
+                )
+        return False
+
+    def _respond(self, start: bool) -> Rounds[tuple[Floats, list[float]]]:
+        """Hand the sum to the holder of the response; return the move, and the norms."""
+        blocks = len(self.study.layout.clients) + 1
+        arrays: dict[str, Any] = {"eta": self.eta, "blocks": blocks, "rho": self.rho, "start": start}
+        (reply,) = yield [ask(self.study.layout.active, "admm_respond", self.study.session, **arrays)]
+        return reply.arrays["move"], reply.arrays["sizes"].tolist()
+
+
+def admm_path(
+    study: Study,
+    family: FamilySpec,
+    setup: Setup,
+    select: Callable[[Path], int],
+    eps: float,
+    maxiter: int,
+) -> Rounds[tuple[Fitted, Units, float]]:
+    """Follow the path by ADMM, choose one of its fits, and refit on its support by Newton's method.
+
+    Parameters
+    ----------
+    study, family, setup, select
+        As for :func:`~fedstat.models.vglm.protocol.fit_path`; groups without weights.
+    eps : float
+        Absolute and relative tolerance of primal and dual residual.
+    maxiter : int
+        Rounds at most, for one lasso.
+    """
+    layout = study.layout
+    units = yield from stage(layout, family, study.session)
+    b0 = float(family.make().link(units.mean))
+    (reply,) = yield [ask(layout.active, "respond", study.session, eta=np.full(layout.n, b0))]
+    sharing = Sharing(study, setup, eps, maxiter, b0, np.full(layout.n, b0))
+    path = yield from study.masked(sharing.follow(units))
+    chosen = select(path)
+    b = path.standardised[chosen]
+    a = path.intercepts[chosen] + path.coefficients[chosen] @ units.shift
+    point = yield from study.masked(study.evaluate(np.concatenate([[a], b])))
+    assert point is not None
+    H = yield from study.hessian(point)
+    refit = yield from refit_support(study, point, H, path.selected[chosen], units, family)
+    fitted = Fitted(path, chosen, refit, study.points, study.grams, study.dealers)
+    return fitted, units, float(reply.arrays["loss"])

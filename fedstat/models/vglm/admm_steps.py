@@ -1,0 +1,283 @@
+"""What institutions compute in the sharing form of ADMM: their own penalised least squares.
+
+With N blocks (the clients' and the intercept), z the mean of their linear predictors and u the scaled dual
+(Boyd et al. 2011, section 7.3), a client moves its own part of the linear predictor by
+``z - mean - u`` (n,), as far as its penalty lets it; the holder of the response moves z and u. Coefficients
+stay where they are until the end.
+
+References
+----------
+Boyd, S., Parikh, N., Chu, E., Peleato, B. and Eckstein, J. (2011). Distributed optimization and statistical
+learning via the alternating direction method of multipliers. Foundations and Trends in Machine Learning 3,
+1-122.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fedstat.errors import FedstatError, MessageError
+from fedstat.federation.message import Declared, Step, check_lengths
+from fedstat.federation.site import SiteData, State
+from fedstat.kernels.penalised_gram import GramSolver
+from fedstat.kernels.penalised_path import lambda_max
+from fedstat.kernels.penalties import Penalty, Terms
+from fedstat.kernels.penalty_groups import Groups, orthonormaliser
+from fedstat.kernels.rows import column_sums, gram, row_dots
+from fedstat.models.vglm.response_steps import POINTS, response_of
+from fedstat.models.vglm.steps import staged_of
+from fedstat.typing import Array, Floats, Ints
+
+OVER_RELAXATION = 1.6
+NEWTON_STEPS = 60
+TIGHT = 1e-12
+
+
+@dataclass(slots=True)
+class Block:
+    """A client's part of ADMM.
+
+    Parameters
+    ----------
+    Z : (n, p) array
+        Columns, orthonormal within groups.
+    G : (p, p) array
+        Z'Z / n.
+    T : (p, p) array
+        Coefficients of standardised columns are ``T theta``.
+    penalty, groups
+        What is penalised.
+    theta : (p,) array
+    eta : (n,) array
+        Z theta.
+    terms : Terms or None
+        The penalty at the present lambda, and the lasso in its place.
+    """
+
+    Z: Floats
+    G: Floats
+    T: Floats
+    penalty: Penalty
+    groups: Groups
+    theta: Floats
+    eta: Floats
+    terms: Terms | None = None
+    lasso: Terms | None = None
+
+
+@dataclass(slots=True)
+class Shared:
+    """Mean linear predictor z and scaled dual u, (n,), and the penalty parameter, at the response holder."""
+
+    z: Floats
+    u: Floats
+    rho: float = field(default=1.0)
+
+
+def _block(data: SiteData, state: State) -> Block:
+    if "vglm admm" not in state:
+        raise MessageError(f"{data.name}: ADMM was not started here; ask 'admm_start' first")
+    block: Block = state.use("vglm admm")
+    return block
+
+
+def admm_start(data: SiteData, state: State, text: str, labels: Ints) -> tuple[dict[str, Array], str]:
+    """Prepare the penalised least squares of the block; nothing leaves.
+
+    Parameters
+    ----------
+    text : str
+        Name, shape and share of the penalty, in JSON.
+    labels : (p,) array of int
+        Group of each column.
+    """
+    X = staged_of(data, state).X
+    check_lengths(data.name, labels=(labels, X.shape[1]))
+    try:
+        penalty, groups = Penalty(**json.loads(text)), Groups.of(labels)
+    except (FedstatError, TypeError, ValueError) as error:
+        raise MessageError(f"{data.name}: expected a penalty, and groups side by side") from error
+    T, groups = orthonormaliser(gram(X, np.ones(len(X))) / len(X), groups)
+    Z = np.ascontiguousarray(X @ T)
+    G = gram(Z, np.ones(len(Z))) / len(Z)
+    block = Block(Z, G, T, penalty, groups, np.zeros(len(T)), np.zeros(len(Z)))
+    state.keep("vglm admm", block, len(Z))
+    return {}, ""
+
+
+def admm_largest(data: SiteData, state: State, residual: Floats) -> dict[str, Array]:
+    """Smallest lambda at which all coefficients of the block are zero."""
+    block = _block(data, state)
+    check_lengths(data.name, residual=(residual, len(block.Z)))
+    gradient = column_sums(block.Z, residual) / len(block.Z)
+    return {"largest": np.array(lambda_max(gradient, block.penalty, block.groups))}
+
+
+def admm_set(data: SiteData, state: State, lam: Array, linearise: Array) -> dict[str, Array]:
+    """Set lambda; with `linearise` put the penalty's tangents at the present coefficients in its place."""
+    block = _block(data, state)
+    if not 0.0 <= float(lam) < np.inf:
+        raise MessageError(f"{data.name}: expected a lambda of zero or more")
+    block.terms = block.penalty.at(float(lam), block.groups)
+    block.lasso = block.terms.linearised(block.theta if bool(linearise) else np.zeros(len(block.theta)))
+    return {}
+
+
+def admm_move(data: SiteData, state: State, move: Floats, rho: Array) -> dict[str, Array]:
+    """Move the linear predictor as far as the penalty lets it; release it.
+
+    Parameters
+    ----------
+    move : (n,) array
+        Where all linear predictors together are to move, as a share of one.
+    rho : float
+        Penalty parameter of the distance.
+    """
+    block, r = _block(data, state), float(rho)
+    check_lengths(data.name, move=(move, len(block.Z)))
+    if block.lasso is None or not (0.0 < r < np.inf and np.isfinite(move).all()):
+        raise MessageError(f"{data.name}: ask 'admm_set' first, and with finite numbers")
+    c = block.G @ block.theta + column_sums(block.Z, move) / len(block.Z)
+    solver = GramSolver(r * block.G, r * c, block.groups)
+    start = solver.start(block.theta)
+    every = np.ones(len(block.lasso.level), dtype=np.bool_)
+    block.theta = solver.solve(block.lasso, start, every, TIGHT * max(1.0, r)).b
+    block.eta = row_dots(block.Z, block.theta)
+    return {"linear_predictor": block.eta}
+
+
+def admm_certify(data: SiteData, state: State, residual: Floats) -> dict[str, Array]:
+    """Largest violation of the stationarity conditions of the block: of the penalty itself."""
+    block = _block(data, state)
+    check_lengths(data.name, residual=(residual, len(block.Z)))
+    if block.terms is None:
+        raise MessageError(f"{data.name}: ask 'admm_set' first")
+    gradient = -column_sums(block.Z, residual) / len(block.Z)
+    return {"violation": np.array(block.terms.violation(block.theta, gradient))}
+
+
+def admm_coefficients(data: SiteData, state: State) -> dict[str, Array]:
+    """Release the coefficients of standardised columns: (p,)."""
+    block = _block(data, state)
+    return {"beta": block.T @ block.theta}
+
+
+def admm_respond(
+    data: SiteData, state: State, eta: Floats, blocks: Array, rho: Array, start: Array
+) -> dict[str, Array]:
+    """Move the mean linear predictor towards the response, and the dual.
+
+    Parameters
+    ----------
+    eta : (n,) array
+        Sum of all linear predictors.
+    blocks : int
+        Blocks N of which it is the sum.
+    rho : float
+    start : bool
+        Whether this is the first ask of a fit.
+
+    Returns
+    -------
+    dict
+        ``move`` (n,): ``z - mean - u``; ``sizes`` (5,): norms of primal and dual residual, mean, z, and dual.
+    """
+    response, N, r = response_of(data, state), int(blocks), float(rho)
+    check_lengths(data.name, eta=(eta, len(response.y)))
+    if N < 1 or not (0.0 < r < np.inf and np.isfinite(eta).all()):
+        raise MessageError(f"{data.name}: expected blocks, and finite numbers")
+    mean = eta / N
+    if bool(start) or "vglm shared" not in state:
+        state.keep("vglm shared", Shared(mean.copy(), np.zeros(len(mean)), r), len(mean))
+    shared: Shared = state.use("vglm shared")
+    u = shared.u * (shared.rho / r)
+    relaxed = OVER_RELAXATION * mean + (1.0 - OVER_RELAXATION) * shared.z
+    z = nearest(response.family.name, relaxed + u, response.y, N, r)
+    norm = np.linalg.norm
+    sizes = [norm(mean - z), r * norm(z - shared.z), norm(mean), norm(z)]
+    shared.u, shared.z, shared.rho = u + relaxed - z, z, r
+    return {"move": z - mean - shared.u, "sizes": np.array([*sizes, r * norm(shared.u)])}
+
+
+def nearest(family: str, a: Floats, y: Floats, N: int, rho: float) -> Floats:
+    """Minimise ``loss(N z) + N rho (z - a)^2 / 2`` for every entity: (n,) -> (n,).
+
+    Newton's steps on the derivative, which increases, within a bracket of its root.
+    """
+    point = POINTS[family]
+    at = N * a
+    ends = np.stack([at, N * (a + point(at, y)[1] / rho)])
+    low, high = ends.min(axis=0), ends.max(axis=0)
+    t, last = np.clip(at, low, high), high - low
+    for _ in range(NEWTON_STEPS):
+        _, residual, weight = point(t, y)
+        slope = rho * (t / N - a) - residual
+        low, high = np.where(slope <= 0.0, t, low), np.where(slope >= 0.0, t, high)
+        new = t - slope / (weight + rho / N)
+        # Newton's steps may go to and fro: where they do not shrink, the bracket is halved.
+        wild = (new < low) | (new > high) | (np.abs(new - t) > last / 2.0)
+        new = np.where(wild, (low + high) / 2.0, new)
+        last, t = np.abs(new - t), new
+        if last.max() <= 1e-13 * (1.0 + np.abs(t).max()):
+            break
+    return np.asarray(t / N)
+
+
+RESIDUAL = Declared("per entity", "residual of the response", dtype="float64")
+RHO = Declared("control", "penalty parameter", 0)
+STEPS: Mapping[str, Step] = {
+    "admm_start": Step(
+        admm_start,
+        {"labels": Declared("control", "group of each column", dtype="int64")},
+        text_in=Declared("control", "the penalty"),
+    ),
+    "admm_largest": Step(
+        admm_largest,
+        {"residual": RESIDUAL},
+        {"largest": Declared("aggregate", "lambda at which the first column is selected", 0)},
+    ),
+    "admm_set": Step(
+        admm_set,
+        {
+            "lam": Declared("control", "lambda", 0),
+            "linearise": Declared("control", "whether to linearise the penalty", 0),
+        },
+    ),
+    "admm_move": Step(
+        admm_move,
+        {
+            "move": Declared("per entity", "move of the sum of linear predictors", dtype="float64"),
+            "rho": RHO,
+        },
+        {
+            "linear_predictor": Declared(
+                "per entity", "linear predictor x'beta of the client's block", maskable=True
+            )
+        },
+    ),
+    "admm_certify": Step(
+        admm_certify,
+        {"residual": RESIDUAL},
+        {"violation": Declared("aggregate", "violation of the stationarity conditions", 0)},
+    ),
+    "admm_coefficients": Step(
+        admm_coefficients, gives={"beta": Declared("aggregate", "coefficients of standardised columns")}
+    ),
+    "admm_respond": Step(
+        admm_respond,
+        {
+            "eta": Declared("per entity", "sum of the clients' linear predictors", dtype="float64"),
+            "blocks": Declared("control", "number of blocks", 0),
+            "rho": RHO,
+            "start": Declared("control", "whether the fit begins", 0),
+        },
+        {
+            "move": Declared("per entity", "move of the sum of linear predictors"),
+            "sizes": Declared("aggregate", "norms of residuals, mean and dual"),
+        },
+    ),
+}

@@ -1,0 +1,76 @@
+"""The sharing form of ADMM: the optimum of the other exchange."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import statsmodels.api as sm
+from scipy.optimize import minimize_scalar
+from vglm_study import make_model, make_table, pooled_columns
+
+from fedstat.errors import ConvergenceWarning, ModelError
+from fedstat.models.vglm.admm_steps import nearest
+from fedstat.models.vglm.response_steps import POINTS
+
+pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.DisclosureWarning")
+
+FAMILIES = {"normal": None, "binary": sm.families.Binomial(), "count": sm.families.Poisson()}
+LAMBDAS = {"normal": 0.5, "binary": 0.1, "count": 0.1}
+
+
+@pytest.mark.parametrize("response", FAMILIES)
+@pytest.mark.parametrize(("eps", "close"), [(1e-5, 1e-4), (1e-7, 1e-6)])
+def test_the_optimum_is_that_of_newtons_method(response, eps, close):
+    table = make_table(300, 2, response)
+    model = make_model(table, family=FAMILIES[response], penalty="lasso")
+    newton = model.fit(lam=LAMBDAS[response])
+    shared = model.fit(lam=LAMBDAS[response], exchange="admm", eps=eps)
+    sd = pooled_columns(table, newton.params.index[1:]).std(axis=0) / (
+        table["y"].std() if response == "normal" else 1.0
+    )
+    np.testing.assert_allclose(shared.params[1:] * sd, newton.params[1:] * sd, atol=close)
+    assert shared.converged and shared.path["kkt"].max() <= 20 * eps
+    # At a penalised estimate the likelihood is not flat: it changes as the coefficients do.
+    assert shared.llf == pytest.approx(newton.llf, rel=close)
+    np.testing.assert_allclose(shared.refit.bse, newton.refit.bse, rtol=1e-5)
+    assert shared.llnull == pytest.approx(newton.llnull, abs=1e-6)
+
+
+def test_a_nonconvex_penalty_by_its_tangents_along_a_path():
+    model = make_model(make_table(300, 2, "binary"), family=FAMILIES["binary"], penalty="scad")
+    shared = model.fit(lambdas=[0.15, 0.1], exchange="admm", eps=1e-7)
+    assert shared.path["converged"].all()
+    for lam in (0.15, 0.1):
+        alone = model.fit(lam=lam)
+        np.testing.assert_allclose(shared.path_params.loc[lam], alone.params, atol=1e-5)
+
+
+def test_no_coefficient_reaches_the_coordinator_on_the_way_and_predictors_are_masked():
+    result = make_model(make_table(300, 2)).fit(lam=0.5, exchange="admm", eps=1e-3)
+    frame = result.ledger.to_frame()
+    sent = frame[frame["array"] == "linear_predictor"]
+    assert sent["masked"].all()
+    clients = result.clients[1:].nunique() - 1
+    assert (frame["step"] == "admm_coefficients").sum() <= 2 * clients
+
+
+def test_it_says_so_where_it_stops_too_early():
+    model = make_model(make_table(300, 2, "binary"), family=FAMILIES["binary"], penalty="lasso")
+    with pytest.warns(ConvergenceWarning, match="did not converge"):
+        result = model.fit(lam=0.02, exchange="admm", maxiter=3)
+    assert not result.converged
+    with pytest.raises(ModelError, match="adaptive and unpenalised"):
+        make_model(make_table(300, 2), unpenalised=["x8"]).fit(exchange="admm")
+
+
+@pytest.mark.parametrize("family", ["Gaussian", "Binomial", "Poisson"])
+def test_the_step_of_an_entity_is_the_minimum(family):
+    a, y = np.array([-2.0, 0.3, 5.0, 1.0]), np.array([1.0, 0.0, 0.0, 1.0])
+    found = nearest(family, a, y, 4, 0.3)
+
+    def value(z, i):
+        return POINTS[family](np.array([4 * z]), y[i : i + 1])[0] + 4 * 0.3 * (z - a[i]) ** 2 / 2
+
+    for i in range(4):
+        best = minimize_scalar(value, args=(i,), bounds=(-20, 20), method="bounded", options={"xatol": 1e-12})
+        assert found[i] == pytest.approx(best.x, abs=1e-6)
