@@ -220,8 +220,8 @@ def _in_clear(result: GLMResults) -> str:
     told = []
     if any(own.problem != NOT_ASKED for own in result.fit_.local):
         told.append("the own fits")
-    entries = [] if result._ledger is None else result._ledger.entries
-    if any(entry.array == "sums" and entry.step == "transform_sums" for entry in entries):
+    left = None if result._ledger is None else result._ledger.to_frame()
+    if left is not None and ((left["step"] == "transform_sums") & (left["array"] == "sums")).any():
         told.append("the sums that transforms such as center() need")
     return f", but for {' and '.join(told)}" if told else ""
 

@@ -279,9 +279,9 @@ def climb(ascent: GLMAscent) -> Turn:
             return
         if ascent.separated():
             raise EstimationError(
-                "the likelihood rises as coefficients grow without bound: columns separate the response, or too "
-                "few entities have a block to tell how large its effects are; leave out columns or institutions, "
-                "or tabulate each column against the response"
+                "the likelihood rises as coefficients grow without bound: columns separate the response, or "
+                "too few entities have a block to tell how large its effects are; leave out columns or "
+                "institutions, or tabulate each column against the response"
             )
         moved = yield from ascent.move()
         if not moved:
