@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 import statistics
 import subprocess
 import sys
@@ -33,6 +34,7 @@ FITS = {
 }
 IMPUTER_ROUNDS = 2
 MICE_CYCLES = 3
+AMELIA_IMPUTATIONS = 1
 MICE_USUAL_CYCLES = 10 + 20 * 4
 GROWTH_COLUMNS = [
     "n",
@@ -193,6 +195,46 @@ def mice(folder, cycles=MICE_CYCLES):
     return {"rmse": rmse(pd.Series(result.params[1:], index=truth.index), truth), "stages": clock.stages}
 
 
+AMELIA = """
+library(Amelia)
+table <- read.csv(commandArgs(TRUE)[1])
+began <- proc.time()
+out <- amelia(table, m = IMPUTATIONS, p2s = 0)
+if (out$code != 1) stop(out$message)
+fits <- sapply(out$imputations, function(d) coef(lm(y ~ ., d))[-1])
+taken <- proc.time() - began
+cat(taken[["elapsed"]], sum(taken[c("user.self", "sys.self")]), rowMeans(fits), sep = "\\n")
+"""
+
+
+def amelia(folder, imputations=AMELIA_IMPUTATIONS):
+    """R's Amelia: EM on bootstrapped rows of the pooled table, an imputation each, then least squares."""
+    import numpy as np
+    import pandas as pd
+
+    table, truth = pooled(folder), read_truth(folder)
+    table.columns = [*[f"x{j}" for j in range(table.shape[1] - 1)], "y"]
+    place = Path(folder) / "pooled.csv"
+    table.to_csv(place, index=False)
+    script = AMELIA.replace("IMPUTATIONS", str(imputations))
+    run = subprocess.run(["Rscript", "-e", script, str(place)], capture_output=True, text=True, check=True)
+    wall, cpu, *params = np.array(run.stdout.split(), dtype=float)
+    stage = {"wall": wall, "cpu": cpu, "peak": float("nan")}
+    return {"rmse": rmse(pd.Series(params, index=truth.index), truth), "stages": {"amelia": [stage]}}
+
+
+def install_amelia():
+    """Whether R's Amelia is there; it is installed where the system's packages can be."""
+
+    def there():
+        call = ["Rscript", "-e", "library(Amelia)"]
+        return bool(shutil.which("Rscript")) and not subprocess.run(call, capture_output=True).returncode
+
+    if not there() and shutil.which("apt-get") and os.geteuid() == 0:
+        subprocess.run(["apt-get", "install", "-y", "-qq", "r-cran-amelia"], capture_output=True)
+    return there()
+
+
 def nhanes(path, repeats=REPEATS):
     """Two fits to adults of NHANES: a response from the examination and one from the interview."""
     import warnings
@@ -223,7 +265,7 @@ def nhanes(path, repeats=REPEATS):
     return out | {"stages": clock.stages}
 
 
-TASKS = {f.__name__: f for f in (write, imports, fit, cold, imputer, mice, nhanes)}
+TASKS = {f.__name__: f for f in (write, imports, fit, cold, imputer, mice, amelia, nhanes)}
 
 
 # ---- the caller ----------------------------------------------------------------------------------
@@ -351,7 +393,7 @@ class Bench:
         self.report.heading(
             "Growth with n",
             f"Medians of {REPEATS}, of the moments exchange and of the iterative one in clear. The last "
-            "columns divide by n: equal figures mean linear growth. The memory includes the tables that were read.",
+            "columns divide by n: equal figures mean linear growth. The memory includes the tables.",
         )
         rows = []
         for n, answer in answers.items():
@@ -386,6 +428,8 @@ class Bench:
             "imputations with the default 3 cycles between them.",
         )
         peers = {"IterativeImputer + OLS": (imputed, "imputer"), "MICE": (chained, "mice")}
+        if install_amelia():
+            peers[f"Amelia (R), {AMELIA_IMPUTATIONS} imputations"] = (run("amelia", folder), "amelia")
         own = vfem["stages"]["moments"]
         rows = [["VFEM", *seconds(own), f"{own[-1]['peak']:.0f}", f"{vfem['moments']['rmse']:.4f}"]]
         for name, (answer, stage) in peers.items():

@@ -194,7 +194,7 @@ def admm_respond(
     if bool(start) or "vglm shared" not in state:
         state.keep("vglm shared", Shared(mean.copy(), np.zeros(len(mean)), r), len(mean))
     shared: Shared = state.use("vglm shared")
-    u = shared.u
+    u = shared.u * (shared.rho / r)
     relaxed = OVER_RELAXATION * mean + (1.0 - OVER_RELAXATION) * shared.z
     z = nearest(response.family.name, relaxed + u, response.y, N, r)
     norm = np.linalg.norm
