@@ -17,7 +17,8 @@ CLAIMS = {
         assert table["bytes"].sum() == asked["bytes"].sum()
         assert sum(n for _, (_, n, _) in explanation.rounds) == result.ledger.rounds - 1
         assert masked.passes and list(in_clear.refused) == ["Judicial Organ"]
-        assert any("learn Judicial Organ's own linear predictor at 4 of" in told for _, told in masked.learned)
+        own = "learn Judicial Organ's own linear predictor at 4 of"
+        assert any(own in told for _, told in masked.learned)
         assert len(site.ledger.entries) == entries
         assert logistic.explain().passes and len(clear) == 0
     """,

@@ -148,7 +148,7 @@ def compare(sites: Sequence[Counts], at: str | None) -> list[Line]:
                 sum(one.unknowns for one in others),
             )
         )
-    for one in others:
+    for one in others if len(sites) > 1 else ():  # with one site there are no others
         known = sum(other.unknowns for other in sites if other is not one)
         lines.append(Line("the others", one.site, one.received, one.earlier_received, known))
     return lines

@@ -21,7 +21,7 @@ SEED = 11
 FITS = {
     "glm": ("rows", fs.GLORE, {"masked": False, "cov_type": "HC0"}),
     "glm masked": ("rows", fs.GLORE, {"masked": True}),
-    "fedavg": ("rows", fs.FedAvg, {"rounds": 2, "seed": 1}),
+    "fedavg": ("rows", fs.FedAvg, {"rounds": 2, "seed": 1, "masked": False}),
     "vfem": ("columns", fs.VFEMRegression, {"exchange": "iterative", "masked": False, "cov_type": "none"}),
     "vfem masked": ("columns", fs.VFEMRegression, {"exchange": "iterative", "masked": True, "maxiter": 12}),
     "vfem moments": ("columns", fs.VFEMRegression, {"exchange": "moments"}),

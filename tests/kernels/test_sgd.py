@@ -10,7 +10,6 @@ from statsmodels.genmod.families import links
 
 from fedstat.errors import EstimationError
 from fedstat.kernels import sgd
-from fedstat.kernels.server_updates import average
 from fedstat.kernels.sgd import local_proximal, local_sgd, mean_gradient, mean_loss
 
 FAMILIES = {
@@ -185,7 +184,7 @@ def test_one_whole_site_step_averages_to_one_pooled_gradient_step():
     X, y = (np.concatenate(parts) for parts in zip(*sites, strict=True))
     score = sm.GLM(y, X, family=family).score(BETA, scale=1.0)
     np.testing.assert_allclose(
-        average(betas, np.array([50.0, 120.0, 80.0])), BETA + 0.2 * score / len(y), rtol=1e-12
+        np.average(betas, axis=0, weights=[50.0, 120.0, 80.0]), BETA + 0.2 * score / len(y), rtol=1e-12
     )
 
 

@@ -49,7 +49,7 @@ class VFEMPlan:
         design, given = model.design, settled(fit, arguments)
         self._widths = {block.client: len(block.names) for block in design.blocks}
         self._layout = make_layout(design, model.partition.rows[design.active], given["method"])
-        self._exchange, self._maxiter = given["exchange"], int(given["maxiter"])
+        self._exchange, self._maxiter = given.get("exchange", "iterative"), int(given["maxiter"])
         self._dealers: dict[tuple[str, str], str] = {}
         first, usual, most = (min(length, self._maxiter) for length in ITERATIONS)
         self.lengths = (first, usual, most) if self._exchange == "iterative" else (self._maxiter,) * 3

@@ -29,7 +29,7 @@ from fedstat.kernels.penalties import Penalty, Terms
 from fedstat.kernels.penalty_groups import Groups, orthonormaliser
 from fedstat.kernels.rows import column_sums, gram, row_dots
 from fedstat.models.vglm.response_steps import POINTS, response_of
-from fedstat.models.vglm.steps import staged_of
+from fedstat.models.vglm.steps import check_spread, staged_of
 from fedstat.typing import Array, Floats, Ints
 
 OVER_RELAXATION = 1.6
@@ -113,6 +113,7 @@ def admm_largest(data: SiteData, state: State, residual: Floats) -> dict[str, Ar
     """Smallest lambda at which all coefficients of the block are zero."""
     block = _block(data, state)
     check_lengths(data.name, residual=(residual, len(block.Z)))
+    check_spread(data, np.abs(residual), "residuals")
     gradient = column_sums(block.Z, residual) / len(block.Z)
     return {"largest": np.array(lambda_max(gradient, block.penalty, block.groups))}
 
@@ -154,6 +155,7 @@ def admm_certify(data: SiteData, state: State, residual: Floats) -> dict[str, Ar
     """Largest violation of the stationarity conditions of the block: of the penalty itself."""
     block = _block(data, state)
     check_lengths(data.name, residual=(residual, len(block.Z)))
+    check_spread(data, np.abs(residual), "residuals")
     if block.terms is None:
         raise MessageError(f"{data.name}: ask 'admm_set' first")
     gradient = -column_sums(block.Z, residual) / len(block.Z)

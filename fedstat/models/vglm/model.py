@@ -156,7 +156,8 @@ class VerticalGLM(VerticalModel):
         Parameters
         ----------
         select : {"bic", "ebic", "aic", "cv"}
-            What chooses: an information criterion, or cross-validation (normal family).
+            What chooses: an information criterion, or cross-validation (normal family). Degrees of freedom
+            are the coefficients that are not zero, which for an elastic net is more than it spends.
         lam : float, optional
             One lambda instead; 0 is the model without a penalty, with full inference.
         lambdas : sequence of float, optional
@@ -283,9 +284,9 @@ class VerticalGLM(VerticalModel):
         support = np.ones(layout.p, dtype=bool) if setup.unpenalised else path.selected[chosen]
         refit = normal_refit(S, units, support, layout.names)
         null = layout.n / -2.0 * (np.log(2.0 * np.pi * units.sd**2) + 1.0)
-        frequencies = stability(grams.products, units, setup, path, draws, random) if draws else None
+        halves = stability(grams.products, units, setup, path, draws, random) if draws else None
         fitted = Fitted(path, chosen, refit, 0, 0, grams.dealers)
-        return Outcome(fitted, criteria, select, setup, float(null), units, parts, False, frequencies)
+        return Outcome(fitted, criteria, select, setup, float(null), units, parts, False, halves)
 
     def _fit_other(
         self, setup: Setup, select: Select, masked: bool, how: tuple[str, str, float, int], ledger: Ledger

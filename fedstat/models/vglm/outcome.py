@@ -45,8 +45,8 @@ class Outcome:
         Parts of the entities of which sums were released separately.
     hidden : bool
         Whether linear predictors were masked.
-    frequencies : (L, p) array or None
-        Share of halves of the entities in which a column was selected.
+    halves : (L, p) and (L,) arrays, or None
+        See :func:`~fedstat.models.vglm.path.stability`.
     normal : bool
         Whether the family is the normal one.
     exchange : {"products", "admm"}
@@ -60,7 +60,7 @@ class Outcome:
     units: Units
     folds: int
     hidden: bool
-    frequencies: Floats | None
+    halves: tuple[Floats, Floats] | None
     normal: bool = True
     exchange: str = "products"
 
@@ -78,6 +78,9 @@ class Selection:
         ``df``, ``aic``, ``bic``, ``ebic``, and where there are such ``cv`` and ``cv_se``.
     chosen : int
     frequencies : (L, p) array or None
+        Share of random halves in which a column is selected.
+    numbers : (L,) array or None
+        Mean number of columns that are selected in a half at this lambda or a larger one.
     select, penalty, family : str
     null : float
         Log-likelihood of the intercept alone.
@@ -92,6 +95,7 @@ class Selection:
     criteria: Mapping[str, Floats]
     chosen: int
     frequencies: Floats | None
+    numbers: Floats | None
     select: str
     penalty: str
     family: str
@@ -111,7 +115,8 @@ class Selection:
             path.converged,
             {name: values for name, values in named.items() if values is not None},
             outcome.fitted.chosen,
-            outcome.frequencies,
+            None if outcome.halves is None else outcome.halves[0],
+            None if outcome.halves is None else outcome.halves[1],
             outcome.select,
             outcome.setup.penalty.name,
             family,

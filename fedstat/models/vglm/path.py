@@ -320,11 +320,18 @@ def normal_refit(S: Floats, units: Units, support: Bools, names: Sequence[str]) 
 
 def stability(
     products: Floats, units: Units, setup: Setup, path: Path, draws: int, random: np.random.Generator
-) -> Floats:
-    """Share of random halves of the folds in which each column is selected: (L, p).
+) -> tuple[Floats, Floats]:
+    """Share of random halves of the folds in which each column is selected.
 
     Halves come in complementary pairs (Shah and Samworth 2013); a half is made of whole folds, so that
     nothing further is released.
+
+    Returns
+    -------
+    (L, p) array
+        The share at each lambda.
+    (L,) array
+        Mean number of columns that are selected at this lambda or a larger one.
 
     References
     ----------
@@ -334,9 +341,11 @@ def stability(
     selection. Journal of the Royal Statistical Society B 75, 55-80.
     """
     setup, F = replace(setup, lambdas=path.lambdas), len(products)
-    counts = np.zeros(path.coefficients.shape)
+    counts, numbers = np.zeros(path.coefficients.shape), np.zeros(len(path.lambdas))
     for _ in range(draws):
         order = random.permutation(F)
         for half in (order[: F // 2], order[F // 2 :]):
-            counts += normal_path(products[half].sum(axis=0), units, setup).selected
-    return counts / (2 * draws)
+            selected = normal_path(products[half].sum(axis=0), units, setup).selected
+            counts += selected
+            numbers += np.logical_or.accumulate(selected, axis=0).sum(axis=1)
+    return counts / (2 * draws), numbers / (2 * draws)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pandas as pd
 
 from fedstat.errors import ModelError
@@ -90,26 +89,3 @@ def plot_stability(
     ax.axhline(threshold, color="0.6", linestyle="--", linewidth=1.0)
     ax.set_ylabel("selected in this share of halves")
     return ax
-
-
-def stable_columns(estimate: Estimate, frequencies: Floats, threshold: float) -> tuple[pd.DataFrame, float]:
-    """Columns whose largest frequency on the path is at least the threshold, and the error bound.
-
-    Raises
-    ------
-    ModelError
-        The threshold is not above one half.
-    """
-    if not 0.5 < threshold <= 1.0:
-        raise ModelError(f"stable: expected a threshold in (0.5, 1], received {threshold!r}")
-    largest = frequencies.max(axis=0)
-    here = np.flatnonzero(largest >= threshold)
-    frame = pd.DataFrame(
-        {
-            "client": [estimate.clients[1 + j] for j in here],
-            "name": [estimate.names[1 + j] for j in here],
-            "frequency": largest[here],
-        }
-    )
-    q = float(largest.sum())
-    return frame, q**2 / ((2.0 * threshold - 1.0) * frequencies.shape[1])

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from fedstat.errors import NotAvailableError
+from fedstat.errors import ModelError, NotAvailableError
 from fedstat.federation.ledger import Ledger
 from fedstat.federation.partition import ClientPartition
 from fedstat.inference.estimate import INTERCEPT, Estimate
@@ -148,28 +148,42 @@ class VerticalGLMResults(FederatedResults):
         frame["frequency"] = np.nan if s.frequencies is None else s.frequencies[s.chosen]
         return frame
 
-    def stable(self, threshold: float = 0.9) -> tuple[pd.DataFrame, float]:
-        """Columns that are selected somewhere on the path in a share of random halves, with an error bound.
+    def stable(self, threshold: float = 0.9, lam: float | None = None) -> tuple[pd.DataFrame, float]:
+        """Columns that a share of random halves selects at some lambda down to `lam`, with an error bound.
 
         Parameters
         ----------
         threshold : float
             The share, above one half.
+        lam : float, optional
+            Where the path ends; by default the chosen lambda. The bound wants it chosen beforehand.
 
         Returns
         -------
         (DataFrame, float)
-            ``client``, ``name``, ``frequency`` (the largest over the path); and the bound
+            ``client``, ``name``, ``frequency``, the largest over these lambdas; and the bound
             ``q^2 / ((2 threshold - 1) p)`` on the expected number of columns among them that have no effect,
-            q being the mean number selected somewhere on the path. It needs columns without effect that are
-            exchangeable, and a path that was chosen beforehand.
+            q being the mean number that a half selects at any of these lambdas. It needs columns without
+            effect that are exchangeable.
 
         References
         ----------
         Meinshausen, N. and Buehlmann, P. (2010). Stability selection. Journal of the Royal Statistical
         Society B 72, 417-473, theorem 1.
         """
-        return plots.stable_columns(self.estimate, self._frequencies(), threshold)
+        s = self.selection
+        frequencies = self._frequencies()
+        if not 0.5 < threshold <= 1.0:
+            raise ModelError(f"stable: expected a threshold in (0.5, 1], received {threshold!r}")
+        within = s.lambdas >= (self.lam if lam is None else lam)
+        if not within.any():
+            raise ModelError(f"stable: expected lam of at most {s.lambdas[0]:g}, received {lam!r}")
+        frame = self.selection_report()[["client", "name"]]
+        frame["frequency"] = frequencies[within].max(axis=0)
+        assert s.numbers is not None
+        q = float(s.numbers[within][-1])
+        bound = q**2 / ((2.0 * threshold - 1.0) * frequencies.shape[1])
+        return frame[frame["frequency"] >= threshold].reset_index(drop=True), bound
 
     @property
     def llnull(self) -> float:

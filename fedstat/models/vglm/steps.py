@@ -155,7 +155,7 @@ def sum_scores(data: SiteData, state: State, residual: Floats) -> dict[str, Arra
     """Sum the columns times the residuals: (p,)."""
     staged = staged_of(data, state)
     check_lengths(data.name, residual=(residual, len(staged.X)))
-    _check_spread(data, np.abs(residual), "residuals")
+    check_spread(data, np.abs(residual), "residuals")
     return {"scores": column_sums(staged.X, residual)}
 
 
@@ -171,15 +171,21 @@ def weigh(data: SiteData, state: State, weight: Floats) -> dict[str, Array]:
     check_lengths(data.name, weight=(weight, len(staged.X)))
     if not (np.isfinite(weight).all() and (weight >= 0.0).all()):
         raise MessageError(f"{data.name}: array 'weight' must be finite and not negative")
-    _check_spread(data, weight, "weights")
+    check_spread(data, weight, "weights")
     every = np.zeros(len(weight), dtype=np.int64)
     check_counts_by_fold(data, every, 1, staged.X.shape[1], staged.grams + 1)
     staged.weight, staged.grams = weight, staged.grams + 1
     return {"sums": column_sums(staged.X, weight), "gram": gram(staged.X, weight)}
 
 
-def _check_spread(data: SiteData, weights: Floats, what: str) -> None:
-    """Refuse sums to which a few entities contribute all."""
+def check_spread(data: SiteData, weights: Floats, what: str) -> None:
+    """Refuse sums to which a few entities contribute all.
+
+    Raises
+    ------
+    PolicyError
+        Names the rule, and a remedy.
+    """
     if not is_spread(data, weights):
         raise PolicyError(
             f"{data.name}: its policy (minimum count) wants at least {data.min_count} entities behind a sum; "

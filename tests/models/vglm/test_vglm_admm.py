@@ -8,7 +8,8 @@ import statsmodels.api as sm
 from scipy.optimize import minimize_scalar
 from vglm_study import make_model, make_table, pooled_columns
 
-from fedstat.errors import ConvergenceWarning, ModelError
+from fedstat.errors import ConvergenceWarning, ModelError, PolicyError
+from fedstat.federation.message import Ask, pack_ask
 from fedstat.models.vglm.admm_steps import nearest
 from fedstat.models.vglm.response_steps import POINTS
 
@@ -52,6 +53,17 @@ def test_no_coefficient_reaches_the_coordinator_on_the_way_and_predictors_are_ma
     assert sent["masked"].all()
     clients = result.clients[1:].nunique() - 1
     assert (frame["step"] == "admm_coefficients").sum() <= 2 * clients
+
+
+def test_the_door_refuses_residuals_that_pick_entities():
+    model = make_model(make_table(300, 2))
+    model.fit(lam=0.5, exchange="admm", eps=1e-3)
+    one = np.zeros(300)
+    one[7] = 1.0
+    for step in ("admm_largest", "admm_certify"):
+        ask = Ask("Registry", "vglm", step, {"residual": one}, model._session)
+        with pytest.raises(PolicyError, match="belong to fewer"):
+            model.partition.sites["Registry"].answer(pack_ask(ask))
 
 
 def test_it_says_so_where_it_stops_too_early():

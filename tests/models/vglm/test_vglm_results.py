@@ -64,10 +64,16 @@ def test_the_summary_says_that_it_is_conditional(name, request):
 
 
 def test_stability_keeps_its_bound(lasso):
-    stable, bound = lasso.stable(0.9)
-    largest = lasso.selection.frequencies.max(axis=0)
+    s = lasso.selection
+    stable, bound = lasso.stable(0.9, lam=s.lambdas[5])
+    largest = s.frequencies[:6].max(axis=0)
     assert set(stable["name"]) == set(lasso.params.index[1:][largest >= 0.9])
-    assert bound == pytest.approx(largest.sum() ** 2 / (0.8 * 12))
+    assert bound == pytest.approx(s.numbers[5] ** 2 / (0.8 * 12))
+    # A half that selects a column at one lambda or another counts it once.
+    assert largest.sum() <= s.numbers[5] <= 12
+    assert (np.diff(s.numbers) >= 0.0).all()
+    assert s.numbers[0] >= s.frequencies[0].sum()
+    assert len(lasso.stable()[0]) >= len(stable)
     with pytest.raises(ModelError, match="threshold"):
         lasso.stable(0.5)
     with pytest.raises(NotAvailableError, match="draws"):
