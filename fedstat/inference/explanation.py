@@ -95,6 +95,9 @@ class Explanation:
         return PASSES if self.passes else f"REFUSED by the policy of {', '.join(self.refused)}"
 
     def _summary(self, verdict: str = "") -> SheetSummary:
+        if self.table.empty:
+            headline = f"{self.call} would send nothing from one institution to another."
+            return SheetSummary([self._learned()], self.notes, headline)
         headline = f"{verdict}What {self.call} would ask for; nothing has been asked."
         sheets = [*self._refusals(), self._rounds(), self._totals(), *self._senders(), self._learned()]
         return SheetSummary(sheets, self.notes, headline)
@@ -136,7 +139,7 @@ class Explanation:
     def _learned(self) -> Sheet:
         return Sheet(
             ("Who", "What could be learned"),
-            tuple(self.learned),
+            tuple(self.learned) or (("Nobody", "learns anything that another has."),),
             "ll",
             (20, 89),
             "Who could learn what, if all keep to the protocol and keep what they see",

@@ -150,7 +150,7 @@ def as_table(planned: Sequence[Planned], at: str | None, guessed: frozenset[str]
         }
         rows.append(values)
     table = pd.DataFrame(rows)
-    if at is not None:
+    if at is not None and rows:
         for role in ("sender", "receiver"):
             table[role] = table[role].replace(COORDINATOR, at)
     return table

@@ -114,7 +114,8 @@ def glm_start(
     block.padded = True
     mean = block.s1 / block.n_seen
     first = Theta(np.zeros_like(mean), mean, block.S2 / block.n_seen - np.outer(mean, mean))
-    state.keep("vfem glm", GLMClient(block, Memory(int(memory), pack(first)), first), block.n_seen)
+    own = int(np.count_nonzero(keep))  # filled in, the block has as many rows as the fit
+    state.keep("vfem glm", GLMClient(block, Memory(int(memory), pack(first)), first), own)
     return {}
 
 

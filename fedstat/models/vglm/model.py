@@ -229,8 +229,8 @@ class VerticalGLM(VerticalModel):
             raise ModelError("exchange='admm': adaptive and unpenalised belong to exchange='products'")
         if not normal and (select == "cv" or draws):
             raise ModelError(
-                f"select='cv' and draws need sums by fold, which the normal family with "
-                f"exchange='products' has; use 'bic', 'ebic' or 'aic' with {self.family_spec}"
+                f"select='cv' and draws need sums by fold, which only the normal family "
+                f"with exchange='products' has; use 'bic', 'ebic' or 'aic' with {self.family_spec}"
             )
         if draws and folds < FEWEST_FOLDS_OF_STABILITY:
             raise ModelError(f"draws: expected {FEWEST_FOLDS_OF_STABILITY} folds or more, received {folds}")
@@ -336,19 +336,12 @@ def read_lambdas(lam: float | None, lambdas: Sequence[float] | Floats | None) ->
 
 def warn_unless_converged(outcome: Outcome) -> None:
     """Warn of fits that are no stationary points."""
-    path, refit = outcome.fitted.path, outcome.fitted.refit
+    path = outcome.fitted.path
     wrong = int((~path.converged).sum())
     if wrong:
         warnings.warn(
             f"{wrong} of the {len(path.lambdas)} fits of the path did not converge (largest violation "
             f"{np.nanmax(path.kkt):.1e} of lambda_max, tolerance {outcome.setup.tol:.0e}); see .path",
-            ConvergenceWarning,
-            stacklevel=3,
-        )
-    if refit is not None and refit.problem:
-        warnings.warn(
-            f"the fit on the selected columns did not converge: {refit.problem}; columns may separate the "
-            "response",
             ConvergenceWarning,
             stacklevel=3,
         )

@@ -277,8 +277,6 @@ class Refit:
         Log-likelihood, and dispersion.
     loss : float
         Half the mean deviance.
-    problem : str
-        Why it did not converge; empty where it did.
     """
 
     support: Bools
@@ -287,7 +285,6 @@ class Refit:
     llf: float
     scale: float
     loss: float
-    problem: str = ""
 
 
 def to_units(support: Bools, units: Units) -> Floats:

@@ -34,13 +34,15 @@ from fedstat.kernels.penalised_gram import gram_path
 from fedstat.kernels.penalised_path import PenalisedPath, lambda_max
 from fedstat.kernels.penalties import Penalty, Terms
 from fedstat.kernels.penalty_groups import Groups, orthonormaliser
-from fedstat.models.vglm.climb import MOST_STEPS, Point, Study, solve
+from fedstat.models.vglm.climb import Point, Study, solve
 from fedstat.models.vglm.gram import Units, stage
 from fedstat.models.vglm.path import Path, Refit, Setup, to_units
 from fedstat.typing import Bools, Floats
 
 FREE = Penalty("lasso")
 MOST_EXPANSIONS = 6
+PERFECT = 1e-6
+"""Half the mean deviance at which a binary response counts as separated: its maximum is at infinity."""
 LOOSE = 1e-4
 """Violation, as a share of lambda_max, of fits of a path that are not chosen."""
 FREE = Penalty("lasso")
@@ -269,6 +271,13 @@ def refit_support(
     moving = np.abs(study.T[support]).max(axis=0, initial=0.0) > 0.0
     at = np.concatenate([[0], 1 + np.flatnonzero(moving)])
     (found,) = yield from solve(study, [_free(len(at) - 1)], start, H, 1e-10, at=at)
+    perfect = family.name == "Binomial" and found.point.loss < PERFECT
+    if perfect or not found.violation <= 1e-6:
+        raise EstimationError(
+            f"the {len(at) - 1} columns of the chosen fit have no estimate without a penalty: half the mean "
+            f"deviance is {found.point.loss:.1e}, the score {found.violation:.1e}; they may separate the "
+            "response. Use fewer columns, or a larger lambda"
+        )
     if layout.most_grams <= study.grams:
         return None
     H = yield from study.hessian(found.point)
@@ -286,7 +295,4 @@ def refit_support(
         rss = 2.0 * layout.n * found.point.loss
         llf = -layout.n / 2.0 * (np.log(2.0 * np.pi * rss / layout.n) + 1.0)
         scale = rss / (layout.n - len(at))
-    problem = "" if found.violation <= 1e-6 else f"score {found.violation:.1e} after {MOST_STEPS} steps"
-    return Refit(
-        support, J @ found.point.b[at], scale * J @ inverse @ J.T, llf, scale, found.point.loss, problem
-    )
+    return Refit(support, J @ found.point.b[at], scale * J @ inverse @ J.T, llf, scale, found.point.loss)

@@ -189,7 +189,8 @@ def check_spread(data: SiteData, weights: Floats, what: str) -> None:
     if not is_spread(data, weights):
         raise PolicyError(
             f"{data.name}: its policy (minimum count) wants at least {data.min_count} entities behind a sum; "
-            f"nearly all of these {what} belong to fewer. Use a larger lambda, or fewer columns"
+            f"nearly all of these {what} belong to fewer, as where columns separate the response. Use a "
+            "larger lambda, or fewer columns"
         )
 
 

@@ -4,11 +4,12 @@ from dataclasses import replace
 from itertools import chain
 
 import pytest
-import statsmodels.genmod.families as sm_families
+from oracle import simulate
 
 import fedstat as fs
 from fedstat.federation.message import Declared
 from fedstat.federation.site import FAMILIES
+from fedstat.models.base import VerticalModel
 from fedstat.models.vfem.explain import VFEMPlan
 
 BLOCKS = fs.datasets.make_blocks(400, p=(3, 2, 2), missing=(0.1, 0.3, 0.5), seed=1).frames
@@ -167,11 +168,8 @@ def test_a_step_that_gives_more_than_its_stand_in_is_an_error(monkeypatch):
 
 
 def test_a_family_that_cannot_tell_says_so():
-    frames = JOINED | {"A": JOINED["A"].assign(y=JOINED["A"]["y"] > 1.0)}
-    partition = fs.ClientPartition.from_frames(frames, on="id")
-    model = fs.VFEMRegression.from_formula("y ~ .", partition, family=sm_families.Binomial())
-    with pytest.raises(fs.errors.NotAvailableError, match=r"no forecast for VFEMGLM: fit, and look"):
-        model.explain()
+    with pytest.raises(fs.errors.NotAvailableError, match=r"no forecast for VFEMRegression: fit, and look"):
+        VerticalModel.explain(model_of())
 
 
 def test_a_step_without_a_stand_in_has_no_forecast(monkeypatch):
@@ -185,3 +183,10 @@ def test_a_step_without_a_stand_in_has_no_forecast(monkeypatch):
         fs.errors.NotAvailableError, match=r"no forecast: .* step 'estimates' of family 'vfem'"
     ):
         model_of().explain(**ITERATIVE)
+
+
+def test_a_fit_within_one_institution_sends_nothing():
+    study = simulate(n=200, holder="Bank")
+    explanation = study.model(coordinator="Bank").explain(method="single")
+    assert "would send nothing from one institution to another" in str(explanation)
+    assert explanation._repr_html_() and explanation.tidy().empty

@@ -178,3 +178,16 @@ def test_too_few_complete_entities_for_the_baseline(study):
     few = type(study)(study.table.iloc[:20], study.columns, study.holder)
     with pytest.raises(EstimationError, match="are complete"):
         make(few).fit(method="cc")
+
+
+@pytest.mark.parametrize("filled", [False, True])
+def test_rows_that_were_filled_in_count_as_no_entities(study, filled):
+    model = make(study)
+    site = model.partition.sites["Court"]
+    keep = np.zeros(int(study.table["court0"].notna().sum()), dtype=bool)
+    keep[:4] = True
+    arrays = {"keep": keep, "rows": np.arange(4), "n": np.array(250)}
+    arrays |= {"filled": np.array(filled), "memory": np.array(3)}
+    site.answer(pack_ask(Ask("Court", "vfem", "glm_start", arrays, model._session)))
+    with pytest.raises(PolicyError, match=r"minimum count.* there are 4"):
+        site.answer(pack_ask(Ask("Court", "vfem", "glm_estimates", {}, model._session)))

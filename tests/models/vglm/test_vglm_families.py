@@ -9,7 +9,7 @@ import pytest
 import statsmodels.api as sm
 from vglm_study import COLUMNS, make_model, make_table, pooled_columns
 
-from fedstat.errors import EstimationError, MessageError, ModelError, PolicyError
+from fedstat.errors import EstimationError, MessageError, ModelError, NotAvailableError, PolicyError
 from fedstat.federation.message import Ask, pack_ask
 from fedstat.federation.policy import Policy
 from fedstat.kernels.glm import Rows
@@ -170,6 +170,23 @@ def test_the_door_refuses_folds_that_are_too_small_or_out_of_range():
         put("sum_products", code=code, groups=1)
     with pytest.raises(MessageError):
         put("open_product", json.dumps({"columns": "secret"}), rows=code, dealt=np.zeros(4, np.uint8))
+
+
+def test_columns_that_separate_the_response_are_told():
+    table = TABLES["binary"].assign(y=(TABLES["binary"]["x0"] > 3.0).astype(float))
+    model = make_model(table, family=FAMILIES["binary"])
+    with pytest.raises((EstimationError, PolicyError), match="separate the response"):
+        model.fit(lam=0.0)
+
+
+def test_with_few_entities_there_is_no_gram_left_for_standard_errors():
+    result = make_model(
+        TABLES["binary"].iloc[:45], family=FAMILIES["binary"], partition={"min_count": 3}
+    ).fit(lam=0.05)
+    with pytest.raises(NotAvailableError, match="more than the number of entities allows"):
+        _ = result.bse
+    assert result.selection_report()["std_err"].isna().all()
+    assert "conditional on selection" in str(result.summary())
 
 
 def test_responses_of_another_kind_are_refused():
