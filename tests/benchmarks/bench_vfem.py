@@ -429,7 +429,7 @@ class Bench:
         )
         peers = {"IterativeImputer + OLS": (imputed, "imputer"), "MICE": (chained, "mice")}
         if install_amelia():
-            peers[f"Amelia (R), {AMELIA_IMPUTATIONS} imputations"] = (run("amelia", folder), "amelia")
+            peers[f"Amelia (R), imputations: {AMELIA_IMPUTATIONS}"] = (run("amelia", folder), "amelia")
         own = vfem["stages"]["moments"]
         rows = [["VFEM", *seconds(own), f"{own[-1]['peak']:.0f}", f"{vfem['moments']['rmse']:.4f}"]]
         for name, (answer, stage) in peers.items():
