@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from fedstat.federation.ledger import Ledger
 from fedstat.models.vfem.exposure import masked_notes, secure_product_notes
 from fedstat.models.vfem.layout import Layout
+from fedstat.models.vfem.notes import count_notes
 from fedstat.models.vfem.outcome import Counts
 
 if TYPE_CHECKING:
@@ -34,21 +35,11 @@ MODEL = {
 def glm_notes(layout: Layout, outcome: GLMOutcome, counts: Counts, ledger: Ledger) -> list[str]:
     """Write the notes of one fit."""
     return [
-        *_counts(outcome, counts),
+        *count_notes(outcome.method, counts),
         MODEL[outcome.method],
         *_covariance(outcome),
         *_disclosure(layout, outcome, ledger),
     ]
-
-
-def _counts(outcome: GLMOutcome, counts: Counts) -> Iterator[str]:
-    if counts.dropped:
-        yield f"{counts.dropped:,} entities without a response were left out."
-    if counts.unused:
-        yield f"{counts.unused:,} entities with a response were left out by method='{outcome.method}'."
-    if counts.partial:
-        listed = ", ".join(f"{n:,} at {client}" for client, n in counts.partial.items())
-        yield f"Entities with only some of an institution's columns: {listed}."
 
 
 def _covariance(outcome: GLMOutcome) -> Iterator[str]:

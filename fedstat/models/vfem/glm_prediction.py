@@ -19,6 +19,7 @@ from fedstat.kernels.quadrature import marginal_mean
 from fedstat.models.vfem.covariance_protocol import Places
 from fedstat.models.vfem.glm_family import kernel_of
 from fedstat.models.vfem.glm_protocol import GLMFit
+from fedstat.models.vfem.prediction import present_clients
 from fedstat.models.vfem.protocol import ask
 from fedstat.typing import Bools, Floats, Ints
 
@@ -143,14 +144,7 @@ def predict_means(
     DesignError
         A client's columns cannot be coded as in the fit.
     """
-    if partition.layout != "vertical":
-        raise ModelError("predict: expected a vertical partition, received a horizontal one")
-    present = tuple(k for k in predictor.clients if k in partition.sites)
-    if not present:
-        raise ModelError(
-            f"predict: expected at least one of the clients {', '.join(predictor.clients)}; the partition "
-            f"has {', '.join(partition.clients)}"
-        )
+    present = present_clients(predictor.clients, partition)
     ledger = Ledger(at=predictor.holder if predictor.holder in partition.sites else None)
     protocol = linear_predictors(predictor, partition, present, mean_only or predictor.joint is None)
     found = partition.engine.run(protocol, ledger)

@@ -3,39 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-import numpy as np
 import pandas as pd
 
-from fedstat.errors import ModelError, NotAvailableError
+from fedstat.errors import ModelError
 from fedstat.federation.ledger import Ledger
 from fedstat.federation.partition import ClientPartition
 from fedstat.inference.estimate import Estimate
 from fedstat.inference.likelihood import LRTest, cox_snell, mcfadden
-from fedstat.inference.plots import plot_convergence
 from fedstat.inference.results import FederatedResults
 from fedstat.models.checks import check_choice
 from fedstat.models.saved import READERS
+from fedstat.models.vfem.ascent_results import AscentResults
 from fedstat.models.vfem.glm_notes import glm_notes
 from fedstat.models.vfem.glm_outcome import GLMOutcome, make_estimate
 from fedstat.models.vfem.glm_prediction import GLMPredictionResults, GLMPredictor, predict_means
 from fedstat.models.vfem.glm_storage import FORMAT, read_saved, save_result
-from fedstat.models.vfem.layout import Layout, complete
+from fedstat.models.vfem.layout import Layout
 from fedstat.models.vfem.outcome import Counts, digest
 from fedstat.models.vfem.prediction import released_specs
 from fedstat.models.vfem.results import METHODS
 from fedstat.typing import Array
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
     from fedstat.models.vfem.glm_model import VFEMGLM
 
 
-class VFEMGLMResults(FederatedResults):
+class VFEMGLMResults(AscentResults):
     """Results of :meth:`fedstat.models.vfem.glm_model.VFEMGLM.fit`, with statsmodels' names and meanings.
 
     ``llf`` is the log-likelihood of what is observed, less the largest value that the likelihood of
@@ -99,7 +95,7 @@ class VFEMGLMResults(FederatedResults):
     @property
     def llnull(self) -> float:
         """Log-likelihood of the model with an intercept only."""
-        return self.fit_.null
+        return float(self.fit_.null)
 
     def pseudo_rsquared(self, kind: Literal["cs", "mcf"] = "cs") -> float:
         """Pseudo R-squared of Cox and Snell ("cs") or McFadden ("mcf"), of the observed-data likelihood.
@@ -113,11 +109,6 @@ class VFEMGLMResults(FederatedResults):
         return cox_snell(self.llf, self.llnull, self.nobs)
 
     @property
-    def nobs_by_client(self) -> pd.Series:
-        """Entities of the fit that each client has."""
-        return pd.Series({b.client: b.entities for b in self.estimate.blocks if b.columns}, dtype=np.int64)
-
-    @property
     def fittedvalues(self) -> pd.Series:
         """Expected response given the blocks that an entity has; held by the response holder."""
         return self._per_entity("fitted")
@@ -126,20 +117,6 @@ class VFEMGLMResults(FederatedResults):
     def resid_response(self) -> pd.Series:
         """Response less :attr:`fittedvalues`."""
         return self._per_entity("residuals")
-
-    @property
-    def trace(self) -> pd.DataFrame:
-        """Log-likelihood, relative score, largest change and seconds of every iteration."""
-        return pd.DataFrame([asdict(row) for row in self.fit_.trace]).set_index("iteration")
-
-    def plot_convergence(self, ax: Axes | None = None) -> Axes:
-        """Draw the relative score and the distance to the last log-likelihood over the iterations.
-
-        Parameters
-        ----------
-        ax : matplotlib Axes, optional
-        """
-        return plot_convergence(self.trace, tolerance=self.options.tol_score, ax=ax)
 
     def compare_lr_test(self, restricted: FederatedResults) -> LRTest:
         """Likelihood ratio test against a fit with fewer columns on the same records.
@@ -248,37 +225,11 @@ class VFEMGLMResults(FederatedResults):
             out += family if label == "Model" else []
         return out
 
-    def _summary_right(self) -> list[tuple[str, str]]:
-        rows = super()._summary_right()
-        last = self.fit_.trace[-1]
-        at = None if not isinstance(self._ledger, Ledger) else self._ledger.at
-        rows.insert(1, ("Coordinator", f"at {at}" if at else "apart"))
-        return [*rows, ("Iterations", str(last.iteration)), ("Relative score", f"{last.score:.1e}")]
-
     def _summary_notes(self) -> list[str]:
         return [*super()._summary_notes(), *self.notes]
 
     def _per_entity(self, what: str) -> pd.Series:
-        values = self.outcome.fitted.get(what)
-        if values is None:
-            raise NotAvailableError(
-                f"no {what} values: one per entity, they stay with the response holder; fit with the "
-                "coordinator there, and read them before saving"
-            )
-        model = self._need_model(what)
-        design = model.design
-        index = model.partition.entities[design.entities]
-        if len(index) != len(values):
-            blocks = tuple(b for b in design.blocks if b.client in self.fit_.beta)
-            index = index[complete(blocks, design.n)]
-        return pd.Series(values, index=index, name=what)
-
-    def _need_model(self, what: str) -> VFEMGLM:
-        if self.model is None:
-            raise NotAvailableError(
-                f"{what}: this result was read from a file and has no partition; give one"
-            )
-        return self.model
+        return self._by_entity(what, self.outcome.fitted.get(what), self.fit_.beta)
 
 
 def from_file(header: Mapping[str, str], arrays: Mapping[str, Array]) -> VFEMGLMResults:

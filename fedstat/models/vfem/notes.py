@@ -39,7 +39,7 @@ EXPECTED = (
 def fit_notes(layout: Layout, outcome: Outcome, counts: Counts, ledger: Ledger) -> list[str]:
     """Write the notes of one fit."""
     return [
-        *_counts(outcome, counts),
+        *count_notes(outcome.method, counts),
         MODEL[outcome.method],
         *_small_sample(layout, outcome),
         *_covariance(layout, outcome, ledger),
@@ -47,11 +47,12 @@ def fit_notes(layout: Layout, outcome: Outcome, counts: Counts, ledger: Ledger) 
     ]
 
 
-def _counts(outcome: Outcome, counts: Counts) -> Iterator[str]:
+def count_notes(method: str, counts: Counts) -> Iterator[str]:
+    """Say which entities a fit left out, or took as missing."""
     if counts.dropped:
         yield f"{counts.dropped:,} entities without a response were left out."
     if counts.unused:
-        yield f"{counts.unused:,} entities with a response were left out by method='{outcome.method}'."
+        yield f"{counts.unused:,} entities with a response were left out by method='{method}'."
     if counts.partial:
         listed = ", ".join(f"{n:,} at {client}" for client, n in counts.partial.items())
         yield f"Entities with only some of an institution's columns: {listed}."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -227,14 +227,7 @@ def predict_entities(
     DesignError
         A client's columns cannot be coded as in the fit.
     """
-    if partition.layout != "vertical":
-        raise ModelError("predict: expected a vertical partition, received a horizontal one")
-    present = tuple(k for k in predictor.clients if k in partition.sites)
-    if not present:
-        raise ModelError(
-            f"predict: expected at least one of the clients {', '.join(predictor.clients)}; the partition "
-            f"has {', '.join(partition.clients)}"
-        )
+    present = present_clients(predictor.clients, partition)
     ledger = new_ledger(predictor, partition)
     protocol = _prediction(predictor, partition, present, mean_only or predictor.psi is None)
     mean, var_mean, var_resid, blocks = partition.engine.run(protocol, ledger)
@@ -246,6 +239,25 @@ def predict_entities(
         pd.Series(blocks, index=index),
         ledger,
     )
+
+
+def present_clients(clients: Sequence[str], partition: ClientPartition) -> tuple[str, ...]:
+    """Clients of a fit that a partition has, too.
+
+    Raises
+    ------
+    ModelError
+        The partition is horizontal, or has none of them.
+    """
+    if partition.layout != "vertical":
+        raise ModelError("predict: expected a vertical partition, received a horizontal one")
+    present = tuple(k for k in clients if k in partition.sites)
+    if not present:
+        raise ModelError(
+            f"predict: expected at least one of the clients {', '.join(clients)}; the partition "
+            f"has {', '.join(partition.clients)}"
+        )
+    return present
 
 
 def new_ledger(predictor: Predictor, partition: ClientPartition) -> Ledger:

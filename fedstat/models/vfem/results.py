@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pandas as pd
 
 from fedstat.errors import ModelError, NotAvailableError
@@ -15,10 +14,10 @@ from fedstat.federation.ledger import Ledger
 from fedstat.federation.partition import ClientPartition
 from fedstat.inference.estimate import Estimate
 from fedstat.inference.likelihood import LRTest
-from fedstat.inference.plots import plot_convergence
 from fedstat.inference.results import FederatedResults
 from fedstat.models.saved import READERS
-from fedstat.models.vfem.layout import Layout, complete
+from fedstat.models.vfem.ascent_results import AscentResults
+from fedstat.models.vfem.layout import Layout
 from fedstat.models.vfem.moments_refit import refit
 from fedstat.models.vfem.moments_results import MomentStatements
 from fedstat.models.vfem.notes import fit_notes
@@ -35,8 +34,6 @@ from fedstat.models.vfem.storage import FORMAT, read_saved, save_result
 from fedstat.typing import Array
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
     from fedstat.models.vfem.model import VFEMRegression
     from fedstat.models.vfem.moments_covariance import CovType
 
@@ -48,7 +45,7 @@ METHODS = {
 }
 
 
-class VFEMResults(MomentStatements, FederatedResults):
+class VFEMResults(MomentStatements, AscentResults):
     """Results of :meth:`fedstat.VFEMRegression.fit`, with statsmodels' names and meanings.
 
     ``llf`` is the log-likelihood of what is observed, less the largest value that the likelihood of
@@ -111,11 +108,6 @@ class VFEMResults(MomentStatements, FederatedResults):
         return 1.0 - (1.0 - self.rsquared) * (self.nobs - 1) / self.df_resid
 
     @property
-    def nobs_by_client(self) -> pd.Series:
-        """Entities of the fit that each client has."""
-        return pd.Series({b.client: b.entities for b in self.estimate.blocks if b.columns}, dtype=np.int64)
-
-    @property
     def fittedvalues(self) -> pd.Series:
         """Expected response given the blocks that an entity has; held by the response holder.
 
@@ -131,20 +123,6 @@ class VFEMResults(MomentStatements, FederatedResults):
     def resid(self) -> pd.Series:
         """Response less :attr:`fittedvalues`."""
         return self._per_entity("residuals")
-
-    @property
-    def trace(self) -> pd.DataFrame:
-        """Log-likelihood, relative score, largest change, kind of move and seconds of every iteration."""
-        return pd.DataFrame([asdict(row) for row in self.fit_.trace]).set_index("iteration")
-
-    def plot_convergence(self, ax: Axes | None = None) -> Axes:
-        """Draw the relative score and the distance to the last log-likelihood over the iterations.
-
-        Parameters
-        ----------
-        ax : matplotlib Axes, optional
-        """
-        return plot_convergence(self.trace, tolerance=self.options.tol_score, ax=ax)
 
     def compare_lr_test(self, restricted: FederatedResults) -> LRTest:
         """Likelihood ratio test against a fit with fewer columns on the same records.
@@ -296,40 +274,16 @@ class VFEMResults(MomentStatements, FederatedResults):
         rows.insert(at + 1, ("Error Variance", f"{self.fit_.s2:.5g}"))
         return rows
 
-    def _summary_right(self) -> list[tuple[str, str]]:
-        rows = super()._summary_right()
-        row = self.fit_.trace[-1]
-        at = None if not isinstance(self._ledger, Ledger) else self._ledger.at
-        rows.insert(1, ("Coordinator", f"at {at}" if at else "apart"))
-        return [*rows, ("Iterations", str(row.iteration)), ("Relative score", f"{row.score:.1e}")]
-
     def _summary_notes(self) -> list[str]:
         return [*super()._summary_notes(), *self._notes]
 
     def _per_entity(self, what: str) -> pd.Series:
-        if what not in self._fitted:
-            if self.exchange is not None:
-                raise NotAvailableError(
-                    f"no {what} values: exchange='moments' asks for nothing per entity. predict(partition) "
-                    "asks every institution for its linear predictors, fit(exchange='iterative') too"
-                )
+        if what not in self._fitted and self.exchange is not None:
             raise NotAvailableError(
-                f"no {what} values: one per entity, they stay with the response holder; fit with the "
-                "coordinator there, and read them before saving"
+                f"no {what} values: exchange='moments' asks for nothing per entity. predict(partition) "
+                "asks every institution for its linear predictors, fit(exchange='iterative') too"
             )
-        model = self._need_model(what)
-        index = model.partition.entities[model.design.entities]
-        if len(index) != len(self._fitted[what]):
-            blocks = tuple(b for b in model.design.blocks if b.client in self.names)
-            index = index[complete(blocks, model.design.n)]
-        return pd.Series(self._fitted[what], index=index, name=what)
-
-    def _need_model(self, what: str) -> VFEMRegression:
-        if self.model is None:
-            raise NotAvailableError(
-                f"{what}: this result was read from a file and has no partition; give one"
-            )
-        return self.model
+        return self._by_entity(what, self._fitted.get(what), self.names)
 
 
 def from_file(header: Mapping[str, str], arrays: Mapping[str, Array]) -> VFEMResults:
