@@ -250,7 +250,7 @@ def sketch(data: SiteData, state: State, stage: Array, size: Array, kind: Array)
         by the sketch, relative to the lengths of the columns.
     """
     client, columns = client_of(data, state), staged(data, state, int(stage))
-    seed = int(np.random.SeedSequence([data.shared_seed, int(stage)]).generate_state(1, np.uint64)[0])
+    seed = int(np.random.SeedSequence([data.common_seed, int(stage)]).generate_state(1, np.uint64)[0])
     draw = SKETCHES[SKETCH_KINDS[int(kind)]]
     projected = draw(columns, client.rows, client.n, int(size), seed)
     exact = columns.T @ columns

@@ -13,9 +13,9 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from fedstat.federation.engine import Rounds
+from fedstat.models.pattern_merge import least_entities
 from fedstat.models.vfem.covariance_steps import SKETCH_KINDS, STAGES
 from fedstat.models.vfem.layout import Layout
-from fedstat.models.vfem.moments_merge import least_entities
 from fedstat.models.vfem.protocol import ask
 from fedstat.models.vfem.secure_product_steps import BLOCK
 from fedstat.models.vfem.secure_products import Side, choose_dealer, multiply_sides

@@ -7,7 +7,6 @@ goes on to the number of iterations that was asked for.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -15,17 +14,17 @@ import numpy as np
 
 from fedstat.federation.message import Ask, Reply
 from fedstat.federation.rehearsal import Answers, Course, StandIn
-from fedstat.federation.secure.boxes import OVERHEAD
-from fedstat.federation.secure.product import SEED_BYTES, WORD_BYTES
+from fedstat.federation.secure.product_steps import Part
 from fedstat.kernels.sketch import single_sketches
 from fedstat.models.base import VerticalModel
 from fedstat.models.explain import settled
+from fedstat.models.explain_products import ProductStandIns
 from fedstat.models.vfem.covariance_steps import SKETCH_KINDS, STAGES
 from fedstat.models.vfem.exposure import count_exposed
 from fedstat.models.vfem.layout import make_layout
 from fedstat.models.vfem.protocol import FAMILY
-from fedstat.models.vfem.secure_product_steps import RESPONSE, check_patterns, read_part
-from fedstat.typing import Array
+from fedstat.models.vfem.secure_product_steps import RESPONSE, check_patterns
+from fedstat.typing import Array, Ints
 
 ITERATIONS = (12, 40, 100)
 """Of a fit that is short, usual, and long; simulated and recorded data took 12 to 81."""
@@ -50,7 +49,7 @@ class VFEMPlan:
         self._widths = {block.client: len(block.names) for block in design.blocks}
         self._layout = make_layout(design, model.partition.rows[design.active], given["method"])
         self._exchange, self._maxiter = given.get("exchange", "iterative"), int(given["maxiter"])
-        self._dealers: dict[tuple[str, str], str] = {}
+        self._products = ProductStandIns(self._own, hold_product, lambda columns: columns in STAGES)
         first, usual, most = (min(length, self._maxiter) for length in ITERATIONS)
         self.lengths = (first, usual, most) if self._exchange == "iterative" else (self._maxiter,) * 3
 
@@ -65,7 +64,7 @@ class VFEMPlan:
 
     def dealers(self) -> Mapping[tuple[str, str], str]:
         """Who deals for each secure product."""
-        return self._dealers
+        return self._products.dealers
 
     def learned(self, course: Course) -> Iterator[tuple[str, str]]:
         """Count the entities at which masks hide nothing."""
@@ -93,7 +92,7 @@ class VFEMPlan:
 
     def answers(self, length: int) -> Answers:
         """How the stand-ins answer, by step."""
-        self._dealers.clear()
+        self._products.dealers.clear()
         by_step = {
             "start": self._start,
             "set_rate": lambda site, ask: site.reply(),
@@ -115,11 +114,11 @@ class VFEMPlan:
             "stage_block": self._stage_block,
             "pattern_sums": self._pattern_sums,
             "sum_with_response": self._sum_with_response,
-            "deal_product": self._deal_product,
-            "open_product": self._open_product,
-            "share_product": self._share_product,
         }
-        return {(FAMILY, step): answer for step, answer in by_step.items()}
+        return {
+            **self._products.answers(FAMILY),
+            **{(FAMILY, step): answer for step, answer in by_step.items()},
+        }
 
     # ---- the client's block --------------------------------------------------------------------
 
@@ -284,28 +283,11 @@ class VFEMPlan:
         site.hold("minimum count", check_patterns, site.data, ask.arrays["code"], p)
         return site.reply({"products": np.zeros((int(ask.arrays["groups"]), p))}, entities=site.memory["own"])
 
-    def _deal_product(self, site: StandIn, ask: Ask) -> Reply:
-        seed, triple = OVERHEAD + SEED_BYTES, WORD_BYTES * int(np.prod(read_part(ask.text).product.shape))
-        return site.reply({"for_a": sealed(seed), "for_b": sealed(seed + triple)})
-
-    def _open_product(self, site: StandIn, ask: Ask) -> Reply:
-        part = read_part(ask.text)
-        self._dealers[part.product.client_a, part.product.client_b] = part.dealer
-        site.memory[f"product {part.number}"] = part
-        rows, columns = part.product.shape_a if part.first else part.product.shape_b
-        own = site.memory["counts"].sum() if part.columns == RESPONSE else site.memory["own"]
-        return site.reply({"opened": sealed(OVERHEAD + WORD_BYTES * rows * columns)}, entities=int(own))
-
-    def _share_product(self, site: StandIn, ask: Ask) -> Reply:
-        part, group = site.memory[f"product {json.loads(ask.text)}"], ask.arrays["group"]
-        both = part.product.columns_a + part.product.columns_b
-        site.hold("minimum count", check_patterns, site.data, group, both - 1)
-        arrays: dict[str, Array] = {"share": np.zeros(part.product.shape, dtype=np.int64)}
-        if part.columns in STAGES:
-            arrays["units"] = np.ones(part.product.columns_a if part.first else part.product.columns_b)
-        return site.reply(arrays, entities=len(group))
+    def _own(self, site: StandIn, part: Part) -> int:
+        return int(site.memory["counts"].sum()) if part.columns == RESPONSE else int(site.memory["own"])
 
 
-def sealed(n_bytes: int) -> Array:
-    """So many bytes that nobody can read."""
-    return np.zeros(n_bytes, dtype=np.uint8)
+def hold_product(site: StandIn, part: Part, group: Ints) -> None:
+    """Apply the rule on entities behind a product; one of the columns may be the response."""
+    both = part.product.columns_a + part.product.columns_b
+    site.hold("minimum count", check_patterns, site.data, group, both - 1)

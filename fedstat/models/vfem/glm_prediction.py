@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -145,7 +144,7 @@ def predict_means(
         A client's columns cannot be coded as in the fit.
     """
     present = present_clients(predictor.clients, partition)
-    ledger = Ledger(at=predictor.holder if predictor.holder in partition.sites else None)
+    ledger = Ledger(at=partition.coordinator_at(predictor.holder))
     protocol = linear_predictors(predictor, partition, present, mean_only or predictor.joint is None)
     found = partition.engine.run(protocol, ledger)
     linear = pd.DataFrame({"mean": found.mean, "variance": found.variance}, index=partition.entities)
@@ -157,7 +156,7 @@ def linear_predictors(
     predictor: GLMPredictor, partition: ClientPartition, present: tuple[str, ...], mean_only: bool
 ) -> Rounds[Linear]:
     """Ask the clients for their parts of the linear predictors and, unless `mean_only`, for derivatives."""
-    fit, session, n = predictor.fit, secrets.token_hex(8), partition.n_entities
+    fit, session, n = predictor.fit, partition.new_session(), partition.n_entities
     replies = yield [
         design_ask(k, "open_new_block", session, {"spec": predictor.specs[k], "partial": partition.partial})
         for k in present

@@ -20,9 +20,10 @@ from fedstat.errors import EstimationError
 from fedstat.federation.engine import Rounds
 from fedstat.federation.message import Ask, Reply
 from fedstat.kernels.glm_family import FamilySpec
+from fedstat.models.pattern_fit import TraceRow
 from fedstat.models.vfem.glm_direction import Memory, Weights, quasi_newton
 from fedstat.models.vfem.layout import Layout
-from fedstat.models.vfem.protocol import FAMILY, TraceRow, ask
+from fedstat.models.vfem.protocol import FAMILY, ask
 from fedstat.typing import Array, Floats
 
 SUFFICIENT = 1e-4

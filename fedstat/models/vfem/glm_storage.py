@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fedstat.federation.ledger import Ledger
 from fedstat.inference.estimate import Estimate
 from fedstat.kernels.glm_family import FamilySpec
+from fedstat.models.pattern_fit import TraceRow
 from fedstat.models.saved import (
     estimate_content,
     ledger_content,
@@ -23,7 +24,6 @@ from fedstat.models.vfem.covariance_protocol import Covariance
 from fedstat.models.vfem.glm_outcome import GLMOutcome
 from fedstat.models.vfem.glm_protocol import GLMFit, GLMOptions
 from fedstat.models.vfem.outcome import Counts
-from fedstat.models.vfem.protocol import TraceRow
 from fedstat.typing import Array
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ import numpy as np
 
 from fedstat.errors import EstimationError, ModelError
 from fedstat.federation.design import BlockDesign, Design
+from fedstat.models.pattern_moments import number_patterns
 from fedstat.typing import Bools, Floats, Ints
 
 
@@ -112,23 +113,6 @@ def make_layout(design: Design, active_rows: Ints, method: str) -> Layout:
         counts,
         filled=method == "impute",
     )
-
-
-def number_patterns(missing: Bools) -> tuple[Ints, Ints, Floats]:
-    """Find the distinct rows of a table of truth values.
-
-    Returns
-    -------
-    first, code, counts : (G,) int, (n,) int and (G,) arrays
-        A row of each pattern, the pattern of each row, and how many rows have it.
-    """
-    word = np.zeros(len(missing), dtype=np.int64)
-    for start in range(0, missing.shape[1], 30):
-        part = missing[:, start : start + 30]
-        bits = part @ (1 << np.arange(part.shape[1]))
-        _, word = np.unique((word << 30) + bits, return_inverse=True)
-    _, first, code, counts = np.unique(word, return_index=True, return_inverse=True, return_counts=True)
-    return first, code.astype(np.int64), counts.astype(float)
 
 
 def complete(blocks: tuple[BlockDesign, ...], n: int) -> Bools:

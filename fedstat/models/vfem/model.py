@@ -18,16 +18,16 @@ from fedstat.federation.ledger import Ledger
 from fedstat.inference.explanation import Explanation
 from fedstat.models.checks import check_choice, check_positive, check_whole
 from fedstat.models.explain import explain_fit
+from fedstat.models.pattern_fit import MomentsFit
+from fedstat.models.pattern_merge import LARGEST_SHARE
 from fedstat.models.vfem.covariance_protocol import Covariance, information_covariance
 from fedstat.models.vfem.cross_products import CrossOptions, check_dealers
 from fedstat.models.vfem.explain import VFEMPlan
 from fedstat.models.vfem.glm_model import AnyFamily
 from fedstat.models.vfem.layout import Layout, make_layout
 from fedstat.models.vfem.moments_covariance import check_cov_type, estimate_from_moments
-from fedstat.models.vfem.moments_fit import MomentsFit
-from fedstat.models.vfem.moments_merge import LARGEST_SHARE
 from fedstat.models.vfem.moments_protocol import Exchange, exchange_moments
-from fedstat.models.vfem.outcome import Outcome, warn_of_merges, warn_unless_converged
+from fedstat.models.vfem.outcome import Outcome, by_client, warn_of_merges, warn_unless_converged
 from fedstat.models.vfem.progress import Progress
 from fedstat.models.vfem.protocol import FAMILY, SMALLEST_MEMORY, Ascent, Fit, Options, ask, maximise
 from fedstat.models.vfem.results import VFEMResults
@@ -232,7 +232,7 @@ class VFEMRegression(AnyFamily):
             released = self.engine.run(self.receipted(exchanging, ledger), ledger)
             found, covariance = estimate_from_moments(released.moments, cov_type, maxiter)
             warn_of_merges(released.plan, layout.n)
-            fit = found.by_client()
+            fit = by_client(found)
             fitted: Mapping[str, Array] = {}
         else:
             protocol = self._protocol(layout, options, cross, cov_type, init, ledger, reporter)

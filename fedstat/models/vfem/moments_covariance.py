@@ -1,6 +1,6 @@
 """Covariance of (a, s2, beta, mu) from moments: observed, expected, supplemented EM.
 
-The profile likelihood of :mod:`fedstat.models.vfem.moments_likelihood` has Sigma_1..Sigma_K maximised
+The profile likelihood of :mod:`fedstat.models.pattern_likelihood` has Sigma_1..Sigma_K maximised
 out, so the inverse of its information is the covariance with every nuisance parameter accounted for.
 """
 
@@ -11,12 +11,13 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from fedstat.errors import NotAvailableError
-from fedstat.inference.covariance import invert_information, symmetrise
+from fedstat.inference.covariance import symmetrise
+from fedstat.models.pattern_covariance import client_order, in_units, information_inverse
+from fedstat.models.pattern_fit import MomentsFit, fit_moments
+from fedstat.models.pattern_likelihood import Standard, block_covariance, residuals
+from fedstat.models.pattern_moments import PatternMoments
 from fedstat.models.vfem.covariance_protocol import Covariance
-from fedstat.models.vfem.moments import PatternMoments
 from fedstat.models.vfem.moments_em import EMPoint, centred, em_step, expected_gram
-from fedstat.models.vfem.moments_fit import MomentsFit, fit_moments
-from fedstat.models.vfem.moments_likelihood import Standard, block_covariance, evaluate, residuals
 from fedstat.models.vfem.sem_protocol import Point as SEMPoint
 from fedstat.models.vfem.sem_protocol import complete_information, solve_sem, to_psi
 from fedstat.typing import Array, Floats, Ints
@@ -70,59 +71,8 @@ def moments_covariance(fit: MomentsFit, cov_type: CovType = "observed") -> Covar
     check_cov_type(cov_type)
     if cov_type == "sem":
         return sem_covariance(fit)
-    information = centred_information(fit)
-    if cov_type == "expected":
-        beta = fit.standard.places[0]
-        information[beta, beta] -= products_between(fit)
-    cov = invert_information(information, names_of(fit.moments))
-    order = client_order(fit.moments)
-    how = "none" if cov_type == "expected" else HOW
-    return Covariance(in_units(fit.moments, cov[np.ix_(order, order)]), how)
-
-
-def centred_information(fit: MomentsFit) -> Floats:
-    """Observed information of (a, s2, beta, mu, lambda) of standardised columns."""
-    standard, point = fit.standard, fit.point
-    information = evaluate(standard, point).information
-    beta, mu, _ = standard.places
-    A = np.eye(len(information))  # d(b, log s2, ...) / d(a, s2, ...); b = a - sum mu'beta
-    A[0, beta], A[0, mu] = -point.mu, -point.beta
-    A[1, 1] = np.exp(-point.log_s2)
-    return np.asarray(A.T @ information @ A)
-
-
-def products_between(fit: MomentsFit) -> Floats:
-    """Sum of u_j u_k'/v over the entities that two clients both have, u = x - mu; zero within clients."""
-    standard, moments, mu = fit.standard, fit.moments, fit.point.mu
-    h = 1.0 / residuals(standard, fit.point).v
-    means = moments.seen * mu
-    mixed = (moments.grams[:, 0, 1:-1] * h[:, None]).T @ means
-    products = np.tensordot(h, moments.grams[:, 1:-1, 1:-1], 1) - mixed - mixed.T
-    products += (means * (h * moments.n)[:, None]).T @ means
-    return np.asarray(products * (1.0 - standard.within))
-
-
-def names_of(moments: PatternMoments) -> list[str]:
-    """Name each parameter of the information, for messages."""
-    owners = [moments.clients[k] for k in moments.owner]
-    columns = [f"{name} ({client})" for name, client in zip(moments.names, owners, strict=True)]
-    means = [f"mean of {column}" for column in columns]
-    variances = [f"variance of the block of {client}" for client in moments.clients]
-    return ["Intercept", "residual variance", *columns, *means, *variances]
-
-
-def client_order(moments: PatternMoments) -> list[int]:
-    """Places of (a, s2, beta_1, mu_1, beta_2, ...) in (a, s2, beta, mu)."""
-    P, columns = len(moments.names), np.arange(len(moments.names))
-    by_client = [columns[moments.places(k)] for k in range(len(moments.sizes))]
-    return [0, 1, *[int(i) for own in by_client for i in (*(2 + own), *(2 + P + own))]]
-
-
-def in_units(moments: PatternMoments, cov: Floats) -> Floats:
-    """Bring a covariance of (a, s2, beta_1, mu_1, ...) of standardised columns to the units of the data."""
-    x, y = moments.scale[:-1], moments.scale[-1]
-    factor = np.concatenate([[y, y**2], y / x, x])[client_order(moments)]
-    return np.asarray(cov * np.outer(factor, factor))
+    expected = cov_type == "expected"
+    return Covariance(information_inverse(fit, expected=expected), "none" if expected else HOW)
 
 
 # ---- supplemented EM -------------------------------------------------------------------------

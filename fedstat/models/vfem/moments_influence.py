@@ -9,9 +9,9 @@ import pandas as pd
 from scipy import stats
 
 from fedstat.errors import ModelError
-from fedstat.models.vfem.moments import PatternMoments
-from fedstat.models.vfem.moments_fit import MomentsFit, fit_moments
-from fedstat.models.vfem.moments_likelihood import Point, Standard
+from fedstat.models.pattern_fit import MomentsFit, fit_moments
+from fedstat.models.pattern_likelihood import Point, Standard
+from fedstat.models.pattern_moments import PatternMoments
 from fedstat.typing import Floats
 
 

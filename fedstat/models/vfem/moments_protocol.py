@@ -15,13 +15,15 @@ import numpy as np
 
 from fedstat.federation.engine import Rounds
 from fedstat.federation.message import Ask
+from fedstat.models.pattern_merge import LARGEST_SHARE, MergePlan, Rule, plan_merges
+from fedstat.models.pattern_moments import PatternMoments
 from fedstat.models.vfem.layout import Layout
-from fedstat.models.vfem.moments import PatternMoments
-from fedstat.models.vfem.moments_merge import LARGEST_SHARE, MergePlan, Rule, plan_merges
 from fedstat.models.vfem.protocol import ask
 from fedstat.models.vfem.secure_product_steps import BLOCK, RESPONSE
 from fedstat.models.vfem.secure_products import Side, multiply_sides
 from fedstat.typing import Bools, Floats, Ints
+
+OTHERWISE = ", or fit with exchange='iterative', which releases values per entity"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,7 @@ def exchange_moments(
     at : str or None
         Where the coordinator sits.
     min_count : int
-        Fewest entities of a pattern that is released, beside :func:`~.moments_merge.least_entities`.
+        Fewest entities of a pattern that is released, beside :func:`~.pattern_merge.least_entities`.
     max_moved : float
         Largest share of the entities that may count as missing, or be left out, because their pattern is not.
 
@@ -81,7 +83,8 @@ def exchange_moments(
         There is nobody to deal for two institutions.
     """
     sizes = tuple(len(names[k]) for k in layout.clients)
-    plan = plan_merges(~layout.missing, layout.counts, Rule(min_count, sizes), largest_share=max_moved)
+    rule = Rule(min_count, sizes)
+    plan = plan_merges(~layout.missing, layout.counts, rule, largest_share=max_moved, otherwise=OTHERWISE)
     code = plan.target[layout.code]
     sides = list_sides(layout, plan, code, names)
     G = len(plan.patterns)

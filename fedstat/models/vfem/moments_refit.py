@@ -15,7 +15,7 @@ from fedstat.federation.formula_terms import Term, term_columns, term_text
 from fedstat.federation.ledger import Ledger
 from fedstat.models.vfem.layout import make_layout
 from fedstat.models.vfem.moments_covariance import CovType, estimate_from_moments
-from fedstat.models.vfem.outcome import Outcome, warn_unless_converged
+from fedstat.models.vfem.outcome import Outcome, by_client, warn_unless_converged
 
 if TYPE_CHECKING:
     from fedstat.models.vfem.results import VFEMResults
@@ -41,7 +41,7 @@ def refit(result: VFEMResults, text: str, cov_type: CovType | None) -> VFEMResul
         result.method,
         asked,
         result.options,
-        found.by_client(),
+        by_client(found),
         covariance,
         {},
         result.init,

@@ -8,13 +8,13 @@ import pandas as pd
 
 from fedstat.errors import NotAvailableError
 from fedstat.models.checks import check_choice
+from fedstat.models.pattern_fit import MomentsFit
 from fedstat.models.vfem.moments_assumptions import (
     LittleTest,
     independence_tests,
     little_test,
     unrestricted_law,
 )
-from fedstat.models.vfem.moments_fit import MomentsFit
 from fedstat.models.vfem.moments_influence import leave_one_out
 from fedstat.models.vfem.moments_protocol import Exchange
 

@@ -15,11 +15,11 @@ from fedstat.inference.covariance import delta_method
 from fedstat.inference.estimate import INTERCEPT, Estimate
 from fedstat.inference.summary import ClientBlock
 from fedstat.models.base import VerticalModel
+from fedstat.models.pattern_fit import MomentsFit
+from fedstat.models.pattern_merge import LARGEST_SHARE, MergePlan
 from fedstat.models.vfem.covariance_protocol import Covariance, Places
 from fedstat.models.vfem.glm_protocol import GLMFit
 from fedstat.models.vfem.layout import Layout
-from fedstat.models.vfem.moments_fit import MomentsFit
-from fedstat.models.vfem.moments_merge import LARGEST_SHARE, MergePlan
 from fedstat.models.vfem.moments_protocol import Exchange
 from fedstat.models.vfem.protocol import Fit, Options
 from fedstat.typing import Array, Floats
@@ -92,6 +92,24 @@ def count_entities(model: VFEMRegression, layout: Layout, outcome: Outcome) -> C
 def digest(positions: Array) -> str:
     """Short digest of positions."""
     return hashlib.sha256(np.ascontiguousarray(positions, dtype=np.int64).tobytes()).hexdigest()[:16]
+
+
+def by_client(found: MomentsFit) -> Fit:
+    """Return estimates from moments as the iterative exchange does."""
+    moments = found.moments
+    places = {c: moments.places(k) for k, c in enumerate(moments.clients)}
+    return Fit(
+        found.a,
+        found.s2,
+        {c: found.beta[here] for c, here in places.items()},
+        {c: found.mu[here] for c, here in places.items()},
+        {c: float(t) for c, t in zip(moments.clients, found.t, strict=True)},
+        moments.response_moments,
+        found.log_likelihood,
+        found.trace,
+        found.converged,
+        found.reason,
+    )
 
 
 def make_estimate(model: VFEMRegression, layout: Layout, outcome: Outcome) -> Estimate:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -262,8 +261,7 @@ def present_clients(clients: Sequence[str], partition: ClientPartition) -> tuple
 
 def new_ledger(predictor: Predictor, partition: ClientPartition) -> Ledger:
     """Start an account; the coordinator sits at the response holder where the partition has it."""
-    holder = predictor.response.client
-    return Ledger(at=holder if holder in partition.sites else None)
+    return Ledger(at=partition.coordinator_at(predictor.response.client))
 
 
 def prediction_rsquared(predictor: Predictor, partition: ClientPartition) -> float:
@@ -283,7 +281,7 @@ def prediction_rsquared(predictor: Predictor, partition: ClientPartition) -> flo
     complete = predictions.blocks.to_numpy() == len(predictor.clients)
 
     def protocol() -> Rounds[Floats]:
-        session, rows = secrets.token_hex(8), partition.rows[holder]
+        session, rows = partition.new_session(), partition.rows[holder]
         question = {"response": predictor.response.text, "columns": predictor.response.columns}
         yield [design_ask(holder, "open_response", session, question)]
         use = complete[rows]
@@ -301,7 +299,7 @@ def prediction_rsquared(predictor: Predictor, partition: ClientPartition) -> flo
 def _prediction(
     predictor: Predictor, partition: ClientPartition, present: tuple[str, ...], mean_only: bool
 ) -> Rounds[tuple[Floats, Floats | None, Floats, Ints]]:
-    fit, session, n = predictor.fit, secrets.token_hex(8), partition.n_entities
+    fit, session, n = predictor.fit, partition.new_session(), partition.n_entities
     replies = yield [
         design_ask(k, "open_new_block", session, _content(predictor.specs[k], partition)) for k in present
     ]

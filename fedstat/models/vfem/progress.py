@@ -6,8 +6,9 @@ from typing import TextIO
 
 import numpy as np
 
+from fedstat.models.pattern_fit import TraceRow
 from fedstat.models.vfem.glm_protocol import GLMOptions
-from fedstat.models.vfem.protocol import Options, TraceRow
+from fedstat.models.vfem.protocol import Options
 
 WINDOW = 10
 

@@ -24,6 +24,7 @@ from fedstat.federation.engine import Rounds
 from fedstat.federation.message import Ask, Reply
 from fedstat.federation.secure.sums import masked
 from fedstat.kernels.anderson import anderson_weights, one_hot
+from fedstat.models.pattern_fit import TraceRow
 from fedstat.models.vfem.client_points import Points
 from fedstat.models.vfem.layout import Layout
 from fedstat.models.vfem.response_points import ResponsePoints
@@ -51,18 +52,6 @@ class Options:
     tol_score: float = 1e-8
     tol_change: float = 1e-6
     masked: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class TraceRow:
-    """One evaluation: log-likelihood, relative score norm, largest change, what was done, seconds."""
-
-    iteration: int
-    log_likelihood: float
-    score: float
-    change: float
-    move: str
-    seconds: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,9 @@ from fedstat.federation.secure.product_steps import (
     read_part,
 )
 from fedstat.federation.site import SiteData, State
+from fedstat.models.pattern_merge import least_entities
 from fedstat.models.vfem.client import client_of
 from fedstat.models.vfem.covariance_steps import STAGES, staged
-from fedstat.models.vfem.moments_merge import least_entities
 from fedstat.models.vfem.response_steps import Active
 from fedstat.typing import Floats, Ints
 
@@ -73,7 +73,7 @@ def check_patterns(data: SiteData, code: Ints, columns: int) -> None:
         Released patterns; negative ones are not.
     columns : int
         Covariates that are seen there, as far as the site knows; see
-        :mod:`fedstat.models.vfem.moments_merge`.
+        :mod:`fedstat.models.pattern_merge`.
 
     Raises
     ------

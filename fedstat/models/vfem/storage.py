@@ -12,6 +12,7 @@ import numpy as np
 
 from fedstat.federation.ledger import Ledger
 from fedstat.inference.estimate import Estimate
+from fedstat.models.pattern_fit import TraceRow
 from fedstat.models.saved import (
     estimate_content,
     ledger_content,
@@ -22,7 +23,7 @@ from fedstat.models.saved import (
 )
 from fedstat.models.vfem.covariance_protocol import Covariance
 from fedstat.models.vfem.prediction import Response
-from fedstat.models.vfem.protocol import Fit, Options, TraceRow
+from fedstat.models.vfem.protocol import Fit, Options
 from fedstat.typing import Array
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ import pytest
 from moments_cases import four_clients, moments_of
 
 from fedstat.errors import EstimationError, ModelError
-from fedstat.models.vfem.moments import PatternMoments
-from fedstat.models.vfem.moments_fit import fit_moments
-from fedstat.models.vfem.moments_merge import Rule, least_entities, plan_merges
+from fedstat.models.pattern_fit import fit_moments
+from fedstat.models.pattern_merge import Rule, least_entities, plan_merges
+from fedstat.models.pattern_moments import PatternMoments
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,8 @@ from statsmodels.multivariate.cancorr import CanCorr
 from statsmodels.tools.numdiff import approx_fprime
 
 from fedstat.errors import EstimationError, NotAvailableError
-from fedstat.models.vfem.moments import PatternMoments
+from fedstat.models.pattern_fit import fit_moments
+from fedstat.models.pattern_moments import PatternMoments
 from fedstat.models.vfem.moments_assumptions import (
     independence_lr_test,
     independence_tests,
@@ -20,7 +21,6 @@ from fedstat.models.vfem.moments_assumptions import (
     little_test,
     unrestricted_law,
 )
-from fedstat.models.vfem.moments_fit import fit_moments
 from fedstat.models.vfem.moments_normal import normal_step
 
 # Upper triangles of the sums of (1, x, y)(1, x, y)' of R's data set airquality, by who is seen of Ozone and

@@ -9,12 +9,12 @@ from moments_cases import four_clients, moments_of, theta_of
 from oracle import ITERATIVE, simulate
 
 from fedstat.errors import NotAvailableError
-from fedstat.models.vfem.moments import PatternMoments
+from fedstat.models.pattern_fit import fit_moments
+from fedstat.models.pattern_likelihood import block_covariance, residuals
+from fedstat.models.pattern_moments import PatternMoments
 from fedstat.models.vfem.moments_covariance import moments_covariance, sem_covariance
 from fedstat.models.vfem.moments_em import EMPoint, em_step
-from fedstat.models.vfem.moments_fit import fit_moments
-from fedstat.models.vfem.moments_likelihood import block_covariance, residuals
-from fedstat.models.vfem.outcome import origin_jacobian
+from fedstat.models.vfem.outcome import by_client, origin_jacobian
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.DisclosureWarning")
 
@@ -52,7 +52,7 @@ def test_every_type_is_that_of_the_iterative_exchange(study, fit, cov_type):
 def test_observed_is_the_inverse_numerical_hessian_of_the_rows(study, fit):
     pooled = study.pooled()
     V = np.linalg.inv(-pooled.hessian(theta_of(study, fit)))
-    J = origin_jacobian(fit.by_client(), tuple(study.columns))
+    J = origin_jacobian(by_client(fit), tuple(study.columns))
     ours = J @ moments_covariance(fit).psi @ J.T
     assert_close(ours, V[np.ix_(pooled.reported, pooled.reported)], 1e-6)
 
@@ -80,7 +80,7 @@ def test_one_client_with_every_entity_has_the_covariance_of_least_squares():
     ols = sm.OLS(y, sm.add_constant(X)).fit()
     for cov_type in ("observed", "expected", "sem"):
         psi = moments_covariance(fit, cov_type).psi
-        J = origin_jacobian(fit.by_client(), fit.moments.clients)
+        J = origin_jacobian(by_client(fit), fit.moments.clients)
         np.testing.assert_allclose(J @ psi @ J.T, ols.cov_params() * ols.df_resid / 200, rtol=1e-8)
         assert psi[1, 1] == pytest.approx(2.0 * fit.s2**2 / 200, rel=1e-9)
         np.testing.assert_allclose(psi[5:, 5:], np.cov(X.T, bias=True) / 200, rtol=1e-8, atol=1e-14)

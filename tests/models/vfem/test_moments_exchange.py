@@ -17,7 +17,7 @@ from fedstat.errors import (
 )
 from fedstat.federation.message import pack, pack_ask, unpack, unpack_reply
 from fedstat.federation.policy import Policy
-from fedstat.models.vfem import moments_merge
+from fedstat.models import pattern_merge
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.DisclosureWarning")
 
@@ -208,14 +208,14 @@ def test_a_pattern_with_hardly_more_entities_than_columns_is_not_released():
 
 
 def test_the_site_insists_though_the_coordinator_asks(monkeypatch):
-    monkeypatch.setattr(moments_merge, "ENTITIES_PER_EQUATION", 0)
+    monkeypatch.setattr(pattern_merge, "ENTITIES_PER_EQUATION", 0)
     for step in ("pattern_sums", "sum_with_response", "share_product"):
         fitted = fs.VFEMRegression.from_formula("y ~ .", small_pattern(5, holder="Bank"))
         ask = find_ask(fitted, step)
-        monkeypatch.setattr(moments_merge, "ENTITIES_PER_EQUATION", 2)
+        monkeypatch.setattr(pattern_merge, "ENTITIES_PER_EQUATION", 2)
         with pytest.raises(PolicyError, match="a Gram matrix of"):
             fitted.partition.sites[ask.site].answer(pack_ask(ask))
-        monkeypatch.setattr(moments_merge, "ENTITIES_PER_EQUATION", 0)
+        monkeypatch.setattr(pattern_merge, "ENTITIES_PER_EQUATION", 0)
 
 
 def test_many_entities_in_small_patterns_are_told_and_more_are_refused():

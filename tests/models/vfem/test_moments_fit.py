@@ -11,10 +11,11 @@ from moments_cases import four_clients, moments_of, theta_of
 from oracle import ITERATIVE, simulate
 
 from fedstat.errors import EstimationError
-from fedstat.models.vfem.moments import PatternMoments
-from fedstat.models.vfem.moments_fit import fit_moments
+from fedstat.models.pattern_fit import fit_moments
+from fedstat.models.pattern_likelihood import Point, Standard, evaluate, log_likelihood
+from fedstat.models.pattern_moments import PatternMoments
 from fedstat.models.vfem.moments_influence import leave_one_out
-from fedstat.models.vfem.moments_likelihood import Point, Standard, evaluate, log_likelihood
+from fedstat.models.vfem.outcome import by_client
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.DisclosureWarning")
 
@@ -45,7 +46,7 @@ def test_the_fit_is_that_of_the_iterative_exchange(study):
     assert np.abs((fit.params - result.params) / result.bse).max() < 1e-6
     assert fit.log_likelihood == pytest.approx(result.llf, rel=1e-11)
     assert fit.rsquared == pytest.approx(result.rsquared, rel=1e-8)
-    ours, theirs = fit.by_client(), result.fit_
+    ours, theirs = by_client(fit), result.fit_
     assert (ours.a, ours.s2) == pytest.approx((theirs.a, theirs.s2), rel=1e-8)
     np.testing.assert_allclose(ours.response_moments, theirs.response_moments, rtol=1e-10)
     assert list(ours.beta) == list(theirs.beta)

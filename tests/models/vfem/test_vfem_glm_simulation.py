@@ -20,11 +20,12 @@ import fedstat as fs
 from fedstat.federation.message import Reply
 from fedstat.federation.site import FAMILIES, State
 from fedstat.kernels.glm_family import FamilySpec
+from fedstat.models.pattern_moments import number_patterns
 from fedstat.models.vfem.cross_products import CrossOptions
 from fedstat.models.vfem.glm_covariance import glm_covariance
 from fedstat.models.vfem.glm_outcome import reported_covariance
 from fedstat.models.vfem.glm_protocol import GLMAscent, GLMOptions, maximise
-from fedstat.models.vfem.layout import Layout, number_patterns
+from fedstat.models.vfem.layout import Layout
 
 TABLE = Path(__file__).parents[2] / "benchmarks" / "results" / "vfem_glm_coverage.csv"
 OPTIONS = GLMOptions(tol_score=1e-5, tol_change=1e-3)

@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fedstat.errors import EstimationError, ModelError
-from fedstat.models.vfem.layout import number_patterns
-from fedstat.models.vfem.moments_merge import MergePlan
+from fedstat.models.pattern_merge import MergePlan
 from fedstat.typing import Bools, Floats, Ints
 
 FLAT = 1e-10
@@ -207,7 +206,7 @@ class PatternMoments:
                 )
 
     def merged(self, plan: MergePlan) -> PatternMoments:
-        """Carry out a plan of :func:`~fedstat.models.vfem.moments_merge.plan_merges` for these patterns.
+        """Carry out a plan of :func:`~fedstat.models.pattern_merge.plan_merges` for these patterns.
 
         The Gram matrix of the coarser pattern is what the sites release in the first place.
         """
@@ -273,3 +272,20 @@ class PatternMoments:
             np.append(self.centre[:-1][keep], self.centre[-1]),
             np.append(self.scale[:-1][keep], self.scale[-1]),
         )
+
+
+def number_patterns(missing: Bools) -> tuple[Ints, Ints, Floats]:
+    """Find the distinct rows of a table of truth values.
+
+    Returns
+    -------
+    first, code, counts : (G,) int, (n,) int and (G,) arrays
+        A row of each pattern, the pattern of each row, and how many rows have it.
+    """
+    word = np.zeros(len(missing), dtype=np.int64)
+    for start in range(0, missing.shape[1], 30):
+        part = missing[:, start : start + 30]
+        bits = part @ (1 << np.arange(part.shape[1]))
+        _, word = np.unique((word << 30) + bits, return_inverse=True)
+    _, first, code, counts = np.unique(word, return_index=True, return_inverse=True, return_counts=True)
+    return first, code.astype(np.int64), counts.astype(float)

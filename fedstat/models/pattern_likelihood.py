@@ -23,7 +23,7 @@ from functools import cached_property
 import numpy as np
 
 from fedstat.errors import EstimationError
-from fedstat.models.vfem.moments import COLLINEAR, PatternMoments
+from fedstat.models.pattern_moments import COLLINEAR, PatternMoments
 from fedstat.typing import Floats
 
 

@@ -1,6 +1,6 @@
 """Maximum likelihood from moments: Newton's method on the profile log-likelihood.
 
-The parameters of :mod:`fedstat.models.vfem.moments_likelihood` are few and its derivatives exact, so that
+The parameters of :mod:`fedstat.models.pattern_likelihood` are few and its derivatives exact, so that
 some ten steps reach the stationary point which the iterative exchange approaches in hundreds of
 rounds. Where the information is not positive definite the step is Fisher's scoring; either is halved
 until the log-likelihood rises.
@@ -15,8 +15,7 @@ import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 
 from fedstat.errors import EstimationError
-from fedstat.models.vfem.moments import PatternMoments
-from fedstat.models.vfem.moments_likelihood import (
+from fedstat.models.pattern_likelihood import (
     Evaluation,
     Point,
     Standard,
@@ -25,7 +24,7 @@ from fedstat.models.vfem.moments_likelihood import (
     log_likelihood,
     residuals,
 )
-from fedstat.models.vfem.protocol import Fit, TraceRow
+from fedstat.models.pattern_moments import PatternMoments
 from fedstat.typing import Floats
 
 SMALLEST_STEP = 2.0**-20
@@ -35,6 +34,18 @@ SUFFICIENT = 1e-4
 ROUNDING = 1e-13
 VANISHING, NEARLY_VANISHING = 1e-12, 1e-4
 """Shares of the response's variance: that count as zero, and below which rounding hides the way there."""
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRow:
+    """One evaluation: log-likelihood, relative score norm, largest change, what was done, seconds."""
+
+    iteration: int
+    log_likelihood: float
+    score: float
+    change: float
+    move: str
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,22 +99,6 @@ class MomentsFit:
     def rsquared(self) -> float:
         """Share of variance explained for a fully observed entity, 1 - s2 / (s2 + sum t_k)."""
         return float(1.0 - self.s2 / (self.s2 + self.t.sum()))
-
-    def by_client(self) -> Fit:
-        """Return the estimates as the iterative exchange does."""
-        places = {c: self.moments.places(k) for k, c in enumerate(self.moments.clients)}
-        return Fit(
-            self.a,
-            self.s2,
-            {c: self.beta[here] for c, here in places.items()},
-            {c: self.mu[here] for c, here in places.items()},
-            {c: float(t) for c, t in zip(self.moments.clients, self.t, strict=True)},
-            self.moments.response_moments,
-            self.log_likelihood,
-            self.trace,
-            self.converged,
-            self.reason,
-        )
 
 
 def fit_moments(

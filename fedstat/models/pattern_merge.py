@@ -86,7 +86,9 @@ class Rule:
         return least_entities(sum(compress(self.sizes, pattern)), self.min_count)
 
 
-def plan_merges(patterns: Bools, n: Floats, rule: Rule, *, largest_share: float = LARGEST_SHARE) -> MergePlan:
+def plan_merges(
+    patterns: Bools, n: Floats, rule: Rule, *, largest_share: float = LARGEST_SHARE, otherwise: str = ""
+) -> MergePlan:
     """Find a coarser pattern for the entities of every pattern that has too few.
 
     Leaving block k out of n_g entities loses n_g / n_k of what is known of it, n_k the entities that
@@ -102,6 +104,8 @@ def plan_merges(patterns: Bools, n: Floats, rule: Rule, *, largest_share: float 
     rule : Rule
     largest_share : float
         Largest share of the entities that may be moved or left out.
+    otherwise : str
+        What else the family offers where more would have to move; ends the error.
 
     Raises
     ------
@@ -132,7 +136,7 @@ def plan_merges(patterns: Bools, n: Floats, rule: Rule, *, largest_share: float 
         moved=int(n[moves & (target >= 0)].sum()),
         left_out=int(n[target < 0].sum()),
     )
-    check_share(plan, n, largest_share)
+    check_share(plan, n, largest_share, otherwise)
     return plan
 
 
@@ -174,7 +178,7 @@ def find(released: list[Pattern], pattern: Pattern) -> int:
     return released.index(pattern) if pattern in released else -1
 
 
-def check_share(plan: MergePlan, n: Floats, largest_share: float) -> None:
+def check_share(plan: MergePlan, n: Floats, largest_share: float, otherwise: str) -> None:
     """Refuse a plan that changes too much.
 
     Raises
@@ -188,6 +192,5 @@ def check_share(plan: MergePlan, n: Floats, largest_share: float) -> None:
             f"{changed:,} of {int(total):,} entities ({100 * changed / total:.1f} %) are in missing patterns "
             "that have too few to be released (min_count, and twice as many as columns and response), and at "
             f"most {100 * largest_share:g} % may count as missing instead (max_moved); leave out columns or "
-            "a client, allow more (exact where records are missing completely at random), or fit with "
-            "exchange='iterative', which releases values per entity"
+            f"a client, or allow more (exact where records are missing completely at random){otherwise}"
         )
