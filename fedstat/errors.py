@@ -13,6 +13,7 @@
     ├── ReceiptError         a receipt is not what the sites signed, or does not fit what was carried
     └── DoorError            a message did not pass a site's door
         ├── MessageError     it is malformed: unknown step, wrong array, shape or value
+        │   └── SessionError the site was started again, and does not know the session any more
         ├── PolicyError      it is well formed, and the site's owner does not allow it
         └── SecurityError    it is not from whom, or not what, it should be: key, signature, seal or mask
 
@@ -70,6 +71,10 @@ class DoorError(FedstatError):
 
 class MessageError(DoorError):
     """The message is malformed."""
+
+
+class SessionError(MessageError):
+    """The site was started again since the session began, and what it held of the fit is gone."""
 
 
 class PolicyError(DoorError):

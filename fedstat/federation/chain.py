@@ -283,7 +283,9 @@ class Chain:
         """Start the entries of a new ask."""
         self.round += 1
         self._before = len(self.links)
-        self._time = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        # A clock that was set back does not run the account backwards.
+        self._time = max(now, self.links[-1].time) if self.links else now
 
     def ask(self, ask: Ask, step: Step) -> None:
         """Enter what came in."""
@@ -390,6 +392,14 @@ class Books:
                 self.store.opened(chain)
         self._present = session
         return self._chains[session]
+
+    def rounds(self, session: str) -> int:
+        """Count the questions that were entered in a session."""
+        return self._chains[session].round if session in self._chains else 0
+
+    def resumed(self, session: str) -> bool:
+        """Whether a session began before the site was started again."""
+        return session in self._chains and self._chains[session].resumed
 
     def open(self, site: str, keys: PublicIdentity, session: str) -> Chain:
         """Open the chain of a new session, after the head of the one that was opened last."""

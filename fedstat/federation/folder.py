@@ -5,20 +5,21 @@ synchronised folder move them. Nothing is deleted, so that the folder is the rec
 
     <folder>/<site>/asks/<number>.ask       signed by the coordinator
     <folder>/<site>/replies/<number>.reply  signed by the site
+
+A question that is asked again, by whoever goes on after a fault, has the same number, and finds its answer.
 """
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from itertools import count
 from pathlib import Path
 
 from fedstat.errors import EngineError, SecurityError
+from fedstat.federation.files import write_whole
 from fedstat.federation.ledger import COORDINATOR
-from fedstat.federation.remote import SiteServer, write_whole
+from fedstat.federation.remote import SiteServer, number_of
 from fedstat.federation.secure.envelopes import Envelope, open_signed, sign
 from fedstat.federation.secure.keys import Identity
 from fedstat.federation.site import Site
@@ -46,7 +47,7 @@ class FolderCarrier:
     fingerprints: Mapping[str, str]
     timeout: float = 3600.0
     poll: float = 0.05
-    _numbers: count[int] = field(default_factory=lambda: count(1))
+    _seen: set[str] = field(default_factory=set)
 
     def carry(self, site: str, request: bytes) -> bytes:
         """Write one question, and read its answer.
@@ -58,31 +59,50 @@ class FolderCarrier:
         SecurityError
             The answer is not signed by the site, or belongs to another question.
         """
-        number = f"{time.time_ns():020d}-{next(self._numbers):06d}-{secrets.token_hex(4)}"
+        number = number_of(request)
         asks, replies = (Path(self.folder, site, name) for name in ("asks", "replies"))
         path = replies / f"{number}.reply"
-        try:
-            for place in (asks, replies):
-                place.mkdir(parents=True, exist_ok=True)
-            write_whole(
-                asks / f"{number}.ask", sign(self.identity, Envelope(COORDINATOR, site, number, request))
-            )
-        except OSError as error:
-            raise EngineError(
-                f"'{asks}' cannot be written ({error.strerror}); make room or mend its permissions"
-            ) from error
-        until = time.monotonic() + self.timeout
-        while not path.exists():
-            if time.monotonic() > until:
-                raise EngineError(
-                    f"'{site}' did not answer within {self.timeout:g} s; '{number}.ask' waits for it in "
-                    f"'{asks}'. Is 'fedstat site serve' running there?"
-                )
-            time.sleep(self.poll)
-        envelope = open_signed(path.read_bytes(), self.fingerprints[site], f"'{path}'")
+        answer = _read(path)
+        if answer is None:
+            self._write(site, asks / f"{number}.ask", Envelope(COORDINATOR, site, number, request))
+            answer = self._wait(site, path, asks / f"{number}.ask")
+        envelope = open_signed(answer, self.fingerprints[site], f"'{path}'")
         if (envelope.sender, envelope.number) != (site, number):
             raise SecurityError(f"'{path}': answers another question, or in another's name")
         return envelope.payload
+
+    def _write(self, site: str, path: Path, envelope: Envelope) -> None:
+        try:
+            if site not in self._seen:
+                # Not again: where a share is gone, its empty place is not the folder.
+                for name in ("asks", "replies"):
+                    Path(self.folder, site, name).mkdir(parents=True, exist_ok=True)
+                self._seen.add(site)
+            write_whole(path, sign(self.identity, envelope))
+        except OSError as error:
+            raise EngineError(
+                f"'{path.parent}' cannot be written ({error.strerror}); make room, mend its permissions, or "
+                "connect the share again"
+            ) from error
+
+    def _wait(self, site: str, path: Path, ask: Path) -> bytes:
+        until = time.monotonic() + self.timeout
+        while (answer := _read(path)) is None:
+            if time.monotonic() > until:
+                raise EngineError(
+                    f"'{site}' did not answer within {self.timeout:g} s; '{ask.name}' waits for it in "
+                    f"'{ask.parent}'. Is 'fedstat site serve' running there?"
+                )
+            time.sleep(self.poll)
+        return answer
+
+
+def _read(path: Path) -> bytes | None:
+    """Read a file; None where it is absent, or out of reach for now."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return None
 
 
 def serve_folder(
@@ -108,26 +128,40 @@ def serve_folder(
     stop : callable
         Asked before every look.
     refused : callable
-        Told of every file that was passed over, and why.
+        Told once of every file that was passed over or cannot be written, and why.
     """
-    server, passed = SiteServer(site), set[str]()
+    server, passed, told = SiteServer(site), set[tuple[str, int]](), set[str]()
     asks, replies = (Path(folder, site.name, name) for name in ("asks", "replies"))
     for place in (asks, replies):
         place.mkdir(parents=True, exist_ok=True)
     while not stop():
-        answered = {path.stem for path in replies.glob("*.reply")}
-        waiting = sorted(path for path in asks.glob("*.ask") if path.stem not in answered | passed)
-        for path in waiting:
+        answered, busy = {path.stem for path in replies.glob("*.reply")}, False
+        for path in sorted(path for path in asks.glob("*.ask") if path.stem not in answered):
             try:
-                envelope = open_signed(path.read_bytes(), coordinator, f"'{path.name}'")
-                if (envelope.receiver, envelope.number) != (site.name, path.stem):
-                    raise SecurityError(f"'{path.name}': meant for another site, or under another number")
+                look = (path.name, path.stat().st_mtime_ns)
+                if look not in passed:
+                    _answer(server, path, replies / f"{path.stem}.reply", coordinator)
+                    busy = True
             except SecurityError as error:
-                passed.add(path.stem)
+                passed.add(look)
                 refused(str(error))
-                continue
-            payload = server.answer(envelope.number, envelope.payload)
-            answer = Envelope(site.name, COORDINATOR, envelope.number, payload)
-            write_whole(replies / f"{path.stem}.reply", sign(site.trust.identity, answer))
-        if not waiting:
+            except OSError as error:
+                # The server holds the answer: it is written at a later look.
+                if path.name not in told:
+                    told.add(path.name)
+                    refused(f"'{path.name}': its answer cannot be written yet ({error.strerror})")
+        if not busy:
             time.sleep(poll)
+
+
+def _answer(server: SiteServer, path: Path, reply: Path, coordinator: str) -> None:
+    """Answer one question, unless it was answered before."""
+    if reply.exists():
+        return
+    site = server.site
+    envelope = open_signed(path.read_bytes(), coordinator, f"'{path.name}'")
+    if (envelope.receiver, envelope.number) != (site.name, path.stem):
+        raise SecurityError(f"'{path.name}': meant for another site, or under another number")
+    payload = server.answer(envelope.payload)
+    answer = Envelope(site.name, COORDINATOR, envelope.number, payload)
+    write_whole(reply, sign(site.trust.identity, answer))

@@ -43,6 +43,7 @@ Kind: TypeAlias = Literal[
 ``raw columns``  the values themselves
 """
 
+HEADER = "fedstat"
 DTYPES = (np.dtype(np.float64), np.dtype(np.int64), np.dtype(np.bool_), np.dtype(np.uint8))
 """Numbers and truth values; bytes for what is sealed."""
 
@@ -119,6 +120,9 @@ class Ask:
         JSON, for steps that declare one.
     masked : int or None
         Round whose masks shall hide the maskable arrays of the answer; None: they come in clear.
+    turn : int or None
+        Which of the questions to this site in this session, from 1; a site in another process answers each
+        once. None within one process.
     """
 
     site: str
@@ -128,6 +132,7 @@ class Ask:
     session: str = ""
     text: str = ""
     masked: int | None = None
+    turn: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +181,9 @@ def pack(header: Mapping[str, str], arrays: Mapping[str, Array]) -> bytes:
                 f"array '{name}' is of type {value.dtype}; messages carry {', '.join(map(str, DTYPES))} only"
             )
         tensors[name] = np.ascontiguousarray(value).reshape(value.shape)
-    packed: bytes = safetensors.numpy.save(tensors, metadata=dict(header))
+    # In one entry: several come out in any order, and the same message must be the same bytes.
+    text = json.dumps(dict(header), ensure_ascii=False, sort_keys=True)
+    packed: bytes = safetensors.numpy.save(tensors, metadata={HEADER: text})
     return packed
 
 
@@ -196,9 +203,11 @@ def unpack(data: bytes) -> tuple[dict[str, str], dict[str, Array]]:
     try:
         arrays: dict[str, Array] = safetensors.numpy.load(data)
         length = int.from_bytes(data[:8], "little")
-        header = json.loads(data[8 : 8 + length]).get("__metadata__", {})
+        header = json.loads(json.loads(data[8 : 8 + length])["__metadata__"][HEADER])
     except (safetensors.SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise MessageError(f"{len(data)} bytes that are not a fedstat message") from error
+    if not isinstance(header, dict) or any(not isinstance(value, str) for value in header.values()):
+        raise MessageError(f"{len(data)} bytes that are not a fedstat message")
     for name, array in arrays.items():
         if array.dtype not in DTYPES:
             raise MessageError(
@@ -210,20 +219,18 @@ def unpack(data: bytes) -> tuple[dict[str, str], dict[str, Array]]:
 def pack_ask(ask: Ask) -> bytes:
     """Bytes of an ask."""
     header = {"site": ask.site, "family": ask.family, "step": ask.step, "session": ask.session}
-    masked = "" if ask.masked is None else str(ask.masked)
-    return pack(header | {"text": ask.text, "masked": masked}, ask.arrays)
+    masked, turn = ("" if number is None else str(number) for number in (ask.masked, ask.turn))
+    return pack(header | {"text": ask.text, "masked": masked, "turn": turn}, ask.arrays)
 
 
 def unpack_ask(data: bytes) -> Ask:
     """Read an ask; see :func:`unpack` for what is raised."""
     header, arrays = unpack(data)
-    fields = ("site", "family", "step", "session", "text", "masked")
+    fields = ("site", "family", "step", "session", "text", "masked", "turn")
     missing = [k for k in fields if k not in header]
     if missing:
         raise MessageError(f"a message that is not an ask: it lacks {', '.join(missing)}")
-    masked = header["masked"]
-    if masked and not (masked.isdecimal() and len(masked) < 20):
-        raise MessageError("a message that is not an ask: its round of masks is no number")
+    masked, turn = _whole(header, "masked"), _whole(header, "turn")
     return Ask(
         header["site"],
         header["family"],
@@ -231,8 +238,17 @@ def unpack_ask(data: bytes) -> Ask:
         arrays,
         header["session"],
         header["text"],
-        int(masked) if masked else None,
+        masked,
+        turn,
     )
+
+
+def _whole(header: Mapping[str, str], name: str) -> int | None:
+    """Whole number of a header; None for none."""
+    text = header[name]
+    if text and not (text.isascii() and text.isdecimal() and len(text) < 20):
+        raise MessageError(f"a message that is not an ask: '{name}' is no number")
+    return int(text) if text else None
 
 
 def pack_reply(reply: Reply) -> bytes:

@@ -8,22 +8,31 @@ on, so that an interrupted analysis that is run again is handed the kept answers
 from __future__ import annotations
 
 import hashlib
-import json
-import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
-from fedstat.errors import EngineError, FedstatError, MessageError
+from fedstat.errors import EngineError, FedstatError, MessageError, SessionError
 from fedstat.federation.engine import RoundEngine, enter, enter_refusal
+from fedstat.federation.files import write_whole
+from fedstat.federation.journal import Journal
 from fedstat.federation.ledger import Ledger
-from fedstat.federation.message import Ask, Reply, pack_ask, pack_refusal, unpack_reply
-from fedstat.federation.site import Site
+from fedstat.federation.message import Ask, Reply, pack_ask, pack_refusal, unpack_ask, unpack_reply
+from fedstat.federation.site import SESSIONS_KEPT, Site
 
-ANSWERS_KEPT = 64
+__all__ = ["Carrier", "Journal", "RemoteEngine", "RemoteSite", "SiteServer", "number_of", "write_whole"]
+
+NUMBER_LENGTH = 32
+UNNUMBERED = "a question without its turn is the only one of its session; ask by a RemoteEngine"
+
+
+def number_of(request: bytes) -> str:
+    """Name a question for its way: the same question has the same number, whatever the clock says."""
+    return hashlib.sha256(request).hexdigest()[:NUMBER_LENGTH]
 
 
 class Carrier(Protocol):
@@ -37,6 +46,15 @@ class Carrier(Protocol):
         EngineError
             The site was not reached, or did not answer in time.
         """
+        ...
+
+
+@runtime_checkable
+class Closing(Protocol):
+    """A carrier that has something to end."""
+
+    def close(self) -> None:
+        """End it."""
         ...
 
 
@@ -68,18 +86,33 @@ class SiteServer:
 
     def __init__(self, site: Site) -> None:
         self.site = site
-        self._answers: dict[str, bytes] = {}
+        self._last: dict[str, tuple[bytes, bytes]] = {}
         self._lock = Lock()
 
-    def answer(self, number: str, request: bytes) -> bytes:
-        """Answer a question; the same number again is handed the same answer, and nothing is computed."""
-        key = hashlib.sha256(number.encode() + b"\0" + request).hexdigest()
+    def answer(self, request: bytes) -> bytes:
+        """Answer a question; the last one of a session again is handed the same answer."""
+        digest = hashlib.sha256(request).digest()
         with self._lock:
-            if key not in self._answers:
-                while len(self._answers) >= ANSWERS_KEPT:
-                    del self._answers[next(iter(self._answers))]
-                self._answers[key] = self._answer(request)
-            return self._answers[key]
+            try:
+                ask = unpack_ask(request)
+            except MessageError:
+                return self._answer(request)  # the site says why, and enters it
+            asked, kept = self._last.get(ask.session, (b"", b""))
+            if asked == digest:
+                return kept
+            before = self.site.books.rounds(ask.session)
+            if ask.turn is None and before:
+                return pack_refusal(self.site.name, MessageError(f"{self.site.name}: {UNNUMBERED}"))
+            answer = self._answer(request)
+            if self.site.books.rounds(ask.session) > before:
+                self._keep(ask.session, digest, answer)
+            return answer
+
+    def _keep(self, session: str, digest: bytes, answer: bytes) -> None:
+        self._last.pop(session, None)
+        while len(self._last) >= SESSIONS_KEPT:
+            del self._last[next(iter(self._last))]
+        self._last[session] = (digest, answer)
 
     def _answer(self, request: bytes) -> bytes:
         try:
@@ -92,95 +125,11 @@ class SiteServer:
             return pack_refusal(self.site.name, MessageError(where))
 
 
-@dataclass(slots=True)
-class Journal:
-    """Answers that were received, in a folder that only its owner can read.
-
-    Parameters
-    ----------
-    folder : path
-        Made where it is absent. Answers that are found there are handed out again, in the order of runs.
-    """
-
-    folder: Path
-    runs: int = 0
-    taken_up: int = 0
-    _sessions: dict[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.folder = Path(self.folder)
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-
-    def next_run(self) -> Path:
-        """Folder of the next run of a protocol."""
-        self.runs += 1
-        path = self.folder / f"run-{self.runs:04d}"
-        path.mkdir(mode=0o700, exist_ok=True)
-        return path
-
-    def begin_round(self, run: Path, number: int, asks: Sequence[Ask]) -> list[Ask]:
-        """Write down who is asked what; of a round that was begun before, take the sessions of then.
-
-        Raises
-        ------
-        EngineError
-            Other questions were asked then.
-        """
-        path = run / f"{number:05d}.json"
-        now = [[ask.site, ask.family, ask.step, ask.session] for ask in asks]
-        if path.exists():
-            then = json.loads(path.read_text())
-            if [line[:3] for line in then] != [line[:3] for line in now]:
-                raise EngineError(
-                    f"the journal '{self.folder}' belongs to another analysis: round {number + 1} of run "
-                    f"{self.runs} asked {then[0][:3]}, now {now[0][:3]} is asked. Give another folder"
-                )
-            self._sessions.update({new[3]: old[3] for new, old in zip(now, then, strict=True)})
-        asks = [replace(ask, session=self._sessions.get(ask.session, ask.session)) for ask in asks]
-        if not path.exists():
-            self._write(path, json.dumps([[a.site, a.family, a.step, a.session] for a in asks]).encode())
-        return asks
-
-    def read(self, run: Path, number: int, place: int) -> bytes | None:
-        """Return an answer that was kept."""
-        path = self._path(run, number, place)
-        if not path.exists():
-            return None
-        self.taken_up += 1
-        return path.read_bytes()
-
-    def keep(self, run: Path, number: int, place: int, answer: bytes) -> None:
-        """Keep an answer."""
-        self._write(self._path(run, number, place), answer)
-
-    def _path(self, run: Path, number: int, place: int) -> Path:
-        return run / f"{number:05d}-{place:03d}.reply"
-
-    def _write(self, path: Path, content: bytes) -> None:
-        try:
-            write_whole(path, content)
-        except OSError as error:
-            raise EngineError(
-                f"the journal '{self.folder}' cannot be written ({error.strerror}); what it holds is whole. "
-                "Make room, and run the analysis again"
-            ) from error
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file that is there whole or not at all."""
-    part = path.with_name(f".{path.name}.part")
-    try:
-        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
-
-
 class RemoteEngine(RoundEngine):
     """Sites in other processes; those of one round are asked side by side.
+
+    Every question has its turn in its session, and a site answers each turn once. Where it is not known
+    whether a question was answered, its session has ended here; with a journal the same analysis goes on.
 
     Parameters
     ----------
@@ -193,8 +142,16 @@ class RemoteEngine(RoundEngine):
         self._journal = journal
         self._run: Path | None = None
         self._number = 0
+        self._turns: Counter[tuple[str, str]] = Counter()
+        self._open: set[tuple[str, str]] = set()
         # Kept between rounds: a carrier may hold one connection per thread.
         self._pool = ThreadPoolExecutor(max_workers=max(len(self._sites), 1), thread_name_prefix="site")
+
+    def close(self) -> None:
+        """Close the carriers that can be closed, such as the job of an analysis over NVIDIA FLARE."""
+        for carrier in {id(site.carrier): site.carrier for site in self._sites.values()}.values():
+            if isinstance(carrier, Closing):
+                carrier.close()
 
     def _begin_run(self) -> None:
         self._run = None if self._journal is None else self._journal.next_run()
@@ -203,10 +160,14 @@ class RemoteEngine(RoundEngine):
     def _round(self, asks: Sequence[Ask], ledger: Ledger) -> list[Reply]:
         if self._journal is not None and self._run is not None:
             asks = self._journal.begin_round(self._run, self._number, asks)
-        places: dict[str, list[int]] = {}
+        places, left_open = dict[str, list[int]](), {session for session, _ in self._open}
         for place, ask in enumerate(asks):
             if ask.site not in self._sites:
                 raise MessageError(f"no site '{ask.site}'; there are {sorted(self._sites)}")
+            if ask.session in left_open:
+                raise EngineError(
+                    f"'{ask.site}': an earlier question of this model was left open; {self._how_to_go_on()}"
+                )
             places.setdefault(ask.site, []).append(place)
         outcomes: dict[int, Reply | FedstatError] = {}
 
@@ -216,43 +177,72 @@ class RemoteEngine(RoundEngine):
                 try:
                     outcomes[place] = self._one(asks[place], place)
                 except FedstatError as error:
-                    outcomes[place] = self._explained(error)
+                    outcomes[place] = error
                     return
 
         list(self._pool.map(visit, places))
-        self._number += 1
-        replies = []
+        replies, errors = list[Reply](), list[tuple[Ask, FedstatError]]()
         for place, outcome in sorted(outcomes.items()):
+            # All that was answered is entered, whoever else did not answer.
             if isinstance(outcome, FedstatError):
+                errors.append((asks[place], outcome))
                 enter_refusal(asks[place], outcome, ledger)
-                raise outcome
-            enter(asks[place], outcome, ledger)
-            replies.append(outcome)
+            else:
+                enter(asks[place], outcome, ledger)
+                replies.append(outcome)
+        if errors:
+            raise self._explained(errors)
+        self._number += 1
         return replies
 
     def _one(self, ask: Ask, place: int) -> Reply:
-        journal, run = self._journal, self._run
-        if journal is not None and run is not None:
-            kept = journal.read(run, self._number, place)
-            if kept is not None:
-                return unpack_reply(kept)
-        answer = self._sites[ask.site].answer(pack_ask(ask))
-        reply = unpack_reply(answer)  # a refusal is raised, and not kept
-        if journal is not None and run is not None:
-            journal.keep(run, self._number, place, answer)
+        """Have one question answered, by the journal or by the site."""
+        key, kept = (ask.session, ask.site), self._kept(place)
+        self._open.add(key)
+        if kept is None:
+            answer = self._sites[ask.site].answer(pack_ask(replace(ask, turn=self._turns[key] + 1)))
+        else:
+            answer = kept
+        refusal: FedstatError | None = None
+        try:
+            reply = unpack_reply(answer)
+        except FedstatError as error:
+            if isinstance(error, EngineError | SessionError):
+                raise  # the site cannot go on in this session, and would not say the same again
+            refusal = error
+        if kept is None and self._journal is not None and self._run is not None:
+            self._journal.keep(self._run, self._number, place, answer)
+        self._turns[key] += 1
+        self._open.discard(key)
+        if refusal is not None:
+            raise refusal
         return reply
 
-    def _explained(self, error: FedstatError) -> FedstatError:
-        if not isinstance(error, EngineError):
-            return error
+    def _kept(self, place: int) -> bytes | None:
+        if self._journal is None or self._run is None:
+            return None
+        return self._journal.read(self._run, self._number, place)
+
+    def _explained(self, errors: Sequence[tuple[Ask, FedstatError]]) -> FedstatError:
+        """Say of a failed round how to go on; runs in a session that a site has lost are given up."""
+        lost = {ask.session for ask, error in errors if isinstance(error, SessionError)}
+        if lost and self._journal is not None:
+            self._journal.lose(lost)
+        first = next((e for _, e in errors if isinstance(e, SessionError)), errors[0][1])
+        if isinstance(first, SessionError) and self._journal is not None:
+            return SessionError(
+                f"{first}: run the same analysis again with the journal '{self._journal.folder}', where the "
+                "runs of this session are set aside; they are asked anew, and all others taken up"
+            )
+        if isinstance(first, EngineError):
+            return EngineError(f"{first} (round {self._number + 1}); {self._how_to_go_on()}")
+        return first
+
+    def _how_to_go_on(self) -> str:
+        gone = "without a site that is gone for good by ClientPartition.connect(..., without=[...])"
         if self._journal is None:
-            how = (
-                "no journal was given, so that the fit must be started again; without a site that is gone "
-                "for good by ClientPartition.connect(..., without=[...])"
-            )
-        else:
-            how = (
-                f"{self._number} rounds of this run are kept in '{self._journal.folder}': run the same "
-                "analysis again with this journal to go on"
-            )
-        return EngineError(f"{error} (round {self._number + 1}); {how}")
+            return f"no journal was given, so that the model must be made again with from_formula; {gone}"
+        return (
+            f"{self._number} rounds of this run are kept in '{self._journal.folder}': run the same analysis "
+            f"again with this journal to go on; {gone} and another journal"
+        )

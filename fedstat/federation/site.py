@@ -6,7 +6,6 @@ ledger, reply. A step cannot be reached in any other way, and only steps of inst
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, field, fields, replace
@@ -14,7 +13,15 @@ from typing import Any
 
 import pandas as pd
 
-from fedstat.errors import DesignError, FedstatError, MessageError
+from fedstat.errors import (
+    DesignError,
+    FedstatError,
+    MessageError,
+    PartitionError,
+    SecurityError,
+    SessionError,
+)
+from fedstat.federation.alignment_table import LinkedTable
 from fedstat.federation.chain import Books, Chain
 from fedstat.federation.ledger import COORDINATOR, Ledger
 from fedstat.federation.message import (
@@ -35,8 +42,14 @@ FAMILIES: dict[str, Mapping[str, Step]] = {}
 """Steps by family; a family enters its own when it is imported."""
 
 SESSIONS_KEPT = 32
+STARTED_AGAIN = (
+    "it was started again since this session began, and what it held of the fit is gone; its ledger goes on. "
+    "Make the model again with from_formula"
+)
 RECEIPT = "receipt"
 """Family that asks for a site's statement on what has passed: it holds no data, and no policy refuses it."""
+BEFORE_ALIGNING = ("schema", "secure", "align")
+"""Families that ask nothing of which the order of the records matters."""
 
 
 @dataclass(slots=True)
@@ -70,9 +83,8 @@ class SiteData:
         The institution.
     table : Table
         Its records, one row per entity in the partition's order, without the key.
-    shared_seed : int
-        A secret that the clients share and the coordinator does not have; the common sketch is
-        drawn from it.
+    shared_seed : int or None
+        See :attr:`common_seed`.
     policy : Policy
         What the site's owner allows; the door insists on it for a whole answer, a step for parts of
         one.
@@ -85,11 +97,27 @@ class SiteData:
 
     name: str
     table: Table
-    shared_seed: int
+    shared_seed: int | None
     policy: Policy
     answered: list[Array] = field(default_factory=list)
     trust: Trust = field(default_factory=lambda: Trust())
     books: Books = field(default_factory=Books)
+
+    @property
+    def common_seed(self) -> int:
+        """A secret that the clients share and the coordinator does not have, for what all draw or hash alike.
+
+        Raises
+        ------
+        PartitionError
+            The owners have agreed on none. Drawn apart, it would make results wrong, and nobody would see.
+        """
+        if self.shared_seed is None:
+            raise PartitionError(
+                f"{self.name}: it has no secret in common with the other sites, which sketches and labels "
+                "that several sites hold need. All owners write one number, seed = ..., into their site.toml"
+            )
+        return self.shared_seed
 
     @property
     def min_count(self) -> int:
@@ -223,7 +251,7 @@ class Site:
     policy : Policy, optional
         What may leave; the default allows every installed family.
     shared_seed : int, optional
-        See :class:`SiteData`; drawn from the operating system when not given.
+        See :attr:`SiteData.common_seed`.
     site_column : str
         Column under which steps find the site's own name, the same in every row; none by default.
     trust : Trust, optional
@@ -249,10 +277,8 @@ class Site:
         self._size = f"{held.n_rows} records, {len(held.columns)} columns"
         if site_column:
             held = LabelledTable(held, site_column, name)
-        seed = secrets.randbits(63) if shared_seed is None else shared_seed
-        self._data = SiteData(
-            name, held, seed, self.policy, trust=trust or Trust(), books=Books() if books is None else books
-        )
+        books = Books() if books is None else books
+        self._data = SiteData(name, held, shared_seed, self.policy, trust=trust or Trust(), books=books)
         self._states: dict[str, State] = {}
 
     @property
@@ -301,6 +327,7 @@ class Site:
         try:
             ask = unpack_ask(request)
             self._check_address(ask)
+            self._check_turn(ask)
         except FedstatError as error:
             self._begin_entries("").refusal(replace(ask, site=self.name), error)
             raise
@@ -325,6 +352,7 @@ class Site:
         if ask.family != RECEIPT:
             check_ask(self.name, self.policy, ask, step)
             self._check_not_forgotten(ask, chain)
+            self._check_aligned(ask)
         state = self._states.get(ask.session, State())
         earlier, answered = state.copy(), list(self._data.answered)
         try:
@@ -379,13 +407,26 @@ class Site:
         if ask.site != self.name:
             raise MessageError(f"{self.name}: received a message that is addressed to '{ask.site}'")
 
+    def _check_turn(self, ask: Ask) -> None:
+        """Answer no question twice, and none of a session of which some questions are not known here."""
+        if ask.turn is None:
+            return
+        seen, resumed = self.books.rounds(ask.session), self.books.resumed(ask.session)
+        if ask.turn > seen + 1 or (resumed and ask.turn == seen):
+            raise SessionError(f"{self.name}: {STARTED_AGAIN}")
+        if ask.turn <= seen:
+            raise SecurityError(
+                f"{self.name}: question {ask.turn} of a session in which it has answered {seen} is not "
+                "answered anew: somebody repeated an old question, or a copy of the analysis runs"
+            )
+
     def _check_not_forgotten(self, ask: Ask, chain: Chain) -> None:
         if chain.resumed and ask.session and ask.session not in self._states:
-            raise MessageError(
-                f"{self.name}: it was started again since this session began, and what it held of the fit is "
-                "gone. Make the model again with from_formula, without a journal of the old one; its ledger "
-                "goes on"
-            )
+            raise SessionError(f"{self.name}: {STARTED_AGAIN}")
+
+    def _check_aligned(self, ask: Ask) -> None:
+        if isinstance(self._data.table, LinkedTable) and ask.family not in BEFORE_ALIGNING:
+            self._data.table.check_session(ask.session)
 
     def _find_step(self, ask: Ask) -> Step:
         steps = FAMILIES.get(ask.family)

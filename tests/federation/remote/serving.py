@@ -14,9 +14,7 @@ from pathlib import Path
 import pandas as pd
 
 import fedstat as fs
-import fedstat.models.fedavg
-import fedstat.models.glm
-import fedstat.models.vfem
+from fedstat.federation.families import load_families
 from fedstat.federation.folder import FolderCarrier, serve_folder
 from fedstat.federation.remote import Journal, RemoteEngine, RemoteSite
 from fedstat.federation.secure.keys import Identity
@@ -84,6 +82,7 @@ def connected(
 def main(home: str, name: str, folder: str) -> None:
     place = Path(home, name)
     content = json.loads((place / "site.json").read_text())
+    load_families()
     table = pd.read_parquet(place / "table.parquet")
     site = Site(name, table, None, content["seed"], content["site_column"])
     site.trust._identity = Identity.load(place / "identity.json")

@@ -12,7 +12,7 @@ from serving import connected, served
 
 import fedstat as fs
 from fedstat.errors import EngineError, PolicyError, SecurityError
-from fedstat.federation import remote
+from fedstat.federation import journal
 from fedstat.federation.folder import FolderCarrier
 from fedstat.federation.secure.keys import Identity
 
@@ -148,6 +148,6 @@ def test_a_full_disk_is_named(running, tmp_path, monkeypatch):
     def full(path: Path, content: bytes) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(remote, "write_whole", full)
+    monkeypatch.setattr(journal, "write_whole", full)
     with pytest.raises(EngineError, match=r"cannot be written .No space left on device.*Make room"):
         fs.GLORE.from_formula("num > 0 ~ age", connected(partition, service["carrier"], tmp_path / "j"))
