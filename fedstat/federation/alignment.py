@@ -54,6 +54,7 @@ from fedstat.federation.alignment_keys import (
     as_tokens,
     raise_points,
 )
+from fedstat.federation.alignment_table import LinkedTable
 from fedstat.federation.engine import Rounds
 from fedstat.federation.message import Ask, Declared, Reply, Step, check_lengths
 from fedstat.federation.secure.boxes import Channel
@@ -148,21 +149,56 @@ def show_tokens(data: SiteData, state: State, text: str, points: Array) -> tuple
 
 def take_places(data: SiteData, state: State, places: Array) -> dict[str, Array]:
     """Take the numbers of the site's own entities, and bring them into the order of its rows."""
-    keys, order = _keys(data), state.use("order")
-    check_lengths(data.name, places=(places, keys.n_rows))
+    if not isinstance(data.table, KeyTable):
+        raise MessageError(f"{data.name}: what it holds is aligned for good (keep_places), or not at all")
+    data.table.accept(_numbers(data, state, places))
+    return {}
+
+
+def keep_places(data: SiteData, state: State, text: str, places: Array) -> tuple[dict[str, Array], str]:
+    """Take the numbers of the site's own entities for all sessions to come, and keep them in its folder.
+
+    Parameters
+    ----------
+    text : str
+        JSON: the name of the alignment.
+
+    Returns
+    -------
+    seen : bool array, (n,)
+        Which of the entities have a record here, in the order of `places`; others are a key alone.
+    """
+    if not isinstance(data.table, LinkedTable):
+        raise MessageError(f"{data.name}: it has no records that are linked by a key")
+    name, order = json.loads(text), state.use("order")
+    if not isinstance(name, str):
+        raise MessageError(f"{data.name}: expected the name of an alignment")
+    data.table.keep(name, _numbers(data, state, places))
+    state.forget("order")
+    return {"seen": data.table.seen[order]}, ""
+
+
+def _numbers(data: SiteData, state: State, places: Array) -> Ints:
+    """Bring the numbers of a list that this site sorted into the order of its rows."""
+    n_rows = _keys(data).n_rows
+    check_lengths(data.name, places=(places, n_rows))
     if len(np.unique(places)) < len(places) or (len(places) and places.min() < 0):
         raise MessageError(f"{data.name}: expected a different number for each of its entities")
-    numbers = np.empty(keys.n_rows, dtype=np.int64)
-    numbers[order] = places
-    keys.accept(numbers)
-    return {}
+    numbers = np.empty(n_rows, dtype=np.int64)
+    numbers[state.use("order")] = places
+    return numbers
 
 
 def _keys(data: SiteData) -> KeyTable:
     """Return the keys that the site's owner has laid out; no column of another table can be asked for."""
-    if not isinstance(data.table, KeyTable):
-        raise MessageError(f"{data.name}: its owner offers no keys to align by (a KeyTable)")
-    return data.table
+    if isinstance(data.table, KeyTable):
+        return data.table
+    if isinstance(data.table, LinkedTable):
+        return data.table.keys
+    raise MessageError(
+        f"{data.name}: its owner offers no keys to align by. In its site.toml the section [data] names them "
+        'by key = ["..."], and there is no site_column'
+    )
 
 
 def _ring(data: SiteData, state: State, text: str) -> list[str]:
@@ -208,6 +244,7 @@ def _array(box: bytes) -> Array:
 
 RING = Declared("control", "names of the sites, in the order of the ring")
 POINTS = Declared("sealed", "hashed keys, raised by secret scalars, for the next site", 1, dtype="uint8")
+PLACES = Declared("presence", "numbers of the site's entities", 1, dtype="int64")
 STEPS: Mapping[str, Step] = {
     "describe_keys": Step(
         describe_keys,
@@ -236,7 +273,13 @@ STEPS: Mapping[str, Step] = {
     ),
     "take_places": Step(
         take_places,
-        takes={"places": Declared("presence", "numbers of the site's entities", 1, dtype="int64")},
+        takes={"places": PLACES},
+    ),
+    "keep_places": Step(
+        keep_places,
+        takes={"places": PLACES},
+        gives={"seen": Declared("presence", "which entities have a record", 1, dtype="bool")},
+        text_in=Declared("control", "name of the alignment"),
     ),
 }
 FAMILIES[FAMILY] = STEPS
@@ -256,6 +299,22 @@ class EntityNumbers:
 
     n_entities: int
     rows: Mapping[str, Ints]
+
+
+@dataclass(frozen=True, slots=True)
+class Numbered:
+    """Numbers that the coordinator has given, before the sites have taken them.
+
+    Attributes
+    ----------
+    n_entities : int
+        Size of the union.
+    places : mapping of str to int64 array
+        Numbers of each site's entities, in the order of the list that the site made.
+    """
+
+    n_entities: int
+    places: Mapping[str, Ints]
 
 
 def align_entities(sites: Sequence[str], session: str) -> Rounds[EntityNumbers]:
@@ -279,6 +338,14 @@ def align_entities(sites: Sequence[str], session: str) -> Rounds[EntityNumbers]:
     MessageError
         A site's list came back with another length, or with equal tokens.
     """
+    numbered = yield from number_entities(sites, session)
+    yield [Ask(site, FAMILY, "take_places", {"places": numbered.places[site]}, session) for site in sites]
+    rows = {site: np.sort(numbered.places[site]) for site in sites}
+    return EntityNumbers(numbered.n_entities, MappingProxyType(rows))
+
+
+def number_entities(sites: Sequence[str], session: str) -> Rounds[Numbered]:
+    """Give the entities of all sites numbers, before sites are told; see :func:`align_entities`."""
     ring = json.dumps(list(sites))
 
     def ask(site: str, step: str, text: str = ring, **arrays: Array) -> Ask:
@@ -305,9 +372,7 @@ def align_entities(sites: Sequence[str], session: str) -> Rounds[EntityNumbers]:
     # site number i ended the list of the site after it
     owners = [*sites[1:], sites[0]]
     tokens = {owner: reply.arrays["tokens"] for owner, reply in zip(owners, replies, strict=True)}
-    n_entities, places = _number(tokens, n_rows)
-    yield [ask(site, "take_places", "", places=places[site]) for site in sites]
-    return EntityNumbers(n_entities, MappingProxyType({site: np.sort(places[site]) for site in sites}))
+    return _number(tokens, n_rows)
 
 
 def _agreed(replies: Sequence[Reply]) -> dict[str, int]:
@@ -326,7 +391,7 @@ def _agreed(replies: Sequence[Reply]) -> dict[str, int]:
     return {site: int(d["rows"]) for site, d in described.items()}
 
 
-def _number(tokens: Mapping[str, Array], n_rows: Mapping[str, int]) -> tuple[int, dict[str, Ints]]:
+def _number(tokens: Mapping[str, Array], n_rows: Mapping[str, int]) -> Numbered:
     """Give the union of all tokens numbers, in their sorted order."""
     for site, points in tokens.items():
         if points.shape != (n_rows[site], POINT_BYTES):
@@ -336,4 +401,4 @@ def _number(tokens: Mapping[str, Array], n_rows: Mapping[str, int]) -> tuple[int
     union, numbers = np.unique(as_tokens(np.concatenate(list(tokens.values()))), return_inverse=True)
     ends = np.cumsum([len(points) for points in tokens.values()])[:-1]
     parts = np.split(numbers.astype(np.int64, copy=False), ends)
-    return len(union), dict(zip(tokens, parts, strict=True))
+    return Numbered(len(union), dict(zip(tokens, parts, strict=True)))

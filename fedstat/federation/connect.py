@@ -18,12 +18,17 @@ from typing import Any
 import pandas as pd
 
 from fedstat.errors import NotAvailableError, PartitionError
+from fedstat.federation.connect_vertical import linked, vertical_problems
 from fedstat.federation.families import load_families
+from fedstat.federation.flare.analysis import open_analysis
+from fedstat.federation.flare.kit import FLARE, START
 from fedstat.federation.folder import FolderCarrier
 from fedstat.federation.ledger import Ledger
 from fedstat.federation.partition_align import Alignment
 from fedstat.federation.partition_check import refuse
+from fedstat.federation.partition_describe import Layout
 from fedstat.federation.partition_rows import RowRanges, common_columns
+from fedstat.federation.policy import Policy
 from fedstat.federation.remote import Carrier, Journal, RemoteEngine, RemoteSite
 from fedstat.federation.schema import TableSchema, ask_schemas
 from fedstat.federation.secure.keys import Identity
@@ -35,10 +40,15 @@ KNOWN: Mapping[str, Any] = {
     "layout": str,
     "carrier": str,
     "exchange": str,
+    "host": str,
+    "port": int,
     "timeout": int | float,
     "min_count": int,
+    "coordinator": str,
     "sites": dict,
 }
+LAYOUTS = ("horizontal", "vertical")
+APART = "apart"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +68,16 @@ class FederationDescription:
     min_count : int
         Fewest entities of a category level in a design.
     carrier : str
-        What brings questions to the sites: "folder", or the name of one that is handed to :func:`connect`.
+        What brings questions to the sites: "folder", "flare", or the name of one that is handed to
+        :func:`connect`.
     sites : mapping of str to str
         Fingerprint by site, in the order of the partition.
+    host, port : str, int
+        Where the FLARE server is reached; empty and 0 with another carrier.
+    layout : {"horizontal", "vertical"}
+        Whether sites hold different rows, or different columns of entities that they share.
+    coordinator : str
+        The site at whose institution this coordinator is, or "apart" for none of them.
     """
 
     folder: Path
@@ -70,6 +87,10 @@ class FederationDescription:
     min_count: int
     carrier: str
     sites: Mapping[str, str]
+    host: str = ""
+    port: int = 0
+    layout: Layout = "horizontal"
+    coordinator: str = APART
 
 
 def read_federation(path: str | Path) -> FederationDescription:
@@ -89,10 +110,15 @@ def read_federation(path: str | Path) -> FederationDescription:
     path = path / FEDERATION if path.is_dir() else path
     content = read_toml(path, f"make it with 'fedstat federation new {path.parent}'")
     check_entries(path, content, KNOWN, ("layout", "sites"))
-    if content["layout"] != "horizontal":
+    if content["layout"] not in LAYOUTS:
         raise PartitionError(
-            f"'{path}': layout: expected \"horizontal\" (sites hold different rows of the same columns); the "
-            "vertical layout is for sites in one process, ClientPartition.from_frames"
+            f"'{path}': layout: expected \"horizontal\" (sites hold different rows of the same columns) or "
+            '"vertical" (different columns of entities that they share)'
+        )
+    at = content.get("coordinator", APART)
+    if at != APART and at not in content["sites"]:
+        raise PartitionError(
+            f"'{path}': coordinator: expected \"{APART}\", or the site at whose institution it is"
         )
     return FederationDescription(
         path.parent,
@@ -102,19 +128,25 @@ def read_federation(path: str | Path) -> FederationDescription:
         content.get("min_count", 5),
         content.get("carrier", FOLDER),
         MappingProxyType(content["sites"]),
+        content.get("host", ""),
+        content.get("port", 0),
+        content["layout"],
+        at,
     )
 
 
 class ConnectedSite:
-    """A site of a connected partition: its name and its fingerprint, which is all that is known of it here.
+    """A site of a connected partition: its name, its fingerprint, and the policy that it told of.
 
     Parameters
     ----------
     name, fingerprint : str
+    policy : Policy
+        As the site told it when it was connected to, for a forecast; it is the site that heeds it.
     """
 
-    def __init__(self, name: str, fingerprint: str) -> None:
-        self.name, self.fingerprint = name, fingerprint
+    def __init__(self, name: str, fingerprint: str, policy: Policy) -> None:
+        self.name, self.fingerprint, self.policy = name, fingerprint, policy
 
     def __repr__(self) -> str:
         return f"ConnectedSite({self.name!r})"
@@ -159,6 +191,13 @@ class Connection:
     alignment : Alignment
     site_column : str
     min_count : int
+    layout : {"horizontal", "vertical"}
+    key : tuple of str
+        Vertical: columns that tell entities apart.
+    aligned_as : str
+        Vertical: name of the alignment that the rows are numbered by.
+    coordinator : str
+        Vertical: the site at whose institution the coordinator is, or "apart".
     """
 
     engine: RemoteEngine
@@ -166,6 +205,10 @@ class Connection:
     alignment: Alignment
     site_column: str
     min_count: int
+    layout: Layout = "horizontal"
+    key: tuple[str, ...] = ()
+    aligned_as: str = ""
+    coordinator: str = ""
 
 
 def connect(
@@ -201,19 +244,66 @@ def connect(
             f"{federation.folder} CARD'"
         )
     if carrier is None:
-        carrier = folder_carrier(federation)
+        carrier = open_carrier(federation, sites=tuple(fingerprints))
     remote = {name: RemoteSite(name, carrier) for name in fingerprints}
     engine = RemoteEngine(remote, None if journal is None else Journal(Path(journal)))
     schemas = engine.run(ask_schemas(tuple(fingerprints), secrets.token_hex(8)), Ledger())
-    refuse(schema_problems(schemas))
     tables = {name: ConnectedTable(name, schema) for name, schema in schemas.items()}
+    sites = {name: ConnectedSite(name, key, schemas[name].policy) for name, key in fingerprints.items()}
+    if federation.layout == "vertical":
+        return _vertical(federation, engine, sites, schemas, tables)
+    refuse(schema_problems(schemas))
     n_rows = {name: table.n_rows for name, table in tables.items()}
     alignment = Alignment(
         pd.RangeIndex(sum(n_rows.values())), tables, RowRanges(n_rows), dict.fromkeys(tables, 0)
     )
     (site_column,) = {schema.site_column for schema in schemas.values()}
-    sites = {name: ConnectedSite(name, key) for name, key in fingerprints.items()}
     return Connection(engine, sites, alignment, site_column, federation.min_count)
+
+
+def _vertical(
+    federation: FederationDescription,
+    engine: RemoteEngine,
+    sites: Mapping[str, ConnectedSite],
+    schemas: Mapping[str, TableSchema],
+    tables: Mapping[str, ConnectedTable],
+) -> Connection:
+    alignment, aligned_as = linked(federation.folder, schemas, tables)
+    at = federation.coordinator if federation.coordinator in sites else APART
+    key = next(schema.link.key for schema in schemas.values() if schema.link is not None)
+    return Connection(engine, sites, alignment, "", federation.min_count, "vertical", key, aligned_as, at)
+
+
+def open_carrier(
+    federation: FederationDescription, timeout: float | None = None, sites: Sequence[str] | None = None
+) -> Carrier:
+    """Open what the file of a federation names, with the coordinator's keys.
+
+    Parameters
+    ----------
+    federation : FederationDescription
+    timeout : float, optional
+        Seconds until a site counts as silent, and in which it has to connect; that of the file by default.
+    sites : sequence of str, optional
+        Without which no job of NVIDIA FLARE is started; all by default.
+
+    Raises
+    ------
+    PartitionError, SecurityError
+        The file names another carrier, or the keys are absent, or others may read them.
+    EngineError, ImportError
+        See :func:`fedstat.federation.flare.analysis.open_analysis`.
+    """
+    if federation.carrier != FLARE:
+        return folder_carrier(federation, timeout)
+    return open_analysis(
+        federation.folder,
+        coordinator_identity(federation.folder),
+        federation.sites,
+        tuple(federation.sites) if sites is None else sites,
+        federation.timeout,
+        START if timeout is None else timeout,
+    )
 
 
 def folder_carrier(federation: FederationDescription, timeout: float | None = None) -> FolderCarrier:
@@ -226,8 +316,8 @@ def folder_carrier(federation: FederationDescription, timeout: float | None = No
     """
     if federation.carrier != FOLDER:
         raise PartitionError(
-            f"'{federation.folder / FEDERATION}': carrier: expected \"{FOLDER}\"; another one is opened by "
-            "the analyst and handed to ClientPartition.connect(..., carrier=...)"
+            f'\'{federation.folder / FEDERATION}\': carrier: expected "{FOLDER}" or "{FLARE}"; '
+            "another one is opened by the analyst and handed to ClientPartition.connect(..., carrier=...)"
         )
     return FolderCarrier(
         Path(federation.exchange),
@@ -247,8 +337,17 @@ def coordinator_identity(folder: Path) -> Identity:
     return load_identity(folder)
 
 
-def schema_problems(schemas: Mapping[str, TableSchema]) -> Iterator[str]:
+def schema_problems(schemas: Mapping[str, TableSchema], layout: Layout = "horizontal") -> Iterator[str]:
     """One line per reason why the tables of the sites cannot be taken as one."""
+    if layout == "vertical":
+        yield from vertical_problems(schemas)
+        return
+    for site, schema in schemas.items():
+        if schema.link is not None:
+            yield (
+                f"{site}: it links its records by a key, as in the vertical layout; in the horizontal one "
+                "its site.toml needs a site_column"
+            )
     named = {schema.site_column for schema in schemas.values()}
     if len(named) > 1:
         told = ", ".join(f"{site!r}: {schema.site_column!r}" for site, schema in schemas.items())

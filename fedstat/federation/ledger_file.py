@@ -26,17 +26,10 @@ import numpy as np
 
 from fedstat.errors import EngineError, SecurityError
 from fedstat.federation.chain import Books, Chain, Link, canonical, link_row
+from fedstat.federation.files import lock, write_whole
 from fedstat.federation.receipt import read_link
-from fedstat.federation.remote import write_whole
 from fedstat.federation.secure.keys import PublicIdentity
 from fedstat.typing import Array
-
-try:
-    import fcntl
-except ImportError:  # no POSIX: nothing then keeps two processes from serving one site
-    LOCKS = False
-else:
-    LOCKS = True
 
 LEDGER, SECRET, ANSWERED = "ledger.jsonl", "ledger.key", "answered.npz"
 SECRET_BYTES = 32
@@ -65,7 +58,7 @@ class LedgerFile:
         self._file = open(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "ab", 0)  # noqa: SIM115
         self._broken: OSError | None = None
         until = time.monotonic() + patience
-        while not self._locked():
+        while not lock(self._file):
             if time.monotonic() > until:
                 self._file.close()
                 raise EngineError(
@@ -73,15 +66,6 @@ class LedgerFile:
                     "histories of one site"
                 )
             time.sleep(0.05)
-
-    def _locked(self) -> bool:
-        if not LOCKS:
-            return True
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return False
-        return True
 
     def close(self) -> None:
         """Let another process write."""

@@ -25,9 +25,9 @@ from fedstat.federation.partition_align import Alignment
 from fedstat.federation.partition_describe import Layout
 from fedstat.federation.partition_views import PartitionViews
 from fedstat.federation.policy import Policy, site_policies
-from fedstat.federation.remote import Carrier
+from fedstat.federation.remote import Carrier, RemoteEngine
 from fedstat.federation.site import Site
-from fedstat.federation.table import ParquetTable, Table
+from fedstat.federation.table import Table
 from fedstat.typing import Ints
 
 
@@ -65,12 +65,15 @@ class ClientPartition(PartitionViews):
         Rows of each client's table that held a key and nothing else, and were left out.
     site_column : str
         Horizontal: the name by which a formula may ask for the client itself; vertical: empty.
+    coordinator : str
+        Connected to, vertical: the client at whose institution the coordinator is, or "apart". Empty where
+        that follows from the formula.
     """
 
     @classmethod
     def from_frames(
         cls,
-        frames: Mapping[str, IntoDataFrame | ParquetTable],
+        frames: Mapping[str, partition_read.IntoTable],
         on: str | Sequence[str] | None = None,
         *,
         layout: Layout = "vertical",
@@ -92,7 +95,8 @@ class ClientPartition(PartitionViews):
         ----------
         frames : mapping of str to pandas, polars or pyarrow table
             One table per client. Vertical: no column but the key may be at two clients. Horizontal:
-            also a :class:`~fedstat.federation.table.ParquetTable`, which is streamed.
+            also what :func:`fedstat.federation.sources.open_source` gives: a Parquet file and the rows of a
+            query are streamed.
         on : str or sequence of str, optional
             Key columns, the same in every table. Vertical: required; whole numbers of any width match
             each other. Horizontal: no model sees them, and no two rows of a client in memory have the
@@ -267,10 +271,14 @@ class ClientPartition(PartitionViews):
         without: Sequence[str] = (),
         carrier: Carrier | None = None,
     ) -> ClientPartition:
-        """Connect to sites that run in processes of their own, and hold different rows.
+        """Connect to sites that run in processes of their own.
 
-        They are asked for the names and types of their columns and the number of their rows. No row comes:
-        views that need rows raise :class:`~fedstat.errors.NotAvailableError`.
+        They are asked for the names and types of their columns, the number of their rows, and their policy.
+        No row comes: views that need rows raise :class:`~fedstat.errors.NotAvailableError`.
+
+        Sites of the vertical layout have been aligned once, by 'fedstat federation align'. Entities are then
+        numbers, in an order that tells nothing, and the coordinator sits apart from all sites unless the file
+        says at which of them; `coordinator` of a model goes before both.
 
         Parameters
         ----------
@@ -280,14 +288,17 @@ class ClientPartition(PartitionViews):
             Folder that keeps what the sites answer, so that an interrupted analysis that is run again goes on
             where it stopped. One journal belongs to one analysis.
         without : sequence of str
-            Sites that are not asked, and whose rows are left out, such as one that is gone for good.
+            Sites that are not asked, and whose rows are left out, such as one that is gone for good;
+            vertical: with the entities that they alone have.
         carrier : Carrier, optional
-            What brings questions to the sites; the folder of the file by default.
+            What brings questions to the sites; by default what the file names, a folder or NVIDIA FLARE. Over
+            FLARE the job that is open is joined, and one is begun where none is; see :meth:`close`.
 
         Raises
         ------
         PartitionError
-            The file cannot be used, or the tables of the sites do not fit together; all problems are listed.
+            The file cannot be used, or the tables of the sites do not fit together, or a site is in the order
+            of no alignment or of another than the coordinator; all problems are listed.
         EngineError
             A site did not answer; names it.
         SecurityError
@@ -297,15 +308,32 @@ class ClientPartition(PartitionViews):
         """
         reached = connect(path, journal, without, carrier)
         return cls._of_alignment(
-            "horizontal",
-            (),
+            reached.layout,
+            reached.key,
             reached.alignment,
             reached.sites,
             "drop",
             reached.min_count,
             reached.site_column,
             reached.engine,
+            reached.aligned_as,
+            reached.coordinator,
         )
+
+    def close(self) -> None:
+        """End what :meth:`connect` began at the sites, which is the job of an analysis over NVIDIA FLARE.
+
+        Nothing is ended where another analyst began it, nor over a folder or in one process. ``with`` does
+        the same: ``with ClientPartition.connect(...) as partition:``.
+        """
+        if isinstance(self._engine, RemoteEngine):
+            self._engine.close()
+
+    def __enter__(self) -> ClientPartition:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     @classmethod
     def _of_alignment(
@@ -318,6 +346,8 @@ class ClientPartition(PartitionViews):
         min_count: int,
         site_column: str,
         engine: Engine | None = None,
+        aligned_as: str = "",
+        coordinator: str = "",
     ) -> ClientPartition:
         tables = alignment.tables
         return cls(
@@ -333,6 +363,8 @@ class ClientPartition(PartitionViews):
             site_column=site_column,
             _tables=MappingProxyType(dict(tables)),
             _engine=engine,
+            _aligned_as=aligned_as,
+            coordinator=coordinator,
         )
 
 

@@ -100,8 +100,8 @@ class PartitionDescription:
         n_streamed = int(self.clients["complete"].isna().sum())
         if n_streamed:
             lines.append(
-                f"The tables of {n_streamed} clients are streamed; their missing values are not known before "
-                "they are read."
+                f"The tables of {n_streamed} clients are streamed, or elsewhere; their missing values are "
+                "not known before they are read."
             )
         return lines
 
@@ -118,7 +118,7 @@ class PartitionDescription:
 
 
 def describe_blocks(
-    frames: Mapping[str, pd.DataFrame],
+    tables: Mapping[str, Table],
     rows: Mapping[str, Ints],
     n_entities: int,
     *,
@@ -129,8 +129,8 @@ def describe_blocks(
 
     Parameters
     ----------
-    frames : mapping of str to DataFrame, (m_k, p_k)
-        The clients' records.
+    tables : mapping of str to Table, (m_k, p_k)
+        The clients' records; of those that are elsewhere cells are not counted.
     rows : mapping of str to int64 array, (m_k,)
         Their entities' positions.
     n_entities : int
@@ -138,11 +138,13 @@ def describe_blocks(
     empty_rows : mapping of str to int
         Rows without a value that were left out.
     """
-    counts = {client: _count_block(frame) for client, frame in frames.items()}
+    counts = {client: _count_records(table) for client, table in tables.items()}
     clients = pd.DataFrame.from_dict(counts, orient="index").rename_axis("client")
+    if clients["complete"].isna().any():
+        clients = clients.astype("Int64")
     clients["missing share"] = 1 - clients["entities"] / max(n_entities, 1)
     clients["empty rows"] = pd.Series(empty_rows)
-    patterns = count_patterns(presence_matrix(rows, n_entities), list(frames))
+    patterns = count_patterns(presence_matrix(rows, n_entities), list(tables))
     return PartitionDescription("vertical", key, n_entities, clients, patterns)
 
 
@@ -216,6 +218,13 @@ def _count_block(frame: pd.DataFrame) -> dict[str, int]:
         "complete": n_complete,
         "partly filled": len(frame) - n_complete,
     }
+
+
+def _count_records(table: Table) -> dict[str, Any]:
+    if isinstance(table, FrameTable):
+        return dict(_count_block(table.frame))
+    unknown = dict.fromkeys(("complete", "partly filled"))
+    return {"columns": len(table.columns), "entities": table.n_rows, **unknown}
 
 
 def _count_rows(table: Table) -> dict[str, Any]:

@@ -8,11 +8,13 @@ from typing import Any, TypeAlias
 
 import pandas as pd
 
+from fedstat.federation.sources_sql import SqlTable
 from fedstat.federation.table import ParquetTable
 
-HeldTable: TypeAlias = pd.DataFrame | ParquetTable
+HeldTable: TypeAlias = pd.DataFrame | ParquetTable | SqlTable
 
 OTHER = "values of other types"
+WHOLE = {"whole numbers": "numbers"}
 OBJECT_KINDS = {
     "string": "text",
     "boolean": "true/false",
@@ -31,8 +33,8 @@ def kind_problems(tables: Mapping[str, HeldTable], name: str) -> Iterator[str]:
 
     Parameters
     ----------
-    tables : mapping of str to DataFrame or ParquetTable
-        Tables that all have the column. Of a Parquet file the types are looked at, not the rows.
+    tables : mapping of str to DataFrame, ParquetTable or SqlTable
+        Tables that all have the column. Of one that is streamed the types are looked at, not the rows.
     name : str
         The column.
     """
@@ -51,7 +53,11 @@ def kind_problems(tables: Mapping[str, HeldTable], name: str) -> Iterator[str]:
 
 def column_kind(table: HeldTable, name: str) -> str | None:
     """Say what a column holds; None where there is nothing to judge by."""
-    return arrow_kind(table.schema.field(name).type) if isinstance(table, ParquetTable) else kind(table[name])
+    if isinstance(table, ParquetTable):
+        return arrow_kind(table.schema.field(name).type)
+    if isinstance(table, SqlTable):
+        return WHOLE.get(str(table.kinds[name]), table.kinds[name])
+    return kind(table[name])
 
 
 def kind(column: pd.Series[Any]) -> str | None:

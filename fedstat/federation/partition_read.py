@@ -12,14 +12,17 @@ from narwhals.typing import IntoDataFrame
 
 from fedstat.errors import PartitionError
 from fedstat.federation.partition_check import client_problems, name_problems, refuse
-from fedstat.federation.table import NO_PYARROW, ParquetTable
+from fedstat.federation.partition_kinds import HeldTable
+from fedstat.federation.sources_sql import SqlTable
+from fedstat.federation.table import NO_PYARROW, FrameTable, ParquetTable
 
 NA_VALUES = ("", "NA", "NaN")
 T = TypeVar("T")
+IntoTable: TypeAlias = IntoDataFrame | FrameTable | ParquetTable | SqlTable
 Reader: TypeAlias = Callable[[Path, Sequence[str], Any], pd.DataFrame]
 
 
-def to_pandas(where: str, table: IntoDataFrame | ParquetTable) -> pd.DataFrame:
+def to_pandas(where: str, table: IntoTable) -> pd.DataFrame:
     """Hand back a pandas frame as it is, and convert any other table.
 
     Raises
@@ -31,7 +34,9 @@ def to_pandas(where: str, table: IntoDataFrame | ParquetTable) -> pd.DataFrame:
     """
     if isinstance(table, pd.DataFrame):
         return table
-    if isinstance(table, ParquetTable):
+    if isinstance(table, FrameTable):
+        return table.frame
+    if isinstance(table, ParquetTable | SqlTable):
         raise PartitionError(
             f"{where}: a streamed table needs layout='horizontal'. Read it with pandas first to link it by a "
             "key."
@@ -136,21 +141,24 @@ READERS: dict[str, Reader] = {
 }
 
 
-def named_row_tables(
-    frames: Mapping[str, IntoDataFrame | ParquetTable], key: Sequence[str]
-) -> dict[str, pd.DataFrame | ParquetTable]:
+def named_row_tables(frames: Mapping[str, IntoTable], key: Sequence[str]) -> dict[str, HeldTable]:
     """Tables of the horizontal layout, in memory or streamed, whose columns have names of their own."""
-    streamed = {c: table for c, table in frames.items() if isinstance(table, ParquetTable)}
     refuse(client_problems(frames))
-    refuse(line for c, t in streamed.items() for line in name_problems(f"client {c!r}", t.schema.names))
-    held = {c: table for c, table in frames.items() if not isinstance(table, ParquetTable)}
+    streamed: dict[str, HeldTable] = {}
+    held: dict[str, IntoTable] = {}
+    for client, table in frames.items():
+        if isinstance(table, ParquetTable | SqlTable):
+            streamed[client] = table
+        else:
+            held[client] = table
+    for client, stream in streamed.items():
+        names = stream.schema.names if isinstance(stream, ParquetTable) else stream.columns
+        refuse(name_problems(f"client {client!r}", names))
     tables = streamed | (named_tables(held, key) if held else {})
     return {client: tables[client] for client in frames}
 
 
-def named_tables(
-    frames: Mapping[str, IntoDataFrame | ParquetTable], key: Sequence[str]
-) -> dict[str, pd.DataFrame]:
+def named_tables(frames: Mapping[str, IntoTable], key: Sequence[str]) -> dict[str, pd.DataFrame]:
     """All clients' tables as pandas frames whose columns have names of their own."""
     refuse(client_problems(frames))
     tables = {c: with_key_columns(to_pandas(f"client {c!r}", frame), key) for c, frame in frames.items()}

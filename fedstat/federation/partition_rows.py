@@ -11,6 +11,7 @@ import pandas as pd
 from fedstat.federation import partition_check as check
 from fedstat.federation.partition_align import Alignment
 from fedstat.federation.partition_kinds import HeldTable, kind_problems
+from fedstat.federation.sources_sql import SqlTable
 from fedstat.federation.table import FrameTable, ParquetTable, Table
 from fedstat.typing import Ints
 
@@ -98,6 +99,11 @@ def _key_problems(site: str, table: HeldTable, key: Sequence[str]) -> Iterator[s
             f"client {site!r} has no key column {', '.join(map(repr, absent))}. Rename its key, change `on`, "
             "or leave `on` out: rows need no key here."
         )
+    elif isinstance(table, SqlTable) and set(key) & set(table.columns):
+        yield (
+            f"client {site!r}: its table shows the key. Open it without, by "
+            "fedstat.federation.sources.open_source or SqlTable(..., leave_out=key)."
+        )
     elif key and isinstance(table, pd.DataFrame):
         yield from check.unfit_key_problems(f"client {site!r}", table, key)
 
@@ -149,11 +155,15 @@ def _columns_besides(table: HeldTable, key: Sequence[str]) -> list[str]:
 
 
 def _has(table: HeldTable, name: str) -> bool:
+    if isinstance(table, SqlTable):
+        return name in table.kinds
     return name in (table.schema.names if isinstance(table, ParquetTable) else table.columns)
 
 
 def _without(table: HeldTable, key: Sequence[str]) -> Table:
     if isinstance(table, ParquetTable):
         return ParquetTable(table.path, table.rows_per_chunk, leave_out=key) if key else table
+    if isinstance(table, SqlTable):
+        return table
     # a shallow copy: columns that the caller adds to his frame later are not the site's
     return FrameTable(table[check.columns_besides(table, key)] if key else table.copy(deep=False))

@@ -10,6 +10,7 @@ import pandas as pd
 
 from fedstat.errors import NotAvailableError, PartitionError
 from fedstat.federation import partition_plots
+from fedstat.federation.alignment_table import new_session
 from fedstat.federation.block_rows import Partial
 from fedstat.federation.engine import Engine, LocalEngine
 from fedstat.federation.partition_dependence import BlockCorrelation, rank_correlation
@@ -46,11 +47,22 @@ class PartitionViews:
     site_column: str
     _tables: Mapping[str, Table] = field(repr=False)
     _engine: Engine | None = field(default=None, repr=False)
+    _aligned_as: str = field(default="", repr=False)
+    coordinator: str = ""
 
     @property
     def engine(self) -> Engine:
         """What carries questions to the sites: in this process, unless the partition was connected to."""
         return LocalEngine(self.sites) if self._engine is None else self._engine
+
+    def new_session(self) -> str:
+        """Draw a session, which names the alignment that the rows are numbered by where sites keep one."""
+        return new_session(self._aligned_as)
+
+    def coordinator_at(self, holder: str) -> str | None:
+        """Where the coordinator sits when it predicts: at the holder of the response, or as connected to."""
+        at = self.coordinator or holder
+        return at if at in self.sites else None
 
     @property
     def clients(self) -> tuple[str, ...]:
@@ -97,7 +109,7 @@ class PartitionViews:
         if self.layout == "horizontal":
             return describe_rows(self._tables, self.pooled_columns, key=self.key)
         return describe_blocks(
-            self._frames, self.rows, self.n_entities, key=self.key, empty_rows=self.empty_rows
+            self._tables, self.rows, self.n_entities, key=self.key, empty_rows=self.empty_rows
         )
 
     def correlation(self, *, alpha: float = 0.05, threshold: float = 0.1) -> BlockCorrelation:
@@ -119,11 +131,18 @@ class PartitionViews:
         ------
         PartitionError
             If the layout is horizontal or no client has a numeric column.
+        NotAvailableError
+            The clients are in other processes.
         """
         if self.layout == "horizontal":
             raise PartitionError(
                 "correlation between clients' columns needs the vertical layout: "
                 "in the horizontal layout all clients hold the same columns."
+            )
+        if len(self._frames) < len(self._tables):
+            raise NotAvailableError(
+                "correlations between clients' columns need the rows of both in one place, and these are in "
+                "processes of their own; result.independence_tests() of VFEMRegression needs sums only"
             )
         return rank_correlation(self._frames, self.rows, self.n_entities, alpha=alpha, threshold=threshold)
 

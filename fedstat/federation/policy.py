@@ -9,11 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from fedstat.errors import PartitionError, PolicyError
 from fedstat.federation.message import Ask, Declared, Kind, Step
-from fedstat.federation.policy_file import KEYS, check_budget, check_values, read_policy, write_policy
+from fedstat.federation.policy_file import (
+    KEYS,
+    check_budget,
+    check_values,
+    parse_policy,
+    read_policy,
+    write_policy,
+)
 from fedstat.federation.secure.masks import TWO_SITES, hides
 
 COUNTED: tuple[Kind, ...] = ("masked share", "aggregate", "sketch")
@@ -121,7 +128,27 @@ class Policy:
             The file is absent or no TOML, a key is unknown, or its value has no meaning: names file, key,
             what was expected and what to do.
         """
-        where, values, budget = read_policy(path)
+        return cls._of_file(*read_policy(path))
+
+    @classmethod
+    def from_text(cls, where: str, text: str) -> Policy:
+        """Read a policy from the text of such a file.
+
+        Parameters
+        ----------
+        where : str
+            What it is, for errors.
+        text : str
+
+        Raises
+        ------
+        PartitionError
+            As :meth:`from_toml`.
+        """
+        return cls._of_file(where, *parse_policy(where, text.encode()))
+
+    @classmethod
+    def _of_file(cls, where: str, values: dict[str, Any], budget: dict[str, Any] | None) -> Policy:
         check_values(where, values)
         if budget is not None:
             check_budget(f"{where}, section [privacy]", budget["epsilon"], budget["delta"])

@@ -226,12 +226,19 @@ def read_policy(path: str | Path) -> tuple[str, dict[str, Any], dict[str, Any] |
     file = Path(path)
     where = f"policy file {str(file)!r}"
     try:
-        content = tomllib.loads(file.read_text(encoding="utf-8"))
+        text = file.read_bytes()
     except OSError as error:
         raise PartitionError(
             f"{where}: cannot be read ({type(error).__name__}). Write one with Policy().to_toml(), which "
             "explains every rule"
         ) from None
+    return (where, *parse_policy(where, text))
+
+
+def parse_policy(where: str, text: bytes) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """Read the text of a policy file: values and budget; see :func:`read_policy`."""
+    try:
+        content = tomllib.loads(text.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise PartitionError(
             f"{where}: is not TOML ({error}). Texts stand in quotes, lists in brackets, and truth values are "
@@ -247,7 +254,7 @@ def read_policy(path: str | Path) -> tuple[str, dict[str, Any], dict[str, Any] |
         lacking = [name for name in BUDGET if name not in budget]
         if lacking:
             raise PartitionError(f"{where}, section [privacy]: lacks {', '.join(lacking)}; a budget is both")
-    return where, dict(_as_sets(content)), budget
+    return dict(_as_sets(content)), budget
 
 
 def _as_sets(content: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -6,6 +6,7 @@
     policy.toml     what may leave (fedstat.Policy)
     identity.json   the site's private keys, for its owner alone (mode 0600)
     ledger.jsonl    what left; see :mod:`fedstat.federation.ledger_file`
+    alignment.npz   vertical layout: numbers of the entities; see :mod:`fedstat.federation.alignment_table`
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ from typing import Any
 import pandas as pd
 
 from fedstat.errors import PartitionError
+from fedstat.federation.alignment_table import LinkedTable
 from fedstat.federation.families import load_families
 from fedstat.federation.ledger_file import open_books, read_answered
 from fedstat.federation.policy import Policy
 from fedstat.federation.secure.keys import Identity
 from fedstat.federation.site import Site, Trust
-from fedstat.federation.sources import Source, open_source
-from fedstat.federation.table import FrameTable
+from fedstat.federation.sources import Source, open_source, read_source
+from fedstat.federation.table import FrameTable, Table
 
 DESCRIPTION, POLICY, IDENTITY = "site.toml", "policy.toml", "identity.json"
 KNOWN: Mapping[str, type] = {
@@ -168,6 +170,25 @@ def read_site_policy(folder: str | Path) -> Policy:
     return Policy.from_toml(path) if path.exists() else Policy()
 
 
+def open_records(folder: str | Path, description: SiteDescription) -> Table:
+    """Open the records of a site, without their key; in the vertical layout in the order of its alignment.
+
+    Raises
+    ------
+    PartitionError, SecurityError, ImportError
+        As :func:`~fedstat.federation.sources.open_source` and
+        :class:`~fedstat.federation.alignment_table.LinkedTable`.
+    """
+    source = description.source
+    if description.site_column:
+        return open_source(source)
+    # The families of the vertical layout need the table in memory.
+    if source.key:
+        return LinkedTable(description.name, read_source(source), source.key, folder)
+    table = open_source(source)
+    return FrameTable(pd.concat(list(table.chunks(table.columns)), ignore_index=True))
+
+
 def open_site(folder: str | Path) -> Site:
     """Open the site of a folder, which goes on with the account that is there.
 
@@ -183,10 +204,7 @@ def open_site(folder: str | Path) -> Site:
     description = read_description(folder)
     load_families()
     identity = load_identity(folder)
-    table, policy = open_source(description.source), read_site_policy(folder)
-    if not description.site_column:
-        # The families of the vertical layout need the table in memory.
-        table = FrameTable(pd.concat(list(table.chunks(table.columns)), ignore_index=True))
+    table, policy = open_records(folder, description), read_site_policy(folder)
     site = Site(
         description.name,
         table,

@@ -7,35 +7,70 @@ import time
 from pathlib import Path
 
 from fedstat.errors import FedstatError, PartitionError
+from fedstat.federation.alignment_lasting import load_alignment
 from fedstat.federation.connect import (
     FEDERATION,
-    FederationDescription,
     coordinator_identity,
-    folder_carrier,
+    open_carrier,
     read_federation,
     schema_problems,
 )
+from fedstat.federation.connect_vertical import alignment_problems
 from fedstat.federation.engine import LocalEngine
 from fedstat.federation.families import load_families
+from fedstat.federation.flare.kit import FLARE
+from fedstat.federation.flare.provision import check_address, check_flare_name
 from fedstat.federation.ledger import COORDINATOR, Ledger
-from fedstat.federation.remote import RemoteSite
+from fedstat.federation.remote import Carrier, RemoteSite
 from fedstat.federation.schema import TableSchema, ask_schemas
 from fedstat.federation.secure.keys import Identity
 from fedstat.federation.site_folder import IDENTITY
+from fedstat.operator.alignment_commands import alignment_table
 from fedstat.operator.cards import FILE, SITE, Card, read_card
 from fedstat.operator.entries import quoted, set_entry
 from fedstat.operator.screen import columns, heading, typed
 from fedstat.operator.site_commands import make_folder
+from fedstat.operator.templates import BY_FLARE, BY_FOLDER, COLUMNS, ROWS
 from fedstat.operator.templates import FEDERATION as TEMPLATE
 
+LAYOUTS = {"horizontal": ROWS, "vertical": COLUMNS}
 
-def new(folder: Path, name: str, exchange: str | None) -> int:
-    """Make a coordinator's folder: keys, federation.toml and public card."""
+
+def by_folder(exchange: str | None) -> str:
+    """Entries of federation.toml that say which folder carries the messages."""
+    place = "exchange" if exchange is None else str(Path(exchange).resolve())
+    return BY_FOLDER.format(exchange=quoted(place))
+
+
+def by_flare(host: str | None, port: int | None) -> str:
+    """Entries of federation.toml that say where the FLARE server is.
+
+    Raises
+    ------
+    PartitionError
+        Host or port is lacking, or none.
+    """
+    if host is None or port is None:
+        raise PartitionError("NVIDIA FLARE needs --host and --port, at which the sites will reach its server")
+    check_address(host, port)
+    return BY_FLARE.format(host=quoted(host), port=port)
+
+
+def new(folder: Path, name: str, carried: str, layout: str = "horizontal") -> int:
+    """Make a coordinator's folder: keys, federation.toml and public card.
+
+    Parameters
+    ----------
+    folder : path
+    name : str
+    carried : str
+        See :func:`by_folder` and :func:`by_flare`.
+    layout : {"horizontal", "vertical"}
+    """
     make_folder(folder, FEDERATION)
     identity = Identity.generate()
     identity.save(folder / IDENTITY)
-    place = "exchange" if exchange is None else str(Path(exchange).resolve())
-    text = TEMPLATE.format(folder=folder, name=quoted(name), exchange=quoted(place))
+    text = TEMPLATE.format(folder=folder, name=quoted(name), layout=LAYOUTS[layout], carried=carried)
     (folder / FEDERATION).write_text(text, encoding="utf-8")
     card = Card(name, COORDINATOR, identity.public.fingerprint).write(folder)
     print(f"'{folder}' is the folder of the coordinator of {name}.\n")
@@ -56,6 +91,8 @@ def join(folder: Path, path: Path) -> int:
     federation, card = read_federation(folder), read_card(path)
     if card.role != SITE:
         raise PartitionError(f"'{path}' is the card of a coordinator; sites are added here")
+    if federation.carrier == FLARE:
+        check_flare_name(card.name)
     known = federation.sites.get(card.name)
     if known == card.fingerprint:
         print(f"{card.name} was added before.")
@@ -78,12 +115,13 @@ def test(folder: Path, timeout: float) -> int:
     if not federation.sites:
         raise PartitionError(f"no site has been added yet: fedstat federation join {folder} CARD")
     coordinator_identity(federation.folder)
+    carrier = open_carrier(federation, timeout)
     print(heading(f"Federation {federation.name}"))
     rows, problems, schemas = [("site", "answers", "seconds", "rows", "columns")], [], {}
     for site in federation.sites:
         began = time.monotonic()
         try:
-            schema = _ask(federation, site, timeout)
+            schema = _ask(carrier, site)
         except FedstatError as error:
             problems.append(str(error))
             rows.append((site, "no", "", "", ""))
@@ -92,7 +130,10 @@ def test(folder: Path, timeout: float) -> int:
         seconds = f"{time.monotonic() - began:.2f}"
         rows.append((site, "yes", seconds, f"{schema.n_rows:,}", str(len(schema.columns))))
     print(columns(rows, head=True, right=(2, 3, 4)) + "\n")
-    problems += schema_problems(schemas) if schemas else ()
+    problems += schema_problems(schemas, federation.layout) if schemas else ()
+    if federation.layout == "vertical":
+        print(alignment_table(folder, schemas) + "\n")
+        problems += alignment_problems(folder, load_alignment(folder), schemas)
     for problem in problems:
         print(f"  - {problem}")
     if not problems:
@@ -100,6 +141,6 @@ def test(folder: Path, timeout: float) -> int:
     return 1 if problems else 0
 
 
-def _ask(federation: FederationDescription, site: str, timeout: float) -> TableSchema:
-    engine = LocalEngine({site: RemoteSite(site, folder_carrier(federation, timeout))})
+def _ask(carrier: Carrier, site: str) -> TableSchema:
+    engine = LocalEngine({site: RemoteSite(site, carrier)})
     return engine.run(ask_schemas((site,), secrets.token_hex(8)), Ledger())[site]

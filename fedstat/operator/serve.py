@@ -132,7 +132,8 @@ def serve(folder: Path, once: bool, poll: float) -> int:
     description = read_description(folder)
     if not description.exchange:
         raise PartitionError(
-            f"'{folder / DESCRIPTION}' names no folder for questions and answers; write it under 'exchange'"
+            f"'{folder / DESCRIPTION}' names no folder for questions and answers; write it under 'exchange', "
+            f"or join a kit for NVIDIA FLARE with 'fedstat site join-kit {typed(folder)} KIT'"
         )
     service = Service(folder, open_site(folder), once)
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from fedstat.errors import FedstatError, PartitionError
+from fedstat.federation.alignment_table import ALIGNED_BY, LinkedTable
 from fedstat.federation.families import load_families
+from fedstat.federation.flare.provision import check_flare_name
 from fedstat.federation.ledger import COORDINATOR
 from fedstat.federation.message import Ask, Step
+from fedstat.federation.partition_check import content_problems
 from fedstat.federation.policy import Policy, refusals
 from fedstat.federation.schema import table_schema
 from fedstat.federation.secure.keys import Identity
@@ -21,14 +24,16 @@ from fedstat.federation.site_folder import (
     POLICY,
     SiteDescription,
     load_identity,
+    open_records,
     read_description,
     read_site_policy,
 )
-from fedstat.federation.sources import open_source
 from fedstat.federation.table import LabelledTable
 from fedstat.operator.cards import FILE, SITE, Card, check_name, read_card
 from fedstat.operator.entries import quoted, set_entry, withdraw_entry
+from fedstat.operator.flare_commands import site_problems
 from fedstat.operator.screen import columns, heading, typed
+from fedstat.operator.templates import BY_KEY, BY_ROWS
 from fedstat.operator.templates import SITE as TEMPLATE
 
 
@@ -45,9 +50,11 @@ def make_folder(folder: Path, first: str) -> None:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
-def init(folder: Path, name: str, data: str | None, exchange: str) -> int:
-    """Make a site's folder: keys, templates and public card."""
+def init(folder: Path, name: str, data: str | None, exchange: str | None, key: Sequence[str] = ()) -> int:
+    """Make a site's folder: keys, templates and public card; without an exchange for NVIDIA FLARE."""
     check_name(name)
+    if exchange is None:
+        check_flare_name(name)
     make_folder(folder, DESCRIPTION)
     identity = Identity.generate()
     identity.save(folder / IDENTITY)
@@ -55,10 +62,15 @@ def init(folder: Path, name: str, data: str | None, exchange: str) -> int:
     kind = "parquet" if (data or "").lower().endswith(".parquet") else "csv"
     # a path that was given on the command line is relative to where the command was run
     path = "records.csv" if data is None else str(Path(data).resolve())
+    listed = ", ".join(map(quoted, key))
     text = TEMPLATE.format(
         folder=folder,
+        layout=BY_KEY if key else BY_ROWS,
+        key=f"key = [{listed}]" if key else '# key = "patient_id"',
         name=quoted(name),
-        exchange=quoted(str(Path(exchange).resolve())),
+        exchange="# exchange ="
+        if exchange is None
+        else f"exchange = {quoted(str(Path(exchange).resolve()))}",
         kind=quoted(kind),
         path=quoted(path),
         fingerprint=quoted(fingerprint),
@@ -77,6 +89,8 @@ def init(folder: Path, name: str, data: str | None, exchange: str) -> int:
     print(f"\nFingerprint  {fingerprint}")
     print(f"\nNext: fill in {DESCRIPTION}, then    fedstat site check {typed(folder)}")
     print(f"      give '{card}' to the others, and    fedstat site pin {typed(folder)} THEIR_CARD")
+    if exchange is None:
+        print(f"      ask for a certificate by    fedstat site request {typed(folder)}")
     return 0
 
 
@@ -126,10 +140,13 @@ def check(folder: Path) -> int:
     policy = read_site_policy(folder)
     print(heading(f"Site {description.name}"))
     print(f"  Fingerprint  {fingerprint}\n")
-    _show_table(description, policy, problems)
+    _show_table(folder, description, policy, problems)
     _show_policy(description.name, policy)
     _show_trust(description, fingerprint, problems)
-    problems += _exchange_problems(description.exchange)
+    if description.exchange:
+        problems += _exchange_problems(description.exchange)
+    else:
+        problems += site_problems(folder)
     print(heading("Problems" if problems else "In order"))
     for problem in problems:
         print(f"  - {problem}")
@@ -138,11 +155,11 @@ def check(folder: Path) -> int:
     return 1 if problems else 0
 
 
-def _show_table(description: SiteDescription, policy: Policy, problems: list[str]) -> None:
+def _show_table(folder: Path, description: SiteDescription, policy: Policy, problems: list[str]) -> None:
     print(heading("What others see of the records"))
     name, label = description.name, description.site_column
     try:
-        table = open_source(description.source)
+        table = open_records(folder, description)
         found = table_schema(name, LabelledTable(table, label, name) if label else table, policy)
     except (FedstatError, ImportError) as error:
         problems.append(str(error))
@@ -153,6 +170,18 @@ def _show_table(description: SiteDescription, policy: Policy, problems: list[str
         rows.append((label, f"text: the site itself, '{name}' in every row"))
     print(columns([("column", "holds"), *rows], head=True))
     print(f"\n  {found.n_rows:,} rows\n")
+    if isinstance(table, LinkedTable):
+        _show_link(table, problems)
+
+
+def _show_link(table: LinkedTable, problems: list[str]) -> None:
+    print(heading("How its records are linked"))
+    aligned = f"as {table.alignment}" if table.alignment else f"no: {table.why_unaligned}"
+    rows = [("key", ", ".join(table.keys.key)), ("keys", f"{table.keys.n_rows:,}"), ("aligned", aligned)]
+    print(columns(rows) + "\n")
+    if table.changed:
+        problems.append(f"{table.why_unaligned}; {ALIGNED_BY}")
+    problems += content_problems({table.site: table.frame}, {table.site: table.columns}, new_data=False)
 
 
 def _show_policy(site: str, policy: Policy) -> None:
@@ -206,8 +235,6 @@ def _show_trust(description: SiteDescription, fingerprint: str, problems: list[s
 
 
 def _exchange_problems(exchange: str) -> Iterator[str]:
-    if not exchange:
-        return
     place = Path(exchange)
     while not place.exists() and place != place.parent:
         place = place.parent

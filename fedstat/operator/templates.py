@@ -8,12 +8,15 @@ SITE = """\
 
 name = {name}
 
-# Column under which a formula may ask for the institution itself, as in C(site); the same everywhere.
-site_column = "site"
+{layout}
 
 # Folder through which signed questions come and signed answers go (shared, synchronised, or carried by hand).
 # Leave it out where another carrier brings them.
-exchange = {exchange}
+{exchange}
+
+# Secret number, the same at all institutions and not known to the coordinator: for random projections, and
+# for labels of clusters that several institutions hold.
+# seed =
 
 # Fingerprint of the only key whose questions are answered. Enter it with: fedstat site pin FOLDER CARD
 coordinator = ""
@@ -22,7 +25,7 @@ coordinator = ""
 [data]
 kind = {kind}          # "csv", "parquet" or "sql"
 path = {path}
-# key = "patient_id"    # columns that tell records apart; no model sees them
+{key}    # columns that tell records apart; no model sees them
 # na_values = ["", "NA"]  # how a missing cell of a text file is written
 #
 # A database, which is only read; its address stands in an environment variable, and in no file:
@@ -41,13 +44,20 @@ path = {path}
 {name} = {fingerprint}
 """
 
+BY_ROWS = """\
+# Column under which a formula may ask for the institution itself, as in C(site); the same everywhere.
+site_column = "site\""""
+
+BY_KEY = """\
+# The institutions hold different columns of entities that they share, which are linked by the key below. None
+# sees the key of another: 'fedstat federation align' numbers the entities, and the numbers are kept here."""
+
 FEDERATION = """\
 # The sites that ClientPartition.connect("federation.toml") asks.
 
 name = {name}
-layout = "horizontal"     # sites hold different rows of the same columns
-carrier = "folder"
-exchange = {exchange}     # relative to this file; every site's 'exchange' is the same folder
+{layout}
+{carried}
 timeout = 3600            # seconds until a site counts as silent
 min_count = 5             # fewest rows of a category level in a design
 
@@ -55,6 +65,22 @@ min_count = 5             # fewest rows of a category level in a design
 #     fedstat federation join {folder} CARD
 [sites]
 """
+
+ROWS = """\
+layout = "horizontal"     # sites hold different rows of the same columns"""
+
+COLUMNS = """\
+layout = "vertical"       # sites hold different columns of entities that they share
+# coordinator = "apart"   # or the site at whose institution this folder is: its values then leave nothing"""
+
+BY_FOLDER = """\
+carrier = "folder"
+exchange = {exchange}     # relative to this file; every site's 'exchange' is the same folder"""
+
+BY_FLARE = """\
+carrier = "flare"         # NVIDIA FLARE, over mutual TLS
+host = {host}             # machine of its server, as the sites reach it
+port = {port}"""
 
 CARD = """\
 # What others need to know of {name}. Anybody may see it.

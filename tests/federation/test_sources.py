@@ -1,6 +1,5 @@
 """Where a site's records come from: the same rows from every source, never written, and no secret told."""
 
-import dataclasses
 import getpass
 import logging
 import os
@@ -22,7 +21,6 @@ import pytest
 from fedstat import GLORE
 from fedstat.errors import DesignError, FedstatError, PartitionError, SecurityError
 from fedstat.federation.partition import ClientPartition
-from fedstat.federation.site import Site
 from fedstat.federation.sources import Source, open_source, read_source
 from fedstat.federation.sources_database import open_database
 from fedstat.federation.sources_sql import SqlTable
@@ -200,20 +198,17 @@ def partition():
     )
 
 
-def fitted(partition, tables):
-    """A fit whose sites hold these tables instead."""
-    sites = {name: Site(name, table, site_column="site") for name, table in tables.items()}
+def fitted(tables):
+    partition = ClientPartition.from_frames(tables, layout="horizontal")
     with pytest.warns(match="left out"):
-        model = GLORE.from_formula(
-            "ill ~ age + dose + C(grade) + C(site)", dataclasses.replace(partition, sites=sites)
-        )
+        model = GLORE.from_formula("ill ~ age + dose + C(grade) + C(site)", partition)
     result = model.fit()
     return np.concatenate([result.params, result.bse, [result.llf]])
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet", *DATABASES])
 def test_a_fit_is_the_same_to_the_bit_from_every_source(partition, ask, kind, tmp_path):
-    expected = fitted(partition, partition._tables)
+    expected = fitted(partition._tables)
     tables = {}
     for seed, site in enumerate(partition.clients):
         if kind in DATABASES:
@@ -224,7 +219,26 @@ def test_a_fit_is_the_same_to_the_bit_from_every_source(partition, ask, kind, tm
         frame.to_csv(path, index=False) if kind == "csv" else frame.to_parquet(path)
         tables[site] = open_source(Source(site, kind, str(path), key=("patient",)))
         assert tables[site].columns == tuple(COLUMNS)
-    np.testing.assert_array_equal(fitted(partition, tables), expected)
+    np.testing.assert_array_equal(fitted(tables), expected)
+
+
+def test_a_partition_takes_the_rows_of_a_query_and_never_their_key(ask, addresses):
+    wards = [ask("sqlite", f"SELECT * FROM ward{seed}") for seed in (0, 1)]
+    tables = dict(zip(("Ward", "Clinic"), wards, strict=True))
+    partition = ClientPartition.from_frames(tables, "patient", layout="horizontal")
+    assert partition.pooled_columns == tuple(COLUMNS) and partition.n_entities == 2 * N
+    shown = SqlTable(
+        "Ward", open_database("Ward", addresses("sqlite"), "a test"), "SELECT * FROM ward0", ["patient"]
+    )
+    with pytest.raises(PartitionError, match=r"'Ward': its table shows the key.*leave_out=key"):
+        ClientPartition.from_frames(tables | {"Ward": shown}, "patient", layout="horizontal")
+    with pytest.raises(PartitionError, match=r"'Ward' has no key column 'number'"):
+        ClientPartition.from_frames(tables, "number", layout="horizontal")
+    other = ask("sqlite", "SELECT patient, CAST(age AS TEXT) AS age FROM ward0")
+    with pytest.raises(PartitionError, match=r"column 'age' holds text at client 'Ward' and numbers"):
+        ClientPartition.from_frames(tables | {"Ward": other}, layout="horizontal")
+    with pytest.raises(PartitionError, match=r"a streamed table needs layout='horizontal'"):
+        ClientPartition.from_frames(tables, "patient")
 
 
 def test_parquet_is_streamed(tmp_path):

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import secrets
 import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import count
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection
 from pathlib import Path
@@ -16,6 +14,7 @@ from pathlib import Path
 from fedstat.errors import EngineError, SecurityError
 from fedstat.federation.flare.kit import KEY, SOCKET, START
 from fedstat.federation.ledger import COORDINATOR
+from fedstat.federation.remote import number_of
 from fedstat.federation.secure.envelopes import Envelope, open_signed, sign
 from fedstat.federation.secure.keys import Identity
 
@@ -34,12 +33,14 @@ class FlareCarrier:
         The coordinator's.
     fingerprints : mapping of str to str
         Of the sites' keys.
+    timeout : float, optional
+        Seconds until a site counts as silent; what the job was started with by default.
     """
 
     server: Path
     identity: Identity
     fingerprints: Mapping[str, str]
-    _numbers: count[int] = field(default_factory=lambda: count(1))
+    timeout: float | None = None
     _connections: threading.local = field(default_factory=threading.local)
 
     def wait(self, seconds: float = START) -> None:
@@ -73,11 +74,11 @@ class FlareCarrier:
         SecurityError
             The answer is not signed by the site, or belongs to another question.
         """
-        number = f"{time.time_ns():020d}-{next(self._numbers):06d}-{secrets.token_hex(4)}"
+        number = number_of(request)
         question = sign(self.identity, Envelope(COORDINATOR, site, number, request))
         try:
             connection = self._connection()
-            connection.send_bytes(json.dumps({"site": site}).encode())
+            connection.send_bytes(json.dumps({"site": site, "timeout": self.timeout}).encode())
             connection.send_bytes(question)
             problem = json.loads(connection.recv_bytes())["problem"]
             answer = connection.recv_bytes()

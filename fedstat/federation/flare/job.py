@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstat.errors import EngineError, FedstatError
-from fedstat.federation.flare.kit import AGAIN_AFTER, FOLDER, KEY, SOCKET, START, TIMEOUT
+from fedstat.federation.flare.kit import AGAIN_AFTER, FOLDER, IDLE, KEY, SOCKET, START, TIMEOUT
 from fedstat.federation.flare.signed import SignedSite
 
 try:
@@ -43,13 +43,20 @@ class FlareController(Controller):  # type: ignore[misc]
         Seconds until a question is sent again; doubled every time, because a large message takes long.
     start : float
         Seconds in which the sites have to open their data; one that has not is named when it is asked.
+    idle : float
+        Seconds without a question after which the analysis is taken for forgotten, and ends.
     """
 
     def __init__(
-        self, timeout: float = TIMEOUT, again_after: float = AGAIN_AFTER, start: float = START
+        self,
+        timeout: float = TIMEOUT,
+        again_after: float = AGAIN_AFTER,
+        start: float = START,
+        idle: float = IDLE,
     ) -> None:
         super().__init__()
-        self._timeout, self._again_after, self._start = timeout, again_after, start
+        self._timeout, self._again_after, self._start, self._idle = timeout, again_after, start, idle
+        self._asked = time.monotonic()
         self._engine: Any = None
         self._abort = Signal()
         self._ended = threading.Event()
@@ -69,8 +76,10 @@ class FlareController(Controller):  # type: ignore[misc]
         self._wait_for_sites()
         self._listener = self._listen()
         threading.Thread(target=self._accept, args=(self._listener,), daemon=True).start()
+        self._asked = time.monotonic()
         while not (self._ended.wait(PAUSE) or abort_signal.triggered):
-            pass
+            if time.monotonic() - self._asked > self._idle:
+                return
 
     def stop_controller(self, fl_ctx: FLContext) -> None:
         """Close the socket."""
@@ -120,23 +129,32 @@ class FlareController(Controller):  # type: ignore[misc]
         with connection:
             while True:
                 try:
-                    site = json.loads(connection.recv_bytes())["site"]
-                    if site is None:
+                    header = json.loads(connection.recv_bytes())
+                    if "there" in header:
+                        connection.send_bytes(json.dumps(self._there(header["there"])).encode())
+                        continue
+                    if header["site"] is None:
                         self._ended.set()
                         connection.send_bytes(b"")
                         return
-                    problem, answer = self._pass_on(site, connection.recv_bytes())
+                    timeout = header.get("timeout") or self._timeout
+                    problem, answer = self._pass_on(header["site"], connection.recv_bytes(), timeout)
                     connection.send_bytes(json.dumps({"problem": problem}).encode())
                     connection.send_bytes(answer)
                 except (EOFError, OSError):
                     return
 
-    def _pass_on(self, site: str, question: bytes) -> tuple[str, bytes]:
+    def _there(self, sites: list[str]) -> list[str]:
+        """Those of some sites that take part in the job, and can be reached."""
+        return [site for site in sites if self._send(site, PING, {}, PAUSE * 4) is not None]
+
+    def _pass_on(self, site: str, question: bytes, timeout: float) -> tuple[str, bytes]:
         """Send a question until it is answered; what went wrong otherwise, and the answer."""
         if site not in self._site_names():
             return "no site of this name takes part in the job", b""
         begun, wait = time.monotonic(), self._again_after
-        while (left := begun + self._timeout - time.monotonic()) > 0:
+        while (left := begun + timeout - time.monotonic()) > 0:
+            self._asked = time.monotonic()
             reply = self._send(site, TOPIC, {"payload": question}, min(wait, left))
             if reply is not None:
                 return str(reply["problem"]), reply["payload"]
@@ -144,7 +162,7 @@ class FlareController(Controller):  # type: ignore[misc]
                 return "the job was aborted before it answered; its process may have stopped", b""
             time.sleep(PAUSE)
             wait *= 2
-        return f"silent for {self._timeout:g} s", b""
+        return f"silent for {timeout:g} s", b""
 
     def _send(self, site: str, topic: str, content: Mapping[str, bytes], timeout: float) -> Shareable | None:
         """Send one message; None where no good answer came in time."""

@@ -14,7 +14,13 @@ SOCKET, KEY = "fedstat.socket", "fedstat.key"
 FOLDER = "fedstat"
 """In ``local`` of a site's kit: the folder of :mod:`fedstat.federation.site_folder`."""
 
-TIMEOUT, AGAIN_AFTER, START = 3600.0, 10.0, 120.0
+FLARE, SERVER, ANALYST, KIT = "flare", "server", "analyst", "kit"
+"""In the coordinator's folder ``flare``, with the kits of server and analyst; in a site's, with its kit."""
+
+USER = "analyst@fedstat.org"
+"""Name under which the analyst submits the job."""
+
+TIMEOUT, AGAIN_AFTER, START, IDLE = 3600.0, 10.0, 120.0, 4 * 3600.0
 ALLOWED = [f"fedstat.federation.flare.job.{name}" for name in ("FlareController", "FlareExecutor")]
 NO_CODE = {"clone_job": "none", "byoc": "none", "shell_commands": "none", "server-predeployed-flwr": "none"}
 RIGHTS = dict.fromkeys(("submit_job", "manage_job", "download_job", "view", "operate"), "any") | NO_CODE

@@ -50,7 +50,7 @@ class SignedSite:
         envelope = open_signed(question, self._coordinator, "a question")
         if (envelope.sender, envelope.receiver) != (COORDINATOR, self._site.name):
             raise SecurityError(f"a question from '{envelope.sender}' that is meant for another site")
-        payload = self._server.answer(envelope.number, envelope.payload)
+        payload = self._server.answer(envelope.payload)
         return sign(
             self._site.trust.identity, Envelope(self._site.name, COORDINATOR, envelope.number, payload)
         )

@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -14,14 +14,15 @@ import pandas as pd
 from fedstat.operator.command_line import main
 
 
-def make_federation(home: Path, frames: Mapping[str, pd.DataFrame]) -> Path:
-    """What owners and coordinator do once: folders, cards, pins."""
+def make_federation(home: Path, frames: Mapping[str, pd.DataFrame], key: Sequence[str] = ()) -> Path:
+    """What owners and coordinator do once: folders, cards, pins; with a key for the vertical layout."""
     study = home / "study"
-    assert main(["federation", "new", str(study), "--name", "study"]) == 0
+    layout, named = ("vertical", ["--key", *key]) if key else ("horizontal", [])
+    assert main(["federation", "new", str(study), "--name", "study", "--layout", layout]) == 0
     for name, frame in frames.items():
         frame.to_csv(home / f"{name}.csv", index=False)
         given = ["--data", str(home / f"{name}.csv"), "--exchange", str(study / "exchange")]
-        assert main(["site", "init", str(home / name), "--name", name, *given]) == 0
+        assert main(["site", "init", str(home / name), "--name", name, *given, *named]) == 0
     for name in frames:
         assert main(["site", "pin", str(home / name), str(study)]) == 0
         assert main(["federation", "join", str(study), str(home / name)]) == 0

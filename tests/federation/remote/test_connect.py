@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pandas as pd
 import pytest
-from operating import main, make_federation, run, serve, wait
+from operating import main, make_federation, serve, wait
 
 import fedstat as fs
 from fedstat.errors import EngineError, MessageError, NotAvailableError, PartitionError, PolicyError
@@ -76,17 +76,18 @@ def test_what_is_known_without_rows(federation, here):
     assert there.n_entities == here.n_entities and there.site_column == "site"
     assert "connected" in repr(there)
     assert there.describe().n_entities == here.n_entities
-    for view in (there.plot_missing, lambda: there.sites["Hungary"].policy):
+    assert there.sites["Hungary"].policy == here.sites["Hungary"].policy
+    for view in (there.plot_missing, lambda: there.sites["Hungary"].ledger):
         with pytest.raises(NotAvailableError, match=r"process"):
             view()
     with pytest.raises(NotAvailableError, match=r"Hungary: its rows are in a process of its own"):
         next(there._tables["Hungary"].chunks(["age"]))
 
 
-def test_a_forecast_needs_policies_that_are_not_here(federation):
-    model = fs.GLORE.from_formula("num > 0 ~ age", fs.ClientPartition.connect(federation["study"]))
-    with pytest.raises(NotAvailableError, match=r"its policy is known at the site only"):
-        model.explain()
+def test_a_forecast_from_the_policies_that_the_sites_told(federation, here):
+    partition = fs.ClientPartition.connect(federation["study"])
+    ours, theirs = (fs.GLORE.from_formula("num > 0 ~ age", p).explain() for p in (here, partition))
+    pd.testing.assert_frame_equal(theirs.table, ours.table)
 
 
 def test_a_site_that_is_gone_for_good_is_left_out(federation, here):
@@ -139,7 +140,7 @@ def test_revoked_sites_enter_no_masked_sum_while_the_site_serves(federation):
     assert fs.GLORE.from_formula("num > 0 ~ age", partition).fit(masked=True).converged
 
 
-def test_a_restart_in_the_middle_is_named_and_the_ledger_goes_on(federation, here):
+def test_a_restart_in_the_middle_is_named_and_the_ledger_goes_on(federation, here, capsys):
     folder, running = federation["home"] / "Hungary", federation["running"]
     partition = fs.ClientPartition.connect(federation["study"])
     model = fs.GLORE.from_formula(FORMULA, partition)
@@ -162,8 +163,8 @@ def test_a_restart_in_the_middle_is_named_and_the_ledger_goes_on(federation, her
     statement = again.receipt().statements["Hungary"]
     assert statement.ordinal > 2 and statement.previous
     assert fs.verify_receipt(again.receipt(), partition.fingerprints).ok
-    done = run("site", "ledger", folder)
-    assert done.returncode == 0 and "Every entry fits the chain" in done.stdout, done.stderr
+    assert main(["site", "ledger", str(folder)]) == 0
+    assert "Every entry fits the chain" in capsys.readouterr().out
 
 
 def test_a_journal_goes_on(federation, tmp_path, here):
@@ -179,7 +180,8 @@ def test_a_journal_goes_on(federation, tmp_path, here):
     "text, expected",
     [
         ("", "lacks layout, sites"),
-        ('layout = "vertical"\n[sites]', r"layout: expected .horizontal."),
+        ('layout = "diagonal"\n[sites]', r"layout: expected .horizontal.*or .vertical."),
+        ('layout = "vertical"\ncoordinator = "A"\n[sites]', r"coordinator: expected .apart."),
         ('layout = "horizontal"\ncarrier = "pigeon"\n[sites]\nA = "a"', r"carrier: expected .folder."),
         ('layout = "horizontal"\nlayuot = 1\n[sites]', "unknown entry 'layuot'"),
         ('layout = "horizontal"\n[sites]', r"lists no site to ask.*fedstat federation join"),

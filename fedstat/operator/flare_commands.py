@@ -1,0 +1,233 @@
+"""What is different over NVIDIA FLARE: kits, processes of server and sites, and the job of an analysis."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedstat.errors import EngineError, PartitionError
+from fedstat.federation.connect import (
+    FEDERATION,
+    FederationDescription,
+    coordinator_identity,
+    open_carrier,
+    read_federation,
+)
+from fedstat.federation.flare.analysis import Analysis, ask_server, end_analysis
+from fedstat.federation.flare.kit import FLARE, FOLDER, KIT, SERVER
+from fedstat.federation.flare.provision import (
+    AUTHORITY,
+    accept_kit,
+    ask_for_kit,
+    days_left,
+    grant_kit,
+    prepare_server,
+)
+from fedstat.federation.ledger_file import LEDGER, read_books
+from fedstat.federation.remote import write_whole
+from fedstat.federation.site_folder import DESCRIPTION, load_identity, read_description
+from fedstat.operator.participant import STATUS, Participant, is_running
+from fedstat.operator.screen import columns, heading, typed
+from fedstat.operator.serve import counts
+
+KITS, REQUEST, GRANTED = "kits", ".request", ".kit"
+SOON = 30
+"""Days before the end of a certificate from which on it is a problem."""
+
+
+def has_kit(folder: Path) -> bool:
+    """Whether a site has its kit."""
+    return (folder / FLARE / KIT).exists()
+
+
+def is_carried(folder: Path) -> bool:
+    """Whether a site is served over FLARE: it has a kit, and no folder for questions."""
+    return has_kit(folder) and not read_description(folder).exchange
+
+
+def request(folder: Path) -> int:
+    """Draw a site's key for FLARE, and write the request for its certificate."""
+    name = read_description(folder).name
+    path = folder / f"{name}{REQUEST}"
+    write_whole(path, ask_for_kit(folder, name, load_identity(folder)))
+    print(
+        f"'{path}' asks for {name}'s certificate. It holds nothing secret and is signed with {name}'s key.\n"
+    )
+    print(f"Next: give it to the coordinator; then    fedstat site join-kit {typed(folder)} {name}{GRANTED}")
+    return 0
+
+
+def join_kit(folder: Path, path: Path) -> int:
+    """Make a site's kit of what the coordinator sent."""
+    description = read_description(folder)
+    if not description.coordinator:
+        raise PartitionError(
+            f"'{folder / DESCRIPTION}' trusts no coordinator; pin its card first: fedstat site pin "
+            f"{typed(folder)} CARD"
+        )
+    path = path / KITS / f"{description.name}{GRANTED}" if path.is_dir() else path
+    if is_running(folder / FLARE):
+        raise EngineError(f"{description.name} is served now; stop it first")
+    kit = accept_kit(folder, path.read_bytes(), description.name, description.coordinator, str(path))
+    (kit / "local" / FOLDER).symlink_to(folder.resolve(), target_is_directory=True)
+    print(f"{description.name} has its kit, which runs no code but the installed package's.")
+    print(f"Its private key was drawn here, and has not left. Certificate: {_lasts(kit)}.\n")
+    if description.exchange:
+        print(
+            f"'{folder / DESCRIPTION}' still has an 'exchange'; take that line out to be served over FLARE."
+        )
+    print(f"Next: fedstat site check {typed(folder)}, then    fedstat site serve {typed(folder)}")
+    return 0
+
+
+def provision(folder: Path, requests: Sequence[Path]) -> int:
+    """Make the kits of server and analyst, or renew them, and certify the sites that ask."""
+    federation = _flare_federation(folder)
+    identity = coordinator_identity(folder)
+    server = folder / FLARE / SERVER
+    if not server.exists() or days_left(server) < SOON:
+        if is_running(folder / FLARE):
+            raise EngineError("the server runs now; stop it before its certificate is renewed")
+        prepare_server(folder, federation.host, federation.port)
+        print(f"The server has its kit; sites will reach it at {federation.host}:{federation.port}.")
+        print(f"'{folder / FLARE / AUTHORITY}' certifies who takes part: it is for this account alone.")
+    (folder / KITS).mkdir(exist_ok=True)
+    for path in requests:
+        path = _request_in(path)
+        name, granted = grant_kit(folder, path.read_bytes(), federation.sites, identity, f"'{path}'")
+        write_whole(folder / KITS / f"{name}{GRANTED}", granted)
+        print(f"{name} is certified: '{folder / KITS / f'{name}{GRANTED}'}', which holds nothing secret.")
+    lacking = [name for name in federation.sites if not (folder / KITS / f"{name}{GRANTED}").exists()]
+    if lacking:
+        print(f"\nStill without a kit: {', '.join(lacking)}. Each asks by    fedstat site request FOLDER")
+    print("\nNext: give every site its kit, which it enters by    fedstat site join-kit FOLDER KIT")
+    print(f"      start the server by    fedstat federation serve {typed(folder)}")
+    return 0
+
+
+def serve_site(folder: Path) -> int:
+    """Run a site's FLARE client until SIGTERM."""
+    name, kit = read_description(folder).name, folder / FLARE / KIT
+    client = json.loads((kit / "startup" / "fed_client.json").read_text())
+    host, _, port = client["servers"][0]["service"]["target"].rpartition(":")
+    return Participant("client", name, folder / FLARE, kit.resolve(), (host, int(port))).run()
+
+
+def serve_server(folder: Path) -> int:
+    """Run the FLARE server until SIGTERM."""
+    federation = _flare_federation(folder)
+    kit = folder / FLARE / SERVER
+    if not kit.exists():
+        raise PartitionError(f"there is no server's kit yet: fedstat federation provision {typed(folder)}")
+    address = federation.host, federation.port
+    name = f"the server of {federation.name}"
+    return Participant("server", name, folder / FLARE, kit.resolve(), address).run()
+
+
+def start(folder: Path) -> int:
+    """Start the job that serves an analysis, unless one runs."""
+    federation = _flare_federation(folder)
+    analysis = open_carrier(federation)
+    begun = isinstance(analysis, Analysis) and analysis.started_here
+    print(f"An analysis {'is open now' if begun else 'was open before'}; whoever connects joins it.")
+    print(f"End it by    fedstat federation stop {typed(folder)}")
+    return 0
+
+
+def stop(folder: Path) -> int:
+    """End the job that serves an analysis, and whatever else runs on the server."""
+    _flare_federation(folder)
+    ended = end_analysis(folder, coordinator_identity(folder))
+    print(f"Ended: {', '.join(ended)}." if ended else "No analysis was open.")
+    return 0
+
+
+def status(folder: Path) -> int:
+    """Show whether the server runs, who is connected, and how long the certificates last."""
+    federation = _flare_federation(folder)
+    print(heading(f"Federation {federation.name}"))
+    home = folder / FLARE
+    if not (home / SERVER).exists():
+        print(f"  has no kits yet: fedstat federation provision {typed(folder)}")
+        return 1
+    problems = certificate_problems(home / SERVER, f"fedstat federation provision {typed(folder)}")
+    rows = [("server", "running" if is_running(home) else "not running")]
+    rows += [("address", f"{federation.host}:{federation.port}"), ("certificates", _lasts(home / SERVER))]
+    if is_running(home):
+        told = ask_server(folder)
+        rows += [
+            (name, "connected" if name in told.connected else "not connected") for name in federation.sites
+        ]
+        rows += [("analysis", ", ".join(told.jobs.values()).lower() or "none is open")]
+        problems += [f"{name} is not connected" for name in federation.sites if name not in told.connected]
+    else:
+        problems.append(f"start the server by    fedstat federation serve {typed(folder)}")
+    print(columns(rows))
+    for problem in problems:
+        print(f"  - {problem}")
+    return 1 if problems else 0
+
+
+def site_status(folder: Path) -> int:
+    """Show whether a site is served over FLARE, and what it has done."""
+    description, home = read_description(folder), folder / FLARE
+    print(heading(f"Site {description.name}"))
+    if not (home / STATUS).exists():
+        print(f"  has not been started yet; start it with    fedstat site serve {typed(folder)}")
+        return 1
+    content = json.loads((home / STATUS).read_text(encoding="utf-8"))
+    running = is_running(home)
+    if not running:
+        if content["state"] == "running":
+            content["state"] = "ended without a word (killed, or the machine went down); start it again"
+        content["connected"] = "no"
+        del content["process"]
+    if (folder / LEDGER).exists():
+        content |= counts(read_books(folder, description.name, load_identity(folder).public))
+    content["certificate"] = _lasts(home / KIT)
+    print(columns([(name, str(value)) for name, value in content.items() if name != "site"]))
+    return 0 if running else 1
+
+
+def site_problems(folder: Path) -> list[str]:
+    """List what is not in order at a site that is served over FLARE."""
+    if not has_kit(folder):
+        return [f"it has no kit for NVIDIA FLARE; ask for one by    fedstat site request {typed(folder)}"]
+    renew = f"fedstat site request {typed(folder)}, and join the new kit"
+    return certificate_problems(folder / FLARE / KIT, renew)
+
+
+def certificate_problems(kit: Path, remedy: str) -> list[str]:
+    """One line where the certificates of a kit are near their end."""
+    days = days_left(kit)
+    if days >= SOON:
+        return []
+    return [
+        f"the certificate {'has expired' if days < 0 else f'expires in {days} days'}; renew it by    {remedy}"
+    ]
+
+
+def _lasts(kit: Path) -> str:
+    days = days_left(kit)
+    return f"valid for {days:,} more days" if days >= 0 else "expired"
+
+
+def _request_in(path: Path) -> Path:
+    """Return the request of a path; of a site's folder, the one in it."""
+    if not path.is_dir():
+        return path
+    found = sorted(path.glob(f"*{REQUEST}"))
+    if len(found) != 1:
+        raise PartitionError(f"'{path}': expected one request (NAME{REQUEST}), found {len(found)}")
+    return found[0]
+
+
+def _flare_federation(folder: Path) -> FederationDescription:
+    federation = read_federation(folder)
+    if federation.carrier != FLARE:
+        raise PartitionError(
+            f"'{folder / FEDERATION}': its carrier is \"{federation.carrier}\", which needs no such step; "
+            'over NVIDIA FLARE the file has carrier = "flare", host and port'
+        )
+    return federation

@@ -1,0 +1,210 @@
+"""A FLARE server or client that runs in the foreground until SIGTERM, with everything that it started."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedstat.errors import EngineError
+from fedstat.federation.flare.provision import require_flare
+from fedstat.federation.remote import write_whole
+
+try:
+    import fcntl
+
+    import psutil
+except ImportError:  # who runs FLARE has both
+    RUNS = False
+else:
+    RUNS = True
+
+LOCK, LOG, STATUS = "serving.lock", "log.txt", "status.json"
+POLL, LAST = 0.2, 10.0
+MODULES = {
+    "client": ("nvflare.private.fed.app.client.client_train", "fed_client.json"),
+    "server": ("nvflare.private.fed.app.server.server_train", "fed_server.json"),
+}
+
+
+def now() -> str:
+    """Time in UTC, to the second."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+@dataclass(slots=True)
+class Participant:
+    """One FLARE process, and what it started.
+
+    Parameters
+    ----------
+    kind : {"client", "server"}
+    name : str
+        For people, and of a client the site's.
+    home : path
+        Its folder: lock, log and status.
+    kit : path
+        What FLARE starts from.
+    address : tuple of str and int
+        Host and port of the server.
+    """
+
+    kind: str
+    name: str
+    home: Path
+    kit: Path
+    address: tuple[str, int]
+    asked_to_stop: bool = False
+    began: str = field(default_factory=now)
+
+    def run(self) -> int:
+        """Run until SIGTERM or SIGINT; 1 where FLARE ended by itself.
+
+        Raises
+        ------
+        EngineError
+            It runs already.
+        """
+        require_flare()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self.stop)
+        with self._locked() as lock, self._log() as log:
+            process = self._start(lock, log)
+            state = "failed"
+            try:
+                self._watch(process)
+                state = "stopped" if self.asked_to_stop else "failed"
+            finally:
+                _end(process)
+                self._tell(state, "no")
+        if state == "stopped":
+            print(f"{now()} {self.name} stopped", flush=True)
+            return 0
+        print(
+            f"{now()} {self.name}: FLARE ended by itself (exit code {process.returncode}); see "
+            f"'{self.home / LOG}'",
+            file=sys.stderr,
+        )
+        return 1
+
+    def stop(self, number: int, frame: Any) -> None:
+        """End soon."""
+        self.asked_to_stop = True
+
+    @contextmanager
+    def _locked(self) -> Iterator[int]:
+        """Hold the lock, which whatever is started here holds as well: it is free when all have ended."""
+        handle = os.open(self.home / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            if not _take(handle):
+                raise EngineError(f"{self.name} is running already ('{self.home}'); stop that process first")
+            yield handle
+        finally:
+            os.close(handle)
+
+    @contextmanager
+    def _log(self) -> Iterator[int]:
+        handle = os.open(self.home / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            yield handle
+        finally:
+            os.close(handle)
+
+    def _start(self, lock: int, log: int) -> subprocess.Popen[bytes]:
+        module, settings = MODULES[self.kind]
+        words = [
+            "-m",
+            str(self.kit),
+            "-s",
+            settings,
+            "--set",
+            "secure_train=true",
+            "org=fedstat",
+            "config_folder=",
+        ]
+        words += [f"uid={self.name}"] if self.kind == "client" else []
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+        return subprocess.Popen(
+            [sys.executable, "-u", "-m", module, *words],
+            cwd=self.kit,
+            env=os.environ | {"PATH": path},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=(lock,),
+            start_new_session=True,  # Ctrl-C in a terminal comes here alone
+        )
+
+    def _watch(self, process: subprocess.Popen[bytes]) -> None:
+        """Say when it is connected and when no longer, until it ends or is to end."""
+        told = ""
+        while process.poll() is None and not self.asked_to_stop:
+            connected = "yes" if self._is_connected(process.pid) else "no"
+            if connected != told:
+                self._tell("running", connected)
+                print(f"{now()} {self._sentence(connected, told)} (process {os.getpid()})", flush=True)
+                told = connected
+            time.sleep(POLL)
+
+    def _sentence(self, connected: str, told: str) -> str:
+        where = f"{self.address[0]}:{self.address[1]}"
+        if self.kind == "server":
+            return f"{self.name} takes sites at {where}" if connected == "yes" else f"{self.name} is starting"
+        if connected == "yes":
+            return f"{self.name} is connected to {where}"
+        return f"{self.name} has lost {where}, and tries again" if told else f"{self.name} looks for {where}"
+
+    def _is_connected(self, number: int) -> bool:
+        """Whether a client has a connection to the server's port, and whether a server listens at it."""
+        state = psutil.CONN_LISTEN if self.kind == "server" else psutil.CONN_ESTABLISHED
+        try:
+            found = psutil.Process(number).net_connections("tcp")
+        except psutil.Error:
+            return False
+        ends = [one.laddr if self.kind == "server" else one.raddr for one in found if one.status == state]
+        return any(end and end.port == self.address[1] for end in ends)
+
+    def _tell(self, state: str, connected: str) -> None:
+        content = {"state": state, "site": self.name, "process": os.getpid(), "since": self.began}
+        content["listens" if self.kind == "server" else "connected"] = connected
+        write_whole(self.home / STATUS, json.dumps(content, indent=2).encode())
+
+
+def is_running(home: Path) -> bool:
+    """Whether a participant, or a process that it started, holds the lock."""
+    if not (home / LOCK).exists():
+        return False
+    handle = os.open(home / LOCK, os.O_RDWR)
+    try:
+        return not _take(handle)
+    finally:
+        os.close(handle)
+
+
+def _take(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a process with all that it started; jobs have sessions of their own."""
+    try:
+        members = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+    except psutil.NoSuchProcess:
+        members = []
+    for member in members:
+        member.terminate()
+    for member in psutil.wait_procs(members, LAST)[1]:
+        member.kill()
+    process.wait()
