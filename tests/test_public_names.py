@@ -31,12 +31,15 @@ PUBLIC = [
 ]
 DATASETS = [
     "SimulatedData",
+    "SimulatedSelection",
     "SimulatedSites",
+    "load_selection_published",
     "load_sme",
     "load_sme_published",
     "make_blocks",
     "make_hospitals",
     "make_logistic_sites",
+    "make_selection",
     "make_sme",
     "write_sme_sample",
 ]

@@ -1,24 +1,29 @@
 """Simulated data held by several institutions, with the truth beside them.
 
 Institutions with different columns: :func:`make_sme` imitates a published study of enterprise profit whose
-data are not public, :func:`load_sme` reads a packaged sample of it, and :func:`make_blocks` is a small
-general simulator. Sites with different rows: :func:`make_logistic_sites` follows a published comparison of
-federated methods, and :func:`make_hospitals` imitates the heart disease data of four hospitals.
+data are not public, :func:`load_sme` reads a packaged sample of it, :func:`make_selection` is a published
+study of selection among columns, and :func:`make_blocks` is a small general simulator. Sites with different
+rows: :func:`make_logistic_sites` follows a published comparison of federated methods, and
+:func:`make_hospitals` imitates the heart disease data of four hospitals.
 """
 
 from fedstat.datasets.blocks import make_blocks
+from fedstat.datasets.selection import SimulatedSelection, load_selection_published, make_selection
 from fedstat.datasets.simulated import SimulatedData
 from fedstat.datasets.sites import SimulatedSites, make_hospitals, make_logistic_sites
 from fedstat.datasets.sme import load_sme, load_sme_published, make_sme, write_sme_sample
 
 __all__ = [
     "SimulatedData",
+    "SimulatedSelection",
     "SimulatedSites",
+    "load_selection_published",
     "load_sme",
     "load_sme_published",
     "make_blocks",
     "make_hospitals",
     "make_logistic_sites",
+    "make_selection",
     "make_sme",
     "write_sme_sample",
 ]

@@ -16,6 +16,7 @@ of Statistics 42, 819-849.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol, TypeAlias
 
@@ -171,6 +172,41 @@ def follow_path(
     tol: float = 1e-7,
     most_linearised: int = 100,
 ) -> PenalisedPath:
+    """Solve the problem at each lambda, each from the one before; see :func:`follow_solutions`."""
+    found = follow_solutions(
+        solver, penalty, groups, null, lambdas, algorithm=algorithm, tol=tol, most_linearised=most_linearised
+    )
+    return collect_path(
+        found, np.array(lambdas, dtype=np.float64), lambda_max(null.gradient, penalty, groups), tol
+    )
+
+
+def collect_path(found: Sequence[Solution], lambdas: Floats, scale: float, tol: float) -> PenalisedPath:
+    """Put solutions along a path together; `scale` is lambda_max."""
+    unit = tol * scale if scale > 0.0 else tol
+    kkt = np.array([solution.violation for solution in found]) * tol / unit
+    return PenalisedPath(
+        lambdas,
+        np.array([solution.b for solution in found]),
+        np.array([solution.loss for solution in found]),
+        np.array([solution.iterations for solution in found]),
+        kkt,
+        kkt <= tol,
+        scale,
+    )
+
+
+def follow_solutions(
+    solver: Solver,
+    penalty: Penalty,
+    groups: Groups,
+    null: Solution,
+    lambdas: Floats,
+    *,
+    algorithm: Algorithm = "descent",
+    tol: float = 1e-7,
+    most_linearised: int = 100,
+) -> list[Solution]:
     """Solve the problem at each lambda, each from the one before.
 
     Parameters
@@ -212,16 +248,7 @@ def follow_path(
         at = solver.solve(lasso, at, strong_set(groups, at, terms.cut, before.cut), unit)
         found.append(solve_linearised(solver, terms, at, unit, most_linearised) if linearise else at)
         before = terms
-    kkt = np.array([solution.violation for solution in found]) * tol / unit
-    return PenalisedPath(
-        lambdas,
-        np.array([solution.b for solution in found]),
-        np.array([solution.loss for solution in found]),
-        np.array([solution.iterations for solution in found]),
-        kkt,
-        kkt <= tol,
-        scale,
-    )
+    return found
 
 
 def solve_linearised(solver: Solver, terms: Terms, start: Solution, tol: float, most: int) -> Solution:

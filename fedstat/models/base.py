@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import secrets
 import warnings
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 from fedstat.errors import DataWarning, ModelError, NotAvailableError
 from fedstat.federation.design import Design, Missing, agree_design
@@ -24,7 +23,7 @@ class VerticalModel:
     formula : Formula
     partition : ClientPartition
     missing : {"raise", "drop"}
-        What to do with entities that have no response.
+        What to do with entities that have no response. Some families have further choices.
     coordinator : str or None
         The institution at which the coordinator sits, or ``"apart"`` for none of them; see
         :meth:`from_formula` for the default.
@@ -37,21 +36,23 @@ class VerticalModel:
         formula: Formula,
         partition: ClientPartition,
         *,
-        missing: Missing = "raise",
+        missing: Missing | Literal["em"] = "raise",
         coordinator: str | None = None,
     ) -> None:
-        if missing not in ("raise", "drop"):
+        if missing == "em" or missing not in ("raise", "drop"):
             raise ModelError(f'missing: expected "raise" or "drop", received {missing!r}')
         self.formula = formula
         self.partition = partition
-        self.coordinator = coordinator if coordinator is not None else default_coordinator(formula)
+        if coordinator is None:
+            coordinator = partition.coordinator or default_coordinator(formula)
+        self.coordinator = coordinator
         if self.coordinator != "apart" and self.coordinator not in partition.sites:
             raise ModelError(
                 f"coordinator: expected 'apart' or one of {', '.join(partition.clients)}, "
                 f"received {self.coordinator!r}"
             )
         self.engine: Engine = partition.engine
-        self._session = secrets.token_hex(8)
+        self._session = partition.new_session()
         self._account = Account()
         self._agreement = self.new_ledger()
         self.design: Design = self.engine.run(
@@ -74,7 +75,7 @@ class VerticalModel:
         formula: str,
         partition: ClientPartition,
         *,
-        missing: Missing = "raise",
+        missing: Missing | Literal["em"] = "raise",
         coordinator: str | None = None,
         **options: Any,
     ) -> Self:
@@ -88,11 +89,13 @@ class VerticalModel:
         partition : ClientPartition
             In the vertical layout.
         missing : {"raise", "drop"}
-            Whether entities without a response are an error or are left out and counted.
+            Whether entities without a response are an error or are left out and counted. VerticalGLM has
+            "em" as well, for entities that an institution lacks.
         coordinator : str, optional
             The institution at which the coordinator sits, or ``"apart"`` for none of them. By default it
             sits at the one that holds the response, and apart where two institutions take part: a
             product of their columns needs random numbers from a third party that colludes with neither.
+            Of a partition that was connected to: as its federation.toml says, apart by default.
         **options
             Further arguments of the model.
 

@@ -80,10 +80,10 @@ def list_clusters(data: SiteData, state: State, text: str) -> tuple[dict[str, Ar
     labels = [
         pd.concat([rows.frame[name].astype(object) for rows, _ in model.opened.chunks()]) for name in columns
     ]
-    code, cluster = _hash_column(labels[0], data.shared_seed)
+    code, cluster = _hash_column(labels[0], data.common_seed)
     stratum = np.zeros(len(cluster), dtype=np.int64)
     if len(columns) > 1:
-        own, strata = _hash_column(labels[1], data.shared_seed)
+        own, strata = _hash_column(labels[1], data.common_seed)
         pairs = np.unique(np.column_stack([code, own]), axis=0)
         if len(pairs) != len(cluster):
             raise DesignError(

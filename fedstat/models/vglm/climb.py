@@ -26,12 +26,25 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Point:
-    """Coefficients of (1, X T), (p + 1,), with loss, negative gradient, and weights (n,) there."""
+    """Coefficients of (1, X T), (p + 1,), with what was learned there.
+
+    Parameters
+    ----------
+    b : (p + 1,) array
+    loss : float
+        Half the mean deviance.
+    score : (p + 1,) array
+        Its negative gradient.
+    weight, eta, residual : (n,) arrays
+        Weight, linear predictor and residual of every entity.
+    """
 
     b: Floats
     loss: float
     score: Floats
     weight: Floats
+    eta: Floats
+    residual: Floats
 
 
 @dataclass(slots=True, eq=False)
@@ -78,7 +91,8 @@ class Study:
             return None
         replies = yield [ask(k, "sum_scores", self.session, residual=residual) for k in layout.clients]
         score = np.concatenate([reply.arrays["scores"] for reply in replies]) @ self.T
-        return Point(b, loss, np.concatenate([[residual.sum()], score]) / layout.n, reply.arrays["weight"])
+        score = np.concatenate([[residual.sum()], score]) / layout.n
+        return Point(b, loss, score, reply.arrays["weight"], eta, residual)
 
     def hessian(self, point: Point) -> Rounds[Floats]:
         """Obtain the information over n at a point."""

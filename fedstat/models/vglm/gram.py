@@ -1,4 +1,4 @@
-"""Sums of products of all columns, once and by fold, for the normal family; no value per entity.
+"""Sums of products of all columns, by fold or missing pattern, for the normal family; no value per entity.
 
 Every institution releases sums of its own columns and their products; products with another's come from
 secure multiplication (:mod:`fedstat.federation.secure.products`).
@@ -52,11 +52,12 @@ class Units:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Grams:
-    """Sums of products of (1, X, y) by fold, X and y standardised.
+    """Sums of products of (1, X, y) by fold or missing pattern, X and y standardised.
 
     Parameters
     ----------
     products : (F, p + 2, p + 2) array
+        Zero at the columns of clients that lack a pattern.
     units : Units
     dealers : mapping of (str, str) to str
         Who dealt for each pair of institutions; empty for the coordinator.
@@ -83,9 +84,15 @@ def stage(layout: Layout, family: FamilySpec, session: str) -> Rounds[Units]:
 
 
 def exchange_grams(
-    layout: Layout, units: Units, code: Ints, groups: int, session: str, at: str | None
+    layout: Layout,
+    units: Units,
+    code: Ints,
+    groups: int,
+    session: str,
+    at: str | None,
+    shown: Bools | None = None,
 ) -> Rounds[Grams]:
-    """Obtain the sums of products by fold.
+    """Obtain the sums of products by fold or missing pattern.
 
     Parameters
     ----------
@@ -93,12 +100,14 @@ def exchange_grams(
     units : Units
         As :func:`stage` returned them.
     code : (n,) array of int
-        Fold of each entity.
+        Fold or pattern of each entity; -1 of those that are left out.
     groups : int
-        Number of folds.
+        Number of folds or patterns.
     session : str
     at : str or None
         Where the coordinator sits.
+    shown : (groups, K) array of bool, optional
+        Which clients' columns count as seen in a pattern; by default all.
 
     Raises
     ------
@@ -107,13 +116,16 @@ def exchange_grams(
     """
     p, places, last = layout.p, layout.places(1), layout.p + 1
     products = np.zeros((groups, p + 2, p + 2))
-    products[:, 0, 0] = np.bincount(code, minlength=groups)
-    folds: dict[str, Any] = {"code": code, "groups": groups}
+    products[:, 0, 0] = np.bincount(code[code >= 0], minlength=groups)
+    shown = np.ones((groups, len(layout.clients)), dtype=bool) if shown is None else shown
+    sides = [_side(layout, k, BLOCK, places[k], code, shown[:, j]) for j, k in enumerate(layout.clients)]
+    folds: dict[str, dict[str, Any]] = {s.site: {"code": s.code, "groups": groups} for s in sides}
     own = [layout.active] if layout.active in places else []
+    rows: dict[str, Any] = {"rows": layout.rows[layout.active]} if layout.rows is not None and own else {}
     *replies, response = yield (
-        [ask(k, "sum_products", session, **folds) for k in layout.clients]
-        + [ask(k, "sum_with_response", session, **folds) for k in own]
-        + [ask(layout.active, "sum_response", session, **folds)]
+        [ask(k, "sum_products", session, **folds[k]) for k in layout.clients]
+        + [ask(k, "sum_with_response", session, **folds[k], **rows) for k in own]
+        + [ask(layout.active, "sum_response", session, code=code, groups=groups)]
     )
     for k, reply in zip(layout.clients, replies, strict=False):
         products[:, 0, places[k]] = reply.arrays["sums"]
@@ -121,8 +133,7 @@ def exchange_grams(
     for k in own:
         products[:, places[k], last] = replies[-1].arrays["products"]
     products[:, 0, last], products[:, last, last] = response.arrays["sums"]
-    sides = [_side(layout, k, BLOCK, places[k], code) for k in layout.clients]
-    sides.append(_side(layout, layout.active, RESPONSE, slice(last, last + 1), code))
+    sides.append(Side(layout.active, RESPONSE, slice(last, last + 1), np.arange(layout.n), code))
     dealers = yield from _multiply(layout, sides, products, groups, session, at)
     return Grams(_mirrored(products), units, dealers)
 
@@ -131,27 +142,31 @@ def weighted_gram(
     layout: Layout, weight: Floats, session: str, at: str | None
 ) -> Rounds[tuple[Floats, dict[tuple[str, str], str]]]:
     """Obtain ``(1, X)' W (1, X) / n``, (p + 1, p + 1), with X standardised; returns as well who dealt."""
-    places, code = layout.places(1), np.zeros(layout.n, dtype=np.int64)
+    places, code, every = layout.places(1), np.zeros(layout.n, dtype=np.int64), np.ones(1, dtype=bool)
     products = np.zeros((1, layout.p + 1, layout.p + 1))
     products[0, 0, 0] = weight.sum()
     replies = yield [ask(k, "weigh", session, weight=weight) for k in layout.clients]
     for k, reply in zip(layout.clients, replies, strict=True):
         products[0, 0, places[k]] = reply.arrays["sums"]
         products[0, places[k], places[k]] = reply.arrays["gram"]
-    sides = [_side(layout, k, WEIGHTED, places[k], code) for k in layout.clients]
+    sides = [_side(layout, k, WEIGHTED, places[k], code, every) for k in layout.clients]
     dealers = yield from _multiply(layout, sides, products, 1, session, at)
     return _mirrored(products)[0] / layout.n, dealers
 
 
-def _side(layout: Layout, site: str, columns: str, place: slice, code: Ints) -> Side:
-    return Side(site, columns, place, np.arange(layout.n), code)
+def _side(layout: Layout, site: str, columns: str, place: slice, code: Ints, shown: Bools) -> Side:
+    """Let a client take part with the entities of the groups in which its columns count as seen."""
+    rows = layout.positions(site)
+    own = code[rows]
+    return Side(site, columns, place, rows, np.where((own >= 0) & shown[own], own, -1))
 
 
 def _multiply(
     layout: Layout, sides: list[Side], products: Floats, groups: int, session: str, at: str | None
 ) -> Rounds[dict[tuple[str, str], str]]:
     """Enter the products of institutions' columns above the diagonal; return who dealt."""
-    pairs = [(a, b) for a, b in combinations(sides, 2) if a.site != b.site]
+    apart = [(a, b) for a, b in combinations(sides, 2) if a.site != b.site]
+    pairs = [(a, b) for a, b in apart if np.isin(a.present, b.present, assume_unique=True).any()]
     sites = list(dict.fromkeys([*layout.clients, layout.active]))
     multiplied = yield from multiply_sides(FAMILY, pairs, sites, groups, layout.n, session, at)
     for one in multiplied:

@@ -1,4 +1,4 @@
-"""Which entities take part in a fit: those that every institution with columns has."""
+"""Which entities take part in a fit: those that every institution with columns has, or all."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Layout:
     sizes : tuple of int
         Columns of each client.
     n : int
-        Entities that all of them have.
+        Entities of the fit.
     keep : mapping of str to (n_seen,) bool
         Which rows of a client's opened block these are.
     response_keep : (rows,) bool
@@ -38,6 +38,8 @@ class Layout:
         Entities with a response that a client does not have.
     n_design : int
         Entities with a response.
+    rows : mapping of str to (n_k,) int array, optional
+        Positions of each client's entities among the n where some lack its block; by default all are there.
     """
 
     clients: tuple[str, ...]
@@ -50,6 +52,7 @@ class Layout:
     response_keep: Bools
     absent: Mapping[str, int]
     n_design: int
+    rows: Mapping[str, Ints] | None = None
 
     @property
     def p(self) -> int:
@@ -65,6 +68,18 @@ class Layout:
     def left_out(self) -> int:
         """Entities with a response that lack a client's block."""
         return self.n_design - self.n
+
+    def positions(self, client: str) -> Ints:
+        """Positions of a client's entities among those of the fit."""
+        return np.arange(self.n) if self.rows is None else self.rows[client]
+
+    @property
+    def seen(self) -> Bools:
+        """Which clients have each entity: (n, K)."""
+        out = np.zeros((self.n, len(self.clients)), dtype=bool)
+        for k, client in enumerate(self.clients):
+            out[self.positions(client), k] = True
+        return out
 
     @property
     def most_grams(self) -> int:
@@ -82,8 +97,8 @@ class Layout:
         return {client: np.ascontiguousarray(values[at]) for client, at in self.places().items()}
 
 
-def make_layout(design: Design) -> Layout:
-    """Lay out a fit of complete cases.
+def make_layout(design: Design, *, incomplete: bool = False) -> Layout:
+    """Lay out a fit of complete cases, or with `incomplete` of all entities.
 
     Raises
     ------
@@ -94,7 +109,7 @@ def make_layout(design: Design) -> Layout:
     counts = np.zeros(design.n, dtype=np.int64)
     for block in blocks:
         counts[block.rows] += 1
-    use = counts == len(blocks)
+    use = np.asarray(counts == len(blocks)) | incomplete
     response_keep = design.response_keep.copy()
     response_keep[np.flatnonzero(design.response_keep)[~use]] = False
     layout = Layout(
@@ -108,8 +123,9 @@ def make_layout(design: Design) -> Layout:
         response_keep,
         {block.client: design.n - len(block.rows) for block in blocks if len(block.rows) < design.n},
         design.n,
+        {block.client: block.rows for block in blocks} if incomplete else None,
     )
-    if layout.most_grams < 1:
+    if layout.most_grams < 1 and not incomplete:
         least = ENTITIES_PER_EQUATION * (layout.p + 1)
         raise EstimationError(
             f"{layout.n:,} of {design.n:,} entities are complete at {', '.join(layout.clients)}; sums of "
@@ -131,7 +147,7 @@ def describe_incomplete(layout: Layout) -> str:
     return (
         f"{layout.left_out:,} of {layout.n_design:,} entities with a response lack an institution's columns "
         f"({listed}) and were left out: estimates are biased unless blocks are missing completely at random; "
-        "VFEMRegression uses all entities, without selection"
+        'from_formula(..., missing="em") uses all entities, with the normal family'
     )
 
 

@@ -12,39 +12,33 @@ import numpy as np
 import statsmodels.genmod.families as sm_families
 
 from fedstat.errors import ConvergenceWarning, ModelError
-from fedstat.federation.disclosure import ENTITIES_PER_EQUATION
+from fedstat.federation.design import Missing
 from fedstat.federation.engine import Rounds
 from fedstat.federation.formula import Formula
-from fedstat.federation.ledger import Ledger
+from fedstat.inference.explanation import Explanation
 from fedstat.kernels.glm_family import Family, FamilySpec
 from fedstat.kernels.penalised_path import Algorithm
 from fedstat.kernels.penalties import Penalty
 from fedstat.models.base import VerticalModel
 from fedstat.models.checks import check_choice, check_positive, check_whole
-from fedstat.models.vglm.admm import admm_path
-from fedstat.models.vglm.climb import Study
-from fedstat.models.vglm.gram import FAMILY, Grams, exchange_grams, stage
-from fedstat.models.vglm.layout import deal_folds, make_layout, warn_of_incomplete
-from fedstat.models.vglm.outcome import Outcome
+from fedstat.models.explain import explain_fit
+from fedstat.models.pattern_merge import LARGEST_SHARE
+from fedstat.models.vglm.em_fit import fit_blocks
+from fedstat.models.vglm.explain import VGLMPlan
+from fedstat.models.vglm.fit import Plan, fit_normal, fit_other
+from fedstat.models.vglm.gram import FAMILY
+from fedstat.models.vglm.layout import make_layout, warn_of_incomplete
+from fedstat.models.vglm.outcome import Inference, Outcome
 from fedstat.models.vglm.path import (
-    Criteria,
-    Path,
     Select,
     Setup,
-    choose,
-    cross_validate,
     make_groups,
-    normal_path,
-    normal_refit,
-    score_path,
-    stability,
 )
-from fedstat.models.vglm.protocol import Fitted, fit_path
 from fedstat.models.vglm.response_steps import LINKS
 from fedstat.models.vglm.results import VerticalGLMResults
 from fedstat.typing import Floats
 
-FEWEST_FOLDS_OF_STABILITY = 6
+FEWEST_FOLDS_OF_STABILITY, FEWEST_FOLDS_OF_HALVES = 6, 4
 
 
 class VerticalGLM(VerticalModel):
@@ -79,8 +73,13 @@ class VerticalGLM(VerticalModel):
         Penalise the columns of a term (the levels of a factor) together.
     unpenalised : sequence of str
         Columns or terms without a penalty.
+    missing : {"raise", "drop", "em"}
+        Entities without a response are an error, or left out. With both, entities that an institution lacks
+        are left out as well. "em" (normal family) uses them: the estimate is the limit of penalised EM under
+        normal blocks that are independent between institutions, valid where blocks are missing at random;
+        entities without a response are left out.
     **kwargs
-        ``missing`` and ``coordinator``, as in :meth:`from_formula`.
+        ``coordinator``, as in :meth:`from_formula`.
 
     Raises
     ------
@@ -109,6 +108,7 @@ class VerticalGLM(VerticalModel):
         adaptive: float = 0.0,
         group_terms: bool = False,
         unpenalised: Sequence[str] = (),
+        missing: Missing | Literal["em"] = "raise",
         **kwargs: Any,
     ) -> None:
         self.family_spec = FamilySpec.of(sm_families.Gaussian() if family is None else family)
@@ -124,11 +124,17 @@ class VerticalGLM(VerticalModel):
             raise ModelError(f"unpenalised: expected a list, received a text; write [{unpenalised!r}]")
         if adaptive and not adaptive > 0.0:
             raise ModelError(f"adaptive: expected a power of zero or more, received {adaptive!r}")
+        self.em = missing == "em"
+        if self.em and self.family_spec.name != "Gaussian":
+            raise ModelError(
+                f"missing='em' is of the normal family; with {self.family_spec} use 'drop', or "
+                "VFEMRegression(family=...), which has no selection"
+            )
         self.penalty = Penalty(penalty, a, alpha)
         self.adaptive, self.group_terms = float(adaptive), group_terms
         self.unpenalised = tuple(unpenalised)
-        super().__init__(formula, partition, **kwargs)
-        self.layout = make_layout(self.design)
+        super().__init__(formula, partition, missing="drop" if missing == "em" else missing, **kwargs)
+        self.layout = make_layout(self.design, incomplete=self.em)
         self._groups = make_groups(self.layout, group_terms, self.unpenalised)
         warn_of_incomplete(self.layout)
 
@@ -143,6 +149,7 @@ class VerticalGLM(VerticalModel):
         algorithm: Algorithm = "lla",
         path: Literal["quadratic", "exact"] = "quadratic",
         exchange: Literal["products", "admm"] = "products",
+        inference: Inference = "conditional",
         eps: float = 1e-5,
         maxiter: int = 1000,
         folds: int = 5,
@@ -150,14 +157,17 @@ class VerticalGLM(VerticalModel):
         random_state: int | None = None,
         masked: bool = True,
         tol: float = 1e-7,
+        max_moved: float = LARGEST_SHARE,
     ) -> VerticalGLMResults:
         """Fit a path of penalised models, choose one, and refit on the columns that it selects.
 
         Parameters
         ----------
         select : {"bic", "ebic", "aic", "cv"}
-            What chooses: an information criterion, or cross-validation (normal family). Degrees of freedom
-            are the coefficients that are not zero, which for an elastic net is more than it spends.
+            What chooses: an information criterion, or cross-validation. Degrees of freedom are the
+            coefficients that are not zero, which for an elastic net is more than it spends. Cross-validation
+            is exact for the normal family. For the others it is that of quadratic models of every fold's
+            deviance at the fit that is chosen: close there, rough at lambdas far away.
         lam : float, optional
             One lambda instead; 0 is the model without a penalty, with full inference.
         lambdas : sequence of float, optional
@@ -176,6 +186,12 @@ class VerticalGLM(VerticalModel):
             What passes. "products": as the class says. "admm": in every round the masked linear predictors
             of the institutions' own penalised least squares, any family; coefficients reach the coordinator
             at the end of each lambda only. It takes hundreds of rounds.
+        inference : {"conditional", "debiased", "split"}
+            "conditional": standard errors on the selected columns, which take their selection as given.
+            "debiased": besides, estimates and intervals of ALL columns that do not depend on what is
+            selected (:attr:`VerticalGLMResults.debiased`); for other families than the normal one this takes
+            some more linear predictors. "split": a random half of the entities selects, the other half
+            estimates; its intervals are those of the model with the selected columns.
         eps : float
             Of exchange="admm": tolerance of primal and dual residual, absolute and relative; 1e-3
             leaves an error in the second digit.
@@ -186,7 +202,8 @@ class VerticalGLM(VerticalModel):
             `draws`.
         draws : int
             Pairs of random halves of the folds, in each of which the path is fitted anew, for selection
-            frequencies (normal family; 6 folds or more).
+            frequencies (6 folds or more); for other families than the normal one by quadratic models, as
+            cross-validation.
         random_state : int, optional
             Of folds and halves.
         masked : bool
@@ -194,6 +211,9 @@ class VerticalGLM(VerticalModel):
             all steps together still tell of the rows; see the notes of the summary.
         tol : float
             Largest violation of the stationarity conditions, as a share of the largest lambda.
+        max_moved : float
+            Of missing="em": largest share of the entities in missing patterns that are too small to be
+            released, and count as missing at an institution that has them.
 
         Returns
         -------
@@ -224,21 +244,33 @@ class VerticalGLM(VerticalModel):
         check_whole("draws", draws, 0)
         check_whole("n_lambdas", n_lambdas, 2)
         check_positive("tol", tol)
+        if not 0.0 <= max_moved <= 1.0:
+            raise ModelError(f"max_moved: expected a share between 0 and 1, received {max_moved!r}")
+        check_choice("inference", inference, get_args(Inference))
+        setup_lambdas = read_lambdas(lam, lambdas)
         normal = self.family_spec.name == "Gaussian" and exchange == "products"
+        if self.em and (not normal or select == "cv" or draws or inference != "conditional"):
+            raise ModelError(
+                "missing='em' has exchange='products', select='bic', 'ebic' or 'aic' and "
+                "inference='conditional': sums by missing pattern are not released by fold as well. Leave "
+                "exchange, select='cv', draws and inference out, or use missing='drop'"
+            )
         if exchange == "admm" and (self.adaptive or self.unpenalised):
             raise ModelError("exchange='admm': adaptive and unpenalised belong to exchange='products'")
-        if not normal and (select == "cv" or draws):
+        if exchange == "admm" and (select == "cv" or draws or inference != "conditional"):
             raise ModelError(
-                f"select='cv' and draws need sums by fold, which only the normal family "
-                f"with exchange='products' has; use 'bic', 'ebic' or 'aic' with {self.family_spec}"
+                "select='cv', draws and inference='debiased' or 'split' need sums by fold or half, which "
+                "exchange='admm' does not release; use exchange='products'"
             )
+        if inference == "split":
+            check_split(setup_lambdas, select, folds, draws)
         if draws and folds < FEWEST_FOLDS_OF_STABILITY:
             raise ModelError(f"draws: expected {FEWEST_FOLDS_OF_STABILITY} folds or more, received {folds}")
         setup = Setup(
             self.penalty,
             self._groups,
             self.adaptive,
-            read_lambdas(lam, lambdas),
+            setup_lambdas,
             n_lambdas,
             ratio,
             algorithm,
@@ -247,70 +279,66 @@ class VerticalGLM(VerticalModel):
         if setup.unpenalised:
             setup = replace(setup, adaptive=0.0)
         ledger = copy.deepcopy(self._agreement)
-        random = np.random.default_rng(random_state)
-        if normal:
-            outcome = self._fit_normal(setup, select, folds, draws, random, ledger)
+        plan = Plan(
+            self.layout,
+            self.family_spec,
+            self._session,
+            ledger.at,
+            self.partition.min_count,
+            setup,
+            select,
+            folds,
+            draws,
+            inference,
+            np.random.default_rng(random_state),
+            masked and len(self.layout.clients) > 1,
+            path,
+            exchange,
+            eps,
+            maxiter,
+        )
+
+        def run(protocol: Rounds[Any]) -> Any:
+            return self.engine.run(self.receipted(protocol, ledger), ledger)
+
+        if self.em:
+            outcome = fit_blocks(plan, max_moved, run)
+        elif normal:
+            outcome = fit_normal(plan, run)
         else:
-            outcome = self._fit_other(setup, select, masked, (path, exchange, eps, maxiter), ledger)
+            outcome = fit_other(plan, run)
         result = VerticalGLMResults.of(self, outcome, ledger)
         warn_unless_converged(outcome)
         return result
 
-    def _fit_normal(
-        self,
-        setup: Setup,
-        select: Select,
-        folds: int,
-        draws: int,
-        random: np.random.Generator,
-        ledger: Ledger,
-    ) -> Outcome:
-        layout, parts = self.layout, folds if select == "cv" or draws else 1
-        least = max(self.partition.min_count, ENTITIES_PER_EQUATION * (layout.p + 1))
-        code = deal_folds(layout.n, parts, least, random)
+    def explain(self, **arguments: Any) -> Explanation:
+        """Say what :meth:`fit` would ask for and what would leave each institution, and ask nothing.
 
-        def protocol() -> Rounds[Grams]:
-            units = yield from stage(layout, self.family_spec, self._session)
-            return (yield from exchange_grams(layout, units, code, parts, self._session, ledger.at))
+        Parameters
+        ----------
+        **arguments
+            As for :meth:`fit`.
 
-        grams = self.engine.run(self.receipted(protocol(), ledger), ledger)
-        S, units = grams.total(), grams.units
-        path = normal_path(S, units, setup)
-        criteria = score_path(path, layout.n, normal=True)
-        if select == "cv":
-            cv, cv_se = cross_validate(grams.products, units, setup, path)
-            criteria = replace(criteria, cv=cv, cv_se=cv_se)
-        chosen = choose(criteria, select)
-        support = np.ones(layout.p, dtype=bool) if setup.unpenalised else path.selected[chosen]
-        refit = normal_refit(S, units, support, layout.names)
-        null = layout.n / -2.0 * (np.log(2.0 * np.pi * units.sd**2) + 1.0)
-        halves = stability(grams.products, units, setup, path, draws, random) if draws else None
-        fitted = Fitted(path, chosen, refit, 0, 0, grams.dealers)
-        return Outcome(fitted, criteria, select, setup, float(null), units, parts, False, halves)
+        Returns
+        -------
+        Explanation
+            What would be refused, rounds and bytes, every array with the rules that it meets, and who could
+            learn what.
+        """
+        return explain_fit(self, VGLMPlan(self, self.fit, arguments), arguments)
 
-    def _fit_other(
-        self, setup: Setup, select: Select, masked: bool, how: tuple[str, str, float, int], ledger: Ledger
-    ) -> Outcome:
-        layout, normal = self.layout, self.family_spec.name == "Gaussian"
-        hidden = masked and len(layout.clients) > 1
-        left = max(layout.most_grams - 1, 1)
-        study = Study(layout, self._session, ledger.at, hidden, np.eye(layout.p), left)
-        scored: list[Criteria] = []
 
-        def pick(path: Path) -> int:
-            scored.append(score_path(path, layout.n, normal=normal))
-            return choose(scored[-1], select)
-
-        path, exchange, eps, maxiter = how
-        if exchange == "admm":
-            protocol = admm_path(study, self.family_spec, setup, pick, eps, maxiter)
-        else:
-            protocol = fit_path(study, self.family_spec, setup, pick, exact=path == "exact")
-        fitted, units, first = self.engine.run(self.receipted(protocol, ledger), ledger)
-        null = layout.n * (units.constant - first)
-        if normal:
-            null = -layout.n / 2.0 * (np.log(4.0 * np.pi * first) + 1.0)
-        return Outcome(fitted, scored[-1], select, setup, null, units, 1, hidden, None, normal, exchange)
+def check_split(lambdas: Floats | None, select: str, folds: int, draws: int) -> None:
+    """Require that a half selects something, with folds of its own."""
+    if lambdas is not None and not lambdas.any():
+        raise ModelError("inference='split': lam=0 selects no columns, and needs no other half; leave it out")
+    if draws:
+        raise ModelError("draws: expected 0 with inference='split', whose halves are those of one split")
+    if select == "cv" and folds < FEWEST_FOLDS_OF_HALVES:
+        raise ModelError(
+            f"folds: expected {FEWEST_FOLDS_OF_HALVES} or more for select='cv' in a half of the entities; "
+            f"received {folds}"
+        )
 
 
 def read_lambdas(lam: float | None, lambdas: Sequence[float] | Floats | None) -> Floats | None:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from fedstat.federation.secure.masks import TWO_SITES, hides
+from fedstat.models.vglm.em import Observed
 from fedstat.models.vglm.layout import Layout, describe_incomplete
 from fedstat.models.vglm.outcome import Outcome
 from fedstat.models.vglm.protocol import Fitted
@@ -14,7 +15,10 @@ from fedstat.models.vglm.protocol import Fitted
 def fit_notes(layout: Layout, outcome: Outcome, at: str | None) -> list[str]:
     """Write the notes of one fit; `at` is where the coordinator sits."""
     fitted = outcome.fitted
-    how = _sums(layout, outcome.folds) if fitted.points == 0 else _iterations(layout, outcome, at)
+    if outcome.observed is not None:
+        how = _blocks(layout, outcome, outcome.observed)
+    else:
+        how = _sums(layout, outcome.folds) if fitted.points == 0 else _iterations(layout, outcome, at)
     return [
         *([f"{describe_incomplete(layout)}."] if layout.left_out else []),
         *how,
@@ -28,6 +32,32 @@ def _sums(layout: Layout, folds: int) -> Iterator[str]:
         f"Sums of the columns and of their products were exchanged once{parts}; no value per entity left an "
         f"institution. At least {layout.n // folds:,} entities stand behind every sum."
     )
+
+
+def _blocks(layout: Layout, outcome: Outcome, observed: Observed) -> Iterator[str]:
+    moments, plan = observed.blocks.moments, observed.blocks.plan
+    if layout.absent:
+        lacking = ", ".join(f"{count:,} at {client}" for client, count in layout.absent.items())
+        yield (
+            f"Missing blocks (missing='em'): of {layout.n:,} entities these lack an institution's columns: "
+            f"{lacking}; {moments.n_complete:,} have all. None is left out for it."
+        )
+    yield (
+        "Penalised maximum likelihood of what is observed, the limit of penalised EM, under normal errors "
+        "and normal blocks that are independent between institutions; valid when missingness depends on "
+        "observed values only (MAR). Criteria come from the likelihood of what is observed. Standard errors "
+        "come from its information and allow for the estimated means and covariances of the blocks; the "
+        "residual variance is that of maximum likelihood. R-squared is that of an entity with every block."
+    )
+    yield (
+        "Sums of the columns and of their products were exchanged once, by missing pattern; no value per "
+        f"entity left an institution. At least {int(moments.n.min()):,} entities stand behind every sum."
+    )
+    if plan.changes:
+        yield (
+            f"Patterns with few entities are not released: {plan.moved:,} entities count as missing at an "
+            f"institution that has them, and {plan.left_out:,} that would lack everything are left out."
+        )
 
 
 def _iterations(layout: Layout, outcome: Outcome, at: str | None) -> Iterator[str]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 
 from fedstat.inference.estimate import INTERCEPT, Estimate
 from fedstat.inference.summary import ClientBlock
+from fedstat.models.vglm.em import Observed
 from fedstat.models.vglm.gram import Units
 from fedstat.models.vglm.layout import Layout
 from fedstat.models.vglm.path import Criteria, Setup
@@ -19,10 +20,16 @@ from fedstat.typing import Bools, Floats
 if TYPE_CHECKING:
     from fedstat.models.vglm.model import VerticalGLM
 
+Inference: TypeAlias = Literal["conditional", "debiased", "split"]
 BIASED = (
     "the {penalty} shrinks its estimates by a bias that no covariance describes; .refit has the estimates on "
     "the selected columns without it, with standard errors that are conditional on the selection"
 )
+APART = (
+    "these estimates come from the half of the entities that selected the columns; .refit has those of the "
+    "other half, with standard errors that do not depend on the selection"
+)
+NO_RSQUARED = "only the normal family has one, without sample splitting"
 SPENT = (
     "the weighted sums of products for it would be more than the number of entities allows; use fewer columns"
 )
@@ -45,11 +52,14 @@ class Outcome:
         Parts of the entities of which sums were released separately.
     hidden : bool
         Whether linear predictors were masked.
-    halves : (L, p) and (L,) arrays, or None
-        See :func:`~fedstat.models.vglm.path.stability`.
     normal : bool
         Whether the family is the normal one.
     exchange : {"products", "admm"}
+    observed : Observed or None
+        Of a fit with missing blocks.
+    inference : {"conditional", "debiased", "split"}
+    n : int
+        Entities among which columns were selected; 0: all of the fit.
     """
 
     fitted: Fitted
@@ -60,9 +70,16 @@ class Outcome:
     units: Units
     folds: int
     hidden: bool
-    halves: tuple[Floats, Floats] | None
     normal: bool = True
     exchange: str = "products"
+    observed: Observed | None = None
+    inference: Inference = "conditional"
+    n: int = 0
+
+    @property
+    def left_out(self) -> int:
+        """Entities whose missing pattern is too small to be released, and that would lack every block."""
+        return 0 if self.observed is None else self.observed.blocks.plan.left_out
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,6 +101,7 @@ class Selection:
     select, penalty, family : str
     null : float
         Log-likelihood of the intercept alone.
+    inference : {"conditional", "debiased", "split"}
     """
 
     lambdas: Floats
@@ -100,11 +118,12 @@ class Selection:
     penalty: str
     family: str
     null: float
+    inference: str = "conditional"
 
     @classmethod
     def of(cls, outcome: Outcome, family: str) -> Selection:
         """Take what a fit handed over."""
-        path, criteria = outcome.fitted.path, outcome.criteria
+        path, criteria, halves = outcome.fitted.path, outcome.criteria, outcome.fitted.halves
         named = {name: getattr(criteria, name) for name in ("df", "aic", "bic", "ebic", "cv", "cv_se")}
         return cls(
             path.lambdas,
@@ -115,12 +134,13 @@ class Selection:
             path.converged,
             {name: values for name, values in named.items() if values is not None},
             outcome.fitted.chosen,
-            None if outcome.halves is None else outcome.halves[0],
-            None if outcome.halves is None else outcome.halves[1],
+            None if halves is None else halves[0],
+            None if halves is None else halves[1],
             outcome.select,
             outcome.setup.penalty.name,
             family,
             outcome.null,
+            outcome.inference,
         )
 
     @property
@@ -149,15 +169,40 @@ def make_refit(model: VerticalGLM, outcome: Outcome) -> Estimate | None:
         clients=("", *[layout.owners[j] for j in at]),
         terms=(INTERCEPT, *[layout.terms[j] for j in at]),
         response=model.formula.response,
-        nobs=layout.n,
+        nobs=layout.n - outcome.left_out - (outcome.n if outcome.inference == "split" else 0),
         df_model=float(len(at)),
         converged=True,
         llf=refit.llf,
-        rsquared=_rsquared(outcome, refit.loss),
+        rsquared=_rsquared(outcome, refit.loss, refit=True),
         scale=refit.scale,
         privacy="none (no noise is added)",
         cov_type="observed",
         blocks=client_blocks(layout),
+        reasons={"rsquared": NO_RSQUARED},
+    )
+
+
+def make_debiased(model: VerticalGLM, outcome: Outcome) -> Estimate | None:
+    """Debiased estimates of all columns; None where they were not asked for."""
+    found, layout = outcome.fitted.debiased, model.layout
+    if found is None:
+        return None
+    reason = "debiased estimates maximise no likelihood; that of the selected columns is .refit.llf"
+    return Estimate(
+        params=found.params,
+        cov=found.cov,
+        names=(INTERCEPT, *layout.names),
+        clients=("", *layout.owners),
+        terms=(INTERCEPT, *layout.terms),
+        response=model.formula.response,
+        nobs=layout.n,
+        df_model=float(layout.p),
+        converged=True,
+        scale=found.scale,
+        privacy="none (no noise is added)",
+        cov_type="debiased",
+        blocks=client_blocks(layout),
+        reasons={"llf": reason, "rsquared": "debiased estimates minimise no sum of squares"},
     )
 
 
@@ -169,16 +214,18 @@ def make_estimate(model: VerticalGLM, outcome: Outcome, refit: Estimate | None) 
     if free and refit is not None:
         params = refit.params
     convex = outcome.setup.penalty.convex and path.lambdas[at] > 0.0
-    cov = None
-    if refit is not None and refit.cov is not None and not convex:
+    cov, split = None, outcome.inference == "split"
+    if refit is not None and refit.cov is not None and not convex and not split:
         known = np.concatenate([[True], outcome.fitted.refit.support]) if outcome.fitted.refit else None
         cov = np.full((layout.p + 1, layout.p + 1), np.nan)
         cov[np.ix_(known, known)] = refit.cov  # type: ignore[arg-type]
     reason = BIASED.format(penalty=outcome.setup.penalty.name.replace("_", " ")) if convex else SPENT
+    reason = APART if split else reason
     loss, chosen = float(path.loss[at]), int(np.count_nonzero(path.coefficients[at]))
-    llf = layout.n * (outcome.units.constant - loss)
+    n = outcome.n or layout.n - outcome.left_out
+    llf = n * (outcome.units.constant - loss)
     if model.family_spec.name == "Gaussian":
-        llf = -layout.n / 2.0 * (np.log(4.0 * np.pi * loss) + 1.0)
+        llf = -n / 2.0 * (np.log(4.0 * np.pi * loss) + 1.0)
     return Estimate(
         params=params,
         cov=cov,
@@ -186,7 +233,7 @@ def make_estimate(model: VerticalGLM, outcome: Outcome, refit: Estimate | None) 
         clients=("", *layout.owners),
         terms=(INTERCEPT, *layout.terms),
         response=model.formula.response,
-        nobs=layout.n,
+        nobs=n,
         df_model=float(chosen),
         converged=bool(path.converged[at]) and (refit is None or refit.converged),
         convergence=f"violation of stationarity {path.kkt[at]:.1e} of lambda_max",
@@ -196,17 +243,22 @@ def make_estimate(model: VerticalGLM, outcome: Outcome, refit: Estimate | None) 
         privacy="none (no noise is added)",
         cov_type="observed" if free else "observed, conditional on selection",
         blocks=client_blocks(layout),
-        reasons={"cov_params": reason, "rsquared": "only the normal family has one"},
+        reasons={"cov_params": reason, "rsquared": NO_RSQUARED},
         llf_is_maximum=free,
     )
 
 
-def _rsquared(outcome: Outcome, loss: float) -> float | None:
-    return 1.0 - 2.0 * loss / outcome.units.sd**2 if outcome.normal else None
+def _rsquared(outcome: Outcome, loss: float, *, refit: bool = False) -> float | None:
+    if outcome.observed is not None:
+        return outcome.observed.refit_rsquared if refit else outcome.observed.rsquared
+    if not outcome.normal or outcome.inference == "split":
+        return None
+    return 1.0 - 2.0 * loss / outcome.units.sd**2
 
 
 def client_blocks(layout: Layout) -> tuple[ClientBlock, ...]:
     """List what each client brought, the response holder first where it holds no columns."""
     rows = [] if layout.active in layout.clients else [ClientBlock(layout.active, 0, layout.n, 0.0)]
     pairs = zip(layout.clients, layout.sizes, strict=True)
-    return (*rows, *[ClientBlock(client, size, layout.n, 0.0) for client, size in pairs])
+    has = {client: len(layout.positions(client)) for client in layout.clients}
+    return (*rows, *[ClientBlock(k, size, has[k], 1.0 - has[k] / layout.n) for k, size in pairs])

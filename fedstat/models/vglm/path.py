@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
@@ -17,7 +17,7 @@ from fedstat.kernels.penalties import Penalty
 from fedstat.kernels.penalty_groups import Groups, orthonormaliser
 from fedstat.models.vglm.gram import Units
 from fedstat.models.vglm.layout import Layout
-from fedstat.typing import Bools, Floats
+from fedstat.typing import Bools, Floats, Ints
 
 Select: TypeAlias = Literal["bic", "ebic", "aic", "cv"]
 SMALLEST_COEFFICIENT = 1e-8
@@ -204,7 +204,8 @@ class Criteria:
         Coefficients that are not zero, the intercept included.
     aic, bic, ebic : array
     cv, cv_se : array or None
-        Cross-validated mean squared error, with its standard error over folds.
+        Cross-validated mean deviance (of the normal family the mean squared error), with its standard error
+        over folds.
     """
 
     df: Floats
@@ -258,8 +259,13 @@ def cross_validate(products: Floats, units: Units, setup: Setup, path: Path) -> 
     total, setup = products.sum(axis=0), replace(setup, lambdas=path.lambdas)
     errors = np.array([prediction_errors(normal_path(total - S, units, setup), S, units) for S in products])
     weight = products[:, 0, 0] / total[0, 0]
+    return weighted_mean(errors, weight)
+
+
+def weighted_mean(errors: Floats, weight: Floats) -> tuple[Floats, Floats]:
+    """Mean over folds, (F, L) -> (L,), with its standard error; weights (F,) add up to one."""
     mean = weight @ errors
-    return mean, np.sqrt(weight @ (errors - mean) ** 2 / (len(products) - 1))
+    return mean, np.sqrt(weight @ (errors - mean) ** 2 / (len(errors) - 1))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -316,12 +322,22 @@ def normal_refit(S: Floats, units: Units, support: Bools, names: Sequence[str]) 
 
 
 def stability(
-    products: Floats, units: Units, setup: Setup, path: Path, draws: int, random: np.random.Generator
+    selected: Callable[[Ints], Bools], folds: int, draws: int, random: np.random.Generator
 ) -> tuple[Floats, Floats]:
     """Share of random halves of the folds in which each column is selected.
 
     Halves come in complementary pairs (Shah and Samworth 2013); a half is made of whole folds, so that
     nothing further is released.
+
+    Parameters
+    ----------
+    selected : callable
+        From the folds of a half to the coefficients that are not zero along the path: (L, p).
+    folds : int
+        Number of folds.
+    draws : int
+        Pairs of halves.
+    random : Generator
 
     Returns
     -------
@@ -337,12 +353,23 @@ def stability(
     Shah, R. and Samworth, R. (2013). Variable selection with error control: another look at stability
     selection. Journal of the Royal Statistical Society B 75, 55-80.
     """
-    setup, F = replace(setup, lambdas=path.lambdas), len(products)
-    counts, numbers = np.zeros(path.coefficients.shape), np.zeros(len(path.lambdas))
+    counts, numbers = [], []
     for _ in range(draws):
-        order = random.permutation(F)
-        for half in (order[: F // 2], order[F // 2 :]):
-            selected = normal_path(products[half].sum(axis=0), units, setup).selected
-            counts += selected
-            numbers += np.logical_or.accumulate(selected, axis=0).sum(axis=1)
-    return counts / (2 * draws), numbers / (2 * draws)
+        order = random.permutation(folds)
+        for half in (order[: folds // 2], order[folds // 2 :]):
+            found = selected(half)
+            counts.append(found)
+            numbers.append(np.logical_or.accumulate(found, axis=0).sum(axis=1))
+    return np.mean(counts, axis=0), np.mean(numbers, axis=0)
+
+
+def normal_stability(
+    products: Floats, units: Units, setup: Setup, path: Path, draws: int, random: np.random.Generator
+) -> tuple[Floats, Floats]:
+    """Share of random halves of the folds that select each column, from sums of products (F, p + 2, p + 2)."""
+    setup = replace(setup, lambdas=path.lambdas)
+
+    def selected(half: Ints) -> Bools:
+        return normal_path(products[half].sum(axis=0), units, setup).selected
+
+    return stability(selected, len(products), draws, random)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -92,7 +91,7 @@ def predict_means(predictor: Predictor, partition: ClientPartition) -> pd.Series
     lacking = [k for k in needed if k not in partition.sites]
     if lacking:
         raise ModelError(f"predict: the partition lacks the client {', '.join(lacking)} of the fit")
-    session, n = secrets.token_hex(8), partition.n_entities
+    session, n = partition.new_session(), partition.n_entities
 
     def protocol() -> Rounds[Floats]:
         asks = []
@@ -108,7 +107,7 @@ def predict_means(predictor: Predictor, partition: ClientPartition) -> pd.Series
             seen[rows] += 1
         return np.where(seen == len(needed), eta, np.nan)
 
-    at = predictor.holder if predictor.holder in partition.sites else None
+    at = partition.coordinator_at(predictor.holder)
     eta = (
         partition.engine.run(protocol(), Ledger(at=at))
         if needed

@@ -34,10 +34,12 @@ from fedstat.kernels.penalised_gram import gram_path
 from fedstat.kernels.penalised_path import PenalisedPath, lambda_max
 from fedstat.kernels.penalties import Penalty, Terms
 from fedstat.kernels.penalty_groups import Groups, orthonormaliser
-from fedstat.models.vglm.climb import Point, Study, solve
+from fedstat.models.vglm.climb import Climb, Found, Point, Study, solve
+from fedstat.models.vglm.debiased import DebiasedFit, debiased_fit
+from fedstat.models.vglm.fold_models import FoldFit, Folds, use_folds
 from fedstat.models.vglm.gram import Units, stage
 from fedstat.models.vglm.path import Path, Refit, Setup, to_units
-from fedstat.typing import Bools, Floats
+from fedstat.typing import Bools, Floats, Ints
 
 FREE = Penalty("lasso")
 MOST_EXPANSIONS = 6
@@ -61,6 +63,11 @@ class Fitted:
     points, grams : int
         Linear predictors, and weighted Gram matrices, that were released.
     dealers : mapping of (str, str) to str
+    cv : two (L,) arrays, or None
+        Mean deviance of folds left out, with its standard error.
+    halves : (L, p) and (L,) arrays, or None
+        See :func:`~fedstat.models.vglm.path.stability`.
+    debiased : DebiasedFit or None
     """
 
     path: Path
@@ -69,6 +76,27 @@ class Fitted:
     points: int
     grams: int
     dealers: Mapping[tuple[str, str], str]
+    cv: tuple[Floats, Floats] | None = None
+    halves: tuple[Floats, Floats] | None = None
+    debiased: DebiasedFit | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Further:
+    """What a fit does besides.
+
+    Parameters
+    ----------
+    folds : Folds or None
+    debiased : bool
+        Whether estimates of all columns are debiased.
+    apart : Study or None
+        Other entities, on which the columns that are selected are estimated.
+    """
+
+    folds: Folds | None = None
+    debiased: bool = False
+    apart: Study | None = None
 
 
 def fit_path(
@@ -78,6 +106,7 @@ def fit_path(
     select: Callable[[Path], int],
     *,
     exact: bool,
+    further: Further | None = None,
 ) -> Rounds[tuple[Fitted, Units, float]]:
     """Follow the path, choose one of its fits, and refit on its support.
 
@@ -91,6 +120,8 @@ def fit_path(
         From the path to the place of the fit.
     exact : bool
         Whether every fit of the path is exact, or the chosen one; see :class:`Course`.
+    further : Further, optional
+        Folds, debiased estimates, other entities for the refit.
 
     Returns
     -------
@@ -102,7 +133,7 @@ def fit_path(
     EstimationError
         The unpenalised coefficients have no estimate.
     """
-    layout = study.layout
+    layout, further = study.layout, further or Further()
     units = yield from stage(layout, family, study.session)
     b = np.zeros(layout.p + 1)
     b[0] = family.make().link(units.mean)
@@ -122,8 +153,22 @@ def fit_path(
     course = Course(study, setup, setup.grid(gradient), units, select)
     course.scale = lambda_max(gradient, setup.penalty, setup.groups)
     path, chosen, at = yield from (course.exact if exact else course.quadratic)(null, H)
-    refit = yield from refit_support(study, at, H, path.selected[chosen], units, family)
-    return Fitted(path, chosen, refit, study.points, study.grams, study.dealers), units, null_loss
+    fit = FoldFit(path, chosen, at, H)
+    if further.folds is not None:
+        study.left += further.folds.parts
+        fit = yield from use_folds(course, family.name, fit, further.folds, exact=exact)
+    support, apart = fit.path.selected[fit.chosen], further.apart
+    if apart is None:
+        refit = yield from refit_support(study, fit.point, fit.H, support, units, family)
+    else:
+        refit = yield from refit_apart(apart, support, family)
+    debiased = None
+    if further.debiased:
+        debiased = yield from debiased_fit(course, fit.point, fit.H, gradient)
+    studies = [study] if apart is None else [study, apart]
+    points, grams = sum(one.points for one in studies), sum(one.grams for one in studies)
+    found = Fitted(fit.path, fit.chosen, refit, points, grams, study.dealers, fit.cv, fit.halves, debiased)
+    return found, units, null_loss
 
 
 @dataclass(slots=True, eq=False)
@@ -178,32 +223,58 @@ class Course:
         return self.path(b, loss, kkt, LOOSE, chosen), chosen, last.point
 
     def quadratic(self, point: Point, H: Floats) -> Rounds[tuple[Path, int, Point]]:
-        """Solve at the lambda that the path of the quadratic model at the last solution chooses.
+        """Solve where the path of the quadratic model proposes, until it proposes what has been solved.
 
-        The chosen fit is exact. The others are those of the quadratic model of the loss there (a
-        least-squares approximation as in Wang and Leng 2007, at the solution itself), and cost nothing.
+        The model is that of the loss at the best of them (a least-squares approximation as in Wang and Leng
+        2007, at the solution itself). Its other fits cost nothing, and far from there they may be wrong:
+        what has been solved stands in the place of what the model says of it.
         """
-        before, ceiling = -1, point.loss
+        known, place = self._ends(point), 0
         for _ in range(MOST_EXPANSIONS):
-            b, loss = self._model_path(point, H)
-            chosen = self.select(self.path(b, loss, np.zeros(len(b)), self.setup.tol))
-            if chosen == before:
-                break
-            before = chosen
-            reached = yield from self.study.masked(self.study.evaluate(b[chosen], ceiling))
-            start = point if reached is None else reached
-            (last,) = yield from solve(self.study, [self.problem(chosen)], start, H, self.unit)
-            point = last.point
+            b, loss, kkt = self.model_path(point, H, known)
+            place = self.select(self.path(b, loss, kkt, self.setup.tol))
+            if place in known:
+                return self.path(b, loss, kkt, self.setup.tol, place), place, known[place].point
+            start = yield from self._start(b[place], place, known)
+            climb = Climb(self.study, [self.problem(place)], self._all, self.unit, start, H.copy(), False)
+            (known[place],) = yield from climb.climb()
+            point, H = known[place].point, climb.H
             if self.study.left > 0 and len(self.lambdas) > 1:
                 H = yield from self.study.hessian(point)
-        b, loss = self._model_path(point, H)
-        b[before], loss[before] = point.b, point.loss
-        kkt = np.full(len(b), np.nan)
-        kkt[before] = last.violation
-        return self.path(b, loss, kkt, self.setup.tol, before), before, point
+        # It would go on: what has been solved is the path.
+        solved = sorted(known)
+        self.lambdas = self.lambdas[solved]
+        found = [known[i] for i in solved]
+        b, loss = np.array([one.point.b for one in found]), np.array([one.point.loss for one in found])
+        kkt = np.array([one.violation for one in found])
+        place = self.select(self.path(b, loss, kkt, self.setup.tol))
+        return self.path(b, loss, kkt, self.setup.tol, place), place, found[place].point
 
-    def _model_path(self, point: Point, H: Floats) -> tuple[Floats, Floats]:
-        """Coefficients (L, p + 1) and losses (L,) of the quadratic model at a point."""
+    @property
+    def _all(self) -> Ints:
+        return np.arange(self.study.layout.p + 1)
+
+    def _ends(self, null: Point) -> dict[int, Found]:
+        """Return what is solved at the start: the largest lambda, where it selects nothing."""
+        violation = self.problem(0).violation(null.b, -null.score)
+        return {0: Found(null, violation)} if violation <= self.unit else {}
+
+    def _start(self, b: Floats, place: int, known: Mapping[int, Found]) -> Rounds[Point]:
+        """Go to the model's fit, or where it is worse than the nearest solution, stay at that."""
+        if not known:
+            reached = yield from self.study.masked(self.study.evaluate(b))
+            assert reached is not None
+            return reached
+        terms = self.problem(place)
+        best = min((one.point for one in known.values()), key=lambda at: at.loss + terms.value(at.b))
+        highest = best.loss + terms.value(best.b) - terms.value(b)
+        reached = yield from self.study.masked(self.study.evaluate(b, highest))
+        return best if reached is None else reached
+
+    def model_path(
+        self, point: Point, H: Floats, known: Mapping[int, Found]
+    ) -> tuple[Floats, Floats, Floats]:
+        """Coefficients (L, p + 1), losses and violations (L,) of the quadratic model, save what is known."""
         found = gram_path(
             H,
             H @ point.b + point.score,
@@ -213,9 +284,13 @@ class Course:
             algorithm=self.setup.algorithm,
             tol=self.setup.tol,
         )
-        d = found.coefficients - point.b
+        b = found.coefficients.copy()
+        d = b - point.b
         loss = point.loss - d @ point.score + np.einsum("li,ij,lj->l", d, H, d) / 2.0
-        return found.coefficients.copy(), loss
+        kkt = np.full(len(b), np.nan)
+        for i, one in known.items():
+            b[i], loss[i], kkt[i] = one.point.b, one.point.loss, one.violation
+        return b, loss, kkt
 
     def path(self, b: Floats, loss: Floats, violation: Floats, tol: float, chosen: int | None = None) -> Path:
         """Bring fits of the path to the units of the data; the chosen one has to meet the tolerance."""
@@ -256,6 +331,17 @@ def with_intercept(groups: Groups) -> Groups:
         np.concatenate([[0.0], groups.weights]),
         np.concatenate([[1.0], groups.multipliers]),
     )
+
+
+def refit_apart(study: Study, support: Bools, family: FamilySpec) -> Rounds[Refit | None]:
+    """Maximise the likelihood on the support over other entities."""
+    units = yield from stage(study.layout, family, study.session)
+    b = np.zeros(study.layout.p + 1)
+    b[0] = family.make().link(units.mean)
+    first = yield from study.masked(study.evaluate(b))
+    assert first is not None
+    H = yield from study.hessian(first)
+    return (yield from refit_support(study, first, H, support, units, family))
 
 
 def refit_support(

@@ -61,14 +61,25 @@ def stage_response(data: SiteData, state: State, text: str, keep: Bools) -> tupl
     opened = state.use("response")
     check_lengths(data.name, keep=(keep, len(opened)))
     y, family = np.ascontiguousarray(opened[keep], dtype=np.float64), FamilySpec.from_json(text)
-    if len(y) < data.min_count:
-        raise PolicyError(
-            f"{data.name}: its policy (minimum count) wants at least {data.min_count} entities; {len(y)} of "
-            "this fit have every column"
-        )
+    check_entities(data, len(y))
     check_values(data.name, family, y)
     state.keep("vglm response", Response(y, family, float(y.mean()), float(y.std())), len(y))
     return {"moments": np.array([y.mean(), y.std(), saturated(family, y) / len(y)])}, ""
+
+
+def check_entities(data: SiteData, n: int) -> None:
+    """Require enough entities of a fit.
+
+    Raises
+    ------
+    PolicyError
+        Names the rule.
+    """
+    if n < data.min_count:
+        raise PolicyError(
+            f"{data.name}: its policy (minimum count) wants at least {data.min_count} entities; {n} take part "
+            "in this fit"
+        )
 
 
 def check_values(name: str, family: FamilySpec, y: Floats) -> None:
@@ -99,18 +110,40 @@ def saturated(family: FamilySpec, y: Floats) -> float:
 
 
 def sum_response(data: SiteData, state: State, code: Ints, groups: Array) -> dict[str, Array]:
-    """Sum the standardised response and its square by fold: ``sums`` (2, G)."""
+    """Sum the standardised response and its square by fold or missing pattern: ``sums`` (2, G)."""
     y, G = response_of(data, state).standardised, int(groups)
     check_lengths(data.name, code=(code, len(y)))
-    if len(code) == 0 or code.min() < 0 or code.max() >= G:
-        raise MessageError(f"{data.name}: expected folds from 0 to {G - 1} of every entity")
-    smallest = int(np.bincount(code, minlength=G).min())
+    check_groups(data.name, code, G)
+    check_smallest(data, code)
+    here = code >= 0
+    return {"sums": np.array([np.bincount(code[here], v[here], minlength=G) for v in (y, y * y)])}
+
+
+def check_groups(name: str, code: Ints, groups: int) -> None:
+    """Require groups from 0, or -1 for entities that take no part, and some that do."""
+    if groups < 1 or len(code) == 0 or code.min() < -1 or not 0 <= code.max() < groups:
+        raise MessageError(f"{name}: expected patterns or folds from 0 to {groups - 1}, or -1 for none")
+
+
+def check_smallest(data: SiteData, code: Ints) -> None:
+    """Require enough entities of every group that has any.
+
+    Raises
+    ------
+    PolicyError
+        Names the rule.
+    """
+    smallest = smallest_group(code)
     if smallest < data.min_count:
         raise PolicyError(
             f"{data.name}: its policy (minimum count) wants at least {data.min_count} entities of every "
-            f"fold; there are {smallest}. Use fewer folds"
+            f"fold or missing pattern; there are {smallest}. Use fewer folds, or raise min_count"
         )
-    return {"sums": np.array([np.bincount(code, v, minlength=G) for v in (y, y * y)])}
+
+
+def smallest_group(code: Ints) -> int:
+    """Entities of the smallest group that has any."""
+    return int(np.unique(code[code >= 0], return_counts=True)[1].min())
 
 
 def respond(data: SiteData, state: State, eta: Floats) -> dict[str, Array]:
@@ -166,10 +199,10 @@ STEPS: Mapping[str, Step] = {
     "sum_response": Step(
         sum_response,
         {
-            "code": Declared("control", "fold of each entity", dtype="int64"),
-            "groups": Declared("control", "number of folds", 0),
+            "code": Declared("presence", "fold or missing pattern of each entity", dtype="int64"),
+            "groups": Declared("control", "number of folds or missing patterns", 0),
         },
-        {"sums": Declared("aggregate", "sums of the response and its square by fold", 2)},
+        {"sums": Declared("aggregate", "sums of the response and its square by fold or pattern", 2)},
     ),
     "respond": Step(
         respond,

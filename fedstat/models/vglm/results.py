@@ -14,14 +14,21 @@ from scipy import stats
 from fedstat.errors import ModelError, NotAvailableError
 from fedstat.federation.ledger import Ledger
 from fedstat.federation.partition import ClientPartition
-from fedstat.inference.estimate import INTERCEPT, Estimate
+from fedstat.inference.estimate import INTERCEPT, Estimate, LedgerLike
 from fedstat.inference.results import FederatedResults
 from fedstat.inference.summary import SummaryContent, build_summary
 from fedstat.inference.tables import SheetSummary, number
 from fedstat.models.saved import READERS
 from fedstat.models.vglm import plots, storage
 from fedstat.models.vglm.notes import fit_notes
-from fedstat.models.vglm.outcome import SPENT, Outcome, Selection, make_estimate, make_refit
+from fedstat.models.vglm.outcome import (
+    SPENT,
+    Outcome,
+    Selection,
+    make_debiased,
+    make_estimate,
+    make_refit,
+)
 from fedstat.models.vglm.prediction import Predictor, predict_means, released_specs
 from fedstat.typing import Array, Floats
 
@@ -37,15 +44,46 @@ class RefitResults(FederatedResults):
     model_name = "Vertical GLM on the selected columns"
     method_name = "maximum likelihood"
 
+    def __init__(self, estimate: Estimate, ledger: LedgerLike | None, claim: str) -> None:
+        super().__init__(estimate, ledger)
+        self._claim = claim
+
     def _summary_notes(self) -> list[str]:
-        return [*super()._summary_notes(), CONDITIONAL]
+        return [*super()._summary_notes(), self._claim]
+
+
+class DebiasedResults(FederatedResults):
+    """Debiased (desparsified) estimates of all columns; no claim depends on what was selected."""
+
+    model_name = "Vertical GLM, all columns"
+    method_name = "debiased lasso"
+
+    def _summary_notes(self) -> list[str]:
+        return [*super()._summary_notes(), DEBIASED]
 
 
 CONDITIONAL = (
     "Conditional on selection: standard errors, tests and intervals take the selected columns as given. They "
     "ignore the search among columns, which is harmless only where no true coefficient is near zero. "
-    "fit(lam=0) has intervals of all columns that do not depend on a selection."
+    "fit(inference='debiased') and fit(lam=0) have intervals of all columns that do not depend on a "
+    "selection, fit(inference='split') those of selected columns on other entities."
 )
+DEBIASED = (
+    "Debiased: a lasso tuned for prediction (smallest AIC), and one step of Newton with the nodewise lasso's "
+    "inverse of the information. Intervals hold for every column by itself, selected or not, near zero or "
+    "not, with errors of the model's own variance, as the number of entities grows. They are not adjusted for "
+    "the number of columns, and ignore the tuning of the lasso."
+)
+SPLIT = (
+    "Sample splitting: a random half of the entities selected the columns, the other half estimated. "
+    "Intervals are honest for the coefficients of the model with these columns alone, which are those of the "
+    "model with all columns where none that matters was left out. Another split would select otherwise."
+)
+TITLES = {
+    "conditional": ", conditional on selection",
+    "debiased": ", debiased: all columns, whatever is selected",
+    "split": ", sample splitting: selected in one half, estimated in the other",
+}
 
 
 class VerticalGLMResults(FederatedResults):
@@ -54,6 +92,9 @@ class VerticalGLMResults(FederatedResults):
     ``params`` are the penalised estimates, zero for columns that were not selected. With SCAD, MCP or
     without a penalty, ``bse`` and what follows come from the observed information of the selected columns
     at their maximum likelihood estimate; the lasso and the elastic net have these for :attr:`refit` only.
+
+    With ``fit(inference="debiased")``, :attr:`debiased` has estimates and intervals of all columns, and the
+    summary shows these; with ``inference="split"``, :attr:`refit` is of the entities that did not select.
 
     Attributes
     ----------
@@ -71,10 +112,11 @@ class VerticalGLMResults(FederatedResults):
         predictor: Predictor,
         notes: list[str],
         model: VerticalGLM | None = None,
+        debiased: Estimate | None = None,
     ) -> None:
         super().__init__(estimate, ledger)
         self.selection, self._refit, self._predictor = selection, refit, predictor
-        self._notes, self.model = notes, model
+        self._notes, self.model, self._debiased = notes, model, debiased
         self.method_name = selection.penalty if selection.lam > 0.0 else "maximum likelihood"
 
     @classmethod
@@ -85,7 +127,8 @@ class VerticalGLMResults(FederatedResults):
         estimate = make_estimate(model, outcome, refit)
         predictor = Predictor(estimate, model.layout.clients, model.family_spec, {}, model.layout.active)
         notes = fit_notes(model.layout, outcome, ledger.at)
-        return cls(estimate, ledger, selection, refit, predictor, notes, model)
+        debiased = make_debiased(model, outcome)
+        return cls(estimate, ledger, selection, refit, predictor, notes, model, debiased)
 
     # -- selection -------------------------------------------------------------------------------
 
@@ -112,10 +155,28 @@ class VerticalGLMResults(FederatedResults):
 
     @property
     def refit(self) -> RefitResults:
-        """Maximum likelihood on the selected columns, conditional on their selection."""
+        """Maximum likelihood on the selected columns.
+
+        Conditional on their selection; with ``inference="split"`` on the entities that did not select.
+        """
         if self._refit is None:
             raise NotAvailableError(f"no fit on the selected columns: {SPENT}")
-        return RefitResults(self._refit, self._ledger)
+        claim = SPLIT if self.selection.inference == "split" else CONDITIONAL
+        return RefitResults(self._refit, self._ledger, claim)
+
+    @property
+    def debiased(self) -> DebiasedResults:
+        """Debiased estimates of all columns, whatever was selected.
+
+        References
+        ----------
+        van de Geer, S., Buehlmann, P., Ritov, Y. and Dezeure, R. (2014). On asymptotically optimal confidence
+        regions and tests for high-dimensional models. Annals of Statistics 42, 1166-1202.
+        doi:10.1214/14-AOS1221.
+        """
+        if self._debiased is None:
+            raise NotAvailableError("no debiased estimates: fit with inference='debiased'")
+        return DebiasedResults(self._debiased, self._ledger)
 
     def selection_report(self) -> pd.DataFrame:
         """One row per column: what was selected, when, and what it is worth.
@@ -124,10 +185,12 @@ class VerticalGLMResults(FederatedResults):
         -------
         DataFrame
             ``client``, ``name``, ``term``, ``selected``; ``coef``, the penalised estimate; ``refit``, the
-            estimate on the selected columns, with ``std_err``, ``z`` and ``p`` conditional on the selection;
+            estimate on the selected columns, with ``std_err``, ``z`` and ``p`` conditional on the selection
+            (with ``inference="split"`` on the entities that did not select);
             ``lambda_entry``, the largest lambda of the path at which it is selected, and ``order`` of entry
             from 1; ``frequency``, the share of random halves in which it is selected at the chosen lambda
-            (nan without ``draws``).
+            (nan without ``draws``). With ``inference="debiased"`` as well ``debiased``,
+            ``debiased_std_err`` and ``debiased_p``, which do not depend on the selection.
         """
         est, s = self.estimate, self.selection
         frame = pd.DataFrame({"client": est.clients[1:], "name": est.names[1:], "term": est.terms[1:]})
@@ -146,6 +209,11 @@ class VerticalGLMResults(FederatedResults):
         frame["lambda_entry"] = s.entry
         frame["order"] = frame["lambda_entry"].rank(method="dense", ascending=False)
         frame["frequency"] = np.nan if s.frequencies is None else s.frequencies[s.chosen]
+        if self._debiased is not None:
+            found = self.debiased
+            frame["debiased"] = found.params.to_numpy()[1:]
+            frame["debiased_std_err"] = found.bse.to_numpy()[1:]
+            frame["debiased_p"] = found.pvalues.to_numpy()[1:]
         return frame
 
     def stable(self, threshold: float = 0.9, lam: float | None = None) -> tuple[pd.DataFrame, float]:
@@ -258,7 +326,8 @@ class VerticalGLMResults(FederatedResults):
         """Estimate, federation, selected columns by client, notes.
 
         The coefficients are those of the selected columns with standard errors: the estimates themselves for
-        SCAD, MCP and no penalty, those of :attr:`refit` for the lasso and the elastic net.
+        SCAD, MCP and no penalty, those of :attr:`refit` for the lasso and the elastic net, and with
+        ``inference="split"``; with ``inference="debiased"`` those of all columns. The title says which.
 
         Parameters
         ----------
@@ -266,17 +335,23 @@ class VerticalGLMResults(FederatedResults):
             One minus the level of the intervals.
         """
         own = self.estimate.cov is not None or self._refit is None
-        frame = self.tidy(1.0 - alpha) if own else self.refit.tidy(1.0 - alpha)
-        frame = frame[(frame["estimate"] != 0.0) | (frame["name"] == INTERCEPT)]
-        conditional = ", conditional on selection" if self.lam > 0.0 else ""
-        refitted = "" if own else " (refit on the selected columns)"
+        if self._debiased is not None:
+            frame = self.debiased.tidy(1.0 - alpha)
+        else:
+            frame = self.tidy(1.0 - alpha) if own else self.refit.tidy(1.0 - alpha)
+            frame = frame[(frame["estimate"] != 0.0) | (frame["name"] == INTERCEPT)]
+        title = f"{self.model_name} results"
+        if self.lam > 0.0 or self._debiased is not None:
+            title += TITLES[self.selection.inference]
+        if not own and self.selection.inference == "conditional":
+            title += " (refit on the selected columns)"
         return build_summary(
             SummaryContent(
-                title=f"{self.model_name} results{conditional}{refitted}",
+                title=title,
                 left=self._summary_left(),
                 right=self._summary_right(),
                 coefficients=frame,
-                inference=self._refit is not None,
+                inference=self._refit is not None or self._debiased is not None,
                 alpha=alpha,
                 blocks=self.estimate.blocks,
                 kinds=None if self._ledger is None else self._ledger.kinds_by_client(),
@@ -298,7 +373,12 @@ class VerticalGLMResults(FederatedResults):
         return list(rows.items())
 
     def _summary_notes(self) -> list[str]:
-        conditional = [CONDITIONAL] if self.lam > 0.0 else []
+        claims = {
+            "conditional": [CONDITIONAL] if self.lam > 0.0 else [],
+            "debiased": [DEBIASED],
+            "split": [SPLIT],
+        }
+        conditional = claims[self.selection.inference]
         base = super()._summary_notes()
         # Columns that were not selected have no standard error, and need no sentence each.
         base = [note for note in base if not note.startswith("The covariance does not determine")]
@@ -315,7 +395,13 @@ def read_result(header: Mapping[str, str], arrays: Mapping[str, Array]) -> Verti
     saved: Any = storage.read_saved(header, arrays)
     selection = Selection(**saved.selection)
     return VerticalGLMResults(
-        saved.estimate, saved.ledger, selection, saved.refit, saved.predictor, saved.notes
+        saved.estimate,
+        saved.ledger,
+        selection,
+        saved.refit,
+        saved.predictor,
+        saved.notes,
+        debiased=saved.debiased,
     )
 
 

@@ -1,7 +1,7 @@
 """What an institution computes for a vertical generalised linear model.
 
-Columns are standardised at their institution, over the entities that all institutions have. Released are sums
-of columns, and of products of the institution's own columns, by fold or with row weights; products with
+Columns are standardised at their institution, over its entities of the fit. Released are sums of columns, and
+of products of the institution's own columns, by fold, missing pattern or with row weights; products with
 another institution's columns are the matter of :mod:`fedstat.federation.secure.product_steps`.
 """
 
@@ -16,10 +16,10 @@ from fedstat.errors import EstimationError, MessageError, PolicyError
 from fedstat.federation.design import block_of
 from fedstat.federation.disclosure import ENTITIES_PER_EQUATION, is_spread
 from fedstat.federation.message import Declared, Step, check_lengths
-from fedstat.federation.secure.product_steps import Part, product_steps
+from fedstat.federation.secure.product_steps import Part, check_positions, product_steps
 from fedstat.federation.site import SiteData, State
 from fedstat.kernels.rows import column_sums, gram, row_dots
-from fedstat.models.vglm.response_steps import RESPONSE, response_of
+from fedstat.models.vglm.response_steps import RESPONSE, check_groups, response_of, smallest_group
 from fedstat.typing import Array, Bools, Floats, Ints
 
 BLOCK, WEIGHTED = "block", "weighted"
@@ -69,11 +69,7 @@ def stage_block(data: SiteData, state: State, keep: Bools) -> dict[str, Array]:
     block = block_of(data, state)
     check_lengths(data.name, keep=(keep, len(block.X)))
     X = np.ascontiguousarray(block.X[keep])
-    if len(X) < max(2, data.min_count):
-        raise PolicyError(
-            f"{data.name}: its policy (minimum count) wants at least {max(2, data.min_count)} entities, and "
-            f"{len(X)} of this fit have its columns"
-        )
+    check_entities(data, len(X))
     shift, scale = X.mean(axis=0), X.std(axis=0)
     flat = scale <= CONSTANT * np.maximum(1.0, np.abs(shift))
     if flat.any():
@@ -85,15 +81,30 @@ def stage_block(data: SiteData, state: State, keep: Bools) -> dict[str, Array]:
     return {"units": np.array([shift, scale])}
 
 
+def check_entities(data: SiteData, n: int) -> None:
+    """Require enough entities of a fit that have the columns.
+
+    Raises
+    ------
+    PolicyError
+        Names the rule.
+    """
+    if n < max(2, data.min_count):
+        raise PolicyError(
+            f"{data.name}: its policy (minimum count) wants at least {max(2, data.min_count)} entities, and "
+            f"{n} of this fit have its columns"
+        )
+
+
 def check_counts_by_fold(data: SiteData, code: Ints, groups: int, columns: int, times: int = 1) -> None:
-    """Require enough entities of every fold.
+    """Require enough entities of every group that has any.
 
     Parameters
     ----------
     code : (n,) array of int
-        Fold of each entity.
+        Fold or missing pattern of each entity; -1 of those that take no part.
     groups : int
-        Number of folds.
+        Number of folds or patterns.
     columns : int
         Covariates that are multiplied, as far as the site knows.
     times : int
@@ -102,22 +113,21 @@ def check_counts_by_fold(data: SiteData, code: Ints, groups: int, columns: int, 
     Raises
     ------
     PolicyError
-        A fold has fewer than the owner wants behind a sum, or than hide the rows behind the products.
+        A group has fewer than the owner wants behind a sum, or than hide the rows behind the products.
     """
-    if len(code) == 0 or code.min() < 0 or code.max() >= groups:
-        raise MessageError(f"{data.name}: expected folds from 0 to {groups - 1} of every entity")
+    check_groups(data.name, code, groups)
     least = max(data.min_count, ENTITIES_PER_EQUATION * times * (columns + 1))
-    smallest = int(np.bincount(code, minlength=groups).min())
+    smallest = smallest_group(code)
     if smallest < least:
         raise PolicyError(
             f"{data.name}: its policy (minimum count) wants at least {data.min_count} entities behind a sum, "
             f"and {times} Gram matri{'x' if times == 1 else 'ces'} of {columns} columns at least {least}; "
-            f"there are {smallest}. Use fewer columns, folds or Newton steps"
+            f"there are {smallest}. Use fewer columns, folds or Newton steps, or raise min_count"
         )
 
 
 def sum_products(data: SiteData, state: State, code: Ints, groups: Array) -> dict[str, Array]:
-    """Sum the columns and their products by fold.
+    """Sum the columns and their products by fold or missing pattern.
 
     Returns
     -------
@@ -135,10 +145,22 @@ def sum_products(data: SiteData, state: State, code: Ints, groups: Array) -> dic
     }
 
 
-def sum_with_response(data: SiteData, state: State, code: Ints, groups: Array) -> dict[str, Array]:
-    """Sum products of the columns with the response of the same institution by fold: (G, p)."""
+def sum_with_response(
+    data: SiteData, state: State, code: Ints, groups: Array, rows: Ints | None = None
+) -> dict[str, Array]:
+    """Sum products of the columns with the response of the same institution by fold or pattern: (G, p).
+
+    Parameters
+    ----------
+    rows : (n_k,) array of int, optional
+        Positions of the entities of the block among those of the response; by default they are the same.
+    """
     staged, response, G = staged_of(data, state), response_of(data, state), int(groups)
     y = response.standardised
+    if rows is not None:
+        check_lengths(data.name, rows=(rows, len(staged.X)))
+        check_positions(data.name, rows, len(y))
+        y = y[rows]
     check_lengths(data.name, code=(code, len(staged.X)), response=(y, len(staged.X)))
     check_counts_by_fold(data, code, G, staged.X.shape[1])
     return {"products": np.array([column_sums(staged.X, np.where(code == g, y, 0.0)) for g in range(G)])}
@@ -222,8 +244,11 @@ def check_product(data: SiteData, state: State, part: Part, group: Ints) -> None
     check_counts_by_fold(data, group, part.product.groups, columns, max(times, 1))
 
 
-CODE = Declared("control", "fold of each entity", dtype="int64")
-GROUPS = Declared("control", "number of folds", 0)
+CODE = Declared("presence", "fold or missing pattern of each entity", dtype="int64")
+GROUPS = Declared("control", "number of folds or missing patterns", 0)
+ROWS = Declared(
+    "presence", "positions of the block's entities among those of the response", dtype="int64", optional=True
+)
 STEPS: Mapping[str, Step] = {
     "stage_block": Step(
         stage_block,
@@ -234,14 +259,14 @@ STEPS: Mapping[str, Step] = {
         sum_products,
         {"code": CODE, "groups": GROUPS},
         {
-            "sums": Declared("aggregate", "sums of the columns by fold", 2),
-            "grams": Declared("aggregate", "sums of products of the columns by fold", 3),
+            "sums": Declared("aggregate", "sums of the columns by fold or pattern", 2),
+            "grams": Declared("aggregate", "sums of products of the columns by fold or pattern", 3),
         },
     ),
     "sum_with_response": Step(
         sum_with_response,
-        {"code": CODE, "groups": GROUPS},
-        {"products": Declared("aggregate", "sums of products with the response by fold", 2)},
+        {"code": CODE, "groups": GROUPS, "rows": ROWS},
+        {"products": Declared("aggregate", "sums of products with the response by fold or pattern", 2)},
     ),
     "linear_predictor": Step(
         linear_predictor,

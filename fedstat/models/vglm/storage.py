@@ -26,7 +26,7 @@ FORMAT = "fedstat vertical glm results 1"
 def save_result(path: Path, result: VerticalGLMResults, predictor: Predictor) -> None:
     """Write results to a file."""
     arrays: dict[str, Array] = {}
-    estimates = {"estimate": result.estimate, "refit": result._refit}
+    estimates = {"estimate": result.estimate, "refit": result._refit, "debiased": result._debiased}
     for name, estimate in estimates.items():
         if estimate is not None:
             arrays[f"{name} params"] = estimate.params
@@ -64,6 +64,7 @@ class Saved:
 
     estimate: Estimate
     refit: Estimate | None
+    debiased: Estimate | None
     selection: Mapping[str, Any]
     predictor: Predictor
     notes: list[str]
@@ -89,6 +90,7 @@ def read_saved(header: Mapping[str, str], arrays: Mapping[str, Array]) -> Saved:
     return Saved(
         estimate,
         found["refit"],
+        found.get("debiased"),
         content["selection"] | named | {"criteria": criteria},
         Predictor(estimate, clients, family, content["specs"], content["holder"]),
         content["notes"],

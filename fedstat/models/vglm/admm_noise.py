@@ -1,0 +1,243 @@
+"""ADMM with noise on the linear predictors of every round (Hu et al. 2020): a baseline, all in one process.
+
+It repeats a published idea so that its price can be seen, and is no private fit: columns of all clients are
+in one place, and the noise is that of numpy's generator. What the noise is to hide is the record of one
+entity at one client. Each client cuts its linear predictors to [-clip, clip] and adds noise to every one, in
+every round.
+
+The account. Replacing one record moves the client's coefficients, and with them the linear predictors of all
+n entities: of one round the Euclidean change is at most ``2 clip sqrt(n)``. It comes within a factor of two of
+that, as a record may outweigh the others (:meth:`NoisyFit.epsilon`). Were the coefficients fixed, only the
+entity's own predictor would move, by ``2 clip``: an account by rows takes that for the cost
+(:meth:`NoisyFit.row_epsilon`).
+
+What stays without noise, and is in neither account: the response, means and standard deviations of the
+columns, the largest lambda, and the coefficients at the end of every lambda, among which BIC chooses.
+
+References
+----------
+Hu, Y., Liu, P., Kong, L. and Niu, D. (2020). Learning privately over distributed features: an ADMM sharing
+approach. arXiv 1907.07735.
+Boyd, S., Parikh, N., Chu, E., Peleato, B. and Eckstein, J. (2011). Distributed optimization and statistical
+learning via the alternating direction method of multipliers. Foundations and Trends in Machine Learning 3,
+1-122, section 7.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedstat.errors import ModelError
+from fedstat.inference.selection_criteria import bic, profiled
+from fedstat.kernels.glm_family import FamilySpec
+from fedstat.kernels.penalised_gram import GramSolver
+from fedstat.kernels.penalised_path import lambda_grid, lambda_max
+from fedstat.kernels.penalties import Penalty, Terms
+from fedstat.kernels.penalty_groups import Groups
+from fedstat.models.vglm.admm_steps import nearest
+from fedstat.models.vglm.response_steps import LINKS, POINTS
+from fedstat.privacy.gaussian import GaussianAccount, epsilon_of
+from fedstat.typing import Floats
+
+TIGHT = 1e-10
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NoisyFit:
+    """A path of fits under noise, and what it cost.
+
+    Parameters
+    ----------
+    lambdas : (L,) array
+    coefficients : (L, p) array
+        In the units of the data, the clients' columns side by side.
+    intercepts : (L,) array
+    bic : (L,) array
+    chosen : int
+        Place of the smallest.
+    account : GaussianAccount
+        Of all rounds, at one client.
+    row_sensitivity : float
+        ``2 clip``, in standard deviations of the noise.
+    """
+
+    lambdas: Floats
+    coefficients: Floats
+    intercepts: Floats
+    bic: Floats
+    chosen: int
+    account: GaussianAccount
+    row_sensitivity: float
+
+    def epsilon(self, delta: float = 1e-6) -> float:
+        """Epsilon of all rounds together for the record of one entity at one client."""
+        return self.account.epsilon(delta)
+
+    def row_epsilon(self, delta: float = 1e-6, *, rounds: int | None = None) -> float:
+        """Epsilon of some rounds, or all, as if a record moved no predictor but its own; it moves them all."""
+        times = self.account.releases if rounds is None else rounds
+        mu = self.row_sensitivity * np.sqrt(times)
+        return float(np.inf) if np.isinf(mu) else epsilon_of(float(mu), delta)
+
+
+@dataclass(slots=True, eq=False)
+class _Client:
+    """Standardised columns Z (n, p_k), Z'Z / n, their groups, and coefficients (p_k,)."""
+
+    Z: Floats
+    G: Floats
+    groups: Groups
+    theta: Floats
+
+    @classmethod
+    def of(cls, X: Floats) -> _Client:
+        """Standardise columns (n, p_k)."""
+        Z = np.ascontiguousarray((X - X.mean(axis=0)) / X.std(axis=0))
+        return cls(Z, Z.T @ Z / len(Z), Groups.single(Z.shape[1]), np.zeros(Z.shape[1]))
+
+    def lasso(self, penalty: Penalty, lam: float, first: bool) -> Terms:
+        """Put the tangents of the penalty in its place: at zero, or at the present coefficients."""
+        return penalty.at(lam, self.groups).linearised(np.zeros(self.groups.p) if first else self.theta)
+
+    def move(self, step: Floats, lasso: Terms, rho: float) -> Floats:
+        """Move the linear predictor as far as the penalty lets it: (n,)."""
+        c = self.G @ self.theta + self.Z.T @ step / len(self.Z)
+        solver = GramSolver(rho * self.G, rho * c, self.groups)
+        every = np.ones(self.groups.p, dtype=np.bool_)
+        self.theta = solver.solve(lasso, solver.start(self.theta), every, TIGHT).b
+        return np.asarray(self.Z @ self.theta)
+
+
+@dataclass(slots=True, eq=False)
+class _Sharing:
+    """ADMM under noise: mean predictor z, dual u and the step to be made, (n,), beside who takes part."""
+
+    clients: list[_Client]
+    y: Floats
+    family: str
+    noise: float
+    clip: float
+    rho: float
+    random: np.random.Generator
+    intercept: float
+    z: Floats
+    u: Floats
+    step: Floats
+
+    @classmethod
+    def start(
+        cls,
+        blocks: Sequence[Floats],
+        y: Floats,
+        family: FamilySpec,
+        numbers: tuple[float, float, float],
+        random: np.random.Generator,
+    ) -> _Sharing:
+        """Start from the intercept alone."""
+        clients = [_Client.of(np.asarray(block, dtype=np.float64)) for block in blocks]
+        a, zero = float(family.make().link(y.mean())), np.zeros(len(y))
+        z = np.full(len(y), a / (len(clients) + 1))
+        return cls(clients, y, family.name, *numbers, random, a, z, zero, zero)
+
+    def largest(self, penalty: Penalty) -> float:
+        """Return the smallest lambda at which all coefficients are zero."""
+        residual = POINTS[self.family](np.full(len(self.y), self.intercept), self.y)[1]
+        gradients = [client.Z.T @ residual / len(self.y) for client in self.clients]
+        return max(lambda_max(g, penalty, c.groups) for g, c in zip(gradients, self.clients, strict=True))
+
+    def round(self, lassos: Sequence[Terms]) -> None:
+        """Let every client move and release its predictors; move the response's side."""
+        n, blocks, total = len(self.y), len(self.clients) + 1, np.zeros(len(self.y))
+        for client, lasso in zip(self.clients, lassos, strict=True):
+            eta = np.clip(client.move(self.step, lasso, self.rho), -self.clip, self.clip)
+            total += eta + self.noise * self.random.standard_normal(n)
+        self.intercept += float(self.step.mean())
+        mean = (self.intercept + total) / blocks
+        self.z = nearest(self.family, mean + self.u, self.y, blocks, self.rho)
+        self.u = self.u + mean - self.z
+        self.step = self.z - mean - self.u
+
+    def score(self, a: Floats, b: Floats) -> Floats:
+        """Return BIC of intercepts (L,) and coefficients (L, p), from predictors without noise."""
+        n, Z = len(self.y), np.hstack([client.Z for client in self.clients])
+        loss = np.array([POINTS[self.family](a[i] + Z @ b[i], self.y)[0] for i in range(len(a))])
+        minus_twice = profiled(2.0 * n * loss, n) if self.family == "Gaussian" else 2.0 * n * loss
+        return np.asarray(bic(minus_twice, 1.0 + np.count_nonzero(b, axis=1), n))
+
+
+def noisy_admm(
+    blocks: Sequence[Floats],
+    y: Floats,
+    family: FamilySpec,
+    penalty: Penalty,
+    *,
+    noise: float,
+    random: np.random.Generator,
+    clip: float = 3.0,
+    lambdas: Floats | None = None,
+    n_lambdas: int = 10,
+    ratio: float = 0.01,
+    rounds: int = 20,
+    rho: float = 1.0,
+) -> NoisyFit:
+    """Fit a path by ADMM under noise.
+
+    Parameters
+    ----------
+    blocks : sequence of (n, p_k) array
+        Columns of each client.
+    y : (n,) array
+        A normal response is brought to mean 0 and variance 1.
+    family : FamilySpec
+        With its canonical link.
+    penalty : Penalty
+        A nonconvex one by a single local linear approximation, after half of the rounds.
+    noise : float
+        Standard deviation on every linear predictor; 0 for none.
+    random : numpy Generator
+    clip : float
+        Largest linear predictor of a client that is released.
+    lambdas : (L,) array, optional
+        Descending; by default `n_lambdas` from the largest to `ratio` times it.
+    rounds : int
+        Rounds of each lambda, fixed beforehand.
+    rho : float
+        Penalty parameter.
+
+    Raises
+    ------
+    ModelError
+        An argument is out of its range.
+    """
+    if LINKS.get(family.name) != family.link:
+        raise ModelError(
+            f"family: expected one of {', '.join(LINKS)} with its canonical link; received {family}"
+        )
+    if not (noise >= 0.0 and clip > 0.0 and rounds >= 2 and rho > 0.0):
+        raise ModelError(
+            f"expected noise >= 0, clip > 0, rounds >= 2 and rho > 0; received {noise}, {clip}, {rounds} "
+            f"and {rho}"
+        )
+    mean, sd = (float(np.mean(y)), float(np.std(y))) if family.name == "Gaussian" else (0.0, 1.0)
+    sharing = _Sharing.start(blocks, (y - mean) / sd, family, (noise, clip, rho), random)
+    if lambdas is None:
+        lambdas = lambda_grid(sharing.largest(penalty), ratio=ratio, size=n_lambdas)
+    account, b, a = GaussianAccount(), [], []
+    for lam in lambdas:
+        for number in range(rounds):
+            if number in (0, rounds // 2):
+                first = number == 0 or penalty.convex
+                lassos = [client.lasso(penalty, float(lam), first) for client in sharing.clients]
+            sharing.round(lassos)
+        account.add(2.0 * clip * np.sqrt(len(y)), noise, rounds)
+        b.append(np.concatenate([client.theta for client in sharing.clients]))
+        a.append(sharing.intercept)
+    scores = sharing.score(np.array(a), np.array(b))
+    X = np.hstack(blocks)
+    beta = sd * np.array(b) / X.std(axis=0)
+    intercepts = mean + sd * np.array(a) - beta @ X.mean(axis=0)
+    row = 2.0 * clip / noise if noise > 0.0 else np.inf
+    return NoisyFit(lambdas, beta, intercepts, scores, int(np.argmin(scores)), account, row)

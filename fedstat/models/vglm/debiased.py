@@ -1,0 +1,130 @@
+"""Debiased estimates of all columns, from a lasso that is tuned for prediction.
+
+The lasso is that of the lambda with the smallest AIC, whatever penalty selects: of two fits that predict as
+well, inference wants the one that shrinks less. For the normal family all of it follows from the sums of
+products; other families take some linear predictors and one weighted Gram at that lasso.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedstat.federation.engine import Rounds
+from fedstat.inference.debiased import Debiased, debias
+from fedstat.kernels.penalised_path import lambda_grid, lambda_max
+from fedstat.kernels.penalties import Penalty
+from fedstat.kernels.penalty_groups import Groups
+from fedstat.models.vglm.climb import Point
+from fedstat.models.vglm.gram import Units
+from fedstat.models.vglm.path import Path, Setup, choose, normal_path, score_path, to_units
+from fedstat.typing import Floats
+
+if TYPE_CHECKING:
+    from fedstat.models.vglm.protocol import Course
+
+LASSO = Penalty("lasso")
+SIZE, RATIO = 50, 1e-3
+"""Of the lambdas of the lasso."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DebiasedFit:
+    """Debiased estimates in the units of the data.
+
+    Parameters
+    ----------
+    params : (1 + p,) array
+    cov : (1 + p, 1 + p) array
+    scale : float
+        Residual variance: of least squares on all columns; 1 for the other families.
+    lam : float
+        Lambda of the lasso.
+    relaxed : int
+        Columns for which the inverse of the information was relaxed.
+    """
+
+    params: Floats
+    cov: Floats
+    scale: float
+    lam: float
+    relaxed: int
+
+    @classmethod
+    def of(cls, found: Debiased, units: Units, turn: Floats, scale: float, lam: float) -> DebiasedFit:
+        """Bring estimates of (1, X T) to the units of the data; `turn` holds (1, T)."""
+        J = to_units(np.ones(len(units.scale), dtype=bool), units) @ turn
+        relaxed = int(np.count_nonzero(found.lambdas))
+        return cls(J @ found.params, J @ found.cov @ J.T, scale, lam, relaxed)
+
+
+def lasso_setup(setup: Setup) -> Setup:
+    """Take the plain lasso of single columns in the place of a penalty; columns without one stay free."""
+    weights = np.repeat(setup.groups.penalised.astype(np.float64), setup.groups.sizes)
+    return Setup(LASSO, Groups.single(len(weights), weights), 0.0, None, SIZE, RATIO, "descent", setup.tol)
+
+
+def normal_debiased(S: Floats, units: Units, setup: Setup) -> DebiasedFit:
+    """Debias the lasso of the normal family.
+
+    Parameters
+    ----------
+    S : (p + 2, p + 2) array
+        Sums of products of (1, X, y) of all entities, X and y standardised.
+    units : Units
+    setup : Setup
+        Of the fit; its penalty and lambdas are left aside.
+    """
+    n = float(S[0, 0])
+    path = normal_path(S, units, lasso_setup(setup))
+    best = choose(score_path(path, int(n), normal=True), "aic")
+    a = path.intercepts[best] + path.coefficients[best] @ units.shift - units.mean
+    b = np.concatenate([[a], path.standardised[best]])
+    H, c = S[:-1, :-1] / n, units.sd * S[:-1, -1] / n
+    scale = residual_variance(S, units)
+    found = debias(b, c - H @ b, H, n, scale)
+    found = replace(found, params=found.params + np.eye(len(b))[0] * units.mean)
+    return DebiasedFit.of(found, units, np.eye(len(b)), scale, float(path.lambdas[best]))
+
+
+def residual_variance(S: Floats, units: Units) -> float:
+    """Residual variance of least squares on all columns, which has no bias whatever is selected.
+
+    Sums of products are released over twice as many entities as there are columns, so that it always exists.
+    """
+    values, vectors = np.linalg.eigh(S[:-1, :-1])
+    kept = values > 1e-10 * values[-1]
+    fitted = (S[:-1, -1] @ vectors[:, kept]) ** 2 / values[kept]
+    return float(units.sd**2 * (S[-1, -1] - fitted.sum()) / (S[0, 0] - kept.sum()))
+
+
+def debiased_fit(course: Course, point: Point, H: Floats, gradient: Floats) -> Rounds[DebiasedFit]:
+    """Go to the lasso with the smallest AIC, and debias it there.
+
+    Parameters
+    ----------
+    course : Course
+        Of the fit.
+    point : Point
+        Where it ended.
+    H : (p + 1, p + 1) array
+        Hessian, as far as it is known.
+    gradient : (p,) array
+        Gradient at the unpenalised coefficients alone.
+    """
+    study, setup = course.study, lasso_setup(course.setup)
+    n, scale = study.layout.n, lambda_max(gradient, LASSO, setup.groups)
+    grid = lambda_grid(scale, ratio=RATIO, size=SIZE)
+
+    def select(path: Path) -> int:
+        return choose(score_path(path, n, normal=False), "aic")
+
+    lasso = replace(course, setup=setup, lambdas=grid, select=select, scale=scale)
+    path, best, at = yield from lasso.quadratic(point, H)
+    H = yield from study.hessian(at)
+    found = debias(at.b, at.score, H, n)
+    turn = np.eye(len(at.b))
+    turn[1:, 1:] = study.T
+    return DebiasedFit.of(found, course.units, turn, 1.0, float(path.lambdas[best]))

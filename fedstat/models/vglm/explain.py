@@ -1,0 +1,268 @@
+"""What the sites of a vertical generalised linear model would answer: shapes, entities, harmless numbers.
+
+Of the families other than the normal one, the numbers are those of a small problem of least squares without
+correlations, whose first Hessian is wrong by a factor: so far as it is wrong, so many steps does a rehearsed
+fit take. Every site knows the coefficients that it is sent, and from them its part of the loss, which its
+linear predictors carry, and its scores. Of ADMM, residuals stay large for a number of rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedstat.federation.message import Ask, Reply
+from fedstat.federation.rehearsal import Answers, Course, StandIn
+from fedstat.federation.secure.product_steps import Part
+from fedstat.models.explain import settled
+from fedstat.models.explain_products import ProductStandIns
+from fedstat.models.vglm import response_steps, steps
+from fedstat.models.vglm.gram import FAMILY
+from fedstat.models.vglm.layout import Layout
+from fedstat.typing import Floats, Ints
+
+LARGEST = 0.5
+"""Largest coefficient of the small problem."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difficulty:
+    """How long a rehearsed fit takes.
+
+    Parameters
+    ----------
+    factor : float
+        Of the first Hessian.
+    rounds : int
+        Of ADMM, for one lasso.
+    lassos : int
+        Of ADMM, for one lambda of a nonconvex penalty.
+    """
+
+    factor: float
+    rounds: int
+    lassos: int
+
+
+DIFFICULTIES = (Difficulty(1.0, 10, 1), Difficulty(1.3, 40, 2), Difficulty(2.5, 200, 6))
+"""Of a fit that is short, usual and long."""
+
+
+class VGLMPlan:
+    """What is known of a fit of a vertical generalised linear model before it runs.
+
+    Parameters
+    ----------
+    model : VerticalModel
+        With its layout.
+    fit : callable
+        Its fit.
+    arguments : mapping of str to object
+        Of the fit.
+    """
+
+    def __init__(self, model: Any, fit: Callable[..., object], arguments: Mapping[str, Any]) -> None:
+        self._layout: Layout = model.layout
+        self._given = settled(fit, arguments)
+        self._normal = model.family_spec.name == "Gaussian" and self._given["exchange"] == "products"
+        self._mean = float(model.family_spec.make().link.inverse(0.0))
+        self._products = ProductStandIns(self._own, hold_product, lambda name: name == steps.WEIGHTED)
+        self.lengths = (0, 0, 0) if self._normal else (0, 1, 2)
+
+    @property
+    def guessed(self) -> frozenset[str]:
+        """All shapes are known."""
+        return frozenset()
+
+    def arguments(self, length: int) -> Mapping[str, Any]:
+        """Nothing but what was given: the numbers tell when to end."""
+        return {}
+
+    def dealers(self) -> Mapping[tuple[str, str], str]:
+        """Who deals for each secure product."""
+        return self._products.dealers
+
+    def learned(self, course: Course) -> Iterator[tuple[str, str]]:
+        """Say what sums of products, and linear predictors at known coefficients, tell."""
+        layout, coordinator = (
+            self._layout,
+            "Coordinator" if course.at is None else f"Coordinator, at {course.at}",
+        )
+        if self._normal:
+            yield (
+                coordinator,
+                f"learns means, variances and all correlations of the {layout.p} columns and the response"
+                f"{self._parts()}. Of a column with two values these are counts and means in its groups.",
+            )
+            return
+        points = len({e.round for e in course.entries if e.step in ("linear_predictor", "admm_move")})
+        yield (
+            coordinator,
+            f"learns {points} sums of the institutions' linear predictors for every entity. As many as there "
+            f"are columns ({layout.p}) determine the rows of ALL institutions, masked or not, where their "
+            "coefficients are known"
+            + (
+                "; here it knows those at the end of each lambda only."
+                if self._given["exchange"] == "admm"
+                else ", as they are here."
+            ),
+        )
+        yield (
+            "Institutions",
+            "learn the response of every entity from its residuals and weights.",
+        )
+
+    def _parts(self) -> str:
+        if self._layout.rows is not None:
+            return ", by missing pattern"
+        cut = self._given["select"] == "cv" or self._given["draws"]
+        return f", in each of {self._given['folds']} random parts of the entities" if cut else ""
+
+    def notes(self) -> Iterator[str]:
+        """Say where the numbers of steps come from."""
+        if self._normal:
+            yield "Nothing here depends on the values of the data: the fit takes these rounds and bytes."
+        elif self._given["exchange"] == "admm":
+            yield (
+                f"The number of rounds depends on the data: {DIFFICULTIES[1].rounds} for one lasso is a guess "
+                f"from fits of simulated data, {DIFFICULTIES[0].rounds} to {DIFFICULTIES[2].rounds} its range, "
+                f"and maxiter={self._given['maxiter']:,} the limit."
+            )
+        else:
+            yield (
+                "The number of steps depends on the data: it is that of a small problem that is as hard as "
+                "fits of simulated data were, and of an easier and a harder one. At most "
+                f"{self._layout.most_grams} weighted Gram matrices are released over {self._layout.n:,} entities."
+            )
+
+    def answers(self, length: int) -> Answers:
+        """How the stand-ins answer, by step."""
+        self._products.dealers.clear()
+        self._difficulty = DIFFICULTIES[length]
+        by_step = {
+            "stage_block": self._stage_block,
+            "stage_response": self._stage_response,
+            "sum_products": self._sum_products,
+            "sum_with_response": self._sum_with_response,
+            "sum_response": self._sum_response,
+            "linear_predictor": self._linear_predictor,
+            "respond": self._respond,
+            "sum_scores": self._sum_scores,
+            "weigh": self._weigh,
+            "admm_start": lambda site, ask: self._of_block(site, {}),
+            "admm_largest": lambda site, ask: self._of_block(site, {"largest": np.array(LARGEST)}),
+            "admm_set": self._admm_set,
+            "admm_move": lambda site, ask: self._of_block(site, {"linear_predictor": self._nothing(site)}),
+            "admm_certify": self._admm_certify,
+            "admm_coefficients": lambda site, ask: self._of_block(site, {"beta": self._truth(site) / 2.0}),
+            "admm_respond": self._admm_respond,
+        }
+        return {
+            **self._products.answers(FAMILY),
+            **{(FAMILY, step): answer for step, answer in by_step.items()},
+        }
+
+    # ---- the client's block --------------------------------------------------------------------
+
+    def _width(self, site: StandIn) -> int:
+        return dict(zip(self._layout.clients, self._layout.sizes, strict=True))[site.name]
+
+    def _truth(self, site: StandIn) -> Floats:
+        """Coefficients at which the small problem has its minimum."""
+        place = self._layout.places()[site.name]
+        return np.asarray(LARGEST / (1.0 + np.arange(place.start, place.stop)))
+
+    def _nothing(self, site: StandIn) -> Floats:
+        return np.zeros(site.memory["n"])
+
+    def _of_block(self, site: StandIn, arrays: Mapping[str, Any]) -> Reply:
+        return site.reply(arrays, entities=site.memory["n"])
+
+    def _stage_block(self, site: StandIn, ask: Ask) -> Reply:
+        p, n = self._width(site), int(ask.arrays["keep"].sum())
+        site.memory |= {"n": n, "beta": np.zeros(p), "grams": 0}
+        site.hold("minimum count", steps.check_entities, site.data, n)
+        return self._of_block(site, {"units": np.array([np.zeros(p), np.ones(p)])})
+
+    def _sum_products(self, site: StandIn, ask: Ask) -> Reply:
+        p, G, code = self._width(site), int(ask.arrays["groups"]), ask.arrays["code"]
+        site.hold("minimum count", steps.check_counts_by_fold, site.data, code, G, p)
+        counts = np.bincount(code[code >= 0], minlength=G)
+        grams = counts[:, None, None] * np.eye(p)
+        return self._of_block(site, {"sums": np.zeros((G, p)), "grams": grams})
+
+    def _sum_with_response(self, site: StandIn, ask: Ask) -> Reply:
+        p, G = self._width(site), int(ask.arrays["groups"])
+        site.hold("minimum count", steps.check_counts_by_fold, site.data, ask.arrays["code"], G, p)
+        return self._of_block(site, {"products": np.zeros((G, p))})
+
+    def _linear_predictor(self, site: StandIn, ask: Ask) -> Reply:
+        """Carry the block's part of the loss, less that at zero, in every entity."""
+        beta, truth = ask.arrays["beta"], self._truth(site)
+        site.memory["beta"] = beta
+        part = float((beta - truth) @ (beta - truth) - truth @ truth) / 2.0
+        return self._of_block(site, {"linear_predictor": np.full(site.memory["n"], part)})
+
+    def _sum_scores(self, site: StandIn, ask: Ask) -> Reply:
+        scores = site.memory["n"] * (self._truth(site) - site.memory["beta"])
+        return self._of_block(site, {"scores": scores})
+
+    def _weigh(self, site: StandIn, ask: Ask) -> Reply:
+        p, n, earlier = self._width(site), site.memory["n"], site.memory["grams"]
+        every = np.zeros(n, dtype=np.int64)
+        site.hold("minimum count", steps.check_counts_by_fold, site.data, every, 1, p, earlier + 1)
+        site.memory["grams"] = earlier + 1
+        factor = self._difficulty.factor if earlier == 0 else 1.0
+        return self._of_block(site, {"sums": np.zeros(p), "gram": factor * n * np.eye(p)})
+
+    def _admm_set(self, site: StandIn, ask: Ask) -> Reply:
+        site.memory["lassos"] = 1 + (site.memory.get("lassos", 0) if ask.arrays["linearise"] else 0)
+        return self._of_block(site, {})
+
+    def _admm_certify(self, site: StandIn, ask: Ask) -> Reply:
+        last = site.memory["lassos"] >= self._difficulty.lassos
+        return self._of_block(site, {"violation": np.array(0.0 if last else LARGEST)})
+
+    # ---- the response --------------------------------------------------------------------------
+
+    def _of_response(self, site: StandIn, arrays: Mapping[str, Any]) -> Reply:
+        return site.reply(arrays, entities=site.memory["responses"])
+
+    def _stage_response(self, site: StandIn, ask: Ask) -> Reply:
+        site.memory |= {"responses": int(ask.arrays["keep"].sum()), "asked": 0}
+        site.hold("minimum count", response_steps.check_entities, site.data, site.memory["responses"])
+        return self._of_response(site, {"moments": np.array([self._mean, 1.0, 0.0])})
+
+    def _sum_response(self, site: StandIn, ask: Ask) -> Reply:
+        code, G = ask.arrays["code"], int(ask.arrays["groups"])
+        site.hold("minimum count", response_steps.check_smallest, site.data, code)
+        counts = np.bincount(code[code >= 0], minlength=G).astype(float)
+        return self._of_response(site, {"sums": np.array([np.zeros(G), counts])})
+
+    def _respond(self, site: StandIn, ask: Ask) -> Reply:
+        n, eta = site.memory["responses"], ask.arrays["eta"]
+        site.memory["asked"] = 0
+        arrays = {"loss": np.array(1.0 + eta.mean()), "residual": np.zeros(n), "weight": np.ones(n)}
+        return self._of_response(site, arrays)
+
+    def _admm_respond(self, site: StandIn, ask: Ask) -> Reply:
+        """Residuals are large until so many rounds have passed since the last lasso."""
+        site.memory["asked"] += 1
+        done = site.memory["asked"] > self._difficulty.rounds
+        sizes = np.zeros(5) if done else np.array([1e6, 1e6, 0.0, 0.0, 0.0])
+        return self._of_response(site, {"move": np.zeros(site.memory["responses"]), "sizes": sizes})
+
+    def _own(self, site: StandIn, part: Part) -> int:
+        return int(site.memory["responses" if part.columns == response_steps.RESPONSE else "n"])
+
+
+def hold_product(site: StandIn, part: Part, group: Ints) -> None:
+    """Apply the rule on entities behind a product; one of the columns may be the response."""
+    both, times = part.product.columns_a + part.product.columns_b, 1
+    if part.columns == steps.WEIGHTED:
+        times = max(site.memory["grams"], 1)
+    arguments = (site.data, group, part.product.groups, both - 1, times)
+    site.hold("minimum count", steps.check_counts_by_fold, *arguments)

@@ -1,0 +1,226 @@
+"""One fit of a vertical generalised linear model of complete entities, from its arguments to its outcome."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from fedstat.errors import EstimationError
+from fedstat.federation.disclosure import ENTITIES_PER_EQUATION
+from fedstat.federation.engine import Rounds
+from fedstat.kernels.glm_family import FamilySpec
+from fedstat.models.vglm.admm import admm_path
+from fedstat.models.vglm.climb import Study
+from fedstat.models.vglm.debiased import normal_debiased
+from fedstat.models.vglm.fold_models import Folds
+from fedstat.models.vglm.gram import Grams, exchange_grams, stage
+from fedstat.models.vglm.layout import Layout, deal_folds
+from fedstat.models.vglm.outcome import Inference, Outcome
+from fedstat.models.vglm.path import (
+    Criteria,
+    Path,
+    Select,
+    Setup,
+    choose,
+    cross_validate,
+    normal_path,
+    normal_refit,
+    normal_stability,
+    score_path,
+)
+from fedstat.models.vglm.protocol import Fitted, Further, fit_path
+from fedstat.typing import Bools
+
+Run: TypeAlias = Callable[[Rounds[Any]], Any]
+FEWEST_GRAMS = 3
+"""At the intercept alone, at a fit, and for its standard errors."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """What is fitted, and how.
+
+    Parameters
+    ----------
+    layout : Layout
+    family : FamilySpec
+    session : str
+    at : str or None
+        Where the coordinator sits.
+    min_count : int
+        Entities behind a sum, at least.
+    setup : Setup
+    select : str
+    folds, draws : int
+    inference : {"conditional", "debiased", "split"}
+    random : Generator
+    hidden : bool
+        Whether linear predictors are masked.
+    path : {"quadratic", "exact"}
+    exchange : {"products", "admm"}
+    eps, maxiter : float, int
+        Of exchange="admm".
+    """
+
+    layout: Layout
+    family: FamilySpec
+    session: str
+    at: str | None
+    min_count: int
+    setup: Setup
+    select: Select
+    folds: int
+    draws: int
+    inference: Inference
+    random: np.random.Generator
+    hidden: bool
+    path: Literal["quadratic", "exact"]
+    exchange: Literal["products", "admm"]
+    eps: float
+    maxiter: int
+
+    @property
+    def parts(self) -> int:
+        """Folds that are needed for the choice of lambda and for halves."""
+        return self.folds if self.select == "cv" or self.draws else 1
+
+    @property
+    def least(self) -> int:
+        """Entities of a fold, at least."""
+        return max(self.min_count, ENTITIES_PER_EQUATION * (self.layout.p + 1))
+
+
+def fit_normal(plan: Plan, run: Run) -> Outcome:
+    """Fit the normal family, from sums of products that are exchanged once."""
+    layout, setup, split = plan.layout, plan.setup, plan.inference == "split"
+    parts = max(plan.parts, 2) if split else plan.parts
+    code = deal_folds(layout.n, parts, plan.least, plan.random)
+
+    def protocol() -> Rounds[Grams]:
+        units = yield from stage(layout, plan.family, plan.session)
+        return (yield from exchange_grams(layout, units, code, parts, plan.session, plan.at))
+
+    grams = run(protocol())
+    units, mine = grams.units, np.arange(parts) < (parts // 2 if split else parts)
+    products, S = grams.products[mine], grams.total(mine)
+    n = int(S[0, 0])
+    path = normal_path(S, units, setup)
+    criteria = score_path(path, n, normal=True)
+    if plan.select == "cv":
+        cv, cv_se = cross_validate(products, units, setup, path)
+        criteria = replace(criteria, cv=cv, cv_se=cv_se)
+    chosen = choose(criteria, plan.select)
+    support = np.ones(layout.p, dtype=bool) if setup.unpenalised else path.selected[chosen]
+    refit = normal_refit(grams.total(~mine) if split else S, units, support, layout.names)
+    fitted = Fitted(path, chosen, refit, 0, 0, grams.dealers)
+    if plan.inference == "debiased":
+        fitted = replace(fitted, debiased=normal_debiased(S, units, setup))
+    if plan.draws:
+        halves = normal_stability(products, units, setup, path, plan.draws, plan.random)
+        fitted = replace(fitted, halves=halves)
+    variance = units.sd**2 * (S[-1, -1] / n - (S[0, -1] / n) ** 2)
+    null = n / -2.0 * (np.log(2.0 * np.pi * variance) + 1.0)
+    return Outcome(
+        fitted, criteria, plan.select, setup, float(null), units, parts, False, inference=plan.inference, n=n
+    )
+
+
+def fit_other(plan: Plan, run: Run) -> Outcome:
+    """Fit any family by linear predictors and weighted Grams, or by ADMM."""
+    normal, split = plan.family.name == "Gaussian", plan.inference == "split"
+    layouts = halve(plan.layout, plan.random) if split else (plan.layout, None)
+    layout = layouts[0]
+    further = Further(
+        _deal(plan, layout),
+        plan.inference == "debiased",
+        None if layouts[1] is None else _study(plan, layouts[1]),
+    )
+    study = _study(plan, layout, further)
+
+    def select(path: Path) -> int:
+        # Before folds choose, the criterion that is made for prediction does.
+        return choose(
+            score_path(path, layout.n, normal=normal), "aic" if plan.select == "cv" else plan.select
+        )
+
+    if plan.exchange == "admm":
+        protocol = admm_path(study, plan.family, plan.setup, select, plan.eps, plan.maxiter)
+    else:
+        exact = plan.path == "exact"
+        protocol = fit_path(study, plan.family, plan.setup, select, exact=exact, further=further)
+    fitted, units, first = run(protocol)
+    null = layout.n * (units.constant - first)
+    if normal:
+        null = -layout.n / 2.0 * (np.log(4.0 * np.pi * first) + 1.0)
+    criteria: Criteria = score_path(fitted.path, layout.n, normal=normal)
+    if fitted.cv is not None:
+        criteria = replace(criteria, cv=fitted.cv[0], cv_se=fitted.cv[1])
+    parts = 1 if further.folds is None else further.folds.parts
+    return Outcome(
+        fitted,
+        criteria,
+        plan.select,
+        plan.setup,
+        null,
+        units,
+        parts,
+        plan.hidden,
+        normal,
+        plan.exchange,
+        inference=plan.inference,
+        n=layout.n,
+    )
+
+
+def _deal(plan: Plan, layout: Layout) -> Folds | None:
+    if plan.parts == 1:
+        return None
+    code = deal_folds(layout.n, plan.parts, plan.least, plan.random)
+    return Folds(code, plan.parts, plan.select == "cv", plan.draws, plan.random)
+
+
+def _study(plan: Plan, layout: Layout, further: Further | None = None) -> Study:
+    """Reserve the weighted Grams of folds and of debiased estimates; the others are left for the fit.
+
+    Raises
+    ------
+    EstimationError
+        There are not enough.
+    """
+    reserved = 0
+    if further is not None:
+        reserved = int(further.debiased) + (0 if further.folds is None else further.folds.parts)
+    if plan.inference != "conditional" or reserved:
+        _check_grams(layout, FEWEST_GRAMS + reserved)
+    left = max(layout.most_grams - 1 - reserved, 1)
+    return Study(layout, plan.session, plan.at, plan.hidden, np.eye(layout.p), left)
+
+
+def _check_grams(layout: Layout, needed: int) -> None:
+    if layout.most_grams < needed:
+        raise EstimationError(
+            f"{needed} weighted sums of products of {layout.p} columns are needed, and over {layout.n:,} "
+            f"entities {layout.most_grams} are released at most; use fewer columns or folds, select='bic' in "
+            "the place of 'cv', or inference='conditional'"
+        )
+
+
+def halve(layout: Layout, random: np.random.Generator) -> tuple[Layout, Layout]:
+    """Divide the entities of a fit into random halves."""
+    first = deal_folds(layout.n, 2, 1, random) == 0
+    return take_entities(layout, first), take_entities(layout, ~first)
+
+
+def take_entities(layout: Layout, which: Bools) -> Layout:
+    """Lay out a fit of some of the entities: (n,) bool."""
+
+    def taken(keep: Bools) -> Bools:
+        out = keep.copy()
+        out[np.flatnonzero(keep)[~which]] = False
+        return out
+
+    keep = {client: taken(rows) for client, rows in layout.keep.items()}
+    return replace(layout, n=int(which.sum()), keep=keep, response_keep=taken(layout.response_keep))

@@ -1,0 +1,203 @@
+"""Quadratic models of the loss by fold, for cross-validation and stability selection beyond the normal family.
+
+Half the mean deviance of the entities of a fold is, near a point, its value there with gradient and Hessian. The
+holder's answer at the point has the value, scores over the fold's residuals are the gradient, and a weighted
+Gram with the weights of the fold alone is the Hessian: sums over the entities of a fold, once, and no further
+linear predictor. A fit to some folds minimises the sum of their models and the penalty; its deviance on the
+others is that of their models. Both are approximations, close where a fold changes the fit little.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedstat.federation.engine import Rounds
+from fedstat.models.vglm.climb import Found, Point, Study, solve
+from fedstat.models.vglm.gram import ask
+from fedstat.models.vglm.path import Path, stability, weighted_mean
+from fedstat.models.vglm.response_steps import POINTS
+from fedstat.typing import Bools, Floats, Ints
+
+if TYPE_CHECKING:
+    from fedstat.models.vglm.protocol import Course
+
+MOST_CENTRES = 3
+"""Points at which the loss is modelled by fold, until the choice of lambda is that of the point."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FoldModels:
+    """Quadratic models of the loss of F folds at a point; sums over the fold, divided by all n.
+
+    Parameters
+    ----------
+    point : Point
+    shares, losses : (F,) arrays
+    scores : (F, p + 1) array
+    hessians : (F, p + 1, p + 1) array
+    """
+
+    point: Point
+    shares: Floats
+    losses: Floats
+    scores: Floats
+    hessians: Floats
+
+    def over(self, folds: Ints | Bools) -> tuple[Point, Floats]:
+        """Return the model of some folds together: the point with their loss and score, and the Hessian."""
+        share = self.shares[folds].sum()
+        point = replace(
+            self.point,
+            loss=float(self.losses[folds].sum() / share),
+            score=self.scores[folds].sum(axis=0) / share,
+        )
+        return point, self.hessians[folds].sum(axis=0) / share
+
+    def cross_validate(self, course: Course) -> tuple[Floats, Floats]:
+        """Return the mean deviance of folds left out, with its standard error: (L,) each."""
+        errors = np.empty((len(self.shares), len(course.lambdas)))
+        for fold in range(len(errors)):
+            here = np.arange(len(errors)) == fold
+            b = course.model_path(*self.over(~here), {})[0]
+            errors[fold] = 2.0 * model_losses(*self.over(here), b)
+        return weighted_mean(errors, self.shares)
+
+    def stability(self, course: Course, draws: int, random: np.random.Generator) -> tuple[Floats, Floats]:
+        """See :func:`fedstat.models.vglm.path.stability`."""
+
+        def selected(half: Ints) -> Bools:
+            b = course.model_path(*self.over(half), {})[0]
+            return np.asarray(b[:, 1:] @ course.study.T.T != 0.0)
+
+        return stability(selected, len(self.shares), draws, random)
+
+
+def model_losses(point: Point, H: Floats, b: Floats) -> Floats:
+    """Losses of the quadratic model at a point for coefficients (L, p + 1): (L,)."""
+    d = b - point.b
+    return np.asarray(point.loss - d @ point.score + np.einsum("li,ij,lj->l", d, H, d) / 2.0)
+
+
+def model_folds(study: Study, family: str, point: Point, code: Ints, parts: int) -> Rounds[FoldModels]:
+    """Obtain the models at a point: one round of scores, and a weighted Gram for each fold."""
+    masks = [(code == fold).astype(np.float64) for fold in range(parts)]
+    layout = study.layout
+    replies = yield [
+        ask(k, "sum_scores", study.session, residual=point.residual * mask)
+        for mask in masks
+        for k in layout.clients
+    ]
+    sums = iter(reply.arrays["scores"] for reply in replies)
+    scores, hessians, losses = [], [], []
+    # Residual and linear predictor give the response, to the last digits: every family here counts.
+    y = np.round(point.residual - POINTS[family](point.eta, np.zeros(layout.n))[1])
+    for mask in masks:
+        score = np.concatenate([next(sums) for _ in layout.clients]) @ study.T
+        scores.append(np.concatenate([[point.residual @ mask], score]) / layout.n)
+        H = yield from study.hessian(replace(point, weight=point.weight * mask))
+        hessians.append(H)
+        here = mask > 0.0
+        losses.append(POINTS[family](point.eta[here], y[here])[0] * mask.sum() / layout.n)
+    shares = np.array([mask.mean() for mask in masks])
+    return FoldModels(point, shares, np.array(losses), np.array(scores), np.array(hessians))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Folds:
+    """What the folds of a fit are for.
+
+    Parameters
+    ----------
+    code : (n,) array of int
+        Fold of each entity.
+    parts : int
+        Number of folds.
+    choose : bool
+        Whether they choose lambda, by cross-validation.
+    draws : int
+        Pairs of halves for selection frequencies.
+    random : Generator
+        Of the halves.
+    """
+
+    code: Ints
+    parts: int
+    choose: bool
+    draws: int
+    random: np.random.Generator
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FoldFit:
+    """A path and the fit that was chosen, with what the folds say.
+
+    Parameters
+    ----------
+    path : Path
+    chosen : int
+    point : Point
+    H : (p + 1, p + 1) array
+        Latest Hessian.
+    cv : two (L,) arrays, or None
+        Mean deviance of folds left out, with its standard error.
+    halves : (L, p) and (L,) arrays, or None
+        See :func:`fedstat.models.vglm.path.stability`.
+    """
+
+    path: Path
+    chosen: int
+    point: Point
+    H: Floats
+    cv: tuple[Floats, Floats] | None = None
+    halves: tuple[Floats, Floats] | None = None
+
+
+def use_folds(course: Course, family: str, fit: FoldFit, folds: Folds, *, exact: bool) -> Rounds[FoldFit]:
+    """Model the loss by fold at the fit; choose by cross-validation and go there, repeatedly, and draw halves.
+
+    Parameters
+    ----------
+    course : Course
+    family : str
+    fit : FoldFit
+        The fit that was chosen so far.
+    folds : Folds
+    exact : bool
+        Whether every fit of the path is exact.
+    """
+    study = course.study
+    for _ in range(MOST_CENTRES):
+        models = yield from model_folds(study, family, fit.point, folds.code, folds.parts)
+        fit = replace(fit, H=models.hessians.sum(axis=0))
+        if not folds.choose:
+            break
+        cv = models.cross_validate(course)
+        best, fit = int(np.argmin(cv[0])), replace(fit, cv=cv)
+        if best == fit.chosen:
+            break
+        (last,) = yield from solve(study, [course.problem(best)], fit.point, fit.H, course.unit)
+        path = with_fit(course, fit.path, best, last, None if exact else fit.H)
+        fit = replace(fit, path=path, chosen=best, point=last.point)
+        if study.left < folds.parts:
+            break
+    if not folds.draws:
+        return fit
+    return replace(fit, halves=models.stability(course, folds.draws, folds.random))
+
+
+def with_fit(course: Course, path: Path, place: int, found: Found, H: Floats | None) -> Path:
+    """Put a fit in its place of a path; with a Hessian all others become those of the model there."""
+    if H is not None:
+        b, loss, kkt = course.model_path(found.point, H, {place: found})
+        return course.path(b, loss, kkt, course.setup.tol, place)
+    size = len(path.lambdas)
+    fits = np.tile(found.point.b, (size, 1)), np.full(size, found.point.loss), np.full(size, found.violation)
+    one, here = course.path(*fits, course.setup.tol, place), np.arange(size) == place
+    names = ("intercepts", "loss", "kkt", "converged")
+    rows = {name: np.where(here, getattr(one, name), getattr(path, name)) for name in names}
+    for name in ("coefficients", "standardised"):
+        rows[name] = np.where(here[:, None], getattr(one, name), getattr(path, name))
+    return replace(path, **rows)

@@ -1,0 +1,1 @@
+"""What a release costs: sensitivity, noise, and accounts of both."""

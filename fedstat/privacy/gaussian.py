@@ -1,0 +1,184 @@
+"""Differential privacy of Gaussian noise, exactly, over any number of releases.
+
+Noise with standard deviation sigma on a value of which one record changes the Euclidean length by at most
+Delta makes two data sets that differ in it as hard to tell apart as N(0, 1) and N(mu, 1), mu = Delta / sigma.
+Releases that follow each other, each chosen after the ones before, add up: mu^2 = sum mu_m^2 (Dong, Roth and
+Su 2022). So one number is the whole account. Nothing here is asymptotic or a bound, other than
+:func:`epsilon_of_zcdp`, which is what discrete samplers guarantee.
+
+References
+----------
+Balle, B. and Wang, Y.-X. (2018). Improving the Gaussian mechanism for differential privacy: analytical
+calibration and optimal denoising. ICML. arXiv 1805.06530.
+Dong, J., Roth, A. and Su, W. (2022). Gaussian differential privacy. Journal of the Royal Statistical Society
+B 84, 3-37. arXiv 1905.02383.
+Canonne, C., Kamath, G. and Steinke, T. (2020). The discrete Gaussian for differential privacy. NeurIPS.
+arXiv 2004.00010.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import brentq, minimize_scalar
+from scipy.special import log_ndtr
+
+from fedstat.errors import ModelError
+
+LARGEST = 1e12
+
+
+def delta_of(epsilon: float, mu: float) -> float:
+    """Return the smallest delta at an epsilon: ``Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu)``.
+
+    Parameters
+    ----------
+    epsilon : float
+        At least 0.
+    mu : float
+        Sensitivity over standard deviation; 0 where nothing was released.
+
+    References
+    ----------
+    Balle and Wang (2018), theorem 8.
+    """
+    if mu == 0.0:
+        return 0.0
+    first = log_ndtr(mu / 2.0 - epsilon / mu)
+    second = epsilon + log_ndtr(-mu / 2.0 - epsilon / mu)
+    return float(max(0.0, -np.exp(first) * np.expm1(min(second - first, 0.0))))
+
+
+def epsilon_of(mu: float, delta: float) -> float:
+    """Return the smallest epsilon at a delta; infinite where it is beyond any meaning.
+
+    Parameters
+    ----------
+    mu : float
+        Sensitivity over standard deviation.
+    delta : float
+        In (0, 1).
+
+    Raises
+    ------
+    ModelError
+        An argument is out of its range.
+    """
+    _check(delta, mu)
+    if delta_of(0.0, mu) <= delta:
+        return 0.0
+    return _root(lambda epsilon: delta_of(epsilon, mu) - delta)
+
+
+def mu_of(epsilon: float, delta: float) -> float:
+    """Return the largest mu that keeps to an epsilon and delta: noise is the sensitivity over it.
+
+    Raises
+    ------
+    ModelError
+        An argument is out of its range.
+    """
+    _check(delta, epsilon)
+    return _root(lambda mu: delta - delta_of(epsilon, mu))
+
+
+def epsilon_of_zcdp(rho: float, delta: float) -> float:
+    """Return the epsilon at a delta of rho-zCDP, which discrete Gaussian noise has: rho = mu^2 / 2.
+
+    The smallest epsilon at which ``exp((a - 1)(a rho - eps)) / (a - 1) * (1 - 1/a)^a`` is delta for some
+    order a > 1.
+
+    Raises
+    ------
+    ModelError
+        An argument is out of its range.
+
+    References
+    ----------
+    Canonne, Kamath and Steinke (2020), proposition 12.
+    """
+    _check(delta, rho)
+    if rho == 0.0:
+        return 0.0
+
+    def at(log_order: float) -> float:
+        a = 1.0 + np.exp(log_order)
+        return float(a * rho + (a * np.log1p(-1.0 / a) - np.log(a - 1.0) - np.log(delta)) / (a - 1.0))
+
+    middle = 0.5 * np.log(-np.log(delta) / rho)
+    found = minimize_scalar(at, bounds=(middle - 12.0, middle + 12.0), method="bounded")
+    return max(0.0, float(found.fun))
+
+
+def _check(delta: float, other: float) -> None:
+    if not 0.0 < delta < 1.0:
+        raise ModelError(f"delta: expected a number between 0 and 1, received {delta!r}")
+    if not 0.0 <= other < np.inf:
+        raise ModelError(f"expected a finite number of zero or more, received {other!r}")
+
+
+def _root(difference: Callable[[float], float]) -> float:
+    """Return where a function that falls from above zero to below has its root."""
+    high = 1.0
+    while difference(high) > 0.0:
+        high *= 2.0
+        if high > LARGEST:
+            return float(np.inf)
+    return float(brentq(difference, 0.0, high, xtol=1e-13, rtol=1e-13))
+
+
+@dataclass(slots=True)
+class GaussianAccount:
+    """What Gaussian releases about the same record have cost so far.
+
+    Parameters
+    ----------
+    squared : float
+        Sum of (sensitivity / standard deviation)^2.
+    releases : int
+    """
+
+    squared: float = 0.0
+    releases: int = 0
+
+    def add(self, sensitivity: float, deviation: float, times: int = 1) -> None:
+        """Write down releases; without noise they cost everything.
+
+        Parameters
+        ----------
+        sensitivity : float
+            Largest Euclidean change of the released value when one record is replaced.
+        deviation : float
+            Standard deviation of the noise on each number of it.
+        times : int
+            How many.
+
+        Raises
+        ------
+        ModelError
+            A number is negative.
+        """
+        if not (sensitivity >= 0.0 and deviation >= 0.0 and times >= 0):
+            raise ModelError(
+                f"expected numbers of zero or more, received a sensitivity of {sensitivity!r}, a deviation "
+                f"of {deviation!r}, {times!r} times"
+            )
+        self.releases += times
+        if sensitivity > 0.0 and times:
+            self.squared += times * (sensitivity / deviation) ** 2 if deviation > 0.0 else np.inf
+
+    @property
+    def mu(self) -> float:
+        """The account as one number."""
+        return float(np.sqrt(self.squared))
+
+    @property
+    def rho(self) -> float:
+        """The same in the terms of zero-concentrated differential privacy."""
+        return self.squared / 2.0
+
+    def epsilon(self, delta: float = 1e-6) -> float:
+        """Epsilon of all releases together at a delta."""
+        return float(np.inf) if np.isinf(self.squared) else epsilon_of(self.mu, delta)

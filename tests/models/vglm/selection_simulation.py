@@ -1,0 +1,161 @@
+"""The published selection study, repeated: one row for each data set and method, and their means.
+
+A run that was cut short goes on where it ended:
+
+    python tests/models/vglm/selection_simulation.py runs.csv [data sets of each case]
+
+writes every data set to ``runs.csv``, and means with their simulation errors to
+``tests/benchmarks/results/vglm_simulation.csv``.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import warnings
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import statsmodels.api as sm
+
+import fedstat as fs
+from fedstat.errors import DisclosureWarning
+from fedstat.inference.selection_criteria import bic, ebic, profiled
+from fedstat.kernels.glm import Rows
+from fedstat.kernels.glm_family import FamilySpec
+from fedstat.kernels.penalised_glm import glm_path
+from fedstat.kernels.penalties import Penalty
+from fedstat.kernels.penalty_groups import Groups
+
+TABLE = Path(__file__).parents[2] / "benchmarks" / "results" / "vglm_simulation.csv"
+FAMILIES = {"normal": sm.families.Gaussian(), "binomial": sm.families.Binomial()}
+SCALES = {"standardised": True, "as drawn": False}
+CASES = [*product(SCALES, FAMILIES, (1_000, 3_000, 5_000))]
+CASE = ["columns", "family", "n"]
+MEASURES = ["rmse", "gmean", "fdr", "sensitivity", "specificity", "rounds", "megabytes", "seconds"]
+
+
+def judge(b, truth):
+    """Error and selection of coefficients (p,) beside the true ones, as the publication measures them."""
+    chosen, active = b != 0.0, truth != 0.0
+    sensitivity, specificity = chosen[active].mean(), (~chosen[~active]).mean()
+    return {
+        "rmse": np.sqrt(np.mean((b - truth) ** 2)),
+        "gmean": np.sqrt(sensitivity * specificity),
+        "fdr": (chosen & ~active).sum() / max(chosen.sum(), 1),
+        "sensitivity": sensitivity,
+        "specificity": specificity,
+    }
+
+
+def vertical(data, family, penalty="scad"):
+    """Fit over the five clients, and choose by BIC."""
+    partition = fs.ClientPartition.from_frames(data.frames, on=data.key)
+    model = fs.VerticalGLM.from_formula("y ~ .", partition, family=FAMILIES[family], penalty=penalty)
+    result = model.fit(select="bic")
+    used = {"rounds": result.ledger.rounds, "megabytes": result.ledger.bytes / 1e6}
+    return result.params[data.truth.index].to_numpy(), used | {"converged": result.converged}
+
+
+def pooled_paths(data, family, crossed=False):
+    """Fit all rows in one place along a path that is exact everywhere: coefficients, by what chose them."""
+    X, y = columns_of(data)
+    sd = X.std(axis=0)
+    Z = np.column_stack([np.ones(len(y)), (X - X.mean(axis=0)) / sd])
+    path = pooled_path(Z, y, family)
+    minus_twice = 2.0 * len(y) * path.loss
+    if family == "normal":
+        minus_twice = profiled(minus_twice, len(y))
+    b = path.coefficients[:, 1:]
+    df = 1.0 + np.count_nonzero(b, axis=1)
+    scores = {
+        "BIC": bic(minus_twice, df, len(y)),
+        "EBIC": ebic(minus_twice, df, len(y), chosen=df - 1.0, candidates=b.shape[1]),
+    }
+    if crossed:
+        scores["CV"] = cross_validated(Z, y, family, path.lambdas)
+    return {name: b[np.argmin(score)] / sd for name, score in scores.items()}
+
+
+def pooled_path(Z, y, family, lambdas=None, penalty="scad"):
+    groups = replace(Groups.single(Z.shape[1]), weights=np.r_[0.0, np.ones(Z.shape[1] - 1)])
+    spec = FamilySpec.of(FAMILIES[family])
+    return glm_path(Rows(Z, y), spec, Penalty(penalty), groups, lambdas=lambdas, algorithm="lla")
+
+
+def cross_validated(Z, y, family, lambdas, folds=5):
+    """Deviance of every fold of rows (they are in random order) at the fits of the others: (L,)."""
+    fold, total = np.arange(len(y)) % folds, np.zeros(len(lambdas))
+    for k in range(folds):
+        b = pooled_path(Z[fold != k], y[fold != k], family, lambdas).coefficients
+        eta = b @ Z[fold == k].T
+        total += [FAMILIES[family].deviance(y[fold == k], FAMILIES[family].link.inverse(e)) for e in eta]
+    return total
+
+
+def oracle(data, family):
+    """Fit the columns that have an effect, without a penalty: what knowing them would bring."""
+    X, y = columns_of(data)
+    active = data.truth["coef"].to_numpy() != 0.0
+    b = np.zeros(len(active))
+    design = np.column_stack([np.ones(len(y)), X[:, active]])
+    b[active] = sm.GLM(y, design, family=FAMILIES[family]).fit().params[1:]
+    return b
+
+
+def columns_of(data):
+    return data.complete[data.truth.index].to_numpy(float), data.complete[data.response].to_numpy(float)
+
+
+def run_one(scale, family, n, seed):
+    """Draw one data set and fit it in all ways: one row for each."""
+    data = fs.datasets.make_selection(n, family, standardise=SCALES[scale], seed=[n, seed])
+    truth, rows = data.truth["coef"].to_numpy(), []
+
+    def add(method, b, seconds=np.nan, **more):
+        rows.append(
+            dict(zip(CASE, (scale, family, n), strict=True))
+            | {"seed": seed, "method": method, **judge(b, truth), "seconds": seconds, **more}
+        )
+
+    for penalty in ("scad",) if family == "binomial" else ("scad", "mcp", "lasso"):
+        began = time.process_time()
+        b, more = vertical(data, family, penalty)
+        add(f"VerticalGLM, {penalty}, BIC", b, time.process_time() - began, **more)
+    crossed = family == "binomial" and n == 1_000
+    for criterion, b in pooled_paths(data, family, crossed).items():
+        add(f"Original-C, scad, {criterion}", b)
+    add("oracle", oracle(data, family))
+    return rows
+
+
+def simulate(file, runs):
+    """Go through all data sets that the file does not hold yet."""
+    file = Path(file)
+    done = pd.read_csv(file) if file.exists() else pd.DataFrame(columns=[*CASE, "seed"])
+    done = set(done[[*CASE, "seed"]].itertuples(index=False, name=None))
+    for seed, case in product(range(runs), CASES):
+        if (*case, seed) not in done:
+            rows = pd.DataFrame(run_one(*case, seed))
+            rows.to_csv(file, mode="a", header=not file.exists(), index=False, lineterminator="\n")
+    return pd.read_csv(file)
+
+
+def summarise(runs):
+    """Means over data sets, with their simulation errors."""
+    groups = runs.groupby([*CASE, "method"], sort=False)
+    means = groups[MEASURES].mean()
+    errors = groups[["rmse", "gmean", "fdr"]].sem().add_suffix("_error")
+    means = means.join(errors)
+    means.insert(0, "runs", groups.size())
+    means["converged"] = groups["converged"].mean()
+    return means.reset_index()
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore", DisclosureWarning)
+    found = simulate(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 100)
+    summarise(found).round(5).to_csv(TABLE, index=False, lineterminator="\n")
