@@ -159,6 +159,19 @@ CLAIMS = {
         assert "was started again" in refusal and len(fewer.params) == len(result.params) - 1
         assert all(process.poll() == 0 for process in running.values())
     """,
+    "three-institutions-over-flare": """
+        assert status.count(" connected") == 3 and "valid for 1,09" in status
+        assert known == "TLSv1.3, greeted" and stranger == "hung up on"
+        assert identical and result.converged and "none is open" in closed
+        assert len(fewer.params) == len(result.params) - 1
+        assert all(process.poll() == 0 for process in running.values())
+    """,
+    "when-something-fails": """
+        assert result.strip() == same and verified.ok
+        assert "EngineError: 'Hungary' did not answer within 6 s" in silence and "SessionError" in restart
+        assert "sex" in second and "EngineError: 'Cleveland' did not answer within 6 s" in frozen
+        assert "by SecurityError" in account
+    """,
     "sme-profit": """
         assert ours < 1e-5 and theirs.max() > 0.05 and in_errors.max() > 5
         assert apart < 0.3 and "Patterns with few entities" in once.summary().notes[-1]
@@ -236,9 +249,16 @@ def check_page(render, name, notebook):
         "receipts",
         "three-institutions",
         "what-leaves-an-institution",
+        "when-something-fails",
     ],
 )
 def test_runs_and_keeps_its_word(render, name):
+    check_page(render, name, run(render, name, CLAIMS[name]))
+
+
+def test_three_institutions_over_flare(render):
+    pytest.importorskip("nvflare", reason="needs fedstat[flare]")
+    name = "three-institutions-over-flare"
     check_page(render, name, run(render, name, CLAIMS[name]))
 
 

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 import time
 from collections.abc import Sequence
@@ -17,6 +18,9 @@ from nbconvert import HTMLExporter
 from nbformat import NotebookNode
 
 FOLDER = Path(__file__).resolve().parent
+NEEDS = {"three-institutions-over-flare": ("nvflare", "fedstat[flare]")}
+"""Module that a vignette runs on, and what installs it; without the module it is skipped."""
+
 STYLE = """<style>
   body.jp-Notebook { max-width: 68rem; margin: 0 auto; padding: 1rem; }
   .jp-RenderedHTMLCommon p, .jp-RenderedHTMLCommon li { max-width: 46rem; }
@@ -68,6 +72,10 @@ def main(wanted: Sequence[str]) -> None:
     if unknown:
         sys.exit(f"no vignette {', '.join(unknown)}; there are {', '.join(names())}")
     for name in wanted or names():
+        module, extra = NEEDS.get(name, ("sys", ""))
+        if importlib.util.find_spec(module) is None:
+            print(f"{name} is skipped: it needs {extra}")
+            continue
         began = time.perf_counter()
         path = render(name, FOLDER / "_build")
         print(f"{path}  {time.perf_counter() - began:.0f} s")

@@ -7,6 +7,10 @@ The sites run the ring of :mod:`fedstat.federation.alignment` once. Each keeps t
 
 The name goes along with every session, so that no question is answered in another order of the records than
 that which the coordinator means.
+
+Since the numbers stay, whatever leaves for each entity in one model can be put beside what leaves for it in
+another, as with models of one partition in one process. Aligning again draws other numbers, but tells the
+coordinator the pattern again, by which many entities can be recognised.
 """
 
 from __future__ import annotations

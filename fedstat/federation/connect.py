@@ -4,6 +4,7 @@
 
     federation.toml    layout, carrier, and the fingerprints of the sites
     identity.json      the coordinator's private keys, for its owner alone (mode 0600)
+    alignment.npz      vertical layout: see :mod:`fedstat.federation.alignment_lasting`
 """
 
 from __future__ import annotations
@@ -23,13 +24,14 @@ from fedstat.federation.families import load_families
 from fedstat.federation.flare.analysis import open_analysis
 from fedstat.federation.flare.kit import FLARE, START
 from fedstat.federation.folder import FolderCarrier
+from fedstat.federation.journal import Journal
 from fedstat.federation.ledger import Ledger
 from fedstat.federation.partition_align import Alignment
 from fedstat.federation.partition_check import refuse
 from fedstat.federation.partition_describe import Layout
 from fedstat.federation.partition_rows import RowRanges, common_columns
 from fedstat.federation.policy import Policy
-from fedstat.federation.remote import Carrier, Journal, RemoteEngine, RemoteSite
+from fedstat.federation.remote import Carrier, RemoteEngine, RemoteSite
 from fedstat.federation.schema import TableSchema, ask_schemas
 from fedstat.federation.secure.keys import Identity
 from fedstat.federation.site_folder import IDENTITY, check_entries, load_identity, read_toml

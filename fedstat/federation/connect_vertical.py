@@ -100,7 +100,10 @@ def alignment_problems(
             yield f"{site}: it has joined since the entities were aligned; {remedy}, or connect without it."
         elif link.alignment != known.name:
             held = "another alignment than the coordinator" if link.alignment else "no alignment any more"
-            yield f"{site}: it holds {held}; {remedy}, or connect without it."
+            yield (
+                f"{site}: it holds {held}; {remedy}, or connect without it. A journal of an earlier "
+                "alignment cannot be gone on with."
+            )
         elif schemas[site].n_rows != int(known.seen[site].sum()):
             yield f"{site}: it has another number of records than when it was aligned; {remedy}."
 

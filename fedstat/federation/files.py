@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from threading import get_ident
 from typing import IO
 
 try:
@@ -15,8 +16,8 @@ else:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file that is there whole or not at all."""
-    part = path.with_name(f".{path.name}.part")
+    """Write a file that is there whole or not at all, also where two threads write it at once."""
+    part = path.with_name(f".{path.name}.{os.getpid()}-{get_ident()}.part")
     try:
         with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
             file.write(content)

@@ -70,7 +70,7 @@ class Forecast:
         kinds = list(dict.fromkeys(steps for course in reversed(self.courses) for steps in course.rounds))
         order = {steps: self.expected.rounds.index(steps) for steps in kinds if steps in self.expected.rounds}
         kinds.sort(key=lambda steps: order.get(steps, len(self.expected.rounds)))
-        return [(steps, tuple(c.rounds.count(steps) for c in self.courses)) for steps in kinds]
+        return [(steps, _ordered([c.rounds.count(steps) for c in self.courses])) for steps in kinds]
 
     def planned(self) -> list[Planned]:
         """List what would leave each institution, array by array, as the ledger's releases do."""
@@ -86,8 +86,8 @@ class Forecast:
             *key,
             shape=one.shape,
             entities=max(entry.entities for entries in found for entry in entries),
-            messages=tuple(len(entries) for entries in found),
-            bytes=tuple(sum(entry.bytes for entry in entries) for entries in found),
+            messages=_ordered([len(entries) for entries in found]),
+            bytes=_ordered([sum(entry.bytes for entry in entries) for entries in found]),
             rules=course.rules(one),
             refusals=course.refusals(one),
         )
@@ -99,6 +99,14 @@ class Forecast:
             if found:
                 out.setdefault(site, []).extend(found)
         return out
+
+
+def _ordered(counts: Sequence[int]) -> tuple[int, ...]:
+    """Put the fewest of the counts first, and the most last; the expected one stays.
+
+    A fit with more iterations may have less of something: of what is asked where an iteration fails.
+    """
+    return tuple(counts) if len(counts) < 3 else (min(counts), *counts[1:-1], max(counts))
 
 
 def _by_array(course: Course) -> dict[Key, list[Entry]]:

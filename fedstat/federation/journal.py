@@ -83,6 +83,11 @@ class Journal:
                 "one"
             )
 
+    @property
+    def kept(self) -> str:
+        """Where a refusal is kept, and how to be rid of it."""
+        return f"kept in the journal '{self.folder}'; to ask again after a change at the site, give another"
+
     def next_run(self) -> Path:
         """Folder of the next run of a protocol; one in a lost session is set aside first."""
         self._check_held()

@@ -1,8 +1,8 @@
 """Sites in other processes: doors at a distance, and a journal from which a run is taken up again.
 
 A carrier takes the bytes of a question to a site and brings those of the answer. What the sites answered is
-kept, where a journal is given, before the protocol sees it. A protocol draws nothing that its answers depend
-on, so that an interrupted analysis that is run again is handed the kept answers and goes on where it stopped.
+kept, where a journal is given, before the protocol sees it, and so is what the coordinator draws for a site.
+An interrupted analysis that is run again is handed what was kept, and goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -18,13 +18,10 @@ from typing import Protocol, runtime_checkable
 
 from fedstat.errors import EngineError, FedstatError, MessageError, SessionError
 from fedstat.federation.engine import RoundEngine, enter, enter_refusal
-from fedstat.federation.files import write_whole
 from fedstat.federation.journal import Journal
 from fedstat.federation.ledger import Ledger
 from fedstat.federation.message import Ask, Reply, pack_ask, pack_refusal, unpack_ask, unpack_reply
 from fedstat.federation.site import SESSIONS_KEPT, Site
-
-__all__ = ["Carrier", "Journal", "RemoteEngine", "RemoteSite", "SiteServer", "number_of", "write_whole"]
 
 NUMBER_LENGTH = 32
 UNNUMBERED = "a question without its turn is the only one of its session; ask by a RemoteEngine"
@@ -209,7 +206,7 @@ class RemoteEngine(RoundEngine):
         except FedstatError as error:
             if isinstance(error, EngineError | SessionError):
                 raise  # the site cannot go on in this session, and would not say the same again
-            refusal = error
+            refusal = error if self._journal is None else type(error)(f"{error} ({self._journal.kept})")
         if kept is None and self._journal is not None and self._run is not None:
             self._journal.keep(self._run, self._number, place, answer)
         self._turns[key] += 1

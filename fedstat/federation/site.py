@@ -46,6 +46,9 @@ STARTED_AGAIN = (
     "it was started again since this session began, and what it held of the fit is gone; its ledger goes on. "
     "Make the model again with from_formula"
 )
+TOOK_ITS_PLACE = (
+    f"{SESSIONS_KEPT} newer sessions took the place of this one. Make the model again with from_formula"
+)
 RECEIPT = "receipt"
 """Family that asks for a site's statement on what has passed: it holds no data, and no policy refuses it."""
 BEFORE_ALIGNING = ("schema", "secure", "align")
@@ -280,6 +283,7 @@ class Site:
         books = Books() if books is None else books
         self._data = SiteData(name, held, shared_seed, self.policy, trust=trust or Trust(), books=books)
         self._states: dict[str, State] = {}
+        self._put_out: set[str] = set()
 
     @property
     def trust(self) -> Trust:
@@ -421,8 +425,12 @@ class Site:
             )
 
     def _check_not_forgotten(self, ask: Ask, chain: Chain) -> None:
-        if chain.resumed and ask.session and ask.session not in self._states:
+        if not ask.session or ask.session in self._states:
+            return
+        if chain.resumed:
             raise SessionError(f"{self.name}: {STARTED_AGAIN}")
+        if ask.session in self._put_out:
+            raise SessionError(f"{self.name}: {TOOK_ITS_PLACE}")
 
     def _check_aligned(self, ask: Ask) -> None:
         if isinstance(self._data.table, LinkedTable) and ask.family not in BEFORE_ALIGNING:
@@ -458,7 +466,9 @@ class Site:
         """Keep what a session left here; one that was never answered puts no other out."""
         if session not in self._states:
             while len(self._states) >= SESSIONS_KEPT:
-                del self._states[next(iter(self._states))]
+                oldest = next(iter(self._states))
+                self._put_out.add(oldest)
+                del self._states[oldest]
             self._states[session] = state
 
     def _run(self, ask: Ask, step: Step, state: State) -> Reply:

@@ -75,8 +75,8 @@ def debias(
     flat = int((root <= 1e-8 * np.sqrt(np.diag(H)[1:])).sum())
     if flat:
         raise EstimationError(
-            f"debiased estimates: {flat} of {len(root)} columns do not vary, given the others of their group; "
-            "drop columns that are sums of others"
+            f"debiased estimates: {flat} of {len(root)} columns do not vary, given the others of their "
+            "group; drop columns that are sums of others"
         )
     Theta, lambdas = relaxed_inverse(G / np.outer(root, root), n, inflation)
     A = intercept_row(Theta / np.outer(root, root), m, float(H[0, 0]))

@@ -1,16 +1,17 @@
 """Nodewise lasso: the regression of every column on all others, from their correlations alone.
 
-Row j of the relaxed inverse of R is ``a_j / (R a_j)_j`` with ``a_j = e_j - gamma_j``, gamma_j being the lasso of
-column j on the others at a lambda of its own. The bias that an initial estimate leaves in coefficient j is at
-most its error in the 1-norm times ``max_k |(R a_j)_k| / (R a_j)_j``; the standard error is proportional to
-``tau_j = sqrt(a_j' R a_j) / (R a_j)_j``. A smaller lambda lowers the first and raises the second.
+Row j of the relaxed inverse of R is ``a_j / (R a_j)_j`` with ``a_j = e_j - gamma_j``, gamma_j being the lasso
+of column j on the others at a lambda of its own. The bias that an initial estimate leaves in coefficient j is
+at most its error in the 1-norm times ``max_k |(R a_j)_k| / (R a_j)_j``, k not j; the standard error is
+proportional to ``tau_j = sqrt(a_j' R a_j) / (R a_j)_j``. A smaller lambda lowers the first and raises the
+second.
 
 References
 ----------
 van de Geer, S., Buehlmann, P., Ritov, Y. and Dezeure, R. (2014). On asymptotically optimal confidence regions
 and tests for high-dimensional models. Annals of Statistics 42, 1166-1202. doi:10.1214/14-AOS1221.
-Zhang, C.-H. and Zhang, S. (2014). Confidence intervals for low dimensional parameters in high dimensional linear
-models. Journal of the Royal Statistical Society B 76, 217-242. doi:10.1111/rssb.12026.
+Zhang, C.-H. and Zhang, S. (2014). Confidence intervals for low dimensional parameters in high dimensional
+linear models. Journal of the Royal Statistical Society B 76, 217-242. doi:10.1111/rssb.12026.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ def _row(R: Floats, j: int, bias: float, inflation: float, unbiased: float) -> t
 
 @njit(cache=True, nogil=True)
 def _rows(R: Floats, bias: float, inflation: float, unbiased: Floats) -> tuple[Floats, Floats]:
-    """Return the rows; `unbiased` (p,) are the standard errors of the inverse, infinite where there is none."""
+    """Return the rows; `unbiased` (p,) are the tau of the inverse, infinite where there is none."""
     p = len(R)
     Theta, lambdas = np.empty((p, p)), np.empty(p)
     for j in range(p):
@@ -96,8 +97,8 @@ def relaxed_inverse(R: Floats, n: float, inflation: float = INFLATION) -> tuple[
     """Return a relaxed inverse of a correlation matrix, row by row, with the lambda of each row.
 
     The lambda of a row is the smallest whose standard error is at most `inflation` times that at the largest
-    lambda with a bias factor ``sqrt(n) max_k |(R a)_k| / sqrt(a' R a)`` of at most ``sqrt(2 log p)``. Where that
-    permits the inverse itself, the row is the inverse's, its lambda zero, and no bias is left.
+    lambda with a bias factor ``sqrt(n) max_k |(R a)_k| / sqrt(a' R a)`` of at most ``sqrt(2 log p)``. Where
+    that permits the inverse itself, the row is the inverse's, its lambda zero, and no bias is left.
 
     Parameters
     ----------

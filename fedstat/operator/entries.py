@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstat.errors import PartitionError
-from fedstat.federation.remote import write_whole
+from fedstat.federation.files import write_whole
 
 
 def quoted(text: str) -> str:

@@ -103,6 +103,8 @@ def join(folder: Path, path: Path) -> int:
             f"of '{folder / FEDERATION}' first"
         )
     set_entry(folder / FEDERATION, "sites", card.name, card.fingerprint)
+    if federation.layout == "vertical" and load_alignment(federation.folder) is not None:
+        print(f"Its entities have to be aligned:    fedstat federation align {typed(folder)}\n")
     print(f"{card.name} is site {len(federation.sites) + 1} of {federation.name}:\n\n  {card.fingerprint}\n")
     print("Compare it by telephone with what they read out: a card can be exchanged on its way.")
     return 0

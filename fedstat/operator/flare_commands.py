@@ -14,6 +14,7 @@ from fedstat.federation.connect import (
     open_carrier,
     read_federation,
 )
+from fedstat.federation.files import write_whole
 from fedstat.federation.flare.analysis import Analysis, ask_server, end_analysis
 from fedstat.federation.flare.kit import FLARE, FOLDER, KIT, SERVER
 from fedstat.federation.flare.provision import (
@@ -25,7 +26,6 @@ from fedstat.federation.flare.provision import (
     prepare_server,
 )
 from fedstat.federation.ledger_file import LEDGER, read_books
-from fedstat.federation.remote import write_whole
 from fedstat.federation.site_folder import DESCRIPTION, load_identity, read_description
 from fedstat.operator.participant import STATUS, Participant, is_running
 from fedstat.operator.screen import columns, heading, typed

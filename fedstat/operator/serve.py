@@ -13,10 +13,10 @@ from typing import Any
 
 from fedstat.errors import EngineError, PartitionError
 from fedstat.federation.chain import REFUSAL, Books, Link
+from fedstat.federation.files import write_whole
 from fedstat.federation.folder import serve_folder
 from fedstat.federation.ledger import COORDINATOR
 from fedstat.federation.ledger_file import LedgerFile
-from fedstat.federation.remote import write_whole
 from fedstat.federation.site import Site
 from fedstat.federation.site_folder import DESCRIPTION, open_site, read_description
 from fedstat.operator.screen import columns, heading, typed

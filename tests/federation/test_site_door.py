@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedstat.errors import DoorError, MessageError, PolicyError
+from fedstat.errors import DoorError, MessageError, PolicyError, SessionError
 from fedstat.federation.message import Ask, Declared, Step, pack_ask, unpack_reply
 from fedstat.federation.policy import Policy
 from fedstat.federation.site import FAMILIES, SESSIONS_KEPT, Site
@@ -154,6 +154,8 @@ def test_sessions_are_apart_and_the_oldest_is_forgotten(make):
     assert len(site._states) == SESSIONS_KEPT
     assert all(state.use("asked") == 2 for state in site._states.values())
     assert "0" not in site._states
+    with pytest.raises(SessionError, match="newer sessions took the place of this one"):
+        site.answer(question(session="0"))
 
 
 def test_repr_shows_no_data(make):

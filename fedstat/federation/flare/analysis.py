@@ -1,4 +1,4 @@
-"""The job of an analysis: the one that runs is joined, one is begun where none runs, and it is ended by name."""
+"""The job of an analysis: one that runs is joined, one is begun where none runs, and it is ended by name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedstat.federation.flare.kit import ANALYST, FLARE, SERVER, START, USER, wr
 from fedstat.federation.flare.provision import require_flare
 from fedstat.federation.secure.keys import Identity
 
-PAUSE, LOGIN = 0.5, 10.0
+PAUSE, LOGIN, LAST, FRESH = 0.5, 10.0, 12.0, 35.0
 ENDED = "FINISHED"
 
 
@@ -36,9 +36,13 @@ class Analysis(FlareCarrier):
 
     def close(self) -> None:
         """End the job where it was started here; one that another analyst started goes on."""
-        if self.started_here:
-            self.started_here = False
+        if not self.started_here:
+            return
+        self.started_here = False
+        if self.is_heard():
             self.end()
+            with _session(self.server.parent.parent) as session:
+                _wait_until_ended(session)
 
     def there(self, sites: Sequence[str]) -> list[str]:
         """Those of some sites that take part in the job, and can be reached."""
@@ -150,10 +154,7 @@ def end_analysis(folder: Path, identity: Identity) -> list[str]:
     if heard:
         analysis.end()
     with _session(folder) as session:
-        until = time.monotonic() + LOGIN
-        while heard and _jobs(session) and time.monotonic() < until:
-            time.sleep(PAUSE)
-        left = _jobs(session)
+        left = _wait_until_ended(session) if heard else _jobs(session)
         for job in left:
             session.abort_job(job)
     return ["the analysis"] * heard + [f"job {job} ({state.lower()})" for job, state in left.items()]
@@ -193,8 +194,19 @@ def _wait_for_sites(session: Any, sites: Sequence[str], patience: float) -> None
         time.sleep(PAUSE)
 
 
+def _wait_until_ended(session: Any) -> dict[str, str]:
+    """Wait for jobs to wind down; those that have not."""
+    until = time.monotonic() + LAST
+    while (left := _jobs(session)) and time.monotonic() < until:
+        time.sleep(PAUSE)
+    return left
+
+
 def _connected(session: Any) -> tuple[str, ...]:
-    return tuple(client.name for client in session.get_system_info().client_info)
+    # A site that ended stays on the server's list for ten minutes; one that lives is heard every ten seconds.
+    since = time.time() - FRESH
+    clients = session.get_system_info().client_info
+    return tuple(client.name for client in clients if client.last_connect_time > since)
 
 
 def _jobs(session: Any) -> dict[str, str]:
@@ -206,7 +218,7 @@ def _jobs(session: Any) -> dict[str, str]:
 def _session(folder: Path) -> Iterator[Any]:
     """Log in to the server with the analyst's certificate."""
     require_flare()
-    from nvflare.fuel.flare_api.flare_api import new_secure_session
+    from nvflare.fuel.flare_api.flare_api import new_secure_session  # noqa: PLC0415
 
     kit = (folder / FLARE / ANALYST).resolve()
     try:

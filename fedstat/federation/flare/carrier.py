@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import json
+import socket
+import struct
 import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client, Connection
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from pathlib import Path
 
 from fedstat.errors import EngineError, SecurityError
-from fedstat.federation.flare.kit import KEY, SOCKET, START
+from fedstat.federation.flare.kit import KEY, SOCKET, START, TIMEOUT
 from fedstat.federation.ledger import COORDINATOR
 from fedstat.federation.remote import number_of
 from fedstat.federation.secure.envelopes import Envelope, open_signed, sign
 from fedstat.federation.secure.keys import Identity
 
 PAUSE = 0.2
+PATIENCE = 60
+"""Seconds for one message to or from a server on the same machine."""
+MARGIN = 30.0
+"""Seconds that the server has to say that a site was silent."""
 
 
 @dataclass(slots=True)
@@ -80,10 +86,19 @@ class FlareCarrier:
             connection = self._connection()
             connection.send_bytes(json.dumps({"site": site, "timeout": self.timeout}).encode())
             connection.send_bytes(question)
+            limit = (TIMEOUT if self.timeout is None else self.timeout) + MARGIN
+            if not connection.poll(limit):
+                raise TimeoutError(f"silent for {limit:g} s")
             problem = json.loads(connection.recv_bytes())["problem"]
             answer = connection.recv_bytes()
+        except TimeoutError as error:
+            self._drop()
+            raise EngineError(
+                f"'{site}' was not reached: the server's process is {error}; it hangs. Stop it, "
+                "and start it again"
+            ) from error
         except (EOFError, OSError, AuthenticationError) as error:
-            self._connections.open = None
+            self._drop()
             raise EngineError(
                 f"'{site}': the job of the analysis has ended or was not started ({type(error).__name__})"
             ) from error
@@ -106,6 +121,30 @@ class FlareCarrier:
         connection: Connection | None = getattr(self._connections, "open", None)
         if connection is None:
             key = Path(self.server, "local", KEY).read_bytes()
-            connection = Client(str(Path(self.server, SOCKET)), "AF_UNIX", authkey=key)
+            connection = _open(Path(self.server, SOCKET), key)
             self._connections.open = connection
         return connection
+
+    def _drop(self) -> None:
+        """Give up a connection in which an answer may be on its way."""
+        connection: Connection | None = getattr(self._connections, "open", None)
+        if connection is not None:
+            connection.close()
+        self._connections.open = None
+
+
+def _open(path: Path, key: bytes) -> Connection:
+    """Connect to a socket, and prove to each other that both know the secret; a frozen process ends it."""
+    limit = struct.pack("@ll", PATIENCE, 0)
+    with socket.socket(socket.AF_UNIX) as visitor:
+        for direction in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            visitor.setsockopt(socket.SOL_SOCKET, direction, limit)
+        visitor.connect(str(path))
+        connection = Connection(visitor.detach())
+    try:
+        answer_challenge(connection, key)
+        deliver_challenge(connection, key)
+    except BaseException:
+        connection.close()
+        raise
+    return connection

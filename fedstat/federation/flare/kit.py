@@ -98,7 +98,7 @@ def write_job(
     meta = {
         "name": "fedstat",
         "resource_spec": {},
-        "deploy_map": {"app": ["@ALL"]},
+        "deploy_map": {"app": ["server", *sites]},
         "min_clients": len(sites),
         "mandatory_clients": list(sites),
     }

@@ -28,6 +28,7 @@ class SignedSite:
     """
 
     def __init__(self, folder: Path, name: str) -> None:
+        self._folder, self._described = folder, _changed_at(folder)
         self._coordinator = read_description(folder).coordinator
         if not self._coordinator:
             raise PartitionError(
@@ -47,6 +48,7 @@ class SignedSite:
         SecurityError
             The coordinator did not sign it, or meant it for another site.
         """
+        self._heed()
         envelope = open_signed(question, self._coordinator, "a question")
         if (envelope.sender, envelope.receiver) != (COORDINATOR, self._site.name):
             raise SecurityError(f"a question from '{envelope.sender}' that is meant for another site")
@@ -54,3 +56,16 @@ class SignedSite:
         return sign(
             self._site.trust.identity, Envelope(self._site.name, COORDINATOR, envelope.number, payload)
         )
+
+    def _heed(self) -> None:
+        """Read again whom the owner trusts, where the description has changed."""
+        changed = _changed_at(self._folder)
+        if changed != self._described:
+            description = read_description(self._folder)
+            self._coordinator, self._described = description.coordinator, changed
+            self._site.trust.pinned.clear()
+            self._site.trust.pinned.update(description.pinned)
+
+
+def _changed_at(folder: Path) -> int:
+    return (folder / DESCRIPTION).stat().st_mtime_ns

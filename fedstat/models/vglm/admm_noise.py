@@ -5,8 +5,8 @@ in one place, and the noise is that of numpy's generator. What the noise is to h
 entity at one client. Each client cuts its linear predictors to [-clip, clip] and adds noise to every one, in
 every round.
 
-The account. Replacing one record moves the client's coefficients, and with them the linear predictors of all
-n entities: of one round the Euclidean change is at most ``2 clip sqrt(n)``. It comes within a factor of two of
+The account. Replacing one record moves the client's coefficients, and with them the linear predictors of
+all n entities: in one round by at most ``2 clip sqrt(n)``, as a vector. It comes within a factor of two of
 that, as a record may outweigh the others (:meth:`NoisyFit.epsilon`). Were the coefficients fixed, only the
 entity's own predictor would move, by ``2 clip``: an account by rows takes that for the cost
 (:meth:`NoisyFit.row_epsilon`).
@@ -77,7 +77,7 @@ class NoisyFit:
         return self.account.epsilon(delta)
 
     def row_epsilon(self, delta: float = 1e-6, *, rounds: int | None = None) -> float:
-        """Epsilon of some rounds, or all, as if a record moved no predictor but its own; it moves them all."""
+        """Epsilon of some rounds, or all, as if a record moved its own predictor only; it moves all."""
         times = self.account.releases if rounds is None else rounds
         mu = self.row_sensitivity * np.sqrt(times)
         return float(np.inf) if np.isinf(mu) else epsilon_of(float(mu), delta)

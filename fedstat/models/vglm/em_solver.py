@@ -26,7 +26,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.linalg import cho_factor, cho_solve
 
 from fedstat.errors import EstimationError
 from fedstat.kernels.penalised_gram import GramSolver
@@ -178,15 +177,15 @@ class BlockSolver:
         for information in (at.information, at.expected):
             H, across, inner = self._blocks(information * s2 / n)
             try:
-                factor = cho_factor(inner, lower=True)
-                follow = cho_solve(factor, across.T)
+                half = np.linalg.inv(np.linalg.cholesky(inner))
+                follow = half.T @ (half @ across.T)
                 G = H - across @ follow
                 values = np.linalg.eigvalsh(G)
             except np.linalg.LinAlgError:
                 continue
             if values[0] < -1e-10 * values[-1]:
                 continue
-            step = cho_solve(factor, free)
+            step = half.T @ (half @ free)
             return Reduced(G, score - across @ step, step, follow)
         raise EstimationError(
             "the information on the means and variances of the blocks is not positive definite: too few "

@@ -28,26 +28,35 @@ LARGEST = 0.5
 """Largest coefficient of the small problem."""
 
 
+RESIDUAL = 0.01
+
+
 @dataclass(frozen=True, slots=True)
 class Difficulty:
     """How long a rehearsed fit takes.
 
     Parameters
     ----------
-    factor : float
-        Of the first Hessian.
-    rounds : int
-        Of ADMM, for one lasso.
+    factor, later : float
+        By which the first Hessian, and those after it, are wrong.
+    rounds, more : int
+        Of ADMM, for the first lasso of a lambda, and for each of those that follow.
     lassos : int
         Of ADMM, for one lambda of a nonconvex penalty.
     """
 
     factor: float
+    later: float
     rounds: int
+    more: int
     lassos: int
 
 
-DIFFICULTIES = (Difficulty(1.0, 10, 1), Difficulty(1.3, 40, 2), Difficulty(2.5, 200, 6))
+DIFFICULTIES = (
+    Difficulty(1.0, 1.0, 5, 1, 2),
+    Difficulty(1.4, 1.15, 30, 4, 25),
+    Difficulty(4.0, 2.2, 100, 5, 40),
+)
 """Of a fit that is short, usual and long."""
 
 
@@ -70,6 +79,7 @@ class VGLMPlan:
         self._normal = model.family_spec.name == "Gaussian" and self._given["exchange"] == "products"
         self._mean = float(model.family_spec.make().link.inverse(0.0))
         self._products = ProductStandIns(self._own, hold_product, lambda name: name == steps.WEIGHTED)
+        self._first = True
         self.lengths = (0, 0, 0) if self._normal else (0, 1, 2)
 
     @property
@@ -126,16 +136,18 @@ class VGLMPlan:
         if self._normal:
             yield "Nothing here depends on the values of the data: the fit takes these rounds and bytes."
         elif self._given["exchange"] == "admm":
+            low, usual, most = (one.rounds for one in DIFFICULTIES)
             yield (
-                f"The number of rounds depends on the data: {DIFFICULTIES[1].rounds} for one lasso is a guess "
-                f"from fits of simulated data, {DIFFICULTIES[0].rounds} to {DIFFICULTIES[2].rounds} its range, "
-                f"and maxiter={self._given['maxiter']:,} the limit."
+                f"The number of rounds depends on the data: {usual} for the first lasso of a lambda is a "
+                f"guess from fits of simulated data, {low} to {most} its range, and "
+                f"maxiter={self._given['maxiter']:,} the limit."
             )
         else:
             yield (
                 "The number of steps depends on the data: it is that of a small problem that is as hard as "
                 "fits of simulated data were, and of an easier and a harder one. At most "
-                f"{self._layout.most_grams} weighted Gram matrices are released over {self._layout.n:,} entities."
+                f"{self._layout.most_grams} weighted Gram matrices are released over {self._layout.n:,} "
+                "entities."
             )
 
     def answers(self, length: int) -> Answers:
@@ -207,7 +219,7 @@ class VGLMPlan:
         return self._of_block(site, {"linear_predictor": np.full(site.memory["n"], part)})
 
     def _sum_scores(self, site: StandIn, ask: Ask) -> Reply:
-        scores = site.memory["n"] * (self._truth(site) - site.memory["beta"])
+        scores = np.count_nonzero(ask.arrays["residual"]) * (self._truth(site) - site.memory["beta"])
         return self._of_block(site, {"scores": scores})
 
     def _weigh(self, site: StandIn, ask: Ask) -> Reply:
@@ -215,11 +227,13 @@ class VGLMPlan:
         every = np.zeros(n, dtype=np.int64)
         site.hold("minimum count", steps.check_counts_by_fold, site.data, every, 1, p, earlier + 1)
         site.memory["grams"] = earlier + 1
-        factor = self._difficulty.factor if earlier == 0 else 1.0
-        return self._of_block(site, {"sums": np.zeros(p), "gram": factor * n * np.eye(p)})
+        factor = self._difficulty.factor if earlier == 0 else self._difficulty.later
+        gram = factor * ask.arrays["weight"].sum() * np.eye(p)
+        return self._of_block(site, {"sums": np.zeros(p), "gram": gram})
 
     def _admm_set(self, site: StandIn, ask: Ask) -> Reply:
         site.memory["lassos"] = 1 + (site.memory.get("lassos", 0) if ask.arrays["linearise"] else 0)
+        self._first = site.memory["lassos"] == 1
         return self._of_block(site, {})
 
     def _admm_certify(self, site: StandIn, ask: Ask) -> Reply:
@@ -245,13 +259,16 @@ class VGLMPlan:
     def _respond(self, site: StandIn, ask: Ask) -> Reply:
         n, eta = site.memory["responses"], ask.arrays["eta"]
         site.memory["asked"] = 0
-        arrays = {"loss": np.array(1.0 + eta.mean()), "residual": np.zeros(n), "weight": np.ones(n)}
+        residual = np.where(np.arange(n) % 2, RESIDUAL, -RESIDUAL)  # they add up to nothing, in folds nearly
+        residual[n - n % 2 :] = 0.0
+        arrays = {"loss": np.array(1.0 + eta.mean()), "residual": residual, "weight": np.ones(n)}
         return self._of_response(site, arrays)
 
     def _admm_respond(self, site: StandIn, ask: Ask) -> Reply:
         """Residuals are large until so many rounds have passed since the last lasso."""
         site.memory["asked"] += 1
-        done = site.memory["asked"] > self._difficulty.rounds
+        rounds = self._difficulty.rounds if self._first else self._difficulty.more
+        done = site.memory["asked"] > rounds
         sizes = np.zeros(5) if done else np.array([1e6, 1e6, 0.0, 0.0, 0.0])
         return self._of_response(site, {"move": np.zeros(site.memory["responses"]), "sizes": sizes})
 

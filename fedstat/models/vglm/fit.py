@@ -133,18 +133,15 @@ def fit_other(plan: Plan, run: Run) -> Outcome:
     normal, split = plan.family.name == "Gaussian", plan.inference == "split"
     layouts = halve(plan.layout, plan.random) if split else (plan.layout, None)
     layout = layouts[0]
-    further = Further(
-        _deal(plan, layout),
-        plan.inference == "debiased",
-        None if layouts[1] is None else _study(plan, layouts[1]),
-    )
+    apart = None if layouts[1] is None else _study(plan, layouts[1])
+    further = Further(_deal(plan, layout), plan.inference == "debiased", apart)
     study = _study(plan, layout, further)
 
+    # Before folds choose, the criterion that is made for prediction does.
+    criterion: Select = "aic" if plan.select == "cv" else plan.select
+
     def select(path: Path) -> int:
-        # Before folds choose, the criterion that is made for prediction does.
-        return choose(
-            score_path(path, layout.n, normal=normal), "aic" if plan.select == "cv" else plan.select
-        )
+        return choose(score_path(path, layout.n, normal=normal), criterion)
 
     if plan.exchange == "admm":
         protocol = admm_path(study, plan.family, plan.setup, select, plan.eps, plan.maxiter)

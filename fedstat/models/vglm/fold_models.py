@@ -1,10 +1,10 @@
-"""Quadratic models of the loss by fold, for cross-validation and stability selection beyond the normal family.
+"""Quadratic models of the loss by fold: cross-validation and stability selection beyond the normal family.
 
-Half the mean deviance of the entities of a fold is, near a point, its value there with gradient and Hessian. The
-holder's answer at the point has the value, scores over the fold's residuals are the gradient, and a weighted
-Gram with the weights of the fold alone is the Hessian: sums over the entities of a fold, once, and no further
-linear predictor. A fit to some folds minimises the sum of their models and the penalty; its deviance on the
-others is that of their models. Both are approximations, close where a fold changes the fit little.
+Half the mean deviance of the entities of a fold is, near a point, its value there with gradient and Hessian.
+The holder's answer at the point has the value, scores over the fold's residuals are the gradient, and a
+weighted Gram with the weights of the fold alone is the Hessian: sums over the entities of a fold, and no
+further linear predictor. A fit to some folds minimises the sum of their models and the penalty; its deviance
+on the others is that of their models. Both are approximations, close where a fold changes the fit little.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class FoldFit:
 
 
 def use_folds(course: Course, family: str, fit: FoldFit, folds: Folds, *, exact: bool) -> Rounds[FoldFit]:
-    """Model the loss by fold at the fit; choose by cross-validation and go there, repeatedly, and draw halves.
+    """Model the loss by fold at the fit; choose by cross-validation and go there until it stays; draw halves.
 
     Parameters
     ----------

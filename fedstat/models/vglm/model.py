@@ -253,7 +253,7 @@ class VerticalGLM(VerticalModel):
             raise ModelError(
                 "missing='em' has exchange='products', select='bic', 'ebic' or 'aic' and "
                 "inference='conditional': sums by missing pattern are not released by fold as well. Leave "
-                "exchange, select='cv', draws and inference out, or use missing='drop'"
+                "exchange, inference, select='cv' and draws out, or use missing='drop'"
             )
         if exchange == "admm" and (self.adaptive or self.unpenalised):
             raise ModelError("exchange='admm': adaptive and unpenalised belong to exchange='products'")

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from fedstat.federation.secure.masks import TWO_SITES, hides
+from fedstat.models.vglm.debiased import DebiasedFit
 from fedstat.models.vglm.em import Observed
 from fedstat.models.vglm.layout import Layout, describe_incomplete
 from fedstat.models.vglm.outcome import Outcome
@@ -22,6 +23,7 @@ def fit_notes(layout: Layout, outcome: Outcome, at: str | None) -> list[str]:
     return [
         *([f"{describe_incomplete(layout)}."] if layout.left_out else []),
         *how,
+        *_debiased(layout, fitted.debiased),
         *_dealers(fitted),
     ]
 
@@ -69,6 +71,11 @@ def _iterations(layout: Layout, outcome: Outcome, at: str | None) -> Iterator[st
         f"{fitted.grams} weighted Gram matrices of {layout.p} columns were released over {layout.n:,} "
         "entities."
     )
+    if outcome.folds > 1:
+        yield (
+            "Cross-validation and selection frequencies are those of quadratic models of the deviance, one for "
+            f"each of {outcome.folds} folds, at the chosen fit: approximate, and rough at lambdas far from it."
+        )
     if outcome.exchange == "admm":
         yield (
             "The coordinator knows the coefficients at the end of each lambda only; the sums of many rounds "
@@ -86,6 +93,15 @@ def _iterations(layout: Layout, outcome: Outcome, at: str | None) -> Iterator[st
         yield "Linear predictors were not masked: every institution's own went to the coordinator."
     if hidden and not hides(len(layout.clients)):
         yield TWO_SITES
+
+
+def _debiased(layout: Layout, found: DebiasedFit | None) -> Iterator[str]:
+    if found is not None:
+        yield (
+            f"Debiased from the lasso at lambda = {found.lam:.4g}. The inverse of the information was relaxed for "
+            f"{found.relaxed} of {layout.p} columns, where it would have made standard errors larger by more "
+            "than a quarter; the others have no bias of the first order."
+        )
 
 
 def _dealers(fitted: Fitted) -> Iterator[str]:

@@ -366,7 +366,7 @@ def stability(
 def normal_stability(
     products: Floats, units: Units, setup: Setup, path: Path, draws: int, random: np.random.Generator
 ) -> tuple[Floats, Floats]:
-    """Share of random halves of the folds that select each column, from sums of products (F, p + 2, p + 2)."""
+    """Share of random halves that select each column, from sums of products by fold (F, p + 2, p + 2)."""
     setup = replace(setup, lambdas=path.lambdas)
 
     def selected(half: Ints) -> Bools:

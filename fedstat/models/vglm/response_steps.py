@@ -77,8 +77,8 @@ def check_entities(data: SiteData, n: int) -> None:
     """
     if n < data.min_count:
         raise PolicyError(
-            f"{data.name}: its policy (minimum count) wants at least {data.min_count} entities; {n} take part "
-            "in this fit"
+            f"{data.name}: its policy (minimum count) wants at least {data.min_count} entities; {n} take "
+            "part in this fit"
         )
 
 

@@ -71,14 +71,15 @@ CONDITIONAL = (
 DEBIASED = (
     "Debiased: a lasso tuned for prediction (smallest AIC), and one step of Newton with the nodewise lasso's "
     "inverse of the information. Intervals hold for every column by itself, selected or not, near zero or "
-    "not, with errors of the model's own variance, as the number of entities grows. They are not adjusted for "
-    "the number of columns, and ignore the tuning of the lasso."
+    "not, as the number of entities grows, if the model with all columns and its variance are right. They "
+    "are not adjusted for the number of columns, and ignore the tuning of the lasso."
 )
 SPLIT = (
     "Sample splitting: a random half of the entities selected the columns, the other half estimated. "
     "Intervals are honest for the coefficients of the model with these columns alone, which are those of the "
     "model with all columns where none that matters was left out. Another split would select otherwise."
 )
+COVARIANCES = {"debiased": "debiased", "split": "observed, other half"}
 TITLES = {
     "conditional": ", conditional on selection",
     "debiased": ", debiased: all columns, whatever is selected",
@@ -365,6 +366,8 @@ class VerticalGLMResults(FederatedResults):
         if self.estimate.rsquared is None:
             del rows["R-squared"]
         rows["Model Family"] = s.family
+        if s.inference != "conditional":
+            rows["Covariance Type"] = COVARIANCES[s.inference]
         if self.lam > 0.0:
             rows["Selected"] = f"{np.count_nonzero(s.coefficients[s.chosen])} of {s.coefficients.shape[1]}"
             rows["Lambda"] = number(self.lam)
@@ -373,15 +376,14 @@ class VerticalGLMResults(FederatedResults):
         return list(rows.items())
 
     def _summary_notes(self) -> list[str]:
-        claims = {
-            "conditional": [CONDITIONAL] if self.lam > 0.0 else [],
-            "debiased": [DEBIASED],
-            "split": [SPLIT],
-        }
-        conditional = claims[self.selection.inference]
+        claims = {"conditional": CONDITIONAL, "debiased": DEBIASED, "split": SPLIT}
+        claim = self.selection.inference
+        conditional = [] if claim == "conditional" and self.lam == 0.0 else [claims[claim]]
         base = super()._summary_notes()
         # Columns that were not selected have no standard error, and need no sentence each.
         base = [note for note in base if not note.startswith("The covariance does not determine")]
+        if claim != "conditional":
+            base = [note for note in base if not note.startswith("No standard errors")]
         return [*base, *conditional, *self._notes]
 
     def _frequencies(self) -> Floats:

@@ -11,10 +11,11 @@ import pandas as pd
 
 import fedstat as fs
 from fedstat.errors import EngineError, FedstatError
+from fedstat.federation.journal import Journal
 from fedstat.federation.ledger_file import open_books, read_books
 from fedstat.federation.message import unpack_ask, unpack_reply
 from fedstat.federation.policy import Policy
-from fedstat.federation.remote import Journal, RemoteEngine, RemoteSite, SiteServer
+from fedstat.federation.remote import RemoteEngine, RemoteSite, SiteServer
 from fedstat.federation.secure.keys import Identity
 from fedstat.federation.site import Site, Trust
 

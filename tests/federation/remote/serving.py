@@ -16,7 +16,8 @@ import pandas as pd
 import fedstat as fs
 from fedstat.federation.families import load_families
 from fedstat.federation.folder import FolderCarrier, serve_folder
-from fedstat.federation.remote import Journal, RemoteEngine, RemoteSite
+from fedstat.federation.journal import Journal
+from fedstat.federation.remote import RemoteEngine, RemoteSite
 from fedstat.federation.secure.keys import Identity
 from fedstat.federation.site import Site
 

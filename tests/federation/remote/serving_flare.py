@@ -20,7 +20,8 @@ from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 import fedstat as fs
 from fedstat.federation.flare.carrier import FlareCarrier
 from fedstat.federation.flare.kit import FOLDER, write_job, write_key, write_local
-from fedstat.federation.remote import Journal, RemoteEngine, RemoteSite
+from fedstat.federation.journal import Journal
+from fedstat.federation.remote import RemoteEngine, RemoteSite
 from fedstat.federation.secure.keys import Identity
 
 SERVER, ANALYST = "localhost", "analyst@fedstat.org"

@@ -117,7 +117,7 @@ def test_the_same_fit_to_the_bit(there, here, name):
     assert fs.verify_receipt(theirs.receipt(), there.fingerprints).ok
 
 
-@pytest.mark.parametrize("name", ["moments", "iterative", "binomial"])
+@pytest.mark.parametrize("name", FITS)
 def test_the_same_forecast(there, here, name):
     make, arguments = FITS[name]
     ours, theirs = (make(p).explain(**arguments) for p in (here, there))
@@ -157,13 +157,16 @@ def test_the_coordinator_is_apart_unless_the_file_says_where(federation, there):
     assert fs.VFEMRegression.from_formula("y ~ b1 + t1 + s1", partition).coordinator == "Bank"
 
 
-def test_a_site_that_starts_again_takes_its_alignment_up(federation, here):
+def test_a_site_that_starts_again_takes_its_alignment_up(federation, here, capsys):
     folder = federation["home"] / "Tax"
     federation["running"]["Tax"].send_signal(signal.SIGTERM)
     assert federation["running"]["Tax"].wait(60) == 0
     federation["running"]["Tax"] = serve(folder)
     wait(folder, federation["running"]["Tax"])
+    capsys.readouterr()
     assert main(["federation", "test", str(federation["study"])]) == 0
+    told = capsys.readouterr().out
+    assert "aligned" in told and told.count("id, visit") == told.count("  yes\n") == 3, told
     model = FITS["selection"][0](fs.ClientPartition.connect(federation["study"]))
     np.testing.assert_array_equal(model.fit().params, FITS["selection"][0](here).fit().params)
 
@@ -361,6 +364,17 @@ def test_tables_that_cannot_be_linked_are_listed(study, frames):
     assert "column 't1' is at 2 clients" in str(raised.value)
     with pytest.raises(fs.errors.MessageError, match=r"Tax: its owner offers no keys to align by"):
         study.align()
+
+
+def test_a_journal_goes_on_under_the_alignment_that_it_began_with(study, tmp_path):
+    study.align()
+    before = fitted(study.connect(journal=tmp_path / "journal"))
+    again = study.connect(journal=tmp_path / "journal")
+    np.testing.assert_array_equal(fitted(again), before)
+    assert again.engine._journal.taken_up > 10
+    study.align()
+    with pytest.raises(PartitionError, match=r"another alignment than .*journal of an earlier alignment"):
+        study.connect(journal=tmp_path / "journal")
 
 
 def test_sketches_need_a_secret_that_the_owners_share(study, frames):

@@ -252,6 +252,30 @@ def test_the_exchange_folders_disk_is_full(small_disk):
     assert [chain.round for chain in site.books.chains] == [1]
 
 
+def test_an_answer_that_is_there_is_not_replaced(tmp_path, monkeypatch):
+    """A share that lists only some of its files does not make a site answer again."""
+    site = Site("A", patients()[["x", "z"]])
+    coordinator, keys = Identity.generate(), site.trust.identity.public.fingerprint
+    carrier = FolderCarrier(tmp_path, coordinator, {"A": keys}, 0.0, 0.01)
+    question = pack_ask(Ask("A", "schema", "describe_table", {}, "a session", "{}", None, 1))
+    with pytest.raises(EngineError, match="did not answer within 0 s"):
+        carrier.carry("A", question)
+
+    def look(times):
+        looks = itertools.count()
+        serve_folder(
+            site, tmp_path, coordinator.public.fingerprint, poll=0.0, stop=lambda: next(looks) == times
+        )
+
+    look(1)
+    (reply,) = tmp_path.glob("A/replies/*.reply")
+    answer, glob = reply.read_bytes(), Path.glob
+    monkeypatch.setattr(Path, "glob", lambda path, what: () if "reply" in what else glob(path, what))
+    look(2)
+    assert reply.read_bytes() == answer
+    assert unpack_reply(carrier.carry("A", question)).site == "A"
+
+
 def test_a_site_that_leaves_for_good(federation, tmp_path):
     """The others go on without it, and have what they have alone."""
     federation.running["C"].kill()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pandas as pd
 import pytest
 
@@ -59,6 +61,20 @@ def test_a_site_that_pins_no_coordinator_is_not_opened(folder):
     path.write_text(path.read_text().replace(COORDINATORS.public.fingerprint, ""))
     with pytest.raises(PartitionError, match="pins no coordinator"):
         SignedSite(folder, "north")
+
+
+def test_what_the_owner_revokes_is_heeded_before_the_next_question(folder):
+    path, site = folder / "site.toml", SignedSite(folder, "north")
+    site.answer(question())
+    text = path.read_text() + f'\n[pinned]\neast = "{COORDINATORS.public.fingerprint}"\n'
+    path.write_text(text)
+    os.utime(path, ns=(1, 1))
+    site.answer(question())
+    assert set(site._site.trust.pinned) == {"east"}
+    path.write_text(text.replace("coordinator = ", "coordinator = '' # "))
+    os.utime(path, ns=(2, 2))
+    with pytest.raises(SecurityError):
+        site.answer(question())
 
 
 def test_the_carriers_name_must_be_the_sites(folder):

@@ -48,7 +48,7 @@ def test_without_noise_it_is_the_fit_of_pooled_rows(family):
     blocks, y = make(family)
     # The response is standardised: so are its lambdas.
     unit = y.std() if family == "Gaussian" else 1.0
-    found = fit(blocks, y, family, lambdas=np.array([0.2, 0.1]), rounds=1_500, clip=50.0, rho=0.3)
+    found = fit(blocks, y, family, lambdas=np.array([0.2, 0.1]), rounds=600, clip=50.0)
     X = np.hstack(blocks)
     Z = np.column_stack([np.ones(len(y)), (X - X.mean(axis=0)) / X.std(axis=0)])
     groups = Groups.single(10, np.r_[0.0, np.ones(9)])
@@ -72,7 +72,7 @@ def test_the_account_is_that_of_all_rounds_and_of_all_predictors():
 
 
 def test_one_record_moves_the_predictors_of_the_others():
-    """What an account by rows leaves out: a record that outweighs all others takes their predictors to zero."""
+    """What an account by rows leaves out: a record that outweighs all others takes theirs to zero."""
     n, clip, cut = 400, 0.5, []
     for record in (-1.0, 1e4):
         X = np.where(np.arange(n) % 2, 1.0, -1.0)[:, None]

@@ -195,5 +195,5 @@ def test_responses_of_another_kind_are_refused():
         make_model(table, family=FAMILIES["count"]).fit()
     with pytest.raises(EstimationError, match="zeros and ones"):
         make_model(table, family=FAMILIES["binary"]).fit()
-    with pytest.raises(ModelError, match="only the normal family"):
-        model_of("binary").fit(select="cv")
+    with pytest.raises(ModelError, match="exchange='admm' does not release"):
+        model_of("binary").fit(select="cv", exchange="admm")

@@ -1,0 +1,34 @@
+"""Coverage of debiased and split intervals by simulation, and false selections under their bound.
+
+``coverage_simulation.py`` says what is drawn, and writes the same tables from the command line.
+"""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+from coverage_simulation import CELL, SETTINGS, coverage, false_selections, write_table
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::fedstat.errors.FedstatWarning")]
+RUNS = {"linear": 600, "logistic": 500}
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda s: f"{s.model}-{s.n}-{s.p}-{s.design}")
+def test_intervals_of_active_and_inactive_coefficients_cover(setting):
+    table = coverage(setting, RUNS[setting.model])
+    write_table("vglm_coverage.csv", table, [*CELL, "inference", "coefficients"])
+    # Three Monte-Carlo errors about the band.
+    assert (table["coverage"] + 3.0 * table["mc_error"] >= 0.93).all()
+    assert (table["coverage"] - 3.0 * table["mc_error"] <= 0.97).all()
+    debiased = table[table["inference"] == "debiased"]
+    assert debiased["coverage"].between(0.93, 0.97).all()
+    assert (debiased["rmse"] / debiased["mean_se"]).between(0.93, 1.07).all()
+
+
+@pytest.mark.parametrize("design", ["ar", "equal"])
+def test_false_selections_stay_below_their_bound(design):
+    cells = [(threshold, lam) for threshold in (0.6, 0.75, 0.9) for lam in (0.25, 0.15, 0.1)]
+    table = pd.DataFrame([false_selections(threshold, lam, 200, design) for threshold, lam in cells])
+    write_table("vglm_stability.csv", table, ["design", "n", "p", "threshold", "lambda"])
+    assert (table["false"] <= table["bound"]).all()
+    assert table["false"].max() > 0.5
