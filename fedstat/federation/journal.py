@@ -64,7 +64,7 @@ class Journal:
 
     def _hold(self) -> None:
         place = self.folder.resolve()
-        if place in _HELD:
+        if place in _HELD and (place / LOCK).exists():
             _HELD[place] = (_HELD[place][0], self)
             return
         file = open(place / LOCK, "ab")  # noqa: SIM115

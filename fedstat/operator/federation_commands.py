@@ -107,6 +107,8 @@ def join(folder: Path, path: Path) -> int:
         print(f"Its entities have to be aligned:    fedstat federation align {typed(folder)}\n")
     print(f"{card.name} is site {len(federation.sites) + 1} of {federation.name}:\n\n  {card.fingerprint}\n")
     print("Compare it by telephone with what they read out: a card can be exchanged on its way.")
+    if federation.carrier == FLARE:
+        print(f"Then certify it by    fedstat federation provision {typed(folder)} {card.name}.request")
     return 0
 
 

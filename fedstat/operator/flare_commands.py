@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,7 +27,14 @@ from fedstat.federation.flare.provision import (
     prepare_server,
 )
 from fedstat.federation.ledger_file import LEDGER, read_books
-from fedstat.federation.site_folder import DESCRIPTION, load_identity, read_description
+from fedstat.federation.site_folder import (
+    DESCRIPTION,
+    SiteDescription,
+    load_identity,
+    read_description,
+    read_site_policy,
+)
+from fedstat.federation.sources import open_source
 from fedstat.operator.participant import STATUS, Participant, is_running
 from fedstat.operator.screen import columns, heading, typed
 from fedstat.operator.serve import counts
@@ -70,7 +78,8 @@ def join_kit(folder: Path, path: Path) -> int:
     if is_running(folder / FLARE):
         raise EngineError(f"{description.name} is served now; stop it first")
     kit = accept_kit(folder, path.read_bytes(), description.name, description.coordinator, str(path))
-    (kit / "local" / FOLDER).symlink_to(folder.resolve(), target_is_directory=True)
+    # From local up to the site's folder, wherever that is moved to.
+    (kit / "local" / FOLDER).symlink_to(Path(*[os.pardir] * 3), target_is_directory=True)
     print(f"{description.name} has its kit, which runs no code but the installed package's.")
     print(f"Its private key was drawn here, and has not left. Certificate: {_lasts(kit)}.\n")
     if description.exchange:
@@ -108,10 +117,24 @@ def provision(folder: Path, requests: Sequence[Path]) -> int:
 
 def serve_site(folder: Path) -> int:
     """Run a site's FLARE client until SIGTERM."""
-    name, kit = read_description(folder).name, folder / FLARE / KIT
+    description, kit = read_description(folder), folder / FLARE / KIT
+    name = _usable(folder, description).name
     client = json.loads((kit / "startup" / "fed_client.json").read_text())
     host, _, port = client["servers"][0]["service"]["target"].rpartition(":")
     return Participant("client", name, folder / FLARE, kit.resolve(), (host, int(port))).run()
+
+
+def _usable(folder: Path, description: SiteDescription) -> SiteDescription:
+    """Require what a job will need, while somebody is looking."""
+    if not description.coordinator:
+        raise PartitionError(
+            f"'{folder / DESCRIPTION}' trusts no coordinator, and nobody's questions are answered; pin one "
+            f"with 'fedstat site pin {typed(folder)} CARD'"
+        )
+    load_identity(folder)
+    read_site_policy(folder)
+    open_source(description.source)
+    return description
 
 
 def serve_server(folder: Path) -> int:

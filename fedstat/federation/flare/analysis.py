@@ -188,8 +188,9 @@ def _wait_for_sites(session: Any, sites: Sequence[str], patience: float) -> None
     while missing := sorted(set(sites) - set(_connected(session))):
         if time.monotonic() > until:
             raise EngineError(
-                f"not connected to the server: {', '.join(missing)}. Is 'fedstat site serve' running there? "
-                "One that is gone for good is left out by ClientPartition.connect(..., without=[...])"
+                f"not connected to the server: {', '.join(missing)}. Is 'fedstat site serve' running there, "
+                "and the certificate in date ('fedstat site status' tells)? One that is gone for good is "
+                "left out by ClientPartition.connect(..., without=[...])"
             )
         time.sleep(PAUSE)
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedstat.federation.engine import Rounds
+from fedstat.federation.message import Ask
 from fedstat.kernels.glm_family import FamilySpec
 from fedstat.kernels.penalised_path import PenalisedPath, lambda_grid
 from fedstat.models.vglm.climb import Study
@@ -25,6 +26,8 @@ from fedstat.typing import Floats
 MOST_LINEARISED = 40
 LARGEST_VIOLATION = 20.0
 """Largest violation, as a share of lambda_max and of the tolerance, of a fit that has converged."""
+NOTHING = 1e9
+"""Lambda at which every penalised coefficient is zero."""
 BALANCE, FACTOR = 10.0, 2.0
 """Ratio of the residuals at which the penalty parameter changes, and by how much."""
 BALANCED_ROUNDS = 200
@@ -47,6 +50,10 @@ class Sharing:
     eta : (n,) array
         Sum of all linear predictors, the intercept included.
     rho : float
+    started : bool
+        Whether the holder of the response has begun.
+    sound : bool
+        Whether the fits before the path met their tolerances.
     """
 
     study: Study
@@ -56,14 +63,25 @@ class Sharing:
     intercept: float
     eta: Floats
     rho: float = 1.0
+    started: bool = False
+    sound: bool = True
 
     def begin(self) -> Rounds[tuple[Floats, float]]:
         """Prepare the clients; return the lambdas, and the largest that selects."""
         study, layout, setup = self.study, self.study.layout, self.setup
         text = json.dumps(asdict(setup.penalty))
         labels = np.repeat(np.arange(len(setup.groups.sizes)), setup.groups.sizes)
+        free = np.repeat(~setup.groups.penalised, setup.groups.sizes)
         at = layout.places()
-        yield [ask(k, "admm_start", study.session, text, labels=labels[at[k]]) for k in layout.clients]
+        yield [
+            ask(k, "admm_start", study.session, text, labels=labels[at[k]], free=free[at[k]])
+            for k in layout.clients
+        ]
+        if setup.adaptive:
+            self.sound &= yield from self._settle(0.0)
+            yield [ask(k, "admm_adapt", study.session, power=setup.adaptive) for k in layout.clients]
+        if setup.adaptive or free.any():
+            self.sound &= yield from self._settle(NOTHING)  # with what has no penalty alone
         (reply,) = yield [ask(layout.active, "respond", study.session, eta=self.eta)]
         residual = reply.arrays["residual"]
         replies = yield [ask(k, "admm_largest", study.session, residual=residual) for k in layout.clients]
@@ -77,26 +95,36 @@ class Sharing:
         study, layout, setup = self.study, self.study.layout, self.setup
         lambdas, scale = yield from self.begin()
         b, a, loss, kkt, good = [], [], [], [], []
-        for place, lam in enumerate(lambdas):
-            met, violation, value = yield from self._solve(float(lam), place == 0)
+        for lam in lambdas:
+            met, violation, value = yield from self._solve(float(lam))
             replies = yield [ask(k, "admm_coefficients", study.session) for k in layout.clients]
             b.append(np.concatenate([reply.arrays["beta"] for reply in replies]))
             a.append(self.intercept)
             loss.append(value)
             kkt.append(violation / (scale if scale > 0.0 else 1.0))
-            good.append(met and kkt[-1] <= LARGEST_VIOLATION * self.eps)
+            good.append(met and self.sound and kkt[-1] <= LARGEST_VIOLATION * self.eps)
         B, iterations = np.array(b), np.zeros(len(b), dtype=np.int64)
         fits = PenalisedPath(
             lambdas, B, np.array(loss), iterations, np.array(kkt), np.array(good, dtype=np.bool_), scale
         )
         return Path.of(fits, B, np.array(a), units, setup.groups)
 
-    def _solve(self, lam: float, first: bool) -> Rounds[tuple[bool, float, float]]:
+    def _settle(self, lam: float) -> Rounds[bool]:
+        """Solve the lasso of a lambda; False where tolerances were not met."""
+        yield self._set(lam, False)
+        return (yield from self._iterate())
+
+    def _set(self, lam: float, linearise: bool) -> list[Ask]:
+        """Set lambda at the clients, and whether the penalty is linearised where they are."""
+        study = self.study
+        return [ask(k, "admm_set", study.session, lam=lam, linearise=linearise) for k in study.layout.clients]
+
+    def _solve(self, lam: float) -> Rounds[tuple[bool, float, float]]:
         """Solve at one lambda; return whether tolerances were met, the violation, and the loss."""
         study, layout = self.study, self.study.layout
         for lasso in range(1 if self.setup.penalty.convex else MOST_LINEARISED):
-            yield [ask(k, "admm_set", study.session, lam=lam, linearise=lasso > 0) for k in layout.clients]
-            met = yield from self._iterate(first and lasso == 0)
+            yield self._set(lam, lasso > 0)
+            met = yield from self._iterate()
             (reply,) = yield [ask(layout.active, "respond", study.session, eta=self.eta)]
             residual, loss = reply.arrays["residual"], float(reply.arrays["loss"])
             replies = yield [ask(k, "admm_certify", study.session, residual=residual) for k in layout.clients]
@@ -105,11 +133,12 @@ class Sharing:
                 break
         return met, violation, loss
 
-    def _iterate(self, first: bool) -> Rounds[bool]:
+    def _iterate(self) -> Rounds[bool]:
         """Iterate to the tolerances of primal and dual residual; False where they were not met."""
         study, layout = self.study, self.study.layout
         blocks, root = len(layout.clients) + 1, np.sqrt(layout.n)
-        move = yield from self._respond(first)
+        move = yield from self._respond(not self.started)
+        self.started = True
         for number in range(self.maxiter):
             asks = [ask(k, "admm_move", study.session, move=move[0], rho=self.rho) for k in layout.clients]
             study.points += 1
@@ -148,7 +177,7 @@ def admm_path(
     Parameters
     ----------
     study, family, setup, select
-        As for :func:`~fedstat.models.vglm.protocol.fit_path`; groups without weights.
+        As for :func:`~fedstat.models.vglm.protocol.fit_path`.
     eps : float
         Absolute and relative tolerance of primal and dual residual.
     maxiter : int

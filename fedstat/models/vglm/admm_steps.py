@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -28,9 +28,10 @@ from fedstat.kernels.penalised_path import lambda_max
 from fedstat.kernels.penalties import Penalty, Terms
 from fedstat.kernels.penalty_groups import Groups, orthonormaliser
 from fedstat.kernels.rows import column_sums, gram, row_dots
+from fedstat.models.vglm.path import adapted
 from fedstat.models.vglm.response_steps import POINTS, response_of
 from fedstat.models.vglm.steps import check_spread, staged_of
-from fedstat.typing import Array, Floats, Ints
+from fedstat.typing import Array, Bools, Floats, Ints
 
 OVER_RELAXATION = 1.6
 NEWTON_STEPS = 60
@@ -85,7 +86,9 @@ def _block(data: SiteData, state: State) -> Block:
     return block
 
 
-def admm_start(data: SiteData, state: State, text: str, labels: Ints) -> tuple[dict[str, Array], str]:
+def admm_start(
+    data: SiteData, state: State, text: str, labels: Ints, free: Bools
+) -> tuple[dict[str, Array], str]:
     """Prepare the penalised least squares of the block; nothing leaves.
 
     Parameters
@@ -94,11 +97,14 @@ def admm_start(data: SiteData, state: State, text: str, labels: Ints) -> tuple[d
         Name, shape and share of the penalty, in JSON.
     labels : (p,) array of int
         Group of each column.
+    free : (p,) array of bool
+        Whether it has no penalty: of a group, what its first column says.
     """
     X = staged_of(data, state).X
-    check_lengths(data.name, labels=(labels, X.shape[1]))
+    check_lengths(data.name, labels=(labels, X.shape[1]), free=(free, X.shape[1]))
     try:
         penalty, groups = Penalty(**json.loads(text)), Groups.of(labels)
+        groups = replace(groups, weights=np.where(free[groups.starts[:-1]], 0.0, 1.0))
     except (FedstatError, TypeError, ValueError) as error:
         raise MessageError(f"{data.name}: expected a penalty, and groups side by side") from error
     T, groups = orthonormaliser(gram(X, np.ones(len(X))) / len(X), groups)
@@ -107,6 +113,15 @@ def admm_start(data: SiteData, state: State, text: str, labels: Ints) -> tuple[d
     block = Block(Z, G, T, penalty, groups, np.zeros(len(T)), np.zeros(len(Z)))
     state.keep("vglm admm", block, len(Z))
     return {}, ""
+
+
+def admm_adapt(data: SiteData, state: State, power: Array) -> dict[str, Array]:
+    """Divide the penalties by a power of the present coefficients; nothing leaves."""
+    block, gamma = _block(data, state), float(power)
+    if not 0.0 < gamma < np.inf:
+        raise MessageError(f"{data.name}: expected a power above zero")
+    block.groups = adapted(block.groups, block.theta, gamma)
+    return {}
 
 
 def admm_largest(data: SiteData, state: State, residual: Floats) -> dict[str, Array]:
@@ -234,8 +249,14 @@ RHO = Declared("control", "penalty parameter", 0)
 STEPS: Mapping[str, Step] = {
     "admm_start": Step(
         admm_start,
-        {"labels": Declared("control", "group of each column", dtype="int64")},
+        {
+            "labels": Declared("control", "group of each column", dtype="int64"),
+            "free": Declared("control", "which columns have no penalty", dtype="bool"),
+        },
         text_in=Declared("control", "the penalty"),
+    ),
+    "admm_adapt": Step(
+        admm_adapt, {"power": Declared("control", "power of coefficients that divides penalties", 0)}
     ),
     "admm_largest": Step(
         admm_largest,

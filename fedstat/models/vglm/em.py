@@ -110,11 +110,14 @@ class BlockPath:
         Of the columns and the response, each over the entities that have it.
     rsquared : (L,) array
         Share of the variance of the response that is explained for an entity with every block.
+    means : (L, p) array
+        Of the columns, in the units of the data.
     """
 
     path: Path
     units: Units
     rsquared: Floats
+    means: Floats
 
 
 def blocks_path(standard: Standard, setup: Setup) -> BlockPath:
@@ -146,7 +149,8 @@ def blocks_path(standard: Standard, setup: Setup) -> BlockPath:
     units = Units(moments.centre[:-1], moments.scale[:-1], float(moments.centre[-1]), sd, 0.0)
     a = units.mean + sd * np.array([one.point.b for one in found])
     path = Path.of(fits, fits.coefficients @ T.T, a, units, setup.groups)
-    return BlockPath(path, units, np.array([1.0 - np.exp(one.point.log_s2) for one in found]))
+    means = units.shift + units.scale * np.array([one.point.mu for one in found])
+    return BlockPath(path, units, np.array([1.0 - np.exp(one.point.log_s2) for one in found]), means)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -159,11 +163,14 @@ class Observed:
     rsquared, refit_rsquared : float
         Share of variance explained for an entity with every block, by the chosen fit and by that on its
         columns.
+    means : (p,) array
+        Of the columns, at the chosen fit.
     """
 
     blocks: Blocks
     rsquared: float
     refit_rsquared: float
+    means: Floats
 
 
 def equivalent_loss(llf: float, n: float) -> float:

@@ -25,7 +25,7 @@ def fit_blocks(plan: Plan, max_moved: float, run: Run) -> Outcome:
     null = n / -2.0 * (np.log(2.0 * np.pi * found.units.sd**2) + 1.0)
     fitted = Fitted(found.path, chosen, refit, 0, 0, blocks.dealers)
     rsquared = explained if setup.unpenalised else float(found.rsquared[chosen])
-    observed = Observed(blocks, rsquared, explained)
+    observed = Observed(blocks, rsquared, explained, found.means[chosen])
     return Outcome(
         fitted, criteria, plan.select, setup, float(null), found.units, 1, False, observed=observed
     )

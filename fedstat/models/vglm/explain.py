@@ -128,7 +128,9 @@ class VGLMPlan:
     def _parts(self) -> str:
         if self._layout.rows is not None:
             return ", by missing pattern"
-        cut = self._given["select"] == "cv" or self._given["draws"]
+        cut = self._given["select"] == "cv" or self._given["draws"] or self._given["splits"] > 1
+        if not cut and self._given["inference"] == "split":
+            return ", in each of 2 random halves of the entities"
         return f", in each of {self._given['folds']} random parts of the entities" if cut else ""
 
     def notes(self) -> Iterator[str]:
@@ -165,6 +167,7 @@ class VGLMPlan:
             "sum_scores": self._sum_scores,
             "weigh": self._weigh,
             "admm_start": lambda site, ask: self._of_block(site, {}),
+            "admm_adapt": lambda site, ask: self._of_block(site, {}),
             "admm_largest": lambda site, ask: self._of_block(site, {"largest": np.array(LARGEST)}),
             "admm_set": self._admm_set,
             "admm_move": lambda site, ask: self._of_block(site, {"linear_predictor": self._nothing(site)}),
@@ -227,9 +230,11 @@ class VGLMPlan:
         every = np.zeros(n, dtype=np.int64)
         site.hold("minimum count", steps.check_counts_by_fold, site.data, every, 1, p, earlier + 1)
         site.memory["grams"] = earlier + 1
+        heavy = every[ask.arrays["weight"] > 0.0]
+        site.hold("minimum count", steps.check_counts_by_fold, site.data, heavy, 1, p)
         factor = self._difficulty.factor if earlier == 0 else self._difficulty.later
         gram = factor * ask.arrays["weight"].sum() * np.eye(p)
-        return self._of_block(site, {"sums": np.zeros(p), "gram": gram})
+        return site.reply({"sums": np.zeros(p), "gram": gram}, entities=len(heavy))
 
     def _admm_set(self, site: StandIn, ask: Ask) -> Reply:
         site.memory["lassos"] = 1 + (site.memory.get("lassos", 0) if ask.arrays["linearise"] else 0)

@@ -18,6 +18,7 @@ from fedstat.models.vglm.debiased import normal_debiased
 from fedstat.models.vglm.fold_models import Folds
 from fedstat.models.vglm.gram import Grams, exchange_grams, stage
 from fedstat.models.vglm.layout import Layout, deal_folds
+from fedstat.models.vglm.multiple_splits import split_pvalues
 from fedstat.models.vglm.outcome import Inference, Outcome
 from fedstat.models.vglm.path import (
     Criteria,
@@ -54,7 +55,7 @@ class Plan:
         Entities behind a sum, at least.
     setup : Setup
     select : str
-    folds, draws : int
+    folds, draws, splits : int
     inference : {"conditional", "debiased", "split"}
     random : Generator
     hidden : bool
@@ -74,6 +75,7 @@ class Plan:
     select: Select
     folds: int
     draws: int
+    splits: int
     inference: Inference
     random: np.random.Generator
     hidden: bool
@@ -84,8 +86,8 @@ class Plan:
 
     @property
     def parts(self) -> int:
-        """Folds that are needed for the choice of lambda and for halves."""
-        return self.folds if self.select == "cv" or self.draws else 1
+        """Folds that are needed for the choice of lambda, and for many halves."""
+        return self.folds if self.select == "cv" or self.draws or self.splits > 1 else 1
 
     @property
     def least(self) -> int:
@@ -121,6 +123,9 @@ def fit_normal(plan: Plan, run: Run) -> Outcome:
     if plan.draws:
         halves = normal_stability(products, units, setup, path, plan.draws, plan.random)
         fitted = replace(fitted, halves=halves)
+    if plan.splits > 1:
+        every = (grams.products, units, setup, plan.select, plan.splits, layout.names)
+        fitted = replace(fitted, split_p=split_pvalues(*every, plan.random))
     variance = units.sd**2 * (S[-1, -1] / n - (S[0, -1] / n) ** 2)
     null = n / -2.0 * (np.log(2.0 * np.pi * variance) + 1.0)
     return Outcome(

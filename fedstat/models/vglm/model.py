@@ -150,6 +150,7 @@ class VerticalGLM(VerticalModel):
         path: Literal["quadratic", "exact"] = "quadratic",
         exchange: Literal["products", "admm"] = "products",
         inference: Inference = "conditional",
+        splits: int = 1,
         eps: float = 1e-5,
         maxiter: int = 1000,
         folds: int = 5,
@@ -192,6 +193,10 @@ class VerticalGLM(VerticalModel):
             selected (:attr:`VerticalGLMResults.debiased`); for other families than the normal one this takes
             some more linear predictors. "split": a random half of the entities selects, the other half
             estimates; its intervals are those of the model with the selected columns.
+        splits : int
+            Of inference="split" and the normal family: with more than one, selection and tests are repeated
+            in that many random halves of the folds, for one p-value of each column
+            (:meth:`VerticalGLMResults.selection_report`, ``split_p``; 6 folds or more).
         eps : float
             Of exchange="admm": tolerance of primal and dual residual, absolute and relative; 1e-3
             leaves an error in the second digit.
@@ -243,6 +248,7 @@ class VerticalGLM(VerticalModel):
         check_whole("folds", folds, 2)
         check_whole("draws", draws, 0)
         check_whole("n_lambdas", n_lambdas, 2)
+        check_whole("splits", splits, 1)
         check_positive("tol", tol)
         if not 0.0 <= max_moved <= 1.0:
             raise ModelError(f"max_moved: expected a share between 0 and 1, received {max_moved!r}")
@@ -255,17 +261,22 @@ class VerticalGLM(VerticalModel):
                 "inference='conditional': sums by missing pattern are not released by fold as well. Leave "
                 "exchange, inference, select='cv' and draws out, or use missing='drop'"
             )
-        if exchange == "admm" and (self.adaptive or self.unpenalised):
-            raise ModelError("exchange='admm': adaptive and unpenalised belong to exchange='products'")
         if exchange == "admm" and (select == "cv" or draws or inference != "conditional"):
             raise ModelError(
                 "select='cv', draws and inference='debiased' or 'split' need sums by fold or half, which "
                 "exchange='admm' does not release; use exchange='products'"
             )
+        if splits > 1 and (not normal or inference != "split" or select == "cv"):
+            raise ModelError(
+                "splits: more than one has inference='split', the normal family with exchange='products', "
+                "and select='bic', 'ebic' or 'aic'"
+            )
         if inference == "split":
             check_split(setup_lambdas, select, folds, draws)
-        if draws and folds < FEWEST_FOLDS_OF_STABILITY:
-            raise ModelError(f"draws: expected {FEWEST_FOLDS_OF_STABILITY} folds or more, received {folds}")
+        if (draws or splits > 1) and folds < FEWEST_FOLDS_OF_STABILITY:
+            raise ModelError(
+                f"draws, splits: expected {FEWEST_FOLDS_OF_STABILITY} folds or more, received {folds}"
+            )
         setup = Setup(
             self.penalty,
             self._groups,
@@ -289,6 +300,7 @@ class VerticalGLM(VerticalModel):
             select,
             folds,
             draws,
+            splits,
             inference,
             np.random.default_rng(random_state),
             masked and len(self.layout.clients) > 1,

@@ -64,17 +64,19 @@ def _blocks(layout: Layout, outcome: Outcome, observed: Observed) -> Iterator[st
 
 def _iterations(layout: Layout, outcome: Outcome, at: str | None) -> Iterator[str]:
     fitted, hidden = outcome.fitted, outcome.hidden
+    over = f"{layout.n:,}"
+    if outcome.inference == "split":
+        over = f"{outcome.n:,} or the other {layout.n - outcome.n:,}"
     who = "the response holder" if at == layout.active else "the coordinator and the response holder"
     yield (
         f"{fitted.points:,} sums of linear predictors over institutions went to {who}, entity by entity, and "
         f"residuals and weights, which tell the response, to every institution; "
-        f"{fitted.grams} weighted Gram matrices of {layout.p} columns were released over {layout.n:,} "
-        "entities."
+        f"{fitted.grams} weighted Gram matrices of {layout.p} columns were released over {over} entities."
     )
     if outcome.folds > 1:
         yield (
-            "Cross-validation and selection frequencies are those of quadratic models of the deviance, one for "
-            f"each of {outcome.folds} folds, at the chosen fit: approximate, and rough at lambdas far from it."
+            "Cross-validation and selection frequencies are those of quadratic models of the deviance at the "
+            f"chosen fit, one for each of {outcome.folds} folds: approximate, and rough at lambdas far away."
         )
     if outcome.exchange == "admm":
         yield (
@@ -98,8 +100,8 @@ def _iterations(layout: Layout, outcome: Outcome, at: str | None) -> Iterator[st
 def _debiased(layout: Layout, found: DebiasedFit | None) -> Iterator[str]:
     if found is not None:
         yield (
-            f"Debiased from the lasso at lambda = {found.lam:.4g}. The inverse of the information was relaxed for "
-            f"{found.relaxed} of {layout.p} columns, where it would have made standard errors larger by more "
+            f"Debiased from the lasso at lambda = {found.lam:.4g}. The inverse of the information is relaxed "
+            f"for {found.relaxed} of {layout.p} columns, whose standard errors it would have raised by more "
             "than a quarter; the others have no bias of the first order."
         )
 

@@ -102,6 +102,8 @@ class Selection:
     null : float
         Log-likelihood of the intercept alone.
     inference : {"conditional", "debiased", "split"}
+    split_p : (p,) array or None
+        P-values over many splits.
     """
 
     lambdas: Floats
@@ -119,6 +121,7 @@ class Selection:
     family: str
     null: float
     inference: str = "conditional"
+    split_p: Floats | None = None
 
     @classmethod
     def of(cls, outcome: Outcome, family: str) -> Selection:
@@ -141,6 +144,7 @@ class Selection:
             family,
             outcome.null,
             outcome.inference,
+            outcome.fitted.split_p,
         )
 
     @property
@@ -246,6 +250,14 @@ def make_estimate(model: VerticalGLM, outcome: Outcome, refit: Estimate | None) 
         reasons={"cov_params": reason, "rsquared": NO_RSQUARED},
         llf_is_maximum=free,
     )
+
+
+def mean_predictors(estimate: Estimate, layout: Layout, outcome: Outcome) -> dict[str, float]:
+    """Mean linear predictor of each client's block, of a fit with missing blocks."""
+    if outcome.observed is None:
+        return {}
+    parts = layout.split(estimate.params[1:] * outcome.observed.means)
+    return {client: float(part.sum()) for client, part in parts.items()}
 
 
 def _rsquared(outcome: Outcome, loss: float, *, refit: bool = False) -> float | None:

@@ -60,8 +60,7 @@ class Setup:
 
     def adapted(self, b: Floats) -> Setup:
         """Divide the penalties by a power of first estimates: (p,), in the coordinates of the groups."""
-        sizes = np.maximum(self.groups.norms(b) / self.groups.multipliers, SMALLEST_COEFFICIENT)
-        return replace(self, groups=replace(self.groups, weights=self.groups.weights * sizes**-self.adaptive))
+        return replace(self, groups=adapted(self.groups, b, self.adaptive))
 
     def grid(self, gradient: Floats) -> Floats:
         """Return the lambdas: those given, or a grid from the gradient (p,) where all penalised are zero."""
@@ -69,6 +68,12 @@ class Setup:
             return self.lambdas
         largest = lambda_max(gradient, self.penalty, self.groups)
         return lambda_grid(largest, ratio=self.ratio, size=self.size)
+
+
+def adapted(groups: Groups, b: Floats, power: float) -> Groups:
+    """Divide the weights of groups by a power of the root mean square of first estimates b (p,)."""
+    sizes = np.maximum(groups.norms(b) / groups.multipliers, SMALLEST_COEFFICIENT)
+    return replace(groups, weights=groups.weights * sizes**-power)
 
 
 def make_groups(layout: Layout, by_term: bool, unpenalised: Sequence[str]) -> Groups:

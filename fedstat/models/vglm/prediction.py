@@ -1,9 +1,9 @@
-"""Predicted means of entities that every institution has."""
+"""Predicted means of entities that every institution has, and with missing blocks of all."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
@@ -52,6 +52,8 @@ class Predictor:
         How each client's columns are coded; empty before the sites were asked.
     holder : str
         The institution of the response.
+    means : mapping of str to float
+        Of a fit with missing blocks: mean linear predictor of each client's block, for those that lack it.
     """
 
     estimate: Estimate
@@ -59,6 +61,7 @@ class Predictor:
     family: FamilySpec
     specs: Mapping[str, str]
     holder: str
+    means: Mapping[str, float] = field(default_factory=dict)
 
     def beta(self, client: str) -> Floats:
         """Coefficients of a client's columns."""
@@ -76,7 +79,7 @@ def released_specs(model: VerticalModel, clients: tuple[str, ...]) -> dict[str, 
 
 
 def predict_means(predictor: Predictor, partition: ClientPartition) -> pd.Series:
-    """Predict for every entity of a partition; nan where a client lacks it.
+    """Predict for every entity of a partition; nan where a client lacks it, unless its mean is known.
 
     Raises
     ------
@@ -87,11 +90,14 @@ def predict_means(predictor: Predictor, partition: ClientPartition) -> pd.Series
     """
     if partition.layout != "vertical":
         raise ModelError("predict: expected a vertical partition, received a horizontal one")
-    needed = [k for k in predictor.clients if predictor.beta(k).any()]
-    lacking = [k for k in needed if k not in partition.sites]
-    if lacking:
+    means = predictor.means
+    wanted = [k for k in predictor.clients if predictor.beta(k).any()]
+    lacking = [k for k in wanted if k not in partition.sites]
+    if lacking and not means:
         raise ModelError(f"predict: the partition lacks the client {', '.join(lacking)} of the fit")
+    needed = [k for k in wanted if k not in lacking]
     session, n = partition.new_session(), partition.n_entities
+    alone = float(predictor.estimate.params[0]) + sum(means.values())
 
     def protocol() -> Rounds[Floats]:
         asks = []
@@ -100,17 +106,13 @@ def predict_means(predictor: Predictor, partition: ClientPartition) -> pd.Series
             asks.append(design_ask(k, "open_new_block", session, content))
         opened = yield asks
         replies = yield [ask(k, "predict_block", session, beta=predictor.beta(k)) for k in needed]
-        eta, seen = np.full(n, predictor.estimate.params[0]), np.zeros(n, dtype=np.int64)
+        eta, seen = np.full(n, alone), np.zeros(n, dtype=np.int64)
         for k, block, reply in zip(needed, opened, replies, strict=True):
             rows = partition.rows[k][block.arrays["seen"]]
-            eta[rows] += reply.arrays["linear_predictor"]
+            eta[rows] += reply.arrays["linear_predictor"] - means.get(k, 0.0)
             seen[rows] += 1
-        return np.where(seen == len(needed), eta, np.nan)
+        return np.where((seen == len(needed)) | bool(means), eta, np.nan)
 
     at = partition.coordinator_at(predictor.holder)
-    eta = (
-        partition.engine.run(protocol(), Ledger(at=at))
-        if needed
-        else np.full(n, predictor.estimate.params[0])
-    )
+    eta = partition.engine.run(protocol(), Ledger(at=at)) if needed else np.full(n, alone)
     return pd.Series(predictor.family.make().link.inverse(eta), index=partition.entities)

@@ -68,6 +68,8 @@ class Fitted:
     halves : (L, p) and (L,) arrays, or None
         See :func:`~fedstat.models.vglm.path.stability`.
     debiased : DebiasedFit or None
+    split_p : (p,) array or None
+        See :func:`~fedstat.models.vglm.multiple_splits.split_pvalues`.
     """
 
     path: Path
@@ -79,6 +81,7 @@ class Fitted:
     cv: tuple[Floats, Floats] | None = None
     halves: tuple[Floats, Floats] | None = None
     debiased: DebiasedFit | None = None
+    split_p: Floats | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

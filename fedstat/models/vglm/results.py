@@ -14,12 +14,21 @@ from scipy import stats
 from fedstat.errors import ModelError, NotAvailableError
 from fedstat.federation.ledger import Ledger
 from fedstat.federation.partition import ClientPartition
-from fedstat.inference.estimate import INTERCEPT, Estimate, LedgerLike
+from fedstat.inference.estimate import INTERCEPT, Estimate
 from fedstat.inference.results import FederatedResults
 from fedstat.inference.summary import SummaryContent, build_summary
 from fedstat.inference.tables import SheetSummary, number
 from fedstat.models.saved import READERS
 from fedstat.models.vglm import plots, storage
+from fedstat.models.vglm.claims import (
+    CLAIMS,
+    CONDITIONAL,
+    COVARIANCES,
+    SPLIT,
+    TITLES,
+    DebiasedResults,
+    RefitResults,
+)
 from fedstat.models.vglm.notes import fit_notes
 from fedstat.models.vglm.outcome import (
     SPENT,
@@ -28,6 +37,7 @@ from fedstat.models.vglm.outcome import (
     make_debiased,
     make_estimate,
     make_refit,
+    mean_predictors,
 )
 from fedstat.models.vglm.prediction import Predictor, predict_means, released_specs
 from fedstat.typing import Array, Floats
@@ -36,55 +46,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from fedstat.models.vglm.model import VerticalGLM
-
-
-class RefitResults(FederatedResults):
-    """Maximum likelihood on the selected columns; inference is conditional on their selection."""
-
-    model_name = "Vertical GLM on the selected columns"
-    method_name = "maximum likelihood"
-
-    def __init__(self, estimate: Estimate, ledger: LedgerLike | None, claim: str) -> None:
-        super().__init__(estimate, ledger)
-        self._claim = claim
-
-    def _summary_notes(self) -> list[str]:
-        return [*super()._summary_notes(), self._claim]
-
-
-class DebiasedResults(FederatedResults):
-    """Debiased (desparsified) estimates of all columns; no claim depends on what was selected."""
-
-    model_name = "Vertical GLM, all columns"
-    method_name = "debiased lasso"
-
-    def _summary_notes(self) -> list[str]:
-        return [*super()._summary_notes(), DEBIASED]
-
-
-CONDITIONAL = (
-    "Conditional on selection: standard errors, tests and intervals take the selected columns as given. They "
-    "ignore the search among columns, which is harmless only where no true coefficient is near zero. "
-    "fit(inference='debiased') and fit(lam=0) have intervals of all columns that do not depend on a "
-    "selection, fit(inference='split') those of selected columns on other entities."
-)
-DEBIASED = (
-    "Debiased: a lasso tuned for prediction (smallest AIC), and one step of Newton with the nodewise lasso's "
-    "inverse of the information. Intervals hold for every column by itself, selected or not, near zero or "
-    "not, as the number of entities grows, if the model with all columns and its variance are right. They "
-    "are not adjusted for the number of columns, and ignore the tuning of the lasso."
-)
-SPLIT = (
-    "Sample splitting: a random half of the entities selected the columns, the other half estimated. "
-    "Intervals are honest for the coefficients of the model with these columns alone, which are those of the "
-    "model with all columns where none that matters was left out. Another split would select otherwise."
-)
-COVARIANCES = {"debiased": "debiased", "split": "observed, other half"}
-TITLES = {
-    "conditional": ", conditional on selection",
-    "debiased": ", debiased: all columns, whatever is selected",
-    "split": ", sample splitting: selected in one half, estimated in the other",
-}
 
 
 class VerticalGLMResults(FederatedResults):
@@ -126,7 +87,9 @@ class VerticalGLMResults(FederatedResults):
         selection = Selection.of(outcome, model.family_spec.name)
         refit = make_refit(model, outcome)
         estimate = make_estimate(model, outcome, refit)
-        predictor = Predictor(estimate, model.layout.clients, model.family_spec, {}, model.layout.active)
+        layout = model.layout
+        means = mean_predictors(estimate, layout, outcome)
+        predictor = Predictor(estimate, layout.clients, model.family_spec, {}, layout.active, means)
         notes = fit_notes(model.layout, outcome, ledger.at)
         debiased = make_debiased(model, outcome)
         return cls(estimate, ledger, selection, refit, predictor, notes, model, debiased)
@@ -191,7 +154,9 @@ class VerticalGLMResults(FederatedResults):
             ``lambda_entry``, the largest lambda of the path at which it is selected, and ``order`` of entry
             from 1; ``frequency``, the share of random halves in which it is selected at the chosen lambda
             (nan without ``draws``). With ``inference="debiased"`` as well ``debiased``,
-            ``debiased_std_err`` and ``debiased_p``, which do not depend on the selection.
+            ``debiased_std_err`` and ``debiased_p``, which do not depend on the selection; with many splits
+            ``split_p``: rejecting those of at most alpha makes any false rejection with probability alpha at
+            most, where every half selects all columns that matter.
         """
         est, s = self.estimate, self.selection
         frame = pd.DataFrame({"client": est.clients[1:], "name": est.names[1:], "term": est.terms[1:]})
@@ -210,6 +175,8 @@ class VerticalGLMResults(FederatedResults):
         frame["lambda_entry"] = s.entry
         frame["order"] = frame["lambda_entry"].rank(method="dense", ascending=False)
         frame["frequency"] = np.nan if s.frequencies is None else s.frequencies[s.chosen]
+        if s.split_p is not None:
+            frame["split_p"] = s.split_p
         if self._debiased is not None:
             found = self.debiased
             frame["debiased"] = found.params.to_numpy()[1:]
@@ -274,7 +241,8 @@ class VerticalGLMResults(FederatedResults):
         Returns
         -------
         Series
-            By entity; nan where an institution lacks it.
+            By entity; nan where an institution lacks it. With missing="em", its mean linear predictor stands
+            for a block that an institution lacks: the expectation given what is there.
         """
         if partition is None:
             if self.model is None:
@@ -376,9 +344,8 @@ class VerticalGLMResults(FederatedResults):
         return list(rows.items())
 
     def _summary_notes(self) -> list[str]:
-        claims = {"conditional": CONDITIONAL, "debiased": DEBIASED, "split": SPLIT}
         claim = self.selection.inference
-        conditional = [] if claim == "conditional" and self.lam == 0.0 else [claims[claim]]
+        conditional = [] if claim == "conditional" and self.lam == 0.0 else [CLAIMS[claim]]
         base = super()._summary_notes()
         # Columns that were not selected have no standard error, and need no sentence each.
         base = [note for note in base if not note.startswith("The covariance does not determine")]

@@ -196,6 +196,10 @@ def weigh(data: SiteData, state: State, weight: Floats) -> dict[str, Array]:
     check_spread(data, weight, "weights")
     every = np.zeros(len(weight), dtype=np.int64)
     check_counts_by_fold(data, every, 1, staged.X.shape[1], staged.grams + 1)
+    # A fold's Gram has weights of zero elsewhere, and rests on the fold.
+    heavy = np.flatnonzero(weight > 0.0)
+    check_counts_by_fold(data, every[heavy], 1, staged.X.shape[1])
+    state.rest_on(len(heavy))
     staged.weight, staged.grams = weight, staged.grams + 1
     return {"sums": column_sums(staged.X, weight), "gram": gram(staged.X, weight)}
 

@@ -52,6 +52,7 @@ def save_result(path: Path, result: VerticalGLMResults, predictor: Predictor) ->
         "family": predictor.family.to_json(),
         "specs": dict(predictor.specs),
         "holder": predictor.holder,
+        "means": dict(predictor.means),
         "notes": result._notes,
         "ledger": ledger_content(result._ledger if isinstance(result._ledger, Ledger) else None),
     }
@@ -92,7 +93,7 @@ def read_saved(header: Mapping[str, str], arrays: Mapping[str, Array]) -> Saved:
         found["refit"],
         found.get("debiased"),
         content["selection"] | named | {"criteria": criteria},
-        Predictor(estimate, clients, family, content["specs"], content["holder"]),
+        Predictor(estimate, clients, family, content["specs"], content["holder"], content["means"]),
         content["notes"],
         read_ledger(content["ledger"]),
     )

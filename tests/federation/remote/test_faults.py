@@ -28,11 +28,11 @@ from faulty import (
 )
 
 import fedstat as fs
-from fedstat.errors import EngineError, PolicyError, SecurityError, SessionError
+from fedstat.errors import EngineError, MessageError, PolicyError, SecurityError, SessionError
 from fedstat.federation import journal as journals
 from fedstat.federation.files import lock
 from fedstat.federation.journal import Journal
-from fedstat.federation.message import unpack_reply
+from fedstat.federation.message import Ask, pack_ask, unpack_ask, unpack_reply
 from fedstat.federation.policy import Policy
 from fedstat.federation.remote import RemoteEngine, RemoteSite, SiteServer
 from fedstat.federation.secure import sums
@@ -195,6 +195,16 @@ def test_a_sites_full_disk_in_every_round(study, undisturbed, tmp_path):
     assert_same(analysis(study.connected(tmp_path / "journal")), study, undisturbed)
 
 
+def test_an_answer_is_in_the_account_before_it_leaves(study, undisturbed):
+    def held(study, deliver, request):
+        answer, session = deliver(request), unpack_ask(request).session
+        (chain,) = (c for c in study.places["B"].server.site.books.chains if c.session == session)
+        assert study.places["B"].account()[session] == [link.passed for link in chain.links]
+        return answer
+
+    assert_same(analysis(study.connected(None, held)), study, undisturbed)
+
+
 def test_old_questions_are_not_answered_anew(study, undisturbed):
     def replayed(study, deliver, request):
         for old in study.asked[:-2]:
@@ -216,6 +226,15 @@ def test_a_question_that_comes_twice_is_answered_once(study, undisturbed):
         return deliver(request)
 
     assert_same(analysis(study.connected(None, twice)), study, undisturbed)
+
+
+def test_an_unnumbered_question_is_the_only_one_of_its_session(study):
+    """A carrier may bring any question twice, and which is new is told by its turn."""
+    server = study.places["B"].server
+    question = pack_ask(Ask("B", "schema", "describe_table", {}, "a session", "{}"))
+    assert server.answer(question) == server.answer(question)
+    with pytest.raises(MessageError, match="ask by a RemoteEngine"):
+        unpack_reply(server.answer(pack_ask(Ask("B", "secure", "introduce", {}, "a session", "{}"))))
 
 
 def test_two_analysts_at_once(study, undisturbed):

@@ -273,7 +273,9 @@ def test_an_answer_that_is_there_is_not_replaced(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "glob", lambda path, what: () if "reply" in what else glob(path, what))
     look(2)
     assert reply.read_bytes() == answer
-    assert unpack_reply(carrier.carry("A", question)).site == "A"
+    (asked,) = glob(tmp_path, "A/asks/*.ask")
+    before = asked.stat().st_mtime_ns
+    assert unpack_reply(carrier.carry("A", question)).site == "A" and asked.stat().st_mtime_ns == before
 
 
 def test_a_site_that_leaves_for_good(federation, tmp_path):

@@ -14,8 +14,10 @@ import signal
 import socket
 import stat
 import subprocess
+import threading
 import time
 import zipfile
+from multiprocessing.connection import Listener
 from pathlib import Path
 
 import numpy as np
@@ -173,7 +175,7 @@ def test_a_stranger_and_a_site_that_wants_more_get_no_kit(provisioned, capsys, t
             Identity.generate(), Envelope("north", COORDINATOR, "request", plain)
         ),
         "or it was altered on its way": good[:-1] + bytes([good[-1] ^ 1]),
-        f"'{USER}' as lead; expected 'north' as client": sign(own, Envelope("north", COORDINATOR, "request", lead)),
+        f"'{USER}' as lead; expected 'north'": sign(own, Envelope("north", COORDINATOR, "request", lead)),
         "a certificate of 'south'": sign(own, Envelope("north", COORDINATOR, "request", other)),
         "is no request for a kit": sign(own, Envelope("north", COORDINATOR, "question", plain)),
     }
@@ -202,6 +204,22 @@ def test_a_kit_of_another_coordinator_or_for_another_site_is_refused(provisioned
 
 
 @needs_flare
+def test_what_a_job_would_stumble_over_is_told_when_serving(provisioned, capsys):
+    folder = provisioned["home"] / "north"
+    path, table = folder / "site.toml", provisioned["home"] / "north.csv"
+    text = path.read_text()
+    try:
+        path.write_text(text.replace("\ncoordinator = ", '\ncoordinator = "" # '))
+        assert "trusts no coordinator" in told(capsys, "site", "serve", folder, code=1)
+        path.write_text(text)
+        table.rename(table.with_suffix(".away"))
+        assert "north.csv" in told(capsys, "site", "serve", folder, code=1)
+    finally:
+        path.write_text(text)
+        table.with_suffix(".away").rename(table)
+
+
+@needs_flare
 def test_the_end_of_a_certificate_is_told_in_time(provisioned, capsys, monkeypatch):
     home, study = provisioned["home"], provisioned["study"]
     assert 1000 < days_left(home / "north" / "flare" / "kit") <= 1095
@@ -213,6 +231,24 @@ def test_the_end_of_a_certificate_is_told_in_time(provisioned, capsys, monkeypat
 
 
 # Processes
+
+
+@needs_flare
+def test_an_analysis_that_is_forgotten_ends(tmp_path, monkeypatch):
+    from nvflare.apis.signal import Signal
+
+    from fedstat.federation.flare.job import FlareController
+
+    controller, abort = FlareController(idle=0.1), Signal()
+    listener = Listener(str(tmp_path / "socket"), "AF_UNIX", authkey=b"secret")
+    monkeypatch.setattr(controller, "_wait_for_sites", lambda: None)
+    monkeypatch.setattr(controller, "_listen", lambda: listener)
+    late = threading.Timer(20.0, abort.trigger, [True])
+    late.start()
+    controller.control_flow(abort, None)
+    late.cancel()
+    assert not abort.triggered
+    controller.stop_controller(None)
 
 
 def serve(provisioned, *words) -> subprocess.Popen:
@@ -260,6 +296,8 @@ def test_the_same_fit_to_the_bit_and_an_analysis_that_is_joined(served, here, ca
     for name in SITES:
         wait_for(capsys, "connected    yes", "site", "status", served["home"] / name)
     assert "already" in told(capsys, "site", "serve", served["home"] / "north", code=1)
+    assert "is open now" in told(capsys, "federation", "start", study)
+    assert "was open before" in told(capsys, "federation", "start", study)
     first = fs.ClientPartition.connect(study)
     second = fs.ClientPartition.connect(study)
     expected = fs.GLORE.from_formula(FORMULA, here).fit()
@@ -267,19 +305,16 @@ def test_the_same_fit_to_the_bit_and_an_analysis_that_is_joined(served, here, ca
         result = fs.GLORE.from_formula(FORMULA, partition).fit()
         np.testing.assert_array_equal(result.params, expected.params)
         assert result.ledger.bytes == expected.ledger.bytes
-    second.close()
+    for partition in (first, second):
+        partition.close()  # it was opened by neither
     assert "running" in told(capsys, "federation", "status", study)
     text = told(capsys, "federation", "test", study)
     assert all(f"{name}  yes" in text for name in SITES)
-    first.close()
-    assert "none is open" in told(capsys, "federation", "status", study)
 
 
 @needs_flare
 def test_a_site_that_stops_is_named_and_left_out(served, here, capsys):
     home, study, running = served["home"], served["study"], served["running"]
-    assert "is open now" in told(capsys, "federation", "start", study)
-    assert "was open before" in told(capsys, "federation", "start", study)
     running["south"].send_signal(signal.SIGTERM)
     assert running["south"].wait(60) == 0
     assert "stopped" in told(capsys, "site", "status", home / "south", code=1)
@@ -289,6 +324,7 @@ def test_a_site_that_stops_is_named_and_left_out(served, here, capsys):
     assert "No analysis was open" in told(capsys, "federation", "stop", study)
     with fs.ClientPartition.connect(study, without=["south"]) as partition:
         assert fs.GLORE.from_formula(FORMULA, partition).fit().nobs == len(here.rows["north"])
+    assert "none is open" in told(capsys, "federation", "status", study, code=1)
     assert "not connected to the server: south" in told(
         capsys, "federation", "test", study, "--timeout", "1", code=1
     )

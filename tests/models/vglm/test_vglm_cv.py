@@ -137,6 +137,8 @@ def test_weighted_grams_of_folds_count_as_those_of_all_entities():
     assert f"{weighed.groupby('sender').size().max()} weighted Gram matrices" in " ".join(
         str(result.summary()).split()
     )
+    # Those of a fold rest on its entities alone, and the account says so.
+    assert weighed["entities"].value_counts()[N // 4] >= 4 * 3
     few = make_model(make_table(120, 1, "binary"), family=FAMILIES["binary"])
     assert few.layout.most_grams == 120 // (ENTITIES_PER_EQUATION * 13)
     with pytest.raises(EstimationError, match="use fewer columns or folds"):

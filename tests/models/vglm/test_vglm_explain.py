@@ -123,6 +123,11 @@ OTHER = {
     "debiased": ("binary", {"inference": "debiased", "lam": 0.05}, {}),
     "split": ("binary", {"inference": "split", "lam": 0.05, "random_state": 1}, {}),
     "admm": ("normal", {"exchange": "admm", "n_lambdas": 3, "eps": 1e-3}, {"penalty": "lasso"}),
+    "admm, weighted": (
+        "binary",
+        {"exchange": "admm", "n_lambdas": 2, "ratio": 0.3, "eps": 1e-3},
+        {"penalty": "lasso", "adaptive": 1.0, "unpenalised": ["x8"]},
+    ),
     "admm, counts": ("count", {"exchange": "admm", "lam": 0.1, "eps": 1e-3}, {}),
 }
 

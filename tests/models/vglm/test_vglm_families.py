@@ -152,6 +152,8 @@ def test_the_door_refuses_weights_and_residuals_that_pick_entities():
             put(step, **{array: one[:-1]})
     with pytest.raises(MessageError, match="not negative"):
         put("weigh", weight=-np.ones(400))
+    with pytest.raises(PolicyError, match="1 Gram matrix of 4 columns at least 10; there are 9"):
+        put("weigh", weight=(np.arange(400) < 9).astype(float))
     put("stage_block", keep=model.layout.keep["Registry"])
     most = 400 // (2 * (4 + 1))
     for _ in range(most):

@@ -6,12 +6,14 @@ import numpy as np
 import pandas as pd
 import pytest
 import statsmodels.api as sm
+from scipy import stats
 from scipy.special import expit
 from vglm_study import make_model, make_table, pooled_columns
 
 import fedstat as fs
 from fedstat.errors import EstimationError, ModelError, NotAvailableError
 from fedstat.inference.debiased import debias
+from fedstat.inference.multiple_splits import aggregate_splits
 from fedstat.kernels.glm import Rows
 from fedstat.kernels.glm_family import FamilySpec
 from fedstat.kernels.nodewise import INFLATION, relaxed_inverse
@@ -233,6 +235,35 @@ def test_cross_validation_within_the_half_that_selects():
     binary = make_model(make_table(2400, 1, "binary"), family=BINARY)
     fit = binary.fit(inference="split", select="cv", folds=4, n_lambdas=10, random_state=1)
     assert fit.lam == fit.path["cv"].idxmin() and fit.refit.nobs == 1200
+
+
+def test_many_splits_make_one_p_value():
+    p_values = np.array([[0.01, 1.0], [0.02, 0.04], [0.05, 1.0], [1.0, 1.0]])
+    # By hand: the smallest of p_(k) / (k / 4), times 1 - log(0.05), at most one.
+    factor = 1.0 - np.log(0.05)
+    np.testing.assert_allclose(aggregate_splits(p_values), [min(factor * 0.04, 1.0), min(factor * 0.16, 1.0)])
+    np.testing.assert_allclose(
+        aggregate_splits(p_values, 0.6),
+        (1.0 - np.log(0.6)) * np.array([0.2 / 3, 1.0]).clip(max=1.0 / (1.0 - np.log(0.6))),
+    )
+    table = make_table(600)
+    result = make_model(table).fit(inference="split", splits=8, folds=6, random_state=2)
+    random = np.random.default_rng(2)
+    code, names = random.permutation(np.arange(600) % 6), list(result.params.index[1:])
+    expected = np.ones((8, 12))
+    for one in expected:
+        order = random.permutation(6)
+        first = np.isin(code, order[:3])
+        fit = make_model(table[first].reset_index(drop=True)).fit()
+        chosen = [name for name in names if fit.params[name] != 0.0]
+        ols = sm.OLS(table["y"][~first], sm.add_constant(pooled_columns(table[~first], chosen))).fit()
+        z = np.abs(ols.params / ols.bse)[1:]
+        one[np.isin(names, chosen)] = np.minimum(2.0 * stats.norm.sf(z) * len(chosen), 1.0)
+    report = result.selection_report().set_index("name")
+    np.testing.assert_allclose(report["split_p"], aggregate_splits(expected), rtol=1e-4)
+    assert (report["split_p"] < 0.05).sum() == 4
+    with pytest.raises(ModelError, match="splits: more than one"):
+        make_model(table).fit(splits=5)
 
 
 # -- what is said ----------------------------------------------------------------------------------

@@ -1,0 +1,56 @@
+"""What the standard errors after a selection claim, and results that make one claim."""
+
+from __future__ import annotations
+
+from fedstat.inference.estimate import Estimate, LedgerLike
+from fedstat.inference.results import FederatedResults
+
+CONDITIONAL = (
+    "Conditional on selection: standard errors, tests and intervals take the selected columns as given. They "
+    "ignore the search among columns, which is harmless only where no true coefficient is near zero. "
+    "fit(inference='debiased') and fit(lam=0) have intervals of all columns that do not depend on a "
+    "selection, fit(inference='split') those of selected columns on other entities."
+)
+DEBIASED = (
+    "Debiased: a lasso tuned for prediction (smallest AIC), and one step of Newton with the nodewise lasso's "
+    "inverse of the information. Intervals hold for every column by itself, selected or not, near zero or "
+    "not, as the number of entities grows, if the model with all columns and its variance are right. They "
+    "are not adjusted for the number of columns, and ignore the tuning of the lasso."
+)
+SPLIT = (
+    "Sample splitting: a random half of the entities selected the columns, the other half estimated. "
+    "Intervals are honest for the coefficients of the model with these columns alone, which are those of the "
+    "model with all columns where none that matters was left out. Another split would select otherwise; "
+    "fit(inference='split', splits=50, folds=10) looks at many (normal family)."
+)
+COVARIANCES = {"debiased": "debiased", "split": "observed, other half"}
+TITLES = {
+    "conditional": ", conditional on selection",
+    "debiased": ", debiased: all columns, whatever is selected",
+    "split": ", sample splitting: selected in one half, estimated in the other",
+}
+CLAIMS = {"conditional": CONDITIONAL, "debiased": DEBIASED, "split": SPLIT}
+
+
+class RefitResults(FederatedResults):
+    """Maximum likelihood on the selected columns; inference is conditional on their selection."""
+
+    model_name = "Vertical GLM on the selected columns"
+    method_name = "maximum likelihood"
+
+    def __init__(self, estimate: Estimate, ledger: LedgerLike | None, claim: str) -> None:
+        super().__init__(estimate, ledger)
+        self._claim = claim
+
+    def _summary_notes(self) -> list[str]:
+        return [*super()._summary_notes(), self._claim]
+
+
+class DebiasedResults(FederatedResults):
+    """Debiased (desparsified) estimates of all columns; no claim depends on what was selected."""
+
+    model_name = "Vertical GLM, all columns"
+    method_name = "debiased lasso"
+
+    def _summary_notes(self) -> list[str]:
+        return [*super()._summary_notes(), DEBIASED]
