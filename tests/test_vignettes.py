@@ -172,6 +172,26 @@ CLAIMS = {
         assert "sex" in second and "EngineError: 'Cleveland' did not answer within 6 s" in frozen
         assert "by SecurityError" in account
     """,
+    "selecting-across-institutions": """
+        assert result.converged and len(wrong) <= 3 and result.ledger.rounds < 12
+        assert (implied["rmse"] < implied["least_rmse"]).all()
+        assert (standardised[("gmean", "fedstat")] > standardised[("gmean", "published")]).all()
+        gap = standardised[("rmse", "fedstat")] - standardised[("rmse", "published")]
+        assert (gap.drop([("binomial", 1_000), ("binomial", 3_000)]) < 0).all()
+        assert gap["binomial", 1_000] > 0.02
+        assert 0 < gap["binomial", 3_000] < 0.006
+        above = standardised[("fdr", "fedstat")] - standardised[("fdr", "published")]
+        assert above["binomial", 3_000] > 0
+        oracle = drawn.loc["binomial", ("rmse", "oracle")]
+        assert (oracle > 0.95 * drawn.loc["binomial", ("rmse", "published")]).all()
+        each = noise.xs("epsilon 5 by rows, of each round", level="noise")
+        assert (each["epsilon"] > 1e5).all() and (each["rmse"] > 0.24).all()
+        assert credit["selected"].sum() == 11 and credit.loc[credit["selected"], "client"].nunique() == 4
+        entry = credit["lambda_entry"].sort_values()
+        assert entry.index[-1] == credit["z"].abs().idxmax() == "status1"
+        assert entry.iloc[-1] > 4 * entry.iloc[-2]
+        assert credit.loc[credit["client"] == "Billing", "selected"].sum() == 1
+    """,
     "sme-profit": """
         assert ours < 1e-5 and theirs.max() > 0.05 and in_errors.max() > 5
         assert apart < 0.3 and "Patterns with few entities" in once.summary().notes[-1]

@@ -33,7 +33,10 @@ def align(folder: Path, timeout: float | None) -> int:
     carrier = open_carrier(federation, timeout)
     engine = RemoteEngine({site: RemoteSite(site, carrier) for site in federation.sites})
     began = time.monotonic()
-    alignment = align_federation(engine, tuple(federation.sites), federation.folder)
+    try:
+        alignment = align_federation(engine, tuple(federation.sites), federation.folder)
+    finally:
+        engine.close()
     print(heading(f"Federation {federation.name}: aligned as {alignment.name}"))
     print(sizes(alignment))
     print(f"\n  {alignment.n_entities:,} entities in all, in {time.monotonic() - began:.1f} s")

@@ -21,7 +21,7 @@ from fedstat.federation.families import load_families
 from fedstat.federation.flare.kit import FLARE
 from fedstat.federation.flare.provision import check_address, check_flare_name
 from fedstat.federation.ledger import COORDINATOR, Ledger
-from fedstat.federation.remote import Carrier, RemoteSite
+from fedstat.federation.remote import Carrier, Closing, RemoteSite
 from fedstat.federation.schema import TableSchema, ask_schemas
 from fedstat.federation.secure.keys import Identity
 from fedstat.federation.site_folder import IDENTITY
@@ -133,6 +133,8 @@ def test(folder: Path, timeout: float) -> int:
         schemas[site] = schema
         seconds = f"{time.monotonic() - began:.2f}"
         rows.append((site, "yes", seconds, f"{schema.n_rows:,}", str(len(schema.columns))))
+    if isinstance(carrier, Closing):
+        carrier.close()
     print(columns(rows, head=True, right=(2, 3, 4)) + "\n")
     problems += schema_problems(schemas, federation.layout) if schemas else ()
     if federation.layout == "vertical":

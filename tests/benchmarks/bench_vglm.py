@@ -71,7 +71,7 @@ def gram(file):
     return {"stages": {name: rows[1:] for name, rows in clock.stages.items()}, "p": int(np.shape(G)[0])}
 
 
-def excess(losses, coefficients, lambdas):
+def objectives(losses, coefficients, lambdas):
     """Objective of the lasso at each lambda."""
     import numpy as np
 
@@ -109,7 +109,7 @@ def fedstat_kernel(file):
         fit(tol)
         for _ in range(REPEATS):
             b = clock.time(str(tol), fit, tol).coefficients
-        found[str(tol)] = excess(logistic_losses(X, y, b[:, 0], b[:, 1:]), b[:, 1:], lambdas)
+        found[str(tol)] = objectives(logistic_losses(X, y, b[:, 0], b[:, 1:]), b[:, 1:], lambdas)
     return {"stages": clock.stages, "objective": found}
 
 
@@ -131,7 +131,7 @@ def pycasso(file):
         for _ in range(REPEATS):
             path = clock.time(str(prec), fit, prec)
         b, a = np.asarray(path["beta"]), np.asarray(path["intercept"])
-        found[str(prec)] = excess(logistic_losses(X, y, a, b), b, lambdas[: len(b)])
+        found[str(prec)] = objectives(logistic_losses(X, y, a, b), b, lambdas[: len(b)])
     return {"stages": clock.stages, "objective": found}
 
 
