@@ -14,8 +14,8 @@ FLARE knows its machines by their certificates, but lets the clients of a job wr
 question is signed with the coordinator's key, which the site has pinned, and every answer with the site's
 (:mod:`fedstat.federation.secure.envelopes`): no FLARE client can ask or answer in another's name.
 
-Certificates and kits are made by :mod:`~fedstat.federation.flare.provision`; the job is begun, joined and ended
-by :mod:`~fedstat.federation.flare.analysis`.
+Certificates and kits are made by :mod:`~fedstat.federation.flare.provision`; the job is begun, joined and
+ended by :mod:`~fedstat.federation.flare.analysis`.
 
 A message that is lost is sent again under the same number: it may arrive twice, and is computed once
 (:class:`~fedstat.federation.remote.SiteServer`). No code travels: the job names two classes, and kits
