@@ -59,7 +59,8 @@ from fedstat.federation.engine import Rounds
 from fedstat.federation.message import Ask, Declared, Reply, Step, check_lengths
 from fedstat.federation.secure.boxes import Channel
 from fedstat.federation.secure.steps import agree_keys, keys_of
-from fedstat.federation.site import FAMILIES, SiteData, State
+from fedstat.federation.site import FAMILIES
+from fedstat.federation.site_state import SiteData, State
 from fedstat.typing import Array, Ints
 
 FAMILY = "align"

@@ -21,7 +21,8 @@ from fedstat.federation.disclosure import check_levels
 from fedstat.federation.engine import Rounds
 from fedstat.federation.formula import ClientTerms, Formula
 from fedstat.federation.message import Ask, Declared, Step
-from fedstat.federation.site import FAMILIES, SiteData, State
+from fedstat.federation.site import FAMILIES
+from fedstat.federation.site_state import SiteData, State
 from fedstat.typing import Array, Bools, Ints
 
 FAMILY = "design"

@@ -27,7 +27,8 @@ from fedstat.federation.formula_terms import Term
 from fedstat.federation.leverage import check_leverage
 from fedstat.federation.message import Ask, Declared, Reply, Step
 from fedstat.federation.rows import RowsQuestion, WholeRows, design_matrix, whole_rows
-from fedstat.federation.site import FAMILIES, SiteData, State
+from fedstat.federation.site import FAMILIES
+from fedstat.federation.site_state import SiteData, State
 from fedstat.typing import Array, Bools, Floats, Ints
 
 CONSTANT = 1e-12

@@ -31,8 +31,8 @@ from fedstat.federation.formula_terms import Term
 from fedstat.federation.formula_tree import Transform, iter_columns
 from fedstat.federation.message import Ask
 from fedstat.federation.rows import RowsQuestion, whole_rows
-from fedstat.federation.site import SiteData
-from fedstat.federation.site import State as SiteState
+from fedstat.federation.site_state import SiteData
+from fedstat.federation.site_state import State as SiteState
 from fedstat.typing import Array, Bools, Floats
 
 ROUNDING = 1e-20

@@ -22,7 +22,7 @@ from fedstat.federation.formula_expression import parse_expression
 from fedstat.federation.formula_terms import Term
 from fedstat.federation.formula_tree import Category, Column, Comparison
 from fedstat.federation.rows import RowsQuestion, WholeRows
-from fedstat.federation.site import SiteData
+from fedstat.federation.site_state import SiteData
 from fedstat.typing import Bools, Floats, Ints
 
 BLOCK = 4096

@@ -14,7 +14,7 @@ import numpy as np
 from fedstat.errors import PolicyError
 from fedstat.federation.block_columns import MAX_SHOWN
 from fedstat.federation.policy import Policy
-from fedstat.federation.site import SiteData
+from fedstat.federation.site_state import SiteData
 from fedstat.typing import Array, Bools, Floats, Ints
 
 SAME_ROWS = "Fit both models on the same rows: name the columns of the one in complete=[...] of the other"

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedstat.errors import PolicyError
 from fedstat.federation.disclosure import check_concentration, rest_of_variation
-from fedstat.federation.site import SiteData
+from fedstat.federation.site_state import SiteData
 from fedstat.typing import Floats, Ints
 
 BLOCK = 4096

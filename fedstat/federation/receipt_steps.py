@@ -16,7 +16,8 @@ from fedstat.federation.ledger import Ledger
 from fedstat.federation.message import Ask, Declared, Step
 from fedstat.federation.receipt import Receipt, Statement, coordinator_digest, tally
 from fedstat.federation.released import Counts
-from fedstat.federation.site import FAMILIES, RECEIPT, SiteData, State
+from fedstat.federation.site import FAMILIES, RECEIPT
+from fedstat.federation.site_state import SiteData, State
 from fedstat.typing import Array
 
 Fit = TypeVar("Fit")

@@ -35,7 +35,8 @@ from fedstat.federation.policy import (
 )
 from fedstat.federation.secure.keys import Agreement, Identity
 from fedstat.federation.secure.masks import WIDE, encode_values, encoding_of
-from fedstat.federation.site import FAMILIES, RECEIPT, SiteData
+from fedstat.federation.site import FAMILIES, RECEIPT
+from fedstat.federation.site_state import SiteData
 from fedstat.federation.table import FrameTable
 from fedstat.typing import Array
 

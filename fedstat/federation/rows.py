@@ -18,7 +18,7 @@ from fedstat.federation.block_spec import read_terms
 from fedstat.federation.formula_expression import parse_expression
 from fedstat.federation.formula_terms import Term
 from fedstat.federation.formula_tree import Column
-from fedstat.federation.site import SiteData
+from fedstat.federation.site_state import SiteData
 from fedstat.typing import Bools, Floats
 
 BLOCK = 4096

@@ -13,7 +13,8 @@ from fedstat.federation.engine import Rounds
 from fedstat.federation.message import Ask, Declared, Step
 from fedstat.federation.partition_kinds import arrow_kind, kind
 from fedstat.federation.policy import Policy
-from fedstat.federation.site import FAMILIES, SiteData, State
+from fedstat.federation.site import FAMILIES
+from fedstat.federation.site_state import SiteData, State
 from fedstat.federation.sources_sql import SqlTable
 from fedstat.federation.table import FrameTable, LabelledTable, ParquetTable, Table
 from fedstat.typing import Array

@@ -25,7 +25,8 @@ from fedstat.federation.families import load_families
 from fedstat.federation.ledger_file import open_books, read_answered
 from fedstat.federation.policy import Policy
 from fedstat.federation.secure.keys import Identity
-from fedstat.federation.site import Site, Trust
+from fedstat.federation.site import Site
+from fedstat.federation.site_state import Trust
 from fedstat.federation.sources import Source, open_source, read_source
 from fedstat.federation.table import FrameTable, Table
 

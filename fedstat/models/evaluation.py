@@ -16,7 +16,8 @@ from fedstat.federation.engine import Engine, Rounds
 from fedstat.federation.ledger import Ledger
 from fedstat.federation.message import Ask, Declared, Step, check_lengths
 from fedstat.federation.partition import ClientPartition
-from fedstat.federation.site import FAMILIES, SiteData, State
+from fedstat.federation.site import FAMILIES
+from fedstat.federation.site_state import SiteData, State
 from fedstat.inference.estimate import Estimate
 from fedstat.inference.evaluation import Evaluation, merge_small_bins
 from fedstat.kernels.glm import linear_predictor

@@ -9,7 +9,7 @@ import numpy as np
 from fedstat.errors import DesignError
 from fedstat.federation.disclosure import is_spread, surely_spread
 from fedstat.federation.rows import WholeRows
-from fedstat.federation.site import SiteData
+from fedstat.federation.site_state import SiteData
 from fedstat.kernels.glm import Rows, Sums, check_response, row_weights
 from fedstat.kernels.glm_family import FamilySpec
 from fedstat.typing import Floats

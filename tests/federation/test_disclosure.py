@@ -10,7 +10,7 @@ from fedstat.errors import PolicyError
 from fedstat.federation import disclosure, leverage
 from fedstat.federation.design_states import Extremes
 from fedstat.federation.policy import Policy
-from fedstat.federation.site import SiteData
+from fedstat.federation.site_state import SiteData
 from fedstat.federation.table import FrameTable
 
 

@@ -11,7 +11,8 @@ from fedstat.federation.ledger import Ledger
 from fedstat.federation.message import Ask, Declared, Step, pack_ask, unpack_reply
 from fedstat.federation.policy import Budget, Policy, rules_in_force, site_policies
 from fedstat.federation.secure.steps import agree_keys
-from fedstat.federation.site import FAMILIES, Site, State
+from fedstat.federation.site import FAMILIES, Site
+from fedstat.federation.site_state import State
 
 
 def total(data, state):

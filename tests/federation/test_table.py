@@ -14,7 +14,8 @@ import pytest
 from fedstat.errors import DesignError
 from fedstat.federation.message import Ask, Declared, Step, pack_ask, unpack_reply
 from fedstat.federation.policy import Policy
-from fedstat.federation.site import FAMILIES, Site, SiteData
+from fedstat.federation.site import FAMILIES, Site
+from fedstat.federation.site_state import SiteData
 from fedstat.federation.table import FrameTable, LabelledTable, ParquetTable
 
 N = 1000

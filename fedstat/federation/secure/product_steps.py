@@ -21,7 +21,7 @@ from fedstat.federation.message import Declared, Step
 from fedstat.federation.secure import product as secure
 from fedstat.federation.secure.boxes import Channel
 from fedstat.federation.secure.steps import keys_of
-from fedstat.federation.site import SiteData, State
+from fedstat.federation.site_state import SiteData, State
 from fedstat.typing import Array, Floats, Ints
 
 

@@ -14,7 +14,8 @@ from fedstat.federation.engine import Rounds
 from fedstat.federation.message import Ask, Declared, Step
 from fedstat.federation.secure.keys import Agreement, PairKeys, PublicIdentity
 from fedstat.federation.secure.masks import Masker
-from fedstat.federation.site import FAMILIES, SiteData, State
+from fedstat.federation.site import FAMILIES
+from fedstat.federation.site_state import SiteData, State
 from fedstat.typing import Array
 
 FAMILY = "secure"

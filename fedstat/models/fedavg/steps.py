@@ -16,7 +16,7 @@ import numpy as np
 from fedstat.errors import EstimationError, MessageError
 from fedstat.federation.design_rows import OpenRows, rows_of
 from fedstat.federation.message import Declared, Step, check_lengths
-from fedstat.federation.site import SiteData, State
+from fedstat.federation.site_state import SiteData, State
 from fedstat.kernels.glm import Rows, evaluate, log_likelihood
 from fedstat.kernels.glm_family import FamilySpec
 from fedstat.kernels.glm_local import join

@@ -16,7 +16,7 @@ import pandas as pd
 
 from fedstat.errors import DesignError, MessageError, PolicyError
 from fedstat.federation.message import Declared, Step
-from fedstat.federation.site import SiteData, State
+from fedstat.federation.site_state import SiteData, State
 from fedstat.kernels.glm import row_scores
 from fedstat.models.glm.steps import BETA, COLUMNS, check_weights, model_of, total
 from fedstat.models.kernel_rows import glm_rows

@@ -10,7 +10,7 @@ import numpy as np
 from fedstat.errors import EstimationError
 from fedstat.federation.engine import Rounds
 from fedstat.federation.message import Declared, Step
-from fedstat.federation.site import SiteData, State
+from fedstat.federation.site_state import SiteData, State
 from fedstat.kernels.negative_binomial import evaluate_nb2
 from fedstat.models.glm.fit import add
 from fedstat.models.glm.protocol import MAX_HALVINGS, NOTHING, Newton

@@ -16,7 +16,7 @@ import numpy as np
 from fedstat.errors import MessageError, PolicyError
 from fedstat.federation.design_rows import OpenRows, rows_of, translation
 from fedstat.federation.message import Declared, Step, check_lengths
-from fedstat.federation.site import SiteData, State
+from fedstat.federation.site_state import SiteData, State
 from fedstat.inference.influence import quadratic_form
 from fedstat.kernels.glm import Rows, Sums, evaluate, log_likelihood, null_sums
 from fedstat.kernels.glm_family import FamilySpec

@@ -14,7 +14,7 @@ import numpy as np
 from fedstat.errors import EstimationError, MessageError
 from fedstat.federation.design import block_of
 from fedstat.federation.message import check_lengths
-from fedstat.federation.site import SiteData, State
+from fedstat.federation.site_state import SiteData, State
 from fedstat.kernels.rows import column_sums, gram
 from fedstat.typing import Array, Bools, Floats, Ints
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from fedstat.errors import MessageError
 from fedstat.federation.message import Declared, Step, check_lengths
-from fedstat.federation.site import SiteData, State
+from fedstat.federation.site_state import SiteData, State
 from fedstat.kernels.glm_family import FamilySpec
 from fedstat.kernels.quadrature import (
     BY_M,

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedstat.errors import MessageError
 from fedstat.federation.message import Declared, Step, check_lengths
-from fedstat.federation.site import SiteData, State
+from fedstat.federation.site_state import SiteData, State
 from fedstat.models.vfem.client import client_of, stage_client
 from fedstat.models.vfem.response_steps import Active
 from fedstat.models.vfem.secure_product_steps import (

@@ -19,7 +19,7 @@ from fedstat.federation.formula import ClientTerms
 from fedstat.federation.ledger import Ledger
 from fedstat.federation.message import Declared, Step, check_lengths
 from fedstat.federation.partition import ClientPartition
-from fedstat.federation.site import SiteData, State
+from fedstat.federation.site_state import SiteData, State
 from fedstat.kernels.rows import row_dots
 from fedstat.models.base import VerticalModel
 from fedstat.models.vfem.covariance_protocol import Places

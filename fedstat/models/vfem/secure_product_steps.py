@@ -15,7 +15,7 @@ from fedstat.federation.secure.product_steps import (
     product_steps,
     read_part,
 )
-from fedstat.federation.site import SiteData, State
+from fedstat.federation.site_state import SiteData, State
 from fedstat.models.pattern_merge import least_entities
 from fedstat.models.vfem.client import client_of
 from fedstat.models.vfem.covariance_steps import STAGES, staged

@@ -22,7 +22,7 @@ import numpy as np
 
 from fedstat.errors import FedstatError, MessageError
 from fedstat.federation.message import Declared, Step, check_lengths
-from fedstat.federation.site import SiteData, State
+from fedstat.federation.site_state import SiteData, State
 from fedstat.kernels.penalised_gram import GramSolver
 from fedstat.kernels.penalised_path import lambda_max
 from fedstat.kernels.penalties import Penalty, Terms

@@ -14,7 +14,7 @@ from fedstat.federation.engine import Rounds
 from fedstat.federation.ledger import Ledger
 from fedstat.federation.message import Declared, Step, check_lengths
 from fedstat.federation.partition import ClientPartition
-from fedstat.federation.site import SiteData, State
+from fedstat.federation.site_state import SiteData, State
 from fedstat.inference.estimate import Estimate
 from fedstat.kernels.glm_family import FamilySpec
 from fedstat.kernels.rows import row_dots

@@ -10,7 +10,7 @@ from scipy.special import expit, gammaln, xlogy
 
 from fedstat.errors import EstimationError, MessageError, PolicyError
 from fedstat.federation.message import Declared, Step, check_lengths
-from fedstat.federation.site import SiteData, State
+from fedstat.federation.site_state import SiteData, State
 from fedstat.kernels.glm_family import FamilySpec
 from fedstat.typing import Array, Bools, Floats, Ints
 

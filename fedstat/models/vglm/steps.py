@@ -17,7 +17,7 @@ from fedstat.federation.design import block_of
 from fedstat.federation.disclosure import ENTITIES_PER_EQUATION, is_spread
 from fedstat.federation.message import Declared, Step, check_lengths
 from fedstat.federation.secure.product_steps import Part, check_positions, product_steps
-from fedstat.federation.site import SiteData, State
+from fedstat.federation.site_state import SiteData, State
 from fedstat.kernels.rows import column_sums, gram, row_dots
 from fedstat.models.vglm.response_steps import RESPONSE, check_groups, response_of, smallest_group
 from fedstat.typing import Array, Bools, Floats, Ints

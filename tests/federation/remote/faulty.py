@@ -17,7 +17,8 @@ from fedstat.federation.message import unpack_ask, unpack_reply
 from fedstat.federation.policy import Policy
 from fedstat.federation.remote import RemoteEngine, RemoteSite, SiteServer
 from fedstat.federation.secure.keys import Identity
-from fedstat.federation.site import Site, Trust
+from fedstat.federation.site import Site
+from fedstat.federation.site_state import Trust
 
 ROUNDS = 20
 """Of :func:`analysis`: the design, three for keys, fifteen under masks, the receipt."""

@@ -18,7 +18,8 @@ from scipy.special import expit
 
 import fedstat as fs
 from fedstat.federation.message import Reply
-from fedstat.federation.site import FAMILIES, State
+from fedstat.federation.site import FAMILIES
+from fedstat.federation.site_state import State
 from fedstat.kernels.glm_family import FamilySpec
 from fedstat.models.pattern_moments import number_patterns
 from fedstat.models.vfem.cross_products import CrossOptions
