@@ -184,6 +184,12 @@ CLAIMS = {
         assert above["binomial", 3_000] > 0
         oracle = drawn.loc["binomial", ("rmse", "oracle")]
         assert (oracle > 0.95 * drawn.loc["binomial", ("rmse", "published")]).all()
+        assert inside.sum() >= 90 and false == 0 and bound < 12
+        assert coverage.query("inference == 'debiased'")["coverage"].between(0.93, 0.97).all()
+        assert (stability["false"] < stability["bound"]).all()
+        assert abs(blocks.loc["missing='em'", "intercept"]) < 0.1
+        assert blocks.loc["complete cases", "intercept"] < -0.2
+        assert (blocks.loc["missing='em'", ["missed", "false"]] <= 1).all()
         each = noise.xs("epsilon 5 by rows, of each round", level="noise")
         assert (each["epsilon"] > 1e5).all() and (each["rmse"] > 0.24).all()
         assert credit["selected"].sum() == 11 and credit.loc[credit["selected"], "client"].nunique() == 4

@@ -148,7 +148,7 @@ def identical(here, there):
     """Whether two results are the same to the bit, and so are their ledgers' rows."""
     return bool(
         np.array_equal(here.params, there.params)
-        and np.array_equal(here.estimate.cov, there.estimate.cov)
+        and np.array_equal(here.estimate.cov, there.estimate.cov, equal_nan=True)
         and here.ledger.bytes == there.ledger.bytes
         and here.ledger.rounds == there.ledger.rounds
     )
