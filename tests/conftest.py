@@ -1,12 +1,12 @@
 import os
 from pathlib import Path
 
-# Before numpy is loaded: on a busy machine, threads that wait for each other over small matrices take many times
-# as long as one. Processes that a test starts inherit it.
+# Before numpy is loaded: on a busy machine, threads that wait for each other over small matrices take many
+# times as long as one. Processes that a test starts inherit it.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-import matplotlib  # noqa: E402
-import pytest  # noqa: E402
+import matplotlib
+import pytest
 
 matplotlib.use("Agg")
 

@@ -106,7 +106,7 @@ TASKS = (
     Task(
         "Vertical GLM, SCAD, logistic, ADMM",
         customers,
-        selected("late ~ . - y", sm.families.Binomial(), exchange="admm", n_lambdas=5, eps=1e-3),
+        selected("late ~ . - y", sm.families.Binomial(), exchange="admm", n_lambdas=2, eps=1e-3),
     ),
 )
 
@@ -146,9 +146,10 @@ def timed(fit, partition):
 
 def identical(here, there):
     """Whether two results are the same to the bit, and so are their ledgers' rows."""
+    covs = here.estimate.cov, there.estimate.cov
     return bool(
         np.array_equal(here.params, there.params)
-        and np.array_equal(here.estimate.cov, there.estimate.cov, equal_nan=True)
+        and (covs[0] is covs[1] is None or np.array_equal(*covs, equal_nan=True))
         and here.ledger.bytes == there.ledger.bytes
         and here.ledger.rounds == there.ledger.rounds
     )

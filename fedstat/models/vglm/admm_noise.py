@@ -38,7 +38,7 @@ from fedstat.kernels.penalised_path import lambda_grid, lambda_max
 from fedstat.kernels.penalties import Penalty, Terms
 from fedstat.kernels.penalty_groups import Groups
 from fedstat.models.vglm.admm_steps import nearest
-from fedstat.models.vglm.response_steps import LINKS, POINTS
+from fedstat.models.vglm.response_families import POINTS
 from fedstat.privacy.gaussian import GaussianAccount, epsilon_of
 from fedstat.typing import Floats
 
@@ -212,9 +212,9 @@ def noisy_admm(
     ModelError
         An argument is out of its range.
     """
-    if LINKS.get(family.name) != family.link:
+    if family.name not in POINTS or not family.canonical:
         raise ModelError(
-            f"family: expected one of {', '.join(LINKS)} with its canonical link; received {family}"
+            f"family: expected one of {', '.join(POINTS)} with its canonical link; received {family}"
         )
     if not (noise >= 0.0 and clip > 0.0 and rounds >= 2 and rho > 0.0):
         raise ModelError(

@@ -29,7 +29,8 @@ from fedstat.kernels.penalties import Penalty, Terms
 from fedstat.kernels.penalty_groups import Groups, orthonormaliser
 from fedstat.kernels.rows import column_sums, gram, row_dots
 from fedstat.models.vglm.path import adapted
-from fedstat.models.vglm.response_steps import POINTS, response_of
+from fedstat.models.vglm.response_families import POINTS
+from fedstat.models.vglm.response_steps import response_of
 from fedstat.models.vglm.steps import check_spread, staged_of
 from fedstat.typing import Array, Bools, Floats, Ints
 

@@ -14,11 +14,14 @@ from fedstat.kernels.penalised_glm import HALVINGS, proximal_step
 from fedstat.kernels.penalties import Terms
 from fedstat.models.vglm.gram import ask, weighted_gram
 from fedstat.models.vglm.layout import Layout
+from fedstat.models.vglm.response_families import OUTSIDE
 from fedstat.typing import Floats, Ints
 
 MOST_STEPS = 100
 """Newton steps for one lambda."""
 MOST_LASSOS = 100
+MAXIMUM = 1e-10
+"""Score at which a likelihood is at its maximum, in units of a residual."""
 SLOW = 0.5
 """Share of the violation that a step may leave before a Hessian is asked for."""
 Result = TypeVar("Result")
@@ -63,6 +66,10 @@ class Study:
         Change of coordinates of the standardised columns.
     left : int
         Weighted Gram matrices that may still be released, beside the one for standard errors.
+    unit : float
+        Of the linear predictor, and so of the coefficients.
+    tol : float
+        Score at which a likelihood is at its maximum.
     points, grams : int
         Linear predictors and weighted Gram matrices that were released.
     dealers : mapping of (str, str) to str
@@ -75,30 +82,35 @@ class Study:
     hidden: bool
     T: Floats
     left: int
+    unit: float = 1.0
+    tol: float = MAXIMUM
     points: int = 0
     grams: int = 0
     dealers: Mapping[tuple[str, str], str] = field(default_factory=dict)
 
     def evaluate(self, b: Floats, highest: float = np.inf) -> Rounds[Point | None]:
-        """Go to a point; None where the loss and `b`'s penalty, which `highest` is less by, is too high."""
+        """Go to a point; None where the loss and `b`'s penalty, which `highest` is less by, is too high.
+
+        None also where an entity has no mean.
+        """
         layout, self.points = self.layout, self.points + 1
         parts = layout.split(self.T @ b[1:])
         replies = yield [ask(k, "linear_predictor", self.session, beta=parts[k]) for k in layout.clients]
-        eta = b[0] + np.sum([reply.arrays["linear_predictor"] for reply in replies], axis=0)
+        eta = self.unit * (b[0] + np.sum([reply.arrays["linear_predictor"] for reply in replies], axis=0))
         (reply,) = yield [ask(layout.active, "respond", self.session, eta=eta)]
         loss, residual = float(reply.arrays["loss"]), reply.arrays["residual"]
-        if not loss <= highest:
+        if loss >= OUTSIDE or not loss <= highest:
             return None
         replies = yield [ask(k, "sum_scores", self.session, residual=residual) for k in layout.clients]
         score = np.concatenate([reply.arrays["scores"] for reply in replies]) @ self.T
-        score = np.concatenate([[residual.sum()], score]) / layout.n
+        score = self.unit * np.concatenate([[residual.sum()], score]) / layout.n
         return Point(b, loss, score, reply.arrays["weight"], eta, residual)
 
     def hessian(self, point: Point) -> Rounds[Floats]:
         """Obtain the information over n at a point."""
         self.left, self.grams = self.left - 1, self.grams + 1
         H, self.dealers = yield from weighted_gram(self.layout, point.weight, self.session, self.at)
-        return self.turned(H)
+        return self.unit**2 * self.turned(H)
 
     def masked(self, course: Rounds[Result]) -> Rounds[Result]:
         """Run a part of the protocol with masked linear predictors, if they are to be masked."""

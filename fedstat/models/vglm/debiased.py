@@ -14,12 +14,14 @@ import numpy as np
 
 from fedstat.federation.engine import Rounds
 from fedstat.inference.debiased import Debiased, debias
+from fedstat.kernels.glm_family import FamilySpec
 from fedstat.kernels.penalised_path import lambda_grid, lambda_max
 from fedstat.kernels.penalties import Penalty
 from fedstat.kernels.penalty_groups import Groups
 from fedstat.models.vglm.climb import Point
 from fedstat.models.vglm.gram import Units
 from fedstat.models.vglm.path import Path, Setup, choose, normal_path, score_path, to_units
+from fedstat.models.vglm.response_families import pearson_scale
 from fedstat.typing import Floats
 
 if TYPE_CHECKING:
@@ -39,7 +41,7 @@ class DebiasedFit:
     params : (1 + p,) array
     cov : (1 + p, 1 + p) array
     scale : float
-        Residual variance: of least squares on all columns; 1 for the other families.
+        Residual variance of least squares on all columns; of other families the dispersion at the lasso.
     lam : float
         Lambda of the lasso.
     relaxed : int
@@ -79,7 +81,7 @@ def normal_debiased(S: Floats, units: Units, setup: Setup) -> DebiasedFit:
     """
     n = float(S[0, 0])
     path = normal_path(S, units, lasso_setup(setup))
-    best = choose(score_path(path, int(n), normal=True), "aic")
+    best = choose(score_path(path, int(n)), "aic")
     a = path.intercepts[best] + path.coefficients[best] @ units.shift - units.mean
     b = np.concatenate([[a], path.standardised[best]])
     H, c = S[:-1, :-1] / n, units.sd * S[:-1, -1] / n
@@ -100,7 +102,9 @@ def residual_variance(S: Floats, units: Units) -> float:
     return float(units.sd**2 * (S[-1, -1] - fitted.sum()) / (S[0, 0] - kept.sum()))
 
 
-def debiased_fit(course: Course, point: Point, H: Floats, gradient: Floats) -> Rounds[DebiasedFit]:
+def debiased_fit(
+    course: Course, point: Point, H: Floats, gradient: Floats, family: FamilySpec
+) -> Rounds[DebiasedFit]:
     """Go to the lasso with the smallest AIC, and debias it there.
 
     Parameters
@@ -113,18 +117,23 @@ def debiased_fit(course: Course, point: Point, H: Floats, gradient: Floats) -> R
         Hessian, as far as it is known.
     gradient : (p,) array
         Gradient at the unpenalised coefficients alone.
+    family : FamilySpec
     """
     study, setup = course.study, lasso_setup(course.setup)
     n, scale = study.layout.n, lambda_max(gradient, LASSO, setup.groups)
     grid = lambda_grid(scale, ratio=RATIO, size=SIZE)
 
     def select(path: Path) -> int:
-        return choose(score_path(path, n, normal=False), "aic")
+        return choose(score_path(path, n, family.name), "aic")
 
     lasso = replace(course, setup=setup, lambdas=grid, select=select, scale=scale)
     path, best, at = yield from lasso.quadratic(point, H)
     H = yield from study.hessian(at)
-    found = debias(at.b, at.score, H, n)
+    dispersion = 1.0
+    if family.estimates_scale:
+        dispersion = pearson_scale(at.residual, at.weight, n - 1 - int(path.selected[best].sum()))
+    found = debias(at.b, at.score, H, n, dispersion)
     turn = np.eye(len(at.b))
     turn[1:, 1:] = study.T
-    return DebiasedFit.of(found, course.units, turn, 1.0, float(path.lambdas[best]))
+    turn *= study.unit
+    return DebiasedFit.of(found, course.units, turn, dispersion, float(path.lambdas[best]))

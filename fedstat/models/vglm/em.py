@@ -26,7 +26,7 @@ from fedstat.models.vglm.em_solver import BlockSolution, BlockSolver
 from fedstat.models.vglm.gram import Units, exchange_grams, stage
 from fedstat.models.vglm.layout import Layout
 from fedstat.models.vglm.path import Path, Refit, Setup
-from fedstat.typing import Bools, Floats
+from fedstat.typing import Bools, Floats, Ints
 
 NOTHING = 1e3
 """Level of the lasso, for standardised columns and response, at which every penalised coefficient is zero."""
@@ -81,8 +81,9 @@ def exchange_blocks(
             f"the entities of {', '.join(never)} all have missing patterns with too few to be released: "
             "leave out columns, or this client"
         )
-    units = yield from stage(layout, family, session)
     code, G = plan.target[code], len(plan.patterns)
+    layout, code = as_released(layout, plan, code), code[code >= 0]
+    units = yield from stage(layout, family, session)
     grams = yield from exchange_grams(layout, units, code, G, session, at, plan.patterns)
     moments = PatternMoments(
         layout.clients,
@@ -95,6 +96,28 @@ def exchange_blocks(
         np.append(units.scale, units.sd),
     )
     return Blocks(moments, plan, grams.dealers)
+
+
+def as_released(layout: Layout, plan: MergePlan, code: Ints) -> Layout:
+    """Lay out a fit of what released patterns show: (n,) pattern of each entity, -1 for none.
+
+    Means over entities that count as missing would tell of these, beside the sums over all others.
+    """
+    used = code >= 0
+    place, rows, keep = np.cumsum(used) - 1, {}, {}
+    for j, client in enumerate(layout.clients):
+        own = layout.positions(client)
+        shown = plan.shows(code[own], j)
+        rows[client], keep[client] = place[own[shown]], _only(layout.keep[client], shown)
+    response_keep = _only(layout.response_keep, used)
+    return replace(layout, n=int(used.sum()), keep=keep, response_keep=response_keep, rows=rows)
+
+
+def _only(keep: Bools, shown: Bools) -> Bools:
+    """Keep some of the rows that are kept."""
+    out = keep.copy()
+    out[np.flatnonzero(keep)[~shown]] = False
+    return out
 
 
 @dataclass(frozen=True, slots=True, eq=False)

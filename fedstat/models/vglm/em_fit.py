@@ -18,7 +18,7 @@ def fit_blocks(plan: Plan, max_moved: float, run: Run) -> Outcome:
     blocks = run(exchange_blocks(layout, plan.family, plan.session, plan.at, plan.min_count, max_moved))
     standard = Standard(blocks.moments)
     found, n = blocks_path(standard, setup), int(standard.moments.nobs)
-    criteria = score_path(found.path, n, normal=True)
+    criteria = score_path(found.path, n)
     chosen = choose(criteria, plan.select)
     support = np.ones(layout.p, dtype=bool) if setup.unpenalised else found.path.selected[chosen]
     refit, explained = refit_blocks(standard, support)

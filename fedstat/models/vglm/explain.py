@@ -22,13 +22,14 @@ from fedstat.models.explain_products import ProductStandIns
 from fedstat.models.vglm import response_steps, steps
 from fedstat.models.vglm.gram import FAMILY
 from fedstat.models.vglm.layout import Layout
+from fedstat.models.vglm.response_families import typical_mean
 from fedstat.typing import Floats, Ints
 
 LARGEST = 0.5
 """Largest coefficient of the small problem."""
-
-
 RESIDUAL = 0.01
+DEVIANCE = 0.25
+"""Half the mean deviance of the intercept alone where a dispersion is estimated: columns have to matter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,10 @@ class VGLMPlan:
         self._layout: Layout = model.layout
         self._given = settled(fit, arguments)
         self._normal = model.family_spec.name == "Gaussian" and self._given["exchange"] == "products"
-        self._mean = float(model.family_spec.make().link.inverse(0.0))
+        self._mean = typical_mean(model.family_spec)
+        self._least = 1.0 - float(model.family_spec.make().link(self._mean))
+        if model.family_spec.estimates_scale and not self._normal:
+            self._least -= 1.0 - DEVIANCE
         self._products = ProductStandIns(self._own, hold_product, lambda name: name == steps.WEIGHTED)
         self._first = True
         self.lengths = (0, 0, 0) if self._normal else (0, 1, 2)
@@ -266,7 +270,7 @@ class VGLMPlan:
         site.memory["asked"] = 0
         residual = np.where(np.arange(n) % 2, RESIDUAL, -RESIDUAL)  # they add up to nothing, in folds nearly
         residual[n - n % 2 :] = 0.0
-        arrays = {"loss": np.array(1.0 + eta.mean()), "residual": residual, "weight": np.ones(n)}
+        arrays = {"loss": np.array(self._least + eta.mean()), "residual": residual, "weight": np.ones(n)}
         return self._of_response(site, arrays)
 
     def _admm_respond(self, site: StandIn, ask: Ask) -> Reply:

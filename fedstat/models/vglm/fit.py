@@ -33,6 +33,7 @@ from fedstat.models.vglm.path import (
     score_path,
 )
 from fedstat.models.vglm.protocol import Fitted, Further, fit_path
+from fedstat.models.vglm.response_families import log_likelihood
 from fedstat.typing import Bools
 
 Run: TypeAlias = Callable[[Rounds[Any]], Any]
@@ -110,7 +111,7 @@ def fit_normal(plan: Plan, run: Run) -> Outcome:
     products, S = grams.products[mine], grams.total(mine)
     n = int(S[0, 0])
     path = normal_path(S, units, setup)
-    criteria = score_path(path, n, normal=True)
+    criteria = score_path(path, n)
     if plan.select == "cv":
         cv, cv_se = cross_validate(products, units, setup, path)
         criteria = replace(criteria, cv=cv, cv_se=cv_se)
@@ -146,7 +147,7 @@ def fit_other(plan: Plan, run: Run) -> Outcome:
     criterion: Select = "aic" if plan.select == "cv" else plan.select
 
     def select(path: Path) -> int:
-        return choose(score_path(path, layout.n, normal=normal), criterion)
+        return choose(score_path(path, layout.n, plan.family.name), criterion)
 
     if plan.exchange == "admm":
         protocol = admm_path(study, plan.family, plan.setup, select, plan.eps, plan.maxiter)
@@ -154,10 +155,9 @@ def fit_other(plan: Plan, run: Run) -> Outcome:
         exact = plan.path == "exact"
         protocol = fit_path(study, plan.family, plan.setup, select, exact=exact, further=further)
     fitted, units, first = run(protocol)
-    null = layout.n * (units.constant - first)
-    if normal:
-        null = -layout.n / 2.0 * (np.log(4.0 * np.pi * first) + 1.0)
-    criteria: Criteria = score_path(fitted.path, layout.n, normal=normal)
+    scale = None if fitted.refit is None else fitted.refit.scale
+    null = log_likelihood(plan.family.name, first, layout.n, units.constant, scale)
+    criteria: Criteria = score_path(fitted.path, layout.n, plan.family.name)
     if fitted.cv is not None:
         criteria = replace(criteria, cv=fitted.cv[0], cv_se=fitted.cv[1])
     parts = 1 if further.folds is None else further.folds.parts

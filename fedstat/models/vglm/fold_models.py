@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedstat.federation.engine import Rounds
+from fedstat.kernels.glm_family import FamilySpec
 from fedstat.models.vglm.climb import Found, Point, Study, solve
 from fedstat.models.vglm.gram import ask
 from fedstat.models.vglm.path import Path, stability, weighted_mean
-from fedstat.models.vglm.response_steps import POINTS
+from fedstat.models.vglm.response_families import recover_response, respond_at
 from fedstat.typing import Bools, Floats, Ints
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def model_losses(point: Point, H: Floats, b: Floats) -> Floats:
     return np.asarray(point.loss - d @ point.score + np.einsum("li,ij,lj->l", d, H, d) / 2.0)
 
 
-def model_folds(study: Study, family: str, point: Point, code: Ints, parts: int) -> Rounds[FoldModels]:
+def model_folds(study: Study, family: FamilySpec, point: Point, code: Ints, parts: int) -> Rounds[FoldModels]:
     """Obtain the models at a point: one round of scores, and a weighted Gram for each fold."""
     masks = [(code == fold).astype(np.float64) for fold in range(parts)]
     layout = study.layout
@@ -92,15 +93,14 @@ def model_folds(study: Study, family: str, point: Point, code: Ints, parts: int)
     ]
     sums = iter(reply.arrays["scores"] for reply in replies)
     scores, hessians, losses = [], [], []
-    # Residual and linear predictor give the response, to the last digits: every family here counts.
-    y = np.round(point.residual - POINTS[family](point.eta, np.zeros(layout.n))[1])
+    y = recover_response(family, point.eta, point.residual)
     for mask in masks:
         score = np.concatenate([next(sums) for _ in layout.clients]) @ study.T
-        scores.append(np.concatenate([[point.residual @ mask], score]) / layout.n)
+        scores.append(study.unit * np.concatenate([[point.residual @ mask], score]) / layout.n)
         H = yield from study.hessian(replace(point, weight=point.weight * mask))
         hessians.append(H)
         here = mask > 0.0
-        losses.append(POINTS[family](point.eta[here], y[here])[0] * mask.sum() / layout.n)
+        losses.append(respond_at(family, point.eta[here], y[here])[0] * mask.sum() / layout.n)
     shares = np.array([mask.mean() for mask in masks])
     return FoldModels(point, shares, np.array(losses), np.array(scores), np.array(hessians))
 
@@ -155,13 +155,15 @@ class FoldFit:
     halves: tuple[Floats, Floats] | None = None
 
 
-def use_folds(course: Course, family: str, fit: FoldFit, folds: Folds, *, exact: bool) -> Rounds[FoldFit]:
+def use_folds(
+    course: Course, family: FamilySpec, fit: FoldFit, folds: Folds, *, exact: bool
+) -> Rounds[FoldFit]:
     """Model the loss by fold at the fit; choose by cross-validation and go there until it stays; draw halves.
 
     Parameters
     ----------
     course : Course
-    family : str
+    family : FamilySpec
     fit : FoldFit
         The fit that was chosen so far.
     folds : Folds

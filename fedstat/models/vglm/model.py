@@ -34,7 +34,7 @@ from fedstat.models.vglm.path import (
     Setup,
     make_groups,
 )
-from fedstat.models.vglm.response_steps import LINKS
+from fedstat.models.vglm.response_families import POINTS, check_family
 from fedstat.models.vglm.results import VerticalGLMResults
 from fedstat.typing import Floats
 
@@ -49,8 +49,8 @@ class VerticalGLM(VerticalModel):
     back in the units of the data. The intercept is not penalised.
 
     For the normal family every institution releases sums of products once; products of two institutions'
-    columns come from secure multiplication. For the binomial and Poisson families, with their canonical
-    links, Newton steps exchange masked linear predictors, residuals, and a few weighted sums of products.
+    columns come from secure multiplication. For the other families, Newton steps exchange masked linear
+    predictors, residuals, and a few weighted sums of products.
 
     Make one with :meth:`from_formula`.
 
@@ -61,7 +61,9 @@ class VerticalGLM(VerticalModel):
     partition : ClientPartition
         In the vertical layout.
     family : statsmodels family, optional
-        ``Gaussian()``, ``Binomial()`` or ``Poisson()``, with the canonical link.
+        ``Gaussian()``, ``Binomial()``, ``Poisson()``, ``Gamma()``, ``InverseGaussian()`` or
+        ``NegativeBinomial(alpha=...)`` with the canonical link; of the last three also with a log link, by
+        Fisher scoring.
     penalty : {"scad", "mcp", "lasso", "elastic_net"}
     a : float, optional
         Shape of SCAD (3.7 by default) and MCP (3).
@@ -112,9 +114,7 @@ class VerticalGLM(VerticalModel):
         **kwargs: Any,
     ) -> None:
         self.family_spec = FamilySpec.of(sm_families.Gaussian() if family is None else family)
-        if LINKS.get(self.family_spec.name) != self.family_spec.link:
-            listed = ", ".join(f"{name} ({link})" for name, link in LINKS.items())
-            raise ModelError(f"family: expected one of {listed}; received {self.family_spec}")
+        check_family(self.family_spec)
         if not formula.intercept:
             raise ModelError(
                 f"'{formula.text}' leaves out the intercept; VerticalGLM centres the columns and has one: "
@@ -166,11 +166,14 @@ class VerticalGLM(VerticalModel):
         ----------
         select : {"bic", "ebic", "aic", "cv"}
             What chooses: an information criterion, or cross-validation. Degrees of freedom are the
-            coefficients that are not zero, which for an elastic net is more than it spends. Cross-validation
+            coefficients that are not zero, which for an elastic net is more than it spends. A dispersion
+            that is estimated is that of maximum likelihood at every fit. Cross-validation
             is exact for the normal family. For the others it is that of quadratic models of every fold's
             deviance at the fit that is chosen: close there, rough at lambdas far away.
         lam : float, optional
-            One lambda instead; 0 is the model without a penalty, with full inference.
+            One lambda instead; 0 is the model without a penalty, with full inference. Of the gamma and
+            inverse normal families it is in the unit of the linear predictor in which the weight of an
+            entity at the mean response is one, so that no fit depends on the unit of the response.
         lambdas : sequence of float, optional
             The path; by default a geometric grid of `n_lambdas` from the lambda at which all coefficients are
             zero to `ratio` times that.
@@ -180,9 +183,9 @@ class VerticalGLM(VerticalModel):
             To SCAD and MCP: local linear approximation from the lasso of the same lambda, or along the path
             of stationary points.
         path : {"quadratic", "exact"}
-            Of the binomial and Poisson families: whether fits at other lambdas than the chosen one are those
-            of a quadratic model of the loss at the chosen one, or exact. Every exact fit takes some rounds
-            of linear predictors, and about as many of these as there are columns tell of the rows.
+            Of other families than the normal one: whether fits at other lambdas than the chosen one are
+            those of a quadratic model of the loss at the chosen one, or exact. Every exact fit takes some
+            rounds of linear predictors, and about as many of these as there are columns tell of the rows.
         exchange : {"products", "admm"}
             What passes. "products": as the class says. "admm": in every round the masked linear predictors
             of the institutions' own penalised least squares, any family; coefficients reach the coordinator
@@ -260,6 +263,11 @@ class VerticalGLM(VerticalModel):
                 "missing='em' has exchange='products', select='bic', 'ebic' or 'aic' and "
                 "inference='conditional': sums by missing pattern are not released by fold as well. Leave "
                 "exchange, inference, select='cv' and draws out, or use missing='drop'"
+            )
+        if exchange == "admm" and self.family_spec.name not in POINTS:
+            raise ModelError(
+                f"exchange='admm' is of the families {', '.join(POINTS)}; with {self.family_spec} use "
+                "exchange='products'"
             )
         if exchange == "admm" and (select == "cv" or draws or inference != "conditional"):
             raise ModelError(

@@ -45,7 +45,7 @@ def split_pvalues(
         order = random.permutation(F)
         S = products[order[: F // 2]].sum(axis=0)
         path = normal_path(S, units, setup)
-        chosen = choose(score_path(path, int(S[0, 0]), normal=True), select)
+        chosen = choose(score_path(path, int(S[0, 0])), select)
         support = path.selected[chosen]
         if support.any():
             refit = normal_refit(products[order[F // 2 :]].sum(axis=0), units, support, names)

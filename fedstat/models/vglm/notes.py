@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from fedstat.federation.secure.masks import TWO_SITES, hides
+from fedstat.kernels.glm_family import FamilySpec
 from fedstat.models.vglm.debiased import DebiasedFit
 from fedstat.models.vglm.em import Observed
 from fedstat.models.vglm.layout import Layout, describe_incomplete
@@ -13,7 +14,7 @@ from fedstat.models.vglm.outcome import Outcome
 from fedstat.models.vglm.protocol import Fitted
 
 
-def fit_notes(layout: Layout, outcome: Outcome, at: str | None) -> list[str]:
+def fit_notes(layout: Layout, outcome: Outcome, at: str | None, family: FamilySpec) -> list[str]:
     """Write the notes of one fit; `at` is where the coordinator sits."""
     fitted = outcome.fitted
     if outcome.observed is not None:
@@ -23,6 +24,7 @@ def fit_notes(layout: Layout, outcome: Outcome, at: str | None) -> list[str]:
     return [
         *([f"{describe_incomplete(layout)}."] if layout.left_out else []),
         *how,
+        *_dispersion(family),
         *_debiased(layout, fitted.debiased),
         *_dealers(fitted),
     ]
@@ -95,6 +97,17 @@ def _iterations(layout: Layout, outcome: Outcome, at: str | None) -> Iterator[st
         yield "Linear predictors were not masked: every institution's own went to the coordinator."
     if hidden and not hides(len(layout.clients)):
         yield TWO_SITES
+
+
+def _dispersion(family: FamilySpec) -> Iterator[str]:
+    if family.estimates_scale and family.name != "Gaussian":
+        yield (
+            "Standard errors and the log-likelihood take Pearson's estimate of the dispersion; criteria take "
+            "that of maximum likelihood. Penalties are on coefficients in the unit of the linear predictor "
+            "in which the weight of an entity at the mean response is one."
+        )
+    if not family.canonical:
+        yield "The link is not canonical: standard errors come from the expected information."
 
 
 def _debiased(layout: Layout, found: DebiasedFit | None) -> Iterator[str]:

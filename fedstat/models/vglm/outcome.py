@@ -10,11 +10,13 @@ import numpy as np
 
 from fedstat.inference.estimate import INTERCEPT, Estimate
 from fedstat.inference.summary import ClientBlock
+from fedstat.kernels.glm_family import FamilySpec
 from fedstat.models.vglm.em import Observed
 from fedstat.models.vglm.gram import Units
 from fedstat.models.vglm.layout import Layout
 from fedstat.models.vglm.path import Criteria, Setup
 from fedstat.models.vglm.protocol import Fitted
+from fedstat.models.vglm.response_families import log_likelihood
 from fedstat.typing import Bools, Floats
 
 if TYPE_CHECKING:
@@ -180,10 +182,15 @@ def make_refit(model: VerticalGLM, outcome: Outcome) -> Estimate | None:
         rsquared=_rsquared(outcome, refit.loss, refit=True),
         scale=refit.scale,
         privacy="none (no noise is added)",
-        cov_type="observed",
+        cov_type=information(model.family_spec),
         blocks=client_blocks(layout),
         reasons={"rsquared": NO_RSQUARED},
     )
+
+
+def information(family: FamilySpec) -> str:
+    """Name the information of standard errors; of a canonical link, the expected one is the observed."""
+    return "observed" if family.canonical else "expected"
 
 
 def make_debiased(model: VerticalGLM, outcome: Outcome) -> Estimate | None:
@@ -224,12 +231,11 @@ def make_estimate(model: VerticalGLM, outcome: Outcome, refit: Estimate | None) 
         cov = np.full((layout.p + 1, layout.p + 1), np.nan)
         cov[np.ix_(known, known)] = refit.cov  # type: ignore[arg-type]
     reason = BIASED.format(penalty=outcome.setup.penalty.name.replace("_", " ")) if convex else SPENT
-    reason = APART if split else reason
+    reason, kind = APART if split else reason, information(model.family_spec)
     loss, chosen = float(path.loss[at]), int(np.count_nonzero(path.coefficients[at]))
     n = outcome.n or layout.n - outcome.left_out
-    llf = n * (outcome.units.constant - loss)
-    if model.family_spec.name == "Gaussian":
-        llf = -n / 2.0 * (np.log(4.0 * np.pi * loss) + 1.0)
+    scale = None if refit is None else refit.scale
+    llf = log_likelihood(model.family_spec.name, loss, n, outcome.units.constant, scale)
     return Estimate(
         params=params,
         cov=cov,
@@ -241,11 +247,11 @@ def make_estimate(model: VerticalGLM, outcome: Outcome, refit: Estimate | None) 
         df_model=float(chosen),
         converged=bool(path.converged[at]) and (refit is None or refit.converged),
         convergence=f"violation of stationarity {path.kkt[at]:.1e} of lambda_max",
-        llf=float(llf),
+        llf=llf,
         rsquared=_rsquared(outcome, loss),
         scale=1.0 if refit is None else refit.scale,
         privacy="none (no noise is added)",
-        cov_type="observed" if free else "observed, conditional on selection",
+        cov_type=kind if free else f"{kind}, conditional on selection",
         blocks=client_blocks(layout),
         reasons={"cov_params": reason, "rsquared": NO_RSQUARED},
         llf_is_maximum=free,

@@ -17,6 +17,7 @@ from fedstat.kernels.penalties import Penalty
 from fedstat.kernels.penalty_groups import Groups, orthonormaliser
 from fedstat.models.vglm.gram import Units
 from fedstat.models.vglm.layout import Layout
+from fedstat.models.vglm.response_families import minus_twice
 from fedstat.typing import Bools, Floats, Ints
 
 Select: TypeAlias = Literal["bic", "ebic", "aic", "cv"]
@@ -221,7 +222,7 @@ class Criteria:
     cv_se: Floats | None = None
 
 
-def score_path(path: Path, n: int, *, normal: bool) -> Criteria:
+def score_path(path: Path, n: int, family: str = "Gaussian") -> Criteria:
     """Compute the information criteria of a path.
 
     Parameters
@@ -229,21 +230,21 @@ def score_path(path: Path, n: int, *, normal: bool) -> Criteria:
     path : Path
     n : int
         Entities.
-    normal : bool
-        Whether the dispersion is estimated, as that of the normal family.
+    family : str
+        A dispersion is estimated at every fit, by maximum likelihood.
     """
     chosen = np.count_nonzero(path.coefficients, axis=1).astype(float)
-    minus_twice = profiled(2.0 * n * path.loss, n) if normal else 2.0 * n * path.loss
+    doubled = profiled(2.0 * n * path.loss, n) if family == "Gaussian" else minus_twice(family, path.loss, n)
     df = chosen + 1.0
     free = int(path.groups.sizes[~path.groups.penalised].sum())
     extended = ebic(
-        minus_twice,
+        doubled,
         df,
         n,
         chosen=np.maximum(chosen - free, 0.0),
         candidates=path.coefficients.shape[1] - free,
     )
-    return Criteria(df, *(np.asarray(v) for v in (aic(minus_twice, df), bic(minus_twice, df, n), extended)))
+    return Criteria(df, *(np.asarray(v) for v in (aic(doubled, df), bic(doubled, df, n), extended)))
 
 
 def choose(criteria: Criteria, select: Select) -> int:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
 
-from fedstat.errors import ModelError
+from fedstat.errors import DataWarning, ModelError
 from fedstat.federation.design import block_of, design_ask
 from fedstat.federation.engine import Rounds
 from fedstat.federation.ledger import Ledger
@@ -20,6 +21,7 @@ from fedstat.kernels.glm_family import FamilySpec
 from fedstat.kernels.rows import row_dots
 from fedstat.models.base import VerticalModel
 from fedstat.models.vglm.gram import ask
+from fedstat.models.vglm.response_families import means_of
 from fedstat.typing import Array, Floats
 
 
@@ -87,6 +89,11 @@ def predict_means(predictor: Predictor, partition: ClientPartition) -> pd.Series
         The partition is horizontal, or lacks a client of the fit.
     DesignError
         A client's columns cannot be coded as in the fit.
+
+    Warns
+    -----
+    DataWarning
+        Linear predictors have no mean under the link.
     """
     if partition.layout != "vertical":
         raise ModelError("predict: expected a vertical partition, received a horizontal one")
@@ -115,4 +122,13 @@ def predict_means(predictor: Predictor, partition: ClientPartition) -> pd.Series
 
     at = partition.coordinator_at(predictor.holder)
     eta = partition.engine.run(protocol(), Ledger(at=at)) if needed else np.full(n, alone)
-    return pd.Series(predictor.family.make().link.inverse(eta), index=partition.entities)
+    mean = means_of(predictor.family, eta)
+    wrong = int((np.isnan(mean) & ~np.isnan(eta)).sum())
+    if wrong:
+        warnings.warn(
+            f"predict: {wrong:,} of {n:,} entities are left out (nan): {predictor.family} has no mean at "
+            "their linear predictors; with a log link every entity has one",
+            DataWarning,
+            stacklevel=3,
+        )
+    return pd.Series(mean, index=partition.entities)

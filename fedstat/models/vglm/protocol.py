@@ -34,20 +34,22 @@ from fedstat.kernels.penalised_gram import gram_path
 from fedstat.kernels.penalised_path import PenalisedPath, lambda_max
 from fedstat.kernels.penalties import Penalty, Terms
 from fedstat.kernels.penalty_groups import Groups, orthonormaliser
-from fedstat.models.vglm.climb import Climb, Found, Point, Study, solve
+from fedstat.models.vglm.climb import MAXIMUM, Climb, Found, Point, Study, solve
 from fedstat.models.vglm.debiased import DebiasedFit, debiased_fit
 from fedstat.models.vglm.fold_models import FoldFit, Folds, use_folds
 from fedstat.models.vglm.gram import Units, stage
 from fedstat.models.vglm.path import Path, Refit, Setup, to_units
+from fedstat.models.vglm.response_families import log_likelihood, own_units, pearson_scale
 from fedstat.typing import Bools, Floats, Ints
 
 FREE = Penalty("lasso")
+FARTHEST = 1e4
+"""Scores this many times the tolerance are no maximum of a likelihood."""
 MOST_EXPANSIONS = 6
 PERFECT = 1e-6
 """Half the mean deviance at which a binary response counts as separated: its maximum is at infinity."""
 LOOSE = 1e-4
 """Violation, as a share of lambda_max, of fits of a path that are not chosen."""
-FREE = Penalty("lasso")
 Result = TypeVar("Result")
 
 
@@ -117,7 +119,7 @@ def fit_path(
     ----------
     study : Study
     family : FamilySpec
-        Binomial or Poisson with the canonical link.
+        One of :data:`~fedstat.models.vglm.response_families.LINKS`.
     setup : Setup
     select : callable
         From the path to the place of the fit.
@@ -138,10 +140,7 @@ def fit_path(
     """
     layout, further = study.layout, further or Further()
     units = yield from stage(layout, family, study.session)
-    b = np.zeros(layout.p + 1)
-    b[0] = family.make().link(units.mean)
-    first = yield from study.masked(study.evaluate(b))
-    assert first is not None
+    first = yield from _intercept_alone(study, family, units)
     # At the null model every weight is the same: the Gram of the columns, whatever the family.
     H = yield from study.hessian(first)
     study.T, groups = orthonormaliser(H[1:, 1:] / H[0, 0], setup.groups)
@@ -149,7 +148,7 @@ def fit_path(
     null_loss = first.loss
     first = replace(first, score=np.concatenate([first.score[:1], first.score[1:] @ study.T]))
     if setup.adaptive:
-        (whole,) = yield from solve(study, [_free(layout.p)], first, H, 1e-8)
+        (whole,) = yield from solve(study, [_free(layout.p)], first, H, 100.0 * study.tol)
         setup = setup.adapted(whole.point.b[1:])
     null = yield from _null(study, setup, first, H)
     gradient = -null.score[1:]
@@ -159,7 +158,7 @@ def fit_path(
     fit = FoldFit(path, chosen, at, H)
     if further.folds is not None:
         study.left += further.folds.parts
-        fit = yield from use_folds(course, family.name, fit, further.folds, exact=exact)
+        fit = yield from use_folds(course, family, fit, further.folds, exact=exact)
     support, apart = fit.path.selected[fit.chosen], further.apart
     if apart is None:
         refit = yield from refit_support(study, fit.point, fit.H, support, units, family)
@@ -167,7 +166,7 @@ def fit_path(
         refit = yield from refit_apart(apart, support, family)
     debiased = None
     if further.debiased:
-        debiased = yield from debiased_fit(course, fit.point, fit.H, gradient)
+        debiased = yield from debiased_fit(course, fit.point, fit.H, gradient, family)
     studies = [study] if apart is None else [study, apart]
     points, grams = sum(one.points for one in studies), sum(one.grams for one in studies)
     found = Fitted(fit.path, fit.chosen, refit, points, grams, study.dealers, fit.cv, fit.halves, debiased)
@@ -238,8 +237,11 @@ class Course:
             place = self.select(self.path(b, loss, kkt, self.setup.tol))
             if place in known:
                 return self.path(b, loss, kkt, self.setup.tol, place), place, known[place].point
-            start = yield from self._start(b[place], place, known)
-            climb = Climb(self.study, [self.problem(place)], self._all, self.unit, start, H.copy(), False)
+            start = yield from self._start(b[place], place, known, point)
+            terms = self.problem(place)
+            climb = Climb(self.study, [terms], self._all, self.unit, start, H.copy(), self.linearise)
+            # The model was solved from its lasso: linearising there is the next step of the same kind.
+            climb.model = terms.linearised(start.b) if self.linearise else None
             (known[place],) = yield from climb.climb()
             point, H = known[place].point, climb.H
             if self.study.left > 0 and len(self.lambdas) > 1:
@@ -262,12 +264,11 @@ class Course:
         violation = self.problem(0).violation(null.b, -null.score)
         return {0: Found(null, violation)} if violation <= self.unit else {}
 
-    def _start(self, b: Floats, place: int, known: Mapping[int, Found]) -> Rounds[Point]:
+    def _start(self, b: Floats, place: int, known: Mapping[int, Found], last: Point) -> Rounds[Point]:
         """Go to the model's fit, or where it is worse than the nearest solution, stay at that."""
         if not known:
             reached = yield from self.study.masked(self.study.evaluate(b))
-            assert reached is not None
-            return reached
+            return last if reached is None else reached
         terms = self.problem(place)
         best = min((one.point for one in known.values()), key=lambda at: at.loss + terms.value(at.b))
         highest = best.loss + terms.value(best.b) - terms.value(b)
@@ -304,7 +305,20 @@ class Course:
         converged = ~(kkt > tols)
         iterations = np.zeros(len(b), dtype=np.int64)
         fits = PenalisedPath(self.lambdas, b[:, 1:], loss, iterations, kkt, converged, self.scale)
+        b = self.study.unit * b
         return Path.of(fits, b[:, 1:] @ self.study.T.T, b[:, 0], self.units, self.setup.groups)
+
+
+def _intercept_alone(study: Study, family: FamilySpec, units: Units) -> Rounds[Point]:
+    """Go to the mean response, the estimate of an intercept whatever family and link are."""
+    b = np.zeros(study.layout.p + 1)
+    b[0] = family.make().link(units.mean)
+    first = yield from study.masked(study.evaluate(b))
+    if first is None:
+        raise EstimationError(f"{family} has no deviance at the mean response; rescale the response")
+    study.unit, size = own_units(family, first.residual, first.weight)
+    study.tol = MAXIMUM * size
+    return replace(first, b=first.b / study.unit, score=first.score * study.unit)
 
 
 def _null(study: Study, setup: Setup, first: Point, H: Floats) -> Rounds[Point]:
@@ -313,8 +327,8 @@ def _null(study: Study, setup: Setup, first: Point, H: Floats) -> Rounds[Point]:
     if not len(free):
         return first
     at = np.concatenate([[0], 1 + free])
-    (null,) = yield from solve(study, [_free(len(free))], first, H, 1e-10, at=at)
-    if not null.violation <= 1e-6:
+    (null,) = yield from solve(study, [_free(len(free))], first, H, study.tol, at=at)
+    if not null.violation <= FARTHEST * study.tol:
         raise EstimationError(
             f"the {len(free)} unpenalised columns alone have no estimate: score {null.violation:.1e}; "
             "penalise those that do not have to be in the model"
@@ -339,10 +353,7 @@ def with_intercept(groups: Groups) -> Groups:
 def refit_apart(study: Study, support: Bools, family: FamilySpec) -> Rounds[Refit | None]:
     """Maximise the likelihood on the support over other entities."""
     units = yield from stage(study.layout, family, study.session)
-    b = np.zeros(study.layout.p + 1)
-    b[0] = family.make().link(units.mean)
-    first = yield from study.masked(study.evaluate(b))
-    assert first is not None
+    first = yield from _intercept_alone(study, family, units)
     H = yield from study.hessian(first)
     return (yield from refit_support(study, first, H, support, units, family))
 
@@ -359,9 +370,9 @@ def refit_support(
     layout, names = study.layout, ("Intercept", *study.layout.names)
     moving = np.abs(study.T[support]).max(axis=0, initial=0.0) > 0.0
     at = np.concatenate([[0], 1 + np.flatnonzero(moving)])
-    (found,) = yield from solve(study, [_free(len(at) - 1)], start, H, 1e-10, at=at)
+    (found,) = yield from solve(study, [_free(len(at) - 1)], start, H, study.tol, at=at)
     perfect = family.name == "Binomial" and found.point.loss < PERFECT
-    if perfect or not found.violation <= 1e-6:
+    if perfect or not found.violation <= FARTHEST * study.tol:
         raise EstimationError(
             f"the {len(at) - 1} columns of the chosen fit have no estimate without a penalty: half the mean "
             f"deviance is {found.point.loss:.1e}, the score {found.violation:.1e}; they may separate the "
@@ -378,10 +389,9 @@ def refit_support(
     turn = np.zeros((len(at), len(at)))
     turn[0, 0] = 1.0
     turn[1:, 1:] = (study.T @ theta)[support]
-    J = J @ turn
-    llf, scale = layout.n * (units.constant - found.point.loss), 1.0
-    if family.name == "Gaussian":
-        rss = 2.0 * layout.n * found.point.loss
-        llf = -layout.n / 2.0 * (np.log(2.0 * np.pi * rss / layout.n) + 1.0)
-        scale = rss / (layout.n - len(at))
+    J = study.unit * J @ turn
+    scale = 1.0
+    if family.estimates_scale:
+        scale = pearson_scale(found.point.residual, found.point.weight, layout.n - len(at))
+    llf = log_likelihood(family.name, found.point.loss, layout.n, units.constant, scale)
     return Refit(support, J @ found.point.b[at], scale * J @ inverse @ J.T, llf, scale, found.point.loss)

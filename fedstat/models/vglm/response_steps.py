@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import expit, gammaln, xlogy
 
-from fedstat.errors import EstimationError, MessageError, PolicyError
+from fedstat.errors import MessageError, PolicyError
 from fedstat.federation.message import Declared, Step, check_lengths
 from fedstat.federation.site_state import SiteData, State
 from fedstat.kernels.glm_family import FamilySpec
+from fedstat.models.vglm.response_families import check_values, respond_at, saturated
 from fedstat.typing import Array, Bools, Floats, Ints
 
 RESPONSE = "response"
@@ -63,6 +63,7 @@ def stage_response(data: SiteData, state: State, text: str, keep: Bools) -> tupl
     y, family = np.ascontiguousarray(opened[keep], dtype=np.float64), FamilySpec.from_json(text)
     check_entities(data, len(y))
     check_values(data.name, family, y)
+    check_apart(data, state, "vglm responses summed", np.where(keep, 0, -1))
     state.keep("vglm response", Response(y, family, float(y.mean()), float(y.std())), len(y))
     return {"moments": np.array([y.mean(), y.std(), saturated(family, y) / len(y)])}, ""
 
@@ -80,33 +81,6 @@ def check_entities(data: SiteData, n: int) -> None:
             f"{data.name}: its policy (minimum count) wants at least {data.min_count} entities; {n} take "
             "part in this fit"
         )
-
-
-def check_values(name: str, family: FamilySpec, y: Floats) -> None:
-    """Require a response that the family allows and that is not constant.
-
-    Raises
-    ------
-    EstimationError
-        Names the site and what is expected.
-    """
-    expected, wrong = "finite numbers", ~np.isfinite(y)
-    if family.name == "Binomial":
-        expected, wrong = "zeros and ones (or true and false)", ~np.isin(y, (0.0, 1.0))
-    elif family.name == "Poisson":
-        expected, wrong = "counts: whole numbers from zero", ~((y >= 0.0) & (y == np.round(y)))
-    if wrong.any():
-        raise EstimationError(
-            f"{name}: expected a response of {expected} for the family {family.name}, and "
-            f"{int(wrong.sum()):,} of {len(y):,} entities have another"
-        )
-    if len(y) == 0 or y.min() == y.max():
-        raise EstimationError(f"{name}: the response is constant among the {len(y):,} entities of this fit")
-
-
-def saturated(family: FamilySpec, y: Floats) -> float:
-    """Log-likelihood of the model with a coefficient for every entity; 0 for the normal family."""
-    return float(np.sum(xlogy(y, y) - y - gammaln(y + 1.0))) if family.name == "Poisson" else 0.0
 
 
 def sum_response(data: SiteData, state: State, code: Ints, groups: Array) -> dict[str, Array]:
@@ -146,6 +120,52 @@ def smallest_group(code: Ints) -> int:
     return int(np.unique(code[code >= 0], return_counts=True)[1].min())
 
 
+def check_apart(data: SiteData, state: State, place: str, code: Ints) -> None:
+    """Refuse sums that differ from earlier ones of the session by few entities, and remember these.
+
+    Parameters
+    ----------
+    place : str
+        Under which name divisions are remembered.
+    code : (rows,) array of int
+        Group of each row that is open here; -1 of those that take no part.
+
+    Raises
+    ------
+    PolicyError
+        The difference of two sums would be a sum over fewer entities than the owner wants.
+    """
+    earlier: list[Ints] = state.use(place) if place in state else []
+    for known in earlier:
+        if np.array_equal(known, code):
+            return
+        apart = entities_apart(known, code)
+        if apart < data.min_count:
+            raise PolicyError(
+                f"{data.name}: its policy (minimum count) wants at least {data.min_count} entities behind a "
+                f"sum; these sums and earlier ones of this session differ by {apart:.0f}. Use the entities "
+                "and folds (random_state) of the earlier fit"
+            )
+    state.keep(place, [*earlier, code])
+
+
+def entities_apart(a: Ints, b: Ints) -> float:
+    """Entities by which a group of one division, or all, differ from one of another: the fewest, save none.
+
+    Parameters
+    ----------
+    a, b : (rows,) arrays of int
+        Group of each row, -1 for none.
+    """
+    table = np.zeros((a.max() + 2, b.max() + 2), dtype=np.int64)
+    np.add.at(table, (a + 1, b + 1), 1)
+    of_a, of_b, both = table[1:].sum(axis=1), table[:, 1:].sum(axis=0), table[1:, 1:]
+    # All groups together are one more group.
+    common = np.block([[both, both.sum(axis=1, keepdims=True)], [both.sum(axis=0), both.sum()]])
+    apart = np.append(of_a, of_a.sum())[:, None] + np.append(of_b, of_b.sum()) - 2 * common
+    return float(apart[apart > 0].min(initial=len(a) + 1))
+
+
 def respond(data: SiteData, state: State, eta: Floats) -> dict[str, Array]:
     """Compare the response with linear predictors.
 
@@ -157,36 +177,15 @@ def respond(data: SiteData, state: State, eta: Floats) -> dict[str, Array]:
     Returns
     -------
     dict
-        ``loss``, half the mean deviance; ``residual`` and ``weight`` (n,): first and minus second derivative
-        of every entity's log-likelihood by its linear predictor.
+        ``loss``, half the mean deviance; ``residual`` and ``weight`` (n,): first and minus expected second
+        derivative of every entity's log-likelihood by its linear predictor.
     """
     response = response_of(data, state)
     check_lengths(data.name, eta=(eta, len(response.y)))
     if not np.isfinite(eta).all():
         raise MessageError(f"{data.name}: array 'eta' must be finite")
-    loss, residual, weight = POINTS[response.family.name](eta, response.y)
+    loss, residual, weight = respond_at(response.family, eta, response.y)
     return {"loss": np.array(loss), "residual": residual, "weight": weight}
-
-
-def _normal(eta: Floats, y: Floats) -> tuple[float, Floats, Floats]:
-    residual = y - eta
-    return float(np.mean(residual**2)) / 2.0, residual, np.ones(len(y))
-
-
-def _binomial(eta: Floats, y: Floats) -> tuple[float, Floats, Floats]:
-    mean = expit(eta)
-    return float(np.mean(np.logaddexp(0.0, eta) - y * eta)), y - mean, mean * expit(-eta)
-
-
-def _poisson(eta: Floats, y: Floats) -> tuple[float, Floats, Floats]:
-    # A mean beyond 1e304 is not a fit: the loss is then so large that no step leads there.
-    mean = np.exp(np.minimum(eta, 700.0))
-    return float(np.mean(xlogy(y, y) - y * eta - (y - mean))), y - mean, mean
-
-
-POINTS = {"Gaussian": _normal, "Binomial": _binomial, "Poisson": _poisson}
-LINKS = {"Gaussian": "Identity", "Binomial": "Logit", "Poisson": "Log"}
-"""Families of which this holds: one canonical link each."""
 
 
 STEPS: Mapping[str, Step] = {

@@ -90,7 +90,7 @@ class VerticalGLMResults(FederatedResults):
         layout = model.layout
         means = mean_predictors(estimate, layout, outcome)
         predictor = Predictor(estimate, layout.clients, model.family_spec, {}, layout.active, means)
-        notes = fit_notes(model.layout, outcome, ledger.at)
+        notes = fit_notes(model.layout, outcome, ledger.at, model.family_spec)
         debiased = make_debiased(model, outcome)
         return cls(estimate, ledger, selection, refit, predictor, notes, model, debiased)
 

@@ -19,10 +19,16 @@ from fedstat.federation.message import Declared, Step, check_lengths
 from fedstat.federation.secure.product_steps import Part, check_positions, product_steps
 from fedstat.federation.site_state import SiteData, State
 from fedstat.kernels.rows import column_sums, gram, row_dots
-from fedstat.models.vglm.response_steps import RESPONSE, check_groups, response_of, smallest_group
+from fedstat.models.vglm.response_steps import (
+    RESPONSE,
+    check_apart,
+    check_groups,
+    response_of,
+    smallest_group,
+)
 from fedstat.typing import Array, Bools, Floats, Ints
 
-BLOCK, WEIGHTED = "block", "weighted"
+BLOCK, WEIGHTED, SUMMED = "block", "weighted", "vglm rows summed"
 CONSTANT = 1e-12
 """Standard deviation, relative to the mean, below which a column counts as constant."""
 
@@ -39,6 +45,8 @@ class Staged:
         Their means and standard deviations in the units of the data.
     weight : (n,) array
         Latest row weights; empty before the first.
+    keep : (n_seen,) array of bool
+        Rows of the opened block that take part.
     grams : int
         Weighted Gram matrices that were released.
     """
@@ -47,7 +55,14 @@ class Staged:
     shift: Floats
     scale: Floats
     weight: Floats
+    keep: Bools
     grams: int = 0
+
+    def among_all(self, code: Ints) -> Ints:
+        """Bring groups of the entities of the fit to the rows of the block, -1 where they take no part."""
+        out = np.full(len(self.keep), -1, dtype=np.int64)
+        out[self.keep] = code
+        return out
 
 
 def staged_of(data: SiteData, state: State) -> Staged:
@@ -70,6 +85,7 @@ def stage_block(data: SiteData, state: State, keep: Bools) -> dict[str, Array]:
     check_lengths(data.name, keep=(keep, len(block.X)))
     X = np.ascontiguousarray(block.X[keep])
     check_entities(data, len(X))
+    check_apart(data, state, SUMMED, np.where(keep, 0, -1))
     shift, scale = X.mean(axis=0), X.std(axis=0)
     flat = scale <= CONSTANT * np.maximum(1.0, np.abs(shift))
     if flat.any():
@@ -77,7 +93,7 @@ def stage_block(data: SiteData, state: State, keep: Bools) -> dict[str, Array]:
         raise EstimationError(
             f"{data.name}: constant among the {len(X):,} entities of this fit: {', '.join(names)}; drop them"
         )
-    state.keep("vglm block", Staged((X - shift) / scale, shift, scale, np.empty(0)), len(X))
+    state.keep("vglm block", Staged((X - shift) / scale, shift, scale, np.empty(0), keep), len(X))
     return {"units": np.array([shift, scale])}
 
 
@@ -138,6 +154,7 @@ def sum_products(data: SiteData, state: State, code: Ints, groups: Array) -> dic
     X = staged.X
     check_lengths(data.name, code=(code, len(X)))
     check_counts_by_fold(data, code, G, X.shape[1])
+    check_apart(data, state, SUMMED, staged.among_all(code))
     masks = [(code == g).astype(np.float64) for g in range(G)]
     return {
         "sums": np.array([column_sums(X, mask) for mask in masks]),

@@ -89,7 +89,7 @@ def linear_run(setting, random):
     found = normal_debiased(products.sum(axis=0), units, setup)
     yield "debiased", found.params[1:], np.sqrt(np.diag(found.cov))[1:], beta, beta != 0.0
     path = normal_path(products[0], units, setup)
-    S = path.selected[choose(score_path(path, setting.n // 2, normal=True), "bic")]
+    S = path.selected[choose(score_path(path, setting.n // 2), "bic")]
     refit = normal_refit(products[1], units, S, [str(j) for j in range(setting.p)])
     # The best prediction from the selected columns, which is beta where no active one was left out.
     target = np.linalg.solve(Sigma[np.ix_(S, S)], Sigma[S] @ beta)

@@ -24,6 +24,8 @@ from fedstat.models.vglm.explain import VGLMPlan
 
 FAMILY = {"normal": None, "binary": sm.families.Binomial(), "count": sm.families.Poisson()}
 TABLES = {kind: make_table(n=420, seed=4, response=kind) for kind in FAMILY}
+FAMILY["gamma"] = sm.families.Gamma()
+TABLES["gamma"] = TABLES["count"].assign(y=TABLES["count"]["y"] + 0.5)
 INSTITUTIONS = {
     2: {"Bank": COLUMNS["Bank"], "Clinic": [*COLUMNS["Clinic"], *COLUMNS["Registry"]]},
     3: COLUMNS,
@@ -122,6 +124,8 @@ OTHER = {
     "draws": ("binary", {"draws": 2, "folds": 6, "random_state": 1, "lam": 0.05}, {}),
     "debiased": ("binary", {"inference": "debiased", "lam": 0.05}, {}),
     "split": ("binary", {"inference": "split", "lam": 0.05, "random_state": 1}, {}),
+    "gamma": ("gamma", {"n_lambdas": 10}, {}),
+    "gamma by fold": ("gamma", {"select": "cv", "folds": 3, "random_state": 1, "n_lambdas": 10}, {}),
     "admm": ("normal", {"exchange": "admm", "n_lambdas": 3, "eps": 1e-3}, {"penalty": "lasso"}),
     "admm, weighted": (
         "binary",

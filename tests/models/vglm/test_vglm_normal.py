@@ -195,7 +195,7 @@ def test_arguments_without_a_meaning_are_refused():
     with pytest.raises(ModelError, match="leaves out the intercept"):
         fs.VerticalGLM.from_formula("y ~ x0 + x3 - 1", partition)
     with pytest.raises(ModelError, match="family"):
-        fs.VerticalGLM.from_formula("y ~ .", partition, family=sm.families.Gamma())
+        fs.VerticalGLM.from_formula("y ~ .", partition, family=sm.families.Tweedie())
     with pytest.raises(ModelError, match="no penalty 'ridge'"):
         fs.VerticalGLM.from_formula("y ~ .", partition, penalty="ridge")
     model = make_model(TABLE)
