@@ -194,3 +194,17 @@ def check_share(plan: MergePlan, n: Floats, largest_share: float, otherwise: str
             f"most {100 * largest_share:g} % may count as missing instead (max_moved); leave out columns or "
             f"a client, or allow more (exact where records are missing completely at random){otherwise}"
         )
+
+
+def keep_only(keep: Bools, shown: Bools) -> Bools:
+    """Keep some of the rows that are kept.
+
+    Parameters
+    ----------
+    keep : (n,) array of bool
+    shown : (m,) array of bool
+        Which of the m rows that are kept.
+    """
+    out = keep.copy()
+    out[np.flatnonzero(keep)[~shown]] = False
+    return out

@@ -8,14 +8,14 @@ released: their entities count as missing at a client that has them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 import numpy as np
 
 from fedstat.federation.engine import Rounds
 from fedstat.federation.message import Ask
-from fedstat.models.pattern_merge import LARGEST_SHARE, MergePlan, Rule, plan_merges
+from fedstat.models.pattern_merge import LARGEST_SHARE, MergePlan, Rule, keep_only, plan_merges
 from fedstat.models.pattern_moments import PatternMoments
 from fedstat.models.vfem.layout import Layout
 from fedstat.models.vfem.protocol import ask
@@ -86,6 +86,8 @@ def exchange_moments(
     rule = Rule(min_count, sizes)
     plan = plan_merges(~layout.missing, layout.counts, rule, largest_share=max_moved, otherwise=OTHERWISE)
     code = plan.target[layout.code]
+    released = {k: plan.shows(code[layout.rows[k]], j) for j, k in enumerate(layout.clients)}
+    layout, code = as_released(layout, plan, code, released)
     sides = list_sides(layout, plan, code, names)
     G = len(plan.patterns)
     yield [_start_ask(layout, k, session) for k in layout.clients] + [
@@ -119,10 +121,44 @@ def exchange_moments(
         moments,
         plan,
         dealers,
-        {side.site: side.code >= 0 for side in sides[:-1]},
+        released,
         count_numbers(sides, plan),
         int(moments.n.min()),
     )
+
+
+def as_released(
+    layout: Layout, plan: MergePlan, code: Ints, shown: Mapping[str, Bools]
+) -> tuple[Layout, Ints]:
+    """Lay out a fit of what released patterns show, and its patterns.
+
+    Means over entities that count as missing would tell of these, beside the sums over all others.
+
+    Parameters
+    ----------
+    layout : Layout
+    plan : MergePlan
+    code : (n,) array of int
+        Released pattern of each entity, -1 for none.
+    shown : mapping of str to array of bool
+        Which of the entities that a client brought are in a pattern that shows it.
+    """
+    used = code >= 0
+    if used.all() and all(own.all() for own in shown.values()):
+        return layout, code
+    place = np.cumsum(used) - 1
+    kept = {k: place[layout.rows[k][own]] for k, own in shown.items()}
+    return replace(
+        layout,
+        n=int(used.sum()),
+        keep={k: keep_only(layout.keep[k], own) for k, own in shown.items()},
+        kept=kept,
+        rows=kept,
+        response_keep=keep_only(layout.response_keep, used),
+        code=code[used],
+        missing=~plan.patterns,
+        counts=np.bincount(code[used], minlength=len(plan.patterns)).astype(float),
+    ), code[used]
 
 
 def count_numbers(sides: list[Side], plan: MergePlan) -> dict[str, int]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from fedstat.errors import MessageError
+from fedstat.errors import MessageError, PolicyError
 from fedstat.federation.message import Declared, Step, check_lengths
 from fedstat.federation.site_state import SiteData, State
 from fedstat.models.vfem.client import client_of, stage_client
@@ -59,11 +59,28 @@ def pattern_sums(
     if len(code) and code.max() >= G:
         raise MessageError(f"{data.name}: array 'code' names patterns that there are not")
     check_patterns(data, code, 0 if response else X.shape[1])
+    check_left_out(data, code)
     sums, grams = np.zeros((G, X.shape[1])), np.zeros((G, X.shape[1], X.shape[1]))
     for g in np.unique(code[code >= 0]):
         rows = X[code == g]
         sums[g], grams[g] = rows.sum(axis=0), rows.T @ rows
     return {"sums": sums, "grams": grams, "units": units}
+
+
+def check_left_out(data: SiteData, code: Ints) -> None:
+    """Refuse sums without a few entities: the means are over all that take part, and would tell of these.
+
+    Raises
+    ------
+    PolicyError
+        Names the rule.
+    """
+    left = int(np.count_nonzero(code < 0))
+    if 0 < left < data.min_count:
+        raise PolicyError(
+            f"{data.name}: its policy (minimum count) wants at least {data.min_count} entities behind a sum, "
+            f"and {left} of those that take part are in no pattern: leave them out from the start"
+        )
 
 
 def _own_columns(data: SiteData, state: State, response: bool) -> tuple[Floats, Floats]:

@@ -20,7 +20,7 @@ from fedstat.kernels.penalty_groups import orthonormaliser
 from fedstat.models.pattern_covariance import origin_covariance
 from fedstat.models.pattern_fit import fit_moments
 from fedstat.models.pattern_likelihood import Standard, log_likelihood
-from fedstat.models.pattern_merge import MergePlan, Rule, plan_merges
+from fedstat.models.pattern_merge import MergePlan, Rule, keep_only, plan_merges
 from fedstat.models.pattern_moments import PatternMoments, number_patterns
 from fedstat.models.vglm.em_solver import BlockSolution, BlockSolver
 from fedstat.models.vglm.gram import Units, exchange_grams, stage
@@ -108,16 +108,9 @@ def as_released(layout: Layout, plan: MergePlan, code: Ints) -> Layout:
     for j, client in enumerate(layout.clients):
         own = layout.positions(client)
         shown = plan.shows(code[own], j)
-        rows[client], keep[client] = place[own[shown]], _only(layout.keep[client], shown)
-    response_keep = _only(layout.response_keep, used)
+        rows[client], keep[client] = place[own[shown]], keep_only(layout.keep[client], shown)
+    response_keep = keep_only(layout.response_keep, used)
     return replace(layout, n=int(used.sum()), keep=keep, response_keep=response_keep, rows=rows)
-
-
-def _only(keep: Bools, shown: Bools) -> Bools:
-    """Keep some of the rows that are kept."""
-    out = keep.copy()
-    out[np.flatnonzero(keep)[~shown]] = False
-    return out
 
 
 @dataclass(frozen=True, slots=True, eq=False)

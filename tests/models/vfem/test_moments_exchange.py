@@ -1,5 +1,7 @@
 """One exchange of moments ends where the iterative exchange ends, and no value per entity leaves."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import statsmodels.api as sm
@@ -205,6 +207,26 @@ def test_a_pattern_with_hardly_more_entities_than_columns_is_not_released():
     assert few.exchange.plan.patterns.sum(axis=1).tolist() == [1, 2, 3]  # they stay with the Bank alone
     assert "11 entities count as missing" in " ".join(str(few.summary()).split())
     assert few.nobs == enough.nobs == 400
+
+
+@pytest.mark.parametrize("holder", ["Bank", "Registry"])
+def test_means_are_those_of_what_is_released(holder):
+    """Else they would tell, beside the sums by pattern, of the few entities that count as missing."""
+    found = fs.VFEMRegression.from_formula("y ~ .", small_pattern(11, holder)).fit().exchange
+    sums, seen = found.moments.grams[:, 0, 1:-1], found.moments.patterns[:, found.moments.owner]
+    assert found.plan.moved == 11 and seen.any(axis=0).all()
+    np.testing.assert_allclose(sums.sum(axis=0), 0.0, atol=1e-8)
+    np.testing.assert_allclose(found.moments.grams[:, 0, -1].sum(), 0.0, atol=1e-8)
+
+
+def test_a_site_gives_no_sums_without_a_few_of_those_that_take_part():
+    fitted = fs.VFEMRegression.from_formula("y ~ .", small_pattern(30))
+    ask = find_ask(fitted, "pattern_sums")
+    code = ask.arrays["code"].copy()
+    code[:3] = -1
+    request = pack_ask(replace(ask, arrays=ask.arrays | {"code": code}))
+    with pytest.raises(PolicyError, match="3 of those that take part are in no pattern"):
+        fitted.partition.sites[ask.site].answer(request)
 
 
 def test_the_site_insists_though_the_coordinator_asks(monkeypatch):
