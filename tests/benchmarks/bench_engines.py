@@ -250,7 +250,7 @@ def main():
         "",
         f"`python tests/benchmarks/bench_engines.py {' '.join(sys.argv[1:])}`".replace(" `", "`")
         + f", {date.today()}: fedstat {fs.__version__}, Python {platform.python_version()}, numpy "
-        f"{np.__version__}, two shared cores.",
+        f"{np.__version__}, two cores.",
         "",
     ]
     print("\n".join([*header, *lines]))
