@@ -5,17 +5,17 @@ from __future__ import annotations
 import warnings
 from typing import Any, ClassVar, Literal, Self
 
-from fedstat.errors import DataWarning, ModelError, NotAvailableError
+from fedstat.errors import DataWarning, ModelError
 from fedstat.federation.design import Design, Missing, agree_design
 from fedstat.federation.engine import Engine, Fit, Rounds
 from fedstat.federation.formula import Formula, parse_formula
 from fedstat.federation.ledger import Account, Ledger
 from fedstat.federation.partition import ClientPartition
 from fedstat.federation.receipt_steps import receipted
-from fedstat.inference.explanation import Explanation
+from fedstat.models.explain import Explainable
 
 
-class VerticalModel:
+class VerticalModel(Explainable):
     """A model over institutions that hold different columns.
 
     Parameters
@@ -120,6 +120,11 @@ class VerticalModel:
         parsed = parse_formula(formula, partition.columns)
         return cls(parsed, partition, missing=missing, coordinator=coordinator, **options)
 
+    @property
+    def param_names(self) -> list[str]:
+        """Names of the coefficients, the intercept first, then by client."""
+        return ["Intercept", *[name for block in self.design.blocks for name in block.names]]
+
     def new_ledger(self) -> Ledger:
         """Start an account for one run."""
         return Ledger(None if self.coordinator == "apart" else self.coordinator, account=self._account)
@@ -127,23 +132,6 @@ class VerticalModel:
     def receipted(self, protocol: Rounds[Fit], ledger: Ledger) -> Rounds[Fit]:
         """Close a run with the sites' statements on it; see :func:`receipted`."""
         return receipted(protocol, tuple(self.partition.sites), self._session, ledger)
-
-    def explain(self, **arguments: Any) -> Explanation:
-        """Say what a fit would ask for, in families that can tell.
-
-        Parameters
-        ----------
-        **arguments
-            Of the fit.
-
-        Raises
-        ------
-        NotAvailableError
-            This one cannot.
-        """
-        raise NotAvailableError(
-            f"no forecast for {type(self).__name__}: fit, and look at result.ledger.releases()"
-        )
 
     def _warn_of_partial_blocks(self) -> None:
         if self.partition.partial != "drop":

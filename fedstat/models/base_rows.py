@@ -21,9 +21,10 @@ from fedstat.federation.partition import ClientPartition
 from fedstat.federation.receipt_steps import receipted
 from fedstat.federation.rows import RowsQuestion
 from fedstat.kernels.glm_family import FamilySpec
+from fedstat.models.explain import Explainable
 
 
-class HorizontalModel:
+class HorizontalModel(Explainable):
     """A model over sites that hold different rows of the same columns.
 
     Parameters

@@ -7,7 +7,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import pandas as pd
 
@@ -20,17 +20,6 @@ from fedstat.federation.partition import ClientPartition
 from fedstat.federation.policy import Refusal
 from fedstat.federation.rehearsal import Answers, Course, Rehearsal, Rehearsed
 from fedstat.inference.explanation import Explanation
-
-
-class Explained(Protocol):
-    """What an explanation needs of a model."""
-
-    partition: ClientPartition
-    engine: Engine
-
-    @property
-    def fit(self) -> Callable[..., Any]:
-        """Its fit."""
 
 
 class Plan(Protocol):
@@ -77,7 +66,41 @@ def settled(fit: Callable[..., object], arguments: Mapping[str, Any]) -> dict[st
     return dict(bound.arguments)
 
 
-def explain_fit(model: Explained, plan: Plan, arguments: Mapping[str, Any]) -> Explanation:
+class Explainable:
+    """A model that says what its fit would ask for; its family names the plan of its fits."""
+
+    partition: ClientPartition
+    engine: Engine
+    fit: Callable[..., Any]
+    _plan: ClassVar[type[Any] | None] = None
+
+    def explain(self, **arguments: Any) -> Explanation:
+        """Say what :meth:`fit` would ask for and what would leave each institution, and ask nothing.
+
+        Parameters
+        ----------
+        **arguments
+            As for :meth:`fit`.
+
+        Returns
+        -------
+        Explanation
+            What would be refused, rounds and bytes, every array with the rules that it meets, and who could
+            learn what.
+
+        Raises
+        ------
+        NotAvailableError
+            The family cannot tell.
+        """
+        if self._plan is None:
+            raise NotAvailableError(
+                f"no forecast for {type(self).__name__}: fit, and look at result.ledger.releases()"
+            )
+        return explain_fit(self, self._plan(self, self.fit, arguments), arguments)
+
+
+def explain_fit(model: Explainable, plan: Plan, arguments: Mapping[str, Any]) -> Explanation:
     """Rehearse a fit, and say what it would ask for.
 
     Parameters
@@ -103,7 +126,7 @@ def explain_fit(model: Explained, plan: Plan, arguments: Mapping[str, Any]) -> E
     )
 
 
-def rehearse(model: Explained, plan: Plan, length: int, arguments: Mapping[str, Any]) -> Course:
+def rehearse(model: Explainable, plan: Plan, length: int, arguments: Mapping[str, Any]) -> Course:
     """Carry a fit's own questions to stand-ins.
 
     Raises

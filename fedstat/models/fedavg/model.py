@@ -14,11 +14,9 @@ from numpy.typing import ArrayLike
 from fedstat.errors import ConvergenceWarning, ModelError
 from fedstat.federation.rows import RowsQuestion
 from fedstat.federation.secure.masks import hides
-from fedstat.inference.explanation import Explanation
 from fedstat.kernels.server_updates import count_drawn
 from fedstat.models.base_rows import HorizontalModel
 from fedstat.models.checks import check_choice, check_masked, check_whole
-from fedstat.models.explain import explain_fit
 from fedstat.models.fedavg.explain import FedAvgPlan
 from fedstat.models.fedavg.protocol import Federation, Options
 from fedstat.models.fedavg.results import FedAvgResults
@@ -57,6 +55,7 @@ class FedAvg(HorizontalModel):
     """
 
     model_name: ClassVar[str] = "FedAvg"
+    _plan = FedAvgPlan
     method_name: ClassVar[str] = "federated averaging"
     default_family: ClassVar[Any] = sm_families.Binomial
 
@@ -122,22 +121,6 @@ class FedAvg(HorizontalModel):
         """
         options = read_options(rounds, fraction, local_epochs, batch_size, learning_rate, seed, standardize)
         return self._run(options, Averaging(), init, masked)
-
-    def explain(self, **arguments: Any) -> Explanation:
-        """Say what :meth:`fit` would ask for and what would leave each site, and ask nothing.
-
-        Parameters
-        ----------
-        **arguments
-            As for :meth:`fit`.
-
-        Returns
-        -------
-        Explanation
-            What would be refused, rounds and bytes, every array with the rules that it meets, and who could
-            learn what.
-        """
-        return explain_fit(self, FedAvgPlan(self, self.fit, arguments), arguments)
 
     def _run(
         self, options: Options, rule: Rule, init: ArrayLike | None, masked: bool | None

@@ -9,10 +9,8 @@ import statsmodels.genmod.families as sm_families
 
 from fedstat.errors import ConvergenceWarning, ModelError
 from fedstat.federation.engine import Rounds
-from fedstat.inference.explanation import Explanation
 from fedstat.models.base_rows import HorizontalModel
 from fedstat.models.checks import check_choice, check_masked, check_positive, check_whole
-from fedstat.models.explain import explain_fit
 from fedstat.models.glm.explain import GLMPlan
 from fedstat.models.glm.fit import GLMFit
 from fedstat.models.glm.overdispersion import Overdispersion, estimate_alpha, with_alpha
@@ -49,6 +47,7 @@ class FederatedGLM(HorizontalModel):
     """
 
     model_name: ClassVar[str] = "Federated GLM"
+    _plan = GLMPlan
 
     def fit(
         self,
@@ -138,22 +137,6 @@ class FederatedGLM(HorizontalModel):
         if not fit.converged:
             warnings.warn(f"the fit did not converge: {fit.reason}", ConvergenceWarning, stacklevel=2)
         return result
-
-    def explain(self, **arguments: Any) -> Explanation:
-        """Say what :meth:`fit` would ask for and what would leave each site, and ask nothing.
-
-        Parameters
-        ----------
-        **arguments
-            As for :meth:`fit`.
-
-        Returns
-        -------
-        Explanation
-            What would be refused, rounds and bytes, every array with the rules that it meets, and who could
-            learn what.
-        """
-        return explain_fit(self, GLMPlan(self, self.fit, arguments), arguments)
 
     def _groups(self, cov_type: str, kwds: dict[str, str]) -> tuple[str | None, str | None]:
         """Columns of clusters and strata."""

@@ -8,7 +8,7 @@ goes on to the number of iterations that was asked for.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -26,9 +26,6 @@ from fedstat.models.vfem.protocol import FAMILY
 from fedstat.models.vfem.secure_product_steps import RESPONSE, check_patterns
 from fedstat.typing import Array, Ints
 
-ITERATIONS = (12, 40, 100)
-"""Of a fit that is short, usual, and long; simulated and recorded data took 12 to 81."""
-
 
 class VFEMPlan:
     """What is known of a VFEM fit before it runs.
@@ -42,6 +39,9 @@ class VFEMPlan:
         Of the fit.
     """
 
+    iterations: ClassVar[tuple[int, int, int]] = (12, 40, 100)
+    """Of a fit that is short, usual, and long; simulated and recorded data took 12 to 81."""
+
     def __init__(
         self, model: VerticalModel, fit: Callable[..., object], arguments: Mapping[str, Any]
     ) -> None:
@@ -50,7 +50,7 @@ class VFEMPlan:
         self._layout = make_layout(design, model.partition.rows[design.active], given["method"])
         self._exchange, self._maxiter = given.get("exchange", "iterative"), int(given["maxiter"])
         self._products = ProductStandIns(self._own, hold_product, lambda columns: columns in STAGES)
-        first, usual, most = (min(length, self._maxiter) for length in ITERATIONS)
+        first, usual, most = (min(length, self._maxiter) for length in self.iterations)
         self.lengths = (first, usual, most) if self._exchange == "iterative" else (self._maxiter,) * 3
 
     @property

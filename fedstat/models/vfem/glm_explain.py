@@ -7,7 +7,7 @@ log-likelihood, and the score is large until the iteration at which the fit is t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -17,9 +17,6 @@ from fedstat.models.base import VerticalModel
 from fedstat.models.vfem.explain import VFEMPlan
 from fedstat.models.vfem.protocol import FAMILY
 from fedstat.typing import Array
-
-ITERATIONS = (8, 12, 30)
-"""Of a fit that is short, usual, and long; simulated data took 7 to 15, recorded data 19 to 21."""
 
 
 class VFEMGLMPlan(VFEMPlan):
@@ -34,13 +31,14 @@ class VFEMGLMPlan(VFEMPlan):
         Of the fit.
     """
 
+    iterations: ClassVar[tuple[int, int, int]] = (8, 12, 30)
+    """Of a fit that is short, usual, and long; simulated data took 7 to 15, recorded data 19 to 21."""
+
     def __init__(
         self, model: VerticalModel, fit: Callable[..., object], arguments: Mapping[str, Any]
     ) -> None:
         super().__init__(model, fit, arguments)
-        first, usual, most = (min(length, self._maxiter) for length in ITERATIONS)
-        self.lengths = (first, usual, most)
-        self._length = usual
+        self._length = self.lengths[1]
 
     def arguments(self, length: int) -> Mapping[str, Any]:
         """In silence; the stand-ins end the rehearsed fit, unless `maxiter` does."""

@@ -13,11 +13,9 @@ from fedstat.federation.formula import Formula
 from fedstat.federation.ledger import Ledger
 from fedstat.federation.partition import ClientPartition
 from fedstat.federation.secure.sums import masked as mask_sums
-from fedstat.inference.explanation import Explanation
 from fedstat.kernels.glm_family import Family, FamilySpec
 from fedstat.models.base import VerticalModel
 from fedstat.models.checks import check_choice, check_positive, check_whole
-from fedstat.models.explain import explain_fit
 from fedstat.models.vfem.covariance_protocol import Covariance
 from fedstat.models.vfem.cross_products import CrossOptions, check_dealers
 from fedstat.models.vfem.glm_covariance import glm_covariance
@@ -67,6 +65,7 @@ class VFEMGLM(VerticalModel):
     """
 
     family: ClassVar[str] = FAMILY
+    _plan = VFEMGLMPlan
 
     def __init__(self, formula: Formula, partition: Any, *, family: Family, **kwargs: Any) -> None:
         self.family_spec = FamilySpec.of(family)
@@ -166,27 +165,6 @@ class VFEMGLM(VerticalModel):
         result = VFEMGLMResults.of(self, layout, outcome, ledger)
         warn_unless_converged(fit)
         return result
-
-    def explain(self, **arguments: Any) -> Explanation:
-        """Say what :meth:`fit` would ask for and what would leave each institution, and ask nothing.
-
-        Parameters
-        ----------
-        **arguments
-            As for :meth:`fit`.
-
-        Returns
-        -------
-        Explanation
-            What would be refused, rounds and bytes, every array with the rules that it meets, and who could
-            learn what.
-        """
-        return explain_fit(self, VFEMGLMPlan(self, self.fit, arguments), arguments)
-
-    @property
-    def param_names(self) -> list[str]:
-        """Names of the coefficients, the intercept first, then by client."""
-        return ["Intercept", *[name for block in self.design.blocks for name in block.names]]
 
     def _protocol(
         self, ascent: GLMAscent, hidden: bool, cross: CrossOptions, cov_type: CovType, ledger: Ledger

@@ -15,9 +15,7 @@ from fedstat.errors import ModelError
 from fedstat.federation.engine import Rounds
 from fedstat.federation.formula import Formula
 from fedstat.federation.ledger import Ledger
-from fedstat.inference.explanation import Explanation
 from fedstat.models.checks import check_choice, check_positive, check_whole
-from fedstat.models.explain import explain_fit
 from fedstat.models.pattern_fit import MomentsFit
 from fedstat.models.pattern_merge import LARGEST_SHARE
 from fedstat.models.vfem.covariance_protocol import Covariance, information_covariance
@@ -73,6 +71,7 @@ class VFEMRegression(AnyFamily):
     """
 
     family: ClassVar[str] = FAMILY
+    _plan = VFEMPlan
 
     def __init__(self, formula: Formula, partition: Any, **kwargs: Any) -> None:
         if not formula.intercept:
@@ -245,27 +244,6 @@ class VFEMRegression(AnyFamily):
         result = VFEMResults.of(self, layout, outcome, ledger)
         warn_unless_converged(fit)
         return result
-
-    def explain(self, **arguments: Any) -> Explanation:
-        """Say what :meth:`fit` would ask for and what would leave each institution, and ask nothing.
-
-        Parameters
-        ----------
-        **arguments
-            As for :meth:`fit`.
-
-        Returns
-        -------
-        Explanation
-            What would be refused, rounds and bytes, every array with the rules that it meets, and who could
-            learn what.
-        """
-        return explain_fit(self, VFEMPlan(self, self.fit, arguments), arguments)
-
-    @property
-    def param_names(self) -> list[str]:
-        """Names of the coefficients, the intercept first, then by client."""
-        return ["Intercept", *[name for block in self.design.blocks for name in block.names]]
 
     def _protocol(
         self,

@@ -15,13 +15,11 @@ from fedstat.errors import ConvergenceWarning, ModelError
 from fedstat.federation.design import Missing
 from fedstat.federation.engine import Rounds
 from fedstat.federation.formula import Formula
-from fedstat.inference.explanation import Explanation
 from fedstat.kernels.glm_family import Family, FamilySpec
 from fedstat.kernels.penalised_path import Algorithm
 from fedstat.kernels.penalties import Penalty
 from fedstat.models.base import VerticalModel
 from fedstat.models.checks import check_choice, check_positive, check_whole
-from fedstat.models.explain import explain_fit
 from fedstat.models.pattern_merge import LARGEST_SHARE
 from fedstat.models.vglm.em_fit import fit_blocks
 from fedstat.models.vglm.explain import VGLMPlan
@@ -97,6 +95,7 @@ class VerticalGLM(VerticalModel):
     """
 
     family: ClassVar[str] = FAMILY
+    _plan = VGLMPlan
 
     def __init__(
         self,
@@ -330,22 +329,6 @@ class VerticalGLM(VerticalModel):
         result = VerticalGLMResults.of(self, outcome, ledger)
         warn_unless_converged(outcome)
         return result
-
-    def explain(self, **arguments: Any) -> Explanation:
-        """Say what :meth:`fit` would ask for and what would leave each institution, and ask nothing.
-
-        Parameters
-        ----------
-        **arguments
-            As for :meth:`fit`.
-
-        Returns
-        -------
-        Explanation
-            What would be refused, rounds and bytes, every array with the rules that it meets, and who could
-            learn what.
-        """
-        return explain_fit(self, VGLMPlan(self, self.fit, arguments), arguments)
 
 
 def check_split(lambdas: Floats | None, select: str, folds: int, draws: int) -> None:
