@@ -30,6 +30,7 @@ from fedstat.kernels.glm_loops import LOG, LOGIT, _log, _logit, weighted_sums
 from fedstat.kernels.penalised_gram import GramSolver
 from fedstat.kernels.penalised_path import (
     Algorithm,
+    LinearSteps,
     PenalisedPath,
     Solution,
     follow_path,
@@ -285,6 +286,7 @@ def glm_path(
     ratio: float = 1e-3,
     size: int = 50,
     algorithm: Algorithm = "descent",
+    steps: LinearSteps | None = None,
     tol: float = 1e-7,
     most_steps: int = MAX_STEPS,
 ) -> PenalisedPath:
@@ -304,6 +306,8 @@ def glm_path(
         Descending; where None a geometric grid from lambda_max to ``ratio`` times it, `size` of them.
     algorithm : {"descent", "lla"}
         The way to SCAD and MCP; see the module ``penalised_path``.
+    steps : LinearSteps, optional
+        Of the algorithm "lla": from an estimate, and so many.
     tol : float
         Largest violation of the stationarity conditions, as a share of lambda_max.
     most_steps : int
@@ -325,4 +329,4 @@ def glm_path(
     null = solver.null()
     if lambdas is None:
         lambdas = lambda_grid(lambda_max(null.gradient, penalty, groups), ratio=ratio, size=size)
-    return follow_path(solver, penalty, groups, null, lambdas, algorithm=algorithm, tol=tol)
+    return follow_path(solver, penalty, groups, null, lambdas, algorithm=algorithm, steps=steps, tol=tol)

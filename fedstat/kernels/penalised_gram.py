@@ -24,6 +24,7 @@ from fedstat.errors import ModelError
 from fedstat.kernels.penalised_newton import newton_step
 from fedstat.kernels.penalised_path import (
     Algorithm,
+    LinearSteps,
     PenalisedPath,
     Solution,
     follow_path,
@@ -223,6 +224,7 @@ def gram_path(
     ratio: float = 1e-3,
     size: int = 50,
     algorithm: Algorithm = "descent",
+    steps: LinearSteps | None = None,
     tol: float = 1e-7,
     most_sweeps: int = MAX_SWEEPS,
 ) -> PenalisedPath:
@@ -242,6 +244,8 @@ def gram_path(
         Descending; where None a geometric grid from lambda_max to ``ratio`` times it, `size` of them.
     algorithm : {"descent", "lla"}
         The way to SCAD and MCP; see the module ``penalised_path``.
+    steps : LinearSteps, optional
+        Of the algorithm "lla": from an estimate, and so many.
     tol : float
         Largest violation of the stationarity conditions, as a share of lambda_max.
     most_sweeps : int
@@ -256,4 +260,4 @@ def gram_path(
     null = solver.null()
     if lambdas is None:
         lambdas = lambda_grid(lambda_max(null.gradient, penalty, groups), ratio=ratio, size=size)
-    return follow_path(solver, penalty, groups, null, lambdas, algorithm=algorithm, tol=tol)
+    return follow_path(solver, penalty, groups, null, lambdas, algorithm=algorithm, steps=steps, tol=tol)

@@ -1,13 +1,16 @@
 """Following the solution of a penalised problem from the largest lambda to smaller ones.
 
 The loss is whatever a solver makes of it: sums that were released (``penalised_gram``) or rows
-(``penalised_glm``). SCAD and MCP are reached in one of two ways. *Descent* goes along the path of
+(``penalised_glm``). SCAD and MCP are reached in one of three ways. *Descent* goes along the path of
 stationary points from the one before, as Breheny and Huang (2011) do. *LLA* starts from the lasso of the same
-lambda and repeats the local linear approximation to a fixed point (Zou and Li 2008; Fan, Xue and Zou 2014);
-its answer at one lambda does not depend on which others were asked for.
+lambda and repeats the local linear approximation to a fixed point (Fan, Xue and Zou 2014). *Steps* of LLA
+from an estimate without a penalty, one or a few, are those of Zou and Li (2008): each is a lasso, which has
+one answer. The answer of the last two at one lambda does not depend on which others were asked for.
 
 References
 ----------
+Zou, H. and Li, R. (2008). One-step sparse estimates in nonconcave penalized likelihood models. Annals of
+Statistics 36, 1509-1533.
 Tibshirani, R. et al. (2012). Strong rules for discarding predictors in lasso-type problems. Journal of the
 Royal Statistical Society B 74, 245-266.
 Fan, J., Xue, L. and Zou, H. (2014). Strong oracle optimality of folded concave penalized estimation. Annals
@@ -53,6 +56,22 @@ class Solution:
     loss: float
     iterations: int
     violation: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LinearSteps:
+    """Local linear approximations from an estimate, a fixed number of them (Zou and Li 2008, 2.3 and 3.2).
+
+    Parameters
+    ----------
+    start : (p,) array
+        Estimate without a penalty.
+    number : int
+        One or more.
+    """
+
+    start: Floats
+    number: int
 
 
 class Solver(Protocol):
@@ -169,12 +188,12 @@ def follow_path(
     lambdas: Floats,
     *,
     algorithm: Algorithm = "descent",
+    steps: LinearSteps | None = None,
     tol: float = 1e-7,
-    most_linearised: int = 100,
 ) -> PenalisedPath:
     """Solve the problem at each lambda, each from the one before; see :func:`follow_solutions`."""
     found = follow_solutions(
-        solver, penalty, groups, null, lambdas, algorithm=algorithm, tol=tol, most_linearised=most_linearised
+        solver, penalty, groups, null, lambdas, algorithm=algorithm, steps=steps, tol=tol
     )
     return collect_path(
         found, np.array(lambdas, dtype=np.float64), lambda_max(null.gradient, penalty, groups), tol
@@ -204,6 +223,7 @@ def follow_solutions(
     lambdas: Floats,
     *,
     algorithm: Algorithm = "descent",
+    steps: LinearSteps | None = None,
     tol: float = 1e-7,
     most_linearised: int = 100,
 ) -> list[Solution]:
@@ -223,8 +243,11 @@ def follow_solutions(
         Descending.
     algorithm : {"descent", "lla"}
         The way to a nonconvex penalty; a convex one has one answer.
+    steps : LinearSteps, optional
+        Of the algorithm "lla": take these, not those from the lasso to a fixed point.
     tol : float
-        Largest violation of the stationarity conditions, as a share of lambda_max.
+        Largest violation of the stationarity conditions, as a share of lambda_max; with `steps`, of those of
+        the last lasso.
     most_linearised : int
         Lassos that LLA solves at most for one lambda.
 
@@ -244,11 +267,25 @@ def follow_solutions(
     before, at, found = penalty.at(max(scale, lambdas[0]), groups), null, []
     for lam in lambdas:
         terms = penalty.at(float(lam), groups)
+        if linearise and steps is not None:
+            at = take_steps(solver, terms, steps, at, unit)
+            found.append(at)
+            continue
         lasso = terms.linearised(np.zeros(groups.p)) if linearise else terms
         at = solver.solve(lasso, at, strong_set(groups, at, terms.cut, before.cut), unit)
         found.append(solve_linearised(solver, terms, at, unit, most_linearised) if linearise else at)
         before = terms
     return found
+
+
+def take_steps(solver: Solver, terms: Terms, steps: LinearSteps, at: Solution, tol: float) -> Solution:
+    """Solve the lassos of :class:`LinearSteps`, one after the other, the first from `at`."""
+    b, groups, iterations = steps.start, terms.groups, 0
+    for _ in range(steps.number):
+        lasso = terms.linearised(b)
+        at = solver.solve(lasso, at, strong_set(groups, at, lasso.cut, lasso.cut), tol)
+        b, iterations = at.b, iterations + at.iterations
+    return replace(at, iterations=iterations)
 
 
 def solve_linearised(solver: Solver, terms: Terms, start: Solution, tol: float, most: int) -> Solution:

@@ -11,6 +11,7 @@ import numpy as np
 from fedstat.federation.engine import Rounds
 from fedstat.federation.secure.sums import masked as mask_sums
 from fedstat.kernels.penalised_glm import HALVINGS, proximal_step
+from fedstat.kernels.penalised_path import LinearSteps
 from fedstat.kernels.penalties import Terms
 from fedstat.models.vglm.gram import ask, weighted_gram
 from fedstat.models.vglm.layout import Layout
@@ -149,6 +150,8 @@ class Climb:
         Hessian, as far as it is known.
     linearise : bool
         Whether nonconvex penalties are reached by local linear approximation.
+    only : LinearSteps or None
+        Of `linearise`: take these, and certify the last of them; None for all to the fixed point.
     """
 
     study: Study
@@ -158,6 +161,7 @@ class Climb:
     point: Point
     H: Floats
     linearise: bool
+    only: LinearSteps | None = None
     found: list[Found] = field(default_factory=list)
     model: Terms | None = None
     fresh: bool = False
@@ -198,7 +202,8 @@ class Climb:
         """Return the penalty of the present step."""
         if self.model is None:
             terms = self.problems[len(self.found)]
-            self.model = terms.linearised(np.zeros(len(self.at))) if self.linearise else terms
+            first = np.zeros(len(self.at)) if self.only is None else self.only.start[self.at]
+            self.model = terms.linearised(first) if self.linearise else terms
         return self.model
 
     def _violation(self, terms: Terms) -> float:
@@ -207,9 +212,14 @@ class Climb:
     def _settle(self, model: Terms) -> None:
         """Accept the point for the present problem, or linearise its penalty there and go on."""
         terms = self.problems[len(self.found)]
-        violation = self._violation(terms)
-        again = self.linearise and violation > self.unit and self._violation(model) <= self.unit
-        if again and self.lassos < MOST_LASSOS:
+        solved, most = self._violation(model), MOST_LASSOS
+        if self.linearise and self.only is not None:
+            violation, most = solved, self.only.number - 1
+            again = solved <= self.unit
+        else:
+            violation = self._violation(terms)
+            again = self.linearise and violation > self.unit and solved <= self.unit
+        if again and self.lassos < most:
             self.model, self.steps, self.lassos = terms.linearised(self.point.b[self.at]), 0, self.lassos + 1
             return
         self.found.append(Found(self.point, violation))
@@ -250,7 +260,8 @@ def solve(
     unit: float,
     linearise: bool = False,
     at: Ints | None = None,
+    only: LinearSteps | None = None,
 ) -> Rounds[list[Found]]:
     """Solve some problems, each from the solution of the one before; see :class:`Climb`."""
     moving = np.arange(len(point.b)) if at is None else at
-    return (yield from Climb(study, problems, moving, unit, point, H.copy(), linearise).climb())
+    return (yield from Climb(study, problems, moving, unit, point, H.copy(), linearise, only).climb())

@@ -8,7 +8,6 @@ products; other families take some linear predictors and one weighted Gram at th
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,13 +18,11 @@ from fedstat.kernels.penalised_path import lambda_grid, lambda_max
 from fedstat.kernels.penalties import Penalty
 from fedstat.kernels.penalty_groups import Groups
 from fedstat.models.vglm.climb import Point
+from fedstat.models.vglm.course import Course
 from fedstat.models.vglm.gram import Units
 from fedstat.models.vglm.path import Path, Setup, choose, normal_path, score_path, to_units
 from fedstat.models.vglm.response_families import pearson_scale
 from fedstat.typing import Floats
-
-if TYPE_CHECKING:
-    from fedstat.models.vglm.protocol import Course
 
 LASSO = Penalty("lasso")
 SIZE, RATIO = 50, 1e-3
@@ -126,7 +123,7 @@ def debiased_fit(
     def select(path: Path) -> int:
         return choose(score_path(path, n, family.name), "aic")
 
-    lasso = replace(course, setup=setup, lambdas=grid, select=select, scale=scale)
+    lasso = replace(course, setup=setup, lambdas=grid, select=select, steps=None, scale=scale)
     path, best, at = yield from lasso.quadratic(point, H)
     H = yield from study.hessian(at)
     dispersion = 1.0

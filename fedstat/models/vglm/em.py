@@ -142,9 +142,10 @@ def blocks_path(standard: Standard, setup: Setup) -> BlockPath:
     sd = float(moments.scale[-1])
     T, groups = orthonormaliser(standard.S, setup.groups)
     setup = replace(setup, groups=groups)
-    if setup.adaptive:
-        first = fit_moments(standard)
-        setup = setup.adapted(np.linalg.pinv(T) @ first.point.beta * sd)
+    steps = None
+    if setup.from_unpenalised:
+        whole = np.linalg.pinv(T) @ fit_moments(standard).point.beta * sd
+        setup, steps = setup.adapted(whole), setup.linear_steps(whole)
     solver, every = BlockSolver(standard, T), np.ones(len(groups.weights), dtype=np.bool_)
     null = solver.solve(Penalty("lasso").at(NOTHING * sd, setup.groups), solver.start(), every, 1e-9 * sd)
     lambdas = setup.grid(null.gradient)
@@ -155,6 +156,7 @@ def blocks_path(standard: Standard, setup: Setup) -> BlockPath:
         null,
         lambdas,
         algorithm=setup.algorithm,
+        steps=steps,
         tol=setup.tol,
     )
     found = [one for one in solutions if isinstance(one, BlockSolution)]

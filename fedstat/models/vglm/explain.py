@@ -31,6 +31,9 @@ RESIDUAL = 0.01
 DEVIANCE = 0.25
 """Half the mean deviance of the intercept alone where a dispersion is estimated: columns have to matter."""
 
+FEW = 20
+"""Entities for each column, below which a likelihood is far from a quadratic function."""
+
 
 @dataclass(frozen=True, slots=True)
 class Difficulty:
@@ -155,6 +158,11 @@ class VGLMPlan:
                 f"{self._layout.most_grams} weighted Gram matrices are released over {self._layout.n:,} "
                 "entities."
             )
+            if self._layout.n < FEW * self._layout.p:
+                yield (
+                    f"There are fewer than {FEW} entities for each column: fits of simulated data that were "
+                    "as scarce took up to three times the largest number of rounds."
+                )
 
     def answers(self, length: int) -> Answers:
         """How the stand-ins answer, by step."""

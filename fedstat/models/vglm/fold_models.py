@@ -10,20 +10,17 @@ on the others is that of their models. Both are approximations, close where a fo
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedstat.federation.engine import Rounds
 from fedstat.kernels.glm_family import FamilySpec
-from fedstat.models.vglm.climb import Found, Point, Study, solve
+from fedstat.models.vglm.climb import Found, Point, Study
+from fedstat.models.vglm.course import Course
 from fedstat.models.vglm.gram import ask
 from fedstat.models.vglm.path import Path, stability, weighted_mean
 from fedstat.models.vglm.response_families import recover_response, respond_at
 from fedstat.typing import Bools, Floats, Ints
-
-if TYPE_CHECKING:
-    from fedstat.models.vglm.protocol import Course
 
 MOST_CENTRES = 3
 """Points at which the loss is modelled by fold, until the choice of lambda is that of the point."""
@@ -62,7 +59,8 @@ class FoldModels:
         errors = np.empty((len(self.shares), len(course.lambdas)))
         for fold in range(len(errors)):
             here = np.arange(len(errors)) == fold
-            b = course.model_path(*self.over(~here), {})[0]
+            others = self.over(~here)
+            b = course.over(*others).model_path(*others, {})[0]
             errors[fold] = 2.0 * model_losses(*self.over(here), b)
         return weighted_mean(errors, self.shares)
 
@@ -70,7 +68,8 @@ class FoldModels:
         """See :func:`fedstat.models.vglm.path.stability`."""
 
         def selected(half: Ints) -> Bools:
-            b = course.model_path(*self.over(half), {})[0]
+            here = self.over(half)
+            b = course.over(*here).model_path(*here, {})[0]
             return np.asarray(b[:, 1:] @ course.study.T.T != 0.0)
 
         return stability(selected, len(self.shares), draws, random)
@@ -180,7 +179,7 @@ def use_folds(
         best, fit = int(np.argmin(cv[0])), replace(fit, cv=cv)
         if best == fit.chosen:
             break
-        (last,) = yield from solve(study, [course.problem(best)], fit.point, fit.H, course.unit)
+        last = yield from course.again(best, fit.point, fit.H)
         path = with_fit(course, fit.path, best, last, None if exact else fit.H)
         fit = replace(fit, path=path, chosen=best, point=last.point)
         if study.left < folds.parts:

@@ -21,6 +21,7 @@ from fedstat.kernels.penalties import Penalty
 from fedstat.models.base import VerticalModel
 from fedstat.models.checks import check_choice, check_positive, check_whole
 from fedstat.models.pattern_merge import LARGEST_SHARE
+from fedstat.models.vglm.arguments import check_split, check_steps, read_lambdas
 from fedstat.models.vglm.em_fit import fit_blocks
 from fedstat.models.vglm.explain import VGLMPlan
 from fedstat.models.vglm.fit import Plan, fit_normal, fit_other
@@ -36,7 +37,7 @@ from fedstat.models.vglm.response_families import POINTS, check_family
 from fedstat.models.vglm.results import VerticalGLMResults
 from fedstat.typing import Floats
 
-FEWEST_FOLDS_OF_STABILITY, FEWEST_FOLDS_OF_HALVES = 6, 4
+FEWEST_FOLDS_OF_STABILITY = 6
 
 
 class VerticalGLM(VerticalModel):
@@ -92,6 +93,8 @@ class VerticalGLM(VerticalModel):
     problem", arXiv 2511.20876, section 4.
     Fan, J. and Li, R. (2001). Variable selection via nonconcave penalized likelihood and its oracle
     properties. Journal of the American Statistical Association 96, 1348-1360.
+    Zou, H. and Li, R. (2008). One-step sparse estimates in nonconcave penalized likelihood models. Annals of
+    Statistics 36, 1509-1533.
     """
 
     family: ClassVar[str] = FAMILY
@@ -146,6 +149,7 @@ class VerticalGLM(VerticalModel):
         n_lambdas: int = 50,
         ratio: float = 1e-3,
         algorithm: Algorithm = "lla",
+        steps: int | None = None,
         path: Literal["quadratic", "exact"] = "quadratic",
         exchange: Literal["products", "admm"] = "products",
         inference: Inference = "conditional",
@@ -181,6 +185,12 @@ class VerticalGLM(VerticalModel):
         algorithm : {"lla", "descent"}
             To SCAD and MCP: local linear approximation from the lasso of the same lambda, or along the path
             of stationary points.
+        steps : int, optional
+            Of SCAD and MCP and algorithm="lla": take so many approximations from the estimate without a
+            penalty, the one-step estimator of Zou and Li (2008) and those after it, and not all that lead
+            from the lasso to a fixed point. Every one is a lasso with weights, which has one answer. One or
+            two find small effects that the lasso leaves out; the entities have to determine the estimate
+            without a penalty.
         path : {"quadratic", "exact"}
             Of other families than the normal one: whether fits at other lambdas than the chosen one are
             those of a quadratic model of the loss at the chosen one, or exact. Every exact fit takes some
@@ -242,6 +252,7 @@ class VerticalGLM(VerticalModel):
         """
         check_choice("select", select, get_args(Select))
         check_choice("algorithm", algorithm, get_args(Algorithm))
+        check_steps(steps, self.penalty, algorithm, exchange)
         check_choice("path", path, ("quadratic", "exact"))
         check_choice("exchange", exchange, ("products", "admm"))
         check_positive("eps", eps)
@@ -293,9 +304,10 @@ class VerticalGLM(VerticalModel):
             ratio,
             algorithm,
             tol,
+            steps,
         )
         if setup.unpenalised:
-            setup = replace(setup, adaptive=0.0)
+            setup = replace(setup, adaptive=0.0, steps=None)
         ledger = copy.deepcopy(self._agreement)
         plan = Plan(
             self.layout,
@@ -329,40 +341,6 @@ class VerticalGLM(VerticalModel):
         result = VerticalGLMResults.of(self, outcome, ledger)
         warn_unless_converged(outcome)
         return result
-
-
-def check_split(lambdas: Floats | None, select: str, folds: int, draws: int) -> None:
-    """Require that a half selects something, with folds of its own."""
-    if lambdas is not None and not lambdas.any():
-        raise ModelError("inference='split': lam=0 selects no columns, and needs no other half; leave it out")
-    if draws:
-        raise ModelError("draws: expected 0 with inference='split', whose halves are those of one split")
-    if select == "cv" and folds < FEWEST_FOLDS_OF_HALVES:
-        raise ModelError(
-            f"folds: expected {FEWEST_FOLDS_OF_HALVES} or more for select='cv' in a half of the entities; "
-            f"received {folds}"
-        )
-
-
-def read_lambdas(lam: float | None, lambdas: Sequence[float] | Floats | None) -> Floats | None:
-    """Return the lambdas that were given, largest first; None for none.
-
-    Raises
-    ------
-    ModelError
-        They are not numbers of zero or more, or both arguments were given.
-    """
-    if lam is None and lambdas is None:
-        return None
-    if lam is not None and lambdas is not None:
-        raise ModelError("lam, lambdas: give one of them")
-    try:
-        values = np.atleast_1d(np.asarray(lambdas if lam is None else lam, dtype=np.float64))
-    except (TypeError, ValueError) as error:
-        raise ModelError("lam, lambdas: expected numbers") from error
-    if values.ndim != 1 or not len(values) or not (np.isfinite(values) & (values >= 0.0)).all():
-        raise ModelError("lam, lambdas: expected finite numbers of zero or more")
-    return np.unique(values)[::-1].copy()
 
 
 def warn_unless_converged(outcome: Outcome) -> None:

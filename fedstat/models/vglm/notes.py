@@ -24,6 +24,7 @@ def fit_notes(layout: Layout, outcome: Outcome, at: str | None, family: FamilySp
     return [
         *([f"{describe_incomplete(layout)}."] if layout.left_out else []),
         *how,
+        *_steps(outcome),
         *_dispersion(family),
         *_debiased(layout, fitted.debiased),
         *_dealers(fitted),
@@ -97,6 +98,16 @@ def _iterations(layout: Layout, outcome: Outcome, at: str | None) -> Iterator[st
         yield "Linear predictors were not masked: every institution's own went to the coordinator."
     if hidden and not hides(len(layout.clients)):
         yield TWO_SITES
+
+
+def _steps(outcome: Outcome) -> Iterator[str]:
+    number, name = outcome.setup.steps, outcome.setup.penalty.name.upper()
+    if number is not None:
+        yield (
+            f"{number} local linear approximation{'s' * (number > 1)} of {name} from the estimate without a "
+            "penalty (Zou and Li 2008), a lasso with weights each; the stationarity conditions are those of "
+            "the last."
+        )
 
 
 def _dispersion(family: FamilySpec) -> Iterator[str]:

@@ -12,7 +12,7 @@ from fedstat.errors import ModelError
 from fedstat.inference.covariance import invert_information
 from fedstat.inference.selection_criteria import aic, bic, ebic, profiled
 from fedstat.kernels.penalised_gram import GramSolver, gram_path
-from fedstat.kernels.penalised_path import Algorithm, PenalisedPath, lambda_grid, lambda_max
+from fedstat.kernels.penalised_path import Algorithm, LinearSteps, PenalisedPath, lambda_grid, lambda_max
 from fedstat.kernels.penalties import Penalty
 from fedstat.kernels.penalty_groups import Groups, orthonormaliser
 from fedstat.models.vglm.gram import Units
@@ -43,6 +43,8 @@ class Setup:
     algorithm : {"lla", "descent"}
     tol : float
         Largest violation of the stationarity conditions, as a share of lambda_max.
+    steps : int or None
+        Of "lla": local linear approximations from the unpenalised fit; None for all from the lasso.
     """
 
     penalty: Penalty
@@ -53,6 +55,12 @@ class Setup:
     ratio: float
     algorithm: Algorithm
     tol: float
+    steps: int | None = None
+
+    @property
+    def from_unpenalised(self) -> bool:
+        """Whether the unpenalised fit has to be known."""
+        return self.adaptive > 0.0 or self.steps is not None
 
     @property
     def unpenalised(self) -> bool:
@@ -61,7 +69,13 @@ class Setup:
 
     def adapted(self, b: Floats) -> Setup:
         """Divide the penalties by a power of first estimates: (p,), in the coordinates of the groups."""
+        if not self.adaptive:
+            return self
         return replace(self, groups=adapted(self.groups, b, self.adaptive))
+
+    def linear_steps(self, b: Floats) -> LinearSteps | None:
+        """Return the local linear approximations from the unpenalised fit b (p,), if these are taken."""
+        return None if self.steps is None else LinearSteps(b, self.steps)
 
     def grid(self, gradient: Floats) -> Floats:
         """Return the lambdas: those given, or a grid from the gradient (p,) where all penalised are zero."""
@@ -180,11 +194,19 @@ def normal_path(S: Floats, units: Units, setup: Setup) -> Path:
     T, groups = orthonormaliser(G, setup.groups)
     G, c = T.T @ G @ T, T.T @ c
     setup = replace(setup, groups=groups)
-    if setup.adaptive:
-        setup = setup.adapted(np.linalg.lstsq(G, c, rcond=1e-10)[0])
-    lambdas = setup.grid(GramSolver(G, c, setup.groups).null().gradient)
+    steps = None
+    if setup.from_unpenalised:
+        whole = np.linalg.lstsq(G, c, rcond=1e-10)[0]
+        setup, steps = setup.adapted(whole), setup.linear_steps(whole)
     found = gram_path(
-        G, c, setup.penalty, setup.groups, lambdas=lambdas, algorithm=setup.algorithm, tol=setup.tol
+        G,
+        c,
+        setup.penalty,
+        setup.groups,
+        lambdas=setup.grid(GramSolver(G, c, setup.groups).null().gradient),
+        algorithm=setup.algorithm,
+        steps=steps,
+        tol=setup.tol,
     )
     b = (found.coefficients @ T.T) / scale
     a = units.mean + units.sd * mean[-1] - b @ mean[:-1]

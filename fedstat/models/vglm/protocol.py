@@ -7,15 +7,10 @@ the null model all weights are the same, so that the first Hessian is the plain 
 
 Between two Hessians the steps themselves tell of the curvature. Linear predictors at known coefficients are
 equations about the rows of an entity, too: as many as there are columns determine them. A path at which only
-the chosen fit is exact takes about a dozen; see :class:`Course`.
+the chosen fit is exact takes about a dozen; see :class:`~fedstat.models.vglm.course.Course`.
 
 Every weighted Gram makes as many equations about a column as there are columns: their number is bounded by
 the number of entities (:attr:`~fedstat.models.vglm.layout.Layout.most_grams`), here and at every institution.
-
-References
-----------
-Wang, H. and Leng, C. (2007). Unified LASSO estimation by least squares approximation. Journal of the American
-Statistical Association 102, 1039-1048.
 """
 
 from __future__ import annotations
@@ -30,26 +25,23 @@ from fedstat.errors import EstimationError
 from fedstat.federation.engine import Rounds
 from fedstat.inference.covariance import invert_information
 from fedstat.kernels.glm_family import FamilySpec
-from fedstat.kernels.penalised_gram import gram_path
-from fedstat.kernels.penalised_path import PenalisedPath, lambda_max
+from fedstat.kernels.penalised_path import lambda_max
 from fedstat.kernels.penalties import Penalty, Terms
 from fedstat.kernels.penalty_groups import Groups, orthonormaliser
-from fedstat.models.vglm.climb import MAXIMUM, Climb, Found, Point, Study, solve
+from fedstat.models.vglm.climb import MAXIMUM, Point, Study, solve
+from fedstat.models.vglm.course import Course
 from fedstat.models.vglm.debiased import DebiasedFit, debiased_fit
 from fedstat.models.vglm.fold_models import FoldFit, Folds, use_folds
 from fedstat.models.vglm.gram import Units, stage
 from fedstat.models.vglm.path import Path, Refit, Setup, to_units
 from fedstat.models.vglm.response_families import log_likelihood, own_units, pearson_scale
-from fedstat.typing import Bools, Floats, Ints
+from fedstat.typing import Bools, Floats
 
 FREE = Penalty("lasso")
 FARTHEST = 1e4
 """Scores this many times the tolerance are no maximum of a likelihood."""
-MOST_EXPANSIONS = 6
 PERFECT = 1e-6
 """Half the mean deviance at which a binary response counts as separated: its maximum is at infinity."""
-LOOSE = 1e-4
-"""Violation, as a share of lambda_max, of fits of a path that are not chosen."""
 Result = TypeVar("Result")
 
 
@@ -147,14 +139,18 @@ def fit_path(
     setup, H = replace(setup, groups=groups), study.turned(H)
     null_loss = first.loss
     first = replace(first, score=np.concatenate([first.score[:1], first.score[1:] @ study.T]))
-    if setup.adaptive:
-        (whole,) = yield from solve(study, [_free(layout.p)], first, H, 100.0 * study.tol)
-        setup = setup.adapted(whole.point.b[1:])
+    steps = None
+    if setup.from_unpenalised:
+        whole = yield from _whole(study, family, first, H)
+        setup, steps = setup.adapted(whole.b[1:]), setup.linear_steps(whole.b)
     null = yield from _null(study, setup, first, H)
     gradient = -null.score[1:]
-    course = Course(study, setup, setup.grid(gradient), units, select)
+    course = Course(study, setup, setup.grid(gradient), units, select, steps)
     course.scale = lambda_max(gradient, setup.penalty, setup.groups)
-    path, chosen, at = yield from (course.exact if exact else course.quadratic)(null, H)
+    start = null
+    if steps is not None and not exact and study.left > 0:
+        start, H = whole, (yield from study.hessian(whole))
+    path, chosen, at = yield from (course.exact if exact else course.quadratic)(start, H)
     fit = FoldFit(path, chosen, at, H)
     if further.folds is not None:
         study.left += further.folds.parts
@@ -173,142 +169,6 @@ def fit_path(
     return found, units, null_loss
 
 
-@dataclass(slots=True, eq=False)
-class Course:
-    """How a path is followed, and one of its fits chosen.
-
-    Parameters
-    ----------
-    study : Study
-    setup : Setup
-    lambdas : (L,) array
-    units : Units
-    select : callable
-        From the path to the place of the fit.
-    scale : float
-        lambda_max.
-    """
-
-    study: Study
-    setup: Setup
-    lambdas: Floats
-    units: Units
-    select: Callable[[Path], int]
-    scale: float = 1.0
-
-    @property
-    def unit(self) -> float:
-        """Violation at which a fit has converged."""
-        return self.setup.tol * (self.scale if self.scale > 0.0 else 1.0)
-
-    @property
-    def linearise(self) -> bool:
-        """Whether the penalty is reached by local linear approximation."""
-        return self.setup.algorithm == "lla" and not self.setup.penalty.convex
-
-    def problem(self, place: int) -> Terms:
-        """Return the penalty at one of the lambdas."""
-        return self.setup.penalty.at(float(self.lambdas[place]), with_intercept(self.setup.groups))
-
-    def exact(self, point: Point, H: Floats) -> Rounds[tuple[Path, int, Point]]:
-        """Solve at every lambda, from the largest on; then once more, to the tolerance, at the chosen one."""
-        problems = [self.problem(i) for i in range(len(self.lambdas))]
-        loose = self.unit * max(1.0, LOOSE / self.setup.tol)
-        found = yield from solve(self.study, problems, point, H, loose, self.linearise)
-        b, loss = np.array([one.point.b for one in found]), np.array([one.point.loss for one in found])
-        kkt = np.array([one.violation for one in found])
-        chosen = self.select(self.path(b, loss, kkt, LOOSE))
-        start = found[chosen].point
-        # The solution is near: the penalty itself, not its lasso, leads there.
-        (last,) = yield from solve(self.study, [self.problem(chosen)], start, H, self.unit)
-        b[chosen], loss[chosen], kkt[chosen] = last.point.b, last.point.loss, last.violation
-        return self.path(b, loss, kkt, LOOSE, chosen), chosen, last.point
-
-    def quadratic(self, point: Point, H: Floats) -> Rounds[tuple[Path, int, Point]]:
-        """Solve where the path of the quadratic model proposes, until it proposes what has been solved.
-
-        The model is that of the loss at the best of them (a least-squares approximation as in Wang and Leng
-        2007, at the solution itself). Its other fits cost nothing, and far from there they may be wrong:
-        what has been solved stands in the place of what the model says of it.
-        """
-        known, place = self._ends(point), 0
-        for _ in range(MOST_EXPANSIONS):
-            b, loss, kkt = self.model_path(point, H, known)
-            place = self.select(self.path(b, loss, kkt, self.setup.tol))
-            if place in known:
-                return self.path(b, loss, kkt, self.setup.tol, place), place, known[place].point
-            start = yield from self._start(b[place], place, known, point)
-            terms = self.problem(place)
-            climb = Climb(self.study, [terms], self._all, self.unit, start, H.copy(), self.linearise)
-            # The model was solved from its lasso: linearising there is the next step of the same kind.
-            climb.model = terms.linearised(start.b) if self.linearise else None
-            (known[place],) = yield from climb.climb()
-            point, H = known[place].point, climb.H
-            if self.study.left > 0 and len(self.lambdas) > 1:
-                H = yield from self.study.hessian(point)
-        # It would go on: what has been solved is the path.
-        solved = sorted(known)
-        self.lambdas = self.lambdas[solved]
-        found = [known[i] for i in solved]
-        b, loss = np.array([one.point.b for one in found]), np.array([one.point.loss for one in found])
-        kkt = np.array([one.violation for one in found])
-        place = self.select(self.path(b, loss, kkt, self.setup.tol))
-        return self.path(b, loss, kkt, self.setup.tol, place), place, found[place].point
-
-    @property
-    def _all(self) -> Ints:
-        return np.arange(self.study.layout.p + 1)
-
-    def _ends(self, null: Point) -> dict[int, Found]:
-        """Return what is solved at the start: the largest lambda, where it selects nothing."""
-        violation = self.problem(0).violation(null.b, -null.score)
-        return {0: Found(null, violation)} if violation <= self.unit else {}
-
-    def _start(self, b: Floats, place: int, known: Mapping[int, Found], last: Point) -> Rounds[Point]:
-        """Go to the model's fit, or where it is worse than the nearest solution, stay at that."""
-        if not known:
-            reached = yield from self.study.masked(self.study.evaluate(b))
-            return last if reached is None else reached
-        terms = self.problem(place)
-        best = min((one.point for one in known.values()), key=lambda at: at.loss + terms.value(at.b))
-        highest = best.loss + terms.value(best.b) - terms.value(b)
-        reached = yield from self.study.masked(self.study.evaluate(b, highest))
-        return best if reached is None else reached
-
-    def model_path(
-        self, point: Point, H: Floats, known: Mapping[int, Found]
-    ) -> tuple[Floats, Floats, Floats]:
-        """Coefficients (L, p + 1), losses and violations (L,) of the quadratic model, save what is known."""
-        found = gram_path(
-            H,
-            H @ point.b + point.score,
-            self.setup.penalty,
-            with_intercept(self.setup.groups),
-            lambdas=self.lambdas,
-            algorithm=self.setup.algorithm,
-            tol=self.setup.tol,
-        )
-        b = found.coefficients.copy()
-        d = b - point.b
-        loss = point.loss - d @ point.score + np.einsum("li,ij,lj->l", d, H, d) / 2.0
-        kkt = np.full(len(b), np.nan)
-        for i, one in known.items():
-            b[i], loss[i], kkt[i] = one.point.b, one.point.loss, one.violation
-        return b, loss, kkt
-
-    def path(self, b: Floats, loss: Floats, violation: Floats, tol: float, chosen: int | None = None) -> Path:
-        """Bring fits of the path to the units of the data; the chosen one has to meet the tolerance."""
-        kkt = violation / (self.scale if self.scale > 0.0 else 1.0)
-        tols = np.full(len(b), tol)
-        if chosen is not None:
-            tols[chosen] = self.setup.tol
-        converged = ~(kkt > tols)
-        iterations = np.zeros(len(b), dtype=np.int64)
-        fits = PenalisedPath(self.lambdas, b[:, 1:], loss, iterations, kkt, converged, self.scale)
-        b = self.study.unit * b
-        return Path.of(fits, b[:, 1:] @ self.study.T.T, b[:, 0], self.units, self.setup.groups)
-
-
 def _intercept_alone(study: Study, family: FamilySpec, units: Units) -> Rounds[Point]:
     """Go to the mean response, the estimate of an intercept whatever family and link are."""
     b = np.zeros(study.layout.p + 1)
@@ -319,6 +179,22 @@ def _intercept_alone(study: Study, family: FamilySpec, units: Units) -> Rounds[P
     study.unit, size = own_units(family, first.residual, first.weight)
     study.tol = MAXIMUM * size
     return replace(first, b=first.b / study.unit, score=first.score * study.unit)
+
+
+def _whole(study: Study, family: FamilySpec, first: Point, H: Floats) -> Rounds[Point]:
+    """Maximise the likelihood without a penalty."""
+    (whole,) = yield from solve(study, [_free(study.layout.p)], first, H, 100.0 * study.tol)
+    if _separated(family, whole.point) or not whole.violation <= FARTHEST * study.tol:
+        raise EstimationError(
+            f"the {study.layout.p} columns have no estimate without a penalty: half the mean deviance is "
+            f"{whole.point.loss:.1e}, the score {whole.violation:.1e}. Leave out adaptive and steps, which "
+            "start from it, or use fewer columns"
+        )
+    return whole.point
+
+
+def _separated(family: FamilySpec, at: Point) -> bool:
+    return family.name == "Binomial" and at.loss < PERFECT
 
 
 def _null(study: Study, setup: Setup, first: Point, H: Floats) -> Rounds[Point]:
@@ -339,15 +215,6 @@ def _null(study: Study, setup: Setup, first: Point, H: Floats) -> Rounds[Point]:
 def _free(p: int) -> Terms:
     """No penalty on an intercept and p coefficients."""
     return FREE.at(0.0, Groups.single(p + 1))
-
-
-def with_intercept(groups: Groups) -> Groups:
-    """Put a group without a penalty before the others."""
-    return Groups(
-        np.concatenate([[0], groups.starts + 1]),
-        np.concatenate([[0.0], groups.weights]),
-        np.concatenate([[1.0], groups.multipliers]),
-    )
 
 
 def refit_apart(study: Study, support: Bools, family: FamilySpec) -> Rounds[Refit | None]:
@@ -371,8 +238,7 @@ def refit_support(
     moving = np.abs(study.T[support]).max(axis=0, initial=0.0) > 0.0
     at = np.concatenate([[0], 1 + np.flatnonzero(moving)])
     (found,) = yield from solve(study, [_free(len(at) - 1)], start, H, study.tol, at=at)
-    perfect = family.name == "Binomial" and found.point.loss < PERFECT
-    if perfect or not found.violation <= FARTHEST * study.tol:
+    if _separated(family, found.point) or not found.violation <= FARTHEST * study.tol:
         raise EstimationError(
             f"the {len(at) - 1} columns of the chosen fit have no estimate without a penalty: half the mean "
             f"deviance is {found.point.loss:.1e}, the score {found.violation:.1e}; they may separate the "

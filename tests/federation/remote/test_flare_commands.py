@@ -324,7 +324,9 @@ def test_a_site_that_stops_is_named_and_left_out(served, here, capsys):
     assert "No analysis was open" in told(capsys, "federation", "stop", study)
     with fs.ClientPartition.connect(study, without=["south"]) as partition:
         assert fs.GLORE.from_formula(FORMULA, partition).fit().nobs == len(here.rows["north"])
-    wait_for(capsys, "south         not connected", "federation", "status", study)  # the server forgets slowly
+    wait_for(
+        capsys, "south         not connected", "federation", "status", study
+    )  # the server forgets slowly
     assert "none is open" in told(capsys, "federation", "status", study, code=1)
     assert "not connected to the server: south" in told(
         capsys, "federation", "test", study, "--timeout", "1", code=1

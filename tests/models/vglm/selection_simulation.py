@@ -33,6 +33,12 @@ from fedstat.kernels.penalty_groups import Groups
 TABLE = Path(__file__).parents[2] / "benchmarks" / "results" / "vglm_simulation.csv"
 FAMILIES = {"normal": sm.families.Gaussian(), "binomial": sm.families.Binomial()}
 SCALES = {"standardised": True, "as drawn": False}
+METHODS = {
+    "VerticalGLM, scad": {},
+    "VerticalGLM, scad, two steps": {"steps": 2},
+    "VerticalGLM, scad with ridge, two steps": {"steps": 2, "alpha": 0.94},
+}
+OTHERS = {"VerticalGLM, mcp": {"penalty": "mcp"}, "VerticalGLM, lasso": {"penalty": "lasso"}}
 CASES = [*product(SCALES, FAMILIES, (1_000, 3_000, 5_000))]
 CASE = ["columns", "family", "n"]
 COMPARED = 20
@@ -53,11 +59,11 @@ def judge(b, truth):
     }
 
 
-def vertical(data, family, penalty="scad"):
+def vertical(data, family, steps=None, **options):
     """Fit over the five clients, and choose by BIC."""
     partition = fs.ClientPartition.from_frames(data.frames, on=data.key)
-    model = fs.VerticalGLM.from_formula("y ~ .", partition, family=FAMILIES[family], penalty=penalty)
-    result = model.fit(select="bic")
+    model = fs.VerticalGLM.from_formula("y ~ .", partition, family=FAMILIES[family], **options)
+    result = model.fit(select="bic", steps=steps)
     used = {"rounds": result.ledger.rounds, "megabytes": result.ledger.bytes / 1e6}
     return result.params[data.truth.index].to_numpy(), used | {"converged": result.converged}
 
@@ -123,11 +129,11 @@ def run_one(scale, family, n, seed):
             | {"seed": seed, "method": method, **judge(b, truth), "seconds": seconds, **more}
         )
 
-    others = ("mcp", "lasso") if family == "normal" and seed < COMPARED else ()
-    for penalty in ("scad", *others):
+    others = OTHERS if family == "normal" and seed < COMPARED else {}
+    for method, options in (METHODS | others).items():
         began = time.process_time()
-        b, more = vertical(data, family, penalty)
-        add(f"VerticalGLM, {penalty}, BIC", b, time.process_time() - began, **more)
+        b, more = vertical(data, family, **options)
+        add(f"{method}, BIC", b, time.process_time() - began, **more)
     if seed < COMPARED:
         for criterion, b in pooled_paths(data, family, crossed=family == "binomial" and n == 1_000).items():
             add(f"Original-C, scad, {criterion}", b)

@@ -1,0 +1,194 @@
+"""How a path is followed where every point takes rounds, and one of its fits is chosen.
+
+References
+----------
+Wang, H. and Leng, C. (2007). Unified LASSO estimation by least squares approximation. Journal of the American
+Statistical Association 102, 1039-1048.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fedstat.federation.engine import Rounds
+from fedstat.kernels.penalised_gram import gram_path
+from fedstat.kernels.penalised_path import LinearSteps, PenalisedPath
+from fedstat.kernels.penalties import Terms
+from fedstat.kernels.penalty_groups import Groups
+from fedstat.models.vglm.climb import Climb, Found, Point, Study, solve
+from fedstat.models.vglm.gram import Units
+from fedstat.models.vglm.path import Path, Setup
+from fedstat.typing import Floats, Ints
+
+MOST_EXPANSIONS = 6
+LOOSE = 1e-4
+"""Violation, as a share of lambda_max, of fits of a path that are not chosen."""
+
+
+@dataclass(slots=True, eq=False)
+class Course:
+    """How a path is followed, and one of its fits chosen.
+
+    Parameters
+    ----------
+    study : Study
+    setup : Setup
+    lambdas : (L,) array
+    units : Units
+    select : callable
+        From the path to the place of the fit.
+    steps : LinearSteps or None
+        Local linear approximations from the unpenalised fit, if these are taken.
+    scale : float
+        lambda_max.
+    """
+
+    study: Study
+    setup: Setup
+    lambdas: Floats
+    units: Units
+    select: Callable[[Path], int]
+    steps: LinearSteps | None = None
+    scale: float = 1.0
+
+    @property
+    def unit(self) -> float:
+        """Violation at which a fit has converged."""
+        return self.setup.tol * (self.scale if self.scale > 0.0 else 1.0)
+
+    @property
+    def linearise(self) -> bool:
+        """Whether the penalty is reached by local linear approximation."""
+        return self.setup.algorithm == "lla" and not self.setup.penalty.convex
+
+    def problem(self, place: int) -> Terms:
+        """Return the penalty at one of the lambdas."""
+        return self.setup.penalty.at(float(self.lambdas[place]), with_intercept(self.setup.groups))
+
+    def exact(self, point: Point, H: Floats) -> Rounds[tuple[Path, int, Point]]:
+        """Solve at every lambda, from the largest on; then once more, to the tolerance, at the chosen one."""
+        problems = [self.problem(i) for i in range(len(self.lambdas))]
+        loose = self.unit * max(1.0, LOOSE / self.setup.tol)
+        found = yield from solve(self.study, problems, point, H, loose, self.linearise, only=self.steps)
+        b, loss = np.array([one.point.b for one in found]), np.array([one.point.loss for one in found])
+        kkt = np.array([one.violation for one in found])
+        chosen = self.select(self.path(b, loss, kkt, LOOSE))
+        start = found[chosen].point
+        last = yield from self.again(chosen, start, H)
+        b[chosen], loss[chosen], kkt[chosen] = last.point.b, last.point.loss, last.violation
+        return self.path(b, loss, kkt, LOOSE, chosen), chosen, last.point
+
+    def again(self, place: int, near: Point, H: Floats) -> Rounds[Found]:
+        """Solve one of the problems, to the tolerance, from a point that is near."""
+        # The penalty itself, not its lasso, leads there; unless the lasso is what is wanted.
+        linearise = self.linearise and self.steps is not None
+        problem = [self.problem(place)]
+        (found,) = yield from solve(self.study, problem, near, H, self.unit, linearise, only=self.steps)
+        return found
+
+    def quadratic(self, point: Point, H: Floats) -> Rounds[tuple[Path, int, Point]]:
+        """Solve where the path of the quadratic model proposes, until it proposes what has been solved.
+
+        The model is that of the loss at the best of them (a least-squares approximation as in Wang and Leng
+        2007, at the solution itself). Its other fits cost nothing, and far from there they may be wrong:
+        what has been solved stands in the place of what the model says of it.
+        """
+        known = self._ends(point) if self.steps is None else {}
+        for _ in range(MOST_EXPANSIONS):
+            b, loss, kkt = self.model_path(point, H, known)
+            place = self.select(self.path(b, loss, kkt, self.setup.tol))
+            if place in known:
+                return self.path(b, loss, kkt, self.setup.tol, place), place, known[place].point
+            start = yield from self._start(b[place], place, known, point)
+            terms = self.problem(place)
+            climb = Climb(
+                self.study, [terms], self._all, self.unit, start, H.copy(), self.linearise, self.steps
+            )
+            if self.linearise and self.steps is None:
+                # The model was solved from its lasso: linearising there is the next step of the same kind.
+                climb.model = terms.linearised(start.b)
+            (known[place],) = yield from climb.climb()
+            point, H = known[place].point, climb.H
+            if self.study.left > 0 and len(self.lambdas) > 1:
+                H = yield from self.study.hessian(point)
+        # It would go on: what has been solved is the path.
+        solved = sorted(known)
+        self.lambdas = self.lambdas[solved]
+        found = [known[i] for i in solved]
+        b, loss = np.array([one.point.b for one in found]), np.array([one.point.loss for one in found])
+        kkt = np.array([one.violation for one in found])
+        place = self.select(self.path(b, loss, kkt, self.setup.tol))
+        return self.path(b, loss, kkt, self.setup.tol, place), place, found[place].point
+
+    @property
+    def _all(self) -> Ints:
+        return np.arange(self.study.layout.p + 1)
+
+    def _ends(self, null: Point) -> dict[int, Found]:
+        """Return what is solved at the start: the largest lambda, where it selects nothing."""
+        violation = self.problem(0).violation(null.b, -null.score)
+        return {0: Found(null, violation)} if violation <= self.unit else {}
+
+    def _start(self, b: Floats, place: int, known: Mapping[int, Found], last: Point) -> Rounds[Point]:
+        """Go to the model's fit, or where it is worse than the nearest solution, stay at that."""
+        if not known:
+            reached = yield from self.study.masked(self.study.evaluate(b))
+            return last if reached is None else reached
+        terms = self.problem(place)
+        best = min((one.point for one in known.values()), key=lambda at: at.loss + terms.value(at.b))
+        highest = best.loss + terms.value(best.b) - terms.value(b)
+        reached = yield from self.study.masked(self.study.evaluate(b, highest))
+        return best if reached is None else reached
+
+    def over(self, point: Point, H: Floats) -> Course:
+        """Return the course of other entities, whose unpenalised fit is that of their quadratic model."""
+        if self.steps is None:
+            return self
+        whole = point.b + np.linalg.lstsq(H, point.score, rcond=1e-10)[0]
+        return replace(self, steps=replace(self.steps, start=whole))
+
+    def model_path(
+        self, point: Point, H: Floats, known: Mapping[int, Found]
+    ) -> tuple[Floats, Floats, Floats]:
+        """Coefficients (L, p + 1), losses and violations (L,) of the quadratic model, save what is known."""
+        found = gram_path(
+            H,
+            H @ point.b + point.score,
+            self.setup.penalty,
+            with_intercept(self.setup.groups),
+            lambdas=self.lambdas,
+            algorithm=self.setup.algorithm,
+            steps=self.steps,
+            tol=self.setup.tol,
+        )
+        b = found.coefficients.copy()
+        d = b - point.b
+        loss = point.loss - d @ point.score + np.einsum("li,ij,lj->l", d, H, d) / 2.0
+        kkt = np.full(len(b), np.nan)
+        for i, one in known.items():
+            b[i], loss[i], kkt[i] = one.point.b, one.point.loss, one.violation
+        return b, loss, kkt
+
+    def path(self, b: Floats, loss: Floats, violation: Floats, tol: float, chosen: int | None = None) -> Path:
+        """Bring fits of the path to the units of the data; the chosen one has to meet the tolerance."""
+        kkt = violation / (self.scale if self.scale > 0.0 else 1.0)
+        tols = np.full(len(b), tol)
+        if chosen is not None:
+            tols[chosen] = self.setup.tol
+        converged = ~(kkt > tols)
+        iterations = np.zeros(len(b), dtype=np.int64)
+        fits = PenalisedPath(self.lambdas, b[:, 1:], loss, iterations, kkt, converged, self.scale)
+        b = self.study.unit * b
+        return Path.of(fits, b[:, 1:] @ self.study.T.T, b[:, 0], self.units, self.setup.groups)
+
+
+def with_intercept(groups: Groups) -> Groups:
+    """Put a group without a penalty before the others."""
+    return Groups(
+        np.concatenate([[0], groups.starts + 1]),
+        np.concatenate([[0.0], groups.weights]),
+        np.concatenate([[1.0], groups.multipliers]),
+    )

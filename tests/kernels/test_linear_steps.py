@@ -1,0 +1,112 @@
+"""Steps of local linear approximation from an estimate: lassos with weights, written out by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import statsmodels.api as sm
+
+from fedstat.kernels.glm import Rows
+from fedstat.kernels.glm_family import FamilySpec
+from fedstat.kernels.penalised_glm import glm_path
+from fedstat.kernels.penalised_gram import gram_path
+from fedstat.kernels.penalised_path import LinearSteps
+from fedstat.kernels.penalties import Penalty
+from fedstat.kernels.penalty_groups import Groups
+
+LASSO = Penalty("lasso")
+LAMBDAS = np.array([0.4, 0.2, 0.1, 0.05])
+
+
+def scad_slope(b, lam, a=3.7):
+    """Derivative of SCAD (Fan and Li 2001, equation 2.7), over lambda."""
+    t = np.abs(b)
+    return np.where(t <= lam, 1.0, np.clip(a * lam - t, 0.0, None) / ((a - 1.0) * lam))
+
+
+def mcp_slope(b, lam, a=3.0):
+    return np.clip(1.0 - np.abs(b) / (a * lam), 0.0, None)
+
+
+SLOPES = {"scad": scad_slope, "mcp": mcp_slope}
+
+
+@pytest.fixture(scope="module")
+def rows():
+    rng = np.random.default_rng(5)
+    X = rng.normal(size=(400, 8)) + 0.5 * rng.normal(size=(400, 1))
+    X = (X - X.mean(axis=0)) / X.std(axis=0)
+    b = np.array([0.9, -0.7, 0.4, 0.25, 0.0, 0.0, 0.1, 0.0])
+    return X, X @ b + rng.normal(size=400), (rng.random(400) < 1.0 / (1.0 + np.exp(-X @ b))).astype(float)
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+@pytest.mark.parametrize("penalty", SLOPES)
+def test_least_squares(rows, penalty, number):
+    X, y, _ = rows
+    G, c = X.T @ X / len(y), X.T @ y / len(y)
+    start = np.linalg.solve(G, c)
+    steps = LinearSteps(start, number)
+    path = gram_path(
+        G,
+        c,
+        Penalty(penalty),
+        Groups.single(8),
+        lambdas=LAMBDAS,
+        algorithm="lla",
+        steps=steps,
+        tol=1e-12,
+    )
+    for lam, found in zip(LAMBDAS, path.coefficients, strict=True):
+        b = start
+        for _ in range(number):
+            weights = SLOPES[penalty](b, lam)
+            (b,) = gram_path(
+                G, c, LASSO, Groups.single(8, weights), lambdas=np.array([lam]), tol=1e-13
+            ).coefficients
+        np.testing.assert_allclose(found, b, atol=1e-10)
+    assert path.converged.all() and (path.coefficients == 0.0).any()
+
+
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("penalty", SLOPES)
+def test_a_binary_response(rows, penalty, number):
+    X, _, y = rows
+    Z, free = np.column_stack([np.ones(len(y)), X]), [0.0]
+    start = sm.GLM(y, Z, family=sm.families.Binomial()).fit(tol=1e-14).params
+    data, spec = Rows(Z, y), FamilySpec.of(sm.families.Binomial())
+    groups = Groups.single(9, np.r_[free, np.ones(8)])
+    steps = LinearSteps(start, number)
+    given = {"lambdas": LAMBDAS, "algorithm": "lla", "steps": steps, "tol": 1e-11}
+    path = glm_path(data, spec, Penalty(penalty), groups, **given)
+    for lam, found in zip(LAMBDAS, path.coefficients, strict=True):
+        b = start
+        for _ in range(number):
+            weighted = Groups.single(9, np.r_[free, SLOPES[penalty](b[1:], lam)])
+            (b,) = glm_path(data, spec, LASSO, weighted, lambdas=np.array([lam]), tol=1e-11).coefficients
+        np.testing.assert_allclose(found, b, atol=1e-8)
+    assert path.converged.all()
+
+
+def test_the_certificate_is_that_of_the_last_lasso(rows):
+    X, y, _ = rows
+    G, c = X.T @ X / len(y), X.T @ y / len(y)
+    start, lam = np.linalg.solve(G, c), 0.2
+    given = {"lambdas": np.array([lam]), "algorithm": "lla", "tol": 1e-10}
+    one = gram_path(G, c, Penalty("scad"), Groups.single(8), steps=LinearSteps(start, 1), **given)
+    (b,) = one.coefficients
+    slack = np.abs(c - G @ b) - lam * scad_slope(start, lam)
+    assert np.abs(slack[b != 0.0]).max() < 1e-9 and slack.max() < 1e-9
+    fixed = gram_path(G, c, Penalty("scad"), Groups.single(8), **given)
+    assert np.abs(fixed.coefficients - b).max() > 1e-3, "one step ends before the fixed point"
+
+
+def test_a_convex_penalty_has_nothing_to_approximate(rows):
+    X, y, _ = rows
+    G, c = X.T @ X / len(y), X.T @ y / len(y)
+    given = {"lambdas": LAMBDAS, "algorithm": "lla"}
+    steps = LinearSteps(np.linalg.solve(G, c), 1)
+    ours = gram_path(G, c, LASSO, Groups.single(8), steps=steps, **given)
+    np.testing.assert_array_equal(
+        ours.coefficients, gram_path(G, c, LASSO, Groups.single(8), **given).coefficients
+    )
