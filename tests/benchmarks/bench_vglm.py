@@ -1,7 +1,8 @@
 """Seconds of penalised paths beside pooled peers; rounds and bytes of the two exchanges of VerticalGLM.
 
-Every figure comes from a process of its own with one thread, on data that were drawn beforehand. The peer,
-pycasso, sees all rows in one place; it may live in another environment:
+Every figure comes from a process of its own with one thread, on data that were drawn beforehand. The peers,
+glmnet of R and pycasso, see all rows in one place. pycasso may live in another environment; a peer that is
+not installed is left out:
 
     python tests/benchmarks/bench_vglm.py                        all, and writes results/vglm.md
     FEDSTAT_PEERS=/other/bin/python python tests/benchmarks/bench_vglm.py logistic
@@ -12,17 +13,36 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import tempfile
 from datetime import date
+from importlib import metadata, util
 from pathlib import Path
 
 from clock import Clock
 
 ROWS, COLUMNS, LAMBDAS, RATIO = 20_000, 200, 50, 1e-2
-REPEATS = 3
-PRECISIONS = (1e-4, 1e-5)
+REPEATS, TURNS = 3, 2
+"""Fits of a kind in a process, and processes: programs take turns, so that a busy spell meets them all."""
+
+TOLERANCES = {
+    "fedstat": ("1e-3", "1e-4", "1e-5", "1e-7"),
+    "pycasso": ("1e-4", "1e-5"),
+    "glmnet": ("1e-7", "1e-8", "1e-9", "1e-10", "1e-11"),
+}
+"""Each program's own measure: an objective compares them. The default of fedstat and glmnet is 1e-7."""
+
+TIGHT = 1e-10
+"""Tolerance of fedstat for the objectives that all others are compared with."""
+
+LIKE = 10.0
+"""A peer is about as accurate where its excess of the objective is at most so many times as large."""
+
+ALGORITHMS = {"gaussian": ("covariance", "naive"), "binomial": ("Newton", "modified.Newton")}
+"""Those of glmnet, its default first."""
+
 RESULTS = Path(__file__).parent / "results" / "vglm.md"
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 
@@ -36,9 +56,11 @@ def draw():
     X = (X - X.mean(axis=0)) / X.std(axis=0)
     eta = X[:, :20] @ (0.3 * (-1.0) ** np.arange(20))
     binary = (rng.random(ROWS) < 1.0 / (1.0 + np.exp(-eta))).astype(float)
-    largest = np.abs(X.T @ (binary - binary.mean())).max() / ROWS
-    lambdas = largest * RATIO ** (np.arange(LAMBDAS) / (LAMBDAS - 1))
-    return {"X": X, "normal": eta + rng.normal(size=ROWS), "binary": binary, "lambdas": lambdas}
+    held = {"X": X, "gaussian": eta + rng.normal(size=ROWS), "binomial": binary}
+    for family in ("gaussian", "binomial"):
+        largest = np.abs(X.T @ (held[family] - held[family].mean())).max() / ROWS
+        held[f"{family} lambdas"] = largest * RATIO ** (np.arange(LAMBDAS) / (LAMBDAS - 1))
+    return held
 
 
 # ---- in a process of its own ---------------------------------------------------------------------
@@ -51,6 +73,15 @@ def load(file):
         return {name: held[name] for name in held.files}
 
 
+def sums_of_products(X, y):
+    """As every client forms them; (p, p) and (p,), over N."""
+    import numpy as np
+
+    from fedstat.kernels.rows import column_sums, gram
+
+    return gram(X, np.ones(ROWS)) / ROWS, column_sums(X, y) / ROWS
+
+
 def gram(file):
     """Sums of products, and the paths that follow from them."""
     import numpy as np
@@ -60,9 +91,9 @@ def gram(file):
     from fedstat.kernels.penalty_groups import Groups
 
     data, clock = load(file), Clock()
-    X, y = data["X"], data["normal"] - data["normal"].mean()
+    X, y = data["X"], data["gaussian"] - data["gaussian"].mean()
     for _ in range(REPEATS + 1):
-        G, c = clock.time("sums of products", lambda: (X.T @ X / ROWS, X.T @ y / ROWS))
+        G, c = clock.time("sums of products", sums_of_products, X, y)
         for penalty in ("lasso", "scad", "mcp"):
             call = (G, c, Penalty(penalty), Groups.single(COLUMNS))
             clock.time(penalty, gram_path, *call, size=LAMBDAS, ratio=RATIO, algorithm="descent")
@@ -71,22 +102,17 @@ def gram(file):
     return {"stages": {name: rows[1:] for name, rows in clock.stages.items()}, "p": int(np.shape(G)[0])}
 
 
-def objectives(losses, coefficients, lambdas):
-    """Objective of the lasso at each lambda."""
-    import numpy as np
-
-    return (np.asarray(losses) + lambdas * np.abs(coefficients).sum(axis=1)).tolist()
-
-
-def logistic_losses(X, y, intercepts, coefficients):
+def objectives(family, X, y, intercepts, coefficients, lambdas):
+    """Objective of the lasso at each lambda: half the mean deviance and the penalty."""
     import numpy as np
 
     eta = intercepts[:, None] + coefficients @ X.T
-    return np.mean(np.logaddexp(0.0, eta) - y * eta, axis=1)
+    half_deviance = (y - eta) ** 2 / 2.0 if family == "gaussian" else np.logaddexp(0.0, eta) - y * eta
+    return (half_deviance.mean(axis=1) + lambdas * np.abs(coefficients).sum(axis=1)).tolist()
 
 
-def fedstat_kernel(file):
-    """The kernel that one client with all rows runs."""
+def lasso_from_rows(X, y, lambdas, tol):
+    """The kernel that one client with all rows runs; (L,) and (L, p)."""
     import numpy as np
     import statsmodels.api as sm
 
@@ -96,43 +122,87 @@ def fedstat_kernel(file):
     from fedstat.kernels.penalties import Penalty
     from fedstat.kernels.penalty_groups import Groups
 
-    data, clock, found = load(file), Clock(), {}
-    X, y, lambdas = data["X"], data["binary"], data["lambdas"]
     groups = Groups.single(COLUMNS + 1, np.r_[0.0, np.ones(COLUMNS)])
-    spec = FamilySpec.of(sm.families.Binomial())
+    rows, spec = Rows(np.column_stack([np.ones(ROWS), X]), y), FamilySpec.of(sm.families.Binomial())
+    b = glm_path(rows, spec, Penalty("lasso"), groups, lambdas=lambdas, tol=tol).coefficients
+    return b[:, 0], b[:, 1:]
 
-    def fit(tol):
-        rows = Rows(np.column_stack([np.ones(ROWS), X]), y)
-        return glm_path(rows, spec, Penalty("lasso"), groups, lambdas=lambdas, tol=tol)
 
-    for tol in PRECISIONS:
-        fit(tol)
+def lasso_from_sums(X, y, lambdas, tol):
+    """Sums of products about the means, and the path that follows from them; (L,) and (L, p)."""
+    import numpy as np
+
+    from fedstat.kernels.penalised_gram import gram_path
+    from fedstat.kernels.penalties import Penalty
+    from fedstat.kernels.penalty_groups import Groups
+
+    mean, level = X.mean(axis=0), y.mean()
+    G, c = sums_of_products(X, y)
+    G, c = G - np.outer(mean, mean), c - level * mean
+    b = gram_path(G, c, Penalty("lasso"), Groups.single(COLUMNS), lambdas=lambdas, tol=tol).coefficients
+    return level - b @ mean, b
+
+
+def fedstat(file, family):
+    fit = {"gaussian": lasso_from_sums, "binomial": lasso_from_rows}[family]
+    data, clock = load(file), Clock()
+    X, y, lambdas = data["X"], data[family], data[f"{family} lambdas"]
+    found = {"tight": objectives(family, X, y, *fit(X, y, lambdas, TIGHT), lambdas)}
+    for tol in TOLERANCES["fedstat"]:
         for _ in range(REPEATS):
-            b = clock.time(str(tol), fit, tol).coefficients
-        found[str(tol)] = objectives(logistic_losses(X, y, b[:, 0], b[:, 1:]), b[:, 1:], lambdas)
-    return {"stages": clock.stages, "objective": found}
+            path = clock.time(tol, fit, X, y, lambdas, float(tol))
+        found[tol] = objectives(family, X, y, *path, lambdas)
+    return {"name": "fedstat", "stages": clock.stages, "objective": found}
 
 
-def pycasso(file):
+def pycasso(file, family):
+    """The same by pycasso; None where it is not installed."""
+    if util.find_spec("pycasso") is None:
+        return None
     import numpy as np
     from pycasso import Solver
 
     data, clock, found = load(file), Clock(), {}
-    X, y, lambdas = data["X"], data["binary"], data["lambdas"]
+    X, y, lambdas = data["X"], data[family], data[f"{family} lambdas"]
 
     def fit(prec):
-        solver = Solver(
-            X, y, family="binomial", penalty="l1", lambdas=lambdas.copy(), prec=prec, useintercept=True
-        )
+        options = {"prec": prec, "useintercept": True, "standardize": False}
+        solver = Solver(X, y, family=family, penalty="l1", lambdas=lambdas.copy(), **options)
         solver.train()
         return solver.coef()
 
-    for prec in PRECISIONS:
+    for prec in TOLERANCES["pycasso"]:
         for _ in range(REPEATS):
-            path = clock.time(str(prec), fit, prec)
+            path = clock.time(prec, fit, float(prec))
         b, a = np.asarray(path["beta"]), np.asarray(path["intercept"])
-        found[str(prec)] = objectives(logistic_losses(X, y, a, b), b, lambdas[: len(b)])
-    return {"stages": clock.stages, "objective": found}
+        found[prec] = objectives(family, X, y, a, b, lambdas[: len(b)])
+    name = f"pycasso {metadata.version('pycasso')}"
+    return {"name": name, "stages": clock.stages, "objective": found}
+
+
+def glmnet(file, family, algorithm):
+    """The same by glmnet, whose seconds R takes; None where it is not installed."""
+    import numpy as np
+
+    here = shutil.which("Rscript")
+    if here is None or subprocess.run([here, "-e", "library(glmnet)"], capture_output=True).returncode:
+        return None
+    data, stages, found = load(file), {}, {}
+    X, y, lambdas = data["X"], data[family], data[f"{family} lambdas"]
+    with tempfile.TemporaryDirectory() as folder:
+        for name, array in {"X": X.T, "y": y, "lambdas": lambdas}.items():
+            np.ascontiguousarray(array, dtype=np.float64).tofile(Path(folder) / name)
+        sizes, options = (ROWS, COLUMNS), (family, algorithm, REPEATS, ",".join(TOLERANCES["glmnet"]))
+        command = [here, Path(__file__).with_name("glmnet_peer.R"), folder, *sizes, *options]
+        done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=True)
+        version, *lines = done.stdout.splitlines()
+        for line in lines:
+            thresh, cpu, wall = line.split()
+            stages.setdefault(thresh, []).append({"cpu": float(cpu), "wall": float(wall)})
+        for thresh in stages:
+            b = np.fromfile(Path(folder) / thresh).reshape(LAMBDAS, 1 + COLUMNS)
+            found[thresh] = objectives(family, X, y, b[:, 0], b[:, 1:], lambdas)
+    return {"name": f"glmnet {version.strip()}, {algorithm}", "stages": stages, "objective": found}
 
 
 def exchange(file, family, how, eps):
@@ -199,28 +269,82 @@ def linear_table(file):
     ]
 
 
-def logistic_table(file):
+def take_turns(file, family):
+    """Runs of all programs by name, the stages of all turns together; None for one that is not installed."""
+    python, runs = os.environ.get("FEDSTAT_PEERS", sys.executable), {}
+    for _ in range(TURNS):
+        turn = {"fedstat": in_a_process("fedstat", file, family)}
+        turn["pycasso"] = in_a_process("pycasso", file, family, python=python)
+        for algorithm in ALGORITHMS[family]:
+            turn[f"glmnet, {algorithm}"] = in_a_process("glmnet", file, family, algorithm)
+        for name, run in turn.items():
+            for stage, rows in (runs.get(name) or {"stages": {}})["stages"].items():
+                run["stages"][stage] += rows
+        runs = turn
+    return runs
+
+
+def excesses(runs):
+    """Largest excess of the objective over the least of all runs, by program and tolerance."""
     import numpy as np
 
-    runs = {
-        "fedstat": in_a_process("fedstat_kernel", file),
-        "pycasso": in_a_process("pycasso", file, python=os.environ.get("FEDSTAT_PEERS", sys.executable)),
+    every = [values for run in runs.values() if run for values in run["objective"].values()]
+    # A path that a peer cut short is compared as far as it goes.
+    solved = min(map(len, every))
+    floor = np.min([values[:solved] for values in every], axis=0)
+    return {
+        (name, tol): float(np.max(np.subtract(run["objective"][tol][:solved], floor)))
+        for name, run in runs.items()
+        if run
+        for tol in run["stages"]
     }
-    solved = min(len(values) for run in runs.values() for values in run["objective"].values())
-    every = [values[:solved] for run in runs.values() for values in run["objective"].values()]
-    floor, fastest = np.min(every, axis=0), least(runs["pycasso"], str(PRECISIONS[0]))
+
+
+def beside(seconds, others):
+    return f"{seconds / min(others):.2f}" if others else "no peer"
+
+
+def peer_table(file, family):
+    """Seconds of the lasso, beside the fastest peer, and beside the fastest that is about as accurate."""
+    runs = take_turns(file, family)
+    excess = excesses(runs)
+    seconds = {at: least(runs[at[0]], at[1]) for at in excess}
+    peers = {at: cpu for at, cpu in seconds.items() if at[0] != "fedstat"}
     lines = [
+        "Largest excess: of the objective above the least that any run reached at the same lambda, over all "
+        f"lambdas. About as accurate: a peer whose largest excess is at most {LIKE:.0f} times as large. "
+        "Tolerances of different programs do not mean the same. CPU seconds are those of the fastest of "
+        f"{REPEATS * TURNS} fits.",
+        "",
+        "| | tolerance | CPU s | largest excess | beside the fastest peer | "
+        "beside the fastest that is about as accurate |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for (name, tol), above in excess.items():
+        cpu = seconds[name, tol]
+        like = [other for at, other in peers.items() if excess[at] <= LIKE * above]
+        shares = [beside(cpu, peers.values()), beside(cpu, like) if name == "fedstat" else ""]
+        lines.append(f"| {runs[name]['name']} | {tol} | {cpu:.2f} | {above:.1e} | {' | '.join(shares)} |")
+    absent = [name for name, run in runs.items() if run is None]
+    return lines + [f"| {name} | | not installed | | | |" for name in absent]
+
+
+def gaussian_table(file):
+    return [
+        f"## Lasso of the normal family: {LAMBDAS} lambdas, {ROWS:,} rows, {COLUMNS} columns, from rows",
+        "",
+        "The seconds of fedstat are those of the sums of products (above) and of the path.",
+        "",
+        *peer_table(file, "gaussian"),
+    ]
+
+
+def logistic_table(file):
+    return [
         f"## Logistic lasso: {LAMBDAS} lambdas, {ROWS:,} rows, {COLUMNS} columns, all at one client",
         "",
-        "| | tolerance | CPU s | beside the peer's default | largest excess of the objective |",
-        "| --- | --- | --- | --- | --- |",
+        *peer_table(file, "binomial"),
     ]
-    for name, run in runs.items():
-        for tol in PRECISIONS:
-            seconds = least(run, str(tol))
-            above = np.max(np.subtract(run["objective"][str(tol)][:solved], floor))
-            lines.append(f"| {name} | {tol:.0e} | {seconds:.2f} | {seconds / fastest:.2f} | {above:.1e} |")
-    return lines
 
 
 def exchange_table(file):
@@ -246,8 +370,13 @@ def exchange_table(file):
     return lines
 
 
-PARTS = {"linear": linear_table, "logistic": logistic_table, "exchange": exchange_table}
-TASKS = {task.__name__: task for task in (gram, fedstat_kernel, pycasso, exchange)}
+PARTS = {
+    "linear": linear_table,
+    "gaussian": gaussian_table,
+    "logistic": logistic_table,
+    "exchange": exchange_table,
+}
+TASKS = {task.__name__: task for task in (gram, fedstat, pycasso, glmnet, exchange)}
 
 
 def main(wanted):
