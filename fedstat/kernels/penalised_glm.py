@@ -5,7 +5,8 @@ weights): up to a constant, the mean negative log-likelihood for dispersion one.
 a quadratic model of f and the penalty itself by coordinate descent (proximal Newton; Lee, Sun and Saunders
 2014), and is shortened until the objective falls. The Hessian is kept from one step, and from one lambda, to
 the next for as long as it still brings the point nearer: gradients cost a pass over the columns, a Hessian
-one over their pairs. It is the expected information, which for a canonical link is the observed one.
+one over their pairs. Columns that come in are added to it at the point where it was formed. It is the
+expected information, which for a canonical link is the observed one.
 
 References
 ----------
@@ -26,7 +27,7 @@ from fedstat.errors import EstimationError, ModelError
 from fedstat.kernels.glm import CANONICAL_LOOPS, Rows, _point
 from fedstat.kernels.glm_family import FamilySpec
 from fedstat.kernels.glm_local import fit_local
-from fedstat.kernels.glm_loops import LOG, LOGIT, _log, _logit, weighted_sums
+from fedstat.kernels.glm_loops import LOG, LOGIT, _log, _logit
 from fedstat.kernels.penalised_gram import GramSolver
 from fedstat.kernels.penalised_path import (
     Algorithm,
@@ -39,14 +40,17 @@ from fedstat.kernels.penalised_path import (
 )
 from fedstat.kernels.penalties import Penalty, Terms
 from fedstat.kernels.penalty_groups import Groups
-from fedstat.kernels.rows import column_sums, row_dots
+from fedstat.kernels.rows import column_sums, cross_products, gram, row_dots
 from fedstat.typing import Bools, Floats, Ints
 
 MAX_STEPS = 200
 HALVINGS = 25
 
-SLOW = 0.2
+SLOW = 0.1
 """Share of the violation that a step may leave before the Hessian is computed anew."""
+
+GROWTH = 0.25
+"""Share of the columns that may be new to a Hessian; with more, it costs hardly less to compute it anew."""
 
 
 class Step(NamedTuple):
@@ -126,6 +130,45 @@ class _Point:
     loss: float
 
 
+class Hessian:
+    """Hessian at some point, ``X' diag(w) X``, of the columns that were needed since.
+
+    Attributes
+    ----------
+    known : (q,) array
+        Positions of its columns, ascending.
+    w : (n,) array
+        Curvatures by the linear predictor, at that point and over N.
+    H : (q, q) array
+        The Hessian.
+    """
+
+    def __init__(self) -> None:
+        self.known, self.w, self.H = np.arange(0), np.zeros(0), np.zeros((0, 0))
+
+    def renew(self, at: Ints, X: Floats, w: Floats) -> None:
+        """Compute it of the columns at hand, by their positions and values: (p,), (n, p), (n,)."""
+        self.known, self.w, self.H = at, w, gram(X, w)
+
+    def grow(self, at: Ints, X: Floats) -> bool:
+        """Add columns at hand that are new, at the curvatures of all others; False where they are many."""
+        new = ~np.isin(at, self.known)
+        if new.sum() > GROWTH * len(at):
+            return False
+        if new.any():
+            H = np.empty((len(at), len(at)))
+            H[np.ix_(~new, ~new)] = self.take(at[~new])
+            H[new] = cross_products(X, np.flatnonzero(new), self.w)
+            H[:, new] = H[new].T
+            self.known, self.H = at, H
+        return True
+
+    def take(self, at: Ints) -> Floats:
+        """Return that of some of the columns that are known."""
+        here = np.searchsorted(self.known, at)
+        return self.H[np.ix_(here, here)]
+
+
 class GLMSolver:
     """Proximal Newton on half the mean deviance of rows.
 
@@ -161,7 +204,8 @@ class GLMSolver:
         self.weight = np.ones(len(y)) if rows.weight is None else np.asarray(rows.weight, dtype=np.float64)
         self.offset = 0.0 if rows.offset is None else rows.offset
         self.columns, self.X = np.arange(groups.p), X
-        self.known, self.H = np.arange(0), np.zeros((0, 0))
+        self.hessian = Hessian()
+        self.latest: tuple[Floats, _Point] | None = None
 
     def null(self) -> Solution:
         """Fit the unpenalised coefficients alone.
@@ -184,15 +228,17 @@ class GLMSolver:
 
     def start(self, b: Floats) -> Solution:
         """Return a point to start from."""
-        point = self._at(row_dots(self.rows.X, b) + self.offset)
+        point = self._point(b)
         return Solution(b, -column_sums(self.rows.X, point.s), point.loss, 0, np.inf)
 
     def solve(self, terms: Terms, start: Solution, working: Bools, tol: float) -> Solution:
         """Find a stationary point; see :class:`~fedstat.kernels.penalised_path.Solver`."""
-        b, working, steps = start.b, working | (self.groups.norms(start.b) > 0.0), 0
+        b, gradient, point = start.b, start.gradient, self._point(start.b)
+        working, steps = working | (self.groups.norms(b) > 0.0), 0
         while True:
-            b, point, more = self._settle(terms, b, working, tol, self.most_steps - steps)
-            steps += more
+            most = self.most_steps - steps
+            b, point, more = self._settle(terms, b, point, -gradient, working, tol, most)
+            self.latest, steps = (b, point), steps + more
             gradient = -column_sums(self.rows.X, point.s)
             violations = terms.violations(b, gradient)
             worst = float(violations.max(initial=0.0))
@@ -202,29 +248,28 @@ class GLMSolver:
             working |= new
 
     def _settle(
-        self, terms: Terms, b: Floats, working: Bools, tol: float, most: int
+        self, terms: Terms, b: Floats, point: _Point, score: Floats, working: Bools, tol: float, most: int
     ) -> tuple[Floats, _Point, int]:
-        """Solve for the working groups; all others stay as they are, which is zero."""
+        """Solve for the working groups from b, its rows and its score (p,); all others stay zero."""
         at, part = self.groups.columns(working), terms.take(working)
         self._take(at)
-        inner, before = b[at], np.inf
-        point = self._at(row_dots(self.X, inner) + self.offset)
+        inner, score, before = b[at], score[at], np.inf
         for step in range(most + 1):
-            score = column_sums(self.X, point.s)
             violation = part.violation(inner, -score)
             if violation <= tol or step == most:
                 break
             moved = None
             for anew, terms_of_model in _attempts(violation > SLOW * before, part, inner):
-                H = self._hessian(at, point, anew=anew)
-                moved = self._move(
-                    H, score, inner, part, terms_of_model, point, max(0.01 * violation, 0.1 * tol)
-                )
+                if anew or not self.hessian.grow(at, self.X):
+                    self.hessian.renew(at, self.X, point.w)
+                H, inner_tol = self.hessian.take(at), max(0.01 * violation, 0.1 * tol)
+                moved = self._move(H, score, inner, part, terms_of_model, point, inner_tol)
                 if moved is not None:
                     break
             if moved is None:
                 break
             (inner, point), before = moved, violation
+            score = column_sums(self.X, point.s)
         b = np.zeros(len(b))
         b[at] = inner
         return b, point, step
@@ -249,12 +294,12 @@ class GLMSolver:
         if not np.array_equal(at, self.columns):
             self.columns, self.X = at, np.take(self.rows.X, at, axis=1)
 
-    def _hessian(self, at: Ints, point: _Point, *, anew: bool) -> Floats:
-        """Return the Hessian of the columns at hand: the one that is known, or that of the point."""
-        if anew or not np.isin(at, self.known).all():
-            self.known, self.H = at, weighted_sums(self.X, point.s, point.w)[1]
-        here = np.searchsorted(self.known, at)
-        return self.H[np.ix_(here, here)]
+    def _point(self, b: Floats) -> _Point:
+        """Return the rows at b: those of the latest solution, where b is its very array."""
+        # Most solutions start from the one before.
+        if self.latest is None or self.latest[0] is not b:
+            self.latest = b, self._at(row_dots(self.rows.X, b) + self.offset)
+        return self.latest[1]
 
     def _at(self, eta: Floats) -> _Point:
         rows, N = self.rows, self.rows.count
@@ -328,5 +373,5 @@ def glm_path(
     solver = GLMSolver(rows, family, groups, most_steps=most_steps)
     null = solver.null()
     if lambdas is None:
-        lambdas = lambda_grid(lambda_max(null.gradient, penalty, groups), ratio=ratio, size=size)
+        lambdas = lambda_grid(lambda_max(null.gradient, penalty, groups, steps), ratio=ratio, size=size)
     return follow_path(solver, penalty, groups, null, lambdas, algorithm=algorithm, steps=steps, tol=tol)

@@ -259,5 +259,5 @@ def gram_path(
     solver = GramSolver(G, c, groups, most_sweeps=most_sweeps)
     null = solver.null()
     if lambdas is None:
-        lambdas = lambda_grid(lambda_max(null.gradient, penalty, groups), ratio=ratio, size=size)
+        lambdas = lambda_grid(lambda_max(null.gradient, penalty, groups, steps), ratio=ratio, size=size)
     return follow_path(solver, penalty, groups, null, lambdas, algorithm=algorithm, steps=steps, tol=tol)

@@ -125,7 +125,7 @@ class PenalisedPath:
     scale: float
 
 
-def lambda_max(gradient: Floats, penalty: Penalty, groups: Groups) -> float:
+def lambda_max(gradient: Floats, penalty: Penalty, groups: Groups, steps: LinearSteps | None = None) -> float:
     """Return the smallest lambda at which zero is stationary for all penalised groups.
 
     Parameters
@@ -136,6 +136,8 @@ def lambda_max(gradient: Floats, penalty: Penalty, groups: Groups) -> float:
         Its alpha counts.
     groups : Groups
         The groups.
+    steps : LinearSteps, optional
+        Stationary for the first of these lassos: a large estimate has a small weight in it.
 
     Returns
     -------
@@ -143,8 +145,10 @@ def lambda_max(gradient: Floats, penalty: Penalty, groups: Groups) -> float:
         Zero where nothing is penalised.
     """
     here = groups.penalised
-    unit = penalty.alpha * groups.weights[here] * groups.multipliers[here]
-    return float(np.max(groups.norms(gradient)[here] / unit, initial=0.0))
+    level = groups.norms(gradient)[here] / groups.weights[here]
+    if steps is not None:
+        level = penalty.level_of_slope(groups.norms(steps.start)[here], level)
+    return float(np.max(level / (penalty.alpha * groups.multipliers[here]), initial=0.0))
 
 
 def lambda_grid(largest: float, *, ratio: float = 1e-3, size: int = 50) -> Floats:

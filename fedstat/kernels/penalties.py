@@ -284,6 +284,12 @@ class Penalty:
         ridge = (1.0 - self.alpha) * lam * t
         return float(concave_slope(self.kind, self.shape, self.alpha * lam, t)) + ridge
 
+    def level_of_slope(self, t: Floats, slope: Floats) -> Floats:
+        """Return the smallest level at which Q has at least this slope at t: (m,), (m,) -> (m,)."""
+        if self.kind == SCAD:
+            return np.where(t <= slope, slope, ((self.shape - 1.0) * slope + t) / self.shape)
+        return slope + t / self.shape if self.kind == MCP else slope
+
     def prox(self, lam: float, z: Floats, *, step: float = 1.0) -> Floats:
         """Minimise ``||b - z||^2 / 2 + step P_lambda(||b||)`` for one group: (k,) -> (k,).
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from fedstat.kernels.glm_loops import REORDER, weighted_sums
 from fedstat.typing import Floats, Ints
 
 BLOCK = 2048
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, fastmath=REORDER)
 def row_dots(X: Floats, b: Floats) -> Floats:
     """Return ``X @ b``: (n, p), (p,) -> (n,)."""
     n, p = X.shape
@@ -63,23 +64,26 @@ def column_sums(X: Floats, w: Floats) -> Floats:
 
 
 @njit(cache=True, nogil=True)
-def gram(X: Floats, w: Floats) -> Floats:
-    """Return ``X' diag(w) X``: (n, p), (n,) -> (p, p), summed in blocks of rows."""
+def cross_products(X: Floats, of: Ints, w: Floats) -> Floats:
+    """Return ``X[:, of]' diag(w) X``: (n, p), (m,), (n,) -> (m, p), summed in blocks of rows."""
     n, p = X.shape
-    total = np.zeros((p, p))
-    part = np.empty((p, p))
+    total = np.zeros((len(of), p))
+    part = np.empty((len(of), p))
     for start in range(0, n, BLOCK):
         part[:, :] = 0.0
         for i in range(start, min(start + BLOCK, n)):
-            for j in range(p):
-                s = w[i] * X[i, j]
-                for k in range(j, p):
+            for j in range(len(of)):
+                s = w[i] * X[i, of[j]]
+                for k in range(p):
                     part[j, k] += s * X[i, k]
         total += part
-    for j in range(p):
-        for k in range(j):
-            total[j, k] = total[k, j]
     return total
+
+
+@njit(cache=True, nogil=True)
+def gram(X: Floats, w: Floats) -> Floats:
+    """Return ``X' diag(w) X``: (n, p), (n,) -> (p, p)."""
+    return weighted_sums(X, w, w)[1]
 
 
 @njit(cache=True, nogil=True)

@@ -110,3 +110,24 @@ def test_a_convex_penalty_has_nothing_to_approximate(rows):
     np.testing.assert_array_equal(
         ours.coefficients, gram_path(G, c, LASSO, Groups.single(8), **given).coefficients
     )
+
+
+@pytest.mark.parametrize("penalty", SLOPES)
+def test_the_grid_begins_where_the_first_lasso_selects_nothing(rows, penalty):
+    """An estimate that is large has a small weight: beyond the lambda of the lasso it is still selected."""
+    X, y, binary = rows
+    G, c = X.T @ X / len(y), X.T @ y / len(y)
+    groups = Groups.of(np.array([0, 0, 1, 2, 3, 4, 5, 6]))
+    steps, given = LinearSteps(np.linalg.solve(G, c), 1), {"algorithm": "lla", "size": 8}
+    path = gram_path(G, c, Penalty(penalty, alpha=0.9), groups, steps=steps, **given)
+    assert path.lambdas[0] > 1.03 * path.scale
+    assert not path.coefficients[0].any() and path.converged.all()
+    just_below = {"lambdas": path.lambdas[:1] * (1.0 - 1e-6), "tol": 1e-9}
+    assert gram_path(
+        G, c, Penalty(penalty, alpha=0.9), groups, steps=steps, **given, **just_below
+    ).coefficients.any()
+    Z, spec = np.column_stack([np.ones(len(y)), X]), FamilySpec.of(sm.families.Binomial())
+    start = sm.GLM(binary, Z, family=sm.families.Binomial()).fit(tol=1e-14).params
+    single = Groups.single(9, np.r_[0.0, np.ones(8)])
+    path = glm_path(Rows(Z, binary), spec, Penalty(penalty), single, steps=LinearSteps(start, 1), **given)
+    assert not path.coefficients[0, 1:].any() and path.lambdas[0] > 1.03 * path.scale

@@ -8,7 +8,8 @@ from fedstat.errors import EstimationError, ModelError
 from fedstat.kernels.glm import Rows, evaluate
 from fedstat.kernels.glm_family import FamilySpec
 from fedstat.kernels.glm_local import fit_local
-from fedstat.kernels.penalised_glm import GLMSolver, glm_path, proximal_step, search_line
+from fedstat.kernels.glm_loops import weighted_sums
+from fedstat.kernels.penalised_glm import GLMSolver, Hessian, glm_path, proximal_step, search_line
 from fedstat.kernels.penalised_gram import gram_path
 from fedstat.kernels.penalties import Penalty
 from fedstat.kernels.penalty_groups import Groups
@@ -202,6 +203,51 @@ def test_a_far_start_finds_the_way_back():
     near = solver.solve(terms, solver.null(), everything, 1e-10)
     far = solver.solve(terms, solver.start(np.full(21, 1.5)), everything, 1e-10)
     np.testing.assert_allclose(far.b, near.b, atol=1e-8)
+
+
+def test_a_hessian_grows_by_the_columns_that_come_in():
+    draw = np.random.default_rng(8)
+    X, w, hessian = draw.normal(size=(5_000, 9)), draw.normal(size=5_000), Hessian()
+    before, after = np.array([0, 2, 3, 5, 7]), np.array([0, 1, 3, 5, 7, 8])
+    hessian.renew(before, X[:, before], w)
+    assert not hessian.grow(np.arange(9), X)
+    np.testing.assert_array_equal(hessian.known, before)
+    assert not hessian.grow(after, X[:, after])
+    after = np.array([0, 2, 3, 4, 7])
+    assert hessian.grow(after, X[:, after])
+    full = (X.T * w) @ X
+    np.testing.assert_allclose(hessian.take(after), full[np.ix_(after, after)], rtol=1e-10, atol=1e-10)
+    fewer = after[1:]
+    assert hessian.grow(fewer, X[:, fewer])
+    np.testing.assert_allclose(hessian.take(fewer), full[np.ix_(fewer, fewer)], rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("penalty", ["lasso", "scad", "mcp"])
+@pytest.mark.parametrize("grouped", [False, True], ids=["single", "grouped"])
+@pytest.mark.parametrize("family", ["Poisson", "Gamma"])
+def test_along_a_path_it_is_of_one_point_whatever_columns_came_in(family, grouped, penalty):
+    draw = np.random.default_rng(9)
+    X = np.column_stack([np.ones(400), draw.uniform(-1.0, 1.0, (400, 24))])
+    mean = np.exp(X[:, :12] @ np.r_[1.0, np.linspace(0.5, -0.4, 11)])
+    y = draw.poisson(mean) * 1.0 if family == "Poisson" else mean * draw.gamma(3.0, 1 / 3.0, 400)
+    rows, spec = Rows(X, y, freq=draw.integers(1, 4, 400) * 1.0), FamilySpec(family, "Log")
+    groups = with_intercept(Groups.of(np.arange(24) // (2 if grouped else 1)))
+    solver, grown = GLMSolver(rows, spec, groups), []
+
+    class Watched(Hessian):
+        def grow(self, at, X):
+            fits = super().grow(at, X)
+            grown.append(fits and self.known is at)
+            return fits
+
+    hessian = solver.hessian = Watched()
+    at, nothing = solver.null(), np.zeros(len(groups.weights), dtype=bool)
+    for lam in np.abs(at.gradient).max() * 0.9 ** np.arange(30):
+        at = solver.solve(Penalty(penalty).at(lam, groups), at, nothing, 1e-9)
+        assert at.violation <= 1e-9
+        expected = weighted_sums(X[:, hessian.known], hessian.w, hessian.w)[1]
+        np.testing.assert_allclose(hessian.H, expected, rtol=1e-11, atol=1e-13)
+    assert sum(grown) > 3
 
 
 def test_what_has_no_estimate_or_is_not_finished_is_told():

@@ -29,6 +29,20 @@ def test_gram(block):
     np.testing.assert_allclose(rows.gram(X, w), (X.T * w) @ X, rtol=1e-11, atol=1e-10)
 
 
+@pytest.mark.parametrize("p", [1, 4, 7])
+def test_gram_of_any_layout(p):
+    X = np.random.default_rng(p).normal(size=(500, 2 * p))
+    for part in (X[:, :p], np.asfortranarray(X[:, :p]), X[::3, ::2]):
+        w = np.linspace(-1.0, 2.0, len(part))
+        np.testing.assert_allclose(rows.gram(part, w), (part.T * w) @ part, rtol=1e-11, atol=1e-11)
+
+
+def test_cross_products(block):
+    X, w, _ = block
+    of = np.array([1, 4])
+    np.testing.assert_allclose(rows.cross_products(X, of, w), (X[:, of].T * w) @ X, rtol=1e-11, atol=1e-10)
+
+
 def test_add_at(block):
     _, w, _ = block
     at = np.array([0, 5, 7])
