@@ -9,7 +9,7 @@ Statistical Association 102, 1039-1048.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -44,6 +44,8 @@ class Course:
         Local linear approximations from the unpenalised fit, if these are taken.
     scale : float
         lambda_max.
+    seen : mapping of float to Point
+        Of `steps`: points at which the loss is known, by lambda; the null model is at infinity.
     """
 
     study: Study
@@ -53,6 +55,7 @@ class Course:
     select: Callable[[Path], int]
     steps: LinearSteps | None = None
     scale: float = 1.0
+    seen: dict[float, Point] = field(default_factory=dict)
 
     @property
     def unit(self) -> float:
@@ -112,6 +115,8 @@ class Course:
                 climb.model = terms.linearised(start.b)
             (known[place],) = yield from climb.climb()
             point, H = known[place].point, climb.H
+            if self.seen:
+                self.seen[float(self.lambdas[place])] = point
             if self.study.left > 0 and len(self.lambdas) > 1:
                 H = yield from self.study.hessian(point)
         # It would go on: what has been solved is the path.
@@ -148,7 +153,7 @@ class Course:
         if self.steps is None:
             return self
         whole = point.b + np.linalg.lstsq(H, point.score, rcond=1e-10)[0]
-        return replace(self, steps=replace(self.steps, start=whole))
+        return replace(self, steps=replace(self.steps, start=whole), seen={})
 
     def model_path(
         self, point: Point, H: Floats, known: Mapping[int, Found]
@@ -165,12 +170,28 @@ class Course:
             tol=self.setup.tol,
         )
         b = found.coefficients.copy()
-        d = b - point.b
-        loss = point.loss - d @ point.score + np.einsum("li,ij,lj->l", d, H, d) / 2.0
+        loss = model_losses(point, H, b) + self._lacking(b, point, H)
         kkt = np.full(len(b), np.nan)
         for i, one in known.items():
             b[i], loss[i], kkt[i] = one.point.b, one.point.loss, one.violation
         return b, loss, kkt
+
+    def _lacking(self, b: Floats, point: Point, H: Floats) -> Floats:
+        """Estimate what the model's loss lacks at coefficients (L, p + 1).
+
+        Its error grows with the cube of the distance, and is known where the loss is, on either side.
+        """
+        here = next((lam for lam, at in self.seen.items() if at is point), None)
+        others = {lam: at for lam, at in self.seen.items() if at is not point}
+        if here is None or not others:
+            return np.zeros(len(b))
+        lambdas, points = np.array(list(others)), np.array([at.b for at in others.values()])
+        losses = np.array([at.loss for at in others.values()])
+        away = _signed_distances(points - point.b, H, lambdas - here)
+        ratio = (losses - model_losses(point, H, points)) / away**3
+        order = np.argsort(away)
+        mine = _signed_distances(b - point.b, H, self.lambdas - here)
+        return np.asarray(mine**3 * np.interp(mine, away[order], ratio[order]))
 
     def path(self, b: Floats, loss: Floats, violation: Floats, tol: float, chosen: int | None = None) -> Path:
         """Bring fits of the path to the units of the data; the chosen one has to meet the tolerance."""
@@ -192,3 +213,14 @@ def with_intercept(groups: Groups) -> Groups:
         np.concatenate([[0.0], groups.weights]),
         np.concatenate([[1.0], groups.multipliers]),
     )
+
+
+def model_losses(point: Point, H: Floats, b: Floats) -> Floats:
+    """Losses of the quadratic model at a point for coefficients (L, p + 1): (L,)."""
+    d = b - point.b
+    return np.asarray(point.loss - d @ point.score + np.einsum("li,ij,lj->l", d, H, d) / 2.0)
+
+
+def _signed_distances(d: Floats, H: Floats, sign: Floats) -> Floats:
+    """Distances of (L, p + 1) from zero in the metric of H, with signs (L,)."""
+    return np.asarray(np.copysign(np.sqrt(np.einsum("li,ij,lj->l", d, H, d)), sign))

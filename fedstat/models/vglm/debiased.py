@@ -123,7 +123,7 @@ def debiased_fit(
     def select(path: Path) -> int:
         return choose(score_path(path, n, family.name), "aic")
 
-    lasso = replace(course, setup=setup, lambdas=grid, select=select, steps=None, scale=scale)
+    lasso = replace(course, setup=setup, lambdas=grid, select=select, steps=None, scale=scale, seen={})
     path, best, at = yield from lasso.quadratic(point, H)
     H = yield from study.hessian(at)
     dispersion = 1.0

@@ -148,7 +148,7 @@ def blocks_path(standard: Standard, setup: Setup) -> BlockPath:
         setup, steps = setup.adapted(whole), setup.linear_steps(whole)
     solver, every = BlockSolver(standard, T), np.ones(len(groups.weights), dtype=np.bool_)
     null = solver.solve(Penalty("lasso").at(NOTHING * sd, setup.groups), solver.start(), every, 1e-9 * sd)
-    lambdas = setup.grid(null.gradient)
+    lambdas = setup.grid(null.gradient, steps)
     solutions = follow_solutions(
         solver,
         setup.penalty,

@@ -16,7 +16,7 @@ import numpy as np
 from fedstat.federation.engine import Rounds
 from fedstat.kernels.glm_family import FamilySpec
 from fedstat.models.vglm.climb import Found, Point, Study
-from fedstat.models.vglm.course import Course
+from fedstat.models.vglm.course import Course, model_losses
 from fedstat.models.vglm.gram import ask
 from fedstat.models.vglm.path import Path, stability, weighted_mean
 from fedstat.models.vglm.response_families import recover_response, respond_at
@@ -73,12 +73,6 @@ class FoldModels:
             return np.asarray(b[:, 1:] @ course.study.T.T != 0.0)
 
         return stability(selected, len(self.shares), draws, random)
-
-
-def model_losses(point: Point, H: Floats, b: Floats) -> Floats:
-    """Losses of the quadratic model at a point for coefficients (L, p + 1): (L,)."""
-    d = b - point.b
-    return np.asarray(point.loss - d @ point.score + np.einsum("li,ij,lj->l", d, H, d) / 2.0)
 
 
 def model_folds(study: Study, family: FamilySpec, point: Point, code: Ints, parts: int) -> Rounds[FoldModels]:

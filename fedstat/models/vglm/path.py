@@ -77,11 +77,11 @@ class Setup:
         """Return the local linear approximations from the unpenalised fit b (p,), if these are taken."""
         return None if self.steps is None else LinearSteps(b, self.steps)
 
-    def grid(self, gradient: Floats) -> Floats:
+    def grid(self, gradient: Floats, steps: LinearSteps | None = None) -> Floats:
         """Return the lambdas: those given, or a grid from the gradient (p,) where all penalised are zero."""
         if self.lambdas is not None:
             return self.lambdas
-        largest = lambda_max(gradient, self.penalty, self.groups)
+        largest = lambda_max(gradient, self.penalty, self.groups, steps)
         return lambda_grid(largest, ratio=self.ratio, size=self.size)
 
 
@@ -203,7 +203,7 @@ def normal_path(S: Floats, units: Units, setup: Setup) -> Path:
         c,
         setup.penalty,
         setup.groups,
-        lambdas=setup.grid(GramSolver(G, c, setup.groups).null().gradient),
+        lambdas=setup.grid(GramSolver(G, c, setup.groups).null().gradient, steps),
         algorithm=setup.algorithm,
         steps=steps,
         tol=setup.tol,

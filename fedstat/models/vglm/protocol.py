@@ -139,17 +139,19 @@ def fit_path(
     setup, H = replace(setup, groups=groups), study.turned(H)
     null_loss = first.loss
     first = replace(first, score=np.concatenate([first.score[:1], first.score[1:] @ study.T]))
-    steps = None
+    steps = of_columns = None
     if setup.from_unpenalised:
         whole = yield from _whole(study, family, first, H)
-        setup, steps = setup.adapted(whole.b[1:]), setup.linear_steps(whole.b)
+        setup = setup.adapted(whole.b[1:])
+        steps, of_columns = setup.linear_steps(whole.b), setup.linear_steps(whole.b[1:])
     null = yield from _null(study, setup, first, H)
     gradient = -null.score[1:]
-    course = Course(study, setup, setup.grid(gradient), units, select, steps)
+    course = Course(study, setup, setup.grid(gradient, of_columns), units, select, steps)
     course.scale = lambda_max(gradient, setup.penalty, setup.groups)
     start = null
     if steps is not None and not exact and study.left > 0:
         start, H = whole, (yield from study.hessian(whole))
+        course.seen = {np.inf: null, 0.0: whole}
     path, chosen, at = yield from (course.exact if exact else course.quadratic)(start, H)
     fit = FoldFit(path, chosen, at, H)
     if further.folds is not None:
