@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from selection_simulation import (
     CASES,
+    FAMILIES,
     METHODS,
     judge,
     oracle,
@@ -54,6 +55,17 @@ def test_one_step_finds_small_effects_that_the_lasso_leaves_out():
     assert one["sensitivity"] > plain["sensitivity"] + 0.1
     assert max(one["rmse"], ridge["rmse"]) < plain["rmse"]
     assert max(one["fdr"], ridge["fdr"]) < 0.06
+
+
+def test_ten_entities_for_a_column_are_no_quadratic_function():
+    """Far from the estimate without a penalty the model is wrong, by what is known at the null model."""
+    data = fs.datasets.make_selection(1_000, "binomial", standardise=True, seed=[1_000, 3])
+    partition = fs.ClientPartition.from_frames(data.frames, on=data.key)
+    model = fs.VerticalGLM.from_formula("y ~ .", partition, family=FAMILIES["binomial"])
+    quadratic, exact = model.fit(steps=1), model.fit(steps=1, path="exact")
+    assert quadratic.lam == pytest.approx(exact.lam)
+    np.testing.assert_allclose(quadratic.params, exact.params, atol=1e-4)
+    assert quadratic.ledger.rounds < exact.ledger.rounds / 2
 
 
 def test_a_model_of_the_loss_that_is_wrong_far_away_does_not_choose():
