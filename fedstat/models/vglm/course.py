@@ -98,6 +98,8 @@ class Course:
         The model is that of the loss at the best of them (a least-squares approximation as in Wang and Leng
         2007, at the solution itself). Its other fits cost nothing, and far from there they may be wrong:
         what has been solved stands in the place of what the model says of it.
+        With `steps` the first is that at the estimate without a penalty, and the loss at known points tells
+        what a model lacks in between.
         """
         known = self._ends(point) if self.steps is None else {}
         for _ in range(MOST_EXPANSIONS):

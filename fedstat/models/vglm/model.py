@@ -188,9 +188,9 @@ class VerticalGLM(VerticalModel):
         steps : int, optional
             Of SCAD and MCP and algorithm="lla": take so many approximations from the estimate without a
             penalty, the one-step estimator of Zou and Li (2008) and those after it, and not all that lead
-            from the lasso to a fixed point. Every one is a lasso with weights, which has one answer. One or
-            two find small effects that the lasso leaves out; the entities have to determine the estimate
-            without a penalty.
+            from the lasso to a fixed point. Every one is a lasso with weights, which has one answer; it finds
+            small effects that the lasso itself leaves out. The entities have to determine the estimate
+            without a penalty, and the path begins at a larger lambda, where the first selects nothing.
         path : {"quadratic", "exact"}
             Of other families than the normal one: whether fits at other lambdas than the chosen one are
             those of a quadratic model of the loss at the chosen one, or exact. Every exact fit takes some
