@@ -54,10 +54,6 @@ class Client:
         Mean and standard deviation of the columns, in the units of the data.
     padded : bool
         Whether values per entity go out for all n entities, zero where the client lacks them.
-    places : (n_k,) array of int
-        Row of the opened block of each of its entities; -1 of those that are filled in.
-    opened : int
-        Rows of the opened block.
     """
 
     X: Floats
@@ -70,8 +66,6 @@ class Client:
     log_det: float
     memory: int
     padded: bool = False
-    places: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    opened: int = 0
     omega: float = 1.0
     eta: float = 0.0
     current: Theta | None = None
@@ -88,12 +82,6 @@ class Client:
     def n_seen(self) -> int:
         """Entities whose block counts as seen."""
         return len(self.X)
-
-    def among_opened(self, code: Ints) -> Ints:
-        """Bring groups of its entities to the rows of the opened block, -1 where they take no part."""
-        there, out = self.places >= 0, np.full(self.opened, -1, dtype=np.int64)
-        out[self.places[there]] = code[there]
-        return out
 
     def pad(self, values: Floats) -> Floats:
         """Values of the client's entities, (n_k,), as they go out: (n_k,), or padded (n,)."""
@@ -130,13 +118,9 @@ def stage_client(
     X -= shift
     check_spread(data.name, block.spec.names, X, shift, scale)
     X /= scale
-    places = np.flatnonzero(keep)
     if filled:
-        places = np.full(n, -1)
-        places[rows] = np.flatnonzero(keep)
         X, rows = fill_with_mean(X, rows, n)
     client = summarise(X, rows, n, shift, scale, memory)
-    client.places, client.opened = places, len(keep)
     state.keep("vfem", client, n_own)
     return client
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedstat.errors import MessageError
-from fedstat.federation.differencing import check_apart
 from fedstat.federation.message import Declared, Step, check_lengths
 from fedstat.federation.site_state import SiteData, State
 from fedstat.kernels.glm_family import FamilySpec
@@ -30,7 +29,6 @@ from fedstat.kernels.quadrature import (
     marginal_mean,
 )
 from fedstat.models.vfem.glm_family import check_response, kernel_of, null_log_likelihood
-from fedstat.models.vfem.response_steps import ANSWERED
 from fedstat.typing import Array, Bools, Floats, Ints
 
 
@@ -89,7 +87,6 @@ def glm_start_response(
         raise MessageError(f"{data.name}: array 'code' holds numbers below zero")
     y = np.ascontiguousarray(y[keep])
     check_response(data.name, spec, y)
-    check_apart(data, state, ANSWERED, np.where(keep, 0, -1))
     state.keep("vfem glm response", GLMResponse(y, code, kernel_of(spec)), len(y))
     return {"null": np.array([y.mean(), null_log_likelihood(spec, y)])}, ""
 

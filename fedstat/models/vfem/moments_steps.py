@@ -11,11 +11,10 @@ from collections.abc import Mapping
 import numpy as np
 
 from fedstat.errors import MessageError, PolicyError
-from fedstat.federation.differencing import check_apart
 from fedstat.federation.message import Declared, Step, check_lengths
 from fedstat.federation.site_state import SiteData, State
 from fedstat.models.vfem.client import client_of, stage_client
-from fedstat.models.vfem.response_steps import ANSWERED, Active
+from fedstat.models.vfem.response_steps import Active
 from fedstat.models.vfem.secure_product_steps import (
     RESPONSE,
     ROWS,
@@ -24,8 +23,6 @@ from fedstat.models.vfem.secure_product_steps import (
     columns_of,
 )
 from fedstat.typing import Array, Bools, Floats, Ints
-
-SUMMED = "vfem blocks summed"
 
 
 def stage_block(
@@ -63,7 +60,6 @@ def pattern_sums(
         raise MessageError(f"{data.name}: array 'code' names patterns that there are not")
     check_patterns(data, code, 0 if response else X.shape[1])
     check_left_out(data, code)
-    _check_apart(data, state, code, bool(response))
     sums, grams = np.zeros((G, X.shape[1])), np.zeros((G, X.shape[1], X.shape[1]))
     for g in np.unique(code[code >= 0]):
         rows = X[code == g]
@@ -85,20 +81,6 @@ def check_left_out(data: SiteData, code: Ints) -> None:
             f"{data.name}: its policy (minimum count) wants at least {data.min_count} entities behind a sum, "
             f"and {left} of those that take part are in no pattern: leave them out from the start"
         )
-
-
-def _check_apart(data: SiteData, state: State, code: Ints, response: bool) -> None:
-    """Refuse sums whose difference from earlier ones of the session is one over few entities."""
-    if response:
-        keep = state.use("vfem active").keep
-        opened = np.full(len(keep), -1, dtype=np.int64)
-        opened[keep] = code
-        check_apart(data, state, ANSWERED, opened)
-    else:
-        client = client_of(data, state)
-        everyone = np.zeros(len(code), dtype=np.int64)
-        check_apart(data, state, SUMMED, client.among_opened(everyone))  # the means are over these
-        check_apart(data, state, SUMMED, client.among_opened(code))
 
 
 def _own_columns(data: SiteData, state: State, response: bool) -> tuple[Floats, Floats]:

@@ -12,13 +12,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedstat.errors import EstimationError, MessageError
-from fedstat.federation.differencing import check_apart
 from fedstat.federation.message import Declared, Step, check_lengths
 from fedstat.federation.site_state import SiteData, State
 from fedstat.kernels.rows import standardised_residuals
 from fedstat.typing import Array, Bools, Floats, Ints
-
-ANSWERED = "vfem responses summed"
 
 
 @dataclass(slots=True)
@@ -29,15 +26,12 @@ class Active:
     ----------
     y : (n,) array
     code : (n,) int
-    keep : (rows,) bool
-        Rows of the institution that take part.
     a, eta, v, z : float, (n,), (G,) and (n,) arrays
         Centred intercept, sum of linear predictors, variance by pattern and standardised residuals.
     """
 
     y: Floats
     code: Ints
-    keep: Bools
     a: float = 0.0
     eta: Floats = field(default_factory=lambda: np.empty(0))
     v: Floats = field(default_factory=lambda: np.empty(0))
@@ -59,8 +53,7 @@ def start_response(data: SiteData, state: State, keep: Bools, code: Ints) -> dic
     if len(code) and code.min() < 0:
         raise MessageError(f"{data.name}: array 'code' holds numbers below zero")
     y = np.ascontiguousarray(response[keep])
-    check_apart(data, state, ANSWERED, np.where(keep, 0, -1))
-    state.keep("vfem active", Active(y, code, keep), len(y))
+    state.keep("vfem active", Active(y, code), len(y))
     if y.var() <= 0.0:
         raise EstimationError(
             f"{data.name}: the response is constant among the {len(y)} entities of this fit"

@@ -14,7 +14,6 @@ import numpy as np
 
 from fedstat.errors import EstimationError, MessageError, PolicyError
 from fedstat.federation.design import block_of
-from fedstat.federation.differencing import check_apart
 from fedstat.federation.disclosure import ENTITIES_PER_EQUATION, is_spread
 from fedstat.federation.message import Declared, Step, check_lengths
 from fedstat.federation.secure.product_steps import Part, check_positions, product_steps
@@ -22,6 +21,7 @@ from fedstat.federation.site_state import SiteData, State
 from fedstat.kernels.rows import column_sums, gram, row_dots
 from fedstat.models.vglm.response_steps import (
     RESPONSE,
+    check_apart,
     check_groups,
     response_of,
     smallest_group,
