@@ -27,6 +27,9 @@ MOST_EXPANSIONS = 6
 LOOSE = 1e-4
 """Violation, as a share of lambda_max, of fits of a path that are not chosen."""
 
+NEAR = 1e-3
+"""Distance in the metric of the Hessian within which a model of the loss lacks nothing that counts."""
+
 
 @dataclass(slots=True, eq=False)
 class Course:
@@ -101,12 +104,15 @@ class Course:
         With `steps` the first is that at the estimate without a penalty, and the loss at known points tells
         what a model lacks in between.
         """
-        known = self._ends(point) if self.steps is None else {}
+        ends = self._ends(self.seen.get(np.inf, point))
+        known = ends if self.steps is None else {}
         for _ in range(MOST_EXPANSIONS):
-            b, loss, kkt = self.model_path(point, H, known)
+            # At the largest lambda a solution may hold a coefficient that is next to nothing.
+            all_known = known | ends if known else known
+            b, loss, kkt = self.model_path(point, H, all_known)
             place = self.select(self.path(b, loss, kkt, self.setup.tol))
-            if place in known:
-                return self.path(b, loss, kkt, self.setup.tol, place), place, known[place].point
+            if place in all_known:
+                return self.path(b, loss, kkt, self.setup.tol, place), place, all_known[place].point
             start = yield from self._start(b[place], place, known, point)
             terms = self.problem(place)
             climb = Climb(
@@ -122,6 +128,7 @@ class Course:
             if self.study.left > 0 and len(self.lambdas) > 1:
                 H = yield from self.study.hessian(point)
         # It would go on: what has been solved is the path.
+        known |= ends
         solved = sorted(known)
         self.lambdas = self.lambdas[solved]
         found = [known[i] for i in solved]
@@ -136,7 +143,10 @@ class Course:
 
     def _ends(self, null: Point) -> dict[int, Found]:
         """Return what is solved at the start: the largest lambda, where it selects nothing."""
-        violation = self.problem(0).violation(null.b, -null.score)
+        terms = self.problem(0)
+        if self.linearise and self.steps is not None:
+            terms = terms.linearised(self.steps.start)
+        violation = terms.violation(null.b, -null.score)
         return {0: Found(null, violation)} if violation <= self.unit else {}
 
     def _start(self, b: Floats, place: int, known: Mapping[int, Found], last: Point) -> Rounds[Point]:
@@ -184,13 +194,15 @@ class Course:
         Its error grows with the cube of the distance, and is known where the loss is, on either side.
         """
         here = next((lam for lam, at in self.seen.items() if at is point), None)
-        others = {lam: at for lam, at in self.seen.items() if at is not point}
-        if here is None or not others:
+        if here is None:
             return np.zeros(len(b))
-        lambdas, points = np.array(list(others)), np.array([at.b for at in others.values()])
-        losses = np.array([at.loss for at in others.values()])
-        away = _signed_distances(points - point.b, H, lambdas - here)
-        ratio = (losses - model_losses(point, H, points)) / away**3
+        points = np.array([at.b for at in self.seen.values()])
+        away = _signed_distances(points - point.b, H, np.array(list(self.seen)) - here)
+        far = np.abs(away) > NEAR
+        if not far.any():
+            return np.zeros(len(b))
+        losses = np.array([at.loss for at in self.seen.values()])
+        away, ratio = away[far], (losses - model_losses(point, H, points))[far] / away[far] ** 3
         order = np.argsort(away)
         mine = _signed_distances(b - point.b, H, self.lambdas - here)
         return np.asarray(mine**3 * np.interp(mine, away[order], ratio[order]))

@@ -95,6 +95,17 @@ def test_the_quadratic_path_chooses_as_the_exact_one():
     assert quadratic.ledger.rounds < exact.ledger.rounds / 2
 
 
+@pytest.mark.parametrize("response", ["binary", "count"])
+def test_a_response_of_noise_selects_nothing(response):
+    """The solution at the largest lambda is the null model itself: a point that is known twice."""
+    table = TABLES[response].copy()
+    table["y"] = np.random.default_rng(3).permutation(table["y"].to_numpy())
+    result = make_model(table, family=FAMILIES[response]).fit(steps=1)
+    exact = make_model(table, family=FAMILIES[response]).fit(steps=1, path="exact")
+    assert not exact.params[1:].any() and not result.params[1:].any()
+    assert result.converged and np.isfinite(result.path["bic"]).all()
+
+
 def test_missing_blocks():
     arguments = {"n_lambdas": 8, "select": "ebic", "steps": 2}
     ours, ordinary = blocks_model(TABLE).fit(**arguments), make_model(TABLE).fit(**arguments)
