@@ -1,14 +1,15 @@
-"""Checks of the arguments of a fit."""
+"""Checks of the arguments of a fit, and of its response."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral
 
 import numpy as np
 
-from fedstat.errors import ModelError
+from fedstat.errors import EstimationError, ModelError
 from fedstat.federation.secure.masks import hides
+from fedstat.typing import Bools, Floats
 
 
 def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
@@ -43,3 +44,36 @@ def check_masked(masked: object, n_sites: int) -> bool:
     if masked and n_sites < 2:
         raise ModelError("masked: a sum over one site is that site's part; expected two sites or more")
     return bool(masked)
+
+
+def _counts(y: Floats) -> Bools:
+    return np.asarray((y >= 0.0) & (y == np.round(y)))
+
+
+RANGES: Mapping[str, tuple[str, Callable[[Floats], Bools]]] = {
+    "Binomial": ("zeros and ones (or true and false)", lambda y: np.isin(y, (0.0, 1.0))),
+    "Poisson": ("counts: whole numbers from zero", _counts),
+    "NegativeBinomial": ("counts: whole numbers from zero", _counts),
+    "Gamma": ("positive numbers", lambda y: y > 0.0),
+    "InverseGaussian": ("positive numbers", lambda y: y > 0.0),
+}
+
+
+def check_response(name: str, family: str, y: Floats) -> None:
+    """Require a response at a site that the family allows and that is not constant.
+
+    Raises
+    ------
+    EstimationError
+        Names the site and what is expected.
+    """
+    expected, right = RANGES.get(family, ("finite numbers", np.isfinite))
+    wrong = ~(right(y) & np.isfinite(y))
+    if wrong.any():
+        raise EstimationError(
+            f"{name}: expected a response of {expected} for the family {family}, and "
+            f"{int(wrong.sum()):,} of {len(y):,} entities have another; compare on the left side of the "
+            "formula, as in 'y > 0 ~ x', or take another family"
+        )
+    if len(y) == 0 or y.min() == y.max():
+        raise EstimationError(f"{name}: the response is constant among the {len(y):,} entities of this fit")

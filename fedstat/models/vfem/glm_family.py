@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 from scipy.special import gammaln, xlogy
 
-from fedstat.errors import EstimationError, ModelError
+from fedstat.errors import ModelError
 from fedstat.kernels.glm_family import FamilySpec
 from fedstat.kernels.quadrature import LOG, LOGIT, PROBIT
 from fedstat.typing import Floats
@@ -32,27 +32,6 @@ def kernel_of(spec: FamilySpec) -> int:
         listed = ", ".join(f"{family} ({link})" for family, link in KERNELS)
         raise ModelError(f"family: expected Gaussian (Identity), {listed}; received {spec}")
     return found
-
-
-def check_response(name: str, spec: FamilySpec, y: Floats) -> None:
-    """Require a response that the family allows and that is not constant.
-
-    Raises
-    ------
-    EstimationError
-        Names the site and what is expected.
-    """
-    if spec.name == "Binomial":
-        wrong, expected = ~np.isin(y, (0.0, 1.0)), "zeros and ones (or true and false)"
-    else:
-        wrong, expected = (y < 0.0) | (y != np.round(y)), "counts: whole numbers from zero"
-    if wrong.any():
-        raise EstimationError(
-            f"{name}: expected a response of {expected} for the family {spec.name}, and {int(wrong.sum()):,} "
-            f"of {len(y):,} entities have another; compare on the left side of the formula, as in 'y > 0 ~ x'"
-        )
-    if len(y) == 0 or y.min() == y.max():
-        raise EstimationError(f"{name}: the response is constant among the {len(y):,} entities of this fit")
 
 
 def null_log_likelihood(spec: FamilySpec, y: Floats) -> float:

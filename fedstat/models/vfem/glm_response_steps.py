@@ -28,7 +28,8 @@ from fedstat.kernels.quadrature import (
     marginal_likelihood,
     marginal_mean,
 )
-from fedstat.models.vfem.glm_family import check_response, kernel_of, null_log_likelihood
+from fedstat.models.checks import check_response
+from fedstat.models.vfem.glm_family import kernel_of, null_log_likelihood
 from fedstat.typing import Array, Bools, Floats, Ints
 
 
@@ -86,7 +87,7 @@ def glm_start_response(
     if len(code) and code.min() < 0:
         raise MessageError(f"{data.name}: array 'code' holds numbers below zero")
     y = np.ascontiguousarray(y[keep])
-    check_response(data.name, spec, y)
+    check_response(data.name, spec.name, y)
     state.keep("vfem glm response", GLMResponse(y, code, kernel_of(spec)), len(y))
     return {"null": np.array([y.mean(), null_log_likelihood(spec, y)])}, ""
 

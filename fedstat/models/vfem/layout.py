@@ -9,6 +9,7 @@ import numpy as np
 
 from fedstat.errors import EstimationError, ModelError
 from fedstat.federation.design import BlockDesign, Design
+from fedstat.models.pattern_merge import keep_only
 from fedstat.models.pattern_moments import number_patterns
 from fedstat.typing import Bools, Floats, Ints
 
@@ -98,8 +99,6 @@ def make_layout(design: Design, active_rows: Ints, method: str) -> Layout:
     if method == "impute":
         missing[:] = False
     first, code, counts = number_patterns(missing)
-    response_keep = design.response_keep.copy()
-    response_keep[np.flatnonzero(design.response_keep)[~use]] = False
     return Layout(
         tuple(b.client for b in blocks),
         design.active,
@@ -107,7 +106,7 @@ def make_layout(design: Design, active_rows: Ints, method: str) -> Layout:
         keep,
         kept,
         dict.fromkeys(keep, np.arange(n)) if method == "impute" else kept,
-        response_keep,
+        keep_only(design.response_keep, use),
         code,
         missing[first],
         counts,

@@ -212,13 +212,12 @@ class Climb:
     def _settle(self, model: Terms) -> None:
         """Accept the point for the present problem, or linearise its penalty there and go on."""
         terms = self.problems[len(self.found)]
-        solved, most = self._violation(model), MOST_LASSOS
-        if self.linearise and self.only is not None:
-            violation, most = solved, self.only.number - 1
-            again = solved <= self.unit
+        if self.only is None:
+            violation, most = self._violation(terms), MOST_LASSOS
+            again = self.linearise and violation > self.unit and self._violation(model) <= self.unit
         else:
-            violation = self._violation(terms)
-            again = self.linearise and violation > self.unit and solved <= self.unit
+            violation, most = self._violation(model), self.only.number - 1
+            again = violation <= self.unit
         if again and self.lassos < most:
             self.model, self.steps, self.lassos = terms.linearised(self.point.b[self.at]), 0, self.lassos + 1
             return

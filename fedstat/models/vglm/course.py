@@ -44,7 +44,7 @@ class Course:
     select : callable
         From the path to the place of the fit.
     steps : LinearSteps or None
-        Local linear approximations from the unpenalised fit, if these are taken.
+        Local linear approximations of a nonconvex penalty from the unpenalised fit, if these are taken.
     scale : float
         lambda_max.
     seen : mapping of float to Point
@@ -90,8 +90,7 @@ class Course:
     def again(self, place: int, near: Point, H: Floats) -> Rounds[Found]:
         """Solve one of the problems, to the tolerance, from a point that is near."""
         # The penalty itself, not its lasso, leads there; unless the lasso is what is wanted.
-        linearise = self.linearise and self.steps is not None
-        problem = [self.problem(place)]
+        linearise, problem = self.steps is not None, [self.problem(place)]
         (found,) = yield from solve(self.study, problem, near, H, self.unit, linearise, only=self.steps)
         return found
 
@@ -144,7 +143,7 @@ class Course:
     def _ends(self, null: Point) -> dict[int, Found]:
         """Return what is solved at the start: the largest lambda, where it selects nothing."""
         terms = self.problem(0)
-        if self.linearise and self.steps is not None:
+        if self.steps is not None:
             terms = terms.linearised(self.steps.start)
         violation = terms.violation(null.b, -null.score)
         return {0: Found(null, violation)} if violation <= self.unit else {}

@@ -12,6 +12,7 @@ from fedstat.errors import EstimationError
 from fedstat.federation.disclosure import ENTITIES_PER_EQUATION
 from fedstat.federation.engine import Rounds
 from fedstat.kernels.glm_family import FamilySpec
+from fedstat.models.pattern_merge import keep_only
 from fedstat.models.vglm.admm import admm_path
 from fedstat.models.vglm.climb import Study
 from fedstat.models.vglm.debiased import normal_debiased
@@ -218,11 +219,6 @@ def halve(layout: Layout, random: np.random.Generator) -> tuple[Layout, Layout]:
 
 def take_entities(layout: Layout, which: Bools) -> Layout:
     """Lay out a fit of some of the entities: (n,) bool."""
-
-    def taken(keep: Bools) -> Bools:
-        out = keep.copy()
-        out[np.flatnonzero(keep)[~which]] = False
-        return out
-
-    keep = {client: taken(rows) for client, rows in layout.keep.items()}
-    return replace(layout, n=int(which.sum()), keep=keep, response_keep=taken(layout.response_keep))
+    keep = {client: keep_only(rows, which) for client, rows in layout.keep.items()}
+    response_keep = keep_only(layout.response_keep, which)
+    return replace(layout, n=int(which.sum()), keep=keep, response_keep=response_keep)

@@ -17,10 +17,10 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import digamma, expit, gammaln, xlog1py, xlogy
 
-from fedstat.errors import EstimationError, ModelError
+from fedstat.errors import ModelError
 from fedstat.kernels.glm import in_domain
 from fedstat.kernels.glm_family import FamilySpec
-from fedstat.typing import Bools, Floats
+from fedstat.typing import Floats
 
 LINKS: Mapping[str, tuple[str, ...]] = {
     "Gaussian": ("Identity",),
@@ -50,38 +50,6 @@ def check_family(family: FamilySpec) -> None:
     if family.link not in LINKS.get(family.name, ()):
         listed = ", ".join(f"{name} ({' or '.join(links)})" for name, links in LINKS.items())
         raise ModelError(f"family: expected one of {listed}; received {family}")
-
-
-def _counts(y: Floats) -> Bools:
-    return np.asarray((y >= 0.0) & (y == np.round(y)))
-
-
-RANGES: Mapping[str, tuple[str, Callable[[Floats], Bools]]] = {
-    "Binomial": ("zeros and ones (or true and false)", lambda y: np.isin(y, (0.0, 1.0))),
-    "Poisson": ("counts: whole numbers from zero", _counts),
-    "NegativeBinomial": ("counts: whole numbers from zero", _counts),
-    "Gamma": ("positive numbers", lambda y: y > 0.0),
-    "InverseGaussian": ("positive numbers", lambda y: y > 0.0),
-}
-
-
-def check_values(name: str, family: FamilySpec, y: Floats) -> None:
-    """Require a response that the family allows and that is not constant.
-
-    Raises
-    ------
-    EstimationError
-        Names the site and what is expected.
-    """
-    expected, right = RANGES.get(family.name, ("finite numbers", np.isfinite))
-    wrong = ~(right(y) & np.isfinite(y))
-    if wrong.any():
-        raise EstimationError(
-            f"{name}: expected a response of {expected} for the family {family.name}, and "
-            f"{int(wrong.sum()):,} of {len(y):,} entities have another"
-        )
-    if len(y) == 0 or y.min() == y.max():
-        raise EstimationError(f"{name}: the response is constant among the {len(y):,} entities of this fit")
 
 
 # ---- points ----------------------------------------------------------------------------------------

@@ -11,7 +11,8 @@ from fedstat.errors import MessageError, PolicyError
 from fedstat.federation.message import Declared, Step, check_lengths
 from fedstat.federation.site_state import SiteData, State
 from fedstat.kernels.glm_family import FamilySpec
-from fedstat.models.vglm.response_families import check_values, respond_at, saturated
+from fedstat.models.checks import check_response
+from fedstat.models.vglm.response_families import respond_at, saturated
 from fedstat.typing import Array, Bools, Floats, Ints
 
 RESPONSE = "response"
@@ -62,7 +63,7 @@ def stage_response(data: SiteData, state: State, text: str, keep: Bools) -> tupl
     check_lengths(data.name, keep=(keep, len(opened)))
     y, family = np.ascontiguousarray(opened[keep], dtype=np.float64), FamilySpec.from_json(text)
     check_entities(data, len(y))
-    check_values(data.name, family, y)
+    check_response(data.name, family.name, y)
     check_apart(data, state, "vglm responses summed", np.where(keep, 0, -1))
     state.keep("vglm response", Response(y, family, float(y.mean()), float(y.std())), len(y))
     return {"moments": np.array([y.mean(), y.std(), saturated(family, y) / len(y)])}, ""

@@ -12,9 +12,9 @@ import fedstat as fs
 from fedstat.errors import ConvergenceWarning, EstimationError, ModelError, NotAvailableError
 from fedstat.kernels.glm_family import FamilySpec
 from fedstat.kernels.quadrature import BY_M, BY_V, LOG, LOGIT, PROBIT, marginal_likelihood
+from fedstat.models.checks import check_response
 from fedstat.models.vfem.client import Theta, summarise
 from fedstat.models.vfem.glm_direction import Memory, quasi_newton
-from fedstat.models.vfem.glm_family import check_response
 from fedstat.models.vfem.glm_steps import local_score
 
 FAMILIES = {
@@ -312,7 +312,7 @@ def test_responses_that_the_family_does_not_have():
     with pytest.raises(EstimationError, match="whole numbers from zero"):
         model_of(lambda t: t["y"] + 0.5, "Log").fit()
     with pytest.raises(EstimationError, match="Bank: the response is constant among the 9"):
-        check_response("Bank", FamilySpec.of(FAMILIES["Logit"]), np.ones(9))
+        check_response("Bank", FamilySpec.of(FAMILIES["Logit"]).name, np.ones(9))
 
 
 def test_families_and_arguments_that_there_are_not():
