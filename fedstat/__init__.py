@@ -5,9 +5,9 @@ from importlib.metadata import version as _version
 from typing import TYPE_CHECKING, Any
 
 from fedstat import datasets, errors
-from fedstat.federation.partition import ClientPartition
-from fedstat.federation.policy import Policy
-from fedstat.federation.receipt_check import verify_receipt
+from fedstat.federation.account.verification import verify_receipt
+from fedstat.federation.door.policy import Policy
+from fedstat.federation.partition.partition import ClientPartition
 from fedstat.inference.compare import compare
 
 if TYPE_CHECKING:

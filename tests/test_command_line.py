@@ -13,16 +13,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent / "federation" / "remote"))
+sys.path.insert(0, str(Path(__file__).parent / "federation" / "carry"))
 
 from operating import make_federation, run, serve, wait
 
 import fedstat as fs
 from fedstat.errors import EngineError, PartitionError, SecurityError
-from fedstat.federation.ledger_file import open_books, read_books
+from fedstat.federation.account.ledger_file import open_books, read_books
+from fedstat.federation.carry.site_folder import open_site
+from fedstat.federation.crypto.keys import Identity
 from fedstat.federation.message import Ask, pack_ask
-from fedstat.federation.secure.keys import Identity
-from fedstat.federation.site_folder import open_site
 from fedstat.operator.command_line import main
 from fedstat.operator.entries import set_entry, withdraw_entry
 

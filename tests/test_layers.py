@@ -6,19 +6,39 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "fedstat"
-BASE = {"errors", "typing"}
+FOUNDATION = ("errors", "typing")
+FEDERATION = (
+    "message",
+    "files",
+    "crypto",
+    "tables",
+    "account",
+    "door",
+    "rounds",
+    "design.formula",
+    "design",
+    "carry",
+    "carry.flare",
+    "forecast",
+    "partition",
+)
+"""The files and rooms of federation/: each imports from those before it."""
+MODELS = ("", "vertical", "horizontal")
+"""What families share, in order: files of models/ itself, then the rooms; families come after them."""
 MAY_IMPORT = {
     "errors": set(),
     "typing": {"errors"},
-    "datasets": BASE,
-    "kernels": BASE,
-    "privacy": BASE | {"kernels"},
-    "federation": BASE | {"kernels", "privacy"},
-    "inference": BASE | {"kernels", "privacy"},
-    "models": BASE | {"kernels", "privacy", "federation", "inference"},
-    "operator": BASE | {"privacy", "federation"},
+    "datasets": {*FOUNDATION},
+    "kernels": {*FOUNDATION},
+    "privacy": {*FOUNDATION, "kernels"},
+    "federation": {*FOUNDATION, "kernels", "privacy"},
+    "inference": {*FOUNDATION, "kernels", "privacy"},
+    "models": {*FOUNDATION, "kernels", "privacy", "federation", "inference"},
+    "operator": {*FOUNDATION, "privacy", "federation"},
 }
 FAMILY_FILES = {"steps.py", "protocol.py", "model.py", "results.py"}
+MOST_FILES = 14
+MOST_LINES = 400
 ONLY_IN = {"numba": "kernels"}
 OPTIONAL = {"matplotlib", "pyarrow", "polars", "torch", "nvflare", "IPython", "sqlalchemy", "duckdb"}
 BANNED_NAMES = {"utils.py", "helpers.py", "misc.py", "common.py"}
@@ -29,15 +49,17 @@ def files():
 
 
 def families():
-    return {
-        path.name for path in (PACKAGE / "models").iterdir() if path.is_dir() and path.name[0] not in "_."
-    }
+    shared = {"__pycache__", *MODELS}
+    return {path.name for path in (PACKAGE / "models").iterdir() if path.is_dir()} - shared
 
 
 def address(path):
     """The file as (room, part of the room, ...): ("models", "vfem", "steps")."""
     parts = path.relative_to(PACKAGE).with_suffix("").parts
     return parts[:-1] if parts[-1] == "__init__" else parts
+
+
+MODULES = {".".join(("fedstat", *address(path))): path for path in files()}
 
 
 def imported(node, package):
@@ -84,10 +106,88 @@ def complaint_about(name, where, known_families):
     target = rest[0] if rest else None
     if target != room and target not in MAY_IMPORT[room]:
         return [f"{room} may not import {name}"]
-    own = where[1] if room == "models" and len(where) > 1 else None
-    if own and target == "models" and len(rest) > 1 and rest[1] in known_families - {own}:
-        return [f"models/{own} may not import family {rest[1]}"]
+    if target == "federation" == room:
+        return later(FEDERATION, place(FEDERATION, where[1:]), place(FEDERATION, rest[1:]), name)
+    if target == "models" == room:
+        return among_models(where[1:], rest[1:], name, known_families)
     return []
+
+
+def place(order, parts):
+    """The longest entry of ``order`` that an address begins with, or None."""
+    starts = [".".join(parts[:i]) for i in range(len(parts), 0, -1)]
+    return next((start for start in starts if start in order), None)
+
+
+def later(order, own, other, name):
+    if own is None or other is None or order.index(other) <= order.index(own):
+        return []
+    return [f"{own}/ comes before {other}/ and may not import {name}"]
+
+
+def among_models(where, target, name, known_families):
+    own, other = (parts[0] if parts else "" for parts in (where, target))
+    if other in known_families and own not in {other}:
+        return [f"models/{own} may not import family {other}"]
+    if own in known_families:
+        return []
+    own, other = (part if part in MODELS else "" for part in (own, other))
+    return later(MODELS, own, other, name)
+
+
+def imports_of(module):
+    """Modules of the package that a module imports, those for type checking included."""
+    path = MODULES[module]
+    where = address(path)
+    package = ("fedstat", *where) if path.name == "__init__.py" else ("fedstat", *where[:-1])
+    names = {name for node in ast.walk(ast.parse(path.read_text())) for name in imported(node, package)}
+    found = {name if name in MODULES else name.rpartition(".")[0] for name in names}
+    return {name for name in found if name in MODULES and name != module}
+
+
+def circles(graph):
+    """Groups of nodes that reach each other (Tarjan 1972)."""
+    index, low, stack, found = {}, {}, [], []
+
+    def visit(node):
+        index[node] = low[node] = len(index)
+        stack.append(node)
+        for other in graph.get(node, ()):
+            if other not in index:
+                visit(other)
+                low[node] = min(low[node], low[other])
+            elif other in stack:
+                low[node] = min(low[node], index[other])
+        if low[node] == index[node]:
+            cut = stack.index(node)
+            found.append(sorted(stack[cut:]))
+            del stack[cut:]
+
+    for node in graph:
+        if node not in index:
+            visit(node)
+    return [group for group in found if len(group) > 1]
+
+
+def folder_of(module):
+    path = MODULES[module]
+    return str(path.parent.relative_to(PACKAGE)) if path.parent != PACKAGE else path.stem
+
+
+def test_no_circle_of_files():
+    assert not circles({module: imports_of(module) for module in MODULES})
+
+
+def test_no_circle_of_folders():
+    graph = {}
+    for module in MODULES:
+        graph.setdefault(folder_of(module), set()).update(map(folder_of, imports_of(module)))
+    assert not circles(graph)
+
+
+def test_a_circle_is_noticed():
+    graph = {"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a", "c"}}
+    assert circles(graph) == [["b", "c"]]
 
 
 @pytest.mark.parametrize("path", files(), ids=lambda path: str(path.relative_to(PACKAGE)))
@@ -102,12 +202,12 @@ def test_imports_respect_the_rooms(path):
     "where, source",
     [
         (("kernels", "vfem"), "from fedstat.models.vfem import steps"),
-        (("kernels", "vfem"), "import fedstat.federation.site"),
+        (("kernels", "vfem"), "import fedstat.federation.door.site"),
         (("kernels", "vfem"), "from fedstat import federation"),
         (("kernels", "vfem"), "from ..federation import site"),
-        (("inference", "results"), "from fedstat.federation.ledger import Ledger"),
-        (("federation", "site"), "import fedstat"),
-        (("federation", "site"), "from fedstat import VFEMRegression"),
+        (("inference", "results"), "from fedstat.federation.account.ledger import Ledger"),
+        (("federation", "door", "site"), "import fedstat"),
+        (("federation", "door", "site"), "from fedstat import VFEMRegression"),
         (("datasets", "sme"), "from fedstat.kernels import sums"),
         (("models", "vfem", "steps"), "from fedstat.datasets import make_sme"),
         (("models", "vfem", "steps"), "from fedstat.models.glm import steps"),
@@ -115,9 +215,9 @@ def test_imports_respect_the_rooms(path):
         (("models", "vfem", "steps"), "from ..glm.steps import score"),
         (("models", "base"), "from fedstat.models.glm import steps"),
         (("models", "vfem", "steps"), "from numba import njit"),
-        (("federation", "site"), "import numba as nb"),
-        (("federation", "site"), "def f():\n    from fedstat.errors import PolicyError"),
-        (("federation", "site"), "class A:\n    def f(self):\n        import json"),
+        (("federation", "door", "site"), "import numba as nb"),
+        (("federation", "door", "site"), "def f():\n    from fedstat.errors import PolicyError"),
+        (("federation", "door", "site"), "class A:\n    def f(self):\n        import json"),
     ],
 )
 def test_a_wrong_import_is_noticed(where, source):
@@ -128,7 +228,7 @@ def test_a_wrong_import_is_noticed(where, source):
     "where, source",
     [
         (("kernels", "vfem"), "from numba import njit\nfrom fedstat.typing import Floats"),
-        (("models", "vfem", "model"), "from fedstat.models.base import Model\nfrom . import steps"),
+        (("models", "vfem", "model"), "from fedstat.models.vertical.model import Model\nfrom . import steps"),
         (("models", "vfem", "model"), "from fedstat.models.vfem.steps import STEPS"),
         (("models", "vfem", "model"), "from fedstat.federation import site\nimport numpy as np"),
         (("inference", "plots"), "def plot():\n    import matplotlib.pyplot as plt"),
@@ -157,6 +257,14 @@ def test_no_empty_module():
         path for path in files() if path.name != "__init__.py" and not ast.parse(path.read_text()).body[1:]
     ]
     assert not empty
+
+
+def test_no_folder_and_no_file_is_too_large():
+    """A folder past fourteen files, or a file past four hundred lines, lacks a room."""
+    folders = {path.parent for path in files()}
+    crowded = [str(folder) for folder in folders if len(list(folder.glob("*.py"))) - 1 > MOST_FILES]
+    long = [str(path) for path in files() if len(path.read_text().splitlines()) > MOST_LINES]
+    assert not crowded and not long
 
 
 def test_every_package_is_installed():

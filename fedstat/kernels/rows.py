@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from fedstat.kernels.glm_loops import REORDER, weighted_sums
+from fedstat.kernels.glm.loops import REORDER, weighted_sums
 from fedstat.typing import Floats, Ints
 
 BLOCK = 2048

@@ -8,7 +8,7 @@ from numbers import Integral
 import numpy as np
 
 from fedstat.errors import EstimationError, ModelError
-from fedstat.federation.secure.masks import hides
+from fedstat.federation.crypto.masks import hides
 from fedstat.typing import Bools, Floats
 
 

@@ -12,13 +12,13 @@ from typing import Any, ClassVar, Protocol
 import pandas as pd
 
 from fedstat.errors import FedstatWarning, NotAvailableError
-from fedstat.federation.adversary import who_learns
-from fedstat.federation.engine import Engine
-from fedstat.federation.forecast import Forecast, Planned
-from fedstat.federation.ledger import COORDINATOR
-from fedstat.federation.partition import ClientPartition
-from fedstat.federation.policy import Refusal
-from fedstat.federation.rehearsal import Answers, Course, Rehearsal, Rehearsed
+from fedstat.federation.account.ledger import COORDINATOR
+from fedstat.federation.door.policy import Refusal
+from fedstat.federation.forecast.adversary import who_learns
+from fedstat.federation.forecast.forecast import Forecast, Planned
+from fedstat.federation.forecast.rehearsal import Answers, Course, Rehearsal, Rehearsed
+from fedstat.federation.partition.partition import ClientPartition
+from fedstat.federation.rounds.engine import Engine
 from fedstat.inference.explanation import Explanation
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from fedstat.errors import FedstatError, MessageError, ModelError
-from fedstat.federation.ledger import Entry, Ledger
+from fedstat.federation.account.ledger import Entry, Ledger
+from fedstat.federation.account.receipt import Receipt
 from fedstat.federation.message import pack, unpack
-from fedstat.federation.receipt import Receipt
 from fedstat.inference.estimate import Estimate, LedgerLike
 from fedstat.inference.summary import ClientBlock
 from fedstat.typing import Array, Floats

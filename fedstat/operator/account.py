@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedstat.errors import PartitionError
-from fedstat.federation.chain import REFUSAL, Chain, Link, link_row
-from fedstat.federation.ledger_file import LEDGER, read_books
-from fedstat.federation.receipt import LINK_FIELDS
-from fedstat.federation.site_folder import load_identity, read_description
+from fedstat.federation.account.chain import REFUSAL, Chain, Link, link_row
+from fedstat.federation.account.ledger_file import LEDGER, read_books
+from fedstat.federation.account.receipt import LINK_FIELDS
+from fedstat.federation.carry.site_folder import load_identity, read_description
 from fedstat.operator.screen import columns, heading
 from fedstat.operator.serve import leaves
 

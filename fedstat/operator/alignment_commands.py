@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fedstat.errors import PartitionError
-from fedstat.federation.alignment_lasting import LastingAlignment, load_alignment
-from fedstat.federation.connect import open_carrier, read_federation
-from fedstat.federation.connect_vertical import align_federation, standing
-from fedstat.federation.families import load_families
-from fedstat.federation.remote import RemoteEngine, RemoteSite
-from fedstat.federation.schema import TableSchema
+from fedstat.federation.carry.remote import RemoteEngine, RemoteSite
+from fedstat.federation.door.families import load_families
+from fedstat.federation.partition.connect import open_carrier, read_federation
+from fedstat.federation.partition.connect_vertical import align_federation, standing
+from fedstat.federation.rounds.lasting_alignment import LastingAlignment, load_alignment
+from fedstat.federation.rounds.schema import TableSchema
 from fedstat.operator.screen import columns, heading
 
 

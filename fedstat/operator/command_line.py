@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstat.errors import FedstatError
-from fedstat.federation.flare.kit import FLARE
+from fedstat.federation.carry.flare.kit import FLARE
 from fedstat.operator import (
     account,
     alignment_commands,

@@ -7,24 +7,24 @@ import time
 from pathlib import Path
 
 from fedstat.errors import FedstatError, PartitionError
-from fedstat.federation.alignment_lasting import load_alignment
-from fedstat.federation.connect import (
+from fedstat.federation.account.ledger import COORDINATOR, Ledger
+from fedstat.federation.carry.flare.kit import FLARE
+from fedstat.federation.carry.flare.provision import check_address, check_flare_name
+from fedstat.federation.carry.remote import Carrier, Closing, RemoteSite
+from fedstat.federation.carry.site_folder import IDENTITY
+from fedstat.federation.crypto.keys import Identity
+from fedstat.federation.door.families import load_families
+from fedstat.federation.partition.connect import (
     FEDERATION,
     coordinator_identity,
     open_carrier,
     read_federation,
     schema_problems,
 )
-from fedstat.federation.connect_vertical import alignment_problems
-from fedstat.federation.engine import LocalEngine
-from fedstat.federation.families import load_families
-from fedstat.federation.flare.kit import FLARE
-from fedstat.federation.flare.provision import check_address, check_flare_name
-from fedstat.federation.ledger import COORDINATOR, Ledger
-from fedstat.federation.remote import Carrier, Closing, RemoteSite
-from fedstat.federation.schema import TableSchema, ask_schemas
-from fedstat.federation.secure.keys import Identity
-from fedstat.federation.site_folder import IDENTITY
+from fedstat.federation.partition.connect_vertical import alignment_problems
+from fedstat.federation.rounds.engine import LocalEngine
+from fedstat.federation.rounds.lasting_alignment import load_alignment
+from fedstat.federation.rounds.schema import TableSchema, ask_schemas
 from fedstat.operator.alignment_commands import alignment_table
 from fedstat.operator.cards import FILE, SITE, Card, read_card
 from fedstat.operator.entries import quoted, set_entry

@@ -8,17 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedstat.errors import EngineError, PartitionError
-from fedstat.federation.connect import (
-    FEDERATION,
-    FederationDescription,
-    coordinator_identity,
-    open_carrier,
-    read_federation,
-)
-from fedstat.federation.files import write_whole
-from fedstat.federation.flare.analysis import Analysis, ask_server, end_analysis
-from fedstat.federation.flare.kit import FLARE, FOLDER, KIT, SERVER
-from fedstat.federation.flare.provision import (
+from fedstat.federation.account.ledger_file import LEDGER, read_books
+from fedstat.federation.carry.flare.analysis import Analysis, ask_server, end_analysis
+from fedstat.federation.carry.flare.kit import FLARE, FOLDER, KIT, SERVER
+from fedstat.federation.carry.flare.provision import (
     AUTHORITY,
     accept_kit,
     ask_for_kit,
@@ -26,15 +19,22 @@ from fedstat.federation.flare.provision import (
     grant_kit,
     prepare_server,
 )
-from fedstat.federation.ledger_file import LEDGER, read_books
-from fedstat.federation.site_folder import (
+from fedstat.federation.carry.site_folder import (
     DESCRIPTION,
     SiteDescription,
     load_identity,
     read_description,
     read_site_policy,
 )
-from fedstat.federation.sources import open_source
+from fedstat.federation.files import write_whole
+from fedstat.federation.partition.connect import (
+    FEDERATION,
+    FederationDescription,
+    coordinator_identity,
+    open_carrier,
+    read_federation,
+)
+from fedstat.federation.tables.sources import open_source
 from fedstat.operator.participant import STATUS, Participant, is_running
 from fedstat.operator.screen import columns, heading, typed
 from fedstat.operator.serve import counts

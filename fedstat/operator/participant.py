@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from fedstat.errors import EngineError
+from fedstat.federation.carry.flare.provision import require_flare
 from fedstat.federation.files import write_whole
-from fedstat.federation.flare.provision import require_flare
 
 try:
     import fcntl

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from fedstat.errors import EngineError, PartitionError
-from fedstat.federation.chain import REFUSAL, Books, Link
+from fedstat.federation.account.chain import REFUSAL, Books, Link
+from fedstat.federation.account.ledger import COORDINATOR
+from fedstat.federation.account.ledger_file import LedgerFile
+from fedstat.federation.carry.folder import serve_folder
+from fedstat.federation.carry.site_folder import DESCRIPTION, open_site, read_description
+from fedstat.federation.door.site import Site
 from fedstat.federation.files import write_whole
-from fedstat.federation.folder import serve_folder
-from fedstat.federation.ledger import COORDINATOR
-from fedstat.federation.ledger_file import LedgerFile
-from fedstat.federation.site import Site
-from fedstat.federation.site_folder import DESCRIPTION, open_site, read_description
 from fedstat.operator.screen import columns, heading, typed
 
 STATUS = "status.json"

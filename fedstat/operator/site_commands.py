@@ -8,17 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from fedstat.errors import FedstatError, PartitionError
-from fedstat.federation.alignment_table import ALIGNED_BY, LinkedTable
-from fedstat.federation.families import load_families
-from fedstat.federation.flare.provision import check_flare_name
-from fedstat.federation.ledger import COORDINATOR
-from fedstat.federation.message import Ask, Step
-from fedstat.federation.partition_check import content_problems
-from fedstat.federation.policy import Policy, refusals
-from fedstat.federation.schema import table_schema
-from fedstat.federation.secure.keys import Identity
-from fedstat.federation.site import FAMILIES, RECEIPT
-from fedstat.federation.site_folder import (
+from fedstat.federation.account.ledger import COORDINATOR
+from fedstat.federation.carry.flare.provision import check_flare_name
+from fedstat.federation.carry.site_folder import (
     DESCRIPTION,
     IDENTITY,
     POLICY,
@@ -28,7 +20,15 @@ from fedstat.federation.site_folder import (
     read_description,
     read_site_policy,
 )
-from fedstat.federation.table import LabelledTable
+from fedstat.federation.crypto.keys import Identity
+from fedstat.federation.door.families import load_families
+from fedstat.federation.door.policy import Policy, refusals
+from fedstat.federation.door.site import FAMILIES, RECEIPT
+from fedstat.federation.message import Ask, Step
+from fedstat.federation.rounds.schema import table_schema
+from fedstat.federation.tables.checks import content_problems
+from fedstat.federation.tables.linked import ALIGNED_BY, LinkedTable
+from fedstat.federation.tables.table import LabelledTable
 from fedstat.operator.cards import FILE, SITE, Card, check_name, read_card
 from fedstat.operator.entries import quoted, set_entry, withdraw_entry
 from fedstat.operator.flare_commands import site_problems

@@ -27,7 +27,7 @@ from wiretap import Wire, tapped
 
 import fedstat as fs
 from fedstat.errors import ConvergenceWarning
-from fedstat.federation.secure import product as secure
+from fedstat.federation.crypto import product as secure
 from fedstat.kernels.sketch import SKETCHES
 from fedstat.models.vfem.covariance_steps import SKETCH_KINDS, STAGES
 

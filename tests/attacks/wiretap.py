@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from fedstat.federation.engine import LocalEngine
-from fedstat.federation.ledger import Ledger
+from fedstat.federation.account.ledger import Ledger
+from fedstat.federation.crypto.boxes import Channel
 from fedstat.federation.message import Ask, Reply
-from fedstat.federation.secure.boxes import Channel
+from fedstat.federation.rounds.engine import LocalEngine
 from fedstat.typing import Array
 
 

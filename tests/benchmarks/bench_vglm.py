@@ -86,9 +86,9 @@ def gram(file):
     """Sums of products, and the paths that follow from them."""
     import numpy as np
 
-    from fedstat.kernels.penalised_gram import gram_path
-    from fedstat.kernels.penalties import Penalty
-    from fedstat.kernels.penalty_groups import Groups
+    from fedstat.kernels.penalised.gram import gram_path
+    from fedstat.kernels.penalised.groups import Groups
+    from fedstat.kernels.penalised.penalties import Penalty
 
     data, clock = load(file), Clock()
     X, y = data["X"], data["gaussian"] - data["gaussian"].mean()
@@ -116,11 +116,11 @@ def lasso_from_rows(X, y, lambdas, tol):
     import numpy as np
     import statsmodels.api as sm
 
-    from fedstat.kernels.glm import Rows
-    from fedstat.kernels.glm_family import FamilySpec
-    from fedstat.kernels.penalised_glm import glm_path
-    from fedstat.kernels.penalties import Penalty
-    from fedstat.kernels.penalty_groups import Groups
+    from fedstat.kernels.glm.family import FamilySpec
+    from fedstat.kernels.glm.sums import Rows
+    from fedstat.kernels.penalised.glm import glm_path
+    from fedstat.kernels.penalised.groups import Groups
+    from fedstat.kernels.penalised.penalties import Penalty
 
     groups = Groups.single(COLUMNS + 1, np.r_[0.0, np.ones(COLUMNS)])
     rows, spec = Rows(np.column_stack([np.ones(ROWS), X]), y), FamilySpec.of(sm.families.Binomial())
@@ -132,9 +132,9 @@ def lasso_from_sums(X, y, lambdas, tol):
     """Sums of products about the means, and the path that follows from them; (L,) and (L, p)."""
     import numpy as np
 
-    from fedstat.kernels.penalised_gram import gram_path
-    from fedstat.kernels.penalties import Penalty
-    from fedstat.kernels.penalty_groups import Groups
+    from fedstat.kernels.penalised.gram import gram_path
+    from fedstat.kernels.penalised.groups import Groups
+    from fedstat.kernels.penalised.penalties import Penalty
 
     mean, level = X.mean(axis=0), y.mean()
     G, c = sums_of_products(X, y)

@@ -11,8 +11,8 @@ from statsmodels.stats.meta_analysis import combine_effects
 from statsmodels.stats.multitest import multipletests
 
 from fedstat.errors import EstimationError, ModelError
-from fedstat.inference.heterogeneity import adjust_holm, heterogeneity
-from fedstat.inference.random_effects import combine, i2_interval
+from fedstat.inference.heterogeneity.heterogeneity import adjust_holm, heterogeneity
+from fedstat.inference.heterogeneity.random_effects import combine, i2_interval
 
 NAMES = ("Intercept", "age", "sex[T.male]", "$dose_")
 SITES = {"Basel": (300, 0.0), "Bern": (260, 0.2), "Genève": (190, 1.1), "Zürich": (240, -0.7)}

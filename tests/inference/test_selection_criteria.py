@@ -7,7 +7,7 @@ import pytest
 import statsmodels.api as sm
 
 from fedstat.errors import ModelError
-from fedstat.inference import selection_criteria as criteria
+from fedstat.inference.selection import criteria
 
 
 @pytest.fixture(name="fits")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedstat.kernels.penalties import Penalty
-from fedstat.kernels.penalty_groups import Groups
+from fedstat.kernels.penalised.groups import Groups
+from fedstat.kernels.penalised.penalties import Penalty
 
 FOLDER = Path(__file__).parents[1] / "reference" / "penalised"
 

@@ -10,9 +10,9 @@ import statsmodels.api as sm
 from statsmodels.genmod import families
 from statsmodels.genmod.families import links
 
-from fedstat.kernels import glm
-from fedstat.kernels.glm import Rows, check_response, evaluate, log_likelihood, null_sums, row_scores
-from fedstat.kernels.glm_family import FamilySpec
+from fedstat.kernels.glm import sums as glm
+from fedstat.kernels.glm.family import FamilySpec
+from fedstat.kernels.glm.sums import Rows, check_response, evaluate, log_likelihood, null_sums, row_scores
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .* link function does not respect")
 

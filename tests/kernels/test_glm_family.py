@@ -10,7 +10,7 @@ from statsmodels.genmod import families
 from statsmodels.genmod.families import links
 
 from fedstat.errors import MessageError, ModelError
-from fedstat.kernels.glm_family import FamilySpec
+from fedstat.kernels.glm.family import FamilySpec
 
 FAMILIES = [
     families.Binomial(),

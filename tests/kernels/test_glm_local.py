@@ -10,10 +10,10 @@ from scipy import optimize
 from statsmodels.genmod import families
 from statsmodels.genmod.families import links
 
-from fedstat.kernels import glm_local
-from fedstat.kernels.glm import Rows
-from fedstat.kernels.glm_family import FamilySpec
-from fedstat.kernels.glm_local import fit_local, survey
+from fedstat.kernels.glm import local as glm_local
+from fedstat.kernels.glm.family import FamilySpec
+from fedstat.kernels.glm.local import fit_local, survey
+from fedstat.kernels.glm.sums import Rows
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .* link function does not respect")
 

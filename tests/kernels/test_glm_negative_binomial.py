@@ -8,9 +8,9 @@ import pytest
 import statsmodels.api as sm
 from scipy import special
 
-from fedstat.kernels.glm import Rows, evaluate
-from fedstat.kernels.glm_family import FamilySpec
-from fedstat.kernels.negative_binomial import evaluate_nb2, nb2_rows
+from fedstat.kernels.glm.family import FamilySpec
+from fedstat.kernels.glm.negative_binomial import evaluate_nb2, nb2_rows
+from fedstat.kernels.glm.sums import Rows, evaluate
 
 getcontext().prec = 60
 BETA = np.array([0.8, 0.4, -0.3])

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import statsmodels.api as sm
 
-from fedstat.kernels.glm import Rows
-from fedstat.kernels.glm_family import FamilySpec
-from fedstat.kernels.penalised_glm import glm_path
-from fedstat.kernels.penalised_gram import gram_path
-from fedstat.kernels.penalised_path import LinearSteps
-from fedstat.kernels.penalties import Penalty
-from fedstat.kernels.penalty_groups import Groups
+from fedstat.kernels.glm.family import FamilySpec
+from fedstat.kernels.glm.sums import Rows
+from fedstat.kernels.penalised.glm import glm_path
+from fedstat.kernels.penalised.gram import gram_path
+from fedstat.kernels.penalised.groups import Groups
+from fedstat.kernels.penalised.path import LinearSteps
+from fedstat.kernels.penalised.penalties import Penalty
 
 LASSO = Penalty("lasso")
 LAMBDAS = np.array([0.4, 0.2, 0.1, 0.05])

@@ -16,12 +16,12 @@ intercept first, were made by
 import numpy as np
 import pytest
 
-from fedstat.kernels.glm import Rows
-from fedstat.kernels.glm_family import FamilySpec
-from fedstat.kernels.penalised_glm import glm_path
-from fedstat.kernels.penalised_gram import gram_path
-from fedstat.kernels.penalties import Penalty
-from fedstat.kernels.penalty_groups import Groups
+from fedstat.kernels.glm.family import FamilySpec
+from fedstat.kernels.glm.sums import Rows
+from fedstat.kernels.penalised.glm import glm_path
+from fedstat.kernels.penalised.gram import gram_path
+from fedstat.kernels.penalised.groups import Groups
+from fedstat.kernels.penalised.penalties import Penalty
 
 LAMBDAS = {"binomial": np.array([0.2, 0.05, 0.01]), "gaussian": np.array([2.0, 0.5, 0.1])}
 FAMILIES = {"binomial": FamilySpec("Binomial", "Logit"), "gaussian": FamilySpec("Gaussian", "Identity")}

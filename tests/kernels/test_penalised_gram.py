@@ -6,11 +6,11 @@ from penalised_cases import cases, groups_of, penalty_of, stored
 from scipy import optimize
 
 from fedstat.errors import ModelError
-from fedstat.kernels.penalised_gram import GramSolver, gram_path
-from fedstat.kernels.penalised_newton import newton_step
-from fedstat.kernels.penalised_path import follow_path, lambda_grid, lambda_max, strong_set
-from fedstat.kernels.penalties import Penalty
-from fedstat.kernels.penalty_groups import Groups
+from fedstat.kernels.penalised.gram import GramSolver, gram_path
+from fedstat.kernels.penalised.groups import Groups
+from fedstat.kernels.penalised.newton import newton_step
+from fedstat.kernels.penalised.path import follow_path, lambda_grid, lambda_max, strong_set
+from fedstat.kernels.penalised.penalties import Penalty
 
 GAUSSIAN = [case for case in cases.cases() if case[1] == "Gaussian"]
 NAMES = [Penalty("lasso"), Penalty("elastic_net", alpha=0.4), Penalty("scad"), Penalty("mcp")]

@@ -5,9 +5,9 @@ import pytest
 from scipy.integrate import quad
 
 from fedstat.errors import ModelError
-from fedstat.kernels.penalised_gram import gram_path
-from fedstat.kernels.penalties import Penalty, threshold
-from fedstat.kernels.penalty_groups import Groups, orthonormaliser
+from fedstat.kernels.penalised.gram import gram_path
+from fedstat.kernels.penalised.groups import Groups, orthonormaliser
+from fedstat.kernels.penalised.penalties import Penalty, threshold
 
 ALL = [
     Penalty("lasso"),

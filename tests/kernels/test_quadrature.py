@@ -9,8 +9,8 @@ from scipy.integrate import quad
 from scipy.optimize import minimize_scalar
 from scipy.special import expit, gammaln, log_ndtr
 
-from fedstat.kernels import quadrature
-from fedstat.kernels.quadrature import (
+from fedstat.kernels.glm import quadrature
+from fedstat.kernels.glm.quadrature import (
     BY_M,
     BY_MM,
     BY_MV,

@@ -8,7 +8,7 @@ import pytest
 
 import fedstat as fs
 from fedstat.errors import DisclosureWarning, NotAvailableError
-from fedstat.federation.released import MANY
+from fedstat.federation.account.released import MANY
 
 
 def rows(n=300):

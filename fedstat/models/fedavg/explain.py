@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from fedstat.federation.ledger import COORDINATOR
+from fedstat.federation.account.ledger import COORDINATOR
+from fedstat.federation.forecast.rehearsal import Answers, Course, StandIn
 from fedstat.federation.message import Ask, Reply
-from fedstat.federation.rehearsal import Answers, Course, StandIn
-from fedstat.models.base_rows import HorizontalModel
 from fedstat.models.explain import settled
-from fedstat.models.explain_rows import RowsStandIns, rows_notes
 from fedstat.models.fedavg.steps import FAMILY
+from fedstat.models.horizontal.explain_rows import RowsStandIns, rows_notes
+from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.typing import Array
 
 

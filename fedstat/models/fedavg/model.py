@@ -12,15 +12,15 @@ import statsmodels.genmod.families as sm_families
 from numpy.typing import ArrayLike
 
 from fedstat.errors import ConvergenceWarning, ModelError
-from fedstat.federation.rows import RowsQuestion
-from fedstat.federation.secure.masks import hides
+from fedstat.federation.crypto.masks import hides
+from fedstat.federation.design.site_rows import RowsQuestion
 from fedstat.kernels.server_updates import count_drawn
-from fedstat.models.base_rows import HorizontalModel
 from fedstat.models.checks import check_choice, check_masked, check_whole
 from fedstat.models.fedavg.explain import FedAvgPlan
 from fedstat.models.fedavg.protocol import Federation, Options
 from fedstat.models.fedavg.results import FedAvgResults
 from fedstat.models.fedavg.rules import Averaging, Fair, Momentum, Rule
+from fedstat.models.horizontal.model import HorizontalModel
 
 SEED_LIMIT = 2**63
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedstat.errors import EstimationError, ModelError
-from fedstat.federation.design_rows import (
+from fedstat.federation.design.by_rows import (
     RowsAgreement,
     RowsDesign,
     moment_asks,
@@ -17,10 +17,10 @@ from fedstat.federation.design_rows import (
     standardisation,
     translation,
 )
-from fedstat.federation.engine import Rounds
 from fedstat.federation.message import Ask, Reply
-from fedstat.federation.secure.sums import masked
-from fedstat.kernels.glm_family import FamilySpec
+from fedstat.federation.rounds.engine import Rounds
+from fedstat.federation.rounds.masked_sums import masked
+from fedstat.kernels.glm.family import FamilySpec
 from fedstat.kernels.server_updates import sample_clients
 from fedstat.models.fedavg.rules import Averaging, Returned, Rule, Sums
 from fedstat.models.fedavg.steps import FAMILY

@@ -9,18 +9,18 @@ import numpy as np
 import pandas as pd
 
 from fedstat.errors import NotAvailableError
-from fedstat.federation.design_rows import RowsAgreement
-from fedstat.federation.ledger import Ledger
-from fedstat.federation.partition import ClientPartition
+from fedstat.federation.account.ledger import Ledger
+from fedstat.federation.design.by_rows import RowsAgreement
+from fedstat.federation.partition.partition import ClientPartition
 from fedstat.inference.estimate import Estimate
 from fedstat.inference.plots import plot_loss
 from fedstat.inference.results import FederatedResults
 from fedstat.inference.summary import ClientBlock
 from fedstat.inference.tables import number
-from fedstat.models.evaluation import Evaluated
 from fedstat.models.fedavg.protocol import FedAvgFit
 from fedstat.models.fedavg.rules import Fair
-from fedstat.models.predicted_rows import predict_rows
+from fedstat.models.horizontal.evaluation import Evaluated
+from fedstat.models.horizontal.prediction import predict_rows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

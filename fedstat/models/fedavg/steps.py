@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 
 from fedstat.errors import EstimationError, MessageError
-from fedstat.federation.design_rows import OpenRows, rows_of
+from fedstat.federation.design.by_rows import OpenRows, rows_of
+from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
-from fedstat.federation.site_state import SiteData, State
-from fedstat.kernels.glm import Rows, evaluate, log_likelihood
-from fedstat.kernels.glm_family import FamilySpec
-from fedstat.kernels.glm_local import join
+from fedstat.kernels.glm.family import FamilySpec
+from fedstat.kernels.glm.local import join
+from fedstat.kernels.glm.sums import Rows, evaluate, log_likelihood
 from fedstat.kernels.server_updates import fair_part
 from fedstat.kernels.sgd import local_proximal, local_sgd, mean_loss
-from fedstat.models.kernel_rows import glm_rows, require_response, sums_spread
+from fedstat.models.horizontal.rows import glm_rows, require_response, sums_spread
 from fedstat.typing import Array, Floats, Ints
 
 FAMILY = "fedavg"

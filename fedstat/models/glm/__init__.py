@@ -1,6 +1,6 @@
 """Generalized linear models over sites that hold different rows: the fit of the pooled table from sums."""
 
-from fedstat.federation.site import FAMILIES
+from fedstat.federation.door.site import FAMILIES
 from fedstat.models.glm.cluster_steps import STEPS as CLUSTER_STEPS
 from fedstat.models.glm.overdispersion import STEPS as OVERDISPERSION_STEPS
 from fedstat.models.glm.steps import FAMILY, STEPS

@@ -15,11 +15,11 @@ import numpy as np
 import pandas as pd
 
 from fedstat.errors import DesignError, MessageError, PolicyError
+from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step
-from fedstat.federation.site_state import SiteData, State
-from fedstat.kernels.glm import row_scores
+from fedstat.kernels.glm.sums import row_scores
 from fedstat.models.glm.steps import BETA, COLUMNS, check_weights, model_of, total
-from fedstat.models.kernel_rows import glm_rows
+from fedstat.models.horizontal.rows import glm_rows
 from fedstat.typing import Array, Bools, Floats, Ints
 
 BLOCK = 65_536

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fedstat.federation.design_rows import RowsDesign, standardisation, translation, varying
+from fedstat.federation.design.by_rows import RowsDesign, standardisation, translation, varying
 from fedstat.typing import Bools, Floats
 
 

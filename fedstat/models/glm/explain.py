@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from fedstat.federation.forecast.rehearsal import Answers, Course, StandIn
 from fedstat.federation.message import Ask, Reply
-from fedstat.federation.rehearsal import Answers, Course, StandIn
-from fedstat.models.base_rows import HorizontalModel
 from fedstat.models.explain import settled
-from fedstat.models.explain_rows import RowsStandIns, rows_notes
 from fedstat.models.glm.steps import FAMILY
+from fedstat.models.horizontal.explain_rows import RowsStandIns, rows_notes
+from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.typing import Array
 
 EVALUATIONS = (3, 4, 8)

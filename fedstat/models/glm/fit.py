@@ -9,8 +9,8 @@ import numpy as np
 
 from fedstat.errors import EstimationError
 from fedstat.federation.message import Reply
-from fedstat.inference.heterogeneity import MaskedParts
-from fedstat.kernels.glm_family import FamilySpec
+from fedstat.inference.heterogeneity.heterogeneity import MaskedParts
+from fedstat.kernels.glm.family import FamilySpec
 from fedstat.models.glm.coordinates import Coordinates
 from fedstat.typing import Array, Floats
 

@@ -8,8 +8,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import statsmodels.genmod.families as sm_families
 
 from fedstat.errors import ConvergenceWarning, ModelError
-from fedstat.federation.engine import Rounds
-from fedstat.models.base_rows import HorizontalModel
+from fedstat.federation.rounds.engine import Rounds
 from fedstat.models.checks import check_choice, check_masked, check_positive, check_whole
 from fedstat.models.glm.explain import GLMPlan
 from fedstat.models.glm.fit import GLMFit
@@ -24,6 +23,7 @@ from fedstat.models.glm.variance import (
     model_based,
     sandwich,
 )
+from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.typing import Floats
 
 CovType: TypeAlias = Literal["nonrobust", "HC0", "HC1", "cluster", "survey"]

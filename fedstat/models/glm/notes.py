@@ -12,7 +12,7 @@ from fedstat.inference.tables import Sheet, human_bytes, number
 from fedstat.models.glm.protocol import NOT_ASKED
 
 if TYPE_CHECKING:
-    from fedstat.inference.heterogeneity import Heterogeneity
+    from fedstat.inference.heterogeneity.heterogeneity import Heterogeneity
     from fedstat.models.glm.fit import GLMFit
     from fedstat.models.glm.results import GLMResults
 

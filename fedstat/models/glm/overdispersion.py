@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fedstat.errors import EstimationError
-from fedstat.federation.engine import Rounds
+from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step
-from fedstat.federation.site_state import SiteData, State
-from fedstat.kernels.negative_binomial import evaluate_nb2
+from fedstat.federation.rounds.engine import Rounds
+from fedstat.kernels.glm.negative_binomial import evaluate_nb2
 from fedstat.models.glm.fit import add
 from fedstat.models.glm.protocol import MAX_HALVINGS, NOTHING, Newton
 from fedstat.models.glm.steps import BETA, COLUMNS, INSIDE, check_weights, model_of, total

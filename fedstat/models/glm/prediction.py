@@ -12,7 +12,7 @@ from scipy import stats
 from fedstat.errors import NotAvailableError
 from fedstat.inference.estimate import Estimate
 from fedstat.models.checks import check_choice
-from fedstat.models.predicted_rows import PredictedRows, predict_rows
+from fedstat.models.horizontal.prediction import PredictedRows, predict_rows
 
 if TYPE_CHECKING:
     from fedstat.models.glm.fit import GLMFit

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedstat.errors import EstimationError
-from fedstat.federation.design_rows import RowsAgreement, moment_asks, open_asks, opened_design
-from fedstat.federation.engine import Fit, Rounds
+from fedstat.federation.design.by_rows import RowsAgreement, moment_asks, open_asks, opened_design
 from fedstat.federation.message import Ask, Reply
-from fedstat.federation.secure.sums import masked
-from fedstat.kernels.glm_family import FamilySpec
+from fedstat.federation.rounds.engine import Fit, Rounds
+from fedstat.federation.rounds.masked_sums import masked
+from fedstat.kernels.glm.family import FamilySpec
 from fedstat.models.glm.coordinates import Coordinates
 from fedstat.models.glm.fit import GLMFit, LocalFit, Total, TraceRow, add, few_weigh
 from fedstat.models.glm.problems import PATIENCE, Runaway, check_rank, diverges

@@ -12,24 +12,24 @@ import numpy as np
 import pandas as pd
 
 from fedstat.errors import EstimationError, ModelError, NotAvailableError
-from fedstat.federation.design_rows import RowsAgreement
-from fedstat.federation.ledger import Ledger
-from fedstat.federation.partition import ClientPartition
+from fedstat.federation.account.ledger import Ledger
+from fedstat.federation.design.by_rows import RowsAgreement
+from fedstat.federation.partition.partition import ClientPartition
 from fedstat.inference.estimate import Estimate
-from fedstat.inference.heterogeneity import Heterogeneity, heterogeneity
+from fedstat.inference.heterogeneity.heterogeneity import Heterogeneity, heterogeneity
 from fedstat.inference.likelihood import cox_snell, mcfadden
 from fedstat.inference.results import FederatedResults
 from fedstat.inference.summary import ClientBlock
 from fedstat.inference.tables import SheetSummary
 from fedstat.inference.vif import gvif
 from fedstat.models.checks import check_choice
-from fedstat.models.evaluation import Evaluated
 from fedstat.models.glm.fit import GLMFit
 from fedstat.models.glm.notes import estimate_lines, federation_lines, fit_notes, show_number, site_sheet
 from fedstat.models.glm.overdispersion import Overdispersion
 from fedstat.models.glm.prediction import RowPredictions
 from fedstat.models.glm.score_test import ScoreTest, score_test
 from fedstat.models.glm.storage import FORMAT, Basis, read_saved, save_result
+from fedstat.models.horizontal.evaluation import Evaluated
 from fedstat.models.saved import READERS
 from fedstat.typing import Array, Floats
 

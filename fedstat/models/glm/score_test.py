@@ -8,7 +8,7 @@ import numpy as np
 from scipy import stats
 
 from fedstat.errors import ModelError
-from fedstat.federation.engine import Rounds
+from fedstat.federation.rounds.engine import Rounds
 from fedstat.models.glm.problems import check_rank
 from fedstat.models.glm.protocol import Newton, Options, Session
 from fedstat.typing import Floats

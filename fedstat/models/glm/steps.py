@@ -14,14 +14,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedstat.errors import MessageError, PolicyError
-from fedstat.federation.design_rows import OpenRows, rows_of, translation
+from fedstat.federation.design.by_rows import OpenRows, rows_of, translation
+from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
-from fedstat.federation.site_state import SiteData, State
-from fedstat.inference.influence import quadratic_form
-from fedstat.kernels.glm import Rows, Sums, evaluate, log_likelihood, null_sums
-from fedstat.kernels.glm_family import FamilySpec
-from fedstat.kernels.glm_local import fit_local
-from fedstat.models.kernel_rows import glm_rows, require_response, sums_spread, weights_spread
+from fedstat.inference.heterogeneity.influence import quadratic_form
+from fedstat.kernels.glm.family import FamilySpec
+from fedstat.kernels.glm.local import fit_local
+from fedstat.kernels.glm.sums import Rows, Sums, evaluate, log_likelihood, null_sums
+from fedstat.models.horizontal.rows import glm_rows, require_response, sums_spread, weights_spread
 from fedstat.typing import Array, Bools, Floats
 
 FAMILY = "glm"
@@ -130,7 +130,7 @@ def sums_at(
 ) -> Sums | None:
     """Return the sums at coefficients of the site's own columns, and keep them; None where few rows weigh.
 
-    See :func:`fedstat.models.kernel_rows.weights_spread`.
+    See :func:`fedstat.models.horizontal.rows.weights_spread`.
     """
     if "glm point" in state:
         point: Point = state.use("glm point")
@@ -249,7 +249,7 @@ def judge(
     -------
     dict
         ``fit``: log-likelihood, log-likelihood and deviance without covariates; ``meat``, ``between`` (p, p);
-        ``apart`` (2,): see :func:`fedstat.inference.influence.quadratic_form`.
+        ``apart`` (2,): see :func:`fedstat.inference.heterogeneity.influence.quadratic_form`.
 
     Raises
     ------

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedstat.federation.block import BlockSpec
-from fedstat.federation.design_rows import RowsAgreement, RowsDesign, SiteRows
-from fedstat.federation.ledger import Ledger
-from fedstat.federation.rows import RowsQuestion
+from fedstat.federation.account.ledger import Ledger
+from fedstat.federation.design.block import BlockSpec
+from fedstat.federation.design.by_rows import RowsAgreement, RowsDesign, SiteRows
+from fedstat.federation.design.site_rows import RowsQuestion
 from fedstat.inference.estimate import Estimate
-from fedstat.kernels.glm_family import FamilySpec
+from fedstat.kernels.glm.family import FamilySpec
 from fedstat.models.glm.coordinates import Coordinates
 from fedstat.models.glm.fit import GLMFit, LocalFit, Total, TraceRow
 from fedstat.models.glm.overdispersion import Overdispersion

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedstat.errors import EstimationError
-from fedstat.federation.engine import Rounds
 from fedstat.federation.message import Reply
+from fedstat.federation.rounds.engine import Rounds
 from fedstat.models.glm.fit import GLMFit, add
 from fedstat.models.glm.protocol import Session
 from fedstat.typing import Array, Floats, Ints

@@ -1,6 +1,6 @@
 """Regression with client-wise missing blocks (VFEM)."""
 
-from fedstat.federation.site import FAMILIES
+from fedstat.federation.door.site import FAMILIES
 from fedstat.models.vfem import (
     covariance_steps,
     glm_response_steps,

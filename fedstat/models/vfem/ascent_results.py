@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from fedstat.errors import NotAvailableError
-from fedstat.federation.ledger import Ledger
+from fedstat.federation.account.ledger import Ledger
 from fedstat.inference.plots import plot_convergence
 from fedstat.inference.results import FederatedResults
 from fedstat.models.vfem.layout import complete

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedstat.errors import EstimationError, MessageError
-from fedstat.federation.design import block_of
+from fedstat.federation.design.by_columns import block_of
+from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import check_lengths
-from fedstat.federation.site_state import SiteData, State
 from fedstat.kernels.rows import column_sums, gram
 from fedstat.typing import Array, Bools, Floats, Ints
 

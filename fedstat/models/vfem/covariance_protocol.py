@@ -19,7 +19,7 @@ from typing import Protocol
 
 import numpy as np
 
-from fedstat.federation.engine import Rounds
+from fedstat.federation.rounds.engine import Rounds
 from fedstat.inference.covariance import delta_method, invert_information, nearest_psd, symmetrise
 from fedstat.models.vfem.cross_products import Columns, CrossOptions, CrossProducts, cross_products
 from fedstat.models.vfem.layout import Layout

@@ -16,8 +16,8 @@ import numpy as np
 from scipy.linalg import eigh
 
 from fedstat.errors import EstimationError
+from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
-from fedstat.federation.site_state import SiteData, State
 from fedstat.kernels.rows import column_sums, gram
 from fedstat.kernels.sketch import SKETCHES
 from fedstat.models.vfem.client import Client, Theta, client_of

@@ -12,8 +12,8 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from fedstat.federation.engine import Rounds
-from fedstat.models.pattern_merge import least_entities
+from fedstat.federation.rounds.engine import Rounds
+from fedstat.models.vertical.merges import least_entities
 from fedstat.models.vfem.covariance_steps import SKETCH_KINDS, STAGES
 from fedstat.models.vfem.layout import Layout
 from fedstat.models.vfem.protocol import ask

@@ -12,13 +12,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from fedstat.federation.forecast.rehearsal import Answers, Course, StandIn
 from fedstat.federation.message import Ask, Reply
-from fedstat.federation.rehearsal import Answers, Course, StandIn
-from fedstat.federation.secure.product_steps import Part
+from fedstat.federation.rounds.product_steps import Part
 from fedstat.kernels.sketch import single_sketches
-from fedstat.models.base import VerticalModel
 from fedstat.models.explain import settled
-from fedstat.models.explain_products import ProductStandIns
+from fedstat.models.vertical.explain_products import ProductStandIns
+from fedstat.models.vertical.model import VerticalModel
 from fedstat.models.vfem.covariance_steps import SKETCH_KINDS, STAGES
 from fedstat.models.vfem.exposure import count_exposed
 from fedstat.models.vfem.layout import make_layout

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from fedstat.federation.secure.masks import TWO_SITES, hides
+from fedstat.federation.crypto.masks import TWO_SITES, hides
 from fedstat.models.vfem.covariance_protocol import Covariance
 from fedstat.models.vfem.layout import Layout
 

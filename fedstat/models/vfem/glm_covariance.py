@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedstat.errors import EstimationError
-from fedstat.federation.engine import Rounds
+from fedstat.federation.rounds.engine import Rounds
 from fedstat.inference.covariance import invert_information
 from fedstat.models.vfem.covariance_protocol import (
     Covariance,

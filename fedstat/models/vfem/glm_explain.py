@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from fedstat.federation.forecast.rehearsal import Answers, StandIn
 from fedstat.federation.message import Ask, Reply
-from fedstat.federation.rehearsal import Answers, StandIn
-from fedstat.models.base import VerticalModel
+from fedstat.models.vertical.model import VerticalModel
 from fedstat.models.vfem.explain import VFEMPlan
 from fedstat.models.vfem.protocol import FAMILY
 from fedstat.typing import Array

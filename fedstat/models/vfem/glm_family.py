@@ -8,8 +8,8 @@ import numpy as np
 from scipy.special import gammaln, xlogy
 
 from fedstat.errors import ModelError
-from fedstat.kernels.glm_family import FamilySpec
-from fedstat.kernels.quadrature import LOG, LOGIT, PROBIT
+from fedstat.kernels.glm.family import FamilySpec
+from fedstat.kernels.glm.quadrature import LOG, LOGIT, PROBIT
 from fedstat.typing import Floats
 
 KERNELS: Mapping[tuple[str, str], int] = {

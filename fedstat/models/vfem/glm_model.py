@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self, get_args, overload
 
 from fedstat.errors import ModelError
-from fedstat.federation.engine import Rounds
-from fedstat.federation.formula import Formula
-from fedstat.federation.ledger import Ledger
-from fedstat.federation.partition import ClientPartition
-from fedstat.federation.secure.sums import masked as mask_sums
-from fedstat.kernels.glm_family import Family, FamilySpec
-from fedstat.models.base import VerticalModel
+from fedstat.federation.account.ledger import Ledger
+from fedstat.federation.design.formula.parse import Formula
+from fedstat.federation.partition.partition import ClientPartition
+from fedstat.federation.rounds.engine import Rounds
+from fedstat.federation.rounds.masked_sums import masked as mask_sums
+from fedstat.kernels.glm.family import Family, FamilySpec
 from fedstat.models.checks import check_choice, check_positive, check_whole
+from fedstat.models.vertical.model import VerticalModel
 from fedstat.models.vfem.covariance_protocol import Covariance
 from fedstat.models.vfem.cross_products import CrossOptions, check_dealers
 from fedstat.models.vfem.glm_covariance import glm_covariance

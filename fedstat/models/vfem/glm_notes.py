@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from fedstat.federation.ledger import Ledger
+from fedstat.federation.account.ledger import Ledger
 from fedstat.models.vfem.exposure import masked_notes, secure_product_notes
 from fedstat.models.vfem.layout import Layout
 from fedstat.models.vfem.notes import count_notes

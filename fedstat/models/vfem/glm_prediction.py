@@ -10,11 +10,11 @@ import pandas as pd
 from scipy import stats
 
 from fedstat.errors import ModelError, NotAvailableError
-from fedstat.federation.design import design_ask
-from fedstat.federation.engine import Rounds
-from fedstat.federation.ledger import Ledger
-from fedstat.federation.partition import ClientPartition
-from fedstat.kernels.quadrature import marginal_mean
+from fedstat.federation.account.ledger import Ledger
+from fedstat.federation.design.by_columns import design_ask
+from fedstat.federation.partition.partition import ClientPartition
+from fedstat.federation.rounds.engine import Rounds
+from fedstat.kernels.glm.quadrature import marginal_mean
 from fedstat.models.vfem.covariance_protocol import Places
 from fedstat.models.vfem.glm_family import kernel_of
 from fedstat.models.vfem.glm_protocol import GLMFit

@@ -17,10 +17,10 @@ from typing import TypeAlias
 import numpy as np
 
 from fedstat.errors import EstimationError
-from fedstat.federation.engine import Rounds
 from fedstat.federation.message import Ask, Reply
-from fedstat.kernels.glm_family import FamilySpec
-from fedstat.models.pattern_fit import TraceRow
+from fedstat.federation.rounds.engine import Rounds
+from fedstat.kernels.glm.family import FamilySpec
+from fedstat.models.vertical.fit import TraceRow
 from fedstat.models.vfem.glm_direction import Memory, Weights, quasi_newton
 from fedstat.models.vfem.layout import Layout
 from fedstat.models.vfem.protocol import FAMILY, ask

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedstat.errors import MessageError
+from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
-from fedstat.federation.site_state import SiteData, State
-from fedstat.kernels.glm_family import FamilySpec
-from fedstat.kernels.quadrature import (
+from fedstat.kernels.glm.family import FamilySpec
+from fedstat.kernels.glm.quadrature import (
     BY_M,
     BY_MM,
     BY_MV,
@@ -43,7 +43,7 @@ class GLMResponse:
     code : (n,) int
         Missing pattern of each entity.
     kernel : int
-        Compiled likelihood; see :mod:`fedstat.kernels.quadrature`.
+        Compiled likelihood; see :mod:`fedstat.kernels.glm.quadrature`.
     m, v, terms : (n,), (n,) and (6, n) arrays
         Mean and variance of the linear predictors, and the likelihood with its derivatives there.
     """

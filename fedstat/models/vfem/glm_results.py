@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Literal
 import pandas as pd
 
 from fedstat.errors import ModelError
-from fedstat.federation.ledger import Ledger
-from fedstat.federation.partition import ClientPartition
+from fedstat.federation.account.ledger import Ledger
+from fedstat.federation.partition.partition import ClientPartition
 from fedstat.inference.estimate import Estimate
 from fedstat.inference.likelihood import LRTest, cox_snell, mcfadden
 from fedstat.inference.results import FederatedResults

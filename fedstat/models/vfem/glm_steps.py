@@ -19,8 +19,8 @@ import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 
 from fedstat.errors import MessageError
+from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
-from fedstat.federation.site_state import SiteData, State
 from fedstat.kernels.rows import column_sums, gram, row_dots
 from fedstat.models.vfem.client import Client, Theta, stage_client
 from fedstat.models.vfem.covariance_steps import eliminate_sigma, units, weighted_sums

@@ -8,10 +8,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedstat.federation.ledger import Ledger
+from fedstat.federation.account.ledger import Ledger
 from fedstat.inference.estimate import Estimate
-from fedstat.kernels.glm_family import FamilySpec
-from fedstat.models.pattern_fit import TraceRow
+from fedstat.kernels.glm.family import FamilySpec
 from fedstat.models.saved import (
     estimate_content,
     ledger_content,
@@ -20,6 +19,7 @@ from fedstat.models.saved import (
     without,
     write,
 )
+from fedstat.models.vertical.fit import TraceRow
 from fedstat.models.vfem.covariance_protocol import Covariance
 from fedstat.models.vfem.glm_outcome import GLMOutcome
 from fedstat.models.vfem.glm_protocol import GLMFit, GLMOptions

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedstat.errors import EstimationError, ModelError
-from fedstat.federation.design import BlockDesign, Design
-from fedstat.models.pattern_merge import keep_only
-from fedstat.models.pattern_moments import number_patterns
+from fedstat.federation.design.by_columns import BlockDesign, Design
+from fedstat.models.vertical.merges import keep_only
+from fedstat.models.vertical.moments import number_patterns
 from fedstat.typing import Bools, Floats, Ints
 
 

@@ -12,12 +12,12 @@ from typing import Any, ClassVar, Literal, TypeAlias, get_args
 import numpy as np
 
 from fedstat.errors import ModelError
-from fedstat.federation.engine import Rounds
-from fedstat.federation.formula import Formula
-from fedstat.federation.ledger import Ledger
+from fedstat.federation.account.ledger import Ledger
+from fedstat.federation.design.formula.parse import Formula
+from fedstat.federation.rounds.engine import Rounds
 from fedstat.models.checks import check_choice, check_positive, check_whole
-from fedstat.models.pattern_fit import MomentsFit
-from fedstat.models.pattern_merge import LARGEST_SHARE
+from fedstat.models.vertical.fit import MomentsFit
+from fedstat.models.vertical.merges import LARGEST_SHARE
 from fedstat.models.vfem.covariance_protocol import Covariance, information_covariance
 from fedstat.models.vfem.cross_products import CrossOptions, check_dealers
 from fedstat.models.vfem.explain import VFEMPlan

@@ -11,9 +11,9 @@ from scipy.linalg import solve_triangular
 
 from fedstat.errors import NotAvailableError
 from fedstat.inference.likelihood import LRTest
-from fedstat.models.pattern_fit import MomentsFit
-from fedstat.models.pattern_likelihood import block_covariance, residuals
-from fedstat.models.pattern_moments import PatternMoments
+from fedstat.models.vertical.fit import MomentsFit
+from fedstat.models.vertical.likelihood import block_covariance, residuals
+from fedstat.models.vertical.moments import PatternMoments
 from fedstat.models.vfem.moments_normal import Normal, fit_normal, inverse_by_pattern, normal_step, observed
 from fedstat.typing import Floats
 

@@ -1,6 +1,6 @@
 """Covariance of (a, s2, beta, mu) from moments: observed, expected, supplemented EM.
 
-The profile likelihood of :mod:`fedstat.models.pattern_likelihood` has Sigma_1..Sigma_K maximised
+The profile likelihood of :mod:`fedstat.models.vertical.likelihood` has Sigma_1..Sigma_K maximised
 out, so the inverse of its information is the covariance with every nuisance parameter accounted for.
 """
 
@@ -12,10 +12,10 @@ import numpy as np
 
 from fedstat.errors import NotAvailableError
 from fedstat.inference.covariance import symmetrise
-from fedstat.models.pattern_covariance import client_order, in_units, information_inverse
-from fedstat.models.pattern_fit import MomentsFit, fit_moments
-from fedstat.models.pattern_likelihood import Standard, block_covariance, residuals
-from fedstat.models.pattern_moments import PatternMoments
+from fedstat.models.vertical.covariance import client_order, in_units, information_inverse
+from fedstat.models.vertical.fit import MomentsFit, fit_moments
+from fedstat.models.vertical.likelihood import Standard, block_covariance, residuals
+from fedstat.models.vertical.moments import PatternMoments
 from fedstat.models.vfem.covariance_protocol import Covariance
 from fedstat.models.vfem.moments_em import EMPoint, centred, em_step, expected_gram
 from fedstat.models.vfem.sem_protocol import Point as SEMPoint

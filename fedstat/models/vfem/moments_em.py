@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedstat.models.pattern_likelihood import Standard
+from fedstat.models.vertical.likelihood import Standard
 from fedstat.typing import Array, Floats
 
 

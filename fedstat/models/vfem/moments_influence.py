@@ -9,9 +9,9 @@ import pandas as pd
 from scipy import stats
 
 from fedstat.errors import ModelError
-from fedstat.models.pattern_fit import MomentsFit, fit_moments
-from fedstat.models.pattern_likelihood import Point, Standard
-from fedstat.models.pattern_moments import PatternMoments
+from fedstat.models.vertical.fit import MomentsFit, fit_moments
+from fedstat.models.vertical.likelihood import Point, Standard
+from fedstat.models.vertical.moments import PatternMoments
 from fedstat.typing import Floats
 
 

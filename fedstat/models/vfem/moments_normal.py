@@ -18,7 +18,7 @@ import numpy as np
 
 from fedstat.errors import EstimationError
 from fedstat.kernels.anderson import anderson_weights
-from fedstat.models.pattern_moments import PatternMoments
+from fedstat.models.vertical.moments import PatternMoments
 from fedstat.typing import Bools, Floats
 
 MEMORY = 10

@@ -13,10 +13,10 @@ from itertools import combinations
 
 import numpy as np
 
-from fedstat.federation.engine import Rounds
 from fedstat.federation.message import Ask
-from fedstat.models.pattern_merge import LARGEST_SHARE, MergePlan, Rule, keep_only, plan_merges
-from fedstat.models.pattern_moments import PatternMoments
+from fedstat.federation.rounds.engine import Rounds
+from fedstat.models.vertical.merges import LARGEST_SHARE, MergePlan, Rule, keep_only, plan_merges
+from fedstat.models.vertical.moments import PatternMoments
 from fedstat.models.vfem.layout import Layout
 from fedstat.models.vfem.protocol import ask
 from fedstat.models.vfem.secure_product_steps import BLOCK, RESPONSE

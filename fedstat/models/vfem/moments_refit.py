@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from fedstat.errors import FormulaError, ModelError
-from fedstat.federation.block_spec import read_terms
-from fedstat.federation.design import BlockDesign, Design
-from fedstat.federation.formula import ClientTerms, Formula, parse_formula
-from fedstat.federation.formula_terms import Term, term_columns, term_text
-from fedstat.federation.ledger import Ledger
+from fedstat.federation.account.ledger import Ledger
+from fedstat.federation.design.by_columns import BlockDesign, Design
+from fedstat.federation.design.formula.parse import ClientTerms, Formula, parse_formula
+from fedstat.federation.design.formula.terms import Term, term_columns, term_text
+from fedstat.federation.design.spec import read_terms
 from fedstat.models.vfem.layout import make_layout
 from fedstat.models.vfem.moments_covariance import CovType, estimate_from_moments
 from fedstat.models.vfem.outcome import Outcome, by_client, warn_unless_converged

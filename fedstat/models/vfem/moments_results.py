@@ -8,7 +8,7 @@ import pandas as pd
 
 from fedstat.errors import NotAvailableError
 from fedstat.models.checks import check_choice
-from fedstat.models.pattern_fit import MomentsFit
+from fedstat.models.vertical.fit import MomentsFit
 from fedstat.models.vfem.moments_assumptions import (
     LittleTest,
     independence_tests,

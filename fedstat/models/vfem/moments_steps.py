@@ -11,8 +11,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from fedstat.errors import MessageError, PolicyError
+from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
-from fedstat.federation.site_state import SiteData, State
 from fedstat.models.vfem.client import client_of, stage_client
 from fedstat.models.vfem.response_steps import Active
 from fedstat.models.vfem.secure_product_steps import (

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedstat.federation.ledger import Ledger
+from fedstat.federation.account.ledger import Ledger
 from fedstat.models.vfem.exposure import masked_notes, secure_product_notes
 from fedstat.models.vfem.layout import Layout
 from fedstat.models.vfem.moments_protocol import Exchange

@@ -14,9 +14,9 @@ from fedstat.errors import ConvergenceWarning, DataWarning
 from fedstat.inference.covariance import delta_method
 from fedstat.inference.estimate import INTERCEPT, Estimate
 from fedstat.inference.summary import ClientBlock
-from fedstat.models.base import VerticalModel
-from fedstat.models.pattern_fit import MomentsFit
-from fedstat.models.pattern_merge import LARGEST_SHARE, MergePlan
+from fedstat.models.vertical.fit import MomentsFit
+from fedstat.models.vertical.merges import LARGEST_SHARE, MergePlan
+from fedstat.models.vertical.model import VerticalModel
 from fedstat.models.vfem.covariance_protocol import Covariance, Places
 from fedstat.models.vfem.glm_protocol import GLMFit
 from fedstat.models.vfem.layout import Layout

@@ -11,17 +11,17 @@ import pandas as pd
 from scipy import stats
 
 from fedstat.errors import ModelError, NotAvailableError
-from fedstat.federation.block_coding import iter_transforms
-from fedstat.federation.block_spec import BlockSpec, coded_columns, read_terms
-from fedstat.federation.design import block_of, design_ask
-from fedstat.federation.engine import Rounds
-from fedstat.federation.formula import ClientTerms
-from fedstat.federation.ledger import Ledger
+from fedstat.federation.account.ledger import Ledger
+from fedstat.federation.design.by_columns import block_of, design_ask
+from fedstat.federation.design.coding import iter_transforms
+from fedstat.federation.design.formula.parse import ClientTerms
+from fedstat.federation.design.spec import BlockSpec, coded_columns, read_terms
+from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
-from fedstat.federation.partition import ClientPartition
-from fedstat.federation.site_state import SiteData, State
+from fedstat.federation.partition.partition import ClientPartition
+from fedstat.federation.rounds.engine import Rounds
 from fedstat.kernels.rows import row_dots
-from fedstat.models.base import VerticalModel
+from fedstat.models.vertical.model import VerticalModel
 from fedstat.models.vfem.covariance_protocol import Places
 from fedstat.models.vfem.protocol import Fit, ask
 from fedstat.typing import Array, Bools, Floats, Ints

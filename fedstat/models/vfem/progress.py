@@ -6,7 +6,7 @@ from typing import TextIO
 
 import numpy as np
 
-from fedstat.models.pattern_fit import TraceRow
+from fedstat.models.vertical.fit import TraceRow
 from fedstat.models.vfem.glm_protocol import GLMOptions
 from fedstat.models.vfem.protocol import Options
 

@@ -20,11 +20,11 @@ from typing import Literal, TypeAlias, TypeVar
 import numpy as np
 
 from fedstat.errors import EstimationError
-from fedstat.federation.engine import Rounds
 from fedstat.federation.message import Ask, Reply
-from fedstat.federation.secure.sums import masked
+from fedstat.federation.rounds.engine import Rounds
+from fedstat.federation.rounds.masked_sums import masked
 from fedstat.kernels.anderson import anderson_weights, one_hot
-from fedstat.models.pattern_fit import TraceRow
+from fedstat.models.vertical.fit import TraceRow
 from fedstat.models.vfem.client_points import Points
 from fedstat.models.vfem.layout import Layout
 from fedstat.models.vfem.response_points import ResponsePoints

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedstat.errors import EstimationError, MessageError
+from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
-from fedstat.federation.site_state import SiteData, State
 from fedstat.kernels.rows import standardised_residuals
 from fedstat.typing import Array, Bools, Floats, Ints
 

@@ -7,16 +7,16 @@ from collections.abc import Mapping
 import numpy as np
 
 from fedstat.errors import MessageError, PolicyError
+from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Step
-from fedstat.federation.secure.product_steps import (
+from fedstat.federation.rounds.product_steps import (
     ROWS,
     Part,
     check_positions,
     product_steps,
     read_part,
 )
-from fedstat.federation.site_state import SiteData, State
-from fedstat.models.pattern_merge import least_entities
+from fedstat.models.vertical.merges import least_entities
 from fedstat.models.vfem.client import client_of
 from fedstat.models.vfem.covariance_steps import STAGES, staged
 from fedstat.models.vfem.response_steps import Active
@@ -73,7 +73,7 @@ def check_patterns(data: SiteData, code: Ints, columns: int) -> None:
         Released patterns; negative ones are not.
     columns : int
         Covariates that are seen there, as far as the site knows; see
-        :mod:`fedstat.models.pattern_merge`.
+        :mod:`fedstat.models.vertical.merges`.
 
     Raises
     ------

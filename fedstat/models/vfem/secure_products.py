@@ -1,12 +1,12 @@
-"""Secure products of the columns of VFEM's clients; see :mod:`fedstat.federation.secure.products`."""
+"""Secure products of the columns of VFEM's clients; see :mod:`fedstat.federation.rounds.products`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedstat.federation.engine import Rounds
-from fedstat.federation.secure import products
-from fedstat.federation.secure.products import Multiplied, Side
+from fedstat.federation.rounds import products
+from fedstat.federation.rounds.engine import Rounds
+from fedstat.federation.rounds.products import Multiplied, Side
 from fedstat.models.vfem.protocol import FAMILY
 
 __all__ = ["Multiplied", "Side", "choose_dealer", "multiply_sides"]
@@ -22,10 +22,10 @@ def multiply_sides(
     session: str,
     at: str | None,
 ) -> Rounds[list[Multiplied]]:
-    """Run products side by side; see :func:`fedstat.federation.secure.products.multiply_sides`."""
+    """Run products side by side; see :func:`fedstat.federation.rounds.products.multiply_sides`."""
     return (yield from products.multiply_sides(FAMILY, pairs, sites, groups, n, session, at, OTHERWISE))
 
 
 def choose_dealer(a: str, b: str, sites: Sequence[str], at: str | None) -> str:
-    """Choose who deals; see :func:`fedstat.federation.secure.products.choose_dealer`."""
+    """Choose who deals; see :func:`fedstat.federation.rounds.products.choose_dealer`."""
     return products.choose_dealer(a, b, sites, at, OTHERWISE)

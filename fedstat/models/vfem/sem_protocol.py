@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedstat.errors import EstimationError
-from fedstat.federation.engine import Rounds
+from fedstat.federation.rounds.engine import Rounds
 from fedstat.inference.covariance import delta_method, symmetrise
 from fedstat.models.vfem.covariance_protocol import Covariance, Places, project
 from fedstat.models.vfem.cross_products import Columns, CrossOptions, cross_products

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 import numpy as np
 from scipy.linalg import cho_factor
 
+from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
-from fedstat.federation.site_state import SiteData, State
 from fedstat.kernels.rows import row_dots
 from fedstat.models.vfem.client import Theta, client_of
 from fedstat.models.vfem.covariance_steps import weighted_sums

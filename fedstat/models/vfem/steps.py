@@ -20,8 +20,8 @@ from collections.abc import Mapping
 import numpy as np
 from scipy.linalg import cho_factor
 
+from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
-from fedstat.federation.site_state import SiteData, State
 from fedstat.kernels.rows import row_dots
 from fedstat.models.vfem.client import Client, Evaluated, Theta, client_of, stage_client
 from fedstat.models.vfem.m_step import (

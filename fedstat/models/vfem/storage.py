@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedstat.federation.ledger import Ledger
+from fedstat.federation.account.ledger import Ledger
 from fedstat.inference.estimate import Estimate
-from fedstat.models.pattern_fit import TraceRow
 from fedstat.models.saved import (
     estimate_content,
     ledger_content,
@@ -21,6 +20,7 @@ from fedstat.models.saved import (
     without,
     write,
 )
+from fedstat.models.vertical.fit import TraceRow
 from fedstat.models.vfem.covariance_protocol import Covariance
 from fedstat.models.vfem.prediction import Response
 from fedstat.models.vfem.protocol import Fit, Options

@@ -1,6 +1,6 @@
 """Generalised linear models of columns that several institutions hold, with selection."""
 
-from fedstat.federation.site import FAMILIES
+from fedstat.federation.door.site import FAMILIES
 from fedstat.models.vglm import admm_steps, prediction, response_steps, steps
 from fedstat.models.vglm.gram import FAMILY
 

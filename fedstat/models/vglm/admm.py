@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from fedstat.federation.engine import Rounds
 from fedstat.federation.message import Ask
-from fedstat.kernels.glm_family import FamilySpec
-from fedstat.kernels.penalised_path import PenalisedPath, lambda_grid
+from fedstat.federation.rounds.engine import Rounds
+from fedstat.kernels.glm.family import FamilySpec
+from fedstat.kernels.penalised.path import PenalisedPath, lambda_grid
 from fedstat.models.vglm.climb import Study
 from fedstat.models.vglm.gram import Units, ask, stage
 from fedstat.models.vglm.path import Path, Setup

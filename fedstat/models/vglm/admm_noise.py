@@ -31,12 +31,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedstat.errors import ModelError
-from fedstat.inference.selection_criteria import bic, profiled
-from fedstat.kernels.glm_family import FamilySpec
-from fedstat.kernels.penalised_gram import GramSolver
-from fedstat.kernels.penalised_path import lambda_grid, lambda_max
-from fedstat.kernels.penalties import Penalty, Terms
-from fedstat.kernels.penalty_groups import Groups
+from fedstat.inference.selection.criteria import bic, profiled
+from fedstat.kernels.glm.family import FamilySpec
+from fedstat.kernels.penalised.gram import GramSolver
+from fedstat.kernels.penalised.groups import Groups
+from fedstat.kernels.penalised.path import lambda_grid, lambda_max
+from fedstat.kernels.penalised.penalties import Penalty, Terms
 from fedstat.models.vglm.admm_steps import nearest
 from fedstat.models.vglm.response_families import POINTS
 from fedstat.privacy.gaussian import GaussianAccount, epsilon_of

@@ -21,12 +21,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from fedstat.errors import FedstatError, MessageError
+from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
-from fedstat.federation.site_state import SiteData, State
-from fedstat.kernels.penalised_gram import GramSolver
-from fedstat.kernels.penalised_path import lambda_max
-from fedstat.kernels.penalties import Penalty, Terms
-from fedstat.kernels.penalty_groups import Groups, orthonormaliser
+from fedstat.kernels.penalised.gram import GramSolver
+from fedstat.kernels.penalised.groups import Groups, orthonormaliser
+from fedstat.kernels.penalised.path import lambda_max
+from fedstat.kernels.penalised.penalties import Penalty, Terms
 from fedstat.kernels.rows import column_sums, gram, row_dots
 from fedstat.models.vglm.path import adapted
 from fedstat.models.vglm.response_families import POINTS

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedstat.errors import ModelError
-from fedstat.kernels.penalties import Penalty
+from fedstat.kernels.penalised.penalties import Penalty
 from fedstat.models.checks import check_whole
 from fedstat.typing import Floats
 

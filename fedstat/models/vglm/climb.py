@@ -8,11 +8,11 @@ from typing import TypeVar
 
 import numpy as np
 
-from fedstat.federation.engine import Rounds
-from fedstat.federation.secure.sums import masked as mask_sums
-from fedstat.kernels.penalised_glm import HALVINGS, proximal_step
-from fedstat.kernels.penalised_path import LinearSteps
-from fedstat.kernels.penalties import Terms
+from fedstat.federation.rounds.engine import Rounds
+from fedstat.federation.rounds.masked_sums import masked as mask_sums
+from fedstat.kernels.penalised.glm import HALVINGS, proximal_step
+from fedstat.kernels.penalised.path import LinearSteps
+from fedstat.kernels.penalised.penalties import Terms
 from fedstat.models.vglm.gram import ask, weighted_gram
 from fedstat.models.vglm.layout import Layout
 from fedstat.models.vglm.response_families import OUTSIDE

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from fedstat.federation.engine import Rounds
-from fedstat.kernels.penalised_gram import gram_path
-from fedstat.kernels.penalised_path import LinearSteps, PenalisedPath
-from fedstat.kernels.penalties import Terms
-from fedstat.kernels.penalty_groups import Groups
+from fedstat.federation.rounds.engine import Rounds
+from fedstat.kernels.penalised.gram import gram_path
+from fedstat.kernels.penalised.groups import Groups
+from fedstat.kernels.penalised.path import LinearSteps, PenalisedPath
+from fedstat.kernels.penalised.penalties import Terms
 from fedstat.models.vglm.climb import Climb, Found, Point, Study, solve
 from fedstat.models.vglm.gram import Units
 from fedstat.models.vglm.path import Path, Setup

@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fedstat.federation.engine import Rounds
-from fedstat.inference.debiased import Debiased, debias
-from fedstat.kernels.glm_family import FamilySpec
-from fedstat.kernels.penalised_path import lambda_grid, lambda_max
-from fedstat.kernels.penalties import Penalty
-from fedstat.kernels.penalty_groups import Groups
+from fedstat.federation.rounds.engine import Rounds
+from fedstat.inference.selection.debiased import Debiased, debias
+from fedstat.kernels.glm.family import FamilySpec
+from fedstat.kernels.penalised.groups import Groups
+from fedstat.kernels.penalised.path import lambda_grid, lambda_max
+from fedstat.kernels.penalised.penalties import Penalty
 from fedstat.models.vglm.climb import Point
 from fedstat.models.vglm.course import Course
 from fedstat.models.vglm.gram import Units

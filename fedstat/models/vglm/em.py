@@ -12,16 +12,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fedstat.errors import EstimationError
-from fedstat.federation.engine import Rounds
-from fedstat.kernels.glm_family import FamilySpec
-from fedstat.kernels.penalised_path import collect_path, follow_solutions, lambda_max
-from fedstat.kernels.penalties import Penalty
-from fedstat.kernels.penalty_groups import orthonormaliser
-from fedstat.models.pattern_covariance import origin_covariance
-from fedstat.models.pattern_fit import fit_moments
-from fedstat.models.pattern_likelihood import Standard, log_likelihood
-from fedstat.models.pattern_merge import MergePlan, Rule, keep_only, plan_merges
-from fedstat.models.pattern_moments import PatternMoments, number_patterns
+from fedstat.federation.rounds.engine import Rounds
+from fedstat.kernels.glm.family import FamilySpec
+from fedstat.kernels.penalised.groups import orthonormaliser
+from fedstat.kernels.penalised.path import collect_path, follow_solutions, lambda_max
+from fedstat.kernels.penalised.penalties import Penalty
+from fedstat.models.vertical.covariance import origin_covariance
+from fedstat.models.vertical.fit import fit_moments
+from fedstat.models.vertical.likelihood import Standard, log_likelihood
+from fedstat.models.vertical.merges import MergePlan, Rule, keep_only, plan_merges
+from fedstat.models.vertical.moments import PatternMoments, number_patterns
 from fedstat.models.vglm.em_solver import BlockSolution, BlockSolver
 from fedstat.models.vglm.gram import Units, exchange_grams, stage
 from fedstat.models.vglm.layout import Layout

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedstat.models.pattern_likelihood import Standard
+from fedstat.models.vertical.likelihood import Standard
 from fedstat.models.vglm.em import Observed, blocks_path, exchange_blocks, refit_blocks
 from fedstat.models.vglm.fit import Plan, Run
 from fedstat.models.vglm.outcome import Outcome

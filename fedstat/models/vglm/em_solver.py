@@ -1,6 +1,6 @@
 """Penalised maximum likelihood with missing blocks, from moments by pattern: the limit of penalised EM.
 
-The working model is that of :mod:`fedstat.models.pattern_likelihood`: normal errors, and normal blocks that
+The working model is that of :mod:`fedstat.models.vertical.likelihood`: normal errors, and normal blocks that
 are independent between institutions. With l the log-likelihood of what is observed, s2 the residual variance,
 and beta the coefficients of standardised columns, a fit is where
 
@@ -28,11 +28,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fedstat.errors import EstimationError
-from fedstat.kernels.penalised_gram import GramSolver
-from fedstat.kernels.penalised_path import Solution
-from fedstat.kernels.penalties import Terms
-from fedstat.models.pattern_fit import LONGEST_LOG, ROUNDING, VANISHING, vanishing_message
-from fedstat.models.pattern_likelihood import Evaluation, Point, Standard, evaluate, log_likelihood
+from fedstat.kernels.penalised.gram import GramSolver
+from fedstat.kernels.penalised.path import Solution
+from fedstat.kernels.penalised.penalties import Terms
+from fedstat.models.vertical.fit import LONGEST_LOG, ROUNDING, VANISHING, vanishing_message
+from fedstat.models.vertical.likelihood import Evaluation, Point, Standard, evaluate, log_likelihood
 from fedstat.typing import Bools, Floats
 
 MOST_STEPS, MOST_HALVINGS = 100, 20
@@ -108,7 +108,7 @@ class BlockSolver:
         )
 
     def solve(self, terms: Terms, start: Solution, working: Bools, tol: float) -> BlockSolution:
-        """Find a stationary point; see :class:`~fedstat.kernels.penalised_path.Solver`."""
+        """Find a stationary point; see :class:`~fedstat.kernels.penalised.path.Solver`."""
         assert isinstance(start, BlockSolution)
         theta, point, steps, root = start.b, start.point, 0, Root(start.point.log_s2)
         n = self.standard.moments.nobs

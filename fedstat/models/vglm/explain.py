@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from fedstat.federation.forecast.rehearsal import Answers, Course, StandIn
 from fedstat.federation.message import Ask, Reply
-from fedstat.federation.rehearsal import Answers, Course, StandIn
-from fedstat.federation.secure.product_steps import Part
+from fedstat.federation.rounds.product_steps import Part
 from fedstat.models.explain import settled
-from fedstat.models.explain_products import ProductStandIns
+from fedstat.models.vertical.explain_products import ProductStandIns
 from fedstat.models.vglm import response_steps, steps
 from fedstat.models.vglm.gram import FAMILY
 from fedstat.models.vglm.layout import Layout

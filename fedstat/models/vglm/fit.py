@@ -9,10 +9,10 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from fedstat.errors import EstimationError
-from fedstat.federation.disclosure import ENTITIES_PER_EQUATION
-from fedstat.federation.engine import Rounds
-from fedstat.kernels.glm_family import FamilySpec
-from fedstat.models.pattern_merge import keep_only
+from fedstat.federation.door.guards import ENTITIES_PER_EQUATION
+from fedstat.federation.rounds.engine import Rounds
+from fedstat.kernels.glm.family import FamilySpec
+from fedstat.models.vertical.merges import keep_only
 from fedstat.models.vglm.admm import admm_path
 from fedstat.models.vglm.climb import Study
 from fedstat.models.vglm.debiased import normal_debiased

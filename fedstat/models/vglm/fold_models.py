@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fedstat.federation.engine import Rounds
-from fedstat.kernels.glm_family import FamilySpec
+from fedstat.federation.rounds.engine import Rounds
+from fedstat.kernels.glm.family import FamilySpec
 from fedstat.models.vglm.climb import Found, Point, Study
 from fedstat.models.vglm.course import Course, model_losses
 from fedstat.models.vglm.gram import ask

@@ -1,7 +1,7 @@
 """Sums of products of all columns, by fold or missing pattern, for the normal family; no value per entity.
 
 Every institution releases sums of its own columns and their products; products with another's come from
-secure multiplication (:mod:`fedstat.federation.secure.products`).
+secure multiplication (:mod:`fedstat.federation.rounds.products`).
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from fedstat.federation.engine import Rounds
 from fedstat.federation.message import Ask
-from fedstat.federation.secure.products import Side, multiply_sides
-from fedstat.kernels.glm_family import FamilySpec
+from fedstat.federation.rounds.engine import Rounds
+from fedstat.federation.rounds.products import Side, multiply_sides
+from fedstat.kernels.glm.family import FamilySpec
 from fedstat.models.vglm.layout import Layout
 from fedstat.models.vglm.response_steps import RESPONSE
 from fedstat.models.vglm.steps import BLOCK, WEIGHTED

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedstat.errors import DataWarning, EstimationError
-from fedstat.federation.design import Design
-from fedstat.federation.disclosure import ENTITIES_PER_EQUATION
+from fedstat.federation.design.by_columns import Design
+from fedstat.federation.door.guards import ENTITIES_PER_EQUATION
 from fedstat.typing import Bools, Floats, Ints
 
 

@@ -12,15 +12,15 @@ import numpy as np
 import statsmodels.genmod.families as sm_families
 
 from fedstat.errors import ConvergenceWarning, ModelError
-from fedstat.federation.design import Missing
-from fedstat.federation.engine import Rounds
-from fedstat.federation.formula import Formula
-from fedstat.kernels.glm_family import Family, FamilySpec
-from fedstat.kernels.penalised_path import Algorithm
-from fedstat.kernels.penalties import Penalty
-from fedstat.models.base import VerticalModel
+from fedstat.federation.design.by_columns import Missing
+from fedstat.federation.design.formula.parse import Formula
+from fedstat.federation.rounds.engine import Rounds
+from fedstat.kernels.glm.family import Family, FamilySpec
+from fedstat.kernels.penalised.path import Algorithm
+from fedstat.kernels.penalised.penalties import Penalty
 from fedstat.models.checks import check_choice, check_positive, check_whole
-from fedstat.models.pattern_merge import LARGEST_SHARE
+from fedstat.models.vertical.merges import LARGEST_SHARE
+from fedstat.models.vertical.model import VerticalModel
 from fedstat.models.vglm.arguments import check_split, check_steps, read_lambdas
 from fedstat.models.vglm.em_fit import fit_blocks
 from fedstat.models.vglm.explain import VGLMPlan

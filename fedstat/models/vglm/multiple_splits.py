@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from scipy import stats
 
-from fedstat.inference.multiple_splits import aggregate_splits
+from fedstat.inference.selection.multiple_splits import aggregate_splits
 from fedstat.models.vglm.gram import Units
 from fedstat.models.vglm.path import Select, Setup, choose, normal_path, normal_refit, score_path
 from fedstat.typing import Floats

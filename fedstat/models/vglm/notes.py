@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from fedstat.federation.secure.masks import TWO_SITES, hides
-from fedstat.kernels.glm_family import FamilySpec
+from fedstat.federation.crypto.masks import TWO_SITES, hides
+from fedstat.kernels.glm.family import FamilySpec
 from fedstat.models.vglm.debiased import DebiasedFit
 from fedstat.models.vglm.em import Observed
 from fedstat.models.vglm.layout import Layout, describe_incomplete

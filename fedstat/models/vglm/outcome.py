@@ -10,7 +10,7 @@ import numpy as np
 
 from fedstat.inference.estimate import INTERCEPT, Estimate
 from fedstat.inference.summary import ClientBlock
-from fedstat.kernels.glm_family import FamilySpec
+from fedstat.kernels.glm.family import FamilySpec
 from fedstat.models.vglm.em import Observed
 from fedstat.models.vglm.gram import Units
 from fedstat.models.vglm.layout import Layout

@@ -10,11 +10,11 @@ import numpy as np
 
 from fedstat.errors import ModelError
 from fedstat.inference.covariance import invert_information
-from fedstat.inference.selection_criteria import aic, bic, ebic, profiled
-from fedstat.kernels.penalised_gram import GramSolver, gram_path
-from fedstat.kernels.penalised_path import Algorithm, LinearSteps, PenalisedPath, lambda_grid, lambda_max
-from fedstat.kernels.penalties import Penalty
-from fedstat.kernels.penalty_groups import Groups, orthonormaliser
+from fedstat.inference.selection.criteria import aic, bic, ebic, profiled
+from fedstat.kernels.penalised.gram import GramSolver, gram_path
+from fedstat.kernels.penalised.groups import Groups, orthonormaliser
+from fedstat.kernels.penalised.path import Algorithm, LinearSteps, PenalisedPath, lambda_grid, lambda_max
+from fedstat.kernels.penalised.penalties import Penalty
 from fedstat.models.vglm.gram import Units
 from fedstat.models.vglm.layout import Layout
 from fedstat.models.vglm.response_families import minus_twice

@@ -10,16 +10,16 @@ import numpy as np
 import pandas as pd
 
 from fedstat.errors import DataWarning, ModelError
-from fedstat.federation.design import block_of, design_ask
-from fedstat.federation.engine import Rounds
-from fedstat.federation.ledger import Ledger
+from fedstat.federation.account.ledger import Ledger
+from fedstat.federation.design.by_columns import block_of, design_ask
+from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
-from fedstat.federation.partition import ClientPartition
-from fedstat.federation.site_state import SiteData, State
+from fedstat.federation.partition.partition import ClientPartition
+from fedstat.federation.rounds.engine import Rounds
 from fedstat.inference.estimate import Estimate
-from fedstat.kernels.glm_family import FamilySpec
+from fedstat.kernels.glm.family import FamilySpec
 from fedstat.kernels.rows import row_dots
-from fedstat.models.base import VerticalModel
+from fedstat.models.vertical.model import VerticalModel
 from fedstat.models.vglm.gram import ask
 from fedstat.models.vglm.response_families import means_of
 from fedstat.typing import Array, Floats

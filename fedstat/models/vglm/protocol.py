@@ -22,12 +22,12 @@ from typing import TypeVar
 import numpy as np
 
 from fedstat.errors import EstimationError
-from fedstat.federation.engine import Rounds
+from fedstat.federation.rounds.engine import Rounds
 from fedstat.inference.covariance import invert_information
-from fedstat.kernels.glm_family import FamilySpec
-from fedstat.kernels.penalised_path import lambda_max
-from fedstat.kernels.penalties import Penalty, Terms
-from fedstat.kernels.penalty_groups import Groups, orthonormaliser
+from fedstat.kernels.glm.family import FamilySpec
+from fedstat.kernels.penalised.groups import Groups, orthonormaliser
+from fedstat.kernels.penalised.path import lambda_max
+from fedstat.kernels.penalised.penalties import Penalty, Terms
 from fedstat.models.vglm.climb import MAXIMUM, Point, Study, solve
 from fedstat.models.vglm.course import Course
 from fedstat.models.vglm.debiased import DebiasedFit, debiased_fit

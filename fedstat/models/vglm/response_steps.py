@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedstat.errors import MessageError, PolicyError
+from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
-from fedstat.federation.site_state import SiteData, State
-from fedstat.kernels.glm_family import FamilySpec
+from fedstat.kernels.glm.family import FamilySpec
 from fedstat.models.checks import check_response
 from fedstat.models.vglm.response_families import respond_at, saturated
 from fedstat.typing import Array, Bools, Floats, Ints

@@ -12,8 +12,8 @@ import pandas as pd
 from scipy import stats
 
 from fedstat.errors import ModelError, NotAvailableError
-from fedstat.federation.ledger import Ledger
-from fedstat.federation.partition import ClientPartition
+from fedstat.federation.account.ledger import Ledger
+from fedstat.federation.partition.partition import ClientPartition
 from fedstat.inference.estimate import INTERCEPT, Estimate
 from fedstat.inference.results import FederatedResults
 from fedstat.inference.summary import SummaryContent, build_summary

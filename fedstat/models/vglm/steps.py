@@ -2,7 +2,7 @@
 
 Columns are standardised at their institution, over its entities of the fit. Released are sums of columns, and
 of products of the institution's own columns, by fold, missing pattern or with row weights; products with
-another institution's columns are the matter of :mod:`fedstat.federation.secure.product_steps`.
+another institution's columns are the matter of :mod:`fedstat.federation.rounds.product_steps`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedstat.errors import EstimationError, MessageError, PolicyError
-from fedstat.federation.design import block_of
-from fedstat.federation.disclosure import ENTITIES_PER_EQUATION, is_spread
+from fedstat.federation.design.by_columns import block_of
+from fedstat.federation.door.guards import ENTITIES_PER_EQUATION, is_spread
+from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
-from fedstat.federation.secure.product_steps import Part, check_positions, product_steps
-from fedstat.federation.site_state import SiteData, State
+from fedstat.federation.rounds.product_steps import Part, check_positions, product_steps
 from fedstat.kernels.rows import column_sums, gram, row_dots
 from fedstat.models.vglm.response_steps import (
     RESPONSE,

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedstat.federation.ledger import Ledger
+from fedstat.federation.account.ledger import Ledger
 from fedstat.inference.estimate import Estimate
-from fedstat.kernels.glm_family import FamilySpec
+from fedstat.kernels.glm.family import FamilySpec
 from fedstat.models.saved import estimate_content, ledger_content, read_estimate, read_ledger, write
 from fedstat.models.vglm.prediction import Predictor
 from fedstat.typing import Array

@@ -7,7 +7,7 @@ from descent import FRAME, SITES, WHOLE, F, Pooled, fit, model, table
 from scipy.optimize import minimize
 
 import fedstat as fs
-from fedstat.federation.table import ParquetTable
+from fedstat.federation.tables.table import ParquetTable
 
 L = F.links
 COUNTS = np.column_stack([FRAME["events"], FRAME["n"] - FRAME["events"]])

@@ -6,9 +6,9 @@ from descent import FRAME, SITES, F, fit, model, run
 
 import fedstat as fs
 from fedstat.errors import EstimationError, ModelError, NotAvailableError, PolicyError
-from fedstat.federation.engine import LocalEngine
+from fedstat.federation.door.policy import Policy
 from fedstat.federation.message import Ask, pack_ask, unpack_ask, unpack_reply
-from fedstat.federation.policy import Policy
+from fedstat.federation.rounds.engine import LocalEngine
 
 KINDS = (fs.FedAvg, fs.FedAvgM, fs.QFedAvg, fs.FedProx)
 BATCHES = {"rounds": 30, "local_epochs": 2, "batch_size": 8, "learning_rate": 0.1}

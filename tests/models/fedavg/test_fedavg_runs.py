@@ -14,8 +14,8 @@ from fedstat.errors import (
     ModelError,
     PolicyError,
 )
+from fedstat.federation.door.policy import Policy
 from fedstat.federation.message import Ask, pack_ask
-from fedstat.federation.policy import Policy
 from fedstat.models.fedavg import FAMILIES
 
 KINDS = (fs.FedAvg, fs.FedAvgM, fs.QFedAvg, fs.FedProx)

@@ -12,9 +12,9 @@ import statsmodels.api as sm
 
 import fedstat as fs
 from fedstat.errors import FedstatError, PolicyError
+from fedstat.federation.door.policy import Policy
 from fedstat.federation.message import Ask, pack_ask, unpack_reply
-from fedstat.federation.policy import Policy
-from fedstat.federation.table import ParquetTable
+from fedstat.federation.tables.table import ParquetTable
 
 F = sm.families
 N = 300

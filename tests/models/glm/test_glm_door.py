@@ -13,9 +13,9 @@ from pooled import partition, table
 
 import fedstat as fs
 from fedstat.errors import FedstatError, MessageError, PolicyError
-from fedstat.federation.engine import LocalEngine
+from fedstat.federation.door.policy import Policy
 from fedstat.federation.message import Ask, pack_ask, unpack_ask
-from fedstat.federation.policy import Policy
+from fedstat.federation.rounds.engine import LocalEngine
 from fedstat.models.glm import FAMILIES
 
 SITE = "S2"
@@ -115,7 +115,7 @@ def test_what_a_step_out_of_turn_lacks_is_named(model):
 
 
 def first_round(model):
-    from fedstat.federation.design_rows import open_asks
+    from fedstat.federation.design.by_rows import open_asks
 
     yield open_asks(model.agreement, model._session)
 

@@ -13,7 +13,7 @@ from three_sites import FRAME, N, assert_pooled, by_site, error_of, model
 
 import fedstat as fs
 from fedstat.errors import DataWarning, DesignError, FedstatError
-from fedstat.federation.table import ParquetTable
+from fedstat.federation.tables.table import ParquetTable
 
 F = sm.families
 

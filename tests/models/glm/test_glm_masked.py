@@ -12,11 +12,11 @@ from pooled import partition, table
 
 import fedstat as fs
 from fedstat.errors import EstimationError, ModelError, NotAvailableError, PolicyError
-from fedstat.federation.engine import LocalEngine
+from fedstat.federation.door.policy import Policy
+from fedstat.federation.door.site import FAMILIES
 from fedstat.federation.message import Ask, pack_ask, unpack_ask, unpack_reply
-from fedstat.federation.policy import Policy
-from fedstat.federation.secure import sums
-from fedstat.federation.site import FAMILIES
+from fedstat.federation.rounds import masked_sums as sums
+from fedstat.federation.rounds.engine import LocalEngine
 
 F, L = sm.families, sm.families.links
 FRAME = table(seed=3)

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 from oracle import Study
 
-from fedstat.models.pattern_moments import PatternMoments
+from fedstat.models.vertical.moments import PatternMoments
 
 
 def moments_of(study):

@@ -7,8 +7,8 @@ import pytest
 from oracle import simulate
 
 import fedstat as fs
+from fedstat.federation.door.site import FAMILIES
 from fedstat.federation.message import Declared
-from fedstat.federation.site import FAMILIES
 from fedstat.models.vfem.explain import VFEMPlan
 
 BLOCKS = fs.datasets.make_blocks(400, p=(3, 2, 2), missing=(0.1, 0.3, 0.5), seed=1).frames

@@ -8,9 +8,9 @@ from oracle import Study, simulate
 
 import fedstat as fs
 from fedstat.errors import PolicyError
+from fedstat.federation.crypto.masks import unmask_sum
+from fedstat.federation.door.policy import Policy
 from fedstat.federation.message import unpack_reply
-from fedstat.federation.policy import Policy
-from fedstat.federation.secure.masks import unmask_sum
 from fedstat.models.vfem import steps
 from fedstat.models.vfem.exposure import count_exposed
 from fedstat.models.vfem.layout import make_layout

@@ -9,9 +9,9 @@ import pytest
 from moments_cases import four_clients, moments_of
 
 from fedstat.errors import EstimationError, ModelError
-from fedstat.models.pattern_fit import fit_moments
-from fedstat.models.pattern_merge import Rule, least_entities, plan_merges
-from fedstat.models.pattern_moments import PatternMoments
+from fedstat.models.vertical.fit import fit_moments
+from fedstat.models.vertical.merges import Rule, least_entities, plan_merges
+from fedstat.models.vertical.moments import PatternMoments
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ from statsmodels.multivariate.cancorr import CanCorr
 from statsmodels.tools.numdiff import approx_fprime
 
 from fedstat.errors import EstimationError, NotAvailableError
-from fedstat.models.pattern_fit import fit_moments
-from fedstat.models.pattern_moments import PatternMoments
+from fedstat.models.vertical.fit import fit_moments
+from fedstat.models.vertical.moments import PatternMoments
 from fedstat.models.vfem.moments_assumptions import (
     independence_lr_test,
     independence_tests,

@@ -9,9 +9,9 @@ from moments_cases import four_clients, moments_of, theta_of
 from oracle import ITERATIVE, simulate
 
 from fedstat.errors import NotAvailableError
-from fedstat.models.pattern_fit import fit_moments
-from fedstat.models.pattern_likelihood import block_covariance, residuals
-from fedstat.models.pattern_moments import PatternMoments
+from fedstat.models.vertical.fit import fit_moments
+from fedstat.models.vertical.likelihood import block_covariance, residuals
+from fedstat.models.vertical.moments import PatternMoments
 from fedstat.models.vfem.moments_covariance import moments_covariance, sem_covariance
 from fedstat.models.vfem.moments_em import EMPoint, em_step
 from fedstat.models.vfem.outcome import by_client, origin_jacobian

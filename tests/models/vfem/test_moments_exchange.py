@@ -17,9 +17,9 @@ from fedstat.errors import (
     PolicyError,
     SecurityError,
 )
+from fedstat.federation.door.policy import Policy
 from fedstat.federation.message import pack, pack_ask, unpack, unpack_reply
-from fedstat.federation.policy import Policy
-from fedstat.models import pattern_merge
+from fedstat.models.vertical import merges as pattern_merge
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.DisclosureWarning")
 

@@ -11,9 +11,9 @@ from moments_cases import four_clients, moments_of, theta_of
 from oracle import ITERATIVE, simulate
 
 from fedstat.errors import EstimationError
-from fedstat.models.pattern_fit import fit_moments
-from fedstat.models.pattern_likelihood import Point, Standard, evaluate, log_likelihood
-from fedstat.models.pattern_moments import PatternMoments
+from fedstat.models.vertical.fit import fit_moments
+from fedstat.models.vertical.likelihood import Point, Standard, evaluate, log_likelihood
+from fedstat.models.vertical.moments import PatternMoments
 from fedstat.models.vfem.moments_influence import leave_one_out
 from fedstat.models.vfem.outcome import by_client
 

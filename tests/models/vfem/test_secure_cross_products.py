@@ -8,8 +8,8 @@ from oracle import Study, simulate
 
 import fedstat as fs
 from fedstat.errors import MessageError, ModelError, PolicyError
+from fedstat.federation.door.policy import Policy
 from fedstat.federation.message import pack, unpack
-from fedstat.federation.policy import Policy
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.DisclosureWarning")
 

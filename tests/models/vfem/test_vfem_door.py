@@ -13,9 +13,9 @@ from oracle import ITERATIVE, simulate
 
 import fedstat as fs
 from fedstat.errors import EstimationError, FedstatError, MessageError, PolicyError
-from fedstat.federation.design import design_ask
+from fedstat.federation.design.by_columns import design_ask
+from fedstat.federation.door.policy import Policy
 from fedstat.federation.message import Ask, pack_ask, unpack_reply
-from fedstat.federation.policy import Policy
 from fedstat.models.vfem import FAMILIES
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.DisclosureWarning")
@@ -111,7 +111,7 @@ from dataclasses import replace
 import numpy as np
 from oracle import simulate
 from fedstat.errors import FedstatError
-from fedstat.federation.engine import LocalEngine
+from fedstat.federation.rounds.engine import LocalEngine
 from fedstat.federation.message import pack_ask
 from fedstat.models.vfem import FAMILIES
 

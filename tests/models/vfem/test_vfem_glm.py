@@ -10,8 +10,8 @@ from statsmodels.tools.numdiff import approx_fprime_cs
 
 import fedstat as fs
 from fedstat.errors import ConvergenceWarning, EstimationError, ModelError, NotAvailableError
-from fedstat.kernels.glm_family import FamilySpec
-from fedstat.kernels.quadrature import BY_M, BY_V, LOG, LOGIT, PROBIT, marginal_likelihood
+from fedstat.kernels.glm.family import FamilySpec
+from fedstat.kernels.glm.quadrature import BY_M, BY_V, LOG, LOGIT, PROBIT, marginal_likelihood
 from fedstat.models.checks import check_response
 from fedstat.models.vfem.client import Theta, summarise
 from fedstat.models.vfem.glm_direction import Memory, quasi_newton

@@ -17,11 +17,11 @@ from scipy.optimize import brentq
 from scipy.special import expit
 
 import fedstat as fs
+from fedstat.federation.door.site import FAMILIES
+from fedstat.federation.door.state import State
 from fedstat.federation.message import Reply
-from fedstat.federation.site import FAMILIES
-from fedstat.federation.site_state import State
-from fedstat.kernels.glm_family import FamilySpec
-from fedstat.models.pattern_moments import number_patterns
+from fedstat.kernels.glm.family import FamilySpec
+from fedstat.models.vertical.moments import number_patterns
 from fedstat.models.vfem.cross_products import CrossOptions
 from fedstat.models.vfem.glm_covariance import glm_covariance
 from fedstat.models.vfem.glm_outcome import reported_covariance

@@ -18,7 +18,7 @@ from fedstat.errors import (
     NotAvailableError,
     PolicyError,
 )
-from fedstat.federation.policy import Policy
+from fedstat.federation.door.policy import Policy
 from fedstat.models.vfem import protocol, steps
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.DisclosureWarning")

@@ -19,9 +19,9 @@ from scipy.special import expit
 
 import fedstat as fs
 from fedstat.errors import FedstatWarning
-from fedstat.kernels.penalised_path import lambda_grid
-from fedstat.kernels.penalties import Penalty
-from fedstat.kernels.penalty_groups import Groups
+from fedstat.kernels.penalised.groups import Groups
+from fedstat.kernels.penalised.path import lambda_grid
+from fedstat.kernels.penalised.penalties import Penalty
 from fedstat.models.vglm.debiased import normal_debiased
 from fedstat.models.vglm.gram import Units
 from fedstat.models.vglm.path import Setup, choose, normal_path, normal_refit, normal_stability, score_path

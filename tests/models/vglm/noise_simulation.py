@@ -15,8 +15,8 @@ import pandas as pd
 from selection_simulation import FAMILIES, judge
 
 import fedstat as fs
-from fedstat.kernels.glm_family import FamilySpec
-from fedstat.kernels.penalties import Penalty
+from fedstat.kernels.glm.family import FamilySpec
+from fedstat.kernels.penalised.penalties import Penalty
 from fedstat.models.vglm.admm_noise import noisy_admm
 from fedstat.privacy.gaussian import mu_of
 

@@ -23,12 +23,12 @@ import statsmodels.api as sm
 
 import fedstat as fs
 from fedstat.errors import DisclosureWarning, EstimationError
-from fedstat.inference.selection_criteria import bic, ebic, profiled
-from fedstat.kernels.glm import Rows
-from fedstat.kernels.glm_family import FamilySpec
-from fedstat.kernels.penalised_glm import glm_path
-from fedstat.kernels.penalties import Penalty
-from fedstat.kernels.penalty_groups import Groups
+from fedstat.inference.selection.criteria import bic, ebic, profiled
+from fedstat.kernels.glm.family import FamilySpec
+from fedstat.kernels.glm.sums import Rows
+from fedstat.kernels.penalised.glm import glm_path
+from fedstat.kernels.penalised.groups import Groups
+from fedstat.kernels.penalised.penalties import Penalty
 
 TABLE = Path(__file__).parents[2] / "benchmarks" / "results" / "vglm_simulation.csv"
 FAMILIES = {"normal": sm.families.Gaussian(), "binomial": sm.families.Binomial()}

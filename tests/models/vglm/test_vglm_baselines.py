@@ -7,11 +7,11 @@ import pytest
 import statsmodels.api as sm
 
 from fedstat.errors import ModelError
-from fedstat.kernels.glm import Rows
-from fedstat.kernels.glm_family import FamilySpec
-from fedstat.kernels.penalised_glm import glm_path
-from fedstat.kernels.penalties import Penalty
-from fedstat.kernels.penalty_groups import Groups
+from fedstat.kernels.glm.family import FamilySpec
+from fedstat.kernels.glm.sums import Rows
+from fedstat.kernels.penalised.glm import glm_path
+from fedstat.kernels.penalised.groups import Groups
+from fedstat.kernels.penalised.penalties import Penalty
 from fedstat.models.vglm.admm_noise import noisy_admm
 from fedstat.privacy.gaussian import delta_of
 

@@ -8,12 +8,12 @@ import statsmodels.api as sm
 from vglm_study import make_model, make_table, pooled_columns
 
 from fedstat.errors import EstimationError
-from fedstat.federation.disclosure import ENTITIES_PER_EQUATION
-from fedstat.kernels.glm import Rows
-from fedstat.kernels.glm_family import FamilySpec
-from fedstat.kernels.penalised_glm import glm_path
-from fedstat.kernels.penalties import Penalty
-from fedstat.kernels.penalty_groups import Groups
+from fedstat.federation.door.guards import ENTITIES_PER_EQUATION
+from fedstat.kernels.glm.family import FamilySpec
+from fedstat.kernels.glm.sums import Rows
+from fedstat.kernels.penalised.glm import glm_path
+from fedstat.kernels.penalised.groups import Groups
+from fedstat.kernels.penalised.penalties import Penalty
 from fedstat.models.vglm import fold_models, protocol
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.DisclosureWarning")

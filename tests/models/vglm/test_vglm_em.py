@@ -13,13 +13,13 @@ from vglm_study import COLUMNS, make_model, make_table, pooled_columns
 
 import fedstat as fs
 from fedstat.errors import EstimationError, MessageError, ModelError, NotAvailableError, PolicyError
+from fedstat.federation.door.policy import Policy
 from fedstat.federation.message import pack_ask
-from fedstat.federation.policy import Policy
-from fedstat.kernels.penalised_gram import gram_path
-from fedstat.kernels.penalties import Penalty
-from fedstat.kernels.penalty_groups import Groups
-from fedstat.models.pattern_likelihood import Standard
-from fedstat.models.pattern_moments import PatternMoments
+from fedstat.kernels.penalised.gram import gram_path
+from fedstat.kernels.penalised.groups import Groups
+from fedstat.kernels.penalised.penalties import Penalty
+from fedstat.models.vertical.likelihood import Standard
+from fedstat.models.vertical.moments import PatternMoments
 from fedstat.models.vglm import em_solver
 from fedstat.models.vglm.em import blocks_path, refit_blocks
 from fedstat.models.vglm.gram import ask

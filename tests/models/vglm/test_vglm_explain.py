@@ -17,9 +17,9 @@ from test_vglm_em import MISSING
 from vglm_study import COLUMNS, make_model, make_table
 
 import fedstat as fs
+from fedstat.federation.door.policy import Policy
+from fedstat.federation.door.site import FAMILIES
 from fedstat.federation.message import Reply
-from fedstat.federation.policy import Policy
-from fedstat.federation.site import FAMILIES
 from fedstat.models.vglm.explain import VGLMPlan
 
 FAMILY = {"normal": None, "binary": sm.families.Binomial(), "count": sm.families.Poisson()}

@@ -10,13 +10,13 @@ import statsmodels.api as sm
 from vglm_study import COLUMNS, make_model, make_table, pooled_columns
 
 from fedstat.errors import EstimationError, MessageError, ModelError, NotAvailableError, PolicyError
+from fedstat.federation.door.policy import Policy
 from fedstat.federation.message import Ask, pack_ask
-from fedstat.federation.policy import Policy
-from fedstat.kernels.glm import Rows
-from fedstat.kernels.glm_family import FamilySpec
-from fedstat.kernels.penalised_glm import glm_path
-from fedstat.kernels.penalties import Penalty
-from fedstat.kernels.penalty_groups import Groups
+from fedstat.kernels.glm.family import FamilySpec
+from fedstat.kernels.glm.sums import Rows
+from fedstat.kernels.penalised.glm import glm_path
+from fedstat.kernels.penalised.groups import Groups
+from fedstat.kernels.penalised.penalties import Penalty
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.DisclosureWarning")
 

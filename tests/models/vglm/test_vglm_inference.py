@@ -12,15 +12,15 @@ from vglm_study import make_model, make_table, pooled_columns
 
 import fedstat as fs
 from fedstat.errors import EstimationError, ModelError, NotAvailableError
-from fedstat.inference.debiased import debias
-from fedstat.inference.multiple_splits import aggregate_splits
-from fedstat.kernels.glm import Rows
-from fedstat.kernels.glm_family import FamilySpec
-from fedstat.kernels.nodewise import INFLATION, relaxed_inverse
-from fedstat.kernels.penalised_glm import glm_path
-from fedstat.kernels.penalised_gram import gram_path
-from fedstat.kernels.penalties import Penalty
-from fedstat.kernels.penalty_groups import Groups
+from fedstat.inference.selection.debiased import debias
+from fedstat.inference.selection.multiple_splits import aggregate_splits
+from fedstat.kernels.glm.family import FamilySpec
+from fedstat.kernels.glm.sums import Rows
+from fedstat.kernels.penalised.glm import glm_path
+from fedstat.kernels.penalised.gram import gram_path
+from fedstat.kernels.penalised.groups import Groups
+from fedstat.kernels.penalised.nodewise import INFLATION, relaxed_inverse
+from fedstat.kernels.penalised.penalties import Penalty
 from fedstat.models.vglm import results as results_module
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.DisclosureWarning")

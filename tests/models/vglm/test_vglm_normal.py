@@ -9,10 +9,10 @@ from vglm_study import COLUMNS, NAMES, make_model, make_partition, make_table, p
 
 import fedstat as fs
 from fedstat.errors import DataWarning, EstimationError, ModelError, PolicyError
-from fedstat.federation.policy import Policy
-from fedstat.kernels.penalised_gram import gram_path
-from fedstat.kernels.penalties import Penalty
-from fedstat.kernels.penalty_groups import Groups
+from fedstat.federation.door.policy import Policy
+from fedstat.kernels.penalised.gram import gram_path
+from fedstat.kernels.penalised.groups import Groups
+from fedstat.kernels.penalised.penalties import Penalty
 
 TABLE = make_table()
 PENALTIES = [("lasso", {}), ("elastic_net", {"alpha": 0.5}), ("scad", {}), ("mcp", {"a": 2.5})]

@@ -10,11 +10,11 @@ from test_vglm_em import model_of as blocks_model
 from vglm_study import make_model, make_table, pooled_columns
 
 from fedstat.errors import EstimationError, ModelError
-from fedstat.kernels.glm import Rows
-from fedstat.kernels.glm_family import FamilySpec
-from fedstat.kernels.penalised_glm import glm_path
-from fedstat.kernels.penalties import Penalty
-from fedstat.kernels.penalty_groups import Groups
+from fedstat.kernels.glm.family import FamilySpec
+from fedstat.kernels.glm.sums import Rows
+from fedstat.kernels.penalised.glm import glm_path
+from fedstat.kernels.penalised.groups import Groups
+from fedstat.kernels.penalised.penalties import Penalty
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.DisclosureWarning")
 

@@ -1,0 +1,1 @@
+"""The account of what passed: ledger, chain, receipt and its verification."""

@@ -1,0 +1,211 @@
+"""A site's account on disk: appended to before anything leaves, and gone on with after a restart.
+
+::
+
+    ledger.jsonl    one line per session opened, per entry of its chain, and per change of what was in play
+    ledger.key      secret from which the keys of all commitments are drawn, for its owner alone (mode 0600)
+    answered.npz    the rows behind earlier answers, so that a restart does not forget them (mode 0600)
+
+Every entry has the head of its chain beside it. What is read is held against the heads: a line that was
+altered, removed or put elsewhere is found. Only the last line may be cut, by a crash before its answer left.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+import secrets
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedstat.errors import EngineError, SecurityError
+from fedstat.federation.account.chain import Books, Chain, Link, canonical, link_row
+from fedstat.federation.account.receipt import read_link
+from fedstat.federation.crypto.keys import PublicIdentity
+from fedstat.federation.files import lock, write_whole
+from fedstat.typing import Array
+
+LEDGER, SECRET, ANSWERED = "ledger.jsonl", "ledger.key", "answered.npz"
+SECRET_BYTES = 32
+PATIENCE = 10.0
+
+
+class LedgerFile:
+    """The file that a site's entries are appended to, which no other process may write meanwhile.
+
+    Parameters
+    ----------
+    folder : path
+        The site's.
+    patience : float
+        Seconds to wait for a process that is about to end.
+
+    Raises
+    ------
+    EngineError
+        Another process serves the site.
+    """
+
+    def __init__(self, folder: str | Path, patience: float = PATIENCE) -> None:
+        self.folder = Path(folder)
+        self.path = self.folder / LEDGER
+        self._file = open(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "ab", 0)  # noqa: SIM115
+        self._broken: OSError | None = None
+        until = time.monotonic() + patience
+        while not lock(self._file):
+            if time.monotonic() > until:
+                self._file.close()
+                raise EngineError(
+                    f"another process serves the site in '{folder}'; stop it first: two would write two "
+                    "histories of one site"
+                )
+            time.sleep(0.05)
+
+    def close(self) -> None:
+        """Let another process write."""
+        self._file.close()
+
+    def opened(self, chain: Chain) -> None:
+        """Append that a session was opened."""
+        self._append([{"session": chain.session, "ordinal": chain.ordinal, "previous": chain.previous}])
+
+    def entered(self, chain: Chain, links: Sequence[tuple[Link, str]]) -> None:
+        """Append entries, with the head of the chain after the last of them."""
+        lines: list[dict[str, Any]] = [
+            {"ordinal": chain.ordinal, "entry": link_row(link), "mark": mark} for link, mark in links
+        ]
+        lines[-1]["head"] = chain.head
+        self._append(lines)
+
+    def noted(self, columns: set[str], entities: int) -> None:
+        """Append what was in play."""
+        self._append([{"columns": sorted(columns), "entities": entities}])
+
+    def answered(self, bitmaps: Sequence[Array]) -> None:
+        """Replace the rows behind earlier answers."""
+        content = io.BytesIO()
+        arrays: dict[str, Any] = {str(place): bitmap for place, bitmap in enumerate(bitmaps)}
+        np.savez_compressed(content, **arrays)
+        try:
+            write_whole(self.folder / ANSWERED, content.getvalue())
+        except OSError as error:
+            raise self._full(error) from error
+
+    def _append(self, lines: Sequence[dict[str, Any]]) -> None:
+        # After a line that may be cut no other is whole: what went wrong first is told until a new start.
+        if self._broken is not None:
+            raise self._full(self._broken) from self._broken
+        try:
+            content = "".join(canonical(line) + "\n" for line in lines).encode()
+            if self._file.write(content) != len(content):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            self._broken = error
+            raise self._full(error) from error
+
+    def _full(self, error: OSError) -> EngineError:
+        return EngineError(
+            f"the ledger in the site's folder cannot be written ({error.strerror}), and nothing leaves that "
+            "is not written down; its owner makes room and starts the site again"
+        )
+
+
+def open_books(folder: str | Path, site: str, keys: PublicIdentity, patience: float = PATIENCE) -> Books:
+    """Open a site's account, and go on with it.
+
+    Raises
+    ------
+    EngineError
+        Another process serves the site.
+    SecurityError
+        The account was altered, or written under other keys.
+    """
+    store = LedgerFile(folder, patience)
+    try:
+        _mend(store.path)
+        books = read_books(folder, site, keys)
+    except SecurityError:
+        store.close()
+        raise
+    books.store = store
+    return books
+
+
+def read_books(folder: str | Path, site: str, keys: PublicIdentity) -> Books:
+    """Read a site's account, and hold every line against the chain.
+
+    Raises
+    ------
+    SecurityError
+        A line is not what was written, or there are other keys now; names the line.
+    """
+    path = Path(folder, LEDGER)
+    books, chains = Books(_secret(Path(folder, SECRET))), dict[int, Chain]()
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    for number, text in enumerate(lines, 1):
+        try:
+            fits = _take(books, chains, json.loads(text), site, keys)
+        except (ValueError, LookupError, TypeError):
+            fits = False
+        if not fits:
+            raise SecurityError(
+                f"'{path}', line {number}: not what this site wrote with the keys that it has now. Take the "
+                "file from a backup, or move it away and tell the others that the account begins anew"
+            )
+    return books
+
+
+def _take(
+    books: Books, chains: dict[int, Chain], line: dict[str, Any], site: str, keys: PublicIdentity
+) -> bool:
+    if "columns" in line:
+        books.note(set(line["columns"]), line["entities"])
+        return True
+    if "session" in line:
+        chain = books.open(site, keys, line["session"])
+        chains[chain.ordinal] = chain
+        return bool((chain.ordinal, chain.previous) == (line["ordinal"], line["previous"]))
+    chain = chains[line["ordinal"]]
+    chain.restore(read_link(line["entry"]), line["mark"])
+    return bool(line.get("head", chain.head) == chain.head)
+
+
+def _mend(path: Path) -> None:
+    """Drop entries whose last line was cut: their answer has not left."""
+    content = path.read_bytes()
+    kept = content.split(b"\n")[:-1]
+    while kept and b'"entry"' in kept[-1] and b'"head"' not in kept[-1]:
+        kept.pop()
+    whole = sum(len(line) + 1 for line in kept)
+    if whole < len(content):
+        os.truncate(path, whole)
+
+
+def read_answered(folder: str | Path, n_rows: int) -> list[Array]:
+    """Read the rows behind earlier answers; those of a table of another length are none of this one."""
+    path = Path(folder, ANSWERED)
+    if not path.exists():
+        return []
+    with np.load(path, allow_pickle=False) as content:
+        bitmaps = [content[name] for name in content.files]
+    return [bitmap for bitmap in bitmaps if bitmap.shape[1] == (n_rows + 7) // 8]
+
+
+def _secret(path: Path) -> bytes:
+    """Read the secret of the commitments, drawn when there is none yet."""
+    if not path.exists():
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(secrets.token_bytes(SECRET_BYTES))
+    content = path.read_bytes()
+    if os.name == "posix" and path.stat().st_mode & 0o077:
+        raise SecurityError(f"'{path}' may be read by others; make it private with chmod 600")
+    if len(content) != SECRET_BYTES:
+        raise SecurityError(f"'{path}' does not hold {SECRET_BYTES} bytes; take it from a backup")
+    return content

@@ -1,0 +1,1 @@
+"""Sites in other processes: doors at a distance, folders, journals."""

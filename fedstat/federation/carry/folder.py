@@ -1,0 +1,167 @@
+"""Signed files in a folder: the slowest carrier, and the one that everybody can inspect.
+
+For sites without open ports. Every question and every answer is one file, signed by who wrote it; people or a
+synchronised folder move them. Nothing is deleted, so that the folder is the record of what passed::
+
+    <folder>/<site>/asks/<number>.ask       signed by the coordinator
+    <folder>/<site>/replies/<number>.reply  signed by the site
+
+A question that is asked again, by whoever goes on after a fault, has the same number, and finds its answer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fedstat.errors import EngineError, SecurityError
+from fedstat.federation.account.ledger import COORDINATOR
+from fedstat.federation.carry.remote import SiteServer, number_of
+from fedstat.federation.crypto.envelopes import Envelope, open_signed, sign
+from fedstat.federation.crypto.keys import Identity
+from fedstat.federation.door.site import Site
+from fedstat.federation.files import write_whole
+
+
+@dataclass(slots=True)
+class FolderCarrier:
+    """Writes questions into a folder and waits for the answers.
+
+    Parameters
+    ----------
+    folder : path
+    identity : Identity
+        The coordinator's.
+    fingerprints : mapping of str to str
+        Of the sites' keys.
+    timeout : float
+        Seconds until a site counts as silent.
+    poll : float
+        Seconds between two looks.
+    """
+
+    folder: Path
+    identity: Identity
+    fingerprints: Mapping[str, str]
+    timeout: float = 3600.0
+    poll: float = 0.05
+    _seen: set[str] = field(default_factory=set)
+
+    def carry(self, site: str, request: bytes) -> bytes:
+        """Write one question, and read its answer.
+
+        Raises
+        ------
+        EngineError
+            The site was silent for too long, or the folder cannot be written.
+        SecurityError
+            The answer is not signed by the site, or belongs to another question.
+        """
+        number = number_of(request)
+        asks, replies = (Path(self.folder, site, name) for name in ("asks", "replies"))
+        path = replies / f"{number}.reply"
+        answer = _read(path)
+        if answer is None:
+            self._write(site, asks / f"{number}.ask", Envelope(COORDINATOR, site, number, request))
+            answer = self._wait(site, path, asks / f"{number}.ask")
+        envelope = open_signed(answer, self.fingerprints[site], f"'{path}'")
+        if (envelope.sender, envelope.number) != (site, number):
+            raise SecurityError(f"'{path}': answers another question, or in another's name")
+        return envelope.payload
+
+    def _write(self, site: str, path: Path, envelope: Envelope) -> None:
+        try:
+            if site not in self._seen:
+                # Not again: where a share is gone, its empty place is not the folder.
+                for name in ("asks", "replies"):
+                    Path(self.folder, site, name).mkdir(parents=True, exist_ok=True)
+                self._seen.add(site)
+            write_whole(path, sign(self.identity, envelope))
+        except OSError as error:
+            raise EngineError(
+                f"'{path.parent}' cannot be written ({error.strerror}); make room, mend its permissions, or "
+                "connect the share again"
+            ) from error
+
+    def _wait(self, site: str, path: Path, ask: Path) -> bytes:
+        until = time.monotonic() + self.timeout
+        while (answer := _read(path)) is None:
+            if time.monotonic() > until:
+                raise EngineError(
+                    f"'{site}' did not answer within {self.timeout:g} s; '{ask.name}' waits for it in "
+                    f"'{ask.parent}'. Is 'fedstat site serve' running there?"
+                )
+            time.sleep(self.poll)
+        return answer
+
+
+def _read(path: Path) -> bytes | None:
+    """Read a file; None where it is absent, or out of reach for now."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return None
+
+
+def serve_folder(
+    site: Site,
+    folder: str | Path,
+    coordinator: str,
+    *,
+    poll: float = 0.05,
+    stop: Callable[[], bool] = lambda: False,
+    refused: Callable[[str], None] = lambda _: None,
+) -> None:
+    """Answer the questions in a folder until told to stop.
+
+    Parameters
+    ----------
+    site : Site
+    folder : path
+        That of :class:`FolderCarrier`; of it the subfolder with the site's name.
+    coordinator : str
+        Fingerprint of the coordinator's key; questions that it did not sign are passed over.
+    poll : float
+        Seconds between two looks.
+    stop : callable
+        Asked before every look.
+    refused : callable
+        Told once of every file that was passed over or cannot be written, and why.
+    """
+    server, passed, told = SiteServer(site), set[tuple[str, int]](), set[str]()
+    asks, replies = (Path(folder, site.name, name) for name in ("asks", "replies"))
+    for place in (asks, replies):
+        place.mkdir(parents=True, exist_ok=True)
+    while not stop():
+        answered, busy = {path.stem for path in replies.glob("*.reply")}, False
+        for path in sorted(path for path in asks.glob("*.ask") if path.stem not in answered):
+            try:
+                look = (path.name, path.stat().st_mtime_ns)
+                if look not in passed:
+                    _answer(server, path, replies / f"{path.stem}.reply", coordinator)
+                    busy = True
+            except SecurityError as error:
+                passed.add(look)
+                refused(str(error))
+            except OSError as error:
+                # The server holds the answer: it is written at a later look.
+                if path.name not in told:
+                    told.add(path.name)
+                    refused(f"'{path.name}': its answer cannot be written yet ({error.strerror})")
+        if not busy:
+            time.sleep(poll)
+
+
+def _answer(server: SiteServer, path: Path, reply: Path, coordinator: str) -> None:
+    """Answer one question, unless it was answered before."""
+    if reply.exists():
+        return
+    site = server.site
+    envelope = open_signed(path.read_bytes(), coordinator, f"'{path.name}'")
+    if (envelope.receiver, envelope.number) != (site.name, path.stem):
+        raise SecurityError(f"'{path.name}': meant for another site, or under another number")
+    payload = server.answer(envelope.payload)
+    answer = Envelope(site.name, COORDINATOR, envelope.number, payload)
+    write_whole(reply, sign(site.trust.identity, answer))

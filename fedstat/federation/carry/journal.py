@@ -1,0 +1,223 @@
+"""Answers that were received, kept so that an interrupted analysis goes on.
+
+::
+
+    lock                      held by the process whose analysis this is
+    lost.json                 sessions that a site no longer knows
+    run-0002/00003.json       who was asked what in a round, written before anybody is asked
+    run-0002/00003-001.ask    a question that carried drawn numbers, which must not be drawn twice
+    run-0002/00003-001.reply  an answer, or a refusal, written before the protocol sees it
+    void-1/run-0002           a run in a lost session
+
+The keys of masks belong to a session. A site that was started again draws new ones in a new session, so that
+all runs of the lost session are asked anew, and no answer under old masks meets one under new masks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, field, replace
+from itertools import count
+from pathlib import Path
+from typing import IO, Any
+
+from fedstat.errors import EngineError
+from fedstat.federation.door.site import FAMILIES
+from fedstat.federation.files import lock, write_whole
+from fedstat.federation.message import Ask, pack_ask, unpack_ask
+
+LOCK, LOST = "lock", "lost.json"
+LEAST_REPLACED = 16
+_HELD: dict[Path, tuple[IO[bytes], object]] = {}
+"""Journals that this process holds, each with whoever opened it last."""
+
+
+@dataclass(slots=True)
+class Journal:
+    """Answers that were received, in a folder that only its owner can read.
+
+    Parameters
+    ----------
+    folder : path
+        Made where it is absent. Answers that are found there are handed out again, in the order of runs.
+
+    Raises
+    ------
+    EngineError
+        Another process has it open.
+    """
+
+    folder: Path
+    runs: int = 0
+    taken_up: int = 0
+    _sessions: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.folder = Path(self.folder)
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._hold()
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def _hold(self) -> None:
+        place = self.folder.resolve()
+        if place in _HELD and (place / LOCK).exists():
+            _HELD[place] = (_HELD[place][0], self)
+            return
+        file = open(place / LOCK, "ab")  # noqa: SIM115
+        if not lock(file):
+            file.close()
+            raise EngineError(
+                f"the journal '{self.folder}' is in use by another process, and two analyses would mix their "
+                "answers. Wait until it has ended, or give another folder"
+            )
+        _HELD[place] = (file, self)
+
+    def _check_held(self) -> None:
+        if _HELD[self.folder.resolve()][1] is not self:
+            raise EngineError(
+                f"the journal '{self.folder}' was opened again since this partition was made; use the newer "
+                "one"
+            )
+
+    @property
+    def kept(self) -> str:
+        """Where a refusal is kept, and how to be rid of it."""
+        return f"kept in the journal '{self.folder}'; to ask again after a change at the site, give another"
+
+    def next_run(self) -> Path:
+        """Folder of the next run of a protocol; one in a lost session is set aside first."""
+        self._check_held()
+        self.runs += 1
+        path = self.folder / f"run-{self.runs:04d}"
+        try:
+            if path.exists() and self._sessions_of(path) & self._lost():
+                path.rename(self._place_aside(path.name))
+            path.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise self._unwritable(error) from error
+        return path
+
+    def begin_round(self, run: Path, number: int, asks: Sequence[Ask]) -> list[Ask]:
+        """Write down who is asked what; of a round that was begun before, take the sessions of then.
+
+        Raises
+        ------
+        EngineError
+            Other questions were asked then.
+        """
+        self._check_held()
+        path = run / f"{number:05d}.json"
+        if path.exists():
+            return self._begun_before(run, number, asks, self._read(path))
+        for ask in asks:
+            self._sessions.setdefault(ask.session, ask.session)
+        asks = [self._as_then(ask) for ask in asks]
+        for place, ask in enumerate(asks):
+            if _drawn(ask) & ask.arrays.keys():
+                self._write(self._path(run, number, place, "ask"), pack_ask(ask))
+        self._write(path, json.dumps([[*_line(ask), digest_of(ask)] for ask in asks]).encode())
+        return asks
+
+    def _begun_before(self, run: Path, number: int, asks: Sequence[Ask], then: Any) -> list[Ask]:
+        """Take sessions and drawn numbers of then, and hold all else against what was asked."""
+        for ask, line in zip(asks, then, strict=False):
+            if self._sessions.setdefault(ask.session, line[3]) != line[3]:
+                raise EngineError(f"the journal '{self.folder}' mixes two attempts; give another folder")
+        asks = [self._as_then(ask) for ask in asks]
+        now = [[*_line(ask), digest_of(ask)] for ask in asks]
+        if now != then:
+            places = range(max(len(now), len(then)))
+            place = next(i for i in places if now[i : i + 1] != then[i : i + 1])
+            before, today = ([row[:3] for row in rows[place : place + 1]] for rows in (then, now))
+            what = f"now {today} is asked"
+            if before == today:
+                what = "now with other numbers or texts (an analysis that draws random numbers needs a seed)"
+            raise EngineError(
+                f"the journal '{self.folder}' belongs to another analysis: round {number + 1} of run "
+                f"{self.runs} asked {before}, {what}. Give another folder"
+            )
+        for place, ask in enumerate(asks):
+            if _drawn(ask) & ask.arrays.keys():
+                asks[place] = unpack_ask(self._path(run, number, place, "ask").read_bytes())
+        return asks
+
+    def _as_then(self, ask: Ask) -> Ask:
+        """Put the session of then in the place of the present one."""
+        session = self._sessions[ask.session]
+        # Sessions are random; the agreement on keys names its own in its text.
+        text = ask.text.replace(ask.session, session) if len(session) >= LEAST_REPLACED else ask.text
+        return replace(ask, session=session, text=text)
+
+    def read(self, run: Path, number: int, place: int) -> bytes | None:
+        """Return an answer that was kept."""
+        path = self._path(run, number, place)
+        if not path.exists():
+            return None
+        self.taken_up += 1
+        return path.read_bytes()
+
+    def keep(self, run: Path, number: int, place: int, answer: bytes) -> None:
+        """Keep an answer."""
+        self._write(self._path(run, number, place), answer)
+
+    def lose(self, sessions: Set[str]) -> None:
+        """Hand out no run in these sessions again."""
+        self._write(self.folder / LOST, json.dumps(sorted(self._lost() | sessions)).encode())
+
+    def _lost(self) -> set[str]:
+        path = self.folder / LOST
+        return set(self._read(path)) if path.exists() else set()
+
+    def _sessions_of(self, run: Path) -> set[str]:
+        return {line[3] for path in run.glob("[0-9]*.json") for line in self._read(path)}
+
+    def _place_aside(self, name: str) -> Path:
+        for number in count(1):
+            aside = self.folder / f"void-{number}"
+            if not (aside / name).exists():
+                aside.mkdir(mode=0o700, exist_ok=True)
+                return aside / name
+        raise AssertionError
+
+    def _path(self, run: Path, number: int, place: int, kind: str = "reply") -> Path:
+        return run / f"{number:05d}-{place:03d}.{kind}"
+
+    def _read(self, path: Path) -> Any:
+        try:
+            return json.loads(path.read_text())
+        except ValueError as error:
+            raise EngineError(
+                f"'{path}' is damaged; start over with another folder as the journal"
+            ) from error
+
+    def _write(self, path: Path, content: bytes) -> None:
+        try:
+            write_whole(path, content)
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def _unwritable(self, error: OSError) -> EngineError:
+        return EngineError(
+            f"the journal '{self.folder}' cannot be written ({error.strerror}); what it holds is whole. "
+            "Make room, and run the analysis again"
+        )
+
+
+def _line(ask: Ask) -> list[str]:
+    return [ask.site, ask.family, ask.step, ask.session]
+
+
+def digest_of(ask: Ask) -> str:
+    """SHA-256 of a question without what may have been drawn for it."""
+    arrays = {name: array for name, array in ask.arrays.items() if name not in _drawn(ask)}
+    return hashlib.sha256(pack_ask(replace(ask, arrays=arrays, turn=None))).hexdigest()
+
+
+def _drawn(ask: Ask) -> set[str]:
+    """Names of the arrays of a question that the coordinator may have drawn: what is sealed looks random."""
+    step = FAMILIES.get(ask.family, {}).get(ask.step)
+    return set() if step is None else {n for n, line in step.takes.items() if line.kind == "sealed"}

@@ -1,0 +1,219 @@
+"""The folder of one institution: where its data are, its keys, whom it trusts, what may leave and what left.
+
+::
+
+    site.toml       name, where the data are, fingerprints of the coordinator and of the other sites
+    policy.toml     what may leave (fedstat.Policy)
+    identity.json   the site's private keys, for its owner alone (mode 0600)
+    ledger.jsonl    what left; see :mod:`fedstat.federation.account.ledger_file`
+    alignment.npz   vertical layout: numbers of the entities; see :mod:`fedstat.federation.tables.linked`
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from fedstat.errors import PartitionError
+from fedstat.federation.account.ledger_file import open_books, read_answered
+from fedstat.federation.crypto.keys import Identity
+from fedstat.federation.door.families import load_families
+from fedstat.federation.door.policy import Policy
+from fedstat.federation.door.site import Site
+from fedstat.federation.door.state import Trust
+from fedstat.federation.tables.linked import LinkedTable
+from fedstat.federation.tables.sources import Source, open_source, read_source
+from fedstat.federation.tables.table import FrameTable, Table
+
+DESCRIPTION, POLICY, IDENTITY = "site.toml", "policy.toml", "identity.json"
+KNOWN: Mapping[str, type] = {
+    "name": str,
+    "data": dict,
+    "coordinator": str,
+    "pinned": dict,
+    "site_column": str,
+    "seed": int,
+    "exchange": str,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SiteDescription:
+    """What ``site.toml`` says.
+
+    Parameters
+    ----------
+    name : str
+    source : Source
+    coordinator : str
+        Fingerprint of the coordinator's key; empty where none is trusted.
+    pinned : mapping of str to str
+        Fingerprint by site, its own among them.
+    site_column : str
+        Horizontal layout: name by which a formula may ask for the site; empty in the vertical layout.
+    seed : int or None
+        Secret that the sites share for common random projections.
+    exchange : str
+        Folder through which questions come and answers go; empty where another carrier brings them.
+    """
+
+    name: str
+    source: Source
+    coordinator: str
+    pinned: Mapping[str, str]
+    site_column: str = ""
+    seed: int | None = None
+    exchange: str = ""
+
+
+def read_description(folder: str | Path) -> SiteDescription:
+    """Read ``site.toml``.
+
+    Raises
+    ------
+    PartitionError
+        It is absent, is no TOML, or lacks something; the message names file, entry and remedy.
+    """
+    path = Path(folder, DESCRIPTION)
+    content = read_toml(path, f"make it with 'fedstat site init {folder} --name NAME'")
+    check_entries(path, content, KNOWN, ("name", "data"))
+    source = Source.from_mapping(content["name"], _from_folder(path.parent, content["data"]))
+    exchange = content.get("exchange", "")
+    return SiteDescription(
+        content["name"],
+        source,
+        content.get("coordinator", ""),
+        content.get("pinned", {}),
+        content.get("site_column", ""),
+        content.get("seed"),
+        str(path.parent / exchange) if exchange else "",
+    )
+
+
+def read_toml(path: Path, remedy: str) -> dict[str, Any]:
+    """Read a TOML file.
+
+    Raises
+    ------
+    PartitionError
+        It is absent (then with the remedy), or no TOML.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise PartitionError(f"'{path}' is absent; {remedy}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise PartitionError(f"'{path}' cannot be read ({type(error).__name__})") from error
+    except tomllib.TOMLDecodeError as error:
+        raise PartitionError(f"'{path}' is not a TOML file: {error}") from error
+
+
+def check_entries(
+    path: Path, content: Mapping[str, Any], known: Mapping[str, Any], needed: tuple[str, ...]
+) -> None:
+    """Hold the entries of a file against the known ones and their types.
+
+    Raises
+    ------
+    PartitionError
+        Names file and entry.
+    """
+    for entry, value in content.items():
+        if entry not in known:
+            raise PartitionError(f"'{path}': unknown entry '{entry}'; known are {', '.join(known)}")
+        if not isinstance(value, known[entry]) or isinstance(value, bool):
+            raise PartitionError(f"'{path}': '{entry}' must be of type {_type_name(known[entry])}")
+    lacking = [entry for entry in needed if entry not in content]
+    if lacking:
+        raise PartitionError(f"'{path}' lacks {', '.join(lacking)}")
+    for table in (name for name in ("pinned", "sites") if name in content):
+        wrong = [name for name, fingerprint in content[table].items() if not isinstance(fingerprint, str)]
+        if wrong:
+            raise PartitionError(
+                f"'{path}', [{table}]: expected a fingerprint in quotes for {', '.join(wrong)}"
+            )
+
+
+def _type_name(expected: Any) -> str:
+    return str(getattr(expected, "__name__", expected))
+
+
+def _from_folder(folder: Path, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Take relative paths as relative to the site's folder."""
+    relative = {name: str(folder / data[name]) for name in ("path", "file") if data.get(name)}
+    return {**data, **relative}
+
+
+def load_identity(folder: str | Path) -> Identity:
+    """Read the keys of a folder.
+
+    Raises
+    ------
+    PartitionError
+        There are none.
+    SecurityError
+        Others than the owner may read them.
+    """
+    path = Path(folder, IDENTITY)
+    if not path.exists():
+        raise PartitionError(f"'{path}' is absent; make a folder with keys by 'fedstat site init'")
+    return Identity.load(path)
+
+
+def read_site_policy(folder: str | Path) -> Policy:
+    """Read ``policy.toml``; without one, the default."""
+    path = Path(folder, POLICY)
+    return Policy.from_toml(path) if path.exists() else Policy()
+
+
+def open_records(folder: str | Path, description: SiteDescription) -> Table:
+    """Open the records of a site, without their key; in the vertical layout in the order of its alignment.
+
+    Raises
+    ------
+    PartitionError, SecurityError, ImportError
+        As :func:`~fedstat.federation.tables.sources.open_source` and
+        :class:`~fedstat.federation.tables.linked.LinkedTable`.
+    """
+    source = description.source
+    if description.site_column:
+        return open_source(source)
+    # The families of the vertical layout need the table in memory.
+    if source.key:
+        return LinkedTable(description.name, read_source(source), source.key, folder)
+    table = open_source(source)
+    return FrameTable(pd.concat(list(table.chunks(table.columns)), ignore_index=True))
+
+
+def open_site(folder: str | Path) -> Site:
+    """Open the site of a folder, which goes on with the account that is there.
+
+    Raises
+    ------
+    PartitionError
+        Its description, its data or its policy cannot be used.
+    SecurityError
+        Others than its owner may read the keys, or the account was altered.
+    EngineError
+        Another process serves the site.
+    """
+    description = read_description(folder)
+    load_families()
+    identity = load_identity(folder)
+    table, policy = open_records(folder, description), read_site_policy(folder)
+    site = Site(
+        description.name,
+        table,
+        policy,
+        description.seed,
+        description.site_column,
+        Trust(dict(description.pinned), identity),
+        open_books(folder, description.name, identity.public),
+    )
+    site.remember_answered(read_answered(folder, table.n_rows))
+    return site

@@ -1,0 +1,1 @@
+"""Keys, sealed messages, masks and products: what hides one institution's contribution."""

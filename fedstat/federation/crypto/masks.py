@@ -1,0 +1,353 @@
+"""Sums over sites of which the coordinator sees nothing but the sum.
+
+Site k encodes x_k in fixed point as an integer mod 2^64, 2^128 or 2^384, and sends
+
+    x_k + sum_{l > k} m_kl - sum_{l < k} m_lk
+
+with masks m_kl that k and l draw from the ChaCha20 keystream (RFC 8439, section 2.4) under the secret of the
+pair, nonce = (round, array). Each mask enters once with each sign and is gone from the sum, to the bit
+(Bonawitz et al. 2017, doi:10.1145/3133956.3133982, section 4). A masked array is uniform and independent of
+x_k for whoever lacks the masks of one pair.
+
+*Precision.* Floats are carried in 64.64 bits (:data:`FLOATS`): no scale has to be agreed. Every x with
+|x| >= 2^-12 = 2.4e-4 goes in exactly, smaller ones to within 2^-65 = 2.7e-20. The sum is taken without
+rounding and does not depend on the order of sites; it comes out to the last place of a double. Per site
+|x| <= 2^47/K = 1.4e14/K is allowed; the bits between that and 2^63 show whether masks have cancelled: those
+that have not pass in one element with probability 2^-15. :meth:`Encoding.for_bound` serves other magnitudes,
+and ``Encoding(1, 32)`` halves the bytes at a resolution of 2.3e-10. Sums of products of columns in any units
+are carried in 192.192 bits (:data:`WIDE`): up to 2^175/K = 4.8e52/K, to within 2^-193 = 8e-59. Integers and
+booleans are carried exactly.
+
+*Adversary.* Semi-honest coordinator and sites. The coordinator and any c of K sites together learn the sum
+over the others, and no more. Not protected: the sum itself, and what two sums over lists of sites that differ
+by one give by subtraction; sums of two sites, from these two (:func:`hides`); shapes and names of arrays; the
+sum against a site that puts in false numbers. If a site is absent there is no sum. See
+:mod:`fedstat.federation.secure`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from threading import Lock
+from typing import TypeAlias
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+from numpy.typing import NDArray
+
+from fedstat.errors import EstimationError, MessageError, SecurityError
+from fedstat.federation.crypto.keys import PairKeys, encode
+from fedstat.typing import Array, Bools, Floats, Ints
+
+Words: TypeAlias = NDArray[np.uint64]
+"""Integers mod 2^(64 limbs), shape (limbs, size), least significant limb first."""
+
+GUARD_BITS = 16
+MOST_ROUNDS = 2**32
+MOST_WORDS = 2**27
+
+TWO_SITES = (
+    "A masked sum over two institutions hides neither from the other: the sum less one's own part is the "
+    "other's. It hides them only from a coordinator that sits at neither and passes the sum on to neither. "
+    "Add a third institution, or take each part as released to the other."
+)
+"""The warning that goes with two institutions."""
+
+
+def hides(n_sites: int) -> bool:
+    """Whether a masked sum over so many sites hides each site's part from every other site."""
+    return n_sites >= 3
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """Fixed point: x stands as round(x * 2^scale_bits) in two's complement.
+
+    Parameters
+    ----------
+    limbs : int
+        Words of 64 bits per number.
+    scale_bits : int
+        Bits behind the point. One limb with none carries integers, and nothing else.
+    """
+
+    limbs: int = 2
+    scale_bits: int = 64
+
+    @classmethod
+    def for_bound(cls, bound: float, terms: int) -> Encoding:
+        """Finest encoding in two limbs of numbers up to `bound` in magnitude, at each of `terms` sites."""
+        _, exponent = math.frexp(bound)
+        return cls(2, 127 - GUARD_BITS - exponent - math.ceil(math.log2(terms)))
+
+    @property
+    def whole(self) -> bool:
+        """Whether it carries integers."""
+        return self.limbs == 1 and self.scale_bits == 0
+
+    @property
+    def resolution(self) -> float:
+        """Distance between two numbers that it can tell apart."""
+        return math.ldexp(1.0, -self.scale_bits)
+
+    def limit(self, terms: int) -> float:
+        """Largest magnitude at one of so many sites."""
+        return math.ldexp(1.0 / terms, 64 * self.limbs - 1 - GUARD_BITS - self.scale_bits)
+
+
+FLOATS = Encoding(2, 64)
+WIDE = Encoding(6, 192)
+COUNTS = Encoding(1, 0)
+USUAL = {encoding.limbs: encoding for encoding in (COUNTS, FLOATS, WIDE)}
+
+
+def encoding_of(values: Array) -> Encoding:
+    """:data:`FLOATS` for float64, :data:`COUNTS` for int64 and bool."""
+    return FLOATS if values.dtype == np.float64 else COUNTS
+
+
+def encode_values(name: str, values: Array, terms: int, encoding: Encoding) -> Words:
+    """Fixed-point integers of an array.
+
+    Parameters
+    ----------
+    name : str
+        The array, for errors.
+    values : ndarray of float64, int64 or bool
+    terms : int
+        Number of sites K whose arrays will be added.
+    encoding : Encoding
+
+    Returns
+    -------
+    uint64 array, shape (limbs, values.size)
+
+    Raises
+    ------
+    EstimationError
+        A value is not finite, or larger in magnitude than the encoding holds for K terms.
+    MessageError
+        Floats in an encoding of integers, or the reverse.
+    """
+    if values.dtype not in (np.float64, np.int64, np.bool_) or encoding.whole == (values.dtype == np.float64):
+        kind = "integers or booleans" if encoding.whole else "float64"
+        raise MessageError(f"array '{name}' is of type {values.dtype}; its masked sum carries {kind}")
+    flat = values.reshape(-1)
+    limit = encoding.limit(terms)
+    # Written so that NaN fails too; the extremes, since the magnitude of the least int64 is none.
+    if flat.size and not (flat.min() >= -limit and flat.max() <= limit):
+        raise EstimationError(
+            f"array '{name}': a value is not finite, or exceeds {limit:.4g}, the largest magnitude allowed "
+            f"in a masked sum over {terms} sites. Rescale the columns behind it (larger units, centring), or "
+            "agree on an encoding for a larger bound"
+        )
+    if encoding.whole:
+        return flat.astype(np.int64).view(np.uint64).reshape(1, -1)
+    words: Words = np.empty((encoding.limbs, flat.size), np.uint64)
+    scaled = np.ldexp(np.abs(flat), encoding.scale_bits - 64 * (encoding.limbs - 1))
+    for word in words[:0:-1]:
+        whole = np.floor(scaled)
+        word[:] = whole
+        scaled = np.ldexp(scaled - whole, 64)
+    words[0] = np.rint(scaled)
+    _negate(words, flat < 0)
+    return words
+
+
+def decode_sum(name: str, words: Words, encoding: Encoding) -> Array:
+    """Numbers that a sum of fixed-point integers stands for.
+
+    Parameters
+    ----------
+    name : str
+        The array, for errors.
+    words : uint64 array, shape (limbs, size)
+    encoding : Encoding
+
+    Returns
+    -------
+    float64 or int64 array, shape (size,)
+        Within one unit in the last place of the exact sum of what was encoded.
+
+    Raises
+    ------
+    SecurityError
+        A number lies where no sum can lie: masks did not cancel.
+    """
+    top = words[-1].view(np.int64)
+    # Twice what terms at their limit give, since each is rounded.
+    largest = 1 << (64 - GUARD_BITS)
+    if top.size and not (top.min() >= -largest and top.max() <= largest):
+        raise SecurityError(
+            f"array '{name}': its masks did not cancel. A site is missing or entered twice, or the sites do "
+            "not share the same session, round, array and encoding; ask again in a new session"
+        )
+    if encoding.whole:
+        whole: Ints = top.copy()
+        return whole
+    magnitude = words.copy()
+    negative = top < 0
+    _negate(magnitude, negative)
+    value: Floats = np.zeros(magnitude.shape[1])
+    for place, word in enumerate(magnitude):  # from the least, so that what is lost is less than a last place
+        value += np.ldexp(word.astype(np.float64), 64 * place - encoding.scale_bits)
+    return np.negative(value, out=value, where=negative)
+
+
+class Masker:
+    """Masks one site's parts of the sums of one session.
+
+    Parameters
+    ----------
+    keys : PairKeys
+        The site's keys of the session; all sites of the session are terms of every sum.
+
+    Raises
+    ------
+    SecurityError
+        These keys have a masker already.
+    """
+
+    def __init__(self, keys: PairKeys) -> None:
+        self.site, self.sites = keys.site, keys.sites
+        self._keys = {peer: keys.secret(peer, "masks") for peer in keys.peers}
+        self._used: set[bytes] = set()
+        self._lock = Lock()
+
+    def mask(self, name: str, values: Array, round_number: int, encoding: Encoding | None = None) -> Ints:
+        r"""Hide an array that will be added over the sites.
+
+        Parameters
+        ----------
+        name : str
+            The array; unique within the round, and the same at every site.
+        values : ndarray of float64, int64 or bool
+        round_number : int
+            From 0, below 2^32; the same at every site.
+        encoding : Encoding, optional
+            The same at every site; by the type of the values where none is given.
+
+        Returns
+        -------
+        int64 array, shape (limbs, \*values.shape)
+            Uniform for whoever lacks this site's keys.
+
+        Raises
+        ------
+        EstimationError
+            A value is out of range; no mask was used.
+        SecurityError
+            The masks of this round and array were used before.
+        MessageError
+            The array is too long, or not of a type that is carried.
+        """
+        encoding = encoding or encoding_of(values)
+        if values.size * encoding.limbs > MOST_WORDS:
+            raise MessageError(
+                f"array '{name}' has {values.size} numbers, at most {MOST_WORDS // encoding.limbs} are "
+                "masked at once; send parts"
+            )
+        words = encode_values(name, values, len(self.sites), encoding)
+        nonce = self._claim(name, round_number)
+        for peer, key in self._keys.items():
+            (_add if self.site < peer else _subtract)(words, _stream(key, nonce, words.shape))
+        return words.view(np.int64).reshape(encoding.limbs, *values.shape)
+
+    def _claim(self, name: str, round_number: int) -> bytes:
+        """Nonce of a round and array, given out once."""
+        if not 0 <= round_number < MOST_ROUNDS:
+            raise SecurityError(
+                f"{self.site}: round {round_number} of array '{name}' is outside 0 to {MOST_ROUNDS - 1}; "
+                "start a new session"
+            )
+        array = hashlib.sha256(encode("fedstat array 1", name)).digest()[:8]
+        nonce = int(round_number).to_bytes(4, "little") + array
+        with self._lock:
+            if nonce in self._used:
+                raise SecurityError(
+                    f"{self.site}: array '{name}' of round {round_number} was masked before; the same masks "
+                    "on other values would disclose their difference. Ask in a new round"
+                )
+            self._used.add(nonce)
+        return nonce
+
+
+def unmask_sum(name: str, masked: Sequence[Ints], encoding: Encoding | None = None) -> Array:
+    r"""Sum over all sites of a session.
+
+    Parameters
+    ----------
+    name : str
+        The array, for errors.
+    masked : sequence of int64 arrays, each of shape (limbs, \*shape)
+        What :meth:`Masker.mask` gave at each site, in any order.
+    encoding : Encoding, optional
+        What the sites used; by the number of limbs where none is given: :data:`COUNTS`, :data:`FLOATS` or
+        :data:`WIDE`.
+
+    Returns
+    -------
+    float64 or int64 array, shape `shape`
+
+    Raises
+    ------
+    MessageError
+        The arrays differ in shape, or are not masked arrays.
+    SecurityError
+        The masks did not cancel: a site is missing, or used other keys.
+    """
+    shapes = {np.shape(array) for array in masked}
+    first = masked[0] if masked else np.empty(0)
+    if encoding is None:
+        encoding = USUAL.get(next(iter(np.shape(first)), 0), FLOATS)
+    if len(shapes) != 1 or first.ndim < 1 or len(first) != encoding.limbs:
+        raise MessageError(
+            f"array '{name}': expected masked parts of one shape, with {encoding.limbs} words per number "
+            f"first; received {len(masked)} of shapes {sorted(shapes)}"
+        )
+    if any(array.dtype != np.int64 for array in masked):
+        raise MessageError(f"array '{name}': a masked part is not of type int64")
+    total = np.zeros((encoding.limbs, first.size // encoding.limbs), np.uint64)
+    for array in masked:
+        _add(total, np.ascontiguousarray(array).view(np.uint64).reshape(total.shape))
+    return decode_sum(name, total, encoding).reshape(first.shape[1:])
+
+
+def _stream(key: bytes, nonce: bytes, shape: tuple[int, ...]) -> Words:
+    """Keystream as words: the key is the pair's, the block counter starts at 0."""
+    cipher = Cipher(algorithms.ChaCha20(key, bytes(4) + nonce), mode=None).encryptor()
+    stream = np.frombuffer(cipher.update(bytes(8 * math.prod(shape))), "<u8")
+    return stream.astype(np.uint64, copy=False).reshape(shape)
+
+
+def _add(total: Words, other: Words) -> None:
+    """Add in place, mod 2^64 per limb, and carry."""
+    carry = np.zeros(total.shape[1], np.uint64)
+    for word, more in zip(total, other, strict=True):
+        word += more
+        over = word < more
+        word += carry
+        carry = (over | (word < carry)).astype(np.uint64)
+
+
+def _subtract(total: Words, other: Words) -> None:
+    """Subtract in place, mod 2^64 per limb, and borrow."""
+    borrow = np.zeros(total.shape[1], np.uint64)
+    for word, less in zip(total, other, strict=True):
+        under = word < less
+        word -= less
+        under |= word < borrow
+        word -= borrow
+        borrow = under.astype(np.uint64)
+
+
+def _negate(words: Words, where: Bools) -> None:
+    """Two's complement in place, where it is asked for: all bits turned, and one added."""
+    carry = where.astype(np.uint64)
+    words ^= np.uint64(0) - carry
+    for word in words:
+        word += carry
+        carry = (word < carry).astype(np.uint64)

@@ -1,0 +1,1 @@
+"""What a model and its sites agree on before anything is estimated: coding, transforms, columns, rows."""

@@ -1,0 +1,253 @@
+"""One institution's rows -> its part of the design matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from fedstat.errors import DesignError
+from fedstat.federation.design.checks import check_design, check_levels, check_references, check_varies
+from fedstat.federation.design.coding import Coded, State, code_design, plain_state, restore_state
+from fedstat.federation.design.formula.parse import ClientTerms
+from fedstat.federation.design.formula.terms import Term
+from fedstat.federation.design.observed import Partial, column_means, find_rows, require_categories
+from fedstat.federation.design.response import build_response
+from fedstat.federation.design.spec import BlockSpec, coded_columns, read_terms
+from fedstat.federation.tables.columns import (
+    Columns,
+    Kind,
+    LevelValue,
+    as_categories,
+    as_numbers,
+    at_column,
+    column_kind,
+    find_levels,
+    pick_columns,
+)
+from fedstat.typing import Bools, Floats
+
+__all__ = ["Block", "BlockSpec", "Partial", "apply_block", "build_block", "build_response", "code_rows"]
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """The coded rows of one institution.
+
+    Attributes
+    ----------
+    spec : BlockSpec
+        How they were coded.
+    seen : ndarray of bool, shape (n_rows,)
+        The rows in `X`: those in use whose columns are all there.
+    X : ndarray, shape (n_seen, p)
+        The design, C-contiguous, without the intercept.
+    n_partial : int
+        Rows in use that had some of the columns but not all.
+    """
+
+    spec: BlockSpec
+    seen: Bools
+    X: Floats
+    n_partial: int
+
+
+def build_block(
+    frame: pd.DataFrame,
+    terms: ClientTerms,
+    *,
+    partial: Partial = "drop",
+    min_count: int = 5,
+    use: Bools | None = None,
+    intercept: bool = True,
+) -> Block:
+    """Code the rows of one institution, and fix levels and transform state from them.
+
+    Text, categories and logical columns get treatment coding: the first level is the reference unless
+    the formula names another; levels are sorted, but a category keeps its own order (levels that no
+    entity in use has are left out). Coding is that of formulaic.
+
+    Parameters
+    ----------
+    frame : DataFrame, n_rows rows
+        The institution's table. A row without any of the columns is an entity that it has not seen.
+    terms : ClientTerms
+        What the institution contributes.
+    partial : {"drop", "error", "mean"}
+        For a row with some of its columns: take it as not seen, refuse, or replace a missing number by
+        the mean of the others.
+    min_count : int
+        Entities that every level must have.
+    use : ndarray of bool, shape (n_rows,), optional
+        Rows to consider; the others count as absent.
+    intercept : bool
+        Whether the model has an intercept. Without one the first factor keeps all its levels.
+
+    Returns
+    -------
+    Block
+
+    Raises
+    ------
+    FormulaError
+        If a term holds anything outside the formula language.
+    DesignError
+        If a column is absent, of an unsupported type, infinite or constant, a level is rare, a transform
+        is not finite, columns are exactly collinear, or no row is left; also for partial rows as
+        `partial` says.
+    """
+    client = terms.client
+    parsed = read_terms(terms.terms, terms.columns)
+    series = pick_columns(frame, terms.columns, client)
+    rows = find_rows(series, partial, client, use, len(frame))
+    if not rows.seen.any():
+        raise DesignError(
+            f"client {client!r} has no entity with all of {', '.join(map(repr, terms.columns))} "
+            f"({rows.n_partial:,} with some of them). Use fewer of its columns, or leave the client out."
+        )
+    considered = {name: one[rows.seen] for name, one in series.items()}
+    kinds = {name: column_kind(one, client, name) for name, one in considered.items()}
+    coded_names = coded_columns(parsed, kinds)
+    require_categories({name: considered[name] for name in coded_names}, client)
+    means = column_means(considered, kinds, client) if partial == "mean" else {}
+    levels = {name: find_levels(considered[name]) for name in coded_names}
+    columns = _prepare(considered, kinds, levels, means, client)
+    for name, category in columns.categories.items():
+        check_levels(category, client, name, min_count)
+    for name, values in columns.numbers.items():
+        check_varies(values, client, name, intercept=intercept)
+    check_references(parsed, levels, client)
+    state: State = {}
+    coded = code_design(parsed, columns, state, intercept=intercept, n=int(rows.seen.sum()), client=client)
+    check_design(coded.X, coded.names, client, intercept=intercept)
+    spec = BlockSpec(
+        client,
+        terms.terms,
+        terms.columns,
+        coded.names,
+        coded.term_names,
+        intercept,
+        kinds,
+        levels,
+        plain_state(state),
+        means,
+    )
+    return Block(spec, rows.seen, coded.X, rows.n_partial)
+
+
+def apply_block(
+    frame: pd.DataFrame, spec: BlockSpec, *, partial: Partial = "drop", client: str = ""
+) -> Block:
+    """Code new rows with the levels and transform state of a specification.
+
+    Parameters
+    ----------
+    frame : DataFrame, n_rows rows
+        New rows. None of them need be seen.
+    spec : BlockSpec
+        From `build_block`.
+    partial : {"drop", "error", "mean"}
+        As in `build_block`; the means are those of the specification.
+    client : str
+        Institution to name in messages, if not that of the specification.
+
+    Returns
+    -------
+    Block
+
+    Raises
+    ------
+    FormulaError
+        If a term holds anything outside the formula language.
+    DesignError
+        If a column is absent or of another type, a level is unknown (the message counts its rows), a
+        value or transform is not finite, a value lies outside a spline, or the specification has no means.
+    """
+    spec.check()
+    client = client or spec.client
+    parsed = read_terms(spec.terms, spec.columns)
+    series = pick_columns(frame, spec.columns, client)
+    rows = find_rows(series, partial, client, None, len(frame))
+    n = int(rows.seen.sum())
+    if n == 0:
+        return Block(spec, rows.seen, np.empty((0, len(spec.names))), rows.n_partial)
+    considered = {name: one[rows.seen] for name, one in series.items()}
+    if partial == "mean" and rows.n_partial:
+        _require_means(spec, client)
+    coded = code_rows(considered, parsed, spec, n, client)
+    _require_names(coded, spec, client)
+    return Block(spec, rows.seen, coded.X, rows.n_partial)
+
+
+def code_rows(
+    series: Mapping[str, pd.Series], terms: Sequence[Term], spec: BlockSpec, n: int, client: str
+) -> Coded:
+    """Code rows that are all there, with the levels and transform state of a specification.
+
+    Parameters
+    ----------
+    series : mapping of str to Series of length n
+        The columns; a missing number is replaced by the mean of the specification where it has one.
+    terms : sequence of tuple of Expression
+        The terms of the specification, checked.
+    spec : BlockSpec
+        Its names are not looked at.
+    n : int
+        Number of rows.
+    client : str
+        For messages.
+
+    Raises
+    ------
+    DesignError
+        As `apply_block`.
+    """
+    _require_kinds(series, spec, client)
+    require_categories({name: series[name] for name in spec.levels}, client)
+    columns = _prepare(series, spec.kinds, spec.levels, spec.means, client)
+    state: State = restore_state(spec.state)
+    return code_design(terms, columns, state, intercept=spec.intercept, n=n, client=client)
+
+
+def _prepare(
+    series: Mapping[str, pd.Series],
+    kinds: Mapping[str, Kind],
+    levels: Mapping[str, tuple[LevelValue, ...]],
+    means: Mapping[str, float],
+    client: str,
+) -> Columns:
+    numeric = [name for name, kind in kinds.items() if kind == "number"]
+    numbers = {name: as_numbers(series[name], client, name) for name in numeric}
+    for name, mean in means.items():
+        numbers[name] = np.where(np.isnan(numbers[name]), mean, numbers[name])
+    categories = {name: as_categories(series[name], held, client, name) for name, held in levels.items()}
+    return Columns(numbers, categories)
+
+
+def _require_kinds(series: Mapping[str, pd.Series], spec: BlockSpec, client: str) -> None:
+    described = {"number": "numbers", "category": "categories"}
+    for name, one in series.items():
+        kind = column_kind(one, client, name)
+        if kind == "category" and spec.kinds[name] == "number":
+            raise DesignError(
+                f"{at_column(client, name)}: expected {described['number']} as when the model was fitted, "
+                f"found {described[kind]}; convert the column."
+            )
+
+
+def _require_means(spec: BlockSpec, client: str) -> None:
+    if not spec.means:
+        raise DesignError(
+            f"client {client!r}: partial='mean' needs the means of the data that the model was fitted on, "
+            "and it was fitted without them. Use partial='drop', or fit with partial='mean'."
+        )
+
+
+def _require_names(coded: Coded, spec: BlockSpec, client: str) -> None:
+    if (coded.names, coded.term_names) != (spec.names, spec.term_names):
+        raise DesignError(
+            f"client {client!r}: the new rows code to {len(coded.names)} design columns that are not the "
+            f"{len(spec.names)} of the fitted model; build the specification again."
+        )

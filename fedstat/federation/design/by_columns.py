@@ -1,0 +1,269 @@
+"""What a model and a partition agree on before anything is estimated: columns, levels, entities.
+
+The agreement is a protocol like any other: the response holder says which entities have a response, then
+every institution codes its own columns and says which entities it has.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from fedstat.errors import DesignError, MessageError
+from fedstat.federation.design.block import Block, Partial, apply_block, build_block
+from fedstat.federation.design.formula.parse import ClientTerms, Formula
+from fedstat.federation.design.response import build_response
+from fedstat.federation.design.spec import BlockSpec
+from fedstat.federation.door.guards import check_levels
+from fedstat.federation.door.site import FAMILIES
+from fedstat.federation.door.state import SiteData, State
+from fedstat.federation.message import Ask, Declared, Step
+from fedstat.federation.rounds.engine import Rounds
+from fedstat.typing import Array, Bools, Ints
+
+FAMILY = "design"
+Missing: TypeAlias = Literal["raise", "drop"]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockDesign:
+    """One institution's part of the design.
+
+    Parameters
+    ----------
+    client : str
+    names, term_names : tuple of str, (p,)
+        Columns of its design matrix, and the term of each.
+    rows : (n_k,) array of int
+        Positions of the entities that it has among the n of the design, ascending.
+    n_partial : int
+        Entities with some but not all of the columns.
+    """
+
+    client: str
+    names: tuple[str, ...]
+    term_names: tuple[str, ...]
+    rows: Ints
+    n_partial: int
+
+
+@dataclass(frozen=True, slots=True)
+class Design:
+    """The agreed design.
+
+    Parameters
+    ----------
+    formula : Formula
+    active : str
+        The institution that holds the response.
+    entities : (n,) array of int
+        Positions, among the entities of the partition, of those with a response.
+    response_keep : (rows,) array of bool
+        Which rows of the active institution they are.
+    blocks : tuple of BlockDesign
+        In partition order.
+    n_dropped : int
+        Entities that have no response.
+    """
+
+    formula: Formula
+    active: str
+    entities: Ints
+    response_keep: Bools
+    blocks: tuple[BlockDesign, ...]
+    n_dropped: int
+
+    @property
+    def n(self) -> int:
+        """Entities in the design."""
+        return len(self.entities)
+
+
+def open_response(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
+    """Compute the response and say which rows have one."""
+    spec = json.loads(text)
+    response = build_response(data.frame, spec["response"], spec["columns"], data.name)
+    if response.ndim != 1:
+        raise DesignError(f"the response at client {data.name!r} must be one column; counts are for a GLM")
+    has = np.isfinite(response)
+    state.play(spec["columns"])
+    state.keep("response", response, int(has.sum()))
+    return {"has": has}, ""
+
+
+def open_block(data: SiteData, state: State, text: str, use: Bools) -> tuple[dict[str, Array], str]:
+    """Code this institution's columns on the rows in `use`, and say which rows it has."""
+    spec = json.loads(text)
+    terms = ClientTerms(data.name, tuple(spec["terms"]), tuple(spec["columns"]))
+    block = build_block(
+        data.frame,
+        terms,
+        partial=spec["partial"],
+        min_count=spec["min_count"],
+        use=use,
+        intercept=spec["intercept"],
+    )
+    for name in block.spec.levels:
+        check_levels(data, name, data.frame[name][block.seen].value_counts().tolist())
+    return _opened(state, block)
+
+
+def open_new_block(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
+    """Code new rows by an agreed specification, and say which rows there are."""
+    spec = json.loads(text)
+    block = apply_block(
+        data.frame, BlockSpec.from_json(spec["spec"]), partial=spec["partial"], client=data.name
+    )
+    return _opened(state, block)
+
+
+def _opened(state: State, block: Block) -> tuple[dict[str, Array], str]:
+    state.play(block.spec.columns)
+    state.keep("block", block, len(block.X), columns=block.X.shape[1])
+    schema = {
+        "names": block.spec.names,
+        "term_names": block.spec.term_names,
+        "levels": block.spec.levels,
+        "n_partial": block.n_partial,
+    }
+    return {"seen": block.seen}, json.dumps(schema)
+
+
+def release_spec(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
+    """Release how the columns were coded, so that new rows can be coded alike elsewhere."""
+    return {}, block_of(data, state).spec.to_json()
+
+
+def block_of(data: SiteData, state: State) -> Block:
+    """Return the block that this session opened.
+
+    Raises
+    ------
+    MessageError
+        The session did not open one, or the site has forgotten it.
+    """
+    if "block" not in state:
+        raise MessageError(
+            f"{data.name}: no columns are open in this session (a site keeps the latest ones only); "
+            "make the model again"
+        )
+    block: Block = state.use("block")
+    return block
+
+
+PRESENT = Declared("presence", "which entities the institution has")
+SCHEMA = Declared("schema", "column names, levels and counts")
+STEPS: Mapping[str, Step] = {
+    "open_response": Step(
+        open_response,
+        gives={"has": Declared("presence", "which entities have a response")},
+        text_in=Declared("schema", "the response"),
+    ),
+    "open_block": Step(
+        open_block,
+        {"use": Declared("presence", "which entities have a response", dtype="bool")},
+        {"seen": PRESENT},
+        Declared("schema", "terms of the formula"),
+        SCHEMA,
+    ),
+    "open_new_block": Step(
+        open_new_block,
+        gives={"seen": PRESENT},
+        text_in=Declared("aggregate", "coding of the columns, with the state of transforms"),
+        text_out=SCHEMA,
+    ),
+    "release_spec": Step(
+        release_spec, text_out=Declared("aggregate", "coding of the columns, with the state of transforms")
+    ),
+}
+FAMILIES[FAMILY] = STEPS
+
+
+def design_ask(site: str, step: str, session: str, content: Any = None, **arrays: Array) -> Ask:
+    """Address one step of the design."""
+    text = "" if content is None else json.dumps(content)
+    return Ask(site, FAMILY, step, arrays, session, text)
+
+
+def agree_design(
+    formula: Formula,
+    rows: Mapping[str, Ints],
+    n_entities: int,
+    session: str,
+    *,
+    missing: Missing = "raise",
+    partial: Partial = "drop",
+    min_count: int = 5,
+) -> Rounds[Design]:
+    """Agree on a vertical design.
+
+    Parameters
+    ----------
+    formula : Formula
+    rows : mapping of str to int array
+        Positions of each client's records among the entities.
+    n_entities : int
+    session : str
+    missing : {"raise", "drop"}
+        What to do with entities that have no response.
+    partial, min_count
+        As in :class:`~fedstat.ClientPartition`.
+
+    Raises
+    ------
+    DesignError
+        See :func:`~fedstat.federation.design.block.build_block`; and where entities have no response, or a
+        client shares none with the response holder.
+    """
+    active = formula.response_client
+    if active is None:
+        raise DesignError("the response is held by every client: this model needs it at one client only")
+    question = {"response": formula.response, "columns": formula.response_columns}
+    (reply,) = yield [design_ask(active, "open_response", session, question)]
+    has = reply.arrays["has"]
+    entities = rows[active][has]
+    _check_response(active, formula, n_entities, len(entities), missing)
+    asks = []
+    for terms in formula.clients:
+        use = np.isin(rows[terms.client], entities)
+        if not use.any():
+            raise DesignError(
+                f"clients '{active}' (the response) and '{terms.client}' have no entity in common; "
+                "check that both write the key alike, or leave that client out"
+            )
+        content = asdict(terms) | {
+            "partial": partial,
+            "min_count": min_count,
+            "intercept": formula.intercept,
+        }
+        asks.append(design_ask(terms.client, "open_block", session, content, use=use))
+    replies = yield asks
+    blocks = []
+    for terms, reply in zip(formula.clients, replies, strict=True):
+        schema = json.loads(reply.text)
+        at = np.searchsorted(entities, rows[terms.client][reply.arrays["seen"]])
+        blocks.append(
+            BlockDesign(
+                terms.client,
+                tuple(schema["names"]),
+                tuple(schema["term_names"]),
+                at.astype(np.int64),
+                schema["n_partial"],
+            )
+        )
+    return Design(formula, active, entities, has, tuple(blocks), n_entities - len(entities))
+
+
+def _check_response(active: str, formula: Formula, n_entities: int, n: int, missing: Missing) -> None:
+    without = n_entities - n
+    if without and missing == "raise":
+        raise DesignError(
+            f"the response '{formula.response}' at client '{active}' is missing for {without:,} of "
+            f'{n_entities:,} entities; pass missing="drop" to leave them out (they will be counted)'
+        )
+    if n < 2:
+        raise DesignError(f"the response '{formula.response}' at client '{active}' is there for {n} entities")

@@ -1,0 +1,172 @@
+"""What a design must satisfy before anything is estimated from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+from scipy.linalg import qr, solve_triangular
+
+from fedstat.errors import DesignError
+from fedstat.federation.design.formula.terms import Term
+from fedstat.federation.design.formula.tree import Category
+from fedstat.federation.tables.columns import MAX_SHOWN, LevelValue, at_column, list_levels
+from fedstat.typing import Floats
+
+RANK_TOLERANCE = 1e-9
+CLEARLY_INDEPENDENT = 1e-6
+CONSTANT_TOLERANCE = 1e-12
+SHARE_TOLERANCE = 1e-6
+
+
+def check_levels(category: pd.Categorical, client: str, name: str, min_count: int) -> None:
+    """Require two levels or more, each with enough entities.
+
+    Parameters
+    ----------
+    category : pandas.Categorical of length n_seen
+        The column of the seen entities.
+    client, name : str
+        For the message.
+    min_count : int
+        Entities that every level must have.
+
+    Raises
+    ------
+    DesignError
+        If there is one level only, or some have too few entities; the message lists them.
+    """
+    levels = category.categories.tolist()
+    if len(levels) < 2:
+        raise DesignError(
+            f"{at_column(client, name)} is constant: every entity has the same level. Leave it out."
+        )
+    counts = np.bincount(category.codes, minlength=len(levels)).tolist()
+    rare = [(level, count) for level, count in zip(levels, counts, strict=True) if count < min_count]
+    if not rare:
+        return
+    if len(rare) > MAX_SHOWN:
+        remedy = "It looks like an identifier or free text: leave it out, or group it first."
+    else:
+        largest = levels[int(np.argmax(counts))]
+        remedy = f"Merge them with another level (the largest is {largest!r}), or drop their entities."
+    listed = list_levels([level for level, _ in rare], [count for _, count in rare])
+    raise DesignError(
+        f"{at_column(client, name)}: {listed} with fewer than {min_count} entities, of {len(levels):,} "
+        f"levels in all. {remedy}"
+    )
+
+
+def check_varies(values: Floats, client: str, name: str, *, intercept: bool) -> None:
+    """Require that a numeric column is not constant.
+
+    Parameters
+    ----------
+    values : ndarray, shape (n_seen,)
+        The column of the seen entities.
+    client, name : str
+        For the message.
+    intercept : bool
+        Whether the model has an intercept; without one a constant other than zero is allowed.
+
+    Raises
+    ------
+    DesignError
+        If it is constant.
+    """
+    low, high = float(values.min()), float(values.max())
+    if high - low <= CONSTANT_TOLERANCE * max(abs(low), abs(high)) and (intercept or not high):
+        raise DesignError(
+            f"{at_column(client, name)} is constant over its {len(values):,} entities; expected a column "
+            "that varies. Leave it out."
+        )
+
+
+def check_references(terms: Sequence[Term], levels: Mapping[str, Sequence[LevelValue]], client: str) -> None:
+    """Require that a reference written in the formula is a level.
+
+    Parameters
+    ----------
+    terms : sequence of tuple of Expression
+        The terms.
+    levels : mapping
+        Column -> its levels.
+    client : str
+        For the message.
+
+    Raises
+    ------
+    DesignError
+        If it is not; the message lists the levels.
+    """
+    trees = [factor.tree for term in terms for factor in term]
+    for tree in trees:
+        if not isinstance(tree, Category) or tree.reference is None:
+            continue
+        if tree.reference not in levels[tree.column]:
+            raise DesignError(
+                f"{at_column(client, tree.column)}: the reference {tree.reference!r} is not a level; "
+                f"expected one of {list_levels(levels[tree.column])}."
+            )
+
+
+def check_design(X: Floats, names: Sequence[str], client: str, *, intercept: bool) -> None:
+    """Require columns that vary and are linearly independent.
+
+    Parameters
+    ----------
+    X : ndarray, shape (n_seen, p)
+        The design, without the intercept.
+    names : sequence of str, length p
+        Its columns.
+    client : str
+        For the message.
+    intercept : bool
+        Whether the model has an intercept, of which no column may be a multiple.
+
+    Raises
+    ------
+    DesignError
+        If there are fewer entities than columns, a column is constant, or columns are exactly
+        collinear; the message names them.
+    """
+    where = f" at client {client!r}" if client else ""
+    n, p = X.shape
+    if n < p + intercept:
+        raise DesignError(
+            f"{p} design columns{where} for {n} entities; expected more entities than columns. Use fewer "
+            "terms."
+        )
+    centred = X - X.mean(axis=0) if intercept else X
+    size = np.abs(X).max(axis=0, initial=0.0)
+    norm = np.sqrt(np.einsum("ij,ij->j", centred, centred))
+    constant = np.flatnonzero(norm <= CONSTANT_TOLERANCE * size * np.sqrt(n))
+    if constant.size:
+        raise DesignError(
+            f"design column {names[constant[0]]!r}{where} is constant over its {n:,} entities. Leave the "
+            "term out, or merge the levels that it separates."
+        )
+    if p > 1:
+        _check_independent(centred / norm, names, where)
+
+
+def _check_independent(scaled: Floats, names: Sequence[str], where: str) -> None:
+    """Name dependent columns by a pivoted QR; the columns have unit length."""
+    # The Gram matrix squares what is small and cannot find dependence, but it clears a sound design fast.
+    if np.linalg.eigvalsh(scaled.T @ scaled)[0] > CLEARLY_INDEPENDENT:
+        return
+    triangle = np.linalg.qr(scaled, mode="r")
+    R, pivot = qr(triangle, mode="r", pivoting=True)
+    rank = int((np.abs(np.diag(R)) > RANK_TOLERANCE).sum())
+    if rank == len(names):
+        return
+    shares = np.abs(solve_triangular(R[:rank, :rank], R[:rank, rank:]))
+    groups = []
+    for column, share in zip(pivot[rank:], shares.T, strict=True):
+        together = sorted([column, *pivot[:rank][share > SHARE_TOLERANCE]])
+        *others, last = (repr(names[index]) for index in together)
+        groups.append(f"{last} follows exactly from {', '.join(others)}")
+    raise DesignError(
+        f"design columns{where} are exactly collinear: {'; '.join(groups)}. Leave one of each group out."
+    )

@@ -1,0 +1,287 @@
+"""From columns to a design matrix: checked trees are computed here, formulaic codes and names them."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import pandas as pd
+from formulaic import ModelSpec, SimpleFormula
+from formulaic.materializers import PandasMaterializer
+from formulaic.parser.types import Factor
+from formulaic.parser.types import Term as FormulaicTerm
+from formulaic.transforms import TRANSFORMS, C
+from formulaic.transforms.contrasts import TreatmentContrasts
+
+from fedstat.errors import DesignError
+from fedstat.federation.design.formula.terms import Term, term_text
+from fedstat.federation.design.formula.tree import (
+    Arithmetic,
+    Category,
+    Column,
+    Comparison,
+    Expression,
+    Negative,
+    Number,
+    Transform,
+    Tree,
+)
+from fedstat.federation.tables.columns import Columns
+from fedstat.typing import Array, Floats
+
+State: TypeAlias = dict[str, dict[Any, Any]]
+
+STATE_KEYS: Mapping[str, frozenset[str]] = {
+    "scale": frozenset({"center", "scale", "ddof"}),
+    "center": frozenset({"center", "scale", "ddof"}),
+    "poly": frozenset({"alpha", "norms2"}),
+    "bs": frozenset({"lower_bound", "upper_bound", "knots"}),
+}
+_ELEMENTWISE: Mapping[str, Callable[[Any], Any]] = {
+    "log": np.log,
+    "exp": np.exp,
+    "sqrt": np.sqrt,
+    "np.log": np.log,
+    "np.exp": np.exp,
+    "np.sqrt": np.sqrt,
+}
+_BINARY: Mapping[str, Callable[[Any, Any], Any]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.truediv,
+    "**": operator.pow,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "==": operator.eq,
+    "!=": operator.ne,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Coded:
+    """A coded design.
+
+    Attributes
+    ----------
+    X : ndarray, shape (n_seen, p)
+        Without the intercept.
+    names, term_names : tuple of str, length p
+        Design columns, and the term that each belongs to.
+    """
+
+    X: Floats
+    names: tuple[str, ...]
+    term_names: tuple[str, ...]
+
+
+def evaluate(tree: Tree, numbers: Mapping[str, Floats], state: State, where: str) -> Any:
+    """Compute a checked tree.
+
+    Parameters
+    ----------
+    tree : Tree
+        What to compute; categories excepted.
+    numbers : mapping of str to ndarray, shape (n,)
+        The columns.
+    state : dict
+        State of the transforms by their text; what is not there is fixed from these data, and added.
+    where : str
+        For the message: factor and institution.
+
+    Returns
+    -------
+    ndarray of shape (n,), or a basis as formulaic returns it
+
+    Raises
+    ------
+    DesignError
+        If values that are not finite arise (the message counts them), or a transform's options do not
+        fit the data.
+    """
+    match tree:
+        case Column(name=name):
+            return numbers[name]
+        case Number(value=value):
+            return np.float64(value)
+        case Negative(operand=operand):
+            return -evaluate(operand, numbers, state, where)
+        case (
+            Arithmetic(symbol=symbol, left=left, right=right)
+            | Comparison(symbol=symbol, left=left, right=right)
+        ):
+            pair = [evaluate(side, numbers, state, where) for side in (left, right)]
+            with np.errstate(all="ignore"):
+                return _require_finite(_BINARY[symbol](*pair), "arithmetic", where)
+        case Transform(function=function, operand=operand):
+            values = evaluate(operand, numbers, state, where)
+            with np.errstate(all="ignore"):
+                return _require_finite(_transform(tree, values, state, where), f"{function}()", where)
+    raise DesignError(f"{where}: expected numbers.")
+
+
+def code_design(
+    terms: Sequence[Term], columns: Columns, state: State, *, intercept: bool, n: int, client: str
+) -> Coded:
+    """Code terms as formulaic does.
+
+    Parameters
+    ----------
+    terms : sequence of tuple of Expression
+        The terms, checked.
+    columns : Columns
+        The columns that they read, n values each.
+    state : dict
+        As in `evaluate`.
+    intercept : bool
+        Whether the terms stand beside an intercept: then every factor loses a level to it.
+    n : int
+        Number of entities.
+    client : str
+        For messages.
+
+    Returns
+    -------
+    Coded
+
+    Raises
+    ------
+    DesignError
+        As `evaluate`.
+    """
+    factors = {factor.label: factor for term in terms for factor in term}
+    values = {label: _factor_values(factor, columns, state, client) for label, factor in factors.items()}
+    own = {_formulaic_term(term): term_text(term) for term in terms}
+    constant = [FormulaicTerm([Factor("1", eval_method="literal")])] if intercept else []
+    spec = ModelSpec(SimpleFormula([*constant, *own]), na_action="ignore", output="numpy")
+    matrix = PandasMaterializer(pd.DataFrame(index=range(n)), context=values).get_model_matrix(spec)
+    return _without_intercept(matrix, own, intercept)
+
+
+def iter_transforms(tree: Tree) -> Iterator[Transform]:
+    """List the transforms of a tree, outer ones first.
+
+    Parameters
+    ----------
+    tree : Tree
+        Any tree.
+    """
+    match tree:
+        case Transform(operand=operand):
+            yield tree
+            yield from iter_transforms(operand)
+        case Negative(operand=operand):
+            yield from iter_transforms(operand)
+        case Arithmetic(left=left, right=right) | Comparison(left=left, right=right):
+            yield from iter_transforms(left)
+            yield from iter_transforms(right)
+
+
+def plain_state(state: object) -> Any:
+    """State as JSON holds it.
+
+    Parameters
+    ----------
+    state : object
+        What formulaic keeps: numbers, arrays, lists, dicts.
+    """
+    match state:
+        case dict():
+            return {str(key): plain_state(value) for key, value in state.items()}
+        case np.ndarray() | np.generic():
+            return state.tolist()
+        case list() | tuple():
+            return [plain_state(value) for value in state]
+        case _:
+            return state
+
+
+def restore_state(state: object) -> Any:
+    """Undo `plain_state`: formulaic counts the degrees of a polynomial in whole numbers.
+
+    Parameters
+    ----------
+    state : object
+        What JSON held.
+    """
+    match state:
+        case dict():
+            return {int(k) if k.isdigit() else k: restore_state(value) for k, value in state.items()}
+        case list():
+            return [restore_state(value) for value in state]
+        case _:
+            return state
+
+
+def _transform(tree: Transform, values: Any, state: State, where: str) -> Any:
+    if tree.function in _ELEMENTWISE:
+        return _ELEMENTWISE[tree.function](values)
+    mine = state.setdefault(tree.text, {})
+    options = dict(tree.options)
+    if tree.function == "bs" and mine and options.get("extrapolation", "raise") == "raise":
+        _require_inside(values, mine["lower_bound"], mine["upper_bound"], where)
+    try:
+        return TRANSFORMS[tree.function](values, **options, _state=mine)
+    except (ValueError, ArithmeticError, IndexError, KeyError):
+        # formulaic's own text may quote a bound, which is a value of the data
+        raise DesignError(
+            f"{where}: {tree.function}() cannot be computed with these options and data; a spline needs df "
+            "of at least its degree and knots inside the range of the data."
+        ) from None
+
+
+def _require_inside(values: Floats, lower: float, upper: float, where: str) -> None:
+    outside = int(((values < lower) | (values > upper)).sum())
+    if outside:
+        raise DesignError(
+            f"{where}: {outside:,} of {len(values):,} values lie outside the range that the spline was "
+            "fitted on. Leave these entities out, or write extrapolation='clip' or 'extend' in the formula."
+        )
+
+
+def _require_finite(value: Any, what: str, where: str) -> Any:
+    arrays: Array = np.column_stack(list(value.values())) if isinstance(value, dict) else np.atleast_1d(value)
+    bad = ~np.isfinite(arrays)
+    if bad.any():
+        count = int(bad.reshape(len(bad), -1).any(axis=1).sum())
+        raise DesignError(
+            f"{where}: {what} gives values that are not finite for {count:,} of {len(arrays):,} entities "
+            "(the logarithm of zero or less, a division by zero, too few distinct values). Change the "
+            "transform, for instance log(x + 1), or set these values to missing."
+        )
+    return value
+
+
+def _factor_values(factor: Expression, columns: Columns, state: State, client: str) -> Any:
+    where = f"{factor.text!r}" + (f" at client {client!r}" if client else "")
+    match factor.tree:
+        case Column(name=name) if name in columns.numbers:
+            return columns.numbers[name]
+        case Column(name=name):
+            return pd.Series(columns.categories[name])
+        case Category(column=name, reference=reference):
+            contrast = None if reference is None else TreatmentContrasts(base=reference)
+            return C(pd.Series(columns.categories[name]), contrast)
+    text = [name for name in factor.columns if name not in columns.numbers]
+    if text:
+        raise DesignError(
+            f"{where}: column {text[0]!r} holds categories and this transform needs numbers; use the column "
+            "as it is, or convert it to numbers first."
+        )
+    return evaluate(factor.tree, columns.numbers, state, where)
+
+
+def _formulaic_term(term: Term) -> FormulaicTerm:
+    return FormulaicTerm([Factor(factor.label, eval_method="lookup") for factor in term])
+
+
+def _without_intercept(matrix: Any, own: Mapping[FormulaicTerm, str], intercept: bool) -> Coded:
+    layout = [(name, row.term) for row in matrix.model_spec.structure for name in row.columns]
+    kept = layout[1:] if intercept else layout
+    X = np.ascontiguousarray(np.asarray(matrix)[:, int(intercept) :], dtype=np.float64)
+    return Coded(X, tuple(name for name, _ in kept), tuple(own[term] for _, term in kept))

@@ -1,0 +1,1 @@
+"""Formula text -> a checked tree of terms; no data is seen."""

@@ -1,0 +1,283 @@
+"""Formula text -> a plain specification of what each institution contributes; no data is seen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from fedstat.errors import FormulaError
+from fedstat.federation.design.formula.expression import parse_expression, refuse
+from fedstat.federation.design.formula.terms import (
+    Term,
+    Terms,
+    parse_terms,
+    split_sides,
+    term_columns,
+    term_text,
+)
+from fedstat.federation.design.formula.tree import Counts, Expression, Tree
+
+__all__ = ["ClientTerms", "Formula", "parse_formula", "parse_pooled_formula"]
+
+
+@dataclass(frozen=True, slots=True)
+class ClientTerms:
+    """What one institution contributes to the right side.
+
+    Attributes
+    ----------
+    client : str
+        Its name; empty where all institutions hold the same columns.
+    terms : tuple of str
+        Main effects first, then by degree, else in the order written; each is formula text again, for
+        instance ``("Age", "C(Sex, Treatment('male'))", "Age:Weight")``. Empty for an intercept alone.
+    columns : tuple of str
+        The columns that the terms read, in the order of first use.
+    """
+
+    client: str
+    terms: tuple[str, ...]
+    columns: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Formula:
+    """A checked formula.
+
+    Attributes
+    ----------
+    text : str
+        As the user wrote it.
+    response : str
+        The left side, for instance ``"BPSysAve"``, ``"log(y)"``, ``"visits > 0"`` or
+        ``"cbind(events, n - events)"``.
+    response_client : str or None
+        The institution that holds the response; None where all hold the same columns.
+    response_columns : tuple of str
+        The columns that the response reads.
+    intercept : bool
+        Whether the model has an intercept.
+    clients : tuple of ClientTerms
+        In the order of the partition; only institutions with terms. Always one where all hold the same
+        columns.
+    offsets : tuple of str
+        What stands inside each ``offset(...)``, for instance ``("log(days)",)``; the offset is their sum.
+    offset_columns : tuple of str
+        The columns that the offsets read, in the order of first use.
+    """
+
+    text: str
+    response: str
+    response_client: str | None
+    response_columns: tuple[str, ...]
+    intercept: bool
+    clients: tuple[ClientTerms, ...]
+    offsets: tuple[str, ...] = ()
+    offset_columns: tuple[str, ...] = ()
+
+
+def parse_formula(text: str, columns: Mapping[str, Sequence[str]]) -> Formula:
+    """Read a formula for institutions that hold different columns.
+
+    ``.`` stands for every column of every institution but the response, in the order of `columns`. The
+    language is that of R and formulaic, restricted to the names, operators and transforms listed in
+    `formula_tree.ALLOWED`; nothing of the text is evaluated.
+
+    Parameters
+    ----------
+    text : str
+        For instance ``"BPSysAve ~ . - Height + log(Weight)"``.
+    columns : mapping of str to sequence of str
+        Institution -> its columns, keys of the entities excluded.
+
+    Returns
+    -------
+    Formula
+
+    Raises
+    ------
+    FormulaError
+        If the text holds anything outside the language, a column is unknown or held by two
+        institutions, a term or the response needs columns of two institutions, the response stands on
+        the right side too, no term is left there, or there is an offset or ``cbind``.
+    """
+    return _parse(text, _Holdings.of(columns), pooled=False)
+
+
+def parse_pooled_formula(text: str, columns: Sequence[str], extra: Sequence[str] = ()) -> Formula:
+    """Read a formula for institutions that all hold the same columns.
+
+    Beyond `parse_formula`, as in R:
+
+    * ``y ~ x + offset(log(days))``: a numeric expression with coefficient one. Several offsets add up; one
+      written twice is refused (R would count it once). ``.`` still stands for the columns of an offset,
+      since R drops from it the columns of the left side only: write ``y ~ . - days + offset(log(days))``.
+    * ``cbind(events, n - events) ~ x``: successes and failures of binomial counts. statsmodels'
+      ``successes + failures ~ x`` is arithmetic here, as in R.
+    * ``y ~ 1``: an intercept alone, beside offsets or not. A right side of which nothing is left, such as
+      ``x - x`` or a ``.`` without columns, is refused.
+
+    Parameters
+    ----------
+    text : str
+        The formula; see `parse_formula`.
+    columns : sequence of str
+        The columns, keys of the entities excluded.
+    extra : sequence of str
+        Columns that the formula may name but that ``.`` does not stand for, such as the name of the site.
+
+    Returns
+    -------
+    Formula
+        With one `ClientTerms`, whose client is empty (without terms for an intercept alone), and no
+        `response_client`.
+
+    Raises
+    ------
+    FormulaError
+        If the text holds anything outside the language, a column is unknown, a column of the response
+        stands on the right side too, or no term is left there.
+    """
+    own = [name for name in columns if name not in extra]
+    return _parse(text, _Holdings.of({"": [*own, *extra]}), pooled=True, extra=extra)
+
+
+@dataclass(frozen=True, slots=True)
+class _Holdings:
+    """Who holds which column."""
+
+    columns: Mapping[str, Sequence[str]]
+    owner: Mapping[str, str]
+
+    @classmethod
+    def of(cls, columns: Mapping[str, Sequence[str]]) -> _Holdings:
+        owner: dict[str, str] = {}
+        for client, names in columns.items():
+            for name in names:
+                if not isinstance(name, str):
+                    raise FormulaError(
+                        f"column names must be text, received {type(name).__name__}{_at(client)}; "
+                        "rename the column."
+                    )
+                if name in owner:
+                    raise FormulaError(
+                        f"column {name!r} is held by client {owner[name]!r} and by client {client!r}; "
+                        "rename one of the two or leave one out."
+                    )
+                owner[name] = client
+        return cls(columns, owner)
+
+    def require(self, names: Iterable[str]) -> None:
+        for name in names:
+            if name not in self.owner:
+                raise FormulaError(f"formula: there is no column {name!r}. {self._suggestion(name)}")
+
+    def holders(self, names: Iterable[str]) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(self.owner[name] for name in names))
+
+    def _suggestion(self, name: str) -> str:
+        close = get_close_matches(name, list(self.owner), n=3, cutoff=0.6)
+        folded = {held.casefold(): held for held in self.owner}
+        if name.casefold() in folded and folded[name.casefold()] not in close:
+            close.insert(0, folded[name.casefold()])
+        if close:
+            return f"Did you mean {', '.join(f'{held!r}{_at(self.owner[held])}' for held in close)}?"
+        counts = [f"{len(held)} columns{_at(client)}" for client, held in self.columns.items()]
+        return f"Nothing similar among {'; '.join(counts)}."
+
+
+def _parse(text: str, holdings: _Holdings, *, pooled: bool, extra: Sequence[str] = ()) -> Formula:
+    left, right = split_sides(text)
+    response = parse_expression(left, response=True)
+    if isinstance(response.tree, Counts) and not pooled:
+        raise refuse("cbind(...)", left, "the response of this model is one column")
+    response_client = _response_client(response, holdings)
+    dot = [name for name in holdings.owner if name not in response.columns and name not in extra]
+    right_side = parse_terms(right, dot, offsets=pooled)
+    _require_terms(right_side, pooled)
+    offset_columns = tuple(dict.fromkeys(name for offset in right_side.offsets for name in offset.columns))
+    holdings.require(offset_columns)
+    _require_other_columns(right_side, response)
+    clients = tuple(_by_client(right_side.terms, holdings))
+    return Formula(
+        text,
+        response.text,
+        response_client or None,
+        response.columns,
+        right_side.intercept,
+        clients or (ClientTerms("", (), ()),),
+        tuple(offset.text for offset in right_side.offsets),
+        offset_columns,
+    )
+
+
+def _response_client(response: Expression, holdings: _Holdings) -> str:
+    holdings.require(response.columns)
+    holders = holdings.holders(response.columns)
+    if len(holders) > 1:
+        raise FormulaError(
+            f"formula: the response {response.text!r} needs {_owners(response.columns, holdings)}; "
+            "all columns of the response must be at one client."
+        )
+    return holders[0]
+
+
+def _require_terms(right: Terms, pooled: bool) -> None:
+    if not right.terms and not (pooled and right.constant and right.intercept):
+        alone = ", or 'y ~ 1' for an intercept alone" if pooled else ""
+        raise FormulaError(
+            f"formula: no term is left on the right side; write for instance 'y ~ a + b'{alone}."
+        )
+
+
+def _require_other_columns(right: Terms, response: Expression) -> None:
+    """Refuse a column of the response among the terms and offsets."""
+    read = [(term_text(term), term_columns(term)) for term in right.terms]
+    read += [(f"offset({offset.text})", offset.columns) for offset in right.offsets]
+    for text, columns in read:
+        both = [name for name in columns if name in response.columns]
+        if both:
+            raise FormulaError(
+                f"formula: column {both[0]!r} stands in the response and also on the right side, in "
+                f"{text!r}; leave it out there."
+            )
+
+
+def _by_client(terms: Sequence[Term], holdings: _Holdings) -> Iterator[ClientTerms]:
+    mine: dict[str, list[Term]] = {client: [] for client in holdings.columns}
+    for term in terms:
+        used = term_columns(term)
+        holdings.require(used)
+        holders = holdings.holders(used)
+        if len(holders) > 1:
+            raise FormulaError(
+                f"formula: the term {term_text(term)!r} needs {_owners(used, holdings)}. A product across "
+                "institutions needs both columns in one place: drop the term, or let one of the "
+                "institutions hold both columns."
+            )
+        mine[holders[0]].append(term)
+    for client, held in mine.items():
+        if held:
+            _require_distinct_labels(held, client)
+            names = dict.fromkeys(name for term in held for name in term_columns(term))
+            yield ClientTerms(client, tuple(map(term_text, held)), tuple(names))
+
+
+def _require_distinct_labels(terms: Sequence[Term], client: str) -> None:
+    """Refuse a column that is itself called ``log(x)`` beside the transform log(x)."""
+    trees: dict[str, Tree] = {}
+    for factor in (factor for term in terms for factor in term):
+        if trees.setdefault(factor.label, factor.tree) != factor.tree:
+            raise FormulaError(
+                f"formula: {factor.label!r} is the name of a column{_at(client)} and also a transform in "
+                "this formula; rename the column."
+            )
+
+
+def _owners(names: Iterable[str], holdings: _Holdings) -> str:
+    return " and ".join(f"column {name!r}{_at(holdings.owner[name])}" for name in names)
+
+
+def _at(client: str) -> str:
+    return f" at client {client!r}" if client else ""

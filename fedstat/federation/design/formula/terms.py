@@ -1,0 +1,347 @@
+"""The algebra of terms: ``a*b - c + (d + e)^2`` -> an ordered list of products of factors.
+
+The operators and their precedence are those of R and formulaic: ``^`` before ``:`` before ``*`` before
+``+`` and ``-``. Factors are checked as they are read (`formula_expression`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import NamedTuple, TypeAlias
+
+from fedstat.errors import FormulaError
+from fedstat.federation.design.formula.expression import (
+    name_expression,
+    parse_expression,
+    parse_offset,
+    refuse,
+)
+from fedstat.federation.design.formula.tree import MAX_EXPONENT, PLACES, Expression
+
+MAX_FORMULA = 50_000
+MAX_NESTING = 50
+MAX_TERMS = 100_000
+
+Term: TypeAlias = tuple[Expression, ...]
+TermSet: TypeAlias = dict[frozenset[str], Term]
+
+_OPERATORS = "allowed between terms are + - : * ^ and parentheses"
+_TOKEN = re.compile(
+    r"""\s*(?: (?P<quoted>`[^`]+`) | (?P<offset>offset\s*\() | (?P<call>[^\W\d][\w.]*\s*\()
+             | (?P<name>[^\W\d][\w.]*) | (?P<number>\d+(?![\w.])) | (?P<operator>\*\*|[-+:*^().]) )""",
+    re.VERBOSE,
+)
+_QUOTED_OR_PARENTHESIS = re.compile(r"\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'|`[^`]*`|[()]")
+
+
+class _Token(NamedTuple):
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """The right side of a formula.
+
+    Attributes
+    ----------
+    intercept : bool
+        Whether the model has one.
+    terms : tuple of tuple of Expression
+        Products of factors: main effects first, then by degree, else in the order written.
+    offsets : tuple of Expression
+        What stands inside each ``offset(...)``, in the order written.
+    constant : bool
+        Whether nothing but the intercept and offsets was written; false for ``x - x``.
+    """
+
+    intercept: bool
+    terms: tuple[Term, ...]
+    offsets: tuple[Expression, ...]
+    constant: bool
+
+
+def parse_terms(text: str, dot: Sequence[str] = (), *, offsets: bool = False) -> Terms:
+    """Read the right side of a formula.
+
+    Parameters
+    ----------
+    text : str
+        What stands after ``~``.
+    dot : sequence of str
+        The columns that ``.`` stands for.
+    offsets : bool
+        Whether the model can have offsets.
+
+    Raises
+    ------
+    FormulaError
+        If anything outside the language is found, the formula multiplies out to too many terms, or an
+        offset stands where there can be none, or twice.
+    """
+    _require_length(text)
+    tokens = _tokens(text)
+    for token in tokens:
+        if token.kind == "offset" and not offsets:
+            raise refuse("an offset", token.text, "this model has none")
+    return _Reader(text, tokens, dot).read()
+
+
+def term_text(term: Term) -> str:
+    """Write a term as formula text.
+
+    Parameters
+    ----------
+    term : tuple of Expression
+        The factors of one product.
+    """
+    return ":".join(factor.text for factor in term)
+
+
+def term_columns(term: Term) -> tuple[str, ...]:
+    """Columns that a term reads, each once.
+
+    Parameters
+    ----------
+    term : tuple of Expression
+        The factors of one product.
+    """
+    return tuple(dict.fromkeys(name for factor in term for name in factor.columns))
+
+
+def split_sides(text: object) -> tuple[str, str]:
+    """Left and right side of a formula.
+
+    Parameters
+    ----------
+    text : object
+        The formula as the user gave it.
+
+    Raises
+    ------
+    FormulaError
+        If it is not text, is too long, or has not exactly one ``~`` with something at both sides.
+    """
+    if not isinstance(text, str):
+        raise FormulaError(f"formula: expected text such as 'y ~ a + b', received {type(text).__name__}.")
+    _require_length(text)
+    bare = _QUOTED_OR_PARENTHESIS.sub(lambda match: "_" * len(match[0]), text)
+    if bare.count("~") != 1:
+        raise FormulaError(
+            f"formula: expected one '~' between response and terms, found {bare.count('~')}; "
+            "write for instance 'y ~ a + b'."
+        )
+    left, right = text[: bare.index("~")].strip(), text[bare.index("~") + 1 :].strip()
+    if not left or not right:
+        side = "left side (the response)" if not left else "right side (the terms)"
+        raise FormulaError(f"formula: the {side} is empty; write for instance 'y ~ a + b'.")
+    return left, right
+
+
+def _require_length(text: str) -> None:
+    if len(text) > MAX_FORMULA:
+        raise FormulaError(
+            f"formula: {len(text):,} characters, the limit is {MAX_FORMULA:,}; `.` stands for all columns "
+            "and '. - x' leaves one out."
+        )
+
+
+def _tokens(text: str) -> list[_Token]:
+    tokens, position, text = [], 0, text.rstrip()
+    while position < len(text):
+        match = _TOKEN.match(text, position)
+        if match is None:
+            rest = text[position:].lstrip()
+            raise refuse(f"{rest[0]!r}", rest, _OPERATORS)
+        kind, token, position = str(match.lastgroup), match[0].lstrip(), match.end()
+        if kind in ("call", "offset"):
+            end = _closing(text, position)
+            token, position = token + text[position:end], end
+        tokens.append(_Token(kind, token))
+    return tokens
+
+
+def _closing(text: str, start: int) -> int:
+    """Position after the parenthesis that closes the one opened before `start`."""
+    depth = 1
+    for match in _QUOTED_OR_PARENTHESIS.finditer(text, start):
+        depth += {"(": 1, ")": -1}.get(match[0], 0)
+        if depth == 0:
+            return match.end()
+        if depth > MAX_NESTING:
+            raise refuse(f"nesting deeper than {MAX_NESTING}", text[start:])
+    raise refuse("a parenthesis that is not closed", text[start - 1 :], "close it")
+
+
+@dataclass(slots=True)
+class _Reader:
+    """Recursive descent over the tokens, one method per level of precedence."""
+
+    text: str
+    tokens: list[_Token]
+    dot: Sequence[str]
+    position: int = 0
+    depth: int = 0
+    intercept: bool = True
+    constant: bool = True
+    offsets: list[Expression] = field(default_factory=list)
+
+    def read(self) -> Terms:
+        terms = self._sum()
+        if self.position < len(self.tokens):
+            raise self._unexpected()
+        ordered = tuple(sorted(terms.values(), key=len))
+        return Terms(self.intercept, ordered, tuple(self.offsets), self.constant)
+
+    def _peek(self, *operators: str) -> bool:
+        token = self._token()
+        return token.kind == "operator" and token.text in operators
+
+    def _token(self) -> _Token:
+        end = self.position >= len(self.tokens)
+        return _Token("end", "the end of the formula") if end else self.tokens[self.position]
+
+    def _take(self) -> _Token:
+        token = self._token()
+        self.position += 1
+        return token
+
+    def _sum(self) -> TermSet:
+        terms: TermSet = {}
+        plus = self._sign()
+        while True:
+            if self._token().kind == "number":
+                self._number(plus)
+            elif self._token().kind == "offset":
+                self._offset(plus)
+            elif plus:
+                terms = _union(terms, self._product())
+            else:
+                for key in self._product():
+                    terms.pop(key, None)
+            if not self._peek("+", "-"):
+                return terms
+            plus = self._sign()
+
+    def _sign(self) -> bool:
+        plus = True
+        while self._peek("+", "-"):
+            plus ^= self._take().text == "-"
+        return plus
+
+    def _number(self, plus: bool) -> None:
+        number = self._take().text
+        if number not in ("0", "1") or not self._is_summand():
+            raise refuse(
+                f"the number {number}",
+                self.text,
+                "1 and 0 stand for an intercept and for none, outside parentheses; "
+                "other numbers are exponents or stand inside a transform",
+            )
+        self.intercept = plus == (number == "1")
+
+    def _is_summand(self) -> bool:
+        """Whether what was taken last stands in the sum outside parentheses, and in no product."""
+        return self.depth == 0 and (self._token().kind == "end" or self._peek("+", "-", ")"))
+
+    def _offset(self, plus: bool) -> None:
+        call = self._take().text
+        if not plus or not self._is_summand():
+            raise self._misplaced(call)
+        offset = parse_offset(call)
+        if offset.text in [other.text for other in self.offsets]:
+            raise refuse("the same offset twice", call, "write offset(2 * x) if twice x is meant")
+        self.offsets.append(offset)
+
+    def _misplaced(self, offset: str) -> FormulaError:
+        return refuse("an offset at this place", offset, PLACES["offset"])
+
+    def _product(self) -> TermSet:
+        terms = self._interaction()
+        while self._peek("*"):
+            self._take()
+            right = self._interaction()
+            crossed = self._cross(terms, right)
+            terms = _union(_union(terms, right), crossed)
+        return terms
+
+    def _interaction(self) -> TermSet:
+        terms = self._power()
+        while self._peek(":"):
+            self._take()
+            terms = self._cross(terms, self._power())
+        return terms
+
+    def _power(self) -> TermSet:
+        base = terms = self._atom()
+        if self._peek("^", "**"):
+            self._take()
+            token = self._take()
+            if token.kind != "number" or not 1 <= int(token.text[:9]) <= MAX_EXPONENT:
+                raise refuse(
+                    f"the exponent {token.text}", self.text, f"expected a number from 1 to {MAX_EXPONENT}"
+                )
+            for _ in range(int(token.text) - 1):
+                terms = self._cross(terms, base)
+        return terms
+
+    def _cross(self, left: TermSet, right: TermSet) -> TermSet:
+        if len(left) * len(right) > MAX_TERMS:
+            raise refuse(f"a product of {len(left):,} by {len(right):,} terms", self.text, "use fewer")
+        terms: TermSet = {}
+        for a, b in product(left.values(), right.values()):
+            term = tuple({factor.text: factor for factor in a + b}.values())
+            terms.setdefault(_key(term), term)
+        return terms
+
+    def _atom(self) -> TermSet:
+        self.constant = False
+        if self._peek("("):
+            return self._parenthesis()
+        token = self._take()
+        match token:
+            case _Token("operator", "."):
+                return _as_set([name_expression(name) for name in self.dot])
+            case _Token("quoted", text):
+                return _as_set([name_expression(text[1:-1])])
+            case _Token("name", text):
+                return _as_set([name_expression(text)])
+            case _Token("call", text):
+                return _as_set([parse_expression(text)])
+            case _Token("offset", text):
+                raise self._misplaced(text)
+        self.position -= 1
+        raise self._unexpected()
+
+    def _parenthesis(self) -> TermSet:
+        self._take()
+        self.depth += 1
+        if self.depth > MAX_NESTING:
+            raise refuse(f"nesting deeper than {MAX_NESTING}", self.text)
+        terms = self._sum()
+        if not self._peek(")"):
+            raise self._unexpected()
+        self._take()
+        self.depth -= 1
+        return terms
+
+    def _unexpected(self) -> FormulaError:
+        return refuse(f"{self._token().text} at this place", self.text, _OPERATORS)
+
+
+def _union(terms: TermSet, more: TermSet) -> TermSet:
+    """Union in which a term keeps the form in which it was written first."""
+    for key, term in more.items():
+        terms.setdefault(key, term)
+    return terms
+
+
+def _as_set(factors: Sequence[Expression]) -> TermSet:
+    return {_key((factor,)): (factor,) for factor in factors}
+
+
+def _key(term: Term) -> frozenset[str]:
+    return frozenset(factor.text for factor in term)

@@ -1,0 +1,115 @@
+"""Which entities an institution has seen, and what stands in for single missing numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+import numpy as np
+import pandas as pd
+
+from fedstat.errors import DesignError
+from fedstat.federation.tables.columns import Kind, as_numbers, at_column, missing_cells
+from fedstat.typing import Bools
+
+Partial: TypeAlias = Literal["drop", "error", "mean"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows of an institution's table.
+
+    Attributes
+    ----------
+    seen : ndarray of bool, shape (n_rows,)
+        Rows that enter the design.
+    n_partial : int
+        Rows in use that had some of the columns but not all.
+    """
+
+    seen: Bools
+    n_partial: int
+
+
+def find_rows(
+    series: Mapping[str, pd.Series], partial: Partial, client: str, use: Bools | None, n_rows: int
+) -> Rows:
+    """Find the rows that enter the design.
+
+    Parameters
+    ----------
+    series : mapping of str to Series of length n_rows
+        The columns needed.
+    partial : {"drop", "error", "mean"}
+        What becomes of a row with some of them.
+    client : str
+        For messages.
+    use : ndarray of bool, shape (n_rows,), or None
+        Rows to consider.
+    n_rows : int
+        Length of the table.
+
+    Raises
+    ------
+    DesignError
+        If `partial` is "error" and there are partial rows, or the arguments do not fit.
+    """
+    if partial not in get_args(Partial):
+        raise DesignError(f"partial: expected one of {get_args(Partial)}, received {partial!r}.")
+    used = np.ones(n_rows, dtype=bool) if use is None else np.asarray(use, dtype=bool)
+    if used.shape != (n_rows,):
+        raise DesignError(f"use: expected one value per row ({n_rows:,}), received shape {used.shape}.")
+    missing: Bools = missing_cells(series.values(), n_rows)
+    some = used & missing.any(axis=1) & ~missing.all(axis=1)
+    n_partial = int(some.sum())
+    if partial == "error" and n_partial:
+        counts = zip(series, missing[some].sum(axis=0).tolist(), strict=True)
+        listed = ", ".join(f"{name!r} ({count:,})" for name, count in counts if count)
+        raise DesignError(
+            f"client {client!r} has {n_partial:,} entities with some but not all of its columns; missing: "
+            f"{listed}. Fill them in, or use partial='drop' or partial='mean'."
+        )
+    whole = used & ~missing.any(axis=1)
+    return Rows(whole | some if partial == "mean" else whole, n_partial)
+
+
+def column_means(series: Mapping[str, pd.Series], kinds: Mapping[str, Kind], client: str) -> dict[str, float]:
+    """Means of the numeric columns over the entities that have them.
+
+    Parameters
+    ----------
+    series : mapping of str to Series of length n_seen
+        The columns of the entities considered.
+    kinds : mapping of str to {"number", "category"}
+        What each column holds.
+    client : str
+        For messages.
+    """
+    numeric = {name: one for name, one in series.items() if kinds[name] == "number"}
+    return {name: float(np.nanmean(as_numbers(one, client, name))) for name, one in numeric.items()}
+
+
+def require_categories(series: Mapping[str, pd.Series], client: str) -> None:
+    """Require that no category is missing: a mean cannot stand in for one.
+
+    Parameters
+    ----------
+    series : mapping of str to Series of length n_seen
+        The columns coded as categories.
+    client : str
+        For the message.
+
+    Raises
+    ------
+    DesignError
+        If one is; the message counts.
+    """
+    for name, one in series.items():
+        count = int(one.isna().sum())
+        if count:
+            raise DesignError(
+                f"{at_column(client, name)} lacks the category of {count:,} entities that have other "
+                "columns; partial='mean' fills numbers only. Use partial='drop', or give missing a level "
+                "of its own."
+            )

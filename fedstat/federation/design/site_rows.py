@@ -1,0 +1,278 @@
+"""The rows of one site in the horizontal layout: which are whole, and how they become numbers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+
+import numpy as np
+import pandas as pd
+
+from fedstat.errors import DesignError, FormulaError, MessageError
+from fedstat.federation.design.block import BlockSpec, code_rows
+from fedstat.federation.design.coding import STATE_KEYS, iter_transforms
+from fedstat.federation.design.formula.expression import parse_expression
+from fedstat.federation.design.formula.terms import Term
+from fedstat.federation.design.formula.tree import Column
+from fedstat.federation.design.response import build_offset, build_response
+from fedstat.federation.design.spec import read_terms
+from fedstat.federation.door.state import SiteData
+from fedstat.federation.tables.columns import as_numbers, at_column, column_kind, missing_cells, pick_columns
+from fedstat.typing import Bools, Floats
+
+BLOCK = 4096
+WEIGHTS = ("freq_weights", "var_weights", "exposure")
+MOST_NAMES = 10_000
+"""Terms or columns of a question."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowsQuestion:
+    """What a model reads of every site's table; plain values.
+
+    Attributes
+    ----------
+    response : str
+        Left side of the formula.
+    response_columns : tuple of str
+    terms, columns : tuple of str
+        Terms of the right side, and the columns that they read; empty for an intercept alone.
+    offsets, offset_columns : tuple of str
+        Expressions inside ``offset()``, and their columns.
+    intercept : bool
+    weights : dict of str to str
+        Column by role: "freq_weights", "var_weights", "exposure".
+    labels : tuple of str
+        Columns of groups: clusters, strata.
+    """
+
+    response: str
+    response_columns: tuple[str, ...]
+    terms: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    offsets: tuple[str, ...] = ()
+    offset_columns: tuple[str, ...] = ()
+    intercept: bool = True
+    weights: Mapping[str, str] = field(default_factory=dict)
+    labels: tuple[str, ...] = ()
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """All columns that are read, each once."""
+        named = (*self.response_columns, *self.columns, *self.offset_columns, *self.weights.values())
+        return tuple(dict.fromkeys((*named, *self.labels)))
+
+    def to_json(self) -> str:
+        """Write the question as JSON text."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> RowsQuestion:
+        """Read a question, checked as if a stranger had written it.
+
+        Raises
+        ------
+        MessageError
+            It is not a whole question.
+        """
+        try:
+            values = json.loads(text)
+            weights = {role: _text(values["weights"].pop(role)) for role in list(values["weights"])}
+            flag = values.pop("intercept")
+            values.pop("weights")
+            lists = {name: _texts(v) for name, v in values.items() if name != "response"}
+            question = cls(response=_text(values["response"]), intercept=flag, weights=weights, **lists)
+        except (TypeError, ValueError, KeyError, AttributeError, RecursionError):
+            raise MessageError("the question about a table's rows is not whole") from None
+        if not isinstance(flag, bool) or not set(weights) <= set(WEIGHTS):
+            raise MessageError("the question about a table's rows names unknown roles")
+        question.check()
+        return question
+
+    def check(self) -> None:
+        """Refuse a response that a site cannot compute from its own rows.
+
+        Raises
+        ------
+        FormulaError
+            It is centred or scaled, which needs the rows of all sites.
+        """
+        for transform in iter_transforms(parse_expression(self.response, response=True).tree):
+            if transform.function in STATE_KEYS:
+                raise FormulaError(
+                    f"formula: {transform.text!r} on the left side needs the rows of all sites; compute it "
+                    "before, or leave the response in its own units"
+                )
+
+    def read_terms(self) -> tuple[Term, ...]:
+        """Read the terms of the right side again, checked."""
+        return read_terms(self.terms, self.columns) if self.terms else ()
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError
+    return value
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list) or len(value) > MOST_NAMES:
+        raise TypeError
+    return tuple(map(_text, value))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WholeRows:
+    """A chunk of a site's table without the rows that lack something.
+
+    Attributes
+    ----------
+    frame : DataFrame, m rows
+        The needed columns.
+    whole : (rows of the chunk,) array of bool
+        Which rows they are.
+    y : (m,) or (m, 2) array
+    offset : (m,) array or None
+        Offset and the logarithm of the exposure together.
+    weights : mapping of str to (m,) array
+        By role, without the exposure.
+    weightless : int
+        Rows of the chunk that have a frequency weight of zero and are left out.
+    """
+
+    frame: pd.DataFrame
+    whole: Bools
+    y: Floats
+    offset: Floats | None
+    weights: Mapping[str, Floats]
+    weightless: int = 0
+
+    @property
+    def weight(self) -> Floats | None:
+        """Product of the weights and of binomial trials: (m,); None where all rows count the same."""
+        factors = [*self.weights.values(), *([self.y.sum(axis=1)] if self.y.ndim == 2 else [])]
+        return np.prod(factors, axis=0) if factors else None
+
+    @property
+    def used(self) -> Bools:
+        """Rows of the chunk that are whole and have a weight."""
+        used, weight = self.whole.copy(), self.weight
+        if weight is not None:
+            used[self.whole] = weight > 0.0
+        return used
+
+
+def whole_rows(data: SiteData, question: RowsQuestion) -> Iterator[WholeRows]:
+    """Read a site's table in chunks, without the rows that lack a value that the question reads.
+
+    Rows of frequency weight zero are left out as well.
+
+    Raises
+    ------
+    DesignError
+        A column is absent or of an unsupported type, a weight is negative, an exposure is not
+        positive, or a response or offset is not finite.
+    """
+    for chunk in data.table.chunks(question.needed):
+        series = pick_columns(chunk, question.needed, data.name)
+        whole: Bools = np.logical_not(missing_cells(series.values(), len(chunk)).any(axis=1))
+        weightless = 0
+        if "freq_weights" in question.weights and whole.any():
+            name = question.weights["freq_weights"]
+            none = _numbers(chunk, name, data.name) == 0.0
+            whole, weightless = whole & ~none, int(none.sum())
+        if not whole.any():  # the type of an empty column tells nothing
+            yield WholeRows(chunk[whole], whole, np.zeros(0), None, {}, weightless)
+            continue
+        frame = chunk if whole.all() else chunk[whole]
+        y = build_response(frame, question.response, question.response_columns, data.name)
+        yield WholeRows(
+            frame,
+            whole,
+            y,
+            _offset(frame, question, data.name),
+            _weights(frame, question, data.name),
+            weightless,
+        )
+
+
+def _numbers(frame: pd.DataFrame, name: str, site: str) -> Floats:
+    if column_kind(frame[name], site, name) != "number":
+        raise DesignError(f"{at_column(site, name)} holds categories; a weight or exposure must be numbers")
+    return as_numbers(frame[name], site, name)
+
+
+def _offset(frame: pd.DataFrame, question: RowsQuestion, site: str) -> Floats | None:
+    parts = []
+    if question.offsets:
+        parts.append(build_offset(frame, question.offsets, question.offset_columns, site))
+    if "exposure" in question.weights:
+        name = question.weights["exposure"]
+        exposure = _numbers(frame, name, site)
+        if (exposure <= 0.0).any():
+            count = int((exposure <= 0.0).sum())
+            raise DesignError(
+                f"{at_column(site, name)}: {count:,} exposures are not positive; leave them out"
+            )
+        parts.append(np.log(exposure))
+    return np.sum(parts, axis=0) if parts else None
+
+
+def _weights(frame: pd.DataFrame, question: RowsQuestion, site: str) -> dict[str, Floats]:
+    weights = {}
+    for role in ("freq_weights", "var_weights"):
+        if role not in question.weights:
+            continue
+        name = question.weights[role]
+        values = _numbers(frame, name, site)
+        if (values < 0.0).any():
+            count = int((values < 0.0).sum())
+            raise DesignError(
+                f"{at_column(site, name)}: {count:,} weights are negative; leave these rows out"
+            )
+        weights[role] = values
+    return weights
+
+
+def design_matrix(
+    rows: WholeRows, question: RowsQuestion, terms: tuple[Term, ...], spec: BlockSpec, site: str
+) -> tuple[Floats, tuple[str, ...], tuple[str, ...]]:
+    """Code a chunk by an agreed specification.
+
+    Returns
+    -------
+    X : (m, q) array
+        C-contiguous; the first column is one where there is an intercept.
+    names, term_names : tuple of str
+        Of the columns without the intercept.
+    """
+    m = len(rows.frame)
+    plain = [name for term in terms if (name := _plain_column(term, spec)) is not None]
+    if len(plain) == len(terms):
+        numbers = [as_numbers(rows.frame[name], site, name) for name in plain]
+        return _stack(numbers, m, question.intercept), tuple(plain), question.terms
+    series = {name: rows.frame[name] for name in question.columns}
+    coded = code_rows(series, terms, spec, m, site)
+    X = np.column_stack([np.ones(m), coded.X]) if question.intercept else coded.X
+    return np.ascontiguousarray(X), coded.names, coded.term_names
+
+
+def _plain_column(term: Term, spec: BlockSpec) -> str | None:
+    """Name of the numeric column that a term is, if it is no more than that."""
+    (factor, *others) = term
+    if others or not isinstance(factor.tree, Column) or spec.kinds[factor.tree.name] != "number":
+        return None
+    return factor.tree.name
+
+
+def _stack(columns: list[Floats], m: int, intercept: bool) -> Floats:
+    """Columns side by side in row order, by blocks of rows that stay in cache."""
+    first = int(intercept)
+    X = np.empty((m, len(columns) + first))
+    X[:, :first] = 1.0
+    for start in range(0, m, BLOCK):
+        rows = slice(start, start + BLOCK)
+        for j, values in enumerate(columns, first):
+            X[rows, j] = values[rows]
+    return X

@@ -1,0 +1,217 @@
+"""How one institution's columns are coded: plain values, checked wherever they arrive."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from fedstat.errors import DesignError, FormulaError
+from fedstat.federation.design.coding import STATE_KEYS, iter_transforms
+from fedstat.federation.design.formula.terms import Term, parse_terms, term_columns
+from fedstat.federation.design.formula.tree import Category
+from fedstat.federation.tables.columns import Kind, LevelValue
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSpec:
+    """How an institution's columns are coded; plain values, enough to code new rows the same way.
+
+    Attributes
+    ----------
+    client : str
+        The institution.
+    terms, columns : tuple of str
+        As in `ClientTerms`.
+    names, term_names : tuple of str, length p
+        The design columns, and the term that each belongs to.
+    intercept : bool
+        Whether the model has an intercept, which is never part of the block.
+    kinds : dict of str to {"number", "category"}
+        What each column holds.
+    levels : dict of str to tuple
+        Agreed levels, in order, of every column coded as categories.
+    state : dict
+        State of the transforms, by their text. It may hold figures of the data (a mean, the bounds and
+        knots of a spline): it stays where the block is unless its release is declared.
+    means : dict of str to float
+        Means that replace single missing numbers; empty unless the block was built with
+        ``partial="mean"``.
+    """
+
+    client: str
+    terms: tuple[str, ...]
+    columns: tuple[str, ...]
+    names: tuple[str, ...]
+    term_names: tuple[str, ...]
+    intercept: bool
+    kinds: dict[str, Kind]
+    levels: dict[str, tuple[LevelValue, ...]]
+    state: dict[str, Any]
+    means: dict[str, float] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        """Write the specification as JSON text."""
+        return json.dumps(asdict(self), allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> BlockSpec:
+        """Read a specification, and check it as if a stranger had written it.
+
+        Parameters
+        ----------
+        text : str
+            What `to_json` wrote.
+
+        Raises
+        ------
+        DesignError
+            If it is not a whole specification.
+        FormulaError
+            If a term holds anything outside the formula language.
+        """
+        try:
+            values = json.loads(text)
+            spec = cls(**{name: _READERS[name](value) for name, value in values.items()})
+        except (TypeError, ValueError, KeyError, AttributeError, RecursionError):
+            raise DesignError(
+                "block specification: expected what BlockSpec.to_json wrote, received something else."
+            ) from None
+        spec.check()
+        return spec
+
+    def check(self) -> None:
+        """Require terms of the formula language and a state that belongs to them.
+
+        Raises
+        ------
+        DesignError, FormulaError
+            As `from_json`.
+        """
+        terms = read_terms(self.terms, self.columns) if self.terms or self.columns else ()
+        transforms = {t.text: t for term in terms for f in term for t in iter_transforms(f.tree)}
+        expected = {
+            text: frozenset() if dict(t.options).get("raw") else STATE_KEYS[t.function]
+            for text, t in transforms.items()
+            if t.function in STATE_KEYS
+        }
+        found = {text: frozenset(state) for text, state in self.state.items()}
+        whole = set(self.kinds) == set(self.columns) and set(self.levels) == set(
+            coded_columns(terms, self.kinds)
+        )
+        if found != expected or not whole or len(self.names) != len(self.term_names):
+            raise DesignError(
+                f"block specification of client {self.client!r}: terms, levels and transform state do not "
+                "belong together; build it again."
+            )
+
+
+def read_terms(terms: Sequence[str], columns: Sequence[str]) -> tuple[Term, ...]:
+    """Read terms again: what comes from elsewhere is checked where it is used.
+
+    Parameters
+    ----------
+    terms : sequence of str
+        Each one term, as formula text.
+    columns : sequence of str
+        The columns that they read in all.
+
+    Raises
+    ------
+    FormulaError
+        If a text holds anything outside the formula language or is not one term, or the terms read other
+        columns.
+    """
+    parsed = []
+    for text in terms:
+        right = parse_terms(text)
+        if len(right.terms) != 1:
+            raise FormulaError(f"formula: expected one term, received {text[:80]!r}.")
+        parsed.append(right.terms[0])
+    used = {name for term in parsed for name in term_columns(term)}
+    if used != set(columns) or not used:
+        raise FormulaError("formula: the terms read other columns than those declared for them.")
+    return tuple(parsed)
+
+
+def coded_columns(terms: Iterable[Term], kinds: Mapping[str, Kind]) -> tuple[str, ...]:
+    """List the columns that need levels: those that hold categories, and numbers inside C().
+
+    Parameters
+    ----------
+    terms : iterable of tuple of Expression
+        The terms.
+    kinds : mapping of str to {"number", "category"}
+        What each column holds.
+    """
+    trees = [factor.tree for term in terms for factor in term]
+    coded = [tree.column for tree in trees if isinstance(tree, Category)]
+    coded += [name for name, kind in kinds.items() if kind == "category"]
+    return tuple(dict.fromkeys(coded))
+
+
+def _flag(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError
+    return value
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError
+    return value
+
+
+def _texts(value: list[object]) -> tuple[str, ...]:
+    return tuple(_text(item) for item in value)
+
+
+def _kind(value: object) -> Kind:
+    if value not in ("number", "category"):
+        raise ValueError
+    return value
+
+
+def _kinds(value: dict[str, object]) -> dict[str, Kind]:
+    return {name: _kind(kind) for name, kind in value.items()}
+
+
+def _level(value: object) -> LevelValue:
+    if not isinstance(value, str | int | float | bool):
+        raise TypeError
+    return value
+
+
+def _levels(value: dict[str, list[object]]) -> dict[str, tuple[LevelValue, ...]]:
+    return {name: tuple(_level(level) for level in levels) for name, levels in value.items()}
+
+
+def _figures(value: object) -> Any:
+    """Require a state of nothing but numbers, in lists and dicts."""
+    match value:
+        case dict():
+            return {_text(key): _figures(item) for key, item in value.items()}
+        case list():
+            return [_figures(item) for item in value]
+        case None | bool() | int() | float():
+            return value
+    raise TypeError
+
+
+def _means(value: dict[str, object]) -> dict[str, float]:
+    return {name: float(mean) for name, mean in value.items() if isinstance(mean, int | float)}
+
+
+_READERS: Mapping[str, Callable[[Any], Any]] = {
+    "client": _text,
+    "terms": _texts,
+    "columns": _texts,
+    "names": _texts,
+    "term_names": _texts,
+    "intercept": _flag,
+    "kinds": _kinds,
+    "levels": _levels,
+    "state": _figures,
+    "means": _means,
+}

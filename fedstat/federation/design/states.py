@@ -1,0 +1,325 @@
+"""State of the transforms of a formula, from sums over sites.
+
+``center`` and ``scale`` need a mean and a variance, ``poly`` the two coefficients of its recurrence for each
+degree: all are sums over rows, so that every site codes its rows as the pooled table would be coded.
+The knots of a spline are quantiles, which are no sums: they are written in the formula.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from formulaic.transforms import TRANSFORMS
+
+from fedstat.errors import DesignError, FormulaError, MessageError
+from fedstat.federation.design.coding import (
+    STATE_KEYS,
+    State,
+    evaluate,
+    iter_transforms,
+    plain_state,
+    restore_state,
+)
+from fedstat.federation.design.formula.terms import Term
+from fedstat.federation.design.formula.tree import Transform, iter_columns
+from fedstat.federation.design.site_rows import RowsQuestion, whole_rows
+from fedstat.federation.door.guards import (
+    check_concentration,
+    check_difference,
+    check_rows,
+    rest_of_variation,
+)
+from fedstat.federation.door.state import SiteData
+from fedstat.federation.door.state import State as SiteState
+from fedstat.federation.message import Ask
+from fedstat.federation.rounds.engine import Rounds
+from fedstat.federation.tables.columns import as_numbers
+from fedstat.typing import Array, Bools, Floats
+
+ROUNDING = 1e-20
+"""Variance that rounding explains, relative to the square of a column's size."""
+
+
+@dataclass(slots=True)
+class Recurrence:
+    """Polynomials orthogonal over all rows: P_k+1 = (x - alpha_k) P_k - norm_k / norm_k-1 P_k-1."""
+
+    degree: int
+    alpha: list[float] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)
+
+    def last(self, x: Floats) -> Floats:
+        """Values of the highest polynomial that is determined so far: (m,) -> (m,)."""
+        before, now = np.zeros_like(x), np.ones_like(x)
+        for k, alpha in enumerate(self.alpha):
+            beta = self.norms[k] / self.norms[k - 1] if k else 0.0
+            before, now = now, (x - alpha) * now - beta * before
+        return now
+
+    def is_spent(self, squares: float) -> bool:
+        """Tell whether the sum of squares of the highest polynomial is no more than rounding."""
+        if not self.norms:
+            return not squares > 0.0
+        size = self.norms[1] / self.norms[0] if len(self.norms) > 1 else self.alpha[0] ** 2
+        return not squares > ROUNDING * size * self.norms[-1]
+
+    def add(self, squares: float, moment: float) -> bool:
+        """Take the sums of P_k^2 and x P_k^2; true when all is determined."""
+        self.norms.append(squares)
+        if len(self.alpha) < self.degree:
+            self.alpha.append(moment / squares)
+            return False
+        return True
+
+
+def stateful(terms: Sequence[Term]) -> list[Transform]:
+    """List the transforms that need the data of all sites, inner ones first."""
+    found = [t for term in terms for factor in term for t in iter_transforms(factor.tree)]
+    needed = [t for t in reversed(found) if t.function in STATE_KEYS and not dict(t.options).get("raw")]
+    return list({t.text: t for t in needed}.values())
+
+
+def agree_states(question: RowsQuestion, sites: Sequence[str], ask: Any) -> Rounds[State]:
+    """Agree on the state of every transform.
+
+    Parameters
+    ----------
+    question : RowsQuestion
+    sites : sequence of str
+    ask : callable
+        ``ask(site, step, content) -> Ask``.
+
+    Returns
+    -------
+    dict
+        State by the text of each transform, as formulaic keeps it.
+
+    Raises
+    ------
+    FormulaError
+        A spline without its knots and bounds.
+    """
+    terms = question.read_terms()
+    pending = stateful(terms)
+    state: State = {t.text: _spline(t) for t in pending if t.function == "bs"}
+    raw = [t for term in terms for f in term for t in iter_transforms(f.tree) if dict(t.options).get("raw")]
+    state |= {t.text: {} for t in raw}
+    pending = [t for t in pending if t.text not in state]
+    growing = {t.text: Recurrence(int(_degree(t))) for t in pending if t.function == "poly"}
+    while pending:
+        ready = [t for t in pending if _inner(t) <= state.keys()]
+        targets = {t.text: _so_far(growing.get(t.text)) for t in ready}
+        content = {"question": question.to_json(), "state": plain_state(state), "targets": targets}
+        asks: list[Ask] = [ask(site, "transform_sums", content) for site in sites]
+        replies = yield asks
+        for j, transform in enumerate(ready):
+            sums = np.array([reply.arrays["sums"][j] for reply in replies])
+            done = _settle(transform, sums, growing.get(transform.text))
+            if done is not None:
+                state[transform.text] = done
+        pending = [t for t in pending if t.text not in state]
+    return state
+
+
+def transform_sums(data: SiteData, site_state: SiteState, text: str) -> tuple[dict[str, Array], str]:
+    """Sum what the next transforms need over this site's whole rows.
+
+    Returns
+    -------
+    dict
+        ``sums`` (T, 3): for center and scale rows, mean and squared deviations; for a polynomial
+        0, sum of P_k^2 and of x P_k^2.
+    """
+    content = json.loads(text)
+    question = RowsQuestion.from_json(content["question"])
+    transforms = {t.text: t for t in stateful(question.read_terms())}
+    state = _read_state(content["state"], transforms, data.name)
+    growing = _read_targets(content["targets"], transforms, data.name)
+    if not {text for key in growing for text in _inner(transforms[key])} <= state.keys():
+        raise MessageError(f"{data.name}: the question lacks the state of a transform inside another")
+    total = np.zeros((len(growing), 3))
+    extremes = [Extremes(data.policy.min_level_count - 1) for _ in growing]
+    used = []
+    for rows in whole_rows(data, question):
+        used.append(rows.used)
+        if not len(rows.frame):
+            continue
+        for j, (key, recurrence) in enumerate(growing.items()):
+            tree = transforms[key]
+            names = dict.fromkeys(iter_columns(tree))
+            numbers = {name: as_numbers(rows.frame[name], data.name, name) for name in names}
+            where = f"{key!r} at client {data.name!r}"
+            x = np.asarray(evaluate(tree.operand, numbers, state, where), dtype=np.float64)
+            total[j] = _add(total[j], x, recurrence)
+            extremes[j].add(x)
+    behind: Bools = np.concatenate(used)
+    check_rows(data, int(behind.sum()))
+    for key, column in zip(growing, extremes, strict=True):
+        column.check(data, f"'{key}'")
+    check_difference(data, behind)
+    site_state.rest_on(int(behind.sum()))
+    return {"sums": total}, ""
+
+
+def _read_targets(
+    given: Mapping[str, Any], transforms: Mapping[str, Transform], site: str
+) -> dict[str, Recurrence | None]:
+    """Read what shall be summed as if a stranger had asked for it."""
+    targets: dict[str, Recurrence | None] = {}
+    for text, recurrence in given.items():
+        if text not in transforms or (transforms[text].function == "poly") != (recurrence is not None):
+            raise MessageError(f"{site}: the question names transforms that its formula does not have")
+        targets[text] = None
+        if recurrence is not None:
+            read = Recurrence(**recurrence)
+            whole = len(read.alpha) == len(read.norms) <= read.degree == int(_degree(transforms[text]))
+            if not whole or not _finite([*read.alpha, *read.norms]) or not all(x > 0.0 for x in read.norms):
+                raise MessageError(f"{site}: the question does not hold the recurrence of a polynomial")
+            targets[text] = read
+    return targets
+
+
+def _read_state(given: Mapping[str, Any], transforms: Mapping[str, Transform], site: str) -> State:
+    """Read the state of transforms as if a stranger had sent it."""
+    for text, state in given.items():
+        figures = [x for value in state.values() for x in _flatten(value)]
+        if not _finite([x for x in figures if x is not None]) or (
+            text in transforms and not set(state) <= STATE_KEYS[transforms[text].function]
+        ):
+            raise MessageError(f"{site}: the question does not hold the state of its transforms")
+    restored: State = restore_state(given)
+    return restored
+
+
+def _flatten(value: Any) -> list[Any]:
+    inner = value.values() if isinstance(value, dict) else value
+    return list(inner) if isinstance(value, dict | list) else [value]
+
+
+def _finite(values: Sequence[Any]) -> bool:
+    return all(isinstance(x, int | float) and np.isfinite(x) for x in values)
+
+
+@dataclass(slots=True)
+class Extremes:
+    """Moments of a column, and its few smallest and largest values, chunk by chunk."""
+
+    few: int
+    moments: Floats = field(default_factory=lambda: np.zeros(3))
+    kept: Floats = field(default_factory=lambda: np.zeros(0))
+
+    def add(self, x: Floats) -> None:
+        """Add a chunk: (m,)."""
+        mean = x.mean()
+        part = np.array([len(x), mean, ((x - mean) ** 2).sum()])
+        self.moments = combine_moments(np.array([self.moments, part]))
+        kept = np.concatenate([self.kept, x])
+        if 0 < 2 * self.few < len(kept):
+            kept = np.partition(kept, [self.few - 1, len(kept) - self.few])
+            kept = np.concatenate([kept[: self.few], kept[-self.few :]])
+        self.kept = kept if self.few > 0 else self.kept
+
+    def check(self, data: SiteData, what: str) -> None:
+        """Require that more than a few rows make up the variation.
+
+        Raises
+        ------
+        PolicyError
+            They do not.
+        """
+        n, mean, squares = self.moments
+        if self.few < 1 or data.policy.max_parameters >= 1.0:
+            return
+        if not np.isfinite(squares) or squares > (1e-12 * mean) ** 2 * n:
+            rest = rest_of_variation(self.kept - mean, n, squares, self.few)
+            check_concentration(data, rest, what)
+
+
+def _add(total: Floats, x: Floats, recurrence: Recurrence | None) -> Floats:
+    if recurrence is not None:
+        squares = recurrence.last(x) ** 2
+        return np.asarray(total + np.array([0.0, squares.sum(), x @ squares]))
+    mean = x.mean()
+    return combine_moments(np.array([total, [len(x), mean, ((x - mean) ** 2).sum()]]))
+
+
+def combine_moments(parts: Floats) -> Floats:
+    """Rows, mean and squared deviations of all, from those of each part: (K, 3) -> (3,).
+
+    Chan, Golub and LeVeque (1983), without the cancellation of a sum of squares.
+    """
+    n = parts[:, 0].sum()
+    mean = parts[:, 0] @ parts[:, 1] / n if n else 0.0
+    spread = parts[:, 2].sum() + parts[:, 0] @ (parts[:, 1] - mean) ** 2
+    return np.array([n, mean, spread], dtype=np.float64)
+
+
+def _settle(transform: Transform, sums: Floats, recurrence: Recurrence | None) -> dict[Any, Any] | None:
+    """State of a transform when its sums are there; None while a polynomial needs more.
+
+    Raises
+    ------
+    DesignError
+        There are too few distinct values.
+    """
+    if recurrence is not None:
+        _, squares, moment = sums.sum(axis=0)
+        if recurrence.is_spent(float(squares)):
+            raise DesignError(
+                f"{transform.text!r}: the column has too few distinct values over all sites for a polynomial "
+                f"of degree {recurrence.degree}. Lower the degree."
+            )
+        if not recurrence.add(float(squares), float(moment)):
+            return None
+        return {"alpha": dict(enumerate(recurrence.alpha)), "norms2": dict(enumerate(recurrence.norms))}
+    n, mean, spread = combine_moments(sums)
+    options = {"center": True, "scale": transform.function == "scale", "ddof": 1.0} | dict(transform.options)
+    squares = spread if options["center"] else spread + n * mean**2
+    rest = n - float(str(options["ddof"]))
+    if options["scale"] and not (squares > 0.0 and rest > 0.0):
+        raise DesignError(
+            f"{transform.text!r}: the column is constant over the whole rows of all sites, or ddof leaves no "
+            "rows. Leave the term out."
+        )
+    return {
+        "ddof": options["ddof"],
+        "center": mean if options["center"] else None,
+        "scale": float(np.sqrt(squares / rest)) if options["scale"] else None,
+    }
+
+
+def _so_far(recurrence: Recurrence | None) -> dict[str, Any] | None:
+    if recurrence is None:
+        return None
+    return {"degree": recurrence.degree, "alpha": recurrence.alpha, "norms": recurrence.norms}
+
+
+def _degree(transform: Transform) -> int:
+    return int(dict(transform.options).get("degree", 1))  # type: ignore[arg-type]
+
+
+def _inner(transform: Transform) -> set[str]:
+    """Texts of the stateful transforms inside one."""
+    inside = iter_transforms(transform.operand)
+    return {t.text for t in inside if t.function in STATE_KEYS and not dict(t.options).get("raw")}
+
+
+def _spline(transform: Transform) -> dict[Any, Any]:
+    options = dict(transform.options)
+    if not {"knots", "lower_bound", "upper_bound"} <= options.keys() or "df" in options:
+        raise FormulaError(
+            f"formula: {transform.text!r} needs knots=..., lower_bound=... and upper_bound=..., and no df, "
+            "where sites hold different rows: quantiles and extremes of all rows are values of single rows"
+        )
+    places = np.array([options["lower_bound"], *options["knots"], options["upper_bound"]], dtype=np.float64)  # type: ignore[misc]
+    if not (np.diff(places) > 0.0).all():
+        raise FormulaError(
+            f"formula: {transform.text!r}: expected knots that ascend between lower_bound and upper_bound"
+        )
+    state: dict[Any, Any] = {}
+    TRANSFORMS["bs"](places[[0, -1]], **options, _state=state)
+    return state

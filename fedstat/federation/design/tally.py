@@ -1,0 +1,182 @@
+"""What a site counts in its first pass over the coded rows, and holds against its owner's policy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fedstat.errors import DesignError
+from fedstat.federation.design.formula.expression import parse_expression
+from fedstat.federation.design.formula.terms import Term
+from fedstat.federation.design.formula.tree import Category, Column, Comparison
+from fedstat.federation.design.site_rows import RowsQuestion, WholeRows
+from fedstat.federation.design.spec import BlockSpec
+from fedstat.federation.design.states import Extremes, combine_moments
+from fedstat.federation.door.guards import (
+    check_difference,
+    check_events,
+    check_indicators,
+    check_rows,
+    check_unknown_levels,
+    check_weights,
+)
+from fedstat.federation.door.state import SiteData
+from fedstat.typing import Bools, Floats, Ints
+
+BLOCK = 4096
+
+
+@dataclass(slots=True, eq=False)
+class Tally:
+    """Counts of the first pass over a site's coded rows.
+
+    Attributes
+    ----------
+    names, term_names : tuple of str
+        Design columns without the intercept, and the term of each.
+    """
+
+    data: SiteData
+    question: RowsQuestion
+    names: tuple[str, ...] = ()
+    term_names: tuple[str, ...] = ()
+    n: int = 0
+    _used: list[Bools] = field(default_factory=list)
+    _events: list[Bools] = field(default_factory=list)
+    _moments: Floats | None = None
+    _ones: Ints | None = None
+    _outcomes: Ints = field(default_factory=lambda: np.zeros(2, dtype=np.int64))
+    _binary: bool = True
+    _weights: Floats = field(default_factory=lambda: np.zeros(2))
+    _extremes: dict[str, Extremes] = field(default_factory=dict)
+
+    def look(self, rows: WholeRows) -> None:
+        """Enter which rows of a chunk are used, before they are coded."""
+        self._used.append(rows.used)
+        self._events.append(rows.whole.copy())
+        self.n += len(rows.frame)
+
+    def add(self, rows: WholeRows, X: Floats) -> None:
+        """Enter the coded rows of the chunk looked at last."""
+        moments, ones = column_moments(X), count_ones(X)
+        if self._moments is None or self._ones is None:
+            self._moments, self._ones = moments, ones
+        else:
+            pairs = np.stack([self._moments, moments])
+            self._moments = np.array([combine_moments(pairs[:, :, j]) for j in range(X.shape[1])]).T
+            self._ones = np.where((self._ones < 0) | (ones < 0), -1, self._ones + ones)
+        self._add_response(rows)
+        if rows.weight is not None:
+            self._weights += rows.weight.sum(), rows.weight @ rows.weight
+
+    def _add_response(self, rows: WholeRows) -> None:
+        y, few = rows.y, self.data.policy.min_level_count - 1
+        if y.ndim == 2:
+            self._outcomes += (y[:, 1] > 0.0).sum(), (y[:, 0] > 0.0).sum()
+        else:
+            self._binary = self._binary and bool(((y == 0.0) | (y == 1.0)).all())
+            self._outcomes += (y == 0.0).sum(), (y == 1.0).sum()
+            self._events[-1][rows.whole] = y == 1.0
+        columns = {f"the response '{self.question.response}'": y} if y.ndim == 1 else {}
+        if rows.offset is not None:
+            columns["the offset"] = rows.offset
+        for what, values in columns.items():
+            self._extremes.setdefault(what, Extremes(few)).add(values)
+
+    def hold_against_policy(self) -> Floats:
+        """Apply the owner's rules; return rows, mean and standard deviation of every column, (3, p).
+
+        Raises
+        ------
+        PolicyError
+            A rule refuses.
+        DesignError
+            No row is whole.
+        """
+        data, question = self.data, self.question
+        if self._moments is None or self._ones is None:
+            raise DesignError(f"site {data.name!r} has no row with all of {', '.join(question.needed)}")
+        check_rows(data, int(self.used.sum()), len(self.names) + question.intercept)
+        large = ~np.isfinite(self._moments[:, int(question.intercept) :]).all(axis=0)
+        if large.any():
+            raise DesignError(
+                f"design column {self.names[int(np.argmax(large))]!r} at site {data.name!r}: the squares of "
+                "its values are larger than a number can be. Transform it, for instance by a logarithm."
+            )
+        if self._binary:
+            check_events(data, (int(self._outcomes[0]), int(self._outcomes[1])), question.response)
+        check_indicators(data, self._ones[int(question.intercept) :], self.n, self.names)
+        for what, column in self._extremes.items():
+            column.check(data, what)
+        if self._weighted:
+            total, squares = self._weights.tolist()
+            check_weights(data, total, squares, self._weighted)
+        n_rows, mean, squared = self._moments
+        return np.array([n_rows, mean, np.sqrt(squared / self.n)])
+
+    @property
+    def used(self) -> Bools:
+        """Rows of the table that are whole and have a weight."""
+        return np.concatenate(self._used) if self._used else np.zeros(0, dtype=bool)
+
+    def remember(self) -> None:
+        """Hold the rows against those of earlier answers, and keep them for later ones."""
+        compared = isinstance(parse_expression(self.question.response, response=True).tree, Comparison)
+        check_difference(self.data, self.used, np.concatenate(self._events) if compared else None)
+
+    @property
+    def _weighted(self) -> list[str]:
+        """What the weights are made of."""
+        names = [name for role, name in self.question.weights.items() if role != "exposure"]
+        trials = [self.question.response] if self.question.response.startswith("cbind") else []
+        return names + trials
+
+
+def check_size(data: SiteData, question: RowsQuestion, terms: Sequence[Term], spec: BlockSpec) -> None:
+    """Refuse a design with far more columns than rows before it is coded.
+
+    Raises
+    ------
+    PolicyError
+        There are more columns than the owner allows for the rows of the whole table.
+    """
+    columns = int(question.intercept)
+    for term in terms:
+        levels = 1
+        for factor in term:
+            tree = factor.tree
+            if isinstance(tree, Column | Category) and factor.columns[0] in spec.levels:
+                levels *= max(len(spec.levels[factor.columns[0]]) - 1, 1)
+        columns += levels
+    if columns > data.policy.max_parameters * data.table.n_rows:
+        check_rows(data, data.table.n_rows, columns)
+
+
+def check_levels_known(data: SiteData, rows: WholeRows, spec: BlockSpec) -> None:
+    """Refuse levels that the specification lacks and that too few rows have to be named."""
+    for name, levels in spec.levels.items():
+        series = rows.frame[name]
+        check_unknown_levels(data, name, series[~series.isin(levels)].value_counts().tolist())
+
+
+def column_moments(X: Floats) -> Floats:
+    """Rows, mean and squared deviations of every column: (m, p) -> (3, p)."""
+    mean = X.mean(axis=0)
+    spread = np.zeros(X.shape[1])
+    for start in range(0, len(X), BLOCK):
+        part = X[start : start + BLOCK] - mean
+        spread += np.einsum("ij,ij->j", part, part)
+    return np.array([np.full(X.shape[1], float(len(X))), mean, spread])
+
+
+def count_ones(X: Floats) -> Ints:
+    """Ones of every column that holds zeros and ones only, -1 for the others: (m, p) -> (p,)."""
+    maybe = np.flatnonzero(((X[:BLOCK] == 0.0) | (X[:BLOCK] == 1.0)).all(axis=0))
+    ones = np.full(X.shape[1], -1)
+    for j in maybe:
+        column = X[:, j]
+        if ((column == 0.0) | (column == 1.0)).all():
+            ones[j] = int(column.sum())
+    return ones

@@ -1,0 +1,1 @@
+"""The one way out of an institution: site, state, policy and guards."""

@@ -1,0 +1,381 @@
+"""What the owner of a site allows to leave it.
+
+The rules are enforced in :meth:`fedstat.federation.door.site.Site.answer` and nowhere else, but for parts of
+an answer that only a step can count (:mod:`fedstat.federation.door.guards`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from fedstat.errors import PartitionError, PolicyError
+from fedstat.federation.crypto.masks import TWO_SITES, hides
+from fedstat.federation.door.policy_file import (
+    KEYS,
+    check_budget,
+    check_values,
+    parse_policy,
+    read_policy,
+    write_policy,
+)
+from fedstat.federation.message import Ask, Declared, Kind, Step
+
+COUNTED: tuple[Kind, ...] = ("masked share", "aggregate", "sketch")
+"""Kinds of values that must rest on enough entities."""
+
+DATA_KINDS: tuple[Kind, ...] = ("sealed", "masked share", "aggregate", "sketch", "per entity", "raw columns")
+"""Kinds of values that depend on the data; names, levels, counts and presence count as public."""
+
+HIDDEN: Mapping[str, str] = {
+    "sealed": "It is hidden on its way, and the product of columns that it serves is released. ",
+    "masked share": "It is random by itself, and the sum with the other share is released. ",
+}
+MASKED = "It is hidden in a masked sum, and the sum is released. "
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """A privacy budget: a bound on what all releases together may disclose of one record.
+
+    Parameters
+    ----------
+    epsilon, delta : float
+        Of differential privacy, for the replacement of one entity's record at this site.
+    """
+
+    epsilon: float
+    delta: float
+
+    def __post_init__(self) -> None:
+        check_budget("Budget", self.epsilon, self.delta)
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What the owner of a site allows to leave it.
+
+    Parameters
+    ----------
+    families : frozenset of str or None
+        Families that may ask; None allows every installed one.
+    refused_kinds : frozenset of Kind
+        Kinds of values that may not leave, e.g. ``frozenset({"raw columns"})``; those of a masked sum are
+        not refused.
+    masked_only : bool
+        Whether arrays of which only the sum over sites is needed leave in no other way than masked.
+    two_sites : {"warn", "refuse"}
+        What to do with a masked sum over two sites, which hides neither from the other.
+    min_count : int
+        Smallest number of entities behind an aggregate or a sketch.
+    min_events : int
+        Fewest rows of either outcome of a binary response, unless there are none.
+    min_level_count : int
+        Fewest rows of a category level, unless there are none.
+    max_parameters : float
+        Most coefficients per row of a model over rows.
+    max_columns : int or None
+        Most design columns of this site in one model, without intercept and response; None: any number.
+    answers_kept : int
+        How many earlier answers over rows are held against a new one, so that two that differ by a few
+        rows do not both leave; 0 switches the check off.
+    privacy : Budget or None
+        With a budget, what depends on the data leaves only where an accountant charges its release; no
+        family of this version keeps such accounts.
+
+    Raises
+    ------
+    PartitionError
+        A value has no meaning; names key, what was expected and what came.
+    """
+
+    families: frozenset[str] | None = None
+    refused_kinds: frozenset[Kind] = frozenset()
+    masked_only: bool = False
+    two_sites: Literal["warn", "refuse"] = "warn"
+    min_count: int = 5
+    min_events: int = 3
+    min_level_count: int = 3
+    max_parameters: float = 0.33
+    max_columns: int | None = None
+    answers_kept: int = 200
+    privacy: Budget | None = None
+
+    def __post_init__(self) -> None:
+        check_values("Policy", {field.name: getattr(self, field.name) for field in fields(self)})
+        if self.privacy is not None and not isinstance(self.privacy, Budget):
+            raise PartitionError(
+                f"Policy: privacy: expected a Budget or None, received {type(self.privacy).__name__}"
+            )
+
+    @classmethod
+    def from_toml(cls, path: str | Path) -> Policy:
+        """Read a policy from a TOML file.
+
+        ``Policy().to_toml()`` is the text of a file that explains every rule.
+
+        Parameters
+        ----------
+        path : path
+            Keys are the fields of this class, and a section ``[privacy]`` with epsilon and delta; what is
+            left out has its default.
+
+        Raises
+        ------
+        PartitionError
+            The file is absent or no TOML, a key is unknown, or its value has no meaning: names file, key,
+            what was expected and what to do.
+        """
+        return cls._of_file(*read_policy(path))
+
+    @classmethod
+    def from_text(cls, where: str, text: str) -> Policy:
+        """Read a policy from the text of such a file.
+
+        Parameters
+        ----------
+        where : str
+            What it is, for errors.
+        text : str
+
+        Raises
+        ------
+        PartitionError
+            As :meth:`from_toml`.
+        """
+        return cls._of_file(where, *parse_policy(where, text.encode()))
+
+    @classmethod
+    def _of_file(cls, where: str, values: dict[str, Any], budget: dict[str, Any] | None) -> Policy:
+        check_values(where, values)
+        if budget is not None:
+            check_budget(f"{where}, section [privacy]", budget["epsilon"], budget["delta"])
+            values["privacy"] = Budget(float(budget["epsilon"]), float(budget["delta"]))
+        return cls(**values)
+
+    def to_toml(self) -> str:
+        """Text of a file that :meth:`from_toml` reads, with a comment on every rule."""
+        budget = None if self.privacy is None else (self.privacy.epsilon, self.privacy.delta)
+        return write_policy({key.name: getattr(self, key.name) for key in KEYS}, budget)
+
+
+def site_policies(
+    sites: Sequence[str],
+    common: Policy | str | Path | None = None,
+    own: Mapping[str, Policy | str | Path] | None = None,
+) -> dict[str, Policy]:
+    """Policy of every site: its own where there is one, else the common one.
+
+    Parameters
+    ----------
+    sites : sequence of str
+    common : Policy or path, optional
+    own : mapping of str to Policy or path, optional
+
+    Raises
+    ------
+    PartitionError
+        A file has no meaning, or there is no such site.
+    """
+    own = {} if own is None else own
+    if not isinstance(own, Mapping):
+        raise PartitionError(
+            "policies: expected {client: policy or path of a policy file}; one policy for all is policy=..."
+        )
+    unknown = [site for site in own if site not in sites]
+    if unknown:
+        raise PartitionError(
+            f"policies name clients that are not in the partition: {', '.join(map(repr, unknown))}. "
+            f"Its clients are {', '.join(map(repr, sites))}."
+        )
+    rules = Policy() if common is None else _read(common)
+    return {site: _read(own[site]) if site in own else rules for site in sites}
+
+
+def _read(policy: object) -> Policy:
+    if isinstance(policy, str | Path):
+        return Policy.from_toml(policy)
+    if not isinstance(policy, Policy):
+        came = type(policy).__name__
+        raise PartitionError(
+            f"policy: expected a fedstat.Policy or the path of a policy file, received {came}"
+        )
+    return policy
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a site's policy does not let an answer leave.
+
+    Parameters
+    ----------
+    rule : str
+        Name of the rule.
+    array : str
+        The array, empty where the rule concerns the whole answer; ``"text"`` for a text.
+    message : str
+        Names site, rule, array and remedy.
+    """
+
+    rule: str
+    array: str
+    message: str
+
+
+Question: TypeAlias = tuple[Policy, Ask, Declared, str]
+"""A policy, what is asked, and one declared array of the answer with its place in words."""
+
+
+def _hidden(ask: Ask, declared: Declared) -> bool:
+    return declared.maskable and ask.masked is not None
+
+
+def _refused_kind(question: Question) -> str:
+    policy, ask, declared, where = question
+    if declared.kind not in policy.refused_kinds or _hidden(ask, declared):
+        return ""
+    remedy = "Fit with masked=True, or ask" if declared.maskable else "Ask"
+    return (
+        f"does not let '{declared.kind}' leave: {where}. {remedy} for less, leave the site out, or have the "
+        "owner allow the kind"
+    )
+
+
+def _not_masked(question: Question) -> str:
+    policy, ask, declared, where = question
+    if not policy.masked_only or not declared.maskable or _hidden(ask, declared):
+        return ""
+    return f"lets {where} leave in a masked sum only; fit with masked=True"
+
+
+def _unaccounted(question: Question) -> str:
+    policy, ask, declared, where = question
+    hidden = _hidden(ask, declared)
+    # What is maskable is a site's part of a sum, whatever its kind.
+    if policy.privacy is None or (declared.kind not in DATA_KINDS and not declared.maskable):
+        return ""
+    why = MASKED if hidden else HIDDEN.get(declared.kind, "")
+    return (
+        "lets nothing that depends on the data leave unless an accountant charges it to the budget, and "
+        f"none does for {where}. {why}No family of this version keeps such accounts: leave the site out, or "
+        "have the owner take [privacy] out of the policy"
+    )
+
+
+RULES: Mapping[str, Callable[[Question], str]] = {
+    "refused kinds": _refused_kind,
+    "masked only": _not_masked,
+    "privacy budget": _unaccounted,
+}
+"""Rules that hold for one array of an answer, before it is computed."""
+
+
+def refusals(site: str, policy: Policy, ask: Ask, step: Step) -> Iterator[Refusal]:
+    """List what in an answer the policy does not let leave, before anything is computed."""
+    if policy.families is not None and ask.family not in policy.families:
+        yield Refusal(
+            "families",
+            "",
+            f"{site}: its policy (families) allows {sorted(policy.families)}, not '{ask.family}', which asks "
+            f"for step '{ask.step}'. The owner may add it to the list",
+        )
+    for name, declared in _given(step).items():
+        where = f"array '{name}' of step '{ask.step}' ({declared.what})"
+        for rule, check in RULES.items():
+            problem = check((policy, ask, declared, where))
+            if problem:
+                yield Refusal(rule, name, f"{site}: its policy ({rule}) {problem}")
+
+
+def _given(step: Step) -> dict[str, Declared]:
+    """Arrays of an answer, and its text."""
+    return {**step.gives, **({} if step.text_out is None else {"text": step.text_out})}
+
+
+def rules_in_force(policy: Policy, declared: Declared, n_masked: int = 0) -> Iterator[str]:
+    """List the rules that an array meets at a site, with their limits.
+
+    Parameters
+    ----------
+    n_masked : int
+        Sites of the masked sum that the array enters; 0 where it comes in clear.
+    """
+    if policy.families is not None:
+        yield "families"
+    if policy.refused_kinds and not n_masked:
+        yield "refused kinds"
+    if policy.masked_only and declared.maskable:
+        yield "masked only"
+    if n_masked and not hides(n_masked):
+        yield f"two sites: {policy.two_sites}"
+    if declared.kind in COUNTED:
+        yield f"minimum count {policy.min_count}"
+    if policy.privacy is not None:
+        yield "privacy budget"
+
+
+def check_ask(site: str, policy: Policy, ask: Ask, step: Step) -> None:
+    """Hold a question against the policy, before anything is computed.
+
+    Raises
+    ------
+    PolicyError
+        Names site, rule, array and remedy.
+    """
+    for refusal in refusals(site, policy, ask, step):
+        raise PolicyError(refusal.message)
+
+
+def check_mask(site: str, policy: Policy, n_sites: int) -> None:
+    """Require that a masked sum over so many sites is allowed.
+
+    Raises
+    ------
+    PolicyError
+        Two sites, and the owner refuses that.
+    """
+    if policy.two_sites == "refuse" and not hides(n_sites):
+        raise PolicyError(f"{site}: its policy (two sites) refuses. {TWO_SITES}")
+
+
+def check_columns(site: str, policy: Policy, ask: Ask, columns: int) -> None:
+    """Require that no more of the site's columns are in one model than its owner allows.
+
+    Raises
+    ------
+    PolicyError
+        Names site, rule, step and remedy.
+    """
+    if policy.max_columns is not None and columns > policy.max_columns:
+        raise PolicyError(
+            f"{site}: its policy (maximum columns) allows {policy.max_columns} design columns of it in one "
+            f"model; step '{ask.step}' opens {columns}. Use fewer of its terms, or have the owner raise "
+            "max_columns"
+        )
+
+
+def check_counts(
+    site: str, policy: Policy, ask: Ask, step: Step, names: Iterable[str], entities: int
+) -> None:
+    """Require enough entities behind an answer.
+
+    Parameters
+    ----------
+    names : iterable of str
+        Arrays of the answer, and ``"text"`` where it has one.
+
+    Raises
+    ------
+    PolicyError
+        Names site, rule, array and remedy.
+    """
+    given = _given(step)
+    for name in names:
+        if given[name].kind in COUNTED and entities < policy.min_count:
+            raise PolicyError(
+                f"{site}: its policy (minimum count) wants at least {policy.min_count} entities behind "
+                f"array '{name}' of step '{ask.step}'; there are {entities}. Leave the site out, or use "
+                "columns that more of its entities have"
+            )

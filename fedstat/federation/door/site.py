@@ -1,0 +1,303 @@
+"""One institution: its data, its owner's policy, and the only door out.
+
+``Site.answer`` is the one function that returns a value from an institution: policy check, step,
+ledger, reply. A step cannot be reached in any other way, and only steps of installed families run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+import pandas as pd
+
+from fedstat.errors import (
+    FedstatError,
+    MessageError,
+    SecurityError,
+    SessionError,
+)
+from fedstat.federation.account.chain import Books, Chain
+from fedstat.federation.account.ledger import COORDINATOR, Ledger
+from fedstat.federation.crypto.masks import WIDE, Masker
+from fedstat.federation.door.policy import Policy, check_ask, check_columns, check_counts, check_mask
+from fedstat.federation.door.state import SiteData, State, Trust
+from fedstat.federation.message import (
+    Ask,
+    Reply,
+    Step,
+    check_arrays,
+    pack_reply,
+    unpack_ask,
+)
+from fedstat.federation.tables.linked import LinkedTable
+from fedstat.federation.tables.table import FrameTable, LabelledTable, Table
+from fedstat.typing import Array
+
+FAMILIES: dict[str, Mapping[str, Step]] = {}
+"""Steps by family; a family enters its own when it is imported."""
+
+SESSIONS_KEPT = 32
+STARTED_AGAIN = (
+    "it was started again since this session began, and what it held of the fit is gone; its ledger goes on. "
+    "Make the model again with from_formula"
+)
+TOOK_ITS_PLACE = (
+    f"{SESSIONS_KEPT} newer sessions took the place of this one. Make the model again with from_formula"
+)
+RECEIPT = "receipt"
+"""Family that asks for a site's statement on what has passed: it holds no data, and no policy refuses it."""
+BEFORE_ALIGNING = ("schema", "secure", "align")
+"""Families that ask nothing of which the order of the records matters."""
+
+
+class Site:
+    """One institution.
+
+    Parameters
+    ----------
+    name : str
+        The institution.
+    table : DataFrame or Table
+        Its records, one row per entity, without the key.
+    policy : Policy, optional
+        What may leave; the default allows every installed family.
+    shared_seed : int, optional
+        See :attr:`SiteData.common_seed`.
+    site_column : str
+        Column under which steps find the site's own name, the same in every row; none by default.
+    trust : Trust, optional
+        New keys by default.
+    books : Books, optional
+        The account of an earlier process, to be continued.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        table: pd.DataFrame | Table,
+        policy: Policy | None = None,
+        shared_seed: int | None = None,
+        site_column: str = "",
+        trust: Trust | None = None,
+        books: Books | None = None,
+    ) -> None:
+        self.name = name
+        self.policy = policy if policy is not None else Policy()
+        self.ledger = Ledger()
+        held = FrameTable(table) if isinstance(table, pd.DataFrame) else table
+        self._size = f"{held.n_rows} records, {len(held.columns)} columns"
+        if site_column:
+            held = LabelledTable(held, site_column, name)
+        books = Books() if books is None else books
+        self._data = SiteData(name, held, shared_seed, self.policy, trust=trust or Trust(), books=books)
+        self._states: dict[str, State] = {}
+        self._put_out: set[str] = set()
+
+    @property
+    def trust(self) -> Trust:
+        """The site's keys, and those that its owner has pinned."""
+        return self._data.trust
+
+    @property
+    def books(self) -> Books:
+        """The site's own account of all that passed its door."""
+        return self._data.books
+
+    def remember_answered(self, bitmaps: Iterable[Array]) -> None:
+        """Hold new answers against those of an earlier process as well."""
+        self._data.answered[:] = bitmaps
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the site's keys."""
+        return self.trust.identity.public.fingerprint
+
+    def __repr__(self) -> str:
+        return f"Site({self.name!r}, {self._size})"
+
+    def answer(self, request: bytes) -> bytes:
+        """Answer one ask.
+
+        Parameters
+        ----------
+        request : bytes
+            A packed :class:`~fedstat.federation.message.Ask`.
+
+        Returns
+        -------
+        bytes
+            A packed :class:`~fedstat.federation.message.Reply`.
+
+        Raises
+        ------
+        MessageError
+            The ask is malformed, names an unknown step, or is meant for another site.
+        PolicyError
+            The site's owner does not allow it; nothing was computed or released.
+        """
+        ask = Ask(self.name, "", "")
+        try:
+            ask = unpack_ask(request)
+            self._check_address(ask)
+            self._check_turn(ask)
+        except FedstatError as error:
+            self._begin_entries("").refusal(replace(ask, site=self.name), error)
+            raise
+        chain = self._begin_entries(ask.session)
+        try:
+            return self._answer(ask, chain)
+        except FedstatError as error:
+            chain.refusal(ask, error)
+            raise
+
+    def _begin_entries(self, session: str) -> Chain:
+        """Chain of a session, ready for one more ask; "" for what belongs to none."""
+        chain = self.books.chain(self.name, self.trust.identity.public, session)
+        chain.begin()
+        return chain
+
+    def _answer(self, ask: Ask, chain: Chain) -> bytes:
+        """Answer an ask that is addressed to this site, and enter what passes."""
+        step = self._find_step(ask)
+        chain.ask(ask, step)
+        check_arrays(f"{self.name}, step '{ask.step}'", step.takes, ask.arrays)
+        if ask.family != RECEIPT:
+            check_ask(self.name, self.policy, ask, step)
+            self._check_not_forgotten(ask, chain)
+            self._check_aligned(ask)
+        state = self._states.get(ask.session, State())
+        earlier, answered = state.copy(), list(self._data.answered)
+        try:
+            clear, reply, n_sites = self._prepare(ask, step, state)
+            packed = pack_reply(reply)
+        except FedstatError:
+            # An answer that does not leave must leave no trace either: the next one counts from here.
+            state.restore(earlier)
+            self._data.answered[:] = answered
+            raise
+        self.books.note(state.in_play, state.entities)
+        if list(map(id, self._data.answered)) != list(map(id, answered)):
+            self.books.keep_answered(self._data.answered)
+        chain.reply(ask, step, reply, clear.arrays, n_sites)
+        if ask.family == RECEIPT:
+            return packed
+        self._keep_state(ask.session, state)
+        self.ledger.begin_round()
+        self.ledger.record(
+            self.name, COORDINATOR, ask.step, reply.arrays, step.gives, state.entities, ask.masked is not None
+        )
+        self.ledger.record_text(self.name, COORDINATOR, ask.step, reply.text, step.text_out)
+        return packed
+
+    def _prepare(self, ask: Ask, step: Step, state: State) -> tuple[Reply, Reply, int]:
+        """Run a step, hold its answer against declaration and policy, and hide what is to be hidden.
+
+        Returns the answer in clear, as it leaves, and over how many sites what is hidden is a sum.
+        """
+        where = f"{self.name}, step '{ask.step}'"
+        masker = None if ask.masked is None else self._masker(ask, state)
+        state.begin()
+        try:
+            reply = self._run(ask, step, state)
+        except FedstatError:
+            raise
+        except Exception as error:
+            # What went wrong may quote values: its type is all that is told.
+            raise MessageError(
+                f"{where}: failed ({type(error).__name__}); the question is out of turn, or its arrays do "
+                "not fit what this site holds of the fit"
+            ) from error
+        check_arrays(where, step.gives, reply.arrays)
+        check_columns(self.name, self.policy, ask, state.columns)
+        check_counts(self.name, self.policy, ask, step, released(reply), state.entities)
+        if masker is None:
+            return reply, reply, 1
+        hidden = replace(reply, arrays=mask(masker, ask, step, reply.arrays))
+        return reply, hidden, len(masker.sites)
+
+    def _check_address(self, ask: Ask) -> None:
+        if ask.site != self.name:
+            raise MessageError(f"{self.name}: received a message that is addressed to '{ask.site}'")
+
+    def _check_turn(self, ask: Ask) -> None:
+        """Answer no question twice, and none of a session of which some questions are not known here."""
+        if ask.turn is None:
+            return
+        seen, resumed = self.books.rounds(ask.session), self.books.resumed(ask.session)
+        if ask.turn > seen + 1 or (resumed and ask.turn == seen):
+            raise SessionError(f"{self.name}: {STARTED_AGAIN}")
+        if ask.turn <= seen:
+            raise SecurityError(
+                f"{self.name}: question {ask.turn} of a session in which it has answered {seen} is not "
+                "answered anew: somebody repeated an old question, or a copy of the analysis runs"
+            )
+
+    def _check_not_forgotten(self, ask: Ask, chain: Chain) -> None:
+        if not ask.session or ask.session in self._states:
+            return
+        if chain.resumed:
+            raise SessionError(f"{self.name}: {STARTED_AGAIN}")
+        if ask.session in self._put_out:
+            raise SessionError(f"{self.name}: {TOOK_ITS_PLACE}")
+
+    def _check_aligned(self, ask: Ask) -> None:
+        if isinstance(self._data.table, LinkedTable) and ask.family not in BEFORE_ALIGNING:
+            self._data.table.check_session(ask.session)
+
+    def _find_step(self, ask: Ask) -> Step:
+        steps = FAMILIES.get(ask.family)
+        if steps is None:
+            raise MessageError(
+                f"{self.name}: unknown family '{ask.family}'; installed are {sorted(FAMILIES)}"
+            )
+        if ask.step not in steps:
+            raise MessageError(
+                f"{self.name}: family '{ask.family}' has no step '{ask.step}'; it has {sorted(steps)}"
+            )
+        step = steps[ask.step]
+        if ask.text and step.text_in is None:
+            raise MessageError(f"{self.name}, step '{ask.step}': received a text, expected arrays only")
+        return step
+
+    def _masker(self, ask: Ask, state: State) -> Masker:
+        """Return the masker of this session, where the policy allows a sum over so many sites."""
+        if "masker" not in state:
+            raise MessageError(
+                f"{self.name}, step '{ask.step}': asked for masked, and the sites have not agreed on keys in "
+                "this session"
+            )
+        masker: Masker = state.use("masker")
+        check_mask(self.name, self.policy, len(masker.sites))
+        return masker
+
+    def _keep_state(self, session: str, state: State) -> None:
+        """Keep what a session left here; one that was never answered puts no other out."""
+        if session not in self._states:
+            while len(self._states) >= SESSIONS_KEPT:
+                oldest = next(iter(self._states))
+                self._put_out.add(oldest)
+                del self._states[oldest]
+            self._states[session] = state
+
+    def _run(self, ask: Ask, step: Step, state: State) -> Reply:
+        if step.text_in is not None or step.text_out is not None:
+            arrays, text = step.run(self._data, state, ask.text, **ask.arrays)
+            return Reply(self.name, arrays, text, state.entities)
+        arrays = step.run(self._data, state, **ask.arrays)
+        return Reply(self.name, arrays, "", state.entities)
+
+
+def released(reply: Reply) -> list[str]:
+    """Names of the arrays of an answer, and of its text where there is one."""
+    return [*reply.arrays, *(["text"] if reply.text else [])]
+
+
+def mask(masker: Masker, ask: Ask, step: Step, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """Hide the arrays of which the coordinator needs the sum over sites only."""
+    assert ask.masked is not None
+    hidden = dict(arrays)
+    for name in (name for name in arrays if step.gives[name].maskable):
+        encoding = WIDE if step.gives[name].wide else None
+        hidden[name] = masker.mask(f"{ask.family} {ask.step} {name}", arrays[name], ask.masked, encoding)
+    return hidden

@@ -1,0 +1,204 @@
+"""What a site holds: its rows and rules, whom it trusts, and what it remembers of every fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from copy import copy
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import pandas as pd
+
+from fedstat.errors import DesignError, PartitionError
+from fedstat.federation.account.chain import Books
+from fedstat.federation.crypto.keys import Identity
+from fedstat.federation.door.policy import Policy
+from fedstat.federation.tables.table import FrameTable, LabelledTable, Table
+from fedstat.typing import Array
+
+
+@dataclass(slots=True)
+class Trust:
+    """A site's keys, and the fingerprints that its owner has pinned.
+
+    Parameters
+    ----------
+    pinned : dict of str to str
+        Fingerprint of every site that this one exchanges secrets with, its own among them.
+    """
+
+    pinned: dict[str, str] = field(default_factory=dict)
+    _identity: Identity | None = None
+
+    @property
+    def identity(self) -> Identity:
+        """The site's keys, made when first asked for."""
+        if self._identity is None:
+            self._identity = Identity.generate()
+        return self._identity
+
+
+@dataclass(frozen=True, slots=True)
+class SiteData:
+    """What a step is handed: the rows of one institution, and nothing else.
+
+    Parameters
+    ----------
+    name : str
+        The institution.
+    table : Table
+        Its records, one row per entity in the partition's order, without the key.
+    shared_seed : int or None
+        See :attr:`common_seed`.
+    policy : Policy
+        What the site's owner allows; the door insists on it for a whole answer, a step for parts of
+        one.
+    answered : list of uint8 arrays
+        Bit maps of the rows behind earlier answers; see :mod:`fedstat.federation.door.guards`.
+    trust : Trust
+    books : Books
+        The site's own account of all that passed its door.
+    """
+
+    name: str
+    table: Table
+    shared_seed: int | None
+    policy: Policy
+    answered: list[Array] = field(default_factory=list)
+    trust: Trust = field(default_factory=lambda: Trust())
+    books: Books = field(default_factory=Books)
+
+    @property
+    def common_seed(self) -> int:
+        """A secret that the clients share and the coordinator does not have, for what all draw or hash alike.
+
+        Raises
+        ------
+        PartitionError
+            The owners have agreed on none. Drawn apart, it would make results wrong, and nobody would see.
+        """
+        if self.shared_seed is None:
+            raise PartitionError(
+                f"{self.name}: it has no secret in common with the other sites, which sketches and labels "
+                "that several sites hold need. All owners write one number, seed = ..., into their site.toml"
+            )
+        return self.shared_seed
+
+    @property
+    def min_count(self) -> int:
+        """Smallest number of entities behind a sum, by the owner's policy."""
+        return self.policy.min_count
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """All records, for steps that need them at once.
+
+        Raises
+        ------
+        DesignError
+            The table is streamed.
+        """
+        table = self.table.table if isinstance(self.table, LabelledTable) else self.table
+        if isinstance(table, FrameTable):
+            return table.frame
+        raise DesignError(
+            f"{self.name}: this family needs the table in memory, and it is streamed from a file. Read it "
+            "with pandas first; the families for the horizontal layout stream it."
+        )
+
+
+class State:
+    """What a site remembers of one fit.
+
+    Every item is kept with the number of entities that it rests on; the entities behind an answer are
+    the fewest of those behind the items that its step used, and none where it used none. A design is kept
+    with the number of its columns.
+    """
+
+    def __init__(self) -> None:
+        self._items: dict[str, Any] = {}
+        self._counts: dict[str, int | None] = {}
+        self._columns: dict[str, int] = {}
+        self._behind: int | None = None
+        self.in_play: set[str] = set()
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._items
+
+    @property
+    def entities(self) -> int:
+        """Entities behind the answer to the present ask."""
+        return self._behind or 0
+
+    @property
+    def columns(self) -> int:
+        """Most design columns of this site that are open at once."""
+        return max(self._columns.values(), default=0)
+
+    def begin(self) -> None:
+        """Start counting for a new ask."""
+        self._behind = None
+
+    def copy(self) -> State:
+        """Return what is kept now, for :meth:`restore`."""
+        earlier = State()
+        earlier.restore(self)
+        earlier._items = {name: snapshot(item) for name, item in self._items.items()}
+        return earlier
+
+    def restore(self, earlier: State) -> None:
+        """Go back to what was kept earlier."""
+        self._items, self._counts = dict(earlier._items), dict(earlier._counts)
+        self._columns, self._behind = dict(earlier._columns), earlier._behind
+        self.in_play = set(earlier.in_play)
+
+    def rest_on(self, entities: int) -> None:
+        """Say that the answer rests on no more than so many entities."""
+        self._behind = entities if self._behind is None else min(self._behind, entities)
+
+    def play(self, names: Iterable[str]) -> None:
+        """Say which columns of the site's table the answers of this session may rest on."""
+        self.in_play.update(names)
+
+    def keep(self, name: str, item: Any, entities: int | None = None, columns: int = 0) -> None:
+        """Keep an item that rests on so many entities; on none where left out, such as a key.
+
+        A design says how many columns of this site it has.
+        """
+        self._items[name] = item
+        self._counts[name] = entities
+        self._columns[name] = columns
+        if entities is not None:
+            self.rest_on(entities)
+
+    def forget(self, name: str) -> None:
+        """Drop what serves only once."""
+        del self._items[name], self._counts[name], self._columns[name]
+
+    def use(self, name: str) -> Any:
+        """Return what was kept under a name.
+
+        Raises
+        ------
+        KeyError
+            Nothing was.
+        """
+        item, entities = self._items[name], self._counts[name]
+        if entities is not None:
+            self.rest_on(entities)
+        return item
+
+
+def snapshot(item: Any) -> Any:
+    """Copy an item that steps change in place: its lists, mappings and fields, not arrays, keys or masks."""
+    if isinstance(item, list):
+        return [snapshot(part) for part in item]
+    if isinstance(item, dict):
+        return {name: snapshot(part) for name, part in item.items()}
+    kind = getattr(item, "__dataclass_params__", None)
+    if kind is None or kind.frozen or isinstance(item, type):
+        return item
+    held = copy(item)
+    for part in fields(item):
+        setattr(held, part.name, snapshot(getattr(item, part.name)))
+    return held

@@ -1,0 +1,143 @@
+"""Who could learn what from what passes in a fit, in plain sentences.
+
+The sentences follow from the kinds of what passes, whether masks hide it, who receives it, and how many
+institutions there are. They hold for parties that keep to the protocol, and keep and combine what they see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from fedstat.federation.account.ledger import COORDINATOR
+from fedstat.federation.crypto.masks import TWO_SITES, hides
+from fedstat.federation.forecast.forecast import Planned
+
+MOST_NAMED = 4
+MEANS: Mapping[str, str] = {
+    "raw columns": "It then has these columns",
+    "per entity": "Every number is an equation in the columns of its entity: about as many rounds as an "
+    "institution has columns give its rows away",
+    "sketch": "Without the seed that the institutions share it shows products of columns; with the seed it "
+    "shows the columns, the better the more rows it has",
+    "aggregate": "They describe each institution by itself, and together they may tell more than each alone",
+    "masked share": "A share is random by itself; two of them add up to products of two institutions' "
+    "columns, which it learns",
+}
+TOLD: Mapping[str, str] = {
+    "raw columns": "It then has another institution's columns",
+    "per entity": "Numbers per entity narrow down what the others hold of these entities",
+    "sketch": "It shares the seed, so that the sketch shows the columns",
+    "aggregate": "They are sums or estimates over institutions; where there are two, one's own part "
+    "subtracted leaves the other's",
+}
+
+
+def who_learns(
+    planned: Sequence[Planned],
+    at: str | None,
+    n_masked: int,
+    dealers: Mapping[tuple[str, str], str],
+) -> Iterator[tuple[str, str]]:
+    """Say who could learn what.
+
+    Parameters
+    ----------
+    planned : sequence of Planned
+    at : str or None
+        Where the coordinator sits.
+    n_masked : int
+        Sites of the masked sums; 0 where there are none.
+    dealers : mapping of (str, str) to str
+        Who deals for the secure product of each two institutions; empty for the coordinator.
+
+    Yields
+    ------
+    who, sentence : str
+    """
+    coordinator = "Coordinator" if at is None else f"Coordinator, at {at}"
+    yield from ((coordinator, sentence) for sentence in coordinator_learns(planned, at))
+    yield from ((coordinator, sentence) for sentence in masks_hide(planned, n_masked))
+    yield from (("Institutions", sentence) for sentence in institutions_learn(planned))
+    yield from (("Collusion", sentence) for sentence in collusions(at, n_masked, dealers))
+
+
+def coordinator_learns(planned: Sequence[Planned], at: str | None) -> Iterator[str]:
+    """Say what the coordinator receives in clear, most disclosing first."""
+    for kind, meaning in MEANS.items():
+        rows = [row for row in planned if row.kind == kind and not row.masked and row.sender != COORDINATOR]
+        if not rows:
+            continue
+        senders = list(dict.fromkeys(row.sender for row in rows))
+        entities = min((row.entities for row in rows if row.entities), default=0)
+        behind = f", of {entities:,} entities or more" if entities and kind != "masked share" else ""
+        yield f"receives from {listed(senders)}{behind} ({kind}): {_whats(rows)}. {meaning}."
+        if kind == "sketch" and at is not None:
+            yield f"sits at {at}, which has the seed of the sketch."
+
+
+def masks_hide(planned: Sequence[Planned], n_masked: int) -> Iterator[str]:
+    """Say what masks leave to see."""
+    rows = [row for row in planned if row.masked]
+    if not rows:
+        return
+    yield (
+        f"receives under masks: {_whats(rows)}. It learns the sums over {n_masked} institutions, and no "
+        "institution's part."
+    )
+    if any(row.kind == "per entity" for row in rows):
+        yield (
+            "learns these sums entity by entity, in every round. At an entity of which one institution alone "
+            "has a record the sum is that one's part; the sums of many rounds together tell of the rows."
+        )
+
+
+def institutions_learn(planned: Sequence[Planned]) -> Iterator[str]:
+    """Say what the institutions are told."""
+    for kind, meaning in TOLD.items():
+        rows = [row for row in planned if row.kind == kind and row.sender == COORDINATOR]
+        if rows:
+            receivers = list(dict.fromkeys(row.receiver for row in rows))
+            yield f"{listed(receivers)} receive ({kind}): {_whats(rows)}. {meaning}."
+    if any(row.kind == "sealed" for row in planned):
+        yield (
+            "of a product receive each other's columns less random numbers, sealed, and learn nothing from "
+            "them."
+        )
+
+
+def collusions(at: str | None, n_masked: int, dealers: Mapping[tuple[str, str], str]) -> Iterator[str]:
+    """Say who together learns more."""
+    if n_masked and not hides(n_masked):
+        yield f"Masks hide nothing from the other institution here. {TWO_SITES}"
+    elif n_masked:
+        yield (
+            f"The coordinator and c of the {n_masked} institutions learn the sum over the other "
+            f"{n_masked} - c; all but one of them learn that one's part."
+        )
+    where = "the coordinator" if at is None else f"the coordinator (at {at})"
+    for dealer in dict.fromkeys(dealers.values()):
+        pairs = [f"{one} and {other}" for (one, other), who in dealers.items() if who == dealer]
+        yield (
+            f"{dealer or where} deals the random numbers for the products of {'; '.join(pairs)}. Together "
+            "with one of the two it learns the other's columns at the entities that both have."
+        )
+    if dealers:
+        yield (
+            f"{where[0].upper()}{where[1:]} and one institution of a product know the sums of products and "
+            "that one's columns: equations in the other's columns, too few to solve as long as a pattern has "
+            "many more entities than columns."
+        )
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names in a sentence."""
+    if len(names) < 2:
+        return "".join(names)
+    return f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _whats(rows: Sequence[Planned]) -> str:
+    """Say what arrays are, in the words of their declarations."""
+    whats = list(dict.fromkeys(row.what for row in rows))
+    more = len(whats) - MOST_NAMED
+    return "; ".join(whats[:MOST_NAMED]) + (f"; and {more} more" if more > 0 else "")

@@ -1,0 +1,365 @@
+"""A partition whose sites are other processes: ``federation.toml``, and what is asked to connect.
+
+::
+
+    federation.toml    layout, carrier, and the fingerprints of the sites
+    identity.json      the coordinator's private keys, for its owner alone (mode 0600)
+    alignment.npz      vertical layout: see :mod:`fedstat.federation.rounds.lasting_alignment`
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import pandas as pd
+
+from fedstat.errors import NotAvailableError, PartitionError
+from fedstat.federation.account.ledger import Ledger
+from fedstat.federation.carry.flare.analysis import open_analysis
+from fedstat.federation.carry.flare.kit import FLARE, START
+from fedstat.federation.carry.folder import FolderCarrier
+from fedstat.federation.carry.journal import Journal
+from fedstat.federation.carry.remote import Carrier, RemoteEngine, RemoteSite
+from fedstat.federation.carry.site_folder import IDENTITY, check_entries, load_identity, read_toml
+from fedstat.federation.crypto.keys import Identity
+from fedstat.federation.door.families import load_families
+from fedstat.federation.door.policy import Policy
+from fedstat.federation.partition.connect_vertical import linked, vertical_problems
+from fedstat.federation.partition.describe import Layout
+from fedstat.federation.partition.row_tables import RowRanges, common_columns
+from fedstat.federation.rounds.schema import TableSchema, ask_schemas
+from fedstat.federation.tables.checks import refuse
+from fedstat.federation.tables.keys import Alignment
+
+FEDERATION, FOLDER = "federation.toml", "folder"
+KNOWN: Mapping[str, Any] = {
+    "name": str,
+    "layout": str,
+    "carrier": str,
+    "exchange": str,
+    "host": str,
+    "port": int,
+    "timeout": int | float,
+    "min_count": int,
+    "coordinator": str,
+    "sites": dict,
+}
+LAYOUTS = ("horizontal", "vertical")
+APART = "apart"
+
+
+@dataclass(frozen=True, slots=True)
+class FederationDescription:
+    """What ``federation.toml`` says.
+
+    Parameters
+    ----------
+    folder : path
+        Where the file is, and the coordinator's keys.
+    name : str
+        Of the federation, for people.
+    exchange : str
+        Folder through which questions go and answers come.
+    timeout : float
+        Seconds until a site counts as silent.
+    min_count : int
+        Fewest entities of a category level in a design.
+    carrier : str
+        What brings questions to the sites: "folder", "flare", or the name of one that is handed to
+        :func:`connect`.
+    sites : mapping of str to str
+        Fingerprint by site, in the order of the partition.
+    host, port : str, int
+        Where the FLARE server is reached; empty and 0 with another carrier.
+    layout : {"horizontal", "vertical"}
+        Whether sites hold different rows, or different columns of entities that they share.
+    coordinator : str
+        The site at whose institution this coordinator is, or "apart" for none of them.
+    """
+
+    folder: Path
+    name: str
+    exchange: str
+    timeout: float
+    min_count: int
+    carrier: str
+    sites: Mapping[str, str]
+    host: str = ""
+    port: int = 0
+    layout: Layout = "horizontal"
+    coordinator: str = APART
+
+
+def read_federation(path: str | Path) -> FederationDescription:
+    """Read ``federation.toml``.
+
+    Parameters
+    ----------
+    path : path
+        The file, or the folder that it is in.
+
+    Raises
+    ------
+    PartitionError
+        It is absent, is no TOML, lacks something, or names what this version does not have.
+    """
+    path = Path(path)
+    path = path / FEDERATION if path.is_dir() else path
+    content = read_toml(path, f"make it with 'fedstat federation new {path.parent}'")
+    check_entries(path, content, KNOWN, ("layout", "sites"))
+    if content["layout"] not in LAYOUTS:
+        raise PartitionError(
+            f"'{path}': layout: expected \"horizontal\" (sites hold different rows of the same columns) or "
+            '"vertical" (different columns of entities that they share)'
+        )
+    at = content.get("coordinator", APART)
+    if at != APART and at not in content["sites"]:
+        raise PartitionError(
+            f"'{path}': coordinator: expected \"{APART}\", or the site at whose institution it is"
+        )
+    return FederationDescription(
+        path.parent,
+        content.get("name", ""),
+        str(path.parent / content.get("exchange", "exchange")),
+        float(content.get("timeout", 3600)),
+        content.get("min_count", 5),
+        content.get("carrier", FOLDER),
+        MappingProxyType(content["sites"]),
+        content.get("host", ""),
+        content.get("port", 0),
+        content["layout"],
+        at,
+    )
+
+
+class ConnectedSite:
+    """A site of a connected partition: its name, its fingerprint, and the policy that it told of.
+
+    Parameters
+    ----------
+    name, fingerprint : str
+    policy : Policy
+        As the site told it when it was connected to, for a forecast; it is the site that heeds it.
+    """
+
+    def __init__(self, name: str, fingerprint: str, policy: Policy) -> None:
+        self.name, self.fingerprint, self.policy = name, fingerprint, policy
+
+    def __repr__(self) -> str:
+        return f"ConnectedSite({self.name!r})"
+
+    def __getattr__(self, name: str) -> Any:
+        raise NotAvailableError(
+            f"{self.__dict__.get('name', 'the site')}: its {name} is known at the site only, which runs in a "
+            "process of its own. Ask its owner ('fedstat site check' shows what may leave)"
+        )
+
+
+class ConnectedTable:
+    """What is known of a table elsewhere: columns and number of rows, and no row.
+
+    Parameters
+    ----------
+    site : str
+    schema : TableSchema
+    """
+
+    def __init__(self, site: str, schema: TableSchema) -> None:
+        self.site, self.schema = site, schema
+        self.columns: tuple[str, ...] = tuple(schema.columns)
+        self.n_rows = schema.n_rows
+
+    def chunks(self, columns: Sequence[str]) -> Iterator[pd.DataFrame]:
+        """Refuse: no row is here; see :meth:`fedstat.federation.tables.table.Table.chunks`."""
+        raise NotAvailableError(
+            f"{self.site}: its rows are in a process of its own, and do not come here. Fit a model, which "
+            "asks for sums over them"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """Sites that were reached, and what they told of their tables.
+
+    Parameters
+    ----------
+    engine : RemoteEngine
+    sites : mapping of str to ConnectedSite
+    alignment : Alignment
+    site_column : str
+    min_count : int
+    layout : {"horizontal", "vertical"}
+    key : tuple of str
+        Vertical: columns that tell entities apart.
+    aligned_as : str
+        Vertical: name of the alignment that the rows are numbered by.
+    coordinator : str
+        Vertical: the site at whose institution the coordinator is, or "apart".
+    """
+
+    engine: RemoteEngine
+    sites: Mapping[str, ConnectedSite]
+    alignment: Alignment
+    site_column: str
+    min_count: int
+    layout: Layout = "horizontal"
+    key: tuple[str, ...] = ()
+    aligned_as: str = ""
+    coordinator: str = ""
+
+
+def connect(
+    path: str | Path,
+    journal: str | Path | None = None,
+    without: Sequence[str] = (),
+    carrier: Carrier | None = None,
+) -> Connection:
+    """Ask the sites of a federation for the schema of their tables.
+
+    Parameters
+    ----------
+    path, journal, without, carrier
+        See :meth:`fedstat.ClientPartition.connect`.
+
+    Raises
+    ------
+    PartitionError, EngineError, SecurityError, PolicyError
+        See there.
+    """
+    if isinstance(without, str):
+        raise PartitionError(f"without: expected a list of sites, received a text; write [{without!r}]")
+    load_families()
+    federation = read_federation(path)
+    unknown = sorted(set(without) - set(federation.sites))
+    if unknown:
+        there = ", ".join(federation.sites) or "none"
+        raise PartitionError(f"without: there is no site {', '.join(unknown)}; there are {there}")
+    fingerprints = {name: key for name, key in federation.sites.items() if name not in without}
+    if not fingerprints:
+        raise PartitionError(
+            f"'{federation.folder / FEDERATION}' lists no site to ask; add one with 'fedstat federation join "
+            f"{federation.folder} CARD'"
+        )
+    if carrier is None:
+        carrier = open_carrier(federation, sites=tuple(fingerprints))
+    remote = {name: RemoteSite(name, carrier) for name in fingerprints}
+    engine = RemoteEngine(remote, None if journal is None else Journal(Path(journal)))
+    schemas = engine.run(ask_schemas(tuple(fingerprints), secrets.token_hex(8)), Ledger())
+    tables = {name: ConnectedTable(name, schema) for name, schema in schemas.items()}
+    sites = {name: ConnectedSite(name, key, schemas[name].policy) for name, key in fingerprints.items()}
+    if federation.layout == "vertical":
+        return _vertical(federation, engine, sites, schemas, tables)
+    refuse(schema_problems(schemas))
+    n_rows = {name: table.n_rows for name, table in tables.items()}
+    alignment = Alignment(
+        pd.RangeIndex(sum(n_rows.values())), tables, RowRanges(n_rows), dict.fromkeys(tables, 0)
+    )
+    (site_column,) = {schema.site_column for schema in schemas.values()}
+    return Connection(engine, sites, alignment, site_column, federation.min_count)
+
+
+def _vertical(
+    federation: FederationDescription,
+    engine: RemoteEngine,
+    sites: Mapping[str, ConnectedSite],
+    schemas: Mapping[str, TableSchema],
+    tables: Mapping[str, ConnectedTable],
+) -> Connection:
+    alignment, aligned_as = linked(federation.folder, schemas, tables)
+    at = federation.coordinator if federation.coordinator in sites else APART
+    key = next(schema.link.key for schema in schemas.values() if schema.link is not None)
+    return Connection(engine, sites, alignment, "", federation.min_count, "vertical", key, aligned_as, at)
+
+
+def open_carrier(
+    federation: FederationDescription, timeout: float | None = None, sites: Sequence[str] | None = None
+) -> Carrier:
+    """Open what the file of a federation names, with the coordinator's keys.
+
+    Parameters
+    ----------
+    federation : FederationDescription
+    timeout : float, optional
+        Seconds until a site counts as silent, and in which it has to connect; that of the file by default.
+    sites : sequence of str, optional
+        Without which no job of NVIDIA FLARE is started; all by default.
+
+    Raises
+    ------
+    PartitionError, SecurityError
+        The file names another carrier, or the keys are absent, or others may read them.
+    EngineError, ImportError
+        See :func:`fedstat.federation.carry.flare.analysis.open_analysis`.
+    """
+    if federation.carrier != FLARE:
+        return folder_carrier(federation, timeout)
+    return open_analysis(
+        federation.folder,
+        coordinator_identity(federation.folder),
+        federation.sites,
+        tuple(federation.sites) if sites is None else sites,
+        federation.timeout,
+        START if timeout is None else timeout,
+    )
+
+
+def folder_carrier(federation: FederationDescription, timeout: float | None = None) -> FolderCarrier:
+    """Open the folder of a federation, with the coordinator's keys.
+
+    Raises
+    ------
+    PartitionError, SecurityError
+        The file names another carrier, or the keys are absent, or others may read them.
+    """
+    if federation.carrier != FOLDER:
+        raise PartitionError(
+            f'\'{federation.folder / FEDERATION}\': carrier: expected "{FOLDER}" or "{FLARE}"; '
+            "another one is opened by the analyst and handed to ClientPartition.connect(..., carrier=...)"
+        )
+    return FolderCarrier(
+        Path(federation.exchange),
+        coordinator_identity(federation.folder),
+        federation.sites,
+        federation.timeout if timeout is None else timeout,
+    )
+
+
+def coordinator_identity(folder: Path) -> Identity:
+    """Read the coordinator's keys."""
+    if not (folder / IDENTITY).exists():
+        raise PartitionError(
+            f"'{folder / IDENTITY}', the coordinator's keys, is absent; take it from a backup, or make a new "
+            "federation, whose fingerprint the sites then have to pin"
+        )
+    return load_identity(folder)
+
+
+def schema_problems(schemas: Mapping[str, TableSchema], layout: Layout = "horizontal") -> Iterator[str]:
+    """One line per reason why the tables of the sites cannot be taken as one."""
+    if layout == "vertical":
+        yield from vertical_problems(schemas)
+        return
+    for site, schema in schemas.items():
+        if schema.link is not None:
+            yield (
+                f"{site}: it links its records by a key, as in the vertical layout; in the horizontal one "
+                "its site.toml needs a site_column"
+            )
+    named = {schema.site_column for schema in schemas.values()}
+    if len(named) > 1:
+        told = ", ".join(f"{site!r}: {schema.site_column!r}" for site, schema in schemas.items())
+        yield f"the sites have different names for the site itself ({told}); agree on one site_column"
+    common = common_columns([tuple(schema.columns) for schema in schemas.values()])
+    if not common:
+        yield "no column is at every site. Check that all sites spell their columns in the same way."
+    for name in common:
+        kinds = {site: s.columns[name] for site, s in schemas.items() if s.columns[name] is not None}
+        plain = {site: "numbers" if kind == "whole numbers" else kind for site, kind in kinds.items()}
+        if len(set(plain.values())) > 1:
+            told = ", ".join(f"{kind} at {site!r}" for site, kind in kinds.items())
+            yield f"column {name!r} holds {told}. One of the sites converts it, or leaves it out."

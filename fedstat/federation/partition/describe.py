@@ -1,0 +1,248 @@
+"""What a partition holds, in counts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import pandas as pd
+
+from fedstat.federation.tables.table import FrameTable, Table
+from fedstat.typing import Array, Bools, Ints
+
+Layout: TypeAlias = Literal["vertical", "horizontal"]
+
+PATTERNS_SHOWN = 10
+COLUMNS_SHOWN = 8
+UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
+class PartitionDescription:
+    """Counts of a partition; prints as two tables.
+
+    Attributes
+    ----------
+    layout : {"vertical", "horizontal"}
+    key : tuple of str
+    n_entities : int
+    clients : DataFrame
+        Indexed by client: ``columns``; ``entities`` with a record; of these ``complete`` and
+        ``partly filled``; ``missing share`` of all entities without a record (vertical) or of
+        cells without a value (horizontal). Vertical also ``empty rows``, which held a key and
+        nothing else; horizontal also ``empty columns`` of that client. Missing where a table is
+        streamed and would have to be read.
+    patterns : DataFrame
+        One bool column per client (has a record), ``count`` and ``share`` of the entities with
+        that pattern, most frequent first.
+    not_pooled : tuple of str
+        Horizontal: columns that some clients lack.
+    """
+
+    layout: Layout
+    key: tuple[str, ...]
+    n_entities: int
+    clients: pd.DataFrame
+    patterns: pd.DataFrame
+    not_pooled: tuple[str, ...] = ()
+
+    @property
+    def n_complete(self) -> int:
+        """Entities that have a record at every client."""
+        marks = self.patterns.iloc[:, : len(self.clients)].to_numpy(dtype=bool)
+        return int(self.patterns["count"].to_numpy()[marks.all(axis=1)].sum())
+
+    @property
+    def title(self) -> str:
+        """One line that says what this is."""
+        key = f", key {', '.join(map(repr, self.key))}" if self.key else ""
+        counts = f"{self.n_entities:,} entities, {len(self.clients)} clients"
+        return f"{self.layout.capitalize()} partition: {counts}{key}"
+
+    def __str__(self) -> str:
+        parts = [self.title, "", self._clients_shown().to_string()]
+        if self.layout == "vertical":
+            shown = self._patterns_shown().to_string(index=False)
+            parts += ["", self._complete_line(), "", self._patterns_line(), shown]
+        for line in self._row_lines():
+            parts += ["", line]
+        return "\n".join(parts)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        parts = [f"<p><b>{escape(self.title)}</b></p>", self._clients_shown().to_html()]
+        if self.layout == "vertical":
+            parts += [f"<p>{self._complete_line()}</p>", f"<p>{self._patterns_line()}</p>"]
+            parts.append(self._patterns_shown().to_html(index=False))
+        parts += [f"<p>{escape(line)}</p>" for line in self._row_lines()]
+        return "\n".join(parts)
+
+    def _complete_line(self) -> str:
+        share = self.n_complete / max(self.n_entities, 1)
+        return f"{self.n_complete:,} entities ({share:.1%}) have a record at every client."
+
+    def _patterns_line(self) -> str:
+        n = len(self.patterns)
+        first = f"the {PATTERNS_SHOWN} most frequent of {n}" if n > PATTERNS_SHOWN else f"all {n}"
+        return f"Patterns of records ({first}; x has a record, . has none):"
+
+    def _row_lines(self) -> list[str]:
+        """Say which columns and values the table of clients leaves open."""
+        lines = []
+        if self.not_pooled:
+            shown = ", ".join(map(repr, self.not_pooled[:COLUMNS_SHOWN]))
+            more = len(self.not_pooled) - COLUMNS_SHOWN
+            lines.append(f"Some clients lack {shown}{f' and {more} more columns' if more > 0 else ''}.")
+        n_streamed = int(self.clients["complete"].isna().sum())
+        if n_streamed:
+            lines.append(
+                f"The tables of {n_streamed} clients are streamed, or elsewhere; their missing values are "
+                "not known before they are read."
+            )
+        return lines
+
+    def _clients_shown(self) -> pd.DataFrame:
+        shown = self.clients.rename_axis(None).apply(_as_text)
+        shown.index = pd.Index([f"{k}  {client}" for k, client in enumerate(shown.index, 1)])
+        return shown
+
+    def _patterns_shown(self) -> pd.DataFrame:
+        shown = self.patterns.head(PATTERNS_SHOWN)
+        marks = shown.iloc[:, : len(self.clients)].map({True: "x", False: "."}.get)
+        marks.columns = pd.Index([str(k) for k in range(1, len(self.clients) + 1)])
+        return pd.concat([marks, shown[["count", "share"]].apply(_as_text)], axis=1)
+
+
+def describe_blocks(
+    tables: Mapping[str, Table],
+    rows: Mapping[str, Ints],
+    n_entities: int,
+    *,
+    key: tuple[str, ...],
+    empty_rows: Mapping[str, int],
+) -> PartitionDescription:
+    """Vertical layout: count every client's records and the patterns in which they are missing.
+
+    Parameters
+    ----------
+    tables : mapping of str to Table, (m_k, p_k)
+        The clients' records; of those that are elsewhere cells are not counted.
+    rows : mapping of str to int64 array, (m_k,)
+        Their entities' positions.
+    n_entities : int
+    key : tuple of str
+    empty_rows : mapping of str to int
+        Rows without a value that were left out.
+    """
+    counts = {client: _count_records(table) for client, table in tables.items()}
+    clients = pd.DataFrame.from_dict(counts, orient="index").rename_axis("client")
+    if clients["complete"].isna().any():
+        clients = clients.astype("Int64")
+    clients["missing share"] = 1 - clients["entities"] / max(n_entities, 1)
+    clients["empty rows"] = pd.Series(empty_rows)
+    patterns = count_patterns(presence_matrix(rows, n_entities), list(tables))
+    return PartitionDescription("vertical", key, n_entities, clients, patterns)
+
+
+def describe_rows(
+    tables: Mapping[str, Table], pooled: Sequence[str], *, key: tuple[str, ...]
+) -> PartitionDescription:
+    """Horizontal layout: count every client's rows and missing cells.
+
+    Parameters
+    ----------
+    tables : mapping of str to Table
+    pooled : sequence of str
+        Columns that every client has.
+    key : tuple of str
+    """
+    clients = pd.DataFrame({client: _count_rows(table) for client, table in tables.items()}).T
+    dtypes = {"missing share": "float64"} | dict.fromkeys(clients.columns.drop("missing share"), "Int64")
+    if clients["complete"].notna().all():
+        dtypes = {name: dtype.lower() for name, dtype in dtypes.items()}
+    sizes = np.array([table.n_rows for table in tables.values()])
+    order = [k for k in np.argsort(-sizes, kind="stable") if sizes[k]]
+    patterns = pd.DataFrame(np.eye(len(sizes), dtype=bool)[order], columns=list(tables))
+    patterns["count"] = sizes[order]
+    patterns["share"] = sizes[order] / max(sizes.sum(), 1)
+    named = dict.fromkeys(name for table in tables.values() for name in table.columns)
+    return PartitionDescription(
+        "horizontal",
+        key,
+        int(sizes.sum()),
+        clients.astype(dtypes).rename_axis("client"),
+        patterns,
+        tuple(name for name in named if name not in pooled),
+    )
+
+
+def presence_matrix(rows: Mapping[str, Ints], n_entities: int) -> Bools:
+    """Whether client k has a record of entity i, shape (n_entities, n_clients)."""
+    presence = np.zeros((n_entities, len(rows)), dtype=bool)
+    for k, positions in enumerate(rows.values()):
+        presence[positions, k] = True
+    return presence
+
+
+def count_patterns(presence: Bools, clients: list[str]) -> pd.DataFrame:
+    """Distinct rows of the presence matrix, most frequent first."""
+    unique, counts = _unique_rows(presence)
+    order = np.argsort(-counts, kind="stable")
+    patterns = pd.DataFrame(unique[order], columns=clients)
+    sizes = pd.DataFrame({"count": counts[order], "share": counts[order] / max(len(presence), 1)})
+    return pd.concat([patterns, sizes], axis=1)
+
+
+def missing_cells(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+    """Share of missing cells of every column at every client, shape (n_clients, p).
+
+    NaN where the client lacks the column.
+    """
+    columns = dict.fromkeys(name for frame in frames.values() for name in frame.columns)
+    shares = {client: frame.isna().mean().reindex(list(columns)) for client, frame in frames.items()}
+    return pd.DataFrame(shares).T
+
+
+def _count_block(frame: pd.DataFrame) -> dict[str, int]:
+    complete = np.ones(len(frame), dtype=bool)
+    for name in frame.columns:
+        complete &= frame[name].notna().to_numpy()
+    n_complete = int(complete.sum())
+    return {
+        "columns": frame.shape[1],
+        "entities": len(frame),
+        "complete": n_complete,
+        "partly filled": len(frame) - n_complete,
+    }
+
+
+def _count_records(table: Table) -> dict[str, Any]:
+    if isinstance(table, FrameTable):
+        return dict(_count_block(table.frame))
+    unknown = dict.fromkeys(("complete", "partly filled"))
+    return {"columns": len(table.columns), "entities": table.n_rows, **unknown}
+
+
+def _count_rows(table: Table) -> dict[str, Any]:
+    if not isinstance(table, FrameTable):
+        unknown = dict.fromkeys(("complete", "partly filled", "missing share", "empty columns"))
+        return {"columns": len(table.columns), "entities": table.n_rows, **unknown}
+    shares = table.frame.isna().mean()
+    cells = {"missing share": shares.mean(), "empty columns": int((shares == 1).sum())}
+    return _count_block(table.frame) | cells
+
+
+def _unique_rows(presence: Bools) -> tuple[Bools, Array]:
+    """Distinct rows and their counts, from all present to none."""
+    packed = np.packbits(presence, axis=1)
+    _, first, counts = np.unique(packed, axis=0, return_index=True, return_counts=True)
+    return presence[first[::-1]], counts[::-1]
+
+
+def _as_text(column: pd.Series[Any]) -> pd.Series[Any]:
+    form = "{:.1%}" if column.dtype.kind == "f" else "{:,}"
+    return column.map(lambda value: UNKNOWN if pd.isna(value) else form.format(value))

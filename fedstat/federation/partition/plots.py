@@ -1,0 +1,257 @@
+"""Pictures of a partition (needs matplotlib)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from textwrap import fill
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from fedstat.federation.partition.dependence import BlockCorrelation
+from fedstat.federation.partition.describe import PartitionDescription
+from fedstat.typing import Array, Bools
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+PRESENT, ABSENT, INK = "#0072B2", "#E3E3E3", "#333333"
+LABEL_WIDTH, MOST_UPRIGHT = 13, 6
+COUNTS_WIDTH, SHARES_HEIGHT, GAP = 2.0, 0.6, 0.1  # inches
+MOST_TICK_LABELS = 70
+MOST_DOTTED = 60
+
+
+def draw_patterns(description: PartitionDescription, ax: Axes | None, max_patterns: int) -> Axes:
+    """Tile map of the patterns in which clients' records are missing."""
+    clients = list(description.clients.index)
+    shown = description.patterns.head(max_patterns)
+    tiles = shown.iloc[:, : len(clients)].to_numpy(dtype=bool)
+    ax = ax if ax is not None else _map_axes(clients, len(tiles))
+    _draw_tiles(ax, tiles)
+    _label_clients(ax, clients)
+    _draw_counts(ax, shown["count"].to_numpy(), shown["share"].to_numpy())
+    top = _draw_shares(ax, description.clients["missing share"].to_numpy())
+    _draw_title(top, _patterns_title(description, len(shown)))
+    return ax
+
+
+def draw_missing_cells(cells: pd.DataFrame, ax: Axes | None, n_streamed: int = 0) -> Axes:
+    """Heat map of the share of missing cells, clients by columns; grey where a client lacks a column."""
+    ax = ax if ax is not None else _new_axes(3.5 + 0.45 * cells.shape[1], 2.0 + 0.45 * len(cells))
+    ax.set_facecolor(ABSENT)
+    image = ax.imshow(cells.to_numpy(), cmap="Blues", vmin=0, vmax=1, aspect="auto")
+    _label_columns(ax, list(cells.columns))
+    ax.set_yticks(
+        range(len(cells)),
+        [fill(str(client), 2 * LABEL_WIDTH, break_long_words=False) for client in cells.index],
+    )
+    ax.set_xticks(np.arange(0.5, cells.shape[1] - 1), minor=True)
+    ax.set_yticks(np.arange(0.5, len(cells) - 1), minor=True)
+    ax.grid(which="minor", color="white", linewidth=1.5)
+    _quieten(ax)
+    ax.figure.colorbar(image, ax=ax, format=lambda share, _: f"{share:.0%}", label="share missing")
+    _draw_title(ax, _cells_title(cells, n_streamed))
+    return ax
+
+
+def draw_correlation(correlation: BlockCorrelation, ax: Axes | None) -> Axes:
+    """Heat map of rank correlations, blocks of clients apart."""
+    R = correlation.matrix
+    side = 0.24 * min(len(R), MOST_TICK_LABELS)
+    ax = ax if ax is not None else _new_axes(max(6.5, side + 4.0), max(5.2, side + 2.6))
+    ax.set_facecolor("#F4F4F4")
+    image = ax.imshow(R.to_numpy(), cmap="RdBu_r", vmin=-1, vmax=1)
+    _label_columns(ax, list(R.columns), both=True)
+    _draw_blocks(ax, list(correlation.client_of.values()))
+    _draw_doubts(ax, correlation.in_doubt().to_numpy())
+    ax.figure.colorbar(image, ax=ax, shrink=0.7, label="Spearman rank correlation", pad=0.02)
+    _draw_title(ax, _correlation_title(correlation))
+    return ax
+
+
+def _new_axes(width: float, height: float, **figure: Any) -> Axes:
+    try:
+        import matplotlib.pyplot as plt  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise ImportError("plots are drawn by matplotlib: pip install fedstat[plot]") from error
+    _, ax = plt.subplots(figsize=(min(width, 20), min(height, 20)), **({"layout": "constrained"} | figure))
+    return ax
+
+
+def _map_axes(clients: Sequence[str], n_patterns: int) -> Axes:
+    """Axes for the tile map, with room in inches for what stands around it."""
+    labels, angle = _client_labels(clients)
+    longest = max(len(line) for label in labels for line in label.split("\n"))
+    left = 0.45 if angle == 0 else max(0.45, 0.06 * longest - 0.3)
+    bottom = 0.3 + (0.16 * max(label.count("\n") + 1 for label in labels) if angle == 0 else 0.06 * longest)
+    width, height = max(0.95 * len(clients), 2.0), max(0.27 * n_patterns, 0.8)
+    W, H = left + width + COUNTS_WIDTH + 0.2, bottom + height + SHARES_HEIGHT + 1.25
+    ax = _new_axes(W, H, layout="none")
+    ax.set_position((left / W, bottom / H, width / W, height / H))
+    return ax
+
+
+def _draw_tiles(ax: Axes, tiles: Bools) -> None:
+    colours = np.where(tiles[..., None], _rgb(PRESENT), _rgb(ABSENT))
+    ax.imshow(colours, aspect="auto", interpolation="nearest")
+    ax.set_xticks(np.arange(0.5, tiles.shape[1] - 1), minor=True)
+    ax.set_yticks(np.arange(0.5, tiles.shape[0] - 1), minor=True)
+    ax.grid(which="minor", color="white", linewidth=2)
+    ax.set_yticks([])
+    ax.set_ylabel("patterns", color=INK)
+    _quieten(ax)
+
+
+def _client_labels(clients: Sequence[str]) -> tuple[list[str], float]:
+    """Client names as tick labels and their angle: upright while clients are few."""
+    if len(clients) <= MOST_UPRIGHT:
+        return [fill(client, LABEL_WIDTH, break_long_words=False) for client in clients], 0.0
+    return [fill(client, 2 * LABEL_WIDTH, break_long_words=False) for client in clients], 40.0
+
+
+def _label_clients(ax: Axes, clients: Sequence[str]) -> None:
+    labels, angle = _client_labels(clients)
+    style: dict[str, Any] = {"rotation": angle, "ha": "right", "rotation_mode": "anchor"} if angle else {}
+    ax.set_xticks(range(len(clients)), labels, **style)
+
+
+def _draw_counts(ax: Axes, counts: Array, shares: Array) -> None:
+    """Bars at the right of the map: entities with each pattern."""
+    width, _ = _inches(ax)
+    right = ax.inset_axes((1 + GAP / width, 0.0, (COUNTS_WIDTH - GAP) / width, 1.0))
+    places = np.arange(len(counts))
+    right.barh(places, counts, color=PRESENT, height=0.7)
+    largest = float(max(counts, default=1))
+    for place, count, share in zip(places, counts, shares, strict=True):
+        label = f"{count:,} ({_percent(share)})"
+        right.text(count + 0.04 * largest, float(place), label, va="center", fontsize="small", color=INK)
+    right.set(xlim=(0, 2.5 * largest), ylim=ax.get_ylim(), xticks=[], yticks=[])
+    right.set_xlabel("entities", color=INK, loc="left")
+    _quieten(right)
+
+
+def _draw_shares(ax: Axes, shares: Array) -> Axes:
+    """Bars above the map: share of entities without a record at each client."""
+    width, height = _inches(ax)
+    top = ax.inset_axes((0.0, 1 + GAP / height, 1.0, SHARES_HEIGHT / height))
+    top.bar(np.arange(len(shares)), shares, color="#8C8C8C", width=0.6)
+    for place, share in enumerate(shares):
+        label = _percent(share)
+        top.text(place, share + 0.04, label, ha="center", va="bottom", fontsize="small", color=INK)
+    top.set(xlim=ax.get_xlim(), ylim=(0, 1.35), xticks=[], yticks=[])
+    note = "share without\na record"
+    top.text(1 + GAP / width, 0.0, note, transform=top.transAxes, va="bottom", fontsize="small", color=INK)
+    _quieten(top)
+    return top
+
+
+def _percent(share: float) -> str:
+    """Write a share as a percentage that is zero only for nothing."""
+    return "<0.1%" if 0 < share < 0.0005 else f"{share:.1%}"
+
+
+def _label_columns(ax: Axes, names: Sequence[str], *, both: bool = False) -> None:
+    """Column names along the map, while they can be read."""
+    readable = list(names) if len(names) <= MOST_TICK_LABELS else []
+    size = "small" if len(names) <= 30 else "x-small"
+    ax.set_xticks(range(len(readable)), readable, rotation=90, fontsize=size)
+    if both:
+        ax.set_yticks(range(len(readable)), readable, fontsize=size)
+    _quieten(ax)
+
+
+def _draw_blocks(ax: Axes, owners: Sequence[str]) -> None:
+    """Lines between clients, and their names at the right."""
+    sizes = [(client, len(list(block))) for client, block in groupby(owners)]
+    ends = np.cumsum([size for _, size in sizes])
+    for end in ends[:-1] - 0.5:
+        ax.axhline(end, color=INK, linewidth=1.2)
+        ax.axvline(end, color=INK, linewidth=1.2)
+    centres = ends - np.array([size for _, size in sizes]) / 2 - 0.5
+    right = ax.secondary_yaxis("right")
+    right.set_yticks(
+        centres, [fill(client, LABEL_WIDTH, break_long_words=False) for client, _ in sizes], fontweight="bold"
+    )
+    right.tick_params(length=0, colors=INK)
+    right.spines["right"].set_visible(False)
+
+
+def _draw_doubts(ax: Axes, doubts: Bools) -> None:
+    """Dots on correlations between clients that speak against independence."""
+    i, j = np.nonzero(doubts)
+    size = 10.0 if len(doubts) <= MOST_DOTTED else 2.0
+    ax.scatter(j, i, s=size, color="black", linewidths=0)
+
+
+def _patterns_title(description: PartitionDescription, n_shown: int) -> str:
+    n_patterns = len(description.patterns)
+    covered = description.patterns["count"].iloc[:n_shown].sum()
+    lines = [
+        f"Records of {description.n_entities:,} entities at {len(description.clients)} clients",
+        f"{description.n_complete:,} entities have a record at every client",
+        "blue: has a record; grey: has none",
+    ]
+    if n_patterns > n_shown:
+        lines.append(f"{n_shown} of {n_patterns} patterns are shown, with {covered:,} entities")
+    return "\n".join(lines)
+
+
+def _cells_title(cells: pd.DataFrame, n_streamed: int) -> str:
+    lines = ["Missing values by client and column"]
+    if cells.isna().to_numpy().any():
+        lines.append("grey: the client lacks this column")
+    if n_streamed:
+        lines.append(f"{n_streamed} more clients have streamed tables, of which this is not known")
+    return "\n".join(lines)
+
+
+def _correlation_title(correlation: BlockCorrelation) -> str:
+    lines = [
+        "Rank correlation within and between clients",
+        f"mean |r| {correlation.mean_within:.2f} within, {correlation.mean_between:.2f} between",
+    ]
+    flagged = int(correlation.pairs["flagged"].sum())
+    if len(correlation.pairs):
+        lines.append(
+            f"independence in doubt for {flagged} of {len(correlation.pairs)} pairs of clients\n"
+            f"dots: |r| > {correlation.threshold:g} in these pairs (adjusted p < {correlation.alpha:g})"
+        )
+    return "\n".join(lines)
+
+
+def _draw_title(ax: Axes, text: str) -> None:
+    """Write the first line in bold, and what follows below it in small type."""
+    headline, _, rest = text.partition("\n")
+    ax.set_title(rest, loc="left", fontsize="small", color=INK)
+    space = 8 + 12.5 * (1 + rest.count("\n")) if rest else 6
+    ax.annotate(
+        headline,
+        xy=(0, 1),
+        xycoords="axes fraction",
+        xytext=(0, space),
+        textcoords="offset points",
+        fontweight="bold",
+        annotation_clip=False,
+    )
+
+
+def _quieten(ax: Axes) -> None:
+    """No frame and no tick marks: the tiles speak."""
+    ax.tick_params(which="both", length=0, labelcolor=INK)
+    for spine in ax.spines.values():
+        spine.set_visible(False)
+
+
+def _inches(ax: Axes) -> tuple[float, float]:
+    """Width and height of the axes."""
+    figure = ax.get_figure(root=True)
+    box = ax.get_window_extent()
+    return (box.width / figure.dpi, box.height / figure.dpi) if figure is not None else (5.0, 5.0)
+
+
+def _rgb(colour: str) -> Array:
+    """Red, green and blue of a hexadecimal colour, each between 0 and 1."""
+    return np.array([int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)])

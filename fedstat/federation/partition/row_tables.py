@@ -1,0 +1,169 @@
+"""The horizontal layout: one table per site, the same columns, different rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fedstat.federation.tables import checks as check
+from fedstat.federation.tables.keys import Alignment
+from fedstat.federation.tables.kinds import HeldTable, kind_problems
+from fedstat.federation.tables.sql import SqlTable
+from fedstat.federation.tables.table import FrameTable, ParquetTable, Table
+from fedstat.typing import Ints
+
+
+class RowRanges(Mapping[str, Ints]):
+    """Positions of the sites' rows where one site's rows follow another's; made when asked for.
+
+    Parameters
+    ----------
+    n_rows : mapping of str to int
+        Rows of each site.
+    """
+
+    def __init__(self, n_rows: Mapping[str, int]) -> None:
+        ends = np.cumsum([0, *n_rows.values()]).tolist()
+        self._ranges = {site: range(a, b) for site, a, b in zip(n_rows, ends[:-1], ends[1:], strict=True)}
+
+    def __getitem__(self, site: str) -> Ints:
+        found = self._ranges[site]
+        rows = np.arange(found.start, found.stop, dtype=np.int64)
+        rows.flags.writeable = False
+        return rows
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._ranges)
+
+    def __len__(self) -> int:
+        return len(self._ranges)
+
+
+def stack_tables(tables: Mapping[str, HeldTable], key: Sequence[str]) -> Alignment:
+    """Take the rows of all tables, one after the other, as the entities.
+
+    They are called by the key where there is one and all tables are in memory.
+    """
+    held: dict[str, Table] = {site: _without(table, key) for site, table in tables.items()}
+    n_rows = {site: table.n_rows for site, table in held.items()}
+    frames = [table for table in tables.values() if isinstance(table, pd.DataFrame)]
+    entities: pd.Index[Any] = pd.RangeIndex(sum(n_rows.values()))
+    if key and len(frames) == len(tables):
+        keys = pd.concat([frame[list(key)] for frame in frames], ignore_index=True)
+        entities = keys.set_index(list(key)).index
+    return Alignment(entities, held, RowRanges(n_rows), dict.fromkeys(tables, 0))
+
+
+def common_columns(columns: Iterable[Sequence[str]]) -> tuple[str, ...]:
+    """Columns that every site has, in the order of the first."""
+    first, *others = columns
+    return tuple(name for name in first if all(name in names for names in others))
+
+
+def row_problems(
+    tables: Mapping[str, HeldTable], key: Sequence[str], site_column: str, *, new_data: bool
+) -> Iterator[str]:
+    """Problems of one table per site that hold different rows.
+
+    Of streamed tables names, types and length are looked at, and no row.
+    """
+    columns = {site: _columns_besides(table, key) for site, table in tables.items()}
+    for site, table in tables.items():
+        yield from _key_problems(site, table, key)
+        if site_column in columns[site]:
+            yield (
+                f"client {site!r} has a column {site_column!r} of its own, and this name is to stand for the "
+                "client. Rename or drop the column, or give site_column='another name'."
+            )
+        yield from _content_problems(site, table, columns[site], new_data=new_data)
+    common = common_columns(columns.values())
+    if not common and all(columns.values()):
+        yield (
+            "no column is at every client. In the horizontal layout all tables hold the same columns: check "
+            "that they are spelt in the same way, or link different columns by on=... in the vertical layout."
+        )
+    for name in (*key, *common):
+        having = {site: table for site, table in tables.items() if _has(table, name)}
+        yield from kind_problems(having, name)
+    if not new_data:
+        yield from _variation_problems(tables, common)
+
+
+def _key_problems(site: str, table: HeldTable, key: Sequence[str]) -> Iterator[str]:
+    absent = [name for name in key if not _has(table, name)]
+    if absent:
+        yield (
+            f"client {site!r} has no key column {', '.join(map(repr, absent))}. Rename its key, change `on`, "
+            "or leave `on` out: rows need no key here."
+        )
+    elif isinstance(table, SqlTable) and set(key) & set(table.columns):
+        yield (
+            f"client {site!r}: its table shows the key. Open it without, by "
+            "fedstat.federation.tables.sources.open_source or SqlTable(..., leave_out=key)."
+        )
+    elif key and isinstance(table, pd.DataFrame):
+        yield from check.unfit_key_problems(f"client {site!r}", table, key)
+
+
+def _content_problems(
+    site: str, table: HeldTable, columns: Sequence[str], *, new_data: bool
+) -> Iterator[str]:
+    where = f"client {site!r}"
+    if isinstance(table, pd.DataFrame):
+        for name in columns:
+            yield from check.infinity_problems(where, table[name], name)
+        if not new_data:
+            yield from check.emptiness_problems(where, table, columns)
+    elif not new_data:
+        yield from check.size_problems(where, table.n_rows, columns)
+
+
+def _variation_problems(tables: Mapping[str, HeldTable], common: Sequence[str]) -> Iterator[str]:
+    """Columns without a value, or with one only, over all sites; unknown where a table is streamed."""
+    frames = [table for table in tables.values() if isinstance(table, pd.DataFrame)]
+    if len(frames) < len(tables) or not any(len(frame) for frame in frames):
+        return
+    for name in common:
+        n_values = _values_seen([frame[name] for frame in frames])
+        if n_values == 0:
+            yield f"column {name!r}: all values are missing, at every client. Drop the column."
+        elif n_values == 1:
+            yield (
+                f"column {name!r}: all values present are the same, at every client. Drop the column, or set "
+                "new_data=True if the tables are only to be predicted for."
+            )
+
+
+def _values_seen(parts: Iterable[pd.Series[Any]]) -> int:
+    """How many different values there are: 0, 1, or 2 for more."""
+    firsts: list[Any] = []
+    for part in parts:
+        present = part.dropna()
+        if present.empty:
+            continue
+        if not check.is_constant(present):
+            return 2
+        firsts.append(present.iloc[0])
+    return min(len(firsts), 1) if all(first == firsts[0] for first in firsts) else 2
+
+
+def _columns_besides(table: HeldTable, key: Sequence[str]) -> list[str]:
+    return [name for name in table.columns if name not in key]
+
+
+def _has(table: HeldTable, name: str) -> bool:
+    if isinstance(table, SqlTable):
+        return name in table.kinds
+    return name in (table.schema.names if isinstance(table, ParquetTable) else table.columns)
+
+
+def _without(table: HeldTable, key: Sequence[str]) -> Table:
+    if isinstance(table, ParquetTable):
+        return ParquetTable(table.path, table.rows_per_chunk, leave_out=key) if key else table
+    if isinstance(table, SqlTable):
+        return table
+    # a shallow copy: columns that the caller adds to his frame later are not the site's
+    return FrameTable(table[check.columns_besides(table, key)] if key else table.copy(deep=False))

@@ -1,0 +1,223 @@
+"""What a partition holds, and the ways to look at it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from fedstat.errors import NotAvailableError, PartitionError
+from fedstat.federation.design.observed import Partial
+from fedstat.federation.door.site import Site
+from fedstat.federation.partition import plots as partition_plots
+from fedstat.federation.partition.dependence import BlockCorrelation, rank_correlation
+from fedstat.federation.partition.describe import (
+    Layout,
+    PartitionDescription,
+    describe_blocks,
+    describe_rows,
+    missing_cells,
+    presence_matrix,
+)
+from fedstat.federation.partition.row_tables import common_columns
+from fedstat.federation.rounds.engine import Engine, LocalEngine
+from fedstat.federation.tables.linked import new_session
+from fedstat.federation.tables.table import FrameTable, Table
+from fedstat.typing import Ints
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
+class PartitionViews:
+    """The fields of :class:`~fedstat.ClientPartition`, described there, with their descriptions and plots."""
+
+    layout: Layout
+    key: tuple[str, ...]
+    entities: pd.Index[Any]
+    sites: Mapping[str, Site]
+    rows: Mapping[str, Ints]
+    columns: Mapping[str, tuple[str, ...]]
+    partial: Partial
+    min_count: int
+    empty_rows: Mapping[str, int]
+    site_column: str
+    _tables: Mapping[str, Table] = field(repr=False)
+    _engine: Engine | None = field(default=None, repr=False)
+    _aligned_as: str = field(default="", repr=False)
+    coordinator: str = ""
+
+    @property
+    def engine(self) -> Engine:
+        """What carries questions to the sites: in this process, unless the partition was connected to."""
+        return LocalEngine(self.sites) if self._engine is None else self._engine
+
+    def new_session(self) -> str:
+        """Draw a session, which names the alignment that the rows are numbered by where sites keep one."""
+        return new_session(self._aligned_as)
+
+    def coordinator_at(self, holder: str) -> str | None:
+        """Where the coordinator sits when it predicts: at the holder of the response, or as connected to."""
+        at = self.coordinator or holder
+        return at if at in self.sites else None
+
+    @property
+    def clients(self) -> tuple[str, ...]:
+        """Names of the clients, in the order in which they were given."""
+        return tuple(self.sites)
+
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        """Fingerprint of each client's keys, by which its statement in a receipt is known to be its own."""
+        return {client: site.fingerprint for client, site in self.sites.items()}
+
+    @property
+    def n_entities(self) -> int:
+        """Number of entities that at least one client's table lists."""
+        return len(self.entities)
+
+    @property
+    def pooled_columns(self) -> tuple[str, ...]:
+        """Columns that every client has, in the order of the first; none in the vertical layout."""
+        return common_columns(self.columns.values()) if self.layout == "horizontal" else ()
+
+    @property
+    def _frames(self) -> dict[str, pd.DataFrame]:
+        """The tables that are in memory."""
+        return {c: table.frame for c, table in self._tables.items() if isinstance(table, FrameTable)}
+
+    def presence(self) -> pd.DataFrame:
+        """Which client has a record of which entity.
+
+        Returns
+        -------
+        DataFrame of bool, (n_entities, n_clients)
+            True where the client's record has at least one value.
+        """
+        return pd.DataFrame(
+            presence_matrix(self.rows, self.n_entities), index=self.entities, columns=list(self.clients)
+        )
+
+    def describe(self) -> PartitionDescription:
+        """Count what each client has, and the patterns in which records are missing.
+
+        Of streamed tables only what their metadata tell is known: columns and rows.
+        """
+        if self.layout == "horizontal":
+            return describe_rows(self._tables, self.pooled_columns, key=self.key)
+        return describe_blocks(
+            self._tables, self.rows, self.n_entities, key=self.key, empty_rows=self.empty_rows
+        )
+
+    def correlation(self, *, alpha: float = 0.05, threshold: float = 0.1) -> BlockCorrelation:
+        """Spearman rank correlations within and between clients, with a test of independence.
+
+        This puts columns of different clients beside each other. It is for simulation and for
+        data that are in one process anyway, and does not exist for clients at a distance.
+
+        Parameters
+        ----------
+        alpha : float
+            Level of the test for a pair of clients, after Holm's adjustment.
+        threshold : float
+            Smallest absolute correlation that matters. A pair is flagged if its test rejects *and*
+            one of its correlations exceeds the threshold, because among very many entities every
+            test rejects.
+
+        Raises
+        ------
+        PartitionError
+            If the layout is horizontal or no client has a numeric column.
+        NotAvailableError
+            The clients are in other processes.
+        """
+        if self.layout == "horizontal":
+            raise PartitionError(
+                "correlation between clients' columns needs the vertical layout: "
+                "in the horizontal layout all clients hold the same columns."
+            )
+        if len(self._frames) < len(self._tables):
+            raise NotAvailableError(
+                "correlations between clients' columns need the rows of both in one place, and these are in "
+                "processes of their own; result.independence_tests() of VFEMRegression needs sums only"
+            )
+        return rank_correlation(self._frames, self.rows, self.n_entities, alpha=alpha, threshold=threshold)
+
+    def plot_missing(self, ax: Axes | None = None, max_patterns: int = 30) -> Axes:
+        """Draw which records are missing together.
+
+        Vertical: one row per pattern of present and missing records, most frequent first, with the
+        number of entities at the right and each client's share of missing records on top.
+        Horizontal: the share of missing cells of every column at every client whose table is in memory.
+
+        Parameters
+        ----------
+        ax : matplotlib Axes, optional
+            Where to draw; a figure of fitting size is made when not given.
+        max_patterns : int
+            Most rows to draw; what is left out is counted below the map.
+
+        Raises
+        ------
+        ImportError
+            If matplotlib is not installed.
+        PartitionError
+            If all tables are streamed: missing cells are not counted without reading them.
+        """
+        if self.layout == "horizontal":
+            n_streamed = len(self.clients) - len(self._frames)
+            if not self._frames and self._engine is not None:
+                raise NotAvailableError(
+                    "missing cells are not counted at sites in other processes; a fit counts the rows that "
+                    "it leaves out"
+                )
+            if not self._frames:
+                raise PartitionError(
+                    f"the tables of all {n_streamed} clients are streamed from Parquet files, which are not "
+                    "read to count missing cells. Read them with pandas first, and use from_frames."
+                )
+            return partition_plots.draw_missing_cells(missing_cells(self._frames), ax, n_streamed)
+        return partition_plots.draw_patterns(self.describe(), ax, max_patterns)
+
+    def plot_correlation(
+        self, ax: Axes | None = None, *, alpha: float = 0.05, threshold: float = 0.1
+    ) -> Axes:
+        """Draw the rank correlations of :meth:`correlation` as a heat map.
+
+        Dots mark correlations between clients whose independence is in doubt. As for
+        :meth:`correlation`, columns of different clients come into one place here.
+
+        Parameters
+        ----------
+        ax : matplotlib Axes, optional
+            Where to draw; a figure of fitting size is made when not given.
+        alpha, threshold : float
+            As in :meth:`correlation`.
+
+        Raises
+        ------
+        ImportError
+            If matplotlib is not installed.
+        PartitionError
+            As in :meth:`correlation`.
+        """
+        return partition_plots.draw_correlation(self.correlation(alpha=alpha, threshold=threshold), ax)
+
+    def __repr__(self) -> str:
+        key = f", key {', '.join(map(repr, self.key))}" if self.key else ""
+        lines = [
+            f"ClientPartition ({self.layout}): {self.n_entities:,} entities, {len(self.clients)} clients{key}"
+        ]
+        width, elsewhere = max(map(len, self.clients)), "streamed" if self._engine is None else "connected"
+        for client, table in self._tables.items():
+            line = f"  {client:<{width}}  {len(table.columns):>4} columns  {table.n_rows:>11,} entities"
+            lines.append(line if isinstance(table, FrameTable) else f"{line}, {elsewhere}")
+        if self.layout == "horizontal":
+            lines.append(f"  {len(self.pooled_columns)} columns are at every client")
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        return self.describe()._repr_html_()

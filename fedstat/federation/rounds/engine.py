@@ -1,0 +1,144 @@
+"""Carry a protocol's questions to the sites and their replies back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Protocol, TypeAlias, TypeVar
+
+from fedstat.errors import FedstatError, MessageError
+from fedstat.federation.account.ledger import COORDINATOR, Ledger
+from fedstat.federation.door.site import FAMILIES, RECEIPT
+from fedstat.federation.message import Ask, Reply, pack_ask, unpack_reply
+
+Fit = TypeVar("Fit")
+Rounds: TypeAlias = Generator[list[Ask], list[Reply], Fit]
+"""A protocol: yields one round of asks, is sent the replies in the same order, returns a fit."""
+
+
+class Engine(Protocol):
+    """What a model needs of an engine."""
+
+    def run(self, protocol: Rounds[Fit], ledger: Ledger) -> Fit:
+        """Run a protocol to its end, entering every array into the ledger."""
+        ...
+
+
+class RoundEngine:
+    """Runs protocols round by round; a subclass says how the questions of a round are answered."""
+
+    def run(self, protocol: Rounds[Fit], ledger: Ledger) -> Fit:
+        """Run a protocol.
+
+        Replies go back in the order of the asks, never in the order of arrival, so that sums over
+        sites are the same to the bit on every engine.
+
+        Parameters
+        ----------
+        protocol : generator
+            See :data:`Rounds`.
+        ledger : Ledger
+            Written as the messages pass; what passes between the coordinator and the site at which
+            it sits (``ledger.at``) leaves no institution and is not entered, nor are the sites'
+            statements on what has passed; the account (``ledger.account``) has all of it.
+
+        Returns
+        -------
+        object
+            What the protocol returns.
+
+        Raises
+        ------
+        DoorError
+            A site refused.
+        """
+        self._begin_run()
+        try:
+            asks = next(protocol)
+            while True:
+                if any(leaves(ask, ledger) for ask in asks):
+                    ledger.begin_round()
+                asks = protocol.send(self._round(asks, ledger))
+        except StopIteration as stop:
+            fit: Fit = stop.value
+            return fit
+
+    def _begin_run(self) -> None:
+        """Prepare for a run."""
+
+    def _round(self, asks: Sequence[Ask], ledger: Ledger) -> list[Reply]:
+        """Have the questions of one round answered, in their order, and enter what passed."""
+        raise NotImplementedError
+
+
+class Door(Protocol):
+    """What answers a packed ask: a site, or what stands for one elsewhere."""
+
+    def answer(self, request: bytes) -> bytes:
+        """Return a packed reply."""
+        ...
+
+
+class LocalEngine(RoundEngine):
+    """All sites in one process; every message is packed to bytes and back.
+
+    Parameters
+    ----------
+    sites : mapping of str to Door
+        The institutions.
+    """
+
+    def __init__(self, sites: Mapping[str, Door]) -> None:
+        self._doors: dict[str, Callable[[bytes], bytes]] = {n: s.answer for n, s in sites.items()}
+
+    def _round(self, asks: Sequence[Ask], ledger: Ledger) -> list[Reply]:
+        return [self._carry(ask, ledger) for ask in asks]
+
+    def _carry(self, ask: Ask, ledger: Ledger) -> Reply:
+        if ask.site not in self._doors:
+            raise MessageError(f"no site '{ask.site}'; there are {sorted(self._doors)}")
+        try:
+            reply = unpack_reply(self._doors[ask.site](pack_ask(ask)))
+        except FedstatError as error:
+            enter_refusal(ask, error, ledger)
+            raise
+        enter(ask, reply, ledger)
+        return reply
+
+
+def leaves(ask: Ask, ledger: Ledger) -> bool:
+    """Whether a ledger is about an ask: not within the coordinator's institution, nor about the ledger."""
+    return ask.site != ledger.at and ask.family != RECEIPT
+
+
+def enter_refusal(ask: Ask, error: Exception, ledger: Ledger) -> None:
+    """Write into the coordinator's account that a site did not answer."""
+    ledger.account.ask(ask, FAMILIES.get(ask.family, {}).get(ask.step))
+    ledger.account.refusal(ask, error)
+
+
+def enter(ask: Ask, reply: Reply, ledger: Ledger) -> None:
+    """Write an ask and its reply into the coordinator's account, and into the ledger what it is about.
+
+    Raises
+    ------
+    MessageError
+        Another site answered.
+    """
+    if reply.site != ask.site:
+        raise MessageError(f"'{reply.site}' answered in the place of '{ask.site}'")
+    step = FAMILIES[ask.family][ask.step]
+    ledger.account.ask(ask, step)
+    ledger.account.reply(ask, step, reply)
+    if leaves(ask, ledger):
+        record(ask, reply, ledger)
+
+
+def record(ask: Ask, reply: Reply, ledger: Ledger) -> None:
+    """Write an ask and its reply into the ledger."""
+    step = FAMILIES[ask.family][ask.step]
+    ledger.record(COORDINATOR, ask.site, ask.step, ask.arrays, step.takes)
+    ledger.record(
+        ask.site, COORDINATOR, ask.step, reply.arrays, step.gives, reply.entities, ask.masked is not None
+    )
+    ledger.record_text(COORDINATOR, ask.site, ask.step, ask.text, step.text_in)
+    ledger.record_text(ask.site, COORDINATOR, ask.step, reply.text, step.text_out)

@@ -1,0 +1,98 @@
+"""How the sites of a session agree on pairwise keys through the coordinator, who learns none.
+
+Three rounds: sites show their public identities, sign fresh keys, and check each other's signatures against
+the fingerprints that their owners pinned (:mod:`fedstat.federation.crypto.keys`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+from fedstat.errors import MessageError, SecurityError
+from fedstat.federation.crypto.keys import Agreement, PairKeys, PublicIdentity
+from fedstat.federation.crypto.masks import Masker
+from fedstat.federation.door.site import FAMILIES
+from fedstat.federation.door.state import SiteData, State
+from fedstat.federation.message import Ask, Declared, Step
+from fedstat.federation.rounds.engine import Rounds
+from fedstat.typing import Array
+
+FAMILY = "secure"
+
+
+def introduce(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
+    """Show the site's public identity."""
+    return {}, data.trust.identity.public.to_json()
+
+
+def announce(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
+    """Sign a fresh key for this session.
+
+    Parameters
+    ----------
+    text : str
+        JSON: ``session``, and ``public``, the identities by site.
+
+    Raises
+    ------
+    SecurityError
+        An identity is not the one that this site's owner pinned.
+    """
+    content = json.loads(text)
+    public = {name: PublicIdentity.from_json(key) for name, key in content["public"].items()}
+    pinned = {name: data.trust.pinned.get(name, "") for name in public}
+    unknown = sorted(name for name, fingerprint in pinned.items() if not fingerprint)
+    if unknown:
+        raise SecurityError(f"{data.name}: its owner has pinned no key of {', '.join(unknown)}")
+    agreement = Agreement(data.trust.identity, content["session"], data.name, public, pinned)
+    state.keep("agreement", agreement)
+    return {}, agreement.announce()
+
+
+def finish(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
+    """Check what the others announced, and keep the keys that are shared with each, and a masker."""
+    if "agreement" not in state:
+        raise MessageError(f"{data.name}: no agreement on keys was begun in this session")
+    agreement: Agreement = state.use("agreement")
+    keys = agreement.finish(json.loads(text))
+    state.keep("keys", keys)
+    state.keep("masker", Masker(keys))
+    return {}, ""
+
+
+def keys_of(data: SiteData, state: State) -> PairKeys:
+    """Return the keys of this session, or say that there are none."""
+    if "keys" not in state:
+        raise MessageError(f"{data.name}: the sites have not agreed on keys in this session")
+    keys: PairKeys = state.use("keys")
+    return keys
+
+
+PUBLIC = Declared("control", "public keys, signed")
+STEPS: Mapping[str, Step] = {
+    "introduce": Step(introduce, text_in=Declared("control", "nothing"), text_out=PUBLIC),
+    "announce": Step(announce, text_in=PUBLIC, text_out=PUBLIC),
+    "finish": Step(finish, text_in=PUBLIC),
+}
+FAMILIES[FAMILY] = STEPS
+
+
+def agree_keys(sites: Sequence[str], session: str) -> Rounds[None]:
+    """Let sites agree on pairwise keys.
+
+    Raises
+    ------
+    SecurityError
+        A key is not the pinned one, or a signature is wrong.
+    """
+
+    def ask(site: str, step: str, content: str) -> Ask:
+        return Ask(site, FAMILY, step, {}, session, content)
+
+    replies = yield [ask(site, "introduce", "{}") for site in sites]
+    public = {site: reply.text for site, reply in zip(sites, replies, strict=True)}
+    content = json.dumps({"session": session, "public": public})
+    replies = yield [ask(site, "announce", content) for site in sites]
+    announced = {site: reply.text for site, reply in zip(sites, replies, strict=True)}
+    yield [ask(site, "finish", json.dumps(announced)) for site in sites]

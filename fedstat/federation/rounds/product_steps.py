@@ -1,0 +1,197 @@
+"""What an institution does in a secure product of its columns with another's.
+
+A product of two clients' columns runs as :mod:`fedstat.federation.crypto.product` describes; what one client
+sends the other, and what a dealing client sends both, is sealed against the coordinator who carries it.
+Which columns these are, and how many entities must stand behind a sum, is for the family to say:
+:func:`product_steps`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from fedstat.errors import MessageError
+from fedstat.federation.crypto import product as secure
+from fedstat.federation.crypto.boxes import Channel
+from fedstat.federation.door.state import SiteData, State
+from fedstat.federation.message import Declared, Step
+from fedstat.federation.rounds.key_agreement import keys_of
+from fedstat.typing import Array, Floats, Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One side of a secure product, as the coordinator describes it to a client.
+
+    Parameters
+    ----------
+    number : str
+        Name of the product in this session.
+    product : MatrixProduct
+    bits : int
+        Fractional bits.
+    columns : str
+        What this client multiplies, as its family names it.
+    first : bool
+        Whether it is the product's client A.
+    peer, dealer : str
+        The other client; who deals, empty for the coordinator.
+    """
+
+    number: str
+    product: secure.MatrixProduct
+    bits: int
+    columns: str
+    first: bool
+    peer: str
+    dealer: str
+
+
+def read_part(text: str) -> Part:
+    """Read the description of a product, as if a stranger had written it."""
+    try:
+        content: dict[str, Any] = json.loads(text)
+        return Part(**(content | {"product": secure.MatrixProduct(**content["product"])}))
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise MessageError("the description of a product is not whole") from error
+
+
+def check_positions(name: str, rows: Ints, n: int) -> None:
+    """Require positions below n that ascend, so that no entity counts twice."""
+    if len(rows) and (rows[0] < 0 or rows[-1] >= n or (np.diff(rows) <= 0).any()):
+        raise MessageError(f"{name}: array 'rows' must ascend from 0 to {n - 1}")
+
+
+def deal_product(data: SiteData, state: State, text: str, group: Ints) -> tuple[dict[str, Array], str]:
+    """Deal a multiplication triple to two other clients, sealed."""
+    part = read_part(text)
+    keys = keys_of(data, state)
+    seed_a, seed_b = secure.new_seed(), secure.new_seed()
+    Z_b = secure.deal(part.product, seed_a, seed_b, group)
+    a, b = (Channel(keys, c, f"deal {part.number}") for c in (part.product.client_a, part.product.client_b))
+    return {"for_a": as_bytes(a.seal(seed_a)), "for_b": as_bytes(b.seal(seed_b + Z_b.tobytes()))}, ""
+
+
+ColumnsOf: TypeAlias = Callable[[SiteData, State, str], tuple[Floats, Floats | None]]
+Check: TypeAlias = Callable[[SiteData, State, Part, Ints], None]
+
+
+def open_product(
+    columns_of: ColumnsOf, data: SiteData, state: State, text: str, rows: Ints, dealt: Array
+) -> tuple[dict[str, Array], str]:
+    """Send the other client this client's columns less a random table.
+
+    Parameters
+    ----------
+    columns_of : callable
+        See :func:`product_steps`.
+    text : str
+        A :class:`Part`.
+    rows : (n,) array of int
+        Which of its rows take part, in the agreed order.
+    dealt : array of uint8
+        The dealer's seed (and, at client B, its share of the triple): sealed by a dealing client, plain
+        from the coordinator.
+    """
+    part, keys = read_part(text), keys_of(data, state)
+    X, units = columns_of(data, state, part.columns)
+    check_positions(data.name, rows, len(X))
+    material = dealt.tobytes()
+    if part.dealer:
+        material = Channel(keys, part.dealer, f"deal {part.number}").open(material)
+    seed, triple = material[: secure.SEED_BYTES], material[secure.SEED_BYTES :]
+    Z_b = np.frombuffer(triple, dtype=np.int64).copy()
+    encoded = secure.encode(X[rows], part.bits, data.name)
+    opened = (secure.open_a if part.first else secure.open_b)(part.product, seed, encoded)
+    channel = Channel(keys, part.peer, f"open {part.number}")
+    mask = keys.secret(part.peer, f"mask {part.number}")
+    state.keep(f"product {part.number}", (part, seed, Z_b, encoded, units, channel, mask))
+    return {"opened": as_bytes(channel.seal(opened.tobytes()))}, ""
+
+
+def share_product(
+    check: Check, data: SiteData, state: State, text: str, group: Ints, opened: Array
+) -> tuple[dict[str, Array], str]:
+    """Release this client's share of the product by pattern; only the sum of both shares means anything.
+
+    Parameters
+    ----------
+    check : callable
+        See :func:`product_steps`.
+    text : str
+        Number of the product.
+    group : (n,) array of int
+        Pattern of each row that takes part.
+    opened : array of uint8
+        What the other client opened, sealed.
+
+    Returns
+    -------
+    dict
+        ``share`` (groups, p, q), and where columns are not standardised ``units`` (p,) or (q,), by which
+        this client's side of the product is to be multiplied.
+    """
+    name = f"product {json.loads(text)}"
+    if name not in state:
+        raise MessageError(f"{data.name}: this product was not opened here")
+    part, seed, Z_b, encoded, units, channel, mask = state.use(name)
+    state.rest_on(len(group))
+    check(data, state, part, group)
+    shape = part.product.shape_b if part.first else part.product.shape_a
+    other = np.frombuffer(channel.open(opened.tobytes()), dtype=np.int64).reshape(shape).copy()
+    if part.first:
+        share = secure.share_a(part.product, seed, encoded, other, group, mask)
+    else:
+        share = secure.share_b(part.product, seed, other, Z_b.reshape(part.product.shape), group, mask)
+    state.forget(name)
+    return {"share": share} | ({} if units is None else {"units": units}), ""
+
+
+def as_bytes(message: bytes) -> Array:
+    """Bytes as an array that messages carry."""
+    return np.frombuffer(message, dtype=np.uint8)
+
+
+PART = Declared("control", "shape and names of a product of two institutions' columns")
+GROUP = Declared("presence", "missing pattern of the entities that both have", dtype="int64")
+ROWS = Declared("presence", "which of its entities both have", dtype="int64")
+SEALED = Declared("sealed", "columns less a random table, for one other institution", dtype="uint8")
+DEALT = Declared("sealed", "seed and share of a random triple, for one institution", dtype="uint8")
+
+
+def product_steps(columns_of: ColumnsOf, check: Check) -> Mapping[str, Step]:
+    """Make the steps by which institutions of a family multiply their columns.
+
+    Parameters
+    ----------
+    columns_of : callable
+        ``columns_of(data, state, which)``: the columns (rows, q) that are called so, at a mean square of one,
+        and their units (q,), or None where they are standardised.
+    check : callable
+        ``check(data, state, part, group)``: refuses products that rest on too few entities of a group.
+    """
+    return {
+        "deal_product": Step(deal_product, {"group": GROUP}, {"for_a": DEALT, "for_b": DEALT}, PART),
+        "open_product": Step(
+            partial(open_product, columns_of), {"rows": ROWS, "dealt": DEALT}, {"opened": SEALED}, PART
+        ),
+        "share_product": Step(
+            partial(share_product, check),
+            {"group": GROUP, "opened": SEALED},
+            {
+                "share": Declared(
+                    "masked share", "share of the products by pattern: random but for the sum", 3
+                ),
+                "units": Declared(
+                    "aggregate", "root mean squares of the columns that are multiplied", optional=True
+                ),
+            },
+            Declared("control", "which product"),
+        ),
+    }

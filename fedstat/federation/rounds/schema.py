@@ -1,0 +1,145 @@
+"""What a site tells before any model: names and types of columns, number of rows, and its owner's policy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from fedstat.errors import MessageError, PartitionError, PolicyError
+from fedstat.federation.door.policy import Policy
+from fedstat.federation.door.site import FAMILIES
+from fedstat.federation.door.state import SiteData, State
+from fedstat.federation.message import Ask, Declared, Step
+from fedstat.federation.rounds.engine import Rounds
+from fedstat.federation.tables.kinds import arrow_kind, kind
+from fedstat.federation.tables.linked import LinkedTable
+from fedstat.federation.tables.sql import SqlTable
+from fedstat.federation.tables.table import FrameTable, LabelledTable, ParquetTable, Table
+from fedstat.typing import Array
+
+FAMILY = "schema"
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSchema:
+    """What a site tells of the key that links its records to those of others.
+
+    Parameters
+    ----------
+    key : tuple of str
+        Columns that tell entities apart.
+    alignment : str
+        Name of the alignment in whose order its records are; empty for none.
+    changed : bool
+        Whether it was aligned by other keys than it has now.
+    """
+
+    key: tuple[str, ...]
+    alignment: str
+    changed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TableSchema:
+    """What a site tells of its table.
+
+    Parameters
+    ----------
+    columns : mapping of str to str or None
+        What each column holds; None for one without a value.
+    n_rows : int
+    site_column : str
+        Name under which the site itself stands in a formula; empty for none.
+    policy : Policy
+        What the site's owner lets leave, by which a fit can be explained before it asks.
+    link : LinkSchema or None
+        Vertical layout only.
+    """
+
+    columns: Mapping[str, str | None]
+    n_rows: int
+    site_column: str = ""
+    policy: Policy = field(default_factory=Policy)
+    link: LinkSchema | None = None
+
+
+def table_schema(site: str, table: Table, policy: Policy) -> TableSchema:
+    """Describe a table as others will see it.
+
+    Raises
+    ------
+    PolicyError
+        It has fewer rows than the owner lets others count.
+    """
+    if table.n_rows < policy.min_count:
+        raise PolicyError(
+            f"{site}: its policy (minimum count) wants at least {policy.min_count} rows behind what is told "
+            "of its table, and there are fewer. Leave the site out"
+        )
+    label = table.name if isinstance(table, LabelledTable) else ""
+    inner = table.table if isinstance(table, LabelledTable) else table
+    columns = {name: _kind(inner, name) for name in inner.columns}
+    link = None
+    if isinstance(inner, LinkedTable):
+        link = LinkSchema(inner.keys.key, inner.alignment, inner.changed)
+    return TableSchema(columns, inner.n_rows, label, policy, link)
+
+
+def _kind(table: Table, name: str) -> str | None:
+    if isinstance(table, FrameTable):
+        return kind(table.frame[name])
+    if isinstance(table, ParquetTable):
+        return arrow_kind(table.schema.field(name).type)
+    if isinstance(table, SqlTable):
+        return table.kinds[name]
+    return None
+
+
+def describe_table(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
+    """Tell names and types of the columns, how many rows there are, how they are linked, and the policy."""
+    found = table_schema(data.name, data.table, data.policy)
+    content = {"columns": found.columns, "n_rows": found.n_rows, "site_column": found.site_column}
+    content |= {"policy": found.policy.to_toml(), "link": found.link and asdict(found.link)}
+    return {}, json.dumps(content)
+
+
+STEPS: Mapping[str, Step] = {
+    "describe_table": Step(
+        describe_table,
+        text_in=Declared("control", "nothing"),
+        text_out=Declared("schema", "names and types of the columns, number of rows, policy"),
+    ),
+}
+FAMILIES[FAMILY] = STEPS
+
+
+def ask_schemas(sites: Sequence[str], session: str) -> Rounds[dict[str, TableSchema]]:
+    """Ask every site what its table looks like.
+
+    Raises
+    ------
+    MessageError
+        A site's answer is not such a description.
+    PolicyError
+        A site has too few rows, or its owner does not allow the question.
+    """
+    replies = yield [Ask(site, FAMILY, "describe_table", {}, session, "{}") for site in sites]
+    return {reply.site: _read(reply.site, reply.text) for reply in replies}
+
+
+def _read(site: str, text: str) -> TableSchema:
+    try:
+        content: dict[str, Any] = json.loads(text)
+        columns = {str(name): None if k is None else str(k) for name, k in content["columns"].items()}
+        link, policy = content["link"], Policy.from_text(f"{site}: its policy", content["policy"])
+        return TableSchema(
+            columns,
+            int(content["n_rows"]),
+            str(content["site_column"]),
+            policy,
+            None if link is None else LinkSchema(tuple(link["key"]), link["alignment"], link["changed"]),
+        )
+    except (PartitionError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise MessageError(f"{site}: its description of its table is malformed") from error

@@ -1,0 +1,121 @@
+"""How the coordinator obtains the sites' statements, at the end of a run and through the one door."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from fedstat.errors import DisclosureWarning, MessageError, ReceiptError
+from fedstat.federation.account.chain import canonical
+from fedstat.federation.account.ledger import Ledger
+from fedstat.federation.account.receipt import Receipt, Statement, coordinator_digest, tally
+from fedstat.federation.account.released import Counts
+from fedstat.federation.door.site import FAMILIES, RECEIPT
+from fedstat.federation.door.state import SiteData, State
+from fedstat.federation.message import Ask, Declared, Step
+from fedstat.federation.rounds.engine import Rounds
+from fedstat.typing import Array
+
+Fit = TypeVar("Fit")
+
+DIGEST_LENGTH = 64
+
+
+def state_ledger(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
+    """Sign what this site's own ledger says of a session, up to and without the present ask.
+
+    Parameters
+    ----------
+    text : str
+        JSON: digest of the coordinator's ledger, which is signed along.
+
+    Returns
+    -------
+    dict, str
+        The statement, without any value of the data.
+    """
+    digest = json.loads(text)
+    if not isinstance(digest, str) or len(digest) != DIGEST_LENGTH:
+        raise MessageError(f"{data.name}: expected the digest of a ledger, {DIGEST_LENGTH} digits")
+    books, keys = data.books, data.trust.identity
+    chain = books.present
+    links, head = chain.before_this_ask()
+    earlier: Counter[int] = Counter()
+    for other in books.others:
+        earlier.update(other.released)
+    released, received = tally(links)
+    counts = Counts(
+        data.name,
+        released,
+        received,
+        {among: number for among, number in earlier.items() if number},
+        sum(other.received for other in books.others),
+        len(books.columns),
+        books.entities,
+    )
+    statement = Statement(
+        data.name,
+        chain.session,
+        keys.public,
+        chain.ordinal,
+        chain.previous,
+        head,
+        digest,
+        counts,
+        len(books.others),
+        tuple(links),
+    )
+    signature = keys.signing.sign(canonical(statement.signed()).encode()).hex()
+    return {}, canonical(replace(statement, signature=signature).to_dict())
+
+
+STEPS: Mapping[str, Step] = {
+    "state_ledger": Step(
+        state_ledger,
+        text_in=Declared("control", "digest of the coordinator's ledger"),
+        text_out=Declared("control", "the site's signed account of what passed"),
+    )
+}
+FAMILIES[RECEIPT] = STEPS
+
+
+def receipted(protocol: Rounds[Fit], sites: Sequence[str], session: str, ledger: Ledger) -> Rounds[Fit]:
+    """Run a protocol, then put the sites' statements into the ledger as its receipt.
+
+    Parameters
+    ----------
+    protocol : generator
+    sites : sequence of str
+        All sites of the partition, whether they take part or not.
+    session : str
+    ledger : Ledger
+        That of the run.
+
+    Returns
+    -------
+    object
+        What the protocol returns.
+
+    Warns
+    -----
+    DisclosureWarning
+        As many numbers left a site as it has values in play.
+    """
+    fit = yield from protocol
+    passed = ledger.account.passed
+    digest = json.dumps(coordinator_digest(ledger.at, passed))
+    replies = yield [Ask(site, RECEIPT, "state_ledger", {}, session, digest) for site in sites]
+    try:
+        found = [Statement.from_dict(json.loads(reply.text)) for reply in replies]
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise ReceiptError("a site's statement on what passed is malformed") from error
+    # A run that was taken up again goes on in the session in which it began.
+    began = found[0].session if found else session
+    ledger.receipt = Receipt(began, ledger.at, passed, dict(zip(sites, found, strict=True)))
+    if ledger.receipt.alarm:
+        warnings.warn(ledger.receipt.alarm, DisclosureWarning, stacklevel=4)
+    return fit

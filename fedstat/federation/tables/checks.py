@@ -1,0 +1,324 @@
+"""What a partition refuses, and what the analyst is told to do about it.
+
+Every check yields one line per problem; :func:`refuse` raises them together, so that one run
+shows all that is to be mended. Lines name clients, columns and counts, never a value.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fedstat.errors import PartitionError
+
+PARTIAL = ("drop", "error", "mean")
+ALIGN = ("clear", "private")
+LAYOUTS = ("vertical", "horizontal")
+MAX_LINES = 10
+KEY_KINDS = {
+    "integer": "whole numbers",
+    "string": "text",
+    "floating": "decimal numbers",
+    "boolean": "true/false",
+    "datetime64": "dates",
+    "datetime": "dates",
+    "date": "dates",
+}
+KEY_CASTS = {"whole numbers": 'astype("int64")', "text": "astype(str)", "dates": "pd.to_datetime"}
+
+
+def refuse(problems: Iterable[str]) -> None:
+    """Raise one :class:`PartitionError` that lists all problems, if there are any."""
+    lines = list(problems)
+    if not lines:
+        return
+    if len(lines) == 1:
+        raise PartitionError(lines[0])
+    shown = [f"  - {line}" for line in lines[:MAX_LINES]]
+    if len(lines) > MAX_LINES:
+        shown.append(f"  - and {len(lines) - MAX_LINES} more")
+    raise PartitionError("\n".join([f"the tables have {len(lines)} problems:", *shown]))
+
+
+def columns_besides(frame: pd.DataFrame, key: Iterable[str]) -> list[str]:
+    """Columns of a table that are not of its key."""
+    key = set(key)
+    return [name for name in frame.columns if name not in key]
+
+
+def key_names(on: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Write the key as a tuple of column names, empty for None."""
+    names = (on,) if isinstance(on, str) else tuple(on if on is not None else ())
+    if (on is not None and not names) or len(set(names)) < len(names):
+        raise PartitionError("`on` must be the name of the key column, or a list of different names.")
+    if not all(isinstance(name, str) for name in names):
+        raise PartitionError("`on` must be the name of the key column, or a list of names: expected text.")
+    return names
+
+
+def linked_problems(
+    tables: Mapping[str, pd.DataFrame], key: Sequence[str], *, new_data: bool
+) -> Iterator[str]:
+    """Problems of one table per client that are to be linked by a key."""
+    columns = {client: columns_besides(frame, key) for client, frame in tables.items()}
+    yield from key_problems(tables, key)
+    yield from shared_column_problems(columns)
+    yield from content_problems(tables, columns, new_data=new_data)
+
+
+def column_split_problems(
+    table: pd.DataFrame, columns: Mapping[str, Sequence[str]], key: Sequence[str], *, new_data: bool
+) -> Iterator[str]:
+    """Problems of one table whose columns are to be split among clients."""
+    problems = [*client_problems(columns), *one_key_problems(table, key)]
+    for client, names in columns.items():
+        problems += listed_column_problems(client, names, table, key)
+    yield from problems
+    yield from shared_column_problems(columns)
+    if not problems:
+        yield from content_problems(dict.fromkeys(columns, table), columns, new_data=new_data)
+
+
+def row_split_problems(table: pd.DataFrame, by: str, key: Sequence[str], *, new_data: bool) -> Iterator[str]:
+    """Problems of one table whose rows are to be split among clients."""
+    if by not in table.columns:
+        yield f"the table has no column {by!r} to split by. It has {_listed(table.columns)}."
+        return
+    if by in key:
+        yield f"column {by!r} cannot name the client and be part of the key. Leave it out of `on`."
+    unnamed = int(table[by].isna().sum())
+    if unnamed:
+        yield f"column {by!r}: {unnamed:,} rows name no client. Drop these rows or fill the client in."
+    absent = [name for name in key if name not in table.columns]
+    if absent:
+        yield f"the table has no key column {', '.join(map(repr, absent))}. It has {_listed(table.columns)}."
+    # a site may lack a column or hold one value of it: only the whole table is asked to vary
+    names = columns_besides(table, [*key, by])
+    yield from content_problems({"": table}, {"": names}, new_data=new_data)
+
+
+def one_key_problems(table: pd.DataFrame, key: Sequence[str]) -> Iterator[str]:
+    """Problems of the key of one table that is to be split."""
+    absent = [name for name in key if name not in table.columns]
+    if absent:
+        yield f"the table has no key column {', '.join(map(repr, absent))}. It has {_listed(table.columns)}."
+    elif key:
+        yield from unfit_key_problems("the table", table, key)
+        for name in key:
+            yield from _kind_problems({"": table[name]}, name)
+
+
+def listed_column_problems(
+    client: str, names: Sequence[str], table: pd.DataFrame, key: Sequence[str]
+) -> Iterator[str]:
+    """Problems of the list of columns that a client is to be given."""
+    if isinstance(names, str):
+        yield f"client {client!r}: expected a list of column names, received text. Write [{names!r}]."
+        return
+    absent = [name for name in names if name not in table.columns]
+    if absent:
+        yield f"client {client!r}: the table has no column {_listed(absent)}. Check the spelling."
+    keys = [name for name in names if name in key]
+    if keys:
+        yield f"client {client!r}: column {_listed(keys)} is the key, which every client has. Do not list it."
+    repeated = [name for name, count in Counter(names).items() if count > 1]
+    if repeated:
+        yield f"client {client!r}: column {_listed(repeated)} is listed twice. Name it once."
+
+
+def content_problems(
+    tables: Mapping[str, pd.DataFrame], columns: Mapping[str, Sequence[str]], *, new_data: bool
+) -> Iterator[str]:
+    """Problems of what the tables hold besides the key."""
+    for client, frame in tables.items():
+        where, names = _where(client), columns[client]
+        for name in names:
+            yield from infinity_problems(where, frame[name], name)
+        if not new_data:
+            empty = list(emptiness_problems(where, frame, names))
+            yield from empty or variation_problems(where, frame, names)
+
+
+def _where(client: str) -> str:
+    return f"client {client!r}" if client else "the table"
+
+
+def option_problems(partial: object, min_count: object) -> Iterator[str]:
+    """Check the two settings that are kept for the design."""
+    if partial not in PARTIAL:
+        yield f"partial must be one of {', '.join(map(repr, PARTIAL))}, received {partial!r}."
+    if not isinstance(min_count, int | np.integer) or isinstance(min_count, bool) or min_count < 1:
+        yield f"min_count must be a whole number of at least 1, received {min_count!r}."
+
+
+def layout_problems(layout: object, on: object, site_column: object) -> Iterator[str]:
+    """Check the layout, and what it needs to be told."""
+    if layout not in LAYOUTS:
+        yield f"layout must be one of {', '.join(map(repr, LAYOUTS))}, received {layout!r}."
+    elif layout == "vertical" and on is None:
+        yield (
+            "the vertical layout links the tables by a key: give on='name of the key column'. Where they "
+            "hold different rows of the same columns, give layout='horizontal' instead."
+        )
+    elif layout == "horizontal" and (not isinstance(site_column, str) or not site_column.strip()):
+        yield "site_column must be a name under which a formula can ask for the site, such as 'site'."
+
+
+def align_problems(align: object, layout: object) -> Iterator[str]:
+    """Check how the entities are to be aligned."""
+    if align not in ALIGN:
+        yield f"align must be one of {', '.join(map(repr, ALIGN))}, received {align!r}."
+    elif align == "private" and layout != "vertical":
+        yield "align='private' is for the vertical layout: in the horizontal one no rows are linked."
+
+
+def client_problems(clients: Mapping[Any, object]) -> Iterator[str]:
+    """No clients, or clients without a proper name."""
+    if not clients:
+        yield "there are no clients: expected at least one table under a client's name."
+    for client in clients:
+        if not isinstance(client, str) or not client.strip():
+            yield (
+                f"a client's name is empty or of type {type(client).__name__}: "
+                "expected text, such as 'Laboratory'."
+            )
+
+
+def name_problems(where: str, columns: Iterable[Any]) -> Iterator[str]:
+    """Columns without a name of their own."""
+    counts = Counter(columns)
+    others = [type(column).__name__ for column in counts.elements() if not isinstance(column, str)]
+    if others:
+        yield (
+            f"{where}: {len(others)} column names are not text (but {', '.join(sorted(set(others)))}). "
+            "Rename the columns, for instance with frame.columns = frame.columns.astype(str)."
+        )
+    for column in (name for name, count in counts.items() if count > 1):
+        yield f"{where}: {counts[column]} columns are called {column!r}. Rename or drop all but one."
+
+
+def shared_column_problems(columns: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """Find columns at two clients."""
+    owners: dict[str, list[str]] = {}
+    for client, names in columns.items():
+        for name in names:
+            owners.setdefault(name, []).append(client)
+    for name, clients in owners.items():
+        if len(clients) > 1:
+            yield (
+                f"column {name!r} is at {len(clients)} clients ({', '.join(map(repr, clients))}). Keep it at "
+                "one of them, rename it, or add it to `on` if it belongs to the key."
+            )
+
+
+def key_problems(frames: Mapping[str, pd.DataFrame], key: Sequence[str]) -> Iterator[str]:
+    """Key columns absent, incomplete, of different types, or repeated."""
+    for client, frame in frames.items():
+        absent = [name for name in key if name not in frame.columns]
+        if absent:
+            yield (
+                f"client {client!r} has no key column {', '.join(map(repr, absent))}. "
+                f"It has {_listed(frame.columns)}. Rename its key, or change `on`."
+            )
+        else:
+            yield from unfit_key_problems(f"client {client!r}", frame, key)
+    for name in key:
+        yield from _kind_problems({c: f[name] for c, f in frames.items() if name in f.columns}, name)
+
+
+def unfit_key_problems(where: str, frame: pd.DataFrame, key: Sequence[str]) -> Iterator[str]:
+    """Missing or repeated keys in one table that has the key columns."""
+    missing = {name: int(frame[name].isna().sum()) for name in key}
+    for name, count in missing.items():
+        if count:
+            yield f"{where}, key column {name!r}: {count:,} rows have no key. Drop them or fill the key in."
+    repeated = int(frame.duplicated(list(key)).sum())
+    if repeated and not any(missing.values()):
+        yield (
+            f"{where}: {repeated:,} of {len(frame):,} rows repeat a key of an earlier row "
+            f"(key {', '.join(map(repr, key))}). Keep one row per entity, or add the column that tells them "
+            "apart to `on`."
+        )
+
+
+def key_kind(column: pd.Series[Any]) -> str | None:
+    """Say what a key is made of; None where there is nothing to judge by."""
+    values = column.cat.categories if isinstance(column.dtype, pd.CategoricalDtype) else column
+    inferred = pd.api.types.infer_dtype(values, skipna=True)
+    return None if inferred == "empty" else KEY_KINDS.get(inferred, "values of several types")
+
+
+def _kind_problems(columns: Mapping[str, pd.Series[Any]], name: str) -> Iterator[str]:
+    kinds = {c: kind for c, column in columns.items() if (kind := key_kind(column)) is not None}
+    for client, kind in kinds.items():
+        if kind == "values of several types":
+            yield f"{_where(client)}, key column {name!r}: it mixes several types. Convert it to one of them."
+    single = {c: kind for c, kind in kinds.items() if kind != "values of several types"}
+    if len(set(single.values())) < 2:
+        return
+    usual = Counter(single.values()).most_common(1)[0][0]
+    for client, kind in single.items():
+        if kind != usual:
+            first = next(c for c in single if single[c] == usual)
+            yield (
+                f"client {client!r}, key column {name!r}: the key holds {kind}, while at client {first!r} "
+                f"it holds {usual}. Convert one of them{_cast_hint(name, usual)}."
+            )
+
+
+def _cast_hint(name: str, kind: str) -> str:
+    return f", for instance frame[{name!r}] with {KEY_CASTS[kind]}" if kind in KEY_CASTS else ""
+
+
+def emptiness_problems(where: str, frame: pd.DataFrame, names: Sequence[str]) -> Iterator[str]:
+    """Find a table without rows, without a column besides its key, or without a value."""
+    size = list(size_problems(where, len(frame), names))
+    yield from size
+    if not size and all(frame[name].isna().all() for name in names):
+        yield f"{where} has no value in any of its {len(names)} columns. Leave the client out."
+
+
+def size_problems(where: str, n_rows: int, names: Sequence[str]) -> Iterator[str]:
+    """Find a table without rows, or without a column besides its key."""
+    if n_rows == 0:
+        yield f"{where} has no rows. Leave the client out, or check how its table was read."
+    elif not names:
+        yield f"{where} has no column besides the key. Leave the client out, or check how its table was read."
+
+
+def variation_problems(where: str, frame: pd.DataFrame, names: Sequence[str]) -> Iterator[str]:
+    """Columns that no model can use, because they are empty or constant."""
+    for name in names:
+        present = frame[name].dropna()
+        if present.empty:
+            yield f"{where}, column {name!r}: all {len(frame):,} values are missing. Drop the column."
+        elif is_constant(present):
+            yield (
+                f"{where}, column {name!r}: all {len(present):,} values present are the same. Drop the "
+                "column, or set new_data=True if the table is only to be predicted for."
+            )
+
+
+def infinity_problems(where: str, column: pd.Series[Any], name: str) -> Iterator[str]:
+    """Infinite numbers in one column."""
+    if column.dtype.kind != "f":
+        return
+    count = int(np.isinf(column.to_numpy(dtype=np.float64, na_value=np.nan)).sum())
+    if count:
+        yield f"{where}, column {name!r}: {count:,} infinite values. Make them missing or finite."
+
+
+def is_constant(present: pd.Series[Any]) -> bool:
+    """Tell whether a column without missing values holds one value only; it has at least one."""
+    first = present.iloc[0]
+    return bool(pd.api.types.is_scalar(first)) and bool((present == first).all())
+
+
+def _listed(columns: Iterable[str], limit: int = 8) -> str:
+    names = [repr(column) for column in columns]
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return (", ".join(names[:limit]) or "no columns") + more

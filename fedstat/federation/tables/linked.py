@@ -1,0 +1,190 @@
+"""The records of a site whose entities were numbered once, for all sessions to come.
+
+A site in a process of its own keeps the numbers of its entities beside its data, so that it is aligned once
+and not for every model. They are found again by the keys, whatever the order of its rows::
+
+    alignment.npz    name of the alignment, numbers by key, and a fingerprint of the keys (mode 0600)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import re
+import secrets
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fedstat.errors import EngineError, MessageError, PartitionError, SecurityError
+from fedstat.federation.files import write_whole
+from fedstat.federation.tables.checks import columns_besides
+from fedstat.federation.tables.hashed_keys import KeyTable, as_tokens
+from fedstat.federation.tables.keys import align_block, seen_rows
+from fedstat.federation.tables.table import FrameTable
+from fedstat.typing import Array, Bools, Ints
+
+ALIGNMENT = "alignment.npz"
+ALIGNED_BY = "the coordinator runs 'fedstat federation align FOLDER'"
+NAME = re.compile(r"[0-9a-f]{16}")
+
+
+class LinkedTable(FrameTable):
+    """Records in memory, in the order of their entities' numbers once an alignment has given these.
+
+    Rows that hold a key and nothing else are no records; their keys are aligned with the others.
+
+    Parameters
+    ----------
+    site : str
+        The institution.
+    frame : DataFrame
+        Its rows, with the key.
+    key : sequence of str
+        Columns that tell entities apart; no model sees them.
+    folder : path, optional
+        Where the alignment is kept, and looked for; in memory only where left out.
+
+    Attributes
+    ----------
+    keys : KeyTable
+    alignment : str
+        Name of the alignment that the records are in the order of; empty for none.
+    changed : bool
+        Whether an alignment is kept that was made of other keys.
+
+    Raises
+    ------
+    PartitionError
+        The keys cannot be used, or what is kept is no alignment.
+    SecurityError
+        Others than the owner may read what is kept.
+    """
+
+    def __init__(
+        self, site: str, frame: pd.DataFrame, key: Sequence[str], folder: str | Path | None = None
+    ) -> None:
+        self.site = site
+        self.keys = KeyTable(site, frame, key)
+        self._rows = frame[columns_besides(frame, key)].reset_index(drop=True)
+        self.seen: Bools = seen_rows(self._rows)
+        self.alignment, self.changed = "", False
+        self._path = None if folder is None else Path(folder, ALIGNMENT)
+        super().__init__(self._rows[self.seen])
+        if self._path is not None and self._path.exists():
+            self._take_up(self._path)
+
+    def __repr__(self) -> str:
+        return f"LinkedTable({self.site!r}, {self.n_rows} records)"
+
+    def keep(self, alignment: str, numbers: Ints) -> None:
+        """Keep the numbers of an alignment, and bring the records into their order.
+
+        Parameters
+        ----------
+        alignment : str
+            Its name, 16 hexadecimal digits.
+        numbers : int64 array
+            One per row that has a key.
+
+        Raises
+        ------
+        MessageError
+            It has another kind of name.
+        EngineError
+            The folder cannot be written; the earlier alignment, where there is one, still holds.
+        """
+        if not NAME.fullmatch(alignment):
+            raise MessageError(f"{self.site}: expected an alignment named by 16 hexadecimal digits")
+        if self._path is not None:
+            self._write(self._path, alignment, numbers)
+        self._bring_in_order(alignment, numbers)
+
+    def check_session(self, session: str) -> None:
+        """Require that a session rests on the alignment that the records are in the order of.
+
+        Raises
+        ------
+        PartitionError
+            It began under another one, or there is none; says how to go on.
+        """
+        if not self.alignment:
+            raise PartitionError(f"{self.site}: {self.why_unaligned}; {ALIGNED_BY}, then connect again")
+        if alignment_of(session) != self.alignment:
+            raise PartitionError(
+                f"{self.site}: its entities have been aligned again since this session began, or the session "
+                "is of no alignment. Connect again, and make the model anew"
+            )
+
+    @property
+    def why_unaligned(self) -> str:
+        """Say why the records are in the order of no alignment."""
+        if self.changed:
+            return "its keys, or which of them have a record, are no longer those that were aligned"
+        return "its entities have not been aligned with those of the others yet"
+
+    def _bring_in_order(self, alignment: str, numbers: Ints) -> None:
+        self.frame = align_block(self._rows, numbers).frame
+        self.alignment, self.changed = alignment, False
+
+    def _write(self, path: Path, alignment: str, numbers: Ints) -> None:
+        salt = secrets.token_bytes(32)
+        order, fingerprint = self._fingerprint(salt)
+        content = io.BytesIO()
+        arrays: dict[str, Any] = {"numbers": numbers[order]}
+        arrays |= {
+            name: np.frombuffer(data, dtype=np.uint8)
+            for name, data in (("name", alignment.encode()), ("salt", salt), ("fingerprint", fingerprint))
+        }
+        np.savez(content, **arrays)
+        try:
+            write_whole(path, content.getvalue())
+        except OSError as error:
+            raise EngineError(
+                f"{self.site}: the alignment cannot be written into the site's folder ({error.strerror}), "
+                "and is not taken. Its owner makes room, and all are aligned again"
+            ) from error
+
+    def _take_up(self, path: Path) -> None:
+        if os.name == "posix" and path.stat().st_mode & 0o077:
+            raise SecurityError(f"'{path}' may be read by others; make it private with chmod 600")
+        try:
+            with np.load(path, allow_pickle=False) as content:
+                kept: dict[str, Array] = {name: content[name] for name in content.files}
+            alignment = kept["name"].tobytes().decode()
+            order, fingerprint = self._fingerprint(kept["salt"].tobytes())
+            self.changed = fingerprint != kept["fingerprint"].tobytes()
+            numbers = kept["numbers"].astype(np.int64, casting="safe")
+            fits = self.changed or numbers.shape == (self.keys.n_rows,)
+        except (OSError, ValueError, LookupError, TypeError, zipfile.BadZipFile):
+            fits = False
+        if not fits:
+            raise PartitionError(f"'{path}' is no alignment of this site; remove it, and {ALIGNED_BY}")
+        if not self.changed:
+            by_row = np.empty(len(numbers), dtype=np.int64)
+            by_row[order] = numbers
+            self._bring_in_order(alignment, by_row)
+
+    def _fingerprint(self, salt: bytes) -> tuple[Ints, bytes]:
+        """Order of the rows by their hashed keys, and a hash of these and of which have a record."""
+        digests = self.keys.points(salt)
+        order = np.argsort(as_tokens(digests))
+        hashed = hashlib.sha256(salt + digests[order].tobytes() + self.seen[order].tobytes())
+        return order, hashed.digest()
+
+
+def alignment_of(session: str) -> str:
+    """Name of the alignment that a session rests on; empty for none."""
+    name, dash, _ = session.partition("-")
+    return name if dash else ""
+
+
+def new_session(alignment: str) -> str:
+    """Draw a session that rests on an alignment, or on none where the name is empty."""
+    drawn = secrets.token_hex(8)
+    return f"{alignment}-{drawn}" if alignment else drawn

@@ -1,0 +1,374 @@
+"""Where one site's records come from: a text file, a Parquet file, or a query to its own database.
+
+The owner of a site writes a :class:`Source`; no message can. A database is asked by
+:mod:`fedstat.federation.tables.database`, which makes sure that it is only read.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import pandas as pd
+
+from fedstat.errors import PartitionError, SecurityError
+from fedstat.federation.tables import checks as check
+from fedstat.federation.tables.database import open_database
+from fedstat.federation.tables.kinds import arrow_kind, kind
+from fedstat.federation.tables.reading import NA_VALUES, read_table
+from fedstat.federation.tables.sql import SqlTable
+from fedstat.federation.tables.table import FrameTable, ParquetTable, Table
+
+TYPES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "numbers": ("numbers", "whole numbers"),
+        "whole numbers": ("whole numbers",),
+        "text": ("text",),
+        "true/false": ("true/false",),
+        "dates": ("dates",),
+    }
+)
+"""What a column may be declared to hold, and what then may be found in it."""
+
+REMEDY: Mapping[str, str] = MappingProxyType(
+    {
+        "csv": "say in na_values how a missing cell is written, mend the file, or declare what is there",
+        "parquet": "write the file again with this type, or declare what is there",
+        "sql": "convert it in the query (CAST), or declare what is there",
+    }
+)
+ENDINGS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"csv": (".csv", ".csv.gz", ".tsv", ".tsv.gz"), "parquet": (".parquet",)}
+)
+LONGEST_FILE = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What a column is declared to hold.
+
+    Parameters
+    ----------
+    type : {"numbers", "whole numbers", "text", "true/false", "dates"}
+    unit : str
+        Such as ``"mg/l"``; held against the ``unit`` in the metadata of a Parquet column where there is
+        one. Text files and databases do not tell a unit.
+    """
+
+    type: str
+    unit: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a site's records are, as its owner describes it.
+
+    Parameters
+    ----------
+    site : str
+        The institution; errors begin with it.
+    kind : {"csv", "parquet", "sql"}
+    path : str
+        File, unless the kind is "sql".
+    query : str
+        One SELECT, or WITH ... SELECT.
+    env, file : str
+        Name of the environment variable, or private file (mode 0600), that holds the connection string,
+        such as ``postgresql://reader:secret@host/ward``, ``sqlite:////srv/ward.db`` or
+        ``duckdb:////srv/ward.duckdb``. It stands nowhere else, in no message and in no error.
+    key : tuple of str
+        Columns that tell entities apart; no model sees them. A query needs them: its rows are read in their
+        order, several times.
+    schema : mapping of str to Expected
+        Columns that must be there, and what they hold; others may be there too.
+    na_values : tuple of str
+        How a missing cell of a text file is written.
+
+    Raises
+    ------
+    PartitionError
+        The description is not complete, or contradicts itself; all that is wrong is listed.
+    """
+
+    site: str
+    kind: str
+    path: str = ""
+    query: str = ""
+    env: str = ""
+    file: str = ""
+    key: tuple[str, ...] = ()
+    schema: Mapping[str, Expected] = field(default_factory=dict)
+    na_values: tuple[str, ...] = NA_VALUES
+
+    def __post_init__(self) -> None:
+        check.refuse(_description_problems(self))
+
+    @classmethod
+    def from_mapping(cls, site: str, description: Mapping[str, Any]) -> Source:
+        """Read a description, such as a table of a TOML file.
+
+        Parameters
+        ----------
+        site : str
+            The institution.
+        description : mapping
+            The parameters of :class:`Source` besides `site`. ``key`` may be one name; an entry of ``schema``
+            is a type, or a mapping with ``type`` and ``unit``.
+
+        Raises
+        ------
+        PartitionError
+            As :class:`Source`, or an entry is unknown or of another type.
+        """
+        known = {part.name for part in fields(cls)} - {"site"}
+        check.refuse(_entry_problems(site, description, known))
+        given = dict(description)
+        for name in ("key", "na_values"):
+            if name in given:
+                given[name] = check.key_names(given[name]) if name == "key" else tuple(given[name])
+        schema = given.pop("schema", {})
+        return cls(
+            site, schema={name: _expected(site, name, entry) for name, entry in schema.items()}, **given
+        )
+
+    @property
+    def units(self) -> dict[str, str]:
+        """Unit of each column that declares one."""
+        return {name: column.unit for name, column in self.schema.items() if column.unit}
+
+
+def open_source(source: Source) -> Table:
+    """Open a site's records, without the key.
+
+    Parquet files and queries are streamed: what they need in memory is one chunk. A text file is held in
+    memory; write one that is too large for it to Parquet.
+
+    Returns
+    -------
+    Table
+        To be the table of a :class:`~fedstat.federation.door.site.Site` in the horizontal layout.
+
+    Raises
+    ------
+    PartitionError
+        The records are not there, cannot be read, or are not what the schema declares; or the query is one
+        that writes.
+    SecurityError
+        Others may read the file with the connection string.
+    ImportError
+        The extra that this kind of source needs is not installed, and which.
+    """
+    return OPENERS[source.kind](source, source.key)
+
+
+def read_source(source: Source) -> pd.DataFrame:
+    """Read a site's records into memory, with the key, to be linked to those of others.
+
+    Returns
+    -------
+    DataFrame, (n_rows, p)
+
+    Raises
+    ------
+    PartitionError, SecurityError, ImportError
+        As :func:`open_source`.
+    """
+    table = OPENERS[source.kind](source, ())
+    return pd.concat(list(table.chunks(table.columns)), ignore_index=True)
+
+
+def connection_string(source: Source) -> str:
+    """Fetch the address of a site's database from where its owner put it.
+
+    Raises
+    ------
+    PartitionError
+        There is no such variable or file, or it is empty.
+    SecurityError
+        Others than its owner may read the file.
+    """
+    if source.env:
+        text, where = os.environ.get(source.env, ""), f"the environment variable {source.env}"
+    else:
+        text, where = _private_text(source), f"the file '{source.file}'"
+    if not text.strip():
+        raise PartitionError(
+            f"{source.site}: expected the connection string of its database in {where}, which is absent or "
+            "empty. Put it there, for instance postgresql://user:password@host/database"
+        )
+    return text.strip()
+
+
+def _private_text(source: Source) -> str:
+    try:
+        with open(source.file, "rb") as file:
+            mode = os.fstat(file.fileno()).st_mode & 0o777
+            if os.name == "posix" and mode & 0o077:
+                raise SecurityError(
+                    f"{source.site}: '{source.file}' may be read by others (mode {mode:04o}); make it "
+                    "private with chmod 600, and change the password if somebody may have read it"
+                )
+            return file.read(LONGEST_FILE).decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def _open_csv(source: Source, leave_out: Sequence[str]) -> FrameTable:
+    # declared text keeps its leading zeros; all else is read as what it looks like, and then checked
+    dtype = {name: "str" for name, column in source.schema.items() if column.type == "text"}
+    frame = read_table(source.site, source.path, source.na_values, dtype)
+    check.refuse(check.name_problems(source.site, frame.columns))
+    _check_present(source, frame.columns)
+    for name, column in source.schema.items():
+        if column.type == "dates" and kind(frame[name]) == "text":
+            dates = pd.to_datetime(frame[name], format="ISO8601", errors="coerce")
+            if dates.notna().sum() == frame[name].notna().sum():
+                frame[name] = dates
+    check.refuse(check.unfit_key_problems(source.site, frame, source.key) if source.key else ())
+    _check_schema(source, lambda name: _kind_in_memory(frame[name]))
+    return FrameTable(frame.drop(columns=list(leave_out)))
+
+
+def _open_parquet(source: Source, leave_out: Sequence[str]) -> ParquetTable:
+    if not Path(source.path).is_file():
+        raise PartitionError(f"{source.site}: there is no file {source.path}")
+    problem = ""
+    try:
+        table = ParquetTable(source.path, leave_out=leave_out)
+    except (ValueError, OSError) as error:
+        problem = type(error).__name__
+    if problem:
+        raise PartitionError(f"{source.site}: {source.path} could not be read as Parquet ({problem})")
+    check.refuse(check.name_problems(source.site, table.schema.names))
+    _check_present(source, table.schema.names)
+    _check_schema(source, lambda name: _kind_in_file(table, name))
+    check.refuse(_unit_problems(source, table))
+    return table
+
+
+def _open_sql(source: Source, leave_out: Sequence[str]) -> SqlTable:
+    where = f"the environment variable {source.env}" if source.env else f"the file '{source.file}'"
+    database = open_database(source.site, connection_string(source), where)
+    table = SqlTable(source.site, database, source.query, source.key, leave_out=leave_out)
+    _check_present(source, tuple(table.kinds))
+    _check_schema(source, table.kinds.__getitem__)
+    return table
+
+
+OPENERS: Mapping[str, Callable[[Source, Sequence[str]], Table]] = MappingProxyType(
+    {"csv": _open_csv, "parquet": _open_parquet, "sql": _open_sql}
+)
+
+
+def _entry_problems(site: str, description: Mapping[str, Any], known: set[str]) -> Iterator[str]:
+    # values are never quoted: an unknown entry may be a connection string at the wrong place
+    unknown = sorted(map(repr, description.keys() - known))
+    if unknown:
+        yield (
+            f"{site}: its source has unknown entries {', '.join(unknown)}; known are "
+            f"{', '.join(sorted(known))}. A connection string or password belongs into the environment "
+            "variable that env names, or the file that file names."
+        )
+    shapes: dict[str, tuple[Any, ...]] = {"key": (str, list, tuple), "na_values": (list, tuple)}
+    shapes["schema"] = (Mapping,)
+    for name in sorted(description.keys() & known):
+        if not isinstance(description[name], shapes.get(name, (str,))):
+            yield f"{site}: entry {name!r} of its source is of type {type(description[name]).__name__}."
+    if "kind" not in description:
+        yield f"{site}: its source lacks the entry 'kind', one of {', '.join(OPENERS)}."
+
+
+def _expected(site: str, name: str, entry: Any) -> Expected:
+    given = {"type": entry} if isinstance(entry, str) else entry
+    if not isinstance(given, Mapping) or "type" not in given or given.keys() - {"type", "unit"}:
+        raise PartitionError(
+            f"{site}, column {name!r}: its schema takes a type, and a unit where there is one"
+        )
+    return Expected(**given)
+
+
+def _description_problems(source: Source) -> Iterator[str]:
+    where = f"{source.site}: its source"
+    if source.kind not in OPENERS:
+        yield f"{where} is of kind {source.kind!r}; expected one of {', '.join(map(repr, OPENERS))}."
+    elif source.kind == "sql":
+        yield from _query_problems(where, source)
+    else:
+        endings = ENDINGS[source.kind]
+        if not source.path.lower().endswith(endings):
+            yield f"{where} of kind {source.kind!r} needs a path that ends in {', '.join(endings)}."
+        if source.query or source.env or source.file:
+            yield f"{where} of kind {source.kind!r} takes no query, env or file; those are for kind 'sql'."
+    for name, column in source.schema.items():
+        if column.type not in TYPES:
+            yield (
+                f"{source.site}, column {name!r}: its declared type is unknown; expected one of "
+                f"{', '.join(map(repr, TYPES))}."
+            )
+
+
+def _query_problems(where: str, source: Source) -> Iterator[str]:
+    if not source.query.strip() or source.path:
+        yield f"{where} of kind 'sql' takes a query, and no path."
+    if bool(source.env) == bool(source.file):
+        yield (
+            f"{where} needs to know where the connection string is: give env='NAME_OF_A_VARIABLE' or "
+            "file='a private file', and not both."
+        )
+    if not source.key:
+        yield (
+            f"{where} needs a key: the rows of a query come in no order of their own, and are read in that "
+            "of the key. Name the columns that tell entities apart."
+        )
+
+
+def _check_present(source: Source, names: Sequence[str] | pd.Index[Any]) -> None:
+    absent = [name for name in dict.fromkeys((*source.key, *source.schema)) if name not in names]
+    if absent:
+        raise PartitionError(
+            f"{source.site}: its records have no column {', '.join(map(repr, absent))}, which its source "
+            f"declares. They have {', '.join(map(repr, names))}."
+        )
+
+
+def _check_schema(source: Source, kind_of: Callable[[str], str | None]) -> None:
+    """Hold what was found against what was declared; a column without a value may be anything."""
+    lines = []
+    for name, column in source.schema.items():
+        found = kind_of(name)
+        if found is not None and found not in TYPES[column.type]:
+            lines.append(
+                f"{source.site}, column {name!r}: expected {column.type}, found {found}. "
+                f"Remedy: {REMEDY[source.kind]}."
+            )
+    check.refuse(lines)
+
+
+def _kind_in_memory(column: pd.Series[Any]) -> str | None:
+    present = column.dropna()
+    if present.empty:
+        return None
+    found = kind(column)
+    # whole numbers beside missing cells are read as decimal ones
+    return "whole numbers" if found == "numbers" and bool((present % 1 == 0).all()) else found
+
+
+def _kind_in_file(table: ParquetTable, name: str) -> str | None:
+    arrow_type = table.schema.field(name).type
+    found = arrow_kind(arrow_type)
+    whole = found == "numbers" and "int" in str(arrow_type)
+    return "whole numbers" if whole else found
+
+
+def _unit_problems(source: Source, table: ParquetTable) -> Iterator[str]:
+    for name, unit in source.units.items():
+        stored = (table.schema.field(name).metadata or {}).get(b"unit", b"").decode("utf-8", "replace")
+        if stored and stored != unit:
+            yield (
+                f"{source.site}, column {name!r}: expected the unit {unit!r}, found {stored!r}. Remedy: "
+                "convert the column, or declare the unit that is there."
+            )

@@ -1,0 +1,1 @@
+"""Do sites agree: tests, random effects, forest plots."""

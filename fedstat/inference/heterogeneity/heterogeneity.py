@@ -1,0 +1,348 @@
+"""Whether sites share one set of coefficients: Cochran's Q, random effects, a score test, influence.
+
+Two sources, and every statement names its own: the sites' own fits (a meta-analysis of each coefficient), and
+the sites' parts of the score and information at the common estimate, which any fit by sums has, also for a
+site that has no fit of its own. Of these the score test needs a sum over sites only, which masks may hide the
+parts of; the fit without each site needs the parts.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import pandas as pd
+
+from fedstat.errors import EstimationError, ModelError, NotAvailableError
+from fedstat.inference.heterogeneity.forest import plot_forest
+from fedstat.inference.heterogeneity.influence import JointTest, SiteScores, joint_test
+from fedstat.inference.heterogeneity.random_effects import combine
+from fedstat.inference.heterogeneity.summary import build_heterogeneity_summary
+from fedstat.inference.tables import SheetSummary
+from fedstat.typing import Floats
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+LARGE_I2 = 0.5
+PARTS = ("score", "information")
+NO_PARTS = (
+    "no fit without each site: it needs the sites' own parts of score and information, and masked sums have "
+    "none; use fit(masked=False), or fit again without the site"
+)
+
+
+class SiteFit(Protocol):
+    """What one site contributes; any object with these attributes will do."""
+
+    @property
+    def site(self) -> str:
+        """Name."""
+
+    @property
+    def n(self) -> int:
+        """Rows."""
+
+    @property
+    def beta(self) -> Floats | None:
+        """The site's own estimate, shape (p,); None: it has none.
+
+        nan where its rows do not determine a coefficient of the common model: for a column that is constant
+        there, and for the intercept where that constant is not zero, because the site's own intercept then
+        holds the effect of the column.
+        """
+
+    @property
+    def cov(self) -> Floats | None:
+        """Covariance of `beta`, shape (p, p), with the site's own dispersion; only its diagonal is read.
+
+        nan in rows and columns where `beta` is.
+        """
+
+    @property
+    def problem(self) -> str:
+        """Why it has no estimate of its own; empty where it has one."""
+
+    @property
+    def score(self) -> Floats | None:
+        """Score of its rows at the estimate of ALL sites, shape (p,), for dispersion ONE; None: masked."""
+
+    @property
+    def information(self) -> Floats | None:
+        """Information of its rows there, shape (p, p), for dispersion ONE; None: masked."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MaskedParts:
+    """Sums over sites in the place of each site's part.
+
+    Parameters
+    ----------
+    score, information : ndarray, shape (p,), (p, p)
+        Of all sites at their estimate, for dispersion one.
+    form : ndarray, shape (2,)
+        Sums of :func:`fedstat.inference.heterogeneity.influence.quadratic_form`.
+    """
+
+    score: Floats
+    information: Floats
+    form: Floats
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Heterogeneity:
+    """How far sites agree on each coefficient; made by `heterogeneity`.
+
+    Parameters
+    ----------
+    sites : DataFrame
+        Index site; columns ``nobs`` and ``problem`` (why it has no estimate of its own).
+    estimates, std_errors : DataFrame, (sites, coefficients)
+        The sites' own estimates; nan where a site does not determine a coefficient.
+    table : DataFrame
+        See `to_frame`.
+    joint : JointTest
+        Score test: all coefficients are equal at all sites.
+    without_each : (DataFrame, DataFrame) or None
+        `left_out` and `change`; None where sums were masked.
+    flagged : tuple of str
+        Coefficients with I2 above one half and a p-value of Q, adjusted after Holm, below `alpha`.
+    alpha : float
+        One minus the level of the intervals.
+    """
+
+    sites: pd.DataFrame
+    estimates: pd.DataFrame
+    std_errors: pd.DataFrame
+    table: pd.DataFrame
+    joint: JointTest
+    without_each: tuple[pd.DataFrame, pd.DataFrame] | None
+    flagged: tuple[str, ...]
+    alpha: float
+
+    @property
+    def left_out(self) -> pd.DataFrame:
+        """Estimate without each site, (sites, coefficients); nan where the others do not determine one.
+
+        Raises
+        ------
+        NotAvailableError
+            Sums were masked.
+        """
+        if self.without_each is None:
+            raise NotAvailableError(NO_PARTS)
+        return self.without_each[0]
+
+    @property
+    def change(self) -> pd.DataFrame:
+        """Its distance from the estimate of all, in standard errors of the common model; as `left_out`."""
+        if self.without_each is None:
+            raise NotAvailableError(NO_PARTS)
+        return self.without_each[1]
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per coefficient.
+
+        Returns
+        -------
+        DataFrame
+            ``estimate``, ``std_error`` of the common model; then the fields of
+            `fedstat.inference.heterogeneity.random_effects.Combination`, and ``p_holm``, the p-value of Q
+            adjusted after Holm for the number of coefficients tested.
+        """
+        return self.table.copy()
+
+    def random_effects(self) -> pd.DataFrame:
+        """Mean of each coefficient over sites, by DerSimonian and Laird.
+
+        Returns
+        -------
+        DataFrame
+            Index coefficient; ``estimate``, ``std_error``, ``conf_low``, ``conf_high``, ``pred_low``,
+            ``pred_high``, ``tau2``, ``sites``. nan where fewer than two sites (for the interval of a further
+            site: fewer than three) determine the coefficient.
+        """
+        words = {"estimate": "estimate", "std_error": "std_error", "low": "conf_low", "high": "conf_high"}
+        names = {f"re_{ours}": theirs for ours, theirs in words.items()}
+        return self.table[[*names, "pred_low", "pred_high", "tau2", "sites"]].rename(columns=names)
+
+    def influence(self) -> pd.DataFrame:
+        """Each coefficient without each of the sites.
+
+        Returns
+        -------
+        DataFrame
+            Index (``left out``, ``coefficient``); ``estimate`` by one Newton step, which is exact for the
+            linear model, and ``change`` in standard errors of the common model.
+
+        Raises
+        ------
+        NotAvailableError
+            Sums were masked: there are no parts of single sites.
+        """
+        index = pd.MultiIndex.from_product(
+            [self.left_out.index, self.left_out.columns], names=["left out", "coefficient"]
+        )
+        parts = {"estimate": self.left_out, "change": self.change}
+        return pd.DataFrame({what: part.to_numpy().ravel() for what, part in parts.items()}, index=index)
+
+    def summary(self) -> SheetSummary:
+        """Joint test, coefficients, sites, and what follows, in words."""
+        return build_heterogeneity_summary(self)
+
+    def plot_forest(self, coefficient: str, ax: Axes | None = None) -> Axes:
+        """Forest plot of one coefficient: sites' own estimates, the common one, the mean of random effects.
+
+        Parameters
+        ----------
+        coefficient : str
+        ax : matplotlib Axes, optional
+
+        Returns
+        -------
+        matplotlib Axes
+
+        Raises
+        ------
+        ModelError
+            There is no such coefficient.
+        """
+        names = [str(name) for name in self.table.index]
+        if coefficient not in names:
+            close = difflib.get_close_matches(coefficient, names, n=3, cutoff=0.5)
+            hint = f"did you mean {' or '.join(close)}?" if close else f"there are: {', '.join(names)}"
+            raise ModelError(f"plot_forest: {coefficient!r} is not a coefficient; {hint}")
+        own = {"estimate": self.estimates[coefficient], "std_error": self.std_errors[coefficient]}
+        rows = pd.DataFrame({**own, "problem": self.sites["problem"]})
+        return plot_forest(rows, self.table.iloc[names.index(coefficient)], ax=ax, alpha=self.alpha)
+
+    def __repr__(self) -> str:
+        flagged = ", ".join(self.flagged) or "none"
+        return (
+            f"<Heterogeneity: {len(self.sites)} sites; coefficients that differ: {flagged}; see .summary()>"
+        )
+
+    def _repr_html_(self) -> str:
+        return self.summary().as_html()
+
+
+def heterogeneity(
+    names: Sequence[str],
+    beta: Floats,
+    scale: float,
+    fits: Sequence[SiteFit],
+    *,
+    masked: MaskedParts | None = None,
+    alpha: float = 0.05,
+) -> Heterogeneity:
+    """Compare the sites of one fit.
+
+    Parameters
+    ----------
+    names : sequence of str, length p
+    beta : ndarray, shape (p,)
+        Estimate of the common model.
+    scale : float
+        Dispersion phi of the common model; the scores and informations of `fits` are divided by it HERE.
+    fits : sequence of SiteFit
+        In the order in which to print them. At the maximum their scores sum to zero; what is left of a fit
+        that stopped before is allowed for. Their informations must sum to a positive definite matrix.
+    masked : MaskedParts, optional
+        In the place of the scores and informations of `fits`, where these are hidden.
+    alpha : float
+        One minus the level of intervals, and the level of `Heterogeneity.flagged`.
+
+    Raises
+    ------
+    EstimationError
+        A shape does not fit, or the information of all sites is not positive definite.
+    ModelError
+        `alpha` is not between 0 and 1, or there is no site.
+
+    See Also
+    --------
+    fedstat.inference.heterogeneity.random_effects.combine : the statistics of one coefficient.
+    fedstat.inference.heterogeneity.influence.SiteScores : the joint test and the estimates without a site.
+    """
+    if not 0.0 < alpha < 1.0 or not fits:
+        raise ModelError(
+            f"heterogeneity: expected alpha between 0 and 1 and one site or more, received {alpha} and "
+            f"{len(fits)} sites"
+        )
+    for fit in fits:
+        _check_shapes(fit, len(names), () if masked is not None else PARTS)
+    own = np.array([_own(fit, len(names)) for fit in fits])
+    without = None
+    if masked is not None:
+        errors = np.sqrt(scale * np.diag(np.linalg.inv(masked.information)))
+        joint = joint_test(masked.form, masked.score, masked.information, scale)
+    else:
+        scores, informations = (np.array([getattr(fit, what) for fit in fits]) for what in PARTS)
+        parts = SiteScores.of(scores, informations, scale, names)
+        errors, joint, without = parts.std_errors, parts.joint_test(), parts.without_each(beta)
+    table = _table(names, beta, errors, own, alpha)
+    index = pd.Index([fit.site for fit in fits], name="site")
+
+    def grid(values: Floats) -> pd.DataFrame:
+        return pd.DataFrame(values, index=index, columns=pd.Index(names))
+
+    return Heterogeneity(
+        sites=pd.DataFrame({"nobs": [f.n for f in fits], "problem": [f.problem for f in fits]}, index=index),
+        estimates=grid(own[:, 0]),
+        std_errors=grid(np.sqrt(own[:, 1])),
+        table=table,
+        joint=joint,
+        without_each=None if without is None else (grid(without[0]), grid(without[1])),
+        flagged=tuple(table.index[(table["I2"] > LARGE_I2) & (table["p_holm"] < alpha)]),
+        alpha=alpha,
+    )
+
+
+def _check_shapes(fit: SiteFit, p: int, parts: Sequence[str]) -> None:
+    received = {part: np.shape(getattr(fit, part)) for part in parts}
+    expected: dict[str, tuple[int, ...]] = {"score": (p,), "information": (p, p)}
+    if fit.beta is not None and fit.cov is not None:
+        received |= {"beta": fit.beta.shape, "cov": fit.cov.shape}
+        expected |= {"beta": (p,), "cov": (p, p)}
+    wrong = [f"{what} of shape {shape}" for what, shape in received.items() if shape != expected[what]]
+    if wrong:
+        raise EstimationError(
+            f"heterogeneity: expected arrays for {p} coefficients of site {fit.site!r}, received "
+            f"{', '.join(wrong)}"
+        )
+
+
+def _own(fit: SiteFit, p: int) -> Floats:
+    """Estimates and variances of one site, shape (2, p); nan where it has none."""
+    own = np.full((2, p), np.nan)
+    if fit.beta is None or fit.cov is None:
+        return own
+    variance = np.diag(fit.cov)
+    known = np.isfinite(fit.beta) & np.isfinite(variance) & (variance > 0.0)
+    own[:, known] = fit.beta[known], variance[known]
+    return own
+
+
+def _table(names: Sequence[str], beta: Floats, errors: Floats, own: Floats, alpha: float) -> pd.DataFrame:
+    rows = [asdict(combine(own[:, 0, j], own[:, 1, j], alpha)) for j in range(len(names))]
+    table = pd.DataFrame(rows, index=pd.Index(names, name="coefficient"))
+    p_values = table["p_value"].to_numpy()
+    holm, tested = np.full(len(names), np.nan), np.isfinite(p_values)
+    if tested.any():
+        holm[tested] = adjust_holm(p_values[tested])
+    table.insert(list(table.columns).index("p_value") + 1, "p_holm", holm)
+    table.insert(0, "std_error", errors)
+    table.insert(0, "estimate", beta)
+    return table
+
+
+def adjust_holm(p: Floats) -> Floats:
+    """Adjust p-values for their number by Holm's method (1979)."""
+    order = np.argsort(p)
+    steps = np.arange(len(p), 0, -1) * p[order]
+    adjusted = np.empty_like(p)
+    adjusted[order] = np.minimum(np.maximum.accumulate(steps), 1.0)
+    return adjusted

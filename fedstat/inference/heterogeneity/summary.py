@@ -1,0 +1,174 @@
+"""The printed comparison of sites."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from fedstat.inference.tables import Sheet, SheetSummary, number
+
+if TYPE_CHECKING:
+    from fedstat.inference.heterogeneity.heterogeneity import Heterogeneity
+
+FEW_SITES = 5
+"""Fewest sites for which the variance between them is trusted."""
+MASKED = "masked sums: not known"
+HEADER_WIDTHS = (30, 16, 26, 20)
+COEFFICIENT_WIDTHS = (23, 10, 10, 8, 9, 4, 6, 6, 7, 6)
+SITE_WIDTHS = (24, 10, 30, 28)
+
+
+def build_heterogeneity_summary(result: Heterogeneity) -> SheetSummary:
+    """Lay out the comparison: joint test, coefficients, sites, notes."""
+    sheets = [_header_sheet(result), _coefficient_sheet(result), _site_sheet(result)]
+    return SheetSummary(sheets, _notes(result))
+
+
+def _header_sheet(result: Heterogeneity) -> Sheet:
+    joint, sites = result.joint, result.sites
+    own = int(result.estimates.notna().any(axis=1).sum())
+    test = f"chi2({joint.df}) = {joint.statistic:.2f}"
+    rows = (
+        ("Institutions:", str(len(sites)), "Equal coefficients:", test),
+        ("With estimates of their own:", str(own), "P > chi2 (score test):", _probability(joint.pvalue)),
+        (
+            "No. Observations:",
+            f"{sites['nobs'].sum():,}",
+            "Coefficients that differ:",
+            str(len(result.flagged)),
+        ),
+    )
+    return Sheet(("",) * 4, rows, "lrlr", HEADER_WIDTHS, "Heterogeneity between institutions", gap=2)
+
+
+def _coefficient_sheet(result: Heterogeneity) -> Sheet:
+    headers = ("", "common", "rand. eff.", "tau", "Q", "df", "P>Q", "I2", "from", "to")
+    rows = tuple(
+        _coefficient_row(name, dict(zip(_names(result.table.columns), values, strict=True)))
+        for name, values in zip(_names(result.table.index), result.table.to_numpy().tolist(), strict=True)
+    )
+    return Sheet(headers, rows, "l" + "r" * 9, COEFFICIENT_WIDTHS)
+
+
+def _coefficient_row(name: str, row: dict[str, float]) -> tuple[str, ...]:
+    common = number(row["estimate"], error=row["std_error"])
+    if not row["df"]:
+        return (name, common, *["-"] * 3, "0", *["-"] * 4)
+    return (
+        name,
+        common,
+        number(row["re_estimate"], error=row["re_std_error"]),
+        number(row["tau2"] ** 0.5),
+        f"{row['Q']:.2f}",
+        f"{row['df']:.0f}",
+        _probability(row["p_value"]),
+        *(_percent(row[share]) for share in ("I2", "I2_low", "I2_high")),
+    )
+
+
+def _site_sheet(result: Heterogeneity) -> Sheet:
+    headers = ("institution", "rows", "own estimates", "without it, largest change")
+    rows = tuple(
+        (
+            site,
+            f"{result.sites['nobs'].iloc[k]:,}",
+            _coverage(result.estimates.iloc[k], result.sites["problem"].iloc[k]),
+            MASKED if result.without_each is None else _largest_change(result.change.iloc[k].dropna()),
+        )
+        for k, site in enumerate(_names(result.sites.index))
+    )
+    return Sheet(headers, rows, "lrll", SITE_WIDTHS, gap=2, wrap=True)
+
+
+def _coverage(estimates: pd.Series, problem: str) -> str:
+    known = int(estimates.notna().sum())
+    if not known:
+        return f"none: {problem}" if problem else "none"
+    return "all" if known == len(estimates) else f"{known} of {len(estimates)}"
+
+
+def _largest_change(change: pd.Series) -> str:
+    if change.empty:
+        return "not determined"
+    largest = int(np.argmax(change.abs().to_numpy()))
+    return f"{change.iloc[largest]:+.2f} s.e. of {change.index[largest]}"
+
+
+def _notes(result: Heterogeneity) -> list[str]:
+    none = result.estimates.isna().all(axis=1)
+    notes = [_verdict(result)]
+    if none.any():
+        notes.append(
+            f"No estimates of their own: {', '.join(_names(none.index[none]))}. They enter the score "
+            f"test{' and the changes' if result.without_each is not None else ''}; Q, I2, tau and the random "
+            "effects are of the other sites."
+        )
+    notes += _partial_notes(result, result.estimates[~none])
+    most = int(result.table["sites"].max())
+    if 1 < most < FEW_SITES:
+        notes.append(
+            f"With {most} sites Q has little power, tau is poorly determined, and the normal interval of the "
+            "random effects is too short."
+        )
+    parts = (
+        "The score test and the changes (one Newton step, in standard errors of the common model) come from "
+        "the sites' scores at the common estimate."
+        if result.without_each is not None
+        else "The score test is a masked sum over sites, made from their scores at the common estimate; the "
+        "estimate without each site needs their parts, see fit(masked=False)."
+    )
+    notes.append(
+        "Q, I2, tau and the random effects (DerSimonian and Laird) compare the sites' own estimates. "
+        f"{parts} I2 is the share of the spread that is not chance, with its "
+        f"{100 * (1 - result.alpha):g} % interval."
+    )
+    return notes
+
+
+def _verdict(result: Heterogeneity) -> str:
+    if result.flagged:
+        rows = result.table.loc[list(result.flagged), ["I2", "p_holm"]].to_numpy().tolist()
+        found = zip(result.flagged, rows, strict=True)
+        listed = ", ".join(f"{name} (I2 {_percent(i2)}, P {_probability(p)})" for name, (i2, p) in found)
+        return (
+            f"The sites differ in: {listed}; P adjusted for {(result.table['df'] > 0).sum()} tests (Holm). "
+            "The common coefficient is then an average that need not describe any site: give the term an "
+            "interaction with the site (for the intercept: site effects), or report the random effects."
+        )
+    if result.joint.pvalue < result.alpha:
+        also = ", and what changes without each of them" if result.without_each is not None else ""
+        return (
+            "The sites differ (score test), but not clearly in any single coefficient: compare their own "
+            f"estimates{also}."
+        )
+    return "The sites are not shown to differ. That does not show that they agree: see the intervals of I2."
+
+
+def _partial_notes(result: Heterogeneity, estimates: pd.DataFrame) -> list[str]:
+    """Say which coefficients are compared over some of the sites that have estimates, or over none."""
+    absent, table = estimates.isna(), result.table
+    partial = [
+        f"{name} (not at {', '.join(_names(absent.index[absent[name]]))})"
+        for name in _names(table.index[table["df"] > 0])
+        if absent[name].any()
+    ]
+    alone = _names(table.index[table["df"] == 0]) if len(estimates) > 1 else []
+    notes = [f"Compared only over the sites that determine it: {'; '.join(partial)}."] if partial else []
+    return notes + ([f"Determined at fewer than two sites: {', '.join(alone)}."] if alone else [])
+
+
+def _names(index: pd.Index) -> Sequence[str]:
+    return [str(name) for name in index]
+
+
+def _probability(p: float) -> str:
+    if np.isnan(p):
+        return "-"
+    return "<0.001" if p < 0.0005 else f"{p:.3f}"
+
+
+def _percent(share: float) -> str:
+    return "-" if np.isnan(share) else f"{100 * share:.0f} %"

@@ -1,0 +1,1 @@
+"""After selection: criteria, debiased and split inference."""

@@ -1,0 +1,428 @@
+"""Sums over rows from which a generalized linear model is fitted and judged.
+
+Score and information are those for a dispersion of one. Definitions are those of statsmodels' ``GLM``
+(McCullagh and Nelder 1989, 2.5), whose family objects are asked for link and variance; the common
+canonical pairs have a compiled loop. Rows are worked on in pieces of a fixed size and summed in their
+order, so that the sums are the same to the bit whatever the number of threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+from numba import config
+
+from fedstat.kernels.glm.family import Family, FamilySpec
+from fedstat.kernels.glm.loops import IDENTITY, LOG, LOGIT, canonical_sums, weighted_sums
+from fedstat.typing import Array, Bools, Floats
+
+PIECE = 32768
+"""Rows that one thread works on at once."""
+
+SMALLEST = 1e-300
+"""Mean in the place of one that is smaller than a number can be."""
+
+CANONICAL_LOOPS = {("Binomial", "Logit"): LOGIT, ("Poisson", "Log"): LOG, ("Gaussian", "Identity"): IDENTITY}
+
+CLOSED_LINKS = {"Logit", "Probit", "Cauchy", "CLogLog", "LogLog"}
+"""Links that reach a probability of 0 or 1 by rounding only."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """Rows of one site.
+
+    Parameters
+    ----------
+    X : (m, p) array
+        Design, C-contiguous; the intercept is a column of ones.
+    y : (m,) array
+        Response; a proportion where there are trials.
+    offset : (m,) array, optional
+        Known part of the linear predictor.
+    freq : (m,) array, optional
+        Frequency weights.
+    var : (m,) array, optional
+        Variance weights.
+    trials : (m,) array, optional
+        Binomial trials.
+    """
+
+    X: Floats
+    y: Floats
+    offset: Floats | None = None
+    freq: Floats | None = None
+    var: Floats | None = None
+    trials: Floats | None = None
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def part(self, rows: slice) -> Rows:
+        """Return some of the rows, without a copy."""
+        columns = (self.offset, self.freq, self.var, self.trials)
+        return Rows(self.X[rows], self.y[rows], *(None if a is None else a[rows] for a in columns))
+
+    def pieces(self) -> list[Rows]:
+        """Return the rows in pieces of at most PIECE; at least one."""
+        return [self.part(slice(start, start + PIECE)) for start in range(0, max(len(self), 1), PIECE)]
+
+    @property
+    def count(self) -> float:
+        """Sum of the frequency weights."""
+        return float(len(self) if self.freq is None else self.freq.sum())
+
+    @property
+    def weight(self) -> Floats | None:
+        """Product of all weights: (m,); None where there are none."""
+        weight = None
+        for factor in (self.freq, self.var, self.trials):
+            if factor is not None:
+                weight = factor if weight is None else weight * factor
+        return weight
+
+
+@dataclass(slots=True)
+class Sums:
+    """What rows add up to; the sum of two is that of all their rows.
+
+    Parameters
+    ----------
+    n : int
+        Rows.
+    weight : float
+        Sum of the frequency weights.
+    score : (p,) array
+        Derivative of the log-likelihood for dispersion one; at the starting point ``X'Wz``, so that
+        solving with the information gives the first estimate.
+    information : (p, p) array
+        Expected information for dispersion one.
+    deviance : float
+        Infinite where a mean lies outside the family's domain; score and information are then zero.
+    pearson : float
+        Sum of squared Pearson residuals.
+    observed : (p, p) array, optional
+        Observed information for dispersion one.
+    meat : (p, p) array, optional
+        Sum of outer products of the scores, a row of frequency weight f counting as f rows.
+    spread : (2, 2) array
+        Sum, and sum of squares, of the working weights, and of the sizes of the scores by linear predictor;
+        zeros where the scores are spread as the weights are, bounded, or linear in the coefficients.
+    """
+
+    n: int
+    weight: float
+    score: Floats
+    information: Floats
+    deviance: float
+    pearson: float
+    observed: Floats | None = None
+    meat: Floats | None = None
+    spread: Floats = field(default_factory=lambda: np.zeros((2, 2)))
+
+    def __add__(self, other: Sums) -> Sums:
+        return Sums(
+            self.n + other.n,
+            self.weight + other.weight,
+            self.score + other.score,
+            self.information + other.information,
+            self.deviance + other.deviance,
+            self.pearson + other.pearson,
+            None if self.observed is None or other.observed is None else self.observed + other.observed,
+            None if self.meat is None or other.meat is None else self.meat + other.meat,
+            self.spread + other.spread,
+        )
+
+
+class NullSums(NamedTuple):
+    """Sums of the model with an intercept and the offset only; log_likelihood is NaN unless asked for."""
+
+    score: float
+    information: float
+    deviance: float
+    log_likelihood: float
+
+
+def evaluate(
+    chunks: Iterable[Rows],
+    beta: Floats | None,
+    family: FamilySpec,
+    *,
+    observed: bool = False,
+    meat: bool = False,
+    center: float | None = None,
+) -> Sums:
+    """Return score, information and fit at beta, summed over rows.
+
+    Parameters
+    ----------
+    chunks : iterable of Rows
+        At least one, which may have no rows; taken once, one at a time.
+    beta : (p,) array, optional
+        Coefficients; None for the starting point of statsmodels' IRLS.
+    family : FamilySpec
+        Family and link.
+    observed, meat : bool
+        Whether to sum these too.
+    center : float, optional
+        Mean response towards which the starting point is drawn; that of each chunk where None.
+
+    Raises
+    ------
+    ValueError
+        There is no chunk.
+    """
+    total: Sums | None = None
+    threads: int = config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
+    with ThreadPoolExecutor(threads) as pool:
+        for chunk in chunks:
+            middle = float(np.mean(chunk.y)) if center is None and len(chunk) else center or 0.0
+            step = partial(
+                _evaluate_piece, beta=beta, family=family, observed=observed, meat=meat, center=middle
+            )
+            pieces = chunk.pieces()
+            for sums in pool.map(step, pieces) if len(pieces) > 1 else map(step, pieces):
+                total = sums if total is None else total + sums
+    if total is None:
+        raise ValueError("there is no chunk of rows")
+    return total
+
+
+def _evaluate_piece(
+    rows: Rows, beta: Floats | None, family: FamilySpec, observed: bool, meat: bool, center: float
+) -> Sums:
+    loop = CANONICAL_LOOPS.get((family.name, family.link))
+    with np.errstate(all="ignore"):
+        if beta is None:
+            sums = _start(rows, family, center)
+        elif loop is None or meat:
+            sums = _general(rows, beta, family, observed, meat)
+        else:
+            sums = _canonical(rows, beta, loop, observed)
+    finite = np.isfinite(sums.deviance) and np.isfinite(sums.score).all()
+    return sums if finite and np.isfinite(sums.information).all() else _outside(rows, observed, meat)
+
+
+def _canonical(rows: Rows, beta: Floats, loop: int, observed: bool) -> Sums:
+    columns = (np.empty(0) if column is None else column for column in (rows.offset, rows.weight))
+    arrays = (fixed(a) for a in (rows.X, rows.y, *columns, np.asarray(beta)))
+    score, information, deviance, pearson, weights = canonical_sums(loop, *arrays)
+    again = information.copy() if observed else None
+    spread = np.array([weights, np.zeros(2)])
+    return Sums(len(rows), rows.count, score, information, deviance, pearson, observed=again, spread=spread)
+
+
+def fixed(a: Array) -> Floats:
+    """Return the array as the one type that the loops are compiled for, with a copy only if it differs."""
+    fixed = np.require(a, np.float64, ["C", "A"]).view()
+    fixed.flags.writeable = False
+    return fixed
+
+
+def _weighted_sums(X: Floats, s: Floats, w: Floats) -> tuple[Floats, Floats]:
+    sums: tuple[Floats, Floats] = weighted_sums(fixed(X), fixed(s), fixed(w))
+    return sums
+
+
+def _outside(rows: Rows, observed: bool, meat: bool) -> Sums:
+    """Return sums that make the caller take a shorter step."""
+    p = rows.X.shape[1]
+    zeros = np.zeros((p, p))
+    sums = Sums(len(rows), rows.count, np.zeros(p), zeros, np.inf, np.inf)
+    return replace(sums, observed=zeros if observed else None, meat=zeros if meat else None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Point:
+    """Rows at one linear predictor: the family, and (m,) arrays."""
+
+    family: Family
+    eta: Floats
+    mu: Floats
+    slope: Floats
+    V: Floats
+    weight: Floats
+    inside: Bools
+
+    @property
+    def expected(self) -> Floats:
+        """Weights of the expected information, without those of the rows."""
+        return 1.0 / (self.slope**2 * self.V)
+
+    def residual(self, y: Floats) -> Floats:
+        """Scores by linear predictor, without the weights of the rows."""
+        return (y - self.mu) / self.slope / self.V
+
+    def fit(self, rows: Rows) -> tuple[float, float]:
+        """Deviance and sum of squared Pearson residuals."""
+        freq = 1.0 if rows.freq is None else rows.freq
+        var = 1.0 if rows.var is None else rows.var
+        pearson = np.sum((rows.y - self.mu) ** 2 / self.V * self.weight)
+        return float(self.family.deviance(rows.y, self.mu, var, freq)), float(pearson)
+
+
+def _point(rows: Rows, family: FamilySpec, eta: Floats, mu: Floats | None = None) -> _Point:
+    sm_family = family.make()
+    if family.name == "Binomial" and rows.trials is not None:
+        sm_family.n = rows.trials
+    if mu is None:
+        mu = np.asarray(sm_family.fitted(eta), dtype=float)
+        if family.link == "Log":
+            mu = np.maximum(mu, SMALLEST)
+    weight = np.ones(len(rows)) if rows.weight is None else rows.weight
+    slope, V = sm_family.link.deriv(mu), sm_family.variance(mu)
+    return _Point(sm_family, eta, mu, slope, V, weight, in_domain(eta, mu, family))
+
+
+def linear_predictor(rows: Rows, beta: Floats) -> Floats:
+    """Return ``X beta`` and the offset: (m,)."""
+    eta: Floats = np.einsum("ij,j->i", rows.X, beta)  # one thread, so that the order of the sum is fixed
+    return eta if rows.offset is None else eta + rows.offset
+
+
+def in_domain(eta: Floats, mu: Floats, family: FamilySpec) -> Bools:
+    """Tell at which rows family and link allow the mean: linear predictor (m,), mean (m,) -> (m,)."""
+    fine = np.isfinite(mu)
+    if family.link_power not in (None, 1.0, -1.0):
+        fine &= eta > 0.0
+    if family.name == "Binomial":
+        closed = family.link in CLOSED_LINKS
+        return fine & ((mu >= 0.0) & (mu <= 1.0) if closed else (mu > 0.0) & (mu < 1.0))
+    return fine if family.variance_power == 0.0 else fine & (mu > 0.0)
+
+
+def _start(rows: Rows, family: FamilySpec, center: float) -> Sums:
+    if family.name == "Binomial":
+        mu = (rows.y + 0.5) / 2.0
+    elif family.variance_power == 0.0 or center > 0.0:
+        mu = (rows.y + center) / 2.0
+    else:
+        mu = (rows.y + 0.1) / 2.0  # no events: any positive mean will do
+    at = _point(rows, family, np.asarray(family.make().link(mu), dtype=float), mu)
+    z = at.eta + at.slope * (rows.y - mu) - (0.0 if rows.offset is None else rows.offset)
+    w = at.weight * at.expected
+    usable = np.isfinite(z) & np.isfinite(w)
+    w, z = np.where(usable, w, 0.0), np.where(usable, z, 0.0)
+    return Sums(len(rows), rows.count, *_weighted_sums(rows.X, w * z, w), *at.fit(rows))
+
+
+def _general(rows: Rows, beta: Floats, family: FamilySpec, observed: bool, meat: bool) -> Sums:
+    at = _point(rows, family, linear_predictor(rows, beta))
+    if not at.inside.all():
+        return _outside(rows, observed, meat)
+    r, w = at.residual(rows.y), at.weight * at.expected
+    score, information = _weighted_sums(rows.X, at.weight * r, w)
+    sums = Sums(len(rows), rows.count, score, information, *at.fit(rows))
+    sums.spread = _spread(np.array([w, _sizes(at, r, family)]))
+    if observed and family.canonical:
+        sums.observed = information.copy()
+    elif observed:
+        bend = at.V * at.family.link.deriv2(at.mu) + at.family.variance.deriv(at.mu) * at.slope
+        sums.observed = _weighted_sums(rows.X, r, w * (1.0 + r * bend))[1]
+    if meat:
+        freq = np.ones(len(rows)) if rows.freq is None else rows.freq
+        square = np.where(freq > 0.0, (at.weight * r) ** 2 / freq, 0.0)
+        sums.meat = _weighted_sums(rows.X, r, square)[1]
+    return sums
+
+
+def _sizes(at: _Point, r: Floats, family: FamilySpec) -> Floats:
+    """Return sizes of the scores by linear predictor: (m,); zero where these are bounded, or linear."""
+    if family.name == "Binomial" or (family.variance_power == 0.0 and family.link == "Identity"):
+        return np.zeros_like(r)
+    return np.asarray(np.abs(at.weight * r))
+
+
+def _spread(sizes: Floats) -> Floats:
+    """Return sums and sums of squares: (2, m) -> (2, 2)."""
+    return np.column_stack([sizes.sum(axis=1), np.einsum("ij,ij->i", sizes, sizes)])
+
+
+def row_weights(rows: Rows, beta: Floats, family: FamilySpec) -> Floats:
+    """Return the working weights and the sizes of the scores, as in :class:`Sums`, by row: (2, m)."""
+    with np.errstate(all="ignore"):
+        at = _point(rows, family, linear_predictor(rows, beta))
+        return np.array([at.weight * at.expected, _sizes(at, at.residual(rows.y), family)])
+
+
+def row_scores(rows: Rows, beta: Floats, family: FamilySpec) -> Floats:
+    """Return the score of each row for dispersion one, its weights included: (m, p)."""
+    with np.errstate(all="ignore"):
+        at = _point(rows, family, linear_predictor(rows, beta))
+        scores: Floats = (at.weight * at.residual(rows.y))[:, None] * rows.X
+    return scores
+
+
+def log_likelihood(chunks: Iterable[Rows], beta: Floats, family: FamilySpec, scale: float) -> float:
+    """Return the log-likelihood as statsmodels' ``GLMResults.llf`` sums it.
+
+    Parameters
+    ----------
+    chunks : iterable of Rows
+        Taken once.
+    beta : (p,) array
+        Coefficients.
+    family : FamilySpec
+        Family and link.
+    scale : float
+        Dispersion.
+
+    Returns
+    -------
+    float
+        Minus infinity where a mean lies outside the family's domain; NaN where statsmodels knows no
+        likelihood (Tweedie with var_power above 2).
+    """
+    total = 0.0
+    with np.errstate(all="ignore"):
+        for rows in (piece for chunk in chunks for piece in chunk.pieces()):
+            at = _point(rows, family, linear_predictor(rows, beta))
+            if not at.inside.all():
+                return -np.inf
+            var = np.ones(len(rows)) if rows.var is None else rows.var
+            freq = 1.0 if rows.freq is None else rows.freq
+            total += float(at.family.loglike(rows.y, at.mu, var, freq, scale))
+    return total
+
+
+def null_sums(
+    chunks: Iterable[Rows], intercept: float | None, family: FamilySpec, scale: float | None = None
+) -> NullSums:
+    """Return the sums of the model with an intercept and the offset only.
+
+    Parameters
+    ----------
+    chunks : iterable of Rows
+        Their design is not looked at.
+    intercept : float, optional
+        None for the starting point, see :func:`evaluate`.
+    family : FamilySpec
+        Family and link.
+    scale : float, optional
+        Dispersion for the log-likelihood, which is left out where None.
+    """
+    constant = [replace(rows, X=np.ones((len(rows), 1))) for rows in chunks]
+    beta = None if intercept is None else np.array([float(intercept)])
+    sums = evaluate(constant, beta, family)
+    llf = np.nan if scale is None or beta is None else log_likelihood(constant, beta, family, scale)
+    return NullSums(float(sums.score[0]), float(sums.information[0, 0]), sums.deviance, llf)
+
+
+def check_response(rows: Rows, family: FamilySpec) -> str:
+    """Return what is wrong with the response: a phrase with the number of rows, or ''."""
+    y, power = np.asarray(rows.y), family.variance_power
+    if family.name == "Binomial":
+        right, where = (y >= 0.0) & (y <= 1.0), "outside 0 to 1"
+    elif power == 0.0:
+        right, where = np.isfinite(y), "that is not finite"
+    elif power is not None and power >= 2.0:
+        right, where = (y > 0.0) & np.isfinite(y), "that is not positive"
+    else:
+        right, where = (y >= 0.0) & np.isfinite(y), "that is negative or not finite"
+    count = len(y) - int(right.sum())
+    return f"{count} row{'s' if count > 1 else ''} with a response {where}" if count else ""

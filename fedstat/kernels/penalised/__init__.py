@@ -1,0 +1,1 @@
+"""Penalised estimates: penalties, groups, coordinate descent, paths."""

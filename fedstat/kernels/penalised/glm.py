@@ -1,0 +1,377 @@
+"""Penalised generalized linear models from the rows of one holder, and the steps that sums allow.
+
+Minimises ``f(b) + sum_g w_g P(||b_g||)``, where f is half the deviance over N (the sum of the frequency
+weights): up to a constant, the mean negative log-likelihood for dispersion one. Each Newton step minimises
+a quadratic model of f and the penalty itself by coordinate descent (proximal Newton; Lee, Sun and Saunders
+2014), and is shortened until the objective falls. The Hessian is kept from one step, and from one lambda, to
+the next for as long as it still brings the point nearer: gradients cost a pass over the columns, a Hessian
+one over their pairs. Columns that come in are added to it at the point where it was formed. It is the
+expected information, which for a canonical link is the observed one.
+
+References
+----------
+Lee, J., Sun, Y. and Saunders, M. (2014). Proximal Newton-type methods for minimizing composite functions.
+SIAM Journal on Optimization 24, 1420-1443.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from fedstat.errors import EstimationError, ModelError
+from fedstat.kernels.glm.family import FamilySpec
+from fedstat.kernels.glm.local import fit_local
+from fedstat.kernels.glm.loops import LOG, LOGIT, _log, _logit
+from fedstat.kernels.glm.sums import CANONICAL_LOOPS, Rows, _point
+from fedstat.kernels.penalised.gram import GramSolver
+from fedstat.kernels.penalised.groups import Groups
+from fedstat.kernels.penalised.path import (
+    Algorithm,
+    LinearSteps,
+    PenalisedPath,
+    Solution,
+    follow_path,
+    lambda_grid,
+    lambda_max,
+)
+from fedstat.kernels.penalised.penalties import Penalty, Terms
+from fedstat.kernels.rows import column_sums, cross_products, gram, row_dots
+from fedstat.typing import Bools, Floats, Ints
+
+MAX_STEPS = 200
+HALVINGS = 25
+
+SLOW = 0.1
+"""Share of the violation that a step may leave before the Hessian is computed anew."""
+
+GROWTH = 0.25
+"""Share of the columns that may be new to a Hessian; with more, it costs hardly less to compute it anew."""
+
+
+class Step(NamedTuple):
+    """A step of proximal Newton: where it leads, and how much the model of the objective falls on the way."""
+
+    b: Floats
+    decrease: float
+
+
+def proximal_step(H: Floats, score: Floats, b: Floats, terms: Terms, *, tol: float) -> Step:
+    """Minimise the quadratic model of the loss at b, and the penalty.
+
+    Parameters
+    ----------
+    H : (p, p) array
+        Information over N at b, or near it.
+    score : (p,) array
+        Derivative of the log-likelihood at b for dispersion one, over N.
+    b : (p,) array
+        Coefficients.
+    terms : Terms
+        The penalty of each group.
+    tol : float
+        Violation of the stationarity conditions of the model at which to stop.
+    """
+    solver = GramSolver(H, H @ b + score, terms.groups)
+    new = solver.solve(terms, solver.start(b), np.ones(len(terms.level), dtype=np.bool_), tol).b
+    d = new - b
+    decrease = score @ d - d @ H @ d / 2.0 + terms.value(b) - terms.value(new)
+    return Step(new, float(decrease))
+
+
+def search_line(objective: Callable[[float], float], current: float, decrease: float) -> float:
+    """Return the share of a step that lowers the objective (Armijo's rule), 0 where none does.
+
+    Parameters
+    ----------
+    objective : callable
+        Loss and penalty at ``b + t (b_new - b)``, by t; infinite where the family does not allow a mean.
+    current : float
+        The same at b.
+    decrease : float
+        What the model promises, :attr:`Step.decrease`.
+    """
+    for halving in range(HALVINGS):
+        t = 0.5**halving
+        if objective(t) <= current - 1e-4 * t * decrease + 1e-13 * abs(current):
+            return t
+    return 0.0
+
+
+@njit(cache=True, nogil=True)
+def _canonical_rows(link: int, eta: Floats, y: Floats, weight: Floats) -> tuple[Floats, Floats, float]:
+    """Return scores and curvatures by linear predictor, (n,) each, and half the deviance."""
+    n = len(eta)
+    s, w, half_deviance = np.empty(n), np.empty(n), 0.0
+    for i in range(n):
+        if link == LOGIT:
+            r, V, half, _ = _logit(eta[i], y[i])
+        elif link == LOG:
+            r, V, half, _ = _log(eta[i], y[i])
+        else:
+            r, V = y[i] - eta[i], 1.0
+            half = 0.5 * r * r
+        s[i], w[i] = weight[i] * r, weight[i] * V
+        half_deviance += weight[i] * half
+    return s, w, half_deviance
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Point:
+    """Rows at one linear predictor: scores and curvatures by it, (n,), and the loss; all over N."""
+
+    eta: Floats
+    s: Floats
+    w: Floats
+    loss: float
+
+
+class Hessian:
+    """Hessian at some point, ``X' diag(w) X``, of the columns that were needed since.
+
+    Attributes
+    ----------
+    known : (q,) array
+        Positions of its columns, ascending.
+    w : (n,) array
+        Curvatures by the linear predictor, at that point and over N.
+    H : (q, q) array
+        The Hessian.
+    """
+
+    def __init__(self) -> None:
+        self.known, self.w, self.H = np.arange(0), np.zeros(0), np.zeros((0, 0))
+
+    def renew(self, at: Ints, X: Floats, w: Floats) -> None:
+        """Compute it of the columns at hand, by their positions and values: (p,), (n, p), (n,)."""
+        self.known, self.w, self.H = at, w, gram(X, w)
+
+    def grow(self, at: Ints, X: Floats) -> bool:
+        """Add columns at hand that are new, at the curvatures of all others; False where they are many."""
+        new = ~np.isin(at, self.known)
+        if new.sum() > GROWTH * len(at):
+            return False
+        if new.any():
+            H = np.empty((len(at), len(at)))
+            H[np.ix_(~new, ~new)] = self.take(at[~new])
+            H[new] = cross_products(X, np.flatnonzero(new), self.w)
+            H[:, new] = H[new].T
+            self.known, self.H = at, H
+        return True
+
+    def take(self, at: Ints) -> Floats:
+        """Return that of some of the columns that are known."""
+        here = np.searchsorted(self.known, at)
+        return self.H[np.ix_(here, here)]
+
+
+class GLMSolver:
+    """Proximal Newton on half the mean deviance of rows.
+
+    Parameters
+    ----------
+    rows : Rows
+        Design with all its columns, the intercept among them, standardised where that is wanted.
+    family : FamilySpec
+        Family and link.
+    groups : Groups
+        Groups of the columns; weight 0 for the intercept.
+    most_steps : int
+        Newton steps at most, for one lambda.
+
+    Raises
+    ------
+    ModelError
+        The shapes do not fit.
+    """
+
+    def __init__(
+        self, rows: Rows, family: FamilySpec, groups: Groups, *, most_steps: int = MAX_STEPS
+    ) -> None:
+        if rows.X.shape != (len(rows.y), groups.p):
+            raise ModelError(f"expected a design ({len(rows.y)}, {groups.p}), received {rows.X.shape}")
+        X, y = (np.ascontiguousarray(a, dtype=np.float64) for a in (rows.X, rows.y))
+        self.rows, self.family, self.groups, self.most_steps = (
+            replace(rows, X=X, y=y),
+            family,
+            groups,
+            most_steps,
+        )
+        self.weight = np.ones(len(y)) if rows.weight is None else np.asarray(rows.weight, dtype=np.float64)
+        self.offset = 0.0 if rows.offset is None else rows.offset
+        self.columns, self.X = np.arange(groups.p), X
+        self.hessian = Hessian()
+        self.latest: tuple[Floats, _Point] | None = None
+
+    def null(self) -> Solution:
+        """Fit the unpenalised coefficients alone.
+
+        Raises
+        ------
+        EstimationError
+            They have no estimate.
+        """
+        b, free = np.zeros(self.groups.p), self.groups.columns(~self.groups.penalised)
+        if len(free):
+            fit = fit_local(lambda: [replace(self.rows, X=self.rows.X[:, free])], self.family, tol=1e-16)
+            if not fit.converged:
+                raise EstimationError(
+                    f"the {len(free)} unpenalised columns alone have no estimate: {fit.problem}; "
+                    "penalise those that do not have to be in the model"
+                )
+            b[free] = fit.beta
+        return self.start(b)
+
+    def start(self, b: Floats) -> Solution:
+        """Return a point to start from."""
+        point = self._point(b)
+        return Solution(b, -column_sums(self.rows.X, point.s), point.loss, 0, np.inf)
+
+    def solve(self, terms: Terms, start: Solution, working: Bools, tol: float) -> Solution:
+        """Find a stationary point; see :class:`~fedstat.kernels.penalised.path.Solver`."""
+        b, gradient, point = start.b, start.gradient, self._point(start.b)
+        working, steps = working | (self.groups.norms(b) > 0.0), 0
+        while True:
+            most = self.most_steps - steps
+            b, point, more = self._settle(terms, b, point, -gradient, working, tol, most)
+            self.latest, steps = (b, point), steps + more
+            gradient = -column_sums(self.rows.X, point.s)
+            violations = terms.violations(b, gradient)
+            worst = float(violations.max(initial=0.0))
+            new = (violations > tol) & ~working
+            if not new.any() or steps >= self.most_steps:
+                return Solution(b, gradient, point.loss, steps, worst)
+            working |= new
+
+    def _settle(
+        self, terms: Terms, b: Floats, point: _Point, score: Floats, working: Bools, tol: float, most: int
+    ) -> tuple[Floats, _Point, int]:
+        """Solve for the working groups from b, its rows and its score (p,); all others stay zero."""
+        at, part = self.groups.columns(working), terms.take(working)
+        self._take(at)
+        inner, score, before = b[at], score[at], np.inf
+        for step in range(most + 1):
+            violation = part.violation(inner, -score)
+            if violation <= tol or step == most:
+                break
+            moved = None
+            for anew, terms_of_model in _attempts(violation > SLOW * before, part, inner):
+                if anew or not self.hessian.grow(at, self.X):
+                    self.hessian.renew(at, self.X, point.w)
+                H, inner_tol = self.hessian.take(at), max(0.01 * violation, 0.1 * tol)
+                moved = self._move(H, score, inner, part, terms_of_model, point, inner_tol)
+                if moved is not None:
+                    break
+            if moved is None:
+                break
+            (inner, point), before = moved, violation
+            score = column_sums(self.X, point.s)
+        b = np.zeros(len(b))
+        b[at] = inner
+        return b, point, step
+
+    def _move(
+        self, H: Floats, score: Floats, b: Floats, terms: Terms, model: Terms, point: _Point, tol: float
+    ) -> tuple[Floats, _Point] | None:
+        """Take one step of proximal Newton, as far as the objective falls; None where it does not."""
+        new, decrease = proximal_step(H, score, b, model, tol=tol)
+        along = row_dots(self.X, new - b)
+        points = [point]
+
+        def objective(t: float) -> float:
+            points.append(self._at(point.eta + t * along))
+            return points[-1].loss + terms.value(b + t * (new - b))
+
+        t = search_line(objective, point.loss + terms.value(b), decrease)
+        return (new if t == 1.0 else b + t * (new - b), points[-1]) if t > 0.0 else None
+
+    def _take(self, at: Ints) -> None:
+        """Copy some of the columns, unless they are at hand."""
+        if not np.array_equal(at, self.columns):
+            self.columns, self.X = at, np.take(self.rows.X, at, axis=1)
+
+    def _point(self, b: Floats) -> _Point:
+        """Return the rows at b: those of the latest solution, where b is its very array."""
+        # Most solutions start from the one before.
+        if self.latest is None or self.latest[0] is not b:
+            self.latest = b, self._at(row_dots(self.rows.X, b) + self.offset)
+        return self.latest[1]
+
+    def _at(self, eta: Floats) -> _Point:
+        rows, N = self.rows, self.rows.count
+        loop = CANONICAL_LOOPS.get((self.family.name, self.family.link))
+        with np.errstate(all="ignore"):
+            if loop is not None:
+                s, w, half_deviance = _canonical_rows(loop, eta, rows.y, self.weight)
+            else:
+                at = _point(rows, self.family, eta)
+                s, w = at.weight * at.residual(rows.y), at.weight * at.expected
+                half_deviance = at.fit(rows)[0] / 2.0 if at.inside.all() else np.inf
+        loss = half_deviance / N if np.isfinite(half_deviance) else np.inf
+        return _Point(eta, s / N, w / N, loss)
+
+
+def _attempts(anew: bool, terms: Terms, b: Floats) -> list[tuple[bool, Terms]]:
+    """Return what a step may be modelled by, cheapest first: whether the Hessian is new, and a penalty."""
+    # The last one is convex and has the curvature of the point: it leads down wherever there is a way.
+    return [(anew, terms), (True, terms), (True, terms.linearised(b))]
+
+
+def glm_path(
+    rows: Rows,
+    family: FamilySpec,
+    penalty: Penalty,
+    groups: Groups,
+    *,
+    lambdas: Floats | None = None,
+    ratio: float = 1e-3,
+    size: int = 50,
+    algorithm: Algorithm = "descent",
+    steps: LinearSteps | None = None,
+    tol: float = 1e-7,
+    most_steps: int = MAX_STEPS,
+) -> PenalisedPath:
+    """Fit a penalised generalized linear model to rows along a path of lambdas.
+
+    Parameters
+    ----------
+    rows : Rows
+        Design with all its columns, the intercept among them, standardised where that is wanted.
+    family : FamilySpec
+        Family and link.
+    penalty : Penalty
+        The penalty.
+    groups : Groups
+        Groups of the columns; weight 0 for the intercept.
+    lambdas : (L,) array, optional
+        Descending; where None a geometric grid from lambda_max to ``ratio`` times it, `size` of them.
+    algorithm : {"descent", "lla"}
+        The way to SCAD and MCP; see the module ``penalised_path``.
+    steps : LinearSteps, optional
+        Of the algorithm "lla": from an estimate, and so many.
+    tol : float
+        Largest violation of the stationarity conditions, as a share of lambda_max.
+    most_steps : int
+        Newton steps at most, for one lambda.
+
+    Returns
+    -------
+    PenalisedPath
+        Its loss is half the deviance over N.
+
+    Raises
+    ------
+    ModelError
+        An argument has no meaning.
+    EstimationError
+        The unpenalised coefficients have no estimate.
+    """
+    solver = GLMSolver(rows, family, groups, most_steps=most_steps)
+    null = solver.null()
+    if lambdas is None:
+        lambdas = lambda_grid(lambda_max(null.gradient, penalty, groups, steps), ratio=ratio, size=size)
+    return follow_path(solver, penalty, groups, null, lambdas, algorithm=algorithm, steps=steps, tol=tol)

@@ -1,0 +1,263 @@
+"""Penalised least squares from a Gram and a gradient at zero: no rows.
+
+Minimises ``b'G b / 2 - c'b + sum_g w_g P(||b_g||)`` by cyclic coordinate descent with covariance updates
+(Friedman, Hastie and Tibshirani 2010, 2.2) over a working set of groups, to which those are added that
+violate the stationarity conditions. With G = X'X/N and c = X'y/N it is the Gaussian problem; with the
+information and score of another family it is the quadratic problem of a Newton step. A group of several
+columns takes a step on a quadratic majoriser, which for orthonormal columns is exact (Breheny and Huang
+2015).
+
+References
+----------
+Friedman, J., Hastie, T. and Tibshirani, R. (2010). Regularization paths for generalized linear models via
+coordinate descent. Journal of Statistical Software 33 (1).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numba import njit
+
+from fedstat.errors import ModelError
+from fedstat.kernels.penalised.groups import Groups
+from fedstat.kernels.penalised.newton import newton_step
+from fedstat.kernels.penalised.path import (
+    Algorithm,
+    LinearSteps,
+    PenalisedPath,
+    Solution,
+    follow_path,
+    lambda_grid,
+    lambda_max,
+)
+from fedstat.kernels.penalised.penalties import Penalty, Terms, threshold
+from fedstat.typing import Bools, Floats, Ints
+
+MAX_SWEEPS = 10_000
+SWEEPS = 25
+"""Passes over the coefficients after which a step of Newton is tried."""
+
+
+@njit(cache=True, nogil=True)
+def _sweep(
+    kind: int,
+    a: float,
+    level: Floats,
+    ridge: Floats,
+    w: Floats,
+    starts: Ints,
+    v: Floats,
+    G: Floats,
+    b: Floats,
+    q: Floats,
+    move: Floats,
+    only_active: bool,
+) -> float:
+    """Take one step in each group, changing b and ``q = c - G b``; return the largest move times v."""
+    largest = 0.0
+    for g in range(len(v)):
+        square = active = 0.0
+        for j in range(starts[g], starts[g + 1]):
+            active += abs(b[j])
+            move[j] = q[j] + v[g] * b[j]
+            square += move[j] * move[j]
+        if v[g] == 0.0 or (only_active and active == 0.0):
+            continue
+        u = np.sqrt(square)
+        share = threshold(kind, a, level[g], w[g], v[g] + ridge[g], u) / u if u > 0.0 else 0.0
+        if share == 0.0 and active == 0.0:
+            continue
+        for j in range(starts[g], starts[g + 1]):
+            new = share * move[j]
+            step = new - b[j]
+            b[j] = new
+            largest = max(largest, v[g] * abs(step))
+            for k in range(len(q)):
+                q[k] -= step * G[j, k]
+    return largest
+
+
+@njit(cache=True, nogil=True)
+def _descend(
+    kind: int,
+    a: float,
+    level: Floats,
+    ridge: Floats,
+    w: Floats,
+    starts: Ints,
+    v: Floats,
+    G: Floats,
+    b: Floats,
+    q: Floats,
+    tol: float,
+    most: int,
+) -> int:
+    """Sweep over all groups, and between over those that are not zero; change b, q; return the sweeps."""
+    move = np.empty(len(b))
+    sweeps = 0
+    while sweeps < most:
+        sweeps += 1
+        if _sweep(kind, a, level, ridge, w, starts, v, G, b, q, move, False) <= tol:
+            break
+        while sweeps < most:
+            sweeps += 1
+            if _sweep(kind, a, level, ridge, w, starts, v, G, b, q, move, True) <= tol:
+                break
+    return sweeps
+
+
+@njit(cache=True, nogil=True)
+def _negative_gradient(G: Floats, c: Floats, b: Floats) -> Floats:
+    """Return ``c - G b``, from scratch: (p, p), (p,), (p,) -> (p,)."""
+    q = c.copy()
+    for j in range(len(b)):
+        if b[j] != 0.0:
+            for k in range(len(q)):
+                q[k] -= b[j] * G[j, k]
+    return q
+
+
+class GramSolver:
+    """Coordinate descent on a quadratic loss ``b'G b / 2 - c'b``.
+
+    Parameters
+    ----------
+    G : (p, p) array
+        Symmetric, positive semidefinite.
+    c : (p,) array
+        Negative gradient at zero.
+    groups : Groups
+        The groups.
+    most_sweeps : int
+        Passes over the coefficients at most, for one lambda.
+
+    Raises
+    ------
+    ModelError
+        The shapes do not fit, or a number is not finite.
+    """
+
+    def __init__(self, G: Floats, c: Floats, groups: Groups, *, most_sweeps: int = MAX_SWEEPS) -> None:
+        p = groups.p
+        if G.shape != (p, p) or c.shape != (p,):
+            raise ModelError(
+                f"expected G ({p}, {p}) and c ({p},) for {p} coefficients; received {G.shape}, {c.shape}"
+            )
+        if not (np.isfinite(G).all() and np.isfinite(c).all()):
+            raise ModelError("expected finite numbers in Gram and gradient; look for missing values")
+        self.G = np.ascontiguousarray(G, dtype=np.float64)
+        self.c = np.array(c, dtype=np.float64)
+        self.groups, self.most_sweeps = groups, most_sweeps
+        self.v = curvatures(self.G, groups)
+
+    def start(self, b: Floats | None = None) -> Solution:
+        """Return a point to start from; zero where b is None."""
+        return self._solution(np.zeros(self.groups.p) if b is None else b, 0)
+
+    def null(self, tol: float = 1e-12) -> Solution:
+        """Fit the unpenalised coefficients alone, to tol as a share of the largest entry of c."""
+        b, free = np.zeros(self.groups.p), self.groups.columns(~self.groups.penalised)
+        if len(free):
+            b[free] = np.linalg.lstsq(self.G[np.ix_(free, free)], self.c[free], rcond=tol)[0]
+        return self.start(b)
+
+    def solve(self, terms: Terms, start: Solution, working: Bools, tol: float) -> Solution:
+        """Find a stationary point; see :class:`~fedstat.kernels.penalised.path.Solver`."""
+        at, sweeps, inner = start, 0, tol
+        working = working | (self.groups.norms(start.b) > 0.0)
+        while True:
+            violations = terms.violations(at.b, at.gradient)
+            worst = float(violations.max(initial=0.0))
+            if worst <= tol or sweeps >= self.most_sweeps:
+                return replace(at, iterations=sweeps, violation=worst)
+            new = (violations > tol) & ~working
+            if sweeps > 0:
+                working |= new
+                inner = inner if new.any() else inner / 10.0
+            b, more = self._settle(terms, at.b, working, inner, self.most_sweeps - sweeps)
+            sweeps += more
+            at = self._solution(b, sweeps)
+
+    def _settle(self, terms: Terms, b: Floats, working: Bools, tol: float, most: int) -> tuple[Floats, int]:
+        """Solve for the working groups; all others stay as they are, which is zero."""
+        at = self.groups.columns(working)
+        part, inner = terms.take(working), b[at]
+        G, c = (self.G, self.c) if len(at) == len(b) else (self.G[np.ix_(at, at)], self.c[at])
+        of_groups = (part.level, part.ridge, part.weights, part.groups.starts, self.v[working])
+        sweeps = 0
+        while sweeps < most:
+            q = _negative_gradient(G, c, inner)
+            more = min(SWEEPS, most - sweeps)
+            used = _descend(part.kind, part.a, *of_groups, G, inner, q, tol, more)
+            sweeps += used
+            if used < more:
+                break
+            nearer = newton_step(G, q, inner, part)
+            inner = inner if nearer is None else nearer
+        b = np.zeros(len(b))
+        b[at] = inner
+        return b, sweeps
+
+    def _solution(self, b: Floats, iterations: int) -> Solution:
+        q = _negative_gradient(self.G, self.c, b)
+        return Solution(b, -q, float(-(self.c + q) @ b / 2.0), iterations, np.inf)
+
+
+def curvatures(G: Floats, groups: Groups) -> Floats:
+    """Return the largest eigenvalue of each group's block of G: (p, p) -> (m,)."""
+    v = np.diag(G)[groups.starts[:-1]].copy()
+    for g in np.flatnonzero(groups.sizes > 1):
+        block = slice(groups.starts[g], groups.starts[g + 1])
+        v[g] = np.linalg.eigvalsh(G[block, block])[-1]
+    return np.asarray(np.maximum(v, 0.0), dtype=np.float64)
+
+
+def gram_path(
+    G: Floats,
+    c: Floats,
+    penalty: Penalty,
+    groups: Groups,
+    *,
+    lambdas: Floats | None = None,
+    ratio: float = 1e-3,
+    size: int = 50,
+    algorithm: Algorithm = "descent",
+    steps: LinearSteps | None = None,
+    tol: float = 1e-7,
+    most_sweeps: int = MAX_SWEEPS,
+) -> PenalisedPath:
+    """Minimise ``b'G b / 2 - c'b`` and a penalty along a path of lambdas.
+
+    Parameters
+    ----------
+    G : (p, p) array
+        Gram of standardised columns, ``X'X/N``.
+    c : (p,) array
+        ``X'y/N``.
+    penalty : Penalty
+        The penalty.
+    groups : Groups
+        Its groups, weights included.
+    lambdas : (L,) array, optional
+        Descending; where None a geometric grid from lambda_max to ``ratio`` times it, `size` of them.
+    algorithm : {"descent", "lla"}
+        The way to SCAD and MCP; see the module ``penalised_path``.
+    steps : LinearSteps, optional
+        Of the algorithm "lla": from an estimate, and so many.
+    tol : float
+        Largest violation of the stationarity conditions, as a share of lambda_max.
+    most_sweeps : int
+        Passes over the coefficients at most, for one lambda.
+
+    Raises
+    ------
+    ModelError
+        An argument has no meaning.
+    """
+    solver = GramSolver(G, c, groups, most_sweeps=most_sweeps)
+    null = solver.null()
+    if lambdas is None:
+        lambdas = lambda_grid(lambda_max(null.gradient, penalty, groups, steps), ratio=ratio, size=size)
+    return follow_path(solver, penalty, groups, null, lambdas, algorithm=algorithm, steps=steps, tol=tol)

@@ -1,0 +1,301 @@
+"""Penalties that select: lasso, elastic net, SCAD and MCP, of coefficients and of groups of them.
+
+Group g of the coefficients adds ``w_g P(||b_g||)``, where the level of P is ``lambda m_g``. The weight w_g
+multiplies the penalty: 0 leaves a group unpenalised. The multiplier m_g multiplies lambda, as the root of the
+group's size does in Breheny and Huang (2015); of a single coefficient it is one. With the mixing alpha,
+
+    P(t) = Q(t; alpha lambda m) + (1 - alpha) lambda m t^2 / 2,
+
+where Q(t; l) is ``l t`` (lasso), SCAD (Fan and Li 2001) or MCP (Zhang 2010).
+
+References
+----------
+Fan, J. and Li, R. (2001). Variable selection via nonconcave penalized likelihood and its oracle properties.
+Journal of the American Statistical Association 96, 1348-1360.
+Zhang, C.-H. (2010). Nearly unbiased variable selection under minimax concave penalty. Annals of Statistics
+38, 894-942.
+Zou, H. and Li, R. (2008). One-step sparse estimates in nonconcave penalized likelihood models. Annals of
+Statistics 36, 1509-1533.
+Breheny, P. and Huang, J. (2011). Coordinate descent algorithms for nonconvex penalized regression, with
+applications to biological feature selection. Annals of Applied Statistics 5, 232-253.
+Breheny, P. and Huang, J. (2015). Group descent algorithms for nonconvex penalized linear and logistic
+regression models with grouped predictors. Statistics and Computing 25, 173-187.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numba import njit
+
+from fedstat.errors import ModelError
+from fedstat.kernels.penalised.groups import Groups, group_norms
+from fedstat.typing import Bools, Floats, Ints
+
+LASSO, SCAD, MCP = 0, 1, 2
+KINDS = {"lasso": LASSO, "elastic_net": LASSO, "scad": SCAD, "mcp": MCP}
+SHAPES = {"scad": 3.7, "mcp": 3.0}
+"""Shape a where none is given: Fan and Li (2001), Breheny and Huang (2011)."""
+
+SMALLEST_SHAPES = {"scad": 2.0, "mcp": 1.0}
+
+
+@njit(cache=True, nogil=True)
+def concave_value(kind: int, a: float, level: float, t: float) -> float:
+    """Return Q(t; level) for t >= 0."""
+    if kind == SCAD and t > level:
+        if t <= a * level:
+            return (2.0 * a * level * t - t * t - level * level) / (2.0 * (a - 1.0))
+        return level * level * (a + 1.0) / 2.0
+    if kind == MCP:
+        return level * t - t * t / (2.0 * a) if t <= a * level else a * level * level / 2.0
+    return level * t
+
+
+@njit(cache=True, nogil=True)
+def concave_slope(kind: int, a: float, level: float, t: float) -> float:
+    """Return the derivative of Q(t; level) for t >= 0; at zero that from the right."""
+    if kind == SCAD and t > level:
+        return max(a * level - t, 0.0) / (a - 1.0)
+    if kind == MCP:
+        return max(level - t / a, 0.0)
+    return level
+
+
+@njit(cache=True, nogil=True)
+def threshold(kind: int, a: float, level: float, w: float, v: float, u: float) -> float:
+    """Return the t >= 0 that minimises ``v t^2 / 2 - u t + w Q(t; level)``, for u >= 0 and v > 0.
+
+    With v = w = 1 these are the updates of Breheny and Huang (2011, section 2). Where the weight is so large
+    that the sum is not convex, the better of its two minima is taken.
+    """
+    soft = max(u - w * level, 0.0) / v
+    if kind == LASSO or w == 0.0:
+        return soft
+    if kind == MCP:
+        if v <= w / a:
+            return u / v if u * u > w * a * level * level * v else 0.0
+        return u / v if u > v * a * level else soft * v / (v - w / a)
+    if v <= w / (a - 1.0):
+        near = min(soft, level)
+        far_value = w * level * level * (a + 1.0) / 2.0 - u * u / (2.0 * v)
+        return u / v if u > v * a * level and far_value < (v * near / 2.0 - u + w * level) * near else near
+    if u <= (v + w) * level:
+        return soft
+    if u <= v * a * level:
+        return (u - w * a * level / (a - 1.0)) / (v - w / (a - 1.0))
+    return u / v
+
+
+@njit(cache=True, nogil=True)
+def _violations(
+    kind: int, a: float, level: Floats, ridge: Floats, w: Floats, starts: Ints, b: Floats, gradient: Floats
+) -> Floats:
+    size = group_norms(starts, b)
+    out = group_norms(starts, gradient)
+    for g in range(len(out)):
+        slope = w[g] * concave_slope(kind, a, level[g], size[g])
+        if size[g] == 0.0:
+            out[g] = max(out[g] - slope, 0.0)
+            continue
+        square = 0.0
+        for j in range(starts[g], starts[g + 1]):
+            pull = gradient[j] + (slope / size[g] + ridge[g]) * b[j]
+            square += pull * pull
+        out[g] = np.sqrt(square)
+    return out
+
+
+@njit(cache=True, nogil=True)
+def _total(kind: int, a: float, level: Floats, ridge: Floats, w: Floats, size: Floats) -> float:
+    total = 0.0
+    for g in range(len(size)):
+        total += w[g] * concave_value(kind, a, level[g], size[g]) + ridge[g] * size[g] * size[g] / 2.0
+    return total
+
+
+@njit(cache=True, nogil=True)
+def _slopes(kind: int, a: float, level: Floats, size: Floats) -> Floats:
+    slopes = np.empty(len(size))
+    for g in range(len(size)):
+        slopes[g] = concave_slope(kind, a, level[g], size[g])
+    return slopes
+
+
+def _bends(kind: int, a: float, level: Floats, size: Floats) -> Floats:
+    """Return the second derivative of Q, zero at its bends."""
+    if kind == SCAD:
+        return np.where((size > level) & (size < a * level), -1.0 / (a - 1.0), 0.0)
+    return np.where(size < a * level, -1.0 / a, 0.0) if kind == MCP else np.zeros(len(size))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Terms:
+    """The penalty of each group at one lambda: ``w_g Q(t; level_g) + ridge_g t^2 / 2``.
+
+    Parameters
+    ----------
+    kind : int
+        LASSO, SCAD or MCP.
+    a : float
+        Shape of SCAD and MCP.
+    level, ridge, weights : (m,) array
+        As above, none negative.
+    groups : Groups
+        The groups.
+    """
+
+    kind: int
+    a: float
+    level: Floats
+    ridge: Floats
+    weights: Floats
+    groups: Groups
+
+    @property
+    def cut(self) -> Floats:
+        """Largest norm of the gradient at which a group may be zero: (m,)."""
+        return self.weights * self.level
+
+    def value(self, b: Floats) -> float:
+        """Return the penalty of all groups: (p,)."""
+        size = self.groups.norms(b)
+        return float(_total(self.kind, self.a, self.level, self.ridge, self.weights, size))
+
+    def violations(self, b: Floats, gradient: Floats) -> Floats:
+        """Return how far each group is from a stationary point.
+
+        The norm of the shortest element of the subdifferential of loss and penalty: zero in all groups is
+        what Karush, Kuhn and Tucker require.
+
+        Parameters
+        ----------
+        b, gradient : (p,) array
+            Coefficients, and the gradient of the loss there.
+
+        Returns
+        -------
+        (m,) array
+        """
+        of_groups = (self.level, self.ridge, self.weights, self.groups.starts)
+        out: Floats = _violations(self.kind, self.a, *of_groups, b, gradient)
+        return out
+
+    def violation(self, b: Floats, gradient: Floats) -> float:
+        """Return the largest of :meth:`violations`: zero certifies a stationary point."""
+        return float(self.violations(b, gradient).max(initial=0.0))
+
+    def derivatives(self, b: Floats) -> tuple[Floats, Floats]:
+        """Return gradient (p,) and Hessian (p, p) of the penalty where no group of b is zero."""
+        size, sizes, starts = self.groups.norms(b), self.groups.sizes, self.groups.starts
+        slope, bend = (
+            _slopes(self.kind, self.a, self.level, size),
+            _bends(self.kind, self.a, self.level, size),
+        )
+        along, across = self.weights * bend + self.ridge, self.weights * slope / size + self.ridge
+        gradient = np.repeat(across, sizes) * b
+        hessian = np.diag(np.repeat(np.where(sizes == 1, along, across), sizes))
+        for g in np.flatnonzero(sizes > 1):
+            unit = b[starts[g] : starts[g + 1]] / size[g]
+            block = slice(starts[g], starts[g + 1])
+            hessian[block, block] += (along[g] - across[g]) * np.outer(unit, unit)
+        return gradient, hessian
+
+    def linearised(self, b: Floats) -> Terms:
+        """Return the lasso that lies on the penalty at b and above it elsewhere (Zou and Li 2008)."""
+        if self.kind == LASSO:
+            return self
+        return replace(self, kind=LASSO, level=_slopes(self.kind, self.a, self.level, self.groups.norms(b)))
+
+    def take(self, which: Bools) -> Terms:
+        """Return the terms of some groups: (m,)."""
+        parts = (self.level[which], self.ridge[which], self.weights[which], self.groups.take(which))
+        return Terms(self.kind, self.a, *parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Penalty:
+    """A penalty by name.
+
+    Parameters
+    ----------
+    name : {"lasso", "elastic_net", "scad", "mcp"}
+        Shape near zero and far from it.
+    a : float, optional
+        How soon the penalty levels off: 3.7 for SCAD and 3 for MCP where None (ncvreg's gamma).
+    alpha : float
+        Share of the selecting part, in (0, 1]; the rest is a ridge penalty. Below one for the elastic net.
+
+    Raises
+    ------
+    ModelError
+        The combination means nothing here.
+    """
+
+    name: str
+    a: float | None = None
+    alpha: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.name not in KINDS:
+            raise ModelError(f"no penalty {self.name!r}; expected one of {', '.join(KINDS)}")
+        if not 0.0 < self.alpha <= 1.0:
+            raise ModelError(f"penalty {self.name}: expected alpha in (0, 1], received {self.alpha!r}")
+        if KINDS[self.name] == LASSO and (self.alpha < 1.0) != (self.name == "elastic_net"):
+            raise ModelError(
+                f"penalty {self.name} with alpha = {self.alpha!r}: expected alpha below one for elastic_net, "
+                "and alpha = 1 for lasso"
+            )
+        smallest = SMALLEST_SHAPES.get(self.name)
+        if self.a is not None and smallest is None:
+            raise ModelError(f"penalty {self.name} has no shape a; leave it out")
+        if self.a is not None and smallest is not None and not smallest < self.a < np.inf:
+            raise ModelError(f"penalty {self.name}: expected a > {smallest:g}, received {self.a!r}")
+
+    @property
+    def kind(self) -> int:
+        """LASSO, SCAD or MCP."""
+        return KINDS[self.name]
+
+    @property
+    def shape(self) -> float:
+        """The a in use; 0 where there is none."""
+        return SHAPES.get(self.name, 0.0) if self.a is None else self.a
+
+    @property
+    def convex(self) -> bool:
+        """Whether every stationary point is a minimum."""
+        return self.kind == LASSO
+
+    def at(self, lam: float, groups: Groups) -> Terms:
+        """Return the penalty of each group at one lambda."""
+        scaled = lam * groups.multipliers
+        ridge = (1.0 - self.alpha) * groups.weights * scaled
+        return Terms(self.kind, self.shape, self.alpha * scaled, ridge, groups.weights, groups)
+
+    def value(self, lam: float, t: float) -> float:
+        """Return P_lambda(t) of one coefficient of size t >= 0."""
+        ridge = (1.0 - self.alpha) * lam * t * t / 2.0
+        return float(concave_value(self.kind, self.shape, self.alpha * lam, t)) + ridge
+
+    def slope(self, lam: float, t: float) -> float:
+        """Return the derivative of P_lambda at t >= 0; at zero that from the right."""
+        ridge = (1.0 - self.alpha) * lam * t
+        return float(concave_slope(self.kind, self.shape, self.alpha * lam, t)) + ridge
+
+    def level_of_slope(self, t: Floats, slope: Floats) -> Floats:
+        """Return the smallest level at which Q has at least this slope at t: (m,), (m,) -> (m,)."""
+        if self.kind == SCAD:
+            return np.where(t <= slope, slope, ((self.shape - 1.0) * slope + t) / self.shape)
+        return slope + t / self.shape if self.kind == MCP else slope
+
+    def prox(self, lam: float, z: Floats, *, step: float = 1.0) -> Floats:
+        """Minimise ``||b - z||^2 / 2 + step P_lambda(||b||)`` for one group: (k,) -> (k,).
+
+        A group of one is the proximal operator of a coefficient.
+        """
+        u = float(np.linalg.norm(z))
+        v = 1.0 + step * (1.0 - self.alpha) * lam
+        t = threshold(self.kind, self.shape, self.alpha * lam, step, v, u)
+        return np.asarray(z * (t / u) if u > 0.0 else np.zeros_like(z), dtype=np.float64)

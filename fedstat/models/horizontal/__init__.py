@@ -1,0 +1,1 @@
+"""What families over sites with different rows share."""

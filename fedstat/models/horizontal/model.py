@@ -1,0 +1,239 @@
+"""What models over sites with different rows have in common: formula, family, weights, agreed levels."""
+
+from __future__ import annotations
+
+import copy
+import secrets
+import warnings
+from collections.abc import Sequence
+from typing import Any, ClassVar, Self
+
+import statsmodels.genmod.families as sm_families
+
+from fedstat.errors import DataWarning, DesignError, FormulaError, ModelError
+from fedstat.federation.account.ledger import Ledger
+from fedstat.federation.design.by_columns import Missing
+from fedstat.federation.design.by_rows import RowsAgreement, agree_rows
+from fedstat.federation.design.formula.expression import name_expression
+from fedstat.federation.design.formula.parse import Formula, parse_pooled_formula
+from fedstat.federation.design.site_rows import RowsQuestion
+from fedstat.federation.partition.partition import ClientPartition
+from fedstat.federation.rounds.engine import Engine, Fit, Rounds
+from fedstat.federation.rounds.statements import receipted
+from fedstat.kernels.glm.family import FamilySpec
+from fedstat.models.explain import Explainable
+
+
+class HorizontalModel(Explainable):
+    """A model over sites that hold different rows of the same columns.
+
+    Parameters
+    ----------
+    formula : Formula
+    partition : ClientPartition
+        In the horizontal layout.
+    family : statsmodels family, optional
+    offset, exposure, freq_weights, var_weights : str, optional
+        Columns.
+    labels, complete : sequence of str
+        Columns of clusters and strata that a covariance shall use.
+    missing : {"drop", "raise"}
+        What to do with rows that lack a value which the model reads.
+    """
+
+    default_family: ClassVar[Any] = sm_families.Gaussian
+
+    def __init__(
+        self,
+        formula: Formula,
+        partition: ClientPartition,
+        *,
+        family: Any = None,
+        offset: str | None = None,
+        exposure: str | None = None,
+        freq_weights: str | None = None,
+        var_weights: str | None = None,
+        labels: Sequence[str] = (),
+        complete: Sequence[str] = (),
+        missing: Missing = "drop",
+    ) -> None:
+        if missing not in ("raise", "drop"):
+            raise ModelError(f'missing: expected "drop" or "raise", received {missing!r}')
+        self.formula, self.partition = formula, partition
+        self.family_spec = FamilySpec.of(self.default_family() if family is None else family)
+        self.family = self.family_spec.make()
+        weights = {"freq_weights": freq_weights, "var_weights": var_weights, "exposure": exposure}
+        self.weights = {role: name for role, name in weights.items() if name is not None}
+        self.roles: dict[str, Any] = self.weights | ({} if offset is None else {"offset": offset})
+        self._check_exposure()
+        self.question = self._question(offset, labels, complete)
+        self.question.check()
+        self.sites = tuple(partition.sites)
+        self.engine: Engine = partition.engine
+        self._session = secrets.token_hex(8)
+        self._agreement_ledger = Ledger()
+        self.agreement: RowsAgreement = self.engine.run(
+            agree_rows(
+                self.question,
+                self.sites,
+                self._session,
+                site_column=partition.site_column,
+                min_count=partition.min_count,
+            ),
+            self._agreement_ledger,
+        )
+        self._tell_of_missing(missing)
+
+    @classmethod
+    def from_formula(
+        cls,
+        formula: str,
+        partition: ClientPartition,
+        *,
+        family: Any = None,
+        offset: str | None = None,
+        exposure: str | None = None,
+        freq_weights: str | None = None,
+        var_weights: str | None = None,
+        labels: Sequence[str] = (),
+        complete: Sequence[str] = (),
+        missing: Missing = "drop",
+    ) -> Self:
+        """Make a model from a formula.
+
+        Parameters
+        ----------
+        formula : str
+            ``response ~ terms``; ``.`` is every other column. The column that names the sites may stand in
+            it,
+            for instance ``C(hospital)``. Allowed are ``+ - : * ^``, ``C()``, ``log``, ``exp``, ``sqrt``,
+            ``scale``, ``center``, ``bs`` (with knots and bounds), ``poly``, ``Q()`` and ``offset()``; on the
+            left a comparison such as ``num > 0``, or ``cbind(successes, failures)``.
+        partition : ClientPartition
+            In the horizontal layout: ``ClientPartition.from_frame(table, by="hospital")``.
+        family : statsmodels family, optional
+            Such as ``sm.families.Poisson()``, with its link.
+        offset, exposure : str, optional
+            Columns; the logarithm of the exposure is an offset.
+        freq_weights, var_weights : str, optional
+            Columns, with statsmodels' meaning: a row of frequency weight two stands for two rows; variances
+            are the dispersion over the variance weight.
+        complete : sequence of str, optional
+            Columns that the rows must have as well, so that models with and without them are fitted to the
+            same rows.
+        labels : sequence of str, optional
+            Columns of clusters and strata that ``fit`` shall be able to use.
+        missing : {"drop", "raise"}
+            Rows that lack a value which the model reads are left out and counted, or an error.
+
+        Raises
+        ------
+        FormulaError
+            The formula holds something that is not allowed, or an unknown column.
+        DesignError
+            The columns that it names cannot enter a model; see the message.
+        PolicyError
+            A site's owner does not allow it.
+        """
+        if not isinstance(partition, ClientPartition):
+            raise ModelError(
+                f"partition: expected a fedstat.ClientPartition, received {type(partition).__name__}; make "
+                "one with ClientPartition.from_frame(table, by='site')"
+            )
+        if partition.layout != "horizontal":
+            raise ModelError(
+                f"{cls.__name__} needs a horizontal partition (sites hold different rows): "
+                "ClientPartition.from_frame(table, by='site'); this one is vertical"
+            )
+        held = dict.fromkeys(name for names in partition.columns.values() for name in names)
+        partly = [name for name in held if name not in partition.pooled_columns]
+        parsed = parse_pooled_formula(formula, partition.pooled_columns, (partition.site_column, *partly))
+        return cls(
+            parsed,
+            partition,
+            family=family,
+            offset=offset,
+            exposure=exposure,
+            freq_weights=freq_weights,
+            var_weights=var_weights,
+            labels=labels,
+            complete=complete,
+            missing=missing,
+        )
+
+    def new_ledger(self) -> Ledger:
+        """Start the account of a fit with what the agreement released."""
+        return copy.deepcopy(self._agreement_ledger)
+
+    def receipted(self, protocol: Rounds[Fit], ledger: Ledger) -> Rounds[Fit]:
+        """Close a run with the sites' statements on it; see :func:`receipted`."""
+        return receipted(protocol, tuple(self.partition.sites), self._session, ledger)
+
+    def _check_exposure(self) -> None:
+        if "exposure" in self.weights and self.family_spec.link != "Log":
+            raise ModelError(
+                f"exposure: it needs a log link, and the family is {self.family_spec}; use offset"
+            )
+
+    def _question(self, offset: str | None, labels: Sequence[str], complete: Sequence[str]) -> RowsQuestion:
+        formula = self.formula
+        for what, listed in (("labels", labels), ("complete", complete)):
+            if isinstance(listed, str):
+                raise ModelError(f"{what}: expected a list of columns, received a text; write [{listed!r}]")
+        labels = tuple(dict.fromkeys((*labels, *complete)))
+        (terms,) = formula.clients
+        for name in (*formula.response_columns, *terms.columns, *formula.offset_columns):
+            self._check_held("formula", name)
+        for role, name in [*self.roles.items(), *(("labels", name) for name in labels)]:
+            self._check_held(role, name)
+            if name in formula.response_columns and role != "labels":
+                raise ModelError(f"{role}: column {name!r} is the response")
+        offsets, columns = formula.offsets, formula.offset_columns
+        if offset is not None:
+            offsets, columns = (*offsets, name_expression(offset).text), (*columns, offset)
+        return RowsQuestion(
+            formula.response,
+            formula.response_columns,
+            terms.terms,
+            terms.columns,
+            offsets,
+            tuple(dict.fromkeys(columns)),
+            formula.intercept,
+            dict(self.weights),
+            tuple(labels),
+        )
+
+    def _check_held(self, role: str, name: object) -> None:
+        """Require a column that all sites have.
+
+        Raises
+        ------
+        FormulaError, ModelError
+            Some lack it, and which; or it is not the name of a column.
+        """
+        if not isinstance(name, str):
+            raise ModelError(
+                f"{role}: expected the name of a column, received {type(name).__name__}; the values must "
+                "be a column of the sites' own tables"
+            )
+        if name in (*self.partition.pooled_columns, self.partition.site_column):
+            return
+        lacking = [site for site, held in self.partition.columns.items() if name not in held]
+        if len(lacking) == len(self.partition.columns):
+            raise ModelError(f"{role}: there is no column {name!r} at any site")
+        error = FormulaError if role == "formula" else ModelError
+        raise error(
+            f"{role}: column {name!r} is not at {', '.join(map(repr, lacking))}. Add it there, leave these "
+            "sites out, or do without the column"
+        )
+
+    def _tell_of_missing(self, missing: Missing) -> None:
+        short = [
+            f"{row.n_rows - row.n:,} at '{row.site}'" for row in self.agreement.sites if row.n < row.n_rows
+        ]
+        if not short:
+            return
+        what = f"rows that lack one of the model's columns: {', '.join(short)}"
+        if missing == "raise":
+            raise DesignError(f'{what}; pass missing="drop" to leave them out (they will be counted)')
+        warnings.warn(f"left out {what}", DataWarning, stacklevel=4)

@@ -1,0 +1,1 @@
+"""What families over sites with different columns share."""

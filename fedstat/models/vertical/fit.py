@@ -1,0 +1,231 @@
+"""Maximum likelihood from moments: Newton's method on the profile log-likelihood.
+
+The parameters of :mod:`fedstat.models.vertical.likelihood` are few and its derivatives exact, so that
+some ten steps reach the stationary point which the iterative exchange approaches in hundreds of
+rounds. Where the information is not positive definite the step is Fisher's scoring; either is halved
+until the log-likelihood rises.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.linalg import cho_factor, cho_solve
+
+from fedstat.errors import EstimationError
+from fedstat.models.vertical.likelihood import (
+    Evaluation,
+    Point,
+    Standard,
+    block_covariance,
+    evaluate,
+    log_likelihood,
+    residuals,
+)
+from fedstat.models.vertical.moments import PatternMoments
+from fedstat.typing import Floats
+
+SMALLEST_STEP = 2.0**-20
+LONGEST_LOG = 1.0
+"""Largest change of the logarithm of a variance in one step."""
+SUFFICIENT = 1e-4
+ROUNDING = 1e-13
+VANISHING, NEARLY_VANISHING = 1e-12, 1e-4
+"""Shares of the response's variance: that count as zero, and below which rounding hides the way there."""
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRow:
+    """One evaluation: log-likelihood, relative score norm, largest change, what was done, seconds."""
+
+    iteration: int
+    log_likelihood: float
+    score: float
+    change: float
+    move: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MomentsFit:
+    """Maximum likelihood estimates, in the units of the data.
+
+    Parameters
+    ----------
+    standard : Standard
+        The moments that were fitted.
+    point : Point
+        The estimates of standardised columns.
+    a, s2 : float
+        Centred intercept; residual variance.
+    beta, mu : (P,) arrays
+    Sigma : (P, P) array
+        Block diagonal.
+    t : (K,) array
+        beta_k' Sigma_k beta_k.
+    log_likelihood : float
+        Less the largest value that the likelihood of the clients' own blocks can take.
+    trace : tuple of TraceRow
+        ``score`` is the Newton decrement, the distance to the optimum in standard errors, over the
+        root of the number of entities.
+    """
+
+    standard: Standard
+    point: Point
+    a: float
+    s2: float
+    beta: Floats
+    mu: Floats
+    Sigma: Floats
+    t: Floats
+    log_likelihood: float
+    trace: tuple[TraceRow, ...]
+    converged: bool
+    reason: str
+
+    @property
+    def moments(self) -> PatternMoments:
+        """The moments, standardised."""
+        return self.standard.moments
+
+    @property
+    def params(self) -> Floats:
+        """Intercept at the origin of the columns, and coefficients: (1 + P,)."""
+        return np.append(self.a - self.mu @ self.beta, self.beta)
+
+    @property
+    def rsquared(self) -> float:
+        """Share of variance explained for a fully observed entity, 1 - s2 / (s2 + sum t_k)."""
+        return float(1.0 - self.s2 / (self.s2 + self.t.sum()))
+
+
+def fit_moments(
+    moments: PatternMoments | Standard, *, tol: float = 1e-9, maxiter: int = 200, start: Point | None = None
+) -> MomentsFit:
+    """Maximise the observed-data likelihood of VFEM.
+
+    Parameters
+    ----------
+    moments : PatternMoments or Standard
+    tol : float
+        Stop when the optimum is nearer than this, in standard errors (the Newton decrement).
+    maxiter : int
+        Largest number of steps.
+    start : Point, optional
+        By default no effects, and every block at its own moments: the iterative exchange's ``init="zero"``.
+
+    Returns
+    -------
+    MomentsFit
+        With ``converged=False`` after `maxiter` steps.
+
+    Raises
+    ------
+    EstimationError
+        The moments do not determine an estimate.
+    """
+    standard = moments if isinstance(moments, Standard) else Standard(moments)
+    point = start or standard.start()
+    trace: list[TraceRow] = []
+    began, move, change = time.perf_counter(), "start", np.inf
+    converged, reason = False, "the largest number of iterations was reached"
+    for iteration in range(1, maxiter + 1):
+        at = evaluate(standard, point)
+        move_next, direction = ascent_direction(at)
+        decrement = float(np.sqrt(np.maximum(at.score @ direction, 0.0)))
+        seconds = time.perf_counter() - began
+        score = decrement / np.sqrt(standard.moments.nobs)
+        trace.append(TraceRow(iteration, at.log_likelihood, float(score), float(change), move, seconds))
+        if decrement <= tol:
+            converged, reason = move_next == "newton", "the distance to the optimum is below its tolerance"
+            if not converged:
+                reason = "a stationary point that is not a maximum was reached"
+            break
+        point, change, shortened = climb_along(standard, point, at, direction)
+        move = "shortened" if shortened else move_next
+    return in_units(standard, point, tuple(trace), converged, reason)
+
+
+def ascent_direction(at: Evaluation) -> tuple[str, Floats]:
+    """Newton's step where the information is positive definite, Fisher's scoring elsewhere."""
+    for move, information in (("newton", at.information), ("scoring", at.expected)):
+        root = np.sqrt(np.maximum(np.abs(np.diag(information)), np.finfo(float).tiny))
+        try:
+            factor = cho_factor(information / np.outer(root, root), lower=True)
+        except np.linalg.LinAlgError:
+            continue
+        return move, np.asarray(cho_solve(factor, at.score / root) / root)
+    raise EstimationError(
+        "the information on the coefficients is not positive; the columns are probably collinear across "
+        "institutions, or the entities that several of them share are too few: leave out columns or clients"
+    )
+
+
+def climb_along(
+    standard: Standard, point: Point, at: Evaluation, direction: Floats
+) -> tuple[Point, float, bool]:
+    """Go along a direction of ascent until the log-likelihood has risen enough.
+
+    Returns
+    -------
+    point : Point
+    change : float
+        Largest change of a parameter.
+    shortened : bool
+
+    Raises
+    ------
+    EstimationError
+        It falls along the direction, however short the step, or a variance goes to zero.
+    """
+    phi, slope = point.pack(), float(at.score @ direction)
+    logs = np.abs(np.append(direction[1], direction[standard.places[2]])).max()
+    first = min(1.0, LONGEST_LOG / logs) if logs > 0.0 else 1.0
+    slack = ROUNDING * (abs(at.log_likelihood) + standard.moments.nobs)
+    step = first
+    while step >= SMALLEST_STEP:
+        trial = Point.unpack(phi + step * direction, standard.P)
+        if np.exp(trial.log_s2) <= VANISHING:
+            raise EstimationError(vanishing_message(standard.moments))
+        if log_likelihood(standard, trial) >= at.log_likelihood + SUFFICIENT * step * slope - slack:
+            return trial, float(np.abs(step * direction).max()), step < 1.0
+        step /= 2.0
+    if np.exp(point.log_s2) < NEARLY_VANISHING:
+        raise EstimationError(vanishing_message(standard.moments))
+    raise EstimationError(
+        "the log-likelihood falls along every step, however short; "
+        "the columns are probably collinear across institutions"
+    )
+
+
+def vanishing_message(moments: PatternMoments) -> str:
+    """Say why there is no maximum."""
+    return (
+        f"a variance goes to zero, where the likelihood has no maximum: {moments.n_complete} of the "
+        f"{int(moments.nobs)} entities are complete, and the coefficients may reproduce their "
+        "response without error; leave out columns or clients"
+    )
+
+
+def in_units(
+    standard: Standard, point: Point, trace: tuple[TraceRow, ...], converged: bool, reason: str
+) -> MomentsFit:
+    """Bring estimates of standardised columns to the units of the data."""
+    moments, at = standard.moments, residuals(standard, point)
+    x, y = moments.scale[:-1], moments.scale[-1]
+    return MomentsFit(
+        standard,
+        point,
+        float(moments.centre[-1] + y * (point.b + at.m.sum())),
+        float(y**2 * np.exp(point.log_s2)),
+        y * point.beta / x,
+        moments.centre[:-1] + x * point.mu,
+        block_covariance(standard, point, at) * np.outer(x, x),
+        y**2 * at.t,
+        log_likelihood(standard, point, at),
+        trace,
+        converged,
+        reason,
+    )

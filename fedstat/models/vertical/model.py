@@ -1,0 +1,153 @@
+"""What every family's model has in common: a formula, a partition, and an agreed design."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, ClassVar, Literal, Self
+
+from fedstat.errors import DataWarning, ModelError
+from fedstat.federation.account.ledger import Account, Ledger
+from fedstat.federation.design.by_columns import Design, Missing, agree_design
+from fedstat.federation.design.formula.parse import Formula, parse_formula
+from fedstat.federation.partition.partition import ClientPartition
+from fedstat.federation.rounds.engine import Engine, Fit, Rounds
+from fedstat.federation.rounds.statements import receipted
+from fedstat.models.explain import Explainable
+
+
+class VerticalModel(Explainable):
+    """A model over institutions that hold different columns.
+
+    Parameters
+    ----------
+    formula : Formula
+    partition : ClientPartition
+    missing : {"raise", "drop"}
+        What to do with entities that have no response. Some families have further choices.
+    coordinator : str or None
+        The institution at which the coordinator sits, or ``"apart"`` for none of them; see
+        :meth:`from_formula` for the default.
+    """
+
+    family: ClassVar[str]
+
+    def __init__(
+        self,
+        formula: Formula,
+        partition: ClientPartition,
+        *,
+        missing: Missing | Literal["em"] = "raise",
+        coordinator: str | None = None,
+    ) -> None:
+        if missing == "em" or missing not in ("raise", "drop"):
+            raise ModelError(f'missing: expected "raise" or "drop", received {missing!r}')
+        self.formula = formula
+        self.partition = partition
+        if coordinator is None:
+            coordinator = partition.coordinator or default_coordinator(formula)
+        self.coordinator = coordinator
+        if self.coordinator != "apart" and self.coordinator not in partition.sites:
+            raise ModelError(
+                f"coordinator: expected 'apart' or one of {', '.join(partition.clients)}, "
+                f"received {self.coordinator!r}"
+            )
+        self.engine: Engine = partition.engine
+        self._session = partition.new_session()
+        self._account = Account()
+        self._agreement = self.new_ledger()
+        self.design: Design = self.engine.run(
+            agree_design(
+                formula,
+                partition.rows,
+                partition.n_entities,
+                self._session,
+                missing=missing,
+                partial=partition.partial,
+                min_count=partition.min_count,
+            ),
+            self._agreement,
+        )
+        self._warn_of_partial_blocks()
+
+    @classmethod
+    def from_formula(
+        cls,
+        formula: str,
+        partition: ClientPartition,
+        *,
+        missing: Missing | Literal["em"] = "raise",
+        coordinator: str | None = None,
+        **options: Any,
+    ) -> Self:
+        """Make a model from a formula.
+
+        Parameters
+        ----------
+        formula : str
+            ``response ~ terms``; ``.`` is every other column of every client. Allowed are ``+ - : * ^``,
+            ``C()``, ``log``, ``exp``, ``sqrt``, ``scale``, ``center``, ``bs``, ``poly`` and ``Q()``.
+        partition : ClientPartition
+            In the vertical layout.
+        missing : {"raise", "drop"}
+            Whether entities without a response are an error or are left out and counted. VerticalGLM has
+            "em" as well, for entities that an institution lacks.
+        coordinator : str, optional
+            The institution at which the coordinator sits, or ``"apart"`` for none of them. By default it
+            sits at the one that holds the response, and apart where two institutions take part: a
+            product of their columns needs random numbers from a third party that colludes with neither.
+            Of a partition that was connected to: as its federation.toml says, apart by default.
+        **options
+            Further arguments of the model.
+
+        Raises
+        ------
+        FormulaError
+            The formula holds something that is not allowed, an unknown column, or a term that needs
+            columns of two clients.
+        DesignError
+            The columns that it names cannot enter a model; see the message.
+        """
+        if not isinstance(partition, ClientPartition):
+            raise ModelError(
+                f"partition: expected a fedstat.ClientPartition, received {type(partition).__name__}; "
+                "make one with ClientPartition.from_frames({client: table}, on=key)"
+            )
+        if partition.layout != "vertical":
+            raise ModelError(
+                f"{cls.__name__} needs a vertical partition (clients hold different columns); "
+                "this one is horizontal (clients hold different rows)"
+            )
+        parsed = parse_formula(formula, partition.columns)
+        return cls(parsed, partition, missing=missing, coordinator=coordinator, **options)
+
+    @property
+    def param_names(self) -> list[str]:
+        """Names of the coefficients, the intercept first, then by client."""
+        return ["Intercept", *[name for block in self.design.blocks for name in block.names]]
+
+    def new_ledger(self) -> Ledger:
+        """Start an account for one run."""
+        return Ledger(None if self.coordinator == "apart" else self.coordinator, account=self._account)
+
+    def receipted(self, protocol: Rounds[Fit], ledger: Ledger) -> Rounds[Fit]:
+        """Close a run with the sites' statements on it; see :func:`receipted`."""
+        return receipted(protocol, tuple(self.partition.sites), self._session, ledger)
+
+    def _warn_of_partial_blocks(self) -> None:
+        if self.partition.partial != "drop":
+            return
+        counts = [f"{b.n_partial:,} at '{b.client}'" for b in self.design.blocks if b.n_partial]
+        if counts:
+            warnings.warn(
+                f"entities with only some of a client's columns were taken as missing there: "
+                f"{', '.join(counts)}. ClientPartition(partial='mean' or 'error') are the alternatives.",
+                DataWarning,
+                stacklevel=6,
+            )
+
+
+def default_coordinator(formula: Formula) -> str:
+    """Where the coordinator sits unless the user says so: see :meth:`VerticalModel.from_formula`."""
+    holder = str(formula.response_client)
+    taking_part = {holder, *[terms.client for terms in formula.clients]}
+    return "apart" if len(taking_part) == 2 else holder

@@ -1,0 +1,291 @@
+"""Moments by missing pattern: all that the likelihood of VFEM reads of the data.
+
+A pattern g says which clients have an entity. Of its n_g entities the likelihood needs the Gram matrix of
+(1, x, y), the sum of (1, x, y)(1, x, y)' with zeros at the columns of clients that lack them, and nothing
+else. The columns are standardised by a centre and a scale that all patterns share, so that the sums
+keep their digits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fedstat.errors import EstimationError, ModelError
+from fedstat.models.vertical.merges import MergePlan
+from fedstat.typing import Bools, Floats, Ints
+
+FLAT = 1e-10
+"""Share of a column's mean square below which its variance counts as zero."""
+COLLINEAR = 1e-10
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PatternMoments:
+    """Gram matrices of (1, x, y) by missing pattern.
+
+    Parameters
+    ----------
+    clients : tuple of str, length K
+    sizes : tuple of int, length K
+        Columns of each client.
+    names : tuple of str, length P
+        Columns, client by client.
+    patterns : (G, K) array of bool
+        Which clients have the entities of a pattern.
+    n : (G,) array
+        Entities of each.
+    grams : (G, P + 2, P + 2) array
+        Sums of (1, x, y)(1, x, y)' of the columns less `centre` over `scale`; zero where x is not seen.
+    centre, scale : (P + 1,) arrays
+        Of the columns and, last, of the response, in the units of the data.
+
+    Raises
+    ------
+    ModelError
+        Shapes do not fit together, a scale is not positive, or a sum is not finite.
+    """
+
+    clients: tuple[str, ...]
+    sizes: tuple[int, ...]
+    names: tuple[str, ...]
+    patterns: Bools
+    n: Floats
+    grams: Floats
+    centre: Floats
+    scale: Floats
+
+    def __post_init__(self) -> None:
+        P, K, G = sum(self.sizes), len(self.sizes), len(self.n)
+        expected = {
+            "clients": (len(self.clients), K),
+            "names": (len(self.names), P),
+            "patterns": (self.patterns.shape, (G, K)),
+            "grams": (self.grams.shape, (G, P + 2, P + 2)),
+            "centre": (self.centre.shape, (P + 1,)),
+            "scale": (self.scale.shape, (P + 1,)),
+        }
+        for name, (received, wanted) in expected.items():
+            if received != wanted:
+                raise ModelError(f"pattern moments: expected {name} of {wanted}, received {received}")
+        if not (np.isfinite(self.scale).all() and (self.scale > 0.0).all()):
+            raise ModelError("pattern moments: every scale must be positive and finite")
+        if not (np.isfinite(self.grams).all() and np.allclose(self.grams[:, 0, 0], self.n, rtol=1e-6)):
+            raise ModelError("pattern moments: every sum must be finite, and the first that of the entities")
+
+    @classmethod
+    def from_arrays(
+        cls,
+        X: Floats,
+        y: Floats,
+        sizes: Sequence[int],
+        *,
+        clients: Sequence[str] | None = None,
+        names: Sequence[str] | None = None,
+    ) -> PatternMoments:
+        """Sum over pooled data.
+
+        Parameters
+        ----------
+        X : (n, P) array
+            Columns, client by client; a client lacks an entity where any of its columns is nan.
+        y : (n,) array
+        sizes : sequence of int
+            Columns of each client.
+        clients, names : sequence of str, optional
+            By default "client 1", ... and "x1", ...
+        """
+        K, P = len(sizes), X.shape[1]
+        edges = np.cumsum([0, *sizes])
+        seen = np.column_stack([~np.isnan(X[:, edges[k] : edges[k + 1]]).any(axis=1) for k in range(K)])
+        known = np.where(np.repeat(seen, sizes, axis=1), X, np.nan)
+        columns = np.column_stack([known, y])
+        centre, scale = np.nanmean(columns, axis=0), np.nanstd(columns, axis=0)
+        scale = np.where(scale > 0.0, scale, 1.0)
+        rows = np.column_stack([np.ones(len(y)), np.nan_to_num((columns - centre) / scale)])
+        first, code, _ = number_patterns(seen)
+        members = [rows[code == g] for g in range(len(first))]
+        return cls(
+            tuple(clients or [f"client {k + 1}" for k in range(K)]),
+            tuple(int(p) for p in sizes),
+            tuple(names or [f"x{j + 1}" for j in range(P)]),
+            seen[first],
+            np.array([float(len(Z)) for Z in members]),
+            np.array([Z.T @ Z for Z in members]),
+            centre,
+            scale,
+        )
+
+    # ---- who has what ------------------------------------------------------------------------
+
+    @property
+    def nobs(self) -> float:
+        """Entities in all."""
+        return float(self.n.sum())
+
+    @property
+    def owner(self) -> Ints:
+        """Number of the client of each column, (P,)."""
+        return np.repeat(np.arange(len(self.sizes)), self.sizes)
+
+    @property
+    def seen(self) -> Bools:
+        """Which columns are seen in each pattern, (G, P)."""
+        return self.patterns[:, self.owner]
+
+    @property
+    def n_seen(self) -> Floats:
+        """Entities that each client has, (K,)."""
+        return np.asarray(self.n @ self.patterns, dtype=np.float64)
+
+    @property
+    def n_complete(self) -> int:
+        """Entities that every client has."""
+        return int(self.n[self.patterns.all(axis=1)].sum())
+
+    def places(self, client: int) -> slice:
+        """Places of a client's columns among the P."""
+        start = sum(self.sizes[:client])
+        return slice(start, start + self.sizes[client])
+
+    @property
+    def response_moments(self) -> Floats:
+        """Mean and variance of the response, in the units of the data."""
+        total = self.grams[:, [0, -1], -1].sum(axis=0)
+        mean = total[0] / self.nobs
+        variance = total[1] / self.nobs - mean**2
+        return np.array([self.centre[-1] + self.scale[-1] * mean, self.scale[-1] ** 2 * variance])
+
+    # ---- the same data, written otherwise ----------------------------------------------------
+
+    def standardised(self) -> PatternMoments:
+        """Centre every column at the mean of the entities that have it, and give it unit variance.
+
+        Raises
+        ------
+        EstimationError
+            A client has fewer than two entities, or a column is constant.
+        """
+        total = self.grams.sum(axis=0)
+        count = np.append(self.n_seen[self.owner], self.nobs)
+        self._check_counts()
+        mean = total[0, 1:] / count
+        square = np.diag(total)[1:] / count
+        variance = square - mean**2
+        self._check_spread(variance <= FLAT * square)
+        move = np.where(np.column_stack([self.seen, np.ones(len(self.n))]), mean, 0.0)
+        first = self.grams[:, 0, 1:]
+        inner = self.grams[:, 1:, 1:] - first[:, :, None] * move[:, None, :]
+        inner -= move[:, :, None] * (first - self.n[:, None] * move)[:, None, :]
+        root = np.sqrt(variance)
+        grams = np.empty_like(self.grams)
+        grams[:, 0, 0] = self.n
+        grams[:, 0, 1:] = grams[:, 1:, 0] = (first - self.n[:, None] * move) / root
+        grams[:, 1:, 1:] = inner / np.outer(root, root)
+        return replace(self, grams=grams, centre=self.centre + self.scale * mean, scale=self.scale * root)
+
+    def _check_counts(self) -> None:
+        for client, count in zip(self.clients, self.n_seen, strict=True):
+            if count < 2:
+                raise EstimationError(
+                    f"{client}: {int(count)} of the entities of this fit have its block; two are the least"
+                )
+
+    def _check_spread(self, flat: Bools) -> None:
+        if flat[-1]:
+            raise EstimationError("the response is constant among the entities of this fit")
+        for k, client in enumerate(self.clients):
+            here = self.places(k)
+            names = [c for c, bad in zip(self.names[here], flat[here], strict=True) if bad]
+            if names:
+                raise EstimationError(
+                    f"{client}: constant among the {int(self.n_seen[k])} entities of this fit: "
+                    f"{', '.join(names)}; drop them"
+                )
+
+    def merged(self, plan: MergePlan) -> PatternMoments:
+        """Carry out a plan of :func:`~fedstat.models.vertical.merges.plan_merges` for these patterns.
+
+        The Gram matrix of the coarser pattern is what the sites release in the first place.
+        """
+        n = np.zeros(len(plan.patterns))
+        grams = np.zeros((len(plan.patterns), *self.grams.shape[1:]))
+        kept = plan.patterns[:, self.owner]
+        for g, to in enumerate(plan.target):
+            if to >= 0:
+                keep = np.concatenate([[True], kept[to], [True]])
+                n[to] += self.n[g]
+                grams[to] += self.grams[g] * np.outer(keep, keep)
+        return replace(self, patterns=plan.patterns, n=n, grams=grams)
+
+    def complete(self) -> PatternMoments:
+        """Keep the entities that every client has: the fit is least squares on them, method="cc"."""
+        return self._as_one(np.asarray(self.patterns.all(axis=1)))
+
+    def filled(self) -> PatternMoments:
+        """Put the mean of those who have it in the place of a missing block, method="impute"."""
+        return self.standardised()._as_one(np.ones(len(self.n), dtype=bool))
+
+    def _as_one(self, use: Bools) -> PatternMoments:
+        """Sum the patterns in use to one in which every block counts as seen."""
+        every = np.ones((1, len(self.sizes)), dtype=bool)
+        n, grams = self.n[use].sum(keepdims=True), self.grams[use].sum(axis=0, keepdims=True)
+        return replace(self, patterns=every, n=n, grams=grams)
+
+    def submodel(self, columns: Sequence[str]) -> PatternMoments:
+        """Keep these columns: the moments of any formula within the one at hand.
+
+        Who has an entity stays as it is; a client whose columns are all left out drops out.
+
+        Parameters
+        ----------
+        columns : sequence of str
+            Of :attr:`names`, in any order.
+
+        Raises
+        ------
+        ModelError
+            Names that are not there, or none at all.
+        """
+        if not columns:
+            raise ModelError("submodel: at least one column is needed")
+        unknown = [repr(name) for name in columns if name not in self.names]
+        if unknown:
+            raise ModelError(f"submodel: no column {', '.join(unknown)}; there are {', '.join(self.names)}")
+        keep = np.isin(np.array(self.names), np.array(columns))
+        sizes = np.bincount(self.owner[keep], minlength=len(self.sizes))
+        stay = sizes > 0
+        places = np.flatnonzero(np.concatenate([[True], keep, [True]]))
+        patterns, code = np.unique(self.patterns[:, stay], axis=0, return_inverse=True)
+        n, grams = np.zeros(len(patterns)), np.zeros((len(patterns), len(places), len(places)))
+        np.add.at(n, code.ravel(), self.n)
+        np.add.at(grams, code.ravel(), self.grams[:, places[:, None], places])
+        return PatternMoments(
+            tuple(c for c, here in zip(self.clients, stay, strict=True) if here),
+            tuple(sizes[stay].tolist()),
+            tuple(c for c, here in zip(self.names, keep, strict=True) if here),
+            patterns,
+            n,
+            grams,
+            np.append(self.centre[:-1][keep], self.centre[-1]),
+            np.append(self.scale[:-1][keep], self.scale[-1]),
+        )
+
+
+def number_patterns(missing: Bools) -> tuple[Ints, Ints, Floats]:
+    """Find the distinct rows of a table of truth values.
+
+    Returns
+    -------
+    first, code, counts : (G,) int, (n,) int and (G,) arrays
+        A row of each pattern, the pattern of each row, and how many rows have it.
+    """
+    word = np.zeros(len(missing), dtype=np.int64)
+    for start in range(0, missing.shape[1], 30):
+        part = missing[:, start : start + 30]
+        bits = part @ (1 << np.arange(part.shape[1]))
+        _, word = np.unique((word << 30) + bits, return_inverse=True)
+    _, first, code, counts = np.unique(word, return_index=True, return_inverse=True, return_counts=True)
+    return first, code.astype(np.int64), counts.astype(float)

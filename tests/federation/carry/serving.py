@@ -1,0 +1,95 @@
+"""Sites of a partition in processes of their own, over a folder."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+
+import fedstat as fs
+from fedstat.federation.carry.folder import FolderCarrier, serve_folder
+from fedstat.federation.carry.journal import Journal
+from fedstat.federation.carry.remote import RemoteEngine, RemoteSite
+from fedstat.federation.crypto.keys import Identity
+from fedstat.federation.door.families import load_families
+from fedstat.federation.door.site import Site
+
+
+def write_sites(partition: fs.ClientPartition, home: Path, coordinator: Identity) -> None:
+    """What each site's owner has: its table, its keys, and the fingerprints that it pinned."""
+    for name, site in partition.sites.items():
+        place = home / name
+        place.mkdir(parents=True)
+        data = site._data
+        table = data.table.table if partition.site_column else data.table
+        table.frame.to_parquet(place / "table.parquet")
+        site.trust.identity.save(place / "identity.json")
+        content = {
+            "pinned": site.trust.pinned,
+            "coordinator": coordinator.public.fingerprint,
+            "seed": data.shared_seed,
+            "site_column": partition.site_column,
+        }
+        (place / "site.json").write_text(json.dumps(content))
+
+
+def start(home: Path, name: str, folder: Path) -> subprocess.Popen:
+    return subprocess.Popen([sys.executable, __file__, str(home), name, str(folder)])
+
+
+def wait_until_up(folder: Path, running: dict[str, subprocess.Popen], seconds: float = 120.0) -> None:
+    """A site that serves has made its folders."""
+    until = time.monotonic() + seconds
+    while not all((folder / name / "replies").exists() for name in running):
+        if time.monotonic() > until or any(process.poll() is not None for process in running.values()):
+            raise RuntimeError("the sites' processes did not start")
+        time.sleep(0.05)
+
+
+@contextmanager
+def served(partition: fs.ClientPartition, home: Path, timeout: float = 60.0) -> Iterator[dict]:
+    """Start one process per site; the processes by name, which a test may stop and start again."""
+    coordinator = Identity.generate()
+    write_sites(partition, home, coordinator)
+    folder = home / "exchange"
+    running = {name: start(home, name, folder) for name in partition.sites}
+    keys = {name: site.trust.identity.public.fingerprint for name, site in partition.sites.items()}
+    carrier = FolderCarrier(folder, coordinator, keys, timeout, poll=0.005)
+    try:
+        wait_until_up(folder, running)
+        yield {"carrier": carrier, "running": running, "folder": folder, "home": home}
+    finally:
+        for process in running.values():
+            process.kill()
+            process.wait()
+
+
+def connected(
+    partition: fs.ClientPartition, carrier: FolderCarrier, journal: Path | None = None
+) -> fs.ClientPartition:
+    """The same partition, whose sites are asked through a carrier."""
+    sites = {name: RemoteSite(name, carrier) for name in partition.sites}
+    engine = RemoteEngine(sites, None if journal is None else Journal(journal))
+    return replace(partition, _engine=engine)
+
+
+def main(home: str, name: str, folder: str) -> None:
+    place = Path(home, name)
+    content = json.loads((place / "site.json").read_text())
+    load_families()
+    table = pd.read_parquet(place / "table.parquet")
+    site = Site(name, table, None, content["seed"], content["site_column"])
+    site.trust._identity = Identity.load(place / "identity.json")
+    site.trust.pinned.update(content["pinned"])
+    serve_folder(site, folder, content["coordinator"], poll=0.005)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,645 @@
+"""Where a site's records come from: the same rows from every source, never written, and no secret told."""
+
+import getpass
+import logging
+import os
+import shutil
+import socket
+import sqlite3
+import subprocess
+import sys
+import tomllib
+import traceback
+from pathlib import Path
+
+import duckdb
+import numpy as np
+import pandas as pd
+import psycopg
+import pytest
+
+from fedstat import GLORE
+from fedstat.errors import DesignError, FedstatError, PartitionError, SecurityError
+from fedstat.federation.partition.partition import ClientPartition
+from fedstat.federation.tables.database import open_database
+from fedstat.federation.tables.sources import Source, open_source, read_source
+from fedstat.federation.tables.sql import SqlTable
+from fedstat.federation.tables.table import ParquetTable
+
+N = 700
+SECRET = "pass-Wort7"
+DATABASES = ("sqlite", "duckdb", "postgresql")
+COLUMNS = ["age", "dose", "grade", "ill"]
+
+
+def records(seed, n=N):
+    """Numbers with all their digits, whole numbers, text with quotes, missing cells."""
+    rng = np.random.default_rng(seed)
+    frame = pd.DataFrame({"patient": rng.permutation(10 * n)[:n]}).sort_values("patient", ignore_index=True)
+    frame["age"] = rng.normal(60, 10, n)
+    frame["dose"] = rng.integers(0, 9, n).astype(float)
+    frame["grade"] = rng.choice(["low", "it's", "50% hi:gh"], n)
+    frame["ill"] = (rng.random(n) < 1 / (1 + np.exp(1 - (frame["age"] - 60) / 10))).astype(int)
+    frame.loc[rng.random(n) < 0.1, "dose"] = np.nan
+    return frame
+
+
+def rows_of(frame):
+    return [tuple(None if pd.isna(v) else v for v in row) for row in frame.astype(object).to_numpy().tolist()]
+
+
+def fill(connection, table, frame, mark):
+    """Create a table, its rows in reverse, so that an order has to be asked for."""
+    connection.execute(
+        f"CREATE TABLE {table} (patient BIGINT, age DOUBLE PRECISION, dose BIGINT, grade TEXT, ill INTEGER)"
+    )
+    rows = rows_of(frame)[::-1]
+    run = connection.cursor() if isinstance(connection, psycopg.Connection) else connection
+    run.executemany(f"INSERT INTO {table} VALUES ({', '.join([mark] * 5)})", rows)
+
+
+# ---- a private PostgreSQL server -------------------------------------------------------------------------
+
+
+def postgres_programs():
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+    return found[-1].parent if found else None
+
+
+def free_port():
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        return held.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def postgres():
+    """Connection string of the superuser of a server that lives as long as these tests."""
+    programs = postgres_programs()
+    if programs is None:
+        pytest.skip("no PostgreSQL server is installed (no /usr/lib/postgresql/*/bin/initdb)")
+    other = os.geteuid() == 0
+    if other and shutil.which("runuser") is None:
+        pytest.skip("PostgreSQL does not run as root, and there is no runuser to run it as postgres")
+    owner = "postgres" if other else getpass.getuser()
+    folder = Path(subprocess.check_output(["mktemp", "-d", "/tmp/fedstat-pg.XXXXXX"], text=True).strip())
+    prefix = ["runuser", "-u", owner, "--"] if other else []
+    if other:
+        shutil.chown(folder, owner)
+    (folder / "password").write_text(SECRET)
+    (folder / "password").chmod(0o644)
+
+    def run(*command):
+        subprocess.run([*prefix, *map(str, command)], check=True, capture_output=True, cwd=folder)
+
+    port = free_port()
+    options = f"-p {port} -k {folder} -c listen_addresses=127.0.0.1 -c fsync=off"
+    try:
+        run(programs / "initdb", "-D", folder / "db", "-U", "owner", f"--pwfile={folder}/password",
+            "--auth=scram-sha-256", "-E", "UTF8", "--no-sync")  # fmt: skip
+        run(programs / "pg_ctl", "-D", folder / "db", "-w", "-o", options, "-l", folder / "log", "start")
+        yield f"postgresql://owner:{SECRET}@127.0.0.1:{port}/postgres"
+    finally:
+        if (folder / "db" / "postmaster.pid").exists():
+            run(programs / "pg_ctl", "-D", folder / "db", "-m", "immediate", "stop")
+        shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def addresses(tmp_path_factory, request):
+    """Fill a database of each kind with two wards, when it is first asked for; give its connection string."""
+    folder = tmp_path_factory.mktemp("databases")
+    made = {}
+
+    def address(kind):
+        if kind not in made:
+            wards = {f"ward{seed}": records(seed) for seed in (0, 1)}
+            if kind == "postgresql":
+                made[kind] = request.getfixturevalue("postgres")
+                connection, mark = psycopg.connect(made[kind], autocommit=True), "%s"
+                # an account whose numbers are written with fewer digits than they have
+                connection.execute("ALTER ROLE owner SET extra_float_digits = -3")
+            else:
+                made[kind] = f"{kind}:///{folder}/wards.{kind}"
+                path = f"{folder}/wards.{kind}"
+                connection, mark = (sqlite3 if kind == "sqlite" else duckdb).connect(path), "?"
+            for table, frame in wards.items():
+                fill(connection, table, frame, mark)
+            connection.commit()
+            connection.close()
+        return made[kind]
+
+    return address
+
+
+@pytest.fixture
+def ask(addresses, monkeypatch):
+    """Open a query at a database of some kind."""
+
+    def opened(kind, query="SELECT * FROM ward0", key="patient", **entries):
+        monkeypatch.setenv("WARD_DATABASE", addresses(kind))
+        return open_source(
+            Source.from_mapping(
+                "Ward", {"kind": "sql", "query": query, "env": "WARD_DATABASE", "key": key} | entries
+            )
+        )
+
+    return opened
+
+
+def stacked(table, columns):
+    return pd.concat(list(table.chunks(columns)), ignore_index=True)
+
+
+# ---- the same rows, the same fit -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", DATABASES)
+def test_rows_come_whole_and_in_the_order_of_the_key(ask, kind):
+    table = ask(kind)
+    assert (table.columns, table.n_rows) == (tuple(COLUMNS), N)
+    pd.testing.assert_frame_equal(stacked(table, COLUMNS), records(0)[COLUMNS], check_exact=True)
+    pd.testing.assert_frame_equal(
+        stacked(table, ["ill", "age"]), records(0)[["ill", "age"]], check_exact=True
+    )
+    with pytest.raises(DesignError, match="no column 'patient'"):
+        next(table.chunks(["patient"]))
+
+
+@pytest.mark.parametrize("kind", DATABASES)
+def test_a_query_may_hold_percent_signs_colons_comments_and_a_semicolon(ask, kind):
+    query = """-- the '50% hi:gh' ones
+        /* only */ WITH high AS (SELECT patient, age FROM ward0 WHERE grade LIKE '50%hi:gh')
+        SELECT patient AS "key ""of"" it", CAST(age AS double precision) AS "a:ge %s" FROM high"""
+    expected = records(0).query("grade == '50% hi:gh'")["age"].tolist()
+    for end in ("", " ; ", " -- no more"):
+        table = ask(kind, query + end, 'key "of" it')
+        assert stacked(table, ["a:ge %s"])["a:ge %s"].tolist() == expected
+
+
+@pytest.mark.parametrize("kind", DATABASES)
+@pytest.mark.parametrize("rows_per_chunk", [1, 99, N, N + 1])
+def test_chunks_have_one_length_and_one_type(addresses, kind, rows_per_chunk):
+    """`dose` lacks a value in some chunks only; it is of one type in all."""
+    database = open_database("Ward", addresses(kind), "a test")
+    table = SqlTable("Ward", database, "SELECT * FROM ward0", ["patient"], rows_per_chunk=rows_per_chunk)
+    chunks = list(table.chunks(["dose", "grade"]))
+    assert [len(chunk) for chunk in chunks[:-1]] == [rows_per_chunk] * (len(chunks) - 1)
+    assert {str(chunk["dose"].dtype) for chunk in chunks} == {"float64"}
+    pd.testing.assert_frame_equal(pd.concat(chunks, ignore_index=True), records(0)[["dose", "grade"]])
+    assert [chunk.shape for chunk in table.chunks([])] == [(len(chunk), 0) for chunk in chunks]
+
+
+@pytest.fixture
+def partition():
+    return ClientPartition.from_frames(
+        {"Ward": records(0).drop(columns="patient"), "Clinic": records(1).drop(columns="patient")},
+        layout="horizontal",
+    )
+
+
+def fitted(tables):
+    partition = ClientPartition.from_frames(tables, layout="horizontal")
+    with pytest.warns(match="left out"):
+        model = GLORE.from_formula("ill ~ age + dose + C(grade) + C(site)", partition)
+    result = model.fit()
+    return np.concatenate([result.params, result.bse, [result.llf]])
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", *DATABASES])
+def test_a_fit_is_the_same_to_the_bit_from_every_source(partition, ask, kind, tmp_path):
+    expected = fitted(partition._tables)
+    tables = {}
+    for seed, site in enumerate(partition.clients):
+        if kind in DATABASES:
+            tables[site] = ask(kind, f"SELECT * FROM ward{seed}")
+            continue
+        path = tmp_path / f"{site}.{kind}"
+        frame = records(seed)
+        frame.to_csv(path, index=False) if kind == "csv" else frame.to_parquet(path)
+        tables[site] = open_source(Source(site, kind, str(path), key=("patient",)))
+        assert tables[site].columns == tuple(COLUMNS)
+    np.testing.assert_array_equal(fitted(tables), expected)
+
+
+def test_a_partition_takes_the_rows_of_a_query_and_never_their_key(ask, addresses):
+    wards = [ask("sqlite", f"SELECT * FROM ward{seed}") for seed in (0, 1)]
+    tables = dict(zip(("Ward", "Clinic"), wards, strict=True))
+    partition = ClientPartition.from_frames(tables, "patient", layout="horizontal")
+    assert partition.pooled_columns == tuple(COLUMNS) and partition.n_entities == 2 * N
+    shown = SqlTable(
+        "Ward", open_database("Ward", addresses("sqlite"), "a test"), "SELECT * FROM ward0", ["patient"]
+    )
+    with pytest.raises(PartitionError, match=r"'Ward': its table shows the key.*leave_out=key"):
+        ClientPartition.from_frames(tables | {"Ward": shown}, "patient", layout="horizontal")
+    with pytest.raises(PartitionError, match=r"'Ward' has no key column 'number'"):
+        ClientPartition.from_frames(tables, "number", layout="horizontal")
+    other = ask("sqlite", "SELECT patient, CAST(age AS TEXT) AS age FROM ward0")
+    with pytest.raises(PartitionError, match=r"column 'age' holds text at client 'Ward' and numbers"):
+        ClientPartition.from_frames(tables | {"Ward": other}, layout="horizontal")
+    with pytest.raises(PartitionError, match=r"a streamed table needs layout='horizontal'"):
+        ClientPartition.from_frames(tables, "patient")
+
+
+def test_parquet_is_streamed(tmp_path):
+    records(0).to_parquet(tmp_path / "a.parquet")
+    assert isinstance(open_source(Source("Ward", "parquet", str(tmp_path / "a.parquet"))), ParquetTable)
+
+
+@pytest.mark.parametrize("kind", DATABASES)
+def test_records_to_be_linked_keep_their_key(addresses, monkeypatch, kind):
+    monkeypatch.setenv("WARD_DATABASE", addresses(kind))
+    source = Source("Ward", "sql", query="SELECT * FROM ward0", env="WARD_DATABASE", key=("patient",))
+    pd.testing.assert_frame_equal(read_source(source), records(0), check_exact=True)
+
+
+def test_rows_come_from_the_server_by_and_by(addresses):
+    """The last row cannot be computed; the first ones are here before that is found."""
+    database = open_database("Ward", addresses("postgresql"), "a test")
+    rows = database.rows("SELECT 1 / (100000 - i) FROM generate_series(1, 100000) AS s(i)", [])
+    assert 0 < len(next(rows)) < 100_000
+    with pytest.raises(PartitionError, match="DivisionByZero, SQLSTATE 22012"):
+        list(rows)
+
+
+PEAK = """
+import sys, resource
+from fedstat.federation.tables.database import open_database
+from fedstat.federation.tables.sql import SqlTable
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+query = "SELECT i, i * 0.5 AS a, i * 0.25 AS b, i * 2.0 AS c FROM generate_series(1, 200000) AS s(i)"
+table = SqlTable("A", open_database("A", sys.argv[1], "a test"), query, ["i"], rows_per_chunk=10_000)
+rows = sum(len(chunk) for chunk in table.chunks(["a", "b", "c"]))
+print(rows, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+"""
+
+
+def test_memory_does_not_grow_with_the_table(addresses):
+    """As tuples of Python numbers the 200,000 rows would take more than 50 MB."""
+    run = [sys.executable, "-c", PEAK, addresses("postgresql")]
+    done = subprocess.run(run, capture_output=True, check=True, text=True)
+    rows, megabytes = map(int, done.stdout.split())
+    assert rows == 200_000 and megabytes < 40
+
+
+# ---- read, and never written -----------------------------------------------------------------------------
+
+WRITING = [
+    "DELETE FROM ward0",
+    "UPDATE ward0 SET ill = 0",
+    "INSERT INTO ward0 SELECT * FROM ward0",
+    "DROP TABLE ward0",
+    "CREATE TABLE t AS SELECT 1 AS patient",
+    "WITH gone AS (DELETE FROM ward0 RETURNING *) SELECT * FROM gone",
+    "SELECT * FROM ward0; DELETE FROM ward0",
+    "SELECT 1 AS patient) AS x; DELETE FROM ward0; SELECT * FROM (SELECT 1 AS patient",
+    "SELECT 1 AS patient) AS x; COMMIT; DELETE FROM ward0; SELECT * FROM (SELECT 1 AS patient",
+    "",
+    "-- nothing but a comment",
+]
+WRITING_BY = {
+    "postgresql": [
+        "SELECT * INTO copied FROM ward0",
+        "SELECT nextval('counter') AS patient",
+        "SELECT wipe() AS patient",
+        "SELECT set_config('transaction_read_only', 'off', true) AS patient, wipe()",
+        "SELECT * FROM ward0 FOR UPDATE",
+        "COPY ward0 TO '/tmp/fedstat-copied'",
+    ],
+    "sqlite": ["PRAGMA query_only = OFF", "ATTACH 'new.db' AS new"],
+    "duckdb": [
+        "COPY ward0 TO 'copied.csv'",
+        "SELECT 1 AS patient) AS x; COPY ward0 TO 'copied.csv'; SELECT * FROM (SELECT 1 AS patient",
+        "ATTACH 'new.db' AS new",
+    ],
+}
+
+
+def everything(kind, address):
+    """Tables and rows of a database, by a connection of the test's own."""
+    path = address.split("///")[-1]
+    connect = {"sqlite": sqlite3, "duckdb": duckdb}.get(kind)
+    connection = connect.connect(path) if connect else psycopg.connect(address)
+    catalogue = (
+        "sqlite_master" if kind == "sqlite" else "pg_catalog.pg_class" if kind == "postgresql" else None
+    )
+    names = f"SELECT count(*) FROM {catalogue or 'information_schema.tables'}"
+    found = [connection.execute(text).fetchall() for text in (names, "SELECT * FROM ward0 ORDER BY patient")]
+    connection.close()
+    return found
+
+
+CASES = [(kind, query) for kind in DATABASES for query in WRITING + WRITING_BY[kind]]
+
+
+@pytest.mark.parametrize(("kind", "query"), CASES)
+def test_a_query_that_writes_is_refused(ask, addresses, kind, query, tmp_path, monkeypatch):
+    address = addresses(kind)
+    monkeypatch.chdir(tmp_path)
+    if kind == "postgresql":
+        with psycopg.connect(address, autocommit=True) as connection:
+            connection.execute("CREATE SEQUENCE IF NOT EXISTS counter")
+            connection.execute(
+                "CREATE OR REPLACE FUNCTION wipe() RETURNS int LANGUAGE sql VOLATILE AS "
+                "'DELETE FROM ward0 RETURNING 1'"
+            )
+    before = everything(kind, address)
+    expected = "takes a query" if not query else "Ward: a query that writes"
+    with pytest.raises(PartitionError, match=expected):
+        ask(kind, query)
+    assert everything(kind, address) == before
+    assert not list(tmp_path.iterdir()) and not Path("/tmp/fedstat-copied").exists()
+
+
+WHOLE = ["DELETE FROM ward0", "SELECT 1; COMMIT; DELETE FROM ward0", "CREATE TABLE made (a INTEGER)"]
+
+
+@pytest.mark.parametrize("kind", DATABASES)
+@pytest.mark.parametrize("statement", WHOLE)
+def test_each_guard_holds_alone(addresses, kind, statement):
+    """Here a statement reaches the database as it is, and not as a part of ours."""
+    before = everything(kind, addresses(kind))
+    with pytest.raises(PartitionError, match="a query that writes"):
+        list(open_database("Ward", addresses(kind), "a test").rows(statement, []))
+    assert everything(kind, addresses(kind)) == before
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "duckdb"])
+def test_a_database_that_is_not_there_is_not_made(tmp_path, monkeypatch, kind):
+    monkeypatch.setenv("WARD_DATABASE", f"{kind}:///{tmp_path}/new.db")
+    with pytest.raises(PartitionError, match=r"could not be opened.*variable WARD_DATABASE"):
+        open_source(Source("Ward", "sql", query="SELECT 1 AS k", env="WARD_DATABASE", key=("k",)))
+    assert not list(tmp_path.iterdir())
+
+
+# ---- no secret, and no value, is told --------------------------------------------------------------------
+
+
+def all_that_is_told(error):
+    """The whole chain of an error, as a program that logs it would write it."""
+    text = "".join(traceback.format_exception(error, chain=True))
+    seen = []
+    while error is not None and error not in seen:
+        seen.append(error)
+        text += repr(error) + repr(vars(error))
+        error = error.__context__ or error.__cause__
+    return text
+
+
+def test_a_wrong_password_is_not_told(postgres, monkeypatch, caplog):
+    for name in ("", "sqlalchemy", "sqlalchemy.engine", "sqlalchemy.pool"):
+        caplog.set_level(logging.DEBUG, name or None)
+    monkeypatch.setenv("WARD_DATABASE", postgres.replace(SECRET, "Wrong-" + SECRET))
+    with pytest.raises(PartitionError, match=r"could not be opened \(OperationalError\)") as caught:
+        open_source(Source("Ward", "sql", query="SELECT 1 AS k", env="WARD_DATABASE", key=("k",)))
+    told = all_that_is_told(caught.value) + caplog.text
+    assert SECRET not in told and "127.0.0.1" not in told
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        f"what is {SECRET}?",
+        f"mongodb://a:{SECRET}@h/d",
+        f"oracle://a:{SECRET}@h",
+        "sqlite://",
+        "duckdb:///:memory:",
+    ],
+)
+def test_a_connection_string_that_cannot_be_used_is_not_told(monkeypatch, address):
+    monkeypatch.setenv("WARD_DATABASE", address)
+    with pytest.raises(PartitionError, match=r"no connection string|no read-only session|no file") as caught:
+        open_source(Source("Ward", "sql", query="SELECT 1 AS k", env="WARD_DATABASE", key=("k",)))
+    assert SECRET not in all_that_is_told(caught.value)
+
+
+FAILING = {
+    "postgresql": "SELECT patient, CAST(grade AS integer) AS g FROM ward0",
+    "duckdb": "SELECT patient, CAST(grade AS integer) AS g FROM ward0",
+    "sqlite": "SELECT patient, abs(-9223372036854775807 - 1) AS g FROM ward0",
+}
+
+
+@pytest.mark.parametrize("kind", DATABASES)
+def test_neither_errors_nor_logs_quote_a_value(ask, caplog, kind):
+    for name in ("", "sqlalchemy", "sqlalchemy.engine", "sqlalchemy.pool"):
+        caplog.set_level(logging.DEBUG, name or None)
+    stacked(ask(kind), COLUMNS)
+    with pytest.raises(PartitionError, match=r"Ward: the database refused the query \(\w+") as caught:
+        ask(kind, FAILING[kind])
+    told = all_that_is_told(caught.value) + caplog.text
+    assert not any(word in told for word in ("it's", "hi:gh", SECRET))
+
+
+def test_a_table_tells_nothing_of_its_database(ask):
+    assert repr(ask("sqlite")) == f"SqlTable('Ward', {N} rows, 4 columns)"
+    assert "wards.sqlite" not in repr(ask("sqlite")._database)
+
+
+def sql_source(**entries):
+    return Source("Ward", "sql", query="SELECT * FROM ward0", key=("patient",), **entries)
+
+
+@pytest.mark.parametrize("form", ["postgres", "postgresql", "postgresql+psycopg", "postgresql+psycopg2"])
+def test_postgresql_is_always_read_by_psycopg(ask, addresses, monkeypatch, form):
+    monkeypatch.setitem(sys.modules, "psycopg2", None)
+    monkeypatch.setenv("WARD_DATABASE", addresses("postgresql").replace("postgresql", form, 1))
+    assert open_source(sql_source(env="WARD_DATABASE")).n_rows == N
+
+
+def test_the_file_with_the_connection_string_must_be_private(addresses, tmp_path):
+    file = tmp_path / "address"
+    file.write_text(addresses("sqlite") + "\n")
+    for mode in (0o644, 0o640, 0o604, 0o602):
+        file.chmod(mode)
+        with pytest.raises(SecurityError, match=f"Ward: .*mode {mode:04o}.*chmod 600"):
+            open_source(sql_source(file=str(file)))
+    file.chmod(0o600)
+    assert open_source(sql_source(file=str(file))).n_rows == N
+
+
+def test_an_absent_connection_string_is_named(monkeypatch, tmp_path):
+    monkeypatch.delenv("WARD_DATABASE", raising=False)
+    with pytest.raises(PartitionError, match=r"Ward: .*variable WARD_DATABASE, which is absent"):
+        open_source(sql_source(env="WARD_DATABASE"))
+    with pytest.raises(PartitionError, match=r"Ward: .*nowhere', which is absent"):
+        open_source(sql_source(file=str(tmp_path / "nowhere")))
+
+
+# ---- descriptions, schemas, keys -------------------------------------------------------------------------
+
+
+def test_a_description_is_read_from_toml():
+    text = """
+    kind = "sql"
+    query = "SELECT * FROM ward0"
+    env = "WARD_DATABASE"
+    key = "patient"
+    schema = { age = { type = "numbers", unit = "years" }, grade = "text" }
+    """
+    source = Source.from_mapping("Ward", tomllib.loads(text))
+    assert source.key == ("patient",) and source.units == {"age": "years"}
+    assert source.schema["grade"].type == "text"
+
+
+WRONG = [
+    ({"kind": "xls", "path": "a.xls"}, "kind 'xls'"),
+    ({"path": "a.csv"}, "lacks the entry 'kind'"),
+    ({"kind": "csv", "path": "a.parquet"}, r"path that ends in \.csv"),
+    ({"kind": "parquet", "path": "a.parquet", "query": "SELECT 1"}, "takes no query"),
+    ({"kind": "csv", "path": "a.csv", "schema": {"x": "float"}}, "column 'x': its declared type is unknown"),
+    ({"kind": "csv", "path": "a.csv", "schema": {"x": {"unit": "m"}}}, "column 'x': its schema"),
+    ({"kind": "csv", "path": 3}, "'path' of its source is of type int"),
+    ({"kind": "sql", "query": "SELECT 1", "key": "a"}, "give env="),
+    ({"kind": "sql", "query": "SELECT 1", "key": "a", "env": "A", "file": "b"}, "and not both"),
+    ({"kind": "sql", "query": "SELECT 1", "env": "A"}, "needs a key"),
+    (
+        {"kind": "sql", "query": "SELECT 1", "key": "a", "url": f"x://{SECRET}"},
+        "unknown entries 'url'.*env names",
+    ),
+]
+
+
+@pytest.mark.parametrize(("description", "message"), WRONG)
+def test_a_wrong_description_is_refused(description, message):
+    with pytest.raises(PartitionError, match=f"Ward.*{message}") as caught:
+        Source.from_mapping("Ward", description)
+    assert SECRET not in all_that_is_told(caught.value)
+
+
+SCHEMA = {"patient": "whole numbers", "age": "numbers", "dose": "whole numbers", "grade": "text"}
+MISTAKEN = [
+    ("grade", "numbers", "text"),
+    ("age", "whole numbers", "numbers"),
+    ("ill", "true/false", "whole numbers"),
+    ("age", "dates", "numbers"),
+]
+
+
+def file_source(kind, folder, frame, schema):
+    path = folder / f"a.{kind}"
+    frame.to_csv(path, index=False) if kind == "csv" else frame.to_parquet(path)
+    return Source.from_mapping("Ward", {"kind": kind, "path": str(path), "key": "patient", "schema": schema})
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", *DATABASES])
+def test_types_are_held_against_the_schema(ask, kind, tmp_path):
+    def opened(schema):
+        if kind in DATABASES:
+            return ask(kind, schema=schema)
+        return open_source(file_source(kind, tmp_path, records(0).astype({"dose": "Int64"}), schema))
+
+    assert opened(SCHEMA).n_rows == N
+    for name, declared, found in MISTAKEN:
+        expected = f"Ward, column '{name}': expected {declared}, found {found}. Rem"
+        with pytest.raises(PartitionError, match=expected):
+            opened({name: declared})
+    with pytest.raises(PartitionError, match=r"Ward: .*no column 'weight'.*They have '"):
+        opened({"weight": "numbers"})
+
+
+def test_a_unit_in_the_file_is_held_against_the_declared_one(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    field = pa.field("age", pa.float64(), metadata={"unit": "months"})
+    pq.write_table(pa.table([[1.0, 2.0]], schema=pa.schema([field])), tmp_path / "a.parquet")
+    description = {"kind": "parquet", "path": str(tmp_path / "a.parquet")}
+
+    def opened(unit):
+        schema = {"age": {"type": "numbers", "unit": unit}}
+        return open_source(Source.from_mapping("Ward", description | {"schema": schema}))
+
+    assert opened("months").n_rows == 2
+    with pytest.raises(PartitionError, match="column 'age': expected the unit 'years', found 'months'"):
+        opened("years")
+
+
+def test_declared_text_keeps_its_zeros_and_dates_are_read(tmp_path):
+    (tmp_path / "a.csv").write_text("code,day\n007,2024-02-29\n010,\n")
+    description = {"kind": "csv", "path": str(tmp_path / "a.csv"), "schema": {"code": "text", "day": "dates"}}
+    frame = read_source(Source.from_mapping("Ward", description))
+    assert frame["code"].tolist() == ["007", "010"]
+    assert frame["day"].iloc[0] == pd.Timestamp("2024-02-29") and pd.isna(frame["day"].iloc[1])
+    (tmp_path / "a.csv").write_text("code,day\n007,2024-02-30\n")
+    with pytest.raises(PartitionError, match="column 'day': expected dates, found text"):
+        open_source(Source.from_mapping("Ward", description))
+
+
+def test_types_that_a_server_has_of_its_own(ask):
+    query = """SELECT i AS patient, i / 8.0 AS n, i = 1 AS b, DATE '2024-02-29' AS d,
+               TIMESTAMPTZ '2024-02-29 12:00:00+02' AS t, gen_random_uuid() AS u, NULL AS nothing
+               FROM generate_series(1, 3) AS s(i)"""
+    table = ask("postgresql", query)
+    frame = stacked(table, ["n", "b", "d", "t", "u", "nothing"])
+    assert frame["n"].tolist() == [0.125, 0.25, 0.375] and frame["b"].tolist() == [True, False, False]
+    assert frame["d"].iloc[0] == pd.Timestamp("2024-02-29")
+    assert frame["t"].iloc[0] == pd.Timestamp("2024-02-29 10:00", tz="UTC")
+    assert frame["u"].str.len().tolist() == [36, 36, 36]
+    assert table.kinds["u"] == "text" and table.kinds["nothing"] is None and frame["nothing"].isna().all()
+
+
+ODD = {
+    "SELECT patient, CASE WHEN ill = 0 THEN 'no' ELSE patient END AS odd FROM ward0": "'odd'.*several types",
+    "SELECT patient, x'00' AS odd FROM ward0": "'odd'.*other types",
+    "SELECT ill AS patient FROM ward0": "698 of 700 rows repeat a key",
+    "SELECT nullif(patient, (SELECT min(patient) FROM ward0)) AS patient FROM ward0": "rows have no key",
+    "SELECT age FROM ward0": "no key column 'patient'",
+}
+
+
+@pytest.mark.parametrize("query", ODD)
+def test_odd_columns_and_keys_are_refused(ask, query):
+    with pytest.raises(PartitionError, match=f"Ward.*{ODD[query]}"):
+        ask("sqlite", query)
+
+
+def test_two_columns_of_one_name_are_refused(ask):
+    with pytest.raises(PartitionError, match=r"Ward: 2 columns are called 'age'"):
+        ask("postgresql", "SELECT patient, age, dose AS age FROM ward0")
+
+
+def test_records_that_change_under_a_fit_are_noticed(tmp_path):
+    connection = sqlite3.connect(tmp_path / "a.db")
+    fill(connection, "ward0", records(0), "?")
+    connection.commit()
+    database = open_database("Ward", f"sqlite:///{tmp_path}/a.db", "a test")
+    table = SqlTable("Ward", database, "SELECT * FROM ward0", ["patient"])
+
+    def after(statement, what):
+        connection.execute(statement)
+        connection.commit()
+        return pytest.raises(DesignError, match=f"Ward: the records changed while they were in use: {what}")
+
+    stacked(table, COLUMNS)
+    stacked(table, COLUMNS)
+    one = "patient = (SELECT min(patient) FROM ward0)"
+    with after(f"UPDATE ward0 SET age = age + 1 WHERE {one}", "column 'age' has other values"):
+        stacked(table, ["age"])
+    stacked(table, ["grade"])
+    with after(f"UPDATE ward0 SET ill = 0.5 WHERE {one}", "column 'ill' is no longer of the type"):
+        stacked(table, ["ill"])
+    with after(f"DELETE FROM ward0 WHERE {one}", "699 rows came, and there were 700"):
+        stacked(table, ["grade"])
+    connection.close()
+
+
+def test_an_empty_answer_is_a_table_without_rows(ask):
+    table = ask("postgresql", "SELECT * FROM ward0 WHERE patient < 0")
+    assert (table.n_rows, table.columns) == (0, tuple(COLUMNS)) and not list(table.chunks(["age"]))
+
+
+@pytest.mark.parametrize(("package", "kind"), [("sqlalchemy", "sqlite"), ("duckdb", "duckdb"),
+                                               ("psycopg", "postgresql")])  # fmt: skip
+def test_without_the_extra_it_says_what_to_install(monkeypatch, package, kind):
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.setenv(
+        "WARD_DATABASE", f"{kind}://a:b@127.0.0.1/x" if kind == "postgresql" else f"{kind}:///x"
+    )
+    with pytest.raises(ImportError, match=r"pip install fedstat\[sql\]"):
+        open_source(sql_source(env="WARD_DATABASE"))
+
+
+def test_every_refusal_is_one_of_ours(ask):
+    with pytest.raises(FedstatError):
+        ask("sqlite", "SELECT * FROM no_such_table")
