@@ -108,8 +108,8 @@ class ClientPartition(PartitionViews):
         align : {"clear", "private"}
             Vertical: put the keys side by side, or link them by
             :mod:`fedstat.federation.rounds.alignment`, in which no client shows a key. The records are linked
-            alike; `entities` are then numbers, in an order drawn anew every time, because nobody knows all keys. It takes 43 microseconds a key, times the
-            square of the number of clients in one process.
+            alike; `entities` are then numbers, in an order drawn anew every time, because nobody knows all
+            keys. It takes 43 microseconds a key, times the square of the number of clients in one process.
         site_column : str
             Horizontal: the name by which a formula may ask for the client, as in ``C(site)``.
         partial : {"drop", "error", "mean"}

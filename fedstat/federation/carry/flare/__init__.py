@@ -4,8 +4,8 @@ One FLARE job serves a whole analysis of several fits. Its server side,
 :class:`~fedstat.federation.carry.flare.job.FlareController`, takes questions from the analyst's process and
 passes each on to the site that it is meant for; its site side,
 :class:`~fedstat.federation.carry.flare.job.FlareExecutor`, holds the site, opened at the start of
-the job from the site's own folder (:mod:`fedstat.federation.carry.site_folder`) and kept until the end. A FLARE
-client has the name of its site.
+the job from the site's own folder (:mod:`fedstat.federation.carry.site_folder`) and kept until the end.
+A FLARE client has the name of its site.
 
 The analyst's process and the controller are on the coordinator's machine and talk through a local socket that
 its owner alone can open: FLARE's admin session offers commands to the server and none to a running job, and
