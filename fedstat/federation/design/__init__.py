@@ -1,1 +1,1 @@
-"""What a model and its sites agree on before anything is estimated: coding, transforms, columns, rows."""
+"""Designs, agreed before anything is estimated: coding of columns, transforms, levels, rows."""

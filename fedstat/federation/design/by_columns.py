@@ -1,4 +1,4 @@
-"""What a model and a partition agree on before anything is estimated: columns, levels, entities.
+"""The design of sites that hold different columns, agreed before anything is estimated.
 
 The agreement is a protocol like any other: the response holder says which entities have a response, then
 every institution codes its own columns and says which entities it has.

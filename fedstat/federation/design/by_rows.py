@@ -1,4 +1,4 @@
-"""What sites that hold different rows agree on before anything is estimated: levels, transforms, columns."""
+"""The design of sites that hold different rows, agreed before anything is estimated."""
 
 from __future__ import annotations
 

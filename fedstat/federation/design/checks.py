@@ -1,4 +1,4 @@
-"""What a design must satisfy before anything is estimated from it."""
+"""Checks of a design before anything is estimated from it: levels, variation, rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which entities an institution has seen, and what stands in for single missing numbers."""
+"""The entities that an institution has seen, and means in the place of single missing numbers."""
 
 from __future__ import annotations
 

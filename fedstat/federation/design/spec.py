@@ -1,4 +1,4 @@
-"""How one institution's columns are coded: plain values, checked wherever they arrive."""
+"""The coding of one institution's columns as plain values, checked wherever they arrive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a site counts in its first pass over the coded rows, and holds against its owner's policy."""
+"""Counts of a site's first pass over the coded rows, held against its owner's policy."""
 
 from __future__ import annotations
 

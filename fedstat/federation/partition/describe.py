@@ -1,4 +1,4 @@
-"""What a partition holds, in counts."""
+"""Counts of what a partition holds."""
 
 from __future__ import annotations
 

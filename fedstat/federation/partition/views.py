@@ -1,4 +1,4 @@
-"""What a partition holds, and the ways to look at it."""
+"""The ways to look at a partition: description, plots, dependence."""
 
 from __future__ import annotations
 

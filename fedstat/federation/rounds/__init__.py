@@ -1,1 +1,1 @@
-"""What protocols ask of every site: engine, key agreement, masked sums, products, alignment, statements."""
+"""The engine, and rounds that every protocol may need: keys, masked sums, products, alignment, statements."""

@@ -1,4 +1,4 @@
-"""How the sites of a session agree on pairwise keys through the coordinator, who learns none.
+"""Agreement of a session's sites on pairwise keys through the coordinator, who learns none.
 
 Three rounds: sites show their public identities, sign fresh keys, and check each other's signatures against
 the fingerprints that their owners pinned (:mod:`fedstat.federation.crypto.keys`).

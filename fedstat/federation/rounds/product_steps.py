@@ -1,4 +1,4 @@
-"""What an institution does in a secure product of its columns with another's.
+"""Steps of an institution in a secure product of its columns with another's.
 
 A product of two clients' columns runs as :mod:`fedstat.federation.crypto.product` describes; what one client
 sends the other, and what a dealing client sends both, is sealed against the coordinator who carries it.

@@ -1,4 +1,4 @@
-"""What a site tells before any model: names and types of columns, number of rows, and its owner's policy."""
+"""The schema of a site, told before any model: columns and types, number of rows, owner's policy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the coordinator obtains the sites' statements, at the end of a run and through the one door."""
+"""The sites' statements on a run, asked for at its end and through the one door."""
 
 from __future__ import annotations
 

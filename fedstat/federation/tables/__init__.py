@@ -1,1 +1,1 @@
-"""Where records come from: sources, databases, reading, kinds of columns, keys, checks."""
+"""Records and their origin: sources, databases, reading, kinds of columns, keys, checks."""

@@ -1,4 +1,4 @@
-"""What a partition refuses, and what the analyst is told to do about it.
+"""Checks of the tables of a partition, each with what the analyst is told to do about it.
 
 Every check yields one line per problem; :func:`refuse` raises them together, so that one run
 shows all that is to be mended. Lines name clients, columns and counts, never a value.

@@ -1,4 +1,4 @@
-"""Which entity a row belongs to: keys become positions, rows become records."""
+"""Linking of tables by their keys: keys become positions, rows become records."""
 
 from __future__ import annotations
 

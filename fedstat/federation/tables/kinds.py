@@ -1,4 +1,4 @@
-"""What the columns of a table hold, told by their types."""
+"""Kinds of the columns of a table, told by their types."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where one site's records come from: a text file, a Parquet file, or a query to its own database.
+"""Sources of one site's records: a text file, a Parquet file, or a query to its own database.
 
 The owner of a site writes a :class:`Source`; no message can. A database is asked by
 :mod:`fedstat.federation.tables.database`, which makes sure that it is only read.
