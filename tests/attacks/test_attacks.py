@@ -29,7 +29,7 @@ import fedstat as fs
 from fedstat.errors import ConvergenceWarning
 from fedstat.federation.crypto import product as secure
 from fedstat.kernels.sketch import SKETCHES
-from fedstat.models.vfem.covariance_steps import SKETCH_KINDS, STAGES
+from fedstat.models.vfem.moments.staged_columns import SKETCH_KINDS, STAGES
 
 N = 240
 KNOWN = np.arange(8)

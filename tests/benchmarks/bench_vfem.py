@@ -110,7 +110,7 @@ def fit(folder, repeats=REPEATS):
     import warnings
 
     import fedstat as fs
-    from fedstat.models.vfem.moments_covariance import estimate_from_moments
+    from fedstat.models.vfem.covariance.from_moments import estimate_from_moments
 
     clock, out = Clock(), {}
     frames, study = clock.time("read", read, folder)

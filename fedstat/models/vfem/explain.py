@@ -19,11 +19,11 @@ from fedstat.kernels.sketch import single_sketches
 from fedstat.models.explain import settled
 from fedstat.models.vertical.explain_products import ProductStandIns
 from fedstat.models.vertical.model import VerticalModel
-from fedstat.models.vfem.covariance_steps import SKETCH_KINDS, STAGES
-from fedstat.models.vfem.exposure import count_exposed
-from fedstat.models.vfem.layout import make_layout
-from fedstat.models.vfem.protocol import FAMILY
-from fedstat.models.vfem.secure_product_steps import RESPONSE, check_patterns
+from fedstat.models.vfem.blocks.layout import make_layout
+from fedstat.models.vfem.blocks.request import FAMILY
+from fedstat.models.vfem.moments.secure_product_steps import RESPONSE, check_patterns
+from fedstat.models.vfem.moments.staged_columns import SKETCH_KINDS, STAGES
+from fedstat.models.vfem.statements.exposure import count_exposed
 from fedstat.typing import Array, Ints
 
 

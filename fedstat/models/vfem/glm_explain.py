@@ -14,8 +14,8 @@ import numpy as np
 from fedstat.federation.forecast.rehearsal import Answers, StandIn
 from fedstat.federation.message import Ask, Reply
 from fedstat.models.vertical.model import VerticalModel
+from fedstat.models.vfem.blocks.request import FAMILY
 from fedstat.models.vfem.explain import VFEMPlan
-from fedstat.models.vfem.protocol import FAMILY
 from fedstat.typing import Array
 
 

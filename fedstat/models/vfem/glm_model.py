@@ -4,31 +4,25 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self, get_args, overload
 
 from fedstat.errors import ModelError
-from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.design.formula.parse import Formula
 from fedstat.federation.partition.partition import ClientPartition
-from fedstat.federation.rounds.engine import Rounds
-from fedstat.federation.rounds.masked_sums import masked as mask_sums
 from fedstat.kernels.glm.family import Family, FamilySpec
 from fedstat.models.checks import check_choice, check_positive, check_whole
 from fedstat.models.vertical.model import VerticalModel
-from fedstat.models.vfem.covariance_protocol import Covariance
-from fedstat.models.vfem.cross_products import CrossOptions, check_dealers
-from fedstat.models.vfem.glm_covariance import glm_covariance
+from fedstat.models.vfem.blocks.layout import make_layout
+from fedstat.models.vfem.blocks.request import FAMILY
 from fedstat.models.vfem.glm_explain import VFEMGLMPlan
-from fedstat.models.vfem.glm_family import kernel_of
-from fedstat.models.vfem.glm_outcome import GLMOutcome
-from fedstat.models.vfem.glm_protocol import GLMAscent, GLMFit, GLMOptions, maximise
 from fedstat.models.vfem.glm_results import VFEMGLMResults
-from fedstat.models.vfem.layout import Layout, make_layout
-from fedstat.models.vfem.outcome import warn_unless_converged
-from fedstat.models.vfem.progress import Progress
-from fedstat.models.vfem.protocol import FAMILY, ask
-from fedstat.typing import Array
+from fedstat.models.vfem.iteration.glm_distribution import kernel_of
+from fedstat.models.vfem.iteration.glm_protocol import GLMAscent, GLMOptions
+from fedstat.models.vfem.iteration.progress import Progress
+from fedstat.models.vfem.moments.cross_products import CrossOptions, check_dealers
+from fedstat.models.vfem.protocol import fit_glm
+from fedstat.models.vfem.statements.glm_outcome import GLMOutcome
+from fedstat.models.vfem.statements.outcome import warn_unless_converged
 
 Method = Literal["vfem", "cc", "impute", "single"]
 CovType = Literal["observed", "none"]
@@ -157,7 +151,8 @@ class VFEMGLM(VerticalModel):
         reporter = Progress(options, sys.stderr) if progress else None
         ascent = GLMAscent(layout, self.family_spec, options, self._session, reporter)
         hidden = masked and len(layout.clients) > 1
-        protocol = self._protocol(ascent, hidden, cross, cov_type, ledger)
+        names = {block.client: block.names for block in self.design.blocks}
+        protocol = fit_glm(ascent, hidden, cross, cov_type, names)
         fit, covariance, fitted = self.engine.run(self.receipted(protocol, ledger), ledger)
         if reporter is not None:
             reporter.close()
@@ -165,22 +160,6 @@ class VFEMGLM(VerticalModel):
         result = VFEMGLMResults.of(self, layout, outcome, ledger)
         warn_unless_converged(fit)
         return result
-
-    def _protocol(
-        self, ascent: GLMAscent, hidden: bool, cross: CrossOptions, cov_type: CovType, ledger: Ledger
-    ) -> Rounds[tuple[GLMFit, Covariance | None, Mapping[str, Array]]]:
-        layout: Layout = ascent.layout
-        climb = maximise(ascent)
-        fit = yield from mask_sums(climb, layout.clients, self._session) if hidden else climb
-        fitted: Mapping[str, Array] = {}
-        if ledger.at == layout.active:
-            (reply,) = yield [ask(layout.active, "glm_fitted", self._session)]
-            fitted = reply.arrays
-        covariance = None
-        if cov_type != "none":
-            names = {block.client: block.names for block in self.design.blocks}
-            covariance = yield from glm_covariance(ascent, cross, names)
-        return fit, covariance, fitted
 
 
 class AnyFamily(VerticalModel):

@@ -15,11 +15,11 @@ from fedstat.federation.design.by_columns import design_ask
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.kernels.glm.quadrature import marginal_mean
-from fedstat.models.vfem.covariance_protocol import Places
-from fedstat.models.vfem.glm_family import kernel_of
-from fedstat.models.vfem.glm_protocol import GLMFit
+from fedstat.models.vfem.blocks.request import ask
+from fedstat.models.vfem.covariance.protocol import Places
+from fedstat.models.vfem.iteration.glm_distribution import kernel_of
+from fedstat.models.vfem.iteration.glm_protocol import GLMFit
 from fedstat.models.vfem.prediction import present_clients
-from fedstat.models.vfem.protocol import ask
 from fedstat.typing import Bools, Floats, Ints
 
 

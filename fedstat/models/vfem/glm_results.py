@@ -16,15 +16,15 @@ from fedstat.inference.likelihood import LRTest, cox_snell, mcfadden
 from fedstat.inference.results import FederatedResults
 from fedstat.models.checks import check_choice
 from fedstat.models.saved import READERS
-from fedstat.models.vfem.ascent_results import AscentResults
-from fedstat.models.vfem.glm_notes import glm_notes
-from fedstat.models.vfem.glm_outcome import GLMOutcome, make_estimate
+from fedstat.models.vfem.blocks.layout import Layout
 from fedstat.models.vfem.glm_prediction import GLMPredictionResults, GLMPredictor, predict_means
 from fedstat.models.vfem.glm_storage import FORMAT, read_saved, save_result
-from fedstat.models.vfem.layout import Layout
-from fedstat.models.vfem.outcome import Counts, digest
 from fedstat.models.vfem.prediction import released_specs
 from fedstat.models.vfem.results import METHODS
+from fedstat.models.vfem.statements.ascent_results import AscentResults
+from fedstat.models.vfem.statements.glm_notes import glm_notes
+from fedstat.models.vfem.statements.glm_outcome import GLMOutcome, make_estimate
+from fedstat.models.vfem.statements.outcome import Counts, digest
 from fedstat.typing import Array
 
 if TYPE_CHECKING:

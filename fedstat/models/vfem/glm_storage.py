@@ -20,10 +20,10 @@ from fedstat.models.saved import (
     write,
 )
 from fedstat.models.vertical.fit import TraceRow
-from fedstat.models.vfem.covariance_protocol import Covariance
-from fedstat.models.vfem.glm_outcome import GLMOutcome
-from fedstat.models.vfem.glm_protocol import GLMFit, GLMOptions
-from fedstat.models.vfem.outcome import Counts
+from fedstat.models.vfem.covariance.protocol import Covariance
+from fedstat.models.vfem.iteration.glm_protocol import GLMFit, GLMOptions
+from fedstat.models.vfem.statements.glm_outcome import GLMOutcome
+from fedstat.models.vfem.statements.outcome import Counts
 from fedstat.typing import Array
 
 if TYPE_CHECKING:

@@ -18,18 +18,28 @@ from fedstat.federation.rounds.engine import Rounds
 from fedstat.models.checks import check_choice, check_positive, check_whole
 from fedstat.models.vertical.fit import MomentsFit
 from fedstat.models.vertical.merges import LARGEST_SHARE
-from fedstat.models.vfem.covariance_protocol import Covariance, information_covariance
-from fedstat.models.vfem.cross_products import CrossOptions, check_dealers
+from fedstat.models.vfem.blocks.layout import Layout, make_layout
+from fedstat.models.vfem.blocks.request import FAMILY
+from fedstat.models.vfem.covariance.from_moments import check_cov_type, estimate_from_moments
 from fedstat.models.vfem.explain import VFEMPlan
 from fedstat.models.vfem.glm_model import AnyFamily
-from fedstat.models.vfem.layout import Layout, make_layout
-from fedstat.models.vfem.moments_covariance import check_cov_type, estimate_from_moments
-from fedstat.models.vfem.moments_protocol import Exchange, exchange_moments
-from fedstat.models.vfem.outcome import Outcome, by_client, warn_of_merges, warn_unless_converged
-from fedstat.models.vfem.progress import Progress
-from fedstat.models.vfem.protocol import FAMILY, SMALLEST_MEMORY, Ascent, Fit, Options, ask, maximise
+from fedstat.models.vfem.iteration.progress import Progress
+from fedstat.models.vfem.iteration.protocol import (
+    SMALLEST_MEMORY,
+    Ascent,
+    Options,
+    maximise,
+)
+from fedstat.models.vfem.moments.cross_products import CrossOptions
+from fedstat.models.vfem.moments.protocol import Exchange, exchange_moments
+from fedstat.models.vfem.protocol import fit_normal
 from fedstat.models.vfem.results import VFEMResults
-from fedstat.models.vfem.sem_protocol import sem_covariance
+from fedstat.models.vfem.statements.outcome import (
+    Outcome,
+    by_client,
+    warn_of_merges,
+    warn_unless_converged,
+)
 from fedstat.typing import Array, Floats
 
 Method: TypeAlias = Literal["vfem", "cc", "impute", "single"]
@@ -234,7 +244,9 @@ class VFEMRegression(AnyFamily):
             fit = by_client(found)
             fitted: Mapping[str, Array] = {}
         else:
-            protocol = self._protocol(layout, options, cross, cov_type, init, ledger, reporter)
+            ascent = Ascent(layout, options, self._session, reporter)
+            names = {block.client: block.names for block in self.design.blocks}
+            protocol = fit_normal(ascent, self._first_point(layout, options, init), cross, cov_type, names)
             fit, covariance, fitted = self.engine.run(self.receipted(protocol, ledger), ledger)
         if reporter is not None:
             reporter.close()
@@ -244,32 +256,6 @@ class VFEMRegression(AnyFamily):
         result = VFEMResults.of(self, layout, outcome, ledger)
         warn_unless_converged(fit)
         return result
-
-    def _protocol(
-        self,
-        layout: Layout,
-        options: Options,
-        cross: CrossOptions,
-        cov_type: CovType,
-        init: Init,
-        ledger: Ledger,
-        reporter: Progress | None,
-    ) -> Rounds[tuple[Fit, Covariance | None, Mapping[str, Array]]]:
-        check_dealers(layout, cross)
-        beta = yield from self._first_point(layout, options, init)
-        ascent = Ascent(layout, options, self._session, reporter)
-        fit = yield from maximise(ascent, beta)
-        names = {block.client: block.names for block in self.design.blocks}
-        fitted: Mapping[str, Array] = {}
-        if ledger.at == layout.active:
-            (reply,) = yield [ask(layout.active, "fitted", self._session)]
-            fitted = reply.arrays
-        covariance = None
-        if cov_type == "sem":
-            covariance = yield from sem_covariance(ascent, cross, fit.a, fit.s2)
-        elif cov_type != "none":
-            covariance = yield from information_covariance(ascent, cross, names, cov_type == "robust")
-        return fit, covariance, fitted
 
     def _exchange_moments(self, layout: Layout, ledger: Ledger, max_moved: float) -> Rounds[Exchange]:
         names = {block.client: block.names for block in self.design.blocks}

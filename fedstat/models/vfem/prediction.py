@@ -22,8 +22,9 @@ from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.kernels.rows import row_dots
 from fedstat.models.vertical.model import VerticalModel
-from fedstat.models.vfem.covariance_protocol import Places
-from fedstat.models.vfem.protocol import Fit, ask
+from fedstat.models.vfem.blocks.request import ask
+from fedstat.models.vfem.covariance.protocol import Places
+from fedstat.models.vfem.iteration.protocol import Fit
 from fedstat.typing import Array, Bools, Floats, Ints
 
 

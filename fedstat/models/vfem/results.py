@@ -16,12 +16,7 @@ from fedstat.inference.estimate import Estimate
 from fedstat.inference.likelihood import LRTest
 from fedstat.inference.results import FederatedResults
 from fedstat.models.saved import READERS
-from fedstat.models.vfem.ascent_results import AscentResults
-from fedstat.models.vfem.layout import Layout
-from fedstat.models.vfem.moments_refit import refit
-from fedstat.models.vfem.moments_results import MomentStatements
-from fedstat.models.vfem.notes import fit_notes
-from fedstat.models.vfem.outcome import Counts, Outcome, count_entities, make_estimate
+from fedstat.models.vfem.blocks.layout import Layout
 from fedstat.models.vfem.prediction import (
     PredictionResults,
     Predictor,
@@ -30,12 +25,17 @@ from fedstat.models.vfem.prediction import (
     prediction_rsquared,
     released_specs,
 )
+from fedstat.models.vfem.statements.ascent_results import AscentResults
+from fedstat.models.vfem.statements.moment_statements import MomentStatements
+from fedstat.models.vfem.statements.notes import fit_notes
+from fedstat.models.vfem.statements.outcome import Counts, Outcome, count_entities, make_estimate
+from fedstat.models.vfem.statements.refit import refit
 from fedstat.models.vfem.storage import FORMAT, read_saved, save_result
 from fedstat.typing import Array
 
 if TYPE_CHECKING:
+    from fedstat.models.vfem.covariance.from_moments import CovType
     from fedstat.models.vfem.model import VFEMRegression
-    from fedstat.models.vfem.moments_covariance import CovType
 
 METHODS = {
     "vfem": "maximum likelihood",

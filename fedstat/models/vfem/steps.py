@@ -1,264 +1,33 @@
-"""What one institution computes in the iterations of VFEM.
-
-Notation of Tang, Wang, Feng and Li (TWFL): a client k holds x_i^k in R^{p_k} for n_k of n entities,
-beta_k, mu_k and Sigma_k; the active institution holds y_i, a and s2. Columns are standardised at their
-institution once; the maximum likelihood estimate moves along with them.
-
-Released while iterating: one linear predictor per entity, scalars of the iteration, and at the end the
-estimates. Under `z`, the other direction, stands (y_i - E[y_i | seen blocks]) / v_g(i).
-
-Of linear predictors, log-likelihoods, squared scores, products of moves and recentrings only sums over
-clients are needed, and masks may hide each client's own. Needed by client, and clear, are the scalars of its
-points (mu'beta and beta'Sigma beta, which weigh by missing pattern), its largest change, and whether a point
-is admissible.
-"""
+"""What a site may be asked in VFEM: the steps of every topic."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
-from scipy.linalg import cho_factor
-
-from fedstat.federation.door.state import SiteData, State
-from fedstat.federation.message import Declared, Step, check_lengths
-from fedstat.kernels.rows import row_dots
-from fedstat.models.vfem.client import Client, Evaluated, Theta, client_of, stage_client
-from fedstat.models.vfem.m_step import (
-    block_log_likelihood,
-    largest_change,
-    m_step,
-    mix,
-    move_products,
-    recentring,
-    remember,
-    set_first_point,
-    whiten_move,
-)
-from fedstat.typing import Array, Bools, Floats, Ints
-
-
-def start(
-    data: SiteData,
-    state: State,
-    keep: Bools,
-    rows: Ints,
-    n: Array,
-    filled: Array,
-    memory: Array,
-    padded: Array,
-    beta: Array | None = None,
-) -> dict[str, Array]:
-    """Standardise the block and set the first point.
-
-    Parameters
-    ----------
-    keep : (n_seen,) bool
-        Rows of the opened block that take part.
-    rows : (n_k,) int
-        Their positions among the n entities of the fit.
-    n : int
-        Entities of the fit.
-    filled : bool
-        Mean-impute the entities that the client does not have (the "impute" baseline): from here on
-        the client has them all.
-    memory : int
-        Number of earlier points that the acceleration may mix.
-    padded : bool
-        Whether linear predictors go out for all n entities, zero where the client lacks them: only so can
-        they be added up under masks.
-    beta : (p,) array, optional
-        Starting coefficients in the units of the data; zero by default.
-
-    Returns
-    -------
-    dict
-        The first linear predictor and scalars, and the extreme eigenvalues of the local covariance.
-    """
-    client = stage_client(data, state, keep, rows, int(n), bool(filled), int(memory))
-    client.padded = bool(padded)
-    mean = client.s1 / client.n_seen
-    S = client.S2 / client.n_seen - np.outer(mean, mean)
-    first = np.zeros(len(mean)) if beta is None else np.asarray(beta, dtype=float) * client.scale
-    set_first_point(client, Theta(first, mean, S))
-    return describe_points(client) | {"eigenvalues": np.linalg.eigvalsh(S)[[0, -1]]}
-
-
-def describe_points(client: Client) -> dict[str, Array]:
-    """Return the newest linear predictor, and the scalars for any mixture of the points.
-
-    For weights c over the points the coordinator needs mu'beta and t = beta'Sigma beta of the mixed
-    parameters: sums of ``c_j c_l mu_j'beta_l`` and ``c_j c_l c_m beta_l'Sigma_j beta_m``. Points before
-    the newest stand as differences from it (whose own weight is then one): with large weights of both
-    signs the products of the points themselves would cancel.
-    """
-    *earlier, newest = client.points
-    B = np.array([*[p.beta - newest.beta for p in earlier], newest.beta])
-    MU = np.array([*[p.mu - newest.mu for p in earlier], newest.mu])
-    S = np.array([*[p.Sigma - newest.Sigma for p in earlier], newest.Sigma])
-    return {
-        "linear_predictor": client.pad(row_dots(client.X, newest.beta)),
-        "centres": MU @ B.T,
-        "spreads": B @ S @ B.T,
-    }
-
-
-def step(
-    data: SiteData,
-    state: State,
-    weights: Floats,
-    z: Floats,
-    missing: Floats,
-    s2: Array,
-    omega: Array,
-    forget: Array,
-) -> dict[str, Array]:
-    """Evaluate likelihood and score at a mixture of the points, and make the local M-step there.
-
-    Parameters
-    ----------
-    weights : (q,) array
-        Of the points; they sum to one.
-    z : (n_k,) array
-        Standardised residuals of the client's entities.
-    missing : (3,) array
-        Sums of z, z^2 and 1/v over the entities that the client does not have.
-    s2 : float
-        Residual variance.
-    omega : float
-        Length of the step of beta.
-    forget : bool
-        Whether to forget the previous evaluation first, because another client found it inadmissible.
-
-    Returns
-    -------
-    dict
-        ``inside`` is 0, and nothing else comes, when the mixed Sigma has left the positive cone.
-        Otherwise the M-step's linear predictor, its scalars, the log-likelihood of the block less its
-        maximum, the squared score norm, the largest change, and the products of the newest move
-        with the earlier ones.
-    """
-    client = client_of(data, state)
-    check_lengths(data.name, z=(z, client.n_seen), missing=(missing, 3))
-    if forget:
-        client.points, client.evaluated = client.previous
-    client.previous = list(client.points), list(client.evaluated)
-    client.omega = float(omega)
-    theta = mix(client.points, weights)
-    try:
-        factor = cho_factor(theta.Sigma, lower=True)
-    except np.linalg.LinAlgError:
-        return {"inside": np.array(0)}
-    change = largest_change(client.current, theta, float(s2))
-    client.current, client.z = theta, z
-    image, direction, score2 = m_step(client, theta, factor, z, missing, float(s2))
-    remember(client, Evaluated(theta, image, direction, whiten_move(client, theta, image, float(s2))))
-    return describe_points(client) | {
-        "inside": np.array(1),
-        "log_likelihood": np.array(block_log_likelihood(client, theta, factor)),
-        "score2": np.array(score2),
-        "change": np.array(change),
-        "products": move_products(client),
-        "recentring": recentring(theta, image),
-    }
-
-
-def shorten(data: SiteData, state: State, point: Array, omega: Array) -> dict[str, Array]:
-    """Go back to an evaluated point and leave it by a shorter step.
-
-    Parameters
-    ----------
-    point : int
-        Which of the remembered points; -1 for that of the last call.
-    omega : float
-        Length of the step of beta.
-    """
-    client = client_of(data, state)
-    client.base = base = client.evaluated[int(point)] if point >= 0 else client.base
-    assert base is not None
-    client.current = base.at
-    beta = base.at.beta + float(omega) * base.direction
-    image = Theta(beta, base.image.mu, base.image.Sigma)
-    set_first_point(client, image)
-    return describe_points(client) | {"recentring": recentring(base.at, image)}
-
-
-def set_rate(data: SiteData, state: State, eta: Array) -> dict[str, Array]:
-    """Choose the gradient M-step, TWFL (8), with rate eta."""
-    client_of(data, state).eta = float(eta)
-    return {}
-
-
-def estimates(data: SiteData, state: State) -> dict[str, Array]:
-    """Release the estimates of the last evaluated point, in the units of the data."""
-    client = client_of(data, state)
-    theta = client.current
-    assert theta is not None
-    w = theta.Sigma @ theta.beta
-    return {
-        "beta": theta.beta / client.scale,
-        "mu": client.shift + client.scale * theta.mu,
-        "t": np.array(theta.beta @ w),
-    }
-
-
-POINTS: Mapping[str, Declared] = {
-    "linear_predictor": Declared(
-        "per entity", "linear predictor x'beta of the client's block", maskable=True, optional=True
-    ),
-    "centres": Declared("control", "products mu'beta of the points", 2, optional=True),
-    "spreads": Declared("control", "products beta'Sigma beta of the points", 3, optional=True),
-}
-ITERATION: Mapping[str, Declared] = {
-    "inside": Declared("control", "whether the point is admissible", 0),
-    "log_likelihood": Declared("control", "log-likelihood", 0, maskable=True, optional=True, wide=True),
-    "score2": Declared("control", "squared score norm", 0, maskable=True, optional=True, wide=True),
-    "change": Declared("control", "largest change of a parameter", 0, optional=True),
-    "products": Declared("control", "inner products of moves", maskable=True, optional=True, wide=True),
-}
-RECENTRING = Declared("control", "move of the centred intercept", 0, maskable=True, optional=True)
+from fedstat.federation.message import Step
+from fedstat.models.vfem import prediction
+from fedstat.models.vfem.covariance import glm_steps as glm_covariance_steps
+from fedstat.models.vfem.covariance import sem_steps
+from fedstat.models.vfem.covariance import steps as covariance_steps
+from fedstat.models.vfem.iteration import glm_response_steps, glm_steps, response_steps
+from fedstat.models.vfem.iteration import steps as iteration_steps
+from fedstat.models.vfem.moments import secure_product_steps, staged_columns
+from fedstat.models.vfem.moments import steps as moments_steps
 
 STEPS: Mapping[str, Step] = {
-    "start": Step(
-        start,
-        {
-            "keep": Declared("presence", "which of the client's entities take part", dtype="bool"),
-            "rows": Declared("presence", "positions of its entities among those of the fit", dtype="int64"),
-            "n": Declared("control", "number of entities", 0),
-            "filled": Declared("control", "whether missing blocks count as their mean", 0),
-            "memory": Declared("control", "memory of the acceleration", 0),
-            "padded": Declared("control", "whether linear predictors have zeros for missing entities", 0),
-            "beta": Declared("control", "starting coefficients", optional=True),
-        },
-        {**POINTS, "eigenvalues": Declared("aggregate", "extreme eigenvalues of the local covariance")},
-    ),
-    "set_rate": Step(set_rate, {"eta": Declared("control", "learning rate", 0)}),
-    "step": Step(
-        step,
-        {
-            "weights": Declared("control", "weights of the points"),
-            "z": Declared("per entity", "standardised residual of the response"),
-            "missing": Declared("aggregate", "sums of z, z^2 and 1/v over entities the client lacks"),
-            "s2": Declared("aggregate", "residual variance", 0),
-            "omega": Declared("control", "step length", 0),
-            "forget": Declared("control", "whether to forget the previous evaluation", 0),
-        },
-        {**POINTS, **ITERATION, "recentring": RECENTRING},
-    ),
-    "shorten": Step(
-        shorten,
-        {
-            "point": Declared("control", "point to return to", 0),
-            "omega": Declared("control", "step length", 0),
-        },
-        {**POINTS, "recentring": RECENTRING},
-    ),
-    "estimates": Step(
-        estimates,
-        gives={
-            "beta": Declared("aggregate", "coefficients"),
-            "mu": Declared("aggregate", "means"),
-            "t": Declared("aggregate", "variance of the block's linear predictor", 0),
-        },
-    ),
+    name: step
+    for topic in (
+        iteration_steps,
+        response_steps,
+        covariance_steps,
+        staged_columns,
+        sem_steps,
+        prediction,
+        moments_steps,
+        secure_product_steps,
+        glm_steps,
+        glm_response_steps,
+        glm_covariance_steps,
+    )
+    for name, step in topic.STEPS.items()
 }

@@ -21,9 +21,9 @@ from fedstat.models.saved import (
     write,
 )
 from fedstat.models.vertical.fit import TraceRow
-from fedstat.models.vfem.covariance_protocol import Covariance
+from fedstat.models.vfem.covariance.protocol import Covariance
+from fedstat.models.vfem.iteration.protocol import Fit, Options
 from fedstat.models.vfem.prediction import Response
-from fedstat.models.vfem.protocol import Fit, Options
 from fedstat.typing import Array
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from fedstat.errors import PolicyError
 from fedstat.federation.crypto.masks import unmask_sum
 from fedstat.federation.door.policy import Policy
 from fedstat.federation.message import unpack_reply
-from fedstat.models.vfem import steps
-from fedstat.models.vfem.exposure import count_exposed
-from fedstat.models.vfem.layout import make_layout
+from fedstat.models.vfem.blocks.layout import make_layout
+from fedstat.models.vfem.iteration import steps
+from fedstat.models.vfem.statements.exposure import count_exposed
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.DisclosureWarning")
 

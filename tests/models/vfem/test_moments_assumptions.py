@@ -14,14 +14,14 @@ from statsmodels.tools.numdiff import approx_fprime
 from fedstat.errors import EstimationError, NotAvailableError
 from fedstat.models.vertical.fit import fit_moments
 from fedstat.models.vertical.moments import PatternMoments
-from fedstat.models.vfem.moments_assumptions import (
+from fedstat.models.vfem.statements.assumptions import (
     independence_lr_test,
     independence_tests,
     joint_law,
     little_test,
     unrestricted_law,
 )
-from fedstat.models.vfem.moments_normal import normal_step
+from fedstat.models.vfem.statements.normal_law import normal_step
 
 # Upper triangles of the sums of (1, x, y)(1, x, y)' of R's data set airquality, by who is seen of Ozone and
 # Solar.R; x = Ozone, Solar.R, ten times Wind, Month, Day, and y = Temp.

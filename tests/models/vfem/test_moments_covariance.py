@@ -12,9 +12,9 @@ from fedstat.errors import NotAvailableError
 from fedstat.models.vertical.fit import fit_moments
 from fedstat.models.vertical.likelihood import block_covariance, residuals
 from fedstat.models.vertical.moments import PatternMoments
-from fedstat.models.vfem.moments_covariance import moments_covariance, sem_covariance
-from fedstat.models.vfem.moments_em import EMPoint, em_step
-from fedstat.models.vfem.outcome import by_client, origin_jacobian
+from fedstat.models.vfem.covariance.from_moments import moments_covariance, sem_covariance
+from fedstat.models.vfem.covariance.moments_em import EMPoint, em_step
+from fedstat.models.vfem.statements.outcome import by_client, origin_jacobian
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.DisclosureWarning")
 

@@ -13,9 +13,9 @@ from fedstat.errors import ConvergenceWarning, EstimationError, ModelError, NotA
 from fedstat.kernels.glm.family import FamilySpec
 from fedstat.kernels.glm.quadrature import BY_M, BY_V, LOG, LOGIT, PROBIT, marginal_likelihood
 from fedstat.models.checks import check_response
-from fedstat.models.vfem.client import Theta, summarise
-from fedstat.models.vfem.glm_direction import Memory, quasi_newton
-from fedstat.models.vfem.glm_steps import local_score
+from fedstat.models.vfem.blocks.client import Theta, summarise
+from fedstat.models.vfem.iteration.glm_steps import local_score
+from fedstat.models.vfem.iteration.quasi_newton import Memory, quasi_newton
 
 FAMILIES = {
     "Logit": sm.families.Binomial(),

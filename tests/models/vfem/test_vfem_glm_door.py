@@ -10,8 +10,8 @@ from fedstat.errors import EstimationError, MessageError, PolicyError
 from fedstat.federation.crypto.masks import unmask_sum
 from fedstat.federation.door.policy import Policy
 from fedstat.federation.message import Ask, pack_ask, unpack_reply
-from fedstat.models.vfem.glm_response_steps import STEPS as RESPONSE_STEPS
-from fedstat.models.vfem.glm_steps import STEPS
+from fedstat.models.vfem.iteration.glm_response_steps import STEPS as RESPONSE_STEPS
+from fedstat.models.vfem.iteration.glm_steps import STEPS
 
 BINOMIAL = sm.families.Binomial()
 HIDDEN = {"linear_predictor", "log_likelihood", "sy", "yhy"}

@@ -22,11 +22,11 @@ from fedstat.federation.door.state import State
 from fedstat.federation.message import Reply
 from fedstat.kernels.glm.family import FamilySpec
 from fedstat.models.vertical.moments import number_patterns
-from fedstat.models.vfem.cross_products import CrossOptions
-from fedstat.models.vfem.glm_covariance import glm_covariance
-from fedstat.models.vfem.glm_outcome import reported_covariance
-from fedstat.models.vfem.glm_protocol import GLMAscent, GLMOptions, maximise
-from fedstat.models.vfem.layout import Layout
+from fedstat.models.vfem.blocks.layout import Layout
+from fedstat.models.vfem.covariance.glm_protocol import glm_covariance
+from fedstat.models.vfem.iteration.glm_protocol import GLMAscent, GLMOptions, maximise
+from fedstat.models.vfem.moments.cross_products import CrossOptions
+from fedstat.models.vfem.statements.glm_outcome import reported_covariance
 
 TABLE = Path(__file__).parents[2] / "benchmarks" / "results" / "vfem_glm_coverage.csv"
 OPTIONS = GLMOptions(tol_score=1e-5, tol_change=1e-3)

@@ -14,8 +14,8 @@ from oracle import ITERATIVE, Study, simulate
 
 import fedstat as fs
 from fedstat.federation.message import pack_ask, unpack_reply
-from fedstat.models.vfem.layout import make_layout
-from fedstat.models.vfem.protocol import Ascent, Options, maximise
+from fedstat.models.vfem.blocks.layout import make_layout
+from fedstat.models.vfem.iteration.protocol import Ascent, Options, maximise
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.DisclosureWarning")
 

@@ -19,7 +19,7 @@ from fedstat.errors import (
     PolicyError,
 )
 from fedstat.federation.door.policy import Policy
-from fedstat.models.vfem import protocol, steps
+from fedstat.models.vfem.iteration import protocol, steps
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.DisclosureWarning")
 

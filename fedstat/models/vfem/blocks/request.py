@@ -1,0 +1,14 @@
+"""How a step of this family is asked for."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedstat.federation.message import Ask
+
+FAMILY = "vfem"
+
+
+def ask(site: str, step: str, session: str, **arrays: object) -> Ask:
+    """Address one step of this family."""
+    return Ask(site, FAMILY, step, {k: np.asarray(v) for k, v in arrays.items()}, session)

@@ -1,0 +1,1 @@
+"""The covariance of the estimates: observed, expected and robust information, supplemented EM."""

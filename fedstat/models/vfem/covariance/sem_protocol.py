@@ -1,0 +1,309 @@
+"""Supplemented EM (Meng and Rubin 1991): covariance from the Jacobian of the exact EM map.
+
+V = I_oc^-1 (I - DM)^-1 with I_oc the expected complete-data information and DM the Jacobian of the map
+theta -> M(theta), by central differences, two evaluations for every parameter: (beta0, s2, beta, mu) and
+the lower triangle of every Sigma_k. Standardised columns are used throughout; the result is in the units
+of the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedstat.errors import EstimationError
+from fedstat.federation.rounds.engine import Rounds
+from fedstat.inference.covariance import delta_method, symmetrise
+from fedstat.models.vfem.blocks.layout import Layout
+from fedstat.models.vfem.blocks.request import ask
+from fedstat.models.vfem.covariance.protocol import Covariance, Places, project
+from fedstat.models.vfem.iteration.protocol import Ascent
+from fedstat.models.vfem.moments.cross_products import Columns, CrossOptions, cross_products
+from fedstat.typing import Array, Floats
+
+DIFFERENCE = 1e-4
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Parameters of the EM map: beta0, s2, and per client beta, mu, Sigma."""
+
+    beta0: float
+    s2: float
+    beta: list[Floats]
+    mu: list[Floats]
+    Sigma: list[Floats]
+
+    def pack(self) -> Floats:
+        """(beta0, s2, beta_1, mu_1, ..., vech Sigma_1, ...)."""
+        both = [part for k in range(len(self.beta)) for part in (self.beta[k], self.mu[k])]
+        return np.concatenate(
+            [[self.beta0, self.s2], *both, *[S[np.tril_indices(len(S))] for S in self.Sigma]]
+        )
+
+    @staticmethod
+    def unpack(theta: Floats, sizes: tuple[int, ...]) -> Point:
+        """Read :meth:`pack`."""
+        places = Places(sizes)
+        at, Sigma = places.total, []
+        for p in sizes:
+            i, j = np.tril_indices(p)
+            S = np.zeros((p, p))
+            S[i, j] = S[j, i] = theta[at : at + len(i)]
+            Sigma.append(S)
+            at += len(i)
+        clients = range(len(sizes))
+        return Point(
+            float(theta[0]),
+            float(theta[1]),
+            [theta[places.beta(k)] for k in clients],
+            [theta[places.mu(k)] for k in clients],
+            Sigma,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class EMMap:
+    """What stays fixed between evaluations of the exact EM map.
+
+    Parameters
+    ----------
+    layout : Layout
+    session : str
+    sums : list of arrays
+        Per client, its sums of columns by presence of the others, (1 + K, p_k).
+    S2 : list of arrays
+        Cross-products of columns within clients.
+    cross : mapping of (int, int) to array
+        Cross-products of columns between clients, on entities that both have.
+    padded : bool
+        Whether linear predictors come for all entities, so that masks may hide their terms.
+    """
+
+    layout: Layout
+    session: str
+    sums: list[Floats]
+    S2: list[Floats]
+    cross: Mapping[tuple[int, int], Floats]
+    padded: bool
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Columns of each client."""
+        return tuple(len(S) for S in self.S2)
+
+    def evaluate(self, point: Point) -> Rounds[tuple[Point, Floats]]:
+        """Return the image of a point, and E sum (1, u)(1, u)' there, u = x - mu."""
+        lay, clients = self.layout, range(len(self.S2))
+        replies = yield [
+            ask(lay.clients[k], "sem_predictor", self.session, beta=point.beta[k], mu=point.mu[k])
+            for k in clients
+        ]
+        eta = np.zeros(lay.n)
+        for name, reply in zip(lay.clients, replies, strict=True):
+            part = reply.arrays["linear_predictor"]
+            eta[slice(None) if self.padded else lay.rows[name]] += part
+        w = [S @ b for S, b in zip(point.Sigma, point.beta, strict=True)]
+        t = np.array([b @ v for b, v in zip(point.beta, w, strict=True)])
+        a = point.beta0 + sum(float(m @ b) for m, b in zip(point.mu, point.beta, strict=True))
+        question = {"a": a, "s2": point.s2, "eta": eta, "t_missing": lay.missing @ t}
+        (response,) = yield [ask(lay.active, "residuals", self.session, **question)]
+        z = response.arrays["z"]
+        v = point.s2 + lay.missing @ t
+        sums = np.column_stack([response.arrays["z1"], response.arrays["z2"], lay.counts / v])
+        replies = yield [
+            ask(
+                name,
+                "sem_sums",
+                self.session,
+                z=z[lay.rows[name]],
+                missing=lay.missing[:, k] @ sums,
+                s2=point.s2,
+                beta=point.beta[k],
+                mu=point.mu[k],
+                Sigma=point.Sigma[k],
+            )
+            for k, name in enumerate(lay.clients)
+        ]
+        parts = [reply.arrays for reply in replies]
+        P = self.expected_gram(point, w, sums, parts)
+        return self.image(point, a, v, sums, P, parts), P
+
+    def expected_gram(
+        self, point: Point, w: list[Floats], sums: Floats, parts: list[Mapping[str, Array]]
+    ) -> Floats:
+        """E sum (1, u)(1, u)' given what is seen."""
+        lay = self.layout
+        mis = lay.missing.astype(float)
+        edges = np.cumsum([1, *self.sizes])
+        P = np.zeros((edges[-1], edges[-1]))
+        P[0, 0] = lay.n
+        for k in range(len(w)):
+            here, mu = slice(edges[k], edges[k + 1]), point.mu[k]
+            n_k = (1.0 - mis[:, k]) @ lay.counts
+            z, z2, h = mis[:, k] @ sums
+            s1 = self.sums[k][0]
+            P[0, here] = P[here, 0] = s1 - n_k * mu + w[k] * z
+            cross = np.outer(s1, mu)
+            P[here, here] = self.S2[k] - cross - cross.T + n_k * np.outer(mu, mu)
+            P[here, here] += (lay.n - n_k) * point.Sigma[k] + (z2 - h) * np.outer(w[k], w[k])
+            for j in range(k):
+                there = slice(edges[j], edges[j + 1])
+                P[there, here] = self._between(j, k, point, w, sums, parts, mis)
+                P[here, there] = P[there, here].T
+        return P
+
+    def _between(
+        self,
+        j: int,
+        k: int,
+        point: Point,
+        w: list[Floats],
+        sums: Floats,
+        parts: list[Mapping[str, Array]],
+        mis: Floats,
+    ) -> Floats:
+        both = (1.0 - mis[:, j]) * (1.0 - mis[:, k]) @ self.layout.counts
+        seen = (
+            self.cross[j, k]
+            - np.outer(self.sums[j][1 + k], point.mu[k])
+            - np.outer(point.mu[j], self.sums[k][1 + j])
+            + both * np.outer(point.mu[j], point.mu[k])
+        )
+        _, z2, h = (mis[:, j] * mis[:, k]) @ sums
+        mixed = np.outer(parts[j]["u_z"][k], w[k]) + np.outer(w[j], parts[k]["u_z"][j])
+        return np.asarray(seen + mixed + (z2 - h) * np.outer(w[j], w[k]))
+
+    def image(
+        self,
+        point: Point,
+        a: float,
+        v: Floats,
+        sums: Floats,
+        P: Floats,
+        parts: list[Mapping[str, Array]],
+    ) -> Point:
+        """M-step: regression of the expected response, TWFL (5), and the clients' own moments (6)."""
+        n, s2, counts = self.layout.n, point.s2, self.layout.counts
+        gradient = np.concatenate([[s2 * sums[:, 0].sum()], *[part["gradient"] for part in parts]])
+        step = np.linalg.solve(P, gradient)
+        error = s2 * s2 * sums[:, 1].sum() + np.sum(counts * (v - s2) * s2 / v)
+        edges = np.cumsum([1, *self.sizes])
+        beta = [b + step[edges[k] : edges[k + 1]] for k, b in enumerate(point.beta)]
+        beta0 = a + step[0] - sum(float(m @ b) for m, b in zip(point.mu, beta, strict=True))
+        return Point(
+            beta0,
+            (error - gradient @ step) / n,
+            beta,
+            [part["mu"] for part in parts],
+            [part["Sigma"] for part in parts],
+        )
+
+
+def complete_information(point: Point, P: Floats, n: int) -> Floats:
+    """Return the expected complete-data information of :meth:`Point.pack` at the estimate."""
+    sizes = tuple(len(b) for b in point.beta)
+    places = Places(sizes)
+    theta = point.pack()
+    info = np.zeros((len(theta), len(theta)))
+    mu = np.concatenate(point.mu)
+    shift = np.eye(len(P))
+    shift[1:, 0] = mu
+    regression = delta_method(P, shift) / point.s2
+    order = [0, *[i for k in range(len(sizes)) for i in range(places.beta(k).start, places.beta(k).stop)]]
+    info[np.ix_(order, order)] = regression
+    info[1, 1] = 0.5 * n / point.s2**2
+    at = places.total
+    for k, S in enumerate(point.Sigma):
+        precision = np.linalg.inv(S)
+        info[places.mu(k), places.mu(k)] = n * precision
+        i, j = np.tril_indices(len(S))
+        basis = np.zeros((len(i), len(S), len(S)))
+        basis[np.arange(len(i)), i, j] = basis[np.arange(len(i)), j, i] = 1.0
+        left = precision @ basis
+        here = slice(at, at + len(i))
+        info[here, here] = 0.5 * n * np.einsum("aij,bji->ab", left, left)
+        at += len(i)
+    return info
+
+
+def to_psi(point: Point, scales: list[Floats]) -> Floats:
+    """Jacobian of psi = (a, s2, beta, mu) in the units of the data by (beta0, s2, beta, mu)."""
+    places = Places(tuple(len(b) for b in point.beta))
+    A = np.eye(places.total)
+    for k, scale in enumerate(scales):
+        A[0, places.beta(k)], A[0, places.mu(k)] = point.mu[k], point.beta[k]
+        A[places.beta(k), places.beta(k)] /= scale[:, None]
+        A[places.mu(k), places.mu(k)] *= scale[:, None]
+    return A
+
+
+def sem_covariance(ascent: Ascent, options: CrossOptions, fit_a: float, fit_s2: float) -> Rounds[Covariance]:
+    """Covariance of psi by supplemented EM.
+
+    Parameters
+    ----------
+    ascent : Ascent
+        After it has converged.
+    options : CrossOptions
+    fit_a, fit_s2 : float
+        Estimates of the centred intercept and the residual variance.
+
+    Raises
+    ------
+    EstimationError
+        When the EM map does not contract, so that no covariance follows from it.
+    """
+    lay = ascent.layout
+    seen = ~lay.missing
+    replies = yield [
+        ask(k, "sem_constants", ascent.session, others=seen[lay.code[lay.rows[k]]]) for k in lay.clients
+    ]
+    parts = [reply.arrays for reply in replies]
+    wanted = Columns("columns", tuple(len(part["S2"]) for part in parts))
+    products = yield from cross_products(lay, ascent.session, wanted, options)
+    blocks, moved = project([{"gram": part["S2"]} for part in parts], products)
+    em = EMMap(lay, ascent.session, [p["s1"] for p in parts], [p["S2"] for p in parts], blocks, ascent.masked)
+    beta, mu = [p["beta"] for p in parts], [p["mu"] for p in parts]
+    beta0 = fit_a - sum(float(m @ b) for m, b in zip(mu, beta, strict=True))
+    centre = Point(beta0, fit_s2, beta, mu, [p["Sigma"] for p in parts])
+    P, DM = yield from ascent.hide(differentiate(em, centre))
+    V = solve_sem(complete_information(centre, P, lay.n), DM)
+    A = np.zeros((Places(em.sizes).total, len(V)))
+    A[:, : A.shape[0]] = to_psi(centre, [p["scale"] for p in parts])
+    symmetric, asymmetry = symmetrise(A @ V @ A.T)
+    return Covariance.of(symmetric, products, moved, asymmetry)
+
+
+def differentiate(em: EMMap, centre: Point) -> Rounds[tuple[Floats, Floats]]:
+    """Return E sum (1, u)(1, u)' at a point, and d M_j / d theta_i at (i, j), by central differences."""
+    _, P = yield from em.evaluate(centre)
+    theta = centre.pack()
+    size = np.full(len(theta), DIFFERENCE)
+    places = Places(em.sizes)
+    root = np.sqrt(centre.s2)
+    size[0], size[1] = DIFFERENCE * root, DIFFERENCE * centre.s2
+    for k in range(len(em.sizes)):
+        size[places.beta(k)] *= root
+    rows = []
+    for i, d in enumerate(size):
+        ends = []
+        for sign in (1.0, -1.0):
+            moved = theta.copy()
+            moved[i] += sign * d
+            image, _ = yield from em.evaluate(Point.unpack(moved, em.sizes))
+            ends.append(image.pack())
+        rows.append((ends[0] - ends[1]) / (2.0 * d))
+    return P, np.array(rows)
+
+
+def solve_sem(information: Floats, DM: Floats) -> Floats:
+    """V = I_oc^-1 (I - DM)^-1."""
+    if np.abs(np.linalg.eigvals(DM)).max() >= 1.0:
+        raise EstimationError(
+            "supplemented EM: the EM map does not contract at the estimate; use cov_type='observed'"
+        )
+    complete = np.linalg.inv(information)
+    return np.asarray(np.linalg.solve((np.eye(len(DM)) - DM).T, complete.T).T)

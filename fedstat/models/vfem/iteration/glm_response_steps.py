@@ -1,0 +1,212 @@
+"""What the response holder computes in the iterations of VFEM for other families than the normal.
+
+Released while iterating: two derivatives of the log-likelihood per entity, sums by missing pattern and
+scalars. Where the coordinator sits at this institution nothing of it leaves, but for the numbers per
+entity that clients are sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fedstat.errors import MessageError
+from fedstat.federation.door.state import SiteData, State
+from fedstat.federation.message import Declared, Step, check_lengths
+from fedstat.kernels.glm.family import FamilySpec
+from fedstat.kernels.glm.quadrature import (
+    BY_M,
+    BY_MM,
+    BY_MV,
+    BY_V,
+    BY_VV,
+    LARGEST_MEAN,
+    LARGEST_VARIANCE,
+    LOG_P,
+    marginal_likelihood,
+    marginal_mean,
+)
+from fedstat.models.checks import check_response
+from fedstat.models.vfem.iteration.glm_distribution import kernel_of, null_log_likelihood
+from fedstat.typing import Array, Bools, Floats, Ints
+
+
+@dataclass(slots=True)
+class GLMResponse:
+    """The response holder during a fit.
+
+    Parameters
+    ----------
+    y : (n,) array
+    code : (n,) int
+        Missing pattern of each entity.
+    kernel : int
+        Compiled likelihood; see :mod:`fedstat.kernels.glm.quadrature`.
+    m, v, terms : (n,), (n,) and (6, n) arrays
+        Mean and variance of the linear predictors, and the likelihood with its derivatives there.
+    """
+
+    y: Floats
+    code: Ints
+    kernel: int
+    m: Floats = field(default_factory=lambda: np.empty(0))
+    v: Floats = field(default_factory=lambda: np.empty(0))
+    terms: Floats = field(default_factory=lambda: np.empty((6, 0)))
+
+    def by_pattern(self, values: Floats, patterns: int) -> Floats:
+        """Sum rows of numbers per entity by missing pattern: (q, n) -> (G, q)."""
+        return np.array([np.bincount(self.code, weights=row, minlength=patterns) for row in values]).T
+
+
+def glm_response_of(data: SiteData, state: State) -> GLMResponse:
+    """Return this fit's response, or say that the fit was not started here."""
+    if "vfem glm response" not in state:
+        raise MessageError(f"{data.name}: this fit was not started here; ask 'glm_start_response' first")
+    response: GLMResponse = state.use("vfem glm response")
+    return response
+
+
+def glm_start_response(
+    data: SiteData, state: State, text: str, keep: Bools, code: Ints
+) -> tuple[dict[str, Array], str]:
+    """Choose the entities of a fit, and release the mean of their response with its log-likelihood.
+
+    Parameters
+    ----------
+    text : str
+        Family and link.
+    keep : (rows,) bool
+        Rows of the institution that take part, in the order of the entities.
+    code : (n,) int
+        Missing pattern of each entity.
+    """
+    spec, y = FamilySpec.from_json(text), state.use("response")
+    check_lengths(data.name, keep=(keep, len(y)), code=(code, int(np.count_nonzero(keep))))
+    if len(code) and code.min() < 0:
+        raise MessageError(f"{data.name}: array 'code' holds numbers below zero")
+    y = np.ascontiguousarray(y[keep])
+    check_response(data.name, spec.name, y)
+    state.keep("vfem glm response", GLMResponse(y, code, kernel_of(spec)), len(y))
+    return {"null": np.array([y.mean(), null_log_likelihood(spec, y)])}, ""
+
+
+def glm_evaluate(
+    data: SiteData, state: State, predictor: Floats, centre: Floats, spread: Floats
+) -> dict[str, Array]:
+    """Evaluate the likelihood of the response given what is seen of each entity.
+
+    Parameters
+    ----------
+    predictor : (n,) array
+        Intercept plus the clients' linear predictors of the blocks that an entity has.
+    centre, spread : (G,) arrays
+        Sums of mu'beta and of beta'Sigma beta over the clients that miss in each pattern.
+
+    Returns
+    -------
+    dict
+        ``inside`` is 0, and nothing else comes, when a linear predictor is too large to compute with.
+        Otherwise ``z`` L_m and ``h`` -L_mm per entity; ``sums`` (G, 4) of L_m, L_v, -L_mm and L_v^2 by
+        pattern; ``log_likelihood``.
+    """
+    response = glm_response_of(data, state)
+    G = len(centre)
+    check_lengths(data.name, predictor=(predictor, len(response.y)), spread=(spread, G))
+    if int(response.code.max()) >= G or (spread < 0.0).any():
+        raise MessageError(f"{data.name}: array 'spread' must be a variance for each missing pattern")
+    m, v = predictor + centre[response.code], spread[response.code]
+    if np.abs(m).max() > LARGEST_MEAN or v.max() > LARGEST_VARIANCE:
+        return {"inside": np.array(0)}
+    response.m, response.v = m, v
+    terms = marginal_likelihood(response.kernel, response.y, response.m, response.v)
+    if not np.isfinite(terms).all():
+        return {"inside": np.array(0)}
+    response.terms = terms
+    z, h = terms[BY_M], np.maximum(-terms[BY_MM], 0.0)
+    sums = response.by_pattern(np.array([z, terms[BY_V], h, terms[BY_V] ** 2]), G)
+    log_likelihood = np.array(terms[LOG_P].sum())
+    return {"inside": np.array(1), "z": z, "h": h, "sums": sums, "log_likelihood": log_likelihood}
+
+
+def glm_curvature(data: SiteData, state: State, patterns: Array) -> dict[str, Array]:
+    """Release what the observed information needs of the last evaluation.
+
+    Parameters
+    ----------
+    patterns : int
+        Missing patterns.
+
+    Returns
+    -------
+    dict
+        ``h`` -L_mm and ``cross`` -L_mv per entity; ``sums`` (G, 5) of -L_mm, -L_mv, -L_vv, -L_v and L_m
+        by pattern.
+    """
+    response = glm_response_of(data, state)
+    if int(response.code.max()) >= int(patterns):
+        raise MessageError(f"{data.name}: expected the number of missing patterns")
+    terms = response.terms
+    h = np.maximum(-terms[BY_MM], 0.0)
+    sums = response.by_pattern(
+        np.array([h, -terms[BY_MV], -terms[BY_VV], -terms[BY_V], terms[BY_M]]), int(patterns)
+    )
+    return {"h": h, "cross": -terms[BY_MV], "sums": sums}
+
+
+def glm_fitted(data: SiteData, state: State) -> dict[str, Array]:
+    """Release fitted means and residuals, one per entity, to a coordinator at this institution."""
+    response = glm_response_of(data, state)
+    mean = marginal_mean(response.kernel, response.m, response.v)[0]
+    return {"fitted": mean, "residuals": response.y - mean}
+
+
+STEPS: Mapping[str, Step] = {
+    "glm_start_response": Step(
+        glm_start_response,
+        {
+            "keep": Declared("presence", "which of the client's entities take part", dtype="bool"),
+            "code": Declared("presence", "missing pattern of each entity", dtype="int64"),
+        },
+        {"null": Declared("aggregate", "mean of the response, and its log-likelihood under that mean")},
+        text_in=Declared("control", "family and link"),
+    ),
+    "glm_evaluate": Step(
+        glm_evaluate,
+        {
+            "predictor": Declared("per entity", "sum of the clients' linear predictors"),
+            "centre": Declared("control", "means of missing linear predictors, by pattern"),
+            "spread": Declared("control", "variances of missing linear predictors, by pattern"),
+        },
+        {
+            "inside": Declared("control", "whether the point is admissible", 0),
+            "z": Declared(
+                "per entity", "derivative of the log-likelihood by the linear predictor", optional=True
+            ),
+            "h": Declared(
+                "per entity", "curvature of the log-likelihood by the linear predictor", optional=True
+            ),
+            "sums": Declared(
+                "aggregate", "sums of derivatives of the log-likelihood by pattern", 2, optional=True
+            ),
+            "log_likelihood": Declared("control", "log-likelihood", 0, optional=True),
+        },
+    ),
+    "glm_curvature": Step(
+        glm_curvature,
+        {"patterns": Declared("control", "number of missing patterns", 0)},
+        {
+            "h": Declared("per entity", "curvature of the log-likelihood by the linear predictor"),
+            "cross": Declared("per entity", "mixed derivative of the log-likelihood"),
+            "sums": Declared("aggregate", "sums of derivatives of the log-likelihood by pattern", 2),
+        },
+    ),
+    "glm_fitted": Step(
+        glm_fitted,
+        gives={
+            "fitted": Declared("per entity", "fitted means"),
+            "residuals": Declared("per entity", "residuals"),
+        },
+    ),
+}

@@ -1,0 +1,282 @@
+"""What one institution computes in the iterations of VFEM for other families than the normal.
+
+The linear predictor of entity i given what is seen of it is normal with mean and variance
+
+    m_i = b + sum_{k seen} x_i^k' beta_k + sum_{k missing} mu_k' beta_k,
+    v_i = sum_{k missing} beta_k' Sigma_k beta_k.
+
+The response holder turns m_i and v_i into the likelihood and its derivatives L_m and L_v; with these
+numbers the score of (beta_k, mu_k, Sigma_k) is a sum over the client's own rows. Columns are standardised
+at their institution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.linalg import cho_factor, cho_solve
+
+from fedstat.errors import MessageError
+from fedstat.federation.door.state import SiteData, State
+from fedstat.federation.message import Declared, Step, check_lengths
+from fedstat.kernels.rows import column_sums, gram, row_dots
+from fedstat.models.vfem.blocks.client import Client, Theta, stage_client
+from fedstat.models.vfem.iteration.m_step import block_log_likelihood
+from fedstat.models.vfem.iteration.quasi_newton import Memory, Weights
+from fedstat.typing import Array, Bools, Floats, Ints
+
+MOST_STEPS_KEPT = 100
+RIDGE = 1e-10
+"""Where fitted means run off to 0 and 1 no curvature is left, and the step must stay finite."""
+
+
+@dataclass(slots=True)
+class GLMClient:
+    """One institution's block during a fit.
+
+    Parameters
+    ----------
+    block : Client
+        Standardised rows and their sums.
+    memory : Memory
+        Its latest steps in (beta, mu, Sigma), written out as one vector.
+    trial : Theta
+        The point that was asked about last.
+    inverses : pair of (p, p) arrays
+        Inverses of the local information on beta, without terms of mean zero, and on mu.
+    """
+
+    block: Client
+    memory: Memory
+    trial: Theta
+    inverses: tuple[Floats, Floats] | None = None
+
+    @property
+    def accepted(self) -> Theta:
+        """The point at which the score was taken last."""
+        return unpack(self.memory.point, len(self.trial.mu))
+
+    def scale_scores(self, scores: Floats) -> Floats:
+        """Multiply scores, (r, d), by the inverse of the block-diagonal local information."""
+        theta, p = self.accepted, len(self.trial.mu)
+        assert self.inverses is not None
+        by_beta, by_mu = (
+            scores[:, at] @ inverse
+            for at, inverse in zip((slice(p), slice(p, 2 * p)), self.inverses, strict=True)
+        )
+        by_Sigma = theta.Sigma @ scores[:, 2 * p :].reshape(-1, p, p) @ theta.Sigma
+        return np.hstack([by_beta, by_mu, 2.0 / self.block.n_seen * by_Sigma.reshape(len(scores), -1)])
+
+
+def pack(theta: Theta) -> Floats:
+    """Write (beta, mu, Sigma) as one vector."""
+    return np.concatenate([theta.beta, theta.mu, theta.Sigma.ravel()])
+
+
+def unpack(vector: Floats, p: int) -> Theta:
+    """Read what :func:`pack` wrote; Sigma stays symmetric to the bit."""
+    Sigma = vector[2 * p :].reshape(p, p)
+    return Theta(vector[:p], vector[p : 2 * p], 0.5 * (Sigma + Sigma.T))
+
+
+def glm_client(data: SiteData, state: State) -> GLMClient:
+    """Return this fit's client, or say that the fit was not started here."""
+    if "vfem glm" not in state:
+        raise MessageError(f"{data.name}: this fit was not started here; ask 'glm_start' first")
+    client: GLMClient = state.use("vfem glm")
+    return client
+
+
+def glm_start(
+    data: SiteData, state: State, keep: Bools, rows: Ints, n: Array, filled: Array, memory: Array
+) -> dict[str, Array]:
+    """Standardise the block, and begin at coefficients of zero; nothing leaves.
+
+    Parameters
+    ----------
+    keep : (n_seen,) bool
+        Rows of the opened block that take part.
+    rows : (n_k,) int
+        Their positions among the n entities of the fit.
+    n : int
+        Entities of the fit.
+    filled : bool
+        Mean-impute the entities that the client does not have (the "impute" baseline).
+    memory : int
+        Steps that are remembered.
+    """
+    if not 1 <= int(memory) <= MOST_STEPS_KEPT:
+        raise MessageError(f"{data.name}: expected 1 to {MOST_STEPS_KEPT} steps to remember")
+    block = stage_client(data, state, keep, rows, int(n), bool(filled), memory=0)
+    block.padded = True
+    mean = block.s1 / block.n_seen
+    first = Theta(np.zeros_like(mean), mean, block.S2 / block.n_seen - np.outer(mean, mean))
+    own = int(np.count_nonzero(keep))  # filled in, the block has as many rows as the fit
+    state.keep("vfem glm", GLMClient(block, Memory(int(memory), pack(first)), first), own)
+    return {}
+
+
+def glm_score(data: SiteData, state: State, z: Floats, h: Floats, missing: Floats) -> dict[str, Array]:
+    """Accept the latest point, and release products of the local score and of the latest steps.
+
+    Parameters
+    ----------
+    z, h : (n_k,) arrays
+        L_m and -L_mm of the client's entities.
+    missing : (4,) array
+        Sums of L_m, L_v, -L_mm and L_v^2 over the entities that the client lacks.
+
+    Returns
+    -------
+    dict
+        ``sy`` S'[Y, g] and ``yhy`` [Y, g]'H[Y, g]; see
+        :class:`~fedstat.models.vfem.iteration.quasi_newton.Memory`.
+    """
+    client = glm_client(data, state)
+    n = client.block.n_seen
+    check_lengths(data.name, z=(z, n), h=(h, n), missing=(missing, 4))
+    theta = client.trial
+    client.inverses = local_inverses(client.block, theta, h, missing)
+    client.memory.take(pack(theta), local_score(client.block, theta, z, missing))
+    sy, yhy = client.memory.products(client.scale_scores)
+    return {"sy": sy, "yhy": yhy}
+
+
+def local_inverses(block: Client, theta: Theta, h: Floats, missing: Floats) -> tuple[Floats, Floats]:
+    """Inverse local information on beta and on mu; arguments as for :func:`glm_score`."""
+    w, (h_mis, squares) = theta.Sigma @ theta.beta, missing[2:]
+    P = gram(block.X, h) + h_mis * np.outer(theta.mu, theta.mu) + 4.0 * squares * np.outer(w, w)
+    P += RIDGE * np.trace(P) / len(w) * np.eye(len(w))
+    M = block.n_seen * np.linalg.inv(theta.Sigma) + h_mis * np.outer(theta.beta, theta.beta)
+    return np.linalg.inv(P), np.linalg.inv(M)
+
+
+def local_score(block: Client, theta: Theta, z: Floats, missing: Floats) -> Floats:
+    """Score of (beta, mu, Sigma) of standardised columns; arguments as for :func:`glm_score`."""
+    beta, mu, Sigma, n = theta.beta, theta.mu, theta.Sigma, block.n_seen
+    z_mis, lv_mis = missing[:2]
+    factor = cho_factor(Sigma, lower=True)
+    scatter = block.S2 - np.outer(block.s1, mu) - np.outer(mu, block.s1) + n * np.outer(mu, mu)
+    by_beta = column_sums(block.X, z) + mu * z_mis + 2.0 * lv_mis * (Sigma @ beta)
+    by_mu = z_mis * beta + cho_solve(factor, block.s1 - n * mu)
+    by_Sigma = 0.5 * cho_solve(factor, cho_solve(factor, scatter - n * Sigma).T)
+    by_Sigma = 0.5 * (by_Sigma + by_Sigma.T) + lv_mis * np.outer(beta, beta)
+    return np.concatenate([by_beta, by_mu, by_Sigma.ravel()])
+
+
+def glm_move(
+    data: SiteData, state: State, of_steps: Floats, of_scores: Floats, length: Array
+) -> dict[str, Array]:
+    """Go along a direction from the accepted point, and release the linear predictor there.
+
+    Parameters
+    ----------
+    of_steps, of_scores : (q,), (q + 1,) arrays
+        Coefficients of the direction.
+    length : float
+        How far to go; 0 stays at the accepted point.
+
+    Returns
+    -------
+    dict
+        ``inside`` is 0, and nothing else comes, when Sigma has left the positive cone. Otherwise the
+        linear predictor of all n entities, zero where the client lacks them; ``centre`` mu'beta and
+        ``spread`` beta'Sigma beta; the log-likelihood of the block less its maximum; the largest change.
+    """
+    client = glm_client(data, state)
+    kept, p = len(client.memory.steps), len(client.trial.mu)
+    check_lengths(data.name, of_steps=(of_steps, kept), of_scores=(of_scores, kept + 1))
+    move = np.zeros_like(client.memory.point)
+    if length != 0.0:
+        weights = Weights(of_steps, of_scores)
+        move = float(length) * client.memory.direction(weights, client.scale_scores)
+    theta = unpack(client.memory.point + move, p)
+    try:
+        factor = cho_factor(theta.Sigma, lower=True)
+    except np.linalg.LinAlgError:
+        return {"inside": np.array(0)}
+    client.trial = theta
+    return {
+        "inside": np.array(1),
+        "linear_predictor": client.block.pad(row_dots(client.block.X, theta.beta)),
+        "centre": np.array(theta.mu @ theta.beta),
+        "spread": np.array(theta.beta @ theta.Sigma @ theta.beta),
+        "log_likelihood": np.array(block_log_likelihood(client.block, theta, factor)),
+        "change": np.array(np.abs(move).max()),
+    }
+
+
+def glm_estimates(data: SiteData, state: State) -> dict[str, Array]:
+    """Release the estimates of the accepted point, in the units of the data."""
+    client = glm_client(data, state)
+    block, theta = client.block, client.accepted
+    beta = theta.beta / block.scale
+    return {
+        "beta": beta,
+        "mu": block.shift + block.scale * theta.mu,
+        "shift": np.array(block.shift @ beta),
+        "t": np.array(theta.beta @ theta.Sigma @ theta.beta),
+    }
+
+
+def _aggregate(what: str, ndim: int = 1) -> Declared:
+    return Declared("aggregate", what, ndim)
+
+
+def _inner(what: str) -> Declared:
+    return Declared("control", what, 2, maskable=True)
+
+
+STEPS: Mapping[str, Step] = {
+    "glm_start": Step(
+        glm_start,
+        {
+            "keep": Declared("presence", "which of the client's entities take part", dtype="bool"),
+            "rows": Declared("presence", "positions of its entities among those of the fit", dtype="int64"),
+            "n": Declared("control", "number of entities", 0),
+            "filled": Declared("control", "whether missing blocks count as their mean", 0),
+            "memory": Declared("control", "steps that are remembered", 0),
+        },
+    ),
+    "glm_score": Step(
+        glm_score,
+        {
+            "z": Declared("per entity", "derivative of the log-likelihood by the linear predictor"),
+            "h": Declared("per entity", "curvature of the log-likelihood by the linear predictor"),
+            "missing": _aggregate("sums of these over entities that the client lacks"),
+        },
+        {
+            "sy": _inner("inner products of steps and scores"),
+            "yhy": _inner("inner products of scores"),
+        },
+    ),
+    "glm_move": Step(
+        glm_move,
+        {
+            "of_steps": Declared("control", "coefficients of a direction"),
+            "of_scores": Declared("control", "coefficients of a direction"),
+            "length": Declared("control", "step length", 0),
+        },
+        {
+            "inside": Declared("control", "whether the point is admissible", 0),
+            "linear_predictor": Declared(
+                "per entity", "linear predictor x'beta of the client's block", maskable=True, optional=True
+            ),
+            "centre": Declared("control", "product mu'beta", 0, optional=True),
+            "spread": Declared("control", "product beta'Sigma beta", 0, optional=True),
+            "log_likelihood": Declared("control", "log-likelihood", 0, maskable=True, optional=True),
+            "change": Declared("control", "largest change of a parameter", 0, optional=True),
+        },
+    ),
+    "glm_estimates": Step(
+        glm_estimates,
+        gives={
+            "beta": _aggregate("coefficients"),
+            "mu": _aggregate("means"),
+            "shift": _aggregate("product of the columns' means and the coefficients", 0),
+            "t": _aggregate("variance of the block's linear predictor", 0),
+        },
+    ),
+}

@@ -1,0 +1,103 @@
+"""What the response holder computes in the iterations of VFEM.
+
+Released while iterating: one standardised residual per entity, sums by missing pattern and scalars. Where the
+coordinator sits at this institution nothing of it leaves, but for the residuals that the clients are sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from fedstat.errors import EstimationError, MessageError
+from fedstat.federation.door.state import SiteData, State
+from fedstat.federation.message import Declared, Step, check_lengths
+from fedstat.kernels.rows import standardised_residuals
+from fedstat.models.vfem.blocks.response import Active
+from fedstat.typing import Array, Bools, Floats, Ints
+
+
+def start_response(data: SiteData, state: State, keep: Bools, code: Ints) -> dict[str, Array]:
+    """Choose the entities of a fit, and release mean and variance of their response.
+
+    Parameters
+    ----------
+    keep : (rows,) bool
+        Rows of the active institution that take part, in the order of the entities.
+    code : (n,) int
+        Missing pattern of each entity.
+    """
+    response = state.use("response")
+    check_lengths(data.name, keep=(keep, len(response)), code=(code, int(np.count_nonzero(keep))))
+    if len(code) and code.min() < 0:
+        raise MessageError(f"{data.name}: array 'code' holds numbers below zero")
+    y = np.ascontiguousarray(response[keep])
+    state.keep("vfem active", Active(y, code), len(y))
+    if y.var() <= 0.0:
+        raise EstimationError(
+            f"{data.name}: the response is constant among the {len(y)} entities of this fit"
+        )
+    return {"moments": np.array([y.mean(), y.var()])}
+
+
+def residuals(
+    data: SiteData, state: State, a: Array, s2: Array, eta: Floats, t_missing: Floats
+) -> dict[str, Array]:
+    """E-step of the response: z_i = (y_i - a - eta_i) / v_g(i).
+
+    Parameters
+    ----------
+    a, s2 : float
+        Centred intercept and residual variance.
+    eta : (n,) array
+        Sum of the clients' centred linear predictors over the blocks that an entity has.
+    t_missing : (G,) array
+        Sum of t_k over the clients that miss in each pattern.
+    """
+    active: Active = state.use("vfem active")
+    patterns = int(active.code.max()) + 1
+    check_lengths(data.name, eta=(eta, len(active.y)), t_missing=(t_missing, patterns))
+    active.a, active.eta, active.v = float(a), eta, float(s2) + t_missing
+    active.z, z1, z2 = standardised_residuals(active.y, eta, active.code, active.a, active.v)
+    return {"z": active.z, "z1": z1, "z2": z2}
+
+
+def fitted(data: SiteData, state: State) -> dict[str, Array]:
+    """Release fitted values and residuals, one per entity, to a coordinator at this institution."""
+    active: Active = state.use("vfem active")
+    values = active.a + active.eta
+    return {"fitted": values, "residuals": active.y - values}
+
+
+STEPS: Mapping[str, Step] = {
+    "start_response": Step(
+        start_response,
+        {
+            "keep": Declared("presence", "which of the client's entities take part", dtype="bool"),
+            "code": Declared("presence", "missing pattern of each entity", dtype="int64"),
+        },
+        {"moments": Declared("aggregate", "mean and variance of the response")},
+    ),
+    "residuals": Step(
+        residuals,
+        {
+            "a": Declared("aggregate", "centred intercept", 0),
+            "s2": Declared("aggregate", "residual variance", 0),
+            "eta": Declared("per entity", "sum of the clients' linear predictors"),
+            "t_missing": Declared("control", "variance of missing linear predictors, by pattern"),
+        },
+        {
+            "z": Declared("per entity", "standardised residual of the response"),
+            "z1": Declared("aggregate", "sum of z by pattern"),
+            "z2": Declared("aggregate", "sum of z^2 by pattern"),
+        },
+    ),
+    "fitted": Step(
+        fitted,
+        gives={
+            "fitted": Declared("per entity", "fitted values"),
+            "residuals": Declared("per entity", "residuals"),
+        },
+    ),
+}

@@ -1,0 +1,212 @@
+"""Sums over entities of products of two clients' columns: four ways to get them.
+
+Each way is a protocol with one signature, named in ``CROSS_PRODUCTS``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from fedstat.federation.rounds.engine import Rounds
+from fedstat.models.vertical.merges import least_entities
+from fedstat.models.vfem.blocks.layout import Layout
+from fedstat.models.vfem.blocks.request import ask
+from fedstat.models.vfem.moments.secure_product_steps import BLOCK
+from fedstat.models.vfem.moments.secure_products import Side, choose_dealer, multiply_sides
+from fedstat.models.vfem.moments.staged_columns import SKETCH_KINDS, STAGES
+from fedstat.typing import Floats
+
+
+@dataclass(frozen=True, slots=True)
+class CrossOptions:
+    """How cross-products between clients are had; see :meth:`fedstat.VFEMRegression.fit`.
+
+    Parameters
+    ----------
+    how : {"secure", "sketch", "exact", "none"}
+    sketch : {"structured", "gaussian"}
+    size : int
+        Rows of the sketch.
+    at : str or None
+        Where the coordinator sits: it matters for who may deal.
+    min_count : int
+        Fewest entities behind a secure product.
+    """
+
+    how: Literal["secure", "sketch", "exact", "none"] = "secure"
+    sketch: Literal["structured", "gaussian"] = "structured"
+    size: int = 20_000
+    at: str | None = None
+    min_count: int = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """What products are wanted of: one of ``STAGES``, and how many columns each client has of it."""
+
+    stage: str
+    widths: tuple[int, ...]
+
+    @property
+    def number(self) -> int:
+        """The stage as sites are told it."""
+        return STAGES.index(self.stage)
+
+
+@dataclass(frozen=True, slots=True)
+class CrossProducts:
+    """Products of the staged columns of every pair of clients.
+
+    Parameters
+    ----------
+    blocks : mapping of (int, int) to array
+        X_j'X_k for clients number j < k.
+    how : str
+    size : int
+        Rows of the sketch; 0 without one.
+    error : float
+        Root mean squared error of an entry, relative to the lengths of the two columns, as measured
+        on the products within clients.
+    dealers : str
+        Who dealt for secure products.
+    left_out : int
+        Pairs whose products were not asked for, since too few entities have both.
+    """
+
+    blocks: Mapping[tuple[int, int], Floats]
+    how: str
+    size: int = 0
+    error: float = 0.0
+    dealers: str = ""
+    left_out: int = 0
+
+
+Way: TypeAlias = Callable[[Layout, str, Columns, CrossOptions], Rounds[CrossProducts]]
+
+
+def no_products(
+    layout: Layout, session: str, columns: Columns, options: CrossOptions
+) -> Rounds[CrossProducts]:
+    """Leave cross-products at zero, their expectation under the model."""
+    yield from ()
+    return CrossProducts({}, "none")
+
+
+def multiplied_products(
+    layout: Layout, session: str, columns: Columns, options: CrossOptions
+) -> Rounds[CrossProducts]:
+    """Multiply in secret: exact, and neither client nor the coordinator sees anything but the products.
+
+    Rows are weighted by their client, who knows 1/v of its own entities. A product over few entities would
+    disclose rows to who knows one of the two blocks; it is not asked for, and counts as zero, its
+    expectation.
+    """
+    edges = np.cumsum([0, *columns.widths])
+    which = BLOCK if columns.stage == "columns" else columns.stage
+    sides = [
+        Side(k, which, slice(edges[j], edges[j + 1]), layout.rows[k], np.zeros_like(layout.rows[k]))
+        for j, k in enumerate(layout.clients)
+    ]
+    blocks, pairs, few = {}, {}, 0
+    for j, k in combinations(range(len(sides)), 2):
+        one, two = sides[j], sides[k]
+        common = len(np.intersect1d(one.rows, two.rows, assume_unique=True))
+        if common >= least_entities(one.width + two.width - 1, options.min_count):
+            pairs[j, k] = one, two
+        else:
+            blocks[j, k] = np.zeros((one.width, two.width))
+            few += common > 0
+    multiplied = yield from multiply_sides(
+        list(pairs.values()), dealing_sites(layout), 1, layout.n, session, options.at
+    )
+    blocks |= {pair: one.products[0] for pair, one in zip(pairs, multiplied, strict=True)}
+    dealers = ", ".join(sorted({one.dealer or "the coordinator" for one in multiplied}))
+    return CrossProducts(blocks, "secure", dealers=dealers, left_out=few)
+
+
+def dealing_sites(layout: Layout) -> tuple[str, ...]:
+    """Institutions that may deal for two others: the clients and the response holder."""
+    return tuple(dict.fromkeys([*layout.clients, layout.active]))
+
+
+def check_dealers(layout: Layout, options: CrossOptions) -> None:
+    """Require somebody to deal for every two clients, before anything is computed.
+
+    Raises
+    ------
+    ModelError
+        There is nobody.
+    """
+    if options.how == "secure":
+        for a, b in combinations(layout.clients, 2):
+            choose_dealer(a, b, dealing_sites(layout), options.at)
+
+
+def sketched_products(
+    layout: Layout, session: str, columns: Columns, options: CrossOptions
+) -> Rounds[CrossProducts]:
+    """Multiply random projections that the clients draw from a seed which only they share.
+
+    TWFL Algorithm 2, mended: the clients must use the same projection; independent ones would
+    make every cross-product zero on average.
+    """
+    replies = yield [
+        ask(
+            k,
+            "sketch",
+            session,
+            stage=columns.number,
+            size=options.size,
+            kind=SKETCH_KINDS.index(options.sketch),
+        )
+        for k in layout.clients
+    ]
+    sketches = [reply.arrays["sketch"] for reply in replies]
+    error = float(np.sqrt(np.mean([float(reply.arrays["error"]) ** 2 for reply in replies])))
+    pairs = combinations(range(len(sketches)), 2)
+    blocks = {(j, k): sketches[j].T @ sketches[k] for j, k in pairs}
+    return CrossProducts(blocks, "sketch", len(sketches[0]), error)
+
+
+def exchanged_products(
+    layout: Layout, session: str, columns: Columns, options: CrossOptions
+) -> Rounds[CrossProducts]:
+    """Hand each client's columns to the clients after it, which multiply: it discloses them."""
+    number = columns.number
+    replies = yield [ask(k, "release_columns", session, stage=number) for k in layout.clients[:-1]]
+    released = [reply.arrays["columns"] for reply in replies]
+    pairs = list(combinations(range(len(layout.clients)), 2))
+    products = yield [
+        ask(
+            layout.clients[k],
+            "multiply_columns",
+            session,
+            stage=number,
+            columns=released[j],
+            rows=layout.rows[layout.clients[j]],
+        )
+        for j, k in pairs
+    ]
+    blocks = {pair: reply.arrays["products"] for pair, reply in zip(pairs, products, strict=True)}
+    return CrossProducts(blocks, "exact")
+
+
+CROSS_PRODUCTS: Mapping[str, Way] = {
+    "none": no_products,
+    "secure": multiplied_products,
+    "sketch": sketched_products,
+    "exact": exchanged_products,
+}
+
+
+def cross_products(
+    layout: Layout, session: str, columns: Columns, options: CrossOptions
+) -> Rounds[CrossProducts]:
+    """Obtain X_j'X_k for every pair of clients, as `options` say; a single client needs none."""
+    how = options.how if len(layout.clients) > 1 else "none"
+    return (yield from CROSS_PRODUCTS[how](layout, session, columns, options))

@@ -1,0 +1,107 @@
+"""Columns of which products between two clients are wanted, and the ways to multiply them in the open."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from fedstat.federation.door.state import SiteData, State
+from fedstat.federation.message import Declared, Step, check_lengths
+from fedstat.kernels.sketch import SKETCHES
+from fedstat.models.vfem.blocks.client import client_of
+from fedstat.typing import Array, Floats, Ints
+
+SKETCH_KINDS = tuple(SKETCHES)
+STAGES = ("information", "scores", "columns")
+
+
+def staged(data: SiteData, state: State, stage: int) -> Floats:
+    """Columns that a cross-product is wanted of."""
+    client = client_of(data, state)
+    if STAGES[stage] == "columns":
+        return client.X
+    return client.staged["root" if STAGES[stage] == "information" else "scores"]
+
+
+def sketch(data: SiteData, state: State, stage: Array, size: Array, kind: Array) -> dict[str, Array]:
+    """Release a random projection of the staged columns, the same one at every client.
+
+    Parameters
+    ----------
+    stage : int
+        Which columns; see ``STAGES``.
+    size : int
+        Rows of the projection.
+    kind : int
+        Which projection; see ``SKETCH_KINDS``.
+
+    Returns
+    -------
+    dict
+        ``sketch`` (size, q), and ``error``, the root mean squared error of the client's own products
+        by the sketch, relative to the lengths of the columns.
+    """
+    client, columns = client_of(data, state), staged(data, state, int(stage))
+    seed = int(np.random.SeedSequence([data.common_seed, int(stage)]).generate_state(1, np.uint64)[0])
+    draw = SKETCHES[SKETCH_KINDS[int(kind)]]
+    projected = draw(columns, client.rows, client.n, int(size), seed)
+    exact = columns.T @ columns
+    length = np.sqrt(np.diag(exact))
+    error = (projected.T @ projected - exact) / np.outer(length, length)
+    return {"sketch": projected, "error": np.array(np.sqrt(np.mean(error**2)))}
+
+
+def release_columns(data: SiteData, state: State, stage: Array) -> dict[str, Array]:
+    """Release the staged columns themselves, for another client to multiply with its own."""
+    return {"columns": np.ascontiguousarray(staged(data, state, int(stage)))}
+
+
+def multiply_columns(
+    data: SiteData, state: State, stage: Array, columns: Floats, rows: Ints
+) -> dict[str, Array]:
+    """Release the products of another client's columns with the staged ones.
+
+    Parameters
+    ----------
+    columns : (m, q) array
+        The other client's columns on its m entities.
+    rows : (m,) array of int
+        Positions of those entities.
+    """
+    client = client_of(data, state)
+    check_lengths(data.name, columns=(columns, len(rows)))
+    _, mine, theirs = np.intersect1d(client.rows, rows, assume_unique=True, return_indices=True)
+    own = staged(data, state, int(stage))
+    return {"products": columns[theirs].T @ own[mine]}
+
+
+STAGE = Declared("control", "which columns", 0)
+STEPS: Mapping[str, Step] = {
+    "sketch": Step(
+        sketch,
+        {
+            "stage": STAGE,
+            "size": Declared("control", "rows of the sketch", 0),
+            "kind": Declared("control", "kind of the sketch", 0),
+        },
+        {
+            "sketch": Declared("sketch", "random projection of the columns", 2),
+            "error": Declared("aggregate", "relative error of the sketch within the block", 0),
+        },
+    ),
+    "release_columns": Step(
+        release_columns,
+        {"stage": STAGE},
+        {"columns": Declared("raw columns", "the columns themselves, centred and weighted", 2)},
+    ),
+    "multiply_columns": Step(
+        multiply_columns,
+        {
+            "stage": STAGE,
+            "columns": Declared("raw columns", "another client's columns, centred and weighted", 2),
+            "rows": Declared("presence", "positions of that client's entities", dtype="int64"),
+        },
+        {"products": Declared("aggregate", "cross-products of two clients' columns", 2)},
+    ),
+}

@@ -1,0 +1,198 @@
+"""Tests of what VFEM assumes, from the moments of a fit: MCAR, and blocks independent between clients."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import NamedTuple
+
+import numpy as np
+from scipy import stats
+from scipy.linalg import solve_triangular
+
+from fedstat.errors import NotAvailableError
+from fedstat.inference.likelihood import LRTest
+from fedstat.models.vertical.fit import MomentsFit
+from fedstat.models.vertical.likelihood import block_covariance, residuals
+from fedstat.models.vertical.moments import PatternMoments
+from fedstat.models.vfem.statements.normal_law import (
+    Normal,
+    fit_normal,
+    inverse_by_pattern,
+    normal_step,
+    observed,
+)
+from fedstat.typing import Floats
+
+
+class LittleTest(NamedTuple):
+    """Little's test of missingness completely at random: statistic, p-value, degrees of freedom, patterns."""
+
+    statistic: float
+    pvalue: float
+    df: int
+    patterns: int
+
+
+class IndependenceTest(NamedTuple):
+    """Wilks' test that two clients' blocks are uncorrelated, on the entities that both have.
+
+    Attributes
+    ----------
+    first, second : str
+        The clients.
+    n : int
+        Entities that both have.
+    statistic, pvalue, df
+        Bartlett's chi-square; nan where `n` is too small.
+    canonical : float
+        Largest canonical correlation.
+    mean_abs : float
+        Mean absolute correlation of a column of the one with a column of the other.
+    """
+
+    first: str
+    second: str
+    n: int
+    statistic: float
+    pvalue: float
+    df: int
+    canonical: float
+    mean_abs: float
+
+
+def joint_law(fit: MomentsFit) -> Normal:
+    """Law of standardised (x, y) at the estimates of VFEM, blocks independent between clients."""
+    standard, point = fit.standard, fit.point
+    at = residuals(standard, point)
+    Sigma = block_covariance(standard, point, at)
+    w = Sigma @ point.beta
+    variance = np.exp(point.log_s2) + point.beta @ w
+    cov = np.block([[Sigma, w[:, None]], [w[None, :], np.array([[variance]])]])
+    mean = np.append(point.mu, point.b + at.m.sum())
+    return Normal(mean, cov, normal_step(standard.moments, mean, cov)[2])
+
+
+def unrestricted_law(fit: MomentsFit) -> Normal:
+    """Law of standardised (x, y) with all covariances free, by EM from that of the fit.
+
+    Raises
+    ------
+    EstimationError
+        The covariance is not determined.
+    """
+    start = joint_law(fit)
+    return fit_normal(fit.moments, start.mean, start.cov)
+
+
+def little_test(fit: MomentsFit, law: Normal | None = None) -> LittleTest:
+    """Test that the means of what is seen differ between missing patterns by chance alone (MCAR).
+
+    d2 = sum_g n_g (xbar_g - mu_g)' Sigma_g^-1 (xbar_g - mu_g) over the columns and the response that pattern
+    g sees, chi-square with sum_g p_g - p degrees of freedom under MCAR. Sigma is the maximum likelihood
+    estimate, as in R's naniar; a factor n / (n - 1) for it would make d2 smaller by the share 1 / n.
+
+    Parameters
+    ----------
+    fit : MomentsFit
+    law : Normal, optional
+        Mean and covariance under the null. By default those of the model, :func:`joint_law`: blocks are
+        independent between clients, so that correlation between them may make it reject as well. Little's
+        own test has all covariances free: give :func:`unrestricted_law`.
+
+    Raises
+    ------
+    NotAvailableError
+        There is one pattern only.
+
+    References
+    ----------
+    Little (1988), A test of missing completely at random for multivariate data with missing values,
+    Journal of the American Statistical Association 83, 1198-1202.
+    """
+    moments = fit.moments
+    used = moments.n > 0.0
+    if used.sum() < 2:
+        raise NotAvailableError("Little's test compares missing patterns, and all entities have the same one")
+    law = law or joint_law(fit)
+    seen = observed(moments)[used]
+    n = moments.n[used]
+    K, _ = inverse_by_pattern(law.cov, seen)
+    d = moments.grams[used, 0, 1:] - n[:, None] * (seen * law.mean)
+    statistic = float(np.sum(np.einsum("gi,gij,gj->g", d, K, d) / n))
+    df = int(seen.sum()) - seen.shape[1]
+    return LittleTest(statistic, float(stats.chi2.sf(statistic, df)), df, len(n))
+
+
+def independence_lr_test(fit: MomentsFit, law: Normal | None = None) -> LRTest:
+    """Likelihood ratio of all covariances free against blocks independent between clients.
+
+    Unlike the pairwise tests it is valid when missingness depends on what is seen (MAR). Its degrees of
+    freedom are p_j p_k summed over the pairs of clients that share entities.
+
+    Parameters
+    ----------
+    fit : MomentsFit
+    law : Normal, optional
+        Of :func:`unrestricted_law`, where it is at hand.
+
+    Raises
+    ------
+    NotAvailableError
+        No two clients share an entity.
+    EstimationError
+        The unrestricted covariance is not determined.
+    """
+    sizes = fit.moments.sizes
+    pairs = [(j, k) for j, k in combinations(range(len(sizes)), 2) if shared(fit.moments, j, k) > 0.0]
+    if not pairs:
+        raise NotAvailableError("no two clients have an entity in common, so no correlation can be seen")
+    df = sum(sizes[j] * sizes[k] for j, k in pairs)
+    law = law or unrestricted_law(fit)
+    statistic = 2.0 * (law.log_likelihood - joint_law(fit).log_likelihood)
+    return LRTest(statistic, float(stats.chi2.sf(statistic, df)), float(df))
+
+
+def shared(moments: PatternMoments, j: int, k: int) -> float:
+    """Entities that two clients both have."""
+    return float(moments.n[moments.patterns[:, j] & moments.patterns[:, k]].sum())
+
+
+def independence_tests(moments: PatternMoments) -> list[IndependenceTest]:
+    """Test every pair of clients for correlation between their blocks.
+
+    Wilks' Lambda = |S| / (|S_jj| |S_kk|) of the entities that both have, by Bartlett's approximation
+    -(n - 1 - (p_j + p_k + 1)/2) log Lambda ~ chi-square with p_j p_k degrees of freedom. Where missingness
+    depends on the response, the entities at hand may be correlated though the population is not.
+    """
+    pairs = combinations(range(len(moments.sizes)), 2)
+    return [wilks(moments, j, k) for j, k in pairs]
+
+
+def wilks(moments: PatternMoments, j: int, k: int) -> IndependenceTest:
+    """Wilks' test of one pair of clients."""
+    p, q = moments.sizes[j], moments.sizes[k]
+    n, S = covariance_of_shared(moments, j, k)
+    names = moments.clients[j], moments.clients[k]
+    if n <= p + q + 1:
+        return IndependenceTest(*names, int(n), np.nan, np.nan, p * q, np.nan, np.nan)
+    root = np.sqrt(np.diag(S))
+    R = S / np.outer(root, root)
+    A, B = np.linalg.cholesky(R[:p, :p]), np.linalg.cholesky(R[p:, p:])
+    left = solve_triangular(A, R[:p, p:], lower=True)
+    canonical = np.linalg.svd(solve_triangular(B, left.T, lower=True), compute_uv=False)
+    statistic = -(n - 1.0 - 0.5 * (p + q + 1)) * float(np.log1p(-(canonical**2)).sum())
+    pvalue = float(stats.chi2.sf(statistic, p * q))
+    mean_abs = float(np.abs(R[:p, p:]).mean())
+    return IndependenceTest(*names, int(n), statistic, pvalue, p * q, float(canonical[0]), mean_abs)
+
+
+def covariance_of_shared(moments: PatternMoments, j: int, k: int) -> tuple[float, Floats]:
+    """Count and covariance of two clients' columns over the entities that both have."""
+    both = moments.patterns[:, j] & moments.patterns[:, k]
+    columns = [1 + c for b in (j, k) for c in range(moments.places(b).start, moments.places(b).stop)]
+    total = moments.grams[both].sum(axis=0)
+    n = float(moments.n[both].sum())
+    if n == 0.0:
+        return n, np.zeros((len(columns), len(columns)))
+    mean = total[0, columns] / n
+    return n, np.asarray(total[np.ix_(columns, columns)] / n - np.outer(mean, mean))

@@ -1,0 +1,104 @@
+"""What masks and secure products do not hide in the iterations of VFEM, in numbers and sentences.
+
+The coordinator learns the sum of the linear predictors over clients, entity by entity, and tells it to the
+response holder. Who has a record is agreed, so that at an entity of which one client alone has a record the
+sum *is* that client's part; a receiver with a block of its own subtracts its own part first.
+
+Where two clients or more add up, no round gives any of them away. Many rounds together tell more: a round
+changes the sum by X P X' z, with the blocks of all clients side by side in X and residuals z that the
+receiver knows, so that after about as many rounds as there are columns their joint column space shows, and
+with it approximate inner products between entities. Fewer rounds tell less; exchange="moments" has no value
+per entity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from fedstat.federation.crypto.masks import TWO_SITES, hides
+from fedstat.models.vfem.blocks.layout import Layout
+from fedstat.models.vfem.covariance.protocol import Covariance
+
+MOMENTS = "exchange='moments' has no value per entity. "
+
+
+def count_exposed(layout: Layout, at: str | None) -> dict[str, int]:
+    """Entities at which a masked sum is one client's own part, by client.
+
+    Parameters
+    ----------
+    layout : Layout
+    at : str or None
+        Where the coordinator sits.
+
+    Returns
+    -------
+    dict of str to int
+        Entities of which the client has a record, and no other client but one that receives the sum: the
+        coordinator and the response holder do.
+    """
+    seen = np.zeros((layout.n, len(layout.clients)), dtype=bool)
+    for j, client in enumerate(layout.clients):  # filled-in means are zero in the sum
+        seen[layout.kept[client], j] = True
+    exposed = np.zeros_like(seen)
+    for receiver in (at, layout.active):
+        hidden = seen & np.array([client != receiver for client in layout.clients])
+        exposed |= hidden & (hidden.sum(axis=1) == 1)[:, None]
+    return dict(zip(layout.clients, exposed.sum(axis=0).tolist(), strict=True))
+
+
+def masked_notes(layout: Layout, at: str | None, remedy: str = MOMENTS) -> Iterator[str]:
+    """Say what masked iterations disclose.
+
+    Parameters
+    ----------
+    layout : Layout
+    at : str or None
+        Where the coordinator sits.
+    remedy : str
+        What to do where that is too much.
+    """
+    if len(layout.clients) == 1:
+        yield "One institution has columns: nothing is added up, and its linear predictors were not masked."
+        return
+    receivers = "the coordinator" if at == layout.active else "the coordinator and the response holder"
+    yield (
+        "Linear predictors, likelihoods and scores were added up over institutions under pairwise masks, "
+        f"among parties that follow the protocol (semi-honest): {receivers} learned the sum for every entity "
+        "in every round, and every institution the residuals of its entities. The sums of all rounds "
+        "together still tell of the rows: about as many rounds as there are columns show the joint column "
+        f"space of the institutions. {remedy}See .ledger.releases()."
+    )
+    if at != layout.active:
+        yield "Residuals and sums together give the coordinator the response of every entity."
+    parts = [
+        f"{count:,} of {len(layout.kept[k]):,} at {k}"
+        for k, count in count_exposed(layout, at).items()
+        if count
+    ]
+    if parts:
+        yield (
+            "Masks hide nothing where one institution alone, beside a receiver of the sum, has a record: the "
+            f"sum is then its own linear predictor. Entities so exposed: {', '.join(parts)}."
+        )
+    if not hides(len(layout.clients)):
+        yield TWO_SITES
+
+
+def secure_product_notes(covariance: Covariance) -> Iterator[str]:
+    """Say where exact cross-products came from, and which were left out."""
+    if covariance.how != "secure":
+        return
+    yield (
+        "Cross-products between institutions come from secure multiplication among parties that follow the "
+        f"protocol (semi-honest): nobody saw another's columns. Who deals the random numbers for two "
+        f"institutions ({covariance.dealers}) must not collude with either; the coordinator and one "
+        "institution together learn the other's products with that one's columns."
+    )
+    if covariance.left_out:
+        yield (
+            f"{covariance.left_out} of the products between two institutions would rest on too few common "
+            "entities and were not asked for; they count as zero, their expectation."
+        )

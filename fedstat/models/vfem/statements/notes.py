@@ -1,0 +1,142 @@
+"""The sentences below a VFEM summary: assumptions, accuracy, and what the exchange discloses."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+
+from fedstat.federation.account.ledger import Ledger
+from fedstat.models.vfem.blocks.layout import Layout
+from fedstat.models.vfem.moments.protocol import Exchange
+from fedstat.models.vfem.statements.exposure import masked_notes, secure_product_notes
+from fedstat.models.vfem.statements.outcome import Counts, Outcome
+
+MODEL = {
+    "vfem": (
+        "Maximum likelihood under normal errors and normal blocks that are independent between "
+        "institutions; valid when missingness depends on observed values only (MAR). R-squared is that of "
+        "an entity with every block."
+    ),
+    "cc": "Only entities with every block are used: biased unless blocks are missing completely at random.",
+    "impute": (
+        "Missing blocks count as their mean: coefficients are biased in general, and the standard "
+        "errors ignore the imputation."
+    ),
+    "single": "Other institutions' columns are left out; coefficients are those of a smaller model.",
+}
+SMALL_SAMPLE = 0.02
+EXPECTED = (
+    "Standard errors take cross-products between institutions at their expectation, zero: this needs "
+    "blocks that are missing completely at random and independent between institutions."
+)
+
+
+def fit_notes(layout: Layout, outcome: Outcome, counts: Counts, ledger: Ledger) -> list[str]:
+    """Write the notes of one fit."""
+    return [
+        *count_notes(outcome.method, counts),
+        MODEL[outcome.method],
+        *_small_sample(layout, outcome),
+        *_covariance(layout, outcome, ledger),
+        *(_disclosure if outcome.exchange is None else _moments)(layout, outcome, ledger),
+    ]
+
+
+def count_notes(method: str, counts: Counts) -> Iterator[str]:
+    """Say which entities a fit left out, or took as missing."""
+    if counts.dropped:
+        yield f"{counts.dropped:,} entities without a response were left out."
+    if counts.unused:
+        yield f"{counts.unused:,} entities with a response were left out by method='{method}'."
+    if counts.partial:
+        listed = ", ".join(f"{n:,} at {client}" for client, n in counts.partial.items())
+        yield f"Entities with only some of an institution's columns: {listed}."
+
+
+def _small_sample(layout: Layout, outcome: Outcome) -> Iterator[str]:
+    used = 1 + sum(len(beta) for beta in outcome.fit.beta.values())
+    inflation = np.sqrt(layout.n / (layout.n - used)) - 1.0
+    if inflation > SMALL_SAMPLE and outcome.covariance is not None:
+        yield (
+            f"The residual variance is that of maximum likelihood: with {layout.n:,} entities for {used} "
+            "coefficients, ordinary least squares would report standard errors that are "
+            f"{100 * inflation:.0f} % larger."
+        )
+
+
+def _covariance(layout: Layout, outcome: Outcome, ledger: Ledger) -> Iterator[str]:
+    covariance = outcome.covariance
+    if covariance is None:
+        return
+    if outcome.cov_type == "expected" and len(layout.clients) > 1:
+        yield EXPECTED
+    if covariance.how == "sketch":
+        yield (
+            f"Cross-products between institutions come from a {covariance.size:,}-row sketch: the error of a "
+            f"product is about {100 * np.sqrt(1.0 / covariance.size):.2g} % of the columns' lengths "
+            f"({100 * covariance.error:.2g} % measured within institutions); the assembled matrix moved by "
+            f"{100 * covariance.moved:.2g} % to be positive semi-definite."
+        )
+        if ledger.at is not None:
+            yield (
+                f"The institutions share the seed of the sketch, and the coordinator sits at one of them, "
+                f"'{ledger.at}': to it the sketches do not hide the columns of the others. "
+                'from_formula(..., coordinator="apart") keeps seed and sketches apart.'
+            )
+    yield from secure_product_notes(covariance)
+    if outcome.cov_type == "sem":
+        yield f"Supplemented EM: relative asymmetry {covariance.asymmetry:.1e} before it was made symmetric."
+
+
+def _disclosure(layout: Layout, outcome: Outcome, ledger: Ledger) -> Iterator[str]:
+    others = [k for k in layout.clients if k != ledger.at]
+    if others and outcome.options.masked:
+        yield from masked_notes(layout, ledger.at)
+    elif others:
+        yield (
+            "In every round each institution's linear predictor of every entity that it has, and the "
+            "residuals of the response holder, leave their institution. From a dozen such rounds, or from "
+            "one with chosen starting coefficients, their receiver can recover an institution's raw rows: "
+            "use this exchange only where that is allowed. "
+            "See .ledger.releases()."
+        )
+    if outcome.covariance is not None and outcome.covariance.how == "exact":
+        yield "Cross-products by plain exchange: institutions' columns were disclosed to other institutions."
+
+
+def _moments(layout: Layout, outcome: Outcome, ledger: Ledger) -> Iterator[str]:
+    exchange = outcome.exchange
+    assert exchange is not None
+    numbers = ", ".join(f"{count:,} of {site}" for site, count in exchange.numbers.items())
+    yield (
+        "Sums of the columns and of their products were exchanged once, by missing pattern; no value per "
+        f"entity left an institution. At least {exchange.smallest:,} entities stand behind every sum. "
+        f"Numbers released, products of two institutions counted at both: {numbers}."
+    )
+    if outcome.refitted:
+        yield "A part of a larger model, fitted from the sums of that one: nothing further was exchanged."
+    yield from _adversary(layout, exchange, ledger)
+    plan = exchange.plan
+    if plan.changes:
+        yield (
+            f"Patterns with few entities are not released: {plan.moved:,} entities count as missing at an "
+            f"institution that has them, and {plan.left_out:,} that would lack everything are left out."
+        )
+
+
+def _adversary(layout: Layout, exchange: Exchange, ledger: Ledger) -> Iterator[str]:
+    pairs = Counter(dealer or "the coordinator" for dealer in exchange.dealers.values())
+    if not pairs:
+        return
+    listed = ", ".join(f"{dealer} for {count} pair{'s' * (count > 1)}" for dealer, count in pairs.items())
+    yield (
+        "Products between institutions come from secure multiplication among parties that follow the "
+        "protocol and may keep what they see (semi-honest). Random numbers for two institutions are dealt "
+        f"by a third ({listed}; see .dealers), which must not collude with either of the two. The "
+        "coordinator and an institution together know the sums of the others' products with columns that "
+        "they can read."
+    )
+    if len(exchange.dealers) and len({*layout.clients, layout.active}) == 2 and ledger.at is None:
+        yield "Two institutions take part: the coordinator sits at neither, since a third party has to deal."

@@ -1,0 +1,193 @@
+"""What a fit of VFEM hands over, and the estimate and the counts that follow from it."""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedstat.errors import ConvergenceWarning, DataWarning
+from fedstat.inference.covariance import delta_method
+from fedstat.inference.estimate import INTERCEPT, Estimate
+from fedstat.inference.summary import ClientBlock
+from fedstat.models.vertical.fit import MomentsFit
+from fedstat.models.vertical.merges import LARGEST_SHARE, MergePlan
+from fedstat.models.vertical.model import VerticalModel
+from fedstat.models.vfem.blocks.layout import Layout
+from fedstat.models.vfem.covariance.protocol import Covariance, Places
+from fedstat.models.vfem.iteration.glm_protocol import GLMFit
+from fedstat.models.vfem.iteration.protocol import Fit, Options
+from fedstat.models.vfem.moments.protocol import Exchange
+from fedstat.typing import Array, Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a fit hands over: how it was made, and the numbers; whether from sums of a larger fit."""
+
+    method: str
+    cov_type: str
+    options: Options
+    fit: Fit
+    covariance: Covariance | None
+    fitted: Mapping[str, Array]
+    init: str
+    exchange: Exchange | None = None
+    moments_fit: MomentsFit | None = None
+    refitted: bool = False
+
+    @property
+    def left_out(self) -> int:
+        """Entities that count as missing everywhere in the exchange of moments, because they are too few."""
+        return 0 if self.exchange is None else self.exchange.plan.left_out
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Entities that the fit used and left out.
+
+    Parameters
+    ----------
+    n, dropped : int
+        Entities of the fit; of the partition without a response.
+    partial : mapping of str to int
+        Entities with some but not all of a client's columns.
+    unused : int
+        Entities with a response that the method leaves out.
+    patterns : mapping of str to str
+        Digest of the entities that count as seen by each client, to tell whether two fits saw the same
+        records.
+    """
+
+    n: int
+    dropped: int
+    partial: Mapping[str, int]
+    unused: int
+    patterns: Mapping[str, str]
+
+
+def count_entities(model: VerticalModel, layout: Layout, outcome: Outcome) -> Counts:
+    """Count what the fit used and left out."""
+    design = model.design
+    blocks = {b.client: b for b in design.blocks if b.client in layout.clients}
+    seen = {k: b.rows for k, b in blocks.items()}
+    if outcome.exchange is not None and outcome.exchange.plan.changes:
+        seen = {k: rows[outcome.exchange.released[k]] for k, rows in seen.items()}
+    return Counts(
+        layout.n - outcome.left_out,
+        design.n_dropped,
+        {k: b.n_partial for k, b in blocks.items() if b.n_partial},
+        design.n - layout.n,
+        {k: digest(design.entities[rows]) for k, rows in seen.items()},
+    )
+
+
+def digest(positions: Array) -> str:
+    """Short digest of positions."""
+    return hashlib.sha256(np.ascontiguousarray(positions, dtype=np.int64).tobytes()).hexdigest()[:16]
+
+
+def by_client(found: MomentsFit) -> Fit:
+    """Return estimates from moments as the iterative exchange does."""
+    moments = found.moments
+    places = {c: moments.places(k) for k, c in enumerate(moments.clients)}
+    return Fit(
+        found.a,
+        found.s2,
+        {c: found.beta[here] for c, here in places.items()},
+        {c: found.mu[here] for c, here in places.items()},
+        {c: float(t) for c, t in zip(moments.clients, found.t, strict=True)},
+        moments.response_moments,
+        found.log_likelihood,
+        found.trace,
+        found.converged,
+        found.reason,
+    )
+
+
+def make_estimate(model: VerticalModel, layout: Layout, outcome: Outcome) -> Estimate:
+    """Coefficients with the intercept at the origin, and their covariance by the delta method."""
+    fit = outcome.fit
+    blocks = [b for b in model.design.blocks if b.client in layout.clients]
+    beta0 = fit.a - sum(float(fit.mu[b.client] @ fit.beta[b.client]) for b in blocks)
+    params = np.concatenate([[beta0], *[fit.beta[b.client] for b in blocks]])
+    cov = None
+    if outcome.covariance is not None:
+        cov = delta_method(outcome.covariance.psi, origin_jacobian(fit, layout.clients))
+    row = fit.trace[-1]
+    spread = fit.s2 + sum(fit.t.values()) if outcome.method == "vfem" else float(fit.response_moments[1])
+    return Estimate(
+        params=params,
+        cov=cov,
+        names=(INTERCEPT, *[name for b in blocks for name in b.names]),
+        clients=("", *[b.client for b in blocks for _ in b.names]),
+        terms=(INTERCEPT, *[term for b in blocks for term in b.term_names]),
+        response=model.formula.response,
+        nobs=layout.n - outcome.left_out,
+        df_model=float(len(params) - 1),
+        converged=fit.converged,
+        convergence=f"{fit.reason}; relative score {row.score:.1e} after {row.iteration} iterations",
+        llf=fit.log_likelihood,
+        rsquared=1.0 - fit.s2 / spread,
+        scale=fit.s2,
+        privacy="none (no noise is added)",
+        cov_type=cov_name(outcome),
+        blocks=client_blocks(model, layout),
+        reasons={"cov_params": "cov_type='none' was asked for"},
+    )
+
+
+def cov_name(outcome: Outcome) -> str:
+    """Covariance type as printed."""
+    how = outcome.covariance.how if outcome.covariance is not None else ""
+    return outcome.cov_type + (f" ({how})" if how in ("sketch", "exact") else "")
+
+
+def origin_jacobian(fit: Fit | GLMFit, clients: tuple[str, ...]) -> Floats:
+    """Jacobian of (beta0, beta) by psi = (a, s2, beta_1, mu_1, ...); beta0 = a - sum mu'beta."""
+    places = Places(tuple(len(fit.beta[k]) for k in clients))
+    J = np.zeros((1 + sum(places.sizes), places.total))
+    J[0, 0], at = 1.0, 1
+    for j, k in enumerate(clients):
+        J[0, places.beta(j)], J[0, places.mu(j)] = -fit.mu[k], -fit.beta[k]
+        J[at : at + places.sizes[j], places.beta(j)] = np.eye(places.sizes[j])
+        at += places.sizes[j]
+    return J
+
+
+def client_blocks(model: VerticalModel, layout: Layout) -> tuple[ClientBlock, ...]:
+    """List what each client brought, the response holder first where it holds no columns."""
+    rows = []
+    if layout.active not in layout.clients:
+        rows.append(ClientBlock(layout.active, 0, layout.n, 0.0))
+    for block in model.design.blocks:
+        if block.client in layout.clients:
+            has = len(layout.kept[block.client])
+            rows.append(ClientBlock(block.client, len(block.names), has, 1.0 - has / layout.n))
+    return tuple(rows)
+
+
+def warn_of_merges(plan: MergePlan, n: int) -> None:
+    """Warn where many entities count otherwise than they are, because their patterns are small."""
+    if plan.changes > LARGEST_SHARE * n:
+        warnings.warn(
+            f"{plan.changes:,} of {n:,} entities ({100 * plan.changes / n:.1f} %) are in missing patterns "
+            "with too few to be released, and count as missing at institutions that have them: standard "
+            "errors grow, and estimates may be biased unless blocks are missing completely at random",
+            DataWarning,
+            stacklevel=3,
+        )
+
+
+def warn_unless_converged(fit: Fit | GLMFit, stacklevel: int = 3) -> None:
+    """Warn of a fit that stopped before its tolerances, at the line that asked for it."""
+    if not fit.converged:
+        warnings.warn(
+            f"VFEM did not converge: {fit.reason} ({len(fit.trace)} iterations, relative score "
+            f"{fit.trace[-1].score:.1e}); raise maxiter or loosen the tolerances",
+            ConvergenceWarning,
+            stacklevel=stacklevel,
+        )
