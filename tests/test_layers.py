@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "fedstat"
-FOUNDATION = ("errors", "typing")
+FOUNDATION = ("errors", "typing", "records")
 FEDERATION = (
     "message",
     "files",
@@ -28,6 +28,7 @@ MODELS = ("", "vertical", "horizontal")
 MAY_IMPORT = {
     "errors": set(),
     "typing": {"errors"},
+    "records": {"errors", "typing"},
     "datasets": {*FOUNDATION},
     "kernels": {*FOUNDATION},
     "privacy": {*FOUNDATION, "kernels"},
