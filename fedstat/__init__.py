@@ -9,56 +9,35 @@ from fedstat.federation.account.verification import verify_receipt
 from fedstat.federation.door.policy import Policy
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.inference.compare import compare
+from fedstat.models import INSTALLED
 
-if TYPE_CHECKING:
-    from fedstat.models.fedavg.model import FedAvg, FedAvgM, FedProx, QFedAvg
-    from fedstat.models.glm.model import GLORE, FederatedGLM
-    from fedstat.models.saved import load
-    from fedstat.models.vfem.model import VFEMRegression
-    from fedstat.models.vglm.model import VerticalGLM
+if TYPE_CHECKING:  # for editors and type checkers, which do not read INSTALLED; a new family works without
+    from fedstat.models.fedavg.model import FedAvg as FedAvg
+    from fedstat.models.fedavg.model import FedAvgM as FedAvgM
+    from fedstat.models.fedavg.model import FedProx as FedProx
+    from fedstat.models.fedavg.model import QFedAvg as QFedAvg
+    from fedstat.models.glm.model import GLORE as GLORE
+    from fedstat.models.glm.model import FederatedGLM as FederatedGLM
+    from fedstat.models.saved import load as load
+    from fedstat.models.vfem.model import VFEMRegression as VFEMRegression
+    from fedstat.models.vglm.model import VerticalGLM as VerticalGLM
 
 __version__ = _version("fedstat")
 
-__all__ = [
-    "GLORE",
-    "ClientPartition",
-    "FedAvg",
-    "FedAvgM",
-    "FedProx",
-    "FederatedGLM",
-    "Policy",
-    "QFedAvg",
-    "VFEMRegression",
-    "VerticalGLM",
-    "__version__",
-    "compare",
-    "datasets",
-    "errors",
-    "load",
-    "verify_receipt",
-]
-
 # Models bring the compiler along, a third of a second: they are imported when one is first named.
-_MODULES = {
-    **dict.fromkeys(("FedAvg", "FedAvgM", "FedProx", "QFedAvg"), ("fedstat.models.fedavg.model",)),
-    "GLORE": ("fedstat.models.glm.model",),
-    "FederatedGLM": ("fedstat.models.glm.model",),
-    "VFEMRegression": ("fedstat.models.vfem.model",),
-    "VerticalGLM": ("fedstat.models.vglm.model",),
-    "load": (
-        "fedstat.models.glm.model",
-        "fedstat.models.vfem.model",
-        "fedstat.models.vglm.model",
-        "fedstat.models.saved",
-    ),
-}
+_LAZY = {name: f"fedstat.models.{family}.model" for family, names in INSTALLED.items() for name in names}
+_LAZY["load"] = "fedstat.models.saved"
+
+__all__ = ["ClientPartition", "Policy", "__version__", "compare", "datasets", "errors", "verify_receipt"]
+__all__ += sorted(_LAZY)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module 'fedstat' has no attribute '{name}'; it has {', '.join(__all__)}")
-    *_, module = [import_module(path) for path in _MODULES[name]]
-    value = globals()[name] = getattr(module, name)
+    if name not in _LAZY:
+        raise AttributeError(
+            f"module 'fedstat' has no attribute '{name}'; it has {', '.join(sorted(__all__))}"
+        )
+    value = globals()[name] = getattr(import_module(_LAZY[name]), name)
     return value
 
 

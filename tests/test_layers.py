@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from fedstat.models import INSTALLED
+
 PACKAGE = Path(__file__).parents[1] / "fedstat"
 FOUNDATION = ("errors", "typing", "records")
 FEDERATION = (
@@ -29,7 +31,8 @@ MAY_IMPORT = {
     "errors": set(),
     "typing": {"errors"},
     "records": {"errors", "typing"},
-    "datasets": {*FOUNDATION},
+    "data": set(),
+    "datasets": {*FOUNDATION, "data"},
     "kernels": {*FOUNDATION},
     "privacy": {*FOUNDATION, "kernels"},
     "federation": {*FOUNDATION, "kernels", "privacy"},
@@ -50,8 +53,7 @@ def files():
 
 
 def families():
-    shared = {"__pycache__", *MODELS}
-    return {path.name for path in (PACKAGE / "models").iterdir() if path.is_dir()} - shared
+    return {family for family, classes in INSTALLED.items() if classes}
 
 
 def address(path):
@@ -270,8 +272,11 @@ def test_no_folder_and_no_file_is_too_large():
     assert not crowded and not long
 
 
+def test_every_folder_of_models_is_a_family_or_shared():
+    folders = {path.parent.name for path in (PACKAGE / "models").glob("*/__init__.py")}
+    assert folders == families() | set(MODELS) - {""}
+
+
 def test_every_package_is_installed():
-    """A folder that setup.cfg does not name is missing from the wheel."""
-    declared = (PACKAGE.parent / "setup.cfg").read_text().split()
-    folders = {".".join(("fedstat", *address(path))) for path in files() if path.name == "__init__.py"}
-    assert folders <= set(declared)
+    """setup.cfg finds packages: a folder without ``__init__.py`` is missing from the wheel."""
+    assert not [path for path in files() if not (path.parent / "__init__.py").exists()]

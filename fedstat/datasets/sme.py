@@ -6,13 +6,12 @@ values through vertical federated learning" (TWFL), whose data are not public.
 
 from __future__ import annotations
 
-from importlib import resources
-from importlib.resources.abc import Traversable
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
+from fedstat import data
 from fedstat.datasets.population import Population, alternating_loadings, factor_correlation, require
 from fedstat.datasets.records import SLOPES, Mechanism, Records
 from fedstat.datasets.simulated import SimulatedData, assemble
@@ -173,14 +172,12 @@ def _file_name(client: str) -> str:
     return client.lower().replace(" ", "-") + ".csv"
 
 
-def _read_csv(file: Traversable) -> pd.DataFrame:
+def _read_csv(file: Path) -> pd.DataFrame:
     with file.open("r", encoding="utf-8") as stream:
         return pd.read_csv(stream)
 
 
-def _data_folder() -> Traversable:
-    """Find the installed ``fedstat.data``, or the folder beside the package in a source tree."""
-    try:
-        return resources.files("fedstat.data")
-    except ModuleNotFoundError:
-        return Path(__file__).parents[2] / "data"
+def _data_folder() -> Path:
+    """Find the files of :mod:`fedstat.data`: where it is installed, or at the top of a source tree."""
+    installed = Path(data.__file__).parent
+    return installed if (installed / "sme").is_dir() else installed.parents[1] / "data"

@@ -1,1 +1,16 @@
-"""Model families: one folder each."""
+"""Model families: a folder each, and one line here.
+
+The front door makes their classes public, sites answer their steps, and saved results of all can be read.
+"""
+
+from collections.abc import Mapping
+
+INSTALLED: Mapping[str, tuple[str, ...]] = {
+    "horizontal": (),
+    "fedavg": ("FedAvg", "FedAvgM", "FedProx", "QFedAvg"),
+    "glm": ("FederatedGLM", "GLORE"),
+    "vfem": ("VFEMRegression",),
+    "vglm": ("VerticalGLM",),
+}
+"""Folders that enter steps into ``fedstat.federation.door.site.FAMILIES``, and the public classes of their
+``model.py``; what families share has steps and no class."""

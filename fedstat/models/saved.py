@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -14,6 +15,7 @@ from fedstat.federation.account.receipt import Receipt
 from fedstat.federation.message import pack, unpack
 from fedstat.inference.estimate import Estimate, LedgerLike
 from fedstat.inference.summary import ClientBlock
+from fedstat.models import INSTALLED
 from fedstat.typing import Array, Floats
 
 Reader: TypeAlias = Callable[[Mapping[str, str], Mapping[str, Array]], Any]
@@ -47,6 +49,8 @@ def load(path: str | Path) -> Any:
         header, arrays = unpack(path.read_bytes())
     except MessageError as error:
         raise ModelError(f"{path.name}: not a file of results that fedstat saved") from error
+    for family in filter(INSTALLED.get, INSTALLED):
+        import_module(f"fedstat.models.{family}.model")
     reader = READERS.get(header.get("format", ""))
     if reader is None:
         raise ModelError(

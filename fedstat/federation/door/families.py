@@ -8,21 +8,16 @@ from __future__ import annotations
 
 from importlib import import_module
 
-INSTALLED = (
-    "fedstat.federation.design.by_rows",
-    "fedstat.federation.rounds.alignment",
-    "fedstat.federation.rounds.schema",
-    "fedstat.federation.rounds.statements",
-    "fedstat.models.horizontal.evaluation",
-    "fedstat.models.fedavg",
-    "fedstat.models.glm",
-    "fedstat.models.vfem",
-    "fedstat.models.vglm",
-)
-"""Modules that enter steps into :data:`fedstat.federation.door.site.FAMILIES`."""
+OWN = ("design.by_rows", "design.by_columns", "rounds.alignment", "rounds.schema", "rounds.statements")
+"""Modules of federation/ that enter steps into :data:`fedstat.federation.door.site.FAMILIES`."""
+
+MODELS = "fedstat.models"
+"""Whose ``INSTALLED`` names the folders of families: by name, since models/ comes after this room."""
 
 
 def load_families() -> None:
     """Enter the steps of all installed families."""
-    for module in INSTALLED:
-        import_module(module)
+    for module in OWN:
+        import_module(f"fedstat.federation.{module}")
+    for family in import_module(MODELS).INSTALLED:
+        import_module(f"{MODELS}.{family}")

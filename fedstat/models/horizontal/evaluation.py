@@ -13,7 +13,6 @@ from fedstat.errors import MessageError, ModelError, NotAvailableError
 from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.design.by_rows import RowsAgreement, SiteRows, open_asks, rows_of, translation
 from fedstat.federation.design.states import combine_moments
-from fedstat.federation.door.site import FAMILIES
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Ask, Declared, Step, check_lengths
 from fedstat.federation.partition.partition import ClientPartition
@@ -114,7 +113,6 @@ STEPS: Mapping[str, Step] = {
         Declared("control", "family and link"),
     ),
 }
-FAMILIES[FAMILY] = STEPS
 
 
 def evaluate_rows(

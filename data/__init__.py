@@ -1,1 +1,0 @@
-"""Small example data sets, made by fedstat.datasets."""
