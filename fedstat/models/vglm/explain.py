@@ -19,10 +19,11 @@ from fedstat.federation.message import Ask, Reply
 from fedstat.federation.rounds.product_steps import Part
 from fedstat.models.explain import settled
 from fedstat.models.vertical.explain_products import ProductStandIns
-from fedstat.models.vglm import response_steps, steps
-from fedstat.models.vglm.gram import FAMILY
-from fedstat.models.vglm.layout import Layout
-from fedstat.models.vglm.response_families import typical_mean
+from fedstat.models.vglm.exchange import steps
+from fedstat.models.vglm.exchange.gram import FAMILY
+from fedstat.models.vglm.exchange.layout import Layout
+from fedstat.models.vglm.response import steps as response_steps
+from fedstat.models.vglm.response.distributions import typical_mean
 from fedstat.typing import Floats, Ints
 
 LARGEST = 0.5

@@ -22,18 +22,14 @@ from fedstat.models.checks import check_choice, check_positive, check_whole
 from fedstat.models.vertical.merges import LARGEST_SHARE
 from fedstat.models.vertical.model import VerticalModel
 from fedstat.models.vglm.arguments import check_split, check_steps, read_lambdas
-from fedstat.models.vglm.em_fit import fit_blocks
+from fedstat.models.vglm.exchange.gram import FAMILY
+from fedstat.models.vglm.exchange.layout import make_layout, warn_of_incomplete
 from fedstat.models.vglm.explain import VGLMPlan
-from fedstat.models.vglm.fit import Plan, fit_normal, fit_other
-from fedstat.models.vglm.gram import FAMILY
-from fedstat.models.vglm.layout import make_layout, warn_of_incomplete
-from fedstat.models.vglm.outcome import Inference, Outcome
-from fedstat.models.vglm.path import (
-    Select,
-    Setup,
-    make_groups,
-)
-from fedstat.models.vglm.response_families import POINTS, check_family
+from fedstat.models.vglm.path.criteria import Select
+from fedstat.models.vglm.path.setup import Setup, make_groups
+from fedstat.models.vglm.protocol import Plan, fit_blocks, fit_normal, fit_other
+from fedstat.models.vglm.report.outcome import Inference, Outcome
+from fedstat.models.vglm.response.distributions import POINTS, check_family
 from fedstat.models.vglm.results import VerticalGLMResults
 from fedstat.typing import Floats
 

@@ -1,265 +1,257 @@
-"""Proximal Newton over institutions: linear predictors up, residuals down, and now and then a weighted Gram.
-
-A point takes one round of masked linear predictors, one question to the holder of the response, and one round
-of scores. A Hessian takes the sums of the institutions' own weighted products, and secure products between
-them; it is kept from one step, and from one lambda, to the next for as long as it brings the point nearer. At
-the null model all weights are the same, so that the first Hessian is the plain Gram of the columns.
-
-Between two Hessians the steps themselves tell of the curvature. Linear predictors at known coefficients are
-equations about the rows of an entity, too: as many as there are columns determine them. A path at which only
-the chosen fit is exact takes about a dozen; see :class:`~fedstat.models.vglm.course.Course`.
-
-Every weighted Gram makes as many equations about a column as there are columns: their number is bounded by
-the number of entities (:attr:`~fedstat.models.vglm.layout.Layout.most_grams`), here and at every institution.
-"""
+"""One fit of a vertical generalised linear model, from its arguments to its outcome."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
 from fedstat.errors import EstimationError
+from fedstat.federation.door.guards import ENTITIES_PER_EQUATION
 from fedstat.federation.rounds.engine import Rounds
-from fedstat.inference.covariance import invert_information
 from fedstat.kernels.glm.family import FamilySpec
-from fedstat.kernels.penalised.groups import Groups, orthonormaliser
-from fedstat.kernels.penalised.path import lambda_max
-from fedstat.kernels.penalised.penalties import Penalty, Terms
-from fedstat.models.vglm.climb import MAXIMUM, Point, Study, solve
-from fedstat.models.vglm.course import Course
-from fedstat.models.vglm.debiased import DebiasedFit, debiased_fit
-from fedstat.models.vglm.fold_models import FoldFit, Folds, use_folds
-from fedstat.models.vglm.gram import Units, stage
-from fedstat.models.vglm.path import Path, Refit, Setup, to_units
-from fedstat.models.vglm.response_families import log_likelihood, own_units, pearson_scale
-from fedstat.typing import Bools, Floats
+from fedstat.models.vertical.likelihood import Standard
+from fedstat.models.vertical.merges import keep_only
+from fedstat.models.vglm.admm.sharing import admm_path
+from fedstat.models.vglm.em.blocks import Observed, blocks_path, exchange_blocks, refit_blocks
+from fedstat.models.vglm.exchange.gram import Grams, exchange_grams, stage
+from fedstat.models.vglm.exchange.layout import Layout, deal_folds
+from fedstat.models.vglm.newton.debiased import normal_debiased
+from fedstat.models.vglm.newton.fit import Fitted, Further, fit_path
+from fedstat.models.vglm.newton.fold_models import Folds
+from fedstat.models.vglm.newton.proximal import Study
+from fedstat.models.vglm.path.criteria import Criteria, Select, choose, score_path
+from fedstat.models.vglm.path.fits import Path
+from fedstat.models.vglm.path.folds import cross_validate, normal_stability
+from fedstat.models.vglm.path.multiple_splits import split_pvalues
+from fedstat.models.vglm.path.normal import normal_path, normal_refit
+from fedstat.models.vglm.path.setup import Setup
+from fedstat.models.vglm.report.outcome import Inference, Outcome
+from fedstat.models.vglm.response.distributions import log_likelihood
+from fedstat.typing import Bools
 
-FREE = Penalty("lasso")
-FARTHEST = 1e4
-"""Scores this many times the tolerance are no maximum of a likelihood."""
-PERFECT = 1e-6
-"""Half the mean deviance at which a binary response counts as separated: its maximum is at infinity."""
-Result = TypeVar("Result")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Fitted:
-    """What a fit hands over.
-
-    Parameters
-    ----------
-    path : Path
-    chosen : int
-    refit : Refit or None
-    points, grams : int
-        Linear predictors, and weighted Gram matrices, that were released.
-    dealers : mapping of (str, str) to str
-    cv : two (L,) arrays, or None
-        Mean deviance of folds left out, with its standard error.
-    halves : (L, p) and (L,) arrays, or None
-        See :func:`~fedstat.models.vglm.path.stability`.
-    debiased : DebiasedFit or None
-    split_p : (p,) array or None
-        See :func:`~fedstat.models.vglm.multiple_splits.split_pvalues`.
-    """
-
-    path: Path
-    chosen: int
-    refit: Refit | None
-    points: int
-    grams: int
-    dealers: Mapping[tuple[str, str], str]
-    cv: tuple[Floats, Floats] | None = None
-    halves: tuple[Floats, Floats] | None = None
-    debiased: DebiasedFit | None = None
-    split_p: Floats | None = None
+Run: TypeAlias = Callable[[Rounds[Any]], Any]
+FEWEST_GRAMS = 3
+"""At the intercept alone, at a fit, and for its standard errors."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Further:
-    """What a fit does besides.
+class Plan:
+    """What is fitted, and how.
 
     Parameters
     ----------
-    folds : Folds or None
-    debiased : bool
-        Whether estimates of all columns are debiased.
-    apart : Study or None
-        Other entities, on which the columns that are selected are estimated.
-    """
-
-    folds: Folds | None = None
-    debiased: bool = False
-    apart: Study | None = None
-
-
-def fit_path(
-    study: Study,
-    family: FamilySpec,
-    setup: Setup,
-    select: Callable[[Path], int],
-    *,
-    exact: bool,
-    further: Further | None = None,
-) -> Rounds[tuple[Fitted, Units, float]]:
-    """Follow the path, choose one of its fits, and refit on its support.
-
-    Parameters
-    ----------
-    study : Study
+    layout : Layout
     family : FamilySpec
-        One of :data:`~fedstat.models.vglm.response_families.LINKS`.
+    session : str
+    at : str or None
+        Where the coordinator sits.
+    min_count : int
+        Entities behind a sum, at least.
     setup : Setup
-    select : callable
-        From the path to the place of the fit.
-    exact : bool
-        Whether every fit of the path is exact, or the chosen one; see :class:`Course`.
-    further : Further, optional
-        Folds, debiased estimates, other entities for the refit.
+    select : str
+    folds, draws, splits : int
+    inference : {"conditional", "debiased", "split"}
+    random : Generator
+    hidden : bool
+        Whether linear predictors are masked.
+    path : {"quadratic", "exact"}
+    exchange : {"products", "admm"}
+    eps, maxiter : float, int
+        Of exchange="admm".
+    """
 
-    Returns
-    -------
-    (Fitted, Units, float)
-        The last is the loss of the intercept alone.
+    layout: Layout
+    family: FamilySpec
+    session: str
+    at: str | None
+    min_count: int
+    setup: Setup
+    select: Select
+    folds: int
+    draws: int
+    splits: int
+    inference: Inference
+    random: np.random.Generator
+    hidden: bool
+    path: Literal["quadratic", "exact"]
+    exchange: Literal["products", "admm"]
+    eps: float
+    maxiter: int
+
+    @property
+    def parts(self) -> int:
+        """Folds that are needed for the choice of lambda, and for many halves."""
+        return self.folds if self.select == "cv" or self.draws or self.splits > 1 else 1
+
+    @property
+    def least(self) -> int:
+        """Entities of a fold, at least."""
+        return max(self.min_count, ENTITIES_PER_EQUATION * (self.layout.p + 1))
+
+
+def fit_normal(plan: Plan, run: Run) -> Outcome:
+    """Fit the normal family, from sums of products that are exchanged once."""
+    layout, setup, split = plan.layout, plan.setup, plan.inference == "split"
+    parts = max(plan.parts, 2) if split else plan.parts
+    code = deal_folds(layout.n, parts, plan.least, plan.random)
+
+    def protocol() -> Rounds[Grams]:
+        units = yield from stage(layout, plan.family, plan.session)
+        return (yield from exchange_grams(layout, units, code, parts, plan.session, plan.at))
+
+    grams = run(protocol())
+    units, mine = grams.units, np.arange(parts) < (parts // 2 if split else parts)
+    products, S = grams.products[mine], grams.total(mine)
+    n = int(S[0, 0])
+    path = normal_path(S, units, setup)
+    criteria = score_path(path, n)
+    if plan.select == "cv":
+        cv, cv_se = cross_validate(products, units, setup, path)
+        criteria = replace(criteria, cv=cv, cv_se=cv_se)
+    chosen = choose(criteria, plan.select)
+    support = np.ones(layout.p, dtype=bool) if setup.unpenalised else path.selected[chosen]
+    refit = normal_refit(grams.total(~mine) if split else S, units, support, layout.names)
+    fitted = Fitted(path, chosen, refit, 0, 0, grams.dealers)
+    if plan.inference == "debiased":
+        fitted = replace(fitted, debiased=normal_debiased(S, units, setup))
+    if plan.draws:
+        halves = normal_stability(products, units, setup, path, plan.draws, plan.random)
+        fitted = replace(fitted, halves=halves)
+    if plan.splits > 1:
+        every = (grams.products, units, setup, plan.select, plan.splits, layout.names)
+        fitted = replace(fitted, split_p=split_pvalues(*every, plan.random))
+    variance = units.sd**2 * (S[-1, -1] / n - (S[0, -1] / n) ** 2)
+    null = n / -2.0 * (np.log(2.0 * np.pi * variance) + 1.0)
+    return Outcome(
+        layout,
+        plan.family,
+        fitted,
+        criteria,
+        plan.select,
+        setup,
+        float(null),
+        units,
+        parts,
+        inference=plan.inference,
+        n=n,
+    )
+
+
+def fit_blocks(plan: Plan, max_moved: float, run: Run) -> Outcome:
+    """Fit the normal family from sums by missing pattern, that are exchanged once."""
+    layout, setup = plan.layout, plan.setup
+    blocks = run(exchange_blocks(layout, plan.family, plan.session, plan.at, plan.min_count, max_moved))
+    standard = Standard(blocks.moments)
+    found, n = blocks_path(standard, setup), int(standard.moments.nobs)
+    criteria = score_path(found.path, n)
+    chosen = choose(criteria, plan.select)
+    support = np.ones(layout.p, dtype=bool) if setup.unpenalised else found.path.selected[chosen]
+    refit, explained = refit_blocks(standard, support)
+    null = n / -2.0 * (np.log(2.0 * np.pi * found.units.sd**2) + 1.0)
+    fitted = Fitted(found.path, chosen, refit, 0, 0, blocks.dealers)
+    rsquared = explained if setup.unpenalised else float(found.rsquared[chosen])
+    observed = Observed(blocks, rsquared, explained, found.means[chosen])
+    return Outcome(
+        layout,
+        plan.family,
+        fitted,
+        criteria,
+        plan.select,
+        setup,
+        float(null),
+        found.units,
+        observed=observed,
+    )
+
+
+def fit_other(plan: Plan, run: Run) -> Outcome:
+    """Fit any family by linear predictors and weighted Grams, or by ADMM."""
+    split = plan.inference == "split"
+    layouts = halve(plan.layout, plan.random) if split else (plan.layout, None)
+    layout = layouts[0]
+    apart = None if layouts[1] is None else _study(plan, layouts[1])
+    further = Further(_deal(plan, layout), plan.inference == "debiased", apart)
+    study = _study(plan, layout, further)
+
+    # Before folds choose, the criterion that is made for prediction does.
+    criterion: Select = "aic" if plan.select == "cv" else plan.select
+
+    def select(path: Path) -> int:
+        return choose(score_path(path, layout.n, plan.family.name), criterion)
+
+    if plan.exchange == "admm":
+        protocol = admm_path(study, plan.family, plan.setup, select, plan.eps, plan.maxiter)
+    else:
+        exact = plan.path == "exact"
+        protocol = fit_path(study, plan.family, plan.setup, select, exact=exact, further=further)
+    fitted, units, first = run(protocol)
+    scale = None if fitted.refit is None else fitted.refit.scale
+    null = log_likelihood(plan.family.name, first, layout.n, units.constant, scale)
+    criteria: Criteria = score_path(fitted.path, layout.n, plan.family.name)
+    if fitted.cv is not None:
+        criteria = replace(criteria, cv=fitted.cv[0], cv_se=fitted.cv[1])
+    parts = 1 if further.folds is None else further.folds.parts
+    return Outcome(
+        plan.layout,
+        plan.family,
+        fitted,
+        criteria,
+        plan.select,
+        plan.setup,
+        null,
+        units,
+        parts,
+        plan.hidden,
+        plan.exchange,
+        inference=plan.inference,
+        n=layout.n,
+    )
+
+
+def _deal(plan: Plan, layout: Layout) -> Folds | None:
+    if plan.parts == 1:
+        return None
+    code = deal_folds(layout.n, plan.parts, plan.least, plan.random)
+    return Folds(code, plan.parts, plan.select == "cv", plan.draws, plan.random)
+
+
+def _study(plan: Plan, layout: Layout, further: Further | None = None) -> Study:
+    """Reserve the weighted Grams of folds and of debiased estimates; the others are left for the fit.
 
     Raises
     ------
     EstimationError
-        The unpenalised coefficients have no estimate.
+        There are not enough.
     """
-    layout, further = study.layout, further or Further()
-    units = yield from stage(layout, family, study.session)
-    first = yield from _intercept_alone(study, family, units)
-    # At the null model every weight is the same: the Gram of the columns, whatever the family.
-    H = yield from study.hessian(first)
-    study.T, groups = orthonormaliser(H[1:, 1:] / H[0, 0], setup.groups)
-    setup, H = replace(setup, groups=groups), study.turned(H)
-    null_loss = first.loss
-    first = replace(first, score=np.concatenate([first.score[:1], first.score[1:] @ study.T]))
-    steps = of_columns = None
-    if setup.from_unpenalised:
-        whole = yield from _whole(study, family, first, H)
-        setup = setup.adapted(whole.b[1:])
-        steps, of_columns = setup.linear_steps(whole.b), setup.linear_steps(whole.b[1:])
-    null = yield from _null(study, setup, first, H)
-    gradient = -null.score[1:]
-    course = Course(study, setup, setup.grid(gradient, of_columns), units, select, steps)
-    course.scale = lambda_max(gradient, setup.penalty, setup.groups)
-    start = null
-    if steps is not None and not exact and study.left > 0:
-        start, H = whole, (yield from study.hessian(whole))
-        course.seen = {np.inf: null, 0.0: whole}
-    path, chosen, at = yield from (course.exact if exact else course.quadratic)(start, H)
-    fit = FoldFit(path, chosen, at, H)
-    if further.folds is not None:
-        study.left += further.folds.parts
-        fit = yield from use_folds(course, family, fit, further.folds, exact=exact)
-    support, apart = fit.path.selected[fit.chosen], further.apart
-    if apart is None:
-        refit = yield from refit_support(study, fit.point, fit.H, support, units, family)
-    else:
-        refit = yield from refit_apart(apart, support, family)
-    debiased = None
-    if further.debiased:
-        debiased = yield from debiased_fit(course, fit.point, fit.H, gradient, family)
-    studies = [study] if apart is None else [study, apart]
-    points, grams = sum(one.points for one in studies), sum(one.grams for one in studies)
-    found = Fitted(fit.path, fit.chosen, refit, points, grams, study.dealers, fit.cv, fit.halves, debiased)
-    return found, units, null_loss
+    reserved = 0
+    if further is not None:
+        reserved = int(further.debiased) + (0 if further.folds is None else further.folds.parts)
+    if plan.inference != "conditional" or reserved:
+        _check_grams(layout, FEWEST_GRAMS + reserved)
+    left = max(layout.most_grams - 1 - reserved, 1)
+    return Study(layout, plan.session, plan.at, plan.hidden, np.eye(layout.p), left)
 
 
-def _intercept_alone(study: Study, family: FamilySpec, units: Units) -> Rounds[Point]:
-    """Go to the mean response, the estimate of an intercept whatever family and link are."""
-    b = np.zeros(study.layout.p + 1)
-    b[0] = family.make().link(units.mean)
-    first = yield from study.masked(study.evaluate(b))
-    if first is None:
-        raise EstimationError(f"{family} has no deviance at the mean response; rescale the response")
-    study.unit, size = own_units(family, first.residual, first.weight)
-    study.tol = MAXIMUM * size
-    return replace(first, b=first.b / study.unit, score=first.score * study.unit)
-
-
-def _whole(study: Study, family: FamilySpec, first: Point, H: Floats) -> Rounds[Point]:
-    """Maximise the likelihood without a penalty."""
-    (whole,) = yield from solve(study, [_free(study.layout.p)], first, H, 100.0 * study.tol)
-    if _separated(family, whole.point) or not whole.violation <= FARTHEST * study.tol:
+def _check_grams(layout: Layout, needed: int) -> None:
+    if layout.most_grams < needed:
         raise EstimationError(
-            f"the {study.layout.p} columns have no estimate without a penalty: half the mean deviance is "
-            f"{whole.point.loss:.1e}, the score {whole.violation:.1e}. Leave out adaptive and steps, which "
-            "start from it, or use fewer columns"
+            f"{needed} weighted sums of products of {layout.p} columns are needed, and over {layout.n:,} "
+            f"entities {layout.most_grams} are released at most; use fewer columns or folds, select='bic' in "
+            "the place of 'cv', or inference='conditional'"
         )
-    return whole.point
 
 
-def _separated(family: FamilySpec, at: Point) -> bool:
-    return family.name == "Binomial" and at.loss < PERFECT
+def halve(layout: Layout, random: np.random.Generator) -> tuple[Layout, Layout]:
+    """Divide the entities of a fit into random halves."""
+    first = deal_folds(layout.n, 2, 1, random) == 0
+    return take_entities(layout, first), take_entities(layout, ~first)
 
 
-def _null(study: Study, setup: Setup, first: Point, H: Floats) -> Rounds[Point]:
-    """Fit the unpenalised coefficients alone."""
-    free = setup.groups.columns(~setup.groups.penalised)
-    if not len(free):
-        return first
-    at = np.concatenate([[0], 1 + free])
-    (null,) = yield from solve(study, [_free(len(free))], first, H, study.tol, at=at)
-    if not null.violation <= FARTHEST * study.tol:
-        raise EstimationError(
-            f"the {len(free)} unpenalised columns alone have no estimate: score {null.violation:.1e}; "
-            "penalise those that do not have to be in the model"
-        )
-    return null.point
-
-
-def _free(p: int) -> Terms:
-    """No penalty on an intercept and p coefficients."""
-    return FREE.at(0.0, Groups.single(p + 1))
-
-
-def refit_apart(study: Study, support: Bools, family: FamilySpec) -> Rounds[Refit | None]:
-    """Maximise the likelihood on the support over other entities."""
-    units = yield from stage(study.layout, family, study.session)
-    first = yield from _intercept_alone(study, family, units)
-    H = yield from study.hessian(first)
-    return (yield from refit_support(study, first, H, support, units, family))
-
-
-def refit_support(
-    study: Study,
-    start: Point,
-    H: Floats,
-    support: Bools,
-    units: Units,
-    family: FamilySpec,
-) -> Rounds[Refit | None]:
-    """Maximise the likelihood on the support; None where no weighted Gram may be released any more."""
-    layout, names = study.layout, ("Intercept", *study.layout.names)
-    moving = np.abs(study.T[support]).max(axis=0, initial=0.0) > 0.0
-    at = np.concatenate([[0], 1 + np.flatnonzero(moving)])
-    (found,) = yield from solve(study, [_free(len(at) - 1)], start, H, study.tol, at=at)
-    if _separated(family, found.point) or not found.violation <= FARTHEST * study.tol:
-        raise EstimationError(
-            f"the {len(at) - 1} columns of the chosen fit have no estimate without a penalty: half the mean "
-            f"deviance is {found.point.loss:.1e}, the score {found.violation:.1e}; they may separate the "
-            "response. Use fewer columns, or a larger lambda"
-        )
-    if layout.most_grams <= study.grams:
-        return None
-    H = yield from study.hessian(found.point)
-    info = layout.n * H[np.ix_(at, at)]
-    inverse = invert_information(info, [names[i] for i in at])
-    theta = np.zeros((layout.p, len(at) - 1))
-    theta[moving] = np.eye(len(at) - 1)
-    J = to_units(support, units)
-    turn = np.zeros((len(at), len(at)))
-    turn[0, 0] = 1.0
-    turn[1:, 1:] = (study.T @ theta)[support]
-    J = study.unit * J @ turn
-    scale = 1.0
-    if family.estimates_scale:
-        scale = pearson_scale(found.point.residual, found.point.weight, layout.n - len(at))
-    llf = log_likelihood(family.name, found.point.loss, layout.n, units.constant, scale)
-    return Refit(support, J @ found.point.b[at], scale * J @ inverse @ J.T, llf, scale, found.point.loss)
+def take_entities(layout: Layout, which: Bools) -> Layout:
+    """Lay out a fit of some of the entities: (n,) bool."""
+    keep = {client: keep_only(rows, which) for client, rows in layout.keep.items()}
+    response_keep = keep_only(layout.response_keep, which)
+    return replace(layout, n=int(which.sum()), keep=keep, response_keep=response_keep)

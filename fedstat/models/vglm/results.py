@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path as FilePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -19,8 +19,9 @@ from fedstat.inference.results import FederatedResults
 from fedstat.inference.summary import SummaryContent, build_summary
 from fedstat.inference.tables import SheetSummary, number
 from fedstat.models.saved import READERS
-from fedstat.models.vglm import plots, storage
-from fedstat.models.vglm.claims import (
+from fedstat.models.vertical.model import VerticalModel
+from fedstat.models.vglm.report import plots, storage
+from fedstat.models.vglm.report.after_selection import (
     CLAIMS,
     CONDITIONAL,
     COVARIANCES,
@@ -29,8 +30,8 @@ from fedstat.models.vglm.claims import (
     DebiasedResults,
     RefitResults,
 )
-from fedstat.models.vglm.notes import fit_notes
-from fedstat.models.vglm.outcome import (
+from fedstat.models.vglm.report.notes import fit_notes
+from fedstat.models.vglm.report.outcome import (
     SPENT,
     Outcome,
     Selection,
@@ -39,13 +40,11 @@ from fedstat.models.vglm.outcome import (
     make_refit,
     mean_predictors,
 )
-from fedstat.models.vglm.prediction import Predictor, predict_means, released_specs
+from fedstat.models.vglm.report.prediction import Predictor, predict_means, released_specs
 from fedstat.typing import Array, Floats
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-    from fedstat.models.vglm.model import VerticalGLM
 
 
 class VerticalGLMResults(FederatedResults):
@@ -73,7 +72,7 @@ class VerticalGLMResults(FederatedResults):
         refit: Estimate | None,
         predictor: Predictor,
         notes: list[str],
-        model: VerticalGLM | None = None,
+        model: VerticalModel | None = None,
         debiased: Estimate | None = None,
     ) -> None:
         super().__init__(estimate, ledger)
@@ -82,16 +81,15 @@ class VerticalGLMResults(FederatedResults):
         self.method_name = selection.penalty if selection.lam > 0.0 else "maximum likelihood"
 
     @classmethod
-    def of(cls, model: VerticalGLM, outcome: Outcome, ledger: Ledger) -> VerticalGLMResults:
+    def of(cls, model: VerticalModel, outcome: Outcome, ledger: Ledger) -> VerticalGLMResults:
         """Make results of a fit."""
-        selection = Selection.of(outcome, model.family_spec.name)
-        refit = make_refit(model, outcome)
-        estimate = make_estimate(model, outcome, refit)
-        layout = model.layout
-        means = mean_predictors(estimate, layout, outcome)
-        predictor = Predictor(estimate, layout.clients, model.family_spec, {}, layout.active, means)
-        notes = fit_notes(model.layout, outcome, ledger.at, model.family_spec)
-        debiased = make_debiased(model, outcome)
+        selection, response = Selection.of(outcome), model.formula.response
+        refit = make_refit(response, outcome)
+        estimate = make_estimate(response, outcome, refit)
+        layout, means = outcome.layout, mean_predictors(estimate, outcome)
+        predictor = Predictor(estimate, layout.clients, outcome.family, {}, layout.active, means)
+        notes = fit_notes(outcome, ledger.at)
+        debiased = make_debiased(response, outcome)
         return cls(estimate, ledger, selection, refit, predictor, notes, model, debiased)
 
     # -- selection -------------------------------------------------------------------------------
@@ -252,7 +250,17 @@ class VerticalGLMResults(FederatedResults):
 
     def save(self, path: str | FilePath) -> None:
         """Write estimates, path and ledger to a file, for :func:`fedstat.load`."""
-        storage.save_result(FilePath(path), self, self._with_specs())
+        ledger = self._ledger if isinstance(self._ledger, Ledger) else None
+        content = storage.SavedSelection(
+            self.estimate,
+            self._refit,
+            self._debiased,
+            self.selection,
+            self._with_specs(),
+            self._notes,
+            ledger,
+        )
+        storage.save_result(FilePath(path), content)
 
     def _with_specs(self) -> Predictor:
         if not self._predictor.specs and self.model is not None:
@@ -361,12 +369,11 @@ class VerticalGLMResults(FederatedResults):
 
 def read_result(header: Mapping[str, str], arrays: Mapping[str, Array]) -> VerticalGLMResults:
     """Rebuild results from a file."""
-    saved: Any = storage.read_saved(header, arrays)
-    selection = Selection(**saved.selection)
+    saved = storage.read_saved(header, arrays)
     return VerticalGLMResults(
         saved.estimate,
         saved.ledger,
-        selection,
+        saved.selection,
         saved.refit,
         saved.predictor,
         saved.notes,

@@ -22,9 +22,12 @@ from fedstat.errors import FedstatWarning
 from fedstat.kernels.penalised.groups import Groups
 from fedstat.kernels.penalised.path import lambda_grid
 from fedstat.kernels.penalised.penalties import Penalty
-from fedstat.models.vglm.debiased import normal_debiased
-from fedstat.models.vglm.gram import Units
-from fedstat.models.vglm.path import Setup, choose, normal_path, normal_refit, normal_stability, score_path
+from fedstat.models.vglm.exchange.gram import Units
+from fedstat.models.vglm.newton.debiased import normal_debiased
+from fedstat.models.vglm.path.criteria import choose, score_path
+from fedstat.models.vglm.path.folds import normal_stability
+from fedstat.models.vglm.path.normal import normal_path, normal_refit
+from fedstat.models.vglm.path.setup import Setup
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 Z, CELL = 1.959963984540054, ["model", "n", "p", "design"]

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from noisy_admm import noisy_admm
 from selection_simulation import FAMILIES, judge
 
 import fedstat as fs
 from fedstat.kernels.glm.family import FamilySpec
 from fedstat.kernels.penalised.penalties import Penalty
-from fedstat.models.vglm.admm_noise import noisy_admm
 from fedstat.privacy.gaussian import mu_of
 
 TABLE = Path(__file__).parents[2] / "benchmarks" / "results" / "vglm_noise.csv"

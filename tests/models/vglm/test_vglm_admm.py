@@ -10,8 +10,8 @@ from vglm_study import make_model, make_table, pooled_columns
 
 from fedstat.errors import ConvergenceWarning, PolicyError
 from fedstat.federation.message import Ask, pack_ask
-from fedstat.models.vglm.admm_steps import nearest
-from fedstat.models.vglm.response_families import POINTS
+from fedstat.models.vglm.admm.steps import nearest
+from fedstat.models.vglm.response.distributions import POINTS
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.DisclosureWarning")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import statsmodels.api as sm
+from noisy_admm import noisy_admm
 
 from fedstat.errors import ModelError
 from fedstat.kernels.glm.family import FamilySpec
@@ -12,7 +13,6 @@ from fedstat.kernels.glm.sums import Rows
 from fedstat.kernels.penalised.glm import glm_path
 from fedstat.kernels.penalised.groups import Groups
 from fedstat.kernels.penalised.penalties import Penalty
-from fedstat.models.vglm.admm_noise import noisy_admm
 from fedstat.privacy.gaussian import delta_of
 
 FAMILIES = {

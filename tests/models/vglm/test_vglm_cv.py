@@ -14,7 +14,8 @@ from fedstat.kernels.glm.sums import Rows
 from fedstat.kernels.penalised.glm import glm_path
 from fedstat.kernels.penalised.groups import Groups
 from fedstat.kernels.penalised.penalties import Penalty
-from fedstat.models.vglm import fold_models, protocol
+from fedstat.models.vglm.newton import fit as protocol
+from fedstat.models.vglm.newton import fold_models
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.DisclosureWarning")
 

@@ -9,7 +9,7 @@ from vglm_study import make_model, make_table
 
 from fedstat.errors import PolicyError
 from fedstat.federation.message import Ask, pack_ask
-from fedstat.models.vglm.response_steps import entities_apart
+from fedstat.models.vglm.response.steps import entities_apart
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.DisclosureWarning")
 

@@ -15,7 +15,7 @@ from fedstat.kernels.glm.sums import Rows
 from fedstat.kernels.penalised.glm import glm_path
 from fedstat.kernels.penalised.groups import Groups
 from fedstat.kernels.penalised.penalties import Penalty
-from fedstat.models.vglm import response_families as rf
+from fedstat.models.vglm.response import distributions as rf
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.DisclosureWarning")
 
@@ -170,7 +170,7 @@ def test_a_step_that_leaves_the_domain_is_shortened(monkeypatch):
         outside.append(found[0] >= rf.OUTSIDE)
         return found
 
-    monkeypatch.setattr("fedstat.models.vglm.response_steps.respond_at", watched)
+    monkeypatch.setattr("fedstat.models.vglm.response.steps.respond_at", watched)
     result = model_of("gamma", table).fit(lam=0.0)
     assert any(outside)
     X = sm.add_constant(pooled_columns(table, result.params.index[1:]))

@@ -20,10 +20,10 @@ from fedstat.kernels.penalised.groups import Groups
 from fedstat.kernels.penalised.penalties import Penalty
 from fedstat.models.vertical.likelihood import Standard
 from fedstat.models.vertical.moments import PatternMoments
-from fedstat.models.vglm import em_solver
-from fedstat.models.vglm.em import blocks_path, refit_blocks
-from fedstat.models.vglm.gram import ask
-from fedstat.models.vglm.path import Setup
+from fedstat.models.vglm.em import solver as em_solver
+from fedstat.models.vglm.em.blocks import blocks_path, refit_blocks
+from fedstat.models.vglm.exchange.gram import ask
+from fedstat.models.vglm.path.setup import Setup
 
 TABLE = make_table(n=400, seed=5)
 BLOCK = {name: [c for c in own if c != "y"] for name, own in COLUMNS.items()}

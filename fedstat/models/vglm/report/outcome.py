@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 
 from fedstat.inference.estimate import INTERCEPT, Estimate
 from fedstat.inference.summary import ClientBlock
 from fedstat.kernels.glm.family import FamilySpec
-from fedstat.models.vglm.em import Observed
-from fedstat.models.vglm.gram import Units
-from fedstat.models.vglm.layout import Layout
-from fedstat.models.vglm.path import Criteria, Setup
-from fedstat.models.vglm.protocol import Fitted
-from fedstat.models.vglm.response_families import log_likelihood
+from fedstat.models.vglm.em.blocks import Observed
+from fedstat.models.vglm.exchange.gram import Units
+from fedstat.models.vglm.exchange.layout import Layout
+from fedstat.models.vglm.newton.fit import Fitted
+from fedstat.models.vglm.path.criteria import Criteria
+from fedstat.models.vglm.path.setup import Setup
+from fedstat.models.vglm.response.distributions import log_likelihood
 from fedstat.typing import Bools, Floats
-
-if TYPE_CHECKING:
-    from fedstat.models.vglm.model import VerticalGLM
 
 Inference: TypeAlias = Literal["conditional", "debiased", "split"]
 BIASED = (
@@ -43,6 +41,9 @@ class Outcome:
 
     Parameters
     ----------
+    layout : Layout
+        Of all entities of the fit, those that only estimate included.
+    family : FamilySpec
     fitted : Fitted
     criteria : Criteria
     select : str
@@ -54,8 +55,6 @@ class Outcome:
         Parts of the entities of which sums were released separately.
     hidden : bool
         Whether linear predictors were masked.
-    normal : bool
-        Whether the family is the normal one.
     exchange : {"products", "admm"}
     observed : Observed or None
         Of a fit with missing blocks.
@@ -64,15 +63,16 @@ class Outcome:
         Entities among which columns were selected; 0: all of the fit.
     """
 
+    layout: Layout
+    family: FamilySpec
     fitted: Fitted
     criteria: Criteria
     select: str
     setup: Setup
     null: float
     units: Units
-    folds: int
-    hidden: bool
-    normal: bool = True
+    folds: int = 1
+    hidden: bool = False
     exchange: str = "products"
     observed: Observed | None = None
     inference: Inference = "conditional"
@@ -91,7 +91,7 @@ class Selection:
     Parameters
     ----------
     lambdas, intercepts, coefficients, loss, kkt : arrays
-        See :class:`~fedstat.models.vglm.path.Path`.
+        See :class:`~fedstat.models.vglm.path.fits.Path`.
     converged : (L,) array of bool
     criteria : mapping of str to (L,) array
         ``df``, ``aic``, ``bic``, ``ebic``, and where there are such ``cv`` and ``cv_se``.
@@ -126,7 +126,7 @@ class Selection:
     split_p: Floats | None = None
 
     @classmethod
-    def of(cls, outcome: Outcome, family: str) -> Selection:
+    def of(cls, outcome: Outcome) -> Selection:
         """Take what a fit handed over."""
         path, criteria, halves = outcome.fitted.path, outcome.criteria, outcome.fitted.halves
         named = {name: getattr(criteria, name) for name in ("df", "aic", "bic", "ebic", "cv", "cv_se")}
@@ -143,7 +143,7 @@ class Selection:
             None if halves is None else halves[1],
             outcome.select,
             outcome.setup.penalty.name,
-            family,
+            outcome.family.name,
             outcome.null,
             outcome.inference,
             outcome.fitted.split_p,
@@ -162,9 +162,9 @@ class Selection:
         return np.asarray(np.where(selected.any(axis=0), first, np.nan))
 
 
-def make_refit(model: VerticalGLM, outcome: Outcome) -> Estimate | None:
+def make_refit(response: str, outcome: Outcome) -> Estimate | None:
     """Estimate on the selected columns; None where it could not be released."""
-    refit, layout = outcome.fitted.refit, model.layout
+    refit, layout = outcome.fitted.refit, outcome.layout
     if refit is None:
         return None
     at = np.flatnonzero(refit.support)
@@ -174,7 +174,7 @@ def make_refit(model: VerticalGLM, outcome: Outcome) -> Estimate | None:
         names=(INTERCEPT, *[layout.names[j] for j in at]),
         clients=("", *[layout.owners[j] for j in at]),
         terms=(INTERCEPT, *[layout.terms[j] for j in at]),
-        response=model.formula.response,
+        response=response,
         nobs=layout.n - outcome.left_out - (outcome.n if outcome.inference == "split" else 0),
         df_model=float(len(at)),
         converged=True,
@@ -182,7 +182,7 @@ def make_refit(model: VerticalGLM, outcome: Outcome) -> Estimate | None:
         rsquared=_rsquared(outcome, refit.loss, refit=True),
         scale=refit.scale,
         privacy="none (no noise is added)",
-        cov_type=information(model.family_spec),
+        cov_type=information(outcome.family),
         blocks=client_blocks(layout),
         reasons={"rsquared": NO_RSQUARED},
     )
@@ -193,9 +193,9 @@ def information(family: FamilySpec) -> str:
     return "observed" if family.canonical else "expected"
 
 
-def make_debiased(model: VerticalGLM, outcome: Outcome) -> Estimate | None:
+def make_debiased(response: str, outcome: Outcome) -> Estimate | None:
     """Debiased estimates of all columns; None where they were not asked for."""
-    found, layout = outcome.fitted.debiased, model.layout
+    found, layout = outcome.fitted.debiased, outcome.layout
     if found is None:
         return None
     reason = "debiased estimates maximise no likelihood; that of the selected columns is .refit.llf"
@@ -205,7 +205,7 @@ def make_debiased(model: VerticalGLM, outcome: Outcome) -> Estimate | None:
         names=(INTERCEPT, *layout.names),
         clients=("", *layout.owners),
         terms=(INTERCEPT, *layout.terms),
-        response=model.formula.response,
+        response=response,
         nobs=layout.n,
         df_model=float(layout.p),
         converged=True,
@@ -217,9 +217,9 @@ def make_debiased(model: VerticalGLM, outcome: Outcome) -> Estimate | None:
     )
 
 
-def make_estimate(model: VerticalGLM, outcome: Outcome, refit: Estimate | None) -> Estimate:
+def make_estimate(response: str, outcome: Outcome, refit: Estimate | None) -> Estimate:
     """Penalised estimate of the chosen lambda, with the covariance that it has."""
-    layout, path, at = model.layout, outcome.fitted.path, outcome.fitted.chosen
+    layout, path, at = outcome.layout, outcome.fitted.path, outcome.fitted.chosen
     params = np.concatenate([[path.intercepts[at]], path.coefficients[at]])
     free = outcome.setup.unpenalised
     if free and refit is not None:
@@ -231,18 +231,18 @@ def make_estimate(model: VerticalGLM, outcome: Outcome, refit: Estimate | None) 
         cov = np.full((layout.p + 1, layout.p + 1), np.nan)
         cov[np.ix_(known, known)] = refit.cov  # type: ignore[arg-type]
     reason = BIASED.format(penalty=outcome.setup.penalty.name.replace("_", " ")) if convex else SPENT
-    reason, kind = APART if split else reason, information(model.family_spec)
+    reason, kind = APART if split else reason, information(outcome.family)
     loss, chosen = float(path.loss[at]), int(np.count_nonzero(path.coefficients[at]))
     n = outcome.n or layout.n - outcome.left_out
     scale = None if refit is None else refit.scale
-    llf = log_likelihood(model.family_spec.name, loss, n, outcome.units.constant, scale)
+    llf = log_likelihood(outcome.family.name, loss, n, outcome.units.constant, scale)
     return Estimate(
         params=params,
         cov=cov,
         names=(INTERCEPT, *layout.names),
         clients=("", *layout.owners),
         terms=(INTERCEPT, *layout.terms),
-        response=model.formula.response,
+        response=response,
         nobs=n,
         df_model=float(chosen),
         converged=bool(path.converged[at]) and (refit is None or refit.converged),
@@ -258,18 +258,18 @@ def make_estimate(model: VerticalGLM, outcome: Outcome, refit: Estimate | None) 
     )
 
 
-def mean_predictors(estimate: Estimate, layout: Layout, outcome: Outcome) -> dict[str, float]:
+def mean_predictors(estimate: Estimate, outcome: Outcome) -> dict[str, float]:
     """Mean linear predictor of each client's block, of a fit with missing blocks."""
     if outcome.observed is None:
         return {}
-    parts = layout.split(estimate.params[1:] * outcome.observed.means)
+    parts = outcome.layout.split(estimate.params[1:] * outcome.observed.means)
     return {client: float(part.sum()) for client, part in parts.items()}
 
 
 def _rsquared(outcome: Outcome, loss: float, *, refit: bool = False) -> float | None:
     if outcome.observed is not None:
         return outcome.observed.refit_rsquared if refit else outcome.observed.rsquared
-    if not outcome.normal or outcome.inference == "split":
+    if outcome.family.name != "Gaussian" or outcome.inference == "split":
         return None
     return 1.0 - 2.0 * loss / outcome.units.sd**2
 

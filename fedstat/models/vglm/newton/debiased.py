@@ -17,11 +17,14 @@ from fedstat.kernels.glm.family import FamilySpec
 from fedstat.kernels.penalised.groups import Groups
 from fedstat.kernels.penalised.path import lambda_grid, lambda_max
 from fedstat.kernels.penalised.penalties import Penalty
-from fedstat.models.vglm.climb import Point
-from fedstat.models.vglm.course import Course
-from fedstat.models.vglm.gram import Units
-from fedstat.models.vglm.path import Path, Setup, choose, normal_path, score_path, to_units
-from fedstat.models.vglm.response_families import pearson_scale
+from fedstat.models.vglm.exchange.gram import Units
+from fedstat.models.vglm.newton.follow import Course
+from fedstat.models.vglm.newton.proximal import Point
+from fedstat.models.vglm.path.criteria import choose, score_path
+from fedstat.models.vglm.path.fits import Path, to_units
+from fedstat.models.vglm.path.normal import normal_path
+from fedstat.models.vglm.path.setup import Setup
+from fedstat.models.vglm.response.distributions import pearson_scale
 from fedstat.typing import Floats
 
 LASSO = Penalty("lasso")

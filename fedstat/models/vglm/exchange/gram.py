@@ -17,9 +17,9 @@ from fedstat.federation.message import Ask
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.federation.rounds.products import Side, multiply_sides
 from fedstat.kernels.glm.family import FamilySpec
-from fedstat.models.vglm.layout import Layout
-from fedstat.models.vglm.response_steps import RESPONSE
-from fedstat.models.vglm.steps import BLOCK, WEIGHTED
+from fedstat.models.vglm.exchange.layout import Layout
+from fedstat.models.vglm.exchange.steps import BLOCK, WEIGHTED
+from fedstat.models.vglm.response.steps import RESPONSE
 from fedstat.typing import Bools, Floats, Ints
 
 FAMILY = "vglm"

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -14,19 +14,30 @@ from fedstat.federation.account.ledger import Ledger
 from fedstat.inference.estimate import Estimate
 from fedstat.kernels.glm.family import FamilySpec
 from fedstat.models.saved import estimate_content, ledger_content, read_estimate, read_ledger, write
-from fedstat.models.vglm.prediction import Predictor
+from fedstat.models.vglm.report.outcome import Selection
+from fedstat.models.vglm.report.prediction import Predictor
 from fedstat.typing import Array
-
-if TYPE_CHECKING:
-    from fedstat.models.vglm.results import VerticalGLMResults
 
 FORMAT = "fedstat vertical glm results 1"
 
 
-def save_result(path: Path, result: VerticalGLMResults, predictor: Predictor) -> None:
+@dataclass(frozen=True, slots=True)
+class SavedSelection:
+    """What a file of results holds, as numbers and texts."""
+
+    estimate: Estimate
+    refit: Estimate | None
+    debiased: Estimate | None
+    selection: Selection
+    predictor: Predictor
+    notes: list[str]
+    ledger: Ledger | None
+
+
+def save_result(path: Path, result: SavedSelection) -> None:
     """Write results to a file."""
     arrays: dict[str, Array] = {}
-    estimates = {"estimate": result.estimate, "refit": result._refit, "debiased": result._debiased}
+    estimates = {"estimate": result.estimate, "refit": result.refit, "debiased": result.debiased}
     for name, estimate in estimates.items():
         if estimate is not None:
             arrays[f"{name} params"] = estimate.params
@@ -41,6 +52,7 @@ def save_result(path: Path, result: VerticalGLMResults, predictor: Predictor) ->
             arrays |= {f"criterion {name}": np.asarray(array) for name, array in value.items()}
         else:
             numbers[part.name] = value
+    predictor = result.predictor
     content = {
         "estimates": {
             name: None if estimate is None else estimate_content(estimate)
@@ -53,26 +65,13 @@ def save_result(path: Path, result: VerticalGLMResults, predictor: Predictor) ->
         "specs": dict(predictor.specs),
         "holder": predictor.holder,
         "means": dict(predictor.means),
-        "notes": result._notes,
-        "ledger": ledger_content(result._ledger if isinstance(result._ledger, Ledger) else None),
+        "notes": result.notes,
+        "ledger": ledger_content(result.ledger),
     }
     write(path, FORMAT, content, arrays)
 
 
-@dataclass(frozen=True, slots=True)
-class Saved:
-    """What a file of results holds, as numbers and texts."""
-
-    estimate: Estimate
-    refit: Estimate | None
-    debiased: Estimate | None
-    selection: Mapping[str, Any]
-    predictor: Predictor
-    notes: list[str]
-    ledger: Ledger | None
-
-
-def read_saved(header: Mapping[str, str], arrays: Mapping[str, Array]) -> Saved:
+def read_saved(header: Mapping[str, str], arrays: Mapping[str, Array]) -> SavedSelection:
     """Read what :func:`save_result` wrote."""
     content = json.loads(header["content"])
     found = {
@@ -88,11 +87,11 @@ def read_saved(header: Mapping[str, str], arrays: Mapping[str, Array]) -> Saved:
     criteria = {name: arrays[f"criterion {name}"] for name in content["criteria"]}
     family = FamilySpec.from_json(content["family"])
     clients = tuple(content["clients"])
-    return Saved(
+    return SavedSelection(
         estimate,
         found["refit"],
         found.get("debiased"),
-        content["selection"] | named | {"criteria": criteria},
+        Selection(**(content["selection"] | named | {"criteria": criteria})),
         Predictor(estimate, clients, family, content["specs"], content["holder"], content["means"]),
         content["notes"],
         read_ledger(content["ledger"]),

@@ -28,10 +28,10 @@ from fedstat.kernels.penalised.groups import Groups, orthonormaliser
 from fedstat.kernels.penalised.path import lambda_max
 from fedstat.kernels.penalised.penalties import Penalty, Terms
 from fedstat.kernels.rows import column_sums, gram, row_dots
-from fedstat.models.vglm.path import adapted
-from fedstat.models.vglm.response_families import POINTS
-from fedstat.models.vglm.response_steps import response_of
-from fedstat.models.vglm.steps import check_spread, staged_of
+from fedstat.models.vglm.exchange.steps import check_spread, staged_of
+from fedstat.models.vglm.path.setup import adapted
+from fedstat.models.vglm.response.distributions import POINTS
+from fedstat.models.vglm.response.steps import response_of
 from fedstat.typing import Array, Bools, Floats, Ints
 
 OVER_RELAXATION = 1.6

@@ -20,8 +20,8 @@ from fedstat.inference.estimate import Estimate
 from fedstat.kernels.glm.family import FamilySpec
 from fedstat.kernels.rows import row_dots
 from fedstat.models.vertical.model import VerticalModel
-from fedstat.models.vglm.gram import ask
-from fedstat.models.vglm.response_families import means_of
+from fedstat.models.vglm.exchange.gram import ask
+from fedstat.models.vglm.response.distributions import means_of
 from fedstat.typing import Array, Floats
 
 

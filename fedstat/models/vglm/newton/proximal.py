@@ -13,9 +13,9 @@ from fedstat.federation.rounds.masked_sums import masked as mask_sums
 from fedstat.kernels.penalised.glm import HALVINGS, proximal_step
 from fedstat.kernels.penalised.path import LinearSteps
 from fedstat.kernels.penalised.penalties import Terms
-from fedstat.models.vglm.gram import ask, weighted_gram
-from fedstat.models.vglm.layout import Layout
-from fedstat.models.vglm.response_families import OUTSIDE
+from fedstat.models.vglm.exchange.gram import ask, weighted_gram
+from fedstat.models.vglm.exchange.layout import Layout
+from fedstat.models.vglm.response.distributions import OUTSIDE
 from fedstat.typing import Floats, Ints
 
 MOST_STEPS = 100

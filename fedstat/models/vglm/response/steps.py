@@ -12,7 +12,7 @@ from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
 from fedstat.kernels.glm.family import FamilySpec
 from fedstat.models.checks import check_response
-from fedstat.models.vglm.response_families import respond_at, saturated
+from fedstat.models.vglm.response.distributions import respond_at, saturated
 from fedstat.typing import Array, Bools, Floats, Ints
 
 RESPONSE = "response"

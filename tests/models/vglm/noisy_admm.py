@@ -37,8 +37,8 @@ from fedstat.kernels.penalised.gram import GramSolver
 from fedstat.kernels.penalised.groups import Groups
 from fedstat.kernels.penalised.path import lambda_grid, lambda_max
 from fedstat.kernels.penalised.penalties import Penalty, Terms
-from fedstat.models.vglm.admm_steps import nearest
-from fedstat.models.vglm.response_families import POINTS
+from fedstat.models.vglm.admm.steps import nearest
+from fedstat.models.vglm.response.distributions import POINTS
 from fedstat.privacy.gaussian import GaussianAccount, epsilon_of
 from fedstat.typing import Floats
 

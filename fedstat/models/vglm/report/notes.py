@@ -7,16 +7,16 @@ from collections.abc import Iterator
 
 from fedstat.federation.crypto.masks import TWO_SITES, hides
 from fedstat.kernels.glm.family import FamilySpec
-from fedstat.models.vglm.debiased import DebiasedFit
-from fedstat.models.vglm.em import Observed
-from fedstat.models.vglm.layout import Layout, describe_incomplete
-from fedstat.models.vglm.outcome import Outcome
-from fedstat.models.vglm.protocol import Fitted
+from fedstat.models.vglm.em.blocks import Observed
+from fedstat.models.vglm.exchange.layout import Layout, describe_incomplete
+from fedstat.models.vglm.newton.debiased import DebiasedFit
+from fedstat.models.vglm.newton.fit import Fitted
+from fedstat.models.vglm.report.outcome import Outcome
 
 
-def fit_notes(layout: Layout, outcome: Outcome, at: str | None, family: FamilySpec) -> list[str]:
+def fit_notes(outcome: Outcome, at: str | None) -> list[str]:
     """Write the notes of one fit; `at` is where the coordinator sits."""
-    fitted = outcome.fitted
+    fitted, layout, family = outcome.fitted, outcome.layout, outcome.family
     if outcome.observed is not None:
         how = _blocks(layout, outcome, outcome.observed)
     else:

@@ -1,7 +1,7 @@
 """Selection with the normal family where institutions lack some entities: missing="em".
 
 Sums of products by missing pattern are exchanged once. Everything after that happens at the coordinator: the
-path of :mod:`fedstat.models.vglm.em_solver`, and maximum likelihood on the columns that were chosen.
+path of :mod:`fedstat.models.vglm.em.solver`, and maximum likelihood on the columns that were chosen.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from fedstat.models.vertical.fit import fit_moments
 from fedstat.models.vertical.likelihood import Standard, log_likelihood
 from fedstat.models.vertical.merges import MergePlan, Rule, keep_only, plan_merges
 from fedstat.models.vertical.moments import PatternMoments, number_patterns
-from fedstat.models.vglm.em_solver import BlockSolution, BlockSolver
-from fedstat.models.vglm.gram import Units, exchange_grams, stage
-from fedstat.models.vglm.layout import Layout
-from fedstat.models.vglm.path import Path, Refit, Setup
+from fedstat.models.vglm.em.solver import BlockSolution, BlockSolver
+from fedstat.models.vglm.exchange.gram import Units, exchange_grams, stage
+from fedstat.models.vglm.exchange.layout import Layout
+from fedstat.models.vglm.path.fits import Path, Refit
+from fedstat.models.vglm.path.setup import Setup
 from fedstat.typing import Bools, Floats, Ints
 
 NOTHING = 1e3

@@ -8,8 +8,10 @@ import numpy as np
 from scipy import stats
 
 from fedstat.inference.selection.multiple_splits import aggregate_splits
-from fedstat.models.vglm.gram import Units
-from fedstat.models.vglm.path import Select, Setup, choose, normal_path, normal_refit, score_path
+from fedstat.models.vglm.exchange.gram import Units
+from fedstat.models.vglm.path.criteria import Select, choose, score_path
+from fedstat.models.vglm.path.normal import normal_path, normal_refit
+from fedstat.models.vglm.path.setup import Setup
 from fedstat.typing import Floats
 
 

@@ -15,11 +15,12 @@ import numpy as np
 
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.kernels.glm.family import FamilySpec
-from fedstat.models.vglm.climb import Found, Point, Study
-from fedstat.models.vglm.course import Course, model_losses
-from fedstat.models.vglm.gram import ask
-from fedstat.models.vglm.path import Path, stability, weighted_mean
-from fedstat.models.vglm.response_families import recover_response, respond_at
+from fedstat.models.vglm.exchange.gram import ask
+from fedstat.models.vglm.newton.follow import Course, model_losses
+from fedstat.models.vglm.newton.proximal import Found, Point, Study
+from fedstat.models.vglm.path.fits import Path
+from fedstat.models.vglm.path.folds import stability, weighted_mean
+from fedstat.models.vglm.response.distributions import recover_response, respond_at
 from fedstat.typing import Bools, Floats, Ints
 
 MOST_CENTRES = 3
@@ -65,7 +66,7 @@ class FoldModels:
         return weighted_mean(errors, self.shares)
 
     def stability(self, course: Course, draws: int, random: np.random.Generator) -> tuple[Floats, Floats]:
-        """See :func:`fedstat.models.vglm.path.stability`."""
+        """See :func:`fedstat.models.vglm.path.folds.stability`."""
 
         def selected(half: Ints) -> Bools:
             here = self.over(half)
@@ -137,7 +138,7 @@ class FoldFit:
     cv : two (L,) arrays, or None
         Mean deviance of folds left out, with its standard error.
     halves : (L, p) and (L,) arrays, or None
-        See :func:`fedstat.models.vglm.path.stability`.
+        See :func:`fedstat.models.vglm.path.folds.stability`.
     """
 
     path: Path

@@ -17,10 +17,11 @@ from fedstat.federation.message import Ask
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.kernels.glm.family import FamilySpec
 from fedstat.kernels.penalised.path import PenalisedPath, lambda_grid
-from fedstat.models.vglm.climb import Study
-from fedstat.models.vglm.gram import Units, ask, stage
-from fedstat.models.vglm.path import Path, Setup
-from fedstat.models.vglm.protocol import Fitted, refit_support
+from fedstat.models.vglm.exchange.gram import Units, ask, stage
+from fedstat.models.vglm.newton.fit import Fitted, refit_support
+from fedstat.models.vglm.newton.proximal import Study
+from fedstat.models.vglm.path.fits import Path
+from fedstat.models.vglm.path.setup import Setup
 from fedstat.typing import Floats
 
 MOST_LINEARISED = 40
@@ -177,7 +178,7 @@ def admm_path(
     Parameters
     ----------
     study, family, setup, select
-        As for :func:`~fedstat.models.vglm.protocol.fit_path`.
+        As for :func:`~fedstat.models.vglm.newton.fit.fit_path`.
     eps : float
         Absolute and relative tolerance of primal and dual residual.
     maxiter : int

@@ -1,0 +1,1 @@
+"""Selection where institutions lack some entities, from moments by missing pattern."""

@@ -1,0 +1,1 @@
+"""Proximal Newton over institutions, for every distribution of the response."""

@@ -1,0 +1,266 @@
+"""Proximal Newton over institutions: linear predictors up, residuals down, and now and then a weighted Gram.
+
+A point takes one round of masked linear predictors, one question to the holder of the response, and one round
+of scores. A Hessian takes the sums of the institutions' own weighted products, and secure products between
+them; it is kept from one step, and from one lambda, to the next for as long as it brings the point nearer. At
+the null model all weights are the same, so that the first Hessian is the plain Gram of the columns.
+
+Between two Hessians the steps themselves tell of the curvature. Linear predictors at known coefficients are
+equations about the rows of an entity, too: as many as there are columns determine them. A path at which only
+the chosen fit is exact takes about a dozen; see :class:`~fedstat.models.vglm.newton.follow.Course`.
+
+Every weighted Gram makes as many equations about a column as there are columns: their number is bounded by
+the number of entities (``most_grams`` of the layout), here and at every institution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import numpy as np
+
+from fedstat.errors import EstimationError
+from fedstat.federation.rounds.engine import Rounds
+from fedstat.inference.covariance import invert_information
+from fedstat.kernels.glm.family import FamilySpec
+from fedstat.kernels.penalised.groups import Groups, orthonormaliser
+from fedstat.kernels.penalised.path import lambda_max
+from fedstat.kernels.penalised.penalties import Penalty, Terms
+from fedstat.models.vglm.exchange.gram import Units, stage
+from fedstat.models.vglm.newton.debiased import DebiasedFit, debiased_fit
+from fedstat.models.vglm.newton.fold_models import FoldFit, Folds, use_folds
+from fedstat.models.vglm.newton.follow import Course
+from fedstat.models.vglm.newton.proximal import MAXIMUM, Point, Study, solve
+from fedstat.models.vglm.path.fits import Path, Refit, to_units
+from fedstat.models.vglm.path.setup import Setup
+from fedstat.models.vglm.response.distributions import log_likelihood, own_units, pearson_scale
+from fedstat.typing import Bools, Floats
+
+FREE = Penalty("lasso")
+FARTHEST = 1e4
+"""Scores this many times the tolerance are no maximum of a likelihood."""
+PERFECT = 1e-6
+"""Half the mean deviance at which a binary response counts as separated: its maximum is at infinity."""
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fitted:
+    """What a fit hands over.
+
+    Parameters
+    ----------
+    path : Path
+    chosen : int
+    refit : Refit or None
+    points, grams : int
+        Linear predictors, and weighted Gram matrices, that were released.
+    dealers : mapping of (str, str) to str
+    cv : two (L,) arrays, or None
+        Mean deviance of folds left out, with its standard error.
+    halves : (L, p) and (L,) arrays, or None
+        See :func:`~fedstat.models.vglm.path.folds.stability`.
+    debiased : DebiasedFit or None
+    split_p : (p,) array or None
+        See :func:`~fedstat.models.vglm.path.multiple_splits.split_pvalues`.
+    """
+
+    path: Path
+    chosen: int
+    refit: Refit | None
+    points: int
+    grams: int
+    dealers: Mapping[tuple[str, str], str]
+    cv: tuple[Floats, Floats] | None = None
+    halves: tuple[Floats, Floats] | None = None
+    debiased: DebiasedFit | None = None
+    split_p: Floats | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Further:
+    """What a fit does besides.
+
+    Parameters
+    ----------
+    folds : Folds or None
+    debiased : bool
+        Whether estimates of all columns are debiased.
+    apart : Study or None
+        Other entities, on which the columns that are selected are estimated.
+    """
+
+    folds: Folds | None = None
+    debiased: bool = False
+    apart: Study | None = None
+
+
+def fit_path(
+    study: Study,
+    family: FamilySpec,
+    setup: Setup,
+    select: Callable[[Path], int],
+    *,
+    exact: bool,
+    further: Further | None = None,
+) -> Rounds[tuple[Fitted, Units, float]]:
+    """Follow the path, choose one of its fits, and refit on its support.
+
+    Parameters
+    ----------
+    study : Study
+    family : FamilySpec
+        One of :data:`~fedstat.models.vglm.response.distributions.LINKS`.
+    setup : Setup
+    select : callable
+        From the path to the place of the fit.
+    exact : bool
+        Whether every fit of the path is exact, or the chosen one; see :class:`Course`.
+    further : Further, optional
+        Folds, debiased estimates, other entities for the refit.
+
+    Returns
+    -------
+    (Fitted, Units, float)
+        The last is the loss of the intercept alone.
+
+    Raises
+    ------
+    EstimationError
+        The unpenalised coefficients have no estimate.
+    """
+    layout, further = study.layout, further or Further()
+    units = yield from stage(layout, family, study.session)
+    first = yield from _intercept_alone(study, family, units)
+    # At the null model every weight is the same: the Gram of the columns, whatever the family.
+    H = yield from study.hessian(first)
+    study.T, groups = orthonormaliser(H[1:, 1:] / H[0, 0], setup.groups)
+    setup, H = replace(setup, groups=groups), study.turned(H)
+    null_loss = first.loss
+    first = replace(first, score=np.concatenate([first.score[:1], first.score[1:] @ study.T]))
+    steps = of_columns = None
+    if setup.from_unpenalised:
+        whole = yield from _whole(study, family, first, H)
+        setup = setup.adapted(whole.b[1:])
+        steps, of_columns = setup.linear_steps(whole.b), setup.linear_steps(whole.b[1:])
+    null = yield from _null(study, setup, first, H)
+    gradient = -null.score[1:]
+    course = Course(study, setup, setup.grid(gradient, of_columns), units, select, steps)
+    course.scale = lambda_max(gradient, setup.penalty, setup.groups)
+    start = null
+    if steps is not None and not exact and study.left > 0:
+        start, H = whole, (yield from study.hessian(whole))
+        course.seen = {np.inf: null, 0.0: whole}
+    path, chosen, at = yield from (course.exact if exact else course.quadratic)(start, H)
+    fit = FoldFit(path, chosen, at, H)
+    if further.folds is not None:
+        study.left += further.folds.parts
+        fit = yield from use_folds(course, family, fit, further.folds, exact=exact)
+    support, apart = fit.path.selected[fit.chosen], further.apart
+    if apart is None:
+        refit = yield from refit_support(study, fit.point, fit.H, support, units, family)
+    else:
+        refit = yield from refit_apart(apart, support, family)
+    debiased = None
+    if further.debiased:
+        debiased = yield from debiased_fit(course, fit.point, fit.H, gradient, family)
+    studies = [study] if apart is None else [study, apart]
+    points, grams = sum(one.points for one in studies), sum(one.grams for one in studies)
+    found = Fitted(fit.path, fit.chosen, refit, points, grams, study.dealers, fit.cv, fit.halves, debiased)
+    return found, units, null_loss
+
+
+def _intercept_alone(study: Study, family: FamilySpec, units: Units) -> Rounds[Point]:
+    """Go to the mean response, the estimate of an intercept whatever family and link are."""
+    b = np.zeros(study.layout.p + 1)
+    b[0] = family.make().link(units.mean)
+    first = yield from study.masked(study.evaluate(b))
+    if first is None:
+        raise EstimationError(f"{family} has no deviance at the mean response; rescale the response")
+    study.unit, size = own_units(family, first.residual, first.weight)
+    study.tol = MAXIMUM * size
+    return replace(first, b=first.b / study.unit, score=first.score * study.unit)
+
+
+def _whole(study: Study, family: FamilySpec, first: Point, H: Floats) -> Rounds[Point]:
+    """Maximise the likelihood without a penalty."""
+    (whole,) = yield from solve(study, [_free(study.layout.p)], first, H, 100.0 * study.tol)
+    if _separated(family, whole.point) or not whole.violation <= FARTHEST * study.tol:
+        raise EstimationError(
+            f"the {study.layout.p} columns have no estimate without a penalty: half the mean deviance is "
+            f"{whole.point.loss:.1e}, the score {whole.violation:.1e}. Leave out adaptive and steps, which "
+            "start from it, or use fewer columns"
+        )
+    return whole.point
+
+
+def _separated(family: FamilySpec, at: Point) -> bool:
+    return family.name == "Binomial" and at.loss < PERFECT
+
+
+def _null(study: Study, setup: Setup, first: Point, H: Floats) -> Rounds[Point]:
+    """Fit the unpenalised coefficients alone."""
+    free = setup.groups.columns(~setup.groups.penalised)
+    if not len(free):
+        return first
+    at = np.concatenate([[0], 1 + free])
+    (null,) = yield from solve(study, [_free(len(free))], first, H, study.tol, at=at)
+    if not null.violation <= FARTHEST * study.tol:
+        raise EstimationError(
+            f"the {len(free)} unpenalised columns alone have no estimate: score {null.violation:.1e}; "
+            "penalise those that do not have to be in the model"
+        )
+    return null.point
+
+
+def _free(p: int) -> Terms:
+    """No penalty on an intercept and p coefficients."""
+    return FREE.at(0.0, Groups.single(p + 1))
+
+
+def refit_apart(study: Study, support: Bools, family: FamilySpec) -> Rounds[Refit | None]:
+    """Maximise the likelihood on the support over other entities."""
+    units = yield from stage(study.layout, family, study.session)
+    first = yield from _intercept_alone(study, family, units)
+    H = yield from study.hessian(first)
+    return (yield from refit_support(study, first, H, support, units, family))
+
+
+def refit_support(
+    study: Study,
+    start: Point,
+    H: Floats,
+    support: Bools,
+    units: Units,
+    family: FamilySpec,
+) -> Rounds[Refit | None]:
+    """Maximise the likelihood on the support; None where no weighted Gram may be released any more."""
+    layout, names = study.layout, ("Intercept", *study.layout.names)
+    moving = np.abs(study.T[support]).max(axis=0, initial=0.0) > 0.0
+    at = np.concatenate([[0], 1 + np.flatnonzero(moving)])
+    (found,) = yield from solve(study, [_free(len(at) - 1)], start, H, study.tol, at=at)
+    if _separated(family, found.point) or not found.violation <= FARTHEST * study.tol:
+        raise EstimationError(
+            f"the {len(at) - 1} columns of the chosen fit have no estimate without a penalty: half the mean "
+            f"deviance is {found.point.loss:.1e}, the score {found.violation:.1e}; they may separate the "
+            "response. Use fewer columns, or a larger lambda"
+        )
+    if layout.most_grams <= study.grams:
+        return None
+    H = yield from study.hessian(found.point)
+    info = layout.n * H[np.ix_(at, at)]
+    inverse = invert_information(info, [names[i] for i in at])
+    theta = np.zeros((layout.p, len(at) - 1))
+    theta[moving] = np.eye(len(at) - 1)
+    J = to_units(support, units)
+    turn = np.zeros((len(at), len(at)))
+    turn[0, 0] = 1.0
+    turn[1:, 1:] = (study.T @ theta)[support]
+    J = study.unit * J @ turn
+    scale = 1.0
+    if family.estimates_scale:
+        scale = pearson_scale(found.point.residual, found.point.weight, layout.n - len(at))
+    llf = log_likelihood(family.name, found.point.loss, layout.n, units.constant, scale)
+    return Refit(support, J @ found.point.b[at], scale * J @ inverse @ J.T, llf, scale, found.point.loss)

@@ -1,0 +1,1 @@
+"""Paths of penalised fits: what is penalised, how fits are compared and chosen."""

@@ -1,0 +1,69 @@
+"""What speaks for each fit of a path, and the choice of one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from fedstat.inference.selection.criteria import aic, bic, ebic, profiled
+from fedstat.models.vglm.path.fits import Path
+from fedstat.models.vglm.response.distributions import minus_twice
+from fedstat.typing import Floats
+
+Select: TypeAlias = Literal["bic", "ebic", "aic", "cv"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Criteria:
+    """What speaks for each fit of a path, (L,) each: smaller is better.
+
+    Parameters
+    ----------
+    df : array
+        Coefficients that are not zero, the intercept included.
+    aic, bic, ebic : array
+    cv, cv_se : array or None
+        Cross-validated mean deviance (of the normal family the mean squared error), with its standard error
+        over folds.
+    """
+
+    df: Floats
+    aic: Floats
+    bic: Floats
+    ebic: Floats
+    cv: Floats | None = None
+    cv_se: Floats | None = None
+
+
+def score_path(path: Path, n: int, family: str = "Gaussian") -> Criteria:
+    """Compute the information criteria of a path.
+
+    Parameters
+    ----------
+    path : Path
+    n : int
+        Entities.
+    family : str
+        A dispersion is estimated at every fit, by maximum likelihood.
+    """
+    chosen = np.count_nonzero(path.coefficients, axis=1).astype(float)
+    doubled = profiled(2.0 * n * path.loss, n) if family == "Gaussian" else minus_twice(family, path.loss, n)
+    df = chosen + 1.0
+    free = int(path.groups.sizes[~path.groups.penalised].sum())
+    extended = ebic(
+        doubled,
+        df,
+        n,
+        chosen=np.maximum(chosen - free, 0.0),
+        candidates=path.coefficients.shape[1] - free,
+    )
+    return Criteria(df, *(np.asarray(v) for v in (aic(doubled, df), bic(doubled, df, n), extended)))
+
+
+def choose(criteria: Criteria, select: Select) -> int:
+    """Return the place of the best fit; of equals the one with the larger lambda."""
+    values = {"aic": criteria.aic, "bic": criteria.bic, "ebic": criteria.ebic, "cv": criteria.cv}[select]
+    assert values is not None
+    return int(np.argmin(values))

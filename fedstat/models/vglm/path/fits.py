@@ -1,0 +1,100 @@
+"""Fits along a path, and maximum likelihood on the columns that one of them selects."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedstat.kernels.penalised.groups import Groups
+from fedstat.kernels.penalised.path import PenalisedPath
+from fedstat.models.vglm.exchange.gram import Units
+from fedstat.typing import Bools, Floats
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Path:
+    """Fits along L values of lambda.
+
+    Parameters
+    ----------
+    lambdas : (L,) array
+    intercepts : (L,) array
+    coefficients : (L, p) array
+        Both in the units of the data.
+    standardised : (L, p) array
+        Coefficients of standardised columns.
+    loss : (L,) array
+        Half the mean deviance.
+    kkt : (L,) array
+        Largest violation of the stationarity conditions, as a share of `scale`.
+    converged : (L,) array of bool
+    scale : float
+        lambda_max.
+    groups : Groups
+        With their weights.
+    """
+
+    lambdas: Floats
+    intercepts: Floats
+    coefficients: Floats
+    standardised: Floats
+    loss: Floats
+    kkt: Floats
+    converged: Bools
+    scale: float
+    groups: Groups
+
+    @property
+    def selected(self) -> Bools:
+        """Which coefficients are not zero: (L, p)."""
+        return np.asarray(self.coefficients != 0.0)
+
+    @classmethod
+    def of(cls, found: PenalisedPath, b: Floats, a: Floats, units: Units, groups: Groups) -> Path:
+        """Bring coefficients b (L, p) of standardised columns, and intercepts a (L,), to the data's units."""
+        beta = b / units.scale
+        return cls(
+            found.lambdas,
+            a - beta @ units.shift,
+            beta,
+            b,
+            found.loss,
+            found.kkt,
+            found.converged,
+            found.scale,
+            groups,
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Refit:
+    """Maximum likelihood on the columns that were selected.
+
+    Parameters
+    ----------
+    support : (p,) array of bool
+    params : (1 + k,) array
+        Intercept and coefficients of the support, in the units of the data.
+    cov : (1 + k, 1 + k) array
+        Inverse observed information.
+    llf, scale : float
+        Log-likelihood, and dispersion.
+    loss : float
+        Half the mean deviance.
+    """
+
+    support: Bools
+    params: Floats
+    cov: Floats
+    llf: float
+    scale: float
+    loss: float
+
+
+def to_units(support: Bools, units: Units) -> Floats:
+    """Matrix that takes (intercept, b) of the support's standardised columns to the units of the data."""
+    scale, shift = units.scale[support], units.shift[support]
+    J = np.diag(np.concatenate([[1.0], 1.0 / scale]))
+    J[0, 1:] = -shift / scale
+    return J

@@ -1,0 +1,1 @@
+"""The response of a fit: distributions and links, and what its holder computes."""
