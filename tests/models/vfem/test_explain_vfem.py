@@ -132,7 +132,7 @@ REFUSALS = {
     "masked only": ({"masked_only": True}, ITERATIVE | {"masked": False}),
     "families": ({"families": frozenset({"design", "vfem"})}, {}),
     "patterns": ({"min_count": 90}, {}),
-    "budget": ({"privacy": fs.federation.policy.Budget(1.0, 0.0)}, {}),
+    "budget": ({"privacy": fs.federation.door.policy.Budget(1.0, 0.0)}, {}),
 }
 
 
