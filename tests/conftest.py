@@ -8,7 +8,28 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import matplotlib
 import pytest
 
+EVERY_DAY = "not slow and not benchmark and not vignette"
+"""What pytest runs when it is not told otherwise, in pyproject.toml."""
+
 matplotlib.use("Agg")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config):
+    """Run the whole suite in one process per processor, where pytest-xdist is there; ``-n 0`` runs it in one.
+
+    A file or a folder runs in one process, which begins sooner, as does what is selected with ``-m``:
+    simulations have processes of their own, and benchmarks measure seconds.
+    """
+    whole = config.args == config.getini("testpaths") and config.option.markexpr == EVERY_DAY
+    alone = config.option.usepdb or config.option.collectonly or hasattr(config, "workerinput")
+    if (
+        whole
+        and not alone
+        and config.pluginmanager.has_plugin("xdist")
+        and config.option.numprocesses is None
+    ):
+        config.option.numprocesses, config.option.dist = "auto", "worksteal"
 
 
 @pytest.fixture(scope="session")

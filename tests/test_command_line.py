@@ -5,16 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 import tomllib
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent / "federation" / "carry"))
-
 from operating import make_federation, run, serve, wait
 
 import fedstat as fs

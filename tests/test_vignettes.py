@@ -1,5 +1,11 @@
-"""Every vignette runs, and what its text says about its numbers is so."""
+"""Every vignette runs, and what its text says about its numbers is so.
 
+What executes them is marked ``vignette`` and has a job of its own; that their code can be read, and speaks of
+public names that exist, is tested with everything else.
+"""
+
+import ast
+import importlib
 import importlib.util
 import re
 from pathlib import Path
@@ -266,6 +272,7 @@ def check_page(render, name, notebook):
     return page
 
 
+@pytest.mark.vignette
 @pytest.mark.parametrize(
     "name",
     [
@@ -283,12 +290,14 @@ def test_runs_and_keeps_its_word(render, name):
     check_page(render, name, run(render, name, CLAIMS[name]))
 
 
+@pytest.mark.vignette
 def test_three_institutions_over_flare(render):
     pytest.importorskip("nvflare", reason="needs fedstat[flare]")
     name = "three-institutions-over-flare"
     check_page(render, name, run(render, name, CLAIMS[name]))
 
 
+@pytest.mark.vignette
 @pytest.mark.parametrize("published", [True, False])
 def test_engineering_and_statistical_with_and_without_published(
     render, published, request, monkeypatch, tmp_path
@@ -312,6 +321,7 @@ REFUSALS = (
 )
 
 
+@pytest.mark.vignette
 @pytest.mark.parametrize("data", ["RECORDED", "SIMULATED"])
 def test_four_hospitals_on_either_data(render, data, request, monkeypatch, tmp_path):
     folder = request.getfixturevalue("shared_data") if data == "RECORDED" else tmp_path
@@ -327,6 +337,7 @@ def test_four_hospitals_on_either_data(render, data, request, monkeypatch, tmp_p
         assert re.match(expected, refusal)
 
 
+@pytest.mark.vignette
 def test_sme_profit_in_its_reduced_form(render, monkeypatch):
     monkeypatch.setenv("FEDSTAT_VIGNETTE_FAST", "1")
     assert complaints(run(render, "sme-profit", CLAIMS["sme-profit"])) == []
@@ -343,8 +354,36 @@ def source(name):
     return (FOLDER / f"{name}.md").read_text(encoding="utf-8")
 
 
+def cells(text):
+    """Code of the cells."""
+    return re.findall(r"^```python[^\n]*\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+def names_of_fedstat(tree):
+    """Chains of names that begin with ``fs.``, and what is imported from the package."""
+    for node in ast.walk(tree):
+        chain = []
+        while isinstance(node, ast.Attribute):
+            chain.insert(0, node.attr)
+            node = node.value
+        if chain and isinstance(node, ast.Name) and node.id == "fs":
+            yield "fedstat", chain
+        if isinstance(node, ast.ImportFrom) and node.module.split(".")[0] == "fedstat":
+            yield from ((node.module, [alias.name]) for alias in node.names)
+
+
+@pytest.mark.parametrize("name", sorted(CLAIMS))
+def test_code_can_be_read_and_its_names_exist(name):
+    ast.parse("\n".join(line.removeprefix(8 * " ") for line in CLAIMS[name].splitlines()))
+    for code in cells(source(name)):
+        for module, chain in names_of_fedstat(ast.parse(code)):
+            value = importlib.import_module(module)
+            for attribute in chain:
+                value = getattr(value, attribute)
+
+
 def first_cell(text):
-    return re.search(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE).group(1)
+    return cells(text)[0]
 
 
 def test_getting_started_begins_with_the_example_of_the_readme():

@@ -266,7 +266,9 @@ def test_calibration_plot_shows_each_site_and_all(evaluation):
 
 
 @pytest.mark.parametrize(
-    "family", [sm.families.Binomial(), sm.families.Poisson(), sm.families.Gaussian()], ids=str
+    "family",
+    [sm.families.Binomial(), sm.families.Poisson(), sm.families.Gaussian()],
+    ids=lambda family: type(family).__name__,
 )
 def test_pseudo_rsquared_equals_statsmodels(family):
     rng = np.random.default_rng(2)

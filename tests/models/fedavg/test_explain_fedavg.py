@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 import fedstat as fs
+from fedstat.federation.door.policy import Budget
 from fedstat.models.fedavg.explain import FedAvgPlan
 
 RNG = np.random.default_rng(3)
@@ -57,7 +58,7 @@ def test_what_a_sites_coefficients_tell_is_said_where_they_come_in_clear():
 
 
 def test_a_refusal_is_told_as_the_site_will_say_it():
-    policy = fs.Policy(privacy=fs.federation.policy.Budget(1.0, 1e-7))
+    policy = fs.Policy(privacy=Budget(1.0, 1e-7))
     model = model_of(fs.FedAvg, policies={"S2": policy})
     told = chain(*model.explain(rounds=2).refused["S2"].values())
     with pytest.raises(fs.errors.PolicyError, match=r"S2: its policy \(privacy budget\)") as refusal:
