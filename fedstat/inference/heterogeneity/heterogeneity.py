@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import pandas as pd
 
-from fedstat.errors import EstimationError, ModelError, NotAvailableError
+from fedstat.errors import EstimationError, ModelError
+from fedstat.inference.heterogeneity.comparison import SiteComparison
 from fedstat.inference.heterogeneity.forest import plot_forest
-from fedstat.inference.heterogeneity.influence import JointTest, SiteScores, joint_test
+from fedstat.inference.heterogeneity.influence import SiteScores, joint_test
 from fedstat.inference.heterogeneity.random_effects import combine
 from fedstat.inference.heterogeneity.summary import build_heterogeneity_summary
 from fedstat.inference.tables import SheetSummary
@@ -29,10 +30,6 @@ if TYPE_CHECKING:
 
 LARGE_I2 = 0.5
 PARTS = ("score", "information")
-NO_PARTS = (
-    "no fit without each site: it needs the sites' own parts of score and information, and masked sums have "
-    "none; use fit(masked=False), or fit again without the site"
-)
 
 
 class SiteFit(Protocol):
@@ -92,56 +89,10 @@ class MaskedParts:
     form: Floats
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Heterogeneity:
-    """How far sites agree on each coefficient; made by `heterogeneity`.
+class Heterogeneity(SiteComparison):
+    """How far sites agree on each coefficient; made by `heterogeneity`."""
 
-    Parameters
-    ----------
-    sites : DataFrame
-        Index site; columns ``nobs`` and ``problem`` (why it has no estimate of its own).
-    estimates, std_errors : DataFrame, (sites, coefficients)
-        The sites' own estimates; nan where a site does not determine a coefficient.
-    table : DataFrame
-        See `to_frame`.
-    joint : JointTest
-        Score test: all coefficients are equal at all sites.
-    without_each : (DataFrame, DataFrame) or None
-        `left_out` and `change`; None where sums were masked.
-    flagged : tuple of str
-        Coefficients with I2 above one half and a p-value of Q, adjusted after Holm, below `alpha`.
-    alpha : float
-        One minus the level of the intervals.
-    """
-
-    sites: pd.DataFrame
-    estimates: pd.DataFrame
-    std_errors: pd.DataFrame
-    table: pd.DataFrame
-    joint: JointTest
-    without_each: tuple[pd.DataFrame, pd.DataFrame] | None
-    flagged: tuple[str, ...]
-    alpha: float
-
-    @property
-    def left_out(self) -> pd.DataFrame:
-        """Estimate without each site, (sites, coefficients); nan where the others do not determine one.
-
-        Raises
-        ------
-        NotAvailableError
-            Sums were masked.
-        """
-        if self.without_each is None:
-            raise NotAvailableError(NO_PARTS)
-        return self.without_each[0]
-
-    @property
-    def change(self) -> pd.DataFrame:
-        """Its distance from the estimate of all, in standard errors of the common model; as `left_out`."""
-        if self.without_each is None:
-            raise NotAvailableError(NO_PARTS)
-        return self.without_each[1]
+    __slots__ = ()
 
     def to_frame(self) -> pd.DataFrame:
         """One row per coefficient.

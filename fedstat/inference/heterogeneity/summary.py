@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 
+from fedstat.inference.heterogeneity.comparison import SiteComparison
 from fedstat.inference.tables import Sheet, SheetSummary, number
-
-if TYPE_CHECKING:
-    from fedstat.inference.heterogeneity.heterogeneity import Heterogeneity
 
 FEW_SITES = 5
 """Fewest sites for which the variance between them is trusted."""
@@ -21,13 +18,13 @@ COEFFICIENT_WIDTHS = (23, 10, 10, 8, 9, 4, 6, 6, 7, 6)
 SITE_WIDTHS = (24, 10, 30, 28)
 
 
-def build_heterogeneity_summary(result: Heterogeneity) -> SheetSummary:
+def build_heterogeneity_summary(result: SiteComparison) -> SheetSummary:
     """Lay out the comparison: joint test, coefficients, sites, notes."""
     sheets = [_header_sheet(result), _coefficient_sheet(result), _site_sheet(result)]
     return SheetSummary(sheets, _notes(result))
 
 
-def _header_sheet(result: Heterogeneity) -> Sheet:
+def _header_sheet(result: SiteComparison) -> Sheet:
     joint, sites = result.joint, result.sites
     own = int(result.estimates.notna().any(axis=1).sum())
     test = f"chi2({joint.df}) = {joint.statistic:.2f}"
@@ -44,7 +41,7 @@ def _header_sheet(result: Heterogeneity) -> Sheet:
     return Sheet(("",) * 4, rows, "lrlr", HEADER_WIDTHS, "Heterogeneity between institutions", gap=2)
 
 
-def _coefficient_sheet(result: Heterogeneity) -> Sheet:
+def _coefficient_sheet(result: SiteComparison) -> Sheet:
     headers = ("", "common", "rand. eff.", "tau", "Q", "df", "P>Q", "I2", "from", "to")
     rows = tuple(
         _coefficient_row(name, dict(zip(_names(result.table.columns), values, strict=True)))
@@ -69,7 +66,7 @@ def _coefficient_row(name: str, row: dict[str, float]) -> tuple[str, ...]:
     )
 
 
-def _site_sheet(result: Heterogeneity) -> Sheet:
+def _site_sheet(result: SiteComparison) -> Sheet:
     headers = ("institution", "rows", "own estimates", "without it, largest change")
     rows = tuple(
         (
@@ -97,7 +94,7 @@ def _largest_change(change: pd.Series) -> str:
     return f"{change.iloc[largest]:+.2f} s.e. of {change.index[largest]}"
 
 
-def _notes(result: Heterogeneity) -> list[str]:
+def _notes(result: SiteComparison) -> list[str]:
     none = result.estimates.isna().all(axis=1)
     notes = [_verdict(result)]
     if none.any():
@@ -128,7 +125,7 @@ def _notes(result: Heterogeneity) -> list[str]:
     return notes
 
 
-def _verdict(result: Heterogeneity) -> str:
+def _verdict(result: SiteComparison) -> str:
     if result.flagged:
         rows = result.table.loc[list(result.flagged), ["I2", "p_holm"]].to_numpy().tolist()
         found = zip(result.flagged, rows, strict=True)
@@ -147,7 +144,7 @@ def _verdict(result: Heterogeneity) -> str:
     return "The sites are not shown to differ. That does not show that they agree: see the intervals of I2."
 
 
-def _partial_notes(result: Heterogeneity, estimates: pd.DataFrame) -> list[str]:
+def _partial_notes(result: SiteComparison, estimates: pd.DataFrame) -> list[str]:
     """Say which coefficients are compared over some of the sites that have estimates, or over none."""
     absent, table = estimates.isna(), result.table
     partial = [

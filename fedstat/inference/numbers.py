@@ -1,0 +1,194 @@
+"""The numbers of an estimate with statsmodels' names: coefficients, errors, criteria, account."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from fedstat.errors import ModelError, NotAvailableError
+from fedstat.inference.estimate import INTERCEPT, Estimate, LedgerLike, ReceiptLike
+from fedstat.inference.tables import number
+from fedstat.typing import Floats
+
+Statement = Literal["cov_params", "llf", "rsquared", "ledger"]
+
+
+class EstimateNumbers:
+    """The numbers of a federated fit, and what follows from them alone.
+
+    Parameters
+    ----------
+    estimate : Estimate
+    ledger : LedgerLike, optional
+        None for an estimate that was read from a file without its account.
+
+    Raises
+    ------
+    NotAvailableError
+        By any statement that this fit cannot make; the message says why.
+    """
+
+    model_name = "Federated regression"
+    method_name = ""
+    use_t = False
+
+    def __init__(self, estimate: Estimate, ledger: LedgerLike | None = None) -> None:
+        self.estimate = estimate
+        self._ledger = ledger
+
+    @property
+    def params(self) -> pd.Series:
+        """Coefficients, by name."""
+        return self._series(self.estimate.params)
+
+    @property
+    def clients(self) -> pd.Series:
+        """Client of each coefficient; empty for the intercept."""
+        return pd.Series(self.estimate.clients, index=list(self.estimate.names), dtype=object)
+
+    @property
+    def bse(self) -> pd.Series:
+        """Standard errors; nan where the covariance does not determine one."""
+        with np.errstate(invalid="ignore"):
+            return self._series(np.sqrt(np.diag(self._cov())))
+
+    @property
+    def tvalues(self) -> pd.Series:
+        """Coefficients over their standard errors, standard normal where a coefficient is zero."""
+        return self.params / self.bse
+
+    @property
+    def zvalues(self) -> pd.Series:
+        """The same as `tvalues`."""
+        return self.tvalues
+
+    @property
+    def pvalues(self) -> pd.Series:
+        """Two-sided p-values of each coefficient being zero."""
+        return self._series(2.0 * stats.norm.sf(np.abs(self.tvalues.to_numpy())))
+
+    def conf_int(self, alpha: float = 0.05) -> pd.DataFrame:
+        """Intervals of level ``1 - alpha``.
+
+        Returns
+        -------
+        DataFrame
+            Rows by name; column 0 the lower, column 1 the upper limit.
+        """
+        if not 0.0 < alpha < 1.0:
+            raise ModelError(f"conf_int: expected alpha between 0 and 1, received {alpha}")
+        half = stats.norm.ppf(1.0 - alpha / 2.0) * self.bse
+        return pd.DataFrame({0: self.params - half, 1: self.params + half})
+
+    def cov_params(self) -> pd.DataFrame:
+        """Covariance matrix of the coefficients, by name."""
+        names = list(self.estimate.names)
+        return pd.DataFrame(self._cov(), index=names, columns=names)
+
+    @property
+    def llf(self) -> float:
+        """Maximised log-likelihood."""
+        return self._need("llf", self.estimate.llf)
+
+    @property
+    def aic(self) -> float:
+        """Akaike's criterion."""
+        return -2.0 * self.llf + 2.0 * self._n_parameters
+
+    @property
+    def bic(self) -> float:
+        """Schwarz's criterion, with the number of entities as sample size."""
+        return -2.0 * self.llf + float(np.log(self.nobs)) * self._n_parameters
+
+    @property
+    def rsquared(self) -> float:
+        """Share of explained variance, as the family defines it."""
+        return self._need("rsquared", self.estimate.rsquared)
+
+    @property
+    def nobs(self) -> int:
+        """Entities in the fit."""
+        return self.estimate.nobs
+
+    @property
+    def df_model(self) -> float:
+        """Degrees of freedom of the model, the intercept not counted."""
+        return self.estimate.df_model
+
+    @property
+    def df_resid(self) -> float:
+        """Entities less the degrees of freedom of model and intercept."""
+        return self.nobs - self.df_model - self._k_constant
+
+    @property
+    def scale(self) -> float:
+        """Residual variance or dispersion."""
+        return self.estimate.scale
+
+    @property
+    def converged(self) -> bool:
+        """Whether the iteration reached its tolerance."""
+        return self.estimate.converged
+
+    @property
+    def cov_type(self) -> str:
+        """How the covariance was estimated."""
+        return self.estimate.cov_type
+
+    @property
+    def ledger(self) -> LedgerLike:
+        """What passed between the institutions."""
+        if self._ledger is None:
+            raise NotAvailableError("no ledger: " + self._reason("ledger"))
+        return self._ledger
+
+    def receipt(self) -> ReceiptLike:
+        """Return the account of the run that every institution signed.
+
+        Save it with ``receipt.save(path)``; whoever has the institutions' fingerprints can check it with
+        :func:`fedstat.verify_receipt`. Its ``released`` holds released numbers against unknown values.
+
+        Raises
+        ------
+        NotAvailableError
+            The run has none.
+        """
+        found: ReceiptLike | None = getattr(self._ledger, "receipt", None)
+        if found is None:
+            raise NotAvailableError("no receipt: the institutions were not asked for one when this run ended")
+        return found
+
+    @property
+    def _k_constant(self) -> int:
+        return int(INTERCEPT in self.estimate.names)
+
+    @property
+    def _n_parameters(self) -> float:
+        given = self.estimate.n_parameters
+        return self.df_model + self._k_constant if given is None else given
+
+    def _series(self, values: Floats) -> pd.Series:
+        return pd.Series(values, index=list(self.estimate.names), dtype=np.float64)
+
+    def _cov(self) -> Floats:
+        if self.estimate.cov is None:
+            raise NotAvailableError("no covariance of the coefficients: " + self._reason("cov_params"))
+        return self.estimate.cov
+
+    def _need(self, what: Statement, value: float | None) -> float:
+        if value is None:
+            raise NotAvailableError(f"no {what}: {self._reason(what)}")
+        return value
+
+    def _reason(self, what: Statement) -> str:
+        return self.estimate.reasons.get(what, f"{self.model_name} does not define it for this fit")
+
+    def _or_dash(self, value: Callable[[], float], digits: int = 4) -> str:
+        try:
+            return number(value(), digits)
+        except NotAvailableError:
+            return "-"
