@@ -167,7 +167,7 @@ def test_what_is_told_to_pass_passes(policy, arguments):
 def test_nothing_is_asked(monkeypatch):
     model = model_of("sick ~ x", **BINOMIAL)
     before = {name: len(site.ledger.entries) for name, site in model.partition.sites.items()}
-    monkeypatch.setattr(fs.federation.site.Site, "answer", lambda *_: pytest.fail("a site was asked"))
+    monkeypatch.setattr(fs.federation.door.site.Site, "answer", lambda *_: pytest.fail("a site was asked"))
     explanation = model.explain()
     assert {name: len(site.ledger.entries) for name, site in model.partition.sites.items()} == before
     assert len(model._agreement_ledger.entries) and explanation.tidy()["bytes"].sum() > 0
