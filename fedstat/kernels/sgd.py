@@ -19,7 +19,7 @@ from statsmodels.genmod.families import Binomial, links
 
 from fedstat.errors import EstimationError
 from fedstat.kernels.glm.family import Family, FamilySpec
-from fedstat.kernels.glm.sums import in_domain
+from fedstat.kernels.glm.rows import in_domain
 from fedstat.kernels.rows import column_sums, row_dots
 from fedstat.typing import Bools, Floats, Ints
 

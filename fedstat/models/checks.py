@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from numbers import Integral
 
 import numpy as np
 
 from fedstat.errors import EstimationError, ModelError
 from fedstat.federation.crypto.masks import hides
-from fedstat.typing import Bools, Floats
+from fedstat.kernels.glm.distributions import DISTRIBUTIONS, REAL
+from fedstat.typing import Floats
 
 
 def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
@@ -46,19 +47,6 @@ def check_masked(masked: object, n_sites: int) -> bool:
     return bool(masked)
 
 
-def _counts(y: Floats) -> Bools:
-    return np.asarray((y >= 0.0) & (y == np.round(y)))
-
-
-RANGES: Mapping[str, tuple[str, Callable[[Floats], Bools]]] = {
-    "Binomial": ("zeros and ones (or true and false)", lambda y: np.isin(y, (0.0, 1.0))),
-    "Poisson": ("counts: whole numbers from zero", _counts),
-    "NegativeBinomial": ("counts: whole numbers from zero", _counts),
-    "Gamma": ("positive numbers", lambda y: y > 0.0),
-    "InverseGaussian": ("positive numbers", lambda y: y > 0.0),
-}
-
-
 def check_response(name: str, family: str, y: Floats) -> None:
     """Require a response at a site that the family allows and that is not constant.
 
@@ -67,11 +55,12 @@ def check_response(name: str, family: str, y: Floats) -> None:
     EstimationError
         Names the site and what is expected.
     """
-    expected, right = RANGES.get(family, ("finite numbers", np.isfinite))
-    wrong = ~(right(y) & np.isfinite(y))
+    known = DISTRIBUTIONS[family]
+    support = known.single or known.support or REAL
+    wrong = ~support.holds(y)
     if wrong.any():
         raise EstimationError(
-            f"{name}: expected a response of {expected} for the family {family}, and "
+            f"{name}: expected a response of {support.expected} for the family {family}, and "
             f"{int(wrong.sum()):,} of {len(y):,} entities have another; compare on the left side of the "
             "formula, as in 'y > 0 ~ x', or take another family"
         )

@@ -12,7 +12,8 @@ from statsmodels.genmod.families import links
 
 from fedstat.kernels.glm import sums as glm
 from fedstat.kernels.glm.family import FamilySpec
-from fedstat.kernels.glm.sums import Rows, check_response, evaluate, log_likelihood, null_sums, row_scores
+from fedstat.kernels.glm.rows import PIECE, Rows, check_response
+from fedstat.kernels.glm.sums import evaluate, log_likelihood, null_sums, row_scores
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .* link function does not respect")
 
@@ -153,7 +154,7 @@ def test_the_loops_and_the_general_way_agree(family, weights, monkeypatch):
         pytest.skip("no trials")
     rows, beta = draw(family, -1.0, 1.0, weights, n=1000)
     fused = evaluate([rows], beta, FamilySpec.of(family))
-    monkeypatch.setattr(glm, "CANONICAL_LOOPS", {})
+    monkeypatch.setattr(FamilySpec, "loop", None)
     general = evaluate([rows], beta, FamilySpec.of(family))
     for name in ("n", "weight", "score", "information", "deviance", "pearson"):
         close(getattr(fused, name), getattr(general, name), 1e-12)
@@ -172,7 +173,7 @@ def test_any_number_of_columns(p):
 @pytest.mark.parametrize("link", ["Logit", "Probit"])
 def test_the_number_of_threads_changes_no_bit(link, monkeypatch):
     generator = np.random.default_rng(1)
-    n = 3 * glm.PIECE + 11
+    n = 3 * PIECE + 11
     X, y = generator.normal(size=(n, 3)), generator.integers(0, 2, size=n)
     sums = []
     for threads in (1, 2, 3):

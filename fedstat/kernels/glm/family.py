@@ -12,49 +12,16 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
-import scipy.stats
 from statsmodels.genmod import families
 from statsmodels.genmod.families import links
 
 from fedstat.errors import MessageError, ModelError
+from fedstat.kernels.glm.distributions import DISTRIBUTIONS, Distribution, Support, power_support
+from fedstat.kernels.glm.links import LINKS, Link, name_powers
 
 Family: TypeAlias = Any
 """An instance of ``statsmodels.genmod.families.Family``."""
 
-FAMILIES = {
-    family.__name__: family
-    for family in (
-        families.Binomial,
-        families.Poisson,
-        families.NegativeBinomial,
-        families.Gamma,
-        families.InverseGaussian,
-        families.Gaussian,
-        families.Tweedie,
-    )
-}
-LINKS = {
-    link.__name__: link
-    for link in (
-        links.Logit,
-        links.Probit,
-        links.Cauchy,
-        links.CLogLog,
-        links.LogLog,
-        links.Log,
-        links.LogC,
-        links.Identity,
-        links.InversePower,
-        links.InverseSquared,
-        links.Sqrt,
-        links.Power,
-        links.NegativeBinomial,
-    )
-}
-POWERS = {1.0: "Identity", 0.5: "Sqrt", -1.0: "InversePower", -2.0: "InverseSquared"}
-"""Power links that have a name of their own."""
-
-VARIANCE_POWERS = {"Gaussian": 0.0, "Poisson": 1.0, "Gamma": 2.0, "InverseGaussian": 3.0}
 NUMBERS = ("power", "alpha", "var_power")
 
 
@@ -91,17 +58,13 @@ class FamilySpec:
     eql: bool = False
 
     def __post_init__(self) -> None:
-        if self.name not in FAMILIES:
-            raise ModelError(f"no family {self.name!r}; expected one of {', '.join(FAMILIES)}")
+        if self.name not in DISTRIBUTIONS:
+            raise ModelError(f"no family {self.name!r}; expected one of {', '.join(DISTRIBUTIONS)}")
         if self.link not in LINKS:
             raise ModelError(f"no link {self.link!r}; expected one of {', '.join(LINKS)}")
-        needed = {
-            "power": self.link == "Power",
-            "alpha": "NegativeBinomial" in (self.name, self.link),
-            "var_power": self.name == "Tweedie",
-        }
+        needed = {*self.link_entry.numbers, *self.distribution.numbers}
         for number in NUMBERS:
-            self._check_number(number, needed[number])
+            self._check_number(number, number in needed)
         self._check_ranges()
 
     def _check_number(self, number: str, needed: bool) -> None:
@@ -144,18 +107,17 @@ class FamilySpec:
         if inspect.isclass(family) and issubclass(family, families.Family):
             family = family()
         name = type(family).__name__
-        if FAMILIES.get(name) is not type(family):
-            raise ModelError(f"family is {name}; expected a statsmodels family: {', '.join(FAMILIES)}")
-        link, power, alpha = describe_link(family.link)
-        if name == "NegativeBinomial":
-            if alpha not in (None, float(family.alpha)):
-                raise ModelError(
-                    "the NegativeBinomial family and its link differ in alpha; give both the same"
-                )
-            alpha = float(family.alpha)
-        if name == "Tweedie":
-            return cls(name, link, power, alpha, float(family.var_power), bool(family.eql))
-        return cls(name, link, power, alpha)
+        if name not in DISTRIBUTIONS or DISTRIBUTIONS[name].kind is not type(family):
+            raise ModelError(f"family is {name}; expected a statsmodels family: {', '.join(DISTRIBUTIONS)}")
+        link, numbers = describe_link(family.link)
+        own = {number: getattr(family, number) for number in DISTRIBUTIONS[name].numbers}
+        for number in numbers.keys() & own.keys():
+            if numbers[number] != float(own[number]):
+                raise ModelError(f"the {name} family and its link differ in {number}; give both the same")
+        eql = bool(own.pop("eql", False))
+        return cls(
+            name, link, **{**numbers, **{number: float(value) for number, value in own.items()}}, eql=eql
+        )
 
     def to_json(self) -> str:
         """Return the specification as JSON."""
@@ -191,54 +153,66 @@ class FamilySpec:
 
     def make(self) -> Family:
         """Return the statsmodels family."""
-        numbers = {"power": self.power} if self.link == "Power" else {}
-        if self.link == "NegativeBinomial":
-            numbers = {"alpha": self.alpha}
-        parts = {"alpha": self.alpha} if self.name == "NegativeBinomial" else {}
-        if self.name == "Tweedie":
-            parts = {"var_power": self.var_power, "eql": self.eql}
-        return FAMILIES[self.name](link=LINKS[self.link](**numbers), check_link=False, **parts)
+        own = {number: getattr(self, number) for number in self.distribution.numbers}
+        link = self.link_entry.kind(**{number: getattr(self, number) for number in self.link_entry.numbers})
+        return self.distribution.kind(link=link, check_link=False, **own)
+
+    @property
+    def link_entry(self) -> Link:
+        """Its link."""
+        return LINKS[self.link]
+
+    @property
+    def distribution(self) -> Distribution:
+        """Its distribution, whatever the link."""
+        return DISTRIBUTIONS[self.name]
 
     @property
     def estimates_scale(self) -> bool:
         """Whether the dispersion is estimated rather than one."""
-        return self.name in ("Gaussian", "Gamma", "InverseGaussian", "Tweedie")
+        return self.distribution.estimates_scale
 
     @property
     def variance_power(self) -> float | None:
         """Exponent of a variance function that is a power of the mean, else None."""
-        return self.var_power if self.name == "Tweedie" else VARIANCE_POWERS.get(self.name)
+        return self.distribution.variance_power if self.var_power is None else self.var_power
 
     @property
     def link_power(self) -> float | None:
         """Exponent of a link that is a power of the mean, else None."""
-        named = {name: power for power, name in POWERS.items()}
-        return self.power if self.link == "Power" else named.get(self.link)
+        return self.link_entry.power if self.power is None else self.power
+
+    @property
+    def support(self) -> Support:
+        """What a response may be."""
+        return self.distribution.support or power_support(self.variance_power or 0.0)
 
     @property
     def canonical(self) -> bool:
         """Whether the linear predictor is the natural parameter: observed information equals expected."""
-        if self.name == "Binomial":
-            return self.link == "Logit"
-        if self.name == "NegativeBinomial":
-            return self.link == "NegativeBinomial"
+        if self.distribution.canonical is not None:
+            return self.link == self.distribution.canonical
         if self.variance_power == 1.0:
-            return self.link == "Log"
+            return self.link == "Log"  # the limit of powers
         return self.variance_power is not None and self.link_power == 1.0 - self.variance_power
 
+    @property
+    def loop(self) -> int | None:
+        """Compiled loop that sums it, or None."""
+        return self.distribution.loop if self.canonical else None
 
-def describe_link(link: Any) -> tuple[str, float | None, float | None]:
-    """Return name, power and alpha of a statsmodels link."""
+
+def describe_link(link: Any) -> tuple[str, dict[str, float]]:
+    """Return name and numbers of a statsmodels link."""
     kind = type(link)
     if kind.__module__ == links.__name__ and kind.__name__.islower():
         kind = kind.__mro__[1]  # a deprecated alias
     name = kind.__name__
-    if LINKS.get(name) is not kind:
+    if name not in LINKS or LINKS[name].kind is not kind:
         raise ModelError(f"link {name} cannot be told by name; expected one of {', '.join(LINKS)}")
-    distributions = {"Probit": scipy.stats.norm, "Cauchy": scipy.stats.cauchy}
-    if name in distributions and link.dbn is not distributions[name]:
+    entry = LINKS[name]
+    if entry.cdf is not None and link.dbn is not entry.cdf:
         raise ModelError(f"link {name} has a distribution of its own, which cannot be told by name")
-    if issubclass(kind, links.Power):
-        power = float(link.power)
-        return (POWERS[power], None, None) if power in POWERS else ("Power", power, None)
-    return name, None, float(link.alpha) if name == "NegativeBinomial" else None
+    numbers = {number: float(getattr(link, number)) for number in entry.numbers}
+    named = name_powers()
+    return (named[numbers["power"]], {}) if numbers.get("power") in named else (name, numbers)

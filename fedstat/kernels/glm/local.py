@@ -10,7 +10,8 @@ import numpy as np
 from scipy.linalg import LinAlgError, cho_factor, cho_solve
 
 from fedstat.kernels.glm.family import FamilySpec
-from fedstat.kernels.glm.sums import Rows, Sums, evaluate
+from fedstat.kernels.glm.rows import Rows
+from fedstat.kernels.glm.sums import Sums, evaluate
 from fedstat.typing import Floats
 
 Chunks: TypeAlias = Callable[[], Iterable[Rows]]

@@ -19,7 +19,8 @@ import numpy as np
 from numba import njit
 
 from fedstat.kernels.glm.loops import weighted_sums
-from fedstat.kernels.glm.sums import Rows, fixed, linear_predictor
+from fedstat.kernels.glm.rows import Rows, linear_predictor
+from fedstat.kernels.glm.sums import fixed
 from fedstat.typing import Floats
 
 STIRLING = (-1 / 12, 1 / 120, -1 / 252, 1 / 240, -1 / 132, 691 / 32760, -1 / 12)

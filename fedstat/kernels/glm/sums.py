@@ -18,73 +18,9 @@ import numpy as np
 from numba import config
 
 from fedstat.kernels.glm.family import Family, FamilySpec
-from fedstat.kernels.glm.loops import IDENTITY, LOG, LOGIT, canonical_sums, weighted_sums
+from fedstat.kernels.glm.loops import canonical_sums, weighted_sums
+from fedstat.kernels.glm.rows import Rows, in_domain, linear_predictor
 from fedstat.typing import Array, Bools, Floats
-
-PIECE = 32768
-"""Rows that one thread works on at once."""
-
-SMALLEST = 1e-300
-"""Mean in the place of one that is smaller than a number can be."""
-
-CANONICAL_LOOPS = {("Binomial", "Logit"): LOGIT, ("Poisson", "Log"): LOG, ("Gaussian", "Identity"): IDENTITY}
-
-CLOSED_LINKS = {"Logit", "Probit", "Cauchy", "CLogLog", "LogLog"}
-"""Links that reach a probability of 0 or 1 by rounding only."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Rows:
-    """Rows of one site.
-
-    Parameters
-    ----------
-    X : (m, p) array
-        Design, C-contiguous; the intercept is a column of ones.
-    y : (m,) array
-        Response; a proportion where there are trials.
-    offset : (m,) array, optional
-        Known part of the linear predictor.
-    freq : (m,) array, optional
-        Frequency weights.
-    var : (m,) array, optional
-        Variance weights.
-    trials : (m,) array, optional
-        Binomial trials.
-    """
-
-    X: Floats
-    y: Floats
-    offset: Floats | None = None
-    freq: Floats | None = None
-    var: Floats | None = None
-    trials: Floats | None = None
-
-    def __len__(self) -> int:
-        return len(self.y)
-
-    def part(self, rows: slice) -> Rows:
-        """Return some of the rows, without a copy."""
-        columns = (self.offset, self.freq, self.var, self.trials)
-        return Rows(self.X[rows], self.y[rows], *(None if a is None else a[rows] for a in columns))
-
-    def pieces(self) -> list[Rows]:
-        """Return the rows in pieces of at most PIECE; at least one."""
-        return [self.part(slice(start, start + PIECE)) for start in range(0, max(len(self), 1), PIECE)]
-
-    @property
-    def count(self) -> float:
-        """Sum of the frequency weights."""
-        return float(len(self) if self.freq is None else self.freq.sum())
-
-    @property
-    def weight(self) -> Floats | None:
-        """Product of all weights: (m,); None where there are none."""
-        weight = None
-        for factor in (self.freq, self.var, self.trials):
-            if factor is not None:
-                weight = factor if weight is None else weight * factor
-        return weight
 
 
 @dataclass(slots=True)
@@ -196,7 +132,7 @@ def evaluate(
 def _evaluate_piece(
     rows: Rows, beta: Floats | None, family: FamilySpec, observed: bool, meat: bool, center: float
 ) -> Sums:
-    loop = CANONICAL_LOOPS.get((family.name, family.link))
+    loop = family.loop
     with np.errstate(all="ignore"):
         if beta is None:
             sums = _start(rows, family, center)
@@ -238,7 +174,7 @@ def _outside(rows: Rows, observed: bool, meat: bool) -> Sums:
 
 
 @dataclass(frozen=True, slots=True)
-class _Point:
+class RowMeans:
     """Rows at one linear predictor: the family, and (m,) arrays."""
 
     family: Family
@@ -266,34 +202,17 @@ class _Point:
         return float(self.family.deviance(rows.y, self.mu, var, freq)), float(pearson)
 
 
-def _point(rows: Rows, family: FamilySpec, eta: Floats, mu: Floats | None = None) -> _Point:
+def row_means(rows: Rows, family: FamilySpec, eta: Floats, mu: Floats | None = None) -> RowMeans:
+    """Return the rows at a linear predictor (m,), or at their means."""
     sm_family = family.make()
     if family.name == "Binomial" and rows.trials is not None:
         sm_family.n = rows.trials
     if mu is None:
         mu = np.asarray(sm_family.fitted(eta), dtype=float)
-        if family.link == "Log":
-            mu = np.maximum(mu, SMALLEST)
+        mu = np.maximum(mu, family.link_entry.smallest)
     weight = np.ones(len(rows)) if rows.weight is None else rows.weight
     slope, V = sm_family.link.deriv(mu), sm_family.variance(mu)
-    return _Point(sm_family, eta, mu, slope, V, weight, in_domain(eta, mu, family))
-
-
-def linear_predictor(rows: Rows, beta: Floats) -> Floats:
-    """Return ``X beta`` and the offset: (m,)."""
-    eta: Floats = np.einsum("ij,j->i", rows.X, beta)  # one thread, so that the order of the sum is fixed
-    return eta if rows.offset is None else eta + rows.offset
-
-
-def in_domain(eta: Floats, mu: Floats, family: FamilySpec) -> Bools:
-    """Tell at which rows family and link allow the mean: linear predictor (m,), mean (m,) -> (m,)."""
-    fine = np.isfinite(mu)
-    if family.link_power not in (None, 1.0, -1.0):
-        fine &= eta > 0.0
-    if family.name == "Binomial":
-        closed = family.link in CLOSED_LINKS
-        return fine & ((mu >= 0.0) & (mu <= 1.0) if closed else (mu > 0.0) & (mu < 1.0))
-    return fine if family.variance_power == 0.0 else fine & (mu > 0.0)
+    return RowMeans(sm_family, eta, mu, slope, V, weight, in_domain(eta, mu, family))
 
 
 def _start(rows: Rows, family: FamilySpec, center: float) -> Sums:
@@ -303,7 +222,7 @@ def _start(rows: Rows, family: FamilySpec, center: float) -> Sums:
         mu = (rows.y + center) / 2.0
     else:
         mu = (rows.y + 0.1) / 2.0  # no events: any positive mean will do
-    at = _point(rows, family, np.asarray(family.make().link(mu), dtype=float), mu)
+    at = row_means(rows, family, np.asarray(family.make().link(mu), dtype=float), mu)
     z = at.eta + at.slope * (rows.y - mu) - (0.0 if rows.offset is None else rows.offset)
     w = at.weight * at.expected
     usable = np.isfinite(z) & np.isfinite(w)
@@ -312,7 +231,7 @@ def _start(rows: Rows, family: FamilySpec, center: float) -> Sums:
 
 
 def _general(rows: Rows, beta: Floats, family: FamilySpec, observed: bool, meat: bool) -> Sums:
-    at = _point(rows, family, linear_predictor(rows, beta))
+    at = row_means(rows, family, linear_predictor(rows, beta))
     if not at.inside.all():
         return _outside(rows, observed, meat)
     r, w = at.residual(rows.y), at.weight * at.expected
@@ -331,7 +250,7 @@ def _general(rows: Rows, beta: Floats, family: FamilySpec, observed: bool, meat:
     return sums
 
 
-def _sizes(at: _Point, r: Floats, family: FamilySpec) -> Floats:
+def _sizes(at: RowMeans, r: Floats, family: FamilySpec) -> Floats:
     """Return sizes of the scores by linear predictor: (m,); zero where these are bounded, or linear."""
     if family.name == "Binomial" or (family.variance_power == 0.0 and family.link == "Identity"):
         return np.zeros_like(r)
@@ -346,14 +265,14 @@ def _spread(sizes: Floats) -> Floats:
 def row_weights(rows: Rows, beta: Floats, family: FamilySpec) -> Floats:
     """Return the working weights and the sizes of the scores, as in :class:`Sums`, by row: (2, m)."""
     with np.errstate(all="ignore"):
-        at = _point(rows, family, linear_predictor(rows, beta))
+        at = row_means(rows, family, linear_predictor(rows, beta))
         return np.array([at.weight * at.expected, _sizes(at, at.residual(rows.y), family)])
 
 
 def row_scores(rows: Rows, beta: Floats, family: FamilySpec) -> Floats:
     """Return the score of each row for dispersion one, its weights included: (m, p)."""
     with np.errstate(all="ignore"):
-        at = _point(rows, family, linear_predictor(rows, beta))
+        at = row_means(rows, family, linear_predictor(rows, beta))
         scores: Floats = (at.weight * at.residual(rows.y))[:, None] * rows.X
     return scores
 
@@ -381,7 +300,7 @@ def log_likelihood(chunks: Iterable[Rows], beta: Floats, family: FamilySpec, sca
     total = 0.0
     with np.errstate(all="ignore"):
         for rows in (piece for chunk in chunks for piece in chunk.pieces()):
-            at = _point(rows, family, linear_predictor(rows, beta))
+            at = row_means(rows, family, linear_predictor(rows, beta))
             if not at.inside.all():
                 return -np.inf
             var = np.ones(len(rows)) if rows.var is None else rows.var
@@ -411,18 +330,3 @@ def null_sums(
     sums = evaluate(constant, beta, family)
     llf = np.nan if scale is None or beta is None else log_likelihood(constant, beta, family, scale)
     return NullSums(float(sums.score[0]), float(sums.information[0, 0]), sums.deviance, llf)
-
-
-def check_response(rows: Rows, family: FamilySpec) -> str:
-    """Return what is wrong with the response: a phrase with the number of rows, or ''."""
-    y, power = np.asarray(rows.y), family.variance_power
-    if family.name == "Binomial":
-        right, where = (y >= 0.0) & (y <= 1.0), "outside 0 to 1"
-    elif power == 0.0:
-        right, where = np.isfinite(y), "that is not finite"
-    elif power is not None and power >= 2.0:
-        right, where = (y > 0.0) & np.isfinite(y), "that is not positive"
-    else:
-        right, where = (y >= 0.0) & np.isfinite(y), "that is negative or not finite"
-    count = len(y) - int(right.sum())
-    return f"{count} row{'s' if count > 1 else ''} with a response {where}" if count else ""

@@ -27,7 +27,8 @@ from fedstat.errors import EstimationError, ModelError
 from fedstat.kernels.glm.family import FamilySpec
 from fedstat.kernels.glm.local import fit_local
 from fedstat.kernels.glm.loops import LOG, LOGIT, _log, _logit
-from fedstat.kernels.glm.sums import CANONICAL_LOOPS, Rows, _point
+from fedstat.kernels.glm.rows import Rows
+from fedstat.kernels.glm.sums import row_means
 from fedstat.kernels.penalised.gram import GramSolver
 from fedstat.kernels.penalised.groups import Groups
 from fedstat.kernels.penalised.path import (
@@ -53,14 +54,14 @@ GROWTH = 0.25
 """Share of the columns that may be new to a Hessian; with more, it costs hardly less to compute it anew."""
 
 
-class Step(NamedTuple):
+class ProximalStep(NamedTuple):
     """A step of proximal Newton: where it leads, and how much the model of the objective falls on the way."""
 
     b: Floats
     decrease: float
 
 
-def proximal_step(H: Floats, score: Floats, b: Floats, terms: Terms, *, tol: float) -> Step:
+def proximal_step(H: Floats, score: Floats, b: Floats, terms: Terms, *, tol: float) -> ProximalStep:
     """Minimise the quadratic model of the loss at b, and the penalty.
 
     Parameters
@@ -80,7 +81,7 @@ def proximal_step(H: Floats, score: Floats, b: Floats, terms: Terms, *, tol: flo
     new = solver.solve(terms, solver.start(b), np.ones(len(terms.level), dtype=np.bool_), tol).b
     d = new - b
     decrease = score @ d - d @ H @ d / 2.0 + terms.value(b) - terms.value(new)
-    return Step(new, float(decrease))
+    return ProximalStep(new, float(decrease))
 
 
 def search_line(objective: Callable[[float], float], current: float, decrease: float) -> float:
@@ -93,7 +94,7 @@ def search_line(objective: Callable[[float], float], current: float, decrease: f
     current : float
         The same at b.
     decrease : float
-        What the model promises, :attr:`Step.decrease`.
+        What the model promises, :attr:`ProximalStep.decrease`.
     """
     for halving in range(HALVINGS):
         t = 0.5**halving
@@ -121,7 +122,7 @@ def _canonical_rows(link: int, eta: Floats, y: Floats, weight: Floats) -> tuple[
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Point:
+class LossPoint:
     """Rows at one linear predictor: scores and curvatures by it, (n,), and the loss; all over N."""
 
     eta: Floats
@@ -205,7 +206,7 @@ class GLMSolver:
         self.offset = 0.0 if rows.offset is None else rows.offset
         self.columns, self.X = np.arange(groups.p), X
         self.hessian = Hessian()
-        self.latest: tuple[Floats, _Point] | None = None
+        self.latest: tuple[Floats, LossPoint] | None = None
 
     def null(self) -> Solution:
         """Fit the unpenalised coefficients alone.
@@ -248,8 +249,8 @@ class GLMSolver:
             working |= new
 
     def _settle(
-        self, terms: Terms, b: Floats, point: _Point, score: Floats, working: Bools, tol: float, most: int
-    ) -> tuple[Floats, _Point, int]:
+        self, terms: Terms, b: Floats, point: LossPoint, score: Floats, working: Bools, tol: float, most: int
+    ) -> tuple[Floats, LossPoint, int]:
         """Solve for the working groups from b, its rows and its score (p,); all others stay zero."""
         at, part = self.groups.columns(working), terms.take(working)
         self._take(at)
@@ -275,8 +276,8 @@ class GLMSolver:
         return b, point, step
 
     def _move(
-        self, H: Floats, score: Floats, b: Floats, terms: Terms, model: Terms, point: _Point, tol: float
-    ) -> tuple[Floats, _Point] | None:
+        self, H: Floats, score: Floats, b: Floats, terms: Terms, model: Terms, point: LossPoint, tol: float
+    ) -> tuple[Floats, LossPoint] | None:
         """Take one step of proximal Newton, as far as the objective falls; None where it does not."""
         new, decrease = proximal_step(H, score, b, model, tol=tol)
         along = row_dots(self.X, new - b)
@@ -294,25 +295,25 @@ class GLMSolver:
         if not np.array_equal(at, self.columns):
             self.columns, self.X = at, np.take(self.rows.X, at, axis=1)
 
-    def _point(self, b: Floats) -> _Point:
+    def _point(self, b: Floats) -> LossPoint:
         """Return the rows at b: those of the latest solution, where b is its very array."""
         # Most solutions start from the one before.
         if self.latest is None or self.latest[0] is not b:
             self.latest = b, self._at(row_dots(self.rows.X, b) + self.offset)
         return self.latest[1]
 
-    def _at(self, eta: Floats) -> _Point:
+    def _at(self, eta: Floats) -> LossPoint:
         rows, N = self.rows, self.rows.count
-        loop = CANONICAL_LOOPS.get((self.family.name, self.family.link))
+        loop = self.family.loop
         with np.errstate(all="ignore"):
             if loop is not None:
                 s, w, half_deviance = _canonical_rows(loop, eta, rows.y, self.weight)
             else:
-                at = _point(rows, self.family, eta)
+                at = row_means(rows, self.family, eta)
                 s, w = at.weight * at.residual(rows.y), at.weight * at.expected
                 half_deviance = at.fit(rows)[0] / 2.0 if at.inside.all() else np.inf
         loss = half_deviance / N if np.isfinite(half_deviance) else np.inf
-        return _Point(eta, s / N, w / N, loss)
+        return LossPoint(eta, s / N, w / N, loss)
 
 
 def _attempts(anew: bool, terms: Terms, b: Floats) -> list[tuple[bool, Terms]]:

@@ -19,7 +19,8 @@ from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
 from fedstat.kernels.glm.family import FamilySpec
 from fedstat.kernels.glm.local import join
-from fedstat.kernels.glm.sums import Rows, evaluate, log_likelihood
+from fedstat.kernels.glm.rows import Rows
+from fedstat.kernels.glm.sums import evaluate, log_likelihood
 from fedstat.kernels.server_updates import fair_part
 from fedstat.kernels.sgd import local_proximal, local_sgd, mean_loss
 from fedstat.models.horizontal.rows import glm_rows, require_response, sums_spread

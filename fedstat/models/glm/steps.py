@@ -20,7 +20,8 @@ from fedstat.federation.message import Declared, Step, check_lengths
 from fedstat.inference.heterogeneity.influence import quadratic_form
 from fedstat.kernels.glm.family import FamilySpec
 from fedstat.kernels.glm.local import fit_local
-from fedstat.kernels.glm.sums import Rows, Sums, evaluate, log_likelihood, null_sums
+from fedstat.kernels.glm.rows import Rows
+from fedstat.kernels.glm.sums import Sums, evaluate, log_likelihood, null_sums
 from fedstat.models.horizontal.rows import glm_rows, require_response, sums_spread, weights_spread
 from fedstat.typing import Array, Bools, Floats
 

@@ -20,7 +20,7 @@ from fedstat.federation.rounds.engine import Engine, Rounds
 from fedstat.inference.estimate import Estimate
 from fedstat.inference.evaluation.evaluation import Evaluation, merge_small_bins
 from fedstat.kernels.glm.family import FamilySpec
-from fedstat.kernels.glm.sums import linear_predictor
+from fedstat.kernels.glm.rows import linear_predictor
 from fedstat.models.horizontal.rows import glm_rows
 from fedstat.typing import Array, Floats
 

@@ -11,7 +11,8 @@ from fedstat.federation.design.site_rows import WholeRows
 from fedstat.federation.door.guards import is_spread, surely_spread
 from fedstat.federation.door.state import SiteData
 from fedstat.kernels.glm.family import FamilySpec
-from fedstat.kernels.glm.sums import Rows, Sums, check_response, row_weights
+from fedstat.kernels.glm.rows import Rows, check_response
+from fedstat.kernels.glm.sums import Sums, row_weights
 from fedstat.typing import Floats
 
 

@@ -19,7 +19,7 @@ from scipy.special import digamma, expit, gammaln, xlog1py, xlogy
 
 from fedstat.errors import ModelError
 from fedstat.kernels.glm.family import FamilySpec
-from fedstat.kernels.glm.sums import in_domain
+from fedstat.kernels.glm.rows import in_domain
 from fedstat.typing import Floats
 
 LINKS: Mapping[str, tuple[str, ...]] = {

@@ -1,0 +1,107 @@
+"""Distributions of the response: one entry each, and nothing else names them all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from statsmodels.genmod import families
+
+from fedstat.kernels.glm.loops import IDENTITY, LOG, LOGIT
+from fedstat.typing import Bools, Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Support:
+    """Values that a response may have.
+
+    Parameters
+    ----------
+    holds : callable
+        (n,) -> (n,) of bool.
+    expected, otherwise : str
+        In words: what they are, and which rows are not among them.
+    """
+
+    holds: Callable[[Floats], Bools]
+    expected: str
+    otherwise: str
+
+
+def whole(y: Floats) -> Bools:
+    """Tell which are whole numbers from zero."""
+    return np.asarray((y >= 0.0) & (y == np.round(y)) & np.isfinite(y))
+
+
+REAL = Support(np.isfinite, "finite numbers", "that is not finite")
+UNIT = Support(lambda y: (y >= 0.0) & (y <= 1.0), "shares from 0 to 1", "outside 0 to 1")
+POSITIVE = Support(lambda y: (y > 0.0) & np.isfinite(y), "positive numbers", "that is not positive")
+NOT_NEGATIVE = Support(
+    lambda y: (y >= 0.0) & np.isfinite(y), "numbers from zero", "that is negative or not finite"
+)
+EVENTS = Support(lambda y: np.isin(y, (0.0, 1.0)), "zeros and ones (or true and false)", "other than 0 and 1")
+COUNTS = Support(whole, "counts: whole numbers from zero", "that is no whole number from zero")
+
+
+def power_support(power: float) -> Support:
+    """Return where a variance that is a power of the mean is that of a distribution (Jorgensen 1987)."""
+    if power == 0.0:
+        return REAL
+    return POSITIVE if power >= 2.0 else NOT_NEGATIVE
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """What statsmodels calls a family.
+
+    Parameters
+    ----------
+    kind : class
+        With statsmodels' names: ``variance(mu)``, ``deviance``, ``loglike``, ``fitted``.
+    estimates_scale : bool
+        Whether the dispersion is estimated rather than one.
+    variance_power : float or None
+        Exponent of a variance function that is a fixed power of the mean.
+    canonical : str or None
+        Link whose linear predictor is the natural parameter; where None, the power of the mean that is one
+        less the exponent of the variance.
+    support : Support or None
+        Of a row, which may stand for several; that of the exponent where None.
+    single : Support or None
+        Of one entity, where that is narrower.
+    loop : int or None
+        Compiled loop for the canonical link, see :mod:`fedstat.kernels.glm.loops`.
+    numbers : tuple of str
+        Arguments of `kind`, which cross between institutions with the name.
+    """
+
+    kind: type[Any]
+    estimates_scale: bool = False
+    variance_power: float | None = None
+    canonical: str | None = None
+    support: Support | None = None
+    single: Support | None = None
+    loop: int | None = None
+    numbers: tuple[str, ...] = ()
+
+
+DISTRIBUTIONS: dict[str, Distribution] = {
+    "Binomial": Distribution(families.Binomial, canonical="Logit", support=UNIT, single=EVENTS, loop=LOGIT),
+    "Poisson": Distribution(
+        families.Poisson, variance_power=1.0, canonical="Log", support=NOT_NEGATIVE, single=COUNTS, loop=LOG
+    ),
+    "NegativeBinomial": Distribution(
+        families.NegativeBinomial,
+        canonical="NegativeBinomial",
+        support=NOT_NEGATIVE,
+        single=COUNTS,
+        numbers=("alpha",),
+    ),
+    "Gamma": Distribution(families.Gamma, True, 2.0, support=POSITIVE),
+    "InverseGaussian": Distribution(families.InverseGaussian, True, 3.0, support=POSITIVE),
+    "Gaussian": Distribution(families.Gaussian, True, 0.0, support=REAL, loop=IDENTITY),
+    "Tweedie": Distribution(families.Tweedie, True, numbers=("var_power", "eql")),
+}
+"""By the name of the class, by which a distribution crosses between institutions."""

@@ -1,0 +1,66 @@
+"""Links of generalized linear models: one entry each, and nothing else names them all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import scipy.stats
+from statsmodels.genmod.families import links
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A link g, with mean mu and linear predictor eta = g(mu).
+
+    Parameters
+    ----------
+    kind : class
+        With statsmodels' names: ``g(mu)`` by calling an instance, ``inverse(eta)``, the derivatives
+        ``deriv(mu)`` and ``deriv2(mu)``, and ``inverse_deriv(eta)``.
+    numbers : tuple of str
+        Arguments of `kind`, which cross between institutions with the name: ``power`` or ``alpha``.
+    power : float or None
+        Exponent of a link that is a fixed power of the mean; eta is then positive, unless it is 1 or -1.
+    closed : bool
+        Whether every eta has a probability as its mean, which is 0 or 1 by rounding only.
+    smallest : float
+        Mean in the place of one that is smaller than a number can be.
+    cdf : distribution or None
+        That of `kind`, where an instance might have another.
+    effect : str
+        What a coefficient adds to, with the name of the response.
+    """
+
+    kind: type[Any]
+    numbers: tuple[str, ...] = ()
+    power: float | None = None
+    closed: bool = False
+    smallest: float = -np.inf
+    cdf: Any = None
+    effect: str = "linear predictor of {}"
+
+
+LINKS: dict[str, Link] = {
+    "Logit": Link(links.Logit, closed=True, effect="log odds of {}"),
+    "Probit": Link(links.Probit, closed=True, cdf=scipy.stats.norm),
+    "Cauchy": Link(links.Cauchy, closed=True, cdf=scipy.stats.cauchy),
+    "CLogLog": Link(links.CLogLog, closed=True),
+    "LogLog": Link(links.LogLog, closed=True),
+    "Log": Link(links.Log, smallest=1e-300, effect="log mean of {}"),
+    "LogC": Link(links.LogC),
+    "Identity": Link(links.Identity, power=1.0, effect="mean of {}"),
+    "InversePower": Link(links.InversePower, power=-1.0),
+    "InverseSquared": Link(links.InverseSquared, power=-2.0),
+    "Sqrt": Link(links.Sqrt, power=0.5),
+    "Power": Link(links.Power, numbers=("power",)),
+    "NegativeBinomial": Link(links.NegativeBinomial, numbers=("alpha",)),
+}
+"""By the name of the class, by which a link crosses between institutions."""
+
+
+def name_powers() -> Mapping[float, str]:
+    """Names of the links that are a power of the mean, by its exponent."""
+    return {link.power: name for name, link in LINKS.items() if link.power is not None}

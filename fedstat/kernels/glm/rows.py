@@ -1,0 +1,92 @@
+"""Rows of one site as the kernels of generalized linear models take them, and what a family allows there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedstat.kernels.glm.family import FamilySpec
+from fedstat.typing import Bools, Floats
+
+PIECE = 32768
+"""Rows that one thread works on at once."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """Rows of one site.
+
+    Parameters
+    ----------
+    X : (m, p) array
+        Design, C-contiguous; the intercept is a column of ones.
+    y : (m,) array
+        Response; a proportion where there are trials.
+    offset : (m,) array, optional
+        Known part of the linear predictor.
+    freq : (m,) array, optional
+        Frequency weights.
+    var : (m,) array, optional
+        Variance weights.
+    trials : (m,) array, optional
+        Binomial trials.
+    """
+
+    X: Floats
+    y: Floats
+    offset: Floats | None = None
+    freq: Floats | None = None
+    var: Floats | None = None
+    trials: Floats | None = None
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def part(self, rows: slice) -> Rows:
+        """Return some of the rows, without a copy."""
+        columns = (self.offset, self.freq, self.var, self.trials)
+        return Rows(self.X[rows], self.y[rows], *(None if a is None else a[rows] for a in columns))
+
+    def pieces(self) -> list[Rows]:
+        """Return the rows in pieces of at most PIECE; at least one."""
+        return [self.part(slice(start, start + PIECE)) for start in range(0, max(len(self), 1), PIECE)]
+
+    @property
+    def count(self) -> float:
+        """Sum of the frequency weights."""
+        return float(len(self) if self.freq is None else self.freq.sum())
+
+    @property
+    def weight(self) -> Floats | None:
+        """Product of all weights: (m,); None where there are none."""
+        weight = None
+        for factor in (self.freq, self.var, self.trials):
+            if factor is not None:
+                weight = factor if weight is None else weight * factor
+        return weight
+
+
+def linear_predictor(rows: Rows, beta: Floats) -> Floats:
+    """Return ``X beta`` and the offset: (m,)."""
+    eta: Floats = np.einsum("ij,j->i", rows.X, beta)  # one thread, so that the order of the sum is fixed
+    return eta if rows.offset is None else eta + rows.offset
+
+
+def in_domain(eta: Floats, mu: Floats, family: FamilySpec) -> Bools:
+    """Tell at which rows family and link allow the mean: linear predictor (m,), mean (m,) -> (m,)."""
+    fine = np.isfinite(mu)
+    if family.link_power not in (None, 1.0, -1.0):
+        fine &= eta > 0.0
+    if family.name == "Binomial":
+        closed = family.link_entry.closed
+        return fine & ((mu >= 0.0) & (mu <= 1.0) if closed else (mu > 0.0) & (mu < 1.0))
+    return fine if family.variance_power == 0.0 else fine & (mu > 0.0)
+
+
+def check_response(rows: Rows, family: FamilySpec) -> str:
+    """Return what is wrong with the response: a phrase with the number of rows, or ''."""
+    right = family.support.holds(np.asarray(rows.y))
+    count = len(right) - int(right.sum())
+    where = family.support.otherwise
+    return f"{count} row{'s' if count > 1 else ''} with a response {where}" if count else ""
