@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, Self, TypeAlias
 
 from fedstat.errors import FedstatError, MessageError, ModelError
 from fedstat.federation.account.ledger import Entry, Ledger
@@ -16,12 +17,61 @@ from fedstat.federation.message import pack, unpack
 from fedstat.inference.estimate import Estimate, LedgerLike
 from fedstat.inference.summary import ClientBlock
 from fedstat.models import INSTALLED
+from fedstat.records import from_plain, to_plain
 from fedstat.typing import Array, Floats
 
 Reader: TypeAlias = Callable[[Mapping[str, str], Mapping[str, Array]], Any]
 
 READERS: dict[str, Reader] = {}
-"""Readers by the format that a file declares; a family enters its own when it is imported."""
+"""Readers by the format that a file declares; a family's are there once it is imported."""
+FORMER = re.compile(r"fedstat (glm results [12]|vertical glm results 1|vfem (glm )?results 1)")
+"""Formats of version 0.1.0 before a file was a record of fields."""
+
+
+class Saveable:
+    """Results that a file can hold: as a record, of whose fields the codec makes arrays and JSON.
+
+    ``class Results(Saveable, ..., saved_as="fedstat family results 1", record=Record)`` names the format of
+    the file, to be counted up when the record changes, and the dataclass of what it holds.
+    """
+
+    saved_as: ClassVar[str]
+    record: ClassVar[type]
+
+    def __init_subclass__(cls, saved_as: str = "", record: type | None = None, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if record is not None:
+            cls.saved_as, cls.record = saved_as, record
+            READERS[saved_as] = cls.read_content
+
+    def to_record(self) -> Any:
+        """All that is kept of the results, without a value of a row."""
+        raise NotImplementedError
+
+    @classmethod
+    def of_record(cls, record: Any) -> Self:
+        """Rebuild results from what is kept of them."""
+        raise NotImplementedError
+
+    @classmethod
+    def read_content(cls, header: Mapping[str, str], arrays: Mapping[str, Array]) -> Self:
+        """Rebuild results from the content of a file."""
+        content = json.loads(header["content"])
+        return cls.of_record(from_plain(cls.record, content, "its content", ModelError, arrays=arrays))
+
+    def save(self, path: str | Path) -> None:
+        """Write the results to a file of arrays and JSON; read it with :func:`fedstat.load`.
+
+        It holds the estimates, what follows from them, the ledger, and how columns are coded (with means and
+        knots of transforms), and no value of a row.
+
+        Parameters
+        ----------
+        path : str or Path
+        """
+        arrays: dict[str, Any] = {}
+        content = json.dumps(to_plain(self.to_record(), arrays))
+        Path(path).write_bytes(pack({"format": self.saved_as, "content": content}, arrays))
 
 
 def load(path: str | Path) -> Any:
@@ -42,24 +92,57 @@ def load(path: str | Path) -> Any:
     Raises
     ------
     ModelError
-        The file is not one that fedstat saved.
+        The file is not one that fedstat saved, or a former version saved it.
     """
     path = Path(path)
     try:
         header, arrays = unpack(path.read_bytes())
     except MessageError as error:
         raise ModelError(f"{path.name}: not a file of results that fedstat saved") from error
-    for family in filter(INSTALLED.get, INSTALLED):
+    form = header.get("format", "")
+    named = [family for family in form.split() if family in INSTALLED]
+    for family in filter(INSTALLED.get, named or INSTALLED):
         import_module(f"fedstat.models.{family}.model")
-    reader = READERS.get(header.get("format", ""))
-    if reader is None:
-        raise ModelError(
-            f"{path.name}: expected one of the formats {sorted(READERS)}, received {header.get('format')!r}"
-        )
+    if form not in READERS:
+        raise ModelError(f"{path.name}: {_unknown(header.get('format'))}")
     try:
-        return reader(header, arrays)
+        return READERS[form](header, arrays)
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError, FedstatError) as error:
-        raise ModelError(f"{path.name}: the file is not whole ({type(error).__name__})") from error
+        told = f": {error}" if isinstance(error, FedstatError) else ""
+        raise ModelError(f"{path.name}: the file is not whole ({type(error).__name__}){told}") from error
+
+
+def _unknown(form: str | None) -> str:
+    if form and FORMER.fullmatch(form):
+        return (
+            f"saved by an earlier fedstat 0.1.0 (format {form!r}), whose files this version does not read. "
+            "Fit the model again and save it, or load the file with the version that wrote it, and keep its "
+            "tables: tidy(), cov_params(), ledger.to_frame()"
+        )
+    return f"expected one of the formats {sorted(READERS)}, received {form!r}"
+
+
+@dataclass(frozen=True, slots=True)
+class SavedLedger:
+    """What a file holds of a ledger; the receipt in the canonical form that is signed."""
+
+    at: str | None
+    entries: tuple[Entry, ...]
+    rounds: int
+    receipt: str | None
+
+    @classmethod
+    def of(cls, ledger: LedgerLike | None) -> SavedLedger | None:
+        """Take a ledger apart; None where there is none."""
+        if not isinstance(ledger, Ledger):
+            return None
+        receipt = None if ledger.receipt is None else ledger.receipt.to_json()
+        return cls(ledger.at, tuple(ledger.entries), ledger.rounds, receipt)
+
+    def restore(self) -> Ledger:
+        """Rebuild the ledger."""
+        receipt = None if self.receipt is None else Receipt.from_json(self.receipt)
+        return Ledger(self.at, list(self.entries), self.rounds, receipt=receipt)
 
 
 def write(path: str | Path, form: str, content: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
@@ -29,7 +29,7 @@ from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Ask, Declared, Reply, Step
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.federation.tables.columns import Kind, LevelValue, column_kind, find_levels
-from fedstat.typing import Array, Bools, Floats, Ints
+from fedstat.typing import Array, Bools, Floats, Ints, Vector
 
 CONSTANT = 1e-12
 CANCELLED = 1e-13
@@ -63,7 +63,7 @@ class RowsAgreement:
 
     question: RowsQuestion
     spec: BlockSpec
-    sites: tuple[SiteRows, ...]
+    sites: Annotated[tuple[SiteRows, ...], "K"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,12 +81,12 @@ class RowsDesign:
         Mean and standard deviation of every column over all sites.
     """
 
-    names: tuple[str, ...]
-    term_names: tuple[str, ...]
+    names: Annotated[tuple[str, ...], "p"]
+    term_names: Annotated[tuple[str, ...], "p"]
     intercept: bool
-    n: Ints
-    mean: Floats
-    spread: Floats
+    n: Annotated[Ints, "K"]
+    mean: Vector
+    spread: Vector
 
 
 @dataclass(slots=True, eq=False)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
 from fedstat.federation.design.by_rows import RowsDesign, standardisation, translation, varying
-from fedstat.typing import Bools, Floats
+from fedstat.typing import Bools, Floats, Matrix, Vector
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,10 +28,10 @@ class Coordinates:
     """
 
     design: RowsDesign
-    shift: Floats
-    scale: Floats
-    back: Floats
-    own: Floats | None = field(default=None)
+    shift: Vector
+    scale: Vector
+    back: Matrix
+    own: Annotated[Floats, "K 2 p"] | None = None
 
     @classmethod
     def of(cls, design: RowsDesign, own: Floats | None = None) -> Coordinates:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from fedstat.federation.message import Reply
 from fedstat.inference.heterogeneity.heterogeneity import MaskedParts
 from fedstat.kernels.glm.family import FamilySpec
 from fedstat.models.glm.coordinates import Coordinates
-from fedstat.typing import Array, Floats
+from fedstat.typing import Array, Floats, Matrix, Vector
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +34,11 @@ class LocalFit:
 
     site: str
     n: int
-    beta: Floats | None
-    cov: Floats | None
+    beta: Vector | None
+    cov: Matrix | None
     problem: str
-    score: Floats | None
-    information: Floats | None
+    score: Vector | None
+    information: Matrix | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +54,14 @@ class TraceRow:
 class Total:
     """Sums over sites at one point, in standardised coordinates; the parts by site where not masked."""
 
-    score: Floats
-    information: Floats
-    observed: Floats | None
+    score: Vector
+    information: Matrix
+    observed: Matrix | None
     weight: float
     deviance: float
     pearson: float
-    null: Floats | None
-    by_site: list[tuple[Floats, Floats]] | None
+    null: Annotated[Floats, "3"] | None
+    by_site: Annotated[list[tuple[Vector, Matrix]], "K"] | None
 
     @classmethod
     def of(cls, replies: Sequence[Reply], hidden: bool) -> Total | None:
@@ -129,19 +130,19 @@ class GLMFit:
     family : FamilySpec
     """
 
-    gamma: Floats
+    gamma: Vector
     total: Total
     coordinates: Coordinates
     dispersion: float
     null: float
-    fit: Floats
-    meat: Floats | None
-    between: Floats | None
-    apart: Floats | None
+    fit: Annotated[Floats, "3"]
+    meat: Matrix | None
+    between: Matrix | None
+    apart: Annotated[Floats, "2"] | None
     trace: tuple[TraceRow, ...]
     converged: bool
     reason: str
-    local: tuple[LocalFit, ...]
+    local: Annotated[tuple[LocalFit, ...], "K"]
     n: int
     rounds: int | None
     family: FamilySpec

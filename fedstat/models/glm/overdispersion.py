@@ -15,7 +15,7 @@ from fedstat.kernels.glm.negative_binomial import evaluate_nb2
 from fedstat.models.glm.fit import add
 from fedstat.models.glm.protocol import MAX_HALVINGS, NOTHING, Newton
 from fedstat.models.glm.steps import BETA, COLUMNS, INSIDE, check_weights, model_of, total
-from fedstat.typing import Array, Floats
+from fedstat.typing import Array, Floats, Matrix
 
 SMALLEST = 1e-8
 """Alpha below which the counts are not overdispersed."""
@@ -34,7 +34,7 @@ class Overdispersion:
 
     alpha: float
     std_error: float
-    cov: Floats
+    cov: Matrix
 
 
 def sum_nb2(

@@ -16,7 +16,7 @@ from fedstat.models.horizontal.prediction import PredictedRows, predict_rows
 
 if TYPE_CHECKING:
     from fedstat.models.glm.fit import GLMFit
-    from fedstat.models.glm.storage import Basis
+    from fedstat.models.glm.record import Basis
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
 import numpy as np
@@ -27,11 +25,11 @@ from fedstat.models.glm.fit import GLMFit
 from fedstat.models.glm.notes import estimate_lines, federation_lines, fit_notes, show_number, site_sheet
 from fedstat.models.glm.overdispersion import Overdispersion
 from fedstat.models.glm.prediction import RowPredictions
+from fedstat.models.glm.record import Basis, GLMRecord
 from fedstat.models.glm.score_test import ScoreTest, score_test
-from fedstat.models.glm.storage import FORMAT, Basis, read_saved, save_result
 from fedstat.models.horizontal.evaluation import Evaluated
-from fedstat.models.saved import READERS
-from fedstat.typing import Array, Floats
+from fedstat.models.saved import Saveable, SavedLedger
+from fedstat.typing import Floats
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -45,7 +43,14 @@ SCALES = {"Logit": "log odds of {}", "Log": "log mean of {}", "Identity": "mean 
 """What a coefficient adds to, by link; the linear predictor for the others."""
 
 
-class GLMResults(RowPredictions, Evaluated, FederatedResults):
+class GLMResults(
+    Saveable,
+    RowPredictions,
+    Evaluated,
+    FederatedResults,
+    saved_as="fedstat glm results 3",
+    record=GLMRecord,
+):
     """Results of :meth:`fedstat.FederatedGLM.fit`, with statsmodels' names and meanings.
 
     Attributes
@@ -270,17 +275,18 @@ class GLMResults(RowPredictions, Evaluated, FederatedResults):
 
     # -- keeping ---------------------------------------------------------------------------------
 
-    def save(self, path: str | Path) -> None:
-        """Write the results to a file of arrays and JSON; read it with :func:`fedstat.load`.
+    def to_record(self) -> GLMRecord:
+        """Take the results apart for a file."""
+        ledger = SavedLedger.of(self._ledger)
+        return GLMRecord(self.estimate, self.fit_, self.basis, self.overdispersion, self._auc, ledger)
 
-        It holds the estimates, the sums of every site, the ledger, and how columns are coded (with means
-        and knots of transforms), and no value of a row.
-
-        Parameters
-        ----------
-        path : str or Path
-        """
-        save_result(path, self)
+    @classmethod
+    def of_record(cls, record: GLMRecord) -> GLMResults:
+        """Rebuild results that have no partition."""
+        ledger = None if record.ledger is None else record.ledger.restore()
+        result = cls(record.estimate, ledger, record.fit, record.basis, record.overdispersion)
+        result._auc = record.auc
+        return result
 
     def _agreed(self) -> tuple[RowsAgreement, ClientPartition | None]:
         return self.basis.agreement, None if self.model is None else self.model.partition
@@ -317,14 +323,3 @@ class GLMResults(RowPredictions, Evaluated, FederatedResults):
 
     def _summary_notes(self) -> list[str]:
         return [*super()._summary_notes(), *fit_notes(self)]
-
-
-def from_file(header: Mapping[str, str], arrays: Mapping[str, Array]) -> GLMResults:
-    """Rebuild results from what a file holds."""
-    saved = read_saved(header, arrays)
-    result = GLMResults(saved.estimate, saved.ledger, saved.fit, saved.basis, saved.overdispersion)
-    result._auc = saved.auc
-    return result
-
-
-READERS[FORMAT] = from_file

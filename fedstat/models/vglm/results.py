@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
-from pathlib import Path as FilePath
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,9 +16,9 @@ from fedstat.inference.estimate import INTERCEPT, Estimate
 from fedstat.inference.results import FederatedResults
 from fedstat.inference.summary import SummaryContent, build_summary
 from fedstat.inference.tables import SheetSummary, number
-from fedstat.models.saved import READERS
+from fedstat.models.saved import Saveable, SavedLedger
 from fedstat.models.vertical.model import VerticalModel
-from fedstat.models.vglm.report import plots, storage
+from fedstat.models.vglm.report import plots
 from fedstat.models.vglm.report.after_selection import (
     CLAIMS,
     CONDITIONAL,
@@ -41,13 +39,27 @@ from fedstat.models.vglm.report.outcome import (
     mean_predictors,
 )
 from fedstat.models.vglm.report.prediction import Predictor, predict_means, released_specs
-from fedstat.typing import Array, Floats
+from fedstat.typing import Floats
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-class VerticalGLMResults(FederatedResults):
+@dataclass(frozen=True, slots=True, eq=False)
+class SelectionRecord:
+    """What a file of results holds; the estimate is the predictor's."""
+
+    predictor: Predictor
+    selection: Selection
+    refit: Estimate | None
+    debiased: Estimate | None
+    notes: tuple[str, ...]
+    ledger: SavedLedger | None
+
+
+class VerticalGLMResults(
+    Saveable, FederatedResults, saved_as="fedstat vglm results 2", record=SelectionRecord
+):
     """Results of :meth:`fedstat.VerticalGLM.fit`, with statsmodels' names and meanings.
 
     ``params`` are the penalised estimates, zero for columns that were not selected. With SCAD, MCP or
@@ -248,19 +260,26 @@ class VerticalGLMResults(FederatedResults):
             partition = self.model.partition
         return predict_means(self._with_specs(), partition)
 
-    def save(self, path: str | FilePath) -> None:
-        """Write estimates, path and ledger to a file, for :func:`fedstat.load`."""
-        ledger = self._ledger if isinstance(self._ledger, Ledger) else None
-        content = storage.SavedSelection(
-            self.estimate,
-            self._refit,
-            self._debiased,
-            self.selection,
-            self._with_specs(),
-            self._notes,
-            ledger,
+    def to_record(self) -> SelectionRecord:
+        """Take the results apart for a file."""
+        ledger, predictor = SavedLedger.of(self._ledger), self._with_specs()
+        return SelectionRecord(
+            predictor, self.selection, self._refit, self._debiased, tuple(self._notes), ledger
         )
-        storage.save_result(FilePath(path), content)
+
+    @classmethod
+    def of_record(cls, record: SelectionRecord) -> VerticalGLMResults:
+        """Rebuild results that have no partition."""
+        ledger = None if record.ledger is None else record.ledger.restore()
+        return cls(
+            record.predictor.estimate,
+            ledger,
+            record.selection,
+            record.refit,
+            record.predictor,
+            list(record.notes),
+            debiased=record.debiased,
+        )
 
     def _with_specs(self) -> Predictor:
         if not self._predictor.specs and self.model is not None:
@@ -365,20 +384,3 @@ class VerticalGLMResults(FederatedResults):
         if self.selection.frequencies is None:
             raise NotAvailableError("no selection frequencies: fit with draws=50 and folds=10, or the like")
         return self.selection.frequencies
-
-
-def read_result(header: Mapping[str, str], arrays: Mapping[str, Array]) -> VerticalGLMResults:
-    """Rebuild results from a file."""
-    saved = storage.read_saved(header, arrays)
-    return VerticalGLMResults(
-        saved.estimate,
-        saved.ledger,
-        saved.selection,
-        saved.refit,
-        saved.predictor,
-        saved.notes,
-        debiased=saved.debiased,
-    )
-
-
-READERS[storage.FORMAT] = read_result

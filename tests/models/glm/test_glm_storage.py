@@ -263,7 +263,7 @@ def test_a_truncated_file_is_refused(result, path):
 
 @pytest.mark.parametrize("content", [None, "{", "[]", "{}", "null", "3", '"text"', "[" * 100_000])
 def test_a_header_without_results_is_refused(path, content):
-    header = {"format": "fedstat glm results 2"} | ({} if content is None else {"content": content})
+    header = {"format": "fedstat glm results 3"} | ({} if content is None else {"content": content})
     path.write_bytes(pack(header, {"params": np.ones(2)}))
     with pytest.raises(ModelError, match=r"result\.fed: the file is not whole"):
         fs.load(path)
@@ -271,7 +271,7 @@ def test_a_header_without_results_is_refused(path, content):
 
 def test_a_later_format_is_refused(path):
     path.write_bytes(pack({"format": "fedstat glm results 99"}, {"x": np.ones(2)}))
-    with pytest.raises(ModelError, match=r"expected one of the formats.*glm results 2.*received.*99"):
+    with pytest.raises(ModelError, match=r"expected one of the formats.*glm results 3.*received.*99"):
         fs.load(path)
 
 
@@ -303,10 +303,13 @@ def test_arrays_that_do_not_belong_together_are_refused(result, path):
     for name, array in arrays.items():
         refused(path, header, content, arrays | {name: array[:-1]})
         refused(path, header, content, arrays | {name: array[None]})
-    for short in ({"local": content["local"][1:]}, {"totals": content["totals"][1:]}):
-        refused(path, header, content | short, arrays)
-    basis = content["basis"] | {"sites": content["basis"]["sites"][1:]}
-    refused(path, header, content | {"basis": basis}, arrays)
+    fit, total = content["fit"], content["fit"]["total"]
+    without = {name: value for name, value in total.items() if name != "pearson"}
+    for short in ({"local": fit["local"][1:]}, {"total": without}, {"trace": []}):
+        refused(path, header, content | {"fit": fit | short}, arrays)
+    agreement = content["basis"]["agreement"]
+    agreement["sites"] = agreement["sites"][1:]
+    refused(path, header, content, arrays)
 
 
 @pytest.mark.parametrize("part", ["question", "spec"])
@@ -315,9 +318,8 @@ def test_a_formula_that_is_not_allowed_is_refused(result, path, part):
     result.save(path)
     header, arrays = unpack(path.read_bytes())
     content = json.loads(header["content"])
-    inner = json.loads(content["basis"][part])
+    inner = content["basis"]["agreement"][part]
     inner["terms"] = ["__import__('os').getcwd()", *inner["terms"][1:]]
-    content["basis"][part] = json.dumps(inner)
     refused(path, header, content, arrays)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import numpy as np
 
@@ -18,8 +18,9 @@ from fedstat.models.vglm.newton.fit import Fitted
 from fedstat.models.vglm.path.criteria import Criteria
 from fedstat.models.vglm.path.setup import Setup
 from fedstat.models.vglm.response.distributions import log_likelihood
-from fedstat.typing import Bools, Floats
+from fedstat.typing import Bools, Floats, Vector
 
+OnPath: TypeAlias = Annotated[Floats, "L"]
 Inference: TypeAlias = Literal["conditional", "debiased", "split"]
 BIASED = (
     "the {penalty} shrinks its estimates by a bias that no covariance describes; .refit has the estimates on "
@@ -108,22 +109,22 @@ class Selection:
         P-values over many splits.
     """
 
-    lambdas: Floats
-    intercepts: Floats
-    coefficients: Floats
-    loss: Floats
-    kkt: Floats
-    converged: Bools
-    criteria: Mapping[str, Floats]
+    lambdas: OnPath
+    intercepts: OnPath
+    coefficients: Annotated[Floats, "L p"]
+    loss: OnPath
+    kkt: OnPath
+    converged: Annotated[Bools, "L"]
+    criteria: Mapping[str, OnPath]
     chosen: int
-    frequencies: Floats | None
-    numbers: Floats | None
+    frequencies: Annotated[Floats, "L p"] | None
+    numbers: OnPath | None
     select: str
     penalty: str
     family: str
     null: float
     inference: str = "conditional"
-    split_p: Floats | None = None
+    split_p: Vector | None = None
 
     @classmethod
     def of(cls, outcome: Outcome) -> Selection:
