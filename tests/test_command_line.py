@@ -10,7 +10,7 @@ import tomllib
 import numpy as np
 import pandas as pd
 import pytest
-from operating import make_federation, run, serve, wait
+from operating import make_federation, run, serve, serve_by_command, wait
 
 import fedstat as fs
 from fedstat.errors import EngineError, PartitionError, SecurityError
@@ -236,7 +236,7 @@ def test_a_site_served_for_real(home, capsys):
     A, B = home / "A", home / "B"
     assert "has not been started yet" in printed(capsys, "site", "status", A, code=1)
     assert "has not answered anything" in printed(capsys, "site", "ledger", A)
-    running = {folder: serve(folder) for folder in (A, B)}
+    running = {A: serve_by_command(A), B: serve(B)}
     try:
         for folder, process in running.items():
             wait(folder, process)

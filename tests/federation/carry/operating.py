@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
+from forked import Forked
 
 from fedstat.operator.command_line import main
 
@@ -36,18 +37,27 @@ def command(*arguments: object) -> list[str]:
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=600, check=False)
 
 
-def serve(folder: Path, *options: str) -> subprocess.Popen[str]:
-    """Start a site, with what it prints beside it."""
-    log = open(folder / "log.txt", "a")  # noqa: SIM115
-    return subprocess.Popen(
-        command("site", "serve", folder, "--poll", "0.01", *options), stdout=log, stderr=log, text=True
-    )
+def serving(folder: Path, *options: str) -> tuple[str, ...]:
+    return ("site", "serve", str(folder), "--poll", "0.01", *options)
 
 
-def wait(folder: Path, process: subprocess.Popen[str], state: str = "running", seconds: float = 120) -> None:
+def serve(folder: Path, *options: str) -> Forked:
+    """Start a site as the command does, with what it prints beside it."""
+    return Forked(main, serving(folder, *options), log=folder / "log.txt")
+
+
+def serve_by_command(folder: Path, *options: str) -> subprocess.Popen[str]:
+    """Start a site by the command itself, which takes a second longer."""
+    with open(folder / "log.txt", "a") as log:
+        return subprocess.Popen(command(*serving(folder, *options)), stdout=log, stderr=log, text=True)
+
+
+def wait(
+    folder: Path, process: subprocess.Popen[str] | Forked, state: str = "running", seconds: float = 120
+) -> None:
     """Wait until a process that was just started says how it is."""
     until = time.monotonic() + seconds
     while True:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
+from forked import Forked
 
 import fedstat as fs
 from fedstat.federation.carry.folder import FolderCarrier, serve_folder
@@ -40,11 +39,7 @@ def write_sites(partition: fs.ClientPartition, home: Path, coordinator: Identity
         (place / "site.json").write_text(json.dumps(content))
 
 
-def start(home: Path, name: str, folder: Path) -> subprocess.Popen:
-    return subprocess.Popen([sys.executable, __file__, str(home), name, str(folder)])
-
-
-def wait_until_up(folder: Path, running: dict[str, subprocess.Popen], seconds: float = 120.0) -> None:
+def wait_until_up(folder: Path, running: dict[str, Forked], seconds: float = 600.0) -> None:
     """A site that serves has made its folders."""
     until = time.monotonic() + seconds
     while not all((folder / name / "replies").exists() for name in running):
@@ -59,7 +54,7 @@ def served(partition: fs.ClientPartition, home: Path, timeout: float = 60.0) -> 
     coordinator = Identity.generate()
     write_sites(partition, home, coordinator)
     folder = home / "exchange"
-    running = {name: start(home, name, folder) for name in partition.sites}
+    running = {name: Forked(serve_table, home, name, folder) for name in partition.sites}
     keys = {name: site.trust.identity.public.fingerprint for name, site in partition.sites.items()}
     carrier = FolderCarrier(folder, coordinator, keys, timeout, poll=0.005)
     try:
@@ -80,8 +75,9 @@ def connected(
     return replace(partition, _engine=engine)
 
 
-def main(home: str, name: str, folder: str) -> None:
-    place = Path(home, name)
+def serve_table(home: Path, name: str, folder: Path) -> None:
+    """What the process of a site does, until it is ended."""
+    place = home / name
     content = json.loads((place / "site.json").read_text())
     load_families()
     table = pd.read_parquet(place / "table.parquet")
@@ -89,7 +85,3 @@ def main(home: str, name: str, folder: str) -> None:
     site.trust._identity = Identity.load(place / "identity.json")
     site.trust.pinned.update(content["pinned"])
     serve_folder(site, folder, content["coordinator"], poll=0.005)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

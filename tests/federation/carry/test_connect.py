@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 
 import numpy as np
 import pandas as pd
 import pytest
+from forked import Forked
 from operating import main, make_federation, serve, wait
 
 import fedstat as fs
@@ -98,26 +97,21 @@ def test_a_site_that_is_gone_for_good_is_left_out(federation, here):
         fs.ClientPartition.connect(federation["study"], without=["Hungry"])
 
 
-ANALYST = """
-import sys
-import fedstat as fs
-partition = fs.ClientPartition.connect(sys.argv[1])
-for _ in range(2):
-    print(fs.GLORE.from_formula(sys.argv[2], partition).fit().params.to_numpy().tobytes().hex())
-"""
+def analyse_twice(study, formula):
+    partition = fs.ClientPartition.connect(study)
+    for _ in range(2):
+        print(fs.GLORE.from_formula(formula, partition).fit().params.to_numpy().tobytes().hex(), flush=True)
 
 
-def test_two_analysts_at_once_do_not_meet(federation, here):
+def test_two_analysts_at_once_do_not_meet(federation, here, tmp_path):
     formulas = [FORMULA, "num > 0 ~ sex"]
+    logs = [tmp_path / "one", tmp_path / "other"]
     analysts = [
-        subprocess.Popen(
-            [sys.executable, "-c", ANALYST, str(federation["study"]), formula],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for formula in formulas
+        Forked(analyse_twice, federation["study"], formula, log=log)
+        for formula, log in zip(formulas, logs, strict=True)
     ]
-    told = [analyst.communicate(timeout=120)[0].split() for analyst in analysts]
+    assert [analyst.wait(120) for analyst in analysts] == [0, 0]
+    told = [log.read_text().split() for log in logs]
     for formula, found in zip(formulas, told, strict=True):
         expected = fs.GLORE.from_formula(formula, here).fit().params.to_numpy().tobytes().hex()
         assert found == [expected, expected]

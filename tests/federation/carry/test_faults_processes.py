@@ -6,7 +6,6 @@ import itertools
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from faulty import analysis, patients, rows
+from forked import Forked
 from operating import make_federation, serve, wait
 
 import fedstat as fs
@@ -29,16 +29,6 @@ from fedstat.federation.message import Ask, pack_ask, unpack_reply
 pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.ConvergenceWarning")
 
 SITES = ("A", "B", "C")
-ANALYST = """
-import sys, warnings
-warnings.simplefilter("ignore")
-sys.path.insert(0, sys.argv[1])
-from faulty import analysis
-import fedstat as fs
-result = analysis(fs.ClientPartition.connect(sys.argv[2], journal=sys.argv[3]))
-print(result.params.to_numpy().tobytes().hex())
-result.receipt().save(sys.argv[3] + ".json")
-"""
 
 
 class Federation:
@@ -97,27 +87,21 @@ def expected(federation):
     return analysis(federation.connect())
 
 
-def start_analyst(federation, journal: Path) -> subprocess.Popen:
-    here = str(Path(__file__).parent)
-    return subprocess.Popen(
-        [sys.executable, "-c", ANALYST, here, str(federation.study), str(journal)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def analyse(study: Path, journal: Path) -> None:
+    analysis(fs.ClientPartition.connect(study, journal=journal))
 
 
-def wait_for_answers(journal: Path, number: int, process: subprocess.Popen) -> None:
+def wait_for_answers(journal: Path, number: int, process: Forked) -> None:
     until = time.monotonic() + 120
     while len(list(journal.glob("run-*/*.reply"))) < number:
-        assert time.monotonic() < until and process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < until and process.poll() is None
         time.sleep(0.005)
 
 
 @pytest.mark.parametrize("answers", [20, pytest.param(7, marks=pytest.mark.slow)])
 def test_the_coordinator_is_killed(federation, expected, tmp_path, answers):
     journal = tmp_path / "journal"
-    analyst = start_analyst(federation, journal)
+    analyst = Forked(analyse, federation.study, journal)
     wait_for_answers(journal, answers, analyst)
     # Meanwhile the journal is that process's alone.
     with pytest.raises(EngineError, match="in use by another process"):
