@@ -1,11 +1,14 @@
-"""Files that are there whole or not at all, and folders that one process writes."""
+"""Files that are there whole or not at all, files that strangers may have put there, and locks."""
 
 from __future__ import annotations
 
 import os
+import secrets
+import stat
 from pathlib import Path
-from threading import get_ident
 from typing import IO
+
+from fedstat.errors import SecurityError
 
 try:
     import fcntl
@@ -16,16 +19,53 @@ else:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file that is there whole or not at all, also where two threads write it at once."""
-    part = path.with_name(f".{path.name}.{os.getpid()}-{get_ident()}.part")
+    """Write a file that is there whole or not at all, also where two threads write it at once.
+
+    A link at its name is replaced, never followed. The name of the part cannot be guessed, and a file that
+    has it already is not written to: others may write into the folder.
+    """
+    part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
     try:
-        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
+
+
+def open_regular(path: Path) -> IO[bytes]:
+    """Open a file in a folder that others write to.
+
+    Raises
+    ------
+    SecurityError
+        It is a link, a pipe, a folder or a device: what these lead to is not read, and nobody waits for them.
+    OSError
+        It is absent, or cannot be read.
+    """
+    # Without O_NONBLOCK the opening of a pipe waits for somebody who writes to it.
+    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    if path.is_symlink():
+        raise SecurityError(f"'{path.name}': a link; only plain files are read here")
+    descriptor = os.open(path, flags)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise SecurityError(f"'{path.name}': not a plain file; only these are read here")
+    return open(descriptor, "rb")
+
+
+def check_folder(path: Path) -> None:
+    """Refuse a folder that is a link to another place.
+
+    Raises
+    ------
+    SecurityError
+        It is one.
+    """
+    if path.is_symlink():
+        raise SecurityError(f"'{path}': a link to another folder; nothing is read or written through it")
 
 
 def lock(file: IO[bytes]) -> bool:

@@ -204,7 +204,14 @@ def unpack(data: bytes) -> tuple[dict[str, str], dict[str, Array]]:
         arrays: dict[str, Array] = safetensors.numpy.load(data)
         length = int.from_bytes(data[:8], "little")
         header = json.loads(json.loads(data[8 : 8 + length])["__metadata__"][HEADER])
-    except (safetensors.SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (
+        safetensors.SafetensorError,
+        LookupError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+    ) as error:
         raise MessageError(f"{len(data)} bytes that are not a fedstat message") from error
     if not isinstance(header, dict) or any(not isinstance(value, str) for value in header.values()):
         raise MessageError(f"{len(data)} bytes that are not a fedstat message")

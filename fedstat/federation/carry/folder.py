@@ -7,10 +7,14 @@ synchronised folder move them. Nothing is deleted, so that the folder is the rec
     <folder>/<site>/replies/<number>.reply  signed by the site
 
 A question that is asked again, by whoever goes on after a fault, has the same number, and finds its answer.
+
+Who can write to the folder can stop messages, and nothing else: whatever is no plain file with the signature
+of the pinned key is passed over before it is parsed, and no link is followed.
 """
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,11 +22,14 @@ from pathlib import Path
 
 from fedstat.errors import EngineError, SecurityError
 from fedstat.federation.account.ledger import COORDINATOR
-from fedstat.federation.carry.remote import SiteServer, number_of
+from fedstat.federation.carry.remote import NUMBER_LENGTH, SiteServer, number_of
 from fedstat.federation.crypto.envelopes import Envelope, open_signed, sign
 from fedstat.federation.crypto.keys import Identity
 from fedstat.federation.door.site import Site
-from fedstat.federation.files import write_whole
+from fedstat.federation.files import check_folder, open_regular, write_whole
+
+NUMBER = re.compile(f"[0-9a-f]{{{NUMBER_LENGTH}}}")
+"""Names that questions have; a file of another name is nobody's question."""
 
 
 @dataclass(slots=True)
@@ -62,11 +69,10 @@ class FolderCarrier:
         number = number_of(request)
         asks, replies = (Path(self.folder, site, name) for name in ("asks", "replies"))
         path = replies / f"{number}.reply"
-        answer = _read(path)
-        if answer is None:
+        envelope = self._read(site, path)
+        if envelope is None:
             self._write(site, asks / f"{number}.ask", Envelope(COORDINATOR, site, number, request))
-            answer = self._wait(site, path, asks / f"{number}.ask")
-        envelope = open_signed(answer, self.fingerprints[site], f"'{path}'")
+            envelope = self._wait(site, path, asks / f"{number}.ask")
         if (envelope.sender, envelope.number) != (site, number):
             raise SecurityError(f"'{path}': answers another question, or in another's name")
         return envelope.payload
@@ -78,6 +84,8 @@ class FolderCarrier:
                 for name in ("asks", "replies"):
                     Path(self.folder, site, name).mkdir(parents=True, exist_ok=True)
                 self._seen.add(site)
+            for place in (path.parent.parent, path.parent):
+                check_folder(place)
             write_whole(path, sign(self.identity, envelope))
         except OSError as error:
             raise EngineError(
@@ -85,9 +93,9 @@ class FolderCarrier:
                 "connect the share again"
             ) from error
 
-    def _wait(self, site: str, path: Path, ask: Path) -> bytes:
+    def _wait(self, site: str, path: Path, ask: Path) -> Envelope:
         until = time.monotonic() + self.timeout
-        while (answer := _read(path)) is None:
+        while (answer := self._read(site, path)) is None:
             if time.monotonic() > until:
                 raise EngineError(
                     f"'{site}' did not answer within {self.timeout:g} s; '{ask.name}' waits for it in "
@@ -96,13 +104,13 @@ class FolderCarrier:
             time.sleep(self.poll)
         return answer
 
-
-def _read(path: Path) -> bytes | None:
-    """Read a file; None where it is absent, or out of reach for now."""
-    try:
-        return path.read_bytes()
-    except OSError:
-        return None
+    def _read(self, site: str, path: Path) -> Envelope | None:
+        """Read an answer; None where it is absent, or out of reach for now."""
+        try:
+            with open_regular(path) as file:
+                return open_signed(file, self.fingerprints[site], f"'{path}'")
+        except OSError:
+            return None
 
 
 def serve_folder(
@@ -134,24 +142,43 @@ def serve_folder(
     asks, replies = (Path(folder, site.name, name) for name in ("asks", "replies"))
     for place in (asks, replies):
         place.mkdir(parents=True, exist_ok=True)
+
+    def tell_once(name: str, problem: str) -> None:
+        # Strangers can change a file as often as they like; the log is not theirs to fill.
+        if name not in told:
+            told.add(name)
+            refused(problem)
+
     while not stop():
-        answered, busy = {path.stem for path in replies.glob("*.reply")}, False
-        for path in sorted(path for path in asks.glob("*.ask") if path.stem not in answered):
+        busy = False
+        for path in _unanswered(asks, replies, tell_once):
             try:
-                look = (path.name, path.stat().st_mtime_ns)
+                look = (path.name, path.lstat().st_mtime_ns)
                 if look not in passed:
                     _answer(server, path, replies / f"{path.stem}.reply", coordinator)
                     busy = True
             except SecurityError as error:
                 passed.add(look)
-                refused(str(error))
+                tell_once(path.name, str(error))
             except OSError as error:
                 # The server holds the answer: it is written at a later look.
-                if path.name not in told:
-                    told.add(path.name)
-                    refused(f"'{path.name}': its answer cannot be written yet ({error.strerror})")
+                tell_once(path.name, f"'{path.name}': its answer cannot be written yet ({error.strerror})")
         if not busy:
             time.sleep(poll)
+
+
+def _unanswered(asks: Path, replies: Path, tell: Callable[[str, str], None]) -> list[Path]:
+    """Questions without an answer, in the order of their numbers; none while a folder is a link elsewhere."""
+    try:
+        for place in (asks.parent, asks, replies):
+            check_folder(place)
+    except SecurityError as error:
+        tell("", str(error))
+        return []
+    answered = {path.stem for path in replies.glob("*.reply")}
+    return sorted(
+        path for path in asks.glob("*.ask") if NUMBER.fullmatch(path.stem) and path.stem not in answered
+    )
 
 
 def _answer(server: SiteServer, path: Path, reply: Path, coordinator: str) -> None:
@@ -159,7 +186,8 @@ def _answer(server: SiteServer, path: Path, reply: Path, coordinator: str) -> No
     if reply.exists():
         return
     site = server.site
-    envelope = open_signed(path.read_bytes(), coordinator, f"'{path.name}'")
+    with open_regular(path) as file:
+        envelope = open_signed(file, coordinator, f"'{path.name}'")
     if (envelope.receiver, envelope.number) != (site.name, path.stem):
         raise SecurityError(f"'{path.name}': meant for another site, or under another number")
     payload = server.answer(envelope.payload)

@@ -1,23 +1,35 @@
 """Signed messages between the coordinator and a site, for carriers that authenticate nobody.
 
 An envelope says who wrote to whom, under which number and when, and is signed with the writer's lasting
-Ed25519 key (RFC 8032). It hides nothing: what must be hidden is sealed or masked before it goes in.
+Ed25519 key (RFC 8032). It hides nothing: what must be hidden is sealed or masked before it goes in::
+
+    magic | signing key, 32 | agreement key, 32 | signature, 64 | length of the header, 4 | header | payload
+
+The signature is over keys and header, which holds length and SHA-512 of the payload. Whoever reads an
+envelope looks at a few kilobytes of fixed layout first, and parses nothing that the pinned key did not sign:
+a stranger's file costs no more than that, whatever its size.
 """
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import IO
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from fedstat.errors import SecurityError
-from fedstat.federation.crypto.keys import SIGNATURE_BYTES, Identity, PublicIdentity, encode, pin
+from fedstat.federation.crypto.keys import KEY_BYTES, SIGNATURE_BYTES, Identity, PublicIdentity, encode, pin
 
-MAGIC = b"fedstat envelope 1\n"
+MAGIC = b"fedstat envelope 2\n"
 LONGEST_HEADER = 4096
+LENGTH_BYTES = 4
+FIXED = len(MAGIC) + 2 * KEY_BYTES + SIGNATURE_BYTES + LENGTH_BYTES
+"""Bytes in front of the header."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,19 +61,24 @@ def sign(identity: Identity, envelope: Envelope) -> bytes:
         "receiver": envelope.receiver,
         "number": envelope.number,
         "written": envelope.written or datetime.now(UTC).isoformat(timespec="seconds"),
-        "key": identity.public.to_json(),
+        "length": len(envelope.payload),
+        "sha512": hashlib.sha512(envelope.payload).hexdigest(),
     }
     header = json.dumps(content).encode()
-    signature = identity.signing.sign(encode(MAGIC, header, envelope.payload))
-    return MAGIC + len(header).to_bytes(4, "little") + header + signature + envelope.payload
+    if len(header) > LONGEST_HEADER:
+        raise SecurityError("the names and the number on an envelope are longer than its header may be")
+    keys = identity.public.signing + identity.public.agreement
+    signature = identity.signing.sign(encode(MAGIC, keys, header))
+    return MAGIC + keys + signature + len(header).to_bytes(LENGTH_BYTES, "little") + header + envelope.payload
 
 
-def open_signed(data: bytes, fingerprint: str, where: str) -> Envelope:
+def open_signed(data: bytes | IO[bytes], fingerprint: str, where: str) -> Envelope:
     """Check and read an envelope.
 
     Parameters
     ----------
-    data : bytes
+    data : bytes or binary file
+        Of a file no more is read than the header before its signature has been checked.
     fingerprint : str
         Of the writer's key, as it was pinned.
     where : str
@@ -72,24 +89,41 @@ def open_signed(data: bytes, fingerprint: str, where: str) -> Envelope:
     SecurityError
         The bytes are no envelope, are cut or altered, or another key signed them.
     """
-    start = len(MAGIC) + 4
-    length = int.from_bytes(data[len(MAGIC) : start], "little")
-    end = start + length + SIGNATURE_BYTES
-    if data[: len(MAGIC)] != MAGIC or length > LONGEST_HEADER or len(data) < end:
-        raise SecurityError(f"{where}: {len(data)} bytes that are not a signed message")
-    header, signature = data[start : start + length], data[start + length : end]
+    file = io.BytesIO(data) if isinstance(data, bytes) else data
+    header = _signed_header(file, fingerprint, where)
     try:
         content = json.loads(header)
-        sender, receiver = str(content["sender"]), str(content["receiver"])
-        number, written, key = str(content["number"]), str(content["written"]), content["key"]
-        public = PublicIdentity.from_json(key)
-    except (ValueError, KeyError, TypeError) as error:
-        raise SecurityError(f"{where}: {len(data)} bytes that are not a signed message") from error
-    pin({sender: fingerprint}, {sender: public})
+        address = [str(content[name]) for name in ("sender", "receiver", "number", "written")]
+        length, digest = int(content["length"]), str(content["sha512"])
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise SecurityError(f"{where}: a signed message without its address") from error
+    # One byte more than was signed, so that what was put behind it shows, and the rest of it is never read.
+    payload = file.read(length + 1)
+    if len(payload) != length or hashlib.sha512(payload).hexdigest() != digest:
+        raise SecurityError(f"{where}: altered on its way: this is not what '{address[0]}' signed")
+    sender, receiver, number, written = address
+    return Envelope(sender, receiver, number, payload, written)
+
+
+def _signed_header(file: IO[bytes], fingerprint: str, where: str) -> bytes:
+    """Read an envelope up to its payload, and check who signed it; nothing is parsed."""
+    fixed = file.read(FIXED)
+    length = int.from_bytes(fixed[-LENGTH_BYTES:], "little")
+    if len(fixed) < FIXED or fixed[: len(MAGIC)] != MAGIC or length > LONGEST_HEADER:
+        raise SecurityError(f"{where}: not a signed message")
+    header = file.read(length)
+    if len(header) < length:
+        raise SecurityError(f"{where}: a signed message that was cut off")
+    keys, signature = (
+        fixed[len(MAGIC) :][: 2 * KEY_BYTES],
+        fixed[-LENGTH_BYTES - SIGNATURE_BYTES : -LENGTH_BYTES],
+    )
+    public = PublicIdentity(keys[:KEY_BYTES], keys[KEY_BYTES:])
+    pin({where: fingerprint}, {where: public})
     try:
-        Ed25519PublicKey.from_public_bytes(public.signing).verify(
-            signature, encode(MAGIC, header, data[end:])
-        )
+        Ed25519PublicKey.from_public_bytes(public.signing).verify(signature, encode(MAGIC, keys, header))
     except InvalidSignature:
-        raise SecurityError(f"{where}: altered on its way, or not signed by '{sender}'") from None
-    return Envelope(sender, receiver, number, data[end:], written)
+        raise SecurityError(
+            f"{where}: altered on its way, or not signed with the key that it names"
+        ) from None
+    return header

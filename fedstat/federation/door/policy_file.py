@@ -239,7 +239,7 @@ def parse_policy(where: str, text: bytes) -> tuple[dict[str, Any], dict[str, Any
     """Read the text of a policy file: values and budget; see :func:`read_policy`."""
     try:
         content = tomllib.loads(text.decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # of syntax, of text, of numbers and of nesting without end
         raise PartitionError(
             f"{where}: is not TOML ({error}). Texts stand in quotes, lists in brackets, and truth values are "
             "true and false"
