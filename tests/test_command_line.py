@@ -240,19 +240,19 @@ def test_a_site_served_for_real(home, capsys):
     try:
         for folder, process in running.items():
             wait(folder, process)
-        text = printed(capsys, "federation", "test", home / "study", "--timeout", "60")
+        text = printed(capsys, "federation", "test", home / "study", "--timeout", "600")
         assert text.count(" yes ") == 2 and "ClientPartition.connect" in text
         text = printed(capsys, "site", "status", A)
         assert "running" in text and "questions" in text
         running[B].kill()
         running[B].wait()
         assert "ended without a word" in printed(capsys, "site", "status", B, code=1)
-        text = printed(capsys, "federation", "test", home / "study", "--timeout", "1", code=1)
-        assert "'B' did not answer within 1 s" in text and text.count(" yes ") == 1
+        text = printed(capsys, "federation", "test", home / "study", "--timeout", "5", code=1)
+        assert "'B' did not answer within 5 s" in text and text.count(" yes ") == 1
         done = run("site", "serve", B, "--once")
         assert done.returncode == 0 and "stopped" in done.stdout, done.stderr
         assert main(["site", "revoke", str(A), "coordinator"]) == 0
-        assert running[A].wait(60) == 1
+        assert running[A].wait(600) == 1
         assert "trusts no coordinator" in (A / "log.txt").read_text()
     finally:
         for process in running.values():
@@ -268,7 +268,7 @@ def test_a_serving_site_stops_in_order(home):
     try:
         wait(home / "A", process)
         process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
+        assert process.wait(600) == 0
         wait(home / "A", process, "stopped")
     finally:
         process.kill()

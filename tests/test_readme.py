@@ -44,7 +44,7 @@ def test_first_command_prints_the_summary():
     assert install == ["pip", "install", "."]
     assert program == "python"
     done = subprocess.run(
-        [sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, check=False, timeout=120
+        [sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, check=False, timeout=600
     )
     assert done.returncode == 0, done.stderr
     assert_is_summary_of_the_example(done.stdout)

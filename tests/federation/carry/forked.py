@@ -6,10 +6,20 @@ import multiprocessing
 import os
 import subprocess
 from collections.abc import Callable
+from multiprocessing import forkserver
 from pathlib import Path
 
+import pytest
+
 context = multiprocessing.get_context("forkserver")
-context.set_forkserver_preload(["fedstat.operator.command_line", "pyarrow.parquet", "pytest"])
+context.set_forkserver_preload(["warm"])
+
+
+def _ensure_running() -> None:
+    """The process that is forked finds `warm` by the environment it starts with."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+        forkserver.ensure_running()
 
 
 def _run(function: Callable[..., object], arguments: tuple, log: Path | None) -> None:
@@ -29,6 +39,7 @@ class Forked:
 
     def __init__(self, function: Callable[..., object], *arguments: object, log: Path | None = None) -> None:
         self._process = context.Process(target=_run, args=(function, arguments, log), daemon=True)
+        _ensure_running()
         self._process.start()
         self.pid = self._process.pid
 

@@ -49,7 +49,7 @@ def wait_until_up(folder: Path, running: dict[str, Forked], seconds: float = 600
 
 
 @contextmanager
-def served(partition: fs.ClientPartition, home: Path, timeout: float = 60.0) -> Iterator[dict]:
+def served(partition: fs.ClientPartition, home: Path, timeout: float = 600.0) -> Iterator[dict]:
     """Start one process per site; the processes by name, which a test may stop and start again."""
     coordinator = Identity.generate()
     write_sites(partition, home, coordinator)

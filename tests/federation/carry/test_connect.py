@@ -110,7 +110,7 @@ def test_two_analysts_at_once_do_not_meet(federation, here, tmp_path):
         Forked(analyse_twice, federation["study"], formula, log=log)
         for formula, log in zip(formulas, logs, strict=True)
     ]
-    assert [analyst.wait(120) for analyst in analysts] == [0, 0]
+    assert [analyst.wait(600) for analyst in analysts] == [0, 0]
     told = [log.read_text().split() for log in logs]
     for formula, found in zip(formulas, told, strict=True):
         expected = fs.GLORE.from_formula(formula, here).fit().params.to_numpy().tobytes().hex()
@@ -126,7 +126,7 @@ def test_a_policy_refuses_by_name(federation):
 
 def test_revoked_sites_enter_no_masked_sum_while_the_site_serves(federation):
     home = federation["home"]
-    partition = impatient(federation, 30)
+    partition = impatient(federation, 600)
     assert main(["site", "revoke", str(home / "Cleveland"), "Hungary"]) == 0
     with pytest.raises(fs.errors.SecurityError, match=r"Cleveland: its owner has pinned no key of Hungary"):
         fs.GLORE.from_formula("num > 0 ~ age", partition).fit(masked=True)
@@ -141,10 +141,10 @@ def test_a_restart_in_the_middle_is_named_and_the_ledger_goes_on(federation, her
     model.fit()
     before = (folder / "ledger.jsonl").read_bytes()
     running["Hungary"].send_signal(signal.SIGTERM)
-    assert running["Hungary"].wait(60) == 0
+    assert running["Hungary"].wait(600) == 0
     assert json.loads((folder / "status.json").read_text())["state"] == "stopped"
-    with pytest.raises(EngineError, match=r"'Hungary' did not answer within 1 s.*without="):
-        impatient(federation, 1)
+    with pytest.raises(EngineError, match=r"'Hungary' did not answer within 5 s.*without="):
+        impatient(federation, 5)
     running["Hungary"] = serve(folder)
     wait(folder, running["Hungary"])
     with pytest.raises(MessageError, match=r"Hungary: it was started again .*from_formula"):

@@ -160,7 +160,7 @@ def test_the_coordinator_is_apart_unless_the_file_says_where(federation, there):
 def test_a_site_that_starts_again_takes_its_alignment_up(federation, here, capsys):
     folder = federation["home"] / "Tax"
     federation["running"]["Tax"].send_signal(signal.SIGTERM)
-    assert federation["running"]["Tax"].wait(60) == 0
+    assert federation["running"]["Tax"].wait(600) == 0
     federation["running"]["Tax"] = serve(folder)
     wait(folder, federation["running"]["Tax"])
     capsys.readouterr()

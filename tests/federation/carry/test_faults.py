@@ -239,7 +239,7 @@ def test_an_unnumbered_question_is_the_only_one_of_its_session(study):
 
 def test_two_analysts_at_once(study, undisturbed):
     """Their questions come in turns."""
-    found, meeting = {}, threading.Barrier(2, timeout=60)
+    found, meeting = {}, threading.Barrier(2, timeout=600)
 
     def in_turns(study, deliver, request):
         meeting.wait()

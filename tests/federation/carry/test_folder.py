@@ -83,7 +83,7 @@ def test_an_answer_that_the_site_did_not_sign_is_refused(running):
     carrier = service["carrier"]
     wrong = {name: Identity.generate().public.fingerprint for name in partition.sites}
     with pytest.raises(SecurityError, match="not the pinned key"):
-        FolderCarrier(carrier.folder, carrier.identity, wrong, 20.0, 0.01).carry(
+        FolderCarrier(carrier.folder, carrier.identity, wrong, 600.0, 0.01).carry(
             next(iter(partition.sites)), b"x"
         )
 
@@ -103,7 +103,7 @@ def test_a_frozen_site_is_survived_and_a_dead_one_is_named(tmp_path):
         with pytest.raises(EngineError, match=rf"'{first}' did not answer.*round 1.*go on"):
             model.fit()
         os.kill(frozen, signal.SIGCONT)
-        service["carrier"].timeout = 60.0
+        service["carrier"].timeout = 600.0
         again = FITS["logistic"][1](connected(partition, service["carrier"], journal))
     np.testing.assert_array_equal(again.params, expected)
 
