@@ -115,7 +115,7 @@ def test_the_coordinator_is_killed(federation, expected, tmp_path, answers):
 
 
 def in_the_middle(partition, turn: int, what, patience: float | None = None) -> None:
-    """Run the analysis, and do something before B is asked for the `turn`-th time; from then on wait less for B.
+    """Run the analysis, and do something before B is asked for the `turn`-th time; wait less for B after it.
 
     For the others as long as ever: on a busy machine their answers take their time.
     """
