@@ -2,35 +2,27 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-import pandas as pd
 from narwhals.typing import IntoDataFrame
 
 from fedstat.errors import PartitionError
-from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.carry.remote import Carrier, RemoteEngine
 from fedstat.federation.design.observed import Partial
-from fedstat.federation.door.policy import Policy, site_policies
-from fedstat.federation.door.site import Site
+from fedstat.federation.door.policy import Policy
 from fedstat.federation.partition import row_tables as partition_rows
 from fedstat.federation.partition.connect import connect
 from fedstat.federation.partition.describe import Layout
+from fedstat.federation.partition.local_sites import PartitionOptions
 from fedstat.federation.partition.views import PartitionViews
-from fedstat.federation.rounds.alignment import align_entities
-from fedstat.federation.rounds.engine import Engine, LocalEngine
 from fedstat.federation.tables import checks as check
 from fedstat.federation.tables import keys as partition_align
 from fedstat.federation.tables import reading as partition_read
-from fedstat.federation.tables.hashed_keys import KeyTable
 from fedstat.federation.tables.keys import Alignment
-from fedstat.federation.tables.table import Table
-from fedstat.typing import Ints
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
@@ -134,7 +126,7 @@ class ClientPartition(PartitionViews):
         PartitionError
             If the tables cannot be linked or used; all problems that were found are listed.
         """
-        check.refuse(check.option_problems(partial, min_count))
+        options = PartitionOptions(partial, min_count, policy, policies, shared_seed, new_data)
         check.refuse(check.layout_problems(layout, on, site_column))
         check.refuse(check.align_problems(align, layout))
         key = check.key_names(on)
@@ -142,14 +134,14 @@ class ClientPartition(PartitionViews):
             site_column = ""
             tables = partition_read.named_tables(frames, key)
             check.refuse(check.linked_problems(tables, key, new_data=new_data))
-            numbered = _align_privately(tables, key, (policy, policies)) if align == "private" else None
+            numbered = options.align_privately(tables, key) if align == "private" else None
             alignment = partition_align.link_tables(tables, key, numbered)
         else:
             stacked = partition_read.named_row_tables(frames, key)
             check.refuse(partition_rows.row_problems(stacked, key, site_column, new_data=new_data))
             alignment = partition_rows.stack_tables(stacked, key)
-        sites = _open_sites(alignment.tables, (policy, policies), shared_seed, site_column)
-        return cls._of_alignment(layout, key, alignment, sites, partial, min_count, site_column)
+        sites = options.open_sites(alignment.tables, site_column)
+        return cls._of_alignment(layout, key, alignment, options, sites=sites, site_column=site_column)
 
     @classmethod
     def from_frame(
@@ -187,7 +179,7 @@ class ClientPartition(PartitionViews):
         PartitionError
             If not exactly one of ``columns`` and ``by`` is given, or the table cannot be used.
         """
-        check.refuse(check.option_problems(partial, min_count))
+        options = PartitionOptions(partial, min_count, policy, policies, shared_seed, new_data)
         if (columns is None) == (by is None):
             raise PartitionError(
                 "give either columns={client: [...]} (clients hold different columns) "
@@ -204,8 +196,8 @@ class ClientPartition(PartitionViews):
             check.refuse(check.row_split_problems(table, by, key, new_data=new_data))
             alignment = partition_align.split_rows(table, by, key)
         site_column = by or ""
-        sites = _open_sites(alignment.tables, (policy, policies), shared_seed, site_column)
-        return cls._of_alignment(layout, key, alignment, sites, partial, min_count, site_column)
+        sites = options.open_sites(alignment.tables, site_column)
+        return cls._of_alignment(layout, key, alignment, options, sites=sites, site_column=site_column)
 
     @classmethod
     def from_files(
@@ -313,13 +305,12 @@ class ClientPartition(PartitionViews):
             reached.layout,
             reached.key,
             reached.alignment,
-            reached.sites,
-            "drop",
-            reached.min_count,
-            reached.site_column,
-            reached.engine,
-            reached.aligned_as,
-            reached.coordinator,
+            PartitionOptions("drop", reached.min_count),
+            sites=reached.sites,
+            site_column=reached.site_column,
+            _engine=reached.engine,
+            _aligned_as=reached.aligned_as,
+            coordinator=reached.coordinator,
         )
 
     def close(self) -> None:
@@ -343,13 +334,10 @@ class ClientPartition(PartitionViews):
         layout: Layout,
         key: tuple[str, ...],
         alignment: Alignment,
+        options: PartitionOptions,
+        *,
         sites: Mapping[str, Any],
-        partial: Partial,
-        min_count: int,
-        site_column: str,
-        engine: Engine | None = None,
-        aligned_as: str = "",
-        coordinator: str = "",
+        **fields: Any,
     ) -> ClientPartition:
         tables = alignment.tables
         return cls(
@@ -359,43 +347,9 @@ class ClientPartition(PartitionViews):
             sites=MappingProxyType(dict(sites)),
             rows=MappingProxyType(alignment.rows),
             columns=MappingProxyType({c: table.columns for c, table in tables.items()}),
-            partial=partial,
-            min_count=int(min_count),
+            partial=options.partial,
+            min_count=int(options.min_count),
             empty_rows=MappingProxyType(dict(alignment.empty_rows)),
-            site_column=site_column,
             _tables=MappingProxyType(dict(tables)),
-            _engine=engine,
-            _aligned_as=aligned_as,
-            coordinator=coordinator,
+            **fields,
         )
-
-
-def _align_privately(
-    tables: Mapping[str, pd.DataFrame],
-    key: Sequence[str],
-    policies: tuple[Policy | str | Path | None, Mapping[str, Policy | str | Path] | None],
-) -> tuple[pd.Index[Any], dict[str, Ints]]:
-    """Let sites that hold the clients' keys, and nothing else, number their entities."""
-    keys = {client: KeyTable(client, frame, key) for client, frame in tables.items()}
-    sites = _open_sites(keys, policies, None, "")
-    protocol = align_entities(tuple(sites), secrets.token_hex(8))
-    n_entities = LocalEngine(sites).run(protocol, Ledger()).n_entities
-    return pd.RangeIndex(n_entities), {client: table.places for client, table in keys.items()}
-
-
-def _open_sites(
-    tables: Mapping[str, Table],
-    policies: tuple[Policy | str | Path | None, Mapping[str, Policy | str | Path] | None],
-    shared_seed: int | None,
-    site_column: str,
-) -> dict[str, Site]:
-    """One site per client, all with the same shared secret and each other's fingerprints."""
-    rules = site_policies(tuple(tables), *policies)
-    seed = secrets.randbits(63) if shared_seed is None else shared_seed
-    sites = {
-        client: Site(client, table, rules[client], seed, site_column) for client, table in tables.items()
-    }
-    fingerprints = {client: site.trust.identity.public.fingerprint for client, site in sites.items()}
-    for site in sites.values():
-        site.trust.pinned.update(fingerprints)
-    return sites

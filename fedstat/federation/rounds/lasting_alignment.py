@@ -30,7 +30,8 @@ import numpy as np
 from fedstat.errors import MessageError, PartitionError
 from fedstat.federation.files import write_whole
 from fedstat.federation.message import Ask
-from fedstat.federation.rounds.alignment import FAMILY, number_entities
+from fedstat.federation.rounds.alignment import number_entities
+from fedstat.federation.rounds.alignment_steps import FAMILY
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.federation.tables.linked import ALIGNMENT
 from fedstat.typing import Bools, Ints

@@ -13,8 +13,9 @@ from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.door.site import Policy, Site
 from fedstat.federation.message import Ask, Reply, pack_ask, unpack_reply
 from fedstat.federation.partition.partition import ClientPartition
-from fedstat.federation.rounds import alignment
-from fedstat.federation.rounds.alignment import FAMILY, align_entities
+from fedstat.federation.rounds import alignment_steps
+from fedstat.federation.rounds.alignment import align_entities
+from fedstat.federation.rounds.alignment_steps import FAMILY
 from fedstat.federation.rounds.engine import LocalEngine
 from fedstat.federation.rounds.key_agreement import agree_keys
 from fedstat.federation.tables.hashed_keys import KeyTable, as_points, as_tokens, raise_points
@@ -214,8 +215,8 @@ def drawn(monkeypatch):
             scalars.append(X25519PrivateKey.generate())
             return scalars[-1]
 
-    monkeypatch.setattr(alignment, "X25519PrivateKey", Recorded)
-    monkeypatch.setattr(alignment.secrets, "token_bytes", lambda size: SALT[:size])
+    monkeypatch.setattr(alignment_steps, "X25519PrivateKey", Recorded)
+    monkeypatch.setattr(alignment_steps.secrets, "token_bytes", lambda size: SALT[:size])
     return scalars
 
 
@@ -266,8 +267,8 @@ def test_the_coordinator_is_shown_no_point_and_no_salt_before_the_end(drawn):
 def test_a_list_is_sorted_before_it_leaves_its_site(drawn, monkeypatch):
     """The next site would otherwise see the order of the rows."""
     opened = []
-    real = alignment.as_points
-    monkeypatch.setattr(alignment, "as_points", lambda data: opened.append(real(data)) or opened[-1])
+    real = alignment_steps.as_points
+    monkeypatch.setattr(alignment_steps, "as_points", lambda data: opened.append(real(data)) or opened[-1])
     _, sites = open_sites({"A": list(range(50)), "B": list(range(20, 90))})
     LocalEngine(sites).run(align_entities(("A", "B"), "s"), Ledger())
     assert sorted(map(len, opened)) == [50, 70]
@@ -488,6 +489,7 @@ def test_a_site_without_records_takes_part():
     assert len(keys["B"].places) == 0 and sorted(keys["A"].places) == [0, 1]
 
 
+@pytest.mark.benchmark
 @pytest.mark.benchmark
 def test_a_pair_of_a_hundred_thousands_takes_less_than_a_minute():
     n = 166_207

@@ -12,7 +12,7 @@ from fedstat.federation.door.families import load_families
 from fedstat.federation.door.site import Site
 from fedstat.federation.message import Ask, pack_ask, unpack_reply
 from fedstat.federation.partition.partition import ClientPartition
-from fedstat.federation.rounds.alignment import FAMILY
+from fedstat.federation.rounds.alignment_steps import FAMILY
 from fedstat.federation.rounds.engine import LocalEngine
 from fedstat.federation.rounds.lasting_alignment import LastingAlignment, align_lastingly, load_alignment
 from fedstat.federation.tables.hashed_keys import KeyTable

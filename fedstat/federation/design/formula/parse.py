@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 from fedstat.errors import FormulaError
-from fedstat.federation.design.formula.expression import parse_expression, refuse
+from fedstat.federation.design.formula.conversion import refuse
+from fedstat.federation.design.formula.expression import parse_expression
 from fedstat.federation.design.formula.terms import (
     Term,
     Terms,

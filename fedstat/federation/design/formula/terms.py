@@ -13,12 +13,8 @@ from itertools import product
 from typing import NamedTuple, TypeAlias
 
 from fedstat.errors import FormulaError
-from fedstat.federation.design.formula.expression import (
-    name_expression,
-    parse_expression,
-    parse_offset,
-    refuse,
-)
+from fedstat.federation.design.formula.conversion import refuse
+from fedstat.federation.design.formula.expression import name_expression, parse_expression, parse_offset
 from fedstat.federation.design.formula.tree import MAX_EXPONENT, PLACES, Expression
 
 MAX_FORMULA = 50_000

@@ -1,0 +1,65 @@
+"""Sites in this process: one for each client of a partition, and the settings that their tables share."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from fedstat.federation.account.ledger import Ledger
+from fedstat.federation.design.observed import Partial
+from fedstat.federation.door.policy import Policy, site_policies
+from fedstat.federation.door.site import Site
+from fedstat.federation.rounds.alignment import align_entities
+from fedstat.federation.rounds.engine import LocalEngine
+from fedstat.federation.tables import checks as check
+from fedstat.federation.tables.hashed_keys import KeyTable
+from fedstat.federation.tables.table import Table
+from fedstat.typing import Ints
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionOptions:
+    """Settings of a partition that do not depend on its layout; see :meth:`ClientPartition.from_frames`.
+
+    Raises
+    ------
+    PartitionError
+        Of `partial` and `min_count`, where one has no meaning.
+    """
+
+    partial: Partial
+    min_count: int
+    policy: Policy | str | Path | None = None
+    policies: Mapping[str, Policy | str | Path] | None = None
+    shared_seed: int | None = None
+    new_data: bool = False
+
+    def __post_init__(self) -> None:
+        check.refuse(check.option_problems(self.partial, self.min_count))
+
+    def open_sites(self, tables: Mapping[str, Table], site_column: str = "") -> dict[str, Site]:
+        """One site per client, all with the same shared secret and each other's fingerprints."""
+        rules = site_policies(tuple(tables), self.policy, self.policies)
+        seed = secrets.randbits(63) if self.shared_seed is None else self.shared_seed
+        sites = {
+            client: Site(client, table, rules[client], seed, site_column) for client, table in tables.items()
+        }
+        fingerprints = {client: site.trust.identity.public.fingerprint for client, site in sites.items()}
+        for site in sites.values():
+            site.trust.pinned.update(fingerprints)
+        return sites
+
+    def align_privately(
+        self, tables: Mapping[str, pd.DataFrame], key: Sequence[str]
+    ) -> tuple[pd.Index[Any], dict[str, Ints]]:
+        """Let sites that hold the clients' keys, and nothing else, number their entities."""
+        keys = {client: KeyTable(client, frame, key) for client, frame in tables.items()}
+        sites = self.open_sites(keys)
+        protocol = align_entities(tuple(sites), secrets.token_hex(8))
+        n_entities = LocalEngine(sites).run(protocol, Ledger()).n_entities
+        return pd.RangeIndex(n_entities), {client: table.places for client, table in keys.items()}
