@@ -17,8 +17,8 @@ from fedstat.federation.rounds.engine import Rounds
 from fedstat.kernels.glm.quadrature import marginal_mean
 from fedstat.models.vfem.blocks.request import ask
 from fedstat.models.vfem.covariance.protocol import Places
+from fedstat.models.vfem.iteration.fit import VFEMFit
 from fedstat.models.vfem.iteration.glm_distribution import kernel_of
-from fedstat.models.vfem.iteration.glm_protocol import GLMFit
 from fedstat.models.vfem.prediction import present_clients
 from fedstat.typing import Bools, Floats, Ints
 
@@ -29,7 +29,7 @@ class GLMPredictor:
 
     Parameters
     ----------
-    fit : GLMFit
+    fit : VFEMFit
     clients : tuple of str
     joint : (2 + 2p + K, 2 + 2p + K) array or None
         Covariance of (a, 0, beta_1, mu_1, ..., t_1, ..., t_K).
@@ -39,7 +39,7 @@ class GLMPredictor:
         The institution of the response.
     """
 
-    fit: GLMFit
+    fit: VFEMFit
     clients: tuple[str, ...]
     joint: Floats | None
     specs: Mapping[str, str]
@@ -64,16 +64,16 @@ class GLMPredictionResults:
 
     def __init__(
         self,
-        fit: GLMFit,
+        fit: VFEMFit,
         linear: pd.DataFrame,
         gradients: Gradients | None,
         blocks: pd.Series,
         ledger: Ledger,
     ) -> None:
         self.linear, self.blocks, self.ledger = linear, blocks, ledger
-        self._link = fit.family.make().link
+        self._link = fit.distribution.make().link
         m, v = (np.ascontiguousarray(linear[name]) for name in ("mean", "variance"))
-        mean, by_m, by_v = marginal_mean(kernel_of(fit.family), m, v)
+        mean, by_m, by_v = marginal_mean(kernel_of(fit.distribution), m, v)
         self.predicted_mean = pd.Series(mean, index=linear.index, name="predicted_mean")
         self._se = None
         if gradients is not None:

@@ -1,4 +1,4 @@
-"""The user's side of VFEM: arguments in, results out."""
+"""The user's side of VFEM: arguments in, results out; a response that is not normal has its own model."""
 
 from __future__ import annotations
 
@@ -7,49 +7,42 @@ import inspect
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Literal, TypeAlias, get_args
+from typing import Any, Literal, Self, TypeAlias, get_args, overload
 
 import numpy as np
 
 from fedstat.errors import ModelError
-from fedstat.federation.account.ledger import Ledger
-from fedstat.federation.design.formula.parse import Formula
+from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.rounds.engine import Rounds
-from fedstat.models.checks import check_choice, check_positive, check_whole
-from fedstat.models.vertical.fit import MomentsFit
+from fedstat.kernels.glm.family import Family, FamilySpec
+from fedstat.models.checks import check_choice, check_whole
 from fedstat.models.vertical.merges import LARGEST_SHARE
-from fedstat.models.vfem.blocks.layout import Layout, make_layout
-from fedstat.models.vfem.blocks.request import FAMILY
-from fedstat.models.vfem.covariance.from_moments import check_cov_type, estimate_from_moments
+from fedstat.models.vfem.block_model import CrossSource, Method, SketchKind, VFEMModel
+from fedstat.models.vfem.blocks.layout import BlockLayout
+from fedstat.models.vfem.covariance.from_moments import CovType, check_cov_type, estimate_from_moments
 from fedstat.models.vfem.explain import VFEMPlan
-from fedstat.models.vfem.glm_model import AnyFamily
+from fedstat.models.vfem.glm_model import VFEMGLM
+from fedstat.models.vfem.iteration.fit import by_client
+from fedstat.models.vfem.iteration.glm_distribution import NORMAL
+from fedstat.models.vfem.iteration.options import SMALLEST_MEMORY, IterationOptions
 from fedstat.models.vfem.iteration.progress import Progress
-from fedstat.models.vfem.iteration.protocol import (
-    SMALLEST_MEMORY,
-    Ascent,
-    Options,
-    maximise,
-)
-from fedstat.models.vfem.moments.cross_products import CrossOptions
-from fedstat.models.vfem.moments.protocol import Exchange, exchange_moments
-from fedstat.models.vfem.protocol import fit_normal
+from fedstat.models.vfem.iteration.protocol import EMIteration, maximise
+from fedstat.models.vfem.moments.protocol import exchange_moments
+from fedstat.models.vfem.protocol import CovarianceOptions, fit_normal
 from fedstat.models.vfem.results import VFEMResults
 from fedstat.models.vfem.statements.outcome import (
-    Outcome,
-    by_client,
+    HeldInSession,
+    VFEMOutcome,
     warn_of_merges,
     warn_unless_converged,
 )
-from fedstat.typing import Array, Floats
+from fedstat.typing import Floats
 
-Method: TypeAlias = Literal["vfem", "cc", "impute", "single"]
-CovType: TypeAlias = Literal["observed", "expected", "sem", "robust", "none"]
 Init: TypeAlias = "Literal['zero', 'cc', 'impute'] | Sequence[float] | Mapping[str, float] | Floats"
+OPTIONS_OF_INIT = IterationOptions(tol_score=1e-4, tol_change=np.inf)
 
-OPTIONS_OF_INIT = Options(tol_score=1e-4, tol_change=np.inf)
 
-
-class VFEMRegression(AnyFamily):
+class VFEMRegression(VFEMModel):
     """Linear regression with client-wise missing blocks.
 
     Clients hold different columns of the same entities, and an entity that a client never saw lacks
@@ -80,16 +73,56 @@ class VFEMRegression(AnyFamily):
     values through vertical federated learning" (TWFL).
     """
 
-    family: ClassVar[str] = FAMILY
     _plan = VFEMPlan
 
-    def __init__(self, formula: Formula, partition: Any, **kwargs: Any) -> None:
-        if not formula.intercept:
-            raise ModelError(
-                f"'{formula.text}' leaves out the intercept; VFEM centres every block at its mean and "
-                "has one: drop '- 1' or '0 +'"
-            )
-        super().__init__(formula, partition, **kwargs)
+    @overload
+    @classmethod
+    def from_formula(
+        cls, formula: str, partition: ClientPartition, *, family: None = None, **options: Any
+    ) -> Self: ...
+
+    @overload
+    @classmethod
+    def from_formula(
+        cls, formula: str, partition: ClientPartition, *, family: Family, **options: Any
+    ) -> VFEMGLM: ...
+
+    @classmethod
+    def from_formula(
+        cls, formula: str, partition: ClientPartition, *, family: Family | None = None, **options: Any
+    ) -> Self | VFEMGLM:
+        """Make a model from a formula.
+
+        Parameters
+        ----------
+        formula : str
+            ``response ~ terms``; ``.`` is every other column of every client. Allowed are ``+ - : * ^``,
+            ``C()``, ``log``, ``exp``, ``sqrt``, ``scale``, ``center``, ``bs``, ``poly`` and ``Q()``.
+        partition : ClientPartition
+            In the vertical layout.
+        family : statsmodels family, optional
+            Of the response; normal by default. ``Binomial()``, with the logit or the probit link, and
+            ``Poisson()`` make a :class:`VFEMGLM`.
+        missing : {"raise", "drop"}
+            Whether entities without a response are an error or are left out and counted.
+        coordinator : str, optional
+            The institution at which the coordinator sits, or ``"apart"`` for none of them. By default it
+            sits at the one that holds the response, and apart where two institutions take part: a
+            product of their columns needs random numbers from a third party that colludes with neither.
+
+        Raises
+        ------
+        FormulaError
+            The formula holds something that is not allowed, an unknown column, or a term that needs
+            columns of two clients.
+        DesignError
+            The columns that it names cannot enter a model; see the message.
+        ModelError
+            The family is another one.
+        """
+        if family is None or FamilySpec.of(family) == NORMAL:
+            return super().from_formula(formula, partition, **options)
+        return VFEMGLM.from_formula(formula, partition, family=family, **options)
 
     def fit(
         self,
@@ -98,8 +131,8 @@ class VFEMRegression(AnyFamily):
         cov_type: CovType = "observed",
         exchange: Literal["moments", "iterative"] = "moments",
         masked: bool = True,
-        cross_products: Literal["secure", "sketch", "exact"] = "secure",
-        sketch: Literal["structured", "gaussian"] = "structured",
+        cross_products: CrossSource = "secure",
+        sketch: SketchKind = "structured",
         sketch_size: int = 20_000,
         step: Literal["gradient", "local-newton"] = "local-newton",
         acceleration: Literal["anderson"] | None = "anderson",
@@ -214,68 +247,68 @@ class VFEMRegression(AnyFamily):
                 init=init,
                 progress=progress,
             )
-        check_choice("masked", masked, (True, False))
         if not 0.0 <= max_moved <= 1.0:
             raise ModelError(f"max_moved: expected a share between 0 and 1, received {max_moved!r}")
-        check_choice("cross_products", cross_products, ("secure", "sketch", "exact"))
-        check_choice("sketch", sketch, ("structured", "gaussian"))
-        check_choice("step", step, ("gradient", "local-newton"))
-        check_choice("acceleration", acceleration, ("anderson", None))
-        check_whole("sketch_size", sketch_size, 1)
-        check_whole("memory", memory, SMALLEST_MEMORY)
-        check_whole("maxiter", maxiter, 1)
-        check_positive("tol_score", tol_score)
-        check_positive("tol_change", tol_change)
-        if learning_rate is not None:
-            check_positive("learning_rate", learning_rate)
-        options = Options(step, acceleration, memory, learning_rate, maxiter, tol_score, tol_change, masked)
-        layout = make_layout(self.design, self.partition.rows[self.design.active], method)
-        ledger = copy.deepcopy(self._agreement)
-        how = "none" if cov_type in ("expected", "none") else cross_products
-        cross = CrossOptions(how, sketch, sketch_size, ledger.at, self.partition.min_count)
-        reporter = Progress(options, sys.stderr) if progress else None
-        released: Exchange | None = None
-        found: MomentsFit | None = None
-        if exchange == "moments":
-            exchanging = self._exchange_moments(layout, ledger, max_moved)
-            released = self.engine.run(self.receipted(exchanging, ledger), ledger)
-            found, covariance = estimate_from_moments(released.moments, cov_type, maxiter)
-            warn_of_merges(released.plan, layout.n)
-            fit = by_client(found)
-            fitted: Mapping[str, Array] = {}
-        else:
-            ascent = Ascent(layout, options, self._session, reporter)
-            names = {block.client: block.names for block in self.design.blocks}
-            protocol = fit_normal(ascent, self._first_point(layout, options, init), cross, cov_type, names)
-            fit, covariance, fitted = self.engine.run(self.receipted(protocol, ledger), ledger)
-        if reporter is not None:
-            reporter.close()
-        outcome = Outcome(
-            method, cov_type, options, fit, covariance, fitted, init_name(init), released, found
+        options = IterationOptions(
+            step=step,
+            acceleration=acceleration,
+            memory=memory,
+            learning_rate=learning_rate,
+            maxiter=maxiter,
+            tol_score=tol_score,
+            tol_change=tol_change,
+            masked=masked,
         )
-        result = VFEMResults.of(self, layout, outcome, ledger)
-        warn_unless_converged(fit)
+        check_whole("memory", memory, SMALLEST_MEMORY)
+        covariance = self._covariance_options(cov_type, cross_products, sketch, sketch_size)
+        if exchange == "moments":
+            result = self._fit_moments(method, cov_type, options, max_moved)
+        else:
+            result = self._fit_by_iteration(method, options, covariance, init, progress)
+        warn_unless_converged(result.fit_)
         return result
 
-    def _exchange_moments(self, layout: Layout, ledger: Ledger, max_moved: float) -> Rounds[Exchange]:
-        names = {block.client: block.names for block in self.design.blocks}
+    def _fit_moments(
+        self, method: Method, cov_type: CovType, options: IterationOptions, max_moved: float
+    ) -> VFEMResults:
+        layout, ledger = self._layout(method), copy.deepcopy(self._agreement)
         least = self.partition.min_count
-        return exchange_moments(layout, names, self._session, ledger.at, least, max_moved)
+        exchanging = exchange_moments(layout, self._names(), self._session, ledger.at, least, max_moved)
+        exchange = self.engine.run(self.receipted(exchanging, ledger), ledger)
+        found, covariance = estimate_from_moments(exchange.moments, cov_type, options.maxiter)
+        warn_of_merges(exchange.plan, layout.n)
+        outcome = VFEMOutcome(method, cov_type, "zero", options, by_client(found), covariance)
+        held = HeldInSession(exchange=exchange, moments_fit=found)
+        return VFEMResults.of(self, layout, outcome, held, ledger)
+
+    def _fit_by_iteration(
+        self,
+        method: Method,
+        options: IterationOptions,
+        covariance: CovarianceOptions,
+        init: Init,
+        progress: bool,
+    ) -> VFEMResults:
+        layout, ledger = self._layout(method), copy.deepcopy(self._agreement)
+        reporter = Progress(options, sys.stderr) if progress else None
+        iteration = EMIteration(layout, options, self._session, reporter)
+        protocol = fit_normal(iteration, self._first_point(layout, options, init), covariance)
+        found = self._run(protocol, ledger, reporter)
+        outcome = VFEMOutcome(
+            method, covariance.cov_type, init_name(init), options, found.fit, found.covariance
+        )
+        return VFEMResults.of(self, layout, outcome, HeldInSession(found.fitted), ledger)
 
     def _first_point(
-        self, layout: Layout, options: Options, init: Init
+        self, layout: BlockLayout, options: IterationOptions, init: Init
     ) -> Rounds[Mapping[str, Floats] | None]:
         if isinstance(init, str):
             check_choice("init", init, ("zero", "cc", "impute"))
             if init == "zero":
                 return None
-            rows = self.partition.rows[self.design.active]
-            ascent = Ascent(
-                make_layout(self.design, rows, init),
-                replace(OPTIONS_OF_INIT, maxiter=options.maxiter, masked=options.masked),
-                self._session,
-            )
-            return (yield from maximise(ascent)).beta
+            coarse = replace(OPTIONS_OF_INIT, maxiter=options.maxiter, masked=options.masked)
+            fit = yield from maximise(EMIteration(self._layout(init), coarse, self._session))
+            return fit.beta
         return self._given_point(init)
 
     def _given_point(self, init: Sequence[float] | Mapping[str, float] | Floats) -> Mapping[str, Floats]:

@@ -24,7 +24,7 @@ from fedstat.kernels.rows import row_dots
 from fedstat.models.vertical.model import VerticalModel
 from fedstat.models.vfem.blocks.request import ask
 from fedstat.models.vfem.covariance.protocol import Places
-from fedstat.models.vfem.iteration.protocol import Fit
+from fedstat.models.vfem.iteration.fit import VFEMFit
 from fedstat.typing import Array, Bools, Floats, Ints
 
 
@@ -43,7 +43,7 @@ class Predictor:
 
     Parameters
     ----------
-    fit : Fit
+    fit : VFEMFit
     clients : tuple of str
     psi : (2 + 2p, 2 + 2p) array or None
         Covariance of (a, s2, beta_1, mu_1, ...).
@@ -52,7 +52,7 @@ class Predictor:
     response : Response
     """
 
-    fit: Fit
+    fit: VFEMFit
     clients: tuple[str, ...]
     psi: Floats | None
     specs: Mapping[str, str]

@@ -1,51 +1,37 @@
-"""What can be said after a VFEM fit."""
+"""What can be said after a VFEM fit: of a normal response, and of another."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Literal
 
 import pandas as pd
 
-from fedstat.errors import ModelError, NotAvailableError
 from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.partition.partition import ClientPartition
-from fedstat.inference.estimate import Estimate
-from fedstat.inference.likelihood import LRTest
-from fedstat.inference.results import FederatedResults
+from fedstat.inference.likelihood import cox_snell, mcfadden
+from fedstat.kernels.glm.family import Family
+from fedstat.models.checks import check_choice
 from fedstat.models.saved import READERS
-from fedstat.models.vfem.blocks.layout import Layout
+from fedstat.models.vfem.block_results import BlockResults
+from fedstat.models.vfem.covariance.from_moments import CovType
+from fedstat.models.vfem.glm_prediction import GLMPredictionResults, GLMPredictor, predict_means
+from fedstat.models.vfem.iteration.glm_distribution import NORMAL
 from fedstat.models.vfem.prediction import (
     PredictionResults,
     Predictor,
-    Response,
     predict_entities,
     prediction_rsquared,
-    released_specs,
 )
-from fedstat.models.vfem.statements.ascent_results import AscentResults
 from fedstat.models.vfem.statements.moment_statements import MomentStatements
-from fedstat.models.vfem.statements.notes import fit_notes
-from fedstat.models.vfem.statements.outcome import Counts, Outcome, count_entities, make_estimate
+from fedstat.models.vfem.statements.outcome import warn_unless_converged
 from fedstat.models.vfem.statements.refit import refit
-from fedstat.models.vfem.storage import FORMAT, read_saved, save_result
+from fedstat.models.vfem.storage import FORMAT, read_record
 from fedstat.typing import Array
 
-if TYPE_CHECKING:
-    from fedstat.models.vfem.covariance.from_moments import CovType
-    from fedstat.models.vfem.model import VFEMRegression
 
-METHODS = {
-    "vfem": "maximum likelihood",
-    "cc": "complete entities only",
-    "impute": "mean imputation",
-    "single": "response holder alone",
-}
-
-
-class VFEMResults(MomentStatements, AscentResults):
+class VFEMResults(MomentStatements, BlockResults):
     """Results of :meth:`fedstat.VFEMRegression.fit`, with statsmodels' names and meanings.
 
     ``llf`` is the log-likelihood of what is observed, less the largest value that the likelihood of
@@ -54,53 +40,16 @@ class VFEMResults(MomentStatements, AscentResults):
     explained for a fully observed entity, 1 - s2 / Var(y), with Var(y) = s2 + sum t_k under the model (the
     variance of the response itself for the methods without missing blocks).
 
-    Attributes
-    ----------
-    method, init : str
-    fit_ : Fit
-        a, s2, and by client beta, mu and t.
-    covariance : Covariance or None
-        Of (a, s2, beta, mu).
-    counts : Counts
+    Attributes are those of :class:`~fedstat.models.vfem.block_results.BlockResults`.
     """
 
     model_name = "VFEM regression"
+    nested_otherwise = "refit (after exchange='moments') or "
 
-    def __init__(
-        self,
-        estimate: Estimate,
-        ledger: Ledger | None,
-        outcome: Outcome,
-        counts: Counts,
-        names: Mapping[str, tuple[str, ...]],
-        notes: list[str],
-        response: Response,
-        model: VFEMRegression | None = None,
-        specs: Mapping[str, str] | None = None,
-    ) -> None:
-        super().__init__(estimate, ledger)
-        self.method, self.init = outcome.method, outcome.init
-        self.method_name = METHODS[outcome.method]
-        self.options, self.fit_, self.covariance = outcome.options, outcome.fit, outcome.covariance
-        self.counts, self.names, self.response = counts, names, response
-        self.model = model
-        self._fitted = outcome.fitted
-        self.moments_fit, self.exchange = outcome.moments_fit, outcome.exchange
-        self._notes = notes
-        self._specs = specs
-
-    @classmethod
-    def of(cls, model: VFEMRegression, layout: Layout, outcome: Outcome, ledger: Ledger) -> VFEMResults:
-        """Make results of a fit."""
-        counts = count_entities(model, layout, outcome)
-        names = {b.client: b.names for b in model.design.blocks if b.client in layout.clients}
-        estimate = make_estimate(model, layout, outcome)
-        notes = fit_notes(layout, outcome, counts, ledger)
-        formula = model.formula
-        response = Response(model.design.active, formula.response, formula.response_columns)
-        return cls(estimate, ledger, outcome, counts, names, notes, response, model)
-
-    # -- statements ------------------------------------------------------------------------------
+    @property
+    def init(self) -> str:
+        """Where the iteration began."""
+        return self._outcome.init
 
     @property
     def rsquared_adj(self) -> float:
@@ -108,45 +57,9 @@ class VFEMResults(MomentStatements, AscentResults):
         return 1.0 - (1.0 - self.rsquared) * (self.nobs - 1) / self.df_resid
 
     @property
-    def fittedvalues(self) -> pd.Series:
-        """Expected response given the blocks that an entity has; held by the response holder.
-
-        Raises
-        ------
-        NotAvailableError
-            After ``exchange="moments"``, which asks for nothing per entity; and where the coordinator does
-            not sit at the response holder.
-        """
-        return self._per_entity("fitted")
-
-    @property
     def resid(self) -> pd.Series:
         """Response less :attr:`fittedvalues`."""
         return self._per_entity("residuals")
-
-    def compare_lr_test(self, restricted: FederatedResults) -> LRTest:
-        """Likelihood ratio test against a fit with fewer columns on the same records.
-
-        Raises
-        ------
-        ModelError
-            The two are not nested, or an institution counts as having other entities in the two: columns
-            that were left out changed who has a record, or which patterns have enough entities to be
-            released. :meth:`refit` keeps both.
-        """
-        if isinstance(restricted, VFEMResults):
-            if restricted.method != self.method:
-                raise ModelError(
-                    f"compare_lr_test: one fit has method='{self.method}', the other '{restricted.method}'"
-                )
-            for client, patterns in restricted.counts.patterns.items():
-                if self.counts.patterns.get(client) != patterns:
-                    raise ModelError(
-                        f"compare_lr_test: '{client}' counts as having other entities in the two fits, "
-                        "because some are only partly filled there or in patterns that are too small to be "
-                        "released; use refit (after exchange='moments') or wald_test on the larger fit"
-                    )
-        return super().compare_lr_test(restricted)
 
     def refit(self, formula: str, *, cov_type: CovType | None = None) -> VFEMResults:
         """Fit a smaller model from the moments that this fit exchanged; nothing further is asked for.
@@ -176,7 +89,12 @@ class VFEMResults(MomentStatements, AscentResults):
         NotAvailableError
             This fit has no moments: it was iterative, or read from a file.
         """
-        return refit(self, formula, cov_type)
+        self._moments()
+        model, exchange = self._need_model("refit"), self.exchange
+        assert exchange is not None and isinstance(self.ledger, Ledger)
+        smaller, layout, outcome, held = refit(model, self._outcome, exchange, formula, cov_type)
+        warn_unless_converged(outcome.fit)
+        return VFEMResults.of(smaller, layout, outcome, held, self.ledger)
 
     # -- prediction ------------------------------------------------------------------------------
 
@@ -244,28 +162,7 @@ class VFEMResults(MomentStatements, AscentResults):
         fit = self.fit_
         if self.method == "impute":  # its residuals hold what missing blocks would have explained
             fit = replace(fit, t=dict.fromkeys(fit.t, 0.0))
-        return Predictor(fit, tuple(self.names), cov, self._coding(), self.response)
-
-    def _coding(self) -> Mapping[str, str]:
-        if self._specs is None:
-            self._specs = released_specs(self._need_model("prediction"), tuple(self.names))
-        return self._specs
-
-    # -- keeping ---------------------------------------------------------------------------------
-
-    def save(self, path: str | Path) -> None:
-        """Write the results to a file of arrays and JSON; read it with :func:`fedstat.load`.
-
-        It holds the estimates, their covariance, the ledger, and how columns are coded (with means and
-        knots of transforms), and no value per entity.
-
-        Parameters
-        ----------
-        path : str or Path
-        """
-        save_result(Path(path), self, self._coding())
-
-    # -- hooks and small things ------------------------------------------------------------------
+        return Predictor(fit, tuple(self.names), cov, self.specs, self.response)
 
     def _summary_left(self) -> list[tuple[str, str]]:
         rows = super()._summary_left()
@@ -274,33 +171,121 @@ class VFEMResults(MomentStatements, AscentResults):
         rows.insert(at + 1, ("Error Variance", f"{self.fit_.s2:.5g}"))
         return rows
 
-    def _summary_notes(self) -> list[str]:
-        return [*super()._summary_notes(), *self._notes]
 
-    def _per_entity(self, what: str) -> pd.Series:
-        if what not in self._fitted and self.exchange is not None:
-            raise NotAvailableError(
-                f"no {what} values: exchange='moments' asks for nothing per entity. predict(partition) "
-                "asks every institution for its linear predictors, fit(exchange='iterative') too"
-            )
-        return self._by_entity(what, self._fitted.get(what), self.names)
+class VFEMGLMResults(BlockResults):
+    """Results of :meth:`fedstat.models.vfem.glm_model.VFEMGLM.fit`, with statsmodels' names and meanings.
+
+    ``llf`` is the log-likelihood of what is observed, less the largest value that the likelihood of
+    the clients' own blocks can take: with nothing missing it is that of the generalised linear model, and
+    differences between nested fits are likelihood ratios.
+
+    Attributes
+    ----------
+    family : statsmodels family
+        The others are those of :class:`~fedstat.models.vfem.block_results.BlockResults`.
+    """
+
+    model_name = "VFEM GLM"
+
+    @property
+    def family(self) -> Family:
+        """Distribution and link of the response, as statsmodels has them."""
+        return self.fit_.distribution.make()
+
+    @property
+    def notes(self) -> list[str]:
+        """Notes below the summary."""
+        return self._notes
+
+    @property
+    def llnull(self) -> float:
+        """Log-likelihood of the model with an intercept only."""
+        assert self.fit_.null is not None
+        return self.fit_.null
+
+    def pseudo_rsquared(self, kind: Literal["cs", "mcf"] = "cs") -> float:
+        """Pseudo R-squared of Cox and Snell ("cs") or McFadden ("mcf"), of the observed-data likelihood.
+
+        With blocks missing it says how much of the response is explained by what is observed, not by all
+        columns.
+        """
+        check_choice("kind", kind, ("cs", "mcf"))
+        if kind == "mcf":
+            return mcfadden(self.llf, self.llnull)
+        return cox_snell(self.llf, self.llnull, self.nobs)
+
+    @property
+    def resid_response(self) -> pd.Series:
+        """Response less :attr:`fittedvalues`."""
+        return self._per_entity("residuals")
+
+    # -- prediction ------------------------------------------------------------------------------
+
+    def predict(self, partition: ClientPartition | None = None) -> pd.Series:
+        """Predict the mean response (a probability, a rate) from whatever blocks an entity has.
+
+        The mean is taken over what is missing, so that it is closer to the overall mean than the one at
+        the blocks' means.
+
+        Parameters
+        ----------
+        partition : ClientPartition, optional
+            New entities, with any pattern of missing blocks; clients may be absent, and the response
+            is not needed (see ``new_data=True`` of its constructors). By default the entities of the fit.
+
+        Returns
+        -------
+        Series
+            By entity.
+        """
+        if partition is None:
+            return self.fittedvalues.rename(None)
+        return predict_means(self._predictor(), partition, mean_only=True).predicted_mean.rename(None)
+
+    def get_prediction(self, partition: ClientPartition | None = None) -> GLMPredictionResults:
+        """Predict the mean response with intervals that account for all estimated parameters.
+
+        The standard error of the mean needs projections of every client's columns on the covariance of
+        the estimates, which disclose the columns to the coordinator; :meth:`predict` does without.
+
+        Parameters
+        ----------
+        partition : ClientPartition, optional
+            As in :meth:`predict`; by default that of the fit.
+
+        Returns
+        -------
+        GLMPredictionResults
+        """
+        if partition is None:
+            partition = self._need_model("get_prediction without a partition").partition
+        return predict_means(self._predictor(), partition, mean_only=False)
+
+    def _predictor(self) -> GLMPredictor:
+        joint = None if self.covariance is None else self.covariance.psi
+        return GLMPredictor(self.fit_, tuple(self.fit_.beta), joint, self.specs, self.response.client)
+
+    def _summary_left(self) -> list[tuple[str, str]]:
+        rows, distribution = dict(super()._summary_left()), self.fit_.distribution
+        del rows["R-squared"]
+        family = [("Model Family", distribution.name), ("Link Function", distribution.link)]
+        fitness = [
+            ("Pseudo R2 (CS)", f"{self.pseudo_rsquared():.4f}"),
+            ("Log-Likelihood", rows.pop("Log-Likelihood")),
+            ("LL-Null", f"{self.llnull:.2f}"),
+        ]
+        out: list[tuple[str, str]] = []
+        for label, value in rows.items():
+            out += [*fitness, (label, value)] if label == "AIC" else [(label, value)]
+            out += family if label == "Model" else []
+        return out
 
 
-def from_file(header: Mapping[str, str], arrays: Mapping[str, Array]) -> VFEMResults:
+def from_file(header: Mapping[str, str], arrays: Mapping[str, Array]) -> VFEMResults | VFEMGLMResults:
     """Rebuild results from what a file holds."""
-    saved = read_saved(header, arrays)
-    cov_type = saved.estimate.cov_type
-    outcome = Outcome(saved.method, cov_type, saved.options, saved.fit, saved.covariance, {}, saved.init)
-    return VFEMResults(
-        saved.estimate,
-        saved.ledger,
-        outcome,
-        Counts(**saved.counts),
-        saved.names,
-        saved.notes,
-        saved.response,
-        specs=saved.specs,
-    )
+    record, ledger = read_record(header, arrays)
+    kind = VFEMResults if record.outcome.fit.distribution == NORMAL else VFEMGLMResults
+    return kind(record, ledger)
 
 
 READERS[FORMAT] = from_file

@@ -14,7 +14,8 @@ from fedstat.models.vertical.likelihood import block_covariance, residuals
 from fedstat.models.vertical.moments import PatternMoments
 from fedstat.models.vfem.covariance.from_moments import moments_covariance, sem_covariance
 from fedstat.models.vfem.covariance.moments_em import EMPoint, em_step
-from fedstat.models.vfem.statements.outcome import by_client, origin_jacobian
+from fedstat.models.vfem.iteration.fit import by_client
+from fedstat.models.vfem.statements.outcome import origin_jacobian
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.DisclosureWarning")
 

@@ -14,8 +14,8 @@ from fedstat.errors import EstimationError
 from fedstat.models.vertical.fit import fit_moments
 from fedstat.models.vertical.likelihood import Point, Standard, evaluate, log_likelihood
 from fedstat.models.vertical.moments import PatternMoments
+from fedstat.models.vfem.iteration.fit import by_client
 from fedstat.models.vfem.statements.influence import leave_one_out
-from fedstat.models.vfem.statements.outcome import by_client
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.DisclosureWarning")
 

@@ -141,7 +141,7 @@ def test_the_response_holder_checks_patterns_and_families(model, study):
             model, "Registry", "glm_start_response", "Binomial", keep=keep, code=np.zeros(n, dtype=np.int64)
         )
     with pytest.raises(MessageError, match="numbers below zero"):
-        family = model.family_spec.to_json()
+        family = model.distribution.to_json()
         hostile(model, "Registry", "glm_start_response", family, keep=keep, code=np.full(n, -1))
 
 

@@ -22,14 +22,15 @@ from fedstat.federation.door.state import State
 from fedstat.federation.message import Reply
 from fedstat.kernels.glm.family import FamilySpec
 from fedstat.models.vertical.moments import number_patterns
-from fedstat.models.vfem.blocks.layout import Layout
+from fedstat.models.vfem.blocks.layout import BlockLayout
 from fedstat.models.vfem.covariance.glm_protocol import glm_covariance
-from fedstat.models.vfem.iteration.glm_protocol import GLMAscent, GLMOptions, maximise
+from fedstat.models.vfem.iteration.glm_protocol import QuasiNewtonIteration, maximise
+from fedstat.models.vfem.iteration.options import IterationOptions
 from fedstat.models.vfem.moments.cross_products import CrossOptions
-from fedstat.models.vfem.statements.glm_outcome import reported_covariance
+from fedstat.models.vfem.statements.outcome import reported_covariance
 
 TABLE = Path(__file__).parents[2] / "benchmarks" / "results" / "vfem_glm_coverage.csv"
-OPTIONS = GLMOptions(tol_score=1e-5, tol_change=1e-3)
+OPTIONS = IterationOptions(memory=12, maxiter=200, tol_score=1e-5, tol_change=1e-3)
 """A hundredth of a percent of a standard error is near enough to the maximum here."""
 
 RUNS = {2_000: 500, 10_000: 200}
@@ -98,7 +99,8 @@ def open_sites(frames):
     missing = np.array([~np.isin(np.arange(n), kept[k]) for k in clients]).T
     first, code, counts = number_patterns(missing)
     keep = {k: np.ones(len(rows), dtype=bool) for k, rows in kept.items()}
-    layout = Layout(clients, "H", n, keep, kept, kept, np.ones(n, dtype=bool), code, missing[first], counts)
+    everybody = np.ones(n, dtype=bool)
+    layout = BlockLayout(clients, "H", n, keep, kept, kept, everybody, code, missing[first], counts)
     return data, states, layout
 
 
@@ -129,7 +131,7 @@ def fit(design, mechanism, n, run, method):
         }
     spec = FamilySpec.of(getattr(sm.families, DESIGNS[design][0]))
     data, states, layout = open_sites(frames)
-    ascent = GLMAscent(layout, spec, OPTIONS, "")
+    ascent = QuasiNewtonIteration(layout, OPTIONS, "", distribution=spec)
 
     def rounds():
         found = yield from maximise(ascent)

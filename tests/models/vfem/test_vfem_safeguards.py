@@ -82,7 +82,7 @@ def test_without_shortening_the_steps_would_diverge(monkeypatch):
         ascent.weights = np.eye(len(ascent.gram))[-1]
         return "go"
 
-    monkeypatch.setattr(protocol.Ascent, "choose", accept)
+    monkeypatch.setattr(protocol.EMIteration, "choose", accept)
     with pytest.warns(ConvergenceWarning):
         result = correlated().model().fit(acceleration=None, cov_type="none", maxiter=30, **ITERATIVE)
     assert result.trace["score"].iloc[-1] > 1.0

@@ -15,7 +15,7 @@ from fedstat.typing import Bools, Floats, Ints
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class BlockLayout:
     """Who has what: agreed before the first iteration.
 
     Parameters
@@ -57,7 +57,7 @@ class Layout:
     filled: bool = False
 
 
-def make_layout(design: Design, active_rows: Ints, method: str) -> Layout:
+def make_layout(design: Design, active_rows: Ints, method: str) -> BlockLayout:
     """Lay out a fit.
 
     Parameters
@@ -99,7 +99,7 @@ def make_layout(design: Design, active_rows: Ints, method: str) -> Layout:
     if method == "impute":
         missing[:] = False
     first, code, counts = number_patterns(missing)
-    return Layout(
+    return BlockLayout(
         tuple(b.client for b in blocks),
         design.active,
         n,

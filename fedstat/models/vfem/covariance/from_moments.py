@@ -18,8 +18,7 @@ from fedstat.models.vertical.likelihood import Standard, block_covariance, resid
 from fedstat.models.vertical.moments import PatternMoments
 from fedstat.models.vfem.covariance.moments_em import EMPoint, centred, em_step, expected_gram
 from fedstat.models.vfem.covariance.protocol import Covariance
-from fedstat.models.vfem.covariance.sem_protocol import Point as SEMPoint
-from fedstat.models.vfem.covariance.sem_protocol import complete_information, solve_sem, to_psi
+from fedstat.models.vfem.covariance.sem_protocol import SEMPoint, complete_information, solve_sem, to_psi
 from fedstat.typing import Array, Floats, Ints
 
 CovType: TypeAlias = Literal["observed", "expected", "sem", "robust", "none"]

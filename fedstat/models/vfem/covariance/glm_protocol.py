@@ -27,7 +27,7 @@ from fedstat.models.vfem.covariance.protocol import (
     project,
     psi_names,
 )
-from fedstat.models.vfem.iteration.glm_protocol import GLMAscent
+from fedstat.models.vfem.iteration.glm_protocol import QuasiNewtonIteration
 from fedstat.models.vfem.moments.cross_products import Columns, CrossOptions, cross_products
 from fedstat.typing import Array, Floats
 
@@ -44,9 +44,11 @@ class PatternCurvatures:
     kappa: Floats
 
 
-def information_round(ascent: GLMAscent) -> Rounds[tuple[PatternCurvatures, list[Mapping[str, Array]]]]:
+def information_round(
+    iteration: QuasiNewtonIteration,
+) -> Rounds[tuple[PatternCurvatures, list[Mapping[str, Array]]]]:
     """Ask the response holder for curvatures, and every client for its local sums at the accepted point."""
-    lay, session = ascent.layout, ascent.session
+    lay, session = iteration.layout, iteration.session
     (reply,) = yield [ask(lay.active, "glm_curvature", session, patterns=len(lay.counts))]
     h, cross, sums = (reply.arrays[name] for name in ("h", "cross", "sums"))
     of_h, of_cross, of_vv, of_v, of_m = sums.T
@@ -63,13 +65,13 @@ def information_round(ascent: GLMAscent) -> Rounds[tuple[PatternCurvatures, list
 
 
 def glm_covariance(
-    ascent: GLMAscent, options: CrossOptions, names: Mapping[str, tuple[str, ...]]
+    iteration: QuasiNewtonIteration, options: CrossOptions, names: Mapping[str, tuple[str, ...]]
 ) -> Rounds[Covariance]:
     """Invert the observed information of all parameters.
 
     Parameters
     ----------
-    ascent : GLMAscent
+    iteration : QuasiNewtonIteration
         After it has ended.
     options : CrossOptions
         Where cross-products between clients come from.
@@ -81,10 +83,10 @@ def glm_covariance(
     Covariance
         Its `psi` is that of (a, 0, beta_1, mu_1, ..., beta_K, mu_K, t_1, ..., t_K).
     """
-    lay = ascent.layout
-    sums, parts = yield from information_round(ascent)
+    lay = iteration.layout
+    sums, parts = yield from information_round(iteration)
     wanted = Columns("information", tuple(len(part["gram"]) for part in parts))
-    products = yield from cross_products(lay, ascent.session, wanted, options)
+    products = yield from cross_products(lay, iteration.session, wanted, options)
     blocks, moved = project(parts, products)
     eliminated = eliminate(lay, sums, parts, hessian(lay, sums, parts, blocks))
     every = [name for at, name in enumerate(psi_names(lay, names)) if at != SCALE]

@@ -21,9 +21,9 @@ import numpy as np
 
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.inference.covariance import delta_method, invert_information, nearest_psd, symmetrise
-from fedstat.models.vfem.blocks.layout import Layout
+from fedstat.models.vfem.blocks.layout import BlockLayout
 from fedstat.models.vfem.blocks.request import ask
-from fedstat.models.vfem.iteration.protocol import Ascent
+from fedstat.models.vfem.iteration.protocol import EMIteration
 from fedstat.models.vfem.moments.cross_products import (
     Columns,
     CrossOptions,
@@ -95,8 +95,8 @@ class Curvatures(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Sums:
-    """Sums over the entities of one pattern, each (G,)."""
+class NormalCurvatures:
+    """NormalCurvatures over the entities of one pattern, each (G,)."""
 
     n: Floats
     v: Floats
@@ -152,10 +152,10 @@ class Places:
         return slice(self.start(k), self.start(k) + 2 * self.sizes[k])
 
 
-def information_round(ascent: Ascent) -> Rounds[tuple[Sums, list[Mapping[str, Array]]]]:
+def information_round(iteration: EMIteration) -> Rounds[tuple[NormalCurvatures, list[Mapping[str, Array]]]]:
     """Ask every client for its local sums at the last evaluated point."""
-    lay, at = ascent.layout, ascent.latest
-    sums = Sums(lay.counts, at.v, at.z1, at.z2)
+    lay, at = iteration.layout, iteration.latest
+    sums = NormalCurvatures(lay.counts, at.v, at.z1, at.z2)
     seen = ~lay.missing
     asks = []
     for j, k in enumerate(lay.clients):
@@ -165,7 +165,7 @@ def information_round(ascent: Ascent) -> Rounds[tuple[Sums, list[Mapping[str, Ar
             ask(
                 k,
                 "information",
-                ascent.session,
+                iteration.session,
                 inverse_v=1.0 / at.v[code],
                 others=seen[code],
                 sums=totals,
@@ -203,7 +203,10 @@ def project(
 
 
 def hessian(
-    lay: Layout, sums: Curvatures, parts: list[Mapping[str, Array]], cross: Mapping[tuple[int, int], Floats]
+    lay: BlockLayout,
+    sums: Curvatures,
+    parts: list[Mapping[str, Array]],
+    cross: Mapping[tuple[int, int], Floats],
 ) -> Floats:
     """Negative Hessian of the observed-data log-likelihood in psi, Sigma held fixed."""
     places = Places(tuple(len(part["beta"]) for part in parts))
@@ -274,7 +277,7 @@ class Eliminated:
     rest: Floats
 
 
-def eliminate(lay: Layout, sums: Curvatures, parts: list[Mapping[str, Array]], H: Floats) -> Eliminated:
+def eliminate(lay: BlockLayout, sums: Curvatures, parts: list[Mapping[str, Array]], H: Floats) -> Eliminated:
     """Schur complement of Sigma_1..Sigma_K; see the module's docstring."""
     places = Places(tuple(len(part["beta"]) for part in parts))
     mis, seen = lay.missing.astype(float), (~lay.missing).astype(float)
@@ -300,7 +303,7 @@ def eliminate(lay: Layout, sums: Curvatures, parts: list[Mapping[str, Array]], H
     return Eliminated(symmetrise(information)[0], h - P @ R, P @ M, N[:, None] * M)
 
 
-def psi_names(lay: Layout, names: Mapping[str, tuple[str, ...]]) -> list[str]:
+def psi_names(lay: BlockLayout, names: Mapping[str, tuple[str, ...]]) -> list[str]:
     """Name each place of psi, for messages."""
     out = ["Intercept", "residual variance"]
     for k in lay.clients:
@@ -309,13 +312,13 @@ def psi_names(lay: Layout, names: Mapping[str, tuple[str, ...]]) -> list[str]:
 
 
 def information_covariance(
-    ascent: Ascent, options: CrossOptions, names: Mapping[str, tuple[str, ...]], robust: bool = False
+    iteration: EMIteration, options: CrossOptions, names: Mapping[str, tuple[str, ...]], robust: bool = False
 ) -> Rounds[Covariance]:
     """Invert the observed information; with ``options.how = "none"`` its "expected" form.
 
     Parameters
     ----------
-    ascent : Ascent
+    iteration : EMIteration
         After it has converged.
     options : CrossOptions
         Where cross-products between clients come from.
@@ -324,30 +327,30 @@ def information_covariance(
     robust : bool
         Put the products of the scores between two such inverses.
     """
-    lay = ascent.layout
-    sums, parts = yield from information_round(ascent)
+    lay = iteration.layout
+    sums, parts = yield from information_round(iteration)
     wanted = Columns("information", tuple(len(part["gram"]) for part in parts))
-    products = yield from cross_products(lay, ascent.session, wanted, options)
+    products = yield from cross_products(lay, iteration.session, wanted, options)
     blocks, moved = project(parts, products)
     eliminated = eliminate(lay, sums, parts, hessian(lay, sums, parts, blocks))
     cov = invert_information(eliminated.information, psi_names(lay, names))
     if robust:
-        meat = yield from score_products(ascent, options, parts, eliminated)
+        meat = yield from score_products(iteration, options, parts, eliminated)
         cov = cov @ meat @ cov
     return Covariance.of(cov, products, moved)
 
 
 def score_products(
-    ascent: Ascent, options: CrossOptions, parts: list[Mapping[str, Array]], eliminated: Eliminated
+    iteration: EMIteration, options: CrossOptions, parts: list[Mapping[str, Array]], eliminated: Eliminated
 ) -> Rounds[Floats]:
     """Sum over entities of the products of the effective scores of psi."""
-    lay = ascent.layout
+    lay = iteration.layout
     *clients, response = yield [
-        *[ask(k, "scores", ascent.session) for k in lay.clients],
-        ask(lay.active, "response_products", ascent.session, missing=lay.missing),
+        *[ask(k, "scores", iteration.session) for k in lay.clients],
+        ask(lay.active, "response_products", iteration.session, missing=lay.missing),
     ]
     wanted = Columns("scores", tuple(len(reply.arrays["gram"]) for reply in clients))
-    products = yield from cross_products(lay, ascent.session, wanted, options)
+    products = yield from cross_products(lay, iteration.session, wanted, options)
     edges = np.cumsum([0, *[len(reply.arrays["gram"]) for reply in clients], len(response.arrays["gram"])])
     whole = np.zeros((edges[-1], edges[-1]))
     last = slice(edges[-2], edges[-1])

@@ -16,10 +16,10 @@ import numpy as np
 from fedstat.errors import EstimationError
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.inference.covariance import delta_method, symmetrise
-from fedstat.models.vfem.blocks.layout import Layout
+from fedstat.models.vfem.blocks.layout import BlockLayout
 from fedstat.models.vfem.blocks.request import ask
 from fedstat.models.vfem.covariance.protocol import Covariance, Places, project
-from fedstat.models.vfem.iteration.protocol import Ascent
+from fedstat.models.vfem.iteration.protocol import EMIteration
 from fedstat.models.vfem.moments.cross_products import Columns, CrossOptions, cross_products
 from fedstat.typing import Array, Floats
 
@@ -27,7 +27,7 @@ DIFFERENCE = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class SEMPoint:
     """Parameters of the EM map: beta0, s2, and per client beta, mu, Sigma."""
 
     beta0: float
@@ -44,7 +44,7 @@ class Point:
         )
 
     @staticmethod
-    def unpack(theta: Floats, sizes: tuple[int, ...]) -> Point:
+    def unpack(theta: Floats, sizes: tuple[int, ...]) -> SEMPoint:
         """Read :meth:`pack`."""
         places = Places(sizes)
         at, Sigma = places.total, []
@@ -55,7 +55,7 @@ class Point:
             Sigma.append(S)
             at += len(i)
         clients = range(len(sizes))
-        return Point(
+        return SEMPoint(
             float(theta[0]),
             float(theta[1]),
             [theta[places.beta(k)] for k in clients],
@@ -70,7 +70,7 @@ class EMMap:
 
     Parameters
     ----------
-    layout : Layout
+    layout : BlockLayout
     session : str
     sums : list of arrays
         Per client, its sums of columns by presence of the others, (1 + K, p_k).
@@ -82,7 +82,7 @@ class EMMap:
         Whether linear predictors come for all entities, so that masks may hide their terms.
     """
 
-    layout: Layout
+    layout: BlockLayout
     session: str
     sums: list[Floats]
     S2: list[Floats]
@@ -94,7 +94,7 @@ class EMMap:
         """Columns of each client."""
         return tuple(len(S) for S in self.S2)
 
-    def evaluate(self, point: Point) -> Rounds[tuple[Point, Floats]]:
+    def evaluate(self, point: SEMPoint) -> Rounds[tuple[SEMPoint, Floats]]:
         """Return the image of a point, and E sum (1, u)(1, u)' there, u = x - mu."""
         lay, clients = self.layout, range(len(self.S2))
         replies = yield [
@@ -132,7 +132,7 @@ class EMMap:
         return self.image(point, a, v, sums, P, parts), P
 
     def expected_gram(
-        self, point: Point, w: list[Floats], sums: Floats, parts: list[Mapping[str, Array]]
+        self, point: SEMPoint, w: list[Floats], sums: Floats, parts: list[Mapping[str, Array]]
     ) -> Floats:
         """E sum (1, u)(1, u)' given what is seen."""
         lay = self.layout
@@ -159,7 +159,7 @@ class EMMap:
         self,
         j: int,
         k: int,
-        point: Point,
+        point: SEMPoint,
         w: list[Floats],
         sums: Floats,
         parts: list[Mapping[str, Array]],
@@ -178,13 +178,13 @@ class EMMap:
 
     def image(
         self,
-        point: Point,
+        point: SEMPoint,
         a: float,
         v: Floats,
         sums: Floats,
         P: Floats,
         parts: list[Mapping[str, Array]],
-    ) -> Point:
+    ) -> SEMPoint:
         """M-step: regression of the expected response, TWFL (5), and the clients' own moments (6)."""
         n, s2, counts = self.layout.n, point.s2, self.layout.counts
         gradient = np.concatenate([[s2 * sums[:, 0].sum()], *[part["gradient"] for part in parts]])
@@ -193,7 +193,7 @@ class EMMap:
         edges = np.cumsum([1, *self.sizes])
         beta = [b + step[edges[k] : edges[k + 1]] for k, b in enumerate(point.beta)]
         beta0 = a + step[0] - sum(float(m @ b) for m, b in zip(point.mu, beta, strict=True))
-        return Point(
+        return SEMPoint(
             beta0,
             (error - gradient @ step) / n,
             beta,
@@ -202,8 +202,8 @@ class EMMap:
         )
 
 
-def complete_information(point: Point, P: Floats, n: int) -> Floats:
-    """Return the expected complete-data information of :meth:`Point.pack` at the estimate."""
+def complete_information(point: SEMPoint, P: Floats, n: int) -> Floats:
+    """Return the expected complete-data information of :meth:`SEMPoint.pack` at the estimate."""
     sizes = tuple(len(b) for b in point.beta)
     places = Places(sizes)
     theta = point.pack()
@@ -229,7 +229,7 @@ def complete_information(point: Point, P: Floats, n: int) -> Floats:
     return info
 
 
-def to_psi(point: Point, scales: list[Floats]) -> Floats:
+def to_psi(point: SEMPoint, scales: list[Floats]) -> Floats:
     """Jacobian of psi = (a, s2, beta, mu) in the units of the data by (beta0, s2, beta, mu)."""
     places = Places(tuple(len(b) for b in point.beta))
     A = np.eye(places.total)
@@ -240,12 +240,14 @@ def to_psi(point: Point, scales: list[Floats]) -> Floats:
     return A
 
 
-def sem_covariance(ascent: Ascent, options: CrossOptions, fit_a: float, fit_s2: float) -> Rounds[Covariance]:
+def sem_covariance(
+    iteration: EMIteration, options: CrossOptions, fit_a: float, fit_s2: float
+) -> Rounds[Covariance]:
     """Covariance of psi by supplemented EM.
 
     Parameters
     ----------
-    ascent : Ascent
+    iteration : EMIteration
         After it has converged.
     options : CrossOptions
     fit_a, fit_s2 : float
@@ -256,20 +258,22 @@ def sem_covariance(ascent: Ascent, options: CrossOptions, fit_a: float, fit_s2: 
     EstimationError
         When the EM map does not contract, so that no covariance follows from it.
     """
-    lay = ascent.layout
+    lay = iteration.layout
     seen = ~lay.missing
     replies = yield [
-        ask(k, "sem_constants", ascent.session, others=seen[lay.code[lay.rows[k]]]) for k in lay.clients
+        ask(k, "sem_constants", iteration.session, others=seen[lay.code[lay.rows[k]]]) for k in lay.clients
     ]
     parts = [reply.arrays for reply in replies]
     wanted = Columns("columns", tuple(len(part["S2"]) for part in parts))
-    products = yield from cross_products(lay, ascent.session, wanted, options)
+    products = yield from cross_products(lay, iteration.session, wanted, options)
     blocks, moved = project([{"gram": part["S2"]} for part in parts], products)
-    em = EMMap(lay, ascent.session, [p["s1"] for p in parts], [p["S2"] for p in parts], blocks, ascent.masked)
+    em = EMMap(
+        lay, iteration.session, [p["s1"] for p in parts], [p["S2"] for p in parts], blocks, iteration.masked
+    )
     beta, mu = [p["beta"] for p in parts], [p["mu"] for p in parts]
     beta0 = fit_a - sum(float(m @ b) for m, b in zip(mu, beta, strict=True))
-    centre = Point(beta0, fit_s2, beta, mu, [p["Sigma"] for p in parts])
-    P, DM = yield from ascent.hide(differentiate(em, centre))
+    centre = SEMPoint(beta0, fit_s2, beta, mu, [p["Sigma"] for p in parts])
+    P, DM = yield from iteration.hide(differentiate(em, centre))
     V = solve_sem(complete_information(centre, P, lay.n), DM)
     A = np.zeros((Places(em.sizes).total, len(V)))
     A[:, : A.shape[0]] = to_psi(centre, [p["scale"] for p in parts])
@@ -277,7 +281,7 @@ def sem_covariance(ascent: Ascent, options: CrossOptions, fit_a: float, fit_s2: 
     return Covariance.of(symmetric, products, moved, asymmetry)
 
 
-def differentiate(em: EMMap, centre: Point) -> Rounds[tuple[Floats, Floats]]:
+def differentiate(em: EMMap, centre: SEMPoint) -> Rounds[tuple[Floats, Floats]]:
     """Return E sum (1, u)(1, u)' at a point, and d M_j / d theta_i at (i, j), by central differences."""
     _, P = yield from em.evaluate(centre)
     theta = centre.pack()
@@ -293,7 +297,7 @@ def differentiate(em: EMMap, centre: Point) -> Rounds[tuple[Floats, Floats]]:
         for sign in (1.0, -1.0):
             moved = theta.copy()
             moved[i] += sign * d
-            image, _ = yield from em.evaluate(Point.unpack(moved, em.sizes))
+            image, _ = yield from em.evaluate(SEMPoint.unpack(moved, em.sizes))
             ends.append(image.pack())
         rows.append((ends[0] - ends[1]) / (2.0 * d))
     return P, np.array(rows)

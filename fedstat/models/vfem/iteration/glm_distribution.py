@@ -1,4 +1,4 @@
-"""The families that VFEM has beside the normal one."""
+"""The distributions of the response that VFEM has beside the normal one."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from fedstat.kernels.glm.family import FamilySpec
 from fedstat.kernels.glm.quadrature import LOG, LOGIT, PROBIT
 from fedstat.typing import Floats
 
+NORMAL = FamilySpec("Gaussian", "Identity")
 KERNELS: Mapping[tuple[str, str], int] = {
     ("Binomial", "Logit"): LOGIT,
     ("Binomial", "Probit"): PROBIT,
@@ -20,7 +21,7 @@ KERNELS: Mapping[tuple[str, str], int] = {
 
 
 def kernel_of(spec: FamilySpec) -> int:
-    """Which compiled likelihood a family and its link have.
+    """Which compiled likelihood a distribution and its link have.
 
     Raises
     ------

@@ -1,6 +1,6 @@
-"""VFEM for other families than the normal, as a protocol: who is asked what, and when it ends.
+"""VFEM where the response is not normal, as a protocol: who is asked what, and when it ends.
 
-The observed-data likelihood is climbed by a quasi-Newton method of which every client keeps its own part
+The observed-data likelihood is maximised by a quasi-Newton method of which every client keeps its own part
 (:mod:`fedstat.models.vfem.iteration.quasi_newton`). One iteration is two round trips to the clients: down,
 two numbers per entity, and up, inner products; down, the coefficients of a direction, and up, the linear
 predictors there. Of linear predictors, inner products and log-likelihoods sums over the clients are
@@ -9,21 +9,19 @@ needed only, so that masks may hide each client's part.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 import numpy as np
 
 from fedstat.errors import EstimationError
-from fedstat.federation.message import Ask, Reply
+from fedstat.federation.message import Ask
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.kernels.glm.family import FamilySpec
-from fedstat.models.vertical.fit import TraceRow
-from fedstat.models.vfem.blocks.layout import Layout
 from fedstat.models.vfem.blocks.request import FAMILY, ask
+from fedstat.models.vfem.iteration.fit import VFEMFit
 from fedstat.models.vfem.iteration.quasi_newton import Memory, Weights, quasi_newton
+from fedstat.models.vfem.iteration.state import Iteration
 from fedstat.typing import Array, Floats
 
 SUFFICIENT = 1e-4
@@ -34,52 +32,6 @@ COLLAPSE = 1e-6
 
 MOST_EDGES = 3
 """Iterations in a row that were cut short because linear predictors left all bounds."""
-
-Turn: TypeAlias = Generator[list[Ask], list[Reply], None]
-
-
-@dataclass(frozen=True, slots=True)
-class GLMOptions:
-    """How to climb; see :meth:`fedstat.models.vfem.glm_model.VFEMGLM.fit`."""
-
-    memory: int = 12
-    maxiter: int = 200
-    tol_score: float = 1e-8
-    tol_change: float = 1e-6
-
-
-@dataclass(frozen=True, slots=True)
-class GLMFit:
-    """Where the iteration ended, in the units of the data.
-
-    Parameters
-    ----------
-    family : FamilySpec
-    beta0 : float
-        Intercept.
-    beta, mu : dict of str to (p_k,) arrays
-        Coefficients and means by client.
-    t : dict of str to float
-        beta_k' Sigma_k beta_k.
-    log_likelihood, null : float
-        Of the fit, and of the model with an intercept only.
-    """
-
-    family: FamilySpec
-    beta0: float
-    beta: Mapping[str, Floats]
-    mu: Mapping[str, Floats]
-    t: Mapping[str, float]
-    log_likelihood: float
-    null: float
-    trace: tuple[TraceRow, ...]
-    converged: bool
-    reason: str
-
-    @property
-    def a(self) -> float:
-        """Mean of the linear predictor, beta0 + sum_k mu_k'beta_k."""
-        return self.beta0 + sum(float(self.mu[k] @ self.beta[k]) for k in self.beta)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,14 +61,17 @@ class GLMPoint:
 
 
 @dataclass(slots=True)
-class GLMAscent:
-    """The state of the iteration at the coordinator."""
+class QuasiNewtonIteration(Iteration):
+    """Steps of a quasi-Newton method, for a response that is not normal.
 
-    layout: Layout
-    family: FamilySpec
-    options: GLMOptions
-    session: str
-    report: Callable[[TraceRow], None] | None = None
+    Parameters
+    ----------
+    layout, options, session, report
+        As for :class:`Iteration`.
+    distribution : FamilySpec
+    """
+
+    distribution: FamilySpec = field(kw_only=True)
     null: float = 0.0
     memory: Memory = field(init=False)
     point: GLMPoint = field(init=False)
@@ -125,12 +80,8 @@ class GLMAscent:
     first_information: float = 0.0
     at_the_edge: bool = False
     edges: int = 0
-    trace: list[TraceRow] = field(default_factory=list)
-    began: float = field(default_factory=time.perf_counter)
-    converged: bool = False
-    reason: str = "the largest number of iterations was reached"
 
-    def start(self) -> Turn:
+    def start(self) -> Rounds[None]:
         """Open the fit at every site, and evaluate coefficients of zero."""
         lay, options = self.layout, self.options
         response = Ask(
@@ -139,7 +90,7 @@ class GLMAscent:
             "glm_start_response",
             {"keep": lay.response_keep, "code": lay.code},
             self.session,
-            self.family.to_json(),
+            self.distribution.to_json(),
         )
         *_, reply = yield [
             *[
@@ -159,7 +110,7 @@ class GLMAscent:
         ]
         mean, self.null = reply.arrays["null"]
         self.memory = Memory(options.memory)
-        intercept = float(self.family.make().link(np.array([mean]))[0])
+        intercept = float(self.distribution.make().link(np.array([mean]))[0])
         zero = {"of_steps": np.zeros(0), "of_scores": np.zeros(1)}
         point = yield from self._evaluate(intercept, [zero] * len(lay.clients), 0.0)
         assert point is not None
@@ -200,7 +151,7 @@ class GLMAscent:
             own["sums"],
         )
 
-    def take(self) -> Turn:
+    def take(self) -> Rounds[None]:
         """Accept the evaluated point: ask for products of scores, and combine the next direction."""
         lay, at = self.layout, self.point
         self.memory.take(np.array([at.intercept]), np.array([at.sums[:, 0].sum()]))
@@ -220,27 +171,15 @@ class GLMAscent:
         sy = sy + np.sum([reply.arrays["sy"] for reply in replies], axis=0)
         yhy = yhy + np.sum([reply.arrays["yhy"] for reply in replies], axis=0)
         self.weights, self.slope = quasi_newton(sy, yhy)
-        self._enter(float(np.sqrt(yhy[-1, -1] / lay.n)))
+        self.enter(
+            at.log_likelihood,
+            float(np.sqrt(yhy[-1, -1] / lay.n)),
+            at.change if self.trace else np.inf,
+            "quasi-Newton" if self.trace else "start",
+        )
 
     def _scale(self, score: Floats) -> Floats:
         return np.asarray(score / self.point.h.sum())
-
-    def _enter(self, score: float) -> None:
-        at, options = self.point, self.options
-        row = TraceRow(
-            len(self.trace) + 1,
-            at.log_likelihood,
-            score,
-            at.change if self.trace else np.inf,
-            "quasi-Newton" if self.trace else "start",
-            time.perf_counter() - self.began,
-        )
-        self.trace.append(row)
-        if self.report is not None:
-            self.report(row)
-        self.converged = row.score <= options.tol_score and row.change <= options.tol_change
-        if self.converged:
-            self.reason = "score and change are below their tolerances"
 
     def move(self) -> Rounds[bool]:
         """Go along the direction until the log-likelihood has risen enough; False where it does not."""
@@ -266,58 +205,64 @@ class GLMAscent:
         return bool(collapsed or self.edges >= MOST_EDGES)
 
 
-def climb(ascent: GLMAscent) -> Turn:
-    """Iterate to a stationary point of the observed-data likelihood.
+def iterate(iteration: QuasiNewtonIteration) -> Rounds[None]:
+    """Go on to a stationary point of the observed-data likelihood.
 
     Raises
     ------
     EstimationError
         The likelihood has no maximum.
     """
-    for _ in range(ascent.options.maxiter):
-        yield from ascent.take()
-        if ascent.converged:
+    for _ in range(iteration.options.maxiter):
+        yield from iteration.take()
+        if iteration.converged:
             return
-        if ascent.separated():
+        if iteration.separated():
             raise EstimationError(
                 "the likelihood rises as coefficients grow without bound: columns separate the response, or "
                 "too few entities have a block to tell how large its effects are; leave out columns or "
                 "institutions, or tabulate each column against the response"
             )
-        moved = yield from ascent.move()
+        moved = yield from iteration.move()
         if not moved:
-            ascent.reason = "no step raises the log-likelihood"
+            iteration.reason = "no step raises the log-likelihood"
             return
 
 
-def estimate(ascent: GLMAscent) -> Rounds[GLMFit]:
+def estimate(iteration: QuasiNewtonIteration) -> Rounds[VFEMFit]:
     """Collect the estimates of the accepted point."""
-    lay = ascent.layout
-    replies = yield [ask(k, "glm_estimates", ascent.session) for k in lay.clients]
+    lay = iteration.layout
+    replies = yield [ask(k, "glm_estimates", iteration.session) for k in lay.clients]
     by_client = {k: reply.arrays for k, reply in zip(lay.clients, replies, strict=True)}
-    shift = sum(float(a["shift"]) for a in by_client.values())
-    return GLMFit(
-        ascent.family,
-        ascent.point.intercept - shift,
-        {k: a["beta"] for k, a in by_client.items()},
-        {k: a["mu"] for k, a in by_client.items()},
-        {k: float(a["t"]) for k, a in by_client.items()},
-        ascent.point.log_likelihood,
-        float(ascent.null),
-        tuple(ascent.trace),
-        ascent.converged,
-        ascent.reason,
+    beta, mu = ({k: a[name] for k, a in by_client.items()} for name in ("beta", "mu"))
+    beta0 = iteration.point.intercept - sum(float(a["shift"]) for a in by_client.values())
+    return VFEMFit(
+        a=beta0 + sum(float(mu[k] @ beta[k]) for k in beta),
+        s2=1.0,
+        beta=beta,
+        mu=mu,
+        t={k: float(a["t"]) for k, a in by_client.items()},
+        log_likelihood=iteration.point.log_likelihood,
+        trace=tuple(iteration.trace),
+        converged=iteration.converged,
+        reason=iteration.reason,
+        distribution=iteration.distribution,
+        null=float(iteration.null),
     )
 
 
-def maximise(ascent: GLMAscent) -> Rounds[GLMFit]:
+def maximise(iteration: QuasiNewtonIteration) -> Rounds[VFEMFit]:
     """Maximise the observed-data likelihood of a generalised linear model with missing blocks.
 
     Parameters
     ----------
-    ascent : GLMAscent
+    iteration : QuasiNewtonIteration
         Before its start.
     """
-    yield from ascent.start()
-    yield from climb(ascent)
-    return (yield from estimate(ascent))
+
+    def rounds() -> Rounds[VFEMFit]:
+        yield from iteration.start()
+        yield from iterate(iteration)
+        return (yield from estimate(iteration))
+
+    return iteration.hide(rounds())

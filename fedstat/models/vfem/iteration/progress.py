@@ -7,8 +7,7 @@ from typing import TextIO
 import numpy as np
 
 from fedstat.models.vertical.fit import TraceRow
-from fedstat.models.vfem.iteration.glm_protocol import GLMOptions
-from fedstat.models.vfem.iteration.protocol import Options
+from fedstat.models.vfem.iteration.options import IterationOptions
 
 WINDOW = 10
 
@@ -20,11 +19,11 @@ class Progress:
 
     Parameters
     ----------
-    options : Options or GLMOptions
+    options : IterationOptions
     stream : text file
     """
 
-    def __init__(self, options: Options | GLMOptions, stream: TextIO) -> None:
+    def __init__(self, options: IterationOptions, stream: TextIO) -> None:
         self._target = options.tol_score
         self._stream = stream
         self._rows: list[TraceRow] = []

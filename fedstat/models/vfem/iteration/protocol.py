@@ -5,81 +5,34 @@ scalars; down, their standardised residuals z and three sums over the entities i
 stands one question to the active institution, answered in place where the coordinator sits there.
 
 Of linear predictors, likelihoods, scores and products of moves only sums over clients enter. With
-:attr:`Options.masked` the clients hide their own parts of them: linear predictors then go out over all
-entities of the fit, zero where a client lacks them. What that does not hide is said in
+:attr:`IterationOptions.masked` the clients hide their own parts of them: linear predictors then go out over
+all entities of the fit, zero where a client lacks them. What that does not hide is said in
 :mod:`fedstat.models.vfem.statements.exposure`.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias, TypeVar
+from typing import Literal
 
 import numpy as np
 
 from fedstat.errors import EstimationError
-from fedstat.federation.message import Ask, Reply
+from fedstat.federation.message import Reply
 from fedstat.federation.rounds.engine import Rounds
-from fedstat.federation.rounds.masked_sums import masked
 from fedstat.kernels.anderson import anderson_weights, one_hot
-from fedstat.models.vertical.fit import TraceRow
-from fedstat.models.vfem.blocks.layout import Layout
+from fedstat.models.vfem.blocks.layout import BlockLayout
 from fedstat.models.vfem.blocks.request import ask
 from fedstat.models.vfem.iteration.client_points import Points
+from fedstat.models.vfem.iteration.fit import VFEMFit
+from fedstat.models.vfem.iteration.options import SMALLEST_MEMORY
 from fedstat.models.vfem.iteration.response_points import ResponsePoints
+from fedstat.models.vfem.iteration.state import Iteration
 from fedstat.typing import Floats
 
 ASCENT_TOLERANCE = 1e-12
 SMALLEST_STEP = 2.0**-20
-SMALLEST_MEMORY = 2
-"""A mixed and a plain step may be rejected in turn, and the point before them is still wanted."""
-
-Result = TypeVar("Result")
-Turn: TypeAlias = Generator[list[Ask], list[Reply], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """How to climb; see :meth:`fedstat.VFEMRegression.fit`."""
-
-    step: Literal["gradient", "local-newton"] = "local-newton"
-    acceleration: Literal["anderson"] | None = "anderson"
-    memory: int = 8
-    learning_rate: float | None = None
-    maxiter: int = 5000
-    tol_score: float = 1e-8
-    tol_change: float = 1e-6
-    masked: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Fit:
-    """Where the iteration ended, in the units of the data.
-
-    Parameters
-    ----------
-    a, s2 : float
-        Centred intercept; residual variance.
-    beta, mu : dict of str to (p_k,) arrays
-        Coefficients and means by client.
-    t : dict of str to float
-        beta_k' Sigma_k beta_k.
-    response_moments : (2,) array
-        Mean and variance of the response.
-    """
-
-    a: float
-    s2: float
-    beta: Mapping[str, Floats]
-    mu: Mapping[str, Floats]
-    t: Mapping[str, float]
-    response_moments: Floats
-    log_likelihood: float
-    trace: tuple[TraceRow, ...]
-    converged: bool
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +47,15 @@ class Latest:
 
 
 @dataclass(slots=True)
-class Ascent:
-    """The state of the iteration at the coordinator."""
+class EMIteration(Iteration):
+    """Accelerated steps of EM, for a normal response.
 
-    layout: Layout
-    options: Options
-    session: str
-    report: Callable[[TraceRow], None] | None = None
+    Parameters
+    ----------
+    layout, options, session, report
+        As for :class:`Iteration`.
+    """
+
     points: Points = field(init=False)
     response: ResponsePoints = field(init=False)
     latest: Latest = field(init=False)
@@ -110,24 +65,11 @@ class Ascent:
     omega: float = 1.0
     best: float = -np.inf
     accepted: int = 0
-    trace: list[TraceRow] = field(default_factory=list)
     forget: bool = False
-    began: float = field(default_factory=time.perf_counter)
-    converged: bool = False
-    reason: str = "the largest number of iterations was reached"
-
-    @property
-    def masked(self) -> bool:
-        """Whether clients hide their parts of sums; a single client's part is the sum."""
-        return self.options.masked and len(self.layout.clients) > 1
-
-    def hide(self, protocol: Rounds[Result]) -> Rounds[Result]:
-        """Run rounds in which all clients are asked alike, under masks where they are wanted."""
-        return masked(protocol, self.layout.clients, self.session) if self.masked else protocol
 
     # ---- rounds ------------------------------------------------------------------------------
 
-    def start(self, beta: Mapping[str, Floats] | None) -> Turn:
+    def start(self, beta: Mapping[str, Floats] | None) -> Rounds[None]:
         """Open the fit at every site."""
         lay = self.layout
         memory = self.options.memory if self.options.acceleration else SMALLEST_MEMORY
@@ -154,12 +96,12 @@ class Ascent:
         if self.options.step == "gradient":
             yield from self._set_rate([r.arrays["eigenvalues"] for r in replies])
 
-    def _set_rate(self, eigenvalues: list[Floats]) -> Turn:
+    def _set_rate(self, eigenvalues: list[Floats]) -> Rounds[None]:
         ends = np.array(eigenvalues)
         eta = self.options.learning_rate or 2.0 / (ends[:, 0].min() + ends[:, 1].max())
         yield [ask(k, "set_rate", self.session, eta=eta) for k in self.layout.clients]
 
-    def evaluate(self) -> Generator[list[Ask], list[Reply], list[Reply] | None]:
+    def evaluate(self) -> Rounds[list[Reply] | None]:
         """Ask for likelihood and score at the mixed point; None when it is not admissible."""
         lay = self.layout
         eta, t = self.points.mixed(self.weights, lay)
@@ -192,31 +134,23 @@ class Ascent:
         self.latest = Latest(a, s2, v, z1, z2)
         return replies
 
-    # ---- the course of the iteration ---------------------------------------------------------
+    # ---- the way of the iteration ------------------------------------------------------------
 
     def take(self, replies: list[Reply]) -> None:
-        """Enter an evaluation, and tell whether the iteration has converged."""
+        """Enter an evaluation: its likelihood and score, and the products of its move with those before."""
         arrays, at = [reply.arrays for reply in replies], self.latest
         own = self.response.score(at.a, at.s2, at.v, at.z1, at.z2)
         log_likelihood = own.log_likelihood + sum(float(a["log_likelihood"]) for a in arrays)
         score2 = own.score2 + sum(float(a["score2"]) for a in arrays)
-        row = TraceRow(
-            len(self.trace) + 1,
+        self.enter(
             log_likelihood,
             float(np.sqrt(score2 / self.layout.n)),
             max(own.change, *[float(a["change"]) for a in arrays]),
             self.move,
-            time.perf_counter() - self.began,
         )
-        self.trace.append(row)
-        if self.report is not None:
-            self.report(row)
         recentring = sum(float(a["recentring"]) for a in arrays)
         products = self.response.take(at.a, at.s2, at.v, at.z1, at.z2, self.omega, recentring)
         self._enlarge_gram(products + np.sum([a["products"] for a in arrays], axis=0))
-        self.converged = row.score <= self.options.tol_score and row.change <= self.options.tol_change
-        if self.converged:
-            self.reason = "score and change are below their tolerances"
 
     def _enlarge_gram(self, products: Floats) -> None:
         if len(products) == len(self.gram):  # the oldest point was forgotten
@@ -250,7 +184,7 @@ class Ascent:
         """Leave an inadmissible mixture for the plain step from the last accepted point."""
         self.weights, self.move = one_hot(self.accepted, len(self.gram)), "plain"
 
-    def shorten(self) -> Turn:
+    def shorten(self) -> Rounds[None]:
         """Halve the step from the last accepted point, at every site."""
         self.omega /= 2.0
         lay = self.layout
@@ -268,7 +202,7 @@ class Ascent:
         self.gram, self.weights, self.move, self.accepted = np.empty((0, 0)), np.ones(1), "shortened", -1
 
 
-def vanishing_message(layout: Layout) -> str:
+def vanishing_message(layout: BlockLayout) -> str:
     """Say why an iteration has nowhere to go."""
     complete = int(layout.counts[~layout.missing.any(axis=1)].sum())
     return (
@@ -278,58 +212,58 @@ def vanishing_message(layout: Layout) -> str:
     )
 
 
-def climb(ascent: Ascent) -> Turn:
-    """Iterate to a stationary point of the observed-data likelihood."""
+def iterate(iteration: EMIteration) -> Rounds[None]:
+    """Go on to a stationary point of the observed-data likelihood."""
     failures = 0
-    for _ in range(ascent.options.maxiter):
-        replies = yield from ascent.evaluate()
+    for _ in range(iteration.options.maxiter):
+        replies = yield from iteration.evaluate()
         if replies is None:
             failures += 1
             if failures > 2:
-                raise EstimationError(vanishing_message(ascent.layout))
-            ascent.plain()
+                raise EstimationError(vanishing_message(iteration.layout))
+            iteration.plain()
             continue
         failures = 0
-        ascent.take(replies)
-        if ascent.converged:
+        iteration.take(replies)
+        if iteration.converged:
             return
-        if ascent.choose() == "shorten":
-            yield from ascent.shorten()
+        if iteration.choose() == "shorten":
+            yield from iteration.shorten()
 
 
-def estimate(ascent: Ascent) -> Rounds[Fit]:
+def estimate(iteration: EMIteration) -> Rounds[VFEMFit]:
     """Collect the estimates of the last evaluated point."""
-    lay = ascent.layout
-    replies = yield [ask(k, "estimates", ascent.session) for k in lay.clients]
+    lay = iteration.layout
+    replies = yield [ask(k, "estimates", iteration.session) for k in lay.clients]
     by_client = {k: reply.arrays for k, reply in zip(lay.clients, replies, strict=True)}
-    return Fit(
-        ascent.latest.a,
-        ascent.latest.s2,
-        {k: a["beta"] for k, a in by_client.items()},
-        {k: a["mu"] for k, a in by_client.items()},
-        {k: float(a["t"]) for k, a in by_client.items()},
-        ascent.response.moments,
-        ascent.trace[-1].log_likelihood,
-        tuple(ascent.trace),
-        ascent.converged,
-        ascent.reason,
+    return VFEMFit(
+        a=iteration.latest.a,
+        s2=iteration.latest.s2,
+        beta={k: a["beta"] for k, a in by_client.items()},
+        mu={k: a["mu"] for k, a in by_client.items()},
+        t={k: float(a["t"]) for k, a in by_client.items()},
+        log_likelihood=iteration.trace[-1].log_likelihood,
+        trace=tuple(iteration.trace),
+        converged=iteration.converged,
+        reason=iteration.reason,
+        response_moments=iteration.response.moments,
     )
 
 
-def maximise(ascent: Ascent, beta: Mapping[str, Floats] | None = None) -> Rounds[Fit]:
+def maximise(iteration: EMIteration, beta: Mapping[str, Floats] | None = None) -> Rounds[VFEMFit]:
     """Maximise the observed-data likelihood of :mod:`fedstat.models.vfem`.
 
     Parameters
     ----------
-    ascent : Ascent
+    iteration : EMIteration
         Before its start.
     beta : mapping of str to (p_k,) arrays, optional
         Starting coefficients, in the units of the data.
     """
 
-    def rounds() -> Rounds[Fit]:
-        yield from ascent.start(beta)
-        yield from climb(ascent)
-        return (yield from estimate(ascent))
+    def rounds() -> Rounds[VFEMFit]:
+        yield from iteration.start(beta)
+        yield from iterate(iteration)
+        return (yield from estimate(iteration))
 
-    return ascent.hide(rounds())
+    return iteration.hide(rounds())

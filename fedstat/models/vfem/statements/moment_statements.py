@@ -17,13 +17,23 @@ from fedstat.models.vfem.statements.assumptions import (
     unrestricted_law,
 )
 from fedstat.models.vfem.statements.influence import leave_one_out
+from fedstat.models.vfem.statements.outcome import HeldInSession
 
 
 class MomentStatements:
     """Statements of a fit with ``exchange="moments"``; other fits raise NotAvailableError."""
 
-    moments_fit: MomentsFit | None = None
-    exchange: Exchange | None = None
+    _held: HeldInSession
+
+    @property
+    def exchange(self) -> Exchange | None:
+        """The exchange of moments, of a fit in this session."""
+        return self._held.exchange
+
+    @property
+    def moments_fit(self) -> MomentsFit | None:
+        """The fit from the moments, in this session."""
+        return self._held.moments_fit
 
     @property
     def dealers(self) -> pd.DataFrame:

@@ -8,17 +8,13 @@ from collections.abc import Iterator
 import numpy as np
 
 from fedstat.federation.account.ledger import Ledger
-from fedstat.models.vfem.blocks.layout import Layout
+from fedstat.models.vfem.blocks.layout import BlockLayout
+from fedstat.models.vfem.iteration.glm_distribution import NORMAL
 from fedstat.models.vfem.moments.protocol import Exchange
-from fedstat.models.vfem.statements.exposure import masked_notes, secure_product_notes
-from fedstat.models.vfem.statements.outcome import Counts, Outcome
+from fedstat.models.vfem.statements.exposure import MOMENTS, masked_notes, secure_product_notes
+from fedstat.models.vfem.statements.outcome import EntityCounts, HeldInSession, VFEMOutcome
 
-MODEL = {
-    "vfem": (
-        "Maximum likelihood under normal errors and normal blocks that are independent between "
-        "institutions; valid when missingness depends on observed values only (MAR). R-squared is that of "
-        "an entity with every block."
-    ),
+BASELINES = {
     "cc": "Only entities with every block are used: biased unless blocks are missing completely at random.",
     "impute": (
         "Missing blocks count as their mean: coefficients are biased in general, and the standard "
@@ -26,6 +22,36 @@ MODEL = {
     ),
     "single": "Other institutions' columns are left out; coefficients are those of a smaller model.",
 }
+NORMAL_RESPONSE = BASELINES | {
+    "vfem": (
+        "Maximum likelihood under normal errors and normal blocks that are independent between "
+        "institutions; valid when missingness depends on observed values only (MAR). R-squared is that of "
+        "an entity with every block."
+    ),
+}
+OTHER_RESPONSE = BASELINES | {
+    "vfem": (
+        "Maximum likelihood under normal blocks that are independent between institutions; valid when "
+        "missingness depends on observed values only (MAR). Columns of an institution that lacks entities "
+        "count as jointly normal: for columns that are not, such as indicators, that is an approximation."
+    ),
+    "cc": (
+        "Only entities with every block are used: biased where missing blocks depend on the response given "
+        "the columns."
+    ),
+}
+UNMASKED_NORMAL = (
+    "In every round each institution's linear predictor of every entity that it has, and the "
+    "residuals of the response holder, leave their institution. From a dozen such rounds, or from "
+    "one with chosen starting coefficients, their receiver can recover an institution's raw rows: "
+    "use this exchange only where that is allowed. See .ledger.releases()."
+)
+UNMASKED_OTHER = (
+    "In every round each institution's linear predictor of every entity that it has, and two numbers "
+    "per entity of the response holder, leave their institution. From a dozen such rounds their "
+    "receiver can recover an institution's raw rows: use masked=False only where that is allowed. "
+    "See .ledger.releases()."
+)
 SMALL_SAMPLE = 0.02
 EXPECTED = (
     "Standard errors take cross-products between institutions at their expectation, zero: this needs "
@@ -33,18 +59,30 @@ EXPECTED = (
 )
 
 
-def fit_notes(layout: Layout, outcome: Outcome, counts: Counts, ledger: Ledger) -> list[str]:
+def fit_notes(
+    layout: BlockLayout, outcome: VFEMOutcome, held: HeldInSession, counts: EntityCounts, ledger: Ledger
+) -> list[str]:
     """Write the notes of one fit."""
+    model = NORMAL_RESPONSE if is_normal(outcome) else OTHER_RESPONSE
     return [
         *count_notes(outcome.method, counts),
-        MODEL[outcome.method],
+        model[outcome.method],
         *_small_sample(layout, outcome),
         *_covariance(layout, outcome, ledger),
-        *(_disclosure if outcome.exchange is None else _moments)(layout, outcome, ledger),
+        *(
+            _iterations(layout, outcome, ledger)
+            if held.exchange is None
+            else _moments(layout, outcome, held.exchange, ledger)
+        ),
     ]
 
 
-def count_notes(method: str, counts: Counts) -> Iterator[str]:
+def is_normal(outcome: VFEMOutcome) -> bool:
+    """Whether the response is normal."""
+    return outcome.fit.distribution == NORMAL
+
+
+def count_notes(method: str, counts: EntityCounts) -> Iterator[str]:
     """Say which entities a fit left out, or took as missing."""
     if counts.dropped:
         yield f"{counts.dropped:,} entities without a response were left out."
@@ -55,7 +93,9 @@ def count_notes(method: str, counts: Counts) -> Iterator[str]:
         yield f"Entities with only some of an institution's columns: {listed}."
 
 
-def _small_sample(layout: Layout, outcome: Outcome) -> Iterator[str]:
+def _small_sample(layout: BlockLayout, outcome: VFEMOutcome) -> Iterator[str]:
+    if not is_normal(outcome):
+        return
     used = 1 + sum(len(beta) for beta in outcome.fit.beta.values())
     inflation = np.sqrt(layout.n / (layout.n - used)) - 1.0
     if inflation > SMALL_SAMPLE and outcome.covariance is not None:
@@ -66,7 +106,7 @@ def _small_sample(layout: Layout, outcome: Outcome) -> Iterator[str]:
         )
 
 
-def _covariance(layout: Layout, outcome: Outcome, ledger: Ledger) -> Iterator[str]:
+def _covariance(layout: BlockLayout, outcome: VFEMOutcome, ledger: Ledger) -> Iterator[str]:
     covariance = outcome.covariance
     if covariance is None:
         return
@@ -90,25 +130,18 @@ def _covariance(layout: Layout, outcome: Outcome, ledger: Ledger) -> Iterator[st
         yield f"Supplemented EM: relative asymmetry {covariance.asymmetry:.1e} before it was made symmetric."
 
 
-def _disclosure(layout: Layout, outcome: Outcome, ledger: Ledger) -> Iterator[str]:
+def _iterations(layout: BlockLayout, outcome: VFEMOutcome, ledger: Ledger) -> Iterator[str]:
+    normal = is_normal(outcome)
     others = [k for k in layout.clients if k != ledger.at]
     if others and outcome.options.masked:
-        yield from masked_notes(layout, ledger.at)
+        yield from masked_notes(layout, ledger.at, remedy=MOMENTS if normal else "")
     elif others:
-        yield (
-            "In every round each institution's linear predictor of every entity that it has, and the "
-            "residuals of the response holder, leave their institution. From a dozen such rounds, or from "
-            "one with chosen starting coefficients, their receiver can recover an institution's raw rows: "
-            "use this exchange only where that is allowed. "
-            "See .ledger.releases()."
-        )
+        yield UNMASKED_NORMAL if normal else UNMASKED_OTHER
     if outcome.covariance is not None and outcome.covariance.how == "exact":
         yield "Cross-products by plain exchange: institutions' columns were disclosed to other institutions."
 
 
-def _moments(layout: Layout, outcome: Outcome, ledger: Ledger) -> Iterator[str]:
-    exchange = outcome.exchange
-    assert exchange is not None
+def _moments(layout: BlockLayout, outcome: VFEMOutcome, exchange: Exchange, ledger: Ledger) -> Iterator[str]:
     numbers = ", ".join(f"{count:,} of {site}" for site, count in exchange.numbers.items())
     yield (
         "Sums of the columns and of their products were exchanged once, by missing pattern; no value per "
@@ -126,7 +159,7 @@ def _moments(layout: Layout, outcome: Outcome, ledger: Ledger) -> Iterator[str]:
         )
 
 
-def _adversary(layout: Layout, exchange: Exchange, ledger: Ledger) -> Iterator[str]:
+def _adversary(layout: BlockLayout, exchange: Exchange, ledger: Ledger) -> Iterator[str]:
     pairs = Counter(dealer or "the coordinator" for dealer in exchange.dealers.values())
     if not pairs:
         return

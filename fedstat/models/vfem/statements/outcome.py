@@ -1,11 +1,11 @@
-"""What a fit of VFEM hands over, and the estimate and the counts that follow from it."""
+"""What a fit hands over, and the estimate and the counts that follow from it."""
 
 from __future__ import annotations
 
 import hashlib
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -16,28 +16,38 @@ from fedstat.inference.summary import ClientBlock
 from fedstat.models.vertical.fit import MomentsFit
 from fedstat.models.vertical.merges import LARGEST_SHARE, MergePlan
 from fedstat.models.vertical.model import VerticalModel
-from fedstat.models.vfem.blocks.layout import Layout
+from fedstat.models.vfem.blocks.layout import BlockLayout
 from fedstat.models.vfem.covariance.protocol import Covariance, Places
-from fedstat.models.vfem.iteration.glm_protocol import GLMFit
-from fedstat.models.vfem.iteration.protocol import Fit, Options
+from fedstat.models.vfem.iteration.fit import VFEMFit
+from fedstat.models.vfem.iteration.glm_distribution import NORMAL
+from fedstat.models.vfem.iteration.options import IterationOptions
 from fedstat.models.vfem.moments.protocol import Exchange
 from fedstat.typing import Array, Floats
 
+NO_COVARIANCE = {"cov_params": "cov_type='none' was asked for"}
+NO_RSQUARED = {"rsquared": "this family has pseudo_rsquared() instead"}
+
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a fit hands over: how it was made, and the numbers; whether from sums of a larger fit."""
+class VFEMOutcome:
+    """How a fit was made, and its numbers; whether from sums of a larger fit."""
 
     method: str
     cov_type: str
-    options: Options
-    fit: Fit
-    covariance: Covariance | None
-    fitted: Mapping[str, Array]
     init: str
+    options: IterationOptions
+    fit: VFEMFit
+    covariance: Covariance | None
+    refitted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class HeldInSession:
+    """What a fit leaves behind in its session, and no file holds: values per entity, or moments."""
+
+    fitted: Mapping[str, Array] = field(default_factory=dict)
     exchange: Exchange | None = None
     moments_fit: MomentsFit | None = None
-    refitted: bool = False
 
     @property
     def left_out(self) -> int:
@@ -46,7 +56,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class EntityCounts:
     """Entities that the fit used and left out.
 
     Parameters
@@ -69,15 +79,15 @@ class Counts:
     patterns: Mapping[str, str]
 
 
-def count_entities(model: VerticalModel, layout: Layout, outcome: Outcome) -> Counts:
+def count_entities(model: VerticalModel, layout: BlockLayout, held: HeldInSession) -> EntityCounts:
     """Count what the fit used and left out."""
-    design = model.design
+    design, exchange = model.design, held.exchange
     blocks = {b.client: b for b in design.blocks if b.client in layout.clients}
     seen = {k: b.rows for k, b in blocks.items()}
-    if outcome.exchange is not None and outcome.exchange.plan.changes:
-        seen = {k: rows[outcome.exchange.released[k]] for k, rows in seen.items()}
-    return Counts(
-        layout.n - outcome.left_out,
+    if exchange is not None and exchange.plan.changes:
+        seen = {k: rows[exchange.released[k]] for k, rows in seen.items()}
+    return EntityCounts(
+        layout.n - held.left_out,
         design.n_dropped,
         {k: b.n_partial for k, b in blocks.items() if b.n_partial},
         design.n - layout.n,
@@ -90,63 +100,54 @@ def digest(positions: Array) -> str:
     return hashlib.sha256(np.ascontiguousarray(positions, dtype=np.int64).tobytes()).hexdigest()[:16]
 
 
-def by_client(found: MomentsFit) -> Fit:
-    """Return estimates from moments as the iterative exchange does."""
-    moments = found.moments
-    places = {c: moments.places(k) for k, c in enumerate(moments.clients)}
-    return Fit(
-        found.a,
-        found.s2,
-        {c: found.beta[here] for c, here in places.items()},
-        {c: found.mu[here] for c, here in places.items()},
-        {c: float(t) for c, t in zip(moments.clients, found.t, strict=True)},
-        moments.response_moments,
-        found.log_likelihood,
-        found.trace,
-        found.converged,
-        found.reason,
-    )
-
-
-def make_estimate(model: VerticalModel, layout: Layout, outcome: Outcome) -> Estimate:
+def make_estimate(model: VerticalModel, layout: BlockLayout, outcome: VFEMOutcome, nobs: int) -> Estimate:
     """Coefficients with the intercept at the origin, and their covariance by the delta method."""
     fit = outcome.fit
     blocks = [b for b in model.design.blocks if b.client in layout.clients]
-    beta0 = fit.a - sum(float(fit.mu[b.client] @ fit.beta[b.client]) for b in blocks)
-    params = np.concatenate([[beta0], *[fit.beta[b.client] for b in blocks]])
-    cov = None
-    if outcome.covariance is not None:
-        cov = delta_method(outcome.covariance.psi, origin_jacobian(fit, layout.clients))
-    row = fit.trace[-1]
-    spread = fit.s2 + sum(fit.t.values()) if outcome.method == "vfem" else float(fit.response_moments[1])
+    params = np.concatenate([[fit.beta0], *[fit.beta[b.client] for b in blocks]])
+    row, normal = fit.trace[-1], fit.distribution == NORMAL
     return Estimate(
         params=params,
-        cov=cov,
+        cov=None if outcome.covariance is None else reported_covariance(outcome.covariance, fit),
         names=(INTERCEPT, *[name for b in blocks for name in b.names]),
         clients=("", *[b.client for b in blocks for _ in b.names]),
         terms=(INTERCEPT, *[term for b in blocks for term in b.term_names]),
         response=model.formula.response,
-        nobs=layout.n - outcome.left_out,
+        nobs=nobs,
         df_model=float(len(params) - 1),
         converged=fit.converged,
         convergence=f"{fit.reason}; relative score {row.score:.1e} after {row.iteration} iterations",
         llf=fit.log_likelihood,
-        rsquared=1.0 - fit.s2 / spread,
+        rsquared=explained_share(fit, outcome.method) if normal else None,
         scale=fit.s2,
         privacy="none (no noise is added)",
         cov_type=cov_name(outcome),
         blocks=client_blocks(model, layout),
-        reasons={"cov_params": "cov_type='none' was asked for"},
+        reasons=NO_COVARIANCE if normal else NO_COVARIANCE | NO_RSQUARED,
     )
 
 
-def cov_name(outcome: Outcome) -> str:
+def explained_share(fit: VFEMFit, method: str) -> float:
+    """R-squared of an entity with every block; that of the response itself where no block is missing."""
+    assert fit.response_moments is not None
+    spread = fit.s2 + sum(fit.t.values()) if method == "vfem" else float(fit.response_moments[1])
+    return 1.0 - fit.s2 / spread
+
+
+def cov_name(outcome: VFEMOutcome) -> str:
     """Covariance type as printed."""
     how = outcome.covariance.how if outcome.covariance is not None else ""
     return outcome.cov_type + (f" ({how})" if how in ("sketch", "exact") else "")
 
 
-def origin_jacobian(fit: Fit | GLMFit, clients: tuple[str, ...]) -> Floats:
+def reported_covariance(covariance: Covariance, fit: VFEMFit) -> Floats:
+    """Covariance of (beta0, beta) from that of psi, of which (a, s2, beta_1, mu_1, ...) comes first."""
+    jacobian = origin_jacobian(fit, tuple(fit.beta))
+    d = jacobian.shape[1]
+    return delta_method(covariance.psi[:d, :d], jacobian)
+
+
+def origin_jacobian(fit: VFEMFit, clients: tuple[str, ...]) -> Floats:
     """Jacobian of (beta0, beta) by psi = (a, s2, beta_1, mu_1, ...); beta0 = a - sum mu'beta."""
     places = Places(tuple(len(fit.beta[k]) for k in clients))
     J = np.zeros((1 + sum(places.sizes), places.total))
@@ -158,7 +159,7 @@ def origin_jacobian(fit: Fit | GLMFit, clients: tuple[str, ...]) -> Floats:
     return J
 
 
-def client_blocks(model: VerticalModel, layout: Layout) -> tuple[ClientBlock, ...]:
+def client_blocks(model: VerticalModel, layout: BlockLayout) -> tuple[ClientBlock, ...]:
     """List what each client brought, the response holder first where it holds no columns."""
     rows = []
     if layout.active not in layout.clients:
@@ -178,16 +179,16 @@ def warn_of_merges(plan: MergePlan, n: int) -> None:
             "with too few to be released, and count as missing at institutions that have them: standard "
             "errors grow, and estimates may be biased unless blocks are missing completely at random",
             DataWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
 
 
-def warn_unless_converged(fit: Fit | GLMFit, stacklevel: int = 3) -> None:
+def warn_unless_converged(fit: VFEMFit) -> None:
     """Warn of a fit that stopped before its tolerances, at the line that asked for it."""
     if not fit.converged:
         warnings.warn(
             f"VFEM did not converge: {fit.reason} ({len(fit.trace)} iterations, relative score "
             f"{fit.trace[-1].score:.1e}); raise maxiter or loosen the tolerances",
             ConvergenceWarning,
-            stacklevel=stacklevel,
+            stacklevel=3,
         )

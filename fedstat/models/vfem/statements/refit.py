@@ -5,53 +5,52 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from fedstat.errors import FormulaError, ModelError
-from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.design.by_columns import BlockDesign, Design
 from fedstat.federation.design.formula.parse import ClientTerms, Formula, parse_formula
 from fedstat.federation.design.formula.terms import Term, term_columns, term_text
 from fedstat.federation.design.spec import read_terms
-from fedstat.models.vfem.blocks.layout import make_layout
+from fedstat.models.vertical.model import VerticalModel
+from fedstat.models.vfem.blocks.layout import BlockLayout, make_layout
 from fedstat.models.vfem.covariance.from_moments import CovType, estimate_from_moments
-from fedstat.models.vfem.statements.outcome import Outcome, by_client, warn_unless_converged
+from fedstat.models.vfem.iteration.fit import by_client
+from fedstat.models.vfem.moments.protocol import Exchange
+from fedstat.models.vfem.statements.outcome import HeldInSession, VFEMOutcome
 
-if TYPE_CHECKING:
-    from fedstat.models.vfem.results import VFEMResults
 
+def refit(
+    model: VerticalModel, outcome: VFEMOutcome, exchange: Exchange, text: str, cov_type: CovType | None
+) -> tuple[VerticalModel, BlockLayout, VFEMOutcome, HeldInSession]:
+    """Fit a smaller model from the moments of a larger one.
 
-def refit(result: VFEMResults, text: str, cov_type: CovType | None) -> VFEMResults:
-    """See :meth:`fedstat.models.vfem.results.VFEMResults.refit`."""
-    result._moments()
-    model, exchange = result._need_model("refit"), result.exchange
-    assert exchange is not None
+    Parameters
+    ----------
+    model, outcome, exchange
+        Of the larger fit.
+    text : str
+        The smaller formula.
+    cov_type : str, optional
+        By default that of the larger fit.
+    """
     formula = keep_terms(model.design, read_formula(text, model.formula, model.partition.columns))
     smaller = copy.copy(model)
     smaller.formula = formula
     blocks = tuple(keep_columns(b, formula) for b in model.design.blocks if b.client in clients_of(formula))
     smaller.design = replace(model.design, formula=formula, blocks=blocks)
     # Who has an entity, and which entities take part, stays as it was in the larger fit.
-    layout = make_layout(model.design, model.partition.rows[model.design.active], result.method)
+    layout = make_layout(model.design, model.partition.rows[model.design.active], outcome.method)
     clients = tuple(client for client in layout.clients if client in clients_of(formula))
     moments = exchange.moments.submodel([name for b in blocks for name in b.names if b.client in clients])
-    asked = cov_type or cast(CovType, result.cov_type)
-    found, covariance = estimate_from_moments(moments, asked, result.options.maxiter)
-    outcome = Outcome(
-        result.method,
-        asked,
-        result.options,
-        by_client(found),
-        covariance,
-        {},
-        result.init,
-        replace(exchange, moments=moments),
-        found,
-        refitted=True,
+    asked = cov_type or cast(CovType, outcome.cov_type)
+    found, covariance = estimate_from_moments(moments, asked, outcome.options.maxiter)
+    return (
+        smaller,
+        replace(layout, clients=clients),
+        replace(outcome, cov_type=asked, fit=by_client(found), covariance=covariance, refitted=True),
+        HeldInSession(exchange=replace(exchange, moments=moments), moments_fit=found),
     )
-    warn_unless_converged(outcome.fit, stacklevel=4)
-    assert isinstance(result.ledger, Ledger)
-    return type(result).of(smaller, replace(layout, clients=clients), outcome, result.ledger)
 
 
 def read_formula(text: str, larger: Formula, columns: Mapping[str, Sequence[str]]) -> Formula:

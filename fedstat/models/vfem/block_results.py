@@ -1,0 +1,244 @@
+"""Results of VFEM, whatever the distribution of the response, and what of them a file keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Self
+
+import numpy as np
+import pandas as pd
+
+from fedstat.errors import ModelError, NotAvailableError
+from fedstat.federation.account.ledger import Ledger
+from fedstat.inference.estimate import LedgerLike
+from fedstat.inference.likelihood import LRTest
+from fedstat.inference.plots import plot_convergence
+from fedstat.inference.results import FederatedResults
+from fedstat.models.vertical.model import VerticalModel
+from fedstat.models.vfem.blocks.layout import BlockLayout, complete
+from fedstat.models.vfem.iteration.glm_distribution import NORMAL
+from fedstat.models.vfem.prediction import Response, released_specs
+from fedstat.models.vfem.statements.notes import fit_notes
+from fedstat.models.vfem.statements.outcome import (
+    HeldInSession,
+    VFEMOutcome,
+    count_entities,
+    make_estimate,
+)
+from fedstat.models.vfem.storage import VFEMRecord, save_record
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+METHODS = {
+    "vfem": "maximum likelihood",
+    "cc": "complete entities only",
+    "impute": "mean imputation",
+    "single": "response holder alone",
+}
+
+
+class BlockResults(FederatedResults):
+    """Results of VFEM, whatever the distribution of the response.
+
+    Attributes
+    ----------
+    method : str
+    options : IterationOptions
+        Of the maximisation.
+    fit_ : VFEMFit
+        Mean of the linear predictor, residual variance, by client beta, mu and t, and the trace.
+    covariance : Covariance or None
+        Of (a, s2, beta_1, mu_1, ...); where the response is not normal s2 has none, and t_1, ..., t_K follow.
+    counts : EntityCounts
+    model : VerticalModel or None
+        None where the results were read from a file.
+    """
+
+    nested_otherwise: ClassVar[str] = ""
+    """What to do beside a Wald test where two fits saw other entities."""
+
+    def __init__(
+        self,
+        record: VFEMRecord,
+        ledger: LedgerLike | None,
+        held: HeldInSession | None = None,
+        model: VerticalModel | None = None,
+    ) -> None:
+        super().__init__(record.estimate, ledger)
+        outcome = record.outcome
+        self.method = outcome.method
+        self.method_name = METHODS[outcome.method]
+        self.options, self.fit_, self.covariance = outcome.options, outcome.fit, outcome.covariance
+        self.counts, self.response, self._notes = record.counts, record.response, record.notes
+        self.model = model
+        self._outcome, self._held = outcome, held or HeldInSession()
+        self._specs: Mapping[str, str] | None = record.specs or None
+
+    @classmethod
+    def of(
+        cls,
+        model: VerticalModel,
+        layout: BlockLayout,
+        outcome: VFEMOutcome,
+        held: HeldInSession,
+        ledger: Ledger,
+    ) -> Self:
+        """Make results of a fit."""
+        counts = count_entities(model, layout, held)
+        formula = model.formula
+        record = VFEMRecord(
+            make_estimate(model, layout, outcome, counts.n),
+            outcome,
+            counts,
+            fit_notes(layout, outcome, held, counts, ledger),
+            Response(model.design.active, formula.response, formula.response_columns),
+            specs={},
+        )
+        return cls(record, ledger, held, model)
+
+    # -- statements ------------------------------------------------------------------------------
+
+    @property
+    def names(self) -> Mapping[str, tuple[str, ...]]:
+        """Columns of the fit by client."""
+        clients, names = self.estimate.clients, self.estimate.names
+        return {
+            client: tuple(name for name, of in zip(names, clients, strict=True) if of == client)
+            for client in dict.fromkeys(client for client in clients if client)
+        }
+
+    @property
+    def nobs_by_client(self) -> pd.Series:
+        """Entities of the fit that each client has."""
+        return pd.Series({b.client: b.entities for b in self.estimate.blocks if b.columns}, dtype=np.int64)
+
+    @property
+    def trace(self) -> pd.DataFrame:
+        """Log-likelihood, relative score, largest change and seconds of every iteration, and its move."""
+        return pd.DataFrame([asdict(row) for row in self.fit_.trace]).set_index("iteration")
+
+    def plot_convergence(self, ax: Axes | None = None) -> Axes:
+        """Draw the relative score and the distance to the last log-likelihood over the iterations.
+
+        Parameters
+        ----------
+        ax : matplotlib Axes, optional
+        """
+        return plot_convergence(self.trace, tolerance=self.options.tol_score, ax=ax)
+
+    @property
+    def fittedvalues(self) -> pd.Series:
+        """Expected response given the blocks that an entity has; held by the response holder.
+
+        Raises
+        ------
+        NotAvailableError
+            After ``exchange="moments"``, which asks for nothing per entity; and where the coordinator does
+            not sit at the response holder.
+        """
+        return self._per_entity("fitted")
+
+    def compare_lr_test(self, restricted: FederatedResults) -> LRTest:
+        """Likelihood ratio test against a fit with fewer columns on the same records.
+
+        Raises
+        ------
+        ModelError
+            The two are not nested, differ in family or method, or an institution counts as having other
+            entities in the two: columns that were left out changed who has a record, or which patterns have
+            enough entities to be released. After ``exchange="moments"``, ``refit`` keeps both.
+        """
+        if isinstance(restricted, BlockResults) or self.fit_.distribution != NORMAL:
+            self._check_same_records(restricted)
+        return super().compare_lr_test(restricted)
+
+    def _check_same_records(self, restricted: FederatedResults) -> None:
+        distribution = self.fit_.distribution
+        if not isinstance(restricted, BlockResults) or restricted.fit_.distribution != distribution:
+            raise ModelError(f"compare_lr_test: expected another fit of VFEM with {distribution}")
+        if restricted.method != self.method:
+            raise ModelError(
+                f"compare_lr_test: one fit has method='{self.method}', the other '{restricted.method}'"
+            )
+        for client, patterns in restricted.counts.patterns.items():
+            if self.counts.patterns.get(client) != patterns:
+                raise ModelError(
+                    f"compare_lr_test: '{client}' counts as having other entities in the two fits, "
+                    "because some are only partly filled there or in patterns that are too small to be "
+                    f"released; use {self.nested_otherwise}wald_test on the larger fit"
+                )
+
+    # -- keeping ---------------------------------------------------------------------------------
+
+    @property
+    def specs(self) -> Mapping[str, str]:
+        """How each client's columns are coded, with means and knots of transforms."""
+        if self._specs is None:
+            self._specs = released_specs(self._need_model("prediction"), tuple(self.names))
+        return self._specs
+
+    def to_record(self) -> VFEMRecord:
+        """All that is kept of the results."""
+        return VFEMRecord(
+            self.estimate, self._outcome, self.counts, self._notes, self.response, dict(self.specs)
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Write the results to a file of arrays and JSON; read it with :func:`fedstat.load`.
+
+        It holds the estimates, their covariance, the ledger, and how columns are coded (with means and
+        knots of transforms), and no value per entity.
+
+        Parameters
+        ----------
+        path : str or Path
+        """
+        save_record(Path(path), self.to_record(), self._ledger)
+
+    # -- hooks and small things ------------------------------------------------------------------
+
+    def _summary_right(self) -> list[tuple[str, str]]:
+        rows = super()._summary_right()
+        last = self.fit_.trace[-1]
+        at = None if not isinstance(self._ledger, Ledger) else self._ledger.at
+        rows.insert(1, ("Coordinator", f"at {at}" if at else "apart"))
+        return [*rows, ("Iterations", str(last.iteration)), ("Relative score", f"{last.score:.1e}")]
+
+    def _summary_notes(self) -> list[str]:
+        return [*super()._summary_notes(), *self._notes]
+
+    def _per_entity(self, what: str) -> pd.Series:
+        """Label what the response holder computed, one value per entity of the fit.
+
+        Raises
+        ------
+        NotAvailableError
+            There are no values, or no partition to name the entities.
+        """
+        values = self._held.fitted.get(what)
+        if values is None and self._held.exchange is not None:
+            raise NotAvailableError(
+                f"no {what} values: exchange='moments' asks for nothing per entity. predict(partition) "
+                "asks every institution for its linear predictors, fit(exchange='iterative') too"
+            )
+        if values is None:
+            raise NotAvailableError(
+                f"no {what} values: one per entity, they stay with the response holder; fit with the "
+                "coordinator there, and read them before saving"
+            )
+        model = self._need_model(what)
+        index = model.partition.entities[model.design.entities]
+        if len(index) != len(values):
+            blocks = tuple(b for b in model.design.blocks if b.client in self.names)
+            index = index[complete(blocks, model.design.n)]
+        return pd.Series(values, index=index, name=what)
+
+    def _need_model(self, what: str) -> VerticalModel:
+        if self.model is None:
+            raise NotAvailableError(
+                f"{what}: this result was read from a file and has no partition; give one"
+            )
+        return self.model

@@ -1,0 +1,72 @@
+"""Where the maximisation ended: the estimates of all clients, whatever the distribution of the response."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fedstat.kernels.glm.family import FamilySpec
+from fedstat.models.vertical.fit import MomentsFit, TraceRow
+from fedstat.models.vfem.iteration.glm_distribution import NORMAL
+from fedstat.typing import Floats
+
+
+@dataclass(frozen=True, slots=True)
+class VFEMFit:
+    """Maximum likelihood estimates, in the units of the data.
+
+    Parameters
+    ----------
+    a, s2 : float
+        Mean of the linear predictor, beta0 + sum_k mu_k'beta_k; residual variance, 1 where the response is
+        not normal.
+    beta, mu : dict of str to (p_k,) arrays
+        Coefficients and means by client.
+    t : dict of str to float
+        beta_k' Sigma_k beta_k.
+    log_likelihood : float
+    trace : tuple of TraceRow
+    converged, reason : bool, str
+        Whether the tolerances were reached, and why the iteration ended.
+    distribution : FamilySpec
+    response_moments : (2,) array, optional
+        Mean and variance of a normal response.
+    null : float, optional
+        Log-likelihood of the model with an intercept only, of a response that is not normal.
+    """
+
+    a: float
+    s2: float
+    beta: Mapping[str, Floats]
+    mu: Mapping[str, Floats]
+    t: Mapping[str, float]
+    log_likelihood: float
+    trace: tuple[TraceRow, ...]
+    converged: bool
+    reason: str
+    distribution: FamilySpec = NORMAL
+    response_moments: Floats | None = None
+    null: float | None = None
+
+    @property
+    def beta0(self) -> float:
+        """Intercept at the origin."""
+        return self.a - sum(float(self.mu[k] @ self.beta[k]) for k in self.beta)
+
+
+def by_client(found: MomentsFit) -> VFEMFit:
+    """Return estimates from moments as the iterative exchange does."""
+    moments = found.moments
+    places = {c: moments.places(k) for k, c in enumerate(moments.clients)}
+    return VFEMFit(
+        a=found.a,
+        s2=found.s2,
+        beta={c: found.beta[here] for c, here in places.items()},
+        mu={c: found.mu[here] for c, here in places.items()},
+        t={c: float(t) for c, t in zip(moments.clients, found.t, strict=True)},
+        log_likelihood=found.log_likelihood,
+        trace=found.trace,
+        converged=found.converged,
+        reason=found.reason,
+        response_moments=moments.response_moments,
+    )
