@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeAlias
@@ -14,11 +14,10 @@ from fedstat.errors import FedstatError, MessageError, ModelError
 from fedstat.federation.account.ledger import Entry, Ledger
 from fedstat.federation.account.receipt import Receipt
 from fedstat.federation.message import pack, unpack
-from fedstat.inference.estimate import Estimate, LedgerLike
-from fedstat.inference.summary import ClientBlock
+from fedstat.inference.estimate import LedgerLike
 from fedstat.models import INSTALLED
 from fedstat.records import from_plain, to_plain
-from fedstat.typing import Array, Floats
+from fedstat.typing import Array
 
 Reader: TypeAlias = Callable[[Mapping[str, str], Mapping[str, Array]], Any]
 
@@ -143,58 +142,3 @@ class SavedLedger:
         """Rebuild the ledger."""
         receipt = None if self.receipt is None else Receipt.from_json(self.receipt)
         return Ledger(self.at, list(self.entries), self.rounds, receipt=receipt)
-
-
-def write(path: str | Path, form: str, content: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
-    """Write a file of results.
-
-    Parameters
-    ----------
-    path : str or Path
-    form : str
-        Name of the format, under which `READERS` finds the reader.
-    content : mapping of str
-        What JSON can hold; numbers come back to the bit.
-    arrays : mapping of str to ndarray
-    """
-    Path(path).write_bytes(pack({"format": form, "content": json.dumps(content)}, arrays))
-
-
-def estimate_content(estimate: Estimate) -> dict[str, Any]:
-    """Take an estimate apart for JSON, but for `params` and `cov`, which belong to the arrays."""
-    return without(asdict(estimate), "params", "cov")
-
-
-def read_estimate(content: Mapping[str, Any], params: Floats, cov: Floats | None) -> Estimate:
-    """Rebuild what :func:`estimate_content` took apart."""
-    values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in content.items()}
-    values["blocks"] = tuple(ClientBlock(**block) for block in content["blocks"])
-    return Estimate(**values, params=params, cov=cov)
-
-
-def ledger_content(ledger: LedgerLike | None) -> dict[str, Any] | None:
-    """Take a ledger apart for JSON; None where there is none."""
-    if not isinstance(ledger, Ledger):
-        return None
-    entries = [asdict(entry) for entry in ledger.entries]
-    receipt = None if ledger.receipt is None else ledger.receipt.to_json()
-    return {"at": ledger.at, "entries": entries, "rounds": ledger.rounds, "receipt": receipt}
-
-
-def read_ledger(content: Mapping[str, Any] | None) -> Ledger | None:
-    """Rebuild what :func:`ledger_content` took apart."""
-    if content is None:
-        return None
-    entries = [Entry(**(row | {"shape": tuple(row["shape"])})) for row in content["entries"]]
-    receipt = content.get("receipt")
-    return Ledger(
-        content["at"],
-        entries,
-        content["rounds"],
-        receipt=None if receipt is None else Receipt.from_json(receipt),
-    )
-
-
-def without(values: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """Leave some entries out."""
-    return {name: value for name, value in values.items() if name not in names}

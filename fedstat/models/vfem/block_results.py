@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
-from pathlib import Path
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, Self
 
 import numpy as np
@@ -12,22 +11,23 @@ import pandas as pd
 
 from fedstat.errors import ModelError, NotAvailableError
 from fedstat.federation.account.ledger import Ledger
-from fedstat.inference.estimate import LedgerLike
+from fedstat.inference.estimate import Estimate, LedgerLike
 from fedstat.inference.likelihood import LRTest
 from fedstat.inference.plots import plot_convergence
 from fedstat.inference.results import FederatedResults
+from fedstat.models.saved import Saveable, SavedLedger
 from fedstat.models.vertical.model import VerticalModel
 from fedstat.models.vfem.blocks.layout import BlockLayout, complete
 from fedstat.models.vfem.iteration.glm_distribution import NORMAL
 from fedstat.models.vfem.prediction import Response, released_specs
 from fedstat.models.vfem.statements.notes import fit_notes
 from fedstat.models.vfem.statements.outcome import (
+    EntityCounts,
     HeldInSession,
     VFEMOutcome,
     count_entities,
     make_estimate,
 )
-from fedstat.models.vfem.storage import VFEMRecord, save_record
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,7 +40,32 @@ METHODS = {
 }
 
 
-class BlockResults(FederatedResults):
+@dataclass(frozen=True, slots=True)
+class VFEMRecord:
+    """What results are made of, and what a file holds of them: no value per entity.
+
+    Parameters
+    ----------
+    estimate, outcome, counts, notes
+        See :class:`BlockResults`.
+    response : Response
+        Where the response was.
+    specs : mapping of str to str
+        How each client's columns are coded, with means and knots of transforms; empty before they are asked.
+    ledger : SavedLedger or None
+        Of a file.
+    """
+
+    estimate: Estimate
+    outcome: VFEMOutcome
+    counts: EntityCounts
+    notes: tuple[str, ...]
+    response: Response
+    specs: Mapping[str, str] = field(default_factory=dict)
+    ledger: SavedLedger | None = None
+
+
+class BlockResults(Saveable, FederatedResults):
     """Results of VFEM, whatever the distribution of the response.
 
     Attributes
@@ -72,9 +97,9 @@ class BlockResults(FederatedResults):
         self.method = outcome.method
         self.method_name = METHODS[outcome.method]
         self.options, self.fit_, self.covariance = outcome.options, outcome.fit, outcome.covariance
-        self.counts, self.response, self._notes = record.counts, record.response, record.notes
+        self.counts, self.response = record.counts, record.response
         self.model = model
-        self._outcome, self._held = outcome, held or HeldInSession()
+        self._record, self._held = record, held or HeldInSession()
         self._specs: Mapping[str, str] | None = record.specs or None
 
     @classmethod
@@ -93,9 +118,8 @@ class BlockResults(FederatedResults):
             make_estimate(model, layout, outcome, counts.n),
             outcome,
             counts,
-            fit_notes(layout, outcome, held, counts, ledger),
+            tuple(fit_notes(layout, outcome, held, counts, ledger)),
             Response(model.design.active, formula.response, formula.response_columns),
-            specs={},
         )
         return cls(record, ledger, held, model)
 
@@ -181,22 +205,13 @@ class BlockResults(FederatedResults):
         return self._specs
 
     def to_record(self) -> VFEMRecord:
-        """All that is kept of the results."""
-        return VFEMRecord(
-            self.estimate, self._outcome, self.counts, self._notes, self.response, dict(self.specs)
-        )
+        """Take the results apart for a file."""
+        return replace(self._record, specs=dict(self.specs), ledger=SavedLedger.of(self._ledger))
 
-    def save(self, path: str | Path) -> None:
-        """Write the results to a file of arrays and JSON; read it with :func:`fedstat.load`.
-
-        It holds the estimates, their covariance, the ledger, and how columns are coded (with means and
-        knots of transforms), and no value per entity.
-
-        Parameters
-        ----------
-        path : str or Path
-        """
-        save_record(Path(path), self.to_record(), self._ledger)
+    @classmethod
+    def of_record(cls, record: VFEMRecord) -> Self:
+        """Rebuild results that have no partition."""
+        return cls(record, None if record.ledger is None else record.ledger.restore())
 
     # -- hooks and small things ------------------------------------------------------------------
 
@@ -208,7 +223,7 @@ class BlockResults(FederatedResults):
         return [*rows, ("Iterations", str(last.iteration)), ("Relative score", f"{last.score:.1e}")]
 
     def _summary_notes(self) -> list[str]:
-        return [*super()._summary_notes(), *self._notes]
+        return [*super()._summary_notes(), *self._record.notes]
 
     def _per_entity(self, what: str) -> pd.Series:
         """Label what the response holder computed, one value per entity of the fit.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
@@ -13,11 +12,9 @@ from fedstat.federation.partition.partition import ClientPartition
 from fedstat.inference.likelihood import cox_snell, mcfadden
 from fedstat.kernels.glm.family import Family
 from fedstat.models.checks import check_choice
-from fedstat.models.saved import READERS
-from fedstat.models.vfem.block_results import BlockResults
+from fedstat.models.vfem.block_results import BlockResults, VFEMRecord
 from fedstat.models.vfem.covariance.from_moments import CovType
 from fedstat.models.vfem.glm_prediction import GLMPredictionResults, GLMPredictor, predict_means
-from fedstat.models.vfem.iteration.glm_distribution import NORMAL
 from fedstat.models.vfem.prediction import (
     PredictionResults,
     Predictor,
@@ -27,11 +24,9 @@ from fedstat.models.vfem.prediction import (
 from fedstat.models.vfem.statements.moment_statements import MomentStatements
 from fedstat.models.vfem.statements.outcome import warn_unless_converged
 from fedstat.models.vfem.statements.refit import refit
-from fedstat.models.vfem.storage import FORMAT, read_record
-from fedstat.typing import Array
 
 
-class VFEMResults(MomentStatements, BlockResults):
+class VFEMResults(MomentStatements, BlockResults, saved_as="fedstat vfem results 2", record=VFEMRecord):
     """Results of :meth:`fedstat.VFEMRegression.fit`, with statsmodels' names and meanings.
 
     ``llf`` is the log-likelihood of what is observed, less the largest value that the likelihood of
@@ -49,7 +44,7 @@ class VFEMResults(MomentStatements, BlockResults):
     @property
     def init(self) -> str:
         """Where the iteration began."""
-        return self._outcome.init
+        return self._record.outcome.init
 
     @property
     def rsquared_adj(self) -> float:
@@ -92,7 +87,7 @@ class VFEMResults(MomentStatements, BlockResults):
         self._moments()
         model, exchange = self._need_model("refit"), self.exchange
         assert exchange is not None and isinstance(self.ledger, Ledger)
-        smaller, layout, outcome, held = refit(model, self._outcome, exchange, formula, cov_type)
+        smaller, layout, outcome, held = refit(model, self._record.outcome, exchange, formula, cov_type)
         warn_unless_converged(outcome.fit)
         return VFEMResults.of(smaller, layout, outcome, held, self.ledger)
 
@@ -172,7 +167,7 @@ class VFEMResults(MomentStatements, BlockResults):
         return rows
 
 
-class VFEMGLMResults(BlockResults):
+class VFEMGLMResults(BlockResults, saved_as="fedstat vfem glm results 2", record=VFEMRecord):
     """Results of :meth:`fedstat.models.vfem.glm_model.VFEMGLM.fit`, with statsmodels' names and meanings.
 
     ``llf`` is the log-likelihood of what is observed, less the largest value that the likelihood of
@@ -195,7 +190,7 @@ class VFEMGLMResults(BlockResults):
     @property
     def notes(self) -> list[str]:
         """Notes below the summary."""
-        return self._notes
+        return list(self._record.notes)
 
     @property
     def llnull(self) -> float:
@@ -279,13 +274,3 @@ class VFEMGLMResults(BlockResults):
             out += [*fitness, (label, value)] if label == "AIC" else [(label, value)]
             out += family if label == "Model" else []
         return out
-
-
-def from_file(header: Mapping[str, str], arrays: Mapping[str, Array]) -> VFEMResults | VFEMGLMResults:
-    """Rebuild results from what a file holds."""
-    record, ledger = read_record(header, arrays)
-    kind = VFEMResults if record.outcome.fit.distribution == NORMAL else VFEMGLMResults
-    return kind(record, ledger)
-
-
-READERS[FORMAT] = from_file

@@ -216,11 +216,12 @@ def test_a_truncated_file_is_refused(result, path):
     [
         ({}, "expected one of the formats .*received None"),
         ({"format": "fedstat vfem results 99"}, "received 'fedstat vfem results 99'"),
-        ({"format": "fedstat vfem results 1"}, "the file is not whole"),
-        ({"format": "fedstat vfem results 1", "content": "{"}, "the file is not whole"),
-        ({"format": "fedstat vfem results 1", "content": "[]"}, "the file is not whole"),
-        ({"format": "fedstat vfem results 1", "content": "{}"}, "the file is not whole"),
-        ({"format": "fedstat vfem results 1", "content": "null"}, "the file is not whole"),
+        ({"format": "fedstat vfem results 1"}, "saved by an earlier fedstat 0.1.0"),
+        ({"format": "fedstat vfem results 2"}, "the file is not whole"),
+        ({"format": "fedstat vfem results 2", "content": "{"}, "the file is not whole"),
+        ({"format": "fedstat vfem results 2", "content": "[]"}, "the file is not whole"),
+        ({"format": "fedstat vfem results 2", "content": "{}"}, "the file is not whole"),
+        ({"format": "fedstat vfem results 2", "content": "null"}, "the file is not whole"),
     ],
 )
 def test_other_formats_are_refused(path, header, complaint):
@@ -248,6 +249,6 @@ def test_a_file_that_lost_a_part_is_refused(result, path):
 def test_a_file_whose_numbers_do_not_belong_together_is_refused(result, path):
     result.save(path)
     header, arrays = unpack(path.read_bytes())
-    path.write_bytes(pack(header, arrays | {"params": arrays["params"][:-1]}))
+    path.write_bytes(pack(header, arrays | {"estimate.params": arrays["estimate.params"][:-1]}))
     with pytest.raises(ModelError, match=r"result\.fed"):
         fs.load(path)
