@@ -14,7 +14,7 @@ from operating import make_federation, run, serve, serve_by_command, wait
 
 import fedstat as fs
 from fedstat.errors import EngineError, PartitionError, SecurityError
-from fedstat.federation.account.ledger_file import open_books, read_books
+from fedstat.federation.account.ledger_file import open_account, read_account
 from fedstat.federation.carry.site_folder import open_site
 from fedstat.federation.crypto.keys import Identity
 from fedstat.federation.message import Ask, pack_ask
@@ -143,8 +143,8 @@ def answer(folder, times=1):
     """Answer as a new process would; the ledger is free afterwards."""
     site = open_site(folder)
     for _ in range(times):
-        site.answer(SCHEMA.replace(b"s1", f"s{len(site.books.chains) + 1}".encode()))
-    site.books.store.close()
+        site.answer(SCHEMA.replace(b"s1", f"s{len(site.account.chains) + 1}".encode()))
+    site.account.store.close()
     return site
 
 
@@ -152,17 +152,19 @@ def test_the_account_goes_on_after_a_restart(home, capsys):
     folder = home / "A"
     first = answer(folder, 2)
     second = answer(folder)
-    assert [chain.head for chain in second.books.chains[:2]] == [chain.head for chain in first.books.chains]
-    third = second.books.chains[2]
-    assert third.ordinal == 3 and third.previous == first.books.chains[1].head
-    assert [chain.resumed for chain in second.books.chains] == [True, True, False]
+    assert [chain.head for chain in second.account.chains[:2]] == [
+        chain.head for chain in first.account.chains
+    ]
+    third = second.account.chains[2]
+    assert third.ordinal == 3 and third.previous == first.account.chains[1].head
+    assert [chain.resumed for chain in second.account.chains] == [True, True, False]
     text = printed(capsys, "site", "ledger", folder)
     assert "6 entries in 3 sessions" in text and "describe_table" in text
     lines = printed(capsys, "site", "ledger", folder, "--session", "s2", "--json").splitlines()
     assert [json.loads(line)["sender"] for line in lines] == ["coordinator", "A"]
     assert "no session" in printed(capsys, "site", "ledger", folder, "--session", "x", code=1)
     # the keys of commitments are those of before: the site can still prove what it answered
-    assert second.books.chains[0].entry_key(0) == first.books.chains[0].entry_key(0)
+    assert second.account.chains[0].entry_key(0) == first.account.chains[0].entry_key(0)
 
 
 @pytest.mark.parametrize(
@@ -190,20 +192,20 @@ def test_an_altered_account_is_found(home, capsys, alter):
 @pytest.mark.parametrize("cut", [1, 5, 200])
 def test_a_line_that_a_crash_cut_is_dropped(home, cut):
     folder = home / "A"
-    heads = [chain.head for chain in answer(folder, 2).books.chains]
+    heads = [chain.head for chain in answer(folder, 2).account.chains]
     path = folder / "ledger.jsonl"
     content = path.read_bytes()
     path.write_bytes(content[:-cut])
     site = answer(folder)
-    assert site.books.chains[0].head == heads[0] and path.read_bytes().endswith(b"\n")
-    assert len(read_books(folder, "A", site.trust.identity.public).chains) == len(site.books.chains)
+    assert site.account.chains[0].head == heads[0] and path.read_bytes().endswith(b"\n")
+    assert len(read_account(folder, "A", site.trust.identity.public).chains) == len(site.account.chains)
 
 
 def test_two_processes_do_not_write_one_account(home):
     site = open_site(home / "A")
     with pytest.raises(EngineError, match="another process serves the site"):
-        open_books(home / "A", "A", site.trust.identity.public, patience=0.1)
-    site.books.store.close()
+        open_account(home / "A", "A", site.trust.identity.public, patience=0.1)
+    site.account.store.close()
 
 
 def test_nothing_leaves_that_cannot_be_written_down(home, monkeypatch):
@@ -219,14 +221,14 @@ def test_nothing_leaves_that_cannot_be_written_down(home, monkeypatch):
     monkeypatch.undo()
     with pytest.raises(EngineError, match="No space left"):
         site.answer(SCHEMA)
-    site.books.store.close()
+    site.account.store.close()
 
 
 def test_rows_behind_earlier_answers_outlive_the_process(home):
     site = open_site(home / "A")
     bitmap = np.packbits(np.ones((1, 6), dtype=bool), axis=1)
-    site.books.keep_answered([bitmap, np.zeros((1, 9), dtype=np.uint8)])
-    site.books.store.close()
+    site.account.keep_answered([bitmap, np.zeros((1, 9), dtype=np.uint8)])
+    site.account.store.close()
     (kept,) = open_site(home / "A")._data.answered
     np.testing.assert_array_equal(kept, bitmap)
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Protocol
 import pandas as pd
 
 from fedstat.errors import FedstatWarning, NotAvailableError
-from fedstat.federation.account.ledger import COORDINATOR
+from fedstat.federation.account.entry import COORDINATOR
 from fedstat.federation.door.policy import Refusal
 from fedstat.federation.forecast.adversary import who_learns
 from fedstat.federation.forecast.forecast import Forecast, Planned

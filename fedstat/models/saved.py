@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Self, TypeAlias
 
 from fedstat.errors import FedstatError, MessageError, ModelError
-from fedstat.federation.account.ledger import Entry, Ledger
+from fedstat.federation.account.entry import Entry
+from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.account.receipt import Receipt
 from fedstat.federation.message import pack, unpack
 from fedstat.inference.estimate import LedgerLike

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedstat.errors import PartitionError
-from fedstat.federation.account.chain import REFUSAL, Chain, Link, link_row
-from fedstat.federation.account.ledger_file import LEDGER, read_books
-from fedstat.federation.account.receipt import LINK_FIELDS
+from fedstat.federation.account.chain import LINK_FIELDS, Chain
+from fedstat.federation.account.entry import REFUSAL, Entry
+from fedstat.federation.account.ledger_file import LEDGER, read_account
 from fedstat.federation.carry.site_folder import load_identity, read_description
 from fedstat.operator.screen import columns, heading
-from fedstat.operator.serve import leaves
 
 HEAD = ("step", "array", "kind", "masked", "messages", "largest", "bytes", "entities")
 
@@ -23,7 +22,7 @@ def ledger(folder: Path, session: str | None, as_json: bool) -> int:
     if not (folder / LEDGER).exists():
         print(f"{name} has not answered anything yet.")
         return 0
-    chains = read_books(folder, name, load_identity(folder).public).chains
+    chains = read_account(folder, name, load_identity(folder).public).chains
     if session is not None:
         chains = tuple(chain for chain in chains if chain.session == session)
         if not chains:
@@ -31,11 +30,8 @@ def ledger(folder: Path, session: str | None, as_json: bool) -> int:
     if as_json:
         for chain in chains:
             for link in chain.links:
-                print(
-                    json.dumps(
-                        {"session": chain.session} | dict(zip(LINK_FIELDS, link_row(link), strict=True))
-                    )
-                )
+                named = dict(zip(LINK_FIELDS, link.signed, strict=True))
+                print(json.dumps({"session": chain.session} | named))
         return 0
     print(heading(f"What left {name}"))
     for chain in chains:
@@ -51,23 +47,21 @@ def _show(chain: Chain) -> None:
         return
     what = f"Session {chain.session}" if chain.session else "Messages that belong to no session"
     print(f"\n{what}, to the coordinator, {links[0].time} to {links[-1].time}\n")
-    left = [link for link in links if leaves(link)]
-    by_array: dict[tuple[str, str, str, bool], list[Link]] = {}
-    for link in left:
-        passed = link.passed
-        by_array.setdefault((passed.step, passed.array, passed.kind, passed.masked), []).append(link)
+    by_array: dict[tuple[str, str, str, bool], list[Entry]] = {}
+    for entry in (link.entry for link in links if link.entry.left):
+        by_array.setdefault((entry.step, entry.array, entry.kind, entry.masked), []).append(entry)
     rows = [_row(key, found) for key, found in by_array.items()]
     if rows:
         print(columns([HEAD, *rows], head=True, right=(4, 5, 6, 7)))
     for link in links:
-        if link.passed.kind == REFUSAL:
-            print(f"  refused: step '{link.passed.step}' by {link.passed.rule}, {link.time}")
+        if link.entry.kind == REFUSAL:
+            print(f"  refused: step '{link.entry.step}' by {link.entry.rule}, {link.time}")
     print(f"\n  digest of the last entry  {chain.head}\n")
 
 
-def _row(key: tuple[str, str, str, bool], found: Sequence[Link]) -> tuple[str, ...]:
+def _row(key: tuple[str, str, str, bool], found: Sequence[Entry]) -> tuple[str, ...]:
     step, array, kind, masked = key
-    largest = max((link.passed.shape for link in found), key=lambda shape: (len(shape), shape))
+    largest = max((entry.shape for entry in found), key=lambda shape: (len(shape), shape))
     return (
         step,
         array,
@@ -75,6 +69,6 @@ def _row(key: tuple[str, str, str, bool], found: Sequence[Link]) -> tuple[str, .
         "yes" if masked else "",
         f"{len(found):,}",
         " x ".join(map(str, largest)) or "1",
-        f"{sum(link.passed.bytes for link in found):,}",
-        f"{max(link.passed.entities for link in found):,}",
+        f"{sum(entry.bytes for entry in found):,}",
+        f"{max(entry.entities for entry in found):,}",
     )

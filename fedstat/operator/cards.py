@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedstat.errors import PartitionError
-from fedstat.federation.account.ledger import COORDINATOR
+from fedstat.federation.account.entry import COORDINATOR
 from fedstat.federation.carry.site_folder import check_entries, read_toml
 from fedstat.operator.entries import quoted
 from fedstat.operator.templates import CARD

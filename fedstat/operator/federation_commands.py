@@ -7,7 +7,8 @@ import time
 from pathlib import Path
 
 from fedstat.errors import FedstatError, PartitionError
-from fedstat.federation.account.ledger import COORDINATOR, Ledger
+from fedstat.federation.account.entry import COORDINATOR
+from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.carry.flare.kit import FLARE
 from fedstat.federation.carry.flare.provision import check_address, check_flare_name
 from fedstat.federation.carry.remote import Carrier, Closing, RemoteSite

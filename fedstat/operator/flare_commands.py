@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedstat.errors import EngineError, PartitionError
-from fedstat.federation.account.ledger_file import LEDGER, read_books
+from fedstat.federation.account.ledger_file import LEDGER, read_account
 from fedstat.federation.carry.flare.analysis import Analysis, ask_server, end_analysis
 from fedstat.federation.carry.flare.kit import FLARE, FOLDER, KIT, SERVER
 from fedstat.federation.carry.flare.provision import (
@@ -207,7 +207,7 @@ def site_status(folder: Path) -> int:
         content["connected"] = "no"
         del content["process"]
     if (folder / LEDGER).exists():
-        content |= counts(read_books(folder, description.name, load_identity(folder).public))
+        content |= counts(read_account(folder, description.name, load_identity(folder).public))
     content["certificate"] = _lasts(home / KIT)
     print(columns([(name, str(value)) for name, value in content.items() if name != "site"]))
     return 0 if running else 1

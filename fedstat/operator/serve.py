@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from fedstat.errors import EngineError, PartitionError
-from fedstat.federation.account.chain import REFUSAL, Books, Link
-from fedstat.federation.account.ledger import COORDINATOR
+from fedstat.federation.account.chain import SiteAccount
+from fedstat.federation.account.entry import REFUSAL
 from fedstat.federation.account.ledger_file import LedgerFile
 from fedstat.federation.carry.folder import serve_folder
 from fedstat.federation.carry.site_folder import DESCRIPTION, open_site, read_description
@@ -98,7 +98,7 @@ class Service:
 
     def _tell(self) -> None:
         """Write how it is, where that changed."""
-        count = (sum(len(chain.links) for chain in self.site.books.chains), self.passed_over)
+        count = (sum(len(chain.links) for chain in self.site.account.chains), self.passed_over)
         if count != self._told:
             self._told = count
             self.tell("running")
@@ -106,25 +106,20 @@ class Service:
     def tell(self, state: str) -> None:
         """Write the status file."""
         content = {"state": state, "site": self.site.name, "process": os.getpid(), "since": self.began}
-        content |= {"passed over": self.passed_over} | counts(self.site.books)
+        content |= {"passed over": self.passed_over} | counts(self.site.account)
         write_whole(self.folder / STATUS, json.dumps(content, indent=2).encode())
 
 
-def counts(books: Books) -> dict[str, Any]:
+def counts(account: SiteAccount) -> dict[str, Any]:
     """Count what is in a site's account."""
-    links = [link for chain in books.chains for link in chain.links]
+    links = [link for chain in account.chains for link in chain.links]
     return {
-        "sessions": len(books.chains),
-        "questions": sum(chain.round for chain in books.chains),
-        "refused": sum(link.passed.kind == REFUSAL for link in links),
-        "arrays left": sum(leaves(link) for link in links),
+        "sessions": len(account.chains),
+        "questions": sum(chain.round for chain in account.chains),
+        "refused": sum(link.entry.kind == REFUSAL for link in links),
+        "arrays left": sum(link.entry.left for link in links),
         "last question": max((link.time for link in links), default="none"),
     }
-
-
-def leaves(link: Link) -> bool:
-    """Whether an entry is of something that left."""
-    return link.passed.receiver == COORDINATOR and link.passed.kind != REFUSAL
 
 
 def serve(folder: Path, once: bool, poll: float) -> int:

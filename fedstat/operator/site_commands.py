@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from fedstat.errors import FedstatError, PartitionError
-from fedstat.federation.account.ledger import COORDINATOR
+from fedstat.federation.account.entry import COORDINATOR
 from fedstat.federation.carry.flare.provision import check_flare_name
 from fedstat.federation.carry.site_folder import (
     DESCRIPTION,

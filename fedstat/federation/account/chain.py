@@ -20,67 +20,45 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-import re
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, Self
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import numpy as np
 
+from fedstat.federation.account.entry import (
+    COORDINATOR,
+    SIGNED_FIELDS,
+    Content,
+    Entered,
+    Entry,
+    answered,
+    asked,
+    read_entry,
+    refused,
+    typed,
+)
 from fedstat.federation.account.released import SHARE, counted, distinct_numbers
 from fedstat.federation.crypto.keys import PublicIdentity, encode
-from fedstat.federation.message import Ask, Declared, Reply, Step
+from fedstat.federation.message import Ask, Reply, Step
 from fedstat.typing import Array
 
-COORDINATOR = "coordinator"
-REFUSAL = "refusal"
-LONGEST_NAME = 80
+KNOWN_TO_THE_SITE = ("time", "numbers", "among", "commitment")
+LINK_FIELDS = (*SIGNED_FIELDS, *KNOWN_TO_THE_SITE)
+"""Fields of a link that are hashed, in this order."""
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-_RULE = re.compile(r"its policy \(([a-z ]{1,60})\)")
 
 
-class Passed(NamedTuple):
-    """One array, text or refusal, as both sides saw it.
+@dataclass(frozen=True, slots=True)
+class ChainLink:
+    """One entry of a site's chain, and what the site alone knows of it.
 
-    Attributes
+    Parameters
     ----------
-    round : int
-        Which of the asks to this site in this session, from 1.
-    sender, receiver : str
-        The institution and ``"coordinator"``, or the reverse.
-    family, step, array : str
-        The question, and the array's name in it; "text" for a text, empty for a refusal.
-    kind : str
-        See :data:`fedstat.federation.message.Kind`; "refusal" where the site did not answer.
-    masked : bool
-    shape : tuple of int
-        Of what the masks hide where they do.
-    bytes, entities : int
-    rule : str
-        Of a refusal: the class of the error, and the rule of the policy where it names one.
-    """
-
-    round: int
-    sender: str
-    receiver: str
-    family: str
-    step: str
-    array: str
-    kind: str
-    masked: bool
-    shape: tuple[int, ...]
-    bytes: int
-    entities: int
-    rule: str
-
-
-class Link(NamedTuple):
-    """One entry of a site's chain: :class:`Passed`, and what the site alone knows.
-
-    Attributes
-    ----------
+    entry : Entry
     time : str
         UTC, to the second.
     numbers : int
@@ -92,21 +70,30 @@ class Link(NamedTuple):
         To the content; empty for a refusal.
     """
 
-    passed: Passed
+    entry: Entry
     time: str
     numbers: int
     among: int
     commitment: str
 
+    @property
+    def signed(self) -> list[Any]:
+        """Values of :data:`LINK_FIELDS`, which the next digest is of."""
+        return [*self.entry.signed, self.time, self.numbers, self.among, self.commitment]
+
+
+def read_link(row: Sequence[Any]) -> ChainLink:
+    """Rebuild a link from its signed values; see :func:`fedstat.federation.account.entry.read_entry`."""
+    place = len(SIGNED_FIELDS)
+    link = ChainLink(read_entry(row[:place]), **typed(ChainLink, KNOWN_TO_THE_SITE, row[place:]))
+    if link.numbers < 0 or link.among < 1:
+        raise ValueError("a negative number")
+    return link
+
 
 def canonical(value: Any) -> str:
     """Write JSON in the one form that is hashed and signed."""
     return _CANONICAL.encode(value)
-
-
-def link_row(link: Link) -> list[Any]:
-    """Flatten an entry, in the order of its fields."""
-    return [*link.passed, *link[1:]]
 
 
 def genesis(site: str, keys: PublicIdentity, session: str, ordinal: int, previous: str) -> bytes:
@@ -115,12 +102,12 @@ def genesis(site: str, keys: PublicIdentity, session: str, ordinal: int, previou
     return hashlib.sha256(encode(*parts)).digest()
 
 
-def extend(digest: bytes, link: Link) -> bytes:
+def extend(digest: bytes, link: ChainLink) -> bytes:
     """Digest after one more entry."""
-    return hashlib.sha256(digest + canonical(link_row(link)).encode()).digest()
+    return hashlib.sha256(digest + canonical(link.signed).encode()).digest()
 
 
-def content_digest(content: Array | str) -> bytes:
+def content_digest(content: Content) -> bytes:
     """SHA-256 of type, shape and numbers, or of a text; memory is read once and not copied."""
     if isinstance(content, str):
         return hashlib.sha256(encode("text", content)).digest()
@@ -130,93 +117,37 @@ def content_digest(content: Array | str) -> bytes:
     return digest.digest()
 
 
-def commitment(key: bytes, content: Array | str) -> str:
-    """Commit to a content under the key of an entry; who has both can check the entry."""
-    return hmac.digest(key, content_digest(content), "sha256").hex()
+@dataclass(slots=True)
+class Tally:
+    """Numbers that left, by how many sites they are sums over, and those that came in."""
 
+    released: Counter[int] = field(default_factory=Counter)
+    received: int = 0
 
-def rule_of(error: Exception) -> str:
-    """Name the class of a refusal, and the rule of the policy where the error names one; never its values."""
-    rule = _RULE.search(str(error))
-    return type(error).__name__ + (f" ({rule[1]})" if rule else "")
-
-
-def asked(ask: Ask, step: Step, number: int) -> Iterator[tuple[Passed, Array | str]]:
-    """Entries of an ask's arrays and text, in the order of their declaration."""
-    head = (number, COORDINATOR, ask.site, ask.family, ask.step)
-    for name, line in step.takes.items():
-        if name in ask.arrays:
-            array = ask.arrays[name]
-            yield Passed(*head, name, line.kind, False, array.shape, array.nbytes, 0, ""), array
-    yield from _text(head, ask.text, step.text_in)
-
-
-def answered(ask: Ask, step: Step, reply: Reply, number: int) -> Iterator[tuple[Passed, Array | str]]:
-    """Entries of a reply's arrays, as they travel, and text."""
-    head = (number, ask.site, COORDINATOR, ask.family, ask.step)
-    for name, line in step.gives.items():
-        if name in reply.arrays:
-            array, hidden = reply.arrays[name], line.maskable and ask.masked is not None
-            shape = array.shape[1:] if hidden else array.shape
-            yield Passed(*head, name, line.kind, hidden, shape, array.nbytes, reply.entities, ""), array
-    yield from _text(head, reply.text, step.text_out)
-
-
-def refused(ask: Ask, error: Exception, number: int) -> Passed:
-    """Entry of a refusal: the question and the rule."""
-    family, step = ask.family[:LONGEST_NAME], ask.step[:LONGEST_NAME]
-    return Passed(number, ask.site, COORDINATOR, family, step, "", REFUSAL, False, (), 0, 0, rule_of(error))
-
-
-def _text(
-    head: tuple[int, str, str, str, str], text: str, line: Declared | None
-) -> Iterator[tuple[Passed, Array | str]]:
-    if text and line is not None:
-        yield Passed(*head, "text", line.kind, False, (), len(text.encode()), 0, ""), text
-
-
-class Account:
-    """The coordinator's own entries of all that it carried in one session.
-
-    The ledgers of all runs of one model share it: a copy of it is the same account.
-    """
-
-    def __init__(self) -> None:
-        self._passed: list[Passed] = []
-        self._rounds: Counter[str] = Counter()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+    def add(self, links: Iterable[ChainLink]) -> Tally:
+        """Count some more links."""
+        for link in links:
+            if link.entry.receiver != COORDINATOR:
+                self.received += link.numbers
+            elif link.numbers:
+                self.released[link.among] += link.numbers
         return self
 
-    @property
-    def passed(self) -> tuple[Passed, ...]:
-        """All entries so far."""
-        return tuple(self._passed)
-
-    def ask(self, ask: Ask, step: Step | None) -> None:
-        """Enter a question; a step that is not installed has nothing to enter."""
-        self._rounds[ask.site] += 1
-        if step is not None:
-            self._passed += [entry for entry, _ in asked(ask, step, self._rounds[ask.site])]
-
-    def reply(self, ask: Ask, step: Step, reply: Reply) -> None:
-        """Enter its answer."""
-        self._passed += [entry for entry, _ in answered(ask, step, reply, self._rounds[ask.site])]
-
-    def refusal(self, ask: Ask, error: Exception) -> None:
-        """Enter that there is none, and why."""
-        self._passed.append(refused(ask, error, self._rounds[ask.site]))
+    def merge(self, other: Tally) -> None:
+        """Add the numbers of another session."""
+        self.released.update(other.released)
+        self.received += other.received
 
 
-class Store(Protocol):
-    """Where a site's entries outlive its process."""
+class ChainStore(Protocol):
+    """Where a site's chains outlive its process."""
 
     def opened(self, chain: Chain) -> None:
         """Keep that a session was opened."""
         ...
 
-    def entered(self, chain: Chain, links: Sequence[tuple[Link, str]]) -> None:
-        """Keep new entries, each with the mark of its content, before anything leaves."""
+    def entered(self, chain: Chain, links: Sequence[tuple[ChainLink, str]]) -> None:
+        """Keep new links, each with the mark of its content, before anything leaves."""
         ...
 
     def noted(self, columns: set[str], entities: int) -> None:
@@ -241,8 +172,8 @@ class Chain:
         Place of the session among those that this site opened, from 1.
     previous : str
         Head of the session opened before, as it was when this one was opened; empty for the first.
-    books : Books
-        Those that the chain belongs to.
+    account : SiteAccount
+        That the chain belongs to.
 
     Attributes
     ----------
@@ -251,18 +182,22 @@ class Chain:
     """
 
     def __init__(
-        self, site: str, keys: PublicIdentity, session: str, ordinal: int, previous: str, books: Books
+        self,
+        site: str,
+        keys: PublicIdentity,
+        session: str,
+        ordinal: int,
+        previous: str,
+        account: SiteAccount,
     ) -> None:
         self.site, self.session, self.ordinal, self.previous = site, session, ordinal, previous
-        self.links: list[Link] = []
+        self.links: list[ChainLink] = []
         self.round = 0
-        self.released: Counter[int] = Counter()
-        self.received = 0
+        self.tally = Tally()
         self.resumed = False
-        self._books = books
-        self._secret = hmac.digest(books.secret, encode("session", str(ordinal), session), "sha256")
+        self._account = account
+        self._secret = hmac.digest(account.secret, encode("session", str(ordinal), session), "sha256")
         self._digests = [genesis(site, keys, session, ordinal, previous)]
-        self._new: list[tuple[Link, str]] = []
         self._before = 0
         self._time = ""
 
@@ -271,7 +206,7 @@ class Chain:
         """Digest of the newest entry."""
         return self._digests[-1].hex()
 
-    def before_this_ask(self) -> tuple[list[Link], str]:
+    def before_this_ask(self) -> tuple[list[ChainLink], str]:
         """Entries and head as they were before the present ask."""
         return self.links[: self._before], self._digests[self._before].hex()
 
@@ -289,61 +224,58 @@ class Chain:
 
     def ask(self, ask: Ask, step: Step) -> None:
         """Enter what came in."""
-        for entry, content in asked(ask, step, self.round):
-            self._add(entry, content, content, 1)
-        self._keep()
+        self._enter(asked(ask, step, self.round), {}, 1)
 
-    def reply(self, ask: Ask, step: Step, reply: Reply, clear: Mapping[str, Array], n_sites: int) -> None:
+    def reply(
+        self, ask: Ask, step: Step, reply: Reply, clear: Mapping[str, Array], n_sites: int
+    ) -> list[Entry]:
         """Enter what leaves; `clear` are the arrays before they were masked, for a sum over `n_sites`."""
-        for entry, content in answered(ask, step, reply, self.round):
-            among = n_sites if entry.masked else 2 if entry.kind == SHARE else 1
-            self._add(entry, content, clear.get(entry.array, content), among)
-        self._keep()
+        return self._enter(answered(ask, step, reply, self.round), clear, n_sites)
 
     def refusal(self, ask: Ask, error: Exception) -> None:
         """Enter that nothing left, and the rule."""
-        self._append(Link(refused(ask, error, self.round), self._time, 0, 1, ""), "")
-        self._keep()
+        link = ChainLink(refused(ask, error, self.round), self._time, 0, 1, "")
+        self._append(link, "")
+        self._keep([(link, "")])
 
-    def restore(self, link: Link, mark: str) -> None:
+    def restore(self, link: ChainLink, mark: str) -> None:
         """Take back an entry that was kept."""
-        self.resumed, self.round = True, max(self.round, link.passed.round)
-        self._count(link)
-        if mark:
-            self._books.seen.add(mark)
-        self.links.append(link)
-        self._digests.append(extend(self._digests[-1], link))
-
-    def _add(self, entry: Passed, content: Array | str, clear: Array | str, among: int) -> None:
-        digest = content_digest(content)
-        numbers, mark = 0, ""
-        if not isinstance(clear, str) and counted(entry.kind, entry.receiver == COORDINATOR):
-            mark = hmac.digest(self._books.secret, encode("seen", digest), "sha256").hex()
-            numbers = 0 if mark in self._books.seen else distinct_numbers(clear)
-            self._books.seen.add(mark)
-        sealed = hmac.digest(self.entry_key(len(self.links)), digest, "sha256").hex()
-        link = Link(entry, self._time, numbers, among, sealed)
-        self._count(link)
+        self.resumed, self.round = True, max(self.round, link.entry.round)
         self._append(link, mark)
 
-    def _count(self, link: Link) -> None:
-        if link.passed.receiver == COORDINATOR:
-            self.released[link.among] += link.numbers
-        else:
-            self.received += link.numbers
+    def _enter(self, entered: Entered, clear: Mapping[str, Array], n_sites: int) -> list[Entry]:
+        new = []
+        for entry, content in entered:
+            link, mark = self._linked(entry, content, clear.get(entry.array, content), n_sites)
+            self._append(link, mark)
+            new.append((link, mark))
+        self._keep(new)
+        return [link.entry for link, _ in new]
 
-    def _append(self, link: Link, mark: str) -> None:
+    def _linked(self, entry: Entry, content: Content, clear: Content, n_sites: int) -> tuple[ChainLink, str]:
+        """Count what is new in a content and commit to it; with the mark by which it is known again."""
+        digest, outward = content_digest(content), entry.receiver == COORDINATOR
+        numbers, mark = 0, ""
+        if not isinstance(clear, str) and counted(entry.kind, outward):
+            mark = hmac.digest(self._account.secret, encode("seen", digest), "sha256").hex()
+            numbers = 0 if mark in self._account.seen else distinct_numbers(clear)
+        sealed = hmac.digest(self.entry_key(len(self.links)), digest, "sha256").hex()
+        among = n_sites if entry.masked else 2 if outward and entry.kind == SHARE else 1
+        return ChainLink(entry, self._time, numbers, among, sealed), mark
+
+    def _append(self, link: ChainLink, mark: str) -> None:
+        if mark:
+            self._account.seen.add(mark)
+        self.tally.add([link])
         self.links.append(link)
         self._digests.append(extend(self._digests[-1], link))
-        self._new.append((link, mark))
 
-    def _keep(self) -> None:
-        if self._books.store is not None and self._new:
-            self._books.store.entered(self, self._new)
-        self._new = []
+    def _keep(self, new: Sequence[tuple[ChainLink, str]]) -> None:
+        if self._account.store is not None and new:
+            self._account.store.entered(self, new)
 
 
-class Books:
+class SiteAccount:
     """All chains of one site, and which of its columns were in play.
 
     Parameters
@@ -356,14 +288,16 @@ class Books:
     seen : set of str
         Marks of all that the site has released or received: a repetition tells nothing new. A mark is the
         keyed digest of a content, and tells nothing without the secret.
-    store : Store or None
+    store : ChainStore or None
         Where entries are kept; nowhere by default.
+    columns, entities : set of str, int
+        Columns that were in play in any session, and most entities behind an answer.
     """
 
     def __init__(self, secret: bytes | None = None) -> None:
         self.secret = secrets.token_bytes(32) if secret is None else secret
         self.seen: set[str] = set()
-        self.store: Store | None = None
+        self.store: ChainStore | None = None
         self.columns: set[str] = set()
         self.entities = 0
         self._chains: dict[str, Chain] = {}

@@ -1,57 +1,53 @@
-"""The account of what passed between institutions."""
+"""What the coordinator writes down: a ledger of each run, and one account of the whole session."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, get_args
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Self, get_args
 
 import pandas as pd
 
-from fedstat.federation.account.chain import COORDINATOR, Account
-from fedstat.federation.message import Declared, Kind
-from fedstat.typing import Array
+from fedstat.federation.account.entry import COORDINATOR, TEXT, Entry, answered, asked, refused
+from fedstat.federation.message import Ask, Kind, Reply, Step
 
 if TYPE_CHECKING:
     from fedstat.federation.account.receipt import Receipt
 
-__all__ = ["COORDINATOR", "Account", "Entry", "Ledger"]
+COLUMNS = tuple(part.name for part in fields(Entry) if part.name not in ("family", "rule"))
+"""Columns of a ledger that is shown."""
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One array that passed.
+class CoordinatorAccount:
+    """The coordinator's own entries of all that it carried in one session.
 
-    Parameters
-    ----------
-    round : int
-        The round trip it belongs to, from 1.
-    sender, receiver : str
-        Names of institutions, or ``"coordinator"``.
-    step, array : str
-        The question, and the array's name in it.
-    kind, what : str
-        See :data:`fedstat.federation.message.Kind`; the array in words.
-    shape : tuple of int
-    bytes : int
-        Size of the numbers.
-    entities : int
-        Number of entities behind the array at the sending institution; 0 where none are.
-    masked : bool
-        Whether masks hid it, so that the receiver learned only the sum over institutions.
+    The ledgers of all runs of one model share it: a copy of it is the same account.
     """
 
-    round: int
-    sender: str
-    receiver: str
-    step: str
-    array: str
-    kind: str
-    what: str
-    shape: tuple[int, ...]
-    bytes: int
-    entities: int = 0
-    masked: bool = False
+    def __init__(self) -> None:
+        self._passed: list[Entry] = []
+        self._asks: Counter[str] = Counter()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+    @property
+    def passed(self) -> tuple[Entry, ...]:
+        """All entries so far."""
+        return tuple(self._passed)
+
+    def enter(self, ask: Ask, step: Step | None, outcome: Reply | Exception) -> list[Entry]:
+        """Enter a question, and its answer or refusal; a step that is not installed has nothing to enter."""
+        self._asks[ask.site] += 1
+        number = self._asks[ask.site]
+        entries = [] if step is None else [entry for entry, _ in asked(ask, step, number)]
+        if isinstance(outcome, Exception):
+            entries.append(refused(ask, outcome, number))
+        elif step is not None:
+            entries += [entry for entry, _ in answered(ask, step, outcome, number)]
+        self._passed += entries
+        return entries
 
 
 @dataclass(slots=True)
@@ -63,7 +59,7 @@ class Ledger:
     at : str or None
         The institution at which the coordinator sits: what passes between the two is not a release
         and is not entered. What the coordinator sends to the others leaves that institution.
-    account : Account
+    account : CoordinatorAccount
         The same and more, entry by entry as the sites' own chains have it; the ledgers of one model share it.
     receipt : Receipt or None
         The sites' signed statements on a run, once it has ended.
@@ -72,65 +68,17 @@ class Ledger:
     at: str | None = None
     entries: list[Entry] = field(default_factory=list)
     rounds: int = 0
-    account: Account = field(default_factory=Account, repr=False, compare=False)
+    account: CoordinatorAccount = field(default_factory=CoordinatorAccount, repr=False, compare=False)
     receipt: Receipt | None = field(default=None, repr=False, compare=False)
 
     def begin_round(self) -> None:
         """Start a round trip between institutions."""
         self.rounds += 1
 
-    def record(
-        self,
-        sender: str,
-        receiver: str,
-        step: str,
-        arrays: Mapping[str, Array],
-        declared: Mapping[str, Declared],
-        entities: int = 0,
-        masked: bool = False,
-    ) -> None:
-        """Enter the arrays of one message, in the order of their declaration.
-
-        With `masked` those that are declared maskable were hidden; their shape is entered without the
-        leading axis of words.
-        """
-        place = {name: i for i, name in enumerate(declared)}
-        for name, array in sorted(arrays.items(), key=lambda item: place[item[0]]):
-            line = declared[name]
-            hidden = masked and line.maskable
-            self.entries.append(
-                Entry(
-                    self.rounds,
-                    sender,
-                    receiver,
-                    step,
-                    name,
-                    line.kind,
-                    line.what,
-                    array.shape[1:] if hidden else array.shape,
-                    array.nbytes,
-                    entities,
-                    hidden,
-                )
-            )
-
-    def record_text(self, sender: str, receiver: str, step: str, text: str, line: Declared | None) -> None:
-        """Enter a text, such as a schema; an empty one is none."""
-        if not text or line is None:
-            return
-        self.entries.append(
-            Entry(
-                self.rounds,
-                sender,
-                receiver,
-                step,
-                "text",
-                line.kind,
-                line.what,
-                (),
-                len(text.encode()),
-            )
-        )
+    def enter(self, entries: Iterable[Entry]) -> None:
+        """Enter what passed in the present round, texts after arrays."""
+        ordered = sorted(entries, key=lambda entry: entry.array == TEXT)
+        self.entries += [entry.in_round(self.rounds) for entry in ordered]
 
     @property
     def bytes(self) -> int:
@@ -139,8 +87,8 @@ class Ledger:
 
     def to_frame(self) -> pd.DataFrame:
         """One row per array that passed."""
-        columns = list(Entry.__dataclass_fields__)
-        return pd.DataFrame([asdict(entry) for entry in self.entries], columns=columns)
+        rows = [[getattr(entry, name) for name in COLUMNS] for entry in self.entries]
+        return pd.DataFrame(rows, columns=list(COLUMNS))
 
     def releases(self) -> pd.DataFrame:
         """List what left each institution, array by array.

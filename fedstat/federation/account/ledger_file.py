@@ -25,8 +25,7 @@ from typing import Any
 import numpy as np
 
 from fedstat.errors import EngineError, SecurityError
-from fedstat.federation.account.chain import Books, Chain, Link, canonical, link_row
-from fedstat.federation.account.receipt import read_link
+from fedstat.federation.account.chain import Chain, ChainLink, SiteAccount, canonical, read_link
 from fedstat.federation.crypto.keys import PublicIdentity
 from fedstat.federation.files import lock, write_whole
 from fedstat.typing import Array
@@ -75,10 +74,10 @@ class LedgerFile:
         """Append that a session was opened."""
         self._append([{"session": chain.session, "ordinal": chain.ordinal, "previous": chain.previous}])
 
-    def entered(self, chain: Chain, links: Sequence[tuple[Link, str]]) -> None:
+    def entered(self, chain: Chain, links: Sequence[tuple[ChainLink, str]]) -> None:
         """Append entries, with the head of the chain after the last of them."""
         lines: list[dict[str, Any]] = [
-            {"ordinal": chain.ordinal, "entry": link_row(link), "mark": mark} for link, mark in links
+            {"ordinal": chain.ordinal, "entry": link.signed, "mark": mark} for link, mark in links
         ]
         lines[-1]["head"] = chain.head
         self._append(lines)
@@ -117,7 +116,9 @@ class LedgerFile:
         )
 
 
-def open_books(folder: str | Path, site: str, keys: PublicIdentity, patience: float = PATIENCE) -> Books:
+def open_account(
+    folder: str | Path, site: str, keys: PublicIdentity, patience: float = PATIENCE
+) -> SiteAccount:
     """Open a site's account, and go on with it.
 
     Raises
@@ -130,15 +131,15 @@ def open_books(folder: str | Path, site: str, keys: PublicIdentity, patience: fl
     store = LedgerFile(folder, patience)
     try:
         _mend(store.path)
-        books = read_books(folder, site, keys)
+        account = read_account(folder, site, keys)
     except SecurityError:
         store.close()
         raise
-    books.store = store
-    return books
+    account.store = store
+    return account
 
 
-def read_books(folder: str | Path, site: str, keys: PublicIdentity) -> Books:
+def read_account(folder: str | Path, site: str, keys: PublicIdentity) -> SiteAccount:
     """Read a site's account, and hold every line against the chain.
 
     Raises
@@ -147,11 +148,11 @@ def read_books(folder: str | Path, site: str, keys: PublicIdentity) -> Books:
         A line is not what was written, or there are other keys now; names the line.
     """
     path = Path(folder, LEDGER)
-    books, chains = Books(_secret(Path(folder, SECRET))), dict[int, Chain]()
+    account, chains = SiteAccount(_secret(Path(folder, SECRET))), dict[int, Chain]()
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     for number, text in enumerate(lines, 1):
         try:
-            fits = _take(books, chains, json.loads(text), site, keys)
+            fits = _take(account, chains, json.loads(text), site, keys)
         except (ValueError, LookupError, TypeError):
             fits = False
         if not fits:
@@ -159,17 +160,17 @@ def read_books(folder: str | Path, site: str, keys: PublicIdentity) -> Books:
                 f"'{path}', line {number}: not what this site wrote with the keys that it has now. Take the "
                 "file from a backup, or move it away and tell the others that the account begins anew"
             )
-    return books
+    return account
 
 
 def _take(
-    books: Books, chains: dict[int, Chain], line: dict[str, Any], site: str, keys: PublicIdentity
+    account: SiteAccount, chains: dict[int, Chain], line: dict[str, Any], site: str, keys: PublicIdentity
 ) -> bool:
     if "columns" in line:
-        books.note(set(line["columns"]), line["entities"])
+        account.note(set(line["columns"]), line["entities"])
         return True
     if "session" in line:
-        chain = books.open(site, keys, line["session"])
+        chain = account.open(site, keys, line["session"])
         chains[chain.ordinal] = chain
         return bool((chain.ordinal, chain.previous) == (line["ordinal"], line["previous"]))
     chain = chains[line["ordinal"]]

@@ -8,29 +8,27 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 import pandas as pd
 
-from fedstat.errors import ReceiptError, SecurityError
-from fedstat.federation.account.chain import Link, Passed, canonical, link_row
-from fedstat.federation.account.released import Counts, Line, alarm, compare, table
+from fedstat.errors import ReceiptError
+from fedstat.federation.account.chain import LINK_FIELDS, ChainLink, Tally, canonical, read_link
+from fedstat.federation.account.entry import REFUSAL, Entry, read_entry
+from fedstat.federation.account.released import Comparison, SiteCounts, alarm, compare, table
 from fedstat.federation.crypto.keys import PublicIdentity
+from fedstat.records import Least, from_plain, to_plain
 
 FORMAT = "fedstat receipt 1"
 STATEMENT = "fedstat statement 1"
-PASSED_FIELDS = Passed._fields
-LINK_FIELDS = (*PASSED_FIELDS, *Link._fields[1:])
-PASSED_TYPES = (int, str, str, str, str, str, str, bool, list, int, int, str)
-LINK_TYPES = (str, int, int, str)
 CAVEAT = (
     "Counting is a necessary check and no proof of privacy: one number can disclose a value, and many "
     "dependent ones may not. Not counted: texts, names, levels, counts, and who has a record."
 )
+Natural: TypeAlias = Annotated[int, Least(0)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +48,11 @@ class Statement:
         Digest of the last of `entries`.
     coordinator : str
         Digest of the coordinator's ledger as it was shown to the site: later changes of it are found.
-    counts : Counts
-        Numbers that left and came in, against values in play.
+    earlier, earlier_received, columns, entities
+        See :class:`~fedstat.federation.account.released.SiteCounts`.
     other_sessions : int
         How many other sessions the site has opened.
-    entries : tuple of Link
+    entries : tuple of ChainLink
     signature : str
         Ed25519, over all of the above; `head` stands for the entries.
     """
@@ -62,90 +60,53 @@ class Statement:
     site: str
     session: str
     keys: PublicIdentity
-    ordinal: int
+    ordinal: Annotated[int, Least(1)]
     previous: str
     head: str
     coordinator: str
-    counts: Counts
-    other_sessions: int
-    entries: tuple[Link, ...]
+    earlier: Mapping[int, Natural]
+    earlier_received: Natural
+    columns: Natural
+    entities: Natural
+    other_sessions: Natural
+    entries: tuple[ChainLink, ...]
     signature: str = ""
+
+    @property
+    def counts(self) -> SiteCounts:
+        """Numbers that left and came in, against values in play."""
+        tally = Tally().add(self.entries)
+        earlier = self.earlier, self.earlier_received
+        return SiteCounts(self.site, tally.released, tally.received, *earlier, self.columns, self.entities)
 
     def signed(self) -> dict[str, Any]:
         """List what the signature is over."""
-        counts = self.counts
-        return {
-            "format": STATEMENT,
-            "site": self.site,
-            "session": self.session,
-            "keys": {"signing": self.keys.signing.hex(), "agreement": self.keys.agreement.hex()},
-            "ordinal": self.ordinal,
-            "previous": self.previous,
-            "head": self.head,
-            "count": len(self.entries),
-            "coordinator": self.coordinator,
-            "earlier": {str(among): number for among, number in sorted(counts.earlier.items())},
-            "earlier_received": counts.earlier_received,
-            "columns": counts.columns,
-            "entities": counts.entities,
-            "other_sessions": self.other_sessions,
-        }
+        plain: dict[str, Any] = to_plain(replace(self, entries=()))
+        del plain["entries"], plain["signature"]
+        return {"format": STATEMENT, "count": len(self.entries)} | plain
 
     def to_dict(self) -> dict[str, Any]:
         """Take it apart for JSON."""
-        rows = [link_row(link) for link in self.entries]
+        rows = [link.signed for link in self.entries]
         return {"signed": self.signed(), "entries": rows, "signature": self.signature}
 
     @classmethod
-    def from_dict(cls, content: Mapping[str, Any]) -> Statement:
+    def from_dict(cls, content: Any, where: str) -> Statement:
         """Rebuild what :meth:`to_dict` took apart.
 
         Raises
         ------
-        KeyError, TypeError, ValueError
+        ReceiptError
             It is not such a thing.
         """
-        signed = content["signed"]
-        entries = tuple(read_link(row) for row in content["entries"])
-        released, received = tally(entries)
-        earlier = {whole(int(among), 1): whole(number) for among, number in signed["earlier"].items()}
-        counts = Counts(
-            text(signed["site"]),
-            released,
-            received,
-            earlier,
-            whole(signed["earlier_received"]),
-            whole(signed["columns"]),
-            whole(signed["entities"]),
-        )
-        if whole(signed["count"]) != len(entries):
-            raise ValueError("count")
-        keys = PublicIdentity(*[bytes.fromhex(signed["keys"][name]) for name in ("signing", "agreement")])
-        return cls(
-            counts.site,
-            text(signed["session"]),
-            keys,
-            whole(signed["ordinal"], 1),
-            text(signed["previous"]),
-            text(signed["head"]),
-            text(signed["coordinator"]),
-            counts,
-            whole(signed["other_sessions"]),
-            entries,
-            text(content["signature"]),
-        )
-
-
-def tally(entries: Sequence[Link]) -> tuple[dict[int, int], int]:
-    """Count numbers that left, by how many sites they are sums over, and those that came in."""
-    released: Counter[int] = Counter()
-    received = 0
-    for link in entries:
-        if link.passed.sender == "coordinator":
-            received += link.numbers
-        else:
-            released[link.among] += link.numbers
-    return {among: number for among, number in released.items() if number}, received
+        try:
+            entries = tuple(map(read_link, content["entries"]))
+            plain = {**content["signed"], "entries": [], "signature": content["signature"]}
+            if (plain.pop("format"), plain.pop("count")) != (STATEMENT, len(entries)):
+                raise ValueError("count")
+        except (LookupError, TypeError, ValueError) as error:
+            raise ReceiptError(f"{where}: malformed ({error})") from error
+        return replace(from_plain(cls, plain, where, ReceiptError), entries=entries)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -157,7 +118,7 @@ class Receipt:
     session : str
     at : str or None
         The site at which the coordinator sat.
-    passed : tuple of Passed
+    passed : tuple of Entry
         The coordinator's ledger: all that it carried in the session, in order.
     statements : mapping of str to Statement
         By site.
@@ -165,11 +126,11 @@ class Receipt:
 
     session: str
     at: str | None
-    passed: tuple[Passed, ...]
+    passed: tuple[Entry, ...]
     statements: Mapping[str, Statement]
 
     @property
-    def lines(self) -> list[Line]:
+    def lines(self) -> list[Comparison]:
         """Equations against unknowns; see :mod:`fedstat.federation.account.released`."""
         return compare([one.counts for one in self.statements.values()], self.at)
 
@@ -198,7 +159,7 @@ class Receipt:
             "fields": list(LINK_FIELDS),
             "session": self.session,
             "at": self.at,
-            "passed": [list(entry) for entry in self.passed],
+            "passed": [entry.signed for entry in self.passed],
             "statements": {site: one.to_dict() for site, one in self.statements.items()},
         }
         return canonical(content) + "\n"
@@ -212,17 +173,20 @@ class Receipt:
         ReceiptError
             The text is no receipt, or not in canonical form.
         """
+        where = "not a receipt, or damaged"
         try:
-            fields = json.loads(content)
-            receipt = cls(
-                text(fields["session"]),
-                None if fields["at"] is None else text(fields["at"]),
-                tuple(read_passed(row) for row in fields["passed"]),
-                {text(site): Statement.from_dict(one) for site, one in fields["statements"].items()},
+            plain = json.loads(content)
+            head = {"session": plain["session"], "at": plain["at"], "passed": [], "statements": {}}
+            receipt = replace(
+                from_plain(cls, head, where, ReceiptError),
+                passed=tuple(map(read_entry, plain["passed"])),
+                statements={
+                    site: Statement.from_dict(one, where) for site, one in plain["statements"].items()
+                },
             )
             same = receipt.to_json() == content
-        except (LookupError, TypeError, ValueError, AttributeError, RecursionError, SecurityError) as error:
-            raise ReceiptError(f"not a receipt, or damaged ({type(error).__name__})") from error
+        except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            raise ReceiptError(f"{where} ({type(error).__name__})") from error
         if not same:
             raise ReceiptError(
                 "not a receipt in canonical form: a field was added, removed or written in another way"
@@ -240,7 +204,7 @@ class Receipt:
 
     def to_frame(self) -> pd.DataFrame:
         """One row per entry of the sites' own chains, in their order."""
-        rows = [[site, *link_row(link)] for site, one in self.statements.items() for link in one.entries]
+        rows = [[site, *link.signed] for site, one in self.statements.items() for link in one.entries]
         return pd.DataFrame(rows, columns=["site", *LINK_FIELDS])
 
     def sites(self) -> pd.DataFrame:
@@ -249,7 +213,7 @@ class Receipt:
             {
                 "entries": [len(one.entries) for one in self.statements.values()],
                 "refusals": [
-                    sum(link.passed.kind == "refusal" for link in one.entries)
+                    sum(link.entry.kind == REFUSAL for link in one.entries)
                     for one in self.statements.values()
                 ],
                 "session no.": [one.ordinal for one in self.statements.values()],
@@ -274,45 +238,7 @@ class Receipt:
         return f"{head}{tables}<p>{CAVEAT} {self.alarm}</p>"
 
 
-def coordinator_digest(at: str | None, passed: Sequence[Passed]) -> str:
+def coordinator_digest(at: str | None, passed: Sequence[Entry]) -> str:
     """SHA-256 of the coordinator's ledger."""
-    content = {"at": at, "passed": [list(entry) for entry in passed]}
+    content = {"at": at, "passed": [entry.signed for entry in passed]}
     return hashlib.sha256(canonical(content).encode()).hexdigest()
-
-
-def read_passed(row: Sequence[Any]) -> Passed:
-    """Rebuild one entry of the coordinator's ledger.
-
-    Raises
-    ------
-    TypeError, ValueError
-        It is not such a thing.
-    """
-    if tuple(map(type, row)) != PASSED_TYPES:
-        raise TypeError("types of an entry")
-    number, *names, masked, shape, size, entities, rule = row
-    if min(number, size, entities, *shape) < 0 or any(type(length) is not int for length in shape):
-        raise ValueError("a negative number")
-    return Passed._make((number, *names, masked, tuple(shape), size, entities, rule))
-
-
-def read_link(row: Sequence[Any]) -> Link:
-    """Rebuild one entry of a chain; see :func:`read_passed`."""
-    head, tail = row[: len(PASSED_FIELDS)], row[len(PASSED_FIELDS) :]
-    if tuple(map(type, tail)) != LINK_TYPES or tail[1] < 0 or tail[2] < 1:
-        raise TypeError("types of an entry")
-    return Link(read_passed(head), *tail)
-
-
-def whole(value: Any, least: int = 0) -> int:
-    """Return a whole number that is not too small, or raise."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError("not a whole number")
-    return value
-
-
-def text(value: Any) -> str:
-    """Return a text, or raise."""
-    if not isinstance(value, str):
-        raise TypeError("not a text")
-    return value

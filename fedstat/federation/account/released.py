@@ -58,7 +58,7 @@ def distinct_numbers(array: Array) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class SiteCounts:
     """What one site's own account says of its numbers.
 
     Parameters
@@ -89,7 +89,7 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class Comparison:
     """One line of the comparison: numbers about some sites in the hands of one party."""
 
     about: str
@@ -118,29 +118,30 @@ class Line:
         return FEW if self.ratio < 0.5 else CLOSE if self.ratio < 1.0 else MANY
 
 
-def compare(sites: Sequence[Counts], at: str | None) -> list[Line]:
+def compare(sites: Sequence[SiteCounts], at: str | None) -> list[Comparison]:
     """Hold equations against unknowns, by whose data and who received them.
 
     Parameters
     ----------
-    sites : sequence of Counts
+    sites : sequence of SiteCounts
     at : str or None
         The site at which the coordinator sits: nothing is released to itself.
 
     Returns
     -------
-    list of Line
+    list of Comparison
         Each site's own numbers at the coordinator; those of all sites together, sums included; and what each
         site received about the others.
     """
     reader = "coordinator" if at is None else f"{at} (coordinator)"
     others = [one for one in sites if one.site != at]
     lines = [
-        Line(one.site, reader, one.released.get(1, 0), one.earlier.get(1, 0), one.unknowns) for one in others
+        Comparison(one.site, reader, one.released.get(1, 0), one.earlier.get(1, 0), one.unknowns)
+        for one in others
     ]
     if any(set(counts) - {1} for one in sites for counts in (one.released, one.earlier)):
         lines.append(
-            Line(
+            Comparison(
                 "all together, with sums over several",
                 reader,
                 _shared(others, [one.released for one in sites]),
@@ -150,18 +151,18 @@ def compare(sites: Sequence[Counts], at: str | None) -> list[Line]:
         )
     for one in others if len(sites) > 1 else ():  # with one site there are no others
         known = sum(other.unknowns for other in sites if other is not one)
-        lines.append(Line("the others", one.site, one.received, one.earlier_received, known))
+        lines.append(Comparison("the others", one.site, one.received, one.earlier_received, known))
     return lines
 
 
-def _shared(others: Sequence[Counts], counts: Sequence[Mapping[int, int]], earlier: bool = False) -> int:
+def _shared(others: Sequence[SiteCounts], counts: Sequence[Mapping[int, int]], earlier: bool = False) -> int:
     """Numbers that are sums, each once, and the numbers of single sites beside them."""
     single = sum((one.earlier if earlier else one.released).get(1, 0) for one in others)
     sums = sum((Fraction(n, among) for row in counts for among, n in row.items() if among > 1), Fraction(0))
     return single + math.ceil(sums)
 
 
-def table(lines: Sequence[Line]) -> pd.DataFrame:
+def table(lines: Sequence[Comparison]) -> pd.DataFrame:
     """One row per line, the columns named for print."""
     return pd.DataFrame(
         {
@@ -177,7 +178,7 @@ def table(lines: Sequence[Line]) -> pd.DataFrame:
     )
 
 
-def alarm(lines: Sequence[Line]) -> str:
+def alarm(lines: Sequence[Comparison]) -> str:
     """One sentence where some party has as many equations as unknowns; else empty."""
     flagged = [line for line in lines if line.verdict == MANY]
     if not flagged:

@@ -13,8 +13,9 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from fedstat.errors import ReceiptError
-from fedstat.federation.account.chain import COORDINATOR, Link, Passed, canonical, extend, genesis
-from fedstat.federation.account.receipt import PASSED_FIELDS, Receipt, Statement, coordinator_digest
+from fedstat.federation.account.chain import ChainLink, canonical, extend, genesis
+from fedstat.federation.account.entry import COORDINATOR, SIGNED_FIELDS, TEXT, Entry
+from fedstat.federation.account.receipt import Receipt, Statement, coordinator_digest
 from fedstat.federation.account.released import counted
 
 MOST_TOLD = 20
@@ -161,22 +162,22 @@ def _entry_problems(statement: Statement) -> list[str]:
         problems.append("the times of the entries are malformed, or run backwards")
     if any(not _possible(link, statement.site) for link in statement.entries):
         problems.append("an entry has an impossible round, shape or number of equations")
-    rounds = [link.passed.round for link in statement.entries]
+    rounds = [link.entry.round for link in statement.entries]
     if any(b < a for a, b in pairwise(rounds)):
         problems.append("the rounds run backwards")
     return problems
 
 
-def _possible(link: Link, site: str) -> bool:
-    entry = link.passed
+def _possible(link: ChainLink, site: str) -> bool:
+    entry = link.entry
     outward = (entry.sender, entry.receiver) == (site, COORDINATOR)
     if not outward and (entry.sender, entry.receiver) != (COORDINATOR, site):
         return False
-    most = math.prod(entry.shape) if entry.shape or entry.array != "text" else 0
+    most = math.prod(entry.shape) if entry.shape or entry.array != TEXT else 0
     return entry.round > 0 and link.numbers <= (most if counted(entry.kind, outward) else 0)
 
 
-def _differences(carried: list[Passed], entries: tuple[Link, ...]) -> list[str]:
+def _differences(carried: list[Entry], entries: tuple[ChainLink, ...]) -> list[str]:
     """Where the coordinator's ledger and a site's part, up to the first entry that only one of them has."""
     problems = []
     if len(carried) != len(entries):
@@ -184,7 +185,7 @@ def _differences(carried: list[Passed], entries: tuple[Link, ...]) -> list[str]:
             f"the coordinator's ledger has {len(carried):,} entries with this site, its own {len(entries):,}"
         )
     for place, (ours, link) in enumerate(zip_longest(carried, entries), 1):
-        theirs = None if link is None else link.passed
+        theirs = None if link is None else link.entry
         if ours != theirs:
             where = ours or theirs
             assert where is not None
@@ -196,8 +197,10 @@ def _differences(carried: list[Passed], entries: tuple[Link, ...]) -> list[str]:
     return problems
 
 
-def _fields(ours: Passed | None, theirs: Passed | None) -> str:
+def _fields(ours: Entry | None, theirs: Entry | None) -> str:
     """Name the fields in which two entries differ."""
     if ours is None or theirs is None:
         return "only one of them has it"
-    return ", ".join(name for name, a, b in zip(PASSED_FIELDS, ours, theirs, strict=True) if a != b)
+    return ", ".join(
+        name for name, a, b in zip(SIGNED_FIELDS, ours.signed, theirs.signed, strict=True) if a != b
+    )

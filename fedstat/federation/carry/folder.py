@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedstat.errors import EngineError, SecurityError
-from fedstat.federation.account.ledger import COORDINATOR
+from fedstat.federation.account.entry import COORDINATOR
 from fedstat.federation.carry.remote import NUMBER_LENGTH, SiteServer, number_of
 from fedstat.federation.crypto.envelopes import Envelope, open_signed, sign
 from fedstat.federation.crypto.keys import Identity

@@ -21,7 +21,7 @@ from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.carry.journal import Journal
 from fedstat.federation.door.site import SESSIONS_KEPT, Site
 from fedstat.federation.message import Ask, Reply, pack_ask, pack_refusal, unpack_ask, unpack_reply
-from fedstat.federation.rounds.engine import RoundEngine, enter, enter_refusal
+from fedstat.federation.rounds.engine import RoundEngine, enter
 
 NUMBER_LENGTH = 32
 UNNUMBERED = "a question without its turn is the only one of its session; ask by a RemoteEngine"
@@ -97,11 +97,11 @@ class SiteServer:
             asked, kept = self._last.get(ask.session, (b"", b""))
             if asked == digest:
                 return kept
-            before = self.site.books.rounds(ask.session)
+            before = self.site.account.rounds(ask.session)
             if ask.turn is None and before:
                 return pack_refusal(self.site.name, MessageError(f"{self.site.name}: {UNNUMBERED}"))
             answer = self._answer(request)
-            if self.site.books.rounds(ask.session) > before:
+            if self.site.account.rounds(ask.session) > before:
                 self._keep(ask.session, digest, answer)
             return answer
 
@@ -181,11 +181,10 @@ class RemoteEngine(RoundEngine):
         replies, errors = list[Reply](), list[tuple[Ask, FedstatError]]()
         for place, outcome in sorted(outcomes.items()):
             # All that was answered is entered, whoever else did not answer.
+            enter(asks[place], outcome, ledger)
             if isinstance(outcome, FedstatError):
                 errors.append((asks[place], outcome))
-                enter_refusal(asks[place], outcome, ledger)
             else:
-                enter(asks[place], outcome, ledger)
                 replies.append(outcome)
         if errors:
             raise self._explained(errors)

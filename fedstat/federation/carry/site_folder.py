@@ -20,7 +20,7 @@ from typing import Any
 import pandas as pd
 
 from fedstat.errors import PartitionError
-from fedstat.federation.account.ledger_file import open_books, read_answered
+from fedstat.federation.account.ledger_file import open_account, read_answered
 from fedstat.federation.crypto.keys import Identity
 from fedstat.federation.door.families import load_families
 from fedstat.federation.door.policy import Policy
@@ -213,7 +213,7 @@ def open_site(folder: str | Path) -> Site:
         description.seed,
         description.site_column,
         Trust(dict(description.pinned), identity),
-        open_books(folder, description.name, identity.public),
+        open_account(folder, description.name, identity.public),
     )
     site.remember_answered(read_answered(folder, table.n_rows))
     return site

@@ -17,8 +17,8 @@ from fedstat.errors import (
     SecurityError,
     SessionError,
 )
-from fedstat.federation.account.chain import Books, Chain
-from fedstat.federation.account.ledger import COORDINATOR, Ledger
+from fedstat.federation.account.chain import Chain, SiteAccount
+from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.crypto.masks import WIDE, Masker
 from fedstat.federation.door.policy import Policy, check_ask, check_columns, check_counts, check_mask
 from fedstat.federation.door.state import SiteData, State, Trust
@@ -68,7 +68,7 @@ class Site:
         Column under which steps find the site's own name, the same in every row; none by default.
     trust : Trust, optional
         New keys by default.
-    books : Books, optional
+    account : SiteAccount, optional
         The account of an earlier process, to be continued.
     """
 
@@ -80,7 +80,7 @@ class Site:
         shared_seed: int | None = None,
         site_column: str = "",
         trust: Trust | None = None,
-        books: Books | None = None,
+        account: SiteAccount | None = None,
     ) -> None:
         self.name = name
         self.policy = policy if policy is not None else Policy()
@@ -89,8 +89,8 @@ class Site:
         self._size = f"{held.n_rows} records, {len(held.columns)} columns"
         if site_column:
             held = LabelledTable(held, site_column, name)
-        books = Books() if books is None else books
-        self._data = SiteData(name, held, shared_seed, self.policy, trust=trust or Trust(), books=books)
+        account = SiteAccount() if account is None else account
+        self._data = SiteData(name, held, shared_seed, self.policy, trust=trust or Trust(), account=account)
         self._states: dict[str, State] = {}
         self._put_out: set[str] = set()
 
@@ -100,9 +100,9 @@ class Site:
         return self._data.trust
 
     @property
-    def books(self) -> Books:
+    def account(self) -> SiteAccount:
         """The site's own account of all that passed its door."""
-        return self._data.books
+        return self._data.account
 
     def remember_answered(self, bitmaps: Iterable[Array]) -> None:
         """Hold new answers against those of an earlier process as well."""
@@ -153,7 +153,7 @@ class Site:
 
     def _begin_entries(self, session: str) -> Chain:
         """Chain of a session, ready for one more ask; "" for what belongs to none."""
-        chain = self.books.chain(self.name, self.trust.identity.public, session)
+        chain = self.account.chain(self.name, self.trust.identity.public, session)
         chain.begin()
         return chain
 
@@ -176,18 +176,15 @@ class Site:
             state.restore(earlier)
             self._data.answered[:] = answered
             raise
-        self.books.note(state.in_play, state.entities)
+        self.account.note(state.in_play, state.entities)
         if list(map(id, self._data.answered)) != list(map(id, answered)):
-            self.books.keep_answered(self._data.answered)
-        chain.reply(ask, step, reply, clear.arrays, n_sites)
+            self.account.keep_answered(self._data.answered)
+        left = chain.reply(ask, step, reply, clear.arrays, n_sites)
         if ask.family == RECEIPT:
             return packed
         self._keep_state(ask.session, state)
         self.ledger.begin_round()
-        self.ledger.record(
-            self.name, COORDINATOR, ask.step, reply.arrays, step.gives, state.entities, ask.masked is not None
-        )
-        self.ledger.record_text(self.name, COORDINATOR, ask.step, reply.text, step.text_out)
+        self.ledger.enter(left)
         return packed
 
     def _prepare(self, ask: Ask, step: Step, state: State) -> tuple[Reply, Reply, int]:
@@ -224,7 +221,7 @@ class Site:
         """Answer no question twice, and none of a session of which some questions are not known here."""
         if ask.turn is None:
             return
-        seen, resumed = self.books.rounds(ask.session), self.books.resumed(ask.session)
+        seen, resumed = self.account.rounds(ask.session), self.account.resumed(ask.session)
         if ask.turn > seen + 1 or (resumed and ask.turn == seen):
             raise SessionError(f"{self.name}: {STARTED_AGAIN}")
         if ask.turn <= seen:

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from fedstat.errors import DesignError, PartitionError
-from fedstat.federation.account.chain import Books
+from fedstat.federation.account.chain import SiteAccount
 from fedstat.federation.crypto.keys import Identity
 from fedstat.federation.door.policy import Policy
 from fedstat.federation.tables.table import FrameTable, LabelledTable, Table
@@ -56,7 +56,7 @@ class SiteData:
     answered : list of uint8 arrays
         Bit maps of the rows behind earlier answers; see :mod:`fedstat.federation.door.guards`.
     trust : Trust
-    books : Books
+    account : SiteAccount
         The site's own account of all that passed its door.
     """
 
@@ -66,7 +66,7 @@ class SiteData:
     policy: Policy
     answered: list[Array] = field(default_factory=list)
     trust: Trust = field(default_factory=lambda: Trust())
-    books: Books = field(default_factory=Books)
+    account: SiteAccount = field(default_factory=SiteAccount)
 
     @property
     def common_seed(self) -> int:

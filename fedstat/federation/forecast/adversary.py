@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from fedstat.federation.account.ledger import COORDINATOR
+from fedstat.federation.account.entry import COORDINATOR
 from fedstat.federation.crypto.masks import TWO_SITES, hides
 from fedstat.federation.forecast.forecast import Planned
 

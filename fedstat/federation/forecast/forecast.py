@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from fedstat.federation.account.ledger import Entry
+from fedstat.federation.account.entry import Entry
 from fedstat.federation.door.policy import Refusal
 from fedstat.federation.forecast.rehearsal import Course
 
@@ -21,7 +21,7 @@ class Planned:
     Parameters
     ----------
     sender, receiver, step, array, kind, what, masked
-        See :class:`~fedstat.federation.account.ledger.Entry`.
+        See :class:`~fedstat.federation.account.entry.Entry`.
     shape : tuple of int
         The largest.
     entities : int

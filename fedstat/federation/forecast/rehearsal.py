@@ -21,7 +21,8 @@ import numpy as np
 import pandas as pd
 
 from fedstat.errors import NotAvailableError, PolicyError
-from fedstat.federation.account.ledger import Entry, Ledger
+from fedstat.federation.account.entry import Entry
+from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.crypto.keys import Agreement, Identity
 from fedstat.federation.crypto.masks import WIDE, encode_values, encoding_of
 from fedstat.federation.door.policy import (
@@ -36,7 +37,7 @@ from fedstat.federation.door.policy import (
 from fedstat.federation.door.site import FAMILIES, RECEIPT
 from fedstat.federation.door.state import SiteData
 from fedstat.federation.message import Ask, Declared, Reply, Step, check_arrays
-from fedstat.federation.rounds.engine import Fit, Rounds, leaves, record
+from fedstat.federation.rounds.engine import Fit, Rounds, enter, leaves
 from fedstat.federation.tables.table import FrameTable
 from fedstat.typing import Array
 
@@ -214,8 +215,7 @@ class Rehearsal:
         self._hold_against_policy(site, ask, step, reply)
         if ask.masked is not None:
             reply = Reply(reply.site, masked_arrays(site, step, reply.arrays), reply.text, reply.entities)
-        if leaves(ask, self._ledger):
-            record(ask, reply, self._ledger)
+        enter(ask, reply, self._ledger)
         return reply
 
     def _hold_against_policy(self, site: StandIn, ask: Ask, step: Step, reply: Reply) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Protocol, TypeAlias, TypeVar
 
 from fedstat.errors import FedstatError, MessageError
-from fedstat.federation.account.ledger import COORDINATOR, Ledger
+from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.door.site import FAMILIES, RECEIPT
 from fedstat.federation.message import Ask, Reply, pack_ask, unpack_reply
 
@@ -99,7 +99,7 @@ class LocalEngine(RoundEngine):
         try:
             reply = unpack_reply(self._doors[ask.site](pack_ask(ask)))
         except FedstatError as error:
-            enter_refusal(ask, error, ledger)
+            enter(ask, error, ledger)
             raise
         enter(ask, reply, ledger)
         return reply
@@ -110,35 +110,18 @@ def leaves(ask: Ask, ledger: Ledger) -> bool:
     return ask.site != ledger.at and ask.family != RECEIPT
 
 
-def enter_refusal(ask: Ask, error: Exception, ledger: Ledger) -> None:
-    """Write into the coordinator's account that a site did not answer."""
-    ledger.account.ask(ask, FAMILIES.get(ask.family, {}).get(ask.step))
-    ledger.account.refusal(ask, error)
+def enter(ask: Ask, outcome: Reply | FedstatError, ledger: Ledger) -> None:
+    """Write an ask and its outcome into the coordinator's account, and into the ledger what it is about.
 
-
-def enter(ask: Ask, reply: Reply, ledger: Ledger) -> None:
-    """Write an ask and its reply into the coordinator's account, and into the ledger what it is about.
+    A question that was refused is in the account alone: nothing came of it.
 
     Raises
     ------
     MessageError
         Another site answered.
     """
-    if reply.site != ask.site:
-        raise MessageError(f"'{reply.site}' answered in the place of '{ask.site}'")
-    step = FAMILIES[ask.family][ask.step]
-    ledger.account.ask(ask, step)
-    ledger.account.reply(ask, step, reply)
-    if leaves(ask, ledger):
-        record(ask, reply, ledger)
-
-
-def record(ask: Ask, reply: Reply, ledger: Ledger) -> None:
-    """Write an ask and its reply into the ledger."""
-    step = FAMILIES[ask.family][ask.step]
-    ledger.record(COORDINATOR, ask.site, ask.step, ask.arrays, step.takes)
-    ledger.record(
-        ask.site, COORDINATOR, ask.step, reply.arrays, step.gives, reply.entities, ask.masked is not None
-    )
-    ledger.record_text(COORDINATOR, ask.site, ask.step, ask.text, step.text_in)
-    ledger.record_text(ask.site, COORDINATOR, ask.step, reply.text, step.text_out)
+    if isinstance(outcome, Reply) and outcome.site != ask.site:
+        raise MessageError(f"'{outcome.site}' answered in the place of '{ask.site}'")
+    entries = ledger.account.enter(ask, FAMILIES.get(ask.family, {}).get(ask.step), outcome)
+    if isinstance(outcome, Reply) and leaves(ask, ledger):
+        ledger.enter(entries)

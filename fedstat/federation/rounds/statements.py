@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
 from fedstat.errors import DisclosureWarning, MessageError, ReceiptError
-from fedstat.federation.account.chain import canonical
+from fedstat.federation.account.chain import Tally, canonical
 from fedstat.federation.account.ledger import Ledger
-from fedstat.federation.account.receipt import Receipt, Statement, coordinator_digest, tally
-from fedstat.federation.account.released import Counts
+from fedstat.federation.account.receipt import Receipt, Statement, coordinator_digest
 from fedstat.federation.door.site import FAMILIES, RECEIPT
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Ask, Declared, Step
@@ -41,22 +39,11 @@ def state_ledger(data: SiteData, state: State, text: str) -> tuple[dict[str, Arr
     digest = json.loads(text)
     if not isinstance(digest, str) or len(digest) != DIGEST_LENGTH:
         raise MessageError(f"{data.name}: expected the digest of a ledger, {DIGEST_LENGTH} digits")
-    books, keys = data.books, data.trust.identity
-    chain = books.present
+    account, keys = data.account, data.trust.identity
+    chain, others = account.present, Tally()
     links, head = chain.before_this_ask()
-    earlier: Counter[int] = Counter()
-    for other in books.others:
-        earlier.update(other.released)
-    released, received = tally(links)
-    counts = Counts(
-        data.name,
-        released,
-        received,
-        {among: number for among, number in earlier.items() if number},
-        sum(other.received for other in books.others),
-        len(books.columns),
-        books.entities,
-    )
+    for other in account.others:
+        others.merge(other.tally)
     statement = Statement(
         data.name,
         chain.session,
@@ -65,8 +52,11 @@ def state_ledger(data: SiteData, state: State, text: str) -> tuple[dict[str, Arr
         chain.previous,
         head,
         digest,
-        counts,
-        len(books.others),
+        others.released,
+        others.received,
+        len(account.columns),
+        account.entities,
+        len(account.others),
         tuple(links),
     )
     signature = keys.signing.sign(canonical(statement.signed()).encode()).hex()
@@ -110,8 +100,11 @@ def receipted(protocol: Rounds[Fit], sites: Sequence[str], session: str, ledger:
     digest = json.dumps(coordinator_digest(ledger.at, passed))
     replies = yield [Ask(site, RECEIPT, "state_ledger", {}, session, digest) for site in sites]
     try:
-        found = [Statement.from_dict(json.loads(reply.text)) for reply in replies]
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        found = [
+            Statement.from_dict(json.loads(reply.text), f"{reply.site}: its statement on what passed")
+            for reply in replies
+        ]
+    except (ValueError, RecursionError) as error:
         raise ReceiptError("a site's statement on what passed is malformed") from error
     # A run that was taken up again goes on in the session in which it began.
     began = found[0].session if found else session

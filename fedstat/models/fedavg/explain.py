@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedstat.federation.account.ledger import COORDINATOR
+from fedstat.federation.account.entry import COORDINATOR
 from fedstat.federation.forecast.rehearsal import Answers, Course, StandIn
 from fedstat.federation.message import Ask, Reply
 from fedstat.models.explain import settled

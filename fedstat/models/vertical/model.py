@@ -6,7 +6,7 @@ import warnings
 from typing import Any, ClassVar, Literal, Self
 
 from fedstat.errors import DataWarning, ModelError
-from fedstat.federation.account.ledger import Account, Ledger
+from fedstat.federation.account.ledger import CoordinatorAccount, Ledger
 from fedstat.federation.design.by_columns import Design, Missing, agree_design
 from fedstat.federation.design.formula.parse import Formula, parse_formula
 from fedstat.federation.partition.partition import ClientPartition
@@ -53,7 +53,7 @@ class VerticalModel(Explainable):
             )
         self.engine: Engine = partition.engine
         self._session = partition.new_session()
-        self._account = Account()
+        self._account = CoordinatorAccount()
         self._agreement = self.new_ledger()
         self.design: Design = self.engine.run(
             agree_design(

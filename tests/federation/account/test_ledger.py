@@ -4,8 +4,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedstat.federation.account.ledger import COORDINATOR, Entry, Ledger
-from fedstat.federation.message import Declared
+from fedstat.federation.account.entry import COORDINATOR, Entry, answered, asked
+from fedstat.federation.account.ledger import COLUMNS, Ledger
+from fedstat.federation.message import Ask, Declared, Reply, Step
 
 DECLARED = {
     "z": Declared("per entity", "residual"),
@@ -15,20 +16,37 @@ DECLARED = {
 ARRAYS = {"z": np.ones(7), "gram": np.ones((3, 3)), "flag": np.array(True)}
 
 
+def record(ledger, sender, arrays, declared, entities=0):
+    """Enter the arrays of one message between the bank and the coordinator."""
+    if sender == COORDINATOR:
+        passed = asked(Ask("Bank", "toy", "step", arrays), Step(None, takes=declared), 9)
+    else:
+        reply = Reply("Bank", arrays, "", entities)
+        passed = answered(Ask("Bank", "toy", "step"), Step(None, gives=declared), reply, 9)
+    ledger.enter(entry for entry, _ in passed)
+
+
+def record_text(ledger, text, line):
+    step = Step(None, text_out=line)
+    entered = answered(Ask("Bank", "toy", "open"), step, Reply("Bank", {}, text), 9)
+    ledger.enter(entry for entry, _ in entered)
+
+
 @pytest.fixture
 def ledger():
     ledger = Ledger(at="Registry")
     for _ in range(2):
         ledger.begin_round()
-        ledger.record(COORDINATOR, "Bank", "step", {"flag": ARRAYS["flag"]}, DECLARED)
-        ledger.record("Bank", COORDINATOR, "step", ARRAYS, DECLARED, entities=7)
+        record(ledger, COORDINATOR, {"flag": ARRAYS["flag"]}, DECLARED)
+        record(ledger, "Bank", ARRAYS, DECLARED, entities=7)
     return ledger
 
 
 def test_an_array_is_entered_with_shape_bytes_and_meaning(ledger):
     assert ledger.entries[2] == Entry(
-        1, "Bank", COORDINATOR, "step", "gram", "aggregate", "products", (3, 3), 72, 7
+        1, "Bank", COORDINATOR, "step", "gram", "aggregate", "products", (3, 3), 72, 7, family="toy"
     )
+    assert ledger.entries[2].what == "products"
     assert [entry.round for entry in ledger.entries] == [1] * 4 + [2] * 4
     assert ledger.rounds == 2
 
@@ -40,16 +58,16 @@ def test_bytes_add_up_both_ways(ledger):
 
 def test_an_array_that_was_not_declared_cannot_be_entered(ledger):
     with pytest.raises(KeyError):
-        ledger.record("Bank", COORDINATOR, "step", {"secret": np.ones(2)}, DECLARED)
+        record(ledger, "Bank", {"secret": np.ones(2)}, DECLARED)
 
 
 def test_a_text_counts_by_its_bytes_and_an_empty_one_is_none(ledger):
     line = Declared("schema", "names")
     before = len(ledger.entries)
-    ledger.record_text("Bank", COORDINATOR, "open", "", line)
-    ledger.record_text("Bank", COORDINATOR, "open", "a", None)
+    record_text(ledger, "", line)
+    record_text(ledger, "a", None)
     assert len(ledger.entries) == before
-    ledger.record_text("Bank", COORDINATOR, "open", "größe", line)
+    record_text(ledger, "größe", line)
     assert (ledger.entries[-1].bytes, ledger.entries[-1].kind, ledger.entries[-1].shape) == (7, "schema", ())
 
 
@@ -75,7 +93,7 @@ def test_every_kind_has_its_place():
     ledger = Ledger()
     kinds = ("raw columns", "per entity", "sketch", "aggregate", "presence", "schema", "control")
     for kind in kinds:
-        ledger.record("Bank", COORDINATOR, "step", {"x": np.ones(1)}, {"x": Declared(kind, "x")})
+        record(ledger, "Bank", {"x": np.ones(1)}, {"x": Declared(kind, "x")})
     assert ledger.kinds_by_client() == {"Bank": kinds[::-1]}
 
 
@@ -85,5 +103,5 @@ def test_an_empty_account_can_be_read():
     assert ledger.kinds_by_client() == {}
     frame = ledger.to_frame()
     assert isinstance(frame, pd.DataFrame) and len(frame) == 0
-    assert list(frame.columns) == list(Entry.__dataclass_fields__)
+    assert list(frame.columns) == list(COLUMNS)
     assert len(Ledger(at="Bank").releases()) == 0

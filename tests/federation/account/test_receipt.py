@@ -2,6 +2,7 @@
 
 import copy
 import json
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -10,8 +11,9 @@ from signed_study import SECRET, SITES, STEPS, Study
 
 import fedstat as fs
 from fedstat.errors import FedstatError, ReceiptError
-from fedstat.federation.account.chain import Link, Passed, canonical, extend, genesis
-from fedstat.federation.account.receipt import LINK_FIELDS, PASSED_FIELDS, Receipt
+from fedstat.federation.account.chain import LINK_FIELDS, canonical, extend, genesis, read_link
+from fedstat.federation.account.entry import SIGNED_FIELDS
+from fedstat.federation.account.receipt import Receipt
 from fedstat.federation.crypto.keys import Identity, PublicIdentity
 from fedstat.federation.door.site import FAMILIES
 
@@ -127,7 +129,7 @@ def test_every_field_of_every_entry_of_a_real_receipt_is_guarded(tmp_path):
     assert fs.verify_receipt(receipt, keys).ok
     content = json.loads(receipt.to_json())
     tables = [content["passed"], *[one["entries"] for one in content["statements"].values()]]
-    assert [len(table[0]) for table in tables] == [len(PASSED_FIELDS), len(LINK_FIELDS), len(LINK_FIELDS)]
+    assert [len(table[0]) for table in tables] == [len(SIGNED_FIELDS), len(LINK_FIELDS), len(LINK_FIELDS)]
     path, found = tmp_path / "fit.json", 0
     for table in tables:
         for row in table:
@@ -195,8 +197,7 @@ def forge(statement, identity=None):
     )
     digest = genesis(signed["site"], keys, signed["session"], signed["ordinal"], signed["previous"])
     for row in statement["entries"]:
-        passed = Passed(*[tuple(v) if isinstance(v, list) else v for v in row[: len(PASSED_FIELDS)]])
-        digest = extend(digest, Link(passed, *row[len(PASSED_FIELDS) :]))
+        digest = extend(digest, read_link(row))
     signed["head"], signed["count"] = digest.hex(), len(statement["entries"])
     if identity:
         signed["keys"] = {"signing": keys.signing.hex(), "agreement": keys.agreement.hex()}
@@ -279,7 +280,7 @@ def test_a_coordinator_that_wrote_down_something_else_is_found(study, lie, compl
     place = next(i for i, e in enumerate(ledger.account._passed) if (e.array, e.receiver) == ("weight", "B"))
     entry = ledger.account._passed.pop(place)
     if lie is not None:
-        ledger.account._passed.insert(place, entry._replace(**lie))
+        ledger.account._passed.insert(place, replace(entry, **lie))
     report = study.verify(study.run(steps=()))
     assert not report.ok and pd.Series(report.problems).str.contains(complaint).any()
     assert all(problem.startswith("B: ") for problem in report.problems)
@@ -287,7 +288,7 @@ def test_a_coordinator_that_wrote_down_something_else_is_found(study, lie, compl
 
 def test_a_site_that_left_something_out_is_found(study):
     study.run()
-    study.partition.sites["C"]._data.books.chain("C", None, "s").links.pop(2)
+    study.partition.sites["C"]._data.account.chain("C", None, "s").links.pop(2)
     report = study.verify(study.run(steps=()))
     assert not report.ok and all(problem.startswith("C: ") for problem in report.problems)
 

@@ -9,7 +9,7 @@ import pytest
 from signed_study import SECRET, SITES, STEPS, Study
 
 from fedstat.errors import FedstatError, PolicyError
-from fedstat.federation.account.chain import content_digest, extend, genesis, link_row
+from fedstat.federation.account.chain import content_digest, extend, genesis
 from fedstat.federation.door.policy import Policy
 from fedstat.federation.door.site import FAMILIES
 from fedstat.federation.message import Ask
@@ -27,8 +27,8 @@ def study():
 
 def test_a_site_can_prove_one_array_and_discloses_no_other(study):
     study.run()
-    chain = study.partition.sites["A"]._data.books.chain("A", None, "s")
-    place = next(i for i, link in enumerate(chain.links) if link.passed.array == "gram")
+    chain = study.partition.sites["A"]._data.account.chain("A", None, "s")
+    place = next(i for i, link in enumerate(chain.links) if link.entry.array == "gram")
     link, key = chain.links[place], chain.entry_key(place)
     x = SECRET + np.arange(3.0)
     prove = lambda key, array: hmac.digest(key, content_digest(array), "sha256").hex()  # noqa: E731
@@ -52,7 +52,9 @@ def test_sessions_are_chained_so_that_none_can_be_dropped(study):
         assert (one.ordinal, two.ordinal, one.previous) == (1, 2, "")
         # The statement itself was entered after it was signed, and before the next session began.
         digest = bytes.fromhex(one.head)
-        for link in study.partition.sites[site]._data.books.chain(site, None, "s").links[len(one.entries) :]:
+        for link in (
+            study.partition.sites[site]._data.account.chain(site, None, "s").links[len(one.entries) :]
+        ):
             digest = extend(digest, link)
         assert two.previous == digest.hex()
         assert two.other_sessions == 1
@@ -63,7 +65,7 @@ def test_the_digest_of_a_chain_is_the_published_formula(study):
     one = receipt.statements["A"]
     digest = genesis(one.site, one.keys, one.session, one.ordinal, one.previous)
     for link in one.entries:
-        row = json.dumps(link_row(link), separators=(",", ":"), ensure_ascii=False).encode()
+        row = json.dumps(link.signed, separators=(",", ":"), ensure_ascii=False).encode()
         digest = hashlib.sha256(digest + row).digest()
     assert digest.hex() == one.head
 

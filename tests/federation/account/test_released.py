@@ -12,8 +12,8 @@ from fedstat.federation.account.released import (
     FEW,
     MANY,
     NOTHING,
-    Counts,
-    Line,
+    Comparison,
+    SiteCounts,
     alarm,
     compare,
     distinct_numbers,
@@ -28,7 +28,7 @@ def family(monkeypatch):
 
 
 def line(run, unknowns, earlier=0):
-    return Line("A", "coordinator", run, earlier, unknowns)
+    return Comparison("A", "coordinator", run, earlier, unknowns)
 
 
 @pytest.mark.parametrize(
@@ -81,14 +81,14 @@ def test_the_alarm_names_three_and_counts_the_rest():
 
 def test_counts_by_hand():
     """Two sites that mask a sum, share a product, and send some numbers of their own."""
-    a = Counts("A", {1: 10, 2: 4}, 7, {1: 5}, 1, columns=2, entities=20)
-    b = Counts("B", {1: 30, 2: 4}, 0, {2: 3}, 0, columns=1, entities=30)
+    a = SiteCounts("A", {1: 10, 2: 4}, 7, {1: 5}, 1, columns=2, entities=20)
+    b = SiteCounts("B", {1: 30, 2: 4}, 0, {2: 3}, 0, columns=1, entities=30)
     lines = {(one.about, one.receiver): one for one in compare([a, b], None)}
-    assert lines["A", "coordinator"] == Line("A", "coordinator", 10, 5, 40)
-    assert lines["B", "coordinator"] == Line("B", "coordinator", 30, 0, 30)
+    assert lines["A", "coordinator"] == Comparison("A", "coordinator", 10, 5, 40)
+    assert lines["B", "coordinator"] == Comparison("B", "coordinator", 30, 0, 30)
     joint = lines["all together, with sums over several", "coordinator"]
     assert (joint.run, joint.earlier, joint.unknowns) == (10 + 30 + 4, 5 + 2, 70)
-    assert lines["the others", "A"] == Line("the others", "A", 7, 1, 30)
+    assert lines["the others", "A"] == Comparison("the others", "A", 7, 1, 30)
     inside = compare([a, b], "B")
     assert [(one.about, one.receiver) for one in inside] == [
         ("A", "B (coordinator)"),
@@ -97,7 +97,7 @@ def test_counts_by_hand():
     ]
     # The coordinator's own site knows its part of the sums.
     assert (inside[1].run, inside[1].unknowns) == (10 + 4, 40)
-    assert Counts("A", {}, 0, {}, 0, columns=0, entities=9).unknowns == 9
+    assert SiteCounts("A", {}, 0, {}, 0, columns=0, entities=9).unknowns == 9
 
 
 def test_counts_of_a_run():

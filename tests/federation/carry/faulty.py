@@ -11,7 +11,7 @@ import pandas as pd
 
 import fedstat as fs
 from fedstat.errors import EngineError, FedstatError
-from fedstat.federation.account.ledger_file import open_books, read_books
+from fedstat.federation.account.ledger_file import open_account, read_account
 from fedstat.federation.carry.journal import Journal
 from fedstat.federation.carry.remote import RemoteEngine, RemoteSite, SiteServer
 from fedstat.federation.crypto.keys import Identity
@@ -47,7 +47,7 @@ def analysis(partition: fs.ClientPartition, formula: str = "y ~ x + z"):
 
 def rows(passed):
     """Entries; a statement is longer by the length of the numbers of earlier sessions in it."""
-    return [entry._replace(bytes=0) if entry.family == "receipt" else entry for entry in passed]
+    return [replace(entry, bytes=0) if entry.family == "receipt" else entry for entry in passed]
 
 
 @dataclass
@@ -67,20 +67,20 @@ class Place:
 
     def start(self) -> None:
         data, trust = self.site._data, Trust(dict(self.site.trust.pinned), self.keys)
-        books = open_books(self.folder, self.site.name, self.keys.public)
+        account = open_account(self.folder, self.site.name, self.keys.public)
         table = data.table.table
-        site = Site(self.site.name, table, self.policy, data.shared_seed, "h", trust, books)
+        site = Site(self.site.name, table, self.policy, data.shared_seed, "h", trust, account)
         self.server = SiteServer(site)
 
     def restart(self) -> None:
         """What it held in memory is gone; its folder is not."""
-        self.server.site.books.store.close()
+        self.server.site.account.store.close()
         self.start()
 
     def account(self) -> dict[str, list]:
         """What the file says, by session; every line is held against the chain."""
-        books = read_books(self.folder, self.site.name, self.keys.public)
-        return {chain.session: [link.passed for link in chain.links] for chain in books.chains}
+        account = read_account(self.folder, self.site.name, self.keys.public)
+        return {chain.session: [link.entry for link in chain.links] for chain in account.chains}
 
 
 class Study:

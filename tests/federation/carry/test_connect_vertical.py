@@ -185,7 +185,7 @@ class Here:
     def start(self, name):
         """Start a site, again where it runs."""
         if name in self.sites:
-            self.sites[name].site.books.store.close()
+            self.sites[name].site.account.store.close()
         self.sites[name] = SiteServer(open_site(self.home / name))
 
     def carry(self, site, request):
@@ -198,7 +198,7 @@ def study(frames, tmp_path):
     carrier = Here(tmp_path, frames)
     yield Study(tmp_path, folder, carrier)
     for server in carrier.sites.values():
-        server.site.books.store.close()
+        server.site.account.store.close()
 
 
 @dataclass

@@ -172,7 +172,7 @@ def test_a_sites_full_disk_in_every_round(study, undisturbed, tmp_path):
     left = []
 
     def full_at_the_site(study, deliver, request):
-        store = study.places["B"].server.site.books.store
+        store = study.places["B"].server.site.account.store
         store._file = Cut(store._file)
         left.append(deliver(request))
         return left[-1]
@@ -184,7 +184,7 @@ def test_a_sites_full_disk_in_every_round(study, undisturbed, tmp_path):
             unpack_reply(left[-1])
         if turn == ROUNDS // 2:
             # Room alone does not help: after a line that is cut none is whole.
-            store = study.places["B"].server.site.books.store
+            store = study.places["B"].server.site.account.store
             store._file = store._file.file
             with pytest.raises(EngineError, match="its owner makes room and starts the site again"):
                 analysis(study.connected())
@@ -198,8 +198,8 @@ def test_a_sites_full_disk_in_every_round(study, undisturbed, tmp_path):
 def test_an_answer_is_in_the_account_before_it_leaves(study, undisturbed):
     def held(study, deliver, request):
         answer, session = deliver(request), unpack_ask(request).session
-        (chain,) = (c for c in study.places["B"].server.site.books.chains if c.session == session)
-        assert study.places["B"].account()[session] == [link.passed for link in chain.links]
+        (chain,) = (c for c in study.places["B"].server.site.account.chains if c.session == session)
+        assert study.places["B"].account()[session] == [link.entry for link in chain.links]
         return answer
 
     assert_same(analysis(study.connected(None, held)), study, undisturbed)

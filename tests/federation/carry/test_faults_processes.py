@@ -19,7 +19,7 @@ from operating import make_federation, serve, wait
 
 import fedstat as fs
 from fedstat.errors import EngineError, SessionError
-from fedstat.federation.account.ledger_file import read_books
+from fedstat.federation.account.ledger_file import read_account
 from fedstat.federation.carry.folder import FolderCarrier, serve_folder
 from fedstat.federation.carry.remote import RemoteSite
 from fedstat.federation.carry.site_folder import load_identity
@@ -54,8 +54,8 @@ class Federation:
 
     def account(self, site: str, session: str) -> list:
         """What the site's file says of a session; every line is held against the chain."""
-        books = read_books(self.home / site, site, load_identity(self.home / site).public)
-        (found,) = [[link.passed for link in c.links] for c in books.chains if c.session == session]
+        account = read_account(self.home / site, site, load_identity(self.home / site).public)
+        (found,) = [[link.entry for link in c.links] for c in account.chains if c.session == session]
         return rows(found)
 
     def start_again(self, site: str) -> None:
@@ -239,7 +239,7 @@ def test_the_exchange_folders_disk_is_full(small_disk):
     analyst.join()
     assert len(told) == 1 and "its answer cannot be written yet (No space left on device)" in told[0]
     assert unpack_reply(answers[0]).site == "A"
-    assert [chain.round for chain in site.books.chains] == [1]
+    assert [chain.round for chain in site.account.chains] == [1]
 
 
 def test_an_answer_that_is_there_is_not_replaced(tmp_path, monkeypatch):

@@ -26,7 +26,7 @@ from operating import command
 
 import fedstat as fs
 from fedstat.errors import EngineError, PartitionError
-from fedstat.federation.account.ledger import COORDINATOR
+from fedstat.federation.account.entry import COORDINATOR
 from fedstat.federation.carry.flare import provision as provisioning
 from fedstat.federation.carry.flare.kit import USER
 from fedstat.federation.carry.flare.provision import Participant, accept_kit, days_left, draw_key

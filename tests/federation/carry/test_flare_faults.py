@@ -30,7 +30,7 @@ from test_flare import SITES, greeting, hospitals
 
 import fedstat as fs
 from fedstat.errors import EngineError, SecurityError, SessionError
-from fedstat.federation.account.ledger_file import read_books
+from fedstat.federation.account.ledger_file import read_account
 from fedstat.federation.carry.flare import carrier as carriers
 from fedstat.federation.carry.flare.carrier import FlareCarrier
 from fedstat.federation.carry.flare.kit import FOLDER
@@ -76,8 +76,8 @@ class Running:
 
     def account(self, site: str, session: str) -> list:
         folder = self.federation.kits / site / "local" / FOLDER
-        books = read_books(folder, site, Identity.load(folder / "identity.json").public)
-        (found,) = [[link.passed for link in c.links] for c in books.chains if c.session == session]
+        account = read_account(folder, site, Identity.load(folder / "identity.json").public)
+        (found,) = [[link.entry for link in c.links] for c in account.chains if c.session == session]
         return rows(found)
 
     def assert_same(self, result) -> None:

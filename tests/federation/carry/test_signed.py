@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from fedstat.errors import MessageError, PartitionError, SecurityError
-from fedstat.federation.account.ledger import COORDINATOR
+from fedstat.federation.account.entry import COORDINATOR
 from fedstat.federation.carry.flare.signed import SignedSite
 from fedstat.federation.crypto.envelopes import Envelope, open_signed, sign
 from fedstat.federation.crypto.keys import Identity

@@ -132,7 +132,7 @@ class Replayed:
 def chains_are_whole(site):
     """Every chain of a site gives the head that it claims."""
     keys = site.trust.identity.public
-    for session, chain in site._data.books._chains.items():
+    for session, chain in site._data.account._chains.items():
         digest = genesis(site.name, keys, session, chain.ordinal, chain.previous)
         for link in chain.links:
             digest = extend(digest, link)
@@ -325,7 +325,7 @@ def test_an_unknown_step_or_family_of_a_running_fit_is_named(recorded):
         with pytest.raises(FedstatError, match="S2"):
             replayed.site.answer(pack_ask(other))
     replayed.honest()
-    assert max(len(link.passed.step) for link in replayed.site._data.books.present.links) <= 80
+    assert max(len(link.entry.step) for link in replayed.site._data.account.present.links) <= 80
 
 
 def test_a_reply_in_the_place_of_an_ask_or_of_another_sites_reply_is_named():

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from fedstat.errors import MessageError, NotAvailableError, PolicyError
-from fedstat.federation.account.ledger import Entry, Ledger
+from fedstat.federation.account.entry import Entry
+from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.door.policy import Policy
 from fedstat.federation.door.site import FAMILIES
 from fedstat.federation.forecast.adversary import listed, who_learns
@@ -68,8 +69,9 @@ def rehearse(run, at=None, policies=None, answers=None):
 def test_what_passes_is_entered_as_an_engine_enters_it():
     course = rehearse(protocol(), at="A")
     assert course.entries[0] == Entry(
-        1, "B", "coordinator", "count", "total", "aggregate", "sum", (2,), 16, 9
+        1, "B", "coordinator", "count", "total", "aggregate", "sum", (2,), 16, 9, family="toy"
     )
+    assert course.entries[0].what == "sum"
     assert {entry.sender for entry in course.entries} == {"B", "C"}
     assert course.rounds == (("count",), ("count",), ("columns",))
     assert course.n_masked == 0

@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection, answer_challenge, deliver_cha
 from pathlib import Path
 
 from fedstat.errors import EngineError, SecurityError
-from fedstat.federation.account.ledger import COORDINATOR
+from fedstat.federation.account.entry import COORDINATOR
 from fedstat.federation.carry.flare.kit import KEY, SOCKET, START, TIMEOUT
 from fedstat.federation.carry.remote import number_of
 from fedstat.federation.crypto.envelopes import Envelope, open_signed, sign

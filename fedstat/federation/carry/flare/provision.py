@@ -37,7 +37,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.hashes import SHA256
 
 from fedstat.errors import EngineError, PartitionError, SecurityError
-from fedstat.federation.account.ledger import COORDINATOR
+from fedstat.federation.account.entry import COORDINATOR
 from fedstat.federation.carry.flare.kit import (
     ANALYST,
     FLARE,

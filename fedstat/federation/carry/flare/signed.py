@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedstat.errors import PartitionError, SecurityError
-from fedstat.federation.account.ledger import COORDINATOR
+from fedstat.federation.account.entry import COORDINATOR
 from fedstat.federation.carry.remote import SiteServer
 from fedstat.federation.carry.site_folder import DESCRIPTION, open_site, read_description
 from fedstat.federation.crypto.envelopes import Envelope, open_signed, sign
