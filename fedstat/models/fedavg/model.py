@@ -1,4 +1,4 @@
-"""The user's side of federated averaging: arguments in, results out."""
+"""Models of the FedAvg family: their arguments, checked, and their fits."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from fedstat.federation.design.site_rows import RowsQuestion
 from fedstat.kernels.server_updates import count_drawn
 from fedstat.models.checks import check_choice, check_masked, check_whole
 from fedstat.models.fedavg.explain import FedAvgPlan
-from fedstat.models.fedavg.protocol import Federation, Options
+from fedstat.models.fedavg.protocol import AveragingOptions, Federation
 from fedstat.models.fedavg.results import FedAvgResults
-from fedstat.models.fedavg.rules import Averaging, Fair, Momentum, Rule
+from fedstat.models.fedavg.rules import Averaging, AveragingRule, Fair, Momentum
+from fedstat.models.fedavg.steps import FAMILY
 from fedstat.models.horizontal.model import HorizontalModel
 
 SEED_LIMIT = 2**63
@@ -123,15 +124,12 @@ class FedAvg(HorizontalModel):
         return self._run(options, Averaging(), init, masked)
 
     def _run(
-        self, options: Options, rule: Rule, init: ArrayLike | None, masked: bool | None
+        self, options: AveragingOptions, rule: AveragingRule, init: ArrayLike | None, masked: bool | None
     ) -> FedAvgResults:
         first = None if init is None else read_init(init)
         hidden = check_drawn(masked, options.fraction, len(self.sites))
-        federation = Federation(
-            self.sites, self._session, self.agreement, self.family_spec, options, rule, first, hidden
-        )
-        ledger = self.new_ledger()
-        fit = self.engine.run(self.receipted(federation.run(), ledger), ledger)
+        session = self.open_session(FAMILY, hidden)
+        fit, ledger = self.run(session, Federation(session, self.family_spec, options, rule, first).run())
         result = FedAvgResults.of(self, fit, ledger)
         if not result.converged:
             text = f"{self.model_name} did not converge: {result.estimate.convergence}"
@@ -298,7 +296,7 @@ def read_options(
     learning_rate: float,
     seed: int | None,
     standardize: bool,
-) -> Options:
+) -> AveragingOptions:
     """Check what the algorithms have in common.
 
     Raises
@@ -318,7 +316,7 @@ def read_options(
     check_whole("seed", seed, 0)
     if seed >= SEED_LIMIT:
         raise ModelError(f"seed: expected a whole number below 2**63, received {seed!r}")
-    return Options(
+    return AveragingOptions(
         int(rounds),
         float(fraction),
         int(local_epochs),

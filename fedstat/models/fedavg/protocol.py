@@ -2,35 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from fedstat.errors import EstimationError, ModelError
-from fedstat.federation.design.by_rows import (
-    RowsAgreement,
-    RowsDesign,
-    moment_asks,
-    open_asks,
-    opened_design,
-    standardisation,
-    translation,
-)
-from fedstat.federation.message import Ask, Reply
+from fedstat.federation.design.by_rows import RowsDesign, standardisation, translation
+from fedstat.federation.message import Reply
 from fedstat.federation.rounds.engine import Rounds
-from fedstat.federation.rounds.masked_sums import masked
 from fedstat.kernels.glm.family import FamilySpec
 from fedstat.kernels.server_updates import sample_clients
-from fedstat.models.fedavg.rules import Averaging, Returned, Rule, Sums
-from fedstat.models.fedavg.steps import FAMILY
+from fedstat.models.fedavg.rules import Averaging, AveragingRule, FinalSums, Returned
+from fedstat.models.horizontal.session import RowsSession, add
 from fedstat.typing import Array, Floats
 
 TINY = float(np.finfo(float).tiny)
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class AveragingOptions:
     """What the algorithms of the family have in common; see :meth:`fedstat.FedAvg.fit`."""
 
     rounds: int
@@ -43,7 +34,7 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True)
-class TraceRow:
+class RoundTrace:
     """Mean loss at the coefficients of one round, and the number of sites that it is from."""
 
     round: int
@@ -64,12 +55,12 @@ class FedAvgFit:
         From the maximum of the likelihood, in its standard errors; infinite where it cannot be told.
     to_go : (p,) array
         The same from the minimum of what the rule minimises.
-    sums : Sums
+    sums : FinalSums
     dispersion, llf : float
         llf is NaN where the family does not define one.
-    trace : tuple of TraceRow
-    options : Options
-    rule : Rule
+    trace : tuple of RoundTrace
+    options : AveragingOptions
+    rule : AveragingRule
     masked : bool
         Whether the coordinator saw no more of the sums than what all sites add up to.
     """
@@ -78,13 +69,12 @@ class FedAvgFit:
     design: RowsDesign
     distance: Floats
     to_go: Floats
-    sums: Sums
+    sums: FinalSums
     dispersion: float
     llf: float
-    trace: tuple[TraceRow, ...]
-    options: Options
-    rule: Rule
-
+    trace: tuple[RoundTrace, ...]
+    options: AveragingOptions
+    rule: AveragingRule
     masked: bool
 
     @property
@@ -99,41 +89,30 @@ class Federation:
 
     Parameters
     ----------
-    sites : tuple of str
-    session : str
-    agreement : RowsAgreement
+    session : RowsSession
     family : FamilySpec
-    options : Options
-    rule : Rule
+    options : AveragingOptions
+    rule : AveragingRule
     init : (p,) array or None
         Coefficients to start from, in the units of the data; zeros where None.
-    masked : bool
-        Whether sites hide their parts of all sums.
     """
 
-    sites: tuple[str, ...]
-    session: str
-    agreement: RowsAgreement
+    session: RowsSession
     family: FamilySpec
-    options: Options
-    rule: Rule
+    options: AveragingOptions
+    rule: AveragingRule
     init: Floats | None = None
-    masked: bool = False
     design: RowsDesign = field(init=False)
     back: Floats = field(init=False)
     rows: Floats = field(init=False)
-    trace: list[TraceRow] = field(default_factory=list)
+    trace: list[RoundTrace] = field(default_factory=list)
 
-    def ask(self, site: str, step: str, arrays: Mapping[str, Array], text: str = "") -> Ask:
-        """Address one step."""
-        return Ask(site, FAMILY, step, arrays, self.session, text)
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """All sites."""
+        return self.session.sites
 
     def run(self) -> Rounds[FedAvgFit]:
-        """Run all rounds, their sums masked if they shall be."""
-        protocol = self.rounds()
-        return masked(protocol, self.sites, self.session) if self.masked else protocol
-
-    def rounds(self) -> Rounds[FedAvgFit]:
         """Open, average, judge."""
         beta = yield from self.open()
         for number in range(self.options.rounds):
@@ -142,10 +121,7 @@ class Federation:
 
     def open(self) -> Rounds[Floats]:
         """Open the rows, settle the columns of the algorithm, and return the first coefficients."""
-        K = len(self.sites)
-        asks = open_asks(self.agreement, self.session) + moment_asks(self.agreement, self.session)
-        replies = yield asks
-        self.design = design = opened_design(self.agreement, replies[:K], replies[K:])
+        self.design = design = self.session.opened((yield self.session.opening()))
         zeros, ones = np.zeros(len(design.names)), np.ones(len(design.names))
         shift, scale = zeros, ones
         if self.options.standardize:
@@ -153,7 +129,7 @@ class Federation:
         self.back = translation(zeros, ones, shift, scale)
         beta = self._first()
         arrays, text = {"shift": shift, "scale": scale}, self.family.to_json()
-        replies = yield [self.ask(site, "start", arrays, text) for site in self.sites]
+        replies = yield self.session.ask_all("start", arrays, text)
         self.rows = np.array([float(reply.arrays["rows"]) for reply in replies])
         return beta
 
@@ -189,12 +165,13 @@ class Federation:
         if self.rule.proximal is not None:
             arrays["proximal"] = np.array(self.rule.proximal)
         drawn = self.drawn(number)
-        asked = self.sites if self.masked else drawn  # masks cancel over all sites only
+        asked = self.sites if self.session.masked else drawn  # masks cancel over all sites only
         replies = yield [
-            self.ask(site, "run_epochs", arrays | {"drawn": np.array(site in drawn)}) for site in asked
+            self.session.ask(site, "run_epochs", arrays | {"drawn": np.array(site in drawn)})
+            for site in asked
         ]
         loss, rows = add(replies, "loss").tolist()
-        self.trace.append(TraceRow(number, loss / rows, len(drawn)))
+        self.trace.append(RoundTrace(number, loss / rows, len(drawn)))
         return self.rule.combine(beta, Returned(add(replies, "beta"), float(add(replies, "weight"))))
 
     def _rule_arrays(self) -> dict[str, Array]:
@@ -207,7 +184,7 @@ class Federation:
     def judge(self, beta: Floats) -> Rounds[FedAvgFit]:
         """Ask all sites for score, information and likelihood at the final coefficients."""
         arrays = {"beta": beta} | self._rule_arrays()
-        replies = yield [self.ask(site, "sum_scores", arrays) for site in self.sites]
+        replies = yield self.session.ask_all("sum_scores", arrays)
         self._check_inside(replies)
         sums = self._sums(replies)
         weight, deviance, pearson = sums.totals.tolist()
@@ -215,9 +192,9 @@ class Federation:
         # as in statsmodels, at the maximum over the dispersion
         concentrated = (self.family.name, self.family.link) == ("Gaussian", "Identity")
         arrays = {"beta": beta, "dispersion": np.array(deviance / weight if concentrated else dispersion)}
-        replies = yield [self.ask(site, "sum_likelihood", arrays) for site in self.sites]
+        replies = yield self.session.ask_all("sum_likelihood", arrays)
         defined = int(add(replies, "defined")) == len(replies)
-        self.trace.append(TraceRow(self.options.rounds, sums.loss, len(self.sites)))
+        self.trace.append(RoundTrace(self.options.rounds, sums.loss, len(self.sites)))
         return FedAvgFit(
             params=self.back @ beta,
             design=self.design,
@@ -229,46 +206,44 @@ class Federation:
             trace=tuple(self.trace),
             options=self.options,
             rule=self.rule,
-            masked=self.masked,
+            masked=self.session.masked,
         )
 
     def _check_inside(self, replies: Sequence[Reply]) -> None:
         if int(add(replies, "inside")) == len(replies):
             return
         outside = [repr(reply.site) for reply in replies if not reply.arrays["inside"]]
-        where = "of some sites" if self.masked else f"of site {', '.join(outside)}"
+        where = "of some sites" if self.session.masked else f"of site {', '.join(outside)}"
         raise EstimationError(
             f"after the last round, family {self.family} does not allow some of the means {where}; use a "
             "smaller learning_rate, standardize=True, or another link"
         )
 
-    def _sums(self, replies: Sequence[Reply]) -> Sums:
+    def _sums(self, replies: Sequence[Reply]) -> FinalSums:
         """Add up; the score tells nothing where few rows weigh in that of a site."""
         told = float(int(add(replies, "spread")) == len(replies))
         fair = {
             name: told * add(replies, name) for name in ("slope", "curvature") if self.rule.fair is not None
         }
         losses = None
-        if not self.masked:
+        if not self.session.masked:
             losses = np.array([reply.arrays["totals"][1] for reply in replies]) / (2.0 * self.rows)
         score, information = (told * add(replies, name) for name in ("score", "information"))
-        return Sums(score, information, add(replies, "totals"), float(self.rows.sum()), losses=losses, **fair)
+        return FinalSums(
+            score, information, add(replies, "totals"), float(self.rows.sum()), losses=losses, **fair
+        )
 
 
-def add(replies: Sequence[Reply], name: str) -> Array:
-    """Add an array up over replies, in their order."""
-    total: Array = np.sum([reply.arrays[name] for reply in replies], axis=0)
-    return total
-
-
-def in_standard_errors(slope: tuple[Floats, Floats], sums: Sums, dispersion: float, back: Floats) -> Floats:
+def in_standard_errors(
+    slope: tuple[Floats, Floats], sums: FinalSums, dispersion: float, back: Floats
+) -> Floats:
     """Newton's step towards a minimum, in standard errors of the maximum-likelihood estimate.
 
     Parameters
     ----------
     slope : (p,), (p, p) arrays
         Descent direction and curvature.
-    sums : Sums
+    sums : FinalSums
     dispersion : float
     back : (p, p) array
         Takes coefficients to the units of the data.

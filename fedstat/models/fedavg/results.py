@@ -1,4 +1,4 @@
-"""What can be said after federated averaging: estimates, how far they are from the maximum, and no more."""
+"""Results of federated averaging: estimates, how far they are from the maximum, and no more."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ from fedstat.inference.tables import number
 from fedstat.models.fedavg.protocol import FedAvgFit
 from fedstat.models.fedavg.rules import Fair
 from fedstat.models.horizontal.evaluation import Evaluated
+from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.prediction import predict_rows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-    from fedstat.models.fedavg.model import FedAvg
 
 NEAR = 1.0
 """Standard errors within which an estimate counts as converged: half the width of a 95 % interval is 2."""
@@ -55,7 +54,9 @@ class FedAvgResults(Evaluated, FederatedResults):
         Sums over sites at the estimate.
     """
 
-    def __init__(self, estimate: Estimate, ledger: Ledger | None, fit: FedAvgFit, model: FedAvg) -> None:
+    def __init__(
+        self, estimate: Estimate, ledger: Ledger | None, fit: FedAvgFit, model: HorizontalModel
+    ) -> None:
         super().__init__(estimate, ledger)
         self.fit_, self.model = fit, model
         self.family, self.family_spec = model.family, model.family_spec
@@ -63,7 +64,7 @@ class FedAvgResults(Evaluated, FederatedResults):
         self.seed = fit.options.seed
 
     @classmethod
-    def of(cls, model: FedAvg, fit: FedAvgFit, ledger: Ledger) -> FedAvgResults:
+    def of(cls, model: HorizontalModel, fit: FedAvgFit, ledger: Ledger) -> FedAvgResults:
         """Make results of a fit."""
         design = fit.design
         converged, text = _convergence(fit)

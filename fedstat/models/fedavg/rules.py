@@ -1,4 +1,4 @@
-"""What the coordinator of the FedAvg family makes of the sums of a round, by algorithm."""
+"""Rules of the FedAvg family: how the coordinator combines the sums of a round, by algorithm."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Returned:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Sums:
+class FinalSums:
     """Sums over all sites at the final coefficients, dispersion one.
 
     Parameters
@@ -59,7 +59,7 @@ class Sums:
         return float(self.totals[1] / (2.0 * self.rows))
 
 
-class Rule(Protocol):
+class AveragingRule(Protocol):
     """What the coordinator does with the coefficients that sites return."""
 
     @property
@@ -77,7 +77,7 @@ class Rule(Protocol):
     def combine(self, beta: Floats, returned: Returned) -> Floats:
         """Return the coefficients of the next round."""
 
-    def slope(self, sums: Sums) -> tuple[Floats, Floats]:
+    def slope(self, sums: FinalSums) -> tuple[Floats, Floats]:
         """Descent direction and curvature of what the rule minimises: (p,), (p, p)."""
 
 
@@ -90,15 +90,15 @@ class Averaging:
 
     @property
     def options(self) -> Mapping[str, float]:
-        """See :class:`Rule`."""
+        """See :class:`AveragingRule`."""
         return {} if self.proximal is None else dict(zip(("mu", "gamma"), self.proximal, strict=True))
 
     def combine(self, beta: Floats, returned: Returned) -> Floats:
-        """See :class:`Rule`."""
+        """See :class:`AveragingRule`."""
         return returned.beta / returned.weight
 
-    def slope(self, sums: Sums) -> tuple[Floats, Floats]:
-        """See :class:`Rule`."""
+    def slope(self, sums: FinalSums) -> tuple[Floats, Floats]:
+        """See :class:`AveragingRule`."""
         return sums.score, sums.information
 
 
@@ -111,11 +111,11 @@ class Momentum(Averaging):
 
     @property
     def options(self) -> Mapping[str, float]:
-        """See :class:`Rule`."""
+        """See :class:`AveragingRule`."""
         return {"momentum": self.momentum}
 
     def combine(self, beta: Floats, returned: Returned) -> Floats:
-        """See :class:`Rule`."""
+        """See :class:`AveragingRule`."""
         velocity = np.zeros_like(beta) if self.velocity is None else self.velocity
         averaged = returned.beta / returned.weight
         beta, self.velocity = momentum_step(beta, averaged, velocity, self.momentum)
@@ -132,19 +132,19 @@ class Fair:
 
     @property
     def options(self) -> Mapping[str, float]:
-        """See :class:`Rule`."""
+        """See :class:`AveragingRule`."""
         return {"q": self.q, "lipschitz": self.lipschitz}
 
     @property
     def fair(self) -> tuple[float, float]:
-        """See :class:`Rule`."""
+        """See :class:`AveragingRule`."""
         return self.q, self.lipschitz
 
     def combine(self, beta: Floats, returned: Returned) -> Floats:
-        """See :class:`Rule`."""
+        """See :class:`AveragingRule`."""
         return beta - returned.beta / returned.weight
 
-    def slope(self, sums: Sums) -> tuple[Floats, Floats]:
-        """See :class:`Rule`; both over one power of a loss."""
+    def slope(self, sums: FinalSums) -> tuple[Floats, Floats]:
+        """See :class:`AveragingRule`; both over one power of a loss."""
         assert sums.slope is not None and sums.curvature is not None
         return sums.slope, sums.curvature

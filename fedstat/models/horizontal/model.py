@@ -1,4 +1,4 @@
-"""What models over sites with different rows have in common: formula, family, weights, agreed levels."""
+"""Models over sites with different rows: formula, family, weights, agreed levels, and a fit's account."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from fedstat.federation.rounds.engine import Engine, Fit, Rounds
 from fedstat.federation.rounds.statements import receipted
 from fedstat.kernels.glm.family import FamilySpec
 from fedstat.models.explain import Explainable
+from fedstat.models.horizontal.session import RowsSession
 
 
 class HorizontalModel(Explainable):
@@ -41,6 +42,8 @@ class HorizontalModel(Explainable):
         What to do with rows that lack a value which the model reads.
     """
 
+    model_name: ClassVar[str] = "Federated model"
+    method_name: ClassVar[str] = ""
     default_family: ClassVar[Any] = sm_families.Gaussian
 
     def __init__(
@@ -160,6 +163,15 @@ class HorizontalModel(Explainable):
             complete=complete,
             missing=missing,
         )
+
+    def open_session(self, family: str, masked: bool) -> RowsSession:
+        """Address a fit by the steps of a family."""
+        return RowsSession(family, self.sites, self._session, self.agreement, masked)
+
+    def run(self, session: RowsSession, protocol: Rounds[Fit]) -> tuple[Fit, Ledger]:
+        """Run a fit's protocol, masked if it shall be, and keep its account."""
+        ledger = self.new_ledger()
+        return self.engine.run(self.receipted(session.hide(protocol), ledger), ledger), ledger
 
     def new_ledger(self) -> Ledger:
         """Start the account of a fit with what the agreement released."""

@@ -1,0 +1,69 @@
+"""One fit over sites with different rows: whom it asks, under what address, masked or not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedstat.federation.design.by_rows import (
+    RowsAgreement,
+    RowsDesign,
+    moment_asks,
+    open_asks,
+    opened_design,
+)
+from fedstat.federation.message import Ask, Reply
+from fedstat.federation.rounds.engine import Fit, Rounds
+from fedstat.federation.rounds.masked_sums import masked
+from fedstat.typing import Array
+
+
+@dataclass(frozen=True, slots=True)
+class RowsSession:
+    """Addresses of one fit, and whether its sums are masked.
+
+    Parameters
+    ----------
+    family : str
+        Whose steps are asked for.
+    sites : tuple of str
+    session : str
+    agreement : RowsAgreement
+    masked : bool
+        Whether sites hide their parts of all sums.
+    """
+
+    family: str
+    sites: tuple[str, ...]
+    session: str
+    agreement: RowsAgreement
+    masked: bool
+
+    def ask(self, site: str, step: str, arrays: Mapping[str, Array], text: str = "") -> Ask:
+        """Address one step."""
+        return Ask(site, self.family, step, arrays, self.session, text)
+
+    def ask_all(self, step: str, arrays: Mapping[str, Array], text: str = "") -> list[Ask]:
+        """Address one step to all sites."""
+        return [self.ask(site, step, arrays, text) for site in self.sites]
+
+    def opening(self) -> list[Ask]:
+        """Ask for the rows to be opened, and for the moments of their columns."""
+        return open_asks(self.agreement, self.session) + moment_asks(self.agreement, self.session)
+
+    def opened(self, replies: Sequence[Reply]) -> RowsDesign:
+        """Read the replies to :meth:`opening`, and perhaps to more that was asked after it."""
+        K = len(self.sites)
+        return opened_design(self.agreement, replies[:K], replies[K : 2 * K])
+
+    def hide(self, protocol: Rounds[Fit]) -> Rounds[Fit]:
+        """Mask a protocol's sums, if they shall be."""
+        return masked(protocol, self.sites, self.session) if self.masked else protocol
+
+
+def add(replies: Sequence[Reply], name: str) -> Array:
+    """Add an array up over replies, in their order."""
+    total: Array = np.sum([reply.arrays[name] for reply in replies], axis=0)
+    return total
