@@ -197,6 +197,11 @@ class FamilySpec:
         return self.variance_power is not None and self.link_power == 1.0 - self.variance_power
 
     @property
+    def least_squares(self) -> bool:
+        """Whether the estimate minimises the sum of squared residuals."""
+        return (self.name, self.link) == ("Gaussian", "Identity")
+
+    @property
     def loop(self) -> int | None:
         """Compiled loop that sums it, or None."""
         return self.distribution.loop if self.canonical else None

@@ -190,8 +190,10 @@ class Federation:
         weight, deviance, pearson = sums.totals.tolist()
         dispersion = pearson / max(weight - len(beta), 1.0) if self.family.estimates_scale else 1.0
         # as in statsmodels, at the maximum over the dispersion
-        concentrated = (self.family.name, self.family.link) == ("Gaussian", "Identity")
-        arrays = {"beta": beta, "dispersion": np.array(deviance / weight if concentrated else dispersion)}
+        arrays = {
+            "beta": beta,
+            "dispersion": np.array(deviance / weight if self.family.least_squares else dispersion),
+        }
         replies = yield self.session.ask_all("sum_likelihood", arrays)
         defined = int(add(replies, "defined")) == len(replies)
         self.trace.append(RoundTrace(self.options.rounds, sums.loss, len(self.sites)))

@@ -1,4 +1,4 @@
-"""What a federated GLM is fitted from and ends with: sums over sites at one point, and the fit."""
+"""Records of a federated GLM: coordinates of its columns, sums over sites at one point, and the fit."""
 
 from __future__ import annotations
 
@@ -9,15 +9,90 @@ from typing import Annotated
 import numpy as np
 
 from fedstat.errors import EstimationError
+from fedstat.federation.design.by_rows import RowsDesign, standardisation, translation, varying
 from fedstat.federation.message import Reply
 from fedstat.inference.heterogeneity.heterogeneity import MaskedParts
 from fedstat.kernels.glm.family import FamilySpec
-from fedstat.models.glm.coordinates import Coordinates
-from fedstat.typing import Array, Floats, Matrix, Vector
+from fedstat.models.horizontal.session import add
+from fedstat.typing import Bools, Floats, Matrix, Vector
+
+NOT_ASKED = "not asked for"
+"""Problem of a site whose own fit was not asked for."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Coordinates:
+    """Standardised columns of a design.
+
+    Parameters
+    ----------
+    design : RowsDesign
+    shift, scale : (p,) arrays
+        Mean and standard deviation over all sites; 0 and 1 for the intercept.
+    back : (p, p) array
+        Matrix that takes coefficients of the standardised columns to the units of the data.
+    own : (K, 2, p) array or None
+        Mean and standard deviation of every column by site, by which it standardised for its own fit; None
+        where sites did not fit their own rows, which is all that they are needed for.
+    """
+
+    design: RowsDesign
+    shift: Vector
+    scale: Vector
+    back: Matrix
+    own: Annotated[Floats, "K 2 p"] | None = None
+
+    @classmethod
+    def of(cls, design: RowsDesign, own: Floats | None = None) -> Coordinates:
+        """Standardise by the pooled moments."""
+        shift, scale = standardisation(design.mean, design.spread, design.intercept)
+        zeros, ones = np.zeros_like(shift), np.ones_like(scale)
+        back: Floats = np.asarray(np.linalg.inv(translation(shift, scale, zeros, ones)))
+        return cls(design, shift, scale, back, own)
+
+    def to_site(self, k: int) -> Floats:
+        """Matrix that takes standardised coefficients to those of site k's own standardised columns."""
+        return translation(*self._standardised(k), self.shift, self.scale)
+
+    def varies(self, k: int) -> Bools:
+        """Columns that vary at site k."""
+        assert self.own is not None
+        return varying(self.own[k, 0], self.own[k, 1], self.design.intercept)
+
+    def _standardised(self, k: int) -> tuple[Floats, Floats]:
+        """Shift and scale of site k."""
+        assert self.own is not None
+        return standardisation(self.own[k, 0], self.own[k, 1], self.design.intercept)
+
+    def local(self, k: int, beta: Floats, information: Floats) -> tuple[Floats, Floats]:
+        """Coefficients and covariance of a site's own fit in the units of the data.
+
+        Returns
+        -------
+        beta : (p,) array
+            NaN for columns that are constant at the site, and for the intercept where one of them is
+            not zero: the intercept then holds its effect.
+        cov : (p, p) array
+            For dispersion one; rows and columns of NaN likewise.
+        """
+        assert self.own is not None
+        varies = self.varies(k)
+        shift, scale = (column[varies] for column in self._standardised(k))
+        back = np.linalg.inv(translation(shift, scale, np.zeros_like(shift), np.ones_like(scale)))
+        known = varies.copy()
+        if self.design.intercept and (self.own[k, 0][~varies] != 0.0).any():
+            known[0] = False
+        out, cov = np.full(len(varies), np.nan), np.full((len(varies), len(varies)), np.nan)
+        out[varies] = back @ beta[varies]
+        cov[np.ix_(varies, varies)] = back @ np.linalg.inv(information[np.ix_(varies, varies)]) @ back.T
+        out[~known] = np.nan
+        cov[~known, :] = np.nan
+        cov[:, ~known] = np.nan
+        return out, cov
 
 
 @dataclass(frozen=True, slots=True)
-class LocalFit:
+class OwnFit:
     """One site's own fit in the units of the data, and its part of the sums at the estimate.
 
     Parameters
@@ -42,7 +117,7 @@ class LocalFit:
 
 
 @dataclass(frozen=True, slots=True)
-class TraceRow:
+class NewtonEvaluation:
     """One evaluation: deviance, Newton's step in standard errors, its largest move of a coefficient."""
 
     deviance: float
@@ -118,10 +193,10 @@ class GLMFit:
         The same of the sites' scores.
     apart : (2,) array or None
         The sites' parts of the score test of equal coefficients, added up, where sums are masked.
-    trace : tuple of TraceRow
+    trace : tuple of NewtonEvaluation
     converged : bool
     reason : str
-    local : tuple of LocalFit
+    local : tuple of OwnFit
         In the units of the data.
     n : int
         Rows.
@@ -139,10 +214,10 @@ class GLMFit:
     meat: Matrix | None
     between: Matrix | None
     apart: Annotated[Floats, "2"] | None
-    trace: tuple[TraceRow, ...]
+    trace: tuple[NewtonEvaluation, ...]
     converged: bool
     reason: str
-    local: Annotated[tuple[LocalFit, ...], "K"]
+    local: Annotated[tuple[OwnFit, ...], "K"]
     n: int
     rounds: int | None
     family: FamilySpec
@@ -165,12 +240,6 @@ class GLMFit:
     def params(self) -> Floats:
         """Coefficients in the units of the data."""
         return self.coordinates.back @ self.gamma
-
-
-def add(replies: Sequence[Reply], name: str) -> Array:
-    """Add an array up over replies, in their order."""
-    total: Array = np.sum([reply.arrays[name] for reply in replies], axis=0)
-    return total
 
 
 def few_weigh(replies: Sequence[Reply]) -> bool:

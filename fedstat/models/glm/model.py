@@ -1,4 +1,4 @@
-"""The user's side of federated generalized linear models: arguments in, results out."""
+"""Federated generalized linear models: their arguments, checked, and their fits."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from fedstat.models.checks import check_choice, check_masked, check_positive, ch
 from fedstat.models.glm.explain import GLMPlan
 from fedstat.models.glm.fit import GLMFit
 from fedstat.models.glm.overdispersion import Overdispersion, estimate_alpha, with_alpha
-from fedstat.models.glm.protocol import Newton, Options, Session, Wanted
+from fedstat.models.glm.protocol import Newton, NewtonOptions, Wanted
 from fedstat.models.glm.results import GLMResults
+from fedstat.models.glm.steps import FAMILY
 from fedstat.models.glm.variance import (
+    CovarianceChoice,
     cluster_sums,
     clustered,
     clustered_by_site,
@@ -126,20 +128,21 @@ class FederatedGLM(HorizontalModel):
         elif scale not in ("X2", "dev"):
             raise ModelError(f"scale: expected a number, 'X2' or 'dev', received {scale!r}")
         self._check_alpha(alpha, cov_type)
-        groups = self._groups(cov_type, cov_kwds or {})
-        hidden = check_masked(masked, len(self.sites))
-        session = Session(self.sites, self._session, self.family_spec, hidden)
-        newton = Newton(session, self.agreement, Options(maxiter, tol, rounds), scale)
-        ledger = self.new_ledger()
-        protocol = self._protocol(newton, cov_type, groups, local, alpha is not None)
-        fit, cov, overdispersion = self.engine.run(self.receipted(session.hide(protocol), ledger), ledger)
-        result = GLMResults.of(self, fit, cov, cov_type, groups, ledger, overdispersion)
+        choice = self._choose_covariance(cov_type, cov_kwds or {})
+        session = self.open_session(FAMILY, check_masked(masked, len(self.sites)))
+        newton = Newton(session, self.family_spec, NewtonOptions(maxiter, tol, rounds), scale)
+        if alpha is None:
+            protocol = self._maximise(newton, choice, local)
+        else:
+            protocol = self._maximise_with_alpha(newton, local)
+        (fit, cov, over), ledger = self.run(session, protocol)
+        result = GLMResults.of(self, fit, cov, choice, ledger, over)
         if not fit.converged:
             warnings.warn(f"the fit did not converge: {fit.reason}", ConvergenceWarning, stacklevel=2)
         return result
 
-    def _groups(self, cov_type: str, kwds: dict[str, str]) -> tuple[str | None, str | None]:
-        """Columns of clusters and strata."""
+    def _choose_covariance(self, cov_type: str, kwds: dict[str, str]) -> CovarianceChoice:
+        """Check the columns of clusters and strata."""
         allowed = {"cluster": {"groups"}, "survey": {"clusters", "strata"}}.get(cov_type, set())
         if not set(kwds) <= allowed:
             raise ModelError(
@@ -150,14 +153,14 @@ class FederatedGLM(HorizontalModel):
             key = "groups" if cov_type == "cluster" else "clusters"
             raise ModelError(f"cov_kwds: cov_type={cov_type!r} needs {{{key!r}: column}}")
         if cov_type == "cluster" and clusters == self.partition.site_column:
-            return clusters, None
+            return CovarianceChoice(cov_type, clusters)
         for name in (clusters, kwds.get("strata")):
             if name not in (None, *self.question.labels):
                 raise ModelError(
                     f"cov_kwds: column {name!r} is not among the model's labels; name it in "
                     f"from_formula(..., labels=[{name!r}])"
                 )
-        return clusters, kwds.get("strata")
+        return CovarianceChoice(cov_type, clusters, kwds.get("strata"))
 
     def _check_alpha(self, alpha: str | None, cov_type: str) -> None:
         if alpha is None:
@@ -171,36 +174,31 @@ class FederatedGLM(HorizontalModel):
         if cov_type != "nonrobust":
             raise ModelError(f"alpha: 'ml' goes with cov_type='nonrobust', received {cov_type!r}")
 
-    def _protocol(
-        self,
-        newton: Newton,
-        cov_type: str,
-        groups: tuple[str | None, str | None],
-        local: bool,
-        estimated: bool,
+    def _maximise(
+        self, newton: Newton, choice: CovarianceChoice, local: bool
     ) -> Rounds[tuple[GLMFit, Floats, Overdispersion | None]]:
-        if not estimated:
-            by_site = cov_type == "cluster" and groups[0] == self.partition.site_column
-            wanted = Wanted(meat=cov_type in ("HC0", "HC1"), between=by_site)
-            fit = yield from newton.run(wanted, local=local)
-            return fit, (yield from self._covariance(newton, fit, cov_type, groups)), None
+        by_site = choice.cov_type == "cluster" and choice.clusters == self.partition.site_column
+        wanted = Wanted(meat=choice.cov_type in ("HC0", "HC1"), between=by_site)
+        fit = yield from newton.run(wanted, local=local)
+        return fit, (yield from self._covariance(newton, fit, choice)), None
+
+    def _maximise_with_alpha(
+        self, newton: Newton, local: bool
+    ) -> Rounds[tuple[GLMFit, Floats, Overdispersion | None]]:
         over = yield from estimate_alpha(newton)
         fit = yield from with_alpha(newton, over.alpha).run(local=local)
         return fit, over.cov, over
 
-    def _covariance(
-        self, newton: Newton, fit: GLMFit, cov_type: str, groups: tuple[str | None, str | None]
-    ) -> Rounds[Floats]:
-        clusters, strata = groups
+    def _covariance(self, newton: Newton, fit: GLMFit, choice: CovarianceChoice) -> Rounds[Floats]:
         if fit.meat is not None:
-            factor = fit.n / (fit.n - len(fit.gamma)) if cov_type == "HC1" else 1.0
+            factor = fit.n / (fit.n - len(fit.gamma)) if choice.cov_type == "HC1" else 1.0
             return factor * sandwich(fit, fit.meat)
-        if clusters is None:
+        if choice.clusters is None:
             return model_based(fit)
         if fit.between is not None:
             return clustered_by_site(fit, len(self.sites))
-        sums = yield from cluster_sums(newton.session, fit, clusters, strata)
-        return clustered(fit, sums) if cov_type == "cluster" else linearised(fit, sums)
+        sums = yield from cluster_sums(newton.session, fit, choice.clusters, choice.strata)
+        return clustered(fit, sums) if choice.cov_type == "cluster" else linearised(fit, sums)
 
 
 class GLORE(FederatedGLM):

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from fedstat.errors import NotAvailableError
+from fedstat.inference.heterogeneity.heterogeneity import Heterogeneity
 from fedstat.inference.summary import WIDTH
 from fedstat.inference.tables import Sheet, human_bytes, number
-from fedstat.models.glm.protocol import NOT_ASKED
-
-if TYPE_CHECKING:
-    from fedstat.inference.heterogeneity.heterogeneity import Heterogeneity
-    from fedstat.models.glm.fit import GLMFit
-    from fedstat.models.glm.results import GLMResults
+from fedstat.models.glm.fit import NOT_ASKED, GLMFit
+from fedstat.models.glm.statements import GLMStatements
 
 DIFFER = 0.05
 """Level of the score test below which the summary speaks of the sites' differences."""
@@ -53,7 +48,7 @@ def reached(fit: GLMFit) -> bool:
 # -- lines ---------------------------------------------------------------------------------------
 
 
-def estimate_lines(result: GLMResults) -> list[tuple[str, str]]:
+def estimate_lines(result: GLMStatements) -> list[tuple[str, str]]:
     """Labels and values of the estimate."""
     est, fit, spec = result.estimate, result.fit_, result.family_spec
     link = spec.link if spec.power is None else f"{spec.link} ({spec.power:g})"
@@ -89,7 +84,7 @@ def estimate_lines(result: GLMResults) -> list[tuple[str, str]]:
     ]
 
 
-def _event_lines(result: GLMResults) -> list[tuple[str, str]]:
+def _event_lines(result: GLMStatements) -> list[tuple[str, str]]:
     """Share of events, known from the model without covariates; an offset hides it."""
     question, fit = result.basis.agreement.question, result.fit_
     if result.family_spec.name != "Binomial" or question.offsets or "exposure" in question.weights:
@@ -102,7 +97,7 @@ def _event_lines(result: GLMResults) -> list[tuple[str, str]]:
     return [("Events", f"{100 * share:.1f} %")]
 
 
-def _role_lines(result: GLMResults) -> list[tuple[str, str]]:
+def _role_lines(result: GLMStatements) -> list[tuple[str, str]]:
     question = result.basis.agreement.question
     lines = [("Offset", ", ".join(question.offsets))] if question.offsets else []
     lines += [(ROLES[role], question.weights[role]) for role in ROLES if role in question.weights]
@@ -111,7 +106,7 @@ def _role_lines(result: GLMResults) -> list[tuple[str, str]]:
     return lines
 
 
-def _covariance(result: GLMResults) -> str:
+def _covariance(result: GLMStatements) -> str:
     basis = result.basis
     if basis.clusters is None:
         return result.cov_type
@@ -119,7 +114,7 @@ def _covariance(result: GLMResults) -> str:
     return f"{result.cov_type} ({basis.clusters}{within})"
 
 
-def federation_lines(result: GLMResults) -> list[tuple[str, str]]:
+def federation_lines(result: GLMStatements) -> list[tuple[str, str]]:
     """Labels and values of the federation."""
     blocks, ledger = result.estimate.blocks, result._ledger
     seen = sorted({block.entities for block in blocks})
@@ -137,14 +132,14 @@ def federation_lines(result: GLMResults) -> list[tuple[str, str]]:
     return [*lines, ("Privacy spent", result.estimate.privacy)]
 
 
-def _own_fits(result: GLMResults) -> str:
+def _own_fits(result: GLMStatements) -> str:
     local = result.fit_.local
     if all(own.problem == NOT_ASKED for own in local):
         return "not asked for (local=False)"
     return f"{sum(own.beta is not None for own in local)} of {show_number(len(local), 'site')}"
 
 
-def _joint_test(result: GLMResults) -> str:
+def _joint_test(result: GLMStatements) -> str:
     compared, _ = compare_sites(result)
     if len(result.fit_.local) == 1:
         return "not defined (one site)"
@@ -154,7 +149,7 @@ def _joint_test(result: GLMResults) -> str:
     return f"chi2({joint.df}) = {joint.statistic:.2f}, p {show_probability(joint.pvalue)}"
 
 
-def compare_sites(result: GLMResults) -> tuple[Heterogeneity | None, str]:
+def compare_sites(result: GLMStatements) -> tuple[Heterogeneity | None, str]:
     """Heterogeneity, or None and why there is none."""
     try:
         return result.heterogeneity, ""
@@ -165,7 +160,7 @@ def compare_sites(result: GLMResults) -> tuple[Heterogeneity | None, str]:
 # -- sites ---------------------------------------------------------------------------------------
 
 
-def site_sheet(result: GLMResults) -> Sheet:
+def site_sheet(result: GLMStatements) -> Sheet:
     """One site per row: its rows, the share left out, whether it has a fit, what left it."""
     kinds = None if result._ledger is None else result._ledger.kinds_by_client()
     estimates = result.site_estimates.notna().sum(axis=1)
@@ -182,7 +177,7 @@ def site_sheet(result: GLMResults) -> Sheet:
 # -- sentences -----------------------------------------------------------------------------------
 
 
-def fit_notes(result: GLMResults) -> list[str]:
+def fit_notes(result: GLMStatements) -> list[str]:
     """Say what the reader must know of this fit."""
     parts = (
         _rows_note,
@@ -197,12 +192,12 @@ def fit_notes(result: GLMResults) -> list[str]:
     return [note for part in parts if (note := part(result))]
 
 
-def _rows_note(result: GLMResults) -> str:
+def _rows_note(result: GLMStatements) -> str:
     dropped = sum(row.n_rows - row.n for row in result.basis.agreement.sites)
     return f"Rows left out because they lack one of the model's columns: {dropped:,}." if dropped else ""
 
 
-def _masked_note(result: GLMResults) -> str:
+def _masked_note(result: GLMStatements) -> str:
     fit, K = result.fit_, len(result.fit_.local)
     if fit.masked:
         return (
@@ -215,7 +210,7 @@ def _masked_note(result: GLMResults) -> str:
     return "" if K == 1 else "Sums were in clear: the coordinator saw each site's part."
 
 
-def _in_clear(result: GLMResults) -> str:
+def _in_clear(result: GLMStatements) -> str:
     """Name what left site by site all the same."""
     told = []
     if any(own.problem != NOT_ASKED for own in result.fit_.local):
@@ -226,7 +221,7 @@ def _in_clear(result: GLMResults) -> str:
     return f", but for {' and '.join(told)}" if told else ""
 
 
-def _rounds_note(result: GLMResults) -> str:
+def _rounds_note(result: GLMStatements) -> str:
     fit = result.fit_
     if fit.rounds is None or reached(fit):
         return ""
@@ -237,7 +232,7 @@ def _rounds_note(result: GLMResults) -> str:
     )
 
 
-def _sites_note(result: GLMResults) -> str:
+def _sites_note(result: GLMStatements) -> str:
     compared, reason = compare_sites(result)
     if compared is None:
         return "" if len(result.fit_.local) == 1 else f"The sites are not compared: {reason}"
@@ -255,7 +250,7 @@ def _sites_note(result: GLMResults) -> str:
     return f"{verdict} One set of coefficients may describe no site; see .heterogeneity."
 
 
-def _local_note(result: GLMResults) -> str:
+def _local_note(result: GLMStatements) -> str:
     sites: dict[str, list[str]] = {}
     for own in result.fit_.local:
         if own.problem and own.problem != NOT_ASKED:
@@ -266,7 +261,7 @@ def _local_note(result: GLMResults) -> str:
     return f"No fit of their own: {listed}. Their rows count in the estimate all the same."
 
 
-def _alpha_note(result: GLMResults) -> str:
+def _alpha_note(result: GLMStatements) -> str:
     if result.overdispersion is None:
         return ""
     return (
@@ -276,7 +271,7 @@ def _alpha_note(result: GLMResults) -> str:
     )
 
 
-def _likelihood_note(result: GLMResults) -> str:
+def _likelihood_note(result: GLMStatements) -> str:
     if result.cov_type == "survey" and result.estimate.llf is not None:
         return (
             "The log-likelihood of a survey is a pseudo-likelihood: AIC, BIC and likelihood ratio tests have "
@@ -287,7 +282,7 @@ def _likelihood_note(result: GLMResults) -> str:
     return ""
 
 
-def _cluster_note(result: GLMResults) -> str:
+def _cluster_note(result: GLMStatements) -> str:
     basis, K = result.basis, len(result.fit_.local)
     if basis.clusters is None:
         return ""

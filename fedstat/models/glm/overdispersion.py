@@ -12,9 +12,9 @@ from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.kernels.glm.negative_binomial import evaluate_nb2
-from fedstat.models.glm.fit import add
 from fedstat.models.glm.protocol import MAX_HALVINGS, NOTHING, Newton
 from fedstat.models.glm.steps import BETA, COLUMNS, INSIDE, check_weights, model_of, total
+from fedstat.models.horizontal.session import add
 from fedstat.typing import Array, Floats, Matrix
 
 SMALLEST = 1e-8
@@ -98,7 +98,7 @@ def estimate_alpha(newton: Newton) -> Rounds[Overdispersion]:
     """
     yield from newton.open(local=True)
     gamma, _, _ = yield from newton.climb(NOTHING)
-    point = np.append(gamma, np.log(newton.session.family.alpha or 1.0))
+    point = np.append(gamma, np.log(newton.family.alpha or 1.0))
     llf, score, information = yield from _sums(newton, point)
     for _ in range(newton.options.maxiter):
         if point[-1] < np.log(SMALLEST):
@@ -126,7 +126,7 @@ def _sums(newton: Newton, point: Floats) -> Rounds[tuple[float, Floats, Floats]]
         "scale": newton.coordinates.scale,
         "alpha": np.array(alpha),
     }
-    replies = yield [newton.session.ask(site, "sum_nb2", arrays) for site in newton.session.sites]
+    replies = yield newton.session.ask_all("sum_nb2", arrays)
     score, information, llf = (add(replies, name) for name in ("score", "information", "llf"))
     if int(add(replies, "inside")) < len(replies):
         return -np.inf, score, information
@@ -152,5 +152,4 @@ def _result(newton: Newton, point: Floats, information: Floats) -> Overdispersio
 
 def with_alpha(newton: Newton, alpha: float) -> Newton:
     """Start the same fit anew at an estimated alpha."""
-    family = replace(newton.session.family, alpha=alpha)
-    return Newton(replace(newton.session, family=family), newton.agreement, newton.options, newton.scaletype)
+    return Newton(newton.session, replace(newton.family, alpha=alpha), newton.options, newton.scaletype)

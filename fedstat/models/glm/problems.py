@@ -1,4 +1,4 @@
-"""What can be wrong with the sums of a GLM, in words: which columns, at which sites."""
+"""Collinear columns and separated outcomes, told from sums over sites: which columns, at which sites."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from scipy.linalg import qr, solve_triangular
 
 from fedstat.errors import EstimationError
-from fedstat.models.glm.coordinates import Coordinates
+from fedstat.models.glm.fit import Coordinates
 from fedstat.typing import Array, Bools, Floats
 
 RANK_TOLERANCE = 1e-12

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from fedstat.errors import EstimationError
-from fedstat.federation.design.by_rows import RowsAgreement, moment_asks, open_asks, opened_design
 from fedstat.federation.message import Ask, Reply
-from fedstat.federation.rounds.engine import Fit, Rounds
-from fedstat.federation.rounds.masked_sums import masked
+from fedstat.federation.rounds.engine import Rounds
 from fedstat.kernels.glm.family import FamilySpec
-from fedstat.models.glm.coordinates import Coordinates
-from fedstat.models.glm.fit import GLMFit, LocalFit, Total, TraceRow, add, few_weigh
+from fedstat.models.glm.fit import (
+    NOT_ASKED,
+    Coordinates,
+    GLMFit,
+    NewtonEvaluation,
+    OwnFit,
+    Total,
+    few_weigh,
+)
 from fedstat.models.glm.problems import PATIENCE, Runaway, check_rank, diverges
-from fedstat.models.glm.steps import FAMILY
+from fedstat.models.horizontal.session import RowsSession, add
 from fedstat.typing import Array, Floats
 
 MAX_HALVINGS = 30
-NOT_ASKED = "not asked for"
 TINY = float(np.finfo(float).tiny)
 FALLING = 0.9
 """Ratio of successive deviances; it goes to 1 / e where a logit grows without bound."""
@@ -31,7 +35,7 @@ VANISHING = 1e-44
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class NewtonOptions:
     """How the maximum is sought.
 
     Parameters
@@ -49,24 +53,6 @@ class Options:
     rounds: int | None = None
 
 
-@dataclass(slots=True)
-class Session:
-    """Addresses of one fit, and whether its sums are masked."""
-
-    sites: tuple[str, ...]
-    session: str
-    family: FamilySpec
-    masked: bool
-
-    def ask(self, site: str, step: str, arrays: Mapping[str, Array], text: str = "") -> Ask:
-        """Address one step."""
-        return Ask(site, FAMILY, step, arrays, self.session, text)
-
-    def hide(self, protocol: Rounds[Fit]) -> Rounds[Fit]:
-        """Mask a protocol's sums, if they shall be."""
-        return masked(protocol, self.sites, self.session) if self.masked else protocol
-
-
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """What to sum at the estimate: products of the rows' scores, and of the sites'."""
@@ -82,12 +68,12 @@ NOTHING = Wanted()
 class Newton:
     """Newton's method with step halving."""
 
-    session: Session
-    agreement: RowsAgreement
-    options: Options
+    session: RowsSession
+    family: FamilySpec
+    options: NewtonOptions
     scaletype: float | str | None
     coordinates: Coordinates = field(init=False)
-    trace: list[TraceRow] = field(default_factory=list)
+    trace: list[NewtonEvaluation] = field(default_factory=list)
     null: float = 0.0
     offsets: bool = False
     n: int = 0
@@ -99,14 +85,13 @@ class Newton:
     def open(self, local: bool) -> Rounds[None]:
         """Open the rows, fit every site's rows alone, and standardise."""
         session = self.session
-        text, K = session.family.to_json(), len(session.sites)
-        asks = open_asks(self.agreement, session.session) + moment_asks(self.agreement, session.session)
-        asks += [session.ask(site, "start", {}, text) for site in session.sites]
+        asks = session.opening() + session.ask_all("start", {}, self.family.to_json())
         if local:
-            asks += [session.ask(site, "fit_alone", {}) for site in session.sites]
+            asks += session.ask_all("fit_alone", {})
         replies = yield asks
-        opened, summed, started, self.alone = (replies[k * K : (k + 1) * K] for k in range(4))
-        design = opened_design(self.agreement, opened, summed)
+        K = len(session.sites)
+        started, self.alone = replies[2 * K : 3 * K], replies[3 * K :]
+        design = session.opened(replies)
         own = np.array([reply.arrays["columns"] for reply in self.alone]) if local else None
         self.coordinates = Coordinates.of(design, own)
         self.n = int(design.n.sum())
@@ -118,20 +103,24 @@ class Newton:
         self._start_null(add(started, "response"))
 
     def _start_null(self, response: Floats) -> None:
-        question = self.agreement.question
+        question = self.session.agreement.question
         self.offsets = bool(question.offsets) or "exposure" in question.weights
         weight, weighted, exposed = response
-        if self.session.family.name != "Gaussian" and weighted in (0.0, weight if self._binomial else 0.0):
+        if self.family.name != "Gaussian" and weighted in (0.0, weight if self._binomial else 0.0):
             raise EstimationError(
                 f"the response '{question.response}' is the same in all rows of all sites; there is nothing "
                 "to fit"
             )
-        exposure = exposed if self.session.family.link == "Log" else weight
-        self.null = float(self.session.family.make().link(weighted / exposure))
+        exposure = exposed if self.family.link == "Log" else weight
+        self.null = float(self.family.make().link(weighted / exposure))
+
+    @property
+    def _response(self) -> str:
+        return self.session.agreement.question.response
 
     @property
     def _binomial(self) -> bool:
-        return self.session.family.name == "Binomial"
+        return self.family.name == "Binomial"
 
     def first_point(self) -> Floats | None:
         """Mean of the sites' own fits, weighted by their informations; None where no site has a fit.
@@ -163,8 +152,8 @@ class Newton:
             arrays["beta"] = gamma
         if self.offsets:
             arrays["null"] = np.array(self.null)
-        arrays["observed"] = np.array(not self.session.family.canonical and gamma is not None)
-        return [self.session.ask(site, "sum_scores", arrays) for site in self.session.sites]
+        arrays["observed"] = np.array(not self.family.canonical and gamma is not None)
+        return self.session.ask_all("sum_scores", arrays)
 
     def evaluate(self, gamma: Floats | None) -> Rounds[Total | None]:
         """Ask for the sums at a point; None where a mean lies outside the family's domain."""
@@ -176,9 +165,7 @@ class Newton:
         As in statsmodels, the likelihood of the Gaussian family with identity link is that at its own
         maximum over the dispersion.
         """
-        family = self.session.family
-        concentrated = (family.name, family.link) == ("Gaussian", "Identity")
-        own = total.deviance / total.weight if concentrated else dispersion
+        own = total.deviance / total.weight if self.family.least_squares else dispersion
         arrays = {
             "beta": gamma,
             "shift": self.coordinates.shift,
@@ -189,13 +176,13 @@ class Newton:
             "between": np.array(wanted.between),
             "apart": np.array(self.session.masked),
         }
-        return [self.session.ask(site, "judge", arrays) for site in self.session.sites]
+        return self.session.ask_all("judge", arrays)
 
     def dispersion(self, total: Total) -> float:
         """Dispersion at a point, as statsmodels' `scale` argument chooses it."""
         if isinstance(self.scaletype, float):
             return self.scaletype
-        if self.scaletype is None and not self.session.family.estimates_scale:
+        if self.scaletype is None and not self.family.estimates_scale:
             return 1.0
         rest = total.weight - len(total.score)
         return (total.deviance if self.scaletype == "dev" else total.pearson) / rest
@@ -225,13 +212,13 @@ class Newton:
             tuple(self.local_fits(total)),
             self.n,
             self.options.rounds,
-            self.session.family,
+            self.family,
         )
 
     def _check_units(self, total: Total) -> None:
-        if self.session.masked and self.session.family.estimates_scale and total.pearson < VANISHING:
+        if self.session.masked and self.family.estimates_scale and total.pearson < VANISHING:
             raise EstimationError(
-                f"the sum of squared residuals of '{self.agreement.question.response}' is below "
+                f"the sum of squared residuals of '{self._response}' is below "
                 f"{VANISHING:g}, of which masked sums keep few digits: measure it in smaller units, or "
                 "fit(masked=False)"
             )
@@ -255,7 +242,7 @@ class Newton:
         while not self.finished(total):
             if self.halved >= PATIENCE:
                 raise EstimationError(
-                    f"the maximum lies on the edge of what family {self.session.family} allows: means go to "
+                    f"the maximum lies on the edge of what family {self.family} allows: means go to "
                     "the end of their range at some rows; choose a link whose means stay inside, such as the "
                     "log or logit"
                 )
@@ -276,7 +263,7 @@ class Newton:
             else:
                 raise EstimationError(
                     f"no step lowers the deviance ({len(self.trace)} evaluations) and keeps the means "
-                    f"inside the domain of family {self.session.family}, with weight on more than a few rows "
+                    f"inside the domain of family {self.family}, with weight on more than a few rows "
                     "of every site; choose another link, or transform columns with long tails"
                 )
             self.halved = self.halved + 1 if halving else 0
@@ -295,8 +282,8 @@ class Newton:
         first = yield from self.evaluate(None)
         if first is None:
             raise EstimationError(
-                f"sums over the response '{self.agreement.question.response}' are no finite numbers; measure "
-                "it in other units, or transform it"
+                f"sums over the response '{self._response}' are no finite numbers; measure it in other "
+                "units, or transform it"
             )
         check_rank(first.information, self.coordinates)
         gamma, _ = first.step()
@@ -306,8 +293,7 @@ class Newton:
             total = yield from self.evaluate(gamma)
         if total is None:
             raise EstimationError(
-                f"the first point lies outside the domain of family {self.session.family}; choose another "
-                "link"
+                f"the first point lies outside the domain of family {self.family}; choose another link"
             )
         return gamma, total
 
@@ -316,7 +302,7 @@ class Newton:
         options = self.options
         step, matrix = total.step()
         size = float(np.sqrt(max(float(step @ matrix @ step), 0.0) / max(self.dispersion(total), TINY)))
-        self.trace.append(TraceRow(total.deviance, size, float(np.abs(step).max())))
+        self.trace.append(NewtonEvaluation(total.deviance, size, float(np.abs(step).max())))
         null_done = self._advance_null(total)
         if options.rounds is not None:
             self.converged = True
@@ -328,7 +314,7 @@ class Newton:
 
     def expects_last(self) -> bool:
         """Whether the next point is foreseen to be the last, from the rate at which Newton's steps shrink."""
-        estimated = self.session.family.estimates_scale or self.scaletype is not None
+        estimated = self.family.estimates_scale or self.scaletype is not None
         if estimated and not isinstance(self.scaletype, float):
             return False
         if self.options.rounds is not None:
@@ -346,7 +332,7 @@ class Newton:
         self.null += score / information
         return bool(abs(score) < self.options.tol * np.sqrt(information))
 
-    def local_fits(self, total: Total) -> list[LocalFit]:
+    def local_fits(self, total: Total) -> list[OwnFit]:
         """Sites' own fits, and their parts of the sums, in the units of the data."""
         forward = np.linalg.inv(self.coordinates.back)
         out = []
@@ -357,7 +343,7 @@ class Newton:
             if total.by_site is not None:
                 score, information = total.by_site[k]
                 score, information = forward.T @ score, forward.T @ information @ forward
-            out.append(LocalFit(site, n, beta, cov, problem, score, information))
+            out.append(OwnFit(site, n, beta, cov, problem, score, information))
         return out
 
     def _own_fit(self, k: int, n: int, total: Total) -> tuple[Floats | None, Floats | None, str]:
@@ -375,7 +361,7 @@ class Newton:
         return beta, cov, ""
 
 
-def runs_away(trace: Sequence[TraceRow]) -> bool:
+def runs_away(trace: Sequence[NewtonEvaluation]) -> bool:
     """Whether steps grow and the deviance still falls, as it does where all outcomes are separated."""
     last = trace[-3:]
     growing = len(last) == 3 and last[0].move < last[1].move < last[2].move

@@ -11,9 +11,18 @@ import numpy as np
 from fedstat.errors import EstimationError
 from fedstat.federation.message import Reply
 from fedstat.federation.rounds.engine import Rounds
-from fedstat.models.glm.fit import GLMFit, add
-from fedstat.models.glm.protocol import Session
+from fedstat.models.glm.fit import GLMFit
+from fedstat.models.horizontal.session import RowsSession, add
 from fedstat.typing import Array, Floats, Ints
+
+
+@dataclass(frozen=True, slots=True)
+class CovarianceChoice:
+    """How the covariance is estimated: statsmodels' name for it, and the columns of clusters and strata."""
+
+    cov_type: str
+    clusters: str | None = None
+    strata: str | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,7 +50,7 @@ class ClusterSums:
     lonely: int
 
 
-def cluster_sums(session: Session, fit: GLMFit, clusters: str, strata: str | None) -> Rounds[ClusterSums]:
+def cluster_sums(session: RowsSession, fit: GLMFit, clusters: str, strata: str | None) -> Rounds[ClusterSums]:
     """Ask the sites for their clusters' scores; those of clusters at several sites are added first.
 
     Raises
@@ -50,7 +59,7 @@ def cluster_sums(session: Session, fit: GLMFit, clusters: str, strata: str | Non
         A cluster lies in different strata at different sites.
     """
     text = json.dumps({"clusters": clusters, "strata": strata})
-    listed = yield [session.ask(site, "list_clusters", {}, text) for site in session.sites]
+    listed = yield session.ask_all("list_clusters", {}, text)
     several = _at_several(listed, "strata")
     arrays = {
         "beta": fit.gamma,
@@ -59,7 +68,7 @@ def cluster_sums(session: Session, fit: GLMFit, clusters: str, strata: str | Non
         "shared": _at_several(listed, "clusters"),
         "spanning": several if strata is not None else np.zeros(1, dtype=np.int64),
     }
-    replies = yield [session.ask(site, "sum_clusters", arrays) for site in session.sites]
+    replies = yield session.ask_all("sum_clusters", arrays)
     together = [np.concatenate([r.arrays[name] for r in replies]) for name in ("shared", "shared_strata")]
     pairs = np.unique(np.column_stack(together), axis=0)
     if len(pairs) != len(np.unique(pairs[:, 0])):

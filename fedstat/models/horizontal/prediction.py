@@ -1,18 +1,22 @@
-"""Linear predictors of rows that the caller holds, coded as the sites coded theirs."""
+"""Predictions for rows that the caller holds, coded as the sites coded theirs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 import pandas as pd
+from scipy import stats
 
-from fedstat.errors import DesignError, ModelError
+from fedstat.errors import DesignError, ModelError, NotAvailableError
 from fedstat.federation.design.block import apply_block
 from fedstat.federation.design.by_rows import RowsAgreement, RowsDesign
 from fedstat.federation.design.response import build_offset
 from fedstat.federation.design.site_rows import RowsQuestion
 from fedstat.federation.tables.columns import as_numbers, at_column, column_kind, pick_columns
+from fedstat.inference.estimate import Estimate
+from fedstat.models.checks import check_choice
 from fedstat.typing import Bools, Floats
 
 
@@ -93,3 +97,124 @@ def _exposure(frame: pd.DataFrame, name: str) -> Floats:
             f"{at_column('', name)}: {wrong:,} exposures are not positive; leave these rows out"
         )
     return values
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GLMPrediction:
+    """Predicted means with standard errors.
+
+    Parameters
+    ----------
+    linear, se_linear : Series
+        Linear predictor and its standard error.
+    family : statsmodels family
+    """
+
+    linear: pd.Series
+    se_linear: pd.Series
+    family: Any
+
+    @property
+    def predicted_mean(self) -> pd.Series:
+        """Mean of the response."""
+        return pd.Series(self.family.link.inverse(self.linear.to_numpy()), index=self.linear.index)
+
+    @property
+    def se_mean(self) -> pd.Series:
+        """Standard error of the mean, by the delta method."""
+        slope = np.abs(self.family.link.inverse_deriv(self.linear.to_numpy()))
+        return pd.Series(slope * self.se_linear.to_numpy(), index=self.linear.index)
+
+    def conf_int(self, alpha: float = 0.05) -> pd.DataFrame:
+        """Intervals of the mean: those of the linear predictor, transformed."""
+        half = stats.norm.ppf(1.0 - alpha / 2.0) * self.se_linear
+        ends = np.column_stack(
+            [self.family.link.inverse((self.linear + sign * half).to_numpy()) for sign in (-1.0, 1.0)]
+        )
+        return pd.DataFrame(np.sort(ends, axis=1), index=self.linear.index, columns=[0, 1])
+
+    def summary_frame(self, alpha: float = 0.05) -> pd.DataFrame:
+        """Table with ``mean``, ``mean_se``, ``mean_ci_lower``, ``mean_ci_upper``, as in statsmodels."""
+        limits = self.conf_int(alpha)
+        return pd.DataFrame(
+            {
+                "mean": self.predicted_mean,
+                "mean_se": self.se_mean,
+                "mean_ci_lower": limits[0],
+                "mean_ci_upper": limits[1],
+            }
+        )
+
+
+def at_the_sites(what: str) -> property:
+    """Make a property of results that says where one value per row is."""
+
+    def refuse(self: RowPredictions) -> NoReturn:
+        raise NotAvailableError(
+            f"no {what}: they are one value per row, which stay at the sites. predict(frame) predicts rows "
+            "that you hold, and evaluate() judges the predictions where the rows are"
+        )
+
+    return property(refuse, doc=f"Not available: {what} stay at the sites.")
+
+
+class RowPredictions:
+    """Statements about rows, for results: those that the caller holds; the fit's stay at the sites."""
+
+    estimate: Estimate
+    family: Any
+
+    fittedvalues = at_the_sites("fitted values")
+    mu = at_the_sites("fitted values")
+    resid = at_the_sites("residuals")
+    resid_response = at_the_sites("residuals")
+    resid_pearson = at_the_sites("residuals")
+    resid_deviance = at_the_sites("residuals")
+    resid_anscombe = at_the_sites("residuals")
+    resid_working = at_the_sites("residuals")
+
+    def predict(
+        self, frame: pd.DataFrame | None = None, which: Literal["mean", "linear"] = "mean"
+    ) -> pd.Series:
+        """Predict for rows that the caller holds.
+
+        Parameters
+        ----------
+        frame : DataFrame
+            With the columns of the model, and of its offset or exposure; rows that lack one give NaN.
+        which : {"mean", "linear"}
+
+        Returns
+        -------
+        Series
+
+        Raises
+        ------
+        DesignError
+            A column is absent, of another type, or holds a level that the fit did not know.
+        NotAvailableError
+            No frame is given: the rows of the fit stay at the sites.
+        """
+        check_choice("which", which, ("mean", "linear"))
+        eta = self._predicted(frame).linear
+        if which == "linear":
+            return eta
+        return pd.Series(self.family.link.inverse(eta.to_numpy()), index=eta.index)
+
+    def get_prediction(self, frame: pd.DataFrame | None = None) -> GLMPrediction:
+        """Predict with standard errors and intervals; see :meth:`GLMPrediction.summary_frame`."""
+        rows = self._predicted(frame)
+        assert self.estimate.cov is not None
+        return GLMPrediction(rows.linear, rows.standard_errors(self.estimate.cov), self.family)
+
+    def _predicted(self, frame: pd.DataFrame | None) -> PredictedRows:
+        if frame is None:
+            raise NotAvailableError(
+                "predict needs a frame of rows that you hold; those of the fit stay at the sites, where "
+                "evaluate() judges their predictions"
+            )
+        return predict_rows(*self._coding(), self.estimate.params, frame)
+
+    def _coding(self) -> tuple[RowsAgreement, RowsDesign]:
+        """Levels and transforms of the fit, and its columns."""
+        raise NotImplementedError

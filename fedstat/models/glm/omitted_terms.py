@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from scipy import stats
@@ -10,11 +10,10 @@ from scipy import stats
 from fedstat.errors import ModelError
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.models.glm.problems import check_rank
-from fedstat.models.glm.protocol import Newton, Options, Session
+from fedstat.models.glm.protocol import Newton, NewtonOptions
+from fedstat.models.glm.statements import GLMStatements
+from fedstat.models.glm.steps import FAMILY
 from fedstat.typing import Floats
-
-if TYPE_CHECKING:
-    from fedstat.models.glm.results import GLMResults
 
 
 class ScoreTest(NamedTuple):
@@ -25,12 +24,12 @@ class ScoreTest(NamedTuple):
     df: int
 
 
-def score_test(result: GLMResults, terms: str) -> ScoreTest:
+def score_test(result: GLMStatements, terms: str) -> ScoreTest:
     """Test terms that the fit does not have.
 
     Parameters
     ----------
-    result : GLMResults
+    result : GLMStatements
     terms : str
         As on the right side of a formula, such as ``"chol + C(slope)"``.
 
@@ -55,12 +54,12 @@ def score_test(result: GLMResults, terms: str) -> ScoreTest:
             f"score_test: rows of the fit lack a column of {terms!r}: {listed}. Fit the smaller model on "
             "the rows that have it"
         )
-    session = Session(larger.sites, larger._session, result.family_spec, result.fit_.masked)
-    newton = Newton(session, larger.agreement, Options(), result.scale)
+    session = larger.open_session(FAMILY, result.fit_.masked)
+    newton = Newton(session, result.family_spec, NewtonOptions(), result.scale)
     return larger.engine.run(session.hide(_protocol(newton, result)), larger.new_ledger())
 
 
-def _protocol(newton: Newton, result: GLMResults) -> Rounds[ScoreTest]:
+def _protocol(newton: Newton, result: GLMStatements) -> Rounds[ScoreTest]:
     yield from newton.open(local=False)
     names = newton.coordinates.design.names
     extra = [name for name in names if name not in result.params.index]
