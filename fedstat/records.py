@@ -134,7 +134,7 @@ def from_json(kind: type[T], text: str | bytes, where: str, error: type[FedstatE
     try:
         plain = json.loads(text)
     except (ValueError, TypeError, RecursionError) as problem:
-        raise error(f"{where}: expected JSON text, received something else") from problem
+        raise error(f"{where}: not JSON") from problem
     return from_plain(kind, plain, where, error)
 
 
@@ -153,7 +153,7 @@ def _fields(kind: Any) -> dict[str, tuple[Any, bool]]:
 
 
 def _names(found: Any) -> str:
-    return ", ".join(str(name)[:SHOWN] for name in list(found)[:5])
+    return ", ".join(f"'{str(name)[:SHOWN]}'" for name in list(found)[:5])
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -233,7 +233,7 @@ class _Reader:
             name for name, (_, has) in fields.items() if name not in table and not (has and self.defaults)
         ]
         unknown = [name for name in table if name not in fields]
-        for told, names in (("lacks", lacking), ("has unknown entries:", unknown)):
+        for told, names in (("lacks", lacking), ("unknown entry", unknown)):
             if names:
                 raise _UnfitError(f"{_place(place)}{told} {_names(names)}; known are {', '.join(fields)}")
         values = {n: self.read(fields[n][0], v, _inside(place, n)) for n, v in table.items()}

@@ -121,7 +121,7 @@ def test_arrays_that_do_not_belong_are_refused(name):
     plain = to_plain(fit(), arrays)
     with pytest.raises(MessageError, match=f"'{name}': its array is absent"):
         from_plain(Fit, plain, "it", arrays={k: v for k, v in arrays.items() if k != name})
-    with pytest.raises(MessageError, match="unknown arrays: rows"):
+    with pytest.raises(MessageError, match="unknown arrays: 'rows'"):
         from_plain(Fit, plain, "it", arrays=arrays | {"rows": np.ones(2)})
     with pytest.raises(MessageError, match=f"'{name}': expected an array of"):
         from_plain(Fit, plain, "it", arrays=arrays | {name: np.zeros(arrays[name].shape, np.int64)})
@@ -141,14 +141,14 @@ def test_shapes_that_do_not_belong_together_are_refused(change):
     ("change", "told"),
     [
         ({"sites": 3}, "'sites': expected a list, received a whole number"),
-        ({"sites": [{"name": "A"}]}, r"'sites\[0\]': lacks n, share, kind"),
+        ({"sites": [{"name": "A"}]}, r"'sites\[0\]': lacks 'n', 'share', 'kind'"),
         ({"sites": [to_plain(STUDY.sites[0]) | {"n": 0}]}, r"'sites\[0\].n': expected at least 1"),
         (
             {"sites": [to_plain(STUDY.sites[0]) | {"n": True}]},
             "n': expected a whole number, received true or",
         ),
         ({"sites": [to_plain(STUDY.sites[0]) | {"kind": "secret"}]}, "expected one of 'open', 'closed'"),
-        ({"sites": [to_plain(STUDY.sites[0]) | {"seen": 1}]}, "has unknown entries: seen"),
+        ({"sites": [to_plain(STUDY.sites[0]) | {"seen": 1}]}, "unknown entry 'seen'"),
         ({"pair": ["x"]}, "'pair': expected 2 entries, received 1"),
         ({"pair": ["x", float("nan")]}, "expected a number, received another one"),
         ({"pair": ["x", 10**400]}, "expected a number, received a whole number"),
@@ -157,7 +157,7 @@ def test_shapes_that_do_not_belong_together_are_refused(change):
         ({"level": None}, "'level': expected a text, received nothing"),
         ({"key": "secret"}, "'key': expected hexadecimal digits, received a text"),
         ({"state": {"mean": float("inf")}}, "'state': expected a number"),
-        ({"secret": 1}, "has unknown entries: secret"),
+        ({"secret": 1}, "unknown entry 'secret'"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(change, told):
@@ -168,7 +168,7 @@ def test_what_does_not_fit_is_refused_by_name(change, told):
 
 def test_fields_with_a_default_may_be_left_out_where_that_is_said():
     assert from_plain(Site, {"name": "A", "n": 2}, "it", defaults=True) == Site("A", 2)
-    with pytest.raises(MessageError, match="it: lacks share, kind; known are name, n, share, kind"):
+    with pytest.raises(MessageError, match="it: lacks 'share', 'kind'; known are name, n, share, kind"):
         from_plain(Site, {"name": "A", "n": 2}, "it")
 
 

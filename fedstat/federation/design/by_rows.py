@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import numpy as np
 import pandas as pd
 
+from fedstat import records
 from fedstat.errors import DesignError, MessageError
 from fedstat.federation.design.block import BlockSpec
 from fedstat.federation.design.by_columns import FAMILY
@@ -17,7 +18,7 @@ from fedstat.federation.design.by_columns import STEPS as DESIGN_STEPS
 from fedstat.federation.design.checks import check_references
 from fedstat.federation.design.coding import plain_state
 from fedstat.federation.design.formula.terms import Term
-from fedstat.federation.design.levels import SiteColumns, agree_kinds, agree_levels
+from fedstat.federation.design.levels import LevelCounts, SiteColumns, agree_kinds, agree_levels
 from fedstat.federation.design.site_rows import RowsQuestion, WholeRows, design_matrix, whole_rows
 from fedstat.federation.design.spec import coded_columns
 from fedstat.federation.design.states import agree_states, transform_sums
@@ -130,7 +131,7 @@ def survey_rows(data: SiteData, state: State, text: str) -> tuple[dict[str, Arra
     terms = question.read_terms()
     n, n_rows, kinds = 0, data.table.n_rows, dict[str, Kind]()
     counts: dict[str, dict[LevelValue, int]] = {}
-    declared: dict[str, list[LevelValue] | None] = {}
+    declared: dict[str, tuple[LevelValue, ...] | None] = {}
     used: list[Bools] = []
     for rows in whole_rows(data, question):
         n, n_rows = n + len(rows.frame), n_rows - rows.weightless
@@ -151,11 +152,10 @@ def survey_rows(data: SiteData, state: State, text: str) -> tuple[dict[str, Arra
     if n:
         check_difference(data, np.concatenate(used))
     levels = {
-        name: {"declared": declared[name], "levels": list(total), "counts": list(total.values())}
+        name: LevelCounts(declared[name], tuple(total), tuple(total.values()))
         for name, total in counts.items()
     }
-    reply = {"n_rows": n_rows, "n": n, "kinds": kinds, "levels": levels}
-    return {}, json.dumps(reply)
+    return {}, records.to_json(SiteColumns(n_rows, n, kinds, levels))
 
 
 def _add_levels(total: dict[LevelValue, int], series: pd.Series, site: str) -> None:
@@ -170,11 +170,11 @@ def _add_levels(total: dict[LevelValue, int], series: pd.Series, site: str) -> N
         )
 
 
-def _declared(series: pd.Series) -> list[LevelValue] | None:
+def _declared(series: pd.Series) -> tuple[LevelValue, ...] | None:
     """Order that a categorical column declares; None for others, which are sorted."""
     if not isinstance(series.dtype, pd.CategoricalDtype):
         return None
-    return list(find_levels(pd.Series(series.cat.categories).astype(series.dtype)))
+    return find_levels(pd.Series(series.cat.categories).astype(series.dtype))
 
 
 def varying(mean: Floats, spread: Floats, intercept: bool) -> Bools:
@@ -331,15 +331,17 @@ def agree_rows(
     """
     ask = rows_ask(session)
     replies = yield [ask(site, "survey_rows", question.to_json()) for site in sites]
-    found = {site: json.loads(reply.text) for site, reply in zip(sites, replies, strict=True)}
-    counted = tuple(SiteRows(site, row["n_rows"], row["n"]) for site, row in found.items())
+    columns = {
+        site: records.from_json(SiteColumns, reply.text, f"{site}: what it tells of its rows")
+        for site, reply in zip(sites, replies, strict=True)
+    }
+    counted = tuple(SiteRows(site, told.n_rows, told.n) for site, told in columns.items())
     for row in counted:
         if not row.n:
             raise DesignError(
                 f"site {row.site!r} has no row with all of {', '.join(map(repr, question.needed))} (of "
                 f"{row.n_rows:,} rows). Use fewer of these columns, or leave the site out."
             )
-    columns = {site: SiteColumns(row["kinds"], row["levels"]) for site, row in found.items()}
     kinds: dict[str, Kind] = agree_kinds(columns)
     levels = agree_levels(columns, site_column=site_column, min_count=min_count)
     terms = question.read_terms()

@@ -11,19 +11,31 @@ from fedstat.federation.tables.columns import MAX_SHOWN, Kind, LevelValue, list_
 
 
 @dataclass(frozen=True, slots=True)
+class LevelCounts:
+    """Levels of one column, rows of each, and the order that a categorical column declares, or None."""
+
+    declared: tuple[LevelValue, ...] | None
+    levels: tuple[LevelValue, ...]
+    counts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class SiteColumns:
     """What one site tells of its columns.
 
     Parameters
     ----------
+    n_rows, n : int
+        Rows of the table, and those that lack nothing that the model reads.
     kinds : mapping of str to {"number", "category"}
-    levels : mapping of str to dict
-        For every coded column ``levels`` with their ``counts``, and ``declared``, the order that a
-        categorical column declares, or None.
+    levels : mapping of str to LevelCounts
+        Of every coded column.
     """
 
+    n_rows: int
+    n: int
     kinds: Mapping[str, Kind]
-    levels: Mapping[str, Mapping[str, Any]]
+    levels: Mapping[str, LevelCounts]
 
 
 def agree_kinds(sites: Mapping[str, SiteColumns]) -> dict[str, Kind]:
@@ -70,9 +82,9 @@ def _agree(name: str, sites: Mapping[str, SiteColumns], min_count: int) -> tuple
     told = {site: columns.levels[name] for site, columns in sites.items()}
     counts: dict[LevelValue, int] = {}
     for row in told.values():
-        for level, count in zip(row["levels"], row["counts"], strict=True):
+        for level, count in zip(row.levels, row.counts, strict=True):
             counts[level] = counts.get(level, 0) + count
-    declared = [row["declared"] for row in told.values()]
+    declared = [row.declared for row in told.values()]
     if declared[0] is not None and all(order == declared[0] for order in declared):
         levels = [level for level in declared[0] if level in counts]
     else:
@@ -81,10 +93,8 @@ def _agree(name: str, sites: Mapping[str, SiteColumns], min_count: int) -> tuple
     return tuple(levels)
 
 
-def _sorted(
-    name: str, counts: Mapping[LevelValue, int], told: Mapping[str, Mapping[str, Any]]
-) -> list[LevelValue]:
-    text = {site: any(isinstance(level, str) for level in row["levels"]) for site, row in told.items()}
+def _sorted(name: str, counts: Mapping[LevelValue, int], told: Mapping[str, LevelCounts]) -> list[LevelValue]:
+    text = {site: any(isinstance(level, str) for level in row.levels) for site, row in told.items()}
     if len(set(text.values())) > 1:
         a = next(site for site, flag in text.items() if flag)
         b = next(site for site, flag in text.items() if not flag)

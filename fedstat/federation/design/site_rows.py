@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
 
+from fedstat import records
 from fedstat.errors import DesignError, FormulaError, MessageError
 from fedstat.federation.design.block import BlockSpec, code_rows
 from fedstat.federation.design.coding import STATE_KEYS, iter_transforms
@@ -65,7 +65,7 @@ class RowsQuestion:
 
     def to_json(self) -> str:
         """Write the question as JSON text."""
-        return json.dumps(asdict(self))
+        return records.to_json(self)
 
     @classmethod
     def from_json(cls, text: str) -> RowsQuestion:
@@ -76,28 +76,22 @@ class RowsQuestion:
         MessageError
             It is not a whole question.
         """
-        try:
-            values = json.loads(text)
-            weights = {role: _text(values["weights"].pop(role)) for role in list(values["weights"])}
-            flag = values.pop("intercept")
-            values.pop("weights")
-            lists = {name: _texts(v) for name, v in values.items() if name != "response"}
-            question = cls(response=_text(values["response"]), intercept=flag, weights=weights, **lists)
-        except (TypeError, ValueError, KeyError, AttributeError, RecursionError):
-            raise MessageError("the question about a table's rows is not whole") from None
-        if not isinstance(flag, bool) or not set(weights) <= set(WEIGHTS):
-            raise MessageError("the question about a table's rows names unknown roles")
-        question.check()
-        return question
+        return records.from_json(cls, text, "the question about a table's rows")
 
     def check(self) -> None:
-        """Refuse a response that a site cannot compute from its own rows.
+        """Refuse a response that a site cannot compute from its own rows, and too many columns.
 
         Raises
         ------
         FormulaError
             It is centred or scaled, which needs the rows of all sites.
+        MessageError
+            A role of a column is unknown, or there are more than `MOST_NAMES` terms or columns.
         """
+        if not set(self.weights) <= set(WEIGHTS):
+            raise MessageError("the question about a table's rows names unknown roles")
+        if max(map(len, (self.terms, self.needed))) > MOST_NAMES:
+            raise MessageError(f"the question about a table's rows has more than {MOST_NAMES:,} names")
         for transform in iter_transforms(parse_expression(self.response, response=True).tree):
             if transform.function in STATE_KEYS:
                 raise FormulaError(
@@ -108,18 +102,6 @@ class RowsQuestion:
     def read_terms(self) -> tuple[Term, ...]:
         """Read the terms of the right side again, checked."""
         return read_terms(self.terms, self.columns) if self.terms else ()
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError
-    return value
-
-
-def _texts(value: object) -> tuple[str, ...]:
-    if not isinstance(value, list) or len(value) > MOST_NAMES:
-        raise TypeError
-    return tuple(map(_text, value))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
 
+from fedstat import records
 from fedstat.errors import DesignError, FormulaError
 from fedstat.federation.design.coding import STATE_KEYS, iter_transforms
 from fedstat.federation.design.formula.terms import Term, parse_terms, term_columns
 from fedstat.federation.design.formula.tree import Category
 from fedstat.federation.tables.columns import Kind, LevelValue
+
+Figure: TypeAlias = bool | int | float | None
+Figures: TypeAlias = Figure | list[Figure] | dict[str, Figure]
+"""What the state of a transform is made of: numbers and no texts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +52,12 @@ class BlockSpec:
     intercept: bool
     kinds: dict[str, Kind]
     levels: dict[str, tuple[LevelValue, ...]]
-    state: dict[str, Any]
+    state: dict[str, dict[str, Figures]]
     means: dict[str, float] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """Write the specification as JSON text."""
-        return json.dumps(asdict(self), allow_nan=False)
+        return records.to_json(self)
 
     @classmethod
     def from_json(cls, text: str) -> BlockSpec:
@@ -71,15 +75,7 @@ class BlockSpec:
         FormulaError
             If a term holds anything outside the formula language.
         """
-        try:
-            values = json.loads(text)
-            spec = cls(**{name: _READERS[name](value) for name, value in values.items()})
-        except (TypeError, ValueError, KeyError, AttributeError, RecursionError):
-            raise DesignError(
-                "block specification: expected what BlockSpec.to_json wrote, received something else."
-            ) from None
-        spec.check()
-        return spec
+        return records.from_json(cls, text, "block specification (BlockSpec)", DesignError)
 
     def check(self) -> None:
         """Require terms of the formula language and a state that belongs to them.
@@ -149,69 +145,3 @@ def coded_columns(terms: Iterable[Term], kinds: Mapping[str, Kind]) -> tuple[str
     coded = [tree.column for tree in trees if isinstance(tree, Category)]
     coded += [name for name, kind in kinds.items() if kind == "category"]
     return tuple(dict.fromkeys(coded))
-
-
-def _flag(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError
-    return value
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError
-    return value
-
-
-def _texts(value: list[object]) -> tuple[str, ...]:
-    return tuple(_text(item) for item in value)
-
-
-def _kind(value: object) -> Kind:
-    if value not in ("number", "category"):
-        raise ValueError
-    return value
-
-
-def _kinds(value: dict[str, object]) -> dict[str, Kind]:
-    return {name: _kind(kind) for name, kind in value.items()}
-
-
-def _level(value: object) -> LevelValue:
-    if not isinstance(value, str | int | float | bool):
-        raise TypeError
-    return value
-
-
-def _levels(value: dict[str, list[object]]) -> dict[str, tuple[LevelValue, ...]]:
-    return {name: tuple(_level(level) for level in levels) for name, levels in value.items()}
-
-
-def _figures(value: object) -> Any:
-    """Require a state of nothing but numbers, in lists and dicts."""
-    match value:
-        case dict():
-            return {_text(key): _figures(item) for key, item in value.items()}
-        case list():
-            return [_figures(item) for item in value]
-        case None | bool() | int() | float():
-            return value
-    raise TypeError
-
-
-def _means(value: dict[str, object]) -> dict[str, float]:
-    return {name: float(mean) for name, mean in value.items() if isinstance(mean, int | float)}
-
-
-_READERS: Mapping[str, Callable[[Any], Any]] = {
-    "client": _text,
-    "terms": _texts,
-    "columns": _texts,
-    "names": _texts,
-    "term_names": _texts,
-    "intercept": _flag,
-    "kinds": _kinds,
-    "levels": _levels,
-    "state": _figures,
-    "means": _means,
-}

@@ -7,7 +7,6 @@ The knots of a spline are quantiles, which are no sums: they are written in the 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 from formulaic.transforms import TRANSFORMS
 
+from fedstat import records
 from fedstat.errors import DesignError, FormulaError, MessageError
 from fedstat.federation.design.coding import (
     STATE_KEYS,
@@ -27,6 +27,7 @@ from fedstat.federation.design.coding import (
 from fedstat.federation.design.formula.terms import Term
 from fedstat.federation.design.formula.tree import Transform, iter_columns
 from fedstat.federation.design.site_rows import RowsQuestion, whole_rows
+from fedstat.federation.design.spec import Figures
 from fedstat.federation.door.guards import (
     check_concentration,
     check_difference,
@@ -60,6 +61,18 @@ class Recurrence:
             before, now = now, (x - alpha) * now - beta * before
         return now
 
+    def check(self) -> None:
+        """Require what belongs to the first polynomials.
+
+        Raises
+        ------
+        MessageError
+            It is no such recurrence.
+        """
+        whole = len(self.alpha) == len(self.norms) <= self.degree
+        if not whole or not all(x > 0.0 for x in self.norms):
+            raise MessageError("the recurrence of a polynomial is not whole")
+
     def is_spent(self, squares: float) -> bool:
         """Tell whether the sum of squares of the highest polynomial is no more than rounding."""
         if not self.norms:
@@ -74,6 +87,18 @@ class Recurrence:
             self.alpha.append(moment / squares)
             return False
         return True
+
+
+@dataclass(frozen=True, slots=True)
+class TransformQuestion:
+    """What a site is asked of transforms: all are in `question`, of some the state is known already.
+
+    `targets` are those that are due, with the recurrence of a polynomial as far as it is known.
+    """
+
+    question: str
+    state: Mapping[str, Mapping[str, Figures]]
+    targets: Mapping[str, Recurrence | None]
 
 
 def stateful(terms: Sequence[Term]) -> list[Transform]:
@@ -112,8 +137,8 @@ def agree_states(question: RowsQuestion, sites: Sequence[str], ask: Any) -> Roun
     growing = {t.text: Recurrence(int(_degree(t))) for t in pending if t.function == "poly"}
     while pending:
         ready = [t for t in pending if _inner(t) <= state.keys()]
-        targets = {t.text: _so_far(growing.get(t.text)) for t in ready}
-        content = {"question": question.to_json(), "state": plain_state(state), "targets": targets}
+        targets = {t.text: growing.get(t.text) for t in ready}
+        content = records.to_plain(TransformQuestion(question.to_json(), plain_state(state), targets))
         asks: list[Ask] = [ask(site, "transform_sums", content) for site in sites]
         replies = yield asks
         for j, transform in enumerate(ready):
@@ -134,11 +159,12 @@ def transform_sums(data: SiteData, site_state: SiteState, text: str) -> tuple[di
         ``sums`` (T, 3): for center and scale rows, mean and squared deviations; for a polynomial
         0, sum of P_k^2 and of x P_k^2.
     """
-    content = json.loads(text)
-    question = RowsQuestion.from_json(content["question"])
+    asked = records.from_json(TransformQuestion, text, f"{data.name}: the question about transforms")
+    question, growing = RowsQuestion.from_json(asked.question), asked.targets
     transforms = {t.text: t for t in stateful(question.read_terms())}
-    state = _read_state(content["state"], transforms, data.name)
-    growing = _read_targets(content["targets"], transforms, data.name)
+    _check_state(asked.state, transforms, data.name)
+    _check_targets(growing, transforms, data.name)
+    state: State = restore_state(asked.state)
     if not {text for key in growing for text in _inner(transforms[key])} <= state.keys():
         raise MessageError(f"{data.name}: the question lacks the state of a transform inside another")
     total = np.zeros((len(growing), 3))
@@ -165,43 +191,22 @@ def transform_sums(data: SiteData, site_state: SiteState, text: str) -> tuple[di
     return {"sums": total}, ""
 
 
-def _read_targets(
-    given: Mapping[str, Any], transforms: Mapping[str, Transform], site: str
-) -> dict[str, Recurrence | None]:
-    """Read what shall be summed as if a stranger had asked for it."""
-    targets: dict[str, Recurrence | None] = {}
-    for text, recurrence in given.items():
+def _check_targets(
+    targets: Mapping[str, Recurrence | None], transforms: Mapping[str, Transform], site: str
+) -> None:
+    for text, recurrence in targets.items():
         if text not in transforms or (transforms[text].function == "poly") != (recurrence is not None):
             raise MessageError(f"{site}: the question names transforms that its formula does not have")
-        targets[text] = None
-        if recurrence is not None:
-            read = Recurrence(**recurrence)
-            whole = len(read.alpha) == len(read.norms) <= read.degree == int(_degree(transforms[text]))
-            if not whole or not _finite([*read.alpha, *read.norms]) or not all(x > 0.0 for x in read.norms):
-                raise MessageError(f"{site}: the question does not hold the recurrence of a polynomial")
-            targets[text] = read
-    return targets
+        if recurrence is not None and recurrence.degree != _degree(transforms[text]):
+            raise MessageError(f"{site}: the question does not hold the recurrence of a polynomial")
 
 
-def _read_state(given: Mapping[str, Any], transforms: Mapping[str, Transform], site: str) -> State:
-    """Read the state of transforms as if a stranger had sent it."""
+def _check_state(
+    given: Mapping[str, Mapping[str, Figures]], transforms: Mapping[str, Transform], site: str
+) -> None:
     for text, state in given.items():
-        figures = [x for value in state.values() for x in _flatten(value)]
-        if not _finite([x for x in figures if x is not None]) or (
-            text in transforms and not set(state) <= STATE_KEYS[transforms[text].function]
-        ):
+        if text in transforms and not set(state) <= STATE_KEYS[transforms[text].function]:
             raise MessageError(f"{site}: the question does not hold the state of its transforms")
-    restored: State = restore_state(given)
-    return restored
-
-
-def _flatten(value: Any) -> list[Any]:
-    inner = value.values() if isinstance(value, dict) else value
-    return list(inner) if isinstance(value, dict | list) else [value]
-
-
-def _finite(values: Sequence[Any]) -> bool:
-    return all(isinstance(x, int | float) and np.isfinite(x) for x in values)
 
 
 @dataclass(slots=True)
@@ -290,12 +295,6 @@ def _settle(transform: Transform, sums: Floats, recurrence: Recurrence | None) -
         "center": mean if options["center"] else None,
         "scale": float(np.sqrt(squares / rest)) if options["scale"] else None,
     }
-
-
-def _so_far(recurrence: Recurrence | None) -> dict[str, Any] | None:
-    if recurrence is None:
-        return None
-    return {"degree": recurrence.degree, "alpha": recurrence.alpha, "norms": recurrence.norms}
 
 
 def _degree(transform: Transform) -> int:

@@ -12,10 +12,11 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
+from fedstat import records
 from fedstat.errors import MessageError
 from fedstat.federation.crypto import product as secure
 from fedstat.federation.crypto.boxes import Channel
@@ -55,11 +56,7 @@ class Part:
 
 def read_part(text: str) -> Part:
     """Read the description of a product, as if a stranger had written it."""
-    try:
-        content: dict[str, Any] = json.loads(text)
-        return Part(**(content | {"product": secure.MatrixProduct(**content["product"])}))
-    except (TypeError, ValueError, KeyError, AttributeError) as error:
-        raise MessageError("the description of a product is not whole") from error
+    return records.from_json(Part, text, "the description of a product")
 
 
 def check_positions(name: str, rows: Ints, n: int) -> None:

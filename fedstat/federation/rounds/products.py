@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,8 +17,9 @@ from fedstat.federation.crypto import product as secure
 from fedstat.federation.message import Ask, Reply
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.federation.rounds.key_agreement import agree_keys
-from fedstat.federation.rounds.product_steps import as_bytes
+from fedstat.federation.rounds.product_steps import Part, as_bytes
 from fedstat.kernels.ring import fractional_bits
+from fedstat.records import to_json
 from fedstat.typing import Array, Floats, Ints
 
 
@@ -162,17 +163,8 @@ class Run:
     def describe(self, first: bool) -> str:
         """Describe one client's part of it."""
         side, peer = (self.a, self.b) if first else (self.b, self.a)
-        return json.dumps(
-            {
-                "number": self.number,
-                "product": asdict(self.product),
-                "bits": self.bits,
-                "columns": side.columns,
-                "first": first,
-                "peer": peer.site,
-                "dealer": self.dealer,
-            }
-        )
+        part = Part(self.number, self.product, self.bits, side.columns, first, peer.site, self.dealer)
+        return to_json(part)
 
     def deal_ask(self, session: str) -> Ask:
         """Ask a third institution for a triple."""

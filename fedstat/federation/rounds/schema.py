@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Annotated
 
+from fedstat import records
 from fedstat.errors import MessageError, PartitionError, PolicyError
 from fedstat.federation.door.policy import Policy
 from fedstat.federation.door.site import FAMILIES
@@ -65,6 +65,17 @@ class TableSchema:
     link: LinkSchema | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class TableTold:
+    """A :class:`TableSchema` on its way, with the policy as the text of its file."""
+
+    columns: Mapping[str, str | None]
+    n_rows: Annotated[int, records.Least(0)]
+    site_column: str
+    policy: str
+    link: LinkSchema | None
+
+
 def table_schema(site: str, table: Table, policy: Policy) -> TableSchema:
     """Describe a table as others will see it.
 
@@ -100,9 +111,8 @@ def _kind(table: Table, name: str) -> str | None:
 def describe_table(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
     """Tell names and types of the columns, how many rows there are, how they are linked, and the policy."""
     found = table_schema(data.name, data.table, data.policy)
-    content = {"columns": found.columns, "n_rows": found.n_rows, "site_column": found.site_column}
-    content |= {"policy": found.policy.to_toml(), "link": found.link and asdict(found.link)}
-    return {}, json.dumps(content)
+    told = TableTold(found.columns, found.n_rows, found.site_column, found.policy.to_toml(), found.link)
+    return {}, records.to_json(told)
 
 
 STEPS: Mapping[str, Step] = {
@@ -130,16 +140,10 @@ def ask_schemas(sites: Sequence[str], session: str) -> Rounds[dict[str, TableSch
 
 
 def _read(site: str, text: str) -> TableSchema:
+    where = f"{site}: its description of its table"
+    told = records.from_json(TableTold, text, where)
     try:
-        content: dict[str, Any] = json.loads(text)
-        columns = {str(name): None if k is None else str(k) for name, k in content["columns"].items()}
-        link, policy = content["link"], Policy.from_text(f"{site}: its policy", content["policy"])
-        return TableSchema(
-            columns,
-            int(content["n_rows"]),
-            str(content["site_column"]),
-            policy,
-            None if link is None else LinkSchema(tuple(link["key"]), link["alignment"], link["changed"]),
-        )
-    except (PartitionError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise MessageError(f"{site}: its description of its table is malformed") from error
+        policy = Policy.from_text(f"{site}: its policy", told.policy)
+    except PartitionError as error:
+        raise MessageError(f"{where} is malformed") from error
+    return TableSchema(told.columns, told.n_rows, told.site_column, policy, told.link)

@@ -7,14 +7,14 @@ party makes the statsmodels family of the same name from it.
 from __future__ import annotations
 
 import inspect
-import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from statsmodels.genmod import families
 from statsmodels.genmod.families import links
 
+from fedstat import records
 from fedstat.errors import MessageError, ModelError
 from fedstat.kernels.glm.distributions import DISTRIBUTIONS, Distribution, Support, power_support
 from fedstat.kernels.glm.links import LINKS, Link, name_powers
@@ -121,7 +121,7 @@ class FamilySpec:
 
     def to_json(self) -> str:
         """Return the specification as JSON."""
-        return json.dumps(asdict(self))
+        return records.to_json(self)
 
     @classmethod
     def from_json(cls, text: str) -> FamilySpec:
@@ -133,22 +133,8 @@ class FamilySpec:
             It is not such a specification.
         """
         try:
-            fields = json.loads(text)
-        except (TypeError, ValueError, RecursionError) as error:
-            raise MessageError("the family is not JSON") from error
-        if not isinstance(fields, dict) or set(fields) != set(cls.__slots__):
-            raise MessageError(f"the family must have the fields {', '.join(cls.__slots__)}")
-        if not (isinstance(fields["name"], str) and isinstance(fields["link"], str)):
-            raise MessageError("the names of family and link must be text")
-        if not isinstance(fields["eql"], bool):
-            raise MessageError("eql of the family must be true or false")
-        for number in NUMBERS:
-            if not (fields[number] is None or type(fields[number]) in (int, float)):
-                raise MessageError(f"{number} of the family must be a number or null")
-        try:
-            numbers = {key: None if fields[key] is None else float(fields[key]) for key in NUMBERS}
-            return cls(fields["name"], fields["link"], **numbers, eql=fields["eql"])
-        except (ModelError, OverflowError) as error:
+            return records.from_json(cls, text, "the family")
+        except ModelError as error:
             raise MessageError(f"the family is not one of those that are known: {error}") from error
 
     def make(self) -> Family:
