@@ -10,7 +10,7 @@ from fedstat.federation.design.formula.parse import Formula
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.models.checks import check_choice, check_whole
 from fedstat.models.vertical.model import VerticalModel
-from fedstat.models.vfem.blocks.layout import BlockLayout, make_layout
+from fedstat.models.vfem.blocks.layout import Layout, make_layout
 from fedstat.models.vfem.blocks.request import FAMILY
 from fedstat.models.vfem.covariance.from_moments import CovType
 from fedstat.models.vfem.iteration.progress import Progress
@@ -35,7 +35,7 @@ class VFEMModel(VerticalModel):
             )
         super().__init__(formula, partition, **kwargs)
 
-    def _layout(self, method: Method) -> BlockLayout:
+    def _layout(self, method: Method) -> Layout:
         check_choice("method", method, get_args(Method))
         return make_layout(self.design, self.partition.rows[self.design.active], method)
 

@@ -17,7 +17,7 @@ from fedstat.inference.plots import plot_convergence
 from fedstat.inference.results import FederatedResults
 from fedstat.models.saved import Saveable, SavedLedger
 from fedstat.models.vertical.model import VerticalModel
-from fedstat.models.vfem.blocks.layout import BlockLayout, complete
+from fedstat.models.vfem.blocks.layout import Layout, complete
 from fedstat.models.vfem.iteration.glm_distribution import NORMAL
 from fedstat.models.vfem.prediction import Response, released_specs
 from fedstat.models.vfem.statements.notes import fit_notes
@@ -106,7 +106,7 @@ class BlockResults(Saveable, FederatedResults):
     def of(
         cls,
         model: VerticalModel,
-        layout: BlockLayout,
+        layout: Layout,
         outcome: VFEMOutcome,
         held: HeldInSession,
         ledger: Ledger,

@@ -18,7 +18,7 @@ from fedstat.kernels.glm.family import Family, FamilySpec
 from fedstat.models.checks import check_choice, check_whole
 from fedstat.models.vertical.merges import LARGEST_SHARE
 from fedstat.models.vfem.block_model import CrossSource, Method, SketchKind, VFEMModel
-from fedstat.models.vfem.blocks.layout import BlockLayout
+from fedstat.models.vfem.blocks.layout import Layout
 from fedstat.models.vfem.covariance.from_moments import CovType, check_cov_type, estimate_from_moments
 from fedstat.models.vfem.explain import VFEMPlan
 from fedstat.models.vfem.glm_model import VFEMGLM
@@ -300,7 +300,7 @@ class VFEMRegression(VFEMModel):
         return VFEMResults.of(self, layout, outcome, HeldInSession(found.fitted), ledger)
 
     def _first_point(
-        self, layout: BlockLayout, options: IterationOptions, init: Init
+        self, layout: Layout, options: IterationOptions, init: Init
     ) -> Rounds[Mapping[str, Floats] | None]:
         if isinstance(init, str):
             check_choice("init", init, ("zero", "cc", "impute"))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fedstat.federation.rounds.engine import Rounds
-from fedstat.models.vfem.blocks.layout import BlockLayout
+from fedstat.models.vfem.blocks.layout import Layout
 from fedstat.models.vfem.blocks.request import ask
 from fedstat.models.vfem.covariance.glm_protocol import glm_covariance
 from fedstat.models.vfem.covariance.protocol import Covariance, information_covariance
@@ -74,7 +74,7 @@ def fit_glm(iteration: glm_protocol.QuasiNewtonIteration, options: CovarianceOpt
     return Iterated(fit, covariance, fitted)
 
 
-def ask_fitted(layout: BlockLayout, step: str, session: str, at: str | None) -> Rounds[Mapping[str, Array]]:
+def ask_fitted(layout: Layout, step: str, session: str, at: str | None) -> Rounds[Mapping[str, Array]]:
     """Ask for fitted values where the coordinator sits at the response holder; nothing elsewhere."""
     if at != layout.active:
         return {}

@@ -22,7 +22,7 @@ from fedstat.federation.door.state import State
 from fedstat.federation.message import Reply
 from fedstat.kernels.glm.family import FamilySpec
 from fedstat.models.vertical.moments import number_patterns
-from fedstat.models.vfem.blocks.layout import BlockLayout
+from fedstat.models.vfem.blocks.layout import Layout
 from fedstat.models.vfem.covariance.glm_protocol import glm_covariance
 from fedstat.models.vfem.iteration.glm_protocol import QuasiNewtonIteration, maximise
 from fedstat.models.vfem.iteration.options import IterationOptions
@@ -100,7 +100,7 @@ def open_sites(frames):
     first, code, counts = number_patterns(missing)
     keep = {k: np.ones(len(rows), dtype=bool) for k, rows in kept.items()}
     everybody = np.ones(n, dtype=bool)
-    layout = BlockLayout(clients, "H", n, keep, kept, kept, everybody, code, missing[first], counts)
+    layout = Layout(clients, "H", n, keep, kept, kept, everybody, code, missing[first], counts)
     return data, states, layout
 
 

@@ -15,7 +15,7 @@ from fedstat.typing import Bools, Floats, Ints
 
 
 @dataclass(frozen=True, slots=True)
-class BlockLayout:
+class Layout:
     """Who has what: agreed before the first iteration.
 
     Parameters
@@ -57,7 +57,7 @@ class BlockLayout:
     filled: bool = False
 
 
-def make_layout(design: Design, active_rows: Ints, method: str) -> BlockLayout:
+def make_layout(design: Design, active_rows: Ints, method: str) -> Layout:
     """Lay out a fit.
 
     Parameters
@@ -99,7 +99,7 @@ def make_layout(design: Design, active_rows: Ints, method: str) -> BlockLayout:
     if method == "impute":
         missing[:] = False
     first, code, counts = number_patterns(missing)
-    return BlockLayout(
+    return Layout(
         tuple(b.client for b in blocks),
         design.active,
         n,

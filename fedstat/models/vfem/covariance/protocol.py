@@ -21,7 +21,7 @@ import numpy as np
 
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.inference.covariance import delta_method, invert_information, nearest_psd, symmetrise
-from fedstat.models.vfem.blocks.layout import BlockLayout
+from fedstat.models.vfem.blocks.layout import Layout
 from fedstat.models.vfem.blocks.request import ask
 from fedstat.models.vfem.iteration.protocol import EMIteration
 from fedstat.models.vfem.moments.cross_products import (
@@ -203,7 +203,7 @@ def project(
 
 
 def hessian(
-    lay: BlockLayout,
+    lay: Layout,
     sums: Curvatures,
     parts: list[Mapping[str, Array]],
     cross: Mapping[tuple[int, int], Floats],
@@ -277,7 +277,7 @@ class Eliminated:
     rest: Floats
 
 
-def eliminate(lay: BlockLayout, sums: Curvatures, parts: list[Mapping[str, Array]], H: Floats) -> Eliminated:
+def eliminate(lay: Layout, sums: Curvatures, parts: list[Mapping[str, Array]], H: Floats) -> Eliminated:
     """Schur complement of Sigma_1..Sigma_K; see the module's docstring."""
     places = Places(tuple(len(part["beta"]) for part in parts))
     mis, seen = lay.missing.astype(float), (~lay.missing).astype(float)
@@ -303,7 +303,7 @@ def eliminate(lay: BlockLayout, sums: Curvatures, parts: list[Mapping[str, Array
     return Eliminated(symmetrise(information)[0], h - P @ R, P @ M, N[:, None] * M)
 
 
-def psi_names(lay: BlockLayout, names: Mapping[str, tuple[str, ...]]) -> list[str]:
+def psi_names(lay: Layout, names: Mapping[str, tuple[str, ...]]) -> list[str]:
     """Name each place of psi, for messages."""
     out = ["Intercept", "residual variance"]
     for k in lay.clients:

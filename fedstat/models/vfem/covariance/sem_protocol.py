@@ -16,7 +16,7 @@ import numpy as np
 from fedstat.errors import EstimationError
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.inference.covariance import delta_method, symmetrise
-from fedstat.models.vfem.blocks.layout import BlockLayout
+from fedstat.models.vfem.blocks.layout import Layout
 from fedstat.models.vfem.blocks.request import ask
 from fedstat.models.vfem.covariance.protocol import Covariance, Places, project
 from fedstat.models.vfem.iteration.protocol import EMIteration
@@ -70,7 +70,7 @@ class EMMap:
 
     Parameters
     ----------
-    layout : BlockLayout
+    layout : Layout
     session : str
     sums : list of arrays
         Per client, its sums of columns by presence of the others, (1 + K, p_k).
@@ -82,7 +82,7 @@ class EMMap:
         Whether linear predictors come for all entities, so that masks may hide their terms.
     """
 
-    layout: BlockLayout
+    layout: Layout
     session: str
     sums: list[Floats]
     S2: list[Floats]

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedstat.federation.message import Reply
 from fedstat.kernels.rows import add_at, weighted_rows
-from fedstat.models.vfem.blocks.layout import BlockLayout
+from fedstat.models.vfem.blocks.layout import Layout
 from fedstat.typing import Floats
 
 
@@ -37,7 +37,7 @@ class Points:
     centres: list[Floats] = field(default_factory=list)
     spreads: list[Floats] = field(default_factory=list)
 
-    def take(self, layout: BlockLayout, replies: Sequence[Reply]) -> None:
+    def take(self, layout: Layout, replies: Sequence[Reply]) -> None:
         """Enter the newest point of every client."""
         self.newest = (self.newest + 1) % len(self.predictors)
         total = self.predictors[self.newest]
@@ -51,7 +51,7 @@ class Points:
         self.centres = [reply.arrays["centres"] for reply in replies]
         self.spreads = [reply.arrays["spreads"] for reply in replies]
 
-    def mixed(self, weights: Floats, layout: BlockLayout) -> tuple[Floats, Floats]:
+    def mixed(self, weights: Floats, layout: Layout) -> tuple[Floats, Floats]:
         """Return eta (n,), the sum of centred linear predictors, and t (K,) at a mixture of the points."""
         ring = np.zeros(len(self.predictors))
         ring[(self.newest - np.arange(len(weights))[::-1]) % len(ring)] = weights

@@ -22,7 +22,7 @@ from fedstat.errors import EstimationError
 from fedstat.federation.message import Reply
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.kernels.anderson import anderson_weights, one_hot
-from fedstat.models.vfem.blocks.layout import BlockLayout
+from fedstat.models.vfem.blocks.layout import Layout
 from fedstat.models.vfem.blocks.request import ask
 from fedstat.models.vfem.iteration.client_points import Points
 from fedstat.models.vfem.iteration.fit import VFEMFit
@@ -202,7 +202,7 @@ class EMIteration(Iteration):
         self.gram, self.weights, self.move, self.accepted = np.empty((0, 0)), np.ones(1), "shortened", -1
 
 
-def vanishing_message(layout: BlockLayout) -> str:
+def vanishing_message(layout: Layout) -> str:
     """Say why an iteration has nowhere to go."""
     complete = int(layout.counts[~layout.missing.any(axis=1)].sum())
     return (

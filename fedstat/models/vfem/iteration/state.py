@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from fedstat.federation.rounds.engine import Fit, Rounds
 from fedstat.federation.rounds.masked_sums import masked
 from fedstat.models.vertical.fit import TraceRow
-from fedstat.models.vfem.blocks.layout import BlockLayout
+from fedstat.models.vfem.blocks.layout import Layout
 from fedstat.models.vfem.iteration.options import IterationOptions
 
 
@@ -19,14 +19,14 @@ class Iteration:
 
     Parameters
     ----------
-    layout : BlockLayout
+    layout : Layout
     options : IterationOptions
     session : str
     report : callable, optional
         Is told every evaluation.
     """
 
-    layout: BlockLayout
+    layout: Layout
     options: IterationOptions
     session: str
     report: Callable[[TraceRow], None] | None = None

@@ -14,7 +14,7 @@ import numpy as np
 
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.models.vertical.merges import least_entities
-from fedstat.models.vfem.blocks.layout import BlockLayout
+from fedstat.models.vfem.blocks.layout import Layout
 from fedstat.models.vfem.blocks.request import ask
 from fedstat.models.vfem.moments.secure_product_steps import BLOCK
 from fedstat.models.vfem.moments.secure_products import Side, choose_dealer, multiply_sides
@@ -86,11 +86,11 @@ class CrossProducts:
     left_out: int = 0
 
 
-Way: TypeAlias = Callable[[BlockLayout, str, Columns, CrossOptions], Rounds[CrossProducts]]
+Way: TypeAlias = Callable[[Layout, str, Columns, CrossOptions], Rounds[CrossProducts]]
 
 
 def no_products(
-    layout: BlockLayout, session: str, columns: Columns, options: CrossOptions
+    layout: Layout, session: str, columns: Columns, options: CrossOptions
 ) -> Rounds[CrossProducts]:
     """Leave cross-products at zero, their expectation under the model."""
     yield from ()
@@ -98,7 +98,7 @@ def no_products(
 
 
 def multiplied_products(
-    layout: BlockLayout, session: str, columns: Columns, options: CrossOptions
+    layout: Layout, session: str, columns: Columns, options: CrossOptions
 ) -> Rounds[CrossProducts]:
     """Multiply in secret: exact, and neither client nor the coordinator sees anything but the products.
 
@@ -129,12 +129,12 @@ def multiplied_products(
     return CrossProducts(blocks, "secure", dealers=dealers, left_out=few)
 
 
-def dealing_sites(layout: BlockLayout) -> tuple[str, ...]:
+def dealing_sites(layout: Layout) -> tuple[str, ...]:
     """Institutions that may deal for two others: the clients and the response holder."""
     return tuple(dict.fromkeys([*layout.clients, layout.active]))
 
 
-def check_dealers(layout: BlockLayout, options: CrossOptions) -> None:
+def check_dealers(layout: Layout, options: CrossOptions) -> None:
     """Require somebody to deal for every two clients, before anything is computed.
 
     Raises
@@ -148,7 +148,7 @@ def check_dealers(layout: BlockLayout, options: CrossOptions) -> None:
 
 
 def sketched_products(
-    layout: BlockLayout, session: str, columns: Columns, options: CrossOptions
+    layout: Layout, session: str, columns: Columns, options: CrossOptions
 ) -> Rounds[CrossProducts]:
     """Multiply random projections that the clients draw from a seed which only they share.
 
@@ -174,7 +174,7 @@ def sketched_products(
 
 
 def exchanged_products(
-    layout: BlockLayout, session: str, columns: Columns, options: CrossOptions
+    layout: Layout, session: str, columns: Columns, options: CrossOptions
 ) -> Rounds[CrossProducts]:
     """Hand each client's columns to the clients after it, which multiply: it discloses them."""
     number = columns.number
@@ -205,7 +205,7 @@ CROSS_PRODUCTS: Mapping[str, Way] = {
 
 
 def cross_products(
-    layout: BlockLayout, session: str, columns: Columns, options: CrossOptions
+    layout: Layout, session: str, columns: Columns, options: CrossOptions
 ) -> Rounds[CrossProducts]:
     """Obtain X_j'X_k for every pair of clients, as `options` say; a single client needs none."""
     how = options.how if len(layout.clients) > 1 else "none"

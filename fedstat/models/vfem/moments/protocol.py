@@ -17,7 +17,7 @@ from fedstat.federation.message import Ask
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.models.vertical.merges import LARGEST_SHARE, MergePlan, Rule, keep_only, plan_merges
 from fedstat.models.vertical.moments import PatternMoments
-from fedstat.models.vfem.blocks.layout import BlockLayout
+from fedstat.models.vfem.blocks.layout import Layout
 from fedstat.models.vfem.blocks.request import ask
 from fedstat.models.vfem.moments.secure_product_steps import BLOCK, RESPONSE
 from fedstat.models.vfem.moments.secure_products import Side, multiply_sides
@@ -53,7 +53,7 @@ class Exchange:
 
 
 def exchange_moments(
-    layout: BlockLayout,
+    layout: Layout,
     names: Mapping[str, tuple[str, ...]],
     session: str,
     at: str | None,
@@ -64,7 +64,7 @@ def exchange_moments(
 
     Parameters
     ----------
-    layout : BlockLayout
+    layout : Layout
     names : mapping of str to tuple of str
         Columns of every client.
     session : str
@@ -128,15 +128,15 @@ def exchange_moments(
 
 
 def as_released(
-    layout: BlockLayout, plan: MergePlan, code: Ints, shown: Mapping[str, Bools]
-) -> tuple[BlockLayout, Ints]:
+    layout: Layout, plan: MergePlan, code: Ints, shown: Mapping[str, Bools]
+) -> tuple[Layout, Ints]:
     """Lay out a fit of what released patterns show, and its patterns.
 
     Means over entities that count as missing would tell of these, beside the sums over all others.
 
     Parameters
     ----------
-    layout : BlockLayout
+    layout : Layout
     plan : MergePlan
     code : (n,) array of int
         Released pattern of each entity, -1 for none.
@@ -176,7 +176,7 @@ def count_numbers(sides: list[Side], plan: MergePlan) -> dict[str, int]:
     return counts
 
 
-def _start_ask(layout: BlockLayout, client: str, session: str) -> Ask:
+def _start_ask(layout: Layout, client: str, session: str) -> Ask:
     return ask(
         client,
         "stage_block",
@@ -189,7 +189,7 @@ def _start_ask(layout: BlockLayout, client: str, session: str) -> Ask:
 
 
 def list_sides(
-    layout: BlockLayout, plan: MergePlan, code: Ints, names: Mapping[str, tuple[str, ...]]
+    layout: Layout, plan: MergePlan, code: Ints, names: Mapping[str, tuple[str, ...]]
 ) -> list[Side]:
     """List what takes part: every client's block, and the response."""
     sides, at = [], 1
@@ -220,7 +220,7 @@ def own_products(sides: list[Side], session: str, grams: Floats) -> Rounds[None]
 
 
 def secure_products(
-    sides: list[Side], layout: BlockLayout, session: str, at: str | None, grams: Floats
+    sides: list[Side], layout: Layout, session: str, at: str | None, grams: Floats
 ) -> Rounds[dict[tuple[str, str], str]]:
     """Multiply the columns of all pairs of institutions that share entities; returns who dealt."""
     apart = [(a, b) for a, b in combinations(sides, 2) if a.site != b.site]

@@ -18,18 +18,18 @@ from collections.abc import Iterator
 import numpy as np
 
 from fedstat.federation.crypto.masks import TWO_SITES, hides
-from fedstat.models.vfem.blocks.layout import BlockLayout
+from fedstat.models.vfem.blocks.layout import Layout
 from fedstat.models.vfem.covariance.protocol import Covariance
 
 MOMENTS = "exchange='moments' has no value per entity. "
 
 
-def count_exposed(layout: BlockLayout, at: str | None) -> dict[str, int]:
+def count_exposed(layout: Layout, at: str | None) -> dict[str, int]:
     """Entities at which a masked sum is one client's own part, by client.
 
     Parameters
     ----------
-    layout : BlockLayout
+    layout : Layout
     at : str or None
         Where the coordinator sits.
 
@@ -49,12 +49,12 @@ def count_exposed(layout: BlockLayout, at: str | None) -> dict[str, int]:
     return dict(zip(layout.clients, exposed.sum(axis=0).tolist(), strict=True))
 
 
-def masked_notes(layout: BlockLayout, at: str | None, remedy: str) -> Iterator[str]:
+def masked_notes(layout: Layout, at: str | None, remedy: str) -> Iterator[str]:
     """Say what masked iterations disclose.
 
     Parameters
     ----------
-    layout : BlockLayout
+    layout : Layout
     at : str or None
         Where the coordinator sits.
     remedy : str

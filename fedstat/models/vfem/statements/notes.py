@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from fedstat.federation.account.ledger import Ledger
-from fedstat.models.vfem.blocks.layout import BlockLayout
+from fedstat.models.vfem.blocks.layout import Layout
 from fedstat.models.vfem.iteration.glm_distribution import NORMAL
 from fedstat.models.vfem.moments.protocol import Exchange
 from fedstat.models.vfem.statements.exposure import MOMENTS, masked_notes, secure_product_notes
@@ -60,7 +60,7 @@ EXPECTED = (
 
 
 def fit_notes(
-    layout: BlockLayout, outcome: VFEMOutcome, held: HeldInSession, counts: EntityCounts, ledger: Ledger
+    layout: Layout, outcome: VFEMOutcome, held: HeldInSession, counts: EntityCounts, ledger: Ledger
 ) -> list[str]:
     """Write the notes of one fit."""
     model = NORMAL_RESPONSE if is_normal(outcome) else OTHER_RESPONSE
@@ -93,7 +93,7 @@ def count_notes(method: str, counts: EntityCounts) -> Iterator[str]:
         yield f"Entities with only some of an institution's columns: {listed}."
 
 
-def _small_sample(layout: BlockLayout, outcome: VFEMOutcome) -> Iterator[str]:
+def _small_sample(layout: Layout, outcome: VFEMOutcome) -> Iterator[str]:
     if not is_normal(outcome):
         return
     used = 1 + sum(len(beta) for beta in outcome.fit.beta.values())
@@ -106,7 +106,7 @@ def _small_sample(layout: BlockLayout, outcome: VFEMOutcome) -> Iterator[str]:
         )
 
 
-def _covariance(layout: BlockLayout, outcome: VFEMOutcome, ledger: Ledger) -> Iterator[str]:
+def _covariance(layout: Layout, outcome: VFEMOutcome, ledger: Ledger) -> Iterator[str]:
     covariance = outcome.covariance
     if covariance is None:
         return
@@ -130,7 +130,7 @@ def _covariance(layout: BlockLayout, outcome: VFEMOutcome, ledger: Ledger) -> It
         yield f"Supplemented EM: relative asymmetry {covariance.asymmetry:.1e} before it was made symmetric."
 
 
-def _iterations(layout: BlockLayout, outcome: VFEMOutcome, ledger: Ledger) -> Iterator[str]:
+def _iterations(layout: Layout, outcome: VFEMOutcome, ledger: Ledger) -> Iterator[str]:
     normal = is_normal(outcome)
     others = [k for k in layout.clients if k != ledger.at]
     if others and outcome.options.masked:
@@ -141,7 +141,7 @@ def _iterations(layout: BlockLayout, outcome: VFEMOutcome, ledger: Ledger) -> It
         yield "Cross-products by plain exchange: institutions' columns were disclosed to other institutions."
 
 
-def _moments(layout: BlockLayout, outcome: VFEMOutcome, exchange: Exchange, ledger: Ledger) -> Iterator[str]:
+def _moments(layout: Layout, outcome: VFEMOutcome, exchange: Exchange, ledger: Ledger) -> Iterator[str]:
     numbers = ", ".join(f"{count:,} of {site}" for site, count in exchange.numbers.items())
     yield (
         "Sums of the columns and of their products were exchanged once, by missing pattern; no value per "
@@ -159,7 +159,7 @@ def _moments(layout: BlockLayout, outcome: VFEMOutcome, exchange: Exchange, ledg
         )
 
 
-def _adversary(layout: BlockLayout, exchange: Exchange, ledger: Ledger) -> Iterator[str]:
+def _adversary(layout: Layout, exchange: Exchange, ledger: Ledger) -> Iterator[str]:
     pairs = Counter(dealer or "the coordinator" for dealer in exchange.dealers.values())
     if not pairs:
         return

@@ -16,7 +16,7 @@ from fedstat.inference.summary import ClientBlock
 from fedstat.models.vertical.fit import MomentsFit
 from fedstat.models.vertical.merges import LARGEST_SHARE, MergePlan
 from fedstat.models.vertical.model import VerticalModel
-from fedstat.models.vfem.blocks.layout import BlockLayout
+from fedstat.models.vfem.blocks.layout import Layout
 from fedstat.models.vfem.covariance.protocol import Covariance, Places
 from fedstat.models.vfem.iteration.fit import VFEMFit
 from fedstat.models.vfem.iteration.glm_distribution import NORMAL
@@ -79,7 +79,7 @@ class EntityCounts:
     patterns: Mapping[str, str]
 
 
-def count_entities(model: VerticalModel, layout: BlockLayout, held: HeldInSession) -> EntityCounts:
+def count_entities(model: VerticalModel, layout: Layout, held: HeldInSession) -> EntityCounts:
     """Count what the fit used and left out."""
     design, exchange = model.design, held.exchange
     blocks = {b.client: b for b in design.blocks if b.client in layout.clients}
@@ -100,7 +100,7 @@ def digest(positions: Array) -> str:
     return hashlib.sha256(np.ascontiguousarray(positions, dtype=np.int64).tobytes()).hexdigest()[:16]
 
 
-def make_estimate(model: VerticalModel, layout: BlockLayout, outcome: VFEMOutcome, nobs: int) -> Estimate:
+def make_estimate(model: VerticalModel, layout: Layout, outcome: VFEMOutcome, nobs: int) -> Estimate:
     """Coefficients with the intercept at the origin, and their covariance by the delta method."""
     fit = outcome.fit
     blocks = [b for b in model.design.blocks if b.client in layout.clients]
@@ -159,7 +159,7 @@ def origin_jacobian(fit: VFEMFit, clients: tuple[str, ...]) -> Floats:
     return J
 
 
-def client_blocks(model: VerticalModel, layout: BlockLayout) -> tuple[ClientBlock, ...]:
+def client_blocks(model: VerticalModel, layout: Layout) -> tuple[ClientBlock, ...]:
     """List what each client brought, the response holder first where it holds no columns."""
     rows = []
     if layout.active not in layout.clients:

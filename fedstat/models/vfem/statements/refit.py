@@ -13,7 +13,7 @@ from fedstat.federation.design.formula.parse import ClientTerms, Formula, parse_
 from fedstat.federation.design.formula.terms import Term, term_columns, term_text
 from fedstat.federation.design.spec import read_terms
 from fedstat.models.vertical.model import VerticalModel
-from fedstat.models.vfem.blocks.layout import BlockLayout, make_layout
+from fedstat.models.vfem.blocks.layout import Layout, make_layout
 from fedstat.models.vfem.covariance.from_moments import CovType, estimate_from_moments
 from fedstat.models.vfem.iteration.fit import by_client
 from fedstat.models.vfem.moments.protocol import Exchange
@@ -22,7 +22,7 @@ from fedstat.models.vfem.statements.outcome import HeldInSession, VFEMOutcome
 
 def refit(
     model: VerticalModel, outcome: VFEMOutcome, exchange: Exchange, text: str, cov_type: CovType | None
-) -> tuple[VerticalModel, BlockLayout, VFEMOutcome, HeldInSession]:
+) -> tuple[VerticalModel, Layout, VFEMOutcome, HeldInSession]:
     """Fit a smaller model from the moments of a larger one.
 
     Parameters
