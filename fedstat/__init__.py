@@ -24,20 +24,32 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not read INSTALLED;
 
 __version__ = _version("fedstat")
 
-# Models bring the compiler along, a third of a second: they are imported when one is first named.
-_LAZY = {name: f"fedstat.models.{family}.model" for family, names in INSTALLED.items() for name in names}
-_LAZY["load"] = "fedstat.models.saved"
+__all__ = [
+    "ClientPartition",
+    "Policy",
+    "__version__",
+    "compare",
+    "datasets",
+    "errors",
+    "load",
+    "verify_receipt",
+]
+__all__ += [name for names in INSTALLED.values() for name in names]
 
-__all__ = ["ClientPartition", "Policy", "__version__", "compare", "datasets", "errors", "verify_receipt"]
-__all__ += sorted(_LAZY)
+
+def _lazy() -> dict[str, str]:
+    """Modules of models, which bring the compiler along: they are imported when one is first named."""
+    models = {name: f"fedstat.models.{family}.model" for family, names in INSTALLED.items() for name in names}
+    return {"load": "fedstat.models.saved", **models}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
+    modules = _lazy()
+    if name not in modules:
         raise AttributeError(
             f"module 'fedstat' has no attribute '{name}'; it has {', '.join(sorted(__all__))}"
         )
-    value = globals()[name] = getattr(import_module(_LAZY[name]), name)
+    value = globals()[name] = getattr(import_module(modules[name]), name)
     return value
 
 

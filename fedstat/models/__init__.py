@@ -3,9 +3,7 @@
 The front door makes their classes public, sites answer their steps, and saved results of all can be read.
 """
 
-from collections.abc import Mapping
-
-INSTALLED: Mapping[str, tuple[str, ...]] = {
+INSTALLED: dict[str, tuple[str, ...]] = {
     "horizontal": (),
     "fedavg": ("FedAvg", "FedAvgM", "FedProx", "QFedAvg"),
     "glm": ("FederatedGLM", "GLORE"),
