@@ -290,6 +290,7 @@ def check_page(render, name, notebook):
 @pytest.mark.parametrize(
     "name",
     [
+        "adding-a-family",
         "a-sites-policy",
         "getting-started",
         "missing-blocks-and-binary-outcomes",
@@ -362,6 +363,7 @@ def test_sme_profit_in_full(render, monkeypatch):
     monkeypatch.delenv("FEDSTAT_VIGNETTE_FAST", raising=False)
     notebook = run(render, "sme-profit", CLAIMS["sme-profit"], CLAIMS_IN_FULL)
     assert complaints(notebook) == []
+
 
 MADE_ON_THE_PAGE = {"fedstat.models.means", "SiteMeans"}
 
