@@ -48,9 +48,17 @@ DTYPES = (np.dtype(np.float64), np.dtype(np.int64), np.dtype(np.bool_), np.dtype
 """Numbers and truth values; bytes for what is sealed."""
 
 
+COUNTED: tuple[Kind, ...] = ("masked share", "aggregate", "sketch")
+"""Kinds of values that must rest on enough entities."""
+
+
 @dataclass(frozen=True, slots=True)
 class Declared:
     """What an array that passes a door is: declared where the step is defined.
+
+    What is released without `behind`, and a value per entity that comes in without `weighs`, does not
+    install: a step cannot forget a guard, since there is none to call. It declares what the door shall hold
+    against the owner's policy.
 
     Parameters
     ----------
@@ -69,6 +77,16 @@ class Declared:
         Type that the door insists on; any where empty.
     wide : bool
         Whether a masked sum carries it in six words a number, for sums in any units.
+    behind : tuple of types
+        Of what a step gives: the facts (:mod:`fedstat.federation.door.facts`) that stand behind it: what
+        counts its entities, which columns and which weights. The step, or one whose work it uses, tells
+        them, and the door has judged each of them before the array leaves.
+    weighs : str or None
+        Of what a step takes: in words, the weights of rows that it is, "residuals" for instance; the door
+        holds them against the rule on weights before the answer leaves. Empty: it weighs no rows.
+    sensitivity : float or None
+        By how much the array's Euclidean length changes at most where one entity's record is replaced; None:
+        nothing bounds it, and no mechanism can be put before it.
     """
 
     kind: Kind
@@ -78,6 +96,9 @@ class Declared:
     optional: bool = False
     dtype: str = ""
     wide: bool = False
+    behind: tuple[type, ...] = ()
+    weighs: str | None = None
+    sensitivity: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +121,11 @@ class Step:
     gives: Mapping[str, Declared] = field(default_factory=dict)
     text_in: Declared | None = None
     text_out: Declared | None = None
+
+    @property
+    def given(self) -> dict[str, Declared]:
+        """Arrays of an answer, and its text."""
+        return {**self.gives, **({} if self.text_out is None else {"text": self.text_out})}
 
 
 @dataclass(frozen=True, slots=True)

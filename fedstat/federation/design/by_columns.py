@@ -18,7 +18,7 @@ from fedstat.federation.design.block import Block, Partial, apply_block, build_b
 from fedstat.federation.design.formula.parse import ClientTerms, Formula
 from fedstat.federation.design.response import build_response
 from fedstat.federation.design.spec import BlockSpec
-from fedstat.federation.door.guards import check_levels
+from fedstat.federation.door.facts import Entities, RowsByLevel
 from fedstat.federation.door.site import FAMILIES
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Ask, Declared, Step
@@ -108,7 +108,7 @@ def open_block(data: SiteData, state: State, text: str, use: Bools) -> tuple[dic
         intercept=spec["intercept"],
     )
     for name in block.spec.levels:
-        check_levels(data, name, data.frame[name][block.seen].value_counts().tolist())
+        state.tell(RowsByLevel(name, data.frame[name][block.seen].value_counts().tolist()))
     return _opened(state, block)
 
 
@@ -156,7 +156,7 @@ def block_of(data: SiteData, state: State) -> Block:
 
 
 PRESENT = Declared("presence", "which entities the institution has")
-SCHEMA = Declared("schema", "column names, levels and counts")
+SCHEMA = Declared("schema", "column names, levels and counts", behind=(Entities,))
 STEPS: Mapping[str, Step] = {
     "open_response": Step(
         open_response,
@@ -177,7 +177,10 @@ STEPS: Mapping[str, Step] = {
         text_out=SCHEMA,
     ),
     "release_spec": Step(
-        release_spec, text_out=Declared("aggregate", "coding of the columns, with the state of transforms")
+        release_spec,
+        text_out=Declared(
+            "aggregate", "coding of the columns, with the state of transforms", behind=(Entities,)
+        ),
     ),
 }
 FAMILIES[FAMILY] = STEPS

@@ -22,9 +22,16 @@ from fedstat.federation.design.levels import LevelCounts, SiteColumns, agree_kin
 from fedstat.federation.design.site_rows import RowsQuestion, WholeRows, design_matrix, whole_rows
 from fedstat.federation.design.spec import coded_columns
 from fedstat.federation.design.states import agree_states, transform_sums
-from fedstat.federation.design.tally import Tally, check_levels_known, check_size
-from fedstat.federation.door.guards import check_difference, check_levels, check_rows
-from fedstat.federation.door.leverage import check_leverage
+from fedstat.federation.design.tally import Tally, most_columns, unknown_levels
+from fedstat.federation.door.facts import (
+    ColumnVariation,
+    DesignDirections,
+    Entities,
+    IndicatorCounts,
+    RowCount,
+    RowsByLevel,
+    RowsUsed,
+)
 from fedstat.federation.door.site import FAMILIES
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Ask, Declared, Reply, Step
@@ -146,11 +153,10 @@ def survey_rows(data: SiteData, state: State, text: str) -> tuple[dict[str, Arra
             declared[name] = order if declared.get(name, order) == order else None
     state.rest_on(n)
     if n:
-        check_rows(data, n)
-    for name, total in counts.items():
-        check_levels(data, name, list(total.values()))
+        state.tell(RowCount(n))
+    state.tell(*(RowsByLevel(name, list(total.values())) for name, total in counts.items()))
     if n:
-        check_difference(data, np.concatenate(used))
+        state.tell(RowsUsed(np.concatenate(used)))
     levels = {
         name: LevelCounts(declared[name], tuple(total), tuple(total.values()))
         for name, total in counts.items()
@@ -212,28 +218,29 @@ def translation(own_shift: Floats, own_scale: Floats, shift: Floats, scale: Floa
 
 
 def open_rows(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
-    """Code the rows, hold them against the policy, and name the columns."""
+    """Code the rows, tell the door what was counted, and name the columns."""
     content = json.loads(text)
     question, spec = RowsQuestion.from_json(content["question"]), BlockSpec.from_json(content["spec"])
     opened = OpenRows(data, question, spec, question.read_terms())
-    check_size(data, question, opened.terms, spec)
+    # Before it is coded: with far more columns than rows it may be very large.
+    state.tell(RowCount(data.table.n_rows, most_columns(question, opened.terms, spec)))
     tally = Tally(data, question)
     for chunk, rows in enumerate(whole_rows(data, question)):
         tally.look(rows)
         if len(rows.frame):
-            check_levels_known(data, rows, spec)
+            state.tell(*unknown_levels(rows, spec))
             X, tally.names, tally.term_names = design_matrix(rows, question, opened.terms, spec, data.name)
             tally.add(rows, X)
             opened.held = (rows, X) if chunk == 0 else None
-    n, mean, spread = tally.hold_against_policy()
+    n, mean, spread = tally.tell_counts(state)
     opened.own = np.array([mean, spread])
     opened.shift, opened.scale = standardisation(mean, spread, question.intercept)
     opened.varies = varying(mean, spread, question.intercept)
     if opened.held is not None:
         opened.standardise(opened.held[1])
     head = (INTERCEPT,) if question.intercept else ()
-    check_leverage(data, lambda: (X for _, X in opened.chunks()), tally.n, (*head, *tally.names))
-    tally.remember()
+    design = DesignDirections(lambda: (X for _, X in opened.chunks()), tally.n, (*head, *tally.names))
+    state.tell(design, tally.rows_used)
     state.play(question.needed)
     state.keep("rows", opened, int(n[0]), columns=len(tally.names))
     return {}, json.dumps({"names": tally.names, "term_names": tally.term_names})
@@ -270,25 +277,40 @@ def rows_of(data: SiteData, state: State) -> OpenRows:
     return rows
 
 
+OPEN_ROWS = (Entities, RowCount, IndicatorCounts, DesignDirections, RowsUsed)
+"""Facts behind whatever rests on the rows that a session opened."""
+
 COUNTS = Declared("schema", "column kinds, levels and counts of rows")
 READ = Declared("schema", "columns, terms and weights of the model")
 STEPS: Mapping[str, Step] = {
     "survey_rows": Step(survey_rows, text_in=READ, text_out=COUNTS),
     "transform_sums": Step(
         transform_sums,
-        gives={"sums": Declared("aggregate", "sums for the transforms of the formula", 2)},
+        gives={
+            "sums": Declared(
+                "aggregate",
+                "sums for the transforms of the formula",
+                2,
+                behind=(Entities, RowCount, ColumnVariation, RowsUsed),
+            )
+        },
         text_in=Declared("aggregate", "transforms, with their state so far"),
     ),
     "open_rows": Step(
         open_rows,
         text_in=Declared("aggregate", "coding of the columns, with the state of transforms"),
-        text_out=Declared("schema", "names of the design columns"),
+        text_out=Declared("schema", "names of the design columns", behind=OPEN_ROWS),
     ),
     "sum_columns": Step(
         sum_columns,
         gives={
             "moments": Declared(
-                "aggregate", "moments of every design column: rows, sum, squares", 2, maskable=True, wide=True
+                "aggregate",
+                "moments of every design column: rows, sum, squares",
+                2,
+                maskable=True,
+                wide=True,
+                behind=OPEN_ROWS,
             )
         },
     ),

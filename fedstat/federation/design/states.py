@@ -28,12 +28,7 @@ from fedstat.federation.design.formula.terms import Term
 from fedstat.federation.design.formula.tree import Transform, iter_columns
 from fedstat.federation.design.site_rows import RowsQuestion, whole_rows
 from fedstat.federation.design.spec import Figures
-from fedstat.federation.door.guards import (
-    check_concentration,
-    check_difference,
-    check_rows,
-    rest_of_variation,
-)
+from fedstat.federation.door.facts import ColumnVariation, RowCount, RowsUsed
 from fedstat.federation.door.state import SiteData
 from fedstat.federation.door.state import State as SiteState
 from fedstat.federation.message import Ask
@@ -183,10 +178,9 @@ def transform_sums(data: SiteData, site_state: SiteState, text: str) -> tuple[di
             total[j] = _add(total[j], x, recurrence)
             extremes[j].add(x)
     behind: Bools = np.concatenate(used)
-    check_rows(data, int(behind.sum()))
-    for key, column in zip(growing, extremes, strict=True):
-        column.check(data, f"'{key}'")
-    check_difference(data, behind)
+    site_state.tell(RowCount(int(behind.sum())))
+    site_state.tell(*(column.variation(f"'{key}'") for key, column in zip(growing, extremes, strict=True)))
+    site_state.tell(RowsUsed(behind))
     site_state.rest_on(int(behind.sum()))
     return {"sums": total}, ""
 
@@ -228,20 +222,11 @@ class Extremes:
             kept = np.concatenate([kept[: self.few], kept[-self.few :]])
         self.kept = kept if self.few > 0 else self.kept
 
-    def check(self, data: SiteData, what: str) -> None:
-        """Require that more than a few rows make up the variation.
-
-        Raises
-        ------
-        PolicyError
-            They do not.
-        """
+    def variation(self, what: str) -> ColumnVariation:
+        """Tell what makes up the variation of the column, in words `what`."""
         n, mean, squares = self.moments
-        if self.few < 1 or data.policy.max_parameters >= 1.0:
-            return
-        if not np.isfinite(squares) or squares > (1e-12 * mean) ** 2 * n:
-            rest = rest_of_variation(self.kept - mean, n, squares, self.few)
-            check_concentration(data, rest, what)
+        flat = np.isfinite(squares) and squares <= (1e-12 * mean) ** 2 * n  # but for rounding
+        return ColumnVariation(self.kept - mean, n, 0.0 if flat else squares, what)
 
 
 def _add(total: Floats, x: Floats, recurrence: Recurrence | None) -> Floats:

@@ -1,4 +1,4 @@
-"""Counts of a site's first pass over the coded rows, held against its owner's policy."""
+"""Counts of a site's first pass over its coded rows: the facts that it tells the door."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from fedstat.federation.design.formula.tree import Category, Column, Comparison
 from fedstat.federation.design.site_rows import RowsQuestion, WholeRows
 from fedstat.federation.design.spec import BlockSpec
 from fedstat.federation.design.states import Extremes, combine_moments
-from fedstat.federation.door.guards import (
-    check_difference,
-    check_events,
-    check_indicators,
-    check_rows,
-    check_unknown_levels,
-    check_weights,
+from fedstat.federation.door.facts import (
+    CaseWeights,
+    IndicatorCounts,
+    OutcomeCounts,
+    RowCount,
+    RowsByLevel,
+    RowsUsed,
 )
-from fedstat.federation.door.state import SiteData
+from fedstat.federation.door.state import SiteData, State
 from fedstat.typing import Bools, Floats, Ints
 
 BLOCK = 4096
@@ -85,34 +85,34 @@ class Tally:
         for what, values in columns.items():
             self._extremes.setdefault(what, Extremes(few)).add(values)
 
-    def hold_against_policy(self) -> Floats:
-        """Apply the owner's rules; return rows, mean and standard deviation of every column, (3, p).
+    def tell_counts(self, state: State) -> Floats:
+        """Tell what was counted; return rows, mean and standard deviation of every column, (3, p).
 
         Raises
         ------
         PolicyError
-            A rule refuses.
+            The owner's rules refuse.
         DesignError
             No row is whole.
         """
-        data, question = self.data, self.question
+        name, question = self.data.name, self.question
         if self._moments is None or self._ones is None:
-            raise DesignError(f"site {data.name!r} has no row with all of {', '.join(question.needed)}")
-        check_rows(data, int(self.used.sum()), len(self.names) + question.intercept)
+            raise DesignError(f"site {name!r} has no row with all of {', '.join(question.needed)}")
+        state.tell(RowCount(int(self.used.sum()), len(self.names) + question.intercept))
         large = ~np.isfinite(self._moments[:, int(question.intercept) :]).all(axis=0)
         if large.any():
             raise DesignError(
-                f"design column {self.names[int(np.argmax(large))]!r} at site {data.name!r}: the squares of "
+                f"design column {self.names[int(np.argmax(large))]!r} at site {name!r}: the squares of "
                 "its values are larger than a number can be. Transform it, for instance by a logarithm."
             )
         if self._binary:
-            check_events(data, (int(self._outcomes[0]), int(self._outcomes[1])), question.response)
-        check_indicators(data, self._ones[int(question.intercept) :], self.n, self.names)
-        for what, column in self._extremes.items():
-            column.check(data, what)
+            without, events = self._outcomes.tolist()
+            state.tell(OutcomeCounts((without, events), question.response))
+        state.tell(IndicatorCounts(self._ones[int(question.intercept) :], self.n, self.names))
+        state.tell(*(column.variation(what) for what, column in self._extremes.items()))
         if self._weighted:
             total, squares = self._weights.tolist()
-            check_weights(data, total, squares, self._weighted)
+            state.tell(CaseWeights(total, squares, self._weighted))
         n_rows, mean, squared = self._moments
         return np.array([n_rows, mean, np.sqrt(squared / self.n)])
 
@@ -121,10 +121,11 @@ class Tally:
         """Rows of the table that are whole and have a weight."""
         return np.concatenate(self._used) if self._used else np.zeros(0, dtype=bool)
 
-    def remember(self) -> None:
-        """Hold the rows against those of earlier answers, and keep them for later ones."""
+    @property
+    def rows_used(self) -> RowsUsed:
+        """Rows behind all answers about this design, and which of them are events of a comparison."""
         compared = isinstance(parse_expression(self.question.response, response=True).tree, Comparison)
-        check_difference(self.data, self.used, np.concatenate(self._events) if compared else None)
+        return RowsUsed(self.used, np.concatenate(self._events) if compared else None)
 
     @property
     def _weighted(self) -> list[str]:
@@ -134,14 +135,8 @@ class Tally:
         return names + trials
 
 
-def check_size(data: SiteData, question: RowsQuestion, terms: Sequence[Term], spec: BlockSpec) -> None:
-    """Refuse a design with far more columns than rows before it is coded.
-
-    Raises
-    ------
-    PolicyError
-        There are more columns than the owner allows for the rows of the whole table.
-    """
+def most_columns(question: RowsQuestion, terms: Sequence[Term], spec: BlockSpec) -> int:
+    """Columns of a design before it is coded; fewer where there are no rows of a level."""
     columns = int(question.intercept)
     for term in terms:
         levels = 1
@@ -150,15 +145,16 @@ def check_size(data: SiteData, question: RowsQuestion, terms: Sequence[Term], sp
             if isinstance(tree, Column | Category) and factor.columns[0] in spec.levels:
                 levels *= max(len(spec.levels[factor.columns[0]]) - 1, 1)
         columns += levels
-    if columns > data.policy.max_parameters * data.table.n_rows:
-        check_rows(data, data.table.n_rows, columns)
+    return columns
 
 
-def check_levels_known(data: SiteData, rows: WholeRows, spec: BlockSpec) -> None:
-    """Refuse levels that the specification lacks and that too few rows have to be named."""
-    for name, levels in spec.levels.items():
-        series = rows.frame[name]
-        check_unknown_levels(data, name, series[~series.isin(levels)].value_counts().tolist())
+def unknown_levels(rows: WholeRows, spec: BlockSpec) -> list[RowsByLevel]:
+    """Count rows of levels that the specification lacks: with too few rows they are not named."""
+    lacking = ((name, rows.frame[name]) for name in spec.levels)
+    return [
+        RowsByLevel(name, series[~series.isin(spec.levels[name])].value_counts().tolist(), known=False)
+        for name, series in lacking
+    ]
 
 
 def column_moments(X: Floats) -> Floats:

@@ -1,8 +1,9 @@
-"""What a site's owner wants of the rows behind an answer; a site applies it before it answers.
+"""What a site's owner wants of the rows behind an answer: one rule, one function, which the door calls.
 
-The rules of minimum rows, rows per level and parameters per row are those of DataSHIELD (``nfilter.tab``,
-``nfilter.glm``), with their defaults. The others are ours: two aggregates over rows that differ by a few rows
-disclose those rows, and so does one aggregate to which a few rows contribute all.
+Steps tell facts (:mod:`fedstat.federation.door.facts`), and call none of these. The rules of minimum rows,
+rows per level and parameters per row are those of DataSHIELD (``nfilter.tab``, ``nfilter.glm``), with their
+defaults. The others are ours: one aggregate to which a few rows contribute all discloses those rows, and so
+do two over rows that differ by a few (:mod:`fedstat.federation.door.differencing`).
 """
 
 from __future__ import annotations
@@ -12,24 +13,31 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedstat.errors import PolicyError
-from fedstat.federation.door.policy import Policy
 from fedstat.federation.door.state import SiteData
+from fedstat.federation.door.weights import check_given_weights
 from fedstat.federation.tables.columns import MAX_SHOWN
-from fedstat.typing import Array, Bools, Floats, Ints
+from fedstat.typing import Floats, Ints
 
-SAME_ROWS = "Fit both models on the same rows: name the columns of the one in complete=[...] of the other"
-SAME_OUTCOMES = "Keep the comparison of the earlier model, or choose one that is farther away"
 ENTITIES_PER_EQUATION = 2
 """Fewest entities behind sums of products, for each equation that they make about a column's values."""
 
 REST = 0.01
 """Share of a column's variation that the rows besides the few largest must have."""
 
-REST_OF_WEIGHT = 1e-3
-"""Share of the weight in sums at given coefficients that the rows besides the few heaviest must have.
 
-It is small because fits of heavy-tailed links and of nearly separated outcomes are honest with 0.005.
-"""
+def check_entities(data: SiteData, n: int) -> None:
+    """Require enough entities.
+
+    Raises
+    ------
+    PolicyError
+        Names the rule, the site and what its owner may change.
+    """
+    if n < data.policy.min_count:
+        raise PolicyError(
+            f"{data.name}: its policy (minimum count) wants at least {data.policy.min_count} entities behind "
+            f"a sum, and {n} take part here. Use more entities, or leave the site out"
+        )
 
 
 def check_rows(data: SiteData, n: int, n_parameters: int = 0) -> None:
@@ -139,53 +147,67 @@ def check_indicators(data: SiteData, ones: Ints, n: int, names: Sequence[str]) -
             )
 
 
-def check_weights(data: SiteData, total: float, squares: float, columns: Sequence[str]) -> None:
-    """Require that weights spread over enough rows: (sum w)^2 / sum w^2 is the number that they amount to.
+def check_groups(
+    data: SiteData, code: Ints, columns: int | None = None, times: int = 1, weights: Floats | None = None
+) -> None:
+    """Require enough entities of every group that has any, and weights that spread over them.
 
-    Parameters
-    ----------
-    total, squares : float
-        Sum of the weights of the rows, and of their squares.
-    columns : sequence of str
-        What the weights are made of.
+    Of products of p columns, those who know all columns but one hold p + 1 equations in that column's values
+    for every matrix; see :mod:`fedstat.models.vertical.merges`. Arguments as for
+    :class:`~fedstat.federation.door.facts.GroupSums`.
 
     Raises
     ------
     PolicyError
         As :func:`check_rows`.
     """
-    least = data.policy.min_count
-    if total**2 < least * squares * (1.0 - 1e-9) or not total > 0.0:
+    counts = np.unique(code[code >= 0], return_counts=True)[1]
+    equations = 0 if columns is None else times * (columns + 1)
+    least = max(data.min_count, ENTITIES_PER_EQUATION * equations)
+    if len(counts) and counts.min() < least:
+        grams = (
+            f", and {times} Gram matri{'x' if times == 1 else 'ces'} of {columns} columns at least {least}"
+        )
         raise PolicyError(
-            f"{data.name}: its policy (minimum count) wants at least {least} rows that count; the weights of "
-            f"{', '.join(map(repr, columns))} leave nearly all weight to fewer. Use other weights, or leave "
-            "the site out"
+            f"{data.name}: its policy (minimum count) wants at least {data.min_count} entities behind the "
+            f"sums of every fold or missing pattern{grams if equations else ''}; there are {counts.min()}. "
+            "Use fewer columns, folds or Newton steps, or raise min_count"
+        )
+    if weights is not None:
+        for group in np.unique(code[code >= 0]):
+            check_given_weights(data, weights[code == group], "weights")
+
+
+def check_left_out(data: SiteData, n: int) -> None:
+    """Refuse sums without a few entities: the means are over all that take part, and would tell of these.
+
+    Raises
+    ------
+    PolicyError
+        As :func:`check_rows`.
+    """
+    if 0 < n < data.min_count:
+        raise PolicyError(
+            f"{data.name}: its policy (minimum count) wants at least {data.min_count} entities behind a sum, "
+            f"and {n} of those that take part are in no pattern: leave them out from the start"
         )
 
 
-def surely_spread(data: SiteData, total: float, squares: float) -> bool:
-    """Whether weights of this sum and sum of squares cannot have nearly all in a few rows.
+def check_clusters(data: SiteData, rows: Sequence[int]) -> None:
+    """Require enough rows of every cluster and stratum whose score leaves by itself.
 
-    By Cauchy and Schwarz the k heaviest have a share of at most sqrt(k / n), n = total^2 / squares being the
-    number of rows that the weights amount to.
+    Raises
+    ------
+    PolicyError
+        As :func:`check_rows`.
     """
-    return (data.policy.min_count - 1) * squares <= ((1.0 - REST_OF_WEIGHT) * total) ** 2
-
-
-def is_spread(data: SiteData, weights: Floats) -> bool:
-    """Whether more than a few rows make up a weighted sum; few are fewer than the owner wants behind one.
-
-    Parameters
-    ----------
-    weights : (n,) array
-        Not negative; all zero where nothing is to be told.
-    """
-    few = data.policy.min_count - 1
-    if few < 1 or not weights.any() or len(weights) <= few:
-        return True
-    scaled = weights / weights.max()
-    rest = np.partition(scaled, len(scaled) - few)[: len(scaled) - few].sum()
-    return bool(rest >= REST_OF_WEIGHT * scaled.sum())
+    if any(0 < count < data.min_count for count in rows):
+        raise PolicyError(
+            f"{data.name}: its policy (minimum count) wants at least {data.min_count} rows behind the score "
+            "of a cluster or stratum that several sites have; some have fewer. Clusters and strata with "
+            "labels of their own at every site need no such scores; if they do span sites, the owner must "
+            "lower the count, or merge small ones"
+        )
 
 
 def rest_of_variation(extremes: Floats, n: float, squares: float, few: int) -> float:
@@ -224,40 +246,11 @@ def check_concentration(data: SiteData, rest: float, what: str) -> None:
         )
 
 
-def check_difference(data: SiteData, used: Bools, events: Bools | None = None) -> None:
-    """Refuse rows that differ by a few from those of an earlier answer; otherwise remember them.
+def check_variation(data: SiteData, extremes: Floats, n: float, squares: float, what: str) -> None:
+    """As :func:`check_concentration`, from a column's extremes.
 
-    Parameters
-    ----------
-    used : (n_rows,) array of bool
-        Rows of the table behind the answer.
-    events : (n_rows,) array of bool, optional
-        Those of them for which a comparison holds that the formula makes; they may not differ by a few
-        either.
-
-    Raises
-    ------
-    PolicyError
-        As :func:`check_rows`.
+    An owner who allows as many coefficients as rows allows this as well.
     """
-    policy: Policy = data.policy
-    if not policy.answers_kept:
-        return
-    packed: Array = np.packbits(np.stack([used] if events is None else [used, events]), axis=1)
-    known = False
-    for earlier in data.answered:
-        apart = int(np.bitwise_count(packed[0] ^ earlier[0]).sum())
-        what, remedy = "rows", SAME_ROWS
-        if apart == 0 and len(packed) == len(earlier) == 2:
-            apart = int(np.bitwise_count(packed[1] ^ earlier[1]).sum())
-            what, remedy = "outcomes of a comparison", SAME_OUTCOMES
-        if 0 < apart < policy.min_count:
-            raise PolicyError(
-                f"{data.name}: its policy (differencing) refuses {what} that differ in fewer than "
-                f"{policy.min_count} rows from those of an earlier answer; the difference would disclose "
-                f"them. {remedy}"
-            )
-        known |= apart == 0 and len(earlier) >= len(packed)
-    if not known:
-        data.answered.append(packed)
-        del data.answered[: -policy.answers_kept]
+    few = data.policy.min_level_count - 1
+    if few > 0 and data.policy.max_parameters < 1.0:
+        check_concentration(data, rest_of_variation(extremes, n, squares, few), what)

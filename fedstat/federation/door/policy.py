@@ -1,7 +1,7 @@
 """What the owner of a site allows to leave it.
 
-The rules are enforced in :meth:`fedstat.federation.door.site.Site.answer` and nowhere else, but for parts of
-an answer that only a step can count (:mod:`fedstat.federation.door.guards`).
+The rules are enforced in :meth:`fedstat.federation.door.site.Site.answer` and nowhere else. Those for what
+only a step can count stand in :mod:`fedstat.federation.door.guards`: steps tell facts, the door judges them.
 """
 
 from __future__ import annotations
@@ -21,10 +21,7 @@ from fedstat.federation.door.policy_file import (
     read_policy,
     write_policy,
 )
-from fedstat.federation.message import Ask, Declared, Kind, Step
-
-COUNTED: tuple[Kind, ...] = ("masked share", "aggregate", "sketch")
-"""Kinds of values that must rest on enough entities."""
+from fedstat.federation.message import COUNTED, Ask, Declared, Kind, Step
 
 DATA_KINDS: tuple[Kind, ...] = ("sealed", "masked share", "aggregate", "sketch", "per entity", "raw columns")
 """Kinds of values that depend on the data; names, levels, counts and presence count as public."""
@@ -281,17 +278,12 @@ def refusals(site: str, policy: Policy, ask: Ask, step: Step) -> Iterator[Refusa
             f"{site}: its policy (families) allows {sorted(policy.families)}, not '{ask.family}', which asks "
             f"for step '{ask.step}'. The owner may add it to the list",
         )
-    for name, declared in _given(step).items():
+    for name, declared in step.given.items():
         where = f"array '{name}' of step '{ask.step}' ({declared.what})"
         for rule, check in RULES.items():
             problem = check((policy, ask, declared, where))
             if problem:
                 yield Refusal(rule, name, f"{site}: its policy ({rule}) {problem}")
-
-
-def _given(step: Step) -> dict[str, Declared]:
-    """Arrays of an answer, and its text."""
-    return {**step.gives, **({} if step.text_out is None else {"text": step.text_out})}
 
 
 def rules_in_force(policy: Policy, declared: Declared, n_masked: int = 0) -> Iterator[str]:
@@ -371,7 +363,7 @@ def check_counts(
     PolicyError
         Names site, rule, array and remedy.
     """
-    given = _given(step)
+    given = step.given
     for name in names:
         if given[name].kind in COUNTED and entities < policy.min_count:
             raise PolicyError(

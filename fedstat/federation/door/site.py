@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import pandas as pd
 
@@ -21,6 +22,7 @@ from fedstat.federation.account.chain import Chain, SiteAccount
 from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.crypto.masks import WIDE, Masker
 from fedstat.federation.door.policy import Policy, check_ask, check_columns, check_counts, check_mask
+from fedstat.federation.door.rules import AnsweredInstead, Installed, check_told, judge, tell_weights
 from fedstat.federation.door.state import SiteData, State, Trust
 from fedstat.federation.message import (
     Ask,
@@ -34,7 +36,7 @@ from fedstat.federation.tables.linked import LinkedTable
 from fedstat.federation.tables.table import FrameTable, LabelledTable, Table
 from fedstat.typing import Array
 
-FAMILIES: dict[str, Mapping[str, Step]] = {}
+FAMILIES = Installed()
 """Steps by family; a family enters its own when it is imported."""
 
 SESSIONS_KEPT = 32
@@ -194,9 +196,11 @@ class Site:
         """
         where = f"{self.name}, step '{ask.step}'"
         masker = None if ask.masked is None else self._masker(ask, state)
-        state.begin()
+        state.begin(lambda fact: self._judge(state, fact))
         try:
             reply = self._run(ask, step, state)
+        except AnsweredInstead as instead:
+            reply = Reply(self.name, instead.arrays, "", state.entities)
         except FedstatError:
             raise
         except Exception as error:
@@ -206,12 +210,19 @@ class Site:
                 "not fit what this site holds of the fit"
             ) from error
         check_arrays(where, step.gives, reply.arrays)
+        # After the step, which knows how many weights there must be: a malformed question is called that.
+        tell_weights(state, step, ask.arrays)
+        check_told(where, step, state, released(reply))
         check_columns(self.name, self.policy, ask, state.columns)
         check_counts(self.name, self.policy, ask, step, released(reply), state.entities)
         if masker is None:
             return reply, reply, 1
         hidden = replace(reply, arrays=mask(masker, ask, step, reply.arrays))
         return reply, hidden, len(masker.sites)
+
+    def _judge(self, state: State, fact: Any) -> None:
+        """Hold what a step tells against the owner's policy."""
+        judge(self._data, state, fact)
 
     def _check_address(self, ask: Ask) -> None:
         if ask.site != self.name:

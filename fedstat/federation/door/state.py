@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from copy import copy
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -12,6 +12,7 @@ import pandas as pd
 from fedstat.errors import DesignError, PartitionError
 from fedstat.federation.account.chain import SiteAccount
 from fedstat.federation.crypto.keys import Identity
+from fedstat.federation.door.facts import Entities
 from fedstat.federation.door.policy import Policy
 from fedstat.federation.tables.table import FrameTable, LabelledTable, Table
 from fedstat.typing import Array
@@ -51,8 +52,7 @@ class SiteData:
     shared_seed : int or None
         See :attr:`common_seed`.
     policy : Policy
-        What the site's owner allows; the door insists on it for a whole answer, a step for parts of
-        one.
+        What the site's owner allows; the door insists on it.
     answered : list of uint8 arrays
         Bit maps of the rows behind earlier answers; see :mod:`fedstat.federation.door.guards`.
     trust : Trust
@@ -112,14 +112,17 @@ class State:
 
     Every item is kept with the number of entities that it rests on; the entities behind an answer are
     the fewest of those behind the items that its step used, and none where it used none. A design is kept
-    with the number of its columns.
+    with the number of its columns, and every item with the facts that were told of it.
     """
 
     def __init__(self) -> None:
         self._items: dict[str, Any] = {}
         self._counts: dict[str, int | None] = {}
         self._columns: dict[str, int] = {}
+        self._facts: dict[str, frozenset[type]] = {}
         self._behind: int | None = None
+        self._judge: Callable[[Any], None] | None = None
+        self.told: set[type] = set()
         self.in_play: set[str] = set()
 
     def __contains__(self, name: object) -> bool:
@@ -135,9 +138,26 @@ class State:
         """Most design columns of this site that are open at once."""
         return max(self._columns.values(), default=0)
 
-    def begin(self) -> None:
-        """Start counting for a new ask."""
-        self._behind = None
+    def begin(self, judge: Callable[[Any], None] | None = None) -> None:
+        """Start counting for a new ask, whose facts the door judges."""
+        self._behind, self._judge, self.told = None, judge, set()
+
+    def tell(self, *facts: Any) -> None:
+        """Say what stands behind the answer: see :mod:`fedstat.federation.door.facts`.
+
+        The door judges at once, since what goes wrong later in a step may say something about few rows.
+
+        Raises
+        ------
+        PolicyError
+            The site's owner does not allow it.
+        """
+        for fact in facts:
+            self.told.add(type(fact))
+            if isinstance(fact, Entities):
+                self.rest_on(fact.n)
+            if self._judge is not None:
+                self._judge(fact)
 
     def copy(self) -> State:
         """Return what is kept now, for :meth:`restore`."""
@@ -150,6 +170,7 @@ class State:
         """Go back to what was kept earlier."""
         self._items, self._counts = dict(earlier._items), dict(earlier._counts)
         self._columns, self._behind = dict(earlier._columns), earlier._behind
+        self._facts, self.told = dict(earlier._facts), set(earlier.told)
         self.in_play = set(earlier.in_play)
 
     def rest_on(self, entities: int) -> None:
@@ -168,12 +189,13 @@ class State:
         self._items[name] = item
         self._counts[name] = entities
         self._columns[name] = columns
+        self._facts[name] = frozenset(self.told)
         if entities is not None:
             self.rest_on(entities)
 
     def forget(self, name: str) -> None:
         """Drop what serves only once."""
-        del self._items[name], self._counts[name], self._columns[name]
+        del self._items[name], self._counts[name], self._columns[name], self._facts[name]
 
     def use(self, name: str) -> Any:
         """Return what was kept under a name.
@@ -184,6 +206,7 @@ class State:
             Nothing was.
         """
         item, entities = self._items[name], self._counts[name]
+        self.told |= self._facts[name]
         if entities is not None:
             self.rest_on(entities)
         return item

@@ -20,8 +20,9 @@ from fedstat import records
 from fedstat.errors import MessageError
 from fedstat.federation.crypto import product as secure
 from fedstat.federation.crypto.boxes import Channel
+from fedstat.federation.door.facts import Entities, GroupSums
 from fedstat.federation.door.state import SiteData, State
-from fedstat.federation.message import Declared, Step
+from fedstat.federation.message import Declared, Step, check_lengths
 from fedstat.federation.rounds.key_agreement import keys_of
 from fedstat.typing import Array, Floats, Ints
 
@@ -76,7 +77,7 @@ def deal_product(data: SiteData, state: State, text: str, group: Ints) -> tuple[
 
 
 ColumnsOf: TypeAlias = Callable[[SiteData, State, str], tuple[Floats, Floats | None]]
-Check: TypeAlias = Callable[[SiteData, State, Part, Ints], None]
+Behind: TypeAlias = Callable[[SiteData, State, Part, Ints, Ints], GroupSums]
 
 
 def open_product(
@@ -108,18 +109,18 @@ def open_product(
     opened = (secure.open_a if part.first else secure.open_b)(part.product, seed, encoded)
     channel = Channel(keys, part.peer, f"open {part.number}")
     mask = keys.secret(part.peer, f"mask {part.number}")
-    state.keep(f"product {part.number}", (part, seed, Z_b, encoded, units, channel, mask))
+    state.keep(f"product {part.number}", (part, rows, seed, Z_b, encoded, units, channel, mask))
     return {"opened": as_bytes(channel.seal(opened.tobytes()))}, ""
 
 
 def share_product(
-    check: Check, data: SiteData, state: State, text: str, group: Ints, opened: Array
+    behind: Behind, data: SiteData, state: State, text: str, group: Ints, opened: Array
 ) -> tuple[dict[str, Array], str]:
     """Release this client's share of the product by pattern; only the sum of both shares means anything.
 
     Parameters
     ----------
-    check : callable
+    behind : callable
         See :func:`product_steps`.
     text : str
         Number of the product.
@@ -137,9 +138,10 @@ def share_product(
     name = f"product {json.loads(text)}"
     if name not in state:
         raise MessageError(f"{data.name}: this product was not opened here")
-    part, seed, Z_b, encoded, units, channel, mask = state.use(name)
+    part, rows, seed, Z_b, encoded, units, channel, mask = state.use(name)
     state.rest_on(len(group))
-    check(data, state, part, group)
+    check_lengths(data.name, group=(group, len(rows)))
+    state.tell(behind(data, state, part, rows, group))
     shape = part.product.shape_b if part.first else part.product.shape_a
     other = np.frombuffer(channel.open(opened.tobytes()), dtype=np.int64).reshape(shape).copy()
     if part.first:
@@ -162,7 +164,7 @@ SEALED = Declared("sealed", "columns less a random table, for one other institut
 DEALT = Declared("sealed", "seed and share of a random triple, for one institution", dtype="uint8")
 
 
-def product_steps(columns_of: ColumnsOf, check: Check) -> Mapping[str, Step]:
+def product_steps(columns_of: ColumnsOf, behind: Behind) -> Mapping[str, Step]:
     """Make the steps by which institutions of a family multiply their columns.
 
     Parameters
@@ -170,8 +172,9 @@ def product_steps(columns_of: ColumnsOf, check: Check) -> Mapping[str, Step]:
     columns_of : callable
         ``columns_of(data, state, which)``: the columns (rows, q) that are called so, at a mean square of one,
         and their units (q,), or None where they are standardised.
-    check : callable
-        ``check(data, state, part, group)``: refuses products that rest on too few entities of a group.
+    behind : callable
+        ``behind(data, state, part, rows, group)``: what the products of `rows`, (n,), by `group`, (n,), rest
+        on.
     """
     return {
         "deal_product": Step(deal_product, {"group": GROUP}, {"for_a": DEALT, "for_b": DEALT}, PART),
@@ -179,14 +182,20 @@ def product_steps(columns_of: ColumnsOf, check: Check) -> Mapping[str, Step]:
             partial(open_product, columns_of), {"rows": ROWS, "dealt": DEALT}, {"opened": SEALED}, PART
         ),
         "share_product": Step(
-            partial(share_product, check),
+            partial(share_product, behind),
             {"group": GROUP, "opened": SEALED},
             {
                 "share": Declared(
-                    "masked share", "share of the products by pattern: random but for the sum", 3
+                    "masked share",
+                    "share of the products by pattern: random but for the sum",
+                    3,
+                    behind=(Entities, GroupSums),
                 ),
                 "units": Declared(
-                    "aggregate", "root mean squares of the columns that are multiplied", optional=True
+                    "aggregate",
+                    "root mean squares of the columns that are multiplied",
+                    optional=True,
+                    behind=(Entities, GroupSums),
                 ),
             },
             Declared("control", "which product"),

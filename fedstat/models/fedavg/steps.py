@@ -8,22 +8,22 @@ them once, when a fit starts.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from fedstat.errors import EstimationError, MessageError
-from fedstat.federation.design.by_rows import OpenRows, rows_of
+from fedstat.federation.design.by_rows import OPEN_ROWS, OpenRows, rows_of
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
 from fedstat.kernels.glm.family import FamilySpec
 from fedstat.kernels.glm.local import join
 from fedstat.kernels.glm.rows import Rows
-from fedstat.kernels.glm.sums import evaluate, log_likelihood
+from fedstat.kernels.glm.sums import Sums, evaluate, log_likelihood
 from fedstat.kernels.server_updates import fair_part
 from fedstat.kernels.sgd import local_proximal, local_sgd, mean_loss
-from fedstat.models.horizontal.rows import glm_rows, require_response, sums_spread
+from fedstat.models.horizontal.rows import SUMS, glm_rows, require_response, working_weights
 from fedstat.typing import Array, Floats, Ints
 
 FAMILY = "fedavg"
@@ -202,24 +202,31 @@ def sum_scores(data: SiteData, state: State, beta: Floats, fair: Floats | None =
         site's part of what q-FedAvg minimises.
     """
     site = site_rows(data, state, beta)
+    if fair is not None:
+        check_lengths(data.name, fair=(fair, 3))
     sums = evaluate([site.rows], beta, site.family)
-    finite, p = bool(np.isfinite(sums.deviance)), site.p
-    spread = sums_spread(data, sums, [site.rows], beta, site.family)
-    score, information = (sums.score, sums.information) if spread else (np.zeros(p), np.zeros((p, p)))
+    silent = replace(sums, score=np.zeros(site.p), information=np.zeros((site.p, site.p)))
+    instead = describe_sums(site, silent, fair) | {"spread": np.array(False)}
+    state.tell(working_weights(lambda: [site.rows], beta, site.family, sums, instead))
+    return describe_sums(site, sums, fair)
+
+
+def describe_sums(site: SiteRows, sums: Sums, fair: Floats | None) -> dict[str, Array]:
+    """Score, information, totals, and the site's part of a fair loss; see :func:`sum_scores`."""
+    finite = bool(np.isfinite(sums.deviance))
     arrays = {
         "inside": np.array(finite),
-        "spread": np.array(spread),
-        "score": score,
-        "information": information,
+        "spread": np.array(True),
+        "score": sums.score,
+        "information": sums.information,
         "totals": np.array([sums.weight, sums.deviance, sums.pearson]) if finite else np.zeros(3),
     }
     if fair is not None:
-        check_lengths(data.name, fair=(fair, 3))
         q, _, reference = fair.tolist()
         loss = max(float(arrays["totals"][1]) / (2.0 * site.count), TINY)
-        share, score = (loss / reference) ** q, score / site.count
+        share, score = (loss / reference) ** q, sums.score / site.count
         arrays["slope"] = share * score
-        arrays["curvature"] = share * (information / site.count + q / loss * np.outer(score, score))
+        arrays["curvature"] = share * (sums.information / site.count + q / loss * np.outer(score, score))
     return arrays
 
 
@@ -242,9 +249,11 @@ def sum_likelihood(data: SiteData, state: State, beta: Floats, dispersion: Float
     return {"defined": np.array(finite), "llf": np.array(llf if finite else 0.0)}
 
 
-def total(what: str, ndim: int = 1, *, optional: bool = False) -> Declared:
+def total(
+    what: str, ndim: int = 1, *, optional: bool = False, behind: tuple[type, ...] = OPEN_ROWS
+) -> Declared:
     """Declare an array of which nothing but the sum over sites is needed."""
-    return Declared("aggregate", what, ndim, maskable=True, optional=optional, wide=True)
+    return Declared("aggregate", what, ndim, maskable=True, optional=optional, wide=True, behind=behind)
 
 
 BETA = Declared("aggregate", "coefficients")
@@ -286,11 +295,11 @@ STEPS: Mapping[str, Step] = {
                 "control", "whether all means lie inside the family's domain", 0, maskable=True
             ),
             "spread": Declared("control", "whether more than a few rows weigh", 0, maskable=True),
-            "score": total("score"),
-            "information": total("expected information", 2),
-            "totals": total("sums of weights, deviance, Pearson residuals"),
-            "slope": total("descent direction of a fair loss", optional=True),
-            "curvature": total("curvature of a fair loss", 2, optional=True),
+            "score": total("score", behind=SUMS),
+            "information": total("expected information", 2, behind=SUMS),
+            "totals": total("sums of weights, deviance, Pearson residuals", behind=SUMS),
+            "slope": total("descent direction of a fair loss", optional=True, behind=SUMS),
+            "curvature": total("curvature of a fair loss", 2, optional=True, behind=SUMS),
         },
     ),
     "sum_likelihood": Step(

@@ -14,12 +14,13 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from fedstat.errors import DesignError, MessageError, PolicyError
+from fedstat.errors import DesignError, MessageError
+from fedstat.federation.door.facts import ClusterRows
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step
 from fedstat.kernels.glm.sums import row_scores
-from fedstat.models.glm.steps import BETA, COLUMNS, check_weights, model_of, total
-from fedstat.models.horizontal.rows import glm_rows
+from fedstat.models.glm.steps import BETA, COLUMNS, model_of, total
+from fedstat.models.horizontal.rows import SUMS, glm_rows, working_weights
 from fedstat.typing import Array, Bools, Floats, Ints
 
 BLOCK = 65_536
@@ -154,8 +155,8 @@ def sum_clusters(
     alone: Bools = ~spans & ~single
     rows = np.bincount(groups.code, minlength=len(groups.cluster))
     by_stratum = [int(rows[spans & (groups.stratum == stratum)].sum()) for stratum in spanning]
-    _check_behind(data, [*rows[single].tolist(), *by_stratum, int(rows[alone].sum())])
-    check_weights(data, model, T @ beta)
+    state.tell(ClusterRows([*rows[single].tolist(), *by_stratum, int(rows[alone].sum())]))
+    state.tell(working_weights(model.chunks, T @ beta, model.family))
     scores = cluster_scores(data, state, groups, T @ beta) @ T
     own = [scores[spans & (groups.stratum == stratum)] for stratum in spanning]
     shared_sums = np.zeros((len(shared), p))
@@ -171,16 +172,6 @@ def sum_clusters(
         "within": within,
         "lonely": lonely,
     }
-
-
-def _check_behind(data: SiteData, rows: list[int]) -> None:
-    if any(0 < count < data.min_count for count in rows):
-        raise PolicyError(
-            f"{data.name}: its policy (minimum count) wants at least {data.min_count} rows behind the score "
-            "of a cluster or stratum that several sites have; some have fewer. Clusters and strata with "
-            "labels of their own at every site need no such scores; if they do span sites, the owner must "
-            "lower the count, or merge small ones"
-        )
 
 
 def _within_strata(scores: Floats, stratum: Ints) -> tuple[Floats, Ints]:
@@ -214,6 +205,7 @@ def cluster_scores(data: SiteData, state: State, groups: Groups, beta: Floats) -
 
 HASHES = Declared("presence", "keyed hashes of the labels of clusters")
 STRATA = Declared("presence", "keyed hashes of the labels of strata")
+BEHIND = (*SUMS, ClusterRows)
 STEPS: Mapping[str, Step] = {
     "list_clusters": Step(
         list_clusters,
@@ -229,14 +221,16 @@ STEPS: Mapping[str, Step] = {
             "spanning": Declared("presence", "keyed hashes of strata that several sites have", dtype="int64"),
         },
         {
-            "counts": total("clusters by stratum that several sites have"),
-            "sums": total("sums of scores by stratum", 2),
-            "outer": total("sums of products of clusters' scores by stratum", 3),
+            "counts": total("clusters by stratum that several sites have", behind=BEHIND),
+            "sums": total("sums of scores by stratum", 2, behind=BEHIND),
+            "outer": total("sums of products of clusters' scores by stratum", 3, behind=BEHIND),
             "shared": HASHES,
             "shared_strata": STRATA,
-            "shared_sums": total("scores of clusters that several sites have", 2),
-            "within": total("variance between clusters in strata of the site alone", 2),
-            "lonely": Declared("aggregate", "number of strata, and of those with one cluster", maskable=True),
+            "shared_sums": total("scores of clusters that several sites have", 2, behind=BEHIND),
+            "within": total("variance between clusters in strata of the site alone", 2, behind=BEHIND),
+            "lonely": Declared(
+                "aggregate", "number of strata, and of those with one cluster", maskable=True, behind=BEHIND
+            ),
         },
     ),
 }

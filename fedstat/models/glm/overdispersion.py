@@ -13,7 +13,8 @@ from fedstat.federation.message import Declared, Step
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.kernels.glm.negative_binomial import evaluate_nb2
 from fedstat.models.glm.protocol import MAX_HALVINGS, NOTHING, Newton
-from fedstat.models.glm.steps import BETA, COLUMNS, INSIDE, check_weights, model_of, total
+from fedstat.models.glm.steps import BETA, COLUMNS, INSIDE, model_of, total
+from fedstat.models.horizontal.rows import working_weights
 from fedstat.models.horizontal.session import add
 from fedstat.typing import Array, Floats, Matrix
 
@@ -59,7 +60,7 @@ def sum_nb2(
     if not alpha > 0.0:
         raise EstimationError(f"{data.name}: alpha must be positive")
     own = T[:-1, :-1] @ beta
-    check_weights(data, replace(model, family=replace(model.family, alpha=float(alpha))), own)
+    state.tell(working_weights(model.chunks, own, replace(model.family, alpha=float(alpha))))
     sums = evaluate_nb2(model.chunks(), own, float(alpha))
     inside = np.isfinite(sums.log_likelihood)
     return {

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedstat.errors import MessageError, PolicyError
-from fedstat.federation.design.by_rows import OpenRows, rows_of, translation
+from fedstat.errors import MessageError
+from fedstat.federation.design.by_rows import OPEN_ROWS, OpenRows, rows_of, translation
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
 from fedstat.inference.heterogeneity.influence import quadratic_form
@@ -22,15 +22,10 @@ from fedstat.kernels.glm.family import FamilySpec
 from fedstat.kernels.glm.local import fit_local
 from fedstat.kernels.glm.rows import Rows
 from fedstat.kernels.glm.sums import Sums, evaluate, log_likelihood, null_sums
-from fedstat.models.horizontal.rows import glm_rows, require_response, sums_spread, weights_spread
+from fedstat.models.horizontal.rows import AT_THE_START, SUMS, glm_rows, require_response, working_weights
 from fedstat.typing import Array, Bools, Floats
 
 FAMILY = "glm"
-TOO_FEW = (
-    "{}: its policy (minimum count) wants at least {} rows behind sums at any coefficients; at these nearly "
-    "all weight is on fewer. In a fit that means outcomes that are nearly separated, or very long tails: "
-    "leave out the term that separates them, or transform it"
-)
 LARGEST = 300.0
 """Offset above which its exponential is cut off; it serves as a first guess only."""
 
@@ -127,39 +122,49 @@ class Point:
 
 
 def sums_at(
-    data: SiteData, state: State, model: SiteModel, beta: Floats, observed: bool = False
-) -> Sums | None:
-    """Return the sums at coefficients of the site's own columns, and keep them; None where few rows weigh.
+    state: State,
+    model: SiteModel,
+    beta: Floats,
+    observed: bool = False,
+    instead: Mapping[str, Array] | None = None,
+) -> Sums:
+    """Return the sums at coefficients of the site's own columns, and keep them.
 
-    See :func:`fedstat.models.horizontal.rows.weights_spread`.
+    What is to leave `instead` of sums to which a few rows contribute nearly all tells the coordinator to take
+    a shorter step; without it that is refused.
     """
     if "glm point" in state:
         point: Point = state.use("glm point")
         if np.array_equal(point.beta, beta) and (point.sums.observed is not None or not observed):
             return point.sums
     sums = evaluate(model.chunks(), beta, model.family, observed=observed)
-    if not sums_spread(data, sums, model.chunks(), beta, model.family):
-        return None
+    state.tell(working_weights(model.chunks, beta, model.family, sums, instead))
     state.keep("glm point", Point(beta, sums), state.entities)
     return sums
 
 
-def check_weights(data: SiteData, model: SiteModel, beta: Floats) -> None:
-    """Refuse coefficients that single rows out.
+def describe_sums(sums: Sums, T: Floats, observed: bool) -> dict[str, Array]:
+    """Score, information and totals for the columns of all sites; no totals outside the family's domain."""
+    finite = np.isfinite(sums.deviance)
+    arrays = {
+        "inside": np.array(finite),
+        "spread": np.array(True),
+        "score": T.T @ sums.score,
+        "information": T.T @ sums.information @ T,
+        "totals": np.array([sums.weight, sums.deviance, sums.pearson]) if finite else np.zeros(3),
+    }
+    if observed:
+        assert sums.observed is not None
+        arrays["observed"] = T.T @ sums.observed @ T
+    return arrays
 
-    Raises
-    ------
-    PolicyError
-        At them nearly all weight is on fewer rows than the owner wants behind a sum.
-    """
-    if not weights_spread(data, model.chunks(), beta, model.family):
-        raise PolicyError(TOO_FEW.format(data.name, data.min_count))
 
-
-def nothing(p: int, observed: bool) -> Sums:
-    """Return the sums that tell the coordinator to take a shorter step."""
+def describe_nothing(p: int, observed: bool) -> dict[str, Array]:
+    """Tell the coordinator to take a shorter step."""
     zeros = np.zeros((p, p))
-    return Sums(0, 0.0, np.zeros(p), zeros, np.inf, np.inf, observed=zeros if observed else None)
+    arrays = {"inside": np.array(True), "spread": np.array(False)}
+    arrays |= {"score": np.zeros(p), "information": zeros, "totals": np.zeros(3)}
+    return arrays | ({"observed": zeros} if observed else {})
 
 
 def sum_scores(
@@ -192,29 +197,17 @@ def sum_scores(
         ``information`` (p, p), ``observed`` (p, p); ``totals``: sum of the frequency weights, deviance,
         Pearson's statistic; ``null``: score, information and deviance.
     """
-    model = model_of(data, state)
+    model, more = model_of(data, state), bool(observed)
     T = model.translation(data.name, beta, shift, scale)
-    own = None if beta is None else T @ beta
-    if own is None:
-        found: Sums | None = evaluate(model.chunks(), None, model.family)
-    else:
-        found = sums_at(data, state, model, own, bool(observed))
-    sums = nothing(model.p, bool(observed)) if found is None else found
-    finite = np.isfinite(sums.deviance)
-    totals = np.array([sums.weight, sums.deviance, sums.pearson]) if finite else np.zeros(3)
-    arrays = {
-        "inside": np.array(finite or found is None),
-        "spread": np.array(found is not None),
-        "score": T.T @ sums.score,
-        "information": T.T @ sums.information @ T,
-        "totals": totals,
-    }
-    if observed:
-        assert sums.observed is not None
-        arrays["observed"] = T.T @ sums.observed @ T
+    without = {}
     if null is not None:
-        arrays["null"] = np.array(null_sums(model.chunks(), float(null), model.family)[:3])
-    return arrays
+        without["null"] = np.array(null_sums(model.chunks(), float(null), model.family)[:3])
+    if beta is None:
+        state.tell(AT_THE_START)
+        sums = evaluate(model.chunks(), None, model.family)
+    else:
+        sums = sums_at(state, model, T @ beta, more, describe_nothing(model.p, more) | without)
+    return describe_sums(sums, T, more) | without
 
 
 def judge(
@@ -261,9 +254,7 @@ def judge(
     T = model.translation(data.name, beta, shift, scale)
     check_lengths(data.name, dispersion=(dispersion, 2))
     own = T @ beta
-    at = sums_at(data, state, model, own)
-    if at is None:
-        raise PolicyError(TOO_FEW.format(data.name, data.min_count))
+    at = sums_at(state, model, own)
     llf = log_likelihood(model.chunks(), own, model.family, float(dispersion[0]))
     without = null_sums(model.chunks(), float(null), model.family, float(dispersion[1]))
     fit = np.array([llf, without.log_likelihood, without.deviance])
@@ -287,27 +278,30 @@ COLUMNS = {
 BETA = "coefficients of the standardised columns"
 NULL = Declared("aggregate", "intercept of the model without covariates", 0, optional=True)
 INSIDE = Declared("control", "whether all means lie inside the family's domain", 0, maskable=True)
-OWN = "site's own fit: "
 
 
-def total(what: str, ndim: int = 1, *, optional: bool = False) -> Declared:
+def total(what: str, ndim: int = 1, *, optional: bool = False, behind: tuple[type, ...] = SUMS) -> Declared:
     """Declare an array of which nothing is used but the sum over sites."""
-    return Declared("aggregate", what, ndim, maskable=True, optional=optional, wide=True)
+    return Declared("aggregate", what, ndim, maskable=True, optional=optional, wide=True, behind=behind)
+
+
+def _own(what: str, ndim: int = 1) -> Declared:
+    return Declared("aggregate", f"site's own fit: {what}", ndim, behind=OPEN_ROWS)
 
 
 STEPS: Mapping[str, Step] = {
     "start": Step(
         start,
-        gives={"response": total("sums of weights and response")},
+        gives={"response": total("sums of weights and response", behind=OPEN_ROWS)},
         text_in=Declared("control", "family and link"),
     ),
     "fit_alone": Step(
         fit_alone,
         gives={
-            "beta": Declared("aggregate", OWN + "coefficients"),
-            "information": Declared("aggregate", OWN + "information", 2),
-            "columns": Declared("aggregate", OWN + "means and deviations of the columns", 2),
-            "pearson": Declared("aggregate", OWN + "Pearson's statistic", 0),
+            "beta": _own("coefficients"),
+            "information": _own("information", 2),
+            "columns": _own("means and deviations of the columns", 2),
+            "pearson": _own("Pearson's statistic", 0),
         },
         text_out=Declared("control", "what hindered the fit of the site's rows alone"),
     ),

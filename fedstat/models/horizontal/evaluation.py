@@ -11,7 +11,14 @@ from scipy import stats
 
 from fedstat.errors import MessageError, ModelError, NotAvailableError
 from fedstat.federation.account.ledger import Ledger
-from fedstat.federation.design.by_rows import RowsAgreement, SiteRows, open_asks, rows_of, translation
+from fedstat.federation.design.by_rows import (
+    OPEN_ROWS,
+    RowsAgreement,
+    SiteRows,
+    open_asks,
+    rows_of,
+    translation,
+)
 from fedstat.federation.design.states import combine_moments
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Ask, Declared, Step, check_lengths
@@ -101,13 +108,19 @@ STEPS: Mapping[str, Step] = {
     "predictor_moments": Step(
         predictor_moments,
         {"beta": BETA},
-        {"moments": Declared("aggregate", "rows, mean and squared deviations of the linear predictor")},
+        {
+            "moments": Declared(
+                "aggregate", "rows, mean and squared deviations of the linear predictor", behind=OPEN_ROWS
+            )
+        },
     ),
     "bin_counts": Step(
         bin_counts,
         {"beta": BETA, "inner": Declared("control", "edges of the bins of the linear predictor")},
         {
-            "bins": Declared("aggregate", "rows, sums of response and of predicted mean by bin", 2),
+            "bins": Declared(
+                "aggregate", "rows, sums of response and of predicted mean by bin", 2, behind=OPEN_ROWS
+            ),
             "least": Declared("control", "fewest rows of a bin", 0),
         },
         Declared("control", "family and link"),

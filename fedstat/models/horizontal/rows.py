@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
 from fedstat.errors import DesignError
+from fedstat.federation.design.by_rows import OPEN_ROWS
 from fedstat.federation.design.site_rows import WholeRows
-from fedstat.federation.door.guards import is_spread, surely_spread
-from fedstat.federation.door.state import SiteData
+from fedstat.federation.door.facts import WorkingWeights
 from fedstat.kernels.glm.family import FamilySpec
 from fedstat.kernels.glm.rows import Rows, check_response
 from fedstat.kernels.glm.sums import Sums, row_weights
-from fedstat.typing import Floats
+from fedstat.typing import Array, Floats
+
+SUMS = (*OPEN_ROWS, WorkingWeights)
+"""Facts behind sums over a session's rows at coefficients from outside."""
+
+NOTHING_SUMMED = np.zeros((0, 2))
+AT_THE_START = WorkingWeights(lambda: np.zeros((0, 0)), NOTHING_SUMMED)
+"""Working weights where nobody has chosen coefficients yet: they are the data's own."""
 
 
 def glm_rows(rows: WholeRows, X: Floats) -> Rows:
@@ -42,18 +49,19 @@ def require_response(site: str, rows: Rows, family: FamilySpec, response: str) -
         )
 
 
-def weights_spread(data: SiteData, chunks: Iterable[Rows], beta: Floats, family: FamilySpec) -> bool:
-    """Whether at these coefficients more than a few rows have nearly all the weight in score and information.
+def working_weights(
+    chunks: Callable[[], Iterable[Rows]],
+    beta: Floats,
+    family: FamilySpec,
+    sums: Sums | None = None,
+    instead: Mapping[str, Array] | None = None,
+) -> WorkingWeights:
+    """Tell what weights the rows have at these coefficients, as far as possible by sums at them."""
 
-    Coefficients can single rows out: where nearly all weight is on a few, the sums are those of a few rows,
-    however many are added up.
-    """
-    sizes = np.concatenate([row_weights(rows, beta, family) for rows in chunks], axis=1)
-    return all(is_spread(data, weights) for weights in sizes if np.isfinite(weights).all())
+    def each() -> Floats:
+        return np.concatenate([row_weights(rows, beta, family) for rows in chunks()], axis=1)
 
-
-def sums_spread(data: SiteData, sums: Sums, chunks: Iterable[Rows], beta: Floats, family: FamilySpec) -> bool:
-    """As :func:`weights_spread`, from sums at these coefficients, and the rows where these leave a doubt."""
-    if not np.isfinite(sums.deviance) or all(surely_spread(data, *spread) for spread in sums.spread.tolist()):
-        return True
-    return weights_spread(data, chunks, beta, family)
+    if sums is None:
+        return WorkingWeights(each, instead=instead)
+    # Where a mean is outside the family's domain nothing is summed.
+    return WorkingWeights(each, sums.spread if np.isfinite(sums.deviance) else NOTHING_SUMMED, instead)

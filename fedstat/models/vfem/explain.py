@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from fedstat.federation.door.guards import check_groups
 from fedstat.federation.forecast.rehearsal import Answers, Course, StandIn
 from fedstat.federation.message import Ask, Reply
 from fedstat.federation.rounds.product_steps import Part
@@ -21,7 +22,7 @@ from fedstat.models.vertical.explain_products import ProductStandIns
 from fedstat.models.vertical.model import VerticalModel
 from fedstat.models.vfem.blocks.layout import make_layout
 from fedstat.models.vfem.blocks.request import FAMILY
-from fedstat.models.vfem.moments.secure_product_steps import RESPONSE, check_patterns
+from fedstat.models.vfem.moments.secure_product_steps import RESPONSE
 from fedstat.models.vfem.moments.staged_columns import SKETCH_KINDS, STAGES
 from fedstat.models.vfem.statements.exposure import count_exposed
 from fedstat.typing import Array, Ints
@@ -269,7 +270,7 @@ class VFEMPlan:
     def _pattern_sums(self, site: StandIn, ask: Ask) -> Reply:
         G, response = int(ask.arrays["groups"]), bool(ask.arrays["response"])
         q = 1 if response else self._widths[site.name]
-        site.hold("minimum count", check_patterns, site.data, ask.arrays["code"], 0 if response else q)
+        site.hold("minimum count", check_groups, site.data, ask.arrays["code"], 0 if response else q)
         arrays = {
             "sums": np.zeros((G, q)),
             "grams": np.zeros((G, q, q)),
@@ -280,7 +281,7 @@ class VFEMPlan:
 
     def _sum_with_response(self, site: StandIn, ask: Ask) -> Reply:
         p = self._widths[site.name]
-        site.hold("minimum count", check_patterns, site.data, ask.arrays["code"], p)
+        site.hold("minimum count", check_groups, site.data, ask.arrays["code"], p)
         return site.reply({"products": np.zeros((int(ask.arrays["groups"]), p))}, entities=site.memory["own"])
 
     def _own(self, site: StandIn, part: Part) -> int:
@@ -290,4 +291,4 @@ class VFEMPlan:
 def hold_product(site: StandIn, part: Part, group: Ints) -> None:
     """Apply the rule on entities behind a product; one of the columns may be the response."""
     both = part.product.columns_a + part.product.columns_b
-    site.hold("minimum count", check_patterns, site.data, group, both - 1)
+    site.hold("minimum count", check_groups, site.data, group, both - 1)

@@ -16,6 +16,7 @@ from fedstat.federation.design.by_columns import block_of, design_ask
 from fedstat.federation.design.coding import iter_transforms
 from fedstat.federation.design.formula.parse import ClientTerms
 from fedstat.federation.design.spec import BlockSpec, coded_columns, read_terms
+from fedstat.federation.door.facts import Entities, GivenWeights
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
 from fedstat.federation.partition.partition import ClientPartition
@@ -174,9 +175,15 @@ STEPS: Mapping[str, Step] = {
         prediction_errors,
         {
             "use": Declared("presence", "which entities are compared", dtype="bool"),
-            "predicted": Declared("per entity", "predictions"),
+            "predicted": Declared("per entity", "predictions", weighs="predictions"),
         },
-        {"sums": Declared("aggregate", "number of predictions, their squared errors, squared deviations")},
+        {
+            "sums": Declared(
+                "aggregate",
+                "number of predictions, their squared errors, squared deviations",
+                behind=(Entities, GivenWeights),
+            )
+        },
     ),
 }
 

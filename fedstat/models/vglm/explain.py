@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from fedstat.federation.door.guards import check_entities, check_groups
 from fedstat.federation.forecast.rehearsal import Answers, Course, StandIn
 from fedstat.federation.message import Ask, Reply
 from fedstat.federation.rounds.product_steps import Part
@@ -212,19 +213,19 @@ class VGLMPlan:
     def _stage_block(self, site: StandIn, ask: Ask) -> Reply:
         p, n = self._width(site), int(ask.arrays["keep"].sum())
         site.memory |= {"n": n, "beta": np.zeros(p), "grams": 0}
-        site.hold("minimum count", steps.check_entities, site.data, n)
+        site.hold("minimum count", check_entities, site.data, n)
         return self._of_block(site, {"units": np.array([np.zeros(p), np.ones(p)])})
 
     def _sum_products(self, site: StandIn, ask: Ask) -> Reply:
         p, G, code = self._width(site), int(ask.arrays["groups"]), ask.arrays["code"]
-        site.hold("minimum count", steps.check_counts_by_fold, site.data, code, G, p)
+        site.hold("minimum count", check_groups, site.data, code, p)
         counts = np.bincount(code[code >= 0], minlength=G)
         grams = counts[:, None, None] * np.eye(p)
         return self._of_block(site, {"sums": np.zeros((G, p)), "grams": grams})
 
     def _sum_with_response(self, site: StandIn, ask: Ask) -> Reply:
         p, G = self._width(site), int(ask.arrays["groups"])
-        site.hold("minimum count", steps.check_counts_by_fold, site.data, ask.arrays["code"], G, p)
+        site.hold("minimum count", check_groups, site.data, ask.arrays["code"], p)
         return self._of_block(site, {"products": np.zeros((G, p))})
 
     def _linear_predictor(self, site: StandIn, ask: Ask) -> Reply:
@@ -241,10 +242,10 @@ class VGLMPlan:
     def _weigh(self, site: StandIn, ask: Ask) -> Reply:
         p, n, earlier = self._width(site), site.memory["n"], site.memory["grams"]
         every = np.zeros(n, dtype=np.int64)
-        site.hold("minimum count", steps.check_counts_by_fold, site.data, every, 1, p, earlier + 1)
+        site.hold("minimum count", check_groups, site.data, every, p, earlier + 1)
         site.memory["grams"] = earlier + 1
         heavy = every[ask.arrays["weight"] > 0.0]
-        site.hold("minimum count", steps.check_counts_by_fold, site.data, heavy, 1, p)
+        site.hold("minimum count", check_groups, site.data, heavy, p)
         factor = self._difficulty.factor if earlier == 0 else self._difficulty.later
         gram = factor * ask.arrays["weight"].sum() * np.eye(p)
         return site.reply({"sums": np.zeros(p), "gram": gram}, entities=len(heavy))
@@ -265,12 +266,12 @@ class VGLMPlan:
 
     def _stage_response(self, site: StandIn, ask: Ask) -> Reply:
         site.memory |= {"responses": int(ask.arrays["keep"].sum()), "asked": 0}
-        site.hold("minimum count", response_steps.check_entities, site.data, site.memory["responses"])
+        site.hold("minimum count", check_entities, site.data, site.memory["responses"])
         return self._of_response(site, {"moments": np.array([self._mean, 1.0, 0.0])})
 
     def _sum_response(self, site: StandIn, ask: Ask) -> Reply:
         code, G = ask.arrays["code"], int(ask.arrays["groups"])
-        site.hold("minimum count", response_steps.check_smallest, site.data, code)
+        site.hold("minimum count", check_groups, site.data, code)
         counts = np.bincount(code[code >= 0], minlength=G).astype(float)
         return self._of_response(site, {"sums": np.array([np.zeros(G), counts])})
 
@@ -299,5 +300,4 @@ def hold_product(site: StandIn, part: Part, group: Ints) -> None:
     both, times = part.product.columns_a + part.product.columns_b, 1
     if part.columns == steps.WEIGHTED:
         times = max(site.memory["grams"], 1)
-    arguments = (site.data, group, part.product.groups, both - 1, times)
-    site.hold("minimum count", steps.check_counts_by_fold, *arguments)
+    site.hold("minimum count", check_groups, site.data, group, both - 1, times)

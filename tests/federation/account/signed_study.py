@@ -5,6 +5,7 @@ import pandas as pd
 
 import fedstat as fs
 from fedstat.federation.account.ledger import Ledger
+from fedstat.federation.door.facts import Entities
 from fedstat.federation.message import Ask, Declared, Step
 from fedstat.federation.rounds.engine import LocalEngine
 from fedstat.federation.rounds.masked_sums import masked
@@ -32,10 +33,10 @@ def tell(data, state, text):
 STEPS = {
     "moments": Step(
         moments,
-        {"weight": Declared("per entity", "weights")},
+        {"weight": Declared("per entity", "weights", weighs="")},
         {
-            "sums": Declared("aggregate", "sums", maskable=True),
-            "gram": Declared("aggregate", "products", 2),
+            "sums": Declared("aggregate", "sums", maskable=True, behind=(Entities,)),
+            "gram": Declared("aggregate", "products", 2, behind=(Entities,)),
             "flag": Declared("control", "whether all is well", 0),
         },
     ),

@@ -8,8 +8,9 @@ import pytest
 
 from fedstat.errors import PolicyError
 from fedstat.federation.design.states import Extremes
+from fedstat.federation.door import differencing, leverage
 from fedstat.federation.door import guards as disclosure
-from fedstat.federation.door import leverage
+from fedstat.federation.door import weights as weight_rules
 from fedstat.federation.door.policy import Policy
 from fedstat.federation.door.state import SiteData
 from fedstat.federation.tables.table import FrameTable
@@ -73,9 +74,9 @@ def test_levels_that_few_rows_have_are_not_named():
 def test_weights_count_as_the_rows_that_they_amount_to():
     kiel = site(min_count=5)
     for weights in (np.ones(5), np.arange(1.0, 20.0), np.repeat([1.0, 1e-9], [5, 95])):
-        disclosure.check_weights(kiel, weights.sum(), weights @ weights, ["w"])
+        weight_rules.check_weights(kiel, weights.sum(), weights @ weights, ["w"])
     for weights in (np.ones(4), np.repeat([1e9, 1.0], [1, 999]), np.repeat([1.0, 0.0], [4, 96]), np.zeros(9)):
-        message = refusal(disclosure.check_weights, kiel, weights.sum(), weights @ weights, ["w"])
+        message = refusal(weight_rules.check_weights, kiel, weights.sum(), weights @ weights, ["w"])
         assert "(minimum count) wants at least 5 rows that count; the weights of 'w'" in message
 
 
@@ -124,40 +125,42 @@ def rows(*left_out, n=64):
 
 def test_rows_that_differ_by_a_few_are_refused_and_leave_no_trace():
     kiel = site(min_count=5)
-    disclosure.check_difference(kiel, rows())
+    differencing.check_difference(kiel, rows())
     for few in ([7], [1, 2, 3, 4]):
-        assert "(differencing) refuses rows" in refusal(disclosure.check_difference, kiel, rows(*few))
+        assert "(differencing) refuses rows" in refusal(differencing.check_difference, kiel, rows(*few))
         assert len(kiel.answered) == 1
-    disclosure.check_difference(kiel, rows())
+    differencing.check_difference(kiel, rows())
     assert len(kiel.answered) == 1
-    disclosure.check_difference(kiel, rows(1, 2, 3, 4, 5))
+    differencing.check_difference(kiel, rows(1, 2, 3, 4, 5))
     assert len(kiel.answered) == 2
-    refusal(disclosure.check_difference, kiel, rows(1, 2, 3, 4, 6))
-    refusal(disclosure.check_difference, kiel, rows(1, 2, 3, 4, 5, 6))
+    refusal(differencing.check_difference, kiel, rows(1, 2, 3, 4, 6))
+    refusal(differencing.check_difference, kiel, rows(1, 2, 3, 4, 5, 6))
 
 
 def test_outcomes_of_a_comparison_that_differ_by_a_few_are_refused():
     kiel = site(min_count=5)
     age = np.arange(64.0)
-    disclosure.check_difference(kiel, rows(), age > 30)
-    assert "refuses outcomes of a comparison" in refusal(disclosure.check_difference, kiel, rows(), age > 31)
-    disclosure.check_difference(kiel, rows(), age > 30)
-    disclosure.check_difference(kiel, rows(), age > 35)
-    disclosure.check_difference(kiel, rows())
+    differencing.check_difference(kiel, rows(), age > 30)
+    assert "refuses outcomes of a comparison" in refusal(
+        differencing.check_difference, kiel, rows(), age > 31
+    )
+    differencing.check_difference(kiel, rows(), age > 30)
+    differencing.check_difference(kiel, rows(), age > 35)
+    differencing.check_difference(kiel, rows())
     assert len(kiel.answered) == 2
     fewer = rows(*range(10))
-    disclosure.check_difference(kiel, fewer, (age > 32) & fewer)
+    differencing.check_difference(kiel, fewer, (age > 32) & fewer)
 
 
 def test_so_many_answers_are_remembered_as_the_owner_says():
     kiel = site(min_count=5, answers_kept=2)
     for block in (range(10), range(20), range(30)):
-        disclosure.check_difference(kiel, rows(*block))
+        differencing.check_difference(kiel, rows(*block))
     assert len(kiel.answered) == 2
-    disclosure.check_difference(kiel, rows(*range(11)))
+    differencing.check_difference(kiel, rows(*range(11)))
     forgetful = site(min_count=5, answers_kept=0)
-    disclosure.check_difference(forgetful, rows())
-    disclosure.check_difference(forgetful, rows(1))
+    differencing.check_difference(forgetful, rows())
+    differencing.check_difference(forgetful, rows(1))
     assert forgetful.answered == []
 
 

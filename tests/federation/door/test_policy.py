@@ -7,6 +7,7 @@ import pytest
 import fedstat as fs
 from fedstat.errors import PartitionError, PolicyError
 from fedstat.federation.account.ledger import Ledger
+from fedstat.federation.door.facts import Entities
 from fedstat.federation.door.policy import Budget, Policy, rules_in_force, site_policies
 from fedstat.federation.door.site import FAMILIES, Site
 from fedstat.federation.door.state import State
@@ -44,15 +45,19 @@ def coded(data, state, text):
 
 
 STEPS = {
-    "total": Step(total, gives={"total": Declared("aggregate", "sum of x", 0, maskable=True)}),
+    "total": Step(
+        total, gives={"total": Declared("aggregate", "sum of x", 0, maskable=True, behind=(Entities,))}
+    ),
     "asked": Step(asked, gives={"asked": Declared("control", "times asked", 0)}),
     "likelihood": Step(total, gives={"part": Declared("control", "log-likelihood", 0, maskable=True)}),
     "open": Step(open_columns),
     "rows": Step(rows, gives={"rows": Declared("raw columns", "x itself")}),
     "seal": Step(hidden, gives={"box": Declared("sealed", "for one other site", dtype="uint8")}),
-    "share": Step(hidden, gives={"box": Declared("masked share", "one share")}),
+    "share": Step(hidden, gives={"box": Declared("masked share", "one share", behind=(Entities,))}),
     "code": Step(
-        coded, text_in=Declared("control", "nothing"), text_out=Declared("aggregate", "coding of columns")
+        coded,
+        text_in=Declared("control", "nothing"),
+        text_out=Declared("aggregate", "coding of columns", behind=(Entities,)),
     ),
 }
 BUDGET = Budget(1.0, 1e-7)

@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 
 from fedstat.errors import DoorError, MessageError, PolicyError, SessionError
+from fedstat.federation.door.facts import Entities
 from fedstat.federation.door.policy import Policy
 from fedstat.federation.door.site import FAMILIES, SESSIONS_KEPT, Site
 from fedstat.federation.message import Ask, Declared, Step, pack_ask, unpack_reply
@@ -32,7 +33,7 @@ def broken(data, state):
     return {"total": np.array(np.nan)}
 
 
-TOTAL = {"total": Declared("aggregate", "sum of x", 0)}
+TOTAL = {"total": Declared("aggregate", "sum of x", 0, behind=(Entities,))}
 STEPS = {
     "total": Step(total, {"weight": Declared("control", "weight")}, TOTAL),
     "rows": Step(rows, {}, {"rows": Declared("raw columns", "x itself")}),

@@ -6,6 +6,7 @@ import pytest
 from fedstat.errors import MessageError, NotAvailableError, PolicyError
 from fedstat.federation.account.entry import Entry
 from fedstat.federation.account.ledger import Ledger
+from fedstat.federation.door.facts import Entities
 from fedstat.federation.door.policy import Policy
 from fedstat.federation.door.site import FAMILIES
 from fedstat.federation.forecast.adversary import listed, who_learns
@@ -18,7 +19,7 @@ STEPS = {
     "count": Step(
         lambda data, state: {},
         gives={
-            "total": Declared("aggregate", "sum", maskable=True),
+            "total": Declared("aggregate", "sum", maskable=True, behind=(Entities,)),
             "each": Declared("per entity", "one each", optional=True),
         },
     ),

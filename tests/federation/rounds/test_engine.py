@@ -6,6 +6,7 @@ import pytest
 
 from fedstat.errors import MessageError, PolicyError
 from fedstat.federation.account.ledger import Ledger
+from fedstat.federation.door.facts import Entities
 from fedstat.federation.door.policy import Policy
 from fedstat.federation.door.site import FAMILIES, Site
 from fedstat.federation.message import Ask, Declared, Step, pack_ask, unpack_reply
@@ -18,7 +19,11 @@ def add(data, state, amount):
 
 
 STEPS = {
-    "add": Step(add, {"amount": Declared("control", "amount", 0)}, {"total": Declared("aggregate", "sum", 0)})
+    "add": Step(
+        add,
+        {"amount": Declared("control", "amount", 0)},
+        {"total": Declared("aggregate", "sum", 0, behind=(Entities,))},
+    )
 }
 
 

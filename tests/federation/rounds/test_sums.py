@@ -10,6 +10,7 @@ import pytest
 
 from fedstat.errors import MessageError, PolicyError, SecurityError
 from fedstat.federation.account.ledger import Ledger
+from fedstat.federation.door.facts import Entities
 from fedstat.federation.door.policy import Policy
 from fedstat.federation.door.site import FAMILIES, Site
 from fedstat.federation.message import Ask, Declared, Step, pack_ask, unpack_reply
@@ -37,10 +38,12 @@ def family() -> Iterator[None]:
             total,
             {"offset": Declared("control", "offset", 0)},
             {
-                "sum": Declared("aggregate", "sum of the columns", maskable=True),
-                "n": Declared("aggregate", "rows", 0, maskable=True),
+                "sum": Declared("aggregate", "sum of the columns", maskable=True, behind=(Entities,)),
+                "n": Declared("aggregate", "rows", 0, maskable=True, behind=(Entities,)),
                 "name": Declared("control", "a constant", 0),
-                "sometimes": Declared("aggregate", "sum of the columns", maskable=True, optional=True),
+                "sometimes": Declared(
+                    "aggregate", "sum of the columns", maskable=True, optional=True, behind=(Entities,)
+                ),
             },
         )
     }

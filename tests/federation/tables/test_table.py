@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from fedstat.errors import DesignError
+from fedstat.federation.door.facts import Entities
 from fedstat.federation.door.policy import Policy
 from fedstat.federation.door.site import FAMILIES, Site
 from fedstat.federation.door.state import SiteData
@@ -218,7 +219,7 @@ def whole(data, state):
 
 @pytest.fixture
 def toy(monkeypatch):
-    gives = {"n": Declared("aggregate", "rows", 0)}
+    gives = {"n": Declared("aggregate", "rows", 0, behind=(Entities,))}
     monkeypatch.setitem(
         FAMILIES, "toy", {"count": Step(count_of, {}, gives), "whole": Step(whole, {}, gives)}
     )

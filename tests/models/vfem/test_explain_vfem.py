@@ -7,6 +7,7 @@ import pytest
 from oracle import simulate
 
 import fedstat as fs
+from fedstat.federation.door.facts import Entities
 from fedstat.federation.door.site import FAMILIES
 from fedstat.federation.message import Declared
 from fedstat.models.vfem.explain import VFEMPlan
@@ -157,7 +158,9 @@ def test_what_passes_under_masks_is_told_to_pass():
 
 def test_a_step_that_gives_more_than_its_stand_in_is_an_error(monkeypatch):
     steps = FAMILIES["vfem"]
-    more = dict(steps["estimates"].gives) | {"more": Declared("aggregate", "something new")}
+    more = dict(steps["estimates"].gives) | {
+        "more": Declared("aggregate", "something new", behind=(Entities,))
+    }
     changed = {**steps, "estimates": replace(steps["estimates"], gives=more)}
     monkeypatch.setitem(FAMILIES, "vfem", changed)
     with pytest.raises(

@@ -8,8 +8,8 @@ import statsmodels.api as sm
 from vglm_study import make_model, make_table
 
 from fedstat.errors import PolicyError
+from fedstat.federation.door.differencing import entities_apart
 from fedstat.federation.message import Ask, pack_ask
-from fedstat.models.vglm.response.steps import entities_apart
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.DisclosureWarning")
 

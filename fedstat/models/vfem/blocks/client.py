@@ -13,6 +13,7 @@ import numpy as np
 
 from fedstat.errors import EstimationError, MessageError
 from fedstat.federation.design.by_columns import block_of
+from fedstat.federation.door.facts import GivenWeights, GroupSums
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import check_lengths
 from fedstat.kernels.rows import column_sums, gram
@@ -54,6 +55,8 @@ class Client:
         Mean and standard deviation of the columns, in the units of the data.
     padded : bool
         Whether values per entity go out for all n entities, zero where the client lacks them.
+    held : (rows,) array of bool
+        Which rows are its own; others are filled in with their mean, and hide nothing.
     """
 
     X: Floats
@@ -77,11 +80,20 @@ class Client:
     root: Floats | None = None
     s2_reference: float = 1.0
     staged: dict[str, Array] = field(default_factory=dict)
+    held: Bools = field(default_factory=lambda: np.empty(0, dtype=np.bool_))
 
     @property
     def n_seen(self) -> int:
         """Entities whose block counts as seen."""
         return len(self.X)
+
+    def weights(self, values: Floats, what: str) -> GivenWeights:
+        """Tell of weights of its own rows, (rows,): those of rows that are filled in hide nothing."""
+        return GivenWeights(values[self.held], what)
+
+    def groups(self, code: Ints, columns: int, weights: Floats | None = None) -> GroupSums:
+        """Tell of products of so many columns by group, (rows,): rows that are filled in do not count."""
+        return GroupSums(np.where(self.held, code, -1), columns, weights=weights)
 
     def pad(self, values: Floats) -> Floats:
         """Values of the client's entities, (n_k,), as they go out: (n_k,), or padded (n,)."""
@@ -118,9 +130,12 @@ def stage_client(
     X -= shift
     check_spread(data.name, block.spec.names, X, shift, scale)
     X /= scale
+    held = np.ones(n_own, dtype=np.bool_)
     if filled:
+        held = np.isin(np.arange(n), rows)
         X, rows = fill_with_mean(X, rows, n)
     client = summarise(X, rows, n, shift, scale, memory)
+    client.held = held
     state.keep("vfem", client, n_own)
     return client
 

@@ -8,6 +8,7 @@ import numpy as np
 from scipy.linalg import eigh
 
 from fedstat.errors import EstimationError
+from fedstat.federation.door.weights import count_heavy
 from fedstat.kernels.rows import column_sums
 from fedstat.models.vfem.blocks.client import Client, Theta
 from fedstat.typing import Bools, Floats
@@ -92,16 +93,15 @@ def units(client: Client) -> Floats:
 def weighted_sums(U: Floats, weights: Floats, groups: Bools, least: int) -> Floats:
     """Return sums of w u over all rows, and over the rows of each group: (1 + K, p).
 
-    A sum over fewer than `least` rows, or over all but so few, would disclose them: the few count as
-    zero, their expectation.
+    A sum to which fewer than `least` rows contribute nearly all, or all but so few, would disclose them: the
+    few count as zero, their expectation.
     """
     total = column_sums(U, weights)
     sums = [total]
     for group in groups.T:
-        size = np.count_nonzero(group)
-        few, nearly_all = size < least, len(group) - size < least
+        few, nearly_all = (count_heavy(weights[part]) < least for part in (group, ~group))
         if few or nearly_all:
-            sums.append(total if nearly_all and size else np.zeros_like(total))
+            sums.append(total if nearly_all and group.any() else np.zeros_like(total))
         else:
             sums.append(column_sums(U, weights * group))
     return np.array(sums)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from fedstat.errors import MessageError
+from fedstat.federation.door.facts import Entities, GivenWeights
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
 from fedstat.kernels.rows import gram
@@ -43,7 +44,8 @@ def glm_information(
         raise MessageError(f"{data.name}: array 'h' holds numbers below zero; the likelihood is log-concave")
     kappa, e, h_seen, z_seen = sums
     U, w, beta = block.X - theta.mu, theta.Sigma @ theta.beta, theta.beta
-    block.staged = {"root": np.sqrt(h)[:, None] * U * block.scale}
+    state.tell(block.weights(h, "weights"), block.weights(cross, "weights"))
+    block.staged = {"root": np.sqrt(h)[:, None] * U * block.scale, "weights": h}
     elimination = eliminate_sigma(block, theta, float(e))
     by_h = weighted_sums(U, h, others, data.min_count)
     by_cross = weighted_sums(U, cross, ~others, data.min_count)
@@ -66,17 +68,19 @@ def glm_information(
 
 
 def _aggregate(what: str, ndim: int = 1) -> Declared:
-    return Declared("aggregate", what, ndim)
+    return Declared("aggregate", what, ndim, behind=(Entities, GivenWeights))
 
 
 STEPS: Mapping[str, Step] = {
     "glm_information": Step(
         glm_information,
         {
-            "h": Declared("per entity", "curvature of the log-likelihood by the linear predictor"),
-            "cross": Declared("per entity", "mixed derivative of the log-likelihood"),
+            "h": Declared(
+                "per entity", "curvature of the log-likelihood by the linear predictor", weighs="weights"
+            ),
+            "cross": Declared("per entity", "mixed derivative of the log-likelihood", weighs="weights"),
             "others": Declared("presence", "which clients have each entity", 2, dtype="bool"),
-            "sums": _aggregate("sums of derivatives of the log-likelihood"),
+            "sums": Declared("aggregate", "sums of derivatives of the log-likelihood"),
         },
         {
             "beta": _aggregate("coefficients"),

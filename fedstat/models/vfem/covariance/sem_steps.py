@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 from scipy.linalg import cho_factor
 
+from fedstat.federation.door.facts import Entities, GivenWeights
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
 from fedstat.kernels.rows import row_dots
@@ -78,6 +79,7 @@ def em_sums(
     client = client_of(data, state)
     p = len(client.scale)
     check_lengths(data.name, z=(z, client.n_seen), missing=(missing, 3), beta=(beta, p), mu=(mu, p))
+    state.tell(client.weights(z, "residuals"))
     theta = Theta(beta, mu, Sigma)
     factor = cho_factor(Sigma, lower=True)
     image, direction, _ = m_step(client, theta, factor, z, missing, float(s2))
@@ -91,12 +93,14 @@ STEPS: Mapping[str, Step] = {
         constants,
         {"others": Declared("presence", "which clients have each entity", 2, dtype="bool")},
         {
-            "beta": Declared("aggregate", "coefficients of standardised columns"),
-            "mu": Declared("aggregate", "means of standardised columns"),
-            "Sigma": Declared("aggregate", "covariance of standardised columns", 2),
-            "scale": Declared("aggregate", "standard deviations of the columns"),
-            "s1": Declared("aggregate", "sums of the columns, by presence of other clients", 2),
-            "S2": Declared("aggregate", "cross-products within the block", 2),
+            "beta": Declared("aggregate", "coefficients of standardised columns", behind=(Entities,)),
+            "mu": Declared("aggregate", "means of standardised columns", behind=(Entities,)),
+            "Sigma": Declared("aggregate", "covariance of standardised columns", 2, behind=(Entities,)),
+            "scale": Declared("aggregate", "standard deviations of the columns", behind=(Entities,)),
+            "s1": Declared(
+                "aggregate", "sums of the columns, by presence of other clients", 2, behind=(Entities,)
+            ),
+            "S2": Declared("aggregate", "cross-products within the block", 2, behind=(Entities,)),
         },
     ),
     "sem_predictor": Step(
@@ -114,7 +118,7 @@ STEPS: Mapping[str, Step] = {
     "sem_sums": Step(
         em_sums,
         {
-            "z": Declared("per entity", "standardised residual of the response"),
+            "z": Declared("per entity", "standardised residual of the response", weighs="residuals"),
             "missing": Declared("aggregate", "sums of z, z^2 and 1/v over entities the client lacks"),
             "s2": Declared("aggregate", "residual variance", 0),
             "beta": Declared("aggregate", "coefficients near the estimate"),
@@ -122,10 +126,17 @@ STEPS: Mapping[str, Step] = {
             "Sigma": Declared("aggregate", "covariance near the estimate", 2),
         },
         {
-            "gradient": Declared("aggregate", "gradient by the coefficients"),
-            "mu": Declared("aggregate", "means after the M-step"),
-            "Sigma": Declared("aggregate", "covariance after the M-step", 2),
-            "u_z": Declared("aggregate", "products of columns and residuals, by absence of other clients", 2),
+            "gradient": Declared(
+                "aggregate", "gradient by the coefficients", behind=(Entities, GivenWeights)
+            ),
+            "mu": Declared("aggregate", "means after the M-step", behind=(Entities, GivenWeights)),
+            "Sigma": Declared("aggregate", "covariance after the M-step", 2, behind=(Entities, GivenWeights)),
+            "u_z": Declared(
+                "aggregate",
+                "products of columns and residuals, by absence of other clients",
+                2,
+                behind=(Entities, GivenWeights),
+            ),
         },
     ),
 }

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from fedstat.federation.door.facts import Entities, GivenWeights
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
 from fedstat.kernels.rows import gram
@@ -56,7 +57,8 @@ def information(
     p, scale = len(theta.mu), units(client)
     kappa, e, h_seen, z_seen = sums
     U, z = client.X - theta.mu, client.z
-    client.staged = {"U": U, "inverse_v": inverse_v, "others": others}
+    state.tell(client.weights(inverse_v, "weights"), client.weights(z * inverse_v, "residuals"))
+    client.staged = {"U": U, "weights": inverse_v, "others": others}
     w = theta.Sigma @ theta.beta
     elimination = eliminate_sigma(client, theta, float(e))
     by_v = weighted_sums(U, inverse_v, others, data.min_count)
@@ -95,16 +97,16 @@ def scores(data: SiteData, state: State) -> dict[str, Array]:
     client = client_of(data, state)
     theta, elimination = client.current, state.use("vfem elimination")
     assert theta is not None
-    U, z, inverse_v = client.staged["U"], client.z, client.staged["inverse_v"]
+    U, z, inverse_v = client.staged["U"], client.z, client.staged["weights"]
     Y = np.linalg.solve(elimination.T, U.T).T
     alpha = quadratic(Y, elimination.b * elimination.inverse)
     lam = np.column_stack([quadratic(Y, L * elimination.inverse) for L in elimination.L])
     score = np.column_stack([U * z[:, None], np.linalg.solve(theta.Sigma, U.T).T - np.outer(z, theta.beta)])
     F = np.column_stack([(score - lam) * units(client), alpha])
     minus_e = -0.5 * (inverse_v - z * z)
-    response = np.column_stack([z, minus_e, minus_e[:, None] * ~client.staged["others"]])
     client.staged["scores"] = F
-    return {"gram": F.T @ F, "with_response": F.T @ response}
+    by_absent = weighted_sums(F, minus_e, ~client.staged["others"], data.min_count).T
+    return {"gram": F.T @ F, "with_response": np.column_stack([F.T @ z, by_absent])}
 
 
 def quadratic(Y: Floats, A: Floats) -> Floats:
@@ -127,38 +129,44 @@ def response_products(data: SiteData, state: State, missing: Bools) -> dict[str,
     return {"gram": F.T @ F}
 
 
+def _weighted(what: str, ndim: int = 1) -> Declared:
+    return Declared("aggregate", what, ndim, behind=(Entities, GivenWeights))
+
+
 STEPS: Mapping[str, Step] = {
     "information": Step(
         information,
         {
-            "inverse_v": Declared("control", "1/v of the client's entities, by missing pattern"),
+            "inverse_v": Declared(
+                "control", "1/v of the client's entities, by missing pattern", weighs="weights"
+            ),
             "others": Declared("presence", "which clients have each entity", 2, dtype="bool"),
             "sums": Declared("aggregate", "sums over entities of 1/v and z^2"),
         },
         {
-            "beta": Declared("aggregate", "coefficients"),
-            "w": Declared("aggregate", "covariance of the block with its linear predictor"),
-            "own": Declared("aggregate", "information on the block's coefficients and means", 2),
-            "gram": Declared("aggregate", "weighted cross-products within the block", 2),
-            "by_v": Declared("aggregate", "weighted sums of the columns, by presence of other clients", 2),
-            "by_z": Declared(
-                "aggregate", "products of columns and residuals, by absence of other clients", 2
-            ),
-            "J": Declared("aggregate", "information lost to the block's covariance", 2),
-            "j": Declared("aggregate", "information lost to the block's covariance"),
-            "N": Declared("aggregate", "information lost to the block's covariance", 0),
+            "beta": _weighted("coefficients"),
+            "w": _weighted("covariance of the block with its linear predictor"),
+            "own": _weighted("information on the block's coefficients and means", 2),
+            "gram": _weighted("weighted cross-products within the block", 2),
+            "by_v": _weighted("weighted sums of the columns, by presence of other clients", 2),
+            "by_z": _weighted("products of columns and residuals, by absence of other clients", 2),
+            "J": _weighted("information lost to the block's covariance", 2),
+            "j": _weighted("information lost to the block's covariance"),
+            "N": _weighted("information lost to the block's covariance", 0),
         },
     ),
     "scores": Step(
         scores,
         gives={
-            "gram": Declared("aggregate", "products of the scores within the block", 2),
-            "with_response": Declared("aggregate", "products of the scores with those of the response", 2),
+            "gram": Declared("aggregate", "products of the scores within the block", 2, behind=(Entities,)),
+            "with_response": Declared(
+                "aggregate", "products of the scores with those of the response", 2, behind=(Entities,)
+            ),
         },
     ),
     "response_products": Step(
         response_products,
         {"missing": Declared("presence", "missing patterns", 2)},
-        {"gram": Declared("aggregate", "products of the scores of the response", 2)},
+        {"gram": Declared("aggregate", "products of the scores of the response", 2, behind=(Entities,))},
     ),
 }

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedstat.errors import MessageError
+from fedstat.federation.door.facts import Entities
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
 from fedstat.kernels.glm.family import FamilySpec
@@ -169,13 +170,19 @@ STEPS: Mapping[str, Step] = {
             "keep": Declared("presence", "which of the client's entities take part", dtype="bool"),
             "code": Declared("presence", "missing pattern of each entity", dtype="int64"),
         },
-        {"null": Declared("aggregate", "mean of the response, and its log-likelihood under that mean")},
+        {
+            "null": Declared(
+                "aggregate",
+                "mean of the response, and its log-likelihood under that mean",
+                behind=(Entities,),
+            )
+        },
         text_in=Declared("control", "family and link"),
     ),
     "glm_evaluate": Step(
         glm_evaluate,
         {
-            "predictor": Declared("per entity", "sum of the clients' linear predictors"),
+            "predictor": Declared("per entity", "sum of the clients' linear predictors", weighs=""),
             "centre": Declared("control", "means of missing linear predictors, by pattern"),
             "spread": Declared("control", "variances of missing linear predictors, by pattern"),
         },
@@ -188,7 +195,11 @@ STEPS: Mapping[str, Step] = {
                 "per entity", "curvature of the log-likelihood by the linear predictor", optional=True
             ),
             "sums": Declared(
-                "aggregate", "sums of derivatives of the log-likelihood by pattern", 2, optional=True
+                "aggregate",
+                "sums of derivatives of the log-likelihood by pattern",
+                2,
+                optional=True,
+                behind=(Entities,),
             ),
             "log_likelihood": Declared("control", "log-likelihood", 0, optional=True),
         },
@@ -199,7 +210,9 @@ STEPS: Mapping[str, Step] = {
         {
             "h": Declared("per entity", "curvature of the log-likelihood by the linear predictor"),
             "cross": Declared("per entity", "mixed derivative of the log-likelihood"),
-            "sums": Declared("aggregate", "sums of derivatives of the log-likelihood by pattern", 2),
+            "sums": Declared(
+                "aggregate", "sums of derivatives of the log-likelihood by pattern", 2, behind=(Entities,)
+            ),
         },
     ),
     "glm_fitted": Step(

@@ -19,6 +19,7 @@ import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 
 from fedstat.errors import MessageError
+from fedstat.federation.door.facts import Entities
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
 from fedstat.kernels.rows import column_sums, gram, row_dots
@@ -137,6 +138,7 @@ def glm_score(data: SiteData, state: State, z: Floats, h: Floats, missing: Float
     client = glm_client(data, state)
     n = client.block.n_seen
     check_lengths(data.name, z=(z, n), h=(h, n), missing=(missing, 4))
+    state.tell(client.block.weights(z, "residuals"), client.block.weights(h, "weights"))
     theta = client.trial
     client.inverses = local_inverses(client.block, theta, h, missing)
     client.memory.take(pack(theta), local_score(client.block, theta, z, missing))
@@ -222,7 +224,7 @@ def glm_estimates(data: SiteData, state: State) -> dict[str, Array]:
 
 
 def _aggregate(what: str, ndim: int = 1) -> Declared:
-    return Declared("aggregate", what, ndim)
+    return Declared("aggregate", what, ndim, behind=(Entities,))
 
 
 def _inner(what: str) -> Declared:
@@ -243,9 +245,13 @@ STEPS: Mapping[str, Step] = {
     "glm_score": Step(
         glm_score,
         {
-            "z": Declared("per entity", "derivative of the log-likelihood by the linear predictor"),
-            "h": Declared("per entity", "curvature of the log-likelihood by the linear predictor"),
-            "missing": _aggregate("sums of these over entities that the client lacks"),
+            "z": Declared(
+                "per entity", "derivative of the log-likelihood by the linear predictor", weighs="residuals"
+            ),
+            "h": Declared(
+                "per entity", "curvature of the log-likelihood by the linear predictor", weighs="weights"
+            ),
+            "missing": Declared("aggregate", "sums of these over entities that the client lacks"),
         },
         {
             "sy": _inner("inner products of steps and scores"),

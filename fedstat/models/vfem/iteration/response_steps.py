@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from fedstat.errors import EstimationError, MessageError
+from fedstat.federation.door.facts import Entities
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
 from fedstat.kernels.rows import standardised_residuals
@@ -77,20 +78,20 @@ STEPS: Mapping[str, Step] = {
             "keep": Declared("presence", "which of the client's entities take part", dtype="bool"),
             "code": Declared("presence", "missing pattern of each entity", dtype="int64"),
         },
-        {"moments": Declared("aggregate", "mean and variance of the response")},
+        {"moments": Declared("aggregate", "mean and variance of the response", behind=(Entities,))},
     ),
     "residuals": Step(
         residuals,
         {
             "a": Declared("aggregate", "centred intercept", 0),
             "s2": Declared("aggregate", "residual variance", 0),
-            "eta": Declared("per entity", "sum of the clients' linear predictors"),
+            "eta": Declared("per entity", "sum of the clients' linear predictors", weighs=""),
             "t_missing": Declared("control", "variance of missing linear predictors, by pattern"),
         },
         {
             "z": Declared("per entity", "standardised residual of the response"),
-            "z1": Declared("aggregate", "sum of z by pattern"),
-            "z2": Declared("aggregate", "sum of z^2 by pattern"),
+            "z1": Declared("aggregate", "sum of z by pattern", behind=(Entities,)),
+            "z2": Declared("aggregate", "sum of z^2 by pattern", behind=(Entities,)),
         },
     ),
     "fitted": Step(

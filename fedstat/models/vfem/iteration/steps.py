@@ -20,6 +20,7 @@ from collections.abc import Mapping
 import numpy as np
 from scipy.linalg import cho_factor
 
+from fedstat.federation.door.facts import Entities
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
 from fedstat.kernels.rows import row_dots
@@ -140,6 +141,7 @@ def step(
     """
     client = client_of(data, state)
     check_lengths(data.name, z=(z, client.n_seen), missing=(missing, 3))
+    state.tell(client.weights(z, "residuals"))
     if forget:
         client.points, client.evaluated = client.previous
     client.previous = list(client.points), list(client.evaluated)
@@ -230,14 +232,19 @@ STEPS: Mapping[str, Step] = {
             "padded": Declared("control", "whether linear predictors have zeros for missing entities", 0),
             "beta": Declared("control", "starting coefficients", optional=True),
         },
-        {**POINTS, "eigenvalues": Declared("aggregate", "extreme eigenvalues of the local covariance")},
+        {
+            **POINTS,
+            "eigenvalues": Declared(
+                "aggregate", "extreme eigenvalues of the local covariance", behind=(Entities,)
+            ),
+        },
     ),
     "set_rate": Step(set_rate, {"eta": Declared("control", "learning rate", 0)}),
     "step": Step(
         step,
         {
             "weights": Declared("control", "weights of the points"),
-            "z": Declared("per entity", "standardised residual of the response"),
+            "z": Declared("per entity", "standardised residual of the response", weighs="residuals"),
             "missing": Declared("aggregate", "sums of z, z^2 and 1/v over entities the client lacks"),
             "s2": Declared("aggregate", "residual variance", 0),
             "omega": Declared("control", "step length", 0),
@@ -256,9 +263,9 @@ STEPS: Mapping[str, Step] = {
     "estimates": Step(
         estimates,
         gives={
-            "beta": Declared("aggregate", "coefficients"),
-            "mu": Declared("aggregate", "means"),
-            "t": Declared("aggregate", "variance of the block's linear predictor", 0),
+            "beta": Declared("aggregate", "coefficients", behind=(Entities,)),
+            "mu": Declared("aggregate", "means", behind=(Entities,)),
+            "t": Declared("aggregate", "variance of the block's linear predictor", 0, behind=(Entities,)),
         },
     ),
 }

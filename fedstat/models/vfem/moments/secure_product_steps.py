@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from fedstat.errors import MessageError, PolicyError
+from fedstat.errors import MessageError
+from fedstat.federation.door.facts import GroupSums
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Step
 from fedstat.federation.rounds.product_steps import (
@@ -16,7 +17,6 @@ from fedstat.federation.rounds.product_steps import (
     product_steps,
     read_part,
 )
-from fedstat.models.vertical.merges import least_entities
 from fedstat.models.vfem.blocks.client import client_of
 from fedstat.models.vfem.blocks.response import Active
 from fedstat.models.vfem.moments.staged_columns import STAGES, staged
@@ -27,7 +27,6 @@ __all__ = [
     "RESPONSE",
     "ROWS",
     "STEPS",
-    "check_patterns",
     "check_positions",
     "columns_of",
     "read_part",
@@ -64,35 +63,15 @@ def columns_of(data: SiteData, state: State, which: str) -> tuple[Floats, Floats
     return columns / units, units
 
 
-def check_patterns(data: SiteData, code: Ints, columns: int) -> None:
-    """Require enough entities of every pattern that is released.
-
-    Parameters
-    ----------
-    code : int array
-        Released patterns; negative ones are not.
-    columns : int
-        Covariates that are seen there, as far as the site knows; see
-        :mod:`fedstat.models.vertical.merges`.
-
-    Raises
-    ------
-    PolicyError
-        A pattern has fewer than the owner wants behind a sum, or than hide the rows behind it.
-    """
-    counts = np.unique(code[code >= 0], return_counts=True)[1]
-    least = least_entities(columns, data.min_count)
-    if len(counts) and counts.min() < least:
-        raise PolicyError(
-            f"{data.name}: its policy (minimum count) wants at least {data.min_count} entities of every "
-            f"missing pattern that is released, and a Gram matrix of {columns} columns at least {least}; a "
-            "pattern has fewer. Raise the partition's min_count"
-        )
+def behind_product(data: SiteData, state: State, part: Part, rows: Ints, group: Ints) -> GroupSums:
+    """Tell what the products of some rows by pattern rest on; one of the columns may be the response."""
+    columns = part.product.columns_a + part.product.columns_b - 1
+    if part.columns == RESPONSE:
+        return GroupSums(group, columns)
+    client = client_of(data, state)
+    code = np.full(len(client.X), -1, dtype=np.int64)
+    code[rows] = group
+    return client.groups(code, columns, client.staged.get("weights") if part.columns == STAGES[0] else None)
 
 
-def check_product(data: SiteData, state: State, part: Part, group: Ints) -> None:
-    """Require enough entities of every pattern; one of the columns may be the response."""
-    check_patterns(data, group, part.product.columns_a + part.product.columns_b - 1)
-
-
-STEPS: Mapping[str, Step] = product_steps(columns_of, check_product)
+STEPS: Mapping[str, Step] = product_steps(columns_of, behind_product)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from fedstat.federation.door.facts import Entities, GivenWeights
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
 from fedstat.kernels.sketch import SKETCHES
@@ -72,7 +73,8 @@ def multiply_columns(
     client = client_of(data, state)
     check_lengths(data.name, columns=(columns, len(rows)))
     _, mine, theirs = np.intersect1d(client.rows, rows, assume_unique=True, return_indices=True)
-    own = staged(data, state, int(stage))
+    own, held = staged(data, state, int(stage)), client.held[mine]
+    state.tell(Entities(int(np.count_nonzero(held))), GivenWeights(columns[theirs[held]], "columns"))
     return {"products": columns[theirs].T @ own[mine]}
 
 
@@ -86,8 +88,10 @@ STEPS: Mapping[str, Step] = {
             "kind": Declared("control", "kind of the sketch", 0),
         },
         {
-            "sketch": Declared("sketch", "random projection of the columns", 2),
-            "error": Declared("aggregate", "relative error of the sketch within the block", 0),
+            "sketch": Declared("sketch", "random projection of the columns", 2, behind=(Entities,)),
+            "error": Declared(
+                "aggregate", "relative error of the sketch within the block", 0, behind=(Entities,)
+            ),
         },
     ),
     "release_columns": Step(
@@ -102,6 +106,10 @@ STEPS: Mapping[str, Step] = {
             "columns": Declared("raw columns", "another client's columns, centred and weighted", 2),
             "rows": Declared("presence", "positions of that client's entities", dtype="int64"),
         },
-        {"products": Declared("aggregate", "cross-products of two clients' columns", 2)},
+        {
+            "products": Declared(
+                "aggregate", "cross-products of two clients' columns", 2, behind=(Entities, GivenWeights)
+            )
+        },
     ),
 }

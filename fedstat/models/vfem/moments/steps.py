@@ -10,7 +10,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from fedstat.errors import MessageError, PolicyError
+from fedstat.errors import MessageError
+from fedstat.federation.door.facts import Entities, GroupSums, LeftOut
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
 from fedstat.models.vfem.blocks.client import client_of, stage_client
@@ -18,7 +19,6 @@ from fedstat.models.vfem.blocks.response import Active
 from fedstat.models.vfem.moments.secure_product_steps import (
     RESPONSE,
     ROWS,
-    check_patterns,
     check_positions,
     columns_of,
 )
@@ -58,29 +58,16 @@ def pattern_sums(
     check_lengths(data.name, code=(code, len(X)))
     if len(code) and code.max() >= G:
         raise MessageError(f"{data.name}: array 'code' names patterns that there are not")
-    check_patterns(data, code, 0 if response else X.shape[1])
-    check_left_out(data, code)
+    if response:
+        state.tell(GroupSums(code, 0))
+    else:
+        state.tell(client_of(data, state).groups(code, X.shape[1]))
+    state.tell(LeftOut(int(np.count_nonzero(code < 0))))
     sums, grams = np.zeros((G, X.shape[1])), np.zeros((G, X.shape[1], X.shape[1]))
     for g in np.unique(code[code >= 0]):
         rows = X[code == g]
         sums[g], grams[g] = rows.sum(axis=0), rows.T @ rows
     return {"sums": sums, "grams": grams, "units": units}
-
-
-def check_left_out(data: SiteData, code: Ints) -> None:
-    """Refuse sums without a few entities: the means are over all that take part, and would tell of these.
-
-    Raises
-    ------
-    PolicyError
-        Names the rule.
-    """
-    left = int(np.count_nonzero(code < 0))
-    if 0 < left < data.min_count:
-        raise PolicyError(
-            f"{data.name}: its policy (minimum count) wants at least {data.min_count} entities behind a sum, "
-            f"and {left} of those that take part are in no pattern: leave them out from the start"
-        )
 
 
 def _own_columns(data: SiteData, state: State, response: bool) -> tuple[Floats, Floats]:
@@ -104,10 +91,11 @@ def sum_with_response(
     rows : (n_k,) array of int
         Their positions among the entities of the response.
     """
-    X, y = client_of(data, state).X, columns_of(data, state, RESPONSE)[0][:, 0]
+    client, y = client_of(data, state), columns_of(data, state, RESPONSE)[0][:, 0]
+    X = client.X
     check_lengths(data.name, code=(code, len(X)), rows=(rows, len(X)))
     check_positions(data.name, rows, len(y))
-    check_patterns(data, code, X.shape[1])
+    state.tell(client.groups(code, X.shape[1]))
     products = np.zeros((int(groups), X.shape[1]))
     for g in np.unique(code[code >= 0]):
         here = code == g
@@ -117,6 +105,7 @@ def sum_with_response(
 
 CODE = Declared("presence", "released missing pattern of each of the client's entities", dtype="int64")
 GROUPS = Declared("control", "number of missing patterns", 0)
+BY_PATTERN = (Entities, GroupSums, LeftOut)
 STEPS: Mapping[str, Step] = {
     "stage_block": Step(
         stage_block,
@@ -131,14 +120,25 @@ STEPS: Mapping[str, Step] = {
         pattern_sums,
         {"code": CODE, "groups": GROUPS, "response": Declared("control", "whether the response is meant", 0)},
         {
-            "sums": Declared("aggregate", "sums of the columns by missing pattern", 2),
-            "grams": Declared("aggregate", "sums of products of the columns by missing pattern", 3),
-            "units": Declared("aggregate", "means and standard deviations of the columns", 2),
+            "sums": Declared("aggregate", "sums of the columns by missing pattern", 2, behind=BY_PATTERN),
+            "grams": Declared(
+                "aggregate", "sums of products of the columns by missing pattern", 3, behind=BY_PATTERN
+            ),
+            "units": Declared(
+                "aggregate", "means and standard deviations of the columns", 2, behind=BY_PATTERN
+            ),
         },
     ),
     "sum_with_response": Step(
         sum_with_response,
         {"code": CODE, "groups": GROUPS, "rows": ROWS},
-        {"products": Declared("aggregate", "sums of products with the response by missing pattern", 2)},
+        {
+            "products": Declared(
+                "aggregate",
+                "sums of products with the response by missing pattern",
+                2,
+                behind=(Entities, GroupSums),
+            )
+        },
     ),
 }

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from fedstat.errors import FedstatError, MessageError
+from fedstat.federation.door.facts import Entities, GivenWeights
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
 from fedstat.kernels.penalised.gram import GramSolver
@@ -28,7 +29,7 @@ from fedstat.kernels.penalised.groups import Groups, orthonormaliser
 from fedstat.kernels.penalised.path import lambda_max
 from fedstat.kernels.penalised.penalties import Penalty, Terms
 from fedstat.kernels.rows import column_sums, gram, row_dots
-from fedstat.models.vglm.exchange.steps import check_spread, staged_of
+from fedstat.models.vglm.exchange.steps import staged_of
 from fedstat.models.vglm.path.setup import adapted
 from fedstat.models.vglm.response.distributions import POINTS
 from fedstat.models.vglm.response.steps import response_of
@@ -129,7 +130,6 @@ def admm_largest(data: SiteData, state: State, residual: Floats) -> dict[str, Ar
     """Smallest lambda at which all coefficients of the block are zero."""
     block = _block(data, state)
     check_lengths(data.name, residual=(residual, len(block.Z)))
-    check_spread(data, np.abs(residual), "residuals")
     gradient = column_sums(block.Z, residual) / len(block.Z)
     return {"largest": np.array(lambda_max(gradient, block.penalty, block.groups))}
 
@@ -171,7 +171,6 @@ def admm_certify(data: SiteData, state: State, residual: Floats) -> dict[str, Ar
     """Largest violation of the stationarity conditions of the block: of the penalty itself."""
     block = _block(data, state)
     check_lengths(data.name, residual=(residual, len(block.Z)))
-    check_spread(data, np.abs(residual), "residuals")
     if block.terms is None:
         raise MessageError(f"{data.name}: ask 'admm_set' first")
     gradient = -column_sums(block.Z, residual) / len(block.Z)
@@ -245,7 +244,7 @@ def nearest(family: str, a: Floats, y: Floats, N: int, rho: float) -> Floats:
     return np.asarray(t / N)
 
 
-RESIDUAL = Declared("per entity", "residual of the response", dtype="float64")
+RESIDUAL = Declared("per entity", "residual of the response", dtype="float64", weighs="residuals")
 RHO = Declared("control", "penalty parameter", 0)
 STEPS: Mapping[str, Step] = {
     "admm_start": Step(
@@ -262,7 +261,14 @@ STEPS: Mapping[str, Step] = {
     "admm_largest": Step(
         admm_largest,
         {"residual": RESIDUAL},
-        {"largest": Declared("aggregate", "lambda at which the first column is selected", 0)},
+        {
+            "largest": Declared(
+                "aggregate",
+                "lambda at which the first column is selected",
+                0,
+                behind=(Entities, GivenWeights),
+            )
+        },
     ),
     "admm_set": Step(
         admm_set,
@@ -274,7 +280,9 @@ STEPS: Mapping[str, Step] = {
     "admm_move": Step(
         admm_move,
         {
-            "move": Declared("per entity", "move of the sum of linear predictors", dtype="float64"),
+            "move": Declared(
+                "per entity", "move of the sum of linear predictors", dtype="float64", weighs="moves"
+            ),
             "rho": RHO,
         },
         {
@@ -286,22 +294,29 @@ STEPS: Mapping[str, Step] = {
     "admm_certify": Step(
         admm_certify,
         {"residual": RESIDUAL},
-        {"violation": Declared("aggregate", "violation of the stationarity conditions", 0)},
+        {
+            "violation": Declared(
+                "aggregate", "violation of the stationarity conditions", 0, behind=(Entities, GivenWeights)
+            )
+        },
     ),
     "admm_coefficients": Step(
-        admm_coefficients, gives={"beta": Declared("aggregate", "coefficients of standardised columns")}
+        admm_coefficients,
+        gives={"beta": Declared("aggregate", "coefficients of standardised columns", behind=(Entities,))},
     ),
     "admm_respond": Step(
         admm_respond,
         {
-            "eta": Declared("per entity", "sum of the clients' linear predictors", dtype="float64"),
+            "eta": Declared(
+                "per entity", "sum of the clients' linear predictors", dtype="float64", weighs=""
+            ),
             "blocks": Declared("control", "number of blocks", 0),
             "rho": RHO,
             "start": Declared("control", "whether the fit begins", 0),
         },
         {
             "move": Declared("per entity", "move of the sum of linear predictors"),
-            "sizes": Declared("aggregate", "norms of residuals, mean and dual"),
+            "sizes": Declared("aggregate", "norms of residuals, mean and dual", behind=(Entities,)),
         },
     ),
 }

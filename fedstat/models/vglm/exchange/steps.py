@@ -12,19 +12,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedstat.errors import EstimationError, MessageError, PolicyError
+from fedstat.errors import EstimationError, MessageError
 from fedstat.federation.design.by_columns import block_of
-from fedstat.federation.door.guards import ENTITIES_PER_EQUATION, is_spread
+from fedstat.federation.door.facts import DivisionOfRows, Entities, GivenWeights, GroupSums
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
 from fedstat.federation.rounds.product_steps import Part, check_positions, product_steps
 from fedstat.kernels.rows import column_sums, gram, row_dots
 from fedstat.models.vglm.response.steps import (
     RESPONSE,
-    check_apart,
-    check_groups,
+    require_groups,
     response_of,
-    smallest_group,
 )
 from fedstat.typing import Array, Bools, Floats, Ints
 
@@ -84,8 +82,7 @@ def stage_block(data: SiteData, state: State, keep: Bools) -> dict[str, Array]:
     block = block_of(data, state)
     check_lengths(data.name, keep=(keep, len(block.X)))
     X = np.ascontiguousarray(block.X[keep])
-    check_entities(data, len(X))
-    check_apart(data, state, SUMMED, np.where(keep, 0, -1))
+    state.tell(Entities(len(X)), DivisionOfRows(SUMMED, np.where(keep, 0, -1)))
     shift, scale = X.mean(axis=0), X.std(axis=0)
     flat = scale <= CONSTANT * np.maximum(1.0, np.abs(shift))
     if flat.any():
@@ -95,51 +92,6 @@ def stage_block(data: SiteData, state: State, keep: Bools) -> dict[str, Array]:
         )
     state.keep("vglm block", Staged((X - shift) / scale, shift, scale, np.empty(0), keep), len(X))
     return {"units": np.array([shift, scale])}
-
-
-def check_entities(data: SiteData, n: int) -> None:
-    """Require enough entities of a fit that have the columns.
-
-    Raises
-    ------
-    PolicyError
-        Names the rule.
-    """
-    if n < max(2, data.min_count):
-        raise PolicyError(
-            f"{data.name}: its policy (minimum count) wants at least {max(2, data.min_count)} entities, and "
-            f"{n} of this fit have its columns"
-        )
-
-
-def check_counts_by_fold(data: SiteData, code: Ints, groups: int, columns: int, times: int = 1) -> None:
-    """Require enough entities of every group that has any.
-
-    Parameters
-    ----------
-    code : (n,) array of int
-        Fold or missing pattern of each entity; -1 of those that take no part.
-    groups : int
-        Number of folds or patterns.
-    columns : int
-        Covariates that are multiplied, as far as the site knows.
-    times : int
-        Matrices of products with different weights that are released over the same entities.
-
-    Raises
-    ------
-    PolicyError
-        A group has fewer than the owner wants behind a sum, or than hide the rows behind the products.
-    """
-    check_groups(data.name, code, groups)
-    least = max(data.min_count, ENTITIES_PER_EQUATION * times * (columns + 1))
-    smallest = smallest_group(code)
-    if smallest < least:
-        raise PolicyError(
-            f"{data.name}: its policy (minimum count) wants at least {data.min_count} entities behind a sum, "
-            f"and {times} Gram matri{'x' if times == 1 else 'ces'} of {columns} columns at least {least}; "
-            f"there are {smallest}. Use fewer columns, folds or Newton steps, or raise min_count"
-        )
 
 
 def sum_products(data: SiteData, state: State, code: Ints, groups: Array) -> dict[str, Array]:
@@ -153,8 +105,8 @@ def sum_products(data: SiteData, state: State, code: Ints, groups: Array) -> dic
     staged, G = staged_of(data, state), int(groups)
     X = staged.X
     check_lengths(data.name, code=(code, len(X)))
-    check_counts_by_fold(data, code, G, X.shape[1])
-    check_apart(data, state, SUMMED, staged.among_all(code))
+    require_groups(data.name, code, G)
+    state.tell(GroupSums(code, X.shape[1]), DivisionOfRows(SUMMED, staged.among_all(code)))
     masks = [(code == g).astype(np.float64) for g in range(G)]
     return {
         "sums": np.array([column_sums(X, mask) for mask in masks]),
@@ -179,7 +131,8 @@ def sum_with_response(
         check_positions(data.name, rows, len(y))
         y = y[rows]
     check_lengths(data.name, code=(code, len(staged.X)), response=(y, len(staged.X)))
-    check_counts_by_fold(data, code, G, staged.X.shape[1])
+    require_groups(data.name, code, G)
+    state.tell(GroupSums(code, staged.X.shape[1]))
     return {"products": np.array([column_sums(staged.X, np.where(code == g, y, 0.0)) for g in range(G)])}
 
 
@@ -194,7 +147,6 @@ def sum_scores(data: SiteData, state: State, residual: Floats) -> dict[str, Arra
     """Sum the columns times the residuals: (p,)."""
     staged = staged_of(data, state)
     check_lengths(data.name, residual=(residual, len(staged.X)))
-    check_spread(data, np.abs(residual), "residuals")
     return {"scores": column_sums(staged.X, residual)}
 
 
@@ -210,31 +162,14 @@ def weigh(data: SiteData, state: State, weight: Floats) -> dict[str, Array]:
     check_lengths(data.name, weight=(weight, len(staged.X)))
     if not (np.isfinite(weight).all() and (weight >= 0.0).all()):
         raise MessageError(f"{data.name}: array 'weight' must be finite and not negative")
-    check_spread(data, weight, "weights")
-    every = np.zeros(len(weight), dtype=np.int64)
-    check_counts_by_fold(data, every, 1, staged.X.shape[1], staged.grams + 1)
+    every, p = np.zeros(len(weight), dtype=np.int64), staged.X.shape[1]
     # A fold's Gram has weights of zero elsewhere, and rests on the fold.
-    heavy = np.flatnonzero(weight > 0.0)
-    check_counts_by_fold(data, every[heavy], 1, staged.X.shape[1])
-    state.rest_on(len(heavy))
+    of_fold = np.where(weight > 0.0, 0, -1)
+    require_groups(data.name, of_fold, 1)
+    state.tell(GivenWeights(weight), GroupSums(every, p, staged.grams + 1), GroupSums(of_fold, p))
+    state.rest_on(int(np.count_nonzero(weight)))
     staged.weight, staged.grams = weight, staged.grams + 1
     return {"sums": column_sums(staged.X, weight), "gram": gram(staged.X, weight)}
-
-
-def check_spread(data: SiteData, weights: Floats, what: str) -> None:
-    """Refuse sums to which a few entities contribute all.
-
-    Raises
-    ------
-    PolicyError
-        Names the rule, and a remedy.
-    """
-    if not is_spread(data, weights):
-        raise PolicyError(
-            f"{data.name}: its policy (minimum count) wants at least {data.min_count} entities behind a sum; "
-            f"nearly all of these {what} belong to fewer, as where columns separate the response. Use a "
-            "larger lambda, or fewer columns"
-        )
 
 
 def columns_of(data: SiteData, state: State, which: str) -> tuple[Floats, Floats | None]:
@@ -258,11 +193,14 @@ def columns_of(data: SiteData, state: State, which: str) -> tuple[Floats, Floats
     return columns / units, units
 
 
-def check_product(data: SiteData, state: State, part: Part, group: Ints) -> None:
-    """Require enough entities behind products; one of the columns may be the response."""
+def behind_product(data: SiteData, state: State, part: Part, rows: Ints, group: Ints) -> GroupSums:
+    """Tell what the products of some rows by group rest on; one of the columns may be the response."""
+    require_groups(data.name, group, part.product.groups)
     columns = part.product.columns_a + part.product.columns_b - 1
-    times = staged_of(data, state).grams if part.columns == WEIGHTED else 1
-    check_counts_by_fold(data, group, part.product.groups, columns, max(times, 1))
+    if part.columns != WEIGHTED:
+        return GroupSums(group, columns)
+    staged = staged_of(data, state)
+    return GroupSums(group, columns, max(staged.grams, 1), staged.weight[rows])
 
 
 CODE = Declared("presence", "fold or missing pattern of each entity", dtype="int64")
@@ -274,20 +212,44 @@ STEPS: Mapping[str, Step] = {
     "stage_block": Step(
         stage_block,
         {"keep": Declared("presence", "which of the client's entities take part", dtype="bool")},
-        {"units": Declared("aggregate", "means and standard deviations of the columns", 2)},
+        {
+            "units": Declared(
+                "aggregate",
+                "means and standard deviations of the columns",
+                2,
+                behind=(Entities, DivisionOfRows),
+            )
+        },
     ),
     "sum_products": Step(
         sum_products,
         {"code": CODE, "groups": GROUPS},
         {
-            "sums": Declared("aggregate", "sums of the columns by fold or pattern", 2),
-            "grams": Declared("aggregate", "sums of products of the columns by fold or pattern", 3),
+            "sums": Declared(
+                "aggregate",
+                "sums of the columns by fold or pattern",
+                2,
+                behind=(Entities, GroupSums, DivisionOfRows),
+            ),
+            "grams": Declared(
+                "aggregate",
+                "sums of products of the columns by fold or pattern",
+                3,
+                behind=(Entities, GroupSums, DivisionOfRows),
+            ),
         },
     ),
     "sum_with_response": Step(
         sum_with_response,
         {"code": CODE, "groups": GROUPS, "rows": ROWS},
-        {"products": Declared("aggregate", "sums of products with the response by fold or pattern", 2)},
+        {
+            "products": Declared(
+                "aggregate",
+                "sums of products with the response by fold or pattern",
+                2,
+                behind=(Entities, GroupSums),
+            )
+        },
     ),
     "linear_predictor": Step(
         linear_predictor,
@@ -300,16 +262,31 @@ STEPS: Mapping[str, Step] = {
     ),
     "sum_scores": Step(
         sum_scores,
-        {"residual": Declared("per entity", "residual of the response", dtype="float64")},
-        {"scores": Declared("aggregate", "sums of the columns times residuals")},
+        {"residual": Declared("per entity", "residual of the response", dtype="float64", weighs="residuals")},
+        {
+            "scores": Declared(
+                "aggregate", "sums of the columns times residuals", behind=(Entities, GivenWeights)
+            )
+        },
     ),
     "weigh": Step(
         weigh,
-        {"weight": Declared("per entity", "weight of each entity in a Newton step", dtype="float64")},
         {
-            "sums": Declared("aggregate", "weighted sums of the columns"),
-            "gram": Declared("aggregate", "weighted sums of products of the columns", 2),
+            "weight": Declared(
+                "per entity", "weight of each entity in a Newton step", dtype="float64", weighs="weights"
+            )
+        },
+        {
+            "sums": Declared(
+                "aggregate", "weighted sums of the columns", behind=(Entities, GivenWeights, GroupSums)
+            ),
+            "gram": Declared(
+                "aggregate",
+                "weighted sums of products of the columns",
+                2,
+                behind=(Entities, GivenWeights, GroupSums),
+            ),
         },
     ),
-    **product_steps(columns_of, check_product),
+    **product_steps(columns_of, behind_product),
 }

@@ -1,0 +1,191 @@
+"""Facts that stand behind a release: what counts its entities, which columns, which weights.
+
+A step tells them (:meth:`fedstat.federation.door.state.State.tell`) as soon as it knows them, and its
+releases declare which of them stand behind each array (``behind=(Entities, RowsUsed)``). What the owner's
+policy says of them is for the door to judge (:mod:`fedstat.federation.door.rules`). Facts are kept with what
+a step keeps: who uses the rows that an earlier step opened has told what was told of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from fedstat.typing import Array, Bools, Floats, Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Entities:
+    """So many entities are behind the answer; what the state keeps is counted without being told."""
+
+    n: int
+
+
+@dataclass(frozen=True, slots=True)
+class RowCount:
+    """So many whole rows are behind the answer, for so many coefficients."""
+
+    n: int
+    parameters: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowsUsed:
+    """Rows of the table, (n_rows,), behind the answer, and those where a comparison of the formula holds."""
+
+    used: Bools
+    events: Bools | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DivisionOfRows:
+    """The rows are summed by group: (rows,), -1 for none.
+
+    Parameters
+    ----------
+    place : str
+        Under which name the divisions of a session are remembered, for the next one to differ by enough.
+    """
+
+    place: str
+    code: Ints
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupSums:
+    """Sums are taken by group.
+
+    Parameters
+    ----------
+    code : int array
+        Group of each entity; negative for none.
+    columns : int or None
+        Covariates that are multiplied with one another, as far as the site knows; None: only sums.
+    times : int
+        Matrices of products with different weights that are released over the same entities.
+    weights : (n,) array, optional
+        With which the entities enter: in every group they are to spread.
+    """
+
+    code: Ints
+    columns: int | None = None
+    times: int = 1
+    weights: Floats | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """So many of the entities that count in means over all take no part in a sum."""
+
+    n: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterRows:
+    """Sums of scores rest on so many rows each: of clusters and strata that several sites have."""
+
+    rows: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class OutcomeCounts:
+    """Rows without and with the event of a binary response."""
+
+    counts: tuple[int, int]
+    response: str
+
+
+@dataclass(frozen=True, slots=True)
+class RowsByLevel:
+    """Rows of every level of a column, or of those that a fit does not know."""
+
+    column: str
+    counts: Sequence[int]
+    known: bool = True
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IndicatorCounts:
+    """Rows that are one in every design column of zeros and ones, of n; -1 for other columns."""
+
+    ones: Ints
+    n: int
+    names: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ColumnVariation:
+    """What makes up a column's variation.
+
+    Parameters
+    ----------
+    extremes : (m,) array
+        Deviations from the mean of all rows; at least the few smallest and the few largest.
+    n, squares : float
+        Number of rows, and their sum of squared deviations.
+    what : str
+        The column in words.
+    """
+
+    extremes: Floats
+    n: float
+    squares: float
+    what: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DesignDirections:
+    """The design, whose every combination of columns is a column.
+
+    Parameters
+    ----------
+    chunks : callable
+        Returns the standardised design, (m, p) arrays, the same ones each time.
+    n : int
+        Rows in all.
+    names : sequence of str, (p,)
+    """
+
+    chunks: Callable[[], Iterable[Floats]]
+    n: int
+    names: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class CaseWeights:
+    """Sum of the weights that rows have by the data, and of their squares; what they are made of."""
+
+    total: float
+    squares: float
+    columns: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GivenWeights:
+    """Weights, (n,) or (n, q), of any sign, that came from outside and with which rows enter sums.
+
+    The door tells this of every array that a step takes and declares as weights.
+    """
+
+    values: Floats
+    what: str = "weights"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WorkingWeights:
+    """Weights that rows have in score and information at coefficients from outside.
+
+    Parameters
+    ----------
+    each : callable
+        Returns the vectors of weights, (q, n).
+    totals : (q, 2) array, optional
+        Sum and sum of squares of every vector, which may settle it without a look at the rows.
+    instead : mapping of str to ndarray, optional
+        What leaves where few rows have nearly all weight: it tells the coordinator to choose others. Without
+        it that is a refusal.
+    """
+
+    each: Callable[[], Floats]
+    totals: Floats | None = None
+    instead: Mapping[str, Array] | None = None

@@ -1,0 +1,138 @@
+"""The one judge: which rule of the owner's policy holds which fact that stands behind a release."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fedstat.errors import DoorError
+from fedstat.federation.door import differencing, facts, guards, weights
+from fedstat.federation.door.leverage import check_leverage
+from fedstat.federation.door.state import SiteData, State
+from fedstat.federation.message import COUNTED, Step
+from fedstat.typing import Array
+
+IMPLIED = (facts.Entities,)
+"""Facts that the state counts by itself; none counted are none there are."""
+
+
+class AnsweredInstead(Exception):  # noqa: N818 (it is no error: a part of the protocol)
+    """What a step says is to leave where its sums may not.
+
+    Parameters
+    ----------
+    arrays : mapping of str to ndarray
+    """
+
+    def __init__(self, arrays: Mapping[str, Array]) -> None:
+        super().__init__()
+        self.arrays = arrays
+
+
+def _working_weights(data: SiteData, fact: facts.WorkingWeights) -> None:
+    if weights.working_weights_spread(data, fact.each, fact.totals):
+        return
+    if fact.instead is not None:
+        raise AnsweredInstead(fact.instead)
+    weights.refuse_working_weights(data)
+
+
+RULES: Mapping[type, Callable[[SiteData, Any], None]] = {
+    facts.Entities: lambda data, fact: guards.check_entities(data, fact.n),
+    facts.RowCount: lambda data, fact: guards.check_rows(data, fact.n, fact.parameters),
+    facts.RowsUsed: lambda data, fact: differencing.check_difference(data, fact.used, fact.events),
+    facts.GroupSums: lambda data, fact: guards.check_groups(
+        data, fact.code, fact.columns, fact.times, fact.weights
+    ),
+    facts.LeftOut: lambda data, fact: guards.check_left_out(data, fact.n),
+    facts.ClusterRows: lambda data, fact: guards.check_clusters(data, fact.rows),
+    facts.OutcomeCounts: lambda data, fact: guards.check_events(data, fact.counts, fact.response),
+    facts.RowsByLevel: lambda data, fact: (
+        guards.check_levels if fact.known else guards.check_unknown_levels
+    )(data, fact.column, fact.counts),
+    facts.IndicatorCounts: lambda data, fact: guards.check_indicators(data, fact.ones, fact.n, fact.names),
+    facts.ColumnVariation: lambda data, fact: guards.check_variation(
+        data, fact.extremes, fact.n, fact.squares, fact.what
+    ),
+    facts.DesignDirections: lambda data, fact: check_leverage(data, fact.chunks, fact.n, fact.names),
+    facts.CaseWeights: lambda data, fact: weights.check_weights(data, fact.total, fact.squares, fact.columns),
+    facts.GivenWeights: lambda data, fact: weights.check_given_weights(data, fact.values, fact.what),
+    facts.WorkingWeights: _working_weights,
+}
+"""Rule by fact; a fact that no rule judges does not pass."""
+
+
+def judge(data: SiteData, state: State, fact: Any) -> None:
+    """Hold a fact against the owner's policy.
+
+    Raises
+    ------
+    PolicyError
+        It is refused; names site, rule and remedy.
+    AnsweredInstead
+        Something else is to leave.
+    """
+    if isinstance(fact, facts.DivisionOfRows):
+        differencing.check_apart(data, state, fact.place, fact.code)
+    else:
+        RULES[type(fact)](data, fact)
+
+
+def tell_weights(state: State, step: Step, arrays: Mapping[str, Array]) -> None:
+    """Tell of all arrays of a question that are declared as weights of rows."""
+    for name, declared in step.takes.items():
+        if declared.weighs and name in arrays:
+            state.tell(facts.GivenWeights(arrays[name], declared.weighs))
+
+
+def check_told(where: str, step: Step, state: State, names: list[str]) -> None:
+    """Require that all facts were told that are declared to stand behind what leaves.
+
+    Raises
+    ------
+    DoorError
+        The step forgot one; nothing leaves.
+    """
+    given = step.given
+    for name in names:
+        missing = set(given[name].behind) - state.told - set(IMPLIED)
+        if missing:
+            told = ", ".join(sorted(fact.__name__ for fact in missing))
+            raise DoorError(
+                f"{where}: array '{name}' does not leave: {told} is declared to stand behind it, and the "
+                "step did not tell it. Nothing was released; this is for the author of the family to mend"
+            )
+
+
+class Installed(dict[str, Mapping[str, Step]]):
+    """Steps by family; a family whose declarations leave something open does not install."""
+
+    def __setitem__(self, family: str, steps: Mapping[str, Step]) -> None:
+        for name, step in steps.items():
+            check_declared(f"family '{family}', step '{name}'", step)
+        super().__setitem__(family, steps)
+
+
+def check_declared(where: str, step: Step) -> None:
+    """Require that a step declares what stands behind what it gives, and what weighs rows in what it takes.
+
+    Raises
+    ------
+    DoorError
+        Names family, step and array.
+    """
+    for name, declared in step.given.items():
+        if declared.kind in COUNTED and not declared.behind:
+            raise DoorError(
+                f"{where}: array '{name}' is declared '{declared.kind}', and nothing to stand behind it. Say "
+                "by behind=(...) which facts of fedstat.federation.door.facts do: Entities at least"
+            )
+        unknown = [fact for fact in declared.behind if fact not in RULES and fact is not facts.DivisionOfRows]
+        if unknown:
+            raise DoorError(f"{where}: array '{name}' rests on {unknown[0].__name__}, which no rule judges")
+    for name, declared in step.takes.items():
+        if declared.kind == "per entity" and declared.weighs is None:
+            raise DoorError(
+                f"{where}: array '{name}' comes with a value per entity, and it is not declared whether "
+                "these weigh rows. Say weighs=... in words, empty where they enter no sum over rows"
+            )
