@@ -8,7 +8,7 @@ associated data, so that a message is valid in one place only.
 The adversary is the coordinator, the network, and any other site, alone or together: they may alter, cut,
 repeat, reorder, divert or withhold messages. All of it is noticed when the message, or after a withheld one
 the next, is opened. Not protected: lengths, number and time of messages, and a message whose sender or
-receiver colludes with the adversary. See :mod:`fedstat.federation.secure`.
+receiver colludes with the adversary. See :mod:`fedstat.federation.crypto`.
 """
 
 from __future__ import annotations

@@ -16,13 +16,12 @@ The coordinator relays all public keys, and may replace, withhold or repeat them
 the two: replacing gives a :class:`~fedstat.errors.SecurityError` about the signature, provided that the
 fingerprints did not come through the coordinator; repeating an old key gives nobody the secret. Not
 protected: who talks with whom, and an institution whose identity file was stolen, from then on. See
-:mod:`fedstat.federation.secure`.
+:mod:`fedstat.federation.crypto`.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -36,10 +35,13 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from fedstat.errors import SecurityError
+from fedstat.federation.crypto.key_text import read_parts, write_parts
 
 KEY_BYTES = 32
 SIGNATURE_BYTES = 64
 LONGEST_FILE = 4096
+TWO_KEYS: Mapping[str, int] = {"signing": KEY_BYTES, "agreement": KEY_BYTES}
+ANNOUNCED: Mapping[str, int] = {"sites": KEY_BYTES, "key": KEY_BYTES, "signature": SIGNATURE_BYTES}
 
 
 def encode(*parts: str | bytes) -> bytes:
@@ -76,7 +78,7 @@ class PublicIdentity:
 
     def to_json(self) -> str:
         """Text that :meth:`from_json` reads."""
-        return _write("fedstat public identity 1", signing=self.signing, agreement=self.agreement)
+        return write_parts("fedstat public identity 1", signing=self.signing, agreement=self.agreement)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> PublicIdentity:
@@ -87,10 +89,7 @@ class PublicIdentity:
         SecurityError
             The text is not one.
         """
-        what = "a public identity"
-        fields = _read(text, what, "fedstat public identity 1", ("signing", "agreement"))
-        signing, agreement = (_unhex(fields[name], KEY_BYTES, what) for name in ("signing", "agreement"))
-        return cls(signing, agreement)
+        return cls(**read_parts(text, "a public identity", "fedstat public identity 1", TWO_KEYS))
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
@@ -135,7 +134,7 @@ class Identity:
         except FileExistsError as error:
             raise SecurityError(f"'{path}' exists; choose another file, or move that one away") from error
         with os.fdopen(handle, "w") as file:
-            file.write(_write("fedstat identity 1", signing=keys[0], agreement=keys[1]))
+            file.write(write_parts("fedstat identity 1", signing=keys[0], agreement=keys[1]))
 
     @classmethod
     def load(cls, path: str | Path) -> Identity:
@@ -155,10 +154,10 @@ class Identity:
                 )
             text = file.read(LONGEST_FILE)
         what = f"'{path}', expected to be an identity,"
-        fields = _read(text, what, "fedstat identity 1", ("signing", "agreement"))
+        keys = read_parts(text, what, "fedstat identity 1", TWO_KEYS)
         return cls(
-            Ed25519PrivateKey.from_private_bytes(_unhex(fields["signing"], KEY_BYTES, what)),
-            X25519PrivateKey.from_private_bytes(_unhex(fields["agreement"], KEY_BYTES, what)),
+            Ed25519PrivateKey.from_private_bytes(keys["signing"]),
+            X25519PrivateKey.from_private_bytes(keys["agreement"]),
         )
 
 
@@ -252,7 +251,7 @@ class Agreement:
         """
         offered = self._open().public_key().public_bytes_raw()
         signature = self._identity.signing.sign(self._statement(self.site, offered))
-        return _write("fedstat agreement 1", sites=self._roster, key=offered, signature=signature)
+        return write_parts("fedstat agreement 1", sites=self._roster, key=offered, signature=signature)
 
     def finish(self, announcements: Mapping[str, str | bytes]) -> PairKeys:
         """Check what the others announced, and derive the keys that are shared with each.
@@ -299,14 +298,13 @@ class Agreement:
 
     def _verified(self, name: str, text: str | bytes) -> bytes:
         what = f"{self.site}: the announcement of '{name}'"
-        fields = _read(text, what, "fedstat agreement 1", ("sites", "key", "signature"))
-        if _unhex(fields["sites"], KEY_BYTES, what) != self._roster:
+        found = read_parts(text, what, "fedstat agreement 1", ANNOUNCED)
+        if found["sites"] != self._roster:
             raise SecurityError(f"{what} is for another session, or for another list of sites or keys")
-        offered = _unhex(fields["key"], KEY_BYTES, what)
-        signature = _unhex(fields["signature"], SIGNATURE_BYTES, what)
+        offered = found["key"]
         try:
             key = Ed25519PublicKey.from_public_bytes(self._public[name].signing)
-            key.verify(signature, self._statement(name, offered))
+            key.verify(found["signature"], self._statement(name, offered))
         except (InvalidSignature, ValueError):
             raise SecurityError(
                 f"{what} has a wrong signature: it is that of another site, or the key was replaced on its "
@@ -383,33 +381,3 @@ class PairKeys:
 
 def _plain(fingerprint: str) -> str:
     return "".join(fingerprint.replace(":", "").split()).lower()
-
-
-def _write(form: str, **parts: bytes) -> str:
-    return json.dumps({"format": form, **{name: part.hex() for name, part in parts.items()}})
-
-
-def _read(text: str | bytes, what: str, form: str, names: tuple[str, ...]) -> dict[str, str]:
-    """Read a JSON object of exactly these strings; the error never quotes it, it may be a private key."""
-    try:
-        fields = json.loads(text.decode() if isinstance(text, bytes) else text)
-    except (ValueError, RecursionError):
-        fields = None
-    if (
-        not isinstance(fields, dict)
-        or fields.keys() != {"format", *names}
-        or not all(isinstance(value, str) for value in fields.values())
-        or fields["format"] != form
-    ):
-        raise SecurityError(f"{what} is malformed: expected '{form}' with {', '.join(names)}")
-    return fields
-
-
-def _unhex(text: str, length: int, what: str) -> bytes:
-    try:
-        value = bytes.fromhex(text)
-    except ValueError:
-        value = b""
-    if len(value) != length or len(text) != 2 * length:
-        raise SecurityError(f"{what} is malformed: expected {length} bytes in hexadecimal digits")
-    return value

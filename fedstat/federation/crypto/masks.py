@@ -22,7 +22,7 @@ booleans are carried exactly.
 over the others, and no more. Not protected: the sum itself, and what two sums over lists of sites that differ
 by one give by subtraction; sums of two sites, from these two (:func:`hides`); shapes and names of arrays; the
 sum against a site that puts in false numbers. If a site is absent there is no sum. See
-:mod:`fedstat.federation.secure`.
+:mod:`fedstat.federation.crypto`.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from threading import Lock
 from typing import TypeAlias
 
 import numpy as np
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from numpy.typing import NDArray
 
 from fedstat.errors import EstimationError, MessageError, SecurityError
 from fedstat.federation.crypto.keys import PairKeys, encode
+from fedstat.federation.crypto.keystream import keystream
 from fedstat.typing import Array, Bools, Floats, Ints
 
 Words: TypeAlias = NDArray[np.uint64]
@@ -253,7 +253,8 @@ class Masker:
         words = encode_values(name, values, len(self.sites), encoding)
         nonce = self._claim(name, round_number)
         for peer, key in self._keys.items():
-            (_add if self.site < peer else _subtract)(words, _stream(key, nonce, words.shape))
+            masks = keystream(key, nonce, words.size).view(np.uint64).reshape(words.shape)
+            (_add if self.site < peer else _subtract)(words, masks)
         return words.view(np.int64).reshape(encoding.limbs, *values.shape)
 
     def _claim(self, name: str, round_number: int) -> bytes:
@@ -314,13 +315,6 @@ def unmask_sum(name: str, masked: Sequence[Ints], encoding: Encoding | None = No
     for array in masked:
         _add(total, np.ascontiguousarray(array).view(np.uint64).reshape(total.shape))
     return decode_sum(name, total, encoding).reshape(first.shape[1:])
-
-
-def _stream(key: bytes, nonce: bytes, shape: tuple[int, ...]) -> Words:
-    """Keystream as words: the key is the pair's, the block counter starts at 0."""
-    cipher = Cipher(algorithms.ChaCha20(key, bytes(4) + nonce), mode=None).encryptor()
-    stream = np.frombuffer(cipher.update(bytes(8 * math.prod(shape))), "<u8")
-    return stream.astype(np.uint64, copy=False).reshape(shape)
 
 
 def _add(total: Words, other: Words) -> None:

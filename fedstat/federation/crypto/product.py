@@ -57,17 +57,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
 from fedstat.errors import EstimationError, MessageError, ModelError, SecurityError
+from fedstat.federation.crypto.keystream import LARGEST_STREAM, WORD_BYTES, keystream
 from fedstat.kernels import ring
 from fedstat.typing import Array, Bools, Floats, Ints
 
 SEED_BYTES = 32
-WORD_BYTES = 8
-CIPHER_BLOCK = 64
-LARGEST_STREAM = 2**38
-"""Bytes of one stream: the cipher counts its blocks of 64 bytes with 32 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,13 +141,10 @@ class Stream:
     def __getitem__(self, rows: slice) -> Ints:
         """Return some consecutive rows: (m, columns)."""
         start, stop, _ = rows.indices(self.shape[0])
-        row_bytes = WORD_BYTES * self.shape[1]
-        counter, skip = divmod(start * row_bytes, CIPHER_BLOCK)
-        nonce = counter.to_bytes(4, "little") + self.label.ljust(12, b"\0")
-        encryptor = Cipher(algorithms.ChaCha20(self.seed, nonce), mode=None).encryptor()
-        stream = encryptor.update(bytes(skip + max(stop - start, 0) * row_bytes))
-        words = np.frombuffer(stream, "<i8", offset=skip) if len(stream) > skip else np.empty(0, "<i8")
-        return words.astype(np.int64, copy=False).reshape(-1, self.shape[1])
+        length = max(stop - start, 0)
+        nonce = self.label.ljust(12, b"\0")
+        words = keystream(self.seed, nonce, length * self.shape[1], start * self.shape[1])
+        return words.reshape(length, self.shape[1])
 
 
 def new_seed() -> bytes:

@@ -3,7 +3,7 @@
 Private set intersection by a commutative map (Meadows 1986, doi:10.1109/SP.1986.10022; Huberman, Franklin and
 Hogg 1999, doi:10.1145/336992.337012), for K sites in a ring:
 
-1. The sites agree on pairwise keys (:mod:`fedstat.federation.secure`), and the first draws a salt for all.
+1. The sites agree on pairwise keys (:mod:`fedstat.federation.crypto`), and the first draws a salt for all.
 2. Every site hashes its keys with the salt, raises them by a secret scalar that it draws for this session
    (:mod:`fedstat.federation.tables.hashed_keys`), and sorts the outcome, an order that tells nothing.
 3. Every list goes round the ring. Each site raises it by its own scalar; from site to site it is sealed.

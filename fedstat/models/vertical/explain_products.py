@@ -9,7 +9,8 @@ from typing import TypeAlias
 import numpy as np
 
 from fedstat.federation.crypto.boxes import OVERHEAD
-from fedstat.federation.crypto.product import SEED_BYTES, WORD_BYTES
+from fedstat.federation.crypto.keystream import WORD_BYTES
+from fedstat.federation.crypto.product import SEED_BYTES
 from fedstat.federation.forecast.rehearsal import Answers, StandIn
 from fedstat.federation.message import Ask, Reply
 from fedstat.federation.rounds.product_steps import Part, read_part

@@ -12,6 +12,7 @@ from scipy.stats import chi2
 from fedstat.errors import EstimationError, MessageError, SecurityError
 from fedstat.federation.crypto import masks
 from fedstat.federation.crypto.keys import Agreement, Identity, PairKeys
+from fedstat.federation.crypto.keystream import keystream
 from fedstat.federation.crypto.masks import (
     COUNTS,
     FLOATS,
@@ -208,7 +209,7 @@ def test_masks_differ_between_rounds_arrays_sessions_and_pairs():
 
 def test_the_stream_is_that_of_rfc_8439():
     """Section 2.4.2: key 00..1f, nonce 00 00 00 00 00 00 00 4a 00 00 00 00, block 1."""
-    stream = masks._stream(bytes(range(32)), bytes.fromhex("000000000000004a00000000"), (16,))
+    stream = keystream(bytes(range(32)), bytes.fromhex("000000000000004a00000000"), 16)
     expected = "224f51f3401bd9e12fde276fb8631ded8c131f823d2c06e27e4fcaec9ef3cf78"
     assert stream.astype("<u8").tobytes()[64:96].hex() == expected
 
