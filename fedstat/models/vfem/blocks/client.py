@@ -30,7 +30,7 @@ class Theta:
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluated:
+class EvaluatedPoint:
     """A point at which the likelihood was evaluated, its M-step, and the direction of beta."""
 
     at: Theta
@@ -74,9 +74,9 @@ class Client:
     current: Theta | None = None
     z: Floats = field(default_factory=lambda: np.empty(0))
     points: list[Theta] = field(default_factory=list)
-    evaluated: list[Evaluated | None] = field(default_factory=list)
-    base: Evaluated | None = None
-    previous: tuple[list[Theta], list[Evaluated | None]] = field(default_factory=lambda: ([], []))
+    evaluated: list[EvaluatedPoint | None] = field(default_factory=list)
+    base: EvaluatedPoint | None = None
+    previous: tuple[list[Theta], list[EvaluatedPoint | None]] = field(default_factory=lambda: ([], []))
     root: Floats | None = None
     s2_reference: float = 1.0
     staged: dict[str, Array] = field(default_factory=dict)

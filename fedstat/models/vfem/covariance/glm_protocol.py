@@ -28,7 +28,7 @@ from fedstat.models.vfem.covariance.protocol import (
     psi_names,
 )
 from fedstat.models.vfem.iteration.glm_protocol import QuasiNewtonIteration
-from fedstat.models.vfem.moments.cross_products import Columns, CrossOptions, cross_products
+from fedstat.models.vfem.moments.cross_products import CrossOptions, StagedColumns, cross_products
 from fedstat.typing import Array, Floats
 
 SCALE = 1
@@ -85,7 +85,7 @@ def glm_covariance(
     """
     lay = iteration.layout
     sums, parts = yield from information_round(iteration)
-    wanted = Columns("information", tuple(len(part["gram"]) for part in parts))
+    wanted = StagedColumns("information", tuple(len(part["gram"]) for part in parts))
     products = yield from cross_products(lay, iteration.session, wanted, options)
     blocks, moved = project(parts, products)
     eliminated = eliminate(lay, sums, parts, hessian(lay, sums, parts, blocks))

@@ -25,9 +25,9 @@ from fedstat.models.vfem.blocks.layout import Layout
 from fedstat.models.vfem.blocks.request import ask
 from fedstat.models.vfem.iteration.protocol import EMIteration
 from fedstat.models.vfem.moments.cross_products import (
-    Columns,
     CrossOptions,
     CrossProducts,
+    StagedColumns,
     cross_products,
 )
 from fedstat.typing import Array, Floats
@@ -68,13 +68,13 @@ class Covariance:
         """Put a covariance together with where its cross-products came from."""
         return cls(
             psi,
-            products.how,
-            products.size,
-            products.error,
-            moved,
-            asymmetry,
-            products.dealers,
-            products.left_out,
+            how=products.how,
+            size=products.size,
+            error=products.error,
+            moved=moved,
+            asymmetry=asymmetry,
+            dealers=products.dealers,
+            left_out=products.left_out,
         )
 
 
@@ -222,25 +222,24 @@ def hessian(
         H[places.both(k), places.both(k)] = part["own"]
         H[places.beta(k), places.beta(k)] += part["gram"]
         for j in range(k):
-            fill_pair(H, places, j, k, parts, mis, seen, sums, cross)
+            fill_pair(H, (j, k), lay, sums, parts, cross)
     upper = np.triu(H, 1)
     return upper + upper.T + np.diag(np.diag(H))
 
 
 def fill_pair(
     H: Floats,
-    places: Places,
-    j: int,
-    k: int,
-    parts: list[Mapping[str, Array]],
-    mis: Floats,
-    seen: Floats,
+    pair: tuple[int, int],
+    lay: Layout,
     sums: Curvatures,
+    parts: list[Mapping[str, Array]],
     cross: Mapping[tuple[int, int], Floats],
 ) -> None:
     """Enter the block of clients j < k into the upper triangle of H."""
+    (j, k), places = pair, Places(tuple(len(part["beta"]) for part in parts))
+    mis, seen = lay.missing.astype(float), (~lay.missing).astype(float)
     one, two = parts[j], parts[k]
-    uu = cross.get((j, k), np.zeros((places.sizes[j], places.sizes[k])))
+    uu = cross.get(pair, np.zeros((places.sizes[j], places.sizes[k])))
     both = (mis[:, j] * mis[:, k]) @ sums.kappa
     H[places.beta(j), places.beta(k)] = (
         uu
@@ -329,7 +328,7 @@ def information_covariance(
     """
     lay = iteration.layout
     sums, parts = yield from information_round(iteration)
-    wanted = Columns("information", tuple(len(part["gram"]) for part in parts))
+    wanted = StagedColumns("information", tuple(len(part["gram"]) for part in parts))
     products = yield from cross_products(lay, iteration.session, wanted, options)
     blocks, moved = project(parts, products)
     eliminated = eliminate(lay, sums, parts, hessian(lay, sums, parts, blocks))
@@ -349,7 +348,7 @@ def score_products(
         *[ask(k, "scores", iteration.session) for k in lay.clients],
         ask(lay.active, "response_products", iteration.session, missing=lay.missing),
     ]
-    wanted = Columns("scores", tuple(len(reply.arrays["gram"]) for reply in clients))
+    wanted = StagedColumns("scores", tuple(len(reply.arrays["gram"]) for reply in clients))
     products = yield from cross_products(lay, iteration.session, wanted, options)
     edges = np.cumsum([0, *[len(reply.arrays["gram"]) for reply in clients], len(response.arrays["gram"])])
     whole = np.zeros((edges[-1], edges[-1]))

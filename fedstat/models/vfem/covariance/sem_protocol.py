@@ -20,7 +20,7 @@ from fedstat.models.vfem.blocks.layout import Layout
 from fedstat.models.vfem.blocks.request import ask
 from fedstat.models.vfem.covariance.protocol import Covariance, Places, project
 from fedstat.models.vfem.iteration.protocol import EMIteration
-from fedstat.models.vfem.moments.cross_products import Columns, CrossOptions, cross_products
+from fedstat.models.vfem.moments.cross_products import CrossOptions, StagedColumns, cross_products
 from fedstat.typing import Array, Floats
 
 DIFFERENCE = 1e-4
@@ -62,6 +62,31 @@ class SEMPoint:
             [theta[places.mu(k)] for k in clients],
             Sigma,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluatedSEM:
+    """A point with what the sites answered there.
+
+    Parameters
+    ----------
+    point : SEMPoint
+    a : float
+        Mean of the linear predictor.
+    w : list of (p_k,) arrays
+        Sigma_k beta_k.
+    v, sums : (G,), (G, 3) arrays
+        Variance, and sums of z, z^2 and 1/v, by pattern.
+    parts : list of mappings
+        Answers of the clients.
+    """
+
+    point: SEMPoint
+    a: float
+    w: list[Floats]
+    v: Floats
+    sums: Floats
+    parts: list[Mapping[str, Array]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,14 +153,13 @@ class EMMap:
             for k, name in enumerate(lay.clients)
         ]
         parts = [reply.arrays for reply in replies]
-        P = self.expected_gram(point, w, sums, parts)
-        return self.image(point, a, v, sums, P, parts), P
+        at = EvaluatedSEM(point, a, w, v, sums, parts)
+        P = self.expected_gram(at)
+        return self.image(at, P), P
 
-    def expected_gram(
-        self, point: SEMPoint, w: list[Floats], sums: Floats, parts: list[Mapping[str, Array]]
-    ) -> Floats:
+    def expected_gram(self, at: EvaluatedSEM) -> Floats:
         """E sum (1, u)(1, u)' given what is seen."""
-        lay = self.layout
+        lay, point, w, sums = self.layout, at.point, at.w, at.sums
         mis = lay.missing.astype(float)
         edges = np.cumsum([1, *self.sizes])
         P = np.zeros((edges[-1], edges[-1]))
@@ -151,20 +175,12 @@ class EMMap:
             P[here, here] += (lay.n - n_k) * point.Sigma[k] + (z2 - h) * np.outer(w[k], w[k])
             for j in range(k):
                 there = slice(edges[j], edges[j + 1])
-                P[there, here] = self._between(j, k, point, w, sums, parts, mis)
+                P[there, here] = self._between(j, k, at)
                 P[here, there] = P[there, here].T
         return P
 
-    def _between(
-        self,
-        j: int,
-        k: int,
-        point: SEMPoint,
-        w: list[Floats],
-        sums: Floats,
-        parts: list[Mapping[str, Array]],
-        mis: Floats,
-    ) -> Floats:
+    def _between(self, j: int, k: int, at: EvaluatedSEM) -> Floats:
+        point, w, mis = at.point, at.w, self.layout.missing.astype(float)
         both = (1.0 - mis[:, j]) * (1.0 - mis[:, k]) @ self.layout.counts
         seen = (
             self.cross[j, k]
@@ -172,27 +188,20 @@ class EMMap:
             - np.outer(point.mu[j], self.sums[k][1 + j])
             + both * np.outer(point.mu[j], point.mu[k])
         )
-        _, z2, h = (mis[:, j] * mis[:, k]) @ sums
-        mixed = np.outer(parts[j]["u_z"][k], w[k]) + np.outer(w[j], parts[k]["u_z"][j])
+        _, z2, h = (mis[:, j] * mis[:, k]) @ at.sums
+        mixed = np.outer(at.parts[j]["u_z"][k], w[k]) + np.outer(w[j], at.parts[k]["u_z"][j])
         return np.asarray(seen + mixed + (z2 - h) * np.outer(w[j], w[k]))
 
-    def image(
-        self,
-        point: SEMPoint,
-        a: float,
-        v: Floats,
-        sums: Floats,
-        P: Floats,
-        parts: list[Mapping[str, Array]],
-    ) -> SEMPoint:
+    def image(self, at: EvaluatedSEM, P: Floats) -> SEMPoint:
         """M-step: regression of the expected response, TWFL (5), and the clients' own moments (6)."""
-        n, s2, counts = self.layout.n, point.s2, self.layout.counts
+        n, s2, counts = self.layout.n, at.point.s2, self.layout.counts
+        point, v, sums, parts = at.point, at.v, at.sums, at.parts
         gradient = np.concatenate([[s2 * sums[:, 0].sum()], *[part["gradient"] for part in parts]])
         step = np.linalg.solve(P, gradient)
         error = s2 * s2 * sums[:, 1].sum() + np.sum(counts * (v - s2) * s2 / v)
         edges = np.cumsum([1, *self.sizes])
         beta = [b + step[edges[k] : edges[k + 1]] for k, b in enumerate(point.beta)]
-        beta0 = a + step[0] - sum(float(m @ b) for m, b in zip(point.mu, beta, strict=True))
+        beta0 = at.a + step[0] - sum(float(m @ b) for m, b in zip(point.mu, beta, strict=True))
         return SEMPoint(
             beta0,
             (error - gradient @ step) / n,
@@ -264,7 +273,7 @@ def sem_covariance(
         ask(k, "sem_constants", iteration.session, others=seen[lay.code[lay.rows[k]]]) for k in lay.clients
     ]
     parts = [reply.arrays for reply in replies]
-    wanted = Columns("columns", tuple(len(part["S2"]) for part in parts))
+    wanted = StagedColumns("columns", tuple(len(part["S2"]) for part in parts))
     products = yield from cross_products(lay, iteration.session, wanted, options)
     blocks, moved = project([{"gram": part["S2"]} for part in parts], products)
     em = EMMap(

@@ -6,7 +6,7 @@ import numpy as np
 from scipy.linalg import cho_solve
 
 from fedstat.kernels.rows import column_sums
-from fedstat.models.vfem.blocks.client import Client, Evaluated, Theta
+from fedstat.models.vfem.blocks.client import Client, EvaluatedPoint, Theta
 from fedstat.typing import Array, Floats
 
 
@@ -111,7 +111,7 @@ def whiten_move(client: Client, theta: Theta, image: Theta, s2: float) -> Floats
     )
 
 
-def remember(client: Client, evaluated: Evaluated) -> None:
+def remember(client: Client, evaluated: EvaluatedPoint) -> None:
     """Append an image to the points; the first, bare point and those beyond the memory are dropped."""
     client.points.append(evaluated.image)
     client.evaluated.append(evaluated)

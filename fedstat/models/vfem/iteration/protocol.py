@@ -27,23 +27,12 @@ from fedstat.models.vfem.blocks.request import ask
 from fedstat.models.vfem.iteration.client_points import Points
 from fedstat.models.vfem.iteration.fit import VFEMFit
 from fedstat.models.vfem.iteration.options import SMALLEST_MEMORY
-from fedstat.models.vfem.iteration.response_points import ResponsePoints
+from fedstat.models.vfem.iteration.response_points import EvaluatedResponse, ResponsePoints
 from fedstat.models.vfem.iteration.state import Iteration
 from fedstat.typing import Floats
 
 ASCENT_TOLERANCE = 1e-12
 SMALLEST_STEP = 2.0**-20
-
-
-@dataclass(frozen=True, slots=True)
-class Latest:
-    """The last evaluated point: a, s2, and by pattern v and the sums of z and z^2."""
-
-    a: float
-    s2: float
-    v: Floats
-    z1: Floats
-    z2: Floats
 
 
 @dataclass(slots=True)
@@ -58,7 +47,7 @@ class EMIteration(Iteration):
 
     points: Points = field(init=False)
     response: ResponsePoints = field(init=False)
-    latest: Latest = field(init=False)
+    latest: EvaluatedResponse = field(init=False)
     gram: Floats = field(default_factory=lambda: np.empty((0, 0)))
     weights: Floats = field(default_factory=lambda: np.ones(1))
     move: str = "start"
@@ -131,7 +120,7 @@ class EMIteration(Iteration):
         if self.forget:
             return None
         self.points.take(lay, replies)
-        self.latest = Latest(a, s2, v, z1, z2)
+        self.latest = EvaluatedResponse(a, s2, v, z1, z2)
         return replies
 
     # ---- the way of the iteration ------------------------------------------------------------
@@ -139,7 +128,7 @@ class EMIteration(Iteration):
     def take(self, replies: list[Reply]) -> None:
         """Enter an evaluation: its likelihood and score, and the products of its move with those before."""
         arrays, at = [reply.arrays for reply in replies], self.latest
-        own = self.response.score(at.a, at.s2, at.v, at.z1, at.z2)
+        own = self.response.score(at)
         log_likelihood = own.log_likelihood + sum(float(a["log_likelihood"]) for a in arrays)
         score2 = own.score2 + sum(float(a["score2"]) for a in arrays)
         self.enter(
@@ -149,7 +138,7 @@ class EMIteration(Iteration):
             self.move,
         )
         recentring = sum(float(a["recentring"]) for a in arrays)
-        products = self.response.take(at.a, at.s2, at.v, at.z1, at.z2, self.omega, recentring)
+        products = self.response.take(at, self.omega, recentring)
         self._enlarge_gram(products + np.sum([a["products"] for a in arrays], axis=0))
 
     def _enlarge_gram(self, products: Floats) -> None:

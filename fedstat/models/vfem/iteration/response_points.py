@@ -12,6 +12,17 @@ VANISHING = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
+class EvaluatedResponse:
+    """An evaluated point: a, s2, and by pattern v and the sums of z and z^2."""
+
+    a: float
+    s2: float
+    v: Floats
+    z1: Floats
+    z2: Floats
+
+
+@dataclass(frozen=True, slots=True)
 class ResponseMove:
     """One M-step of (a, s2): from where, to where, and the full move of the centred intercept."""
 
@@ -64,11 +75,11 @@ class ResponsePoints:
         """Whether a variance is zero or below."""
         return bool(s2 <= VANISHING * self.moments[1] or (v <= 0.0).any())
 
-    def score(self, a: float, s2: float, v: Floats, z1: Floats, z2: Floats) -> ResponseScore:
+    def score(self, at: EvaluatedResponse) -> ResponseScore:
         """Evaluate the likelihood and its score at (a, s2)."""
-        n = self.counts.sum()
-        log_likelihood = -0.5 * np.sum(self.counts * np.log(2.0 * np.pi * v) + v * z2)
-        a_move, s2_move = self._moves(s2, v, z1, z2)
+        n, a, s2 = self.counts.sum(), at.a, at.s2
+        log_likelihood = -0.5 * np.sum(self.counts * np.log(2.0 * np.pi * at.v) + at.v * at.z2)
+        a_move, s2_move = self._moves(at)
         score2 = n * (a_move**2 / s2 + 0.5 * (s2_move / s2) ** 2)
         change = np.inf
         if self.current is not None:
@@ -76,14 +87,12 @@ class ResponsePoints:
         self.current = np.array([a, s2])
         return ResponseScore(float(log_likelihood), float(score2), float(change))
 
-    def _moves(self, s2: float, v: Floats, z1: Floats, z2: Floats) -> tuple[float, float]:
-        n = self.counts.sum()
-        new = s2 * s2 * z2.sum() / n + np.sum(self.counts * (v - s2) * s2 / v) / n
-        return float(s2 * z1.sum() / n), float(new - s2)
+    def _moves(self, at: EvaluatedResponse) -> tuple[float, float]:
+        n, s2 = self.counts.sum(), at.s2
+        new = s2 * s2 * at.z2.sum() / n + np.sum(self.counts * (at.v - s2) * s2 / at.v) / n
+        return float(s2 * at.z1.sum() / n), float(new - s2)
 
-    def take(
-        self, a: float, s2: float, v: Floats, z1: Floats, z2: Floats, omega: float, recentring: float
-    ) -> Floats:
+    def take(self, evaluated: EvaluatedResponse, omega: float, recentring: float) -> Floats:
         """Enter the M-step of an evaluated point, and return the products of its move with the others.
 
         Parameters
@@ -93,14 +102,14 @@ class ResponsePoints:
         recentring : float
             How far the centred intercept goes along with the means of the clients' blocks.
         """
-        a_move, s2_move = self._moves(s2, v, z1, z2)
-        at = np.array([a, s2])
+        a_move, s2_move = self._moves(evaluated)
+        at = np.array([evaluated.a, evaluated.s2])
         image = at + np.array([omega * a_move + recentring, s2_move])
         self.points.append(image)
         self.evaluated.append(ResponseMove(at, image, a_move))
         if self.evaluated[0] is None or len(self.points) > self.memory + 1:
             del self.points[0], self.evaluated[0]
-        self.reference = self.reference or s2
+        self.reference = self.reference or evaluated.s2
         n = self.counts.sum()
         metric = np.array([n / self.reference, 0.5 * n / self.reference**2])
         moves = [e.image - e.at for e in self.evaluated if e is not None]

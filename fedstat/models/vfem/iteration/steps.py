@@ -24,7 +24,7 @@ from fedstat.federation.door.facts import Entities
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
 from fedstat.kernels.rows import row_dots
-from fedstat.models.vfem.blocks.client import Client, Evaluated, Theta, client_of, stage_client
+from fedstat.models.vfem.blocks.client import Client, EvaluatedPoint, Theta, client_of, stage_client
 from fedstat.models.vfem.iteration.m_step import (
     block_log_likelihood,
     largest_change,
@@ -154,7 +154,7 @@ def step(
     change = largest_change(client.current, theta, float(s2))
     client.current, client.z = theta, z
     image, direction, score2 = m_step(client, theta, factor, z, missing, float(s2))
-    remember(client, Evaluated(theta, image, direction, whiten_move(client, theta, image, float(s2))))
+    remember(client, EvaluatedPoint(theta, image, direction, whiten_move(client, theta, image, float(s2))))
     return describe_points(client) | {
         "inside": np.array(1),
         "log_likelihood": np.array(block_log_likelihood(client, theta, factor)),

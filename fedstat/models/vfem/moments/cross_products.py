@@ -46,7 +46,7 @@ class CrossOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
+class StagedColumns:
     """What products are wanted of: one of ``STAGES``, and how many columns each client has of it."""
 
     stage: str
@@ -86,11 +86,11 @@ class CrossProducts:
     left_out: int = 0
 
 
-Way: TypeAlias = Callable[[Layout, str, Columns, CrossOptions], Rounds[CrossProducts]]
+ProductsProtocol: TypeAlias = Callable[[Layout, str, StagedColumns, CrossOptions], Rounds[CrossProducts]]
 
 
 def no_products(
-    layout: Layout, session: str, columns: Columns, options: CrossOptions
+    layout: Layout, session: str, columns: StagedColumns, options: CrossOptions
 ) -> Rounds[CrossProducts]:
     """Leave cross-products at zero, their expectation under the model."""
     yield from ()
@@ -98,7 +98,7 @@ def no_products(
 
 
 def multiplied_products(
-    layout: Layout, session: str, columns: Columns, options: CrossOptions
+    layout: Layout, session: str, columns: StagedColumns, options: CrossOptions
 ) -> Rounds[CrossProducts]:
     """Multiply in secret: exact, and neither client nor the coordinator sees anything but the products.
 
@@ -148,7 +148,7 @@ def check_dealers(layout: Layout, options: CrossOptions) -> None:
 
 
 def sketched_products(
-    layout: Layout, session: str, columns: Columns, options: CrossOptions
+    layout: Layout, session: str, columns: StagedColumns, options: CrossOptions
 ) -> Rounds[CrossProducts]:
     """Multiply random projections that the clients draw from a seed which only they share.
 
@@ -174,7 +174,7 @@ def sketched_products(
 
 
 def exchanged_products(
-    layout: Layout, session: str, columns: Columns, options: CrossOptions
+    layout: Layout, session: str, columns: StagedColumns, options: CrossOptions
 ) -> Rounds[CrossProducts]:
     """Hand each client's columns to the clients after it, which multiply: it discloses them."""
     number = columns.number
@@ -196,7 +196,7 @@ def exchanged_products(
     return CrossProducts(blocks, "exact")
 
 
-CROSS_PRODUCTS: Mapping[str, Way] = {
+CROSS_PRODUCTS: Mapping[str, ProductsProtocol] = {
     "none": no_products,
     "secure": multiplied_products,
     "sketch": sketched_products,
@@ -205,7 +205,7 @@ CROSS_PRODUCTS: Mapping[str, Way] = {
 
 
 def cross_products(
-    layout: Layout, session: str, columns: Columns, options: CrossOptions
+    layout: Layout, session: str, columns: StagedColumns, options: CrossOptions
 ) -> Rounds[CrossProducts]:
     """Obtain X_j'X_k for every pair of clients, as `options` say; a single client needs none."""
     how = options.how if len(layout.clients) > 1 else "none"

@@ -33,7 +33,7 @@ class LittleTest(NamedTuple):
     patterns: int
 
 
-class IndependenceTest(NamedTuple):
+class BlockIndependence(NamedTuple):
     """Wilks' test that two clients' blocks are uncorrelated, on the entities that both have.
 
     Attributes
@@ -157,7 +157,7 @@ def shared(moments: PatternMoments, j: int, k: int) -> float:
     return float(moments.n[moments.patterns[:, j] & moments.patterns[:, k]].sum())
 
 
-def independence_tests(moments: PatternMoments) -> list[IndependenceTest]:
+def independence_tests(moments: PatternMoments) -> list[BlockIndependence]:
     """Test every pair of clients for correlation between their blocks.
 
     Wilks' Lambda = |S| / (|S_jj| |S_kk|) of the entities that both have, by Bartlett's approximation
@@ -168,13 +168,13 @@ def independence_tests(moments: PatternMoments) -> list[IndependenceTest]:
     return [wilks(moments, j, k) for j, k in pairs]
 
 
-def wilks(moments: PatternMoments, j: int, k: int) -> IndependenceTest:
+def wilks(moments: PatternMoments, j: int, k: int) -> BlockIndependence:
     """Wilks' test of one pair of clients."""
     p, q = moments.sizes[j], moments.sizes[k]
     n, S = covariance_of_shared(moments, j, k)
     names = moments.clients[j], moments.clients[k]
     if n <= p + q + 1:
-        return IndependenceTest(*names, int(n), np.nan, np.nan, p * q, np.nan, np.nan)
+        return BlockIndependence(*names, int(n), np.nan, np.nan, p * q, np.nan, np.nan)
     root = np.sqrt(np.diag(S))
     R = S / np.outer(root, root)
     A, B = np.linalg.cholesky(R[:p, :p]), np.linalg.cholesky(R[p:, p:])
@@ -183,7 +183,7 @@ def wilks(moments: PatternMoments, j: int, k: int) -> IndependenceTest:
     statistic = -(n - 1.0 - 0.5 * (p + q + 1)) * float(np.log1p(-(canonical**2)).sum())
     pvalue = float(stats.chi2.sf(statistic, p * q))
     mean_abs = float(np.abs(R[:p, p:]).mean())
-    return IndependenceTest(*names, int(n), statistic, pvalue, p * q, float(canonical[0]), mean_abs)
+    return BlockIndependence(*names, int(n), statistic, pvalue, p * q, float(canonical[0]), mean_abs)
 
 
 def covariance_of_shared(moments: PatternMoments, j: int, k: int) -> tuple[float, Floats]:
