@@ -280,3 +280,13 @@ def test_every_folder_of_models_is_a_family_or_shared():
 def test_every_package_is_installed():
     """setup.cfg finds packages: a folder without ``__init__.py`` is missing from the wheel."""
     assert not [path for path in files() if not (path.parent / "__init__.py").exists()]
+
+
+def test_a_class_has_a_name_of_its_own():
+    """One name, one thing: no two classes of the package are called the same."""
+    found = {}
+    for path in files():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, []).append(str(path.relative_to(PACKAGE)))
+    assert not {name: where for name, where in found.items() if len(where) > 1}

@@ -35,7 +35,7 @@ from fedstat.federation.partition.connect import (
     read_federation,
 )
 from fedstat.federation.tables.sources import open_source
-from fedstat.operator.participant import STATUS, Participant, is_running
+from fedstat.operator.participant import STATUS, FlareProcess, is_running
 from fedstat.operator.screen import columns, heading, typed
 from fedstat.operator.serve import counts
 
@@ -121,7 +121,7 @@ def serve_site(folder: Path) -> int:
     name = _usable(folder, description).name
     client = json.loads((kit / "startup" / "fed_client.json").read_text())
     host, _, port = client["servers"][0]["service"]["target"].rpartition(":")
-    return Participant("client", name, folder / FLARE, kit.resolve(), (host, int(port))).run()
+    return FlareProcess("client", name, folder / FLARE, kit.resolve(), (host, int(port))).run()
 
 
 def _usable(folder: Path, description: SiteDescription) -> SiteDescription:
@@ -145,7 +145,7 @@ def serve_server(folder: Path) -> int:
         raise PartitionError(f"there is no server's kit yet: fedstat federation provision {typed(folder)}")
     address = federation.host, federation.port
     name = f"the server of {federation.name}"
-    return Participant("server", name, folder / FLARE, kit.resolve(), address).run()
+    return FlareProcess("server", name, folder / FLARE, kit.resolve(), address).run()
 
 
 def start(folder: Path) -> int:

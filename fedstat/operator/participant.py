@@ -41,7 +41,7 @@ def now() -> str:
 
 
 @dataclass(slots=True)
-class Participant:
+class FlareProcess:
     """One FLARE process, and what it started.
 
     Parameters

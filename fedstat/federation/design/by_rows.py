@@ -22,7 +22,7 @@ from fedstat.federation.design.levels import LevelCounts, SiteColumns, agree_kin
 from fedstat.federation.design.site_rows import RowsQuestion, WholeRows, design_matrix, whole_rows
 from fedstat.federation.design.spec import coded_columns
 from fedstat.federation.design.states import agree_states, transform_sums
-from fedstat.federation.design.tally import Tally, most_columns, unknown_levels
+from fedstat.federation.design.tally import RowTally, most_columns, unknown_levels
 from fedstat.federation.door.facts import (
     ColumnVariation,
     DesignDirections,
@@ -224,7 +224,7 @@ def open_rows(data: SiteData, state: State, text: str) -> tuple[dict[str, Array]
     opened = OpenRows(data, question, spec, question.read_terms())
     # Before it is coded: with far more columns than rows it may be very large.
     state.tell(RowCount(data.table.n_rows, most_columns(question, opened.terms, spec)))
-    tally = Tally(data, question)
+    tally = RowTally(data, question)
     for chunk, rows in enumerate(whole_rows(data, question)):
         tally.look(rows)
         if len(rows.frame):

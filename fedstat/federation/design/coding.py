@@ -22,10 +22,10 @@ from fedstat.federation.design.formula.tree import (
     Arithmetic,
     Category,
     Column,
-    Comparison,
     Expression,
     Negative,
     Number,
+    Relation,
     Transform,
     Tree,
 )
@@ -113,7 +113,7 @@ def evaluate(tree: Tree, numbers: Mapping[str, Floats], state: State, where: str
             return -evaluate(operand, numbers, state, where)
         case (
             Arithmetic(symbol=symbol, left=left, right=right)
-            | Comparison(symbol=symbol, left=left, right=right)
+            | Relation(symbol=symbol, left=left, right=right)
         ):
             pair = [evaluate(side, numbers, state, where) for side in (left, right)]
             with np.errstate(all="ignore"):
@@ -177,7 +177,7 @@ def iter_transforms(tree: Tree) -> Iterator[Transform]:
             yield from iter_transforms(operand)
         case Negative(operand=operand):
             yield from iter_transforms(operand)
-        case Arithmetic(left=left, right=right) | Comparison(left=left, right=right):
+        case Arithmetic(left=left, right=right) | Relation(left=left, right=right):
             yield from iter_transforms(left)
             yield from iter_transforms(right)
 

@@ -17,7 +17,7 @@ Partial: TypeAlias = Literal["drop", "error", "mean"]
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class ObservedRows:
     """The rows of an institution's table.
 
     Attributes
@@ -34,7 +34,7 @@ class Rows:
 
 def find_rows(
     series: Mapping[str, pd.Series], partial: Partial, client: str, use: Bools | None, n_rows: int
-) -> Rows:
+) -> ObservedRows:
     """Find the rows that enter the design.
 
     Parameters
@@ -71,7 +71,7 @@ def find_rows(
             f"{listed}. Fill them in, or use partial='drop' or partial='mean'."
         )
     whole = used & ~missing.any(axis=1)
-    return Rows(whole | some if partial == "mean" else whole, n_partial)
+    return ObservedRows(whole | some if partial == "mean" else whole, n_partial)
 
 
 def column_means(series: Mapping[str, pd.Series], kinds: Mapping[str, Kind], client: str) -> dict[str, float]:

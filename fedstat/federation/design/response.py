@@ -10,7 +10,7 @@ import pandas as pd
 from fedstat.errors import DesignError, FormulaError
 from fedstat.federation.design.coding import evaluate
 from fedstat.federation.design.formula.expression import parse_expression, parse_numeric
-from fedstat.federation.design.formula.tree import Column, Comparison, Counts, Expression, Level, Tree
+from fedstat.federation.design.formula.tree import Column, Counts, Expression, Level, Relation, Tree
 from fedstat.federation.tables.columns import (
     as_numbers,
     at_column,
@@ -115,7 +115,7 @@ def _where(what: str, expression: Expression, client: str) -> str:
 
 def _values(series: dict[str, pd.Series], expression: Expression, client: str) -> Floats | Bools:
     match expression.tree:
-        case Comparison(symbol=symbol, left=Column(name=name), right=Level(value=level)):
+        case Relation(symbol=symbol, left=Column(name=name), right=Level(value=level)):
             equal = _equals(series[name], level, client, name)
             return equal if symbol == "==" else ~equal
     numbers = {name: _numbers(one, client, name, "a response") for name, one in series.items()}

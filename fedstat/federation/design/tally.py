@@ -10,7 +10,7 @@ import numpy as np
 from fedstat.errors import DesignError
 from fedstat.federation.design.formula.expression import parse_expression
 from fedstat.federation.design.formula.terms import Term
-from fedstat.federation.design.formula.tree import Category, Column, Comparison
+from fedstat.federation.design.formula.tree import Category, Column, Relation
 from fedstat.federation.design.site_rows import RowsQuestion, WholeRows
 from fedstat.federation.design.spec import BlockSpec
 from fedstat.federation.design.states import Extremes, combine_moments
@@ -29,7 +29,7 @@ BLOCK = 4096
 
 
 @dataclass(slots=True, eq=False)
-class Tally:
+class RowTally:
     """Counts of the first pass over a site's coded rows.
 
     Attributes
@@ -124,7 +124,7 @@ class Tally:
     @property
     def rows_used(self) -> RowsUsed:
         """Rows behind all answers about this design, and which of them are events of a comparison."""
-        compared = isinstance(parse_expression(self.question.response, response=True).tree, Comparison)
+        compared = isinstance(parse_expression(self.question.response, response=True).tree, Relation)
         return RowsUsed(self.used, np.concatenate(self._events) if compared else None)
 
     @property

@@ -80,7 +80,7 @@ class BlockCorrelation:
 
 
 @dataclass(frozen=True, slots=True)
-class IndependenceTest:
+class BartlettTest:
     """Bartlett's chi-square approximation to Wilks' lambda of two blocks."""
 
     statistic: float
@@ -163,7 +163,7 @@ def correlate_ranks(X: Floats, Y: Floats) -> Floats:
     return np.clip(_standard_ranks(X).T @ _standard_ranks(Y), -1.0, 1.0)
 
 
-def bartlett_test(X: Floats, Y: Floats) -> IndependenceTest:
+def bartlett_test(X: Floats, Y: Floats) -> BartlettTest:
     """Test two blocks of columns for independence by their canonical correlations.
 
     With canonical correlations r_j of the ranks and r_x, r_y the ranks of the two blocks,
@@ -179,20 +179,20 @@ def bartlett_test(X: Floats, Y: Floats) -> IndependenceTest:
 
     Returns
     -------
-    IndependenceTest
+    BartlettTest
         NaN where n does not exceed p + q + 1.
     """
     n = len(X)
     if n <= X.shape[1] + Y.shape[1] + 1:
-        return IndependenceTest(np.nan, 0, np.nan)
+        return BartlettTest(np.nan, 0, np.nan)
     U, V = _orthonormal(_standard_ranks(X)), _orthonormal(_standard_ranks(Y))
     df = U.shape[1] * V.shape[1]
     if df == 0:
-        return IndependenceTest(np.nan, 0, np.nan)
+        return BartlettTest(np.nan, 0, np.nan)
     r = np.linalg.svd(U.T @ V, compute_uv=False)
     log_lambda = np.log1p(-np.minimum(r**2, 1 - np.finfo(float).eps)).sum()
     statistic = -(n - (U.shape[1] + V.shape[1] + 3) / 2) * log_lambda
-    return IndependenceTest(float(statistic), df, float(chdtrc(df, statistic)))
+    return BartlettTest(float(statistic), df, float(chdtrc(df, statistic)))
 
 
 def holm(p_values: Floats) -> Floats:

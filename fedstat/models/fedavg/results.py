@@ -19,7 +19,7 @@ from fedstat.inference.summary import ClientBlock
 from fedstat.inference.tables import number
 from fedstat.models.fedavg.protocol import FedAvgFit
 from fedstat.models.fedavg.rules import Fair
-from fedstat.models.horizontal.evaluation import Evaluated
+from fedstat.models.horizontal.evaluation import RowEvaluation
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.prediction import predict_rows
 
@@ -37,7 +37,7 @@ NO_MAXIMUM = "the log-likelihood of {} is not a maximum"
 LABELS = {"momentum": "Momentum", "q": "q", "lipschitz": "Lipschitz", "mu": "mu", "gamma": "gamma"}
 
 
-class FedAvgResults(Evaluated, FederatedResults):
+class FedAvgResults(RowEvaluation, FederatedResults):
     """Results of :meth:`fedstat.FedAvg.fit` and its relatives: coefficients without standard errors.
 
     A fixed number of rounds has no tolerance to reach. Score and information of all sites at the last

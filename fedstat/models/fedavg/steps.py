@@ -33,7 +33,7 @@ MOST_EPOCHS = 10_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SiteRows:
+class DescentRows:
     """The rows of one site in the columns of the algorithm."""
 
     rows: Rows
@@ -81,18 +81,18 @@ def start(
     check_lengths(data.name, shift=(shift, len(opened.shift)), scale=(scale, len(opened.shift)))
     if not (scale > 0.0).all():
         raise MessageError(f"{data.name}: array 'scale' must be positive")
-    site = SiteRows(gather(opened, shift, scale), FamilySpec.from_json(text))
+    site = DescentRows(gather(opened, shift, scale), FamilySpec.from_json(text))
     response = opened.question.response
     require_response(data.name, site.rows, site.family, response)
     state.keep("fedavg", site, state.entities)
     return {"rows": np.array(site.count)}, ""
 
 
-def site_rows(data: SiteData, state: State, beta: Floats) -> SiteRows:
+def site_rows(data: SiteData, state: State, beta: Floats) -> DescentRows:
     """Return the rows of this fit, for as many coefficients."""
     if "fedavg" not in state:
         raise MessageError(f"{data.name}: this fit was not started here; ask 'start' first")
-    site: SiteRows = state.use("fedavg")
+    site: DescentRows = state.use("fedavg")
     check_lengths(data.name, beta=(beta, site.p))
     return site
 
@@ -170,7 +170,7 @@ def run_epochs(
 
 
 def descend(
-    site: SiteRows, beta: Floats, how: dict[str, Any], proximal: Floats | None
+    site: DescentRows, beta: Floats, how: dict[str, Any], proximal: Floats | None
 ) -> tuple[Floats, float]:
     """Return the coefficients after a descent as :func:`local_sgd` describes it, and the loss before."""
     rows, family = site.rows, site.family.make()
@@ -211,7 +211,7 @@ def sum_scores(data: SiteData, state: State, beta: Floats, fair: Floats | None =
     return describe_sums(site, sums, fair)
 
 
-def describe_sums(site: SiteRows, sums: Sums, fair: Floats | None) -> dict[str, Array]:
+def describe_sums(site: DescentRows, sums: Sums, fair: Floats | None) -> dict[str, Array]:
     """Score, information, totals, and the site's part of a fair loss; see :func:`sum_scores`."""
     finite = bool(np.isfinite(sums.deviance))
     arrays = {

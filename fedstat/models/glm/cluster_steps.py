@@ -29,7 +29,7 @@ MOST = 2**24
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Groups:
+class RowClusters:
     """Clusters of a site's rows.
 
     Parameters
@@ -92,7 +92,7 @@ def list_clusters(data: SiteData, state: State, text: str) -> tuple[dict[str, Ar
                 f"more than one of '{columns[1]}'; give clusters labels that are unique over strata"
             )
         stratum[pairs[:, 0]] = strata[pairs[:, 1]]
-    state.keep("glm groups", Groups(code, cluster, stratum), state.entities)
+    state.keep("glm groups", RowClusters(code, cluster, stratum), state.entities)
     return {"clusters": np.sort(cluster), "strata": np.unique(stratum)}, ""
 
 
@@ -143,7 +143,7 @@ def sum_clusters(
     T = model.translation(data.name, beta, shift, scale)
     if "glm groups" not in state:
         raise MessageError(f"{data.name}: clusters were not listed; ask 'list_clusters' first")
-    groups: Groups = state.use("glm groups")
+    groups: RowClusters = state.use("glm groups")
     p = len(beta)
     for name, hashes, size in (("shared", shared, p), ("spanning", spanning, p * p)):
         if (np.diff(hashes) <= 0).any() or len(hashes) * size > MOST:
@@ -189,7 +189,7 @@ def _within_strata(scores: Floats, stratum: Ints) -> tuple[Floats, Ints]:
     return total, np.array([len(strata), lonely])
 
 
-def cluster_scores(data: SiteData, state: State, groups: Groups, beta: Floats) -> Floats:
+def cluster_scores(data: SiteData, state: State, groups: RowClusters, beta: Floats) -> Floats:
     """Sum of the rows' scores by cluster, (G, p)."""
     model = model_of(data, state)
     out = np.zeros((len(groups.cluster), model.p))

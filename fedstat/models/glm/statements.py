@@ -22,7 +22,7 @@ from fedstat.models.checks import check_choice
 from fedstat.models.glm.fit import GLMFit
 from fedstat.models.glm.overdispersion import Overdispersion
 from fedstat.models.glm.record import Basis
-from fedstat.models.horizontal.evaluation import Evaluated
+from fedstat.models.horizontal.evaluation import RowEvaluation
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.prediction import RowPredictions
 
@@ -33,7 +33,7 @@ FAR = 1e5
 """Means, in standard deviations, beyond which sums of squares lose ten of their sixteen digits."""
 
 
-class GLMStatements(RowPredictions, Evaluated, FederatedResults):
+class GLMStatements(RowPredictions, RowEvaluation, FederatedResults):
     """What follows from a fit in numbers, with statsmodels' names and meanings.
 
     Attributes

@@ -114,7 +114,7 @@ def fit_alone(data: SiteData, state: State, text: str) -> tuple[dict[str, Array]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Point:
+class KeptSums:
     """Coefficients of the site's own columns, and the sums at them."""
 
     beta: Floats
@@ -134,12 +134,12 @@ def sums_at(
     a shorter step; without it that is refused.
     """
     if "glm point" in state:
-        point: Point = state.use("glm point")
+        point: KeptSums = state.use("glm point")
         if np.array_equal(point.beta, beta) and (point.sums.observed is not None or not observed):
             return point.sums
     sums = evaluate(model.chunks(), beta, model.family, observed=observed)
     state.tell(working_weights(model.chunks, beta, model.family, sums, instead))
-    state.keep("glm point", Point(beta, sums), state.entities)
+    state.keep("glm point", KeptSums(beta, sums), state.entities)
     return sums
 
 

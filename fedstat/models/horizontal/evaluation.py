@@ -203,7 +203,7 @@ def _protocol(
     )
 
 
-class Evaluated:
+class RowEvaluation:
     """What results over rows can say of new rows; a family's results inherit it beside `FederatedResults`.
 
     Attributes

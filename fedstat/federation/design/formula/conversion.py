@@ -17,12 +17,12 @@ from fedstat.federation.design.formula.tree import (
     Arithmetic,
     Category,
     Column,
-    Comparison,
     Counts,
     Level,
     Negative,
     Number,
     Option,
+    Relation,
     Signature,
     Transform,
     Tree,
@@ -165,12 +165,12 @@ class Converter:
                 return Counts(rows.numeric(successes), rows.numeric(failures))
         raise refuse("this use of cbind(...)", self.text, "write two expressions: cbind(successes, failures)")
 
-    def _comparison(self, symbol: str, left: Tree, right: ast.expr) -> Comparison:
+    def _comparison(self, symbol: str, left: Tree, right: ast.expr) -> Relation:
         match left, right:
             case Column(), ast.Constant(value=str() as level) if symbol in ("==", "!="):
-                return Comparison(symbol, left, Level(level))
+                return Relation(symbol, left, Level(level))
             case _:
-                return Comparison(symbol, left, self.numeric(right))
+                return Relation(symbol, left, self.numeric(right))
 
     def _call(self, node: ast.Call, *, nested: bool) -> Tree:
         function = self._function(node)

@@ -10,8 +10,8 @@ from fedstat.errors import FormulaError
 from fedstat.federation.design.formula.conversion import refuse
 from fedstat.federation.design.formula.expression import parse_expression
 from fedstat.federation.design.formula.terms import (
+    RightSide,
     Term,
-    Terms,
     parse_terms,
     split_sides,
     term_columns,
@@ -224,7 +224,7 @@ def _response_client(response: Expression, holdings: _Holdings) -> str:
     return holders[0]
 
 
-def _require_terms(right: Terms, pooled: bool) -> None:
+def _require_terms(right: RightSide, pooled: bool) -> None:
     if not right.terms and not (pooled and right.constant and right.intercept):
         alone = ", or 'y ~ 1' for an intercept alone" if pooled else ""
         raise FormulaError(
@@ -232,7 +232,7 @@ def _require_terms(right: Terms, pooled: bool) -> None:
         )
 
 
-def _require_other_columns(right: Terms, response: Expression) -> None:
+def _require_other_columns(right: RightSide, response: Expression) -> None:
     """Refuse a column of the response among the terms and offsets."""
     read = [(term_text(term), term_columns(term)) for term in right.terms]
     read += [(f"offset({offset.text})", offset.columns) for offset in right.offsets]

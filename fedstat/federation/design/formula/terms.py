@@ -39,7 +39,7 @@ class _Token(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class RightSide:
     """The right side of a formula.
 
     Attributes
@@ -60,7 +60,7 @@ class Terms:
     constant: bool
 
 
-def parse_terms(text: str, dot: Sequence[str] = (), *, offsets: bool = False) -> Terms:
+def parse_terms(text: str, dot: Sequence[str] = (), *, offsets: bool = False) -> RightSide:
     """Read the right side of a formula.
 
     Parameters
@@ -83,7 +83,7 @@ def parse_terms(text: str, dot: Sequence[str] = (), *, offsets: bool = False) ->
     for token in tokens:
         if token.kind == "offset" and not offsets:
             raise refuse("an offset", token.text, "this model has none")
-    return _Reader(text, tokens, dot).read()
+    return _TermsReader(text, tokens, dot).read()
 
 
 def term_text(term: Term) -> str:
@@ -173,7 +173,7 @@ def _closing(text: str, start: int) -> int:
 
 
 @dataclass(slots=True)
-class _Reader:
+class _TermsReader:
     """Recursive descent over the tokens, one method per level of precedence."""
 
     text: str
@@ -185,12 +185,12 @@ class _Reader:
     constant: bool = True
     offsets: list[Expression] = field(default_factory=list)
 
-    def read(self) -> Terms:
+    def read(self) -> RightSide:
         terms = self._sum()
         if self.position < len(self.tokens):
             raise self._unexpected()
         ordered = tuple(sorted(terms.values(), key=len))
-        return Terms(self.intercept, ordered, tuple(self.offsets), self.constant)
+        return RightSide(self.intercept, ordered, tuple(self.offsets), self.constant)
 
     def _peek(self, *operators: str) -> bool:
         token = self._token()

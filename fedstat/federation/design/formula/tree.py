@@ -68,7 +68,7 @@ class Arithmetic:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class Relation:
     """Two operands joined by one of ``< <= > >= == !=``; left sides only."""
 
     symbol: str
@@ -106,7 +106,7 @@ class Counts:
     failures: Tree
 
 
-Tree: TypeAlias = Column | Number | Level | Negative | Arithmetic | Comparison | Transform | Category | Counts
+Tree: TypeAlias = Column | Number | Level | Negative | Arithmetic | Relation | Transform | Category | Counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ def iter_columns(tree: Tree) -> Iterator[str]:
             yield name
         case Negative(operand=operand) | Transform(operand=operand):
             yield from iter_columns(operand)
-        case Arithmetic(left=left, right=right) | Comparison(left=left, right=right):
+        case Arithmetic(left=left, right=right) | Relation(left=left, right=right):
             yield from iter_columns(left)
             yield from iter_columns(right)
         case Counts(successes=successes, failures=failures):
