@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
@@ -24,9 +24,14 @@ class Solved:
     pooled: Pooled
     theta: np.ndarray
     information: np.ndarray
+    fits: dict = field(default_factory=dict)
 
     def fit(self, cov_type, **options):
-        return self.model.fit(cov_type=cov_type, **(TIGHT | options))
+        """Each fit once: the tests look at it, and change nothing."""
+        asked = (cov_type, *options.items())
+        if asked not in self.fits:
+            self.fits[asked] = self.model.fit(cov_type=cov_type, **(TIGHT | options))
+        return self.fits[asked]
 
     def standard_errors(self, covariance):
         return np.sqrt(np.diag(covariance)[self.pooled.reported])
