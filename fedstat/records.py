@@ -233,9 +233,12 @@ class _Reader:
             name for name, (_, has) in fields.items() if name not in table and not (has and self.defaults)
         ]
         unknown = [name for name in table if name not in fields]
-        for told, names in (("lacks", lacking), ("unknown entry", unknown)):
-            if names:
-                raise _UnfitError(f"{_place(place)}{told} {_names(names)}; known are {', '.join(fields)}")
+        if unknown:
+            raise _UnfitError(
+                f"{_place(place)}unknown entry {_names(unknown)}; known are {', '.join(fields)}"
+            )
+        if lacking:
+            raise _UnfitError(f"{_place(place)}lacks {', '.join(lacking)}; known are {', '.join(fields)}")
         values = {n: self.read(fields[n][0], v, _inside(place, n)) for n, v in table.items()}
         record = kind(**values)
         if hasattr(record, "check"):

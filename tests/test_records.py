@@ -141,7 +141,7 @@ def test_shapes_that_do_not_belong_together_are_refused(change):
     ("change", "told"),
     [
         ({"sites": 3}, "'sites': expected a list, received a whole number"),
-        ({"sites": [{"name": "A"}]}, r"'sites\[0\]': lacks 'n', 'share', 'kind'"),
+        ({"sites": [{"name": "A"}]}, r"'sites\[0\]': lacks n, share, kind"),
         ({"sites": [to_plain(STUDY.sites[0]) | {"n": 0}]}, r"'sites\[0\].n': expected at least 1"),
         (
             {"sites": [to_plain(STUDY.sites[0]) | {"n": True}]},
@@ -168,7 +168,7 @@ def test_what_does_not_fit_is_refused_by_name(change, told):
 
 def test_fields_with_a_default_may_be_left_out_where_that_is_said():
     assert from_plain(Site, {"name": "A", "n": 2}, "it", defaults=True) == Site("A", 2)
-    with pytest.raises(MessageError, match="it: lacks 'share', 'kind'; known are name, n, share, kind"):
+    with pytest.raises(MessageError, match="it: lacks share, kind; known are name, n, share, kind"):
         from_plain(Site, {"name": "A", "n": 2}, "it")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedstat.errors import PartitionError
 from fedstat.federation.account.entry import COORDINATOR
-from fedstat.federation.carry.site_folder import check_entries, read_toml
+from fedstat.federation.carry.site_folder import read_entries
 from fedstat.operator.entries import quoted
 from fedstat.operator.templates import CARD
 
@@ -56,10 +56,7 @@ def read_card(path: Path) -> Card:
         It is no card.
     """
     path = path / FILE if path.is_dir() else path
-    content = read_toml(path, "a card is the card.toml of a site's or a coordinator's folder")
-    fields = ("name", "role", "fingerprint")
-    check_entries(path, content, dict.fromkeys(fields, str), fields)
-    card = Card(*(content[field] for field in fields))
+    card = read_entries(Card, path, "a card is the card.toml of a site's or a coordinator's folder")
     if card.role not in (SITE, COORDINATOR):
         raise PartitionError(f'\'{path}\': role: expected "{SITE}" or "{COORDINATOR}"')
     if not FINGERPRINT.fullmatch(re.sub(r"[\s:]", "", card.fingerprint).lower()):

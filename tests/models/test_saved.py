@@ -23,7 +23,9 @@ def test_a_file_of_the_former_version_is_refused_with_a_remedy():
         fs.load(FORMER)
 
 
-@pytest.mark.parametrize("form", ["glm results 1", "vertical glm results 1"])
+@pytest.mark.parametrize(
+    "form", ["glm results 1", "vertical glm results 1", "vfem results 1", "vfem glm results 1"]
+)
 def test_so_are_files_of_other_families(form, tmp_path):
     path = tmp_path / "old.fed"
     path.write_bytes(pack({"format": f"fedstat {form}", "content": "{}"}, {"x": np.ones(2)}))

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pandas as pd
 
@@ -29,17 +29,23 @@ from fedstat.federation.door.state import Trust
 from fedstat.federation.tables.linked import LinkedTable
 from fedstat.federation.tables.sources import Source, open_source, read_source
 from fedstat.federation.tables.table import FrameTable, Table
+from fedstat.records import from_plain
 
 DESCRIPTION, POLICY, IDENTITY = "site.toml", "policy.toml", "identity.json"
-KNOWN: Mapping[str, type] = {
-    "name": str,
-    "data": dict,
-    "coordinator": str,
-    "pinned": dict,
-    "site_column": str,
-    "seed": int,
-    "exchange": str,
-}
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class SiteFile:
+    """The entries of ``site.toml``: those of :class:`SiteDescription`, and the source as a table."""
+
+    name: str
+    data: Mapping[str, Any]
+    coordinator: str = ""
+    pinned: Mapping[str, str] = field(default_factory=dict)
+    site_column: str = ""
+    seed: int | None = None
+    exchange: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,18 +86,15 @@ def read_description(folder: str | Path) -> SiteDescription:
         It is absent, is no TOML, or lacks something; the message names file, entry and remedy.
     """
     path = Path(folder, DESCRIPTION)
-    content = read_toml(path, f"make it with 'fedstat site init {folder} --name NAME'")
-    check_entries(path, content, KNOWN, ("name", "data"))
-    source = Source.from_mapping(content["name"], _from_folder(path.parent, content["data"]))
-    exchange = content.get("exchange", "")
+    file = read_entries(SiteFile, path, f"make it with 'fedstat site init {folder} --name NAME'")
     return SiteDescription(
-        content["name"],
-        source,
-        content.get("coordinator", ""),
-        content.get("pinned", {}),
-        content.get("site_column", ""),
-        content.get("seed"),
-        str(path.parent / exchange) if exchange else "",
+        file.name,
+        Source.from_mapping(file.name, _from_folder(path.parent, file.data)),
+        file.coordinator,
+        file.pinned,
+        file.site_column,
+        file.seed,
+        str(path.parent / file.exchange) if file.exchange else "",
     )
 
 
@@ -113,34 +116,23 @@ def read_toml(path: Path, remedy: str) -> dict[str, Any]:
         raise PartitionError(f"'{path}' is not a TOML file: {error}") from error
 
 
-def check_entries(
-    path: Path, content: Mapping[str, Any], known: Mapping[str, Any], needed: tuple[str, ...]
-) -> None:
-    """Hold the entries of a file against the known ones and their types.
+def read_entries(kind: type[T], path: Path, remedy: str) -> T:
+    """Read a TOML file as a record; entries that have a default may be left out.
 
     Raises
     ------
     PartitionError
-        Names file and entry.
+        As :func:`read_toml`; or an entry is unknown, lacks or is of another type.
     """
-    for entry, value in content.items():
-        if entry not in known:
-            raise PartitionError(f"'{path}': unknown entry '{entry}'; known are {', '.join(known)}")
-        if not isinstance(value, known[entry]) or isinstance(value, bool):
-            raise PartitionError(f"'{path}': '{entry}' must be of type {_type_name(known[entry])}")
-    lacking = [entry for entry in needed if entry not in content]
-    if lacking:
-        raise PartitionError(f"'{path}' lacks {', '.join(lacking)}")
-    for table in (name for name in ("pinned", "sites") if name in content):
-        wrong = [name for name, fingerprint in content[table].items() if not isinstance(fingerprint, str)]
+    content = read_toml(path, remedy)
+    for table in ("pinned", "sites"):
+        keys = content.get(table)
+        wrong = [name for name in keys if not isinstance(keys[name], str)] if isinstance(keys, dict) else []
         if wrong:
             raise PartitionError(
                 f"'{path}', [{table}]: expected a fingerprint in quotes for {', '.join(wrong)}"
             )
-
-
-def _type_name(expected: Any) -> str:
-    return str(getattr(expected, "__name__", expected))
+    return from_plain(kind, content, f"'{path}'", PartitionError, defaults=True)
 
 
 def _from_folder(folder: Path, data: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import pandas as pd
@@ -25,7 +24,7 @@ from fedstat.federation.carry.flare.kit import FLARE, START
 from fedstat.federation.carry.folder import FolderCarrier
 from fedstat.federation.carry.journal import Journal
 from fedstat.federation.carry.remote import Carrier, RemoteEngine, RemoteSite
-from fedstat.federation.carry.site_folder import IDENTITY, check_entries, load_identity, read_toml
+from fedstat.federation.carry.site_folder import IDENTITY, load_identity, read_entries
 from fedstat.federation.crypto.keys import Identity
 from fedstat.federation.door.families import load_families
 from fedstat.federation.door.policy import Policy
@@ -37,34 +36,24 @@ from fedstat.federation.tables.checks import refuse
 from fedstat.federation.tables.keys import Alignment
 
 FEDERATION, FOLDER = "federation.toml", "folder"
-KNOWN: Mapping[str, Any] = {
-    "name": str,
-    "layout": str,
-    "carrier": str,
-    "exchange": str,
-    "host": str,
-    "port": int,
-    "timeout": int | float,
-    "min_count": int,
-    "coordinator": str,
-    "sites": dict,
-}
 LAYOUTS = ("horizontal", "vertical")
 APART = "apart"
 
 
 @dataclass(frozen=True, slots=True)
-class FederationDescription:
-    """What ``federation.toml`` says.
+class FederationFile:
+    """The entries of ``federation.toml``.
 
     Parameters
     ----------
-    folder : path
-        Where the file is, and the coordinator's keys.
+    layout : {"horizontal", "vertical"}
+        Whether sites hold different rows, or different columns of entities that they share.
+    sites : mapping of str to str
+        Fingerprint by site, in the order of the partition.
     name : str
         Of the federation, for people.
     exchange : str
-        Folder through which questions go and answers come.
+        Folder through which questions go and answers come, relative to that of the file.
     timeout : float
         Seconds until a site counts as silent.
     min_count : int
@@ -72,27 +61,30 @@ class FederationDescription:
     carrier : str
         What brings questions to the sites: "folder", "flare", or the name of one that is handed to
         :func:`connect`.
-    sites : mapping of str to str
-        Fingerprint by site, in the order of the partition.
     host, port : str, int
         Where the FLARE server is reached; empty and 0 with another carrier.
-    layout : {"horizontal", "vertical"}
-        Whether sites hold different rows, or different columns of entities that they share.
     coordinator : str
         The site at whose institution this coordinator is, or "apart" for none of them.
     """
 
-    folder: Path
-    name: str
-    exchange: str
-    timeout: float
-    min_count: int
-    carrier: str
+    layout: str
     sites: Mapping[str, str]
+    name: str = ""
+    exchange: str = "exchange"
+    timeout: float = 3600.0
+    min_count: int = 5
+    carrier: str = FOLDER
     host: str = ""
     port: int = 0
-    layout: Layout = "horizontal"
     coordinator: str = APART
+
+
+@dataclass(frozen=True, slots=True)
+class FederationDescription(FederationFile):
+    """What ``federation.toml`` says, and the `folder` where it is, with the coordinator's keys."""
+
+    layout: Layout
+    folder: Path = Path()
 
 
 def read_federation(path: str | Path) -> FederationDescription:
@@ -110,31 +102,19 @@ def read_federation(path: str | Path) -> FederationDescription:
     """
     path = Path(path)
     path = path / FEDERATION if path.is_dir() else path
-    content = read_toml(path, f"make it with 'fedstat federation new {path.parent}'")
-    check_entries(path, content, KNOWN, ("layout", "sites"))
-    if content["layout"] not in LAYOUTS:
+    file = read_entries(FederationFile, path, f"make it with 'fedstat federation new {path.parent}'")
+    if file.layout not in LAYOUTS:
         raise PartitionError(
             f"'{path}': layout: expected \"horizontal\" (sites hold different rows of the same columns) or "
             '"vertical" (different columns of entities that they share)'
         )
-    at = content.get("coordinator", APART)
-    if at != APART and at not in content["sites"]:
+    if file.coordinator != APART and file.coordinator not in file.sites:
         raise PartitionError(
             f"'{path}': coordinator: expected \"{APART}\", or the site at whose institution it is"
         )
-    return FederationDescription(
-        path.parent,
-        content.get("name", ""),
-        str(path.parent / content.get("exchange", "exchange")),
-        float(content.get("timeout", 3600)),
-        content.get("min_count", 5),
-        content.get("carrier", FOLDER),
-        MappingProxyType(content["sites"]),
-        content.get("host", ""),
-        content.get("port", 0),
-        content["layout"],
-        at,
-    )
+    entries = {entry.name: getattr(file, entry.name) for entry in fields(file)}
+    entries |= {"exchange": str(path.parent / file.exchange), "folder": path.parent}
+    return FederationDescription(**entries)
 
 
 class ConnectedSite:

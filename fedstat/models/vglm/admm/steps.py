@@ -14,7 +14,6 @@ learning via the alternating direction method of multipliers. Foundations and Tr
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -33,6 +32,7 @@ from fedstat.models.vglm.exchange.steps import staged_of
 from fedstat.models.vglm.path.setup import adapted
 from fedstat.models.vglm.response.distributions import POINTS
 from fedstat.models.vglm.response.steps import response_of
+from fedstat.records import from_json
 from fedstat.typing import Array, Bools, Floats, Ints
 
 OVER_RELAXATION = 1.6
@@ -105,7 +105,7 @@ def admm_start(
     X = staged_of(data, state).X
     check_lengths(data.name, labels=(labels, X.shape[1]), free=(free, X.shape[1]))
     try:
-        penalty, groups = Penalty(**json.loads(text)), Groups.of(labels)
+        penalty, groups = from_json(Penalty, text, "the penalty"), Groups.of(labels)
         groups = replace(groups, weights=np.where(free[groups.starts[:-1]], 0.0, 1.0))
     except (FedstatError, TypeError, ValueError) as error:
         raise MessageError(f"{data.name}: expected a penalty, and groups side by side") from error
