@@ -11,6 +11,7 @@ import pandas as pd
 
 from fedstat.errors import ModelError, NotAvailableError
 from fedstat.federation.account.ledger import Ledger
+from fedstat.federation.partition.partition import ClientPartition
 from fedstat.inference.estimate import Estimate, LedgerLike
 from fedstat.inference.likelihood import LRTest
 from fedstat.inference.plots import plot_convergence
@@ -19,7 +20,8 @@ from fedstat.models.saved import Saveable, SavedLedger
 from fedstat.models.vertical.model import VerticalModel
 from fedstat.models.vfem.blocks.layout import Layout, complete
 from fedstat.models.vfem.iteration.glm_distribution import NORMAL
-from fedstat.models.vfem.prediction import Response, released_specs
+from fedstat.models.vfem.prediction.coding import ResponseSource, released_specs
+from fedstat.models.vfem.prediction.protocol import LinearPredictors, VFEMPredictor, predict_linear
 from fedstat.models.vfem.statements.notes import fit_notes
 from fedstat.models.vfem.statements.outcome import (
     EntityCounts,
@@ -48,7 +50,7 @@ class VFEMRecord:
     ----------
     estimate, outcome, counts, notes
         See :class:`BlockResults`.
-    response : Response
+    response : ResponseSource
         Where the response was.
     specs : mapping of str to str
         How each client's columns are coded, with means and knots of transforms; empty before they are asked.
@@ -60,7 +62,7 @@ class VFEMRecord:
     outcome: VFEMOutcome
     counts: EntityCounts
     notes: tuple[str, ...]
-    response: Response
+    response: ResponseSource
     specs: Mapping[str, str] = field(default_factory=dict)
     ledger: SavedLedger | None = None
 
@@ -119,7 +121,7 @@ class BlockResults(Saveable, FederatedResults):
             outcome,
             counts,
             tuple(fit_notes(layout, outcome, held, counts, ledger)),
-            Response(model.design.active, formula.response, formula.response_columns),
+            ResponseSource(model.design.active, formula.response, formula.response_columns),
         )
         return cls(record, ledger, held, model)
 
@@ -194,6 +196,22 @@ class BlockResults(Saveable, FederatedResults):
                     "because some are only partly filled there or in patterns that are too small to be "
                     f"released; use {self.nested_otherwise}wald_test on the larger fit"
                 )
+
+    # -- prediction ------------------------------------------------------------------------------
+
+    def _linear(self, partition: ClientPartition | None, *, mean_only: bool) -> LinearPredictors:
+        """Linear predictors of the entities of a partition, by default that of the fit."""
+        if partition is None:
+            partition = self._need_model("get_prediction without a partition").partition
+        return predict_linear(self._predictor(), partition, mean_only=mean_only)
+
+    def _predictor(self) -> VFEMPredictor:
+        psi = None if self.covariance is None else self.covariance.psi
+        fit = self.fit_
+        if self.method == "impute" and fit.distribution == NORMAL:
+            # The residuals hold what missing blocks would have explained.
+            fit = replace(fit, t=dict.fromkeys(fit.t, 0.0))
+        return VFEMPredictor(fit, tuple(self.names), psi, self.specs, self.response)
 
     # -- keeping ---------------------------------------------------------------------------------
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Literal
 
 import pandas as pd
@@ -14,13 +13,8 @@ from fedstat.kernels.glm.family import Family
 from fedstat.models.checks import check_choice
 from fedstat.models.vfem.block_results import BlockResults, VFEMRecord
 from fedstat.models.vfem.covariance.from_moments import CovType
-from fedstat.models.vfem.glm_prediction import GLMPredictionResults, GLMPredictor, predict_means
-from fedstat.models.vfem.prediction import (
-    PredictionResults,
-    Predictor,
-    predict_entities,
-    prediction_rsquared,
-)
+from fedstat.models.vfem.prediction.protocol import prediction_rsquared
+from fedstat.models.vfem.prediction.results import GLMPredictionResults, PredictionResults
 from fedstat.models.vfem.statements.moment_statements import MomentStatements
 from fedstat.models.vfem.statements.outcome import warn_unless_converged
 from fedstat.models.vfem.statements.refit import refit
@@ -133,9 +127,7 @@ class VFEMResults(MomentStatements, BlockResults, saved_as="fedstat vfem results
         -------
         PredictionResults
         """
-        if partition is None:
-            partition = self._need_model("get_prediction without a partition").partition
-        return predict_entities(self._predictor(), partition, mean_only=_mean_only)
+        return PredictionResults(self._linear(partition, mean_only=_mean_only), self.fit_.s2)
 
     def prediction_rsquared(self, partition: ClientPartition) -> float:
         """Empirical R-squared on new entities that every client has.
@@ -151,13 +143,6 @@ class VFEMResults(MomentStatements, BlockResults, saved_as="fedstat vfem results
             One minus the ratio of the squared errors to the squared deviations from the mean.
         """
         return prediction_rsquared(self._predictor(), partition)
-
-    def _predictor(self) -> Predictor:
-        cov = None if self.covariance is None else self.covariance.psi
-        fit = self.fit_
-        if self.method == "impute":  # its residuals hold what missing blocks would have explained
-            fit = replace(fit, t=dict.fromkeys(fit.t, 0.0))
-        return Predictor(fit, tuple(self.names), cov, self.specs, self.response)
 
     def _summary_left(self) -> list[tuple[str, str]]:
         rows = super()._summary_left()
@@ -235,7 +220,7 @@ class VFEMGLMResults(BlockResults, saved_as="fedstat vfem glm results 2", record
         """
         if partition is None:
             return self.fittedvalues.rename(None)
-        return predict_means(self._predictor(), partition, mean_only=True).predicted_mean.rename(None)
+        return self._prediction(partition, mean_only=True).predicted_mean.rename(None)
 
     def get_prediction(self, partition: ClientPartition | None = None) -> GLMPredictionResults:
         """Predict the mean response with intervals that account for all estimated parameters.
@@ -252,13 +237,10 @@ class VFEMGLMResults(BlockResults, saved_as="fedstat vfem glm results 2", record
         -------
         GLMPredictionResults
         """
-        if partition is None:
-            partition = self._need_model("get_prediction without a partition").partition
-        return predict_means(self._predictor(), partition, mean_only=False)
+        return self._prediction(partition, mean_only=False)
 
-    def _predictor(self) -> GLMPredictor:
-        joint = None if self.covariance is None else self.covariance.psi
-        return GLMPredictor(self.fit_, tuple(self.fit_.beta), joint, self.specs, self.response.client)
+    def _prediction(self, partition: ClientPartition | None, *, mean_only: bool) -> GLMPredictionResults:
+        return GLMPredictionResults(self._linear(partition, mean_only=mean_only), self.fit_.distribution)
 
     def _summary_left(self) -> list[tuple[str, str]]:
         rows, distribution = dict(super()._summary_left()), self.fit_.distribution

@@ -1,0 +1,1 @@
+"""Prediction for entities with any pattern of missing blocks."""

@@ -1,0 +1,84 @@
+"""What an institution computes of the entities of a prediction."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from fedstat.federation.design.by_columns import block_of
+from fedstat.federation.door.facts import Entities, GivenWeights
+from fedstat.federation.door.state import SiteData, State
+from fedstat.federation.message import Declared, Step, check_lengths
+from fedstat.kernels.rows import row_dots
+from fedstat.typing import Array, Bools, Floats
+
+
+def predict_block(data: SiteData, state: State, beta: Floats, mu: Floats) -> dict[str, Array]:
+    """Centred linear predictor of the opened rows."""
+    X = np.ascontiguousarray(block_of(data, state).X)
+    check_lengths(data.name, beta=(beta, X.shape[1]), mu=(mu, X.shape[1]))
+    return {"linear_predictor": row_dots(X, beta) - float(mu @ beta)}
+
+
+def project_block(data: SiteData, state: State, mu: Floats, factor: Floats) -> dict[str, Array]:
+    """Project the centred rows on a factor of the covariance of the estimates."""
+    return {"projection": (block_of(data, state).X - mu) @ factor}
+
+
+def prediction_errors(data: SiteData, state: State, use: Bools, predicted: Floats) -> dict[str, Array]:
+    """Compare predictions with the response of the rows in `use`.
+
+    Returns
+    -------
+    dict
+        ``sums``: rows compared, squared errors, squared deviations of the response from its mean.
+    """
+    response = state.use("response")
+    check_lengths(data.name, use=(use, len(response)), predicted=(predicted, int(np.count_nonzero(use))))
+    y = response[use]
+    there = np.isfinite(y)
+    y, predicted = y[there], predicted[there]
+    state.rest_on(len(y))
+    deviation = y - y.mean() if len(y) else y
+    error = y - predicted
+    return {"sums": np.array([len(y), error @ error, deviation @ deviation])}
+
+
+STEPS: Mapping[str, Step] = {
+    "predict_block": Step(
+        predict_block,
+        {"beta": Declared("aggregate", "coefficients"), "mu": Declared("aggregate", "means")},
+        {
+            "linear_predictor": Declared(
+                "per entity", "linear predictor x'beta of the client's block", maskable=True
+            )
+        },
+    ),
+    "project_block": Step(
+        project_block,
+        {
+            "mu": Declared("aggregate", "means"),
+            "factor": Declared("aggregate", "factor of the covariance of the estimates", 2),
+        },
+        {
+            "projection": Declared(
+                "raw columns", "columns projected on the covariance of the estimates", 2, maskable=True
+            )
+        },
+    ),
+    "prediction_errors": Step(
+        prediction_errors,
+        {
+            "use": Declared("presence", "which entities are compared", dtype="bool"),
+            "predicted": Declared("per entity", "predictions", weighs="predictions"),
+        },
+        {
+            "sums": Declared(
+                "aggregate",
+                "number of predictions, their squared errors, squared deviations",
+                behind=(Entities, GivenWeights),
+            )
+        },
+    ),
+}
