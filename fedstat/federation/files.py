@@ -35,6 +35,38 @@ def write_whole(path: Path, content: bytes) -> None:
         part.unlink(missing_ok=True)
 
 
+def write_private(path: str | Path, content: bytes) -> None:
+    """Write a new file that its owner alone may read (mode 0600); FileExistsError where there is one."""
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(content)
+
+
+def read_private(path: str | Path, longest: int = -1, where: str = "", remedy: str = "") -> bytes:
+    """Read a file that nobody but its owner may read.
+
+    Parameters
+    ----------
+    path : path
+    longest : int
+        Bytes that are read; all where negative.
+    where, remedy : str
+        What comes before and after the message of the error.
+
+    Raises
+    ------
+    SecurityError
+        Others may read it.
+    """
+    with open(path, "rb") as file:
+        mode = os.fstat(file.fileno()).st_mode & 0o777
+        if os.name == "posix" and mode & 0o077:
+            raise SecurityError(
+                f"{where}'{path}' may be read by others (mode {mode:04o}); make it private with chmod "
+                f"600{remedy}"
+            )
+        return file.read(longest)
+
+
 def open_regular(path: Path) -> IO[bytes]:
     """Open a file in a folder that others write to.
 

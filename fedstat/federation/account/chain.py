@@ -118,13 +118,13 @@ def content_digest(content: Content) -> bytes:
 
 
 @dataclass(slots=True)
-class Tally:
+class NumbersPassed:
     """Numbers that left, by how many sites they are sums over, and those that came in."""
 
     released: Counter[int] = field(default_factory=Counter)
     received: int = 0
 
-    def add(self, links: Iterable[ChainLink]) -> Tally:
+    def add(self, links: Iterable[ChainLink]) -> NumbersPassed:
         """Count some more links."""
         for link in links:
             if link.entry.receiver != COORDINATOR:
@@ -133,7 +133,7 @@ class Tally:
                 self.released[link.among] += link.numbers
         return self
 
-    def merge(self, other: Tally) -> None:
+    def merge(self, other: NumbersPassed) -> None:
         """Add the numbers of another session."""
         self.released.update(other.released)
         self.received += other.received
@@ -193,7 +193,7 @@ class Chain:
         self.site, self.session, self.ordinal, self.previous = site, session, ordinal, previous
         self.links: list[ChainLink] = []
         self.round = 0
-        self.tally = Tally()
+        self.numbers = NumbersPassed()
         self.resumed = False
         self._account = account
         self._secret = hmac.digest(account.secret, encode("session", str(ordinal), session), "sha256")
@@ -266,7 +266,7 @@ class Chain:
     def _append(self, link: ChainLink, mark: str) -> None:
         if mark:
             self._account.seen.add(mark)
-        self.tally.add([link])
+        self.numbers.add([link])
         self.links.append(link)
         self._digests.append(extend(self._digests[-1], link))
 

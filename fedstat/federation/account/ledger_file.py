@@ -27,7 +27,7 @@ import numpy as np
 from fedstat.errors import EngineError, SecurityError
 from fedstat.federation.account.chain import Chain, ChainLink, SiteAccount, canonical, read_link
 from fedstat.federation.crypto.keys import PublicIdentity
-from fedstat.federation.files import lock, write_whole
+from fedstat.federation.files import lock, read_private, write_private, write_whole
 from fedstat.typing import Array
 
 LEDGER, SECRET, ANSWERED = "ledger.jsonl", "ledger.key", "answered.npz"
@@ -202,11 +202,8 @@ def read_answered(folder: str | Path, n_rows: int) -> list[Array]:
 def _secret(path: Path) -> bytes:
     """Read the secret of the commitments, drawn when there is none yet."""
     if not path.exists():
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(secrets.token_bytes(SECRET_BYTES))
-    content = path.read_bytes()
-    if os.name == "posix" and path.stat().st_mode & 0o077:
-        raise SecurityError(f"'{path}' may be read by others; make it private with chmod 600")
+        write_private(path, secrets.token_bytes(SECRET_BYTES))
+    content = read_private(path)
     if len(content) != SECRET_BYTES:
         raise SecurityError(f"'{path}' does not hold {SECRET_BYTES} bytes; take it from a backup")
     return content

@@ -16,9 +16,9 @@ from typing import Annotated, Any, TypeAlias
 import pandas as pd
 
 from fedstat.errors import ReceiptError
-from fedstat.federation.account.chain import LINK_FIELDS, ChainLink, Tally, canonical, read_link
+from fedstat.federation.account.chain import LINK_FIELDS, ChainLink, NumbersPassed, canonical, read_link
 from fedstat.federation.account.entry import REFUSAL, Entry, read_entry
-from fedstat.federation.account.released import Comparison, SiteCounts, alarm, compare, table
+from fedstat.federation.account.released import Exposure, SiteCounts, alarm, compare, table
 from fedstat.federation.crypto.keys import PublicIdentity
 from fedstat.records import Least, from_plain, to_plain
 
@@ -75,7 +75,7 @@ class Statement:
     @property
     def counts(self) -> SiteCounts:
         """Numbers that left and came in, against values in play."""
-        tally = Tally().add(self.entries)
+        tally = NumbersPassed().add(self.entries)
         earlier = self.earlier, self.earlier_received
         return SiteCounts(self.site, tally.released, tally.received, *earlier, self.columns, self.entities)
 
@@ -130,7 +130,7 @@ class Receipt:
     statements: Mapping[str, Statement]
 
     @property
-    def lines(self) -> list[Comparison]:
+    def lines(self) -> list[Exposure]:
         """Equations against unknowns; see :mod:`fedstat.federation.account.released`."""
         return compare([one.counts for one in self.statements.values()], self.at)
 

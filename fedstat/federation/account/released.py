@@ -89,7 +89,7 @@ class SiteCounts:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class Exposure:
     """One line of the comparison: numbers about some sites in the hands of one party."""
 
     about: str
@@ -118,7 +118,7 @@ class Comparison:
         return FEW if self.ratio < 0.5 else CLOSE if self.ratio < 1.0 else MANY
 
 
-def compare(sites: Sequence[SiteCounts], at: str | None) -> list[Comparison]:
+def compare(sites: Sequence[SiteCounts], at: str | None) -> list[Exposure]:
     """Hold equations against unknowns, by whose data and who received them.
 
     Parameters
@@ -129,19 +129,19 @@ def compare(sites: Sequence[SiteCounts], at: str | None) -> list[Comparison]:
 
     Returns
     -------
-    list of Comparison
+    list of Exposure
         Each site's own numbers at the coordinator; those of all sites together, sums included; and what each
         site received about the others.
     """
     reader = "coordinator" if at is None else f"{at} (coordinator)"
     others = [one for one in sites if one.site != at]
     lines = [
-        Comparison(one.site, reader, one.released.get(1, 0), one.earlier.get(1, 0), one.unknowns)
+        Exposure(one.site, reader, one.released.get(1, 0), one.earlier.get(1, 0), one.unknowns)
         for one in others
     ]
     if any(set(counts) - {1} for one in sites for counts in (one.released, one.earlier)):
         lines.append(
-            Comparison(
+            Exposure(
                 "all together, with sums over several",
                 reader,
                 _shared(others, [one.released for one in sites]),
@@ -151,7 +151,7 @@ def compare(sites: Sequence[SiteCounts], at: str | None) -> list[Comparison]:
         )
     for one in others if len(sites) > 1 else ():  # with one site there are no others
         known = sum(other.unknowns for other in sites if other is not one)
-        lines.append(Comparison("the others", one.site, one.received, one.earlier_received, known))
+        lines.append(Exposure("the others", one.site, one.received, one.earlier_received, known))
     return lines
 
 
@@ -162,7 +162,7 @@ def _shared(others: Sequence[SiteCounts], counts: Sequence[Mapping[int, int]], e
     return single + math.ceil(sums)
 
 
-def table(lines: Sequence[Comparison]) -> pd.DataFrame:
+def table(lines: Sequence[Exposure]) -> pd.DataFrame:
     """One row per line, the columns named for print."""
     return pd.DataFrame(
         {
@@ -178,7 +178,7 @@ def table(lines: Sequence[Comparison]) -> pd.DataFrame:
     )
 
 
-def alarm(lines: Sequence[Comparison]) -> str:
+def alarm(lines: Sequence[Exposure]) -> str:
     """One sentence where some party has as many equations as unknowns; else empty."""
     flagged = [line for line in lines if line.verdict == MANY]
     if not flagged:

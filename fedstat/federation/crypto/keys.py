@@ -22,7 +22,6 @@ protected: who talks with whom, and an institution whose identity file was stole
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +35,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from fedstat.errors import SecurityError
 from fedstat.federation.crypto.key_text import read_parts, write_parts
+from fedstat.federation.files import read_private, write_private
 
 KEY_BYTES = 32
 SIGNATURE_BYTES = 64
@@ -129,12 +129,11 @@ class Identity:
             The file exists: an identity that is overwritten is lost, and with it what others pinned.
         """
         keys = (self.signing.private_bytes_raw(), self.agreement.private_bytes_raw())
+        text = write_parts("fedstat identity 1", signing=keys[0], agreement=keys[1])
         try:
-            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            write_private(path, text.encode())
         except FileExistsError as error:
             raise SecurityError(f"'{path}' exists; choose another file, or move that one away") from error
-        with os.fdopen(handle, "w") as file:
-            file.write(write_parts("fedstat identity 1", signing=keys[0], agreement=keys[1]))
 
     @classmethod
     def load(cls, path: str | Path) -> Identity:
@@ -145,14 +144,8 @@ class Identity:
         SecurityError
             Others than the owner may read the file, or it is not an identity.
         """
-        with open(path, "rb") as file:
-            mode = os.fstat(file.fileno()).st_mode & 0o777
-            if os.name == "posix" and mode & 0o077:
-                raise SecurityError(
-                    f"'{path}' may be read by others (mode {mode:04o}); make it private with chmod 600, and "
-                    "generate a new identity if somebody may have read it"
-                )
-            text = file.read(LONGEST_FILE)
+        remedy = ", and generate a new identity if somebody may have read it"
+        text = read_private(path, LONGEST_FILE, remedy=remedy)
         what = f"'{path}', expected to be an identity,"
         keys = read_parts(text, what, "fedstat identity 1", TWO_KEYS)
         return cls(

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from fedstat.errors import DisclosureWarning, MessageError, ReceiptError
-from fedstat.federation.account.chain import Tally, canonical
+from fedstat.federation.account.chain import NumbersPassed, canonical
 from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.account.receipt import Receipt, Statement, coordinator_digest
 from fedstat.federation.door.site import FAMILIES, RECEIPT
@@ -40,10 +40,10 @@ def state_ledger(data: SiteData, state: State, text: str) -> tuple[dict[str, Arr
     if not isinstance(digest, str) or len(digest) != DIGEST_LENGTH:
         raise MessageError(f"{data.name}: expected the digest of a ledger, {DIGEST_LENGTH} digits")
     account, keys = data.account, data.trust.identity
-    chain, others = account.present, Tally()
+    chain, others = account.present, NumbersPassed()
     links, head = chain.before_this_ask()
     for other in account.others:
-        others.merge(other.tally)
+        others.merge(other.numbers)
     statement = Statement(
         data.name,
         chain.session,

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
 import re
 import secrets
 import zipfile
@@ -21,8 +20,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedstat.errors import EngineError, MessageError, PartitionError, SecurityError
-from fedstat.federation.files import write_whole
+from fedstat.errors import EngineError, MessageError, PartitionError
+from fedstat.federation.files import read_private, write_whole
 from fedstat.federation.tables.checks import columns_besides
 from fedstat.federation.tables.hashed_keys import KeyTable, as_tokens
 from fedstat.federation.tables.keys import align_block, seen_rows
@@ -151,10 +150,9 @@ class LinkedTable(FrameTable):
             ) from error
 
     def _take_up(self, path: Path) -> None:
-        if os.name == "posix" and path.stat().st_mode & 0o077:
-            raise SecurityError(f"'{path}' may be read by others; make it private with chmod 600")
+        private = io.BytesIO(read_private(path))
         try:
-            with np.load(path, allow_pickle=False) as content:
+            with np.load(private, allow_pickle=False) as content:
                 kept: dict[str, Array] = {name: content[name] for name in content.files}
             alignment = kept["name"].tobytes().decode()
             order, fingerprint = self._fingerprint(kept["salt"].tobytes())

@@ -15,7 +15,8 @@ from typing import Any
 
 import pandas as pd
 
-from fedstat.errors import PartitionError, SecurityError
+from fedstat.errors import PartitionError
+from fedstat.federation.files import read_private
 from fedstat.federation.tables import checks as check
 from fedstat.federation.tables.database import open_database
 from fedstat.federation.tables.kinds import arrow_kind, kind
@@ -205,14 +206,9 @@ def connection_string(source: Source) -> str:
 
 def _private_text(source: Source) -> str:
     try:
-        with open(source.file, "rb") as file:
-            mode = os.fstat(file.fileno()).st_mode & 0o777
-            if os.name == "posix" and mode & 0o077:
-                raise SecurityError(
-                    f"{source.site}: '{source.file}' may be read by others (mode {mode:04o}); make it "
-                    "private with chmod 600, and change the password if somebody may have read it"
-                )
-            return file.read(LONGEST_FILE).decode("utf-8", "replace")
+        remedy = ", and change the password if somebody may have read it"
+        content = read_private(source.file, LONGEST_FILE, f"{source.site}: ", remedy)
+        return content.decode("utf-8", "replace")
     except OSError:
         return ""
 

@@ -12,7 +12,7 @@ from fedstat.federation.account.released import (
     FEW,
     MANY,
     NOTHING,
-    Comparison,
+    Exposure,
     SiteCounts,
     alarm,
     compare,
@@ -28,7 +28,7 @@ def family(monkeypatch):
 
 
 def line(run, unknowns, earlier=0):
-    return Comparison("A", "coordinator", run, earlier, unknowns)
+    return Exposure("A", "coordinator", run, earlier, unknowns)
 
 
 @pytest.mark.parametrize(
@@ -84,11 +84,11 @@ def test_counts_by_hand():
     a = SiteCounts("A", {1: 10, 2: 4}, 7, {1: 5}, 1, columns=2, entities=20)
     b = SiteCounts("B", {1: 30, 2: 4}, 0, {2: 3}, 0, columns=1, entities=30)
     lines = {(one.about, one.receiver): one for one in compare([a, b], None)}
-    assert lines["A", "coordinator"] == Comparison("A", "coordinator", 10, 5, 40)
-    assert lines["B", "coordinator"] == Comparison("B", "coordinator", 30, 0, 30)
+    assert lines["A", "coordinator"] == Exposure("A", "coordinator", 10, 5, 40)
+    assert lines["B", "coordinator"] == Exposure("B", "coordinator", 30, 0, 30)
     joint = lines["all together, with sums over several", "coordinator"]
     assert (joint.run, joint.earlier, joint.unknowns) == (10 + 30 + 4, 5 + 2, 70)
-    assert lines["the others", "A"] == Comparison("the others", "A", 7, 1, 30)
+    assert lines["the others", "A"] == Exposure("the others", "A", 7, 1, 30)
     inside = compare([a, b], "B")
     assert [(one.about, one.receiver) for one in inside] == [
         ("A", "B (coordinator)"),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
+
+from fedstat.federation.files import write_private
 
 SOCKET, KEY = "fedstat.socket", "fedstat.key"
 """In the server's folder: where the analyst's process is heard, and in ``local`` the secret that opens it."""
@@ -61,8 +62,7 @@ def write_key(server: str | Path) -> None:
     """Draw the secret with which the analyst's process opens the server's socket; for its owner alone."""
     path = Path(server, "local", KEY)
     path.unlink(missing_ok=True)
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(secrets.token_bytes(32))
+    write_private(path, secrets.token_bytes(32))
 
 
 def write_job(
