@@ -1,0 +1,247 @@
+"""Every step of every family is asked for few rows: by one-hot weights, masks and groups of few entities.
+
+Real fits set the sessions up. Wherever they ask a site with an array that weighs or selects rows, it is asked
+once more with one that singles out a row or three. The site refuses, or what it releases does not depend on
+these rows alone: it is computed again with these rows changed, and again with all other rows changed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import fields, is_dataclass, replace
+
+import numpy as np
+import pandas as pd
+import pytest
+import statsmodels.api as sm
+
+import fedstat as fs
+from fedstat.errors import FedstatError, MessageError
+from fedstat.federation.door.families import load_families
+from fedstat.federation.door.site import FAMILIES, Site
+from fedstat.federation.message import check_arrays
+
+N = 120
+FEWEST = 20
+"""Arrays at least so long are taken for one number per entity; no design here has as many columns."""
+
+SAID = ("per entity", "raw columns", "presence", "schema", "sealed")
+"""Kinds that are no aggregates, and are declared as what they are."""
+
+RNG = np.random.default_rng(4)
+A1, B1, B2, C1 = RNG.normal(size=(4, N))
+Y = 0.5 * A1 + 0.4 * B1 - 0.3 * C1 + RNG.normal(size=N)
+IDS = np.arange(N)
+TABLES = {
+    "A": pd.DataFrame({"id": IDS, "y": Y, "z": (Y > 0) * 1.0, "a1": A1}),
+    "B": pd.DataFrame({"id": IDS, "b1": B1, "b2": B2}).iloc[: N - 30],
+    "C": pd.DataFrame({"id": IDS, "c1": C1}).iloc[25:],
+}
+COLUMNS = "a1 + b1 + b2 + c1"
+BINOMIAL = sm.families.Binomial()
+
+
+def partition(complete=False):
+    whole = IDS[25 : N - 30]
+    tables = {k: t[t["id"].isin(whole)] if complete else t for k, t in TABLES.items()}
+    return fs.ClientPartition.from_frames(tables, on="id")
+
+
+def vfem(response="y", **options):
+    model = fs.VFEMRegression.from_formula(
+        f"{response} ~ {COLUMNS}", partition(), **({"family": BINOMIAL} if response == "z" else {})
+    )
+    return model.fit(**options)
+
+
+def vglm(response="y", complete=True, missing=None, **options):
+    how = {"family": BINOMIAL} if response == "z" else {}
+    how |= {} if missing is None else {"missing": missing}
+    model = fs.VerticalGLM.from_formula(f"{response} ~ {COLUMNS}", partition(complete), **how)
+    return model.fit(**options)
+
+
+def new_entities():
+    """Predict, and compare the predictions with responses."""
+    vfem(exchange="iterative", cov_type="none").prediction_rsquared(partition())
+
+
+FITS = {
+    "moments": lambda: vfem(),
+    "iterative": lambda: vfem(exchange="iterative"),
+    "exact": lambda: vfem(exchange="iterative", cross_products="exact"),
+    "sketch": lambda: vfem(exchange="iterative", cross_products="sketch", sketch_size=60),
+    "sem": lambda: vfem(exchange="iterative", cov_type="sem"),
+    "binomial": lambda: vfem("z"),
+    "predictions": new_entities,
+    "vglm": lambda: vglm(lam=0.05),
+    "vglm em": lambda: vglm(complete=False, missing="em", lam=0.05),
+    "vglm binomial": lambda: vglm("z", lam=0.05),
+    "vglm admm": lambda: vglm("z", exchange="admm", lam=0.05),
+}
+
+
+# -- what is asked instead -----------------------------------------------------------------------------
+
+
+def by_row(array):
+    """Whether an array has one number, or one row of numbers, for every entity."""
+    return array.ndim in (1, 2) and len(array) >= FEWEST and array.dtype != np.uint8
+
+
+def group_of_each(array):
+    """Whether whole numbers are groups, not positions."""
+    return array.dtype == np.int64 and array.ndim == 1 and array.min() >= -1 and (np.diff(array) <= 0).any()
+
+
+def single_out(arrays, name, picked):
+    """Put weight, selection or group on few rows in the place of an array; None if it is none of these."""
+    array = arrays[name]
+    if not by_row(array) or (array.dtype == np.int64 and not group_of_each(array)):
+        return None
+    few = np.zeros_like(array)
+    if array.dtype == np.bool_ and array.ndim == 1:
+        chosen = np.flatnonzero(array)[picked]
+        few[chosen] = True
+        # What comes for the rows of a mask comes for fewer.
+        kept = np.isin(np.flatnonzero(array), chosen)
+        others = {k: a[kept] if a.shape == kept.shape and k != name else a for k, a in arrays.items()}
+        return {**others, name: few}
+    few[picked] = 1
+    alone = array.dtype == np.int64 and array.max() == 0
+    return {**arrays, name: few - 1 if alone else few}
+
+
+def held(item, length, found):
+    """Arrays with a row for each of so many entities, in what a site keeps."""
+    if isinstance(item, np.ndarray):
+        if item.dtype == np.float64 and item.ndim and len(item) == length and item.flags.writeable:
+            found[id(item)] = item
+    elif isinstance(item, dict):
+        for part in item.values():
+            held(part, length, found)
+    elif isinstance(item, list | tuple):
+        for part in item:
+            held(part, length, found)
+    elif is_dataclass(item) and not isinstance(item, type):
+        for part in fields(item):
+            held(getattr(item, part.name), length, found)
+    return found
+
+
+class Changed:
+    """Some rows of all that a site keeps are others for a while."""
+
+    def __init__(self, state, length, rows):
+        self.arrays = list(held(state._items, length, {}).values())
+        self.rows = rows
+
+    def __enter__(self):
+        rng = np.random.default_rng(1)
+        self.before = [(array, array.copy()) for array in self.arrays]
+        for array in self.arrays:
+            array[self.rows] *= 1.0 + rng.uniform(0.1, 0.3, size=array[self.rows].shape)
+
+    def __exit__(self, *_):
+        for array, old in self.before:
+            array[...] = old
+
+
+class Prober:
+    """Asks a site again for few rows, right after a fit has asked it."""
+
+    def __init__(self, answer):
+        self.answer = answer
+        self.fit = ""
+        self.asked, self.leaks = Counter(), []
+        self.answers = {}
+
+    def __call__(self, site, ask, step, state):
+        before = state.copy()
+        answer = self.answer(site, ask, step, state)
+        answered = list(site._data.answered)
+        for name in ask.arrays:
+            place = (self.fit, ask.family, ask.step, name)
+            if not self.asked[place]:
+                for picked in ([7], [3, 7, 11]):
+                    self._probe(site, ask, step, before, name, picked)
+        site._data.answered[:] = answered
+        return answer
+
+    def _probe(self, site, ask, step, before, name, picked):
+        arrays = single_out(dict(ask.arrays), name, picked)
+        if arrays is None:
+            return
+        where, place = f"{site.name}, step '{ask.step}'", (self.fit, ask.family, ask.step, name)
+        check_arrays(where, step.takes, arrays)
+        length = len(arrays[name])
+        rows = (
+            np.flatnonzero(arrays[name])
+            if arrays[name].dtype == np.bool_ and arrays[name].ndim == 1
+            else picked
+        )
+        rest = np.setdiff1d(np.arange(length), rows)
+
+        def release(changed):
+            state = before.copy()
+            site._data.answered[:] = []
+            with Changed(state, length, changed):
+                return self.answer(site, replace(ask, arrays=arrays, masked=None), step, state)[0].arrays
+
+        try:
+            told, own, other = (release(changed) for changed in ([], rows, rest))
+        except MessageError:
+            return  # malformed for this step: it is not counted
+        except FedstatError as error:
+            self.asked[place] += 1
+            self.answers.setdefault((*place, len(picked)), type(error).__name__)
+            return
+        self.asked[place] += 1
+        self.answers.setdefault((*place, len(picked)), "released")
+        if any(step.gives[array].kind == "per entity" and differ(told[array], own[array]) for array in told):
+            return  # the answer tells a value of each entity, and says so
+        for array in told:
+            own_only = differ(told[array], own[array]) and not differ(told[array], other[array])
+            if step.gives[array].kind not in SAID and own_only:
+                self.leaks.append(f"{ask.family} {ask.step}({name}): '{array}' is that of {len(picked)} rows")
+
+
+def differ(one, other):
+    return one.shape != other.shape or not np.allclose(one, other, rtol=1e-9, atol=1e-300)
+
+
+def takes_rows(name, declared):
+    """Whether an array of a question weighs or selects entities, as far as its declaration tells."""
+    selects = declared.dtype == "bool" and declared.ndim > 0 and declared.kind == "presence"
+    return declared.kind in ("per entity", "raw columns") or selects or bool(declared.weighs)
+
+
+@pytest.fixture(scope="module")
+def prober():
+    load_families()
+    answer = Site._prepare
+    made = Prober(answer)
+    Site._prepare = lambda site, ask, step, state: made(site, ask, step, state)
+    try:
+        for made.fit, fit in FITS.items():
+            fit()
+    finally:
+        Site._prepare = answer
+    return made
+
+
+def test_no_release_is_that_of_few_rows(prober):
+    assert not prober.leaks, "\n".join(sorted(set(prober.leaks)))
+
+
+def test_every_step_that_takes_rows_was_asked(prober):
+    """A step that no fit above asks is asked by a fit that has to be added."""
+    asked = {place[1:] for place in prober.asked}
+    wanted = {
+        (family, name, array)
+        for family, steps in FAMILIES.items()
+        for name, step in steps.items()
+        for array, declared in step.takes.items()
+        if takes_rows(array, declared)
+    }
+    assert sorted(wanted - asked) == []
