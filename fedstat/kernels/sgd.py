@@ -169,19 +169,6 @@ def mean_loss(
     return loss
 
 
-def mean_gradient(
-    X: Floats,
-    y: Floats,
-    beta: Floats,
-    family: Family,
-    *,
-    offset: Floats | None = None,
-    weights: Floats | None = None,
-) -> Floats:
-    """Return the gradient of :func:`mean_loss`: (p,); arguments as there."""
-    return _Rows.of(X, y, family, offset, weights).gradient(beta)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class _Rows:
     """Rows of one site: X (n, p); y, offset and weight (n,), the weights with mean one."""

@@ -115,10 +115,10 @@ def lasso_from_rows(X, y, lambdas, tol):
     """The kernel that one client with all rows runs; (L,) and (L, p)."""
     import numpy as np
     import statsmodels.api as sm
+    from pooled_path import glm_path
 
     from fedstat.kernels.glm.family import FamilySpec
     from fedstat.kernels.glm.sums import Rows
-    from fedstat.kernels.penalised.glm import glm_path
     from fedstat.kernels.penalised.groups import Groups
     from fedstat.kernels.penalised.penalties import Penalty
 

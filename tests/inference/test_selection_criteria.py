@@ -48,17 +48,3 @@ def test_the_extended_criterion_counts_the_ways_to_choose():
         criteria.ebic(1.0, 1.0, 10, chosen=3.0, candidates=2)
     with pytest.raises(ModelError, match="gamma"):
         criteria.ebic(1.0, 1.0, 10, chosen=1.0, candidates=2, gamma=1.5)
-
-
-def test_degrees_of_freedom():
-    coefficients = np.array([[1.0, 0.0, 0.0], [1.0, -0.2, 0.0]])
-    np.testing.assert_array_equal(criteria.degrees_of_freedom(coefficients), [1.0, 2.0])
-
-
-def test_a_ridge_spends_the_trace_of_its_hat_matrix():
-    draw = np.random.default_rng(8)
-    X = draw.normal(size=(30, 4))
-    ridge = np.array([0.5, 0.1, 0.0, 2.0])
-    hat = X @ np.linalg.solve(X.T @ X + 30 * np.diag(ridge), X.T)
-    assert criteria.ridge_degrees_of_freedom(X.T @ X / 30, ridge) == pytest.approx(np.trace(hat))
-    assert criteria.ridge_degrees_of_freedom(X.T @ X / 30, np.zeros(4)) == pytest.approx(4.0)

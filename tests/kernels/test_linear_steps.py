@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import statsmodels.api as sm
+from pooled_path import glm_path
 
 from fedstat.kernels.glm.family import FamilySpec
 from fedstat.kernels.glm.sums import Rows
-from fedstat.kernels.penalised.glm import glm_path
 from fedstat.kernels.penalised.gram import gram_path
 from fedstat.kernels.penalised.groups import Groups
 from fedstat.kernels.penalised.path import LinearSteps

@@ -3,16 +3,17 @@
 import numpy as np
 import pytest
 from penalised_cases import cases, groups_of, penalty_of, stored, with_intercept
+from pooled_path import GLMSolver, Hessian, glm_path, search_line
 
 from fedstat.errors import EstimationError, ModelError
 from fedstat.kernels.glm.family import FamilySpec
 from fedstat.kernels.glm.local import fit_local
 from fedstat.kernels.glm.loops import weighted_sums
 from fedstat.kernels.glm.sums import Rows, evaluate
-from fedstat.kernels.penalised.glm import GLMSolver, Hessian, glm_path, proximal_step, search_line
 from fedstat.kernels.penalised.gram import gram_path
 from fedstat.kernels.penalised.groups import Groups
 from fedstat.kernels.penalised.penalties import Penalty
+from fedstat.kernels.penalised.proximal import proximal_step
 
 FAMILIES = {
     "Gaussian": FamilySpec("Gaussian", "Identity"),

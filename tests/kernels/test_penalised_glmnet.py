@@ -15,10 +15,10 @@ intercept first, were made by
 
 import numpy as np
 import pytest
+from pooled_path import glm_path
 
 from fedstat.kernels.glm.family import FamilySpec
 from fedstat.kernels.glm.sums import Rows
-from fedstat.kernels.penalised.glm import glm_path
 from fedstat.kernels.penalised.gram import gram_path
 from fedstat.kernels.penalised.groups import Groups
 from fedstat.kernels.penalised.penalties import Penalty

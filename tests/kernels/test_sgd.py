@@ -10,7 +10,7 @@ from statsmodels.genmod.families import links
 
 from fedstat.errors import EstimationError
 from fedstat.kernels import sgd
-from fedstat.kernels.sgd import local_proximal, local_sgd, mean_gradient, mean_loss
+from fedstat.kernels.sgd import local_proximal, local_sgd, mean_loss
 
 FAMILIES = {
     "logit": families.Binomial(),
@@ -25,6 +25,10 @@ FAMILIES = {
 }
 BETA = np.array([0.3, -0.5, 0.4])
 RUN = {"epochs": 3, "batch_size": 16, "learning_rate": 0.1}
+
+
+def mean_gradient(X, y, beta, family, offset=None, weights=None):
+    return sgd._Rows.of(X, y, family, offset, weights).gradient(beta)
 
 
 def draw(family, n=203, seed=0):
@@ -160,7 +164,7 @@ def test_descent_is_client_update(name, inverse, slope):
 def test_logistic_fast_path_equals_the_general_one(logit, monkeypatch):
     X, y, family = logit
     fast = run(X, y, family)
-    monkeypatch.setattr(sgd._Rows, "is_logit", False)
+    monkeypatch.setattr(sgd.sgd._Rows, "is_logit", False)
     monkeypatch.delattr(sgd, "_logit_epoch")
     np.testing.assert_allclose(run(X, y, family), fast, rtol=1e-12)
 

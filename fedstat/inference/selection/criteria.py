@@ -28,34 +28,6 @@ def profiled(deviance: Floats | float, nobs: float) -> Floats | float:
     return nobs * log_variance
 
 
-def degrees_of_freedom(coefficients: Floats) -> Floats:
-    """Count the coefficients that are not zero, the intercept included: (..., p) -> (...).
-
-    Of the lasso it is an unbiased estimate (Zou, Hastie and Tibshirani 2007); of SCAD and MCP it is the usual
-    convention; with a ridge part see :func:`ridge_degrees_of_freedom`. Of a group of several columns it
-    counts all, which is more than the shrunken group spends.
-    """
-    return np.asarray(np.count_nonzero(coefficients, axis=-1), dtype=np.float64)
-
-
-def ridge_degrees_of_freedom(H: Floats, ridge: Floats) -> float:
-    """Degrees of freedom of the selected columns of an elastic net, ``tr H (H + diag(ridge))^-1``.
-
-    Parameters
-    ----------
-    H : (k, k) array
-        Information over N of the columns that were selected; for least squares their Gram.
-    ridge : (k,) array
-        Coefficient ``w_j lambda (1 - alpha)`` of half the square of each.
-
-    References
-    ----------
-    Zou, H., Hastie, T. and Tibshirani, R. (2007). On the "degrees of freedom" of the lasso. Annals of
-    Statistics 35, 2173-2192.
-    """
-    return float(np.trace(np.linalg.solve(H + np.diag(ridge), H)))
-
-
 def aic(minus_twice_llf: Floats | float, df: Floats | float) -> Floats | float:
     """Return Akaike's criterion, ``-2 l + 2 df``."""
     return minus_twice_llf + 2.0 * df

@@ -243,7 +243,7 @@ def gram_path(
     lambdas : (L,) array, optional
         Descending; where None a geometric grid from lambda_max to ``ratio`` times it, `size` of them.
     algorithm : {"descent", "lla"}
-        The way to SCAD and MCP; see the module ``penalised_path``.
+        The way to SCAD and MCP; see :mod:`fedstat.kernels.penalised.path`.
     steps : LinearSteps, optional
         Of the algorithm "lla": from an estimate, and so many.
     tol : float

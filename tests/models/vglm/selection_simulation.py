@@ -20,13 +20,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import statsmodels.api as sm
+from pooled_path import glm_path
 
 import fedstat as fs
 from fedstat.errors import DisclosureWarning, EstimationError
 from fedstat.inference.selection.criteria import bic, ebic, profiled
 from fedstat.kernels.glm.family import FamilySpec
 from fedstat.kernels.glm.sums import Rows
-from fedstat.kernels.penalised.glm import glm_path
 from fedstat.kernels.penalised.groups import Groups
 from fedstat.kernels.penalised.penalties import Penalty
 

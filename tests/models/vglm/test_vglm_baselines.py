@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import statsmodels.api as sm
 from noisy_admm import noisy_admm
+from pooled_path import glm_path
 
 from fedstat.errors import ModelError
 from fedstat.kernels.glm.family import FamilySpec
 from fedstat.kernels.glm.sums import Rows
-from fedstat.kernels.penalised.glm import glm_path
 from fedstat.kernels.penalised.groups import Groups
 from fedstat.kernels.penalised.penalties import Penalty
 from fedstat.privacy.gaussian import delta_of

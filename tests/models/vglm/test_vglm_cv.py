@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import statsmodels.api as sm
+from pooled_path import glm_path
 from vglm_study import make_model, make_table, pooled_columns
 
 from fedstat.errors import EstimationError
 from fedstat.federation.door.guards import ENTITIES_PER_EQUATION
 from fedstat.kernels.glm.family import FamilySpec
 from fedstat.kernels.glm.sums import Rows
-from fedstat.kernels.penalised.glm import glm_path
 from fedstat.kernels.penalised.groups import Groups
 from fedstat.kernels.penalised.penalties import Penalty
 from fedstat.models.vglm.newton import fit as protocol

@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 import statsmodels.api as sm
+from pooled_path import glm_path
 from vglm_study import COLUMNS, make_model, make_table, pooled_columns
 
 from fedstat.errors import EstimationError, MessageError, ModelError, NotAvailableError, PolicyError
@@ -14,7 +15,6 @@ from fedstat.federation.door.policy import Policy
 from fedstat.federation.message import Ask, pack_ask
 from fedstat.kernels.glm.family import FamilySpec
 from fedstat.kernels.glm.sums import Rows
-from fedstat.kernels.penalised.glm import glm_path
 from fedstat.kernels.penalised.groups import Groups
 from fedstat.kernels.penalised.penalties import Penalty
 

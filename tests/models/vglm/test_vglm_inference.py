@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import statsmodels.api as sm
+from pooled_path import glm_path
 from scipy import stats
 from scipy.special import expit
 from vglm_study import make_model, make_table, pooled_columns
@@ -16,7 +17,6 @@ from fedstat.inference.selection.debiased import debias
 from fedstat.inference.selection.multiple_splits import aggregate_splits
 from fedstat.kernels.glm.family import FamilySpec
 from fedstat.kernels.glm.sums import Rows
-from fedstat.kernels.penalised.glm import glm_path
 from fedstat.kernels.penalised.gram import gram_path
 from fedstat.kernels.penalised.groups import Groups
 from fedstat.kernels.penalised.nodewise import INFLATION, relaxed_inverse

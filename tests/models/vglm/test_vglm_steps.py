@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import statsmodels.api as sm
+from pooled_path import glm_path
 from test_vglm_em import MISSING, TABLE
 from test_vglm_em import model_of as blocks_model
 from vglm_study import make_model, make_table, pooled_columns
@@ -12,7 +13,6 @@ from vglm_study import make_model, make_table, pooled_columns
 from fedstat.errors import EstimationError, ModelError
 from fedstat.kernels.glm.family import FamilySpec
 from fedstat.kernels.glm.sums import Rows
-from fedstat.kernels.penalised.glm import glm_path
 from fedstat.kernels.penalised.groups import Groups
 from fedstat.kernels.penalised.penalties import Penalty
 

@@ -10,9 +10,9 @@ import numpy as np
 
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.federation.rounds.masked_sums import masked as mask_sums
-from fedstat.kernels.penalised.glm import HALVINGS, proximal_step
 from fedstat.kernels.penalised.path import LinearSteps
 from fedstat.kernels.penalised.penalties import Terms
+from fedstat.kernels.penalised.proximal import HALVINGS, proximal_step
 from fedstat.models.vglm.exchange.gram import ask, weighted_gram
 from fedstat.models.vglm.exchange.layout import Layout
 from fedstat.models.vglm.response.distributions import OUTSIDE

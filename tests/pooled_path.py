@@ -1,4 +1,4 @@
-"""Penalised generalized linear models from the rows of one holder, and the steps that sums allow.
+"""Penalised generalized linear models from pooled rows: the oracle of fits from sums.
 
 Minimises ``f(b) + sum_g w_g P(||b_g||)``, where f is half the deviance over N (the sum of the frequency
 weights): up to a constant, the mean negative log-likelihood for dispersion one. Each Newton step minimises
@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 from numba import njit
@@ -29,7 +28,6 @@ from fedstat.kernels.glm.local import fit_local
 from fedstat.kernels.glm.loops import LOG, LOGIT, _log, _logit
 from fedstat.kernels.glm.rows import Rows
 from fedstat.kernels.glm.sums import row_means
-from fedstat.kernels.penalised.gram import GramSolver
 from fedstat.kernels.penalised.groups import Groups
 from fedstat.kernels.penalised.path import (
     Algorithm,
@@ -41,47 +39,16 @@ from fedstat.kernels.penalised.path import (
     lambda_max,
 )
 from fedstat.kernels.penalised.penalties import Penalty, Terms
+from fedstat.kernels.penalised.proximal import HALVINGS, proximal_step
 from fedstat.kernels.rows import column_sums, cross_products, gram, row_dots
 from fedstat.typing import Bools, Floats, Ints
 
 MAX_STEPS = 200
-HALVINGS = 25
-
 SLOW = 0.1
 """Share of the violation that a step may leave before the Hessian is computed anew."""
 
 GROWTH = 0.25
 """Share of the columns that may be new to a Hessian; with more, it costs hardly less to compute it anew."""
-
-
-class ProximalStep(NamedTuple):
-    """A step of proximal Newton: where it leads, and how much the model of the objective falls on the way."""
-
-    b: Floats
-    decrease: float
-
-
-def proximal_step(H: Floats, score: Floats, b: Floats, terms: Terms, *, tol: float) -> ProximalStep:
-    """Minimise the quadratic model of the loss at b, and the penalty.
-
-    Parameters
-    ----------
-    H : (p, p) array
-        Information over N at b, or near it.
-    score : (p,) array
-        Derivative of the log-likelihood at b for dispersion one, over N.
-    b : (p,) array
-        Coefficients.
-    terms : Terms
-        The penalty of each group.
-    tol : float
-        Violation of the stationarity conditions of the model at which to stop.
-    """
-    solver = GramSolver(H, H @ b + score, terms.groups)
-    new = solver.solve(terms, solver.start(b), np.ones(len(terms.level), dtype=np.bool_), tol).b
-    d = new - b
-    decrease = score @ d - d @ H @ d / 2.0 + terms.value(b) - terms.value(new)
-    return ProximalStep(new, float(decrease))
 
 
 def search_line(objective: Callable[[float], float], current: float, decrease: float) -> float:
