@@ -1,7 +1,7 @@
 """Following the solution of a penalised problem from the largest lambda to smaller ones.
 
 The loss is whatever a solver makes of it: sums that were released (``gram``) or rows
-(``pooled_path`` of the tests). SCAD and MCP are reached in one of three ways. *Descent* goes along the path of
+(those of the tests). SCAD and MCP are reached in one of three ways. *Descent* goes along the path of
 stationary points from the one before, as Breheny and Huang (2011) do. *LLA* starts from the lasso of the same
 lambda and repeats the local linear approximation to a fixed point (Fan, Xue and Zou 2014). *Steps* of LLA
 from an estimate without a penalty, one or a few, are those of Zou and Li (2008): each is a lasso, which has
