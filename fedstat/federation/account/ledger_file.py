@@ -19,8 +19,9 @@ import os
 import secrets
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -28,11 +29,29 @@ from fedstat.errors import EngineError, SecurityError
 from fedstat.federation.account.chain import Chain, ChainLink, SiteAccount, canonical, read_link
 from fedstat.federation.crypto.keys import PublicIdentity
 from fedstat.federation.files import lock, read_private, write_private, write_whole
+from fedstat.records import Least, from_plain, to_plain
 from fedstat.typing import Array
 
 LEDGER, SECRET, ANSWERED = "ledger.jsonl", "ledger.key", "answered.npz"
 SECRET_BYTES = 32
 PATIENCE = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedLine:
+    """A session was opened."""
+
+    session: str
+    ordinal: Annotated[int, Least(1)]
+    previous: str
+
+
+@dataclass(frozen=True, slots=True)
+class InPlayLine:
+    """Columns that were in play in any session, and most entities behind an answer."""
+
+    columns: list[str]
+    entities: Annotated[int, Least(0)]
 
 
 class LedgerFile:
@@ -72,7 +91,7 @@ class LedgerFile:
 
     def opened(self, chain: Chain) -> None:
         """Append that a session was opened."""
-        self._append([{"session": chain.session, "ordinal": chain.ordinal, "previous": chain.previous}])
+        self._append([to_plain(OpenedLine(chain.session, chain.ordinal, chain.previous))])
 
     def entered(self, chain: Chain, links: Sequence[tuple[ChainLink, str]]) -> None:
         """Append entries, with the head of the chain after the last of them."""
@@ -84,7 +103,7 @@ class LedgerFile:
 
     def noted(self, columns: set[str], entities: int) -> None:
         """Append what was in play."""
-        self._append([{"columns": sorted(columns), "entities": entities}])
+        self._append([to_plain(InPlayLine(sorted(columns), entities))])
 
     def answered(self, bitmaps: Sequence[Array]) -> None:
         """Replace the rows behind earlier answers."""
@@ -153,7 +172,7 @@ def read_account(folder: str | Path, site: str, keys: PublicIdentity) -> SiteAcc
     for number, text in enumerate(lines, 1):
         try:
             fits = _take(account, chains, json.loads(text), site, keys)
-        except (ValueError, LookupError, TypeError):
+        except (ValueError, LookupError, TypeError, SecurityError):
             fits = False
         if not fits:
             raise SecurityError(
@@ -167,12 +186,13 @@ def _take(
     account: SiteAccount, chains: dict[int, Chain], line: dict[str, Any], site: str, keys: PublicIdentity
 ) -> bool:
     if "columns" in line:
-        account.note(set(line["columns"]), line["entities"])
+        noted = from_plain(InPlayLine, line, LEDGER, SecurityError)
+        account.note(set(noted.columns), noted.entities)
         return True
     if "session" in line:
-        chain = account.open(site, keys, line["session"])
-        chains[chain.ordinal] = chain
-        return bool((chain.ordinal, chain.previous) == (line["ordinal"], line["previous"]))
+        opened = from_plain(OpenedLine, line, LEDGER, SecurityError)
+        chain = chains[opened.ordinal] = account.open(site, keys, opened.session)
+        return (chain.ordinal, chain.previous) == (opened.ordinal, opened.previous)
     chain = chains[line["ordinal"]]
     chain.restore(read_link(line["entry"]), line["mark"])
     return bool(line.get("head", chain.head) == chain.head)
