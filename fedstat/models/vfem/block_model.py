@@ -1,4 +1,4 @@
-"""What the models of a normal response and of another share."""
+"""Constructor, layout and options that the models of a normal response and of another share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which rounds a fit by iteration takes: the maximum, fitted values, the covariance."""
+"""Rounds of a fit by iteration: the maximum, fitted values, the covariance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be said after a VFEM fit: of a normal response, and of another."""
+"""Statements after a VFEM fit: of a normal response, and of another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a site may be asked in VFEM: the steps of every topic."""
+"""The steps that a site may be asked for in VFEM, of every topic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a step of this family is asked for."""
+"""The name of this family, and how one of its steps is asked for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Covariance of the estimates of VFEM for other families than the normal, from the observed information.
+"""Covariance of the estimates of VFEM where the response is not normal, from the observed information.
 
 The likelihood of y depends on an entity through the mean m_i and variance v_i of its linear predictor, as
 with normal errors, where L(m, v) is the normal density. The information is therefore that of

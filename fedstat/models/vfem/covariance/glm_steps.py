@@ -1,4 +1,4 @@
-"""What one institution contributes to the covariance where the response is not normal."""
+"""An institution's sums for the covariance where the response is not normal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one institution contributes to the supplemented EM algorithm.
+"""An institution's part of the supplemented EM algorithm.
 
 The exact EM map is evaluated at points near the estimate, in standardised columns; nothing of the client's
 own fit changes.

@@ -1,4 +1,4 @@
-"""What one institution contributes to the covariance of the estimates.
+"""An institution's sums for the covariance of the estimates: information, and products of scores.
 
 The observed information of (a, s2, beta, mu) after elimination of Sigma_1..Sigma_K: Sigma_k enters the
 likelihood of y only through t_k = beta_k'Sigma_k beta_k, so each client can eliminate its own Sigma_k, up

@@ -1,4 +1,4 @@
-"""What the coordinator keeps of the clients' points that may be mixed."""
+"""The coordinator's account of the clients' points that may be mixed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the maximisation ended: the estimates of all clients, whatever the distribution of the response."""
+"""Estimates of all clients where the maximisation ended, whatever the distribution of the response."""
 
 from __future__ import annotations
 

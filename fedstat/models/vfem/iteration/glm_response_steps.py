@@ -1,4 +1,4 @@
-"""What the response holder computes in the iterations of VFEM for other families than the normal.
+"""Steps of the response holder in the iterations of VFEM where the response is not normal.
 
 Released while iterating: two derivatives of the log-likelihood per entity, sums by missing pattern and
 scalars. Where the coordinator sits at this institution nothing of it leaves, but for the numbers per

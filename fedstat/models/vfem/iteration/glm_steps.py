@@ -1,4 +1,4 @@
-"""What one institution computes in the iterations of VFEM for other families than the normal.
+"""Steps of an institution in the iterations of VFEM where the response is not normal.
 
 The linear predictor of entity i given what is seen of it is normal with mean and variance
 

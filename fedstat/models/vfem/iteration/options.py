@@ -1,4 +1,4 @@
-"""How the iterative exchange goes on and when it ends, as one frozen record."""
+"""Options of the iterative exchange, as one frozen record."""
 
 from __future__ import annotations
 

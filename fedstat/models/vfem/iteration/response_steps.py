@@ -1,4 +1,4 @@
-"""What the response holder computes in the iterations of VFEM.
+"""Steps of the response holder in the iterations of VFEM: its start, residuals, fitted values.
 
 Released while iterating: one standardised residual per entity, sums by missing pattern and scalars. Where the
 coordinator sits at this institution nothing of it leaves, but for the residuals that the clients are sent.

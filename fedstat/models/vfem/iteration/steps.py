@@ -1,4 +1,4 @@
-"""What one institution computes in the iterations of VFEM.
+"""Steps of an institution in the iterations of VFEM with a normal response.
 
 Notation of Tang, Wang, Feng and Li (TWFL): a client k holds x_i^k in R^{p_k} for n_k of n entities,
 beta_k, mu_k and Sigma_k; the active institution holds y_i, a and s2. Columns are standardised at their

@@ -1,4 +1,4 @@
-"""How columns and response of a fit were read, for the entities of a prediction."""
+"""The coding of columns and response of a fit, for the entities of a prediction."""
 
 from __future__ import annotations
 

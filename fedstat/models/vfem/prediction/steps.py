@@ -1,4 +1,4 @@
-"""What an institution computes of the entities of a prediction."""
+"""Steps of an institution with entities to predict: linear predictors, projections, squared errors."""
 
 from __future__ import annotations
 

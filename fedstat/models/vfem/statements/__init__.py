@@ -1,1 +1,1 @@
-"""What a fit is said to mean: estimates as they are reported, notes, tests of assumptions, smaller models."""
+"""Statements of a fit: estimates as they are reported, notes, tests of assumptions, smaller models."""

@@ -1,4 +1,4 @@
-"""What masks and secure products do not hide in the iterations of VFEM, in numbers and sentences.
+"""Numbers and sentences on what masks and secure products do not hide in the iterations of VFEM.
 
 The coordinator learns the sum of the linear predictors over clients, entity by entity, and tells it to the
 response holder. Who has a record is agreed, so that at an entity of which one client alone has a record the

@@ -1,4 +1,4 @@
-"""What the fit would be without each column, at no further round."""
+"""Fits without each column in turn, from moments, at no further round."""
 
 from __future__ import annotations
 

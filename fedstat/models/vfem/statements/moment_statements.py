@@ -1,4 +1,4 @@
-"""What results say from the moments that a fit exchanged, at no further message."""
+"""Statements of results from the moments that a fit exchanged, at no further message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a fit hands over, and the estimate and the counts that follow from it."""
+"""The outcome of a fit, and the estimate and the counts that follow from it."""
 
 from __future__ import annotations
 
