@@ -6,51 +6,62 @@ import copy
 import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import pandas as pd
 
-from fedstat.errors import FedstatWarning, NotAvailableError
+from fedstat.errors import NotAvailableError
 from fedstat.federation.account.entry import COORDINATOR
-from fedstat.federation.door.policy import Refusal
+from fedstat.federation.door.policy import Policy, Refusal
 from fedstat.federation.forecast.adversary import who_learns
-from fedstat.federation.forecast.forecast import Forecast, Planned
-from fedstat.federation.forecast.rehearsal import Answers, Course, Rehearsal, Rehearsed
+from fedstat.federation.forecast.dry_site import DrySite
+from fedstat.federation.forecast.forecast import Forecast, Loop, Planned
+from fedstat.federation.forecast.rehearsal import Course, Rehearsal, Rehearsed
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.rounds.engine import Engine
 from fedstat.inference.explanation import Explanation
+from fedstat.kernels.glm.family import FamilySpec
+
+PLANNED = ("sender", "receiver", "step", "array", "kind", "what", "masked", "shape", "entities")
+COUNTED = ("messages", "messages_low", "messages_high", "bytes", "bytes_low", "bytes_high")
+JUDGED = ("guessed", "policed", "passes", "refused_by", "refusal")
+COLUMNS = [*PLANNED, "rules", *COUNTED, *JUDGED]
 
 
-class Plan(Protocol):
-    """What a family knows of its own fits.
+class Plan:
+    """What a family knows of its own fits; here that of one in which nothing depends on the data.
 
-    Attributes
+    Parameters
     ----------
-    lengths : tuple of int
-        Iterations of a short, the expected and a long fit; all the same where the number is fixed.
+    model : model
+    given : mapping of str to object
+        Arguments of its fit, defaults among them.
     """
 
-    lengths: tuple[int, int, int]
+    guessed: ClassVar[frozenset[str]] = frozenset()
+    """Steps whose shapes are not known in advance."""
 
-    @property
-    def guessed(self) -> frozenset[str]:
-        """Steps whose shapes are not known in advance."""
+    nested: tuple[str, ...] = ()
+    """Columns of groups that have one level a site."""
 
-    def answers(self, length: int) -> Answers:
-        """How stand-ins answer in a fit of so many iterations."""
+    def __init__(self, model: Any, given: Mapping[str, Any]) -> None:
+        self.given = given
 
-    def arguments(self, length: int) -> Mapping[str, Any]:
-        """Arguments of a fit that has so many iterations."""
+    def arguments(self) -> Mapping[str, Any]:
+        """Arguments of the rehearsal that are not those of the fit."""
+        return {}
 
-    def dealers(self) -> Mapping[tuple[str, str], str]:
-        """Who deals for the secure products of the last rehearsal."""
+    def loops(self, course: Course) -> Sequence[Loop]:
+        """Name rounds of which there are as many as the data ask for."""
+        return ()
 
-    def learned(self, course: Course) -> Iterator[tuple[str, str]]:
+    def learned(self, forecast: Forecast) -> Iterator[tuple[str, str]]:
         """Say what else who could learn."""
+        yield from ()
 
-    def notes(self) -> Iterator[str]:
+    def notes(self, forecast: Forecast) -> Iterator[str]:
         """How the number of iterations is guessed, and what cannot be told."""
+        yield from ()
 
 
 def settled(fit: Callable[..., object], arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -72,10 +83,14 @@ class Explainable:
     partition: ClientPartition
     engine: Engine
     fit: Callable[..., Any]
-    _plan: ClassVar[type[Any] | None] = None
+    distribution: FamilySpec = FamilySpec("Gaussian", "Identity")
+    _plan: ClassVar[type[Plan] | None] = None
 
     def explain(self, **arguments: Any) -> Explanation:
         """Say what :meth:`fit` would ask for and what would leave each institution, and ask nothing.
+
+        The steps of the fit run here, on designs that are invented: of the agreed columns and entities, and
+        with numbers that are drawn. No record is read, and no message is sent.
 
         Parameters
         ----------
@@ -92,12 +107,18 @@ class Explainable:
         ------
         NotAvailableError
             The family cannot tell.
+        ModelError, EstimationError
+            As the fit, as far as it does not depend on the data.
         """
         if self._plan is None:
             raise NotAvailableError(
                 f"no forecast for {type(self).__name__}: fit, and look at result.ledger.releases()"
             )
-        return explain_fit(self, self._plan(self, self.fit, arguments), arguments)
+        return explain_fit(self, self._plan(self, settled(self.fit, arguments)), arguments)
+
+    def _invent_sites(self, plan: Plan, policies: Mapping[str, Policy]) -> Mapping[str, DrySite]:
+        """Make sites with an invented design of this model."""
+        raise NotImplementedError
 
 
 def explain_fit(model: Explainable, plan: Plan, arguments: Mapping[str, Any]) -> Explanation:
@@ -110,11 +131,10 @@ def explain_fit(model: Explainable, plan: Plan, arguments: Mapping[str, Any]) ->
     arguments : mapping of str to object
         Of the fit.
     """
-    unique = dict.fromkeys(plan.lengths)
-    found = {length: rehearse(model, plan, length, arguments) for length in unique}
-    forecast = Forecast(tuple(found[length] for length in plan.lengths))
-    course, planned = forecast.expected, forecast.planned()
-    learned = [*who_learns(planned, course.at, course.n_masked, plan.dealers()), *plan.learned(course)]
+    course = rehearse(model, plan, arguments)
+    forecast = Forecast(course, plan.loops(course))
+    planned = forecast.planned()
+    learned = [*who_learns(planned, course.at, course.n_masked, course.dealers), *plan.learned(forecast)]
     call = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
     return Explanation(
         call=f"{type(model).__name__}.fit({call})",
@@ -122,12 +142,12 @@ def explain_fit(model: Explainable, plan: Plan, arguments: Mapping[str, Any]) ->
         rounds=[(", ".join(steps), counts) for steps, counts in forecast.rounds()],
         refused={site: by_rule(found) for site, found in forecast.refusals().items()},
         learned=learned,
-        notes=[*plan.notes(), *earlier_note(course)],
+        notes=[*plan.notes(forecast), *course_notes(course)],
     )
 
 
-def rehearse(model: Explainable, plan: Plan, length: int, arguments: Mapping[str, Any]) -> Course:
-    """Carry a fit's own questions to stand-ins.
+def rehearse(model: Explainable, plan: Plan, arguments: Mapping[str, Any]) -> Course:
+    """Carry a fit's own questions to sites with invented designs.
 
     Raises
     ------
@@ -137,46 +157,40 @@ def rehearse(model: Explainable, plan: Plan, length: int, arguments: Mapping[str
         As the fit.
     """
     policies = {name: site.policy for name, site in model.partition.sites.items()}
-    rehearsal = Rehearsal(policies, plan.answers(length))
+    rehearsal = Rehearsal(model._invent_sites(plan, policies))
     double = copy.copy(model)
     double.engine = rehearsal
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FedstatWarning)
+        warnings.simplefilter("ignore")
         try:
-            double.fit(**{**arguments, **plan.arguments(length)})
+            double.fit(**{**arguments, **plan.arguments()})
         except Rehearsed:
-            return rehearsal.course
+            return rehearsal.course()
     raise NotAvailableError("no forecast: this fit asks nothing of its engine")
 
 
 def as_table(planned: Sequence[Planned], at: str | None, guessed: frozenset[str]) -> pd.DataFrame:
     """One row per array, with the institution in the place of the coordinator that sits there."""
-    rows = []
-    for row in planned:
-        values = asdict(row)
-        low, expected, high = values.pop("messages")
-        bytes_low, n_bytes, bytes_high = values.pop("bytes")
-        del values["refusals"]
-        values |= {
-            "rules": "; ".join(row.rules),
-            "messages": expected,
-            "messages_low": low,
-            "messages_high": high,
-            "bytes": n_bytes,
-            "bytes_low": bytes_low,
-            "bytes_high": bytes_high,
-            "guessed": row.step in guessed,
-            "policed": row.sender != COORDINATOR,
-            "passes": not row.refusals,
-            "refused_by": ", ".join(dict.fromkeys(one.rule for one in row.refusals)),
-            "refusal": " ".join(one.message for one in row.refusals),
-        }
-        rows.append(values)
-    table = pd.DataFrame(rows)
-    if at is not None and rows:
+    table = pd.DataFrame([_cells(row) | {"guessed": row.step in guessed} for row in planned], columns=COLUMNS)
+    if at is not None:
         for role in ("sender", "receiver"):
             table[role] = table[role].replace(COORDINATOR, at)
     return table
+
+
+def _cells(row: Planned) -> dict[str, Any]:
+    """One row of the table."""
+    cells: dict[str, Any] = {name: getattr(row, name) for name in PLANNED}
+    for name in ("messages", "bytes"):
+        low, expected, high = getattr(row, name)
+        cells |= {name: expected, f"{name}_low": low, f"{name}_high": high}
+    return cells | {
+        "rules": "; ".join(row.rules),
+        "policed": row.sender != COORDINATOR,
+        "passes": not row.refusals,
+        "refused_by": ", ".join(dict.fromkeys(one.rule for one in row.refusals)),
+        "refusal": " ".join(one.message for one in row.refusals),
+    }
 
 
 def by_rule(refusals: Sequence[Refusal]) -> dict[str, list[str]]:
@@ -187,8 +201,10 @@ def by_rule(refusals: Sequence[Refusal]) -> dict[str, list[str]]:
     return {rule: list(messages) for rule, messages in out.items()}
 
 
-def earlier_note(course: Course) -> Iterator[str]:
-    """Say what making the model has asked for already."""
+def course_notes(course: Course) -> Iterator[str]:
+    """Say what making the model has asked for already, and where the forecast ends."""
     kinds = dict.fromkeys(kind for found in course.earlier.values() for kind in found)
     if kinds:
         yield f"Making the model has asked already, for values of these kinds: {', '.join(kinds)}."
+    if course.cut_short:
+        yield f"What would follow the refusal of step '{course.cut_short}' is not told."

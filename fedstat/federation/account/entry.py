@@ -143,8 +143,14 @@ def refused(ask: Ask, error: Exception, number: int) -> Entry:
 
 def rule_of(error: Exception) -> str:
     """Name the class of a refusal, and the rule of the policy where the error names one; never its values."""
+    rule = policy_rule(error)
+    return type(error).__name__ + (f" ({rule})" if rule else "")
+
+
+def policy_rule(error: Exception) -> str:
+    """Name the rule of a policy that an error is about; empty where it is about none."""
     rule = _RULE.search(str(error))
-    return type(error).__name__ + (f" ({rule[1]})" if rule else "")
+    return rule[1] if rule else ""
 
 
 def read_entry(row: Sequence[Any]) -> Entry:

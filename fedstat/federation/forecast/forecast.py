@@ -1,9 +1,14 @@
-"""What a fit would ask for and what would leave each institution, from rehearsals of different lengths."""
+"""What a fit would ask for and what would leave each institution, from one rehearsal.
+
+How often an iteration passes depends on the data. A family says how often it does in a short, a usual and a
+long fit; iterations are then added to those that were rehearsed, or taken away, each like the last.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import TypeAlias
 
 from fedstat.federation.account.entry import Entry
@@ -12,6 +17,44 @@ from fedstat.federation.forecast.rehearsal import Course
 
 Key: TypeAlias = tuple[str, str, str, str, str, str, bool]
 """Sender, receiver, step, array, kind, meaning, masked."""
+
+Lengths: TypeAlias = tuple[int, int, int]
+"""Of a fit that is short, usual and long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """Rounds of which there are as many as the data ask for.
+
+    Parameters
+    ----------
+    counted : str
+        Step of which there is one round in an iteration.
+    steps : frozenset of str
+        Steps of an iteration, this one among them.
+    lengths : (int, int, int)
+        Iterations of a fit that is short, usual and long.
+    sizes : int
+        How many shapes an array goes through, until it has its largest; 0 where all have the same.
+    """
+
+    counted: str
+    steps: frozenset[str]
+    lengths: Lengths
+    sizes: int = 0
+
+    def rehearsed(self, course: Course) -> int:
+        """Count the iterations that were rehearsed."""
+        return sum(self.counted in steps for steps in course.rounds)
+
+    def counts(self, count: int, course: Course) -> Lengths:
+        """Turn what was counted in the rehearsal into counts at the three lengths."""
+        done = self.rehearsed(course)
+        if not done:
+            return count, count, count
+        each = max(1, round(count / done))
+        low, usual, most = (max(count + each * (length - done), 0) for length in self.lengths)
+        return low, usual, most
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +86,8 @@ class Planned:
     masked: bool
     shape: tuple[int, ...]
     entities: int
-    messages: tuple[int, ...]
-    bytes: tuple[int, ...]
+    messages: Lengths
+    bytes: Lengths
     rules: tuple[str, ...]
     refusals: tuple[Refusal, ...]
 
@@ -55,64 +98,70 @@ class Forecast:
 
     Parameters
     ----------
-    courses : tuple of Course
+    course : Course
+    loops : sequence of Loop
     """
 
-    courses: tuple[Course, ...]
+    course: Course
+    loops: Sequence[Loop] = ()
 
-    @property
-    def expected(self) -> Course:
-        """The course that is most likely."""
-        return self.courses[len(self.courses) // 2]
-
-    def rounds(self) -> list[tuple[tuple[str, ...], tuple[int, ...]]]:
+    def rounds(self) -> list[tuple[tuple[str, ...], Lengths]]:
         """Kinds of rounds in the order in which they first come, with how many there are of each."""
-        kinds = list(dict.fromkeys(steps for course in reversed(self.courses) for steps in course.rounds))
-        order = {steps: self.expected.rounds.index(steps) for steps in kinds if steps in self.expected.rounds}
-        kinds.sort(key=lambda steps: order.get(steps, len(self.expected.rounds)))
-        return [(steps, _ordered([c.rounds.count(steps) for c in self.courses])) for steps in kinds]
+        return [
+            (steps, self._counts(steps, self.course.rounds.count(steps)))
+            for steps in dict.fromkeys(self.course.rounds)
+        ]
 
     def planned(self) -> list[Planned]:
         """List what would leave each institution, array by array, as the ledger's releases do."""
-        counted = [_by_array(course) for course in self.courses]
-        keys = dict.fromkeys(key for found in (_by_array(self.expected), *counted) for key in found)
-        return [self._planned(key, counted) for key in keys]
+        found: dict[Key, list[Entry]] = {}
+        for e in self.course.entries:
+            key = (e.sender, e.receiver, e.step, e.array, e.kind, e.what, e.masked)
+            found.setdefault(key, []).append(e)
+        return [self._planned(key, entries) for key, entries in found.items()]
 
-    def _planned(self, key: Key, counted: Sequence[Mapping[Key, list[Entry]]]) -> Planned:
-        found = [by_array.get(key, []) for by_array in counted]
-        one = max((entry for entries in found for entry in entries), key=lambda entry: entry.shape)
-        course = self.expected
+    def _planned(self, key: Key, entries: Sequence[Entry]) -> Planned:
+        messages = self._counts((key[2],), len(entries))
+        sizes = self._further(entries, max(messages) - len(entries))
+        each = [entry.bytes for entry in entries] + [n_bytes for _, n_bytes in sizes]
+        low, usual, most = (sum(each[:count]) for count in messages)
+        one = max(entries, key=lambda entry: entry.shape)
         return Planned(
             *key,
-            shape=one.shape,
-            entities=max(entry.entities for entries in found for entry in entries),
-            messages=_ordered([len(entries) for entries in found]),
-            bytes=_ordered([sum(entry.bytes for entry in entries) for entries in found]),
-            rules=course.rules(one),
-            refusals=course.refusals(one),
+            shape=max([one.shape, *[shape for shape, _ in sizes]]),
+            entities=max(entry.entities for entry in entries),
+            messages=messages,
+            bytes=(low, usual, most),
+            rules=self.course.rules(one),
+            refusals=self.course.refusals(one),
         )
+
+    def _counts(self, steps: tuple[str, ...], count: int) -> Lengths:
+        """Count a kind of round or message at the three lengths, where it is one of an iteration."""
+        for loop in self.loops:
+            if loop.steps.issuperset(steps):
+                return loop.counts(count, self.course)
+        return count, count, count
+
+    def _further(self, entries: Sequence[Entry], more: int) -> list[tuple[tuple[int, ...], int]]:
+        """Extrapolate shapes and bytes of further messages: as the last, or growing as the last grew."""
+        last, shape = entries[-1], entries[-1].shape
+        sizes = len({entry.shape for entry in entries})
+        grows = max((loop.sizes for loop in self.loops if last.step in loop.steps), default=0) - sizes
+        step = (0,) * len(shape)
+        if len(entries) > 1 and grows > 0:
+            step = tuple(b - a for a, b in zip(entries[-2].shape, shape, strict=True))
+        size = last.bytes / max(prod(shape), 1)
+        out = []
+        for i in range(1, more + 1):
+            at = tuple(n + d * min(i, max(grows, 0)) for n, d in zip(shape, step, strict=True))
+            out.append((at, round(size * prod(at)) if prod(shape) else last.bytes))
+        return out
 
     def refusals(self) -> dict[str, list[Refusal]]:
         """List what policies would refuse, by site, also in place at the coordinator's own institution."""
         out: dict[str, list[Refusal]] = {}
-        for (site, _), found in self.expected.refused.items():
+        for (site, _), found in self.course.refused.items():
             if found:
                 out.setdefault(site, []).extend(found)
         return out
-
-
-def _ordered(counts: Sequence[int]) -> tuple[int, ...]:
-    """Put the fewest of the counts first, and the most last; the expected one stays.
-
-    A fit with more iterations may have less of something: of what is asked where an iteration fails.
-    """
-    return tuple(counts) if len(counts) < 3 else (min(counts), *counts[1:-1], max(counts))
-
-
-def _by_array(course: Course) -> dict[Key, list[Entry]]:
-    """Entries by everything but round and shape."""
-    out: dict[Key, list[Entry]] = {}
-    for entry in course.entries:
-        key = (entry.sender, entry.receiver, entry.step, entry.array, entry.kind, entry.what, entry.masked)
-        out.setdefault(key, []).append(entry)
-    return out

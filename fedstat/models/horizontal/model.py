@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import secrets
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import statsmodels.genmod.families as sm_families
@@ -17,11 +17,14 @@ from fedstat.federation.design.by_rows import RowsAgreement, agree_rows
 from fedstat.federation.design.formula.expression import name_expression
 from fedstat.federation.design.formula.parse import Formula, parse_pooled_formula
 from fedstat.federation.design.site_rows import RowsQuestion
+from fedstat.federation.door.policy import Policy
+from fedstat.federation.forecast.dry_site import DrySite
+from fedstat.federation.forecast.invented_rows import RowsInvention
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.rounds.engine import Engine, Fit, Rounds
 from fedstat.federation.rounds.statements import receipted
 from fedstat.kernels.glm.family import FamilySpec
-from fedstat.models.explain import Explainable
+from fedstat.models.explain import Explainable, Plan
 from fedstat.models.horizontal.session import RowsSession
 
 
@@ -63,7 +66,9 @@ class HorizontalModel(Explainable):
         if missing not in ("raise", "drop"):
             raise ModelError(f'missing: expected "drop" or "raise", received {missing!r}')
         self.formula, self.partition = formula, partition
-        self.family_spec = FamilySpec.of(self.default_family() if family is None else family)
+        self.family_spec = self.distribution = FamilySpec.of(
+            self.default_family() if family is None else family
+        )
         self.family = self.family_spec.make()
         weights = {"freq_weights": freq_weights, "var_weights": var_weights, "exposure": exposure}
         self.weights = {role: name for role, name in weights.items() if name is not None}
@@ -180,6 +185,9 @@ class HorizontalModel(Explainable):
     def receipted(self, protocol: Rounds[Fit], ledger: Ledger) -> Rounds[Fit]:
         """Close a run with the sites' statements on it; see :func:`receipted`."""
         return receipted(protocol, tuple(self.partition.sites), self._session, ledger)
+
+    def _invent_sites(self, plan: Plan, policies: Mapping[str, Policy]) -> Mapping[str, DrySite]:
+        return RowsInvention(self.agreement, self.distribution, plan.nested).sites(policies)
 
     def _check_exposure(self) -> None:
         if "exposure" in self.weights and self.family_spec.link != "Log":

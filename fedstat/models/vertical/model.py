@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self
 
 from fedstat.errors import DataWarning, ModelError
 from fedstat.federation.account.ledger import CoordinatorAccount, Ledger
 from fedstat.federation.design.by_columns import Design, Missing, agree_design
 from fedstat.federation.design.formula.parse import Formula, parse_formula
+from fedstat.federation.door.policy import Policy
+from fedstat.federation.forecast.dry_site import DrySite
+from fedstat.federation.forecast.invented_columns import invent_columns
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.rounds.engine import Engine, Fit, Rounds
 from fedstat.federation.rounds.statements import receipted
-from fedstat.models.explain import Explainable
+from fedstat.models.explain import Explainable, Plan
 
 
 class VerticalModel(Explainable):
@@ -132,6 +136,10 @@ class VerticalModel(Explainable):
     def receipted(self, protocol: Rounds[Fit], ledger: Ledger) -> Rounds[Fit]:
         """Close a run with the sites' statements on it; see :func:`receipted`."""
         return receipted(protocol, tuple(self.partition.sites), self._session, ledger)
+
+    def _invent_sites(self, plan: Plan, policies: Mapping[str, Policy]) -> Mapping[str, DrySite]:
+        rows, session = self.partition.rows, self._session
+        return invent_columns(self.design, rows, policies, self.distribution, session)
 
     def _warn_of_partial_blocks(self) -> None:
         if self.partition.partial != "drop":

@@ -111,7 +111,9 @@ class VerticalGLM(VerticalModel):
         missing: Missing | Literal["em"] = "raise",
         **kwargs: Any,
     ) -> None:
-        self.family_spec = FamilySpec.of(sm_families.Gaussian() if family is None else family)
+        self.family_spec = self.distribution = FamilySpec.of(
+            sm_families.Gaussian() if family is None else family
+        )
         check_family(self.family_spec)
         if not formula.intercept:
             raise ModelError(

@@ -1,46 +1,59 @@
-"""A protocol carried to stand-ins: what is entered, what is refused, and what is not known."""
+"""A protocol carried to dry sites: what is entered, what is refused, and what is foreseen of its length."""
 
 import numpy as np
 import pytest
 
-from fedstat.errors import MessageError, NotAvailableError, PolicyError
+from fedstat.errors import PolicyError
 from fedstat.federation.account.entry import Entry
 from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.door.facts import Entities
 from fedstat.federation.door.policy import Policy
 from fedstat.federation.door.site import FAMILIES
+from fedstat.federation.door.state import State
 from fedstat.federation.forecast.adversary import listed, who_learns
-from fedstat.federation.forecast.forecast import Forecast
-from fedstat.federation.forecast.rehearsal import KEY_ANSWERS, Rehearsal, Rehearsed
+from fedstat.federation.forecast.dry_site import DrySite
+from fedstat.federation.forecast.forecast import Forecast, Loop
+from fedstat.federation.forecast.rehearsal import Rehearsal, Rehearsed
 from fedstat.federation.message import Ask, Declared, Step
 from fedstat.federation.rounds.masked_sums import masked
 
+SITES = {"A": 4, "B": 9, "C": 9}
+
+
+def count(data, state):
+    X = state.use("X")
+    if data.policy.min_events == 7:
+        raise PolicyError(f"{data.name}: its policy (odd rule) refuses")
+    return {"total": X.sum(axis=0)[:2]}
+
+
+def columns(data, state):
+    return {"columns": state.use("X")}
+
+
+def grow(data, state):
+    state.keep("grown", state.use("grown") + 1 if "grown" in state else 1, 9)
+    return {"columns": np.zeros((min(state.use("grown"), 3), 2))}
+
+
 STEPS = {
     "count": Step(
-        lambda data, state: {},
+        count,
         gives={
             "total": Declared("aggregate", "sum", maskable=True, behind=(Entities,)),
-            "each": Declared("per entity", "one each", optional=True),
+            "each": Declared("per entity", "one each", optional=True, behind=(Entities,)),
         },
     ),
-    "columns": Step(lambda data, state: {}, gives={"columns": Declared("raw columns", "x", 2)}),
+    "columns": Step(columns, gives={"columns": Declared("raw columns", "x", 2, behind=(Entities,))}),
+    "grow": Step(grow, gives={"columns": Declared("control", "points", 2)}),
+    "never": Step(
+        lambda data, state: never(data), gives={"total": Declared("aggregate", "sum", behind=(Entities,))}
+    ),
 }
-SITES = ("A", "B", "C")
 
 
-def count(site, ask):
-    site.hold("odd rule", odd, site)
-    return site.reply({"total": np.ones(2)}, entities={"A": 4, "B": 9, "C": 9}[site.name])
-
-
-def odd(site):
-    if site.policy.min_events == 7:
-        raise PolicyError(f"{site.name}: its policy (odd rule) refuses")
-
-
-def columns(site, ask):
-    site.columns = 5
-    return site.reply({"columns": np.zeros((9, 5))}, entities=9)
+def never(data):
+    raise PolicyError(f"{data.name}: its policy (a rule without a limit) refuses")
 
 
 @pytest.fixture(autouse=True)
@@ -48,23 +61,27 @@ def family(monkeypatch):
     monkeypatch.setitem(FAMILIES, "toy", STEPS)
 
 
-def asks(step, sites=SITES):
+def asks(step, sites=tuple(SITES)):
     return [Ask(site, "toy", step, session="s") for site in sites]
 
 
 def protocol(rounds=2):
     for _ in range(rounds):
         replies = yield asks("count")
-        assert sum(reply.arrays["total"].sum() for reply in replies) == 6.0
-    yield asks("columns", SITES[1:])
+        assert sum(reply.arrays["total"].sum() for reply in replies) == pytest.approx(44.0)
+    yield asks("columns", ("B", "C"))
 
 
-def rehearse(run, at=None, policies=None, answers=None):
-    given = {("toy", "count"): count, ("toy", "columns"): columns} if answers is None else answers
-    rehearsal = Rehearsal({site: Policy() for site in SITES} | (policies or {}), given)
+def rehearse(run, at=None, policies=None):
+    sites = {}
+    for name, n in SITES.items():
+        sites[name], state = DrySite(name, (policies or {}).get(name, Policy()), n), State()
+        state.keep("X", np.ones((n, 5)), n, columns=5)
+        sites[name].open("s", state)
+    rehearsal = Rehearsal(sites)
     with pytest.raises(Rehearsed):
         rehearsal.run(run, Ledger(at=at))
-    return rehearsal.course
+    return rehearsal.course()
 
 
 def test_what_passes_is_entered_as_an_engine_enters_it():
@@ -75,11 +92,11 @@ def test_what_passes_is_entered_as_an_engine_enters_it():
     assert course.entries[0].what == "sum"
     assert {entry.sender for entry in course.entries} == {"B", "C"}
     assert course.rounds == (("count",), ("count",), ("columns",))
-    assert course.n_masked == 0
+    assert course.n_masked == 0 and not course.cut_short
 
 
 def test_masks_make_up_shape_and_bytes_and_leave_the_sum():
-    course = rehearse(masked(protocol(), SITES, "s"), at="A")
+    course = rehearse(masked(protocol(), tuple(SITES), "s"), at="A")
     entry = next(entry for entry in course.entries if entry.step == "count")
     assert (entry.shape, entry.bytes, entry.masked) == ((2,), 32, True)
     assert course.n_masked == 3
@@ -101,35 +118,45 @@ def test_every_rule_that_would_refuse_is_noted_and_the_rehearsal_goes_on():
         ("B", "maximum columns", ""),
         ("C", "odd rule", ""),
     }
-    by_array = {(row.sender, row.array): row for row in Forecast((course,) * 3).planned()}
-    assert {one.rule for one in by_array["B", "columns"].refusals} == {"maximum columns"}
+    by_array = {(row.sender, row.array): row for row in Forecast(course).planned()}
     assert by_array["C", "columns"].refusals == ()
     assert by_array["B", "total"].rules == ("refused kinds", "masked only", "minimum count 10")
+    assert len(by_array["B", "total"].refusals) == 4
 
 
-def test_an_array_that_a_stand_in_lacks_or_makes_up_is_an_error():
-    for arrays, words in (({}, "missing"), ({"total": np.ones(2), "other": np.ones(1)}, "unknown")):
-        answers = {("toy", "count"): lambda site, ask, arrays=arrays: site.reply(arrays)}
-        with pytest.raises(MessageError, match=f"the stand-in of A, step 'count': .*{words}"):
-            rehearse(protocol(), answers=answers)
+def test_a_refusal_that_no_policy_takes_back_ends_the_rehearsal():
+    def run():
+        yield asks("count")
+        yield asks("never")
+        yield asks("columns")
 
-
-def test_a_step_that_nobody_stands_in_for_has_no_forecast():
-    with pytest.raises(NotAvailableError, match=r"no forecast: .*step 'count' of family 'toy' answers; fit"):
-        rehearse(protocol(), answers={})
-    assert {family for family, _ in KEY_ANSWERS} == {"secure"}
+    course = rehearse(run())
+    assert course.cut_short == "never" and course.rounds == (("count",), ("never",))
+    assert course.refused["A", "never"][0].rule == "a rule without a limit"
 
 
 def test_a_forecast_counts_at_three_lengths():
-    forecast = Forecast(tuple(rehearse(protocol(rounds)) for rounds in (1, 2, 5)))
+    loop = Loop("count", frozenset({"count"}), (1, 2, 5))
+    forecast = Forecast(rehearse(protocol(3)), [loop])
     assert forecast.rounds() == [(("count",), (1, 2, 5)), (("columns",), (1, 1, 1))]
     row = next(row for row in forecast.planned() if (row.sender, row.array) == ("A", "total"))
     assert row.messages == (1, 2, 5) and row.bytes == (16, 32, 80) and row.shape == (2,)
 
 
+def test_arrays_grow_for_as_long_as_they_are_said_to():
+    def run(rounds):
+        for _ in range(rounds):
+            yield asks("grow")
+
+    real = Forecast(rehearse(run(6))).planned()[0]
+    told = Forecast(rehearse(run(2)), [Loop("grow", frozenset({"grow"}), (1, 4, 6), 3)]).planned()[0]
+    assert (told.shape, told.bytes) == ((3, 2), (16, 144, 240))
+    assert (real.shape, real.bytes[1]) == (told.shape, told.bytes[2])
+
+
 def learned(run, at=None, dealers=None):
     course = rehearse(run, at=at)
-    planned = Forecast((course,) * 3).planned()
+    planned = Forecast(course).planned()
     return " ".join(f"{who}: {text}" for who, text in who_learns(planned, at, course.n_masked, dealers or {}))
 
 
@@ -138,7 +165,7 @@ def test_who_learns_what_follows_from_kinds_masks_and_receivers():
     assert "Coordinator, at A: receives from B and C, of 9 entities or more (aggregate): sum." in plain
     assert "(raw columns): x. It then has these columns." in plain
     assert "Collusion" not in plain
-    hidden = learned(masked(protocol(), SITES, "s"))
+    hidden = learned(masked(protocol(), tuple(SITES), "s"))
     assert "Coordinator: receives under masks: sum. It learns the sums over 3 institutions" in hidden
     assert "(aggregate)" not in hidden
     assert "c of the 3 institutions learn the sum over the other 3 - c" in hidden
@@ -149,10 +176,11 @@ def test_who_learns_what_follows_from_kinds_masks_and_receivers():
 
 def test_two_sites_under_masks():
     def run():
-        yield asks("count", SITES[:2])
+        yield asks("count", ("A", "B"))
 
-    assert "Masks hide nothing from the other institution here" in learned(masked(run(), SITES[:2], "s"))
+    assert "Masks hide nothing from the other institution here" in learned(masked(run(), ("A", "B"), "s"))
 
 
 def test_names_in_a_sentence():
-    assert [listed(SITES[:k]) for k in range(4)] == ["", "A", "A and B", "A, B and C"]
+    names = tuple(SITES)
+    assert [listed(names[:k]) for k in range(4)] == ["", "A", "A and B", "A, B and C"]

@@ -1,4 +1,4 @@
-"""What a federated GLM is said to ask for, held against what it asked for."""
+"""What is said of a federated GLM before it is fitted: who learns what, what would be refused, and errors."""
 
 from itertools import chain
 
@@ -8,7 +8,6 @@ import pytest
 import statsmodels.genmod.families as sm_families
 
 import fedstat as fs
-from fedstat.models.glm.explain import GLMPlan
 
 
 def rows(n=360):
@@ -37,67 +36,6 @@ def model_of(formula, frame=FRAME, sites=None, policies=None, **kwds):
         frame = frame[frame["site"].isin(sites)]
     partition = fs.ClientPartition.from_frame(frame, by="site", policies=policies)
     return fs.FederatedGLM.from_formula(formula, partition, **kwds)
-
-
-FITS = {
-    "least squares": ("y ~ x + C(g)", {}, {}),
-    "without own fits": ("y ~ x + C(g)", {}, {"local": False}),
-    "logistic": ("sick ~ x * C(g)", BINOMIAL, {}),
-    "in clear": ("sick ~ x", BINOMIAL, {"masked": False}),
-    "probit": ("sick ~ x", {"family": sm_families.Binomial(sm_families.links.Probit())}, {}),
-    "robust": ("sick ~ x", BINOMIAL, {"cov_type": "HC1"}),
-    "clustered by site": ("sick ~ x", BINOMIAL, {"cov_type": "cluster", "cov_kwds": {"groups": "site"}}),
-    "without intercept": ("count ~ x + w - 1", POISSON, {}),
-    "exposure": ("count ~ x", POISSON | {"exposure": "w"}, {}),
-    "weights": ("count ~ x", POISSON | {"freq_weights": "twice"}, {"scale": "X2"}),
-    "splines": ("count ~ scale(x) + poly(w, 2)", POISSON, {}),
-    "gamma": ("positive ~ x", GAMMA, {}),
-    "one step": ("sick ~ x", BINOMIAL, {"rounds": 1}),
-    "alone": ("count ~ 1", POISSON, {}),
-}
-
-
-@pytest.mark.parametrize("name", FITS)
-def test_a_fit_asks_for_what_was_foretold(foretold, name):
-    formula, kwds, arguments = FITS[name]
-    model = model_of(formula, **kwds)
-    result = model.fit(**arguments)
-    foretold(model, result, GLMPlan(model, model.fit, arguments), len(result.fit_.trace), arguments)
-
-
-UNKNOWN = {
-    "overdispersion": ("count ~ x", NEGATIVE, {"alpha": "ml"}),
-    "clusters": (
-        "sick ~ x",
-        BINOMIAL | {"labels": ["ward"]},
-        {"cov_type": "cluster", "cov_kwds": {"groups": "ward"}},
-    ),
-    "survey": (
-        "sick ~ x",
-        BINOMIAL | {"labels": ["ward", "site"]},
-        {"cov_type": "survey", "cov_kwds": {"clusters": "ward", "strata": "site"}},
-    ),
-}
-
-
-@pytest.mark.parametrize("name", UNKNOWN)
-def test_where_sizes_or_rounds_are_unknown_the_arrays_are_foretold(name):
-    formula, kwds, arguments = UNKNOWN[name]
-    model = model_of(formula, **kwds)
-    table = model.explain(**arguments).tidy()
-    passed = model.fit(**arguments).ledger.to_frame().iloc[len(model._agreement_ledger.entries) :]
-    passed["shape"] = [
-        len(shape) if step in ("list_clusters", "sum_clusters") else shape
-        for step, shape in zip(passed["step"], passed["shape"], strict=True)
-    ]
-    table["shape"] = [
-        len(shape) if guessed else shape
-        for guessed, shape in zip(table["guessed"], table["shape"], strict=True)
-    ]
-    columns = ["sender", "receiver", "step", "array", "kind", "what", "masked", "shape", "entities"]
-    told = set(table[columns].itertuples(index=False, name=None))
-    assert told == set(passed[columns].itertuples(index=False, name=None))
-    assert (table["guessed"] == table["step"].isin(["list_clusters", "sum_clusters"])).all()
 
 
 def test_two_sites_are_told_that_masks_hide_nothing():
@@ -164,12 +102,15 @@ def test_what_is_told_to_pass_passes(policy, arguments):
     assert model.fit(**arguments).converged
 
 
-def test_nothing_is_asked(monkeypatch):
+def test_nothing_is_asked_and_no_row_is_read(monkeypatch):
     model = model_of("sick ~ x", **BINOMIAL)
-    before = {name: len(site.ledger.entries) for name, site in model.partition.sites.items()}
-    monkeypatch.setattr(fs.federation.door.site.Site, "answer", lambda *_: pytest.fail("a site was asked"))
+    sites = model.partition.sites.values()
+    before = [len(site.ledger.entries) for site in sites]
+    for site in sites:
+        monkeypatch.setattr(site, "answer", lambda *_: pytest.fail("a site was asked"))
+        monkeypatch.setattr(site, "_data", None)
     explanation = model.explain()
-    assert {name: len(site.ledger.entries) for name, site in model.partition.sites.items()} == before
+    assert [len(site.ledger.entries) for site in sites] == before
     assert len(model._agreement_ledger.entries) and explanation.tidy()["bytes"].sum() > 0
     assert type(model.engine).__name__ == "LocalEngine"
 

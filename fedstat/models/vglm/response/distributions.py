@@ -118,11 +118,6 @@ def recover_response(family: FamilySpec, eta: Floats, residual: Floats) -> Float
     return np.asarray(np.round(y))
 
 
-def typical_mean(family: FamilySpec) -> float:
-    """Mean of a linear predictor of zero, or of one where zero has none."""
-    return float(family.make().link.inverse(BOUNDED.get(family.link, 0.0)))
-
-
 def own_units(family: FamilySpec, residual: Floats, weight: Floats) -> tuple[float, float]:
     """Units of linear predictors, and of residuals by them, at the mean response: residuals and weights (n,).
 

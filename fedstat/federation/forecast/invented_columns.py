@@ -1,0 +1,63 @@
+"""Sites that hold different columns, with invented blocks of the agreed design."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from fedstat.federation.design.block import Block
+from fedstat.federation.design.by_columns import BlockDesign, Design
+from fedstat.federation.design.spec import BlockSpec
+from fedstat.federation.door.policy import Policy
+from fedstat.federation.door.state import State
+from fedstat.federation.forecast.dry_site import DrySite
+from fedstat.federation.forecast.invention import draw_effects, draw_response, generator
+from fedstat.kernels.glm.family import FamilySpec
+from fedstat.typing import Bools, Floats, Ints
+
+
+def invent_columns(
+    design: Design,
+    rows: Mapping[str, Ints],
+    policies: Mapping[str, Policy],
+    family: FamilySpec,
+    session: str,
+) -> dict[str, DrySite]:
+    """Let every site have opened a block of the agreed columns and entities, and one of them the response.
+
+    Parameters
+    ----------
+    design : Design
+    rows : mapping of str to int array
+        Positions of each site's records among all entities.
+    policies : mapping of str to Policy
+    family : FamilySpec
+        Of the response.
+    session : str
+        Of the model.
+    """
+    rng = generator()
+    states = {name: State() for name in policies}
+    effects = draw_effects(sum(len(block.names) for block in design.blocks))
+    predictor, first = np.zeros(design.n), 0
+    for block in design.blocks:
+        p = len(block.names)
+        X = rng.normal(size=(len(block.rows), p))
+        predictor[block.rows] += X @ effects[first : first + p]
+        first += p
+        seen = np.isin(rows[block.client], design.entities[block.rows])
+        states[block.client].keep("block", opened_block(block, X, seen), len(X), columns=p)
+    response = np.full(len(design.response_keep), np.nan)
+    response[design.response_keep] = draw_response(family, predictor, rng)
+    states[design.active].keep("response", response, design.n)
+    sites = {name: DrySite(name, policy, len(rows[name])) for name, policy in policies.items()}
+    for name, site in sites.items():
+        site.open(session, states[name])
+    return sites
+
+
+def opened_block(block: BlockDesign, X: Floats, seen: Bools) -> Block:
+    """Make a block of (n_seen, p) drawn columns; of their coding the names are known."""
+    spec = BlockSpec(block.client, (), (), block.names, block.term_names, True, {}, {}, {})
+    return Block(spec, seen, X, block.n_partial)

@@ -1,0 +1,130 @@
+"""Sites that hold different rows of the same columns, which open an invented design of the agreed columns."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fedstat.federation.design.block import code_rows
+from fedstat.federation.design.by_columns import FAMILY
+from fedstat.federation.design.by_rows import (
+    OPEN_ROWS,
+    STEPS,
+    OpenRows,
+    RowsAgreement,
+    standardisation,
+    varying,
+)
+from fedstat.federation.design.site_rows import RowsQuestion, WholeRows
+from fedstat.federation.door.facts import RowCount
+from fedstat.federation.door.policy import Policy
+from fedstat.federation.door.state import SiteData, State
+from fedstat.federation.forecast.dry_site import DrySite
+from fedstat.federation.forecast.invention import draw_effects, draw_response, generator
+from fedstat.federation.message import Step
+from fedstat.kernels.glm.family import FamilySpec
+from fedstat.typing import Array, Floats
+
+OPEN = "open_rows"
+ROWS, ROWS_A_COLUMN = 400, 20
+"""Rows that are drawn at most, and for each column: answers are sums, whose shapes do not depend on them."""
+
+GROUPS = 2
+"""Levels of a column of groups at a site; how many there are is not known in advance."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowsInvention:
+    """What rows are drawn of.
+
+    Parameters
+    ----------
+    agreement : RowsAgreement
+    family : FamilySpec
+        Of the response.
+    nested : tuple of str
+        Columns of groups that have one level a site, such as the strata of its clusters.
+    """
+
+    agreement: RowsAgreement
+    family: FamilySpec
+    nested: tuple[str, ...] = ()
+
+    def sites(self, policies: Mapping[str, Policy]) -> dict[str, DrySite]:
+        """Make sites that open drawn rows of the agreed columns where they are asked to open their own."""
+        instead = {(FAMILY, OPEN): self._opener()}
+        return {
+            row.site: DrySite(row.site, policies[row.site], row.n_rows, instead)
+            for row in self.agreement.sites
+        }
+
+    def _opener(self) -> Step:
+        """Make a step that opens drawn rows; of what stands behind them their number alone is judged."""
+        names, term_names = coded_names(self.agreement)
+        answer = json.dumps({"names": names, "term_names": term_names})
+
+        def open_rows(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
+            n = next(row.n for row in self.agreement.sites if row.site == data.name)
+            state.tell(RowCount(n, len(names) + self.agreement.question.intercept))
+            state.told.update(OPEN_ROWS)  # the other facts are about rows that are not there
+            state.keep("rows", self._draw(data, n, len(names)), n, columns=len(names))
+            return {}, answer
+
+        return replace(STEPS[OPEN], run=open_rows)
+
+    def _draw(self, data: SiteData, n: int, columns: int) -> OpenRows:
+        """Draw columns, response and groups of a site."""
+        question = self.agreement.question
+        place = [row.site for row in self.agreement.sites].index(data.name)
+        rng = generator().spawn(place + 1)[place]
+        m = min(n, max(ROWS, ROWS_A_COLUMN * columns))
+        X = rng.normal(size=(m, columns))
+        y = draw_response(self.family, X @ draw_effects(columns), rng)
+        if question.intercept:
+            X = np.column_stack([np.ones(m), X])
+        rows = whole_rows(question, y, draw_groups(question, data.name, m, self.nested))
+        return opened(data, self.agreement, rows, X)
+
+
+def opened(data: SiteData, agreement: RowsAgreement, rows: WholeRows, X: Floats) -> OpenRows:
+    """Open (m, q) drawn columns, standardised as a site standardises its own."""
+    question = agreement.question
+    mean, spread = X.mean(axis=0), X.std(axis=0)
+    shift, scale = standardisation(mean, spread, question.intercept)
+    varies, own = varying(mean, spread, question.intercept), np.array([mean, spread])
+    out = OpenRows(data, question, agreement.spec, question.read_terms(), shift, scale, varies, own)
+    out.held = (rows, out.standardise(np.ascontiguousarray(X)))
+    return out
+
+
+def whole_rows(question: RowsQuestion, y: Floats, frame: pd.DataFrame) -> WholeRows:
+    """Rows with a drawn response, weights of one and offsets of zero, where the model has them."""
+    m = len(y)
+    weights = {role: np.ones(m) for role in question.weights if role != "exposure"}
+    offset = np.zeros(m) if question.offsets or "exposure" in question.weights else None
+    counts = np.column_stack([y, 1.0 - y]) if question.response.startswith("cbind") else y
+    return WholeRows(frame, np.ones(m, dtype=bool), counts, offset, weights)
+
+
+def draw_groups(question: RowsQuestion, site: str, m: int, nested: tuple[str, ...]) -> pd.DataFrame:
+    """Make groups that no other site has; of those that are nested in the site there is one."""
+    levels = {name: 1 if name in nested else GROUPS for name in question.labels}
+    return pd.DataFrame({name: [f"{site} {i % k}" for i in range(m)] for name, k in levels.items()})
+
+
+def coded_names(agreement: RowsAgreement) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names of the design columns without the intercept, and the term of each: no row is needed for that."""
+    spec, terms = agreement.spec, agreement.question.read_terms()
+    if not terms:
+        return (), ()
+    empty: dict[str, Any] = {name: pd.Series([], dtype=float) for name in spec.columns}
+    for name, levels in spec.levels.items():
+        if spec.kinds[name] == "category":  # a number inside C() has levels as well
+            empty[name] = pd.Series(pd.Categorical([], levels))
+    coded = code_rows(empty, terms, spec, 0, "")
+    return coded.names, coded.term_names
