@@ -23,6 +23,8 @@ from fedstat.federation.door.site import FAMILIES
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Ask, Declared, Step
 from fedstat.federation.rounds.engine import Rounds
+from fedstat.federation.tables.columns import LevelValue
+from fedstat.records import from_json, to_json
 from fedstat.typing import Array, Bools, Ints
 
 FAMILY = "design"
@@ -83,6 +85,16 @@ class Design:
         return len(self.entities)
 
 
+@dataclass(frozen=True, slots=True)
+class OpenedBlock:
+    """What an institution tells of the columns that it coded, and how many rows had some of them only."""
+
+    names: tuple[str, ...]
+    term_names: tuple[str, ...]
+    levels: Mapping[str, tuple[LevelValue, ...]]
+    n_partial: int
+
+
 def open_response(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
     """Compute the response and say which rows have one."""
     spec = json.loads(text)
@@ -124,13 +136,9 @@ def open_new_block(data: SiteData, state: State, text: str) -> tuple[dict[str, A
 def _opened(state: State, block: Block) -> tuple[dict[str, Array], str]:
     state.play(block.spec.columns)
     state.keep("block", block, len(block.X), columns=block.X.shape[1])
-    schema = {
-        "names": block.spec.names,
-        "term_names": block.spec.term_names,
-        "levels": block.spec.levels,
-        "n_partial": block.n_partial,
-    }
-    return {"seen": block.seen}, json.dumps(schema)
+    spec = block.spec
+    told = OpenedBlock(spec.names, spec.term_names, spec.levels, block.n_partial)
+    return {"seen": block.seen}, to_json(told)
 
 
 def release_spec(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
@@ -247,15 +255,15 @@ def agree_design(
     replies = yield asks
     blocks = []
     for terms, reply in zip(formula.clients, replies, strict=True):
-        schema = json.loads(reply.text)
+        told = from_json(OpenedBlock, reply.text, f"{reply.site}: what it tells of its columns")
         at = np.searchsorted(entities, rows[terms.client][reply.arrays["seen"]])
         blocks.append(
             BlockDesign(
                 terms.client,
-                tuple(schema["names"]),
-                tuple(schema["term_names"]),
+                told.names,
+                told.term_names,
                 at.astype(np.int64),
-                schema["n_partial"],
+                told.n_partial,
             )
         )
     return Design(formula, active, entities, has, tuple(blocks), n_entities - len(entities))

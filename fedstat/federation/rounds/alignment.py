@@ -39,19 +39,19 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 
 from fedstat.errors import MessageError, PartitionError
 from fedstat.federation.message import Ask, Reply
-from fedstat.federation.rounds.alignment_steps import FAMILY
+from fedstat.federation.rounds.alignment_steps import FAMILY, DescribedKeys
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.federation.rounds.key_agreement import agree_keys
 from fedstat.federation.tables.hashed_keys import (
     POINT_BYTES,
     as_tokens,
 )
+from fedstat.records import from_json
 from fedstat.typing import Array, Ints
 
 
@@ -147,18 +147,21 @@ def number_entities(sites: Sequence[str], session: str) -> Rounds[Numbered]:
 
 def _agreed(replies: Sequence[Reply]) -> dict[str, int]:
     """Require keys of the same names and types; the number of records by site."""
-    described: dict[str, Any] = {reply.site: json.loads(reply.text) for reply in replies}
-    filled = {site: d for site, d in described.items() if d["rows"]} or described
+    described = {
+        reply.site: from_json(DescribedKeys, reply.text, f"{reply.site}: what it tells of its keys")
+        for reply in replies
+    }
+    filled = {site: told for site, told in described.items() if told.rows} or described
     first, *others = filled
     for site in others:
-        a, b = ([*zip(filled[s]["key"], filled[s]["kinds"], strict=True)] for s in (first, site))
+        a, b = ([*zip(filled[s].key, filled[s].kinds, strict=True)] for s in (first, site))
         if a != b:
             texts = (", ".join(f"{name!r} ({kind})" for name, kind in x) for x in (a, b))
             raise PartitionError(
                 f"client {site!r}: its key is not made as that of client {first!r}: expected "
                 f"{next(texts)}, found {next(texts)}. Convert or rename the columns of one of them."
             )
-    return {site: int(d["rows"]) for site, d in described.items()}
+    return {site: told.rows for site, told in described.items()}
 
 
 def _number(tokens: Mapping[str, Array], n_rows: Mapping[str, int]) -> Numbered:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -24,15 +26,25 @@ from fedstat.federation.tables.hashed_keys import (
     raise_points,
 )
 from fedstat.federation.tables.linked import LinkedTable
+from fedstat.records import Least, to_json
 from fedstat.typing import Array, Ints
 
 FAMILY = "align"
 
 
+@dataclass(frozen=True, slots=True)
+class DescribedKeys:
+    """What a site tells of its keys: their columns, what each holds, and the number of records."""
+
+    key: tuple[str, ...]
+    kinds: tuple[str, ...]
+    rows: Annotated[int, Least(0)]
+
+
 def describe_keys(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
     """Say what the keys are made of, and how many there are."""
     keys = _keys(data)
-    return {}, json.dumps({"key": keys.key, "kinds": keys.kinds, "rows": keys.n_rows})
+    return {}, to_json(DescribedKeys(keys.key, keys.kinds, keys.n_rows))
 
 
 def draw_salt(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
