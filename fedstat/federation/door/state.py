@@ -197,6 +197,10 @@ class State:
         """Drop what serves only once."""
         del self._items[name], self._counts[name], self._columns[name], self._facts[name]
 
+    def look_at(self, name: str) -> Any:
+        """Return what was kept under a name, whose entities are counted elsewhere."""
+        return self._items[name]
+
     def use(self, name: str) -> Any:
         """Return what was kept under a name.
 

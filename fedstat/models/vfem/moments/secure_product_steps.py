@@ -17,7 +17,7 @@ from fedstat.federation.rounds.product_steps import (
     product_steps,
     read_part,
 )
-from fedstat.models.vfem.blocks.client import client_of
+from fedstat.models.vfem.blocks.client import Client, client_of
 from fedstat.models.vfem.blocks.response import Active
 from fedstat.models.vfem.moments.staged_columns import STAGES, staged
 from fedstat.typing import Floats, Ints
@@ -68,7 +68,7 @@ def behind_product(data: SiteData, state: State, part: Part, rows: Ints, group: 
     columns = part.product.columns_a + part.product.columns_b - 1
     if part.columns == RESPONSE:
         return GroupSums(group, columns)
-    client = client_of(data, state)
+    client: Client = state.look_at("vfem")  # the opened columns are of its rows
     code = np.full(len(client.X), -1, dtype=np.int64)
     code[rows] = group
     return client.groups(code, columns, client.staged.get("weights") if part.columns == STAGES[0] else None)
