@@ -1,4 +1,4 @@
-"""What every model family hands over to inference."""
+"""Estimates as every model family hands them over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a fit would ask for and what would leave, printed before anything does."""
+"""Printed forecast of a fit: what it would ask for and what would leave, before anything does."""
 
 from __future__ import annotations
 

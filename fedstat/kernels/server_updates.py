@@ -1,4 +1,4 @@
-"""What sites of the FedAvg family add to a round, and what the coordinator makes of the sums."""
+"""Updates of the FedAvg family: a site's part of a round, and the coordinator's move from their sums."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What left a site, from its own account."""
+"""Printed account of what left a site, from its own chain of entries."""
 
 from __future__ import annotations
 

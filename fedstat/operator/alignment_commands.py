@@ -1,4 +1,4 @@
-"""What a coordinator does about entities that sites share: number them, and see who holds which numbers."""
+"""Commands of a coordinator on shared entities: number them, see who holds which numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a coordinator does with its folder: make it, add sites, and see whether they answer."""
+"""Commands of a coordinator: make its folder, add sites, see whether they answer."""
 
 from __future__ import annotations
 

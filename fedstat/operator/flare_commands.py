@@ -1,4 +1,4 @@
-"""What is different over NVIDIA FLARE: kits, processes of server and sites, and the job of an analysis."""
+"""Commands over NVIDIA FLARE: kits, processes of server and sites, and the job of an analysis."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the owner of a site does with its folder: make it, look at it, and say whom it trusts."""
+"""Commands of a site's owner: make its folder, look at it, say whom it trusts."""
 
 from __future__ import annotations
 

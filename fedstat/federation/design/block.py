@@ -29,11 +29,11 @@ from fedstat.federation.tables.columns import (
 )
 from fedstat.typing import Bools, Floats
 
-__all__ = ["Block", "BlockSpec", "Partial", "apply_block", "build_block", "build_response", "code_rows"]
+__all__ = ["BlockSpec", "CodedBlock", "Partial", "apply_block", "build_block", "build_response", "code_rows"]
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class CodedBlock:
     """The coded rows of one institution.
 
     Attributes
@@ -62,7 +62,7 @@ def build_block(
     min_count: int = 5,
     use: Bools | None = None,
     intercept: bool = True,
-) -> Block:
+) -> CodedBlock:
     """Code the rows of one institution, and fix levels and transform state from them.
 
     Text, categories and logical columns get treatment coding: the first level is the reference unless
@@ -87,7 +87,7 @@ def build_block(
 
     Returns
     -------
-    Block
+    CodedBlock
 
     Raises
     ------
@@ -134,12 +134,12 @@ def build_block(
         plain_state(state),
         means,
     )
-    return Block(spec, rows.seen, coded.X, rows.n_partial)
+    return CodedBlock(spec, rows.seen, coded.X, rows.n_partial)
 
 
 def apply_block(
     frame: pd.DataFrame, spec: BlockSpec, *, partial: Partial = "drop", client: str = ""
-) -> Block:
+) -> CodedBlock:
     """Code new rows with the levels and transform state of a specification.
 
     Parameters
@@ -155,7 +155,7 @@ def apply_block(
 
     Returns
     -------
-    Block
+    CodedBlock
 
     Raises
     ------
@@ -172,13 +172,13 @@ def apply_block(
     rows = find_rows(series, partial, client, None, len(frame))
     n = int(rows.seen.sum())
     if n == 0:
-        return Block(spec, rows.seen, np.empty((0, len(spec.names))), rows.n_partial)
+        return CodedBlock(spec, rows.seen, np.empty((0, len(spec.names))), rows.n_partial)
     considered = {name: one[rows.seen] for name, one in series.items()}
     if partial == "mean" and rows.n_partial:
         _require_means(spec, client)
     coded = code_rows(considered, parsed, spec, n, client)
     _require_names(coded, spec, client)
-    return Block(spec, rows.seen, coded.X, rows.n_partial)
+    return CodedBlock(spec, rows.seen, coded.X, rows.n_partial)
 
 
 def code_rows(

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from fedstat.errors import DesignError, MessageError
-from fedstat.federation.design.block import Block, Partial, apply_block, build_block
+from fedstat.federation.design.block import CodedBlock, Partial, apply_block, build_block
 from fedstat.federation.design.formula.parse import ClientTerms, Formula
 from fedstat.federation.design.response import build_response
 from fedstat.federation.design.spec import BlockSpec
@@ -133,7 +133,7 @@ def open_new_block(data: SiteData, state: State, text: str) -> tuple[dict[str, A
     return _opened(state, block)
 
 
-def _opened(state: State, block: Block) -> tuple[dict[str, Array], str]:
+def _opened(state: State, block: CodedBlock) -> tuple[dict[str, Array], str]:
     state.play(block.spec.columns)
     state.keep("block", block, len(block.X), columns=block.X.shape[1])
     spec = block.spec
@@ -146,7 +146,7 @@ def release_spec(data: SiteData, state: State, text: str) -> tuple[dict[str, Arr
     return {}, block_of(data, state).spec.to_json()
 
 
-def block_of(data: SiteData, state: State) -> Block:
+def block_of(data: SiteData, state: State) -> CodedBlock:
     """Return the block that this session opened.
 
     Raises
@@ -159,7 +159,7 @@ def block_of(data: SiteData, state: State) -> Block:
             f"{data.name}: no columns are open in this session (a site keeps the latest ones only); "
             "make the model again"
         )
-    block: Block = state.use("block")
+    block: CodedBlock = state.use("block")
     return block
 
 

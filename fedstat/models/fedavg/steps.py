@@ -1,4 +1,4 @@
-"""What a site computes for the FedAvg family: epochs of gradient descent over its own rows.
+"""Steps of a site for the FedAvg family: epochs of gradient descent over its own rows.
 
 Coefficients belong to the columns in which the algorithm runs: those of the data, or those standardised
 over all sites. Gradient descent gives another answer in other columns, so that a site puts its rows into

@@ -1,4 +1,4 @@
-"""What results keep of the model that was fitted, and what a file of them holds."""
+"""Records of a fitted model that results keep, and that a file of them holds."""
 
 from __future__ import annotations
 

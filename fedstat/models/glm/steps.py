@@ -1,4 +1,4 @@
-"""What a site computes for a GLM: sums over its rows, and the fit of its rows alone.
+"""Steps of a site for a GLM: sums over its rows, and the fit of its rows alone.
 
 A site works on columns that it standardised by its own means and deviations. Coefficients that arrive and
 sums that leave belong to columns standardised over all sites, so that the coordinator needs no more than

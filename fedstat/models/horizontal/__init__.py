@@ -1,4 +1,4 @@
-"""What families over sites with different rows share."""
+"""Shared by families over sites with different rows: model, session, rows, predictions, evaluation."""
 
 from fedstat.federation.door.site import FAMILIES
 from fedstat.models.horizontal.evaluation import FAMILY, STEPS
