@@ -1,4 +1,4 @@
-"""Statements from each site's part of the score: a test of equal coefficients, the estimate without a site."""
+"""Each site's part of the score: a test of equal coefficients, the estimate without a site."""
 
 from __future__ import annotations
 

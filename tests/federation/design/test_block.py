@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 from fedstat.errors import DesignError, FormulaError
-from fedstat.federation.design.block import Block, BlockSpec, apply_block, build_block, build_response
+from fedstat.federation.design.block import BlockSpec, CodedBlock, apply_block, build_block, build_response
 from fedstat.federation.design.formula.parse import ClientTerms, parse_formula, parse_pooled_formula
 
 N = 400
@@ -40,7 +40,7 @@ def terms_of(right: str, table: pd.DataFrame) -> ClientTerms:
     return parse_formula(f"outcome ~ {right}", columns).clients[0]
 
 
-def build(right: str, table: pd.DataFrame, **options: Any) -> Block:
+def build(right: str, table: pd.DataFrame, **options: Any) -> CodedBlock:
     return build_block(table, terms_of(right, table), **options)
 
 
