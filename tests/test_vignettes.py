@@ -38,6 +38,8 @@ CLAIMS = {
             assert abs(result.bse[f"mean[{site}]"] - known[site].std_mean) < 1e-9
         assert again.params.equals(result.params) and again.bse.equals(result.bse)
         assert again.ledger.rounds == result.ledger.rounds
+        asked = model.explain()
+        assert asked.passes and sum(n for _, (_, n, _) in asked.rounds) == result.ledger.rounds - 1
         assert type(again).__module__ == "fedstat.models.means.results"
         files = ["steps", "protocol", "model", "results"]
         assert all(len((folder / f"{name}.py").read_text().splitlines()) < 60 for name in files)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from fedstat.federation.design.block import Block
+from fedstat.federation.design.block import CodedBlock
 from fedstat.federation.design.by_columns import BlockDesign, Design
 from fedstat.federation.design.spec import BlockSpec
 from fedstat.federation.door.policy import Policy
@@ -57,7 +57,7 @@ def invent_columns(
     return sites
 
 
-def opened_block(block: BlockDesign, X: Floats, seen: Bools) -> Block:
+def opened_block(block: BlockDesign, X: Floats, seen: Bools) -> CodedBlock:
     """Make a block of (n_seen, p) drawn columns; of their coding the names are known."""
     spec = BlockSpec(block.client, (), (), block.names, block.term_names, True, {}, {}, {})
-    return Block(spec, seen, X, block.n_partial)
+    return CodedBlock(spec, seen, X, block.n_partial)
