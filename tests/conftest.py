@@ -1,12 +1,16 @@
 import os
 from pathlib import Path
 
-# Before numpy is loaded: on a busy machine, threads that wait for each other over small matrices take many
-# times as long as one. Processes that a test starts inherit it.
+# On a busy machine, threads that wait for each other over small matrices take many times as long as one. The
+# variable is for processes that a test starts and for libraries that are loaded later; a plugin of pytest may
+# have loaded numpy already.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import matplotlib
 import pytest
+from threadpoolctl import threadpool_limits
+
+threadpool_limits(int(os.environ["OPENBLAS_NUM_THREADS"]), "blas")
 
 EVERY_DAY = "not slow and not benchmark and not vignette"
 """What pytest runs when it is not told otherwise, in pyproject.toml."""
