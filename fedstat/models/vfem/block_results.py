@@ -18,8 +18,8 @@ from fedstat.inference.plots import plot_convergence
 from fedstat.inference.results import FederatedResults
 from fedstat.models.saved import Saveable, SavedLedger
 from fedstat.models.vertical.model import VerticalModel
+from fedstat.models.vfem.blocks.glm_distribution import NORMAL
 from fedstat.models.vfem.blocks.layout import Layout, complete
-from fedstat.models.vfem.iteration.glm_distribution import NORMAL
 from fedstat.models.vfem.prediction.coding import ResponseSource, released_specs
 from fedstat.models.vfem.prediction.protocol import LinearPredictors, VFEMPredictor, predict_linear
 from fedstat.models.vfem.statements.notes import fit_notes

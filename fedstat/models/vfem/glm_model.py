@@ -10,8 +10,8 @@ from fedstat.federation.design.formula.parse import Formula
 from fedstat.kernels.glm.family import Family, FamilySpec
 from fedstat.models.checks import check_choice
 from fedstat.models.vfem.block_model import CrossSource, Method, SketchKind, VFEMModel
+from fedstat.models.vfem.blocks.glm_distribution import kernel_of
 from fedstat.models.vfem.glm_explain import VFEMGLMPlan
-from fedstat.models.vfem.iteration.glm_distribution import kernel_of
 from fedstat.models.vfem.iteration.glm_protocol import QuasiNewtonIteration
 from fedstat.models.vfem.iteration.options import IterationOptions
 from fedstat.models.vfem.iteration.progress import Progress

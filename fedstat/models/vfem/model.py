@@ -18,12 +18,12 @@ from fedstat.kernels.glm.family import Family, FamilySpec
 from fedstat.models.checks import check_choice, check_whole
 from fedstat.models.vertical.merges import LARGEST_SHARE
 from fedstat.models.vfem.block_model import CrossSource, Method, SketchKind, VFEMModel
+from fedstat.models.vfem.blocks.glm_distribution import NORMAL
 from fedstat.models.vfem.blocks.layout import Layout
 from fedstat.models.vfem.covariance.from_moments import CovType, check_cov_type, estimate_from_moments
 from fedstat.models.vfem.explain import VFEMPlan
 from fedstat.models.vfem.glm_model import VFEMGLM
 from fedstat.models.vfem.iteration.fit import by_client
-from fedstat.models.vfem.iteration.glm_distribution import NORMAL
 from fedstat.models.vfem.iteration.options import SMALLEST_MEMORY, IterationOptions
 from fedstat.models.vfem.iteration.progress import Progress
 from fedstat.models.vfem.iteration.protocol import EMIteration, maximise

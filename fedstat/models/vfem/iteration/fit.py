@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fedstat.kernels.glm.family import FamilySpec
 from fedstat.models.vertical.fit import MomentsFit, TraceRow
-from fedstat.models.vfem.iteration.glm_distribution import NORMAL
+from fedstat.models.vfem.blocks.glm_distribution import NORMAL
 from fedstat.typing import Floats
 
 

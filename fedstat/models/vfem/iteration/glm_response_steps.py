@@ -30,7 +30,7 @@ from fedstat.kernels.glm.quadrature import (
     marginal_mean,
 )
 from fedstat.models.checks import check_response
-from fedstat.models.vfem.iteration.glm_distribution import kernel_of, null_log_likelihood
+from fedstat.models.vfem.blocks.glm_distribution import kernel_of, null_log_likelihood
 from fedstat.typing import Array, Bools, Floats, Ints
 
 

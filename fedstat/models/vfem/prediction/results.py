@@ -9,7 +9,7 @@ from scipy import stats
 from fedstat.errors import ModelError, NotAvailableError
 from fedstat.kernels.glm.family import FamilySpec
 from fedstat.kernels.glm.quadrature import marginal_mean
-from fedstat.models.vfem.iteration.glm_distribution import kernel_of
+from fedstat.models.vfem.blocks.glm_distribution import kernel_of
 from fedstat.models.vfem.prediction.protocol import LinearPredictors
 from fedstat.typing import Floats
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from fedstat.federation.account.ledger import Ledger
+from fedstat.models.vfem.blocks.glm_distribution import NORMAL
 from fedstat.models.vfem.blocks.layout import Layout
-from fedstat.models.vfem.iteration.glm_distribution import NORMAL
 from fedstat.models.vfem.moments.protocol import Exchange
 from fedstat.models.vfem.statements.exposure import MOMENTS, masked_notes, secure_product_notes
 from fedstat.models.vfem.statements.outcome import EntityCounts, HeldInSession, VFEMOutcome

@@ -16,10 +16,10 @@ from fedstat.inference.summary import ClientBlock
 from fedstat.models.vertical.fit import MomentsFit
 from fedstat.models.vertical.merges import LARGEST_SHARE, MergePlan
 from fedstat.models.vertical.model import VerticalModel
+from fedstat.models.vfem.blocks.glm_distribution import NORMAL
 from fedstat.models.vfem.blocks.layout import Layout
 from fedstat.models.vfem.covariance.protocol import Covariance, Places
 from fedstat.models.vfem.iteration.fit import VFEMFit
-from fedstat.models.vfem.iteration.glm_distribution import NORMAL
 from fedstat.models.vfem.iteration.options import IterationOptions
 from fedstat.models.vfem.moments.protocol import Exchange
 from fedstat.typing import Array, Floats
