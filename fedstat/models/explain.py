@@ -16,7 +16,7 @@ from fedstat.federation.door.policy import Policy, Refusal
 from fedstat.federation.forecast.adversary import who_learns
 from fedstat.federation.forecast.dry_site import DrySite
 from fedstat.federation.forecast.forecast import Forecast, Loop, Planned
-from fedstat.federation.forecast.rehearsal import Course, Rehearsal, Rehearsed
+from fedstat.federation.forecast.rehearsal import DryRun, Rehearsal, Rehearsed
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.rounds.engine import Engine
 from fedstat.inference.explanation import Explanation
@@ -28,7 +28,7 @@ JUDGED = ("guessed", "policed", "passes", "refused_by", "refusal")
 COLUMNS = [*PLANNED, "rules", *COUNTED, *JUDGED]
 
 
-class Plan:
+class ForecastPlan:
     """What a family knows of its own fits; here that of one in which nothing depends on the data.
 
     Parameters
@@ -51,7 +51,7 @@ class Plan:
         """Arguments of the rehearsal that are not those of the fit."""
         return {}
 
-    def loops(self, course: Course) -> Sequence[Loop]:
+    def loops(self, course: DryRun) -> Sequence[Loop]:
         """Name rounds of which there are as many as the data ask for."""
         return ()
 
@@ -84,7 +84,7 @@ class Explainable:
     engine: Engine
     fit: Callable[..., Any]
     distribution: FamilySpec = FamilySpec("Gaussian", "Identity")
-    _plan: ClassVar[type[Plan] | None] = None
+    _plan: ClassVar[type[ForecastPlan] | None] = None
 
     def explain(self, **arguments: Any) -> Explanation:
         """Say what :meth:`fit` would ask for and what would leave each institution, and ask nothing.
@@ -116,18 +116,18 @@ class Explainable:
             )
         return explain_fit(self, self._plan(self, settled(self.fit, arguments)), arguments)
 
-    def _invent_sites(self, plan: Plan, policies: Mapping[str, Policy]) -> Mapping[str, DrySite]:
+    def _invent_sites(self, plan: ForecastPlan, policies: Mapping[str, Policy]) -> Mapping[str, DrySite]:
         """Make sites with an invented design of this model."""
         raise NotImplementedError
 
 
-def explain_fit(model: Explainable, plan: Plan, arguments: Mapping[str, Any]) -> Explanation:
+def explain_fit(model: Explainable, plan: ForecastPlan, arguments: Mapping[str, Any]) -> Explanation:
     """Rehearse a fit, and say what it would ask for.
 
     Parameters
     ----------
     model : model
-    plan : Plan
+    plan : ForecastPlan
     arguments : mapping of str to object
         Of the fit.
     """
@@ -146,7 +146,7 @@ def explain_fit(model: Explainable, plan: Plan, arguments: Mapping[str, Any]) ->
     )
 
 
-def rehearse(model: Explainable, plan: Plan, arguments: Mapping[str, Any]) -> Course:
+def rehearse(model: Explainable, plan: ForecastPlan, arguments: Mapping[str, Any]) -> DryRun:
     """Carry a fit's own questions to sites with invented designs.
 
     Raises
@@ -201,7 +201,7 @@ def by_rule(refusals: Sequence[Refusal]) -> dict[str, list[str]]:
     return {rule: list(messages) for rule, messages in out.items()}
 
 
-def course_notes(course: Course) -> Iterator[str]:
+def course_notes(course: DryRun) -> Iterator[str]:
     """Say what making the model has asked for already, and where the forecast ends."""
     kinds = dict.fromkeys(kind for found in course.earlier.values() for kind in found)
     if kinds:

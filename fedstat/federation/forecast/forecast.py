@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from fedstat.federation.account.entry import Entry
 from fedstat.federation.door.policy import Refusal
-from fedstat.federation.forecast.rehearsal import Course
+from fedstat.federation.forecast.rehearsal import DryRun
 
 Key: TypeAlias = tuple[str, str, str, str, str, str, bool]
 """Sender, receiver, step, array, kind, meaning, masked."""
@@ -43,11 +43,11 @@ class Loop:
     lengths: Lengths
     sizes: int = 0
 
-    def rehearsed(self, course: Course) -> int:
+    def rehearsed(self, course: DryRun) -> int:
         """Count the iterations that were rehearsed."""
         return sum(self.counted in steps for steps in course.rounds)
 
-    def counts(self, count: int, course: Course) -> Lengths:
+    def counts(self, count: int, course: DryRun) -> Lengths:
         """Turn what was counted in the rehearsal into counts at the three lengths."""
         done = self.rehearsed(course)
         if not done:
@@ -98,11 +98,11 @@ class Forecast:
 
     Parameters
     ----------
-    course : Course
+    course : DryRun
     loops : sequence of Loop
     """
 
-    course: Course
+    course: DryRun
     loops: Sequence[Loop] = ()
 
     def rounds(self) -> list[tuple[tuple[str, ...], Lengths]]:

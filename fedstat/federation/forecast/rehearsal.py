@@ -30,7 +30,7 @@ class Rehearsed(Exception):  # noqa: N818  (no error: the end of a fit that was 
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
+class DryRun:
     """What a rehearsal went through.
 
     Parameters
@@ -100,12 +100,12 @@ class Rehearsal:
         self._earlier: Mapping[str, tuple[str, ...]] = {}
         self._cut_short = ""
 
-    def course(self) -> Course:
+    def course(self) -> DryRun:
         """Return what the rehearsal went through."""
         any_masked = any(
             entry.masked for entry in self._ledger.entries
         )  # keys may serve sealed messages alone
-        return Course(
+        return DryRun(
             self._ledger.at,
             tuple(self._ledger.entries),
             tuple(self._rounds),

@@ -7,14 +7,14 @@ from typing import Any
 
 from fedstat.federation.account.entry import COORDINATOR
 from fedstat.federation.forecast.forecast import Forecast
-from fedstat.models.explain import Plan
+from fedstat.models.explain import ForecastPlan
 from fedstat.models.horizontal.explain_rows import rows_notes
 
 SHORT = 1e-3
 """Learning rate."""
 
 
-class FedAvgPlan(Plan):
+class FedAvgPlan(ForecastPlan):
     """What is known of a fit of the FedAvg family before it runs: all shapes, and the number of rounds."""
 
     def arguments(self) -> Mapping[str, Any]:

@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 from fedstat.federation.forecast.forecast import Forecast, Lengths, Loop
 from fedstat.federation.forecast.invented_rows import GROUPS
-from fedstat.federation.forecast.rehearsal import Course
-from fedstat.models.explain import Plan
+from fedstat.federation.forecast.rehearsal import DryRun
+from fedstat.models.explain import ForecastPlan
 from fedstat.models.horizontal.explain_rows import rows_notes
 
 EVALUATIONS = (2, 4, 8)
@@ -17,7 +17,7 @@ OF_LEAST_SQUARES = (1, 1, 3)
 """Sums at any point lead to the estimate; rounding may ask for one more."""
 
 
-class GLMPlan(Plan):
+class GLMPlan(ForecastPlan):
     """What is known of a federated GLM before it is fitted."""
 
     guessed: ClassVar[frozenset[str]] = frozenset({"list_clusters", "sum_clusters"})
@@ -28,7 +28,7 @@ class GLMPlan(Plan):
         strata = (given["cov_kwds"] or {}).get("strata")
         self.nested = () if strata is None else (strata,)
 
-    def loops(self, course: Course) -> Sequence[Loop]:
+    def loops(self, course: DryRun) -> Sequence[Loop]:
         """Count evaluations of Newton's method, also of that with alpha among its coefficients."""
         fits = sum("start" in steps for steps in course.rounds)  # two where alpha is estimated
         low, usual, most = (fits * length for length in self._lengths())

@@ -24,7 +24,7 @@ from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.rounds.engine import Engine, Fit, Rounds
 from fedstat.federation.rounds.statements import receipted
 from fedstat.kernels.glm.family import FamilySpec
-from fedstat.models.explain import Explainable, Plan
+from fedstat.models.explain import Explainable, ForecastPlan
 from fedstat.models.horizontal.session import RowsSession
 
 
@@ -186,7 +186,7 @@ class HorizontalModel(Explainable):
         """Close a run with the sites' statements on it; see :func:`receipted`."""
         return receipted(protocol, tuple(self.partition.sites), self._session, ledger)
 
-    def _invent_sites(self, plan: Plan, policies: Mapping[str, Policy]) -> Mapping[str, DrySite]:
+    def _invent_sites(self, plan: ForecastPlan, policies: Mapping[str, Policy]) -> Mapping[str, DrySite]:
         return RowsInvention(self.agreement, self.distribution, plan.nested).sites(policies)
 
     def _check_exposure(self) -> None:

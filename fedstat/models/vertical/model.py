@@ -16,7 +16,7 @@ from fedstat.federation.forecast.invented_columns import invent_columns
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.rounds.engine import Engine, Fit, Rounds
 from fedstat.federation.rounds.statements import receipted
-from fedstat.models.explain import Explainable, Plan
+from fedstat.models.explain import Explainable, ForecastPlan
 
 
 class VerticalModel(Explainable):
@@ -137,7 +137,7 @@ class VerticalModel(Explainable):
         """Close a run with the sites' statements on it; see :func:`receipted`."""
         return receipted(protocol, tuple(self.partition.sites), self._session, ledger)
 
-    def _invent_sites(self, plan: Plan, policies: Mapping[str, Policy]) -> Mapping[str, DrySite]:
+    def _invent_sites(self, plan: ForecastPlan, policies: Mapping[str, Policy]) -> Mapping[str, DrySite]:
         rows, session = self.partition.rows, self._session
         return invent_columns(self.design, rows, policies, self.distribution, session)
 

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from fedstat.federation.forecast.forecast import Forecast, Lengths, Loop
-from fedstat.federation.forecast.rehearsal import Course
-from fedstat.models.explain import Plan
+from fedstat.federation.forecast.rehearsal import DryRun
+from fedstat.models.explain import ForecastPlan
 from fedstat.models.vfem.blocks.layout import make_layout
 from fedstat.models.vfem.statements.exposure import count_exposed
 
 
-class VFEMPlan(Plan):
+class VFEMPlan(ForecastPlan):
     """What is known of a VFEM fit before it runs."""
 
     iterations: ClassVar[Lengths] = (12, 40, 100)
@@ -39,7 +39,7 @@ class VFEMPlan(Plan):
         """Let the rehearsed fit go on in silence, and for a short fit's iterations at most."""
         return {"progress": False, "maxiter": self.lengths[0]} if self.iterative else {}
 
-    def loops(self, course: Course) -> Sequence[Loop]:
+    def loops(self, course: DryRun) -> Sequence[Loop]:
         """Count iterations, of the fit and of that which gives its first coefficients."""
         fits = sum(self.begins in steps for steps in course.rounds)
         low, usual, most = self.lengths  # first coefficients are soon good enough

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedstat.federation.forecast.forecast import Forecast, Lengths, Loop
-from fedstat.federation.forecast.rehearsal import Course
-from fedstat.models.explain import Plan
+from fedstat.federation.forecast.rehearsal import DryRun
+from fedstat.models.explain import ForecastPlan
 from fedstat.models.vglm.arguments import read_lambdas
 from fedstat.models.vglm.exchange.layout import Layout
 
@@ -51,7 +51,7 @@ HARDNESS = (Hardness(5, 1, 2), Hardness(30, 4, 25), Hardness(100, 5, 40))
 """Of a fit that is short, usual and long."""
 
 
-class VGLMPlan(Plan):
+class VGLMPlan(ForecastPlan):
     """What is known of a fit of a vertical generalised linear model before it runs."""
 
     def __init__(self, model: Any, given: Mapping[str, Any]) -> None:
@@ -72,7 +72,7 @@ class VGLMPlan(Plan):
             return short | {"n_lambdas": REHEARSED_LAMBDAS, "ratio": REHEARSED_RATIO}
         return short | {"lam": None, "lambdas": lambdas[:REHEARSED_LAMBDAS]}
 
-    def loops(self, course: Course) -> Sequence[Loop]:
+    def loops(self, course: DryRun) -> Sequence[Loop]:
         """Newton's steps and weighted Gram matrices, or the rounds of ADMM."""
         if self._normal:
             return []
@@ -86,7 +86,7 @@ class VGLMPlan(Plan):
             Loop("weigh", GRAMS | {"linear_predictor"}, (1, grams, most)),
         ]
 
-    def _of_admm(self, course: Course) -> list[Loop]:
+    def _of_admm(self, course: DryRun) -> list[Loop]:
         """Lassos with their rounds, and lambdas."""
         lambdas = read_lambdas(self.given["lam"], self.given["lambdas"])
         L = int(self.given["n_lambdas"]) if lambdas is None else len(lambdas)
