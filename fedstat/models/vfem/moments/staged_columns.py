@@ -74,7 +74,9 @@ def multiply_columns(
     check_lengths(data.name, columns=(columns, len(rows)))
     _, mine, theirs = np.intersect1d(client.rows, rows, assume_unique=True, return_indices=True)
     own, held = staged(data, state, int(stage)), client.held[mine]
-    state.tell(Entities(int(np.count_nonzero(held))), GivenWeights(columns[theirs[held]], "columns"))
+    state.tell(GivenWeights(columns[theirs[held]], "columns"))
+    if held.any():  # the product over none is zero, whatever the columns
+        state.tell(Entities(int(np.count_nonzero(held))))
     return {"products": columns[theirs].T @ own[mine]}
 
 
