@@ -9,8 +9,9 @@ from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.design.formula.parse import Formula
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.models.checks import check_choice, check_whole
+from fedstat.models.vertical.layout import Layout
 from fedstat.models.vertical.model import VerticalModel
-from fedstat.models.vfem.blocks.layout import Layout, make_layout
+from fedstat.models.vfem.blocks.layout import make_layout
 from fedstat.models.vfem.blocks.request import FAMILY
 from fedstat.models.vfem.covariance.from_moments import CovType
 from fedstat.models.vfem.iteration.progress import Progress
@@ -37,7 +38,7 @@ class VFEMModel(VerticalModel):
 
     def _layout(self, method: Method) -> Layout:
         check_choice("method", method, get_args(Method))
-        return make_layout(self.design, self.partition.rows[self.design.active], method)
+        return make_layout(self.design, method)
 
     def _names(self) -> dict[str, tuple[str, ...]]:
         return {block.client: block.names for block in self.design.blocks}

@@ -17,9 +17,9 @@ from fedstat.inference.likelihood import LRTest
 from fedstat.inference.plots import plot_convergence
 from fedstat.inference.results import FederatedResults
 from fedstat.models.saved import Saveable, SavedLedger
+from fedstat.models.vertical.layout import Layout, complete_at
 from fedstat.models.vertical.model import VerticalModel
 from fedstat.models.vfem.blocks.glm_distribution import NORMAL
-from fedstat.models.vfem.blocks.layout import Layout, complete
 from fedstat.models.vfem.prediction.coding import ResponseSource, released_specs
 from fedstat.models.vfem.prediction.protocol import LinearPredictors, VFEMPredictor, predict_linear
 from fedstat.models.vfem.statements.notes import fit_notes
@@ -266,7 +266,7 @@ class BlockResults(Saveable, FederatedResults):
         index = model.partition.entities[model.design.entities]
         if len(index) != len(values):
             blocks = tuple(b for b in model.design.blocks if b.client in self.names)
-            index = index[complete(blocks, model.design.n)]
+            index = index[complete_at(blocks, model.design.n)]
         return pd.Series(values, index=index, name=what)
 
     def _need_model(self, what: str) -> VerticalModel:

@@ -26,7 +26,7 @@ class VFEMPlan(ForecastPlan):
 
     def __init__(self, model: Any, given: Mapping[str, Any]) -> None:
         super().__init__(model, given)
-        self._layout = make_layout(model.design, model.partition.rows[model.design.active], given["method"])
+        self._layout = make_layout(model.design, given["method"])
         self.iterative = given.get("exchange", "iterative") == "iterative"
 
     @property

@@ -16,10 +16,11 @@ from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.kernels.glm.family import Family, FamilySpec
 from fedstat.models.checks import check_choice, check_whole
+from fedstat.models.vertical.exchange.patterns import SmallPatterns, exchange_patterns
+from fedstat.models.vertical.layout import Layout
 from fedstat.models.vertical.merges import LARGEST_SHARE
 from fedstat.models.vfem.block_model import CrossSource, Method, SketchKind, VFEMModel
 from fedstat.models.vfem.blocks.glm_distribution import NORMAL
-from fedstat.models.vfem.blocks.layout import Layout
 from fedstat.models.vfem.covariance.from_moments import CovType, check_cov_type, estimate_from_moments
 from fedstat.models.vfem.explain import VFEMPlan
 from fedstat.models.vfem.glm_model import VFEMGLM
@@ -27,7 +28,7 @@ from fedstat.models.vfem.iteration.fit import by_client
 from fedstat.models.vfem.iteration.options import SMALLEST_MEMORY, IterationOptions
 from fedstat.models.vfem.iteration.progress import Progress
 from fedstat.models.vfem.iteration.protocol import EMIteration, maximise
-from fedstat.models.vfem.moments.protocol import exchange_moments
+from fedstat.models.vfem.moments.cross_products import conversation
 from fedstat.models.vfem.protocol import CovarianceOptions, fit_normal
 from fedstat.models.vfem.results import VFEMResults
 from fedstat.models.vfem.statements.outcome import (
@@ -40,6 +41,8 @@ from fedstat.typing import Floats
 
 Init: TypeAlias = "Literal['zero', 'cc', 'impute'] | Sequence[float] | Mapping[str, float] | Floats"
 OPTIONS_OF_INIT = IterationOptions(tol_score=1e-4, tol_change=np.inf)
+INSTEAD = ", or fit with exchange='iterative', which releases values per entity"
+"""What VFEM offers where too many entities are in missing patterns that are too small."""
 
 
 class VFEMRegression(VFEMModel):
@@ -272,8 +275,8 @@ class VFEMRegression(VFEMModel):
         self, method: Method, cov_type: CovType, options: IterationOptions, max_moved: float
     ) -> VFEMResults:
         layout, ledger = self._layout(method), copy.deepcopy(self._agreement)
-        least = self.partition.min_count
-        exchanging = exchange_moments(layout, self._names(), self._session, ledger.at, least, max_moved)
+        small = SmallPatterns(self.partition.min_count, max_moved, INSTEAD)
+        exchanging = exchange_patterns(layout, small, conversation(self._session, ledger.at))
         exchange = self.engine.run(self.receipted(exchanging, ledger), ledger)
         found, covariance = estimate_from_moments(exchange.moments, cov_type, options.maxiter)
         warn_of_merges(exchange.plan, layout.n)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fedstat.federation.rounds.engine import Rounds
-from fedstat.models.vfem.blocks.layout import Layout
+from fedstat.models.vertical.layout import Layout
 from fedstat.models.vfem.blocks.request import ask
 from fedstat.models.vfem.covariance.glm_protocol import glm_covariance
 from fedstat.models.vfem.covariance.protocol import Covariance, information_covariance

@@ -1,7 +1,6 @@
 """Generalised linear models of columns that several institutions hold, with selection."""
 
 from fedstat.federation.door.site import FAMILIES
-from fedstat.models.vglm.exchange.gram import FAMILY
-from fedstat.models.vglm.steps import STEPS
+from fedstat.models.vglm.steps import FAMILY, STEPS
 
 FAMILIES[FAMILY] = STEPS

@@ -9,8 +9,8 @@ from typing import Any
 from fedstat.federation.forecast.forecast import Forecast, Lengths, Loop
 from fedstat.federation.forecast.rehearsal import DryRun
 from fedstat.models.explain import ForecastPlan
+from fedstat.models.vertical.layout import Layout
 from fedstat.models.vglm.arguments import read_lambdas
-from fedstat.models.vglm.exchange.layout import Layout
 
 POINTS = frozenset({"linear_predictor", "admm_move"})
 """Steps that release linear predictors."""
@@ -131,7 +131,7 @@ class VGLMPlan(ForecastPlan):
         )
 
     def _parts(self) -> str:
-        if self._layout.rows is not None:
+        if any(len(rows) < self._layout.n for rows in self._layout.kept.values()):
             return ", by missing pattern"
         cut = self.given["select"] == "cv" or self.given["draws"] or self.given["splits"] > 1
         if not cut and self.given["inference"] == "split":

@@ -19,18 +19,20 @@ from fedstat.kernels.glm.family import Family, FamilySpec
 from fedstat.kernels.penalised.path import Algorithm
 from fedstat.kernels.penalised.penalties import Penalty
 from fedstat.models.checks import check_choice, check_positive, check_whole
+from fedstat.models.vertical.exchange.patterns import SmallPatterns
+from fedstat.models.vertical.exchange.protocol import Conversation
 from fedstat.models.vertical.merges import LARGEST_SHARE
 from fedstat.models.vertical.model import VerticalModel
 from fedstat.models.vglm.arguments import check_split, check_steps, read_lambdas
-from fedstat.models.vglm.exchange.gram import FAMILY
-from fedstat.models.vglm.exchange.layout import make_layout, warn_of_incomplete
 from fedstat.models.vglm.explain import VGLMPlan
 from fedstat.models.vglm.path.criteria import Select
+from fedstat.models.vglm.path.entities import make_layout, warn_of_incomplete
 from fedstat.models.vglm.path.setup import Setup, make_groups
 from fedstat.models.vglm.protocol import Plan, fit_blocks, fit_normal, fit_other
 from fedstat.models.vglm.report.outcome import Inference, Outcome
 from fedstat.models.vglm.response.distributions import POINTS, check_family
 from fedstat.models.vglm.results import VerticalGLMResults
+from fedstat.models.vglm.steps import FAMILY
 from fedstat.typing import Floats
 
 FEWEST_FOLDS_OF_STABILITY = 6
@@ -310,9 +312,8 @@ class VerticalGLM(VerticalModel):
         plan = Plan(
             self.layout,
             self.family_spec,
-            self._session,
-            ledger.at,
-            self.partition.min_count,
+            Conversation(FAMILY, self._session, ledger.at),
+            SmallPatterns(self.partition.min_count, max_moved),
             setup,
             select,
             folds,
@@ -331,7 +332,7 @@ class VerticalGLM(VerticalModel):
             return self.engine.run(self.receipted(protocol, ledger), ledger)
 
         if self.em:
-            outcome = fit_blocks(plan, max_moved, run)
+            outcome = fit_blocks(plan, run)
         elif normal:
             outcome = fit_normal(plan, run)
         else:

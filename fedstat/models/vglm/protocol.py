@@ -12,17 +12,18 @@ from fedstat.errors import EstimationError
 from fedstat.federation.door.guards import ENTITIES_PER_EQUATION
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.kernels.glm.family import FamilySpec
+from fedstat.models.vertical.exchange.patterns import SmallPatterns, exchange_patterns
+from fedstat.models.vertical.exchange.protocol import Conversation, Grams, exchange_grams, stage
+from fedstat.models.vertical.layout import Layout
 from fedstat.models.vertical.likelihood import Standard
-from fedstat.models.vertical.merges import keep_only
 from fedstat.models.vglm.admm.sharing import admm_path
-from fedstat.models.vglm.em.blocks import Observed, blocks_path, exchange_blocks, refit_blocks
-from fedstat.models.vglm.exchange.gram import Grams, exchange_grams, stage
-from fedstat.models.vglm.exchange.layout import Layout, deal_folds
+from fedstat.models.vglm.em.blocks import Observed, blocks_path, refit_blocks
 from fedstat.models.vglm.newton.debiased import normal_debiased
 from fedstat.models.vglm.newton.fit import Fitted, Further, fit_path
 from fedstat.models.vglm.newton.fold_models import Folds
 from fedstat.models.vglm.newton.proximal import Study
 from fedstat.models.vglm.path.criteria import Criteria, Select, choose, score_path
+from fedstat.models.vglm.path.entities import deal_folds, halve
 from fedstat.models.vglm.path.fits import Path
 from fedstat.models.vglm.path.folds import cross_validate, normal_stability
 from fedstat.models.vglm.path.multiple_splits import split_pvalues
@@ -30,7 +31,6 @@ from fedstat.models.vglm.path.normal import normal_path, normal_refit
 from fedstat.models.vglm.path.setup import Setup
 from fedstat.models.vglm.report.outcome import Inference, Outcome
 from fedstat.models.vglm.response.distributions import log_likelihood
-from fedstat.typing import Bools
 
 Run: TypeAlias = Callable[[Rounds[Any]], Any]
 FEWEST_GRAMS = 3
@@ -45,11 +45,9 @@ class Plan:
     ----------
     layout : Layout
     family : FamilySpec
-    session : str
-    at : str or None
-        Where the coordinator sits.
-    min_count : int
-        Entities behind a sum, at least.
+    conversation : Conversation
+    small : SmallPatterns
+        How many entities stand behind a sum, at least; of missing="em", which patterns are released.
     setup : Setup
     select : str
     folds, draws, splits : int
@@ -65,9 +63,8 @@ class Plan:
 
     layout: Layout
     family: FamilySpec
-    session: str
-    at: str | None
-    min_count: int
+    conversation: Conversation
+    small: SmallPatterns
     setup: Setup
     select: Select
     folds: int
@@ -89,7 +86,7 @@ class Plan:
     @property
     def least(self) -> int:
         """Entities of a fold, at least."""
-        return max(self.min_count, ENTITIES_PER_EQUATION * (self.layout.p + 1))
+        return max(self.small.min_count, ENTITIES_PER_EQUATION * (self.layout.p + 1))
 
 
 def fit_normal(plan: Plan, run: Run) -> Outcome:
@@ -99,8 +96,9 @@ def fit_normal(plan: Plan, run: Run) -> Outcome:
     code = deal_folds(layout.n, parts, plan.least, plan.random)
 
     def protocol() -> Rounds[Grams]:
-        units = yield from stage(layout, plan.family, plan.session)
-        return (yield from exchange_grams(layout, units, code, parts, plan.session, plan.at))
+        units = yield from stage(layout, plan.family, plan.conversation)
+        every = np.ones((parts, len(layout.clients)), dtype=bool)
+        return (yield from exchange_grams(layout, units, code, every, plan.conversation))
 
     grams = run(protocol())
     units, mine = grams.units, np.arange(parts) < (parts // 2 if split else parts)
@@ -140,20 +138,20 @@ def fit_normal(plan: Plan, run: Run) -> Outcome:
     )
 
 
-def fit_blocks(plan: Plan, max_moved: float, run: Run) -> Outcome:
+def fit_blocks(plan: Plan, run: Run) -> Outcome:
     """Fit the normal family from sums by missing pattern, that are exchanged once."""
     layout, setup = plan.layout, plan.setup
-    blocks = run(exchange_blocks(layout, plan.family, plan.session, plan.at, plan.min_count, max_moved))
-    standard = Standard(blocks.moments)
+    exchange = run(exchange_patterns(layout, plan.small, plan.conversation))
+    standard = Standard(exchange.moments)
     found, n = blocks_path(standard, setup), int(standard.moments.nobs)
     criteria = score_path(found.path, n)
     chosen = choose(criteria, plan.select)
     support = np.ones(layout.p, dtype=bool) if setup.unpenalised else found.path.selected[chosen]
     refit, explained = refit_blocks(standard, support)
     null = n / -2.0 * (np.log(2.0 * np.pi * found.units.sd**2) + 1.0)
-    fitted = Fitted(found.path, chosen, refit, 0, 0, blocks.dealers)
+    fitted = Fitted(found.path, chosen, refit, 0, 0, exchange.dealers)
     rsquared = explained if setup.unpenalised else float(found.rsquared[chosen])
-    observed = Observed(blocks, rsquared, explained, found.means[chosen])
+    observed = Observed(exchange, rsquared, explained, found.means[chosen])
     return Outcome(
         layout,
         plan.family,
@@ -232,7 +230,7 @@ def _study(plan: Plan, layout: Layout, further: Further | None = None) -> Study:
     if plan.inference != "conditional" or reserved:
         _check_grams(layout, FEWEST_GRAMS + reserved)
     left = max(layout.most_grams - 1 - reserved, 1)
-    return Study(layout, plan.session, plan.at, plan.hidden, np.eye(layout.p), left)
+    return Study(layout, plan.conversation, plan.hidden, np.eye(layout.p), left)
 
 
 def _check_grams(layout: Layout, needed: int) -> None:
@@ -242,16 +240,3 @@ def _check_grams(layout: Layout, needed: int) -> None:
             f"entities {layout.most_grams} are released at most; use fewer columns or folds, select='bic' in "
             "the place of 'cv', or inference='conditional'"
         )
-
-
-def halve(layout: Layout, random: np.random.Generator) -> tuple[Layout, Layout]:
-    """Divide the entities of a fit into random halves."""
-    first = deal_folds(layout.n, 2, 1, random) == 0
-    return take_entities(layout, first), take_entities(layout, ~first)
-
-
-def take_entities(layout: Layout, which: Bools) -> Layout:
-    """Lay out a fit of some of the entities: (n,) bool."""
-    keep = {client: keep_only(rows, which) for client, rows in layout.keep.items()}
-    response_keep = keep_only(layout.response_keep, which)
-    return replace(layout, n=int(which.sum()), keep=keep, response_keep=response_keep)

@@ -185,7 +185,7 @@ def expose(seen, receivers):
 def test_entities_at_which_the_sum_is_ones_own_part_are_counted(holder, coordinator, method):
     study = simulate(seed=4, n=300, holder=holder)
     model = study.model(coordinator=coordinator)
-    layout = make_layout(model.design, model.partition.rows[holder], method)
+    layout = make_layout(model.design, method)
     at = model.new_ledger().at
     seen = {client: study.table[names[0]].notna().to_numpy() for client, names in study.columns.items()}
     if method == "cc":

@@ -17,6 +17,7 @@ from fedstat.errors import (
     PolicyError,
     SecurityError,
 )
+from fedstat.federation.door import guards
 from fedstat.federation.door.policy import Policy
 from fedstat.federation.message import pack, pack_ask, unpack, unpack_reply
 from fedstat.models.vertical import merges as pattern_merge
@@ -221,7 +222,7 @@ def test_means_are_those_of_what_is_released(holder):
 
 def test_a_site_gives_no_sums_without_a_few_of_those_that_take_part():
     fitted = fs.VFEMRegression.from_formula("y ~ .", small_pattern(30))
-    ask = find_ask(fitted, "pattern_sums")
+    ask = find_ask(fitted, "sum_products")
     code = ask.arrays["code"].copy()
     code[:3] = -1
     request = pack_ask(replace(ask, arrays=ask.arrays | {"code": code}))
@@ -230,14 +231,14 @@ def test_a_site_gives_no_sums_without_a_few_of_those_that_take_part():
 
 
 def test_the_site_insists_though_the_coordinator_asks(monkeypatch):
-    monkeypatch.setattr(pattern_merge, "ENTITIES_PER_EQUATION", 0)
-    for step in ("pattern_sums", "sum_with_response", "share_product"):
+    for step in ("sum_products", "sum_with_response", "share_product"):
         fitted = fs.VFEMRegression.from_formula("y ~ .", small_pattern(5, holder="Bank"))
-        ask = find_ask(fitted, step)
-        monkeypatch.setattr(pattern_merge, "ENTITIES_PER_EQUATION", 2)
-        with pytest.raises(PolicyError, match="a Gram matrix of"):
+        with monkeypatch.context() as careless:
+            for rule in (pattern_merge, guards):
+                careless.setattr(rule, "ENTITIES_PER_EQUATION", 0)
+            ask = find_ask(fitted, step)
+        with pytest.raises(PolicyError, match="1 Gram matrix of"):
             fitted.partition.sites[ask.site].answer(pack_ask(ask))
-        monkeypatch.setattr(pattern_merge, "ENTITIES_PER_EQUATION", 0)
 
 
 def test_many_entities_in_small_patterns_are_told_and_more_are_refused():

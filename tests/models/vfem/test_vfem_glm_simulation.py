@@ -21,8 +21,7 @@ from fedstat.federation.door.site import FAMILIES
 from fedstat.federation.door.state import State
 from fedstat.federation.message import Reply
 from fedstat.kernels.glm.family import FamilySpec
-from fedstat.models.vertical.moments import number_patterns
-from fedstat.models.vfem.blocks.layout import Layout
+from fedstat.models.vertical.layout import Layout
 from fedstat.models.vfem.covariance.glm_protocol import glm_covariance
 from fedstat.models.vfem.iteration.glm_protocol import QuasiNewtonIteration, maximise
 from fedstat.models.vfem.iteration.options import IterationOptions
@@ -96,11 +95,11 @@ def open_sites(frames):
         data[k], states[k], kept[k] = SimpleNamespace(name=k, min_count=5), State(), frame["id"].to_numpy()
         states[k].keep("block", SimpleNamespace(X=X, spec=SimpleNamespace(names=(f"{k}1", f"{k}2"))), len(X))
     states["H"].keep("response", frames["H"]["y"].to_numpy(), n)
-    missing = np.array([~np.isin(np.arange(n), kept[k]) for k in clients]).T
-    first, code, counts = number_patterns(missing)
     keep = {k: np.ones(len(rows), dtype=bool) for k, rows in kept.items()}
     everybody = np.ones(n, dtype=bool)
-    layout = Layout(clients, "H", n, keep, kept, kept, everybody, code, missing[first], counts)
+    names = tuple(f"{k}{j}" for k in clients for j in (1, 2))
+    sizes = (2,) * len(clients)
+    layout = Layout(clients, "H", names, names, sizes, n, n, keep, kept, everybody, {})
     return data, states, layout
 
 

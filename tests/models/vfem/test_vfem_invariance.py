@@ -158,7 +158,7 @@ def test_engines_agree_to_the_bit(study, cov_type):
 def test_the_protocol_needs_no_engine(study):
     model = study.model()
     result = model.fit(cov_type="none", **ITERATIVE)
-    layout = make_layout(model.design, model.partition.rows["Bank"], "vfem")
+    layout = make_layout(model.design, "vfem")
     lines = []
     protocol = maximise(EMIteration(layout, IterationOptions(), model._session, lines.append))
     fit, rounds = by_hand(model.partition.sites, protocol)
@@ -173,7 +173,7 @@ def test_the_protocol_needs_no_engine(study):
 
 def test_asks_of_a_protocol_are_arrays_and_names(study):
     model = study.model()
-    layout = make_layout(model.design, model.partition.rows["Bank"], "vfem")
+    layout = make_layout(model.design, "vfem")
     asks = next(maximise(EMIteration(layout, IterationOptions(), model._session)))
     assert [ask.site for ask in asks] == ["Bank", "Court", "Tax", "Bank"]
     assert {ask.family for ask in asks} == {"vfem"}

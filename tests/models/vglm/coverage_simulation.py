@@ -22,7 +22,7 @@ from fedstat.errors import FedstatWarning
 from fedstat.kernels.penalised.groups import Groups
 from fedstat.kernels.penalised.path import lambda_grid
 from fedstat.kernels.penalised.penalties import Penalty
-from fedstat.models.vglm.exchange.gram import Units
+from fedstat.models.vertical.exchange.protocol import Units
 from fedstat.models.vglm.newton.debiased import normal_debiased
 from fedstat.models.vglm.path.criteria import choose, score_path
 from fedstat.models.vglm.path.folds import normal_stability

@@ -18,11 +18,11 @@ from fedstat.federation.message import pack_ask
 from fedstat.kernels.penalised.gram import gram_path
 from fedstat.kernels.penalised.groups import Groups
 from fedstat.kernels.penalised.penalties import Penalty
+from fedstat.models.vertical.exchange.protocol import Conversation
 from fedstat.models.vertical.likelihood import Standard
 from fedstat.models.vertical.moments import PatternMoments
 from fedstat.models.vglm.em import solver as em_solver
 from fedstat.models.vglm.em.blocks import blocks_path, refit_blocks
-from fedstat.models.vglm.exchange.gram import ask
 from fedstat.models.vglm.path.setup import Setup
 
 TABLE = make_table(n=400, seed=5)
@@ -344,9 +344,9 @@ def test_a_site_refuses_small_patterns_and_wrong_codes(step):
 
     def told(code, **more):
         arrays = {"code": np.asarray(code, dtype=np.int64), "groups": np.array(2), **more}
-        door.answer(pack_ask(ask(site, step, model._session, **arrays)))
+        door.answer(pack_ask(Conversation("vglm", model._session, None).ask(site, step, **arrays)))
 
-    rows = {"rows": layout.positions(site)} if step == "sum_with_response" else {}
+    rows = {"rows": layout.rows[site]} if step == "sum_with_response" else {}
     with pytest.raises(PolicyError, match="minimum count"):
         told(np.where(first, 0, 1), **rows)
     with pytest.raises(PolicyError, match="minimum count"):
@@ -356,7 +356,7 @@ def test_a_site_refuses_small_patterns_and_wrong_codes(step):
         with pytest.raises(MessageError, match="patterns or folds from 0 to 1"):
             told(code, **rows)
     if rows:
-        for wrong in (layout.positions(site) + 1, layout.positions(site)[::-1].copy()):
+        for wrong in (layout.rows[site] + 1, layout.rows[site][::-1].copy()):
             with pytest.raises(MessageError, match="'rows' must ascend"):
                 told(np.zeros(400), rows=wrong)
 

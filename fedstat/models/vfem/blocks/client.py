@@ -11,12 +11,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fedstat.errors import EstimationError, MessageError
+from fedstat.errors import EstimationError
 from fedstat.federation.design.by_columns import block_of
 from fedstat.federation.door.facts import GivenWeights, GroupSums
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import check_lengths
+from fedstat.federation.rounds.product_steps import check_positions
 from fedstat.kernels.rows import column_sums, gram
+from fedstat.models.vertical.exchange.staged import StagedBlock, standardise_block
+from fedstat.models.vertical.moments import COLLINEAR
 from fedstat.typing import Array, Bools, Floats, Ints
 
 
@@ -116,64 +119,36 @@ def stage_client(
     data: SiteData, state: State, keep: Bools, rows: Ints, n: int, filled: bool, memory: int
 ) -> Client:
     """Standardise the block's rows of a fit, and keep them; arguments as for :func:`start`."""
-    block = block_of(data, state)
-    check_lengths(data.name, keep=(keep, len(block.X)), rows=(rows, int(np.count_nonzero(keep))))
-    if len(rows) and (rows[0] < 0 or rows[-1] >= n or (np.diff(rows) <= 0).any()):
-        raise MessageError(f"{data.name}: array 'rows' must ascend from 0 to below {n}")
-    X = np.ascontiguousarray(block.X[keep])
-    n_own = len(X)
-    if n_own < 2:
-        raise EstimationError(
-            f"{data.name}: {n_own} of the entities of this fit have its block; two are the least"
-        )
-    shift, scale = X.mean(axis=0), X.std(axis=0)
-    X -= shift
-    check_spread(data.name, block.spec.names, X, shift, scale)
-    X /= scale
-    held = np.ones(n_own, dtype=np.bool_)
-    if filled:
-        held = np.isin(np.arange(n), rows)
-        X, rows = fill_with_mean(X, rows, n)
-    client = summarise(X, rows, n, shift, scale, memory)
-    client.held = held
-    state.keep("vfem", client, n_own)
+    check_lengths(data.name, rows=(rows, int(np.count_nonzero(keep))))
+    check_positions(data.name, rows, n)
+    staged = standardise_block(data, state, keep, rows if filled else None, n)
+    check_collinear(data.name, block_of(data, state).spec.names, staged.X, len(rows))
+    client = summarise(staged, np.arange(n) if filled else rows, n, memory)
+    state.keep("vfem", client, len(rows))
     return client
 
 
-def fill_with_mean(X: Floats, rows: Ints, n: int) -> tuple[Floats, Ints]:
-    """Give every entity that the client lacks the mean, which is zero after standardising."""
-    filled = np.zeros((n, X.shape[1]))
-    filled[rows] = X
-    return filled, np.arange(n)
-
-
-def summarise(X: Floats, rows: Ints, n: int, shift: Floats, scale: Floats, memory: int) -> Client:
+def summarise(staged: StagedBlock, rows: Ints, n: int, memory: int) -> Client:
     """Compute the sums that stay fixed during a fit."""
+    X = staged.X
     ones = np.ones(len(X))
     s1, S2 = column_sums(X, ones), gram(X, ones)
     S = S2 / len(X) - np.outer(s1, s1) / len(X) ** 2
-    return Client(X, rows, n, shift, scale, s1, S2, float(np.linalg.slogdet(S)[1]), memory)
+    log_det = float(np.linalg.slogdet(S)[1])
+    return Client(X, rows, n, staged.shift, staged.scale, s1, S2, log_det, memory, held=staged.held)
 
 
-def check_spread(name: str, columns: tuple[str, ...], centred: Floats, shift: Floats, scale: Floats) -> None:
-    """Refuse a block whose covariance is singular on the entities of this fit.
+def check_collinear(name: str, columns: tuple[str, ...], X: Floats, n_own: int) -> None:
+    """Refuse a block whose covariance is singular on the entities of this fit that the client has.
 
     Raises
     ------
     EstimationError
         Names the columns.
     """
-    flat = scale <= 1e-12 * np.maximum(1.0, np.abs(shift))
-    if flat.any():
-        names = [c for c, bad in zip(columns, flat, strict=True) if bad]
-        raise EstimationError(
-            f"{name}: constant among the {len(centred)} entities of this fit: {', '.join(names)}; drop them"
-        )
-    correlation = gram(centred / scale, np.ones(len(centred))) / len(centred)
-    eigenvalues, vectors = np.linalg.eigh(correlation)
-    if eigenvalues[0] < 1e-10 * eigenvalues[-1]:
+    eigenvalues, vectors = np.linalg.eigh(gram(X, np.ones(len(X))) / n_own)
+    if eigenvalues[0] < COLLINEAR * eigenvalues[-1]:
         names = [c for c, v in zip(columns, vectors[:, 0], strict=True) if abs(v) > 1e-4]
         raise EstimationError(
-            f"{name}: collinear among the {len(centred)} entities of this fit: {', '.join(names)}; "
-            "drop one of them"
+            f"{name}: collinear among the {n_own} entities of this fit: {', '.join(names)}; drop one of them"
         )

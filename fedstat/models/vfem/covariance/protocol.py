@@ -21,7 +21,7 @@ import numpy as np
 
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.inference.covariance import delta_method, invert_information, nearest_psd, symmetrise
-from fedstat.models.vfem.blocks.layout import Layout
+from fedstat.models.vertical.layout import Layout
 from fedstat.models.vfem.blocks.request import ask
 from fedstat.models.vfem.iteration.protocol import EMIteration
 from fedstat.models.vfem.moments.cross_products import (

@@ -16,7 +16,7 @@ import numpy as np
 from fedstat.errors import EstimationError
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.inference.covariance import delta_method, symmetrise
-from fedstat.models.vfem.blocks.layout import Layout
+from fedstat.models.vertical.layout import Layout
 from fedstat.models.vfem.blocks.request import ask
 from fedstat.models.vfem.covariance.protocol import Covariance, Places, project
 from fedstat.models.vfem.iteration.protocol import EMIteration

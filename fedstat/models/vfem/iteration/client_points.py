@@ -9,7 +9,7 @@ import numpy as np
 
 from fedstat.federation.message import Reply
 from fedstat.kernels.rows import add_at, weighted_rows
-from fedstat.models.vfem.blocks.layout import Layout
+from fedstat.models.vertical.layout import Layout
 from fedstat.typing import Floats
 
 

@@ -22,7 +22,7 @@ from fedstat.errors import EstimationError
 from fedstat.federation.message import Reply
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.kernels.anderson import anderson_weights, one_hot
-from fedstat.models.vfem.blocks.layout import Layout
+from fedstat.models.vertical.layout import Layout
 from fedstat.models.vfem.blocks.request import ask
 from fedstat.models.vfem.iteration.client_points import Points
 from fedstat.models.vfem.iteration.fit import VFEMFit

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from fedstat.federation.rounds.engine import Fit, Rounds
 from fedstat.federation.rounds.masked_sums import masked
 from fedstat.models.vertical.fit import TraceRow
-from fedstat.models.vfem.blocks.layout import Layout
+from fedstat.models.vertical.layout import Layout
 from fedstat.models.vfem.iteration.options import IterationOptions
 
 

@@ -13,13 +13,16 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from fedstat.federation.rounds.engine import Rounds
+from fedstat.federation.rounds.products import Side
+from fedstat.models.vertical.exchange.protocol import Conversation
+from fedstat.models.vertical.exchange.steps import BLOCK
+from fedstat.models.vertical.layout import Layout
 from fedstat.models.vertical.merges import least_entities
-from fedstat.models.vfem.blocks.layout import Layout
-from fedstat.models.vfem.blocks.request import ask
-from fedstat.models.vfem.moments.secure_product_steps import BLOCK
-from fedstat.models.vfem.moments.secure_products import Side, choose_dealer, multiply_sides
+from fedstat.models.vfem.blocks.request import FAMILY, ask
 from fedstat.models.vfem.moments.staged_columns import SKETCH_KINDS, STAGES
 from fedstat.typing import Floats
+
+OTHERWISE = ", or exchange='iterative' with cov_type='expected' or cross_products='sketch'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,17 +124,15 @@ def multiplied_products(
         else:
             blocks[j, k] = np.zeros((one.width, two.width))
             few += common > 0
-    multiplied = yield from multiply_sides(
-        list(pairs.values()), dealing_sites(layout), 1, layout.n, session, options.at
-    )
+    multiplied = yield from conversation(session, options.at).multiply(list(pairs.values()), layout, 1)
     blocks |= {pair: one.products[0] for pair, one in zip(pairs, multiplied, strict=True)}
     dealers = ", ".join(sorted({one.dealer or "the coordinator" for one in multiplied}))
     return CrossProducts(blocks, "secure", dealers=dealers, left_out=few)
 
 
-def dealing_sites(layout: Layout) -> tuple[str, ...]:
-    """Institutions that may deal for two others: the clients and the response holder."""
-    return tuple(dict.fromkeys([*layout.clients, layout.active]))
+def conversation(session: str, at: str | None) -> Conversation:
+    """Say who asks, and what VFEM offers where nobody can deal."""
+    return Conversation(FAMILY, session, at, OTHERWISE)
 
 
 def check_dealers(layout: Layout, options: CrossOptions) -> None:
@@ -143,8 +144,7 @@ def check_dealers(layout: Layout, options: CrossOptions) -> None:
         There is nobody.
     """
     if options.how == "secure":
-        for a, b in combinations(layout.clients, 2):
-            choose_dealer(a, b, dealing_sites(layout), options.at)
+        conversation("", options.at).check_dealers(layout)
 
 
 def sketched_products(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 
@@ -10,7 +11,8 @@ from fedstat.federation.door.facts import Entities, GivenWeights
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
 from fedstat.kernels.sketch import SKETCHES
-from fedstat.models.vfem.blocks.client import client_of
+from fedstat.models.vertical.exchange.steps import ColumnsOf
+from fedstat.models.vfem.blocks.client import Client, client_of
 from fedstat.typing import Array, Floats, Ints
 
 SKETCH_KINDS = tuple(SKETCHES)
@@ -23,6 +25,16 @@ def staged(data: SiteData, state: State, stage: int) -> Floats:
     if STAGES[stage] == "columns":
         return client.X
     return client.staged["root" if STAGES[stage] == "information" else "scores"]
+
+
+COLUMNS: Mapping[str, ColumnsOf] = {name: partial(staged, stage=k) for k, name in enumerate(STAGES)}
+"""Staged columns by name, as secure products ask for them."""
+
+
+def staged_weights(data: SiteData, state: State) -> tuple[Floats | None, int]:
+    """Return the weights of rows in the columns of the information."""
+    client: Client = state.look_at("vfem")
+    return client.staged.get("weights"), 1
 
 
 def sketch(data: SiteData, state: State, stage: Array, size: Array, kind: Array) -> dict[str, Array]:

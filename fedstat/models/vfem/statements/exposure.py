@@ -18,7 +18,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from fedstat.federation.crypto.masks import TWO_SITES, hides
-from fedstat.models.vfem.blocks.layout import Layout
+from fedstat.models.vertical.layout import Layout
 from fedstat.models.vfem.covariance.protocol import Covariance
 
 MOMENTS = "exchange='moments' has no value per entity. "

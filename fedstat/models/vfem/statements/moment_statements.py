@@ -8,8 +8,8 @@ import pandas as pd
 
 from fedstat.errors import NotAvailableError
 from fedstat.models.checks import check_choice
+from fedstat.models.vertical.exchange.patterns import PatternExchange
 from fedstat.models.vertical.fit import MomentsFit
-from fedstat.models.vfem.moments.protocol import Exchange
 from fedstat.models.vfem.statements.assumptions import (
     LittleTest,
     independence_tests,
@@ -26,7 +26,7 @@ class MomentStatements:
     _held: HeldInSession
 
     @property
-    def exchange(self) -> Exchange | None:
+    def exchange(self) -> PatternExchange | None:
         """The exchange of moments, of a fit in this session."""
         return self._held.exchange
 

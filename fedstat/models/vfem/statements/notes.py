@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from fedstat.federation.account.ledger import Ledger
+from fedstat.models.vertical.exchange.patterns import PatternExchange
+from fedstat.models.vertical.layout import Layout
 from fedstat.models.vfem.blocks.glm_distribution import NORMAL
-from fedstat.models.vfem.blocks.layout import Layout
-from fedstat.models.vfem.moments.protocol import Exchange
 from fedstat.models.vfem.statements.exposure import MOMENTS, masked_notes, secure_product_notes
 from fedstat.models.vfem.statements.outcome import EntityCounts, HeldInSession, VFEMOutcome
 
@@ -141,7 +141,9 @@ def _iterations(layout: Layout, outcome: VFEMOutcome, ledger: Ledger) -> Iterato
         yield "Cross-products by plain exchange: institutions' columns were disclosed to other institutions."
 
 
-def _moments(layout: Layout, outcome: VFEMOutcome, exchange: Exchange, ledger: Ledger) -> Iterator[str]:
+def _moments(
+    layout: Layout, outcome: VFEMOutcome, exchange: PatternExchange, ledger: Ledger
+) -> Iterator[str]:
     numbers = ", ".join(f"{count:,} of {site}" for site, count in exchange.numbers.items())
     yield (
         "Sums of the columns and of their products were exchanged once, by missing pattern; no value per "
@@ -159,7 +161,7 @@ def _moments(layout: Layout, outcome: VFEMOutcome, exchange: Exchange, ledger: L
         )
 
 
-def _adversary(layout: Layout, exchange: Exchange, ledger: Ledger) -> Iterator[str]:
+def _adversary(layout: Layout, exchange: PatternExchange, ledger: Ledger) -> Iterator[str]:
     pairs = Counter(dealer or "the coordinator" for dealer in exchange.dealers.values())
     if not pairs:
         return

@@ -13,15 +13,15 @@ from fedstat.errors import ConvergenceWarning, DataWarning
 from fedstat.inference.covariance import delta_method
 from fedstat.inference.estimate import INTERCEPT, Estimate
 from fedstat.inference.summary import ClientBlock
+from fedstat.models.vertical.exchange.patterns import PatternExchange
 from fedstat.models.vertical.fit import MomentsFit
+from fedstat.models.vertical.layout import Layout
 from fedstat.models.vertical.merges import LARGEST_SHARE, MergePlan
 from fedstat.models.vertical.model import VerticalModel
 from fedstat.models.vfem.blocks.glm_distribution import NORMAL
-from fedstat.models.vfem.blocks.layout import Layout
 from fedstat.models.vfem.covariance.protocol import Covariance, Places
 from fedstat.models.vfem.iteration.fit import VFEMFit
 from fedstat.models.vfem.iteration.options import IterationOptions
-from fedstat.models.vfem.moments.protocol import Exchange
 from fedstat.typing import Array, Floats
 
 NO_COVARIANCE = {"cov_params": "cov_type='none' was asked for"}
@@ -46,7 +46,7 @@ class HeldInSession:
     """What a fit leaves behind in its session, and no file holds: values per entity, or moments."""
 
     fitted: Mapping[str, Array] = field(default_factory=dict)
-    exchange: Exchange | None = None
+    exchange: PatternExchange | None = None
     moments_fit: MomentsFit | None = None
 
     @property

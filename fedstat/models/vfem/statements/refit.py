@@ -12,16 +12,17 @@ from fedstat.federation.design.by_columns import BlockDesign, Design
 from fedstat.federation.design.formula.parse import ClientTerms, Formula, parse_formula
 from fedstat.federation.design.formula.terms import Term, term_columns, term_text
 from fedstat.federation.design.spec import read_terms
+from fedstat.models.vertical.exchange.patterns import PatternExchange
+from fedstat.models.vertical.layout import Layout
 from fedstat.models.vertical.model import VerticalModel
-from fedstat.models.vfem.blocks.layout import Layout, make_layout
+from fedstat.models.vfem.blocks.layout import make_layout
 from fedstat.models.vfem.covariance.from_moments import CovType, estimate_from_moments
 from fedstat.models.vfem.iteration.fit import by_client
-from fedstat.models.vfem.moments.protocol import Exchange
 from fedstat.models.vfem.statements.outcome import HeldInSession, VFEMOutcome
 
 
 def refit(
-    model: VerticalModel, outcome: VFEMOutcome, exchange: Exchange, text: str, cov_type: CovType | None
+    model: VerticalModel, outcome: VFEMOutcome, exchange: PatternExchange, text: str, cov_type: CovType | None
 ) -> tuple[VerticalModel, Layout, VFEMOutcome, HeldInSession]:
     """Fit a smaller model from the moments of a larger one.
 
@@ -40,7 +41,7 @@ def refit(
     blocks = tuple(keep_columns(b, formula) for b in model.design.blocks if b.client in clients_of(formula))
     smaller.design = replace(model.design, formula=formula, blocks=blocks)
     # Who has an entity, and which entities take part, stays as it was in the larger fit.
-    layout = make_layout(model.design, model.partition.rows[model.design.active], outcome.method)
+    layout = make_layout(model.design, outcome.method)
     clients = tuple(client for client in layout.clients if client in clients_of(formula))
     moments = exchange.moments.submodel([name for b in blocks for name in b.names if b.client in clients])
     asked = cov_type or cast(CovType, outcome.cov_type)

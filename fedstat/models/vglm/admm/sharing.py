@@ -17,7 +17,7 @@ from fedstat.federation.message import Ask
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.kernels.glm.family import FamilySpec
 from fedstat.kernels.penalised.path import PenalisedPath, lambda_grid
-from fedstat.models.vglm.exchange.gram import Units, ask, stage
+from fedstat.models.vertical.exchange.protocol import Units, stage
 from fedstat.models.vglm.newton.fit import Fitted, refit_support
 from fedstat.models.vglm.newton.proximal import Study
 from fedstat.models.vglm.path.fits import Path
@@ -75,17 +75,16 @@ class Sharing:
         free = np.repeat(~setup.groups.penalised, setup.groups.sizes)
         at = layout.places()
         yield [
-            ask(k, "admm_start", study.session, text, labels=labels[at[k]], free=free[at[k]])
-            for k in layout.clients
+            study.ask(k, "admm_start", text, labels=labels[at[k]], free=free[at[k]]) for k in layout.clients
         ]
         if setup.adaptive:
             self.sound &= yield from self._settle(0.0)
-            yield [ask(k, "admm_adapt", study.session, power=setup.adaptive) for k in layout.clients]
+            yield [study.ask(k, "admm_adapt", power=setup.adaptive) for k in layout.clients]
         if setup.adaptive or free.any():
             self.sound &= yield from self._settle(NOTHING)  # with what has no penalty alone
-        (reply,) = yield [ask(layout.active, "respond", study.session, eta=self.eta)]
+        (reply,) = yield [study.ask(layout.active, "respond", eta=self.eta)]
         residual = reply.arrays["residual"]
-        replies = yield [ask(k, "admm_largest", study.session, residual=residual) for k in layout.clients]
+        replies = yield [study.ask(k, "admm_largest", residual=residual) for k in layout.clients]
         scale = max(float(reply.arrays["largest"]) for reply in replies)
         if setup.lambdas is not None:
             return setup.lambdas, scale
@@ -98,7 +97,7 @@ class Sharing:
         b, a, loss, kkt, good = [], [], [], [], []
         for lam in lambdas:
             met, violation, value = yield from self._solve(float(lam))
-            replies = yield [ask(k, "admm_coefficients", study.session) for k in layout.clients]
+            replies = yield [study.ask(k, "admm_coefficients") for k in layout.clients]
             b.append(np.concatenate([reply.arrays["beta"] for reply in replies]))
             a.append(self.intercept)
             loss.append(value)
@@ -118,7 +117,7 @@ class Sharing:
     def _set(self, lam: float, linearise: bool) -> list[Ask]:
         """Set lambda at the clients, and whether the penalty is linearised where they are."""
         study = self.study
-        return [ask(k, "admm_set", study.session, lam=lam, linearise=linearise) for k in study.layout.clients]
+        return [study.ask(k, "admm_set", lam=lam, linearise=linearise) for k in study.layout.clients]
 
     def _solve(self, lam: float) -> Rounds[tuple[bool, float, float]]:
         """Solve at one lambda; return whether tolerances were met, the violation, and the loss."""
@@ -126,9 +125,9 @@ class Sharing:
         for lasso in range(1 if self.setup.penalty.convex else MOST_LINEARISED):
             yield self._set(lam, lasso > 0)
             met = yield from self._iterate()
-            (reply,) = yield [ask(layout.active, "respond", study.session, eta=self.eta)]
+            (reply,) = yield [study.ask(layout.active, "respond", eta=self.eta)]
             residual, loss = reply.arrays["residual"], float(reply.arrays["loss"])
-            replies = yield [ask(k, "admm_certify", study.session, residual=residual) for k in layout.clients]
+            replies = yield [study.ask(k, "admm_certify", residual=residual) for k in layout.clients]
             violation = max([abs(residual.mean()), *[float(one.arrays["violation"]) for one in replies]])
             if violation <= self.eps * lam / 10.0:
                 break
@@ -141,7 +140,7 @@ class Sharing:
         move = yield from self._respond(not self.started)
         self.started = True
         for number in range(self.maxiter):
-            asks = [ask(k, "admm_move", study.session, move=move[0], rho=self.rho) for k in layout.clients]
+            asks = [study.ask(k, "admm_move", move=move[0], rho=self.rho) for k in layout.clients]
             study.points += 1
             replies = yield asks
             self.intercept += float(move[0].mean())
@@ -161,7 +160,7 @@ class Sharing:
         """Hand the sum to the holder of the response; return the move, and the norms."""
         blocks = len(self.study.layout.clients) + 1
         arrays: dict[str, Any] = {"eta": self.eta, "blocks": blocks, "rho": self.rho, "start": start}
-        (reply,) = yield [ask(self.study.layout.active, "admm_respond", self.study.session, **arrays)]
+        (reply,) = yield [self.study.ask(self.study.layout.active, "admm_respond", **arrays)]
         return reply.arrays["move"], reply.arrays["sizes"].tolist()
 
 
@@ -185,9 +184,9 @@ def admm_path(
         Rounds at most, for one lasso.
     """
     layout = study.layout
-    units = yield from stage(layout, family, study.session)
+    units = yield from stage(layout, family, study.conversation)
     b0 = float(family.make().link(units.mean))
-    (reply,) = yield [ask(layout.active, "respond", study.session, eta=np.full(layout.n, b0))]
+    (reply,) = yield [study.ask(layout.active, "respond", eta=np.full(layout.n, b0))]
     sharing = Sharing(study, setup, eps, maxiter, b0, np.full(layout.n, b0))
     path = yield from study.masked(sharing.follow(units))
     chosen = select(path)

@@ -28,10 +28,9 @@ from fedstat.kernels.penalised.groups import Groups, orthonormaliser
 from fedstat.kernels.penalised.path import lambda_max
 from fedstat.kernels.penalised.penalties import Penalty, Terms
 from fedstat.kernels.rows import column_sums, gram, row_dots
-from fedstat.models.vglm.exchange.steps import staged_of
+from fedstat.models.vertical.exchange.staged import staged_block, staged_response
 from fedstat.models.vglm.path.setup import adapted
 from fedstat.models.vglm.response.distributions import POINTS
-from fedstat.models.vglm.response.steps import response_of
 from fedstat.records import from_json
 from fedstat.typing import Array, Bools, Floats, Ints
 
@@ -102,7 +101,7 @@ def admm_start(
     free : (p,) array of bool
         Whether it has no penalty: of a group, what its first column says.
     """
-    X = staged_of(data, state).X
+    X = staged_block(data, state).X
     check_lengths(data.name, labels=(labels, X.shape[1]), free=(free, X.shape[1]))
     try:
         penalty, groups = from_json(Penalty, text, "the penalty"), Groups.of(labels)
@@ -203,7 +202,7 @@ def admm_respond(
     dict
         ``move`` (n,): ``z - mean - u``; ``sizes`` (5,): norms of primal and dual residual, mean, z, and dual.
     """
-    response, N, r = response_of(data, state), int(blocks), float(rho)
+    response, N, r = staged_response(data, state), int(blocks), float(rho)
     check_lengths(data.name, eta=(eta, len(response.y)))
     if N < 1 or not (0.0 < r < np.inf and np.isfinite(eta).all()):
         raise MessageError(f"{data.name}: expected blocks, and finite numbers")

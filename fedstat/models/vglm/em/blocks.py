@@ -6,112 +6,26 @@ path of :mod:`fedstat.models.vglm.em.solver`, and maximum likelihood on the colu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from fedstat.errors import EstimationError
-from fedstat.federation.rounds.engine import Rounds
-from fedstat.kernels.glm.family import FamilySpec
 from fedstat.kernels.penalised.groups import orthonormaliser
 from fedstat.kernels.penalised.path import collect_path, follow_solutions, lambda_max
 from fedstat.kernels.penalised.penalties import Penalty
 from fedstat.models.vertical.covariance import origin_covariance
+from fedstat.models.vertical.exchange.patterns import PatternExchange
+from fedstat.models.vertical.exchange.protocol import Units
 from fedstat.models.vertical.fit import fit_moments
 from fedstat.models.vertical.likelihood import Standard, log_likelihood
-from fedstat.models.vertical.merges import MergePlan, Rule, keep_only, plan_merges
-from fedstat.models.vertical.moments import PatternMoments, number_patterns
 from fedstat.models.vglm.em.solver import BlockSolution, BlockSolver
-from fedstat.models.vglm.exchange.gram import Units, exchange_grams, stage
-from fedstat.models.vglm.exchange.layout import Layout
 from fedstat.models.vglm.path.fits import Path, Refit
 from fedstat.models.vglm.path.setup import Setup
-from fedstat.typing import Bools, Floats, Ints
+from fedstat.typing import Bools, Floats
 
 NOTHING = 1e3
 """Level of the lasso, for standardised columns and response, at which every penalised coefficient is zero."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Blocks:
-    """What the exchange handed over.
-
-    Parameters
-    ----------
-    moments : PatternMoments
-    plan : MergePlan
-        Which patterns were released.
-    dealers : mapping of (str, str) to str
-    """
-
-    moments: PatternMoments
-    plan: MergePlan
-    dealers: Mapping[tuple[str, str], str]
-
-
-def exchange_blocks(
-    layout: Layout, family: FamilySpec, session: str, at: str | None, min_count: int, max_moved: float
-) -> Rounds[Blocks]:
-    """Obtain sums of products by missing pattern.
-
-    Parameters
-    ----------
-    layout : Layout
-        With all entities.
-    family : FamilySpec
-    session : str
-    at : str or None
-        Where the coordinator sits.
-    min_count : int
-        Fewest entities of a pattern that is released, beside twice its columns and response.
-    max_moved : float
-        Largest share of the entities that may count as missing, or be left out, because their pattern is not.
-
-    Raises
-    ------
-    EstimationError
-        Too many entities have a pattern with too few; or those of a client all have.
-    """
-    first, code, counts = number_patterns(layout.seen)
-    rule = Rule(min_count, layout.sizes)
-    plan = plan_merges(layout.seen[first], counts, rule, largest_share=max_moved)
-    never = [k for j, k in enumerate(layout.clients) if not plan.patterns[:, j].any()]
-    if never:
-        raise EstimationError(
-            f"the entities of {', '.join(never)} all have missing patterns with too few to be released: "
-            "leave out columns, or this client"
-        )
-    code, G = plan.target[code], len(plan.patterns)
-    layout, code = as_released(layout, plan, code), code[code >= 0]
-    units = yield from stage(layout, family, session)
-    grams = yield from exchange_grams(layout, units, code, G, session, at, plan.patterns)
-    moments = PatternMoments(
-        layout.clients,
-        layout.sizes,
-        layout.names,
-        plan.patterns,
-        grams.products[:, 0, 0].copy(),
-        grams.products,
-        np.append(units.shift, units.mean),
-        np.append(units.scale, units.sd),
-    )
-    return Blocks(moments, plan, grams.dealers)
-
-
-def as_released(layout: Layout, plan: MergePlan, code: Ints) -> Layout:
-    """Lay out a fit of what released patterns show: (n,) pattern of each entity, -1 for none.
-
-    Means over entities that count as missing would tell of these, beside the sums over all others.
-    """
-    used = code >= 0
-    place, rows, keep = np.cumsum(used) - 1, {}, {}
-    for j, client in enumerate(layout.clients):
-        own = layout.positions(client)
-        shown = plan.shows(code[own], j)
-        rows[client], keep[client] = place[own[shown]], keep_only(layout.keep[client], shown)
-    response_keep = keep_only(layout.response_keep, used)
-    return replace(layout, n=int(used.sum()), keep=keep, response_keep=response_keep, rows=rows)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -178,7 +92,7 @@ class Observed:
 
     Parameters
     ----------
-    blocks : Blocks
+    exchange : PatternExchange
     rsquared, refit_rsquared : float
         Share of variance explained for an entity with every block, by the chosen fit and by that on its
         columns.
@@ -186,7 +100,7 @@ class Observed:
         Of the columns, at the chosen fit.
     """
 
-    blocks: Blocks
+    exchange: PatternExchange
     rsquared: float
     refit_rsquared: float
     means: Floats

@@ -17,7 +17,7 @@ from fedstat.kernels.glm.family import FamilySpec
 from fedstat.kernels.penalised.groups import Groups
 from fedstat.kernels.penalised.path import lambda_grid, lambda_max
 from fedstat.kernels.penalised.penalties import Penalty
-from fedstat.models.vglm.exchange.gram import Units
+from fedstat.models.vertical.exchange.protocol import Units
 from fedstat.models.vglm.newton.follow import Course
 from fedstat.models.vglm.newton.proximal import Point
 from fedstat.models.vglm.path.criteria import choose, score_path

@@ -28,7 +28,7 @@ from fedstat.kernels.glm.family import FamilySpec
 from fedstat.kernels.penalised.groups import Groups, orthonormaliser
 from fedstat.kernels.penalised.path import lambda_max
 from fedstat.kernels.penalised.penalties import Penalty, Terms
-from fedstat.models.vglm.exchange.gram import Units, stage
+from fedstat.models.vertical.exchange.protocol import Units, stage
 from fedstat.models.vglm.newton.debiased import DebiasedFit, debiased_fit
 from fedstat.models.vglm.newton.fold_models import FoldFit, Folds, use_folds
 from fedstat.models.vglm.newton.follow import Course
@@ -132,7 +132,7 @@ def fit_path(
         The unpenalised coefficients have no estimate.
     """
     layout, further = study.layout, further or Further()
-    units = yield from stage(layout, family, study.session)
+    units = yield from stage(layout, family, study.conversation)
     first = yield from _intercept_alone(study, family, units)
     # At the null model every weight is the same: the Gram of the columns, whatever the family.
     H = yield from study.hessian(first)
@@ -222,7 +222,7 @@ def _free(p: int) -> Terms:
 
 def refit_apart(study: Study, support: Bools, family: FamilySpec) -> Rounds[Refit | None]:
     """Maximise the likelihood on the support over other entities."""
-    units = yield from stage(study.layout, family, study.session)
+    units = yield from stage(study.layout, family, study.conversation)
     first = yield from _intercept_alone(study, family, units)
     H = yield from study.hessian(first)
     return (yield from refit_support(study, first, H, support, units, family))

@@ -15,7 +15,6 @@ import numpy as np
 
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.kernels.glm.family import FamilySpec
-from fedstat.models.vglm.exchange.gram import ask
 from fedstat.models.vglm.newton.follow import Course, model_losses
 from fedstat.models.vglm.newton.proximal import Found, Point, Study
 from fedstat.models.vglm.path.fits import Path
@@ -81,9 +80,7 @@ def model_folds(study: Study, family: FamilySpec, point: Point, code: Ints, part
     masks = [(code == fold).astype(np.float64) for fold in range(parts)]
     layout = study.layout
     replies = yield [
-        ask(k, "sum_scores", study.session, residual=point.residual * mask)
-        for mask in masks
-        for k in layout.clients
+        study.ask(k, "sum_scores", residual=point.residual * mask) for mask in masks for k in layout.clients
     ]
     sums = iter(reply.arrays["scores"] for reply in replies)
     scores, hessians, losses = [], [], []

@@ -18,7 +18,7 @@ from fedstat.kernels.penalised.gram import gram_path
 from fedstat.kernels.penalised.groups import Groups
 from fedstat.kernels.penalised.path import LinearSteps, PenalisedPath
 from fedstat.kernels.penalised.penalties import Terms
-from fedstat.models.vglm.exchange.gram import Units
+from fedstat.models.vertical.exchange.protocol import Units
 from fedstat.models.vglm.newton.proximal import Climb, Found, Point, Study, solve
 from fedstat.models.vglm.path.fits import Path
 from fedstat.models.vglm.path.setup import Setup

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
+from fedstat.federation.message import Ask
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.federation.rounds.masked_sums import masked as mask_sums
 from fedstat.kernels.penalised.path import LinearSteps
 from fedstat.kernels.penalised.penalties import Terms
 from fedstat.kernels.penalised.proximal import HALVINGS, proximal_step
-from fedstat.models.vglm.exchange.gram import ask, weighted_gram
-from fedstat.models.vglm.exchange.layout import Layout
+from fedstat.models.vertical.exchange.protocol import Conversation
+from fedstat.models.vertical.layout import Layout
+from fedstat.models.vglm.newton.weighted_gram import weighted_gram
 from fedstat.models.vglm.response.distributions import OUTSIDE
 from fedstat.typing import Floats, Ints
 
@@ -58,9 +60,7 @@ class Study:
     Parameters
     ----------
     layout : Layout
-    session : str
-    at : str or None
-        Where the coordinator sits.
+    conversation : Conversation
     hidden : bool
         Whether linear predictors are masked.
     T : (p, p) array
@@ -78,8 +78,7 @@ class Study:
     """
 
     layout: Layout
-    session: str
-    at: str | None
+    conversation: Conversation
     hidden: bool
     T: Floats
     left: int
@@ -89,6 +88,10 @@ class Study:
     grams: int = 0
     dealers: Mapping[tuple[str, str], str] = field(default_factory=dict)
 
+    def ask(self, site: str, step: str, text: str = "", **arrays: Any) -> Ask:
+        """Address one step."""
+        return self.conversation.ask(site, step, text, **arrays)
+
     def evaluate(self, b: Floats, highest: float = np.inf) -> Rounds[Point | None]:
         """Go to a point; None where the loss and `b`'s penalty, which `highest` is less by, is too high.
 
@@ -96,13 +99,13 @@ class Study:
         """
         layout, self.points = self.layout, self.points + 1
         parts = layout.split(self.T @ b[1:])
-        replies = yield [ask(k, "linear_predictor", self.session, beta=parts[k]) for k in layout.clients]
+        replies = yield [self.ask(k, "linear_predictor", beta=parts[k]) for k in layout.clients]
         eta = self.unit * (b[0] + np.sum([reply.arrays["linear_predictor"] for reply in replies], axis=0))
-        (reply,) = yield [ask(layout.active, "respond", self.session, eta=eta)]
+        (reply,) = yield [self.ask(layout.active, "respond", eta=eta)]
         loss, residual = float(reply.arrays["loss"]), reply.arrays["residual"]
         if loss >= OUTSIDE or not loss <= highest:
             return None
-        replies = yield [ask(k, "sum_scores", self.session, residual=residual) for k in layout.clients]
+        replies = yield [self.ask(k, "sum_scores", residual=residual) for k in layout.clients]
         score = np.concatenate([reply.arrays["scores"] for reply in replies]) @ self.T
         score = self.unit * np.concatenate([[residual.sum()], score]) / layout.n
         return Point(b, loss, score, reply.arrays["weight"], eta, residual)
@@ -110,12 +113,12 @@ class Study:
     def hessian(self, point: Point) -> Rounds[Floats]:
         """Obtain the information over n at a point."""
         self.left, self.grams = self.left - 1, self.grams + 1
-        H, self.dealers = yield from weighted_gram(self.layout, point.weight, self.session, self.at)
+        H, self.dealers = yield from weighted_gram(self.layout, point.weight, self.conversation)
         return self.unit**2 * self.turned(H)
 
     def masked(self, course: Rounds[Result]) -> Rounds[Result]:
         """Run a part of the protocol with masked linear predictors, if they are to be masked."""
-        return mask_sums(course, self.layout.clients, self.session) if self.hidden else course
+        return mask_sums(course, self.layout.clients, self.conversation.session) if self.hidden else course
 
     def turned(self, H: Floats) -> Floats:
         """Bring a matrix of (1, X) to the coordinates of the study."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedstat.kernels.penalised.groups import Groups
 from fedstat.kernels.penalised.path import PenalisedPath
-from fedstat.models.vglm.exchange.gram import Units
+from fedstat.models.vertical.exchange.protocol import Units
 from fedstat.typing import Bools, Floats
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedstat.models.vglm.exchange.gram import Units
+from fedstat.models.vertical.exchange.protocol import Units
 from fedstat.models.vglm.path.fits import Path
 from fedstat.models.vglm.path.normal import normal_path, prediction_errors
 from fedstat.models.vglm.path.setup import Setup

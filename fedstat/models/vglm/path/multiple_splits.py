@@ -8,7 +8,7 @@ import numpy as np
 from scipy import stats
 
 from fedstat.inference.selection.multiple_splits import aggregate_splits
-from fedstat.models.vglm.exchange.gram import Units
+from fedstat.models.vertical.exchange.protocol import Units
 from fedstat.models.vglm.path.criteria import Select, choose, score_path
 from fedstat.models.vglm.path.normal import normal_path, normal_refit
 from fedstat.models.vglm.path.setup import Setup

@@ -10,7 +10,7 @@ import numpy as np
 from fedstat.inference.covariance import invert_information
 from fedstat.kernels.penalised.gram import GramSolver, gram_path
 from fedstat.kernels.penalised.groups import orthonormaliser
-from fedstat.models.vglm.exchange.gram import Units
+from fedstat.models.vertical.exchange.protocol import Units
 from fedstat.models.vglm.path.fits import Path, Refit, to_units
 from fedstat.models.vglm.path.setup import Setup
 from fedstat.typing import Bools, Floats

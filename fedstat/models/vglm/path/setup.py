@@ -11,7 +11,7 @@ from fedstat.errors import ModelError
 from fedstat.kernels.penalised.groups import Groups
 from fedstat.kernels.penalised.path import Algorithm, LinearSteps, lambda_grid, lambda_max
 from fedstat.kernels.penalised.penalties import Penalty
-from fedstat.models.vglm.exchange.layout import Layout
+from fedstat.models.vertical.layout import Layout
 from fedstat.typing import Floats
 
 SMALLEST_COEFFICIENT = 1e-8

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 
 from fedstat.federation.crypto.masks import TWO_SITES, hides
 from fedstat.kernels.glm.family import FamilySpec
+from fedstat.models.vertical.layout import Layout
 from fedstat.models.vglm.em.blocks import Observed
-from fedstat.models.vglm.exchange.layout import Layout, describe_incomplete
 from fedstat.models.vglm.newton.debiased import DebiasedFit
 from fedstat.models.vglm.newton.fit import Fitted
+from fedstat.models.vglm.path.entities import describe_incomplete
 from fedstat.models.vglm.report.outcome import Outcome
 
 
@@ -40,7 +41,7 @@ def _sums(layout: Layout, folds: int) -> Iterator[str]:
 
 
 def _blocks(layout: Layout, outcome: Outcome, observed: Observed) -> Iterator[str]:
-    moments, plan = observed.blocks.moments, observed.blocks.plan
+    moments, plan = observed.exchange.moments, observed.exchange.plan
     if layout.absent:
         lacking = ", ".join(f"{count:,} at {client}" for client, count in layout.absent.items())
         yield (

@@ -11,9 +11,9 @@ import numpy as np
 from fedstat.inference.estimate import INTERCEPT, Estimate
 from fedstat.inference.summary import ClientBlock
 from fedstat.kernels.glm.family import FamilySpec
+from fedstat.models.vertical.exchange.protocol import Units
+from fedstat.models.vertical.layout import Layout
 from fedstat.models.vglm.em.blocks import Observed
-from fedstat.models.vglm.exchange.gram import Units
-from fedstat.models.vglm.exchange.layout import Layout
 from fedstat.models.vglm.newton.fit import Fitted
 from fedstat.models.vglm.path.criteria import Criteria
 from fedstat.models.vglm.path.setup import Setup
@@ -82,7 +82,7 @@ class Outcome:
     @property
     def left_out(self) -> int:
         """Entities whose missing pattern is too small to be released, and that would lack every block."""
-        return 0 if self.observed is None else self.observed.blocks.plan.left_out
+        return 0 if self.observed is None else self.observed.exchange.plan.left_out
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -279,5 +279,5 @@ def client_blocks(layout: Layout) -> tuple[ClientBlock, ...]:
     """List what each client brought, the response holder first where it holds no columns."""
     rows = [] if layout.active in layout.clients else [ClientBlock(layout.active, 0, layout.n, 0.0)]
     pairs = zip(layout.clients, layout.sizes, strict=True)
-    has = {client: len(layout.positions(client)) for client in layout.clients}
+    has = {client: len(layout.kept[client]) for client in layout.clients}
     return (*rows, *[ClientBlock(k, size, has[k], 1.0 - has[k] / layout.n) for k, size in pairs])

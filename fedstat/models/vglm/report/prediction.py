@@ -19,8 +19,8 @@ from fedstat.federation.rounds.engine import Rounds
 from fedstat.inference.estimate import Estimate
 from fedstat.kernels.glm.family import FamilySpec
 from fedstat.kernels.rows import row_dots
+from fedstat.models.vertical.exchange.protocol import Conversation
 from fedstat.models.vertical.model import VerticalModel
-from fedstat.models.vglm.exchange.gram import ask
 from fedstat.models.vglm.response.distributions import means_of
 from fedstat.typing import Array, Floats
 
@@ -112,7 +112,8 @@ def predict_means(predictor: Predictor, partition: ClientPartition) -> pd.Series
             content = {"spec": predictor.specs[k], "partial": partition.partial}
             asks.append(design_ask(k, "open_new_block", session, content))
         opened = yield asks
-        replies = yield [ask(k, "predict_block", session, beta=predictor.beta(k)) for k in needed]
+        asking = Conversation("vglm", session, None)
+        replies = yield [asking.ask(k, "predict_block", beta=predictor.beta(k)) for k in needed]
         eta, seen = np.full(n, alone), np.zeros(n, dtype=np.int64)
         for k, block, reply in zip(needed, opened, replies, strict=True):
             rows = partition.rows[k][block.arrays["seen"]]

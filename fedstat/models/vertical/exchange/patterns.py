@@ -1,0 +1,152 @@
+"""The exchange by missing pattern: everything after it happens at the coordinator.
+
+Patterns with few entities are never released: their entities count as missing at a client that has them, or
+are left out (:mod:`fedstat.models.vertical.merges`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fedstat.errors import EstimationError
+from fedstat.federation.rounds.engine import Rounds
+from fedstat.kernels.glm.family import FamilySpec
+from fedstat.models.vertical.exchange.protocol import Conversation, exchange_grams, stage
+from fedstat.models.vertical.layout import Layout
+from fedstat.models.vertical.merges import LARGEST_SHARE, MergePlan, Rule, keep_only, plan_merges
+from fedstat.models.vertical.moments import PatternMoments
+from fedstat.typing import Bools, Ints
+
+NORMAL = FamilySpec("Gaussian", "Identity")
+
+
+@dataclass(frozen=True, slots=True)
+class PatternExchange:
+    """What the exchange handed over.
+
+    Parameters
+    ----------
+    moments : PatternMoments
+    plan : MergePlan
+        Which patterns were released.
+    dealers : mapping of (str, str) to str
+        Who dealt for each pair of institutions; empty for the coordinator.
+    released : mapping of str to (m,) array of bool
+        Which of the entities that a client brought count as seen.
+    numbers : mapping of str to int
+        Different numbers, each a sum over the entities of a pattern, that hold columns of the institution.
+    smallest : int
+        Entities behind the smallest of these sums.
+    """
+
+    moments: PatternMoments
+    plan: MergePlan
+    dealers: Mapping[tuple[str, str], str]
+    released: Mapping[str, Bools]
+    numbers: Mapping[str, int]
+    smallest: int
+
+
+@dataclass(frozen=True, slots=True)
+class SmallPatterns:
+    """Which missing patterns are too small to be released, and what is done about them.
+
+    Parameters
+    ----------
+    min_count : int
+        Fewest entities of a pattern that is released, beside
+        :func:`~fedstat.models.vertical.merges.least_entities`.
+    max_moved : float
+        Largest share of the entities that may count as missing, or be left out, because their pattern is not.
+    otherwise : str
+        What else the family offers where more would have to; ends the error.
+    """
+
+    min_count: int
+    max_moved: float = LARGEST_SHARE
+    otherwise: str = ""
+
+
+def exchange_patterns(
+    layout: Layout, small: SmallPatterns, conversation: Conversation
+) -> Rounds[PatternExchange]:
+    """Obtain the moments of a fit by missing pattern.
+
+    Raises
+    ------
+    EstimationError
+        Too many entities have a pattern with too few; or those of a client all have.
+    ModelError
+        There is nobody to deal for two institutions.
+    """
+    rule = Rule(small.min_count, layout.sizes)
+    plan = plan_merges(
+        ~layout.missing, layout.counts, rule, largest_share=small.max_moved, otherwise=small.otherwise
+    )
+    never = [k for j, k in enumerate(layout.clients) if not plan.patterns[:, j].any()]
+    if never:
+        raise EstimationError(
+            f"the entities of {', '.join(never)} all have missing patterns with too few to be released: "
+            "leave out columns, or this client"
+        )
+    code = plan.target[layout.code]
+    released = {k: plan.shows(code[layout.rows[k]], j) for j, k in enumerate(layout.clients)}
+    layout, code = as_released(layout, code, released), code[code >= 0]
+    units = yield from stage(layout, NORMAL, conversation)
+    grams = yield from exchange_grams(layout, units, code, plan.patterns, conversation)
+    moments = PatternMoments(
+        layout.clients,
+        layout.sizes,
+        layout.names,
+        plan.patterns,
+        grams.products[:, 0, 0].copy(),
+        grams.products,
+        np.append(units.shift, units.mean),
+        np.append(units.scale, units.sd),
+    )
+    numbers, smallest = count_numbers(layout, plan), int(moments.n.min())
+    return PatternExchange(moments, plan, grams.dealers, released, numbers, smallest)
+
+
+def as_released(layout: Layout, code: Ints, shown: Mapping[str, Bools]) -> Layout:
+    """Lay out a fit of what released patterns show.
+
+    Means over entities that count as missing would tell of these, beside the sums over all others.
+
+    Parameters
+    ----------
+    layout : Layout
+    code : (n,) array of int
+        Released pattern of each entity, -1 for none.
+    shown : mapping of str to array of bool
+        Which of the entities that a client brought are in a pattern that shows it.
+    """
+    used = code >= 0
+    if used.all() and all(own.all() for own in shown.values()):
+        return layout
+    place = np.cumsum(used) - 1
+    return replace(
+        layout,
+        n=int(used.sum()),
+        keep={k: keep_only(layout.keep[k], own) for k, own in shown.items()},
+        kept={k: place[layout.rows[k][own]] for k, own in shown.items()},
+        response_keep=keep_only(layout.response_keep, used),
+    )
+
+
+def count_numbers(layout: Layout, plan: MergePlan) -> dict[str, int]:
+    """Count, by institution, the released sums of its columns and of their products with any column."""
+    widths, sites = np.array([*layout.sizes, 1]), [*layout.clients, layout.active]
+    shown = np.column_stack([plan.patterns, np.ones(len(plan.patterns), dtype=bool)])
+    counts: dict[str, int] = {}
+    for k, site in enumerate(sites):
+        own, others = widths[k], shown @ widths - widths[k]
+        each = own + own * (own + 1) // 2 + own * others
+        counts[site] = counts.get(site, 0) + int(each[shown[:, k]].sum())
+    for k, site in enumerate(layout.clients):  # products of block and response were counted twice
+        if site == layout.active:
+            counts[site] -= int(widths[k] * shown[:, k].sum())
+    return counts

@@ -1,0 +1,209 @@
+"""The exchange of sums of products: what is asked of every institution, and how the answers are put together.
+
+Every institution releases sums of its own columns and their products; products with another's come from
+secure multiplication (:mod:`fedstat.federation.rounds.products`), of which each shows masked numbers only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from fedstat.federation.message import Ask
+from fedstat.federation.rounds.engine import Rounds
+from fedstat.federation.rounds.products import Multiplied, Side, choose_dealer, multiply_sides
+from fedstat.kernels.glm.family import FamilySpec
+from fedstat.models.vertical.exchange.steps import BLOCK, RESPONSE
+from fedstat.models.vertical.layout import Layout
+from fedstat.typing import Bools, Floats, Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Whose steps are asked, in which session, and who carries the questions.
+
+    Parameters
+    ----------
+    family : str
+    session : str
+    at : str or None
+        Where the coordinator sits: it matters for who may deal.
+    otherwise : str
+        What else the family offers where nobody can deal; ends the error.
+    """
+
+    family: str
+    session: str
+    at: str | None
+    otherwise: str = ""
+
+    def ask(self, site: str, step: str, text: str = "", **arrays: Any) -> Ask:
+        """Address one step."""
+        given = {name: np.asarray(array) for name, array in arrays.items()}
+        return Ask(site, self.family, step, given, self.session, text)
+
+    def multiply(
+        self, pairs: list[tuple[Side, Side]], layout: Layout, groups: int
+    ) -> Rounds[list[Multiplied]]:
+        """Run products of institutions' columns side by side."""
+        sites = dealing_sites(layout)
+        return (
+            yield from multiply_sides(
+                self.family, pairs, sites, groups, layout.n, self.session, self.at, self.otherwise
+            )
+        )
+
+    def check_dealers(self, layout: Layout) -> None:
+        """Require somebody to deal for every two clients, before anything is computed.
+
+        Raises
+        ------
+        ModelError
+            There is nobody.
+        """
+        for a, b in combinations(layout.clients, 2):
+            choose_dealer(a, b, dealing_sites(layout), self.at, self.otherwise)
+
+
+def dealing_sites(layout: Layout) -> tuple[str, ...]:
+    """Institutions that may deal for two others: the clients and the response holder."""
+    return tuple(dict.fromkeys([*layout.clients, layout.active]))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Units:
+    """Means and standard deviations of columns, (p,), and of the response, with its constant.
+
+    Parameters
+    ----------
+    shift, scale : (p,) arrays
+    mean, sd : float
+        Of the response.
+    constant : float
+        Part of the log-likelihood per entity that no coefficient changes.
+    """
+
+    shift: Floats
+    scale: Floats
+    mean: float
+    sd: float
+    constant: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Grams:
+    """Sums of products of (1, X, y) by fold or missing pattern, X and y standardised.
+
+    Parameters
+    ----------
+    products : (F, p + 2, p + 2) array
+        Zero at the columns of clients that lack a pattern.
+    units : Units
+    dealers : mapping of (str, str) to str
+        Who dealt for each pair of institutions; empty for the coordinator.
+    """
+
+    products: Floats
+    units: Units
+    dealers: Mapping[tuple[str, str], str]
+
+    def total(self, folds: Bools | None = None) -> Floats:
+        """Sum over some of the folds, or all."""
+        chosen = self.products if folds is None else self.products[folds]
+        return np.asarray(chosen.sum(axis=0))
+
+
+def stage(layout: Layout, family: FamilySpec, conversation: Conversation) -> Rounds[Units]:
+    """Choose the entities of a fit, and standardise the columns."""
+    replies = yield [_stage_ask(layout, k, conversation) for k in layout.clients] + [
+        conversation.ask(layout.active, "stage_response", family.to_json(), keep=layout.response_keep)
+    ]
+    shift, scale = np.concatenate([reply.arrays["units"] for reply in replies[:-1]], axis=1)
+    mean, sd, constant = replies[-1].arrays["moments"].tolist()
+    return Units(shift, scale, mean, sd, constant)
+
+
+def _stage_ask(layout: Layout, client: str, conversation: Conversation) -> Ask:
+    """Ask a client to stage its block; it is told which entities it lacks where means stand for them."""
+    more: dict[str, Any] = {"rows": layout.kept[client], "n": layout.n} if layout.filled else {}
+    return conversation.ask(client, "stage_block", keep=layout.keep[client], **more)
+
+
+def exchange_grams(
+    layout: Layout, units: Units, code: Ints, shown: Bools, conversation: Conversation
+) -> Rounds[Grams]:
+    """Obtain the sums of products by fold or missing pattern.
+
+    Parameters
+    ----------
+    layout : Layout
+    units : Units
+        As :func:`stage` returned them.
+    code : (n,) array of int
+        Fold or pattern of each entity; -1 of those that are left out.
+    shown : (groups, K) array of bool
+        Which clients' columns count as seen in a fold or pattern.
+    conversation : Conversation
+
+    Raises
+    ------
+    ModelError
+        There is nobody to deal for two institutions.
+    """
+    groups, p, last = len(shown), layout.p, layout.p + 1
+    products = np.zeros((groups, p + 2, p + 2))
+    products[:, 0, 0] = np.bincount(code[code >= 0], minlength=groups)
+    sides = list_sides(layout, BLOCK, code, shown)
+    response = Side(layout.active, RESPONSE, slice(last, last + 1), np.arange(layout.n), code)
+    own = [side for side in sides if side.site == layout.active]
+    *replies, of_response = yield (
+        [conversation.ask(s.site, "sum_products", code=s.code, groups=groups) for s in sides]
+        + [_own_ask(layout, s, groups, conversation) for s in own]
+        + [conversation.ask(layout.active, "sum_response", code=code, groups=groups)]
+    )
+    for side, reply in zip(sides, replies, strict=False):
+        products[:, 0, side.place] = reply.arrays["sums"]
+        products[:, side.place, side.place] = reply.arrays["grams"]
+    for side in own:
+        products[:, side.place, last] = replies[-1].arrays["products"]
+    products[:, 0, last], products[:, last, last] = of_response.arrays["sums"]
+    dealers = yield from multiply_apart(layout, [*sides, response], products, conversation)
+    return Grams(mirrored(products), units, dealers)
+
+
+def _own_ask(layout: Layout, side: Side, groups: int, conversation: Conversation) -> Ask:
+    """Ask the holder of the response for its products with a block of its own, which may lack entities."""
+    rows: dict[str, Any] = {} if len(side.rows) == layout.n else {"rows": side.rows}
+    return conversation.ask(side.site, "sum_with_response", code=side.code, groups=groups, **rows)
+
+
+def list_sides(layout: Layout, columns: str, code: Ints, shown: Bools) -> list[Side]:
+    """Let every client take part with the entities of the groups in which its columns count as seen."""
+    sides = []
+    for (client, place), seen in zip(layout.places(1).items(), shown.T, strict=True):
+        rows = layout.rows[client]
+        own = code[rows]
+        sides.append(Side(client, columns, place, rows, np.where((own >= 0) & seen[own], own, -1)))
+    return sides
+
+
+def multiply_apart(
+    layout: Layout, sides: list[Side], products: Floats, conversation: Conversation
+) -> Rounds[dict[tuple[str, str], str]]:
+    """Enter the products of columns of any two institutions above the diagonal; return who dealt."""
+    apart = [(a, b) for a, b in combinations(sides, 2) if a.site != b.site]
+    pairs = [(a, b) for a, b in apart if np.isin(a.present, b.present, assume_unique=True).any()]
+    multiplied = yield from conversation.multiply(pairs, layout, len(products))
+    for one in multiplied:
+        products[:, one.a.place, one.b.place] = one.products
+    return {(min(one.a.site, one.b.site), max(one.a.site, one.b.site)): one.dealer for one in multiplied}
+
+
+def mirrored(products: Floats) -> Floats:
+    """Copy what stands above the diagonal of each matrix below it."""
+    upper = np.triu(products)
+    return np.asarray(upper + np.triu(products, 1).transpose(0, 2, 1))

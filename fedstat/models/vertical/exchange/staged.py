@@ -1,0 +1,147 @@
+"""An institution's columns and response during a fit, standardised over its entities of the fit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fedstat.errors import EstimationError, MessageError
+from fedstat.federation.design.by_columns import block_of
+from fedstat.federation.door.facts import GroupSums
+from fedstat.federation.door.state import SiteData, State
+from fedstat.federation.message import check_lengths
+from fedstat.federation.rounds.product_steps import check_positions
+from fedstat.kernels.glm.family import FamilySpec
+from fedstat.typing import Bools, Floats, Ints
+
+CONSTANT = 1e-12
+"""Standard deviation, relative to the mean, below which a column counts as constant."""
+
+
+@dataclass(slots=True)
+class StagedBlock:
+    """A client's columns during a fit.
+
+    Parameters
+    ----------
+    X : (n, p) array
+        Standardised columns.
+    shift, scale : (p,) arrays
+        Their means and standard deviations in the units of the data.
+    keep : (n_seen,) array of bool
+        Rows of the opened block that take part.
+    held : (n,) array of bool
+        Which rows are its own; others are filled in with their mean, and hide nothing.
+    weight : (n,) array
+        Latest row weights; empty before the first.
+    grams : int
+        Weighted Gram matrices that were released.
+    """
+
+    X: Floats
+    shift: Floats
+    scale: Floats
+    keep: Bools
+    held: Bools
+    weight: Floats = field(default_factory=lambda: np.empty(0))
+    grams: int = 0
+
+    def groups(self, code: Ints, columns: int, times: int = 1, weights: Floats | None = None) -> GroupSums:
+        """Tell of products of so many columns by group, (n,): rows that are filled in do not count."""
+        return GroupSums(np.where(self.held, code, -1), columns, times, weights)
+
+    def among_all(self, code: Ints) -> Ints:
+        """Bring groups of the entities of the fit to the rows of the block, -1 where they take no part."""
+        out = np.full(len(self.keep), -1, dtype=np.int64)
+        out[self.keep] = code
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class StagedResponse:
+    """The response during a fit: (n,), with mean and standard deviation, and its distribution."""
+
+    y: Floats
+    family: FamilySpec
+    mean: float
+    sd: float
+
+    @property
+    def standardised(self) -> Floats:
+        """Mean 0, mean square 1."""
+        return np.asarray((self.y - self.mean) / self.sd)
+
+
+def staged_block(data: SiteData, state: State) -> StagedBlock:
+    """Return this fit's columns, or say that the fit was not started here."""
+    if "staged block" not in state:
+        raise MessageError(f"{data.name}: this fit was not started here; ask 'stage_block' first")
+    staged: StagedBlock = state.use("staged block")
+    return staged
+
+
+def staged_response(data: SiteData, state: State) -> StagedResponse:
+    """Return this fit's response, or say that it is not here."""
+    if "staged response" not in state:
+        raise MessageError(f"{data.name}: this fit has no response here; ask 'stage_response' first")
+    staged: StagedResponse = state.use("staged response")
+    return staged
+
+
+def standardise_block(
+    data: SiteData, state: State, keep: Bools, rows: Ints | None = None, n: int = 0
+) -> StagedBlock:
+    """Standardise the columns over the entities of a fit that the institution has, and keep them.
+
+    Parameters
+    ----------
+    keep : (n_seen,) array of bool
+        Rows of the opened block that take part.
+    rows : (n_k,) array of int, optional
+        Their positions among the n entities of the fit: those that the institution lacks then get its
+        means, which are zero after standardising.
+    n : int
+        Entities of the fit, with `rows`.
+
+    Raises
+    ------
+    EstimationError
+        There are fewer than two entities, or a column is constant among them.
+    """
+    block = block_of(data, state)
+    check_lengths(data.name, keep=(keep, len(block.X)))
+    X = np.ascontiguousarray(block.X[keep])
+    n_own = len(X)
+    if n_own < 2:
+        raise EstimationError(
+            f"{data.name}: {n_own} of the entities of this fit have its block; two are the least"
+        )
+    shift, scale = X.mean(axis=0), X.std(axis=0)
+    flat = scale <= CONSTANT * np.maximum(1.0, np.abs(shift))
+    if flat.any():
+        names = [name for name, bad in zip(block.spec.names, flat, strict=True) if bad]
+        raise EstimationError(
+            f"{data.name}: constant among the {n_own:,} entities of this fit: {', '.join(names)}; drop them"
+        )
+    X, held = (X - shift) / scale, np.ones(n_own, dtype=np.bool_)
+    if rows is not None:
+        check_lengths(data.name, rows=(rows, n_own))
+        check_positions(data.name, rows, n)
+        X, held = fill_with_mean(X, rows, n), np.isin(np.arange(n), rows)
+    staged = StagedBlock(X, shift, scale, keep, held)
+    state.keep("staged block", staged, n_own)
+    return staged
+
+
+def fill_with_mean(X: Floats, rows: Ints, n: int) -> Floats:
+    """Give every entity that the client lacks the mean, which is zero after standardising."""
+    filled = np.zeros((n, X.shape[1]))
+    filled[rows] = X
+    return filled
+
+
+def require_groups(name: str, code: Ints, groups: int) -> None:
+    """Require groups from 0, or -1 for entities that take no part, and some that do."""
+    if groups < 1 or len(code) == 0 or code.min() < -1 or not 0 <= code.max() < groups:
+        raise MessageError(f"{name}: expected patterns or folds from 0 to {groups - 1}, or -1 for none")

@@ -1,0 +1,308 @@
+"""What an institution computes when sums of products are exchanged, by missing pattern or by fold.
+
+Columns and response are standardised at their institution, over its entities of the fit. Released are means
+and standard deviations, sums of columns, and sums of products of the institution's own columns by group;
+products with another institution's columns are the matter of :mod:`fedstat.federation.rounds.product_steps`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeAlias
+
+import numpy as np
+
+from fedstat.errors import MessageError
+from fedstat.federation.design.by_columns import block_of
+from fedstat.federation.door.facts import DivisionOfRows, Entities, GroupSums, LeftOut
+from fedstat.federation.door.state import SiteData, State
+from fedstat.federation.message import Declared, Step, check_lengths
+from fedstat.federation.rounds.product_steps import Part, check_positions, product_steps
+from fedstat.kernels.glm.family import FamilySpec
+from fedstat.kernels.rows import column_sums, gram
+from fedstat.models.checks import check_response
+from fedstat.models.vertical.exchange.staged import (
+    StagedBlock,
+    StagedResponse,
+    require_groups,
+    staged_block,
+    staged_response,
+    standardise_block,
+)
+from fedstat.typing import Array, Bools, Floats, Ints
+
+BLOCK, RESPONSE = "block", "response"
+SUMMED, RESPONSES = "rows summed", "responses summed"
+"""Under which names doors remember what they have summed."""
+ColumnsOf: TypeAlias = Callable[[SiteData, State], Floats]
+WeightsOf: TypeAlias = Callable[[SiteData, State], tuple[Floats | None, int]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExchangeRules:
+    """In what the doors of two families differ.
+
+    Parameters
+    ----------
+    remembers : bool
+        Whether sums are refused that differ from earlier ones of the session by few entities. VFEM's methods,
+        which are there to be compared, differ by the entities of merged patterns.
+    columns : mapping of str to callable
+        Columns besides block and response that are multiplied, which are not standardised: ``(rows, q)``.
+    weights : mapping of str to callable
+        Of those of them in which rows have weights: these, (rows,), and with how many different ones products
+        were released.
+    constant : callable
+        From the distribution and the response to the part of the log-likelihood that no parameter changes.
+    """
+
+    remembers: bool
+    columns: Mapping[str, ColumnsOf] = field(default_factory=dict)
+    weights: Mapping[str, WeightsOf] = field(default_factory=dict)
+    constant: Callable[[FamilySpec, Floats], float] = lambda family, y: 0.0
+
+    def divisions(self, place: str, code: Ints) -> tuple[DivisionOfRows, ...]:
+        """Return the fact that rows are divided like this, if the doors remember it."""
+        return (DivisionOfRows(place, code),) if self.remembers else ()
+
+
+def stage_block(
+    rules: ExchangeRules,
+    data: SiteData,
+    state: State,
+    keep: Bools,
+    rows: Ints | None = None,
+    n: Array | None = None,
+) -> dict[str, Array]:
+    """Standardise the columns of the entities of a fit; release their means and standard deviations.
+
+    Parameters
+    ----------
+    keep, rows, n : arrays
+        See :func:`~fedstat.models.vertical.exchange.staged.standardise_block`.
+    """
+    check_lengths(data.name, keep=(keep, len(block_of(data, state).X)))
+    # Before anything is said of these entities, be it in an error.
+    state.tell(Entities(int(np.count_nonzero(keep))), *rules.divisions(SUMMED, np.where(keep, 0, -1)))
+    staged = standardise_block(data, state, keep, rows, 0 if n is None else int(n))
+    return {"units": np.array([staged.shift, staged.scale])}
+
+
+def stage_response(
+    rules: ExchangeRules, data: SiteData, state: State, text: str, keep: Bools
+) -> tuple[dict[str, Array], str]:
+    """Choose the entities of a fit; release mean and standard deviation of the response.
+
+    Parameters
+    ----------
+    text : str
+        Its distribution, in JSON.
+    keep : (rows,) bool
+        Rows of the institution that take part.
+
+    Returns
+    -------
+    dict
+        ``moments`` (3,): mean, standard deviation, and the part of the log-likelihood per entity that no
+        coefficient changes.
+    """
+    if "response" not in state:
+        raise MessageError(f"{data.name}: no response is open in this session; make the model again")
+    opened = state.use("response")
+    check_lengths(data.name, keep=(keep, len(opened)))
+    y, family = np.ascontiguousarray(opened[keep], dtype=np.float64), FamilySpec.from_json(text)
+    state.tell(Entities(len(y)), *rules.divisions(RESPONSES, np.where(keep, 0, -1)))
+    check_response(data.name, family.name, y)
+    state.keep("staged response", StagedResponse(y, family, float(y.mean()), float(y.std())), len(y))
+    return {"moments": np.array([y.mean(), y.std(), rules.constant(family, y) / len(y)])}, ""
+
+
+def sum_products(
+    rules: ExchangeRules, data: SiteData, state: State, code: Ints, groups: Array
+) -> dict[str, Array]:
+    """Sum the columns and their products by fold or missing pattern.
+
+    Parameters
+    ----------
+    code : (n_k,) array of int
+        Group of each entity of the block; -1 for those that take no part, or count as missing here.
+    groups : int
+        Number of folds or patterns.
+
+    Returns
+    -------
+    dict
+        ``sums`` (G, p), ``grams`` (G, p, p), of standardised columns.
+    """
+    staged, G = staged_block(data, state), int(groups)
+    X = staged.X
+    check_lengths(data.name, code=(code, len(X)))
+    require_groups(data.name, code, G)
+    state.tell(staged.groups(code, X.shape[1]))
+    among_all = staged.among_all(code) if rules.remembers else code
+    state.tell(*rules.divisions(SUMMED, among_all), left_out(code))
+    members = [np.ascontiguousarray(X[code == g]) for g in range(G)]
+    ones = [np.ones(len(rows)) for rows in members]
+    return {
+        "sums": np.array([column_sums(rows, one) for rows, one in zip(members, ones, strict=True)]),
+        "grams": np.array([gram(rows, one) for rows, one in zip(members, ones, strict=True)]),
+    }
+
+
+def sum_with_response(
+    data: SiteData, state: State, code: Ints, groups: Array, rows: Ints | None = None
+) -> dict[str, Array]:
+    """Sum products of the columns with the response of the same institution by group: (G, p).
+
+    Parameters
+    ----------
+    rows : (n_k,) array of int, optional
+        Positions of the entities of the block among those of the response; by default they are the same.
+    """
+    staged, y, G = staged_block(data, state), staged_response(data, state).standardised, int(groups)
+    X = staged.X
+    if rows is not None:
+        check_lengths(data.name, rows=(rows, len(X)))
+        check_positions(data.name, rows, len(y))
+        y = y[rows]
+    check_lengths(data.name, code=(code, len(X)), response=(y, len(X)))
+    require_groups(data.name, code, G)
+    state.tell(staged.groups(code, X.shape[1]))
+    return {"products": np.array([column_sums(X, np.where(code == g, y, 0.0)) for g in range(G)])}
+
+
+def sum_response(data: SiteData, state: State, code: Ints, groups: Array) -> dict[str, Array]:
+    """Sum the standardised response and its square by fold or missing pattern: ``sums`` (2, G)."""
+    y, G = staged_response(data, state).standardised, int(groups)
+    check_lengths(data.name, code=(code, len(y)))
+    require_groups(data.name, code, G)
+    state.tell(GroupSums(code, 0), left_out(code))
+    here = code >= 0
+    return {"sums": np.array([np.bincount(code[here], v[here], minlength=G) for v in (y, y * y)])}
+
+
+def columns_of(
+    rules: ExchangeRules, data: SiteData, state: State, which: str
+) -> tuple[Floats, Floats | None]:
+    """Columns that this institution multiplies with another's, at a mean square of one, and their units.
+
+    Parameters
+    ----------
+    which : str
+        "block" or "response", which are standardised, or what the family has besides.
+
+    Returns
+    -------
+    columns : (rows, q) array
+    units : (q,) array or None
+        The columns that are meant are ``columns * units``; None where they are standardised.
+    """
+    if which == BLOCK:
+        return staged_block(data, state).X, None
+    if which == RESPONSE:
+        return staged_response(data, state).standardised[:, None], None
+    if which not in rules.columns:
+        raise MessageError(f"{data.name}: has no columns '{which}' in this session")
+    columns = rules.columns[which](data, state)
+    units = np.sqrt(np.mean(columns**2, axis=0))
+    units[units == 0.0] = 1.0
+    return columns / units, units
+
+
+def left_out(code: Ints) -> LeftOut:
+    """Tell of entities in no group: the means are over all that take part, and would tell of a few."""
+    return LeftOut(int(np.count_nonzero(code < 0)))
+
+
+def behind_product(
+    rules: ExchangeRules, data: SiteData, state: State, part: Part, rows: Ints, group: Ints
+) -> GroupSums:
+    """Tell what the products of some rows by group rest on; one of the columns may be the response."""
+    require_groups(data.name, group, part.product.groups)
+    columns = part.product.columns_a + part.product.columns_b - 1
+    if part.columns == RESPONSE:
+        return GroupSums(group, columns)
+    staged: StagedBlock = state.look_at("staged block")  # the opened columns are of its rows
+    code = np.full(len(staged.X), -1, dtype=np.int64)
+    code[rows] = group
+    weights, times = None, 1
+    if part.columns in rules.weights:
+        weights, times = rules.weights[part.columns](data, state)
+    return staged.groups(code, columns, times, weights)
+
+
+CODE = Declared("presence", "fold or missing pattern of each entity", dtype="int64")
+GROUPS = Declared("control", "number of folds or missing patterns", 0)
+BY_GROUP = (GroupSums, LeftOut)
+KEEP = Declared("presence", "which of the client's entities take part", dtype="bool")
+ROWS = Declared(
+    "presence", "positions of the block's entities among those of the response", dtype="int64", optional=True
+)
+
+
+def exchange_steps(rules: ExchangeRules) -> Mapping[str, Step]:
+    """Make the steps by which institutions of a family exchange sums of products."""
+    taken = (Entities, DivisionOfRows) if rules.remembers else (Entities,)
+    return {
+        "stage_block": Step(
+            partial(stage_block, rules),
+            {
+                "keep": KEEP,
+                "rows": ROWS,
+                "n": Declared("control", "number of entities, where means fill in", 0, optional=True),
+            },
+            {"units": Declared("aggregate", "means and standard deviations of the columns", 2, behind=taken)},
+        ),
+        "stage_response": Step(
+            partial(stage_response, rules),
+            {"keep": KEEP},
+            {
+                "moments": Declared(
+                    "aggregate", "mean and standard deviation of the response, a constant", behind=taken
+                )
+            },
+            Declared("control", "family of the response"),
+        ),
+        "sum_products": Step(
+            partial(sum_products, rules),
+            {"code": CODE, "groups": GROUPS},
+            {
+                "sums": Declared(
+                    "aggregate", "sums of the columns by fold or pattern", 2, behind=(*taken, *BY_GROUP)
+                ),
+                "grams": Declared(
+                    "aggregate",
+                    "sums of products of the columns by fold or pattern",
+                    3,
+                    behind=(*taken, *BY_GROUP),
+                ),
+            },
+        ),
+        "sum_with_response": Step(
+            sum_with_response,
+            {"code": CODE, "groups": GROUPS, "rows": ROWS},
+            {
+                "products": Declared(
+                    "aggregate",
+                    "sums of products with the response by fold or pattern",
+                    2,
+                    behind=(Entities, GroupSums),
+                )
+            },
+        ),
+        "sum_response": Step(
+            sum_response,
+            {"code": CODE, "groups": GROUPS},
+            {
+                "sums": Declared(
+                    "aggregate",
+                    "sums of the response and its square by fold or pattern",
+                    2,
+                    behind=(Entities, *BY_GROUP),
+                )
+            },
+        ),
+        **product_steps(partial(columns_of, rules), partial(behind_product, rules)),
+    }

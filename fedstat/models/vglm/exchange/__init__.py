@@ -1,1 +1,0 @@
-"""Sums of products of the columns of several institutions, by fold or with weights."""
