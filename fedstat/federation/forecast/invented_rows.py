@@ -12,14 +12,8 @@ import pandas as pd
 
 from fedstat.federation.design.block import code_rows
 from fedstat.federation.design.by_columns import FAMILY
-from fedstat.federation.design.by_rows import (
-    OPEN_ROWS,
-    STEPS,
-    OpenRows,
-    RowsAgreement,
-    standardisation,
-    varying,
-)
+from fedstat.federation.design.by_rows import RowsAgreement
+from fedstat.federation.design.row_steps import OPEN_ROWS, STEPS, OpenRows, standardisation, varying
 from fedstat.federation.design.site_rows import RowsQuestion, WholeRows
 from fedstat.federation.door.facts import RowCount
 from fedstat.federation.door.policy import Policy

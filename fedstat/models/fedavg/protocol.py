@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedstat.errors import EstimationError, ModelError
-from fedstat.federation.design.by_rows import RowsDesign, standardisation, translation
+from fedstat.federation.design.by_rows import RowsDesign
+from fedstat.federation.design.row_steps import standardisation, translation
 from fedstat.federation.message import Reply
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.kernels.glm.family import FamilySpec

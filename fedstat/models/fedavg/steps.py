@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedstat.errors import EstimationError, MessageError
-from fedstat.federation.design.by_rows import OPEN_ROWS, OpenRows, rows_of
+from fedstat.federation.design.row_steps import OPEN_ROWS, OpenRows, rows_of
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
 from fedstat.kernels.glm.family import FamilySpec

@@ -9,7 +9,8 @@ from typing import Annotated
 import numpy as np
 
 from fedstat.errors import EstimationError
-from fedstat.federation.design.by_rows import RowsDesign, standardisation, translation, varying
+from fedstat.federation.design.by_rows import RowsDesign
+from fedstat.federation.design.row_steps import standardisation, translation, varying
 from fedstat.federation.message import Reply
 from fedstat.inference.heterogeneity.heterogeneity import MaskedParts
 from fedstat.kernels.glm.family import FamilySpec

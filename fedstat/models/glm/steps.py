@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedstat.errors import MessageError
-from fedstat.federation.design.by_rows import OPEN_ROWS, OpenRows, rows_of, translation
+from fedstat.federation.design.row_steps import OPEN_ROWS, OpenRows, rows_of, translation
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
 from fedstat.inference.heterogeneity.influence import quadratic_form

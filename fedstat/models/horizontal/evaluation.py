@@ -11,14 +11,8 @@ from scipy import stats
 
 from fedstat.errors import MessageError, ModelError, NotAvailableError
 from fedstat.federation.account.ledger import Ledger
-from fedstat.federation.design.by_rows import (
-    OPEN_ROWS,
-    RowsAgreement,
-    SiteRows,
-    open_asks,
-    rows_of,
-    translation,
-)
+from fedstat.federation.design.by_rows import RowsAgreement, SiteRows, open_asks
+from fedstat.federation.design.row_steps import OPEN_ROWS, rows_of, translation
 from fedstat.federation.design.states import combine_moments
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Ask, Declared, Step, check_lengths

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 
 from fedstat.errors import DesignError
-from fedstat.federation.design.by_rows import OPEN_ROWS
+from fedstat.federation.design.row_steps import OPEN_ROWS
 from fedstat.federation.design.site_rows import WholeRows
 from fedstat.federation.door.facts import WorkingWeights
 from fedstat.kernels.glm.family import FamilySpec

@@ -7,13 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedstat.federation.design.by_rows import (
-    RowsAgreement,
-    RowsDesign,
-    moment_asks,
-    open_asks,
-    opened_design,
-)
+from fedstat.federation.design.by_rows import RowsAgreement, RowsDesign, moment_asks, open_asks, opened_design
 from fedstat.federation.message import Ask, Reply
 from fedstat.federation.rounds.engine import Fit, Rounds
 from fedstat.federation.rounds.masked_sums import masked

@@ -1,0 +1,261 @@
+"""Steps of a site that holds rows of its own: survey them, code them, sum their columns."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import pandas as pd
+
+from fedstat import records
+from fedstat.errors import DesignError, MessageError
+from fedstat.federation.design.block import BlockSpec
+from fedstat.federation.design.by_columns import FAMILY
+from fedstat.federation.design.by_columns import STEPS as DESIGN_STEPS
+from fedstat.federation.design.formula.terms import Term
+from fedstat.federation.design.levels import LevelCounts, SiteColumns
+from fedstat.federation.design.site_rows import RowsQuestion, WholeRows, design_matrix, whole_rows
+from fedstat.federation.design.spec import coded_columns
+from fedstat.federation.design.states import transform_sums
+from fedstat.federation.design.tally import RowTally, most_columns, unknown_levels
+from fedstat.federation.door.facts import (
+    ColumnVariation,
+    DesignDirections,
+    Entities,
+    IndicatorCounts,
+    RowCount,
+    RowsByLevel,
+    RowsUsed,
+)
+from fedstat.federation.door.site import FAMILIES
+from fedstat.federation.door.state import SiteData, State
+from fedstat.federation.message import Declared, Step
+from fedstat.federation.tables.columns import Kind, LevelValue, column_kind, find_levels
+from fedstat.typing import Array, Bools, Floats
+
+CONSTANT = 1e-12
+INTERCEPT = "Intercept"
+MOST_LEVELS = 1000
+
+
+@dataclass(slots=True, eq=False)
+class OpenRows:
+    """The rows that a site opened for one model: coded once in memory, or in every pass where streamed.
+
+    Columns are standardised by the site's own `shift` and `scale`; `own` are its means and deviations,
+    (2, p).
+    """
+
+    data: SiteData
+    question: RowsQuestion
+    spec: BlockSpec
+    terms: tuple[Term, ...]
+    shift: Floats = field(default_factory=lambda: np.zeros(1))
+    scale: Floats = field(default_factory=lambda: np.ones(1))
+    varies: Bools = field(default_factory=lambda: np.ones(1, dtype=bool))
+    own: Floats = field(default_factory=lambda: np.zeros((2, 1)))
+    held: tuple[WholeRows, Floats] | None = None
+
+    def chunks(self) -> Iterator[tuple[WholeRows, Floats]]:
+        """Whole rows and their standardised design, (m, p), chunk by chunk."""
+        if self.held is not None:
+            yield self.held
+            return
+        for rows in whole_rows(self.data, self.question):
+            if len(rows.frame):
+                X, _, _ = design_matrix(rows, self.question, self.terms, self.spec, self.data.name)
+                yield rows, self.standardise(X)
+
+    def standardise(self, X: Floats) -> Floats:
+        """Shift and scale in place."""
+        X -= self.shift
+        X /= self.scale
+        return X
+
+
+def survey_rows(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
+    """Count whole rows, and tell the kind of every column and the levels of categories."""
+    question = RowsQuestion.from_json(text)
+    terms = question.read_terms()
+    n, n_rows, kinds = 0, data.table.n_rows, dict[str, Kind]()
+    counts: dict[str, dict[LevelValue, int]] = {}
+    declared: dict[str, tuple[LevelValue, ...] | None] = {}
+    used: list[Bools] = []
+    for rows in whole_rows(data, question):
+        n, n_rows = n + len(rows.frame), n_rows - rows.weightless
+        used.append(rows.used)
+        if not len(rows.frame):
+            continue
+        found = {name: column_kind(rows.frame[name], data.name, name) for name in question.columns}
+        kinds = {name: kinds.get(name, kind) for name, kind in found.items()}
+        for name in coded_columns(terms, kinds):
+            _add_levels(counts.setdefault(name, {}), rows.frame[name], data.name)
+            order = _declared(rows.frame[name])
+            declared[name] = order if declared.get(name, order) == order else None
+    state.rest_on(n)
+    if n:
+        state.tell(RowCount(n))
+    state.tell(*(RowsByLevel(name, list(total.values())) for name, total in counts.items()))
+    if n:
+        state.tell(RowsUsed(np.concatenate(used)))
+    levels = {
+        name: LevelCounts(declared[name], tuple(total), tuple(total.values()))
+        for name, total in counts.items()
+    }
+    return {}, records.to_json(SiteColumns(n_rows, n, kinds, levels))
+
+
+def _add_levels(total: dict[LevelValue, int], series: pd.Series, site: str) -> None:
+    """Add the rows of every level of a chunk."""
+    counts = series.value_counts()
+    for level in find_levels(series):
+        total[level] = total.get(level, 0) + int(counts[level])
+    if len(total) > MOST_LEVELS:
+        raise DesignError(
+            f"column {series.name!r} at site {site!r} has more than {MOST_LEVELS:,} levels: it looks like an "
+            "identifier or a measurement. Leave it out, or group it first."
+        )
+
+
+def _declared(series: pd.Series) -> tuple[LevelValue, ...] | None:
+    """Order that a categorical column declares; None for others, which are sorted."""
+    if not isinstance(series.dtype, pd.CategoricalDtype):
+        return None
+    return find_levels(pd.Series(series.cat.categories).astype(series.dtype))
+
+
+def varying(mean: Floats, spread: Floats, intercept: bool) -> Bools:
+    """Columns that a site can say something about: those that vary, and the intercept."""
+    if not intercept:
+        return np.asarray((mean != 0.0) | (spread > 0.0))
+    varies: Bools = spread > CONSTANT * np.abs(mean)
+    varies[..., 0] = True
+    return varies
+
+
+def standardisation(mean: Floats, spread: Floats, intercept: bool) -> tuple[Floats, Floats]:
+    """Shift and scale of every column from its mean and standard deviation, (..., p).
+
+    A column that is constant at a site keeps its scale. Without an intercept nothing is shifted.
+    """
+    if not intercept:
+        size = np.sqrt(mean**2 + spread**2)
+        return np.zeros_like(mean), np.where(size > 0.0, size, 1.0)
+    shift, scale = mean.copy(), np.where(varying(mean, spread, intercept), spread, 1.0)
+    shift[..., 0], scale[..., 0] = 0.0, 1.0
+    return shift, scale
+
+
+def translation(own_shift: Floats, own_scale: Floats, shift: Floats, scale: Floats) -> Floats:
+    """Matrix from coefficients of columns standardised by (shift, scale) to those of a site's own, (p, p).
+
+    With an intercept, the first column, sum_j g_j (x_j - m_j) / s_j equals the sum over the own columns with
+    d_j = g_j s_kj / s_j and the rest of it in the intercept.
+    """
+    T = np.diag(own_scale / scale)
+    T[0, 1:] = (own_shift - shift)[1:] / scale[1:]
+    T[0, 0] = own_scale[0] / scale[0]
+    return T
+
+
+def open_rows(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
+    """Code the rows, tell the door what was counted, and name the columns."""
+    content = json.loads(text)
+    question, spec = RowsQuestion.from_json(content["question"]), BlockSpec.from_json(content["spec"])
+    opened = OpenRows(data, question, spec, question.read_terms())
+    # Before it is coded: with far more columns than rows it may be very large.
+    state.tell(RowCount(data.table.n_rows, most_columns(question, opened.terms, spec)))
+    tally = RowTally(data, question)
+    for chunk, rows in enumerate(whole_rows(data, question)):
+        tally.look(rows)
+        if len(rows.frame):
+            state.tell(*unknown_levels(rows, spec))
+            X, tally.names, tally.term_names = design_matrix(rows, question, opened.terms, spec, data.name)
+            tally.add(rows, X)
+            opened.held = (rows, X) if chunk == 0 else None
+    n, mean, spread = tally.tell_counts(state)
+    opened.own = np.array([mean, spread])
+    opened.shift, opened.scale = standardisation(mean, spread, question.intercept)
+    opened.varies = varying(mean, spread, question.intercept)
+    if opened.held is not None:
+        opened.standardise(opened.held[1])
+    head = (INTERCEPT,) if question.intercept else ()
+    design = DesignDirections(lambda: (X for _, X in opened.chunks()), tally.n, (*head, *tally.names))
+    state.tell(design, tally.rows_used)
+    state.play(question.needed)
+    state.keep("rows", opened, int(n[0]), columns=len(tally.names))
+    return {}, json.dumps({"names": tally.names, "term_names": tally.term_names})
+
+
+def sum_columns(data: SiteData, state: State) -> dict[str, Array]:
+    """Sum the moments of every column over the rows.
+
+    Returns
+    -------
+    dict
+        ``moments`` (4, p): rows, sum, squared deviations from the site's mean, and rows times that mean's
+        square. Only their sums over sites are needed.
+    """
+    opened, n = rows_of(data, state), float(state.entities)
+    mean, spread = opened.own
+    return {"moments": np.array([np.full_like(mean, n), n * mean, n * spread**2, n * mean**2])}
+
+
+def rows_of(data: SiteData, state: State) -> OpenRows:
+    """Return the rows that this session opened.
+
+    Raises
+    ------
+    MessageError
+        The session did not open any, or the site has forgotten them.
+    """
+    if "rows" not in state:
+        raise MessageError(
+            f"{data.name}: no rows are open in this session (a site keeps the latest ones only); make the "
+            "model again"
+        )
+    rows: OpenRows = state.use("rows")
+    return rows
+
+
+OPEN_ROWS = (Entities, RowCount, IndicatorCounts, DesignDirections, RowsUsed)
+"""Facts behind whatever rests on the rows that a session opened."""
+
+COUNTS = Declared("schema", "column kinds, levels and counts of rows")
+READ = Declared("schema", "columns, terms and weights of the model")
+STEPS: Mapping[str, Step] = {
+    "survey_rows": Step(survey_rows, text_in=READ, text_out=COUNTS),
+    "transform_sums": Step(
+        transform_sums,
+        gives={
+            "sums": Declared(
+                "aggregate",
+                "sums for the transforms of the formula",
+                2,
+                behind=(Entities, RowCount, ColumnVariation, RowsUsed),
+            )
+        },
+        text_in=Declared("aggregate", "transforms, with their state so far"),
+    ),
+    "open_rows": Step(
+        open_rows,
+        text_in=Declared("aggregate", "coding of the columns, with the state of transforms"),
+        text_out=Declared("schema", "names of the design columns", behind=OPEN_ROWS),
+    ),
+    "sum_columns": Step(
+        sum_columns,
+        gives={
+            "moments": Declared(
+                "aggregate",
+                "moments of every design column: rows, sum, squares",
+                2,
+                maskable=True,
+                wide=True,
+                behind=OPEN_ROWS,
+            )
+        },
+    ),
+}
+FAMILIES[FAMILY] = {**DESIGN_STEPS, **STEPS}
