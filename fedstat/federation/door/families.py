@@ -8,7 +8,13 @@ from __future__ import annotations
 
 from importlib import import_module
 
-OWN = ("design.row_steps", "design.by_columns", "rounds.alignment_steps", "rounds.schema", "rounds.statements")
+OWN = (
+    "design.row_steps",
+    "design.by_columns",
+    "rounds.alignment_steps",
+    "rounds.schema",
+    "rounds.statements",
+)
 """Modules of federation/ that enter steps into :data:`fedstat.federation.door.site.FAMILIES`."""
 
 MODELS = "fedstat.models"
