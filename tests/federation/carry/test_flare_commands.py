@@ -116,10 +116,11 @@ def test_commands_of_flare_are_not_for_a_folder(tmp_path, capsys):
         assert 'its carrier is "folder"' in text
 
 
-def test_without_the_extra_it_is_named(tmp_path, capsys, monkeypatch):
-    study = make_folders(tmp_path)
+def test_without_the_extra_it_is_named(tmp_path_factory, capsys, monkeypatch):
+    home = tmp_path_factory.mktemp("f")  # with the test's name the path is too long for a local socket
+    study = make_folders(home)
     monkeypatch.setattr(provisioning.importlib.util, "find_spec", lambda name: None)
-    for words in (("site", "request", tmp_path / "north"), ("federation", "provision", study)):
+    for words in (("site", "request", home / "north"), ("federation", "provision", study)):
         assert "pip install fedstat[flare]" in told(capsys, *words, code=1)
 
 
