@@ -177,7 +177,6 @@ def folder_of(module):
     return str(path.parent.relative_to(PACKAGE)) if path.parent != PACKAGE else path.stem
 
 
-@pytest.mark.xfail(reason="families are being sorted into folders by topic")
 def test_no_circle_of_files():
     assert not circles({module: imports_of(module) for module in MODULES})
 
@@ -263,7 +262,6 @@ def test_no_empty_module():
     assert not empty
 
 
-@pytest.mark.xfail(reason="families are being sorted into folders by topic")
 def test_no_folder_and_no_file_is_too_large():
     """A folder past fourteen files, or a file past four hundred lines, lacks a room."""
     folders = {path.parent for path in files()}
@@ -282,7 +280,6 @@ def test_every_package_is_installed():
     assert not [path for path in files() if not (path.parent / "__init__.py").exists()]
 
 
-@pytest.mark.xfail(reason="some classes of the vertical families still share their names", strict=False)
 def test_a_class_has_a_name_of_its_own():
     """One name, one thing: no two classes of the package are called the same."""
     found = {}

@@ -16,8 +16,8 @@ from scipy.linalg import cho_factor, cho_solve
 
 from fedstat.errors import EstimationError
 from fedstat.models.vertical.likelihood import (
-    Evaluation,
-    Point,
+    LikelihoodDerivatives,
+    LikelihoodPoint,
     Standard,
     block_covariance,
     evaluate,
@@ -56,7 +56,7 @@ class MomentsFit:
     ----------
     standard : Standard
         The moments that were fitted.
-    point : Point
+    point : LikelihoodPoint
         The estimates of standardised columns.
     a, s2 : float
         Centred intercept; residual variance.
@@ -73,7 +73,7 @@ class MomentsFit:
     """
 
     standard: Standard
-    point: Point
+    point: LikelihoodPoint
     a: float
     s2: float
     beta: Floats
@@ -102,7 +102,11 @@ class MomentsFit:
 
 
 def fit_moments(
-    moments: PatternMoments | Standard, *, tol: float = 1e-9, maxiter: int = 200, start: Point | None = None
+    moments: PatternMoments | Standard,
+    *,
+    tol: float = 1e-9,
+    maxiter: int = 200,
+    start: LikelihoodPoint | None = None,
 ) -> MomentsFit:
     """Maximise the observed-data likelihood of VFEM.
 
@@ -113,7 +117,7 @@ def fit_moments(
         Stop when the optimum is nearer than this, in standard errors (the Newton decrement).
     maxiter : int
         Largest number of steps.
-    start : Point, optional
+    start : LikelihoodPoint, optional
         By default no effects, and every block at its own moments: the iterative exchange's ``init="zero"``.
 
     Returns
@@ -148,7 +152,7 @@ def fit_moments(
     return in_units(standard, point, tuple(trace), converged, reason)
 
 
-def ascent_direction(at: Evaluation) -> tuple[str, Floats]:
+def ascent_direction(at: LikelihoodDerivatives) -> tuple[str, Floats]:
     """Newton's step where the information is positive definite, Fisher's scoring elsewhere."""
     for move, information in (("newton", at.information), ("scoring", at.expected)):
         root = np.sqrt(np.maximum(np.abs(np.diag(information)), np.finfo(float).tiny))
@@ -164,13 +168,13 @@ def ascent_direction(at: Evaluation) -> tuple[str, Floats]:
 
 
 def climb_along(
-    standard: Standard, point: Point, at: Evaluation, direction: Floats
-) -> tuple[Point, float, bool]:
+    standard: Standard, point: LikelihoodPoint, at: LikelihoodDerivatives, direction: Floats
+) -> tuple[LikelihoodPoint, float, bool]:
     """Go along a direction of ascent until the log-likelihood has risen enough.
 
     Returns
     -------
-    point : Point
+    point : LikelihoodPoint
     change : float
         Largest change of a parameter.
     shortened : bool
@@ -186,7 +190,7 @@ def climb_along(
     slack = ROUNDING * (abs(at.log_likelihood) + standard.moments.nobs)
     step = first
     while step >= SMALLEST_STEP:
-        trial = Point.unpack(phi + step * direction, standard.P)
+        trial = LikelihoodPoint.unpack(phi + step * direction, standard.P)
         if np.exp(trial.log_s2) <= VANISHING:
             raise EstimationError(vanishing_message(standard.moments))
         if log_likelihood(standard, trial) >= at.log_likelihood + SUFFICIENT * step * slope - slack:
@@ -210,7 +214,7 @@ def vanishing_message(moments: PatternMoments) -> str:
 
 
 def in_units(
-    standard: Standard, point: Point, trace: tuple[TraceRow, ...], converged: bool, reason: str
+    standard: Standard, point: LikelihoodPoint, trace: tuple[TraceRow, ...], converged: bool, reason: str
 ) -> MomentsFit:
     """Bring estimates of standardised columns to the units of the data."""
     moments, at = standard.moments, residuals(standard, point)

@@ -28,7 +28,7 @@ from fedstat.typing import Floats
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Point:
+class LikelihoodPoint:
     """Parameters of standardised columns: b, log s2, beta (P,), mu (P,), lambda (K,)."""
 
     b: float
@@ -42,9 +42,11 @@ class Point:
         return np.concatenate([[self.b, self.log_s2], self.beta, self.mu, self.lam])
 
     @staticmethod
-    def unpack(phi: Floats, P: int) -> Point:
+    def unpack(phi: Floats, P: int) -> LikelihoodPoint:
         """Read :meth:`pack`."""
-        return Point(float(phi[0]), float(phi[1]), phi[2 : 2 + P], phi[2 + P : 2 + 2 * P], phi[2 + 2 * P :])
+        return LikelihoodPoint(
+            float(phi[0]), float(phi[1]), phi[2 : 2 + P], phi[2 + P : 2 + 2 * P], phi[2 + 2 * P :]
+        )
 
 
 class Standard:
@@ -80,13 +82,13 @@ class Standard:
 
     @cached_property
     def places(self) -> tuple[slice, slice, slice]:
-        """Where beta, mu and lambda stand in :meth:`Point.pack`."""
+        """Where beta, mu and lambda stand in :meth:`LikelihoodPoint.pack`."""
         P = self.P
         return slice(2, 2 + P), slice(2 + P, 2 + 2 * P), slice(2 + 2 * P, 2 + 2 * P + self.member.shape[1])
 
-    def start(self) -> Point:
+    def start(self) -> LikelihoodPoint:
         """No effects, and every block at its own moments."""
-        return Point(0.0, 0.0, np.zeros(self.P), np.zeros(self.P), np.zeros(self.member.shape[1]))
+        return LikelihoodPoint(0.0, 0.0, np.zeros(self.P), np.zeros(self.P), np.zeros(self.member.shape[1]))
 
     def _check_rank(self) -> None:
         for k, client in enumerate(self.moments.clients):
@@ -125,8 +127,8 @@ class Residuals:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Evaluation:
-    """The log-likelihood at a point in the order of :meth:`Point.pack`.
+class LikelihoodDerivatives:
+    """The log-likelihood at a point in the order of :meth:`LikelihoodPoint.pack`.
 
     Parameters
     ----------
@@ -145,7 +147,7 @@ class Evaluation:
     expected: Floats
 
 
-def residuals(standard: Standard, point: Point) -> Residuals:
+def residuals(standard: Standard, point: LikelihoodPoint) -> Residuals:
     """Take the residuals' sums at a point."""
     moments = standard.moments
     m = (point.mu * point.beta) @ standard.member
@@ -161,7 +163,7 @@ def residuals(standard: Standard, point: Point) -> Residuals:
     return Residuals(w, m, q, t, v, sums, np.sum(weights * sums, axis=1))
 
 
-def log_likelihood(standard: Standard, point: Point, at: Residuals | None = None) -> float:
+def log_likelihood(standard: Standard, point: LikelihoodPoint, at: Residuals | None = None) -> float:
     """Profile log-likelihood in the units of the data, less the blocks' own maximum."""
     at = at or residuals(standard, point)
     moments = standard.moments
@@ -171,7 +173,7 @@ def log_likelihood(standard: Standard, point: Point, at: Residuals | None = None
     return float(-0.5 * (response + blocks) - moments.nobs * np.log(moments.scale[-1]))
 
 
-def evaluate(standard: Standard, point: Point) -> Evaluation:
+def evaluate(standard: Standard, point: LikelihoodPoint) -> LikelihoodDerivatives:
     """Log-likelihood, score and information at a point.
 
     By the chain rule through z = (b, beta, m, s2, t), in which r and v are linear.
@@ -183,7 +185,7 @@ def evaluate(standard: Standard, point: Point) -> Evaluation:
     score += score_z @ J
     information += J.T @ information_z @ J - curvature(standard, point, at, score_z)
     expected += J.T @ expected_z @ J
-    return Evaluation(log_likelihood(standard, point, at), score, information, expected)
+    return LikelihoodDerivatives(log_likelihood(standard, point, at), score, information, expected)
 
 
 def by_linear_parameters(standard: Standard, at: Residuals) -> tuple[Floats, Floats, Floats]:
@@ -209,7 +211,7 @@ def by_linear_parameters(standard: Standard, at: Residuals) -> tuple[Floats, Flo
     return score, information, expected
 
 
-def jacobian(standard: Standard, point: Point, at: Residuals) -> Floats:
+def jacobian(standard: Standard, point: LikelihoodPoint, at: Residuals) -> Floats:
     """Differentiate z = (b, beta, m, s2, t) by the parameters."""
     P, K = standard.member.shape
     beta, mu, lam = standard.places
@@ -226,7 +228,7 @@ def jacobian(standard: Standard, point: Point, at: Residuals) -> Floats:
     return J
 
 
-def curvature(standard: Standard, point: Point, at: Residuals, score_z: Floats) -> Floats:
+def curvature(standard: Standard, point: LikelihoodPoint, at: Residuals, score_z: Floats) -> Floats:
     """Sum of the scores of z times the second derivatives of z."""
     P, K = standard.member.shape
     beta, mu, lam = standard.places
@@ -246,7 +248,7 @@ def curvature(standard: Standard, point: Point, at: Residuals, score_z: Floats) 
     return np.asarray(upper + upper.T + np.diag(np.diag(out)))
 
 
-def block_terms(standard: Standard, point: Point) -> tuple[Floats, Floats, Floats]:
+def block_terms(standard: Standard, point: LikelihoodPoint) -> tuple[Floats, Floats, Floats]:
     """Score and informations of the blocks' own likelihood."""
     _, mu, lam = standard.places
     member, n_seen = standard.member, standard.moments.n_seen
@@ -265,7 +267,7 @@ def block_terms(standard: Standard, point: Point) -> tuple[Floats, Floats, Float
     return score, information, expected
 
 
-def block_covariance(standard: Standard, point: Point, at: Residuals) -> Floats:
+def block_covariance(standard: Standard, point: LikelihoodPoint, at: Residuals) -> Floats:
     """Sigma_1..Sigma_K at which the likelihood is largest, as one block diagonal matrix (P, P)."""
     factor = np.divide(np.expm1(point.lam), at.q, out=np.zeros_like(at.q), where=at.q > 0.0)
     around = standard.S + standard.within * np.outer(point.mu, point.mu)

@@ -28,7 +28,7 @@ from fedstat.models.vglm.explain import VGLMPlan
 from fedstat.models.vglm.path.criteria import Select
 from fedstat.models.vglm.path.entities import make_layout, warn_of_incomplete
 from fedstat.models.vglm.path.setup import Setup, make_groups
-from fedstat.models.vglm.protocol import Plan, fit_blocks, fit_normal, fit_other
+from fedstat.models.vglm.protocol import FitPlan, fit_blocks, fit_normal, fit_other
 from fedstat.models.vglm.report.outcome import Inference, Outcome
 from fedstat.models.vglm.response.distributions import POINTS, check_family
 from fedstat.models.vglm.results import VerticalGLMResults
@@ -309,7 +309,7 @@ class VerticalGLM(VerticalModel):
         if setup.unpenalised:
             setup = replace(setup, adaptive=0.0, steps=None)
         ledger = copy.deepcopy(self._agreement)
-        plan = Plan(
+        plan = FitPlan(
             self.layout,
             self.family_spec,
             Conversation(FAMILY, self._session, ledger.at),

@@ -19,9 +19,9 @@ from fedstat.models.vertical.likelihood import Standard
 from fedstat.models.vglm.admm.sharing import admm_path
 from fedstat.models.vglm.em.blocks import Observed, blocks_path, refit_blocks
 from fedstat.models.vglm.newton.debiased import normal_debiased
-from fedstat.models.vglm.newton.fit import Fitted, Further, fit_path
+from fedstat.models.vglm.newton.fit import Further, SelectedPath, fit_path
 from fedstat.models.vglm.newton.fold_models import Folds
-from fedstat.models.vglm.newton.proximal import Study
+from fedstat.models.vglm.newton.proximal import LossOracle
 from fedstat.models.vglm.path.criteria import Criteria, Select, choose, score_path
 from fedstat.models.vglm.path.entities import deal_folds, halve
 from fedstat.models.vglm.path.fits import Path
@@ -38,7 +38,7 @@ FEWEST_GRAMS = 3
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Plan:
+class FitPlan:
     """What is fitted, and how.
 
     Parameters
@@ -89,7 +89,7 @@ class Plan:
         return max(self.small.min_count, ENTITIES_PER_EQUATION * (self.layout.p + 1))
 
 
-def fit_normal(plan: Plan, run: Run) -> Outcome:
+def fit_normal(plan: FitPlan, run: Run) -> Outcome:
     """Fit the normal family, from sums of products that are exchanged once."""
     layout, setup, split = plan.layout, plan.setup, plan.inference == "split"
     parts = max(plan.parts, 2) if split else plan.parts
@@ -112,7 +112,7 @@ def fit_normal(plan: Plan, run: Run) -> Outcome:
     chosen = choose(criteria, plan.select)
     support = np.ones(layout.p, dtype=bool) if setup.unpenalised else path.selected[chosen]
     refit = normal_refit(grams.total(~mine) if split else S, units, support, layout.names)
-    fitted = Fitted(path, chosen, refit, 0, 0, grams.dealers)
+    fitted = SelectedPath(path, chosen, refit, 0, 0, grams.dealers)
     if plan.inference == "debiased":
         fitted = replace(fitted, debiased=normal_debiased(S, units, setup))
     if plan.draws:
@@ -138,7 +138,7 @@ def fit_normal(plan: Plan, run: Run) -> Outcome:
     )
 
 
-def fit_blocks(plan: Plan, run: Run) -> Outcome:
+def fit_blocks(plan: FitPlan, run: Run) -> Outcome:
     """Fit the normal family from sums by missing pattern, that are exchanged once."""
     layout, setup = plan.layout, plan.setup
     exchange = run(exchange_patterns(layout, plan.small, plan.conversation))
@@ -149,7 +149,7 @@ def fit_blocks(plan: Plan, run: Run) -> Outcome:
     support = np.ones(layout.p, dtype=bool) if setup.unpenalised else found.path.selected[chosen]
     refit, explained = refit_blocks(standard, support)
     null = n / -2.0 * (np.log(2.0 * np.pi * found.units.sd**2) + 1.0)
-    fitted = Fitted(found.path, chosen, refit, 0, 0, exchange.dealers)
+    fitted = SelectedPath(found.path, chosen, refit, 0, 0, exchange.dealers)
     rsquared = explained if setup.unpenalised else float(found.rsquared[chosen])
     observed = Observed(exchange, rsquared, explained, found.means[chosen])
     return Outcome(
@@ -165,7 +165,7 @@ def fit_blocks(plan: Plan, run: Run) -> Outcome:
     )
 
 
-def fit_other(plan: Plan, run: Run) -> Outcome:
+def fit_other(plan: FitPlan, run: Run) -> Outcome:
     """Fit any family by linear predictors and weighted Grams, or by ADMM."""
     split = plan.inference == "split"
     layouts = halve(plan.layout, plan.random) if split else (plan.layout, None)
@@ -209,14 +209,14 @@ def fit_other(plan: Plan, run: Run) -> Outcome:
     )
 
 
-def _deal(plan: Plan, layout: Layout) -> Folds | None:
+def _deal(plan: FitPlan, layout: Layout) -> Folds | None:
     if plan.parts == 1:
         return None
     code = deal_folds(layout.n, plan.parts, plan.least, plan.random)
     return Folds(code, plan.parts, plan.select == "cv", plan.draws, plan.random)
 
 
-def _study(plan: Plan, layout: Layout, further: Further | None = None) -> Study:
+def _study(plan: FitPlan, layout: Layout, further: Further | None = None) -> LossOracle:
     """Reserve the weighted Grams of folds and of debiased estimates; the others are left for the fit.
 
     Raises
@@ -230,7 +230,7 @@ def _study(plan: Plan, layout: Layout, further: Further | None = None) -> Study:
     if plan.inference != "conditional" or reserved:
         _check_grams(layout, FEWEST_GRAMS + reserved)
     left = max(layout.most_grams - 1 - reserved, 1)
-    return Study(layout, plan.conversation, plan.hidden, np.eye(layout.p), left)
+    return LossOracle(layout, plan.conversation, plan.hidden, np.eye(layout.p), left)
 
 
 def _check_grams(layout: Layout, needed: int) -> None:

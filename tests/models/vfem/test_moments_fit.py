@@ -12,7 +12,7 @@ from oracle import ITERATIVE, simulate
 
 from fedstat.errors import EstimationError
 from fedstat.models.vertical.fit import fit_moments
-from fedstat.models.vertical.likelihood import Point, Standard, evaluate, log_likelihood
+from fedstat.models.vertical.likelihood import LikelihoodPoint, Standard, evaluate, log_likelihood
 from fedstat.models.vertical.moments import PatternMoments
 from fedstat.models.vfem.iteration.fit import by_client
 from fedstat.models.vfem.statements.influence import leave_one_out
@@ -72,7 +72,7 @@ def test_the_likelihood_of_moments_is_that_of_the_rows(study):
 
 def random_point(standard, seed=0):
     phi = 0.4 * np.random.default_rng(seed).normal(size=len(standard.start().pack()))
-    return Point.unpack(phi, standard.P)
+    return LikelihoodPoint.unpack(phi, standard.P)
 
 
 def test_derivatives_are_those_of_central_differences(mar):
@@ -83,7 +83,7 @@ def test_derivatives_are_those_of_central_differences(mar):
     def ends(function, i):
         moved = np.zeros(len(phi))
         moved[i] = step
-        return [function(Point.unpack(phi + sign * moved, standard.P)) for sign in (1, -1)]
+        return [function(LikelihoodPoint.unpack(phi + sign * moved, standard.P)) for sign in (1, -1)]
 
     score, information = [], []
     for i in range(len(phi)):

@@ -10,7 +10,7 @@ from scipy import stats
 
 from fedstat.errors import ModelError
 from fedstat.models.vertical.fit import MomentsFit, fit_moments
-from fedstat.models.vertical.likelihood import Point, Standard
+from fedstat.models.vertical.likelihood import LikelihoodPoint, Standard
 from fedstat.models.vertical.moments import PatternMoments
 from fedstat.typing import Floats
 
@@ -96,5 +96,5 @@ def fit_without(fit: MomentsFit, moments: PatternMoments, j: int) -> MomentsFit:
     keep = np.arange(len(moments.names)) != j
     stay = np.array([client in standard.moments.clients for client in moments.clients])
     point = fit.point
-    start = Point(point.b, point.log_s2, point.beta[keep], point.mu[keep], point.lam[stay])
+    start = LikelihoodPoint(point.b, point.log_s2, point.beta[keep], point.mu[keep], point.lam[stay])
     return fit_moments(standard, start=start)

@@ -18,8 +18,8 @@ from fedstat.federation.rounds.engine import Rounds
 from fedstat.kernels.glm.family import FamilySpec
 from fedstat.kernels.penalised.path import PenalisedPath, lambda_grid
 from fedstat.models.vertical.exchange.protocol import Units, stage
-from fedstat.models.vglm.newton.fit import Fitted, refit_support
-from fedstat.models.vglm.newton.proximal import Study
+from fedstat.models.vglm.newton.fit import SelectedPath, refit_support
+from fedstat.models.vglm.newton.proximal import LossOracle
 from fedstat.models.vglm.path.fits import Path
 from fedstat.models.vglm.path.setup import Setup
 from fedstat.typing import Floats
@@ -41,7 +41,7 @@ class Sharing:
 
     Parameters
     ----------
-    study : Study
+    study : LossOracle
     setup : Setup
     eps : float
         Absolute and relative tolerance of primal and dual residual.
@@ -57,7 +57,7 @@ class Sharing:
         Whether the fits before the path met their tolerances.
     """
 
-    study: Study
+    study: LossOracle
     setup: Setup
     eps: float
     maxiter: int
@@ -165,13 +165,13 @@ class Sharing:
 
 
 def admm_path(
-    study: Study,
+    study: LossOracle,
     family: FamilySpec,
     setup: Setup,
     select: Callable[[Path], int],
     eps: float,
     maxiter: int,
-) -> Rounds[tuple[Fitted, Units, float]]:
+) -> Rounds[tuple[SelectedPath, Units, float]]:
     """Follow the path by ADMM, choose one of its fits, and refit on its support by Newton's method.
 
     Parameters
@@ -196,5 +196,5 @@ def admm_path(
     assert point is not None
     H = yield from study.hessian(point)
     refit = yield from refit_support(study, point, H, path.selected[chosen], units, family)
-    fitted = Fitted(path, chosen, refit, study.points, study.grams, study.dealers)
+    fitted = SelectedPath(path, chosen, refit, study.points, study.grams, study.dealers)
     return fitted, units, float(reply.arrays["loss"])

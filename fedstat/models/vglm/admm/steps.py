@@ -40,7 +40,7 @@ TIGHT = 1e-12
 
 
 @dataclass(slots=True)
-class Block:
+class SharingBlock:
     """A client's part of ADMM.
 
     Parameters
@@ -80,10 +80,10 @@ class Shared:
     rho: float = field(default=1.0)
 
 
-def _block(data: SiteData, state: State) -> Block:
+def _block(data: SiteData, state: State) -> SharingBlock:
     if "vglm admm" not in state:
         raise MessageError(f"{data.name}: ADMM was not started here; ask 'admm_start' first")
-    block: Block = state.use("vglm admm")
+    block: SharingBlock = state.use("vglm admm")
     return block
 
 
@@ -111,7 +111,7 @@ def admm_start(
     T, groups = orthonormaliser(gram(X, np.ones(len(X))) / len(X), groups)
     Z = np.ascontiguousarray(X @ T)
     G = gram(Z, np.ones(len(Z))) / len(Z)
-    block = Block(Z, G, T, penalty, groups, np.zeros(len(T)), np.zeros(len(Z)))
+    block = SharingBlock(Z, G, T, penalty, groups, np.zeros(len(T)), np.zeros(len(Z)))
     state.keep("vglm admm", block, len(Z))
     return {}, ""
 

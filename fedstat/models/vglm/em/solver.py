@@ -32,7 +32,13 @@ from fedstat.kernels.penalised.gram import GramSolver
 from fedstat.kernels.penalised.path import Solution
 from fedstat.kernels.penalised.penalties import Terms
 from fedstat.models.vertical.fit import LONGEST_LOG, ROUNDING, VANISHING, vanishing_message
-from fedstat.models.vertical.likelihood import Evaluation, Point, Standard, evaluate, log_likelihood
+from fedstat.models.vertical.likelihood import (
+    LikelihoodDerivatives,
+    LikelihoodPoint,
+    Standard,
+    evaluate,
+    log_likelihood,
+)
 from fedstat.typing import Bools, Floats
 
 MOST_STEPS, MOST_HALVINGS = 100, 20
@@ -46,7 +52,7 @@ SHARE = 0.1
 class BlockSolution(Solution):
     """A solution, with all parameters of the model there."""
 
-    point: Point
+    point: LikelihoodPoint
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,11 +102,11 @@ class BlockSolver:
         """Return coefficients of standardised columns and response."""
         return np.asarray(self.T @ theta / self.sd)
 
-    def variance(self, point: Point) -> float:
+    def variance(self, point: LikelihoodPoint) -> float:
         """Residual variance in the units of the data."""
         return float(np.exp(point.log_s2)) * self.sd**2
 
-    def start(self, point: Point | None = None) -> BlockSolution:
+    def start(self, point: LikelihoodPoint | None = None) -> BlockSolution:
         """Return the point of no effects, or with some beta, as a solution to start from."""
         at = self.standard.start() if point is None else point
         return self._solution(
@@ -125,8 +131,8 @@ class BlockSolver:
         return self._solution(point, theta, at, steps, violation)
 
     def _climb(
-        self, terms: Terms, theta: Floats, point: Point, working: Bools, tol: float
-    ) -> tuple[Floats, Point, Evaluation, int, float]:
+        self, terms: Terms, theta: Floats, point: LikelihoodPoint, working: Bools, tol: float
+    ) -> tuple[Floats, LikelihoodPoint, LikelihoodDerivatives, int, float]:
         """Maximise at the s2 of the point."""
         n, s2 = self.standard.moments.nobs, self.variance(point)
         moved = True
@@ -140,8 +146,14 @@ class BlockSolver:
         return theta, point, at, step, violation
 
     def _step(
-        self, terms: Terms, theta: Floats, point: Point, at: Evaluation, working: Bools, tol: float
-    ) -> tuple[bool, Floats, Point]:
+        self,
+        terms: Terms,
+        theta: Floats,
+        point: LikelihoodPoint,
+        at: LikelihoodDerivatives,
+        working: Bools,
+        tol: float,
+    ) -> tuple[bool, Floats, LikelihoodPoint]:
         """Take one step of proximal Newton, as far as the objective rises; False where it does not."""
         reduced = self._reduce(at, self.variance(point))
         for model in (terms, terms.linearised(theta)):
@@ -153,8 +165,8 @@ class BlockSolver:
         return False, theta, point
 
     def _search(
-        self, terms: Terms, model: Terms, theta: Floats, point: Point, d: Floats, free: Floats
-    ) -> tuple[Floats, Point] | None:
+        self, terms: Terms, model: Terms, theta: Floats, point: LikelihoodPoint, d: Floats, free: Floats
+    ) -> tuple[Floats, LikelihoodPoint] | None:
         """Go along a step until the objective has not fallen; None where it falls however short."""
         n, s2 = self.standard.moments.nobs, self.variance(point)
         phi, move = point.pack(), self._join(self.beta(d), free)
@@ -163,14 +175,14 @@ class BlockSolver:
         logs = float(np.abs(move[self.standard.places[2]]).max())
         share = min(1.0, LONGEST_LOG / logs) if logs > 0.0 else 1.0
         for _ in range(MOST_HALVINGS):
-            trial = Point.unpack(phi + share * move, self.standard.P)
+            trial = LikelihoodPoint.unpack(phi + share * move, self.standard.P)
             b = theta + share * d
             if log_likelihood(self.standard, trial) - n * terms.value(b) / s2 >= lowest:
                 return b, trial
             share /= 2.0
         return None
 
-    def _reduce(self, at: Evaluation, s2: float) -> Reduced:
+    def _reduce(self, at: LikelihoodDerivatives, s2: float) -> Reduced:
         """Eliminate what has no penalty, from the observed information where it is positive definite."""
         n = self.standard.moments.nobs
         score, free = self._split(at.score * s2 / n)
@@ -211,7 +223,7 @@ class BlockSolver:
         return self.T.T @ H[beta, beta] @ self.T / self.sd**2, across, H[np.ix_(free, free)]
 
     def _solution(
-        self, point: Point, theta: Floats, at: Evaluation, steps: int, violation: float
+        self, point: LikelihoodPoint, theta: Floats, at: LikelihoodDerivatives, steps: int, violation: float
     ) -> BlockSolution:
         n, s2 = self.standard.moments.nobs, self.variance(point)
         score, _ = self._split(at.score * s2 / n)

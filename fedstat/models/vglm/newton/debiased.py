@@ -18,8 +18,8 @@ from fedstat.kernels.penalised.groups import Groups
 from fedstat.kernels.penalised.path import lambda_grid, lambda_max
 from fedstat.kernels.penalised.penalties import Penalty
 from fedstat.models.vertical.exchange.protocol import Units
-from fedstat.models.vglm.newton.follow import Course
-from fedstat.models.vglm.newton.proximal import Point
+from fedstat.models.vglm.newton.follow import PathFollower
+from fedstat.models.vglm.newton.proximal import LossPoint
 from fedstat.models.vglm.path.criteria import choose, score_path
 from fedstat.models.vglm.path.fits import Path, to_units
 from fedstat.models.vglm.path.normal import normal_path
@@ -103,15 +103,15 @@ def residual_variance(S: Floats, units: Units) -> float:
 
 
 def debiased_fit(
-    course: Course, point: Point, H: Floats, gradient: Floats, family: FamilySpec
+    course: PathFollower, point: LossPoint, H: Floats, gradient: Floats, family: FamilySpec
 ) -> Rounds[DebiasedFit]:
     """Go to the lasso with the smallest AIC, and debias it there.
 
     Parameters
     ----------
-    course : Course
+    course : PathFollower
         Of the fit.
-    point : Point
+    point : LossPoint
         Where it ended.
     H : (p + 1, p + 1) array
         Hessian, as far as it is known.

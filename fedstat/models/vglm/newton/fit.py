@@ -7,7 +7,7 @@ the null model all weights are the same, so that the first Hessian is the plain 
 
 Between two Hessians the steps themselves tell of the curvature. Linear predictors at known coefficients are
 equations about the rows of an entity, too: as many as there are columns determine them. A path at which only
-the chosen fit is exact takes about a dozen; see :class:`~fedstat.models.vglm.newton.follow.Course`.
+the chosen fit is exact takes about a dozen; see :class:`~fedstat.models.vglm.newton.follow.PathFollower`.
 
 Every weighted Gram makes as many equations about a column as there are columns: their number is bounded by
 the number of entities (``most_grams`` of the layout), here and at every institution.
@@ -31,8 +31,8 @@ from fedstat.kernels.penalised.penalties import Penalty, Terms
 from fedstat.models.vertical.exchange.protocol import Units, stage
 from fedstat.models.vglm.newton.debiased import DebiasedFit, debiased_fit
 from fedstat.models.vglm.newton.fold_models import FoldFit, Folds, use_folds
-from fedstat.models.vglm.newton.follow import Course
-from fedstat.models.vglm.newton.proximal import MAXIMUM, Point, Study, solve
+from fedstat.models.vglm.newton.follow import PathFollower
+from fedstat.models.vglm.newton.proximal import MAXIMUM, LossOracle, LossPoint, solve
 from fedstat.models.vglm.path.fits import Path, Refit, to_units
 from fedstat.models.vglm.path.setup import Setup
 from fedstat.models.vglm.response.distributions import log_likelihood, own_units, pearson_scale
@@ -47,7 +47,7 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Fitted:
+class SelectedPath:
     """What a fit hands over.
 
     Parameters
@@ -88,42 +88,42 @@ class Further:
     folds : Folds or None
     debiased : bool
         Whether estimates of all columns are debiased.
-    apart : Study or None
+    apart : LossOracle or None
         Other entities, on which the columns that are selected are estimated.
     """
 
     folds: Folds | None = None
     debiased: bool = False
-    apart: Study | None = None
+    apart: LossOracle | None = None
 
 
 def fit_path(
-    study: Study,
+    study: LossOracle,
     family: FamilySpec,
     setup: Setup,
     select: Callable[[Path], int],
     *,
     exact: bool,
     further: Further | None = None,
-) -> Rounds[tuple[Fitted, Units, float]]:
+) -> Rounds[tuple[SelectedPath, Units, float]]:
     """Follow the path, choose one of its fits, and refit on its support.
 
     Parameters
     ----------
-    study : Study
+    study : LossOracle
     family : FamilySpec
         One of :data:`~fedstat.models.vglm.response.distributions.LINKS`.
     setup : Setup
     select : callable
         From the path to the place of the fit.
     exact : bool
-        Whether every fit of the path is exact, or the chosen one; see :class:`Course`.
+        Whether every fit of the path is exact, or the chosen one; see :class:`PathFollower`.
     further : Further, optional
         Folds, debiased estimates, other entities for the refit.
 
     Returns
     -------
-    (Fitted, Units, float)
+    (SelectedPath, Units, float)
         The last is the loss of the intercept alone.
 
     Raises
@@ -147,7 +147,7 @@ def fit_path(
         steps, of_columns = setup.linear_steps(whole.b), setup.linear_steps(whole.b[1:])
     null = yield from _null(study, setup, first, H)
     gradient = -null.score[1:]
-    course = Course(study, setup, setup.grid(gradient, of_columns), units, select, steps)
+    course = PathFollower(study, setup, setup.grid(gradient, of_columns), units, select, steps)
     course.scale = lambda_max(gradient, setup.penalty, setup.groups)
     start = null
     if steps is not None and not exact and study.left > 0:
@@ -168,11 +168,13 @@ def fit_path(
         debiased = yield from debiased_fit(course, fit.point, fit.H, gradient, family)
     studies = [study] if apart is None else [study, apart]
     points, grams = sum(one.points for one in studies), sum(one.grams for one in studies)
-    found = Fitted(fit.path, fit.chosen, refit, points, grams, study.dealers, fit.cv, fit.halves, debiased)
+    found = SelectedPath(
+        fit.path, fit.chosen, refit, points, grams, study.dealers, fit.cv, fit.halves, debiased
+    )
     return found, units, null_loss
 
 
-def _intercept_alone(study: Study, family: FamilySpec, units: Units) -> Rounds[Point]:
+def _intercept_alone(study: LossOracle, family: FamilySpec, units: Units) -> Rounds[LossPoint]:
     """Go to the mean response, the estimate of an intercept whatever family and link are."""
     b = np.zeros(study.layout.p + 1)
     b[0] = family.make().link(units.mean)
@@ -184,7 +186,7 @@ def _intercept_alone(study: Study, family: FamilySpec, units: Units) -> Rounds[P
     return replace(first, b=first.b / study.unit, score=first.score * study.unit)
 
 
-def _whole(study: Study, family: FamilySpec, first: Point, H: Floats) -> Rounds[Point]:
+def _whole(study: LossOracle, family: FamilySpec, first: LossPoint, H: Floats) -> Rounds[LossPoint]:
     """Maximise the likelihood without a penalty."""
     (whole,) = yield from solve(study, [_free(study.layout.p)], first, H, 100.0 * study.tol)
     if _separated(family, whole.point) or not whole.violation <= FARTHEST * study.tol:
@@ -196,11 +198,11 @@ def _whole(study: Study, family: FamilySpec, first: Point, H: Floats) -> Rounds[
     return whole.point
 
 
-def _separated(family: FamilySpec, at: Point) -> bool:
+def _separated(family: FamilySpec, at: LossPoint) -> bool:
     return family.name == "Binomial" and at.loss < PERFECT
 
 
-def _null(study: Study, setup: Setup, first: Point, H: Floats) -> Rounds[Point]:
+def _null(study: LossOracle, setup: Setup, first: LossPoint, H: Floats) -> Rounds[LossPoint]:
     """Fit the unpenalised coefficients alone."""
     free = setup.groups.columns(~setup.groups.penalised)
     if not len(free):
@@ -220,7 +222,7 @@ def _free(p: int) -> Terms:
     return FREE.at(0.0, Groups.single(p + 1))
 
 
-def refit_apart(study: Study, support: Bools, family: FamilySpec) -> Rounds[Refit | None]:
+def refit_apart(study: LossOracle, support: Bools, family: FamilySpec) -> Rounds[Refit | None]:
     """Maximise the likelihood on the support over other entities."""
     units = yield from stage(study.layout, family, study.conversation)
     first = yield from _intercept_alone(study, family, units)
@@ -229,8 +231,8 @@ def refit_apart(study: Study, support: Bools, family: FamilySpec) -> Rounds[Refi
 
 
 def refit_support(
-    study: Study,
-    start: Point,
+    study: LossOracle,
+    start: LossPoint,
     H: Floats,
     support: Bools,
     units: Units,

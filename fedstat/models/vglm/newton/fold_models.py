@@ -15,8 +15,8 @@ import numpy as np
 
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.kernels.glm.family import FamilySpec
-from fedstat.models.vglm.newton.follow import Course, model_losses
-from fedstat.models.vglm.newton.proximal import Found, Point, Study
+from fedstat.models.vglm.newton.follow import PathFollower, model_losses
+from fedstat.models.vglm.newton.proximal import CertifiedPoint, LossOracle, LossPoint
 from fedstat.models.vglm.path.fits import Path
 from fedstat.models.vglm.path.folds import stability, weighted_mean
 from fedstat.models.vglm.response.distributions import recover_response, respond_at
@@ -32,19 +32,19 @@ class FoldModels:
 
     Parameters
     ----------
-    point : Point
+    point : LossPoint
     shares, losses : (F,) arrays
     scores : (F, p + 1) array
     hessians : (F, p + 1, p + 1) array
     """
 
-    point: Point
+    point: LossPoint
     shares: Floats
     losses: Floats
     scores: Floats
     hessians: Floats
 
-    def over(self, folds: Ints | Bools) -> tuple[Point, Floats]:
+    def over(self, folds: Ints | Bools) -> tuple[LossPoint, Floats]:
         """Return the model of some folds together: the point with their loss and score, and the Hessian."""
         share = self.shares[folds].sum()
         point = replace(
@@ -54,7 +54,7 @@ class FoldModels:
         )
         return point, self.hessians[folds].sum(axis=0) / share
 
-    def cross_validate(self, course: Course) -> tuple[Floats, Floats]:
+    def cross_validate(self, course: PathFollower) -> tuple[Floats, Floats]:
         """Return the mean deviance of folds left out, with its standard error: (L,) each."""
         errors = np.empty((len(self.shares), len(course.lambdas)))
         for fold in range(len(errors)):
@@ -64,7 +64,9 @@ class FoldModels:
             errors[fold] = 2.0 * model_losses(*self.over(here), b)
         return weighted_mean(errors, self.shares)
 
-    def stability(self, course: Course, draws: int, random: np.random.Generator) -> tuple[Floats, Floats]:
+    def stability(
+        self, course: PathFollower, draws: int, random: np.random.Generator
+    ) -> tuple[Floats, Floats]:
         """See :func:`fedstat.models.vglm.path.folds.stability`."""
 
         def selected(half: Ints) -> Bools:
@@ -75,7 +77,9 @@ class FoldModels:
         return stability(selected, len(self.shares), draws, random)
 
 
-def model_folds(study: Study, family: FamilySpec, point: Point, code: Ints, parts: int) -> Rounds[FoldModels]:
+def model_folds(
+    study: LossOracle, family: FamilySpec, point: LossPoint, code: Ints, parts: int
+) -> Rounds[FoldModels]:
     """Obtain the models at a point: one round of scores, and a weighted Gram for each fold."""
     masks = [(code == fold).astype(np.float64) for fold in range(parts)]
     layout = study.layout
@@ -129,7 +133,7 @@ class FoldFit:
     ----------
     path : Path
     chosen : int
-    point : Point
+    point : LossPoint
     H : (p + 1, p + 1) array
         Latest Hessian.
     cv : two (L,) arrays, or None
@@ -140,20 +144,20 @@ class FoldFit:
 
     path: Path
     chosen: int
-    point: Point
+    point: LossPoint
     H: Floats
     cv: tuple[Floats, Floats] | None = None
     halves: tuple[Floats, Floats] | None = None
 
 
 def use_folds(
-    course: Course, family: FamilySpec, fit: FoldFit, folds: Folds, *, exact: bool
+    course: PathFollower, family: FamilySpec, fit: FoldFit, folds: Folds, *, exact: bool
 ) -> Rounds[FoldFit]:
     """Model the loss by fold at the fit; choose by cross-validation and go there until it stays; draw halves.
 
     Parameters
     ----------
-    course : Course
+    course : PathFollower
     family : FamilySpec
     fit : FoldFit
         The fit that was chosen so far.
@@ -181,7 +185,7 @@ def use_folds(
     return replace(fit, halves=models.stability(course, folds.draws, folds.random))
 
 
-def with_fit(course: Course, path: Path, place: int, found: Found, H: Floats | None) -> Path:
+def with_fit(course: PathFollower, path: Path, place: int, found: CertifiedPoint, H: Floats | None) -> Path:
     """Put a fit in its place of a path; with a Hessian all others become those of the model there."""
     if H is not None:
         b, loss, kkt = course.model_path(found.point, H, {place: found})

@@ -19,7 +19,7 @@ from fedstat.kernels.penalised.groups import Groups
 from fedstat.kernels.penalised.path import LinearSteps, PenalisedPath
 from fedstat.kernels.penalised.penalties import Terms
 from fedstat.models.vertical.exchange.protocol import Units
-from fedstat.models.vglm.newton.proximal import Climb, Found, Point, Study, solve
+from fedstat.models.vglm.newton.proximal import CertifiedPoint, LossOracle, LossPoint, ProximalNewton, solve
 from fedstat.models.vglm.path.fits import Path
 from fedstat.models.vglm.path.setup import Setup
 from fedstat.typing import Floats, Ints
@@ -33,12 +33,12 @@ NEAR = 1e-3
 
 
 @dataclass(slots=True, eq=False)
-class Course:
+class PathFollower:
     """How a path is followed, and one of its fits chosen.
 
     Parameters
     ----------
-    study : Study
+    study : LossOracle
     setup : Setup
     lambdas : (L,) array
     units : Units
@@ -48,18 +48,18 @@ class Course:
         Local linear approximations of a nonconvex penalty from the unpenalised fit, if these are taken.
     scale : float
         lambda_max.
-    seen : mapping of float to Point
+    seen : mapping of float to LossPoint
         Of `steps`: points at which the loss is known, by lambda; the null model is at infinity.
     """
 
-    study: Study
+    study: LossOracle
     setup: Setup
     lambdas: Floats
     units: Units
     select: Callable[[Path], int]
     steps: LinearSteps | None = None
     scale: float = 1.0
-    seen: dict[float, Point] = field(default_factory=dict)
+    seen: dict[float, LossPoint] = field(default_factory=dict)
 
     @property
     def unit(self) -> float:
@@ -75,7 +75,7 @@ class Course:
         """Return the penalty at one of the lambdas."""
         return self.setup.penalty.at(float(self.lambdas[place]), with_intercept(self.setup.groups))
 
-    def exact(self, point: Point, H: Floats) -> Rounds[tuple[Path, int, Point]]:
+    def exact(self, point: LossPoint, H: Floats) -> Rounds[tuple[Path, int, LossPoint]]:
         """Solve at every lambda, from the largest on; then once more, to the tolerance, at the chosen one."""
         problems = [self.problem(i) for i in range(len(self.lambdas))]
         loose = self.unit * max(1.0, LOOSE / self.setup.tol)
@@ -88,14 +88,14 @@ class Course:
         b[chosen], loss[chosen], kkt[chosen] = last.point.b, last.point.loss, last.violation
         return self.path(b, loss, kkt, LOOSE, chosen), chosen, last.point
 
-    def again(self, place: int, near: Point, H: Floats) -> Rounds[Found]:
+    def again(self, place: int, near: LossPoint, H: Floats) -> Rounds[CertifiedPoint]:
         """Solve one of the problems, to the tolerance, from a point that is near."""
         # The penalty itself, not its lasso, leads there; unless the lasso is what is wanted.
         linearise, problem = self.steps is not None, [self.problem(place)]
         (found,) = yield from solve(self.study, problem, near, H, self.unit, linearise, only=self.steps)
         return found
 
-    def quadratic(self, point: Point, H: Floats) -> Rounds[tuple[Path, int, Point]]:
+    def quadratic(self, point: LossPoint, H: Floats) -> Rounds[tuple[Path, int, LossPoint]]:
         """Solve where the path of the quadratic model proposes, until it proposes what has been solved.
 
         The model is that of the loss at the best of them (a least-squares approximation as in Wang and Leng
@@ -115,14 +115,14 @@ class Course:
                 return self.path(b, loss, kkt, self.setup.tol, place), place, all_known[place].point
             start = yield from self._start(b[place], place, known, point)
             terms = self.problem(place)
-            climb = Climb(
+            newton = ProximalNewton(
                 self.study, [terms], self._all, self.unit, start, H.copy(), self.linearise, self.steps
             )
             if self.linearise and self.steps is None:
                 # The model was solved from its lasso: linearising there is the next step of the same kind.
-                climb.model = terms.linearised(start.b)
-            (known[place],) = yield from climb.climb()
-            point, H = known[place].point, climb.H
+                newton.model = terms.linearised(start.b)
+            (known[place],) = yield from newton.run()
+            point, H = known[place].point, newton.H
             if self.seen:
                 self.seen[float(self.lambdas[place])] = point
             if self.study.left > 0 and len(self.lambdas) > 1:
@@ -141,15 +141,17 @@ class Course:
     def _all(self) -> Ints:
         return np.arange(self.study.layout.p + 1)
 
-    def _ends(self, null: Point) -> dict[int, Found]:
+    def _ends(self, null: LossPoint) -> dict[int, CertifiedPoint]:
         """Return what is solved at the start: the largest lambda, where it selects nothing."""
         terms = self.problem(0)
         if self.steps is not None:
             terms = terms.linearised(self.steps.start)
         violation = terms.violation(null.b, -null.score)
-        return {0: Found(null, violation)} if violation <= self.unit else {}
+        return {0: CertifiedPoint(null, violation)} if violation <= self.unit else {}
 
-    def _start(self, b: Floats, place: int, known: Mapping[int, Found], last: Point) -> Rounds[Point]:
+    def _start(
+        self, b: Floats, place: int, known: Mapping[int, CertifiedPoint], last: LossPoint
+    ) -> Rounds[LossPoint]:
         """Go to the model's fit, or where it is worse than the nearest solution, stay at that."""
         if not known:
             reached = yield from self.study.masked(self.study.evaluate(b))
@@ -160,7 +162,7 @@ class Course:
         reached = yield from self.study.masked(self.study.evaluate(b, highest))
         return best if reached is None else reached
 
-    def over(self, point: Point, H: Floats) -> Course:
+    def over(self, point: LossPoint, H: Floats) -> PathFollower:
         """Return the course of other entities, whose unpenalised fit is that of their quadratic model."""
         if self.steps is None:
             return self
@@ -168,7 +170,7 @@ class Course:
         return replace(self, steps=replace(self.steps, start=whole), seen={})
 
     def model_path(
-        self, point: Point, H: Floats, known: Mapping[int, Found]
+        self, point: LossPoint, H: Floats, known: Mapping[int, CertifiedPoint]
     ) -> tuple[Floats, Floats, Floats]:
         """Coefficients (L, p + 1), losses and violations (L,) of the quadratic model, save what is known."""
         found = gram_path(
@@ -188,7 +190,7 @@ class Course:
             b[i], loss[i], kkt[i] = one.point.b, one.point.loss, one.violation
         return b, loss, kkt
 
-    def _lacking(self, b: Floats, point: Point, H: Floats) -> Floats:
+    def _lacking(self, b: Floats, point: LossPoint, H: Floats) -> Floats:
         """Estimate what the model's loss lacks at coefficients (L, p + 1).
 
         Its error grows with the cube of the distance, and is known where the loss is, on either side.
@@ -229,7 +231,7 @@ def with_intercept(groups: Groups) -> Groups:
     )
 
 
-def model_losses(point: Point, H: Floats, b: Floats) -> Floats:
+def model_losses(point: LossPoint, H: Floats, b: Floats) -> Floats:
     """Losses of the quadratic model at a point for coefficients (L, p + 1): (L,)."""
     d = b - point.b
     return np.asarray(point.loss - d @ point.score + np.einsum("li,ij,lj->l", d, H, d) / 2.0)

@@ -31,7 +31,7 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Point:
+class LossPoint:
     """Coefficients of (1, X T), (p + 1,), with what was learned there.
 
     Parameters
@@ -54,7 +54,7 @@ class Point:
 
 
 @dataclass(slots=True, eq=False)
-class Study:
+class LossOracle:
     """Who is asked, in which coordinates, and what has been released.
 
     Parameters
@@ -92,7 +92,7 @@ class Study:
         """Address one step."""
         return self.conversation.ask(site, step, text, **arrays)
 
-    def evaluate(self, b: Floats, highest: float = np.inf) -> Rounds[Point | None]:
+    def evaluate(self, b: Floats, highest: float = np.inf) -> Rounds[LossPoint | None]:
         """Go to a point; None where the loss and `b`'s penalty, which `highest` is less by, is too high.
 
         None also where an entity has no mean.
@@ -108,9 +108,9 @@ class Study:
         replies = yield [self.ask(k, "sum_scores", residual=residual) for k in layout.clients]
         score = np.concatenate([reply.arrays["scores"] for reply in replies]) @ self.T
         score = self.unit * np.concatenate([[residual.sum()], score]) / layout.n
-        return Point(b, loss, score, reply.arrays["weight"], eta, residual)
+        return LossPoint(b, loss, score, reply.arrays["weight"], eta, residual)
 
-    def hessian(self, point: Point) -> Rounds[Floats]:
+    def hessian(self, point: LossPoint) -> Rounds[Floats]:
         """Obtain the information over n at a point."""
         self.left, self.grams = self.left - 1, self.grams + 1
         H, self.dealers = yield from weighted_gram(self.layout, point.weight, self.conversation)
@@ -128,27 +128,27 @@ class Study:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Found:
+class CertifiedPoint:
     """A point of the path with its certificate."""
 
-    point: Point
+    point: LossPoint
     violation: float
 
 
 @dataclass(slots=True, eq=False)
-class Climb:
+class ProximalNewton:
     """The way along some problems, each from the solution of the one before.
 
     Parameters
     ----------
-    study : Study
+    study : LossOracle
     problems : list of Terms
         The penalty at each lambda, of the columns `at`.
     at : int array
         Which coefficients of (1, X T) move; the others are zero.
     unit : float
         Violation at which to stop.
-    point : Point
+    point : LossPoint
     H : (p + 1, p + 1) array
         Hessian, as far as it is known.
     linearise : bool
@@ -157,21 +157,21 @@ class Climb:
         Of `linearise`: take these, and certify the last of them; None for all to the fixed point.
     """
 
-    study: Study
+    study: LossOracle
     problems: list[Terms]
     at: Ints
     unit: float
-    point: Point
+    point: LossPoint
     H: Floats
     linearise: bool
     only: LinearSteps | None = None
-    found: list[Found] = field(default_factory=list)
+    found: list[CertifiedPoint] = field(default_factory=list)
     model: Terms | None = None
     fresh: bool = False
     steps: int = 0
     lassos: int = 0
 
-    def climb(self) -> Rounds[list[Found]]:
+    def run(self) -> Rounds[list[CertifiedPoint]]:
         """Solve all problems."""
         study = self.study
         while True:
@@ -224,7 +224,7 @@ class Climb:
         if again and self.lassos < most:
             self.model, self.steps, self.lassos = terms.linearised(self.point.b[self.at]), 0, self.lassos + 1
             return
-        self.found.append(Found(self.point, violation))
+        self.found.append(CertifiedPoint(self.point, violation))
         self.model, self.steps, self.lassos = None, 0, 0
 
     def _step(self, model: Terms, violation: float) -> Rounds[bool]:
@@ -245,7 +245,7 @@ class Climb:
                 return True
         return False
 
-    def _learn(self, reached: Point) -> None:
+    def _learn(self, reached: LossPoint) -> None:
         """Go to a point, and learn the curvature on the way there (BFGS): a Hessian costs far more."""
         s, y = reached.b - self.point.b, self.point.score - reached.score
         along = self.H @ s
@@ -255,15 +255,15 @@ class Climb:
 
 
 def solve(
-    study: Study,
+    study: LossOracle,
     problems: list[Terms],
-    point: Point,
+    point: LossPoint,
     H: Floats,
     unit: float,
     linearise: bool = False,
     at: Ints | None = None,
     only: LinearSteps | None = None,
-) -> Rounds[list[Found]]:
-    """Solve some problems, each from the solution of the one before; see :class:`Climb`."""
+) -> Rounds[list[CertifiedPoint]]:
+    """Solve some problems, each from the solution of the one before; see :class:`ProximalNewton`."""
     moving = np.arange(len(point.b)) if at is None else at
-    return (yield from Climb(study, problems, moving, unit, point, H.copy(), linearise, only).climb())
+    return (yield from ProximalNewton(study, problems, moving, unit, point, H.copy(), linearise, only).run())

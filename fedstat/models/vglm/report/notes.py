@@ -10,7 +10,7 @@ from fedstat.kernels.glm.family import FamilySpec
 from fedstat.models.vertical.layout import Layout
 from fedstat.models.vglm.em.blocks import Observed
 from fedstat.models.vglm.newton.debiased import DebiasedFit
-from fedstat.models.vglm.newton.fit import Fitted
+from fedstat.models.vglm.newton.fit import SelectedPath
 from fedstat.models.vglm.path.entities import describe_incomplete
 from fedstat.models.vglm.report.outcome import Outcome
 
@@ -131,7 +131,7 @@ def _debiased(layout: Layout, found: DebiasedFit | None) -> Iterator[str]:
         )
 
 
-def _dealers(fitted: Fitted) -> Iterator[str]:
+def _dealers(fitted: SelectedPath) -> Iterator[str]:
     counts = Counter(dealer or "the coordinator" for dealer in fitted.dealers.values())
     if not counts:
         return

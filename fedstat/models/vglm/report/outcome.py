@@ -14,7 +14,7 @@ from fedstat.kernels.glm.family import FamilySpec
 from fedstat.models.vertical.exchange.protocol import Units
 from fedstat.models.vertical.layout import Layout
 from fedstat.models.vglm.em.blocks import Observed
-from fedstat.models.vglm.newton.fit import Fitted
+from fedstat.models.vglm.newton.fit import SelectedPath
 from fedstat.models.vglm.path.criteria import Criteria
 from fedstat.models.vglm.path.setup import Setup
 from fedstat.models.vglm.response.distributions import log_likelihood
@@ -45,7 +45,7 @@ class Outcome:
     layout : Layout
         Of all entities of the fit, those that only estimate included.
     family : FamilySpec
-    fitted : Fitted
+    fitted : SelectedPath
     criteria : Criteria
     select : str
     setup : Setup
@@ -66,7 +66,7 @@ class Outcome:
 
     layout: Layout
     family: FamilySpec
-    fitted: Fitted
+    fitted: SelectedPath
     criteria: Criteria
     select: str
     setup: Setup
