@@ -164,7 +164,7 @@ def test_descent_is_client_update(name, inverse, slope):
 def test_logistic_fast_path_equals_the_general_one(logit, monkeypatch):
     X, y, family = logit
     fast = run(X, y, family)
-    monkeypatch.setattr(sgd.sgd._Rows, "is_logit", False)
+    monkeypatch.setattr(sgd._Rows, "is_logit", False)
     monkeypatch.delattr(sgd, "_logit_epoch")
     np.testing.assert_allclose(run(X, y, family), fast, rtol=1e-12)
 

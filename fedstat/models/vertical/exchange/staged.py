@@ -17,6 +17,8 @@ from fedstat.typing import Bools, Floats, Ints
 
 CONSTANT = 1e-12
 """Standard deviation, relative to the mean, below which a column counts as constant."""
+MOST_NUMBERS = 2**24
+"""Numbers of one answer, 128 MB; the sums of 16 patterns of 1,000 columns are as many."""
 
 
 @dataclass(slots=True)
@@ -141,7 +143,23 @@ def fill_with_mean(X: Floats, rows: Ints, n: int) -> Floats:
     return filled
 
 
-def require_groups(name: str, code: Ints, groups: int) -> None:
-    """Require groups from 0, or -1 for entities that take no part, and some that do."""
+def require_groups(name: str, code: Ints, groups: int, each: int) -> None:
+    """Require groups from 0, or -1 for entities that take no part, and some that do; and sums that fit.
+
+    Parameters
+    ----------
+    each : int
+        Numbers that are released for each group: a question may name more groups than there is room for.
+
+    Raises
+    ------
+    MessageError
+        Names what was expected.
+    """
     if groups < 1 or len(code) == 0 or code.min() < -1 or not 0 <= code.max() < groups:
         raise MessageError(f"{name}: expected patterns or folds from 0 to {groups - 1}, or -1 for none")
+    if groups * each > MOST_NUMBERS:
+        raise MessageError(
+            f"{name}: {groups:,} patterns or folds of {each:,} numbers each are more than {MOST_NUMBERS:,}, "
+            "which is as many as one answer holds. Use fewer columns or folds, or merge small patterns"
+        )

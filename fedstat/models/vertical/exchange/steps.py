@@ -139,7 +139,7 @@ def sum_products(
     staged, G = staged_block(data, state), int(groups)
     X = staged.X
     check_lengths(data.name, code=(code, len(X)))
-    require_groups(data.name, code, G)
+    require_groups(data.name, code, G, X.shape[1] * (X.shape[1] + 1))
     state.tell(staged.groups(code, X.shape[1]))
     among_all = staged.among_all(code) if rules.remembers else code
     state.tell(*rules.divisions(SUMMED, among_all), left_out(code))
@@ -168,7 +168,7 @@ def sum_with_response(
         check_positions(data.name, rows, len(y))
         y = y[rows]
     check_lengths(data.name, code=(code, len(X)), response=(y, len(X)))
-    require_groups(data.name, code, G)
+    require_groups(data.name, code, G, X.shape[1])
     state.tell(staged.groups(code, X.shape[1]))
     return {"products": np.array([column_sums(X, np.where(code == g, y, 0.0)) for g in range(G)])}
 
@@ -177,7 +177,7 @@ def sum_response(data: SiteData, state: State, code: Ints, groups: Array) -> dic
     """Sum the standardised response and its square by fold or missing pattern: ``sums`` (2, G)."""
     y, G = staged_response(data, state).standardised, int(groups)
     check_lengths(data.name, code=(code, len(y)))
-    require_groups(data.name, code, G)
+    require_groups(data.name, code, G, 2)
     state.tell(GroupSums(code, 0), left_out(code))
     here = code >= 0
     return {"sums": np.array([np.bincount(code[here], v[here], minlength=G) for v in (y, y * y)])}
@@ -220,7 +220,8 @@ def behind_product(
     rules: ExchangeRules, data: SiteData, state: State, part: Part, rows: Ints, group: Ints
 ) -> GroupSums:
     """Tell what the products of some rows by group rest on; one of the columns may be the response."""
-    require_groups(data.name, group, part.product.groups)
+    each = part.product.columns_a * part.product.columns_b
+    require_groups(data.name, group, part.product.groups, each)
     columns = part.product.columns_a + part.product.columns_b - 1
     if part.columns == RESPONSE:
         return GroupSums(group, columns)
