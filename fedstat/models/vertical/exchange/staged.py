@@ -17,8 +17,8 @@ from fedstat.typing import Bools, Floats, Ints
 
 CONSTANT = 1e-12
 """Standard deviation, relative to the mean, below which a column counts as constant."""
-MOST_NUMBERS = 2**24
-"""Numbers of one answer, 128 MB; the sums of 16 patterns of 1,000 columns are as many."""
+MOST_NUMBERS = 2**26
+"""Numbers of one answer, half a gigabyte: products of 8,000 columns, or of 1,000 columns in 64 patterns."""
 
 
 @dataclass(slots=True)
