@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedstat.errors import EngineError, SecurityError
+from fedstat.errors import EngineError, MessageError, SecurityError
 from fedstat.federation.carry.folder import FolderCarrier, serve_folder
 from fedstat.federation.carry.remote import number_of
 from fedstat.federation.crypto.envelopes import MAGIC
@@ -17,7 +17,7 @@ from fedstat.federation.crypto.keys import Identity
 from fedstat.federation.door.families import load_families
 from fedstat.federation.door.site import Site
 from fedstat.federation.files import write_whole
-from fedstat.federation.message import Ask, MessageError, pack_ask, unpack, unpack_reply
+from fedstat.federation.message import Ask, pack_ask, unpack, unpack_reply
 from fedstat.federation.rounds import schema
 
 load_families()

@@ -342,14 +342,22 @@ def test_separated_responses_are_refused(link, missing):
         fs.VFEMRegression.from_formula("y ~ .", study.partition(), family=FAMILIES[link]).fit()
 
 
-def test_effects_that_too_few_entities_can_tell_are_refused():
+def few_have_a_block(**options):
     study = glm_study(holder="Registry")
     study.table.loc[study.table.index[13:], study.columns["Tax"]] = np.nan
-    model = fs.VFEMRegression.from_formula("y ~ .", study.partition(), family=FAMILIES["Logit"])
-    # the door of the site with few entities refuses before the coordinator can tell why
-    with pytest.raises(
-        (EstimationError, PolicyError), match=r"too few entities have a block|belong to fewer"
-    ):
+    partition = study.partition(**options)
+    return fs.VFEMRegression.from_formula("y ~ .", partition, family=FAMILIES["Logit"])
+
+
+def test_effects_that_too_few_entities_can_tell_are_refused():
+    model = few_have_a_block(policy=fs.Policy(min_count=1))
+    with pytest.raises(EstimationError, match="too few entities have a block"):
+        model.fit()
+
+
+def test_the_door_of_a_site_with_few_entities_refuses_before_the_coordinator_can_tell():
+    model = few_have_a_block()
+    with pytest.raises(PolicyError, match=r"Tax: its policy \(minimum count\).*belong to fewer"):
         model.fit()
 
 
