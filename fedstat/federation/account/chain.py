@@ -1,6 +1,6 @@
-"""What passed, entered twice: by the coordinator as it carried it, and by each site in a chain of its own.
+"""A site's own account of what passed, in one chain of digests per session.
 
-A site's chain is ::
+What passes is entered twice: by the coordinator as it carried it, and here. A site's chain is ::
 
     d_0 = SHA-256(site, digest of its public keys, session, its place among the site's sessions, head before)
     d_i = SHA-256(d_{i-1}, canonical JSON of entry i)
@@ -56,18 +56,9 @@ _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_asci
 class ChainLink:
     """One entry of a site's chain, and what the site alone knows of it.
 
-    Parameters
-    ----------
-    entry : Entry
-    time : str
-        UTC, to the second.
-    numbers : int
-        Distinct numbers that are functions of data, of those that count as equations; see
-        :mod:`fedstat.federation.account.released`.
-    among : int
-        Over how many sites they are sums.
-    commitment : str
-        To the content; empty for a refusal.
+    `time` is UTC to the second. `numbers` are the distinct numbers that count as equations (see
+    :mod:`fedstat.federation.account.released`), sums over `among` sites. `commitment` is to the content, and
+    empty for a refusal.
     """
 
     entry: Entry
@@ -160,25 +151,10 @@ class ChainStore(Protocol):
 
 
 class Chain:
-    """One site's entries of one session.
+    """One site's entries of one session, which is number `ordinal`, from 1, of those that the site opened.
 
-    Parameters
-    ----------
-    site : str
-    keys : PublicIdentity
-        The site's.
-    session : str
-    ordinal : int
-        Place of the session among those that this site opened, from 1.
-    previous : str
-        Head of the session opened before, as it was when this one was opened; empty for the first.
-    account : SiteAccount
-        That the chain belongs to.
-
-    Attributes
-    ----------
-    resumed : bool
-        Whether its first entries were made before the site was started again.
+    `previous` is the head of the session opened before, as it was then; empty for the first. A chain is
+    `resumed` where its first entries were made before the site was started again.
     """
 
     def __init__(
@@ -198,6 +174,7 @@ class Chain:
         self._account = account
         self._secret = hmac.digest(account.secret, encode("session", str(ordinal), session), "sha256")
         self._digests = [genesis(site, keys, session, ordinal, previous)]
+        # A statement is on what passed before it was asked for: its own question is not in it yet.
         self._before = 0
         self._time = ""
 
@@ -256,6 +233,8 @@ class Chain:
         """Count what is new in a content and commit to it; with the mark by which it is known again."""
         digest, outward = content_digest(content), entry.receiver == COORDINATOR
         numbers, mark = 0, ""
+        # The mark is of what travels, so that a repetition under new masks counts again; the numbers are
+        # those before masks, which take several words for each.
         if not isinstance(clear, str) and counted(entry.kind, outward):
             mark = hmac.digest(self._account.secret, encode("seen", digest), "sha256").hex()
             numbers = 0 if mark in self._account.seen else distinct_numbers(clear)
@@ -278,20 +257,10 @@ class Chain:
 class SiteAccount:
     """All chains of one site, and which of its columns were in play.
 
-    Parameters
-    ----------
-    secret : bytes, optional
-        Of the site: the keys of all commitments are drawn from it. Drawn anew when not given.
-
-    Attributes
-    ----------
-    seen : set of str
-        Marks of all that the site has released or received: a repetition tells nothing new. A mark is the
-        keyed digest of a content, and tells nothing without the secret.
-    store : ChainStore or None
-        Where entries are kept; nowhere by default.
-    columns, entities : set of str, int
-        Columns that were in play in any session, and most entities behind an answer.
+    The keys of all commitments are drawn from `secret`. `seen` holds the marks of all that the site has
+    released or received: a repetition tells nothing new. A mark is the keyed digest of a content, and tells
+    nothing without the secret. `columns` were in play in any session; `entities` are the most behind an
+    answer.
     """
 
     def __init__(self, secret: bytes | None = None) -> None:

@@ -32,30 +32,12 @@ _RULE = re.compile(r"its policy \(([a-z ]{1,60})\)")
 class Entry:
     """One array or text that passed, or a refusal.
 
-    Parameters
-    ----------
-    round : int
-        From 1: in a ledger the round trip of the run, in an account which of the asks to this site in this
-        session.
-    sender, receiver : str
-        Names of institutions, or ``"coordinator"``.
-    step, array : str
-        The question, and the array's name in it; ``"text"`` for a text, empty for a refusal.
-    kind, what : str
-        See :data:`fedstat.federation.message.Kind`, ``"refusal"`` where the site did not answer; the array in
-        words.
-    shape : tuple of int
-        Of what the masks hide where they do.
-    bytes : int
-        Size of the numbers, as they travel.
-    entities : int
-        Number of entities behind the array at the sending institution; 0 where none are.
-    masked : bool
-        Whether masks hid it, so that the receiver learned only the sum over institutions.
-    family : str
-        Whose step it is.
-    rule : str
-        Of a refusal: the class of the error, and the rule of the policy where it names one.
+    `round`, from 1, is in a ledger the round trip of the run, in an account which of the asks to this site in
+    this session. `sender` and `receiver` are institutions or ``"coordinator"``. `array` is ``"text"`` for a
+    text and empty for a refusal, whose kind is ``"refusal"`` and whose `rule` is the class of the error and
+    the rule of the policy; `what` is the array in words. `shape` is that of what masks hide where they do
+    (`masked`: the receiver learned only the sum over institutions), `bytes` the size as it travels,
+    `entities` how many stand behind the array at the sending institution.
     """
 
     round: int
@@ -154,13 +136,7 @@ def policy_rule(error: Exception) -> str:
 
 
 def read_entry(row: Sequence[Any]) -> Entry:
-    """Rebuild an entry from its signed values as JSON has them.
-
-    Raises
-    ------
-    TypeError, ValueError
-        It is not such a thing.
-    """
+    """Rebuild an entry from its signed values as JSON has them; TypeError or ValueError where it is none."""
     values = typed(Entry, SIGNED_FIELDS, row)
     shape = values["shape"] = tuple(values["shape"])
     if any(type(length) is not int for length in shape):

@@ -1,4 +1,4 @@
-"""What the coordinator writes down: a ledger of each run, and one account of the whole session."""
+"""The coordinator's ledger of each run, and its one account of the whole session."""
 
 from __future__ import annotations
 

@@ -55,19 +55,9 @@ class InPlayLine:
 
 
 class LedgerFile:
-    """The file that a site's entries are appended to, which no other process may write meanwhile.
+    """The file that a site's entries are appended to; EngineError where another process serves the site.
 
-    Parameters
-    ----------
-    folder : path
-        The site's.
-    patience : float
-        Seconds to wait for a process that is about to end.
-
-    Raises
-    ------
-    EngineError
-        Another process serves the site.
+    A process that is about to end is waited for, `patience` seconds.
     """
 
     def __init__(self, folder: str | Path, patience: float = PATIENCE) -> None:
@@ -140,12 +130,8 @@ def open_account(
 ) -> SiteAccount:
     """Open a site's account, and go on with it.
 
-    Raises
-    ------
-    EngineError
-        Another process serves the site.
-    SecurityError
-        The account was altered, or written under other keys.
+    Another process that serves the site is an EngineError; an account that was altered, or was written under
+    other keys, a SecurityError.
     """
     store = LedgerFile(folder, patience)
     try:
@@ -161,10 +147,7 @@ def open_account(
 def read_account(folder: str | Path, site: str, keys: PublicIdentity) -> SiteAccount:
     """Read a site's account, and hold every line against the chain.
 
-    Raises
-    ------
-    SecurityError
-        A line is not what was written, or there are other keys now; names the line.
+    SecurityError names a line that is not what was written, or was written under other keys.
     """
     path = Path(folder, LEDGER)
     account, chains = SiteAccount(_secret(Path(folder, SECRET))), dict[int, Chain]()

@@ -35,26 +35,11 @@ Natural: TypeAlias = Annotated[int, Least(0)]
 class Statement:
     """What one site says, and signs, of a session.
 
-    Parameters
-    ----------
-    site, session : str
-    keys : PublicIdentity
-        The site's.
-    ordinal : int
-        Place of the session among those that the site opened, from 1.
-    previous : str
-        Head of the session opened before this one, as it was then; empty for the first.
-    head : str
-        Digest of the last of `entries`.
-    coordinator : str
-        Digest of the coordinator's ledger as it was shown to the site: later changes of it are found.
-    earlier, earlier_received, columns, entities
-        See :class:`~fedstat.federation.account.released.SiteCounts`.
-    other_sessions : int
-        How many other sessions the site has opened.
-    entries : tuple of ChainLink
-    signature : str
-        Ed25519, over all of the above; `head` stands for the entries.
+    `ordinal` is the session's place among those that the site opened, from 1, and `previous` the head of the
+    one before, as it was then (empty for the first); `head` is the digest of the last entry. `coordinator` is
+    the digest of the coordinator's ledger as it was shown to the site: later changes of it are found.
+    `earlier` to `entities` are those of :class:`~fedstat.federation.account.released.SiteCounts`. The
+    signature (Ed25519) is over all but the entries, for which `head` stands.
     """
 
     site: str
@@ -92,13 +77,7 @@ class Statement:
 
     @classmethod
     def from_dict(cls, content: Any, where: str) -> Statement:
-        """Rebuild what :meth:`to_dict` took apart.
-
-        Raises
-        ------
-        ReceiptError
-            It is not such a thing.
-        """
+        """Rebuild what :meth:`to_dict` took apart; ReceiptError where it is no such thing."""
         try:
             entries = tuple(map(read_link, content["entries"]))
             plain = {**content["signed"], "entries": [], "signature": content["signature"]}

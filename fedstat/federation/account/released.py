@@ -1,4 +1,4 @@
-"""How many numbers left an institution, beside how many values they are functions of.
+"""Counts of the numbers that left an institution, beside the values that they are functions of.
 
 Every released number that is a function of a site's data is an equation on that data. With fewer equations
 than unknown values the data are not determined; with as many they may be solved for (so it is with linear
@@ -51,6 +51,7 @@ def distinct_numbers(array: Array) -> int:
     if array.ndim < 2 or array.shape[-1] != array.shape[-2] or array.dtype == np.bool_:
         return int(array.size)
     p = array.shape[-1]
+    # Symmetric up to rounding, by which the two halves of a product may differ.
     apart = np.abs(array - array.swapaxes(-1, -2)).max(initial=0.0)
     if apart > SYMMETRIC * np.abs(array).max(initial=0.0):
         return int(array.size)
@@ -61,17 +62,9 @@ def distinct_numbers(array: Array) -> int:
 class SiteCounts:
     """What one site's own account says of its numbers.
 
-    Parameters
-    ----------
-    site : str
-    released : mapping of int to int
-        In the session: distinct numbers that left, by how many sites they are sums over.
-    received : int
-        In the session: distinct numbers about other sites that came in.
-    earlier, earlier_received
-        The same in all other sessions of the site.
-    columns, entities : int
-        Columns of the site's table that were in play in any session, and most entities behind an answer.
+    `released` are the distinct numbers that left in the session, by how many sites they are sums over,
+    `received` those about other sites that came in; `earlier` and `earlier_received` the same in all other
+    sessions. `columns` of the site's table were in play in any session, `entities` the most behind an answer.
     """
 
     site: str
@@ -121,17 +114,8 @@ class Exposure:
 def compare(sites: Sequence[SiteCounts], at: str | None) -> list[Exposure]:
     """Hold equations against unknowns, by whose data and who received them.
 
-    Parameters
-    ----------
-    sites : sequence of SiteCounts
-    at : str or None
-        The site at which the coordinator sits: nothing is released to itself.
-
-    Returns
-    -------
-    list of Exposure
-        Each site's own numbers at the coordinator; those of all sites together, sums included; and what each
-        site received about the others.
+    First each site's own numbers at the coordinator, which sits at the site `at` (nothing is released to
+    itself); then those of all sites together, sums included; then what each site received about the others.
     """
     reader = "coordinator" if at is None else f"{at} (coordinator)"
     others = [one for one in sites if one.site != at]
@@ -157,6 +141,7 @@ def compare(sites: Sequence[SiteCounts], at: str | None) -> list[Exposure]:
 
 def _shared(others: Sequence[SiteCounts], counts: Sequence[Mapping[int, int]], earlier: bool = False) -> int:
     """Numbers that are sums, each once, and the numbers of single sites beside them."""
+    # Every one of the sites of a sum has it in its own count: a part of one each.
     single = sum((one.earlier if earlier else one.released).get(1, 0) for one in others)
     sums = sum((Fraction(n, among) for row in counts for among, n in row.items() if among > 1), Fraction(0))
     return single + math.ceil(sums)

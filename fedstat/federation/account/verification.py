@@ -24,7 +24,7 @@ _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What was found.
+    """What was found: all is well where there are no problems.
 
     Parameters
     ----------
@@ -34,7 +34,6 @@ class Verification:
     entries : int
         Entries in all chains.
     problems : tuple of str
-        Empty where all is well.
     """
 
     session: str

@@ -35,26 +35,14 @@ LONGEST_MESSAGE = 2**31 - 1024
 class Channel:
     """Both directions between this site and one peer, for one step.
 
-    The peer makes the same channel with the same step. An error changes nothing: the right message may
-    still be opened.
-
-    Parameters
-    ----------
-    keys : PairKeys
-        This site's keys of the session.
-    peer : str
-        The other site.
-    step : str
-        What the messages are for.
-
-    Raises
-    ------
-    SecurityError
-        There is no such peer, or there is such a channel already.
+    The peer makes the same channel with the same step, which is what the messages are for. An error changes
+    nothing: the right message may still be opened. No such peer, or a second channel of the kind, is a
+    SecurityError.
     """
 
     def __init__(self, keys: PairKeys, peer: str, step: str) -> None:
         both = keys.secret(peer, f"box {step}", 2 * KEY_BYTES)
+        # One key for each direction: both sides count from 0, and no nonce may meet a key twice.
         lower, upper = ChaCha20Poly1305(both[:KEY_BYTES]), ChaCha20Poly1305(both[KEY_BYTES:])
         self.site, self.peer, self.step = keys.site, peer, step
         self._outward, self._inward = (lower, upper) if keys.site < peer else (upper, lower)
@@ -69,10 +57,7 @@ class Channel:
     def seal(self, message: bytes) -> bytes:
         """Seal the next message to the peer; it is :data:`OVERHEAD` bytes longer.
 
-        Raises
-        ------
-        SecurityError
-            The message is too long, or the channel has carried as many as one key may.
+        SecurityError where it is too long, or the channel has carried as many as one key may.
         """
         if len(message) > LONGEST_MESSAGE:
             raise SecurityError(
@@ -92,11 +77,8 @@ class Channel:
     def open(self, box: bytes) -> bytes:
         """Open the next message from the peer.
 
-        Raises
-        ------
-        SecurityError
-            The message was cut, altered, repeated, came out of order, or is not for this channel; the text
-            says which where it can be told.
+        SecurityError where it was cut, altered, repeated, came out of order, or is not for this channel; its
+        text says which where it can be told.
         """
         number = self._number(box)
         header, sealed = box[: HEADER.size], box[HEADER.size :]

@@ -34,17 +34,9 @@ FIXED = len(MAGIC) + 2 * KEY_BYTES + SIGNATURE_BYTES + LENGTH_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """A message with its address.
+    """A message with its address: institutions or "coordinator", and the number of the question.
 
-    Parameters
-    ----------
-    sender, receiver : str
-        Institutions, or "coordinator".
-    number : str
-        Of the question; its answer has the same.
-    payload : bytes
-    written : str
-        Time in UTC, ISO 8601.
+    Its answer has the same number. `written` is the time in UTC, ISO 8601.
     """
 
     sender: str
@@ -73,21 +65,10 @@ def sign(identity: Identity, envelope: Envelope) -> bytes:
 
 
 def open_signed(data: bytes | IO[bytes], fingerprint: str, where: str) -> Envelope:
-    """Check and read an envelope.
+    """Check and read an envelope by the pinned fingerprint of its writer; `where` is for errors.
 
-    Parameters
-    ----------
-    data : bytes or binary file
-        Of a file no more is read than the header before its signature has been checked.
-    fingerprint : str
-        Of the writer's key, as it was pinned.
-    where : str
-        What is read, for errors.
-
-    Raises
-    ------
-    SecurityError
-        The bytes are no envelope, are cut or altered, or another key signed them.
+    Of a file no more is read than the header before its signature has been checked. SecurityError where the
+    bytes are no envelope, are cut or altered, or another key signed them.
     """
     file = io.BytesIO(data) if isinstance(data, bytes) else data
     header = _signed_header(file, fingerprint, where)

@@ -1,4 +1,4 @@
-"""Who an institution is, and secrets that two institutions share and the coordinator does not have.
+"""Identities of institutions, and secrets that two of them share and the coordinator does not have.
 
 A site has a lasting :class:`Identity`; the others hold its fingerprint, which they compared by telephone or
 on paper. For every session each site offers a fresh X25519 key (RFC 7748), signed with Ed25519 (RFC 8032)
@@ -52,15 +52,7 @@ def encode(*parts: str | bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class PublicIdentity:
-    """What everybody may know of an institution.
-
-    Parameters
-    ----------
-    signing : bytes
-        Ed25519 public key, 32 bytes.
-    agreement : bytes
-        X25519 public key, 32 bytes.
-    """
+    """What everybody may know of an institution: its Ed25519 and X25519 public keys, 32 bytes each."""
 
     signing: bytes
     agreement: bytes
@@ -82,25 +74,13 @@ class PublicIdentity:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> PublicIdentity:
-        """Read a public identity.
-
-        Raises
-        ------
-        SecurityError
-            The text is not one.
-        """
+        """Read a public identity; SecurityError where the text is none."""
         return cls(**read_parts(text, "a public identity", "fedstat public identity 1", TWO_KEYS))
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
 class Identity:
-    """The lasting private keys of one institution; they never leave it.
-
-    Parameters
-    ----------
-    signing : Ed25519PrivateKey
-    agreement : X25519PrivateKey
-    """
+    """The lasting private keys of one institution; they never leave it."""
 
     signing: Ed25519PrivateKey
     agreement: X25519PrivateKey
@@ -123,10 +103,8 @@ class Identity:
     def save(self, path: str | Path) -> None:
         """Write the keys to a new file that its owner alone may read (mode 0600).
 
-        Raises
-        ------
-        SecurityError
-            The file exists: an identity that is overwritten is lost, and with it what others pinned.
+        A file that exists is a SecurityError: an identity that is overwritten is lost, and with it what
+        others pinned.
         """
         keys = (self.signing.private_bytes_raw(), self.agreement.private_bytes_raw())
         text = write_parts("fedstat identity 1", signing=keys[0], agreement=keys[1])
@@ -137,13 +115,7 @@ class Identity:
 
     @classmethod
     def load(cls, path: str | Path) -> Identity:
-        """Read what :meth:`save` wrote.
-
-        Raises
-        ------
-        SecurityError
-            Others than the owner may read the file, or it is not an identity.
-        """
+        """Read what :meth:`save` wrote; SecurityError where others may read it, or it is no identity."""
         remedy = ", and generate a new identity if somebody may have read it"
         text = read_private(path, LONGEST_FILE, remedy=remedy)
         what = f"'{path}', expected to be an identity,"
@@ -155,19 +127,10 @@ class Identity:
 
 
 def pin(expected: Mapping[str, str], public: Mapping[str, PublicIdentity]) -> None:
-    """Hold the keys of sites against the fingerprints that were agreed.
+    """Hold the keys that arrived against the fingerprints that were agreed, both by site.
 
-    Parameters
-    ----------
-    expected : mapping of str to str
-        Fingerprint by site; spaces, colons and case do not matter.
-    public : mapping of str to PublicIdentity
-        The keys that arrived.
-
-    Raises
-    ------
-    SecurityError
-        Says whose key differs, is missing, has no fingerprint to be compared with, or is that of two sites.
+    Spaces, colons and case of a fingerprint do not matter. The SecurityError says whose key differs, is
+    missing, has no fingerprint to be compared with, or is that of two sites.
     """
     for names, problem in (
         (expected.keys() - public.keys(), "no key arrived from"),
@@ -194,23 +157,9 @@ def pin(expected: Mapping[str, str], public: Mapping[str, PublicIdentity]) -> No
 class Agreement:
     """One site's part in agreeing on the keys of one session.
 
-    Parameters
-    ----------
-    identity : Identity
-        The site's own.
-    session : str
-        Name of the session, not empty.
-    site : str
-        The site's own name.
-    public : mapping of str to PublicIdentity
-        The identities of all sites of the session, its own among them.
-    pinned : mapping of str to str
-        The fingerprints that were agreed; see :func:`pin`.
-
-    Raises
-    ------
-    SecurityError
-        A key is not the pinned one, the site is not on the list, or is alone on it.
+    `public` are the identities of all sites of the session, its own among them, and `pinned` the fingerprints
+    that were agreed (:func:`pin`). A key that is not the pinned one is a SecurityError, and so is a list of
+    which the site is no part, or all of it.
     """
 
     def __init__(
@@ -235,31 +184,17 @@ class Agreement:
         self._roster = hashlib.sha256(encode("fedstat sites 1", session, *names)).digest()
 
     def announce(self) -> str:
-        """Sign the fresh key, for all other sites.
-
-        Raises
-        ------
-        SecurityError
-            The agreement is finished.
-        """
+        """Sign the fresh key, for all other sites; SecurityError once the agreement is finished."""
         offered = self._open().public_key().public_bytes_raw()
         signature = self._identity.signing.sign(self._statement(self.site, offered))
         return write_parts("fedstat agreement 1", sites=self._roster, key=offered, signature=signature)
 
     def finish(self, announcements: Mapping[str, str | bytes]) -> PairKeys:
-        """Check what the others announced, and derive the keys that are shared with each.
+        """Check what :meth:`announce` gave at each site, and derive the keys that are shared with each.
 
-        Parameters
-        ----------
-        announcements : mapping of str to str
-            What :meth:`announce` gave at each site; the site's own may be among them.
-
-        Raises
-        ------
-        SecurityError
-            One is missing, of an unknown site, malformed, or not signed by the site's pinned key over this
-            session, this list of sites and this key. Nothing is derived, and the right announcements may
-            still be handed in.
+        The site's own may be among them. SecurityError where one is missing, of an unknown site, malformed,
+        or not signed by the site's pinned key over this session, this list of sites and this key: nothing is
+        derived then, and the right announcements may still be handed in.
         """
         fresh = self._open()
         others = set(self.sites) - {self.site}
@@ -306,6 +241,7 @@ class Agreement:
         return offered
 
     def _exchange(self, fresh: X25519PrivateKey, name: str, offered: bytes) -> bytes:
+        # The order of the two secrets is the same at both sites: fresh keys first, then lasting ones.
         try:
             lasting = X25519PublicKey.from_public_bytes(self._public[name].agreement)
             first = fresh.exchange(X25519PublicKey.from_public_bytes(offered))
@@ -318,16 +254,8 @@ class PairKeys:
     """The secrets that one site shares with each other site in one session.
 
     Each purpose is handed out once per peer, so that no two counters or records of nonces ever run over the
-    same key.
-
-    Parameters
-    ----------
-    site, session : str
-        Whose keys they are, and for which session.
-    transcript : bytes
-        SHA-256 of all that was agreed.
-    shared : mapping of str to bytes
-        Result of the Diffie-Hellman exchanges by peer.
+    same key. `transcript` is the SHA-256 of all that was agreed, `shared` the result of the Diffie-Hellman
+    exchanges by peer.
     """
 
     def __init__(self, site: str, session: str, transcript: bytes, shared: Mapping[str, bytes]) -> None:
@@ -343,21 +271,10 @@ class PairKeys:
         return f"PairKeys({self.site!r} with {', '.join(map(repr, self.peers))}, session {self.session!r})"
 
     def secret(self, peer: str, purpose: str, length: int = KEY_BYTES) -> bytes:
-        """Key for one purpose, the same at both sites.
+        """Key of `length` bytes, at most 8,160, for one purpose, the same at both sites.
 
-        Parameters
-        ----------
-        peer : str
-            The other site.
-        purpose : str
-            Different purposes give independent keys.
-        length : int
-            Bytes, at most 8,160.
-
-        Raises
-        ------
-        SecurityError
-            There is no such peer, or the key was handed out before.
+        Different purposes give independent keys. SecurityError where there is no such peer, or the key was
+        handed out before.
         """
         if peer not in self._shared:
             raise SecurityError(f"{self.site}: shares no key with '{peer}'; its peers are {list(self.peers)}")

@@ -64,14 +64,9 @@ def hides(n_sites: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """Fixed point: x stands as round(x * 2^scale_bits) in two's complement.
+    """Fixed point: x stands as round(x * 2^scale_bits) in two's complement, in `limbs` words of 64 bits.
 
-    Parameters
-    ----------
-    limbs : int
-        Words of 64 bits per number.
-    scale_bits : int
-        Bits behind the point. One limb with none carries integers, and nothing else.
+    One limb with no bits behind the point carries integers, and nothing else.
     """
 
     limbs: int = 2
@@ -110,32 +105,16 @@ def encoding_of(values: Array) -> Encoding:
 
 
 def encode_values(name: str, values: Array, terms: int, encoding: Encoding) -> Words:
-    """Fixed-point integers of an array.
+    """Fixed-point integers of an array of float64, int64 or bool that K = `terms` sites add: (limbs, size).
 
-    Parameters
-    ----------
-    name : str
-        The array, for errors.
-    values : ndarray of float64, int64 or bool
-    terms : int
-        Number of sites K whose arrays will be added.
-    encoding : Encoding
-
-    Returns
-    -------
-    uint64 array, shape (limbs, values.size)
-
-    Raises
-    ------
-    EstimationError
-        A value is not finite, or larger in magnitude than the encoding holds for K terms.
-    MessageError
-        Floats in an encoding of integers, or the reverse.
+    EstimationError where a value is not finite, or larger in magnitude than the encoding holds for K terms;
+    MessageError for floats in an encoding of integers, or the reverse.
     """
     if values.dtype not in (np.float64, np.int64, np.bool_) or encoding.whole == (values.dtype == np.float64):
         kind = "integers or booleans" if encoding.whole else "float64"
         raise MessageError(f"array '{name}' is of type {values.dtype}; its masked sum carries {kind}")
     flat = values.reshape(-1)
+    # The bits above the limit stay free: no sum of K terms reaches them, and masks that do not cancel do.
     limit = encoding.limit(terms)
     # Written so that NaN fails too; the extremes, since the magnitude of the least int64 is none.
     if flat.size and not (flat.min() >= -limit and flat.max() <= limit):
@@ -158,24 +137,10 @@ def encode_values(name: str, values: Array, terms: int, encoding: Encoding) -> W
 
 
 def decode_sum(name: str, words: Words, encoding: Encoding) -> Array:
-    """Numbers that a sum of fixed-point integers stands for.
+    """Numbers that a sum of fixed-point integers stands for: (limbs, size) -> (size,) float64 or int64.
 
-    Parameters
-    ----------
-    name : str
-        The array, for errors.
-    words : uint64 array, shape (limbs, size)
-    encoding : Encoding
-
-    Returns
-    -------
-    float64 or int64 array, shape (size,)
-        Within one unit in the last place of the exact sum of what was encoded.
-
-    Raises
-    ------
-    SecurityError
-        A number lies where no sum can lie: masks did not cancel.
+    They are within one unit in the last place of the exact sum of what was encoded. SecurityError where a
+    number lies where no sum can lie: masks did not cancel.
     """
     top = words[-1].view(np.int64)
     # Twice what terms at their limit give, since each is rounded.
@@ -198,17 +163,9 @@ def decode_sum(name: str, words: Words, encoding: Encoding) -> Array:
 
 
 class Masker:
-    """Masks one site's parts of the sums of one session.
+    """Masks one site's parts of the sums of one session, of which all its sites are terms.
 
-    Parameters
-    ----------
-    keys : PairKeys
-        The site's keys of the session; all sites of the session are terms of every sum.
-
-    Raises
-    ------
-    SecurityError
-        These keys have a masker already.
+    Keys that have a masker already are a SecurityError: masks would serve twice.
     """
 
     def __init__(self, keys: PairKeys) -> None:
@@ -218,31 +175,12 @@ class Masker:
         self._lock = Lock()
 
     def mask(self, name: str, values: Array, round_number: int, encoding: Encoding | None = None) -> Ints:
-        r"""Hide an array that will be added over the sites.
+        r"""Hide an array that will be added over the sites: int64 array, shape (limbs, \*values.shape).
 
-        Parameters
-        ----------
-        name : str
-            The array; unique within the round, and the same at every site.
-        values : ndarray of float64, int64 or bool
-        round_number : int
-            From 0, below 2^32; the same at every site.
-        encoding : Encoding, optional
-            The same at every site; by the type of the values where none is given.
-
-        Returns
-        -------
-        int64 array, shape (limbs, \*values.shape)
-            Uniform for whoever lacks this site's keys.
-
-        Raises
-        ------
-        EstimationError
-            A value is out of range; no mask was used.
-        SecurityError
-            The masks of this round and array were used before.
-        MessageError
-            The array is too long, or not of a type that is carried.
+        It is uniform for whoever lacks this site's keys. The name is unique within the round; name, round
+        (from 0, below 2^32) and encoding, by default that of the values' type, are the same at every site.
+        EstimationError where a value is out of range (no mask was used then), SecurityError where the masks
+        of this round and array were used before, MessageError for an array too long or of another type.
         """
         encoding = encoding or encoding_of(values)
         if values.size * encoding.limbs > MOST_WORDS:
@@ -254,6 +192,7 @@ class Masker:
         nonce = self._claim(name, round_number)
         for peer, key in self._keys.items():
             masks = keystream(key, nonce, words.size).view(np.uint64).reshape(words.shape)
+            # Both sites draw the same words: by the order of names one adds and the other subtracts them.
             (_add if self.site < peer else _subtract)(words, masks)
         return words.view(np.int64).reshape(encoding.limbs, *values.shape)
 
@@ -277,28 +216,11 @@ class Masker:
 
 
 def unmask_sum(name: str, masked: Sequence[Ints], encoding: Encoding | None = None) -> Array:
-    r"""Sum over all sites of a session.
+    r"""Sum over all sites of a session of what :meth:`Masker.mask` gave at each, in any order.
 
-    Parameters
-    ----------
-    name : str
-        The array, for errors.
-    masked : sequence of int64 arrays, each of shape (limbs, \*shape)
-        What :meth:`Masker.mask` gave at each site, in any order.
-    encoding : Encoding, optional
-        What the sites used; by the number of limbs where none is given: :data:`COUNTS`, :data:`FLOATS` or
-        :data:`WIDE`.
-
-    Returns
-    -------
-    float64 or int64 array, shape `shape`
-
-    Raises
-    ------
-    MessageError
-        The arrays differ in shape, or are not masked arrays.
-    SecurityError
-        The masks did not cancel: a site is missing, or used other keys.
+    From int64 arrays of shape (limbs, \*shape), all of one shape (else a MessageError), a float64 or int64
+    array. The encoding is what the sites used; by default that of :data:`USUAL` with so many limbs.
+    SecurityError where the masks did not cancel: a site is missing, or used other keys.
     """
     shapes = {np.shape(array) for array in masked}
     first = masked[0] if masked else np.empty(0)

@@ -70,21 +70,9 @@ SEED_BYTES = 32
 class MatrixProduct:
     """What the two clients, the dealer and the coordinator agree on before a row is read.
 
-    Parameters
-    ----------
-    client_a, client_b : str
-        Names of the two clients.
-    rows : int
-        Aligned rows: the entities that both clients have.
-    columns_a, columns_b : int
-        Columns p of the one and q of the other.
-    groups : int
-        Groups of rows over which the products are summed separately.
-
-    Raises
-    ------
-    ModelError
-        A number is not positive (rows: negative), or the rows are too many for one stream.
+    `rows` are aligned: the entities that both clients have. `columns_a` and `columns_b` are p and q; products
+    are summed separately over each of `groups` groups of rows. ModelError where a number makes no sense, or
+    the rows are too many for one stream.
     """
 
     client_a: str
@@ -122,16 +110,8 @@ class Stream:
     """Uniform words of 64 bits, expanded from a seed: the rows of an int64 array that is never held whole.
 
     Element (i, j) is the little-endian word number ``i columns + j`` of the ChaCha20 key stream (RFC 8439,
-    counter from 0) under the seed, with the label, filled up with zeros to 12 bytes, as the nonce.
-
-    Parameters
-    ----------
-    seed : bytes
-        Key of 32 bytes.
-    label : bytes
-        What the words are for; at most 12 bytes.
-    shape : (int, int)
-        Rows and columns.
+    counter from 0) under the seed of 32 bytes, with the label, which is what the words are for, filled up
+    with zeros to 12 bytes, as the nonce.
     """
 
     seed: bytes
@@ -157,23 +137,9 @@ def encode(X: Floats, f: int, client: str, columns: Sequence[str] | None = None)
 
     The client does this once, for its products with all other clients. It should take its own block
     ``X_a'X_a`` from the same integers (:func:`fedstat.kernels.ring.grouped_gram`): the whole matrix of
-    moments is then that of one data matrix, to the last bit.
-
-    Parameters
-    ----------
-    X : (n, p) array
-        Columns, standardised by the client.
-    f : int
-        Fractional bits, from :func:`fedstat.kernels.ring.fractional_bits`.
-    client : str
-        Name for the message.
-    columns : sequence of str, optional
-        Names for the message.
-
-    Raises
-    ------
-    EstimationError
-        A column has missing or infinite values, or is too large for f.
+    moments is then that of one data matrix, to the last bit. The columns were standardised by the client; f
+    fractional bits are those of :func:`fedstat.kernels.ring.fractional_bits`. EstimationError, with the
+    column's name where names are given, for values that are missing, infinite or too large for f.
     """
     encoded, squares = ring.encode(X, f)
     missing, large = ~np.isfinite(squares), squares > ring.LARGEST_SQUARES
@@ -192,25 +158,10 @@ def _column(wrong: Bools, columns: Sequence[str] | None) -> str:
 
 
 def deal(product: MatrixProduct, seed_a: bytes, seed_b: bytes, group: Ints) -> Ints:
-    """Return B's share ``Z_b = U'V - Z_a`` of the dealer's triple; A expands its share from the seed.
+    """Return B's share ``Z_b = U'V - Z_a`` of the dealer's triple: (groups, p, q) int64.
 
-    Parameters
-    ----------
-    product : MatrixProduct
-        What was agreed.
-    seed_a, seed_b : bytes
-        Two fresh seeds, of which A is sent the first and B the second.
-    group : (n,) int array
-        Group of each row.
-
-    Returns
-    -------
-    (groups, p, q) int64 array
-
-    Raises
-    ------
-    MessageError
-        The groups or the seeds do not have the agreed form.
+    Of the two fresh seeds A is sent the first, from which it expands its share, and B the second. Groups
+    (n,) or seeds that do not have the agreed form are a MessageError.
     """
     U, V = _stream_u(product, seed_a), _stream_v(product, seed_b)
     Z = ring.grouped_gram(U, V, _groups(product, group, "dealer"), product.groups)
@@ -218,53 +169,21 @@ def deal(product: MatrixProduct, seed_a: bytes, seed_b: bytes, group: Ints) -> I
 
 
 def open_a(product: MatrixProduct, seed_a: bytes, X_a: Ints) -> Ints:
-    """Return what A sends to B: ``E = X_a - U``, (n, p) int64 from encoded columns of the same shape.
-
-    Raises
-    ------
-    MessageError
-        The columns or the seed do not have the agreed form.
-    """
+    """Return what A sends to B: ``E = X_a - U``, (n, p) int64 from encoded columns of the same shape."""
     return _difference(_agreed(X_a, product.shape_a, product.client_a, "columns"), _stream_u(product, seed_a))
 
 
 def open_b(product: MatrixProduct, seed_b: bytes, X_b: Ints) -> Ints:
-    """Return what B sends to A: ``F = X_b - V``, (n, q) int64 from encoded columns of the same shape.
-
-    Raises
-    ------
-    MessageError
-        The columns or the seed do not have the agreed form.
-    """
+    """Return what B sends to A: ``F = X_b - V``, (n, q) int64 from encoded columns of the same shape."""
     return _difference(_agreed(X_b, product.shape_b, product.client_b, "columns"), _stream_v(product, seed_b))
 
 
 def share_a(product: MatrixProduct, seed_a: bytes, X_a: Ints, F: Ints, group: Ints, mask_seed: bytes) -> Ints:
-    """Return what A sends to the coordinator: ``X_a'F + Z_a + R``.
+    """Return what A sends to the coordinator: ``X_a'F + Z_a + R``, (groups, p, q) int64.
 
-    Parameters
-    ----------
-    product : MatrixProduct
-        What was agreed.
-    seed_a : bytes
-        A's seed from the dealer.
-    X_a : (n, p) int64 array
-        A's encoded columns.
-    F : (n, q) int64 array
-        What B opened.
-    group : (n,) int array
-        Group of each row.
-    mask_seed : bytes
-        Fresh seed that A and B share and nobody else knows.
-
-    Returns
-    -------
-    (groups, p, q) int64 array
-
-    Raises
-    ------
-    MessageError
-        An array or a seed does not have the agreed form.
+    From A's seed of the dealer, its encoded columns X_a (n, p), what B opened F (n, q), the group of each row
+    (n,), and a fresh seed of the mask that A and B share and nobody else knows. MessageError where one of
+    them does not have the agreed form.
     """
     X_a = _agreed(X_a, product.shape_a, product.client_a, "columns")
     F = _agreed(F, product.shape_b, product.client_b, "opened columns")
@@ -285,33 +204,15 @@ def share_b(product: MatrixProduct, seed_b: bytes, E: Ints, Z_b: Ints, group: In
 
 
 def combine(product: MatrixProduct, a: Ints, b: Ints, f: int) -> Floats:
-    """Return ``X_a'X_b`` of every group from the two shares.
+    """Return ``X_a'X_b`` of every group from the two shares: (groups, p, q).
 
-    Parameters
-    ----------
-    product : MatrixProduct
-        What was agreed.
-    a, b : (groups, p, q) int64 array
-        Shares of the two clients.
-    f : int
-        Fractional bits of either client's columns; the product has 2 f.
-
-    Returns
-    -------
-    (groups, p, q) array
-        The exact product of the encoded columns, rounded once to float64.
-
-    Raises
-    ------
-    MessageError
-        A share does not have the agreed form.
-    SecurityError
-        The sum is out of the range that encoded columns allow: seeds, rows or groups did not agree. Such a
-        mistake passes in one element with probability 3/4, so that only many elements tell.
+    It is the exact product of the encoded columns, of f fractional bits each, rounded once to float64.
+    SecurityError where the sum is out of the range that encoded columns allow: seeds, rows or groups did not
+    agree. Such a mistake passes in one element with probability 3/4, so that only many elements tell.
     """
     a = _agreed(a, product.shape, product.client_a, "share of the product")
     b = _agreed(b, product.shape, product.client_b, "share of the product")
-    total = a + b
+    total = a + b  # modulo 2^64: the masks R and the shares of the triple wrap around and are gone
     if (np.abs(total.astype(np.float64)) > ring.LARGEST_SQUARES).any():
         raise SecurityError(
             f"the shares of {product.client_a} and {product.client_b} do not fit together: the clients and"
@@ -348,7 +249,7 @@ def _words(product: MatrixProduct, stream: Stream) -> Ints:
 
 
 def _difference(X: Ints, stream: Stream) -> Ints:
-    """Return ``X - stream`` modulo 2^64, block by block."""
+    """Return ``X - stream`` modulo 2^64, block by block: the stream of a large table is not held whole."""
     out = np.empty(X.shape, np.int64)
     for start in range(0, len(X), ring.BLOCK):
         rows = slice(start, start + ring.BLOCK)
