@@ -23,10 +23,10 @@ import numpy as np
 from numba import njit
 
 from fedstat.errors import EstimationError, ModelError
-from fedstat.kernels.glm.family import FamilySpec
 from fedstat.kernels.glm.local import fit_local
 from fedstat.kernels.glm.loops import LOG, LOGIT, _log, _logit
 from fedstat.kernels.glm.rows import Rows
+from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.kernels.glm.sums import row_means
 from fedstat.kernels.penalised.groups import Groups
 from fedstat.kernels.penalised.path import (
@@ -144,7 +144,7 @@ class GLMSolver:
     ----------
     rows : Rows
         Design with all its columns, the intercept among them, standardised where that is wanted.
-    family : FamilySpec
+    family : DistributionSpec
         Family and link.
     groups : Groups
         Groups of the columns; weight 0 for the intercept.
@@ -158,7 +158,7 @@ class GLMSolver:
     """
 
     def __init__(
-        self, rows: Rows, family: FamilySpec, groups: Groups, *, most_steps: int = MAX_STEPS
+        self, rows: Rows, family: DistributionSpec, groups: Groups, *, most_steps: int = MAX_STEPS
     ) -> None:
         if rows.X.shape != (len(rows.y), groups.p):
             raise ModelError(f"expected a design ({len(rows.y)}, {groups.p}), received {rows.X.shape}")
@@ -291,7 +291,7 @@ def _attempts(anew: bool, terms: Terms, b: Floats) -> list[tuple[bool, Terms]]:
 
 def glm_path(
     rows: Rows,
-    family: FamilySpec,
+    family: DistributionSpec,
     penalty: Penalty,
     groups: Groups,
     *,
@@ -309,7 +309,7 @@ def glm_path(
     ----------
     rows : Rows
         Design with all its columns, the intercept among them, standardised where that is wanted.
-    family : FamilySpec
+    family : DistributionSpec
         Family and link.
     penalty : Penalty
         The penalty.

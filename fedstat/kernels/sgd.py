@@ -18,8 +18,8 @@ from scipy.special import xlogy
 from statsmodels.genmod.families import Binomial, links
 
 from fedstat.errors import EstimationError
-from fedstat.kernels.glm.family import Family, FamilySpec
 from fedstat.kernels.glm.rows import in_domain
+from fedstat.kernels.glm.specification import DistributionSpec, Family
 from fedstat.kernels.rows import column_sums, row_dots
 from fedstat.typing import Bools, Floats, Ints
 
@@ -163,7 +163,7 @@ def mean_loss(
         loss = rows.half_deviance(beta) / len(y)
     if not (np.isfinite(loss) and rows.allow(beta).all()):
         raise EstimationError(
-            f"the mean loss of {FamilySpec.of(family)} over {len(y)} rows is not defined at these "
+            f"the mean loss of {DistributionSpec.of(family)} over {len(y)} rows is not defined at these "
             f"coefficients; {REMEDY}, or take a family and link that allow every linear predictor"
         )
     return loss
@@ -222,7 +222,7 @@ class _Rows:
         """Tell which rows' mean the family allows."""
         with np.errstate(all="ignore"):
             eta = self.linear_predictor(beta)
-            return in_domain(eta, self.family.link.inverse(eta), FamilySpec.of(self.family))
+            return in_domain(eta, self.family.link.inverse(eta), DistributionSpec.of(self.family))
 
 
 class _Descent:
@@ -282,7 +282,9 @@ class _Descent:
         """
         outside = int((~self.rows.allow(self.w)).sum())
         if outside:
-            self._give_up(f"means that {FamilySpec.of(self.rows.family)} does not allow in {outside} rows")
+            self._give_up(
+                f"means that {DistributionSpec.of(self.rows.family)} does not allow in {outside} rows"
+            )
         return self.w
 
     def _give_up(self, what: str) -> None:

@@ -20,7 +20,7 @@ from fedstat.federation.forecast.rehearsal import DryRun, Rehearsal, Rehearsed
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.rounds.engine import Engine
 from fedstat.inference.explanation import Explanation
-from fedstat.kernels.glm.family import FamilySpec
+from fedstat.kernels.glm.specification import DistributionSpec
 
 PLANNED = ("sender", "receiver", "step", "array", "kind", "what", "masked", "shape", "entities")
 COUNTED = ("messages", "messages_low", "messages_high", "bytes", "bytes_low", "bytes_high")
@@ -83,7 +83,7 @@ class Explainable:
     partition: ClientPartition
     engine: Engine
     fit: Callable[..., Any]
-    distribution: FamilySpec = FamilySpec("Gaussian", "Identity")
+    distribution: DistributionSpec = DistributionSpec("Gaussian", "Identity")
     _plan: ClassVar[type[ForecastPlan] | None] = None
 
     def explain(self, **arguments: Any) -> Explanation:

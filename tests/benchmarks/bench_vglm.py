@@ -117,13 +117,13 @@ def lasso_from_rows(X, y, lambdas, tol):
     import statsmodels.api as sm
     from pooled_path import glm_path
 
-    from fedstat.kernels.glm.family import FamilySpec
+    from fedstat.kernels.glm.specification import DistributionSpec
     from fedstat.kernels.glm.sums import Rows
     from fedstat.kernels.penalised.groups import Groups
     from fedstat.kernels.penalised.penalties import Penalty
 
     groups = Groups.single(COLUMNS + 1, np.r_[0.0, np.ones(COLUMNS)])
-    rows, spec = Rows(np.column_stack([np.ones(ROWS), X]), y), FamilySpec.of(sm.families.Binomial())
+    rows, spec = Rows(np.column_stack([np.ones(ROWS), X]), y), DistributionSpec.of(sm.families.Binomial())
     b = glm_path(rows, spec, Penalty("lasso"), groups, lambdas=lambdas, tol=tol).coefficients
     return b[:, 0], b[:, 1:]
 

@@ -11,8 +11,8 @@ from statsmodels.genmod import families
 from statsmodels.genmod.families import links
 
 from fedstat.kernels.glm import sums as glm
-from fedstat.kernels.glm.family import FamilySpec
 from fedstat.kernels.glm.rows import PIECE, Rows, check_response
+from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.kernels.glm.sums import evaluate, log_likelihood, null_sums, row_scores
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .* link function does not respect")
@@ -88,7 +88,7 @@ def cases():
     for family, low, high in CASES:
         for weights in WEIGHTS:
             if weights != "trials" or isinstance(family, families.Binomial):
-                yield pytest.param(family, low, high, weights, id=f"{FamilySpec.of(family)}-{weights}")
+                yield pytest.param(family, low, high, weights, id=f"{DistributionSpec.of(family)}-{weights}")
 
 
 def close(ours, theirs, rtol=1e-10):
@@ -98,7 +98,7 @@ def close(ours, theirs, rtol=1e-10):
 @pytest.mark.parametrize("family, low, high, weights", list(cases()))
 def test_sums_are_those_of_statsmodels(family, low, high, weights):
     rows, beta = draw(family, low, high, weights)
-    spec = FamilySpec.of(family)
+    spec = DistributionSpec.of(family)
     beta = beta * [1.0, 0.97, 0.98]
     model = statsmodels_glm(rows, spec.make())
     sums = evaluate(
@@ -122,7 +122,7 @@ def test_sums_are_those_of_statsmodels(family, low, high, weights):
 @pytest.mark.parametrize("family, low, high, weights", list(cases()))
 def test_the_first_estimate_is_that_of_irls(family, low, high, weights):
     rows, _ = draw(family, low, high, weights)
-    spec = FamilySpec.of(family)
+    spec = DistributionSpec.of(family)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         first = statsmodels_glm(rows, spec.make()).fit(maxiter=1, wls_method="qr").params
@@ -136,7 +136,7 @@ def test_the_first_estimate_is_that_of_irls(family, low, high, weights):
 @pytest.mark.parametrize("weights", ["none", "all"])
 def test_sums_at_the_optimum(family, low, high, weights):
     rows, _ = draw(family, low, high, weights, n=300)
-    spec = FamilySpec.of(family)
+    spec = DistributionSpec.of(family)
     result = statsmodels_glm(rows, spec.make()).fit(tol=1e-14, maxiter=200, cov_type="HC0")
     sums = evaluate([rows], result.params, spec, observed=True, meat=True)
     np.testing.assert_allclose(sums.score, 0.0, atol=1e-5)
@@ -153,9 +153,9 @@ def test_the_loops_and_the_general_way_agree(family, weights, monkeypatch):
     if weights == "trials" and not isinstance(family, families.Binomial):
         pytest.skip("no trials")
     rows, beta = draw(family, -1.0, 1.0, weights, n=1000)
-    fused = evaluate([rows], beta, FamilySpec.of(family))
-    monkeypatch.setattr(FamilySpec, "loop", None)
-    general = evaluate([rows], beta, FamilySpec.of(family))
+    fused = evaluate([rows], beta, DistributionSpec.of(family))
+    monkeypatch.setattr(DistributionSpec, "loop", None)
+    general = evaluate([rows], beta, DistributionSpec.of(family))
     for name in ("n", "weight", "score", "information", "deviance", "pearson"):
         close(getattr(fused, name), getattr(general, name), 1e-12)
 
@@ -167,7 +167,11 @@ def test_any_number_of_columns(p):
     s, S = glm.weighted_sums(X, y, w)
     close(s, X.T @ y, 1e-12)
     close(S, (X.T * w) @ X, 1e-12)
-    close(evaluate([Rows(X, y)], np.ones(p), FamilySpec("Gaussian", "Identity")).information, X.T @ X, 1e-12)
+    close(
+        evaluate([Rows(X, y)], np.ones(p), DistributionSpec("Gaussian", "Identity")).information,
+        X.T @ X,
+        1e-12,
+    )
 
 
 @pytest.mark.parametrize("link", ["Logit", "Probit"])
@@ -178,7 +182,7 @@ def test_the_number_of_threads_changes_no_bit(link, monkeypatch):
     sums = []
     for threads in (1, 2, 3):
         monkeypatch.setattr(glm.config, "NUMBA_NUM_THREADS", threads)
-        sums.append(evaluate([Rows(X, y)], np.array([0.1, 0.2, 0.3]), FamilySpec("Binomial", link)))
+        sums.append(evaluate([Rows(X, y)], np.array([0.1, 0.2, 0.3]), DistributionSpec("Binomial", link)))
     for other in sums[1:]:
         assert (other.deviance, other.pearson) == (sums[0].deviance, sums[0].pearson)
         np.testing.assert_array_equal(other.score, sums[0].score)
@@ -187,7 +191,7 @@ def test_the_number_of_threads_changes_no_bit(link, monkeypatch):
 
 def test_the_null_model_is_the_intercept_alone():
     rows, _ = draw(families.Poisson(), -1.0, 2.0, "all")
-    spec = FamilySpec("Poisson", "Log")
+    spec = DistributionSpec("Poisson", "Log")
     null = replace(rows, X=np.ones((60, 1)))
     model = statsmodels_glm(null, spec.make())
     ours = null_sums([rows], 0.4, spec, 1.0)
@@ -213,16 +217,16 @@ def test_the_null_model_is_the_intercept_alone():
         (families.Gaussian(), [0.0, 1e200]),
         (families.Tweedie(links.Power(power=0.5), var_power=1.5), [1.0, -2.0]),
     ],
-    ids=lambda value: str(FamilySpec.of(value)) if isinstance(value, families.Family) else "",
+    ids=lambda value: str(DistributionSpec.of(value)) if isinstance(value, families.Family) else "",
 )
 def test_a_mean_outside_the_domain_is_an_infinite_deviance(family, beta):
     X = np.column_stack([np.ones(50), np.linspace(0, 1, 50)])
     rows = Rows(X, np.full(50, 1.0))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        sums = evaluate([rows], np.array(beta), FamilySpec.of(family), observed=True, meat=True)
-        fused = evaluate([rows], np.array(beta), FamilySpec.of(family))
-        assert log_likelihood([rows], np.array(beta), FamilySpec.of(family), 1.0) == -np.inf
+        sums = evaluate([rows], np.array(beta), DistributionSpec.of(family), observed=True, meat=True)
+        fused = evaluate([rows], np.array(beta), DistributionSpec.of(family))
+        assert log_likelihood([rows], np.array(beta), DistributionSpec.of(family), 1.0) == -np.inf
     assert sums.deviance == fused.deviance == np.inf
     assert not sums.score.any() and not sums.information.any() and not fused.information.any()
 
@@ -232,7 +236,7 @@ def test_a_probability_of_one_by_rounding_is_allowed(link):
     rows = Rows(np.array([[40.0], [-40.0], [800.0]]), np.array([1.0, 0.0, 1.0]))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        sums = evaluate([rows], np.array([1.0]), FamilySpec("Binomial", link))
+        sums = evaluate([rows], np.array([1.0]), DistributionSpec("Binomial", link))
     assert np.isfinite([sums.deviance, sums.score[0], sums.information[0, 0]]).all()
 
 
@@ -241,19 +245,19 @@ def test_a_probability_of_one_by_rounding_is_allowed(link):
     [("Logit", 50.0, 1.0, 2 * np.exp(-50.0)), ("Logit", 50.0, 0.0, 100.0), ("Log", -900.0, 0.0, 0.0)],
 )
 def test_the_deviance_keeps_its_digits_far_out(link, beta, y, expected):
-    family = FamilySpec("Binomial" if link == "Logit" else "Poisson", link)
+    family = DistributionSpec("Binomial" if link == "Logit" else "Poisson", link)
     sums = evaluate([Rows(np.ones((1, 1)), np.array([y]))], np.array([beta]), family)
     np.testing.assert_allclose(sums.deviance, expected, rtol=1e-12, atol=1e-290)
 
 
 def test_rows_without_events_still_start():
-    sums = evaluate([Rows(np.ones((9, 1)), np.zeros(9))], None, FamilySpec("Poisson", "Log"))
+    sums = evaluate([Rows(np.ones((9, 1)), np.zeros(9))], None, DistributionSpec("Poisson", "Log"))
     assert np.isfinite(sums.score).all() and sums.information[0, 0] > 0.0
 
 
 def test_a_row_of_frequency_zero_is_not_there():
     rows, beta = draw(families.Gamma(links.Log()), -1.0, 1.0, "none")
-    spec = FamilySpec("Gamma", "Log")
+    spec = DistributionSpec("Gamma", "Log")
     freq = np.arange(60) % 2.0
     with_zeros = evaluate([replace(rows, freq=freq)], beta, spec, observed=True, meat=True)
     without = evaluate([rows.part(slice(1, None, 2))], beta, spec, observed=True, meat=True)
@@ -264,7 +268,7 @@ def test_a_row_of_frequency_zero_is_not_there():
 
 def test_an_empty_chunk_adds_nothing_and_no_chunk_is_an_error():
     rows, beta = draw(families.Poisson(), -1.0, 1.0, "freq")
-    spec = FamilySpec("Poisson", "Log")
+    spec = DistributionSpec("Poisson", "Log")
     for start in (beta, None):
         empty = rows.part(slice(0, 0))
         both = evaluate([empty, rows, empty], start, spec, center=1.0)
@@ -275,7 +279,7 @@ def test_an_empty_chunk_adds_nothing_and_no_chunk_is_an_error():
 
 def test_the_type_and_order_of_the_arrays_do_not_matter():
     rows, beta = draw(families.Poisson(), -1.0, 1.0, "freq")
-    spec = FamilySpec("Poisson", "Log")
+    spec = DistributionSpec("Poisson", "Log")
     other = Rows(np.asfortranarray(rows.X), rows.y.astype(int), freq=rows.freq.astype(np.int32))
     other.X.flags.writeable = False
     close(evaluate([other], list(beta), spec).information, evaluate([rows], beta, spec).information, 1e-15)
@@ -290,9 +294,9 @@ def test_the_type_and_order_of_the_arrays_do_not_matter():
 def test_no_copy_of_the_design_is_made(link):
     generator = np.random.default_rng(1)
     X, y = generator.normal(size=(400_000, 30)), generator.integers(0, 2, size=400_000) * 1.0
-    evaluate([Rows(X[:9], y[:9])], np.zeros(30), FamilySpec("Binomial", link))
+    evaluate([Rows(X[:9], y[:9])], np.zeros(30), DistributionSpec("Binomial", link))
     tracemalloc.start()
-    evaluate([Rows(X, y)], np.zeros(30), FamilySpec("Binomial", link))
+    evaluate([Rows(X, y)], np.zeros(30), DistributionSpec("Binomial", link))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < X.nbytes / 8
@@ -315,5 +319,5 @@ def test_no_copy_of_the_design_is_made(link):
 )
 def test_a_response_outside_the_domain_is_counted(family, y, phrase):
     rows = Rows(np.ones((len(y), 1)), np.array(y, dtype=float))
-    said = check_response(rows, FamilySpec.of(family))
+    said = check_response(rows, DistributionSpec.of(family))
     assert said.startswith(phrase) if phrase else said == ""

@@ -10,7 +10,7 @@ from statsmodels.genmod import families
 from statsmodels.genmod.families import links
 
 from fedstat.errors import MessageError, ModelError
-from fedstat.kernels.glm.family import FamilySpec
+from fedstat.kernels.glm.specification import DistributionSpec
 
 FAMILIES = [
     families.Binomial(),
@@ -40,35 +40,35 @@ def wire(**changes):
     return json.dumps({"name": "Binomial", "link": "Logit"} | numbers | changes)
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: str(FamilySpec.of(family)))
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: str(DistributionSpec.of(family)))
 def test_a_family_survives_the_wire(family):
     mu = np.array([0.2, 0.5, 0.9])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        spec = FamilySpec.from_json(FamilySpec.of(family).to_json())
+        spec = DistributionSpec.from_json(DistributionSpec.of(family).to_json())
         made = spec.make()
     assert type(made) is type(family)
     np.testing.assert_array_equal(made.link.deriv(mu), family.link.deriv(mu))
     np.testing.assert_array_equal(made.link.inverse(mu), family.link.inverse(mu))
     np.testing.assert_array_equal(made.variance(mu), family.variance(mu))
     assert getattr(made, "eql", None) == getattr(family, "eql", None)
-    assert FamilySpec.of(made) == spec
+    assert DistributionSpec.of(made) == spec
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: str(FamilySpec.of(family)))
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: str(DistributionSpec.of(family)))
 def test_canonical_is_where_the_weight_is_one_over_the_variance(family):
     """With the canonical link, g' V is constant, so that the observed information has no data in it."""
     mu = np.linspace(0.1, 0.9, 7)
     product = family.link.deriv(mu) * family.variance(mu)
-    assert FamilySpec.of(family).canonical == bool(np.ptp(product) < 1e-12)
+    assert DistributionSpec.of(family).canonical == bool(np.ptp(product) < 1e-12)
 
 
 def test_a_class_means_its_default_link():
-    assert FamilySpec.of(families.Gamma) == FamilySpec("Gamma", "InversePower")
+    assert DistributionSpec.of(families.Gamma) == DistributionSpec("Gamma", "InversePower")
 
 
 def test_the_same_link_has_one_name():
-    assert FamilySpec.of(families.Tweedie(links.Power(power=-1), 2)) == FamilySpec(
+    assert DistributionSpec.of(families.Tweedie(links.Power(power=-1), 2)) == DistributionSpec(
         "Tweedie", "InversePower", var_power=2.0
     )
 
@@ -77,7 +77,7 @@ def test_a_deprecated_alias_is_its_link():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         alias = links.cloglog()
-    assert FamilySpec.of(families.Binomial(alias)).link == "CLogLog"
+    assert DistributionSpec.of(families.Binomial(alias)).link == "CLogLog"
 
 
 class OwnFamily(families.Poisson):
@@ -104,7 +104,7 @@ class OwnLink(links.Log):
 )
 def test_what_cannot_be_told_by_name_is_refused(family, phrase):
     with pytest.raises(ModelError, match=phrase):
-        FamilySpec.of(family)
+        DistributionSpec.of(family)
 
 
 @pytest.mark.parametrize(
@@ -137,9 +137,9 @@ def test_what_cannot_be_told_by_name_is_refused(family, phrase):
 )
 def test_a_stranger_s_family_is_refused(text):
     with pytest.raises(MessageError):
-        FamilySpec.from_json(text)
+        DistributionSpec.from_json(text)
 
 
 def test_only_families_of_fixed_dispersion_do_not_estimate_it():
-    fixed = {str(FamilySpec.of(f).name) for f in FAMILIES if not FamilySpec.of(f).estimates_scale}
+    fixed = {str(DistributionSpec.of(f).name) for f in FAMILIES if not DistributionSpec.of(f).estimates_scale}
     assert fixed == {"Binomial", "Poisson", "NegativeBinomial"}

@@ -7,9 +7,9 @@ from statsmodels.genmod.families import links
 
 import fedstat as fs
 from fedstat.kernels.glm.distributions import DISTRIBUTIONS
-from fedstat.kernels.glm.family import FamilySpec
 from fedstat.kernels.glm.links import LINKS, Link
 from fedstat.kernels.glm.rows import in_domain
+from fedstat.kernels.glm.specification import DistributionSpec
 
 MU = np.linspace(0.15, 0.85, 8)
 NUMBERS = {"power": -0.7, "alpha": 0.6, "var_power": 1.4}
@@ -21,7 +21,7 @@ def make_link(name):
 
 def spec_of(distribution, link="Identity"):
     wanted = {*DISTRIBUTIONS[distribution].numbers, *LINKS[link].numbers} - {"eql"}
-    return FamilySpec(distribution, link, **{number: NUMBERS[number] for number in wanted})
+    return DistributionSpec(distribution, link, **{number: NUMBERS[number] for number in wanted})
 
 
 def slope_of(function, at, h=1e-6):
@@ -51,7 +51,7 @@ def test_means_inside_are_in_the_domain_of_every_pair(name, distribution):
     family = spec_of(distribution, name)
     assert in_domain(make_link(name)(MU), MU, family).all()
     assert not in_domain(make_link(name)(MU), np.full(8, np.nan), family).any()
-    assert family == FamilySpec.of(family.make()) == FamilySpec.from_json(family.to_json())
+    assert family == DistributionSpec.of(family.make()) == DistributionSpec.from_json(family.to_json())
 
 
 @pytest.mark.parametrize("name", DISTRIBUTIONS)

@@ -11,13 +11,13 @@ from statsmodels.genmod import families
 from statsmodels.genmod.families import links
 
 from fedstat.kernels.glm import local as glm_local
-from fedstat.kernels.glm.family import FamilySpec
 from fedstat.kernels.glm.local import fit_local, survey
+from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.kernels.glm.sums import Rows
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .* link function does not respect")
 
-LOGISTIC = FamilySpec("Binomial", "Logit")
+LOGISTIC = DistributionSpec("Binomial", "Logit")
 
 
 @pytest.fixture
@@ -66,11 +66,11 @@ def quietly(X, y, family, **columns):
         (families.Gaussian(links.InversePower()), [1.0, 1.0, 2.0]),
         (families.Tweedie(var_power=1.6), [0.0, 1.0, 2.0]),
     ],
-    ids=lambda value: str(FamilySpec.of(value)) if isinstance(value, families.Family) else "",
+    ids=lambda value: str(DistributionSpec.of(value)) if isinstance(value, families.Family) else "",
 )
 def test_the_estimate_is_that_of_statsmodels(family, beta, U, generator):
     y = response(family, family.link.inverse(U @ beta), generator)
-    fit = quietly(U, y, FamilySpec.of(family))
+    fit = quietly(U, y, DistributionSpec.of(family))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         theirs = sm.GLM(y, U, family=family).fit(start_params=fit.beta, tol=1e-13, maxiter=300)
@@ -122,15 +122,15 @@ def test_the_subsample_is_every_step_th_row_across_chunks(most, step, generator,
 def test_separation_is_named(link, complete, U, generator):
     X = np.column_stack([U, U[:, 1] > 0.8])
     y = np.where(X[:, 3] == 1, 1.0, 0.0 if complete else generator.integers(0, 2, size=400))
-    fit = quietly(X, y, FamilySpec("Binomial", link))
+    fit = quietly(X, y, DistributionSpec("Binomial", link))
     assert not fit.converged and fit.problem == "separated"
 
 
 def test_a_group_without_events_is_named(U, generator):
     X = np.column_stack([U, U[:, 1] > 0.8])
     y = np.where(X[:, 3] == 1, 0.0, generator.poisson(2.0, size=400))
-    assert quietly(X, y, FamilySpec("Poisson", "Log")).problem == "separated"
-    assert quietly(X, np.zeros(400), FamilySpec("Poisson", "Log")).problem == "separated"
+    assert quietly(X, y, DistributionSpec("Poisson", "Log")).problem == "separated"
+    assert quietly(X, np.zeros(400), DistributionSpec("Poisson", "Log")).problem == "separated"
     assert quietly(X, np.ones(400), LOGISTIC).problem == "separated"
 
 
@@ -163,13 +163,13 @@ def test_no_chunk_is_no_rows():
 
 
 def test_as_many_rows_as_columns_are_fitted_exactly(U):
-    fit = quietly(U[:3], np.array([1.0, 5.0, 2.0]), FamilySpec("Gaussian", "Identity"))
+    fit = quietly(U[:3], np.array([1.0, 5.0, 2.0]), DistributionSpec("Gaussian", "Identity"))
     assert fit.converged
     np.testing.assert_allclose(U[:3] @ fit.beta, [1.0, 5.0, 2.0], rtol=1e-10)
 
 
 def test_a_perfect_line_converges(U):
-    fit = quietly(U, U @ [1.0, 2.0, 3.0], FamilySpec("Gaussian", "Identity"))
+    fit = quietly(U, U @ [1.0, 2.0, 3.0], DistributionSpec("Gaussian", "Identity"))
     assert fit.converged
     np.testing.assert_allclose(fit.beta, [1.0, 2.0, 3.0], rtol=1e-12)
 
@@ -181,7 +181,7 @@ def test_an_estimate_of_zero_converges():
 
 def test_iterations_that_run_out_are_told(U, generator):
     y = generator.poisson(np.exp(U @ [1.0, 2.0, 1.0])) * 1.0
-    fit = fit_local(lambda: [Rows(U, y)], FamilySpec("Poisson", "Log"), maxiter=1)
+    fit = fit_local(lambda: [Rows(U, y)], DistributionSpec("Poisson", "Log"), maxiter=1)
     assert not fit.converged and "1 iteration" in fit.problem
 
 
@@ -198,7 +198,7 @@ def test_halving_leads_to_the_optimum_or_to_the_edge_of_the_domain(seed):
     x = np.linspace(0, 1, 200)
     X = np.column_stack([np.ones(200), x])
     y = generator.poisson(0.05 + 3 * x) * 1.0
-    fit = quietly(X, y, FamilySpec("Poisson", "Identity"))
+    fit = quietly(X, y, DistributionSpec("Poisson", "Identity"))
     ends = [
         optimize.minimize_scalar(lambda b, a=a: minus_llf(X, y, [a, b]), bounds=(1e-9, 9), method="bounded")
         for a in (1e-7, 1e-3)

@@ -8,8 +8,8 @@ import pytest
 import statsmodels.api as sm
 from scipy import special
 
-from fedstat.kernels.glm.family import FamilySpec
 from fedstat.kernels.glm.negative_binomial import evaluate_nb2, nb2_rows
+from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.kernels.glm.sums import Rows, evaluate
 
 getcontext().prec = 60
@@ -91,7 +91,7 @@ def test_weights_repeat_rows_and_offsets_enter(rows):
 
 def test_without_dispersion_it_is_poisson(rows):
     ours = evaluate_nb2([rows], BETA, 1e-12)
-    poisson = evaluate([rows], BETA, FamilySpec("Poisson", "Log"))
+    poisson = evaluate([rows], BETA, DistributionSpec("Poisson", "Log"))
     mu = np.exp(rows.X @ BETA)
     np.testing.assert_allclose(ours.score[:3], poisson.score, rtol=1e-9)
     np.testing.assert_allclose(ours.information[:3, :3], poisson.information, rtol=1e-9)

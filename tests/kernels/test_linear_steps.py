@@ -7,7 +7,7 @@ import pytest
 import statsmodels.api as sm
 from pooled_path import glm_path
 
-from fedstat.kernels.glm.family import FamilySpec
+from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.kernels.glm.sums import Rows
 from fedstat.kernels.penalised.gram import gram_path
 from fedstat.kernels.penalised.groups import Groups
@@ -74,7 +74,7 @@ def test_a_binary_response(rows, penalty, number):
     X, _, y = rows
     Z, free = np.column_stack([np.ones(len(y)), X]), [0.0]
     start = sm.GLM(y, Z, family=sm.families.Binomial()).fit(tol=1e-14).params
-    data, spec = Rows(Z, y), FamilySpec.of(sm.families.Binomial())
+    data, spec = Rows(Z, y), DistributionSpec.of(sm.families.Binomial())
     groups = Groups.single(9, np.r_[free, np.ones(8)])
     steps = LinearSteps(start, number)
     given = {"lambdas": LAMBDAS, "algorithm": "lla", "steps": steps, "tol": 1e-11}
@@ -126,7 +126,7 @@ def test_the_grid_begins_where_the_first_lasso_selects_nothing(rows, penalty):
     assert gram_path(
         G, c, Penalty(penalty, alpha=0.9), groups, steps=steps, **given, **just_below
     ).coefficients.any()
-    Z, spec = np.column_stack([np.ones(len(y)), X]), FamilySpec.of(sm.families.Binomial())
+    Z, spec = np.column_stack([np.ones(len(y)), X]), DistributionSpec.of(sm.families.Binomial())
     start = sm.GLM(binary, Z, family=sm.families.Binomial()).fit(tol=1e-14).params
     single = Groups.single(9, np.r_[0.0, np.ones(8)])
     path = glm_path(Rows(Z, binary), spec, Penalty(penalty), single, steps=LinearSteps(start, 1), **given)

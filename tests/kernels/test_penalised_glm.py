@@ -6,9 +6,9 @@ from penalised_cases import cases, groups_of, penalty_of, stored, with_intercept
 from pooled_path import GLMSolver, Hessian, glm_path, search_line
 
 from fedstat.errors import EstimationError, ModelError
-from fedstat.kernels.glm.family import FamilySpec
 from fedstat.kernels.glm.local import fit_local
 from fedstat.kernels.glm.loops import weighted_sums
+from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.kernels.glm.sums import Rows, evaluate
 from fedstat.kernels.penalised.gram import gram_path
 from fedstat.kernels.penalised.groups import Groups
@@ -16,9 +16,9 @@ from fedstat.kernels.penalised.penalties import Penalty
 from fedstat.kernels.penalised.proximal import proximal_step
 
 FAMILIES = {
-    "Gaussian": FamilySpec("Gaussian", "Identity"),
-    "Binomial": FamilySpec("Binomial", "Logit"),
-    "Poisson": FamilySpec("Poisson", "Log"),
+    "Gaussian": DistributionSpec("Gaussian", "Identity"),
+    "Binomial": DistributionSpec("Binomial", "Logit"),
+    "Poisson": DistributionSpec("Poisson", "Log"),
 }
 NOT_GAUSSIAN = [case for case in cases.cases() if case[1] != "Gaussian"]
 NAMES = [Penalty("lasso"), Penalty("elastic_net", alpha=0.4), Penalty("scad"), Penalty("mcp")]
@@ -107,9 +107,9 @@ def positive_rows(family):
 @pytest.mark.parametrize(
     "family",
     [
-        FamilySpec("Gamma", "InversePower"),
-        FamilySpec("InverseGaussian", "InverseSquared"),
-        FamilySpec("NegativeBinomial", "Log", alpha=0.5),
+        DistributionSpec("Gamma", "InversePower"),
+        DistributionSpec("InverseGaussian", "InverseSquared"),
+        DistributionSpec("NegativeBinomial", "Log", alpha=0.5),
     ],
     ids=str,
 )
@@ -231,7 +231,7 @@ def test_along_a_path_it_is_of_one_point_whatever_columns_came_in(family, groupe
     X = np.column_stack([np.ones(400), draw.uniform(-1.0, 1.0, (400, 24))])
     mean = np.exp(X[:, :12] @ np.r_[1.0, np.linspace(0.5, -0.4, 11)])
     y = draw.poisson(mean) * 1.0 if family == "Poisson" else mean * draw.gamma(3.0, 1 / 3.0, 400)
-    rows, spec = Rows(X, y, freq=draw.integers(1, 4, 400) * 1.0), FamilySpec(family, "Log")
+    rows, spec = Rows(X, y, freq=draw.integers(1, 4, 400) * 1.0), DistributionSpec(family, "Log")
     groups = with_intercept(Groups.of(np.arange(24) // (2 if grouped else 1)))
     solver, grown = GLMSolver(rows, spec, groups), []
 
@@ -266,6 +266,6 @@ def test_what_has_no_estimate_or_is_not_finished_is_told():
 @pytest.mark.filterwarnings("ignore:The .* link function does not respect")
 def test_outside_the_domain_the_loss_is_infinite():
     rows = positive_rows("Gamma")
-    solver = GLMSolver(rows, FamilySpec("Gamma", "InversePower"), penalising(6))
+    solver = GLMSolver(rows, DistributionSpec("Gamma", "InversePower"), penalising(6))
     assert np.isfinite(solver.null().loss)
     assert solver.start(-solver.null().b).loss == np.inf

@@ -17,14 +17,17 @@ import numpy as np
 import pytest
 from pooled_path import glm_path
 
-from fedstat.kernels.glm.family import FamilySpec
+from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.kernels.glm.sums import Rows
 from fedstat.kernels.penalised.gram import gram_path
 from fedstat.kernels.penalised.groups import Groups
 from fedstat.kernels.penalised.penalties import Penalty
 
 LAMBDAS = {"binomial": np.array([0.2, 0.05, 0.01]), "gaussian": np.array([2.0, 0.5, 0.1])}
-FAMILIES = {"binomial": FamilySpec("Binomial", "Logit"), "gaussian": FamilySpec("Gaussian", "Identity")}
+FAMILIES = {
+    "binomial": DistributionSpec("Binomial", "Logit"),
+    "gaussian": DistributionSpec("Gaussian", "Identity"),
+}
 PENALTIES = {1.0: Penalty("lasso"), 0.5: Penalty("elastic_net", alpha=0.5)}
 
 GLMNET = {

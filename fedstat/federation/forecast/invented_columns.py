@@ -13,7 +13,7 @@ from fedstat.federation.door.policy import Policy
 from fedstat.federation.door.state import State
 from fedstat.federation.forecast.dry_site import DrySite
 from fedstat.federation.forecast.invention import draw_effects, draw_response, generator
-from fedstat.kernels.glm.family import FamilySpec
+from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.typing import Bools, Floats, Ints
 
 
@@ -21,7 +21,7 @@ def invent_columns(
     design: Design,
     rows: Mapping[str, Ints],
     policies: Mapping[str, Policy],
-    family: FamilySpec,
+    family: DistributionSpec,
     session: str,
 ) -> dict[str, DrySite]:
     """Let every site have opened a block of the agreed columns and entities, and one of them the response.
@@ -32,7 +32,7 @@ def invent_columns(
     rows : mapping of str to int array
         Positions of each site's records among all entities.
     policies : mapping of str to Policy
-    family : FamilySpec
+    family : DistributionSpec
         Of the response.
     session : str
         Of the model.

@@ -21,7 +21,7 @@ from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.forecast.dry_site import DrySite
 from fedstat.federation.forecast.invention import draw_effects, draw_response, generator
 from fedstat.federation.message import Step
-from fedstat.kernels.glm.family import FamilySpec
+from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.typing import Array, Floats
 
 OPEN = "open_rows"
@@ -39,14 +39,14 @@ class RowsInvention:
     Parameters
     ----------
     agreement : RowsAgreement
-    family : FamilySpec
+    family : DistributionSpec
         Of the response.
     nested : tuple of str
         Columns of groups that have one level a site, such as the strata of its clusters.
     """
 
     agreement: RowsAgreement
-    family: FamilySpec
+    family: DistributionSpec
     nested: tuple[str, ...] = ()
 
     def sites(self, policies: Mapping[str, Policy]) -> dict[str, DrySite]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedstat.kernels.glm.family import FamilySpec
+from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.typing import Floats
 
 SEED = 20_240_229
@@ -35,7 +35,7 @@ def draw_effects(p: int) -> Floats:
     return np.asarray(falling * np.where(np.arange(p) % 2, -1.0, 1.0) / size)
 
 
-def draw_response(family: FamilySpec, predictor: Floats, rng: np.random.Generator) -> Floats:
+def draw_response(family: DistributionSpec, predictor: Floats, rng: np.random.Generator) -> Floats:
     """Draw responses that a family can have, with means that move with a linear predictor: (n,).
 
     The link is not that of the family: means stay well inside the range of every link.

@@ -9,8 +9,8 @@ from typing import TypeAlias
 import numpy as np
 from scipy.linalg import LinAlgError, cho_factor, cho_solve
 
-from fedstat.kernels.glm.family import FamilySpec
 from fedstat.kernels.glm.rows import Rows
+from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.kernels.glm.sums import Sums, evaluate
 from fedstat.typing import Floats
 
@@ -67,14 +67,14 @@ class LocalFit:
     passes: int
 
 
-def fit_local(chunks: Chunks, family: FamilySpec, *, maxiter: int = 50, tol: float = 1e-10) -> LocalFit:
+def fit_local(chunks: Chunks, family: DistributionSpec, *, maxiter: int = 50, tol: float = 1e-10) -> LocalFit:
     """Fit by Fisher scoring and Newton steps with halving; what hinders is told in the result, never raised.
 
     Parameters
     ----------
     chunks : callable
         Returns the rows, the same ones each time.
-    family : FamilySpec
+    family : DistributionSpec
         Family and link.
     maxiter : int
         Scoring steps at most.
@@ -143,7 +143,7 @@ def join(parts: list[Rows]) -> Rows:
 class _Scoring:
     """One run of Fisher scoring."""
 
-    def __init__(self, chunks: Chunks, family: FamilySpec, rows: Survey) -> None:
+    def __init__(self, chunks: Chunks, family: DistributionSpec, rows: Survey) -> None:
         self.chunks, self.family, self.rows = chunks, family, rows
         self.beta = np.zeros(rows.p)
         self.sums = Sums(rows.n, 0.0, self.beta, np.zeros((rows.p, rows.p)), np.inf, np.inf)
@@ -209,7 +209,7 @@ class _Scoring:
             eta = float(self.family.make().link(np.array([self.rows.mean]))[0])
         rows = (replace(rows, y=np.full(len(rows), eta)) for rows in self.chunks())
         self.passes += 1
-        sums = evaluate(rows, None, FamilySpec("Gaussian", "Identity"))
+        sums = evaluate(rows, None, DistributionSpec("Gaussian", "Identity"))
         beta = solve_positive(sums.information, sums.score)
         return self.beta if beta is None else beta
 

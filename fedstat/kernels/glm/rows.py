@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedstat.kernels.glm.family import FamilySpec
+from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.typing import Bools, Floats
 
 PIECE = 32768
@@ -73,7 +73,7 @@ def linear_predictor(rows: Rows, beta: Floats) -> Floats:
     return eta if rows.offset is None else eta + rows.offset
 
 
-def in_domain(eta: Floats, mu: Floats, family: FamilySpec) -> Bools:
+def in_domain(eta: Floats, mu: Floats, family: DistributionSpec) -> Bools:
     """Tell at which rows family and link allow the mean: linear predictor (m,), mean (m,) -> (m,)."""
     fine = np.isfinite(mu)
     if family.link_power not in (None, 1.0, -1.0):
@@ -84,7 +84,7 @@ def in_domain(eta: Floats, mu: Floats, family: FamilySpec) -> Bools:
     return fine if family.variance_power == 0.0 else fine & (mu > 0.0)
 
 
-def check_response(rows: Rows, family: FamilySpec) -> str:
+def check_response(rows: Rows, family: DistributionSpec) -> str:
     """Return what is wrong with the response: a phrase with the number of rows, or ''."""
     right = family.support.holds(np.asarray(rows.y))
     count = len(right) - int(right.sum())

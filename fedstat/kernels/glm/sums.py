@@ -17,9 +17,9 @@ from typing import NamedTuple
 import numpy as np
 from numba import config
 
-from fedstat.kernels.glm.family import Family, FamilySpec
 from fedstat.kernels.glm.loops import canonical_sums, weighted_sums
 from fedstat.kernels.glm.rows import Rows, in_domain, linear_predictor
+from fedstat.kernels.glm.specification import DistributionSpec, Family
 from fedstat.typing import Array, Bools, Floats
 
 
@@ -87,7 +87,7 @@ class NullSums(NamedTuple):
 def evaluate(
     chunks: Iterable[Rows],
     beta: Floats | None,
-    family: FamilySpec,
+    family: DistributionSpec,
     *,
     observed: bool = False,
     meat: bool = False,
@@ -101,7 +101,7 @@ def evaluate(
         At least one, which may have no rows; taken once, one at a time.
     beta : (p,) array, optional
         Coefficients; None for the starting point of statsmodels' IRLS.
-    family : FamilySpec
+    family : DistributionSpec
         Family and link.
     observed, meat : bool
         Whether to sum these too.
@@ -130,7 +130,7 @@ def evaluate(
 
 
 def _evaluate_piece(
-    rows: Rows, beta: Floats | None, family: FamilySpec, observed: bool, meat: bool, center: float
+    rows: Rows, beta: Floats | None, family: DistributionSpec, observed: bool, meat: bool, center: float
 ) -> Sums:
     loop = family.loop
     with np.errstate(all="ignore"):
@@ -202,7 +202,7 @@ class RowMeans:
         return float(self.family.deviance(rows.y, self.mu, var, freq)), float(pearson)
 
 
-def row_means(rows: Rows, family: FamilySpec, eta: Floats, mu: Floats | None = None) -> RowMeans:
+def row_means(rows: Rows, family: DistributionSpec, eta: Floats, mu: Floats | None = None) -> RowMeans:
     """Return the rows at a linear predictor (m,), or at their means."""
     sm_family = family.make()
     if family.name == "Binomial" and rows.trials is not None:
@@ -215,7 +215,7 @@ def row_means(rows: Rows, family: FamilySpec, eta: Floats, mu: Floats | None = N
     return RowMeans(sm_family, eta, mu, slope, V, weight, in_domain(eta, mu, family))
 
 
-def _start(rows: Rows, family: FamilySpec, center: float) -> Sums:
+def _start(rows: Rows, family: DistributionSpec, center: float) -> Sums:
     if family.name == "Binomial":
         mu = (rows.y + 0.5) / 2.0
     elif family.variance_power == 0.0 or center > 0.0:
@@ -230,7 +230,7 @@ def _start(rows: Rows, family: FamilySpec, center: float) -> Sums:
     return Sums(len(rows), rows.count, *_weighted_sums(rows.X, w * z, w), *at.fit(rows))
 
 
-def _general(rows: Rows, beta: Floats, family: FamilySpec, observed: bool, meat: bool) -> Sums:
+def _general(rows: Rows, beta: Floats, family: DistributionSpec, observed: bool, meat: bool) -> Sums:
     at = row_means(rows, family, linear_predictor(rows, beta))
     if not at.inside.all():
         return _outside(rows, observed, meat)
@@ -250,7 +250,7 @@ def _general(rows: Rows, beta: Floats, family: FamilySpec, observed: bool, meat:
     return sums
 
 
-def _sizes(at: RowMeans, r: Floats, family: FamilySpec) -> Floats:
+def _sizes(at: RowMeans, r: Floats, family: DistributionSpec) -> Floats:
     """Return sizes of the scores by linear predictor: (m,); zero where these are bounded, or linear."""
     if family.name == "Binomial" or (family.variance_power == 0.0 and family.link == "Identity"):
         return np.zeros_like(r)
@@ -262,14 +262,14 @@ def _spread(sizes: Floats) -> Floats:
     return np.column_stack([sizes.sum(axis=1), np.einsum("ij,ij->i", sizes, sizes)])
 
 
-def row_weights(rows: Rows, beta: Floats, family: FamilySpec) -> Floats:
+def row_weights(rows: Rows, beta: Floats, family: DistributionSpec) -> Floats:
     """Return the working weights and the sizes of the scores, as in :class:`Sums`, by row: (2, m)."""
     with np.errstate(all="ignore"):
         at = row_means(rows, family, linear_predictor(rows, beta))
         return np.array([at.weight * at.expected, _sizes(at, at.residual(rows.y), family)])
 
 
-def row_scores(rows: Rows, beta: Floats, family: FamilySpec) -> Floats:
+def row_scores(rows: Rows, beta: Floats, family: DistributionSpec) -> Floats:
     """Return the score of each row for dispersion one, its weights included: (m, p)."""
     with np.errstate(all="ignore"):
         at = row_means(rows, family, linear_predictor(rows, beta))
@@ -277,7 +277,7 @@ def row_scores(rows: Rows, beta: Floats, family: FamilySpec) -> Floats:
     return scores
 
 
-def log_likelihood(chunks: Iterable[Rows], beta: Floats, family: FamilySpec, scale: float) -> float:
+def log_likelihood(chunks: Iterable[Rows], beta: Floats, family: DistributionSpec, scale: float) -> float:
     """Return the log-likelihood as statsmodels' ``GLMResults.llf`` sums it.
 
     Parameters
@@ -286,7 +286,7 @@ def log_likelihood(chunks: Iterable[Rows], beta: Floats, family: FamilySpec, sca
         Taken once.
     beta : (p,) array
         Coefficients.
-    family : FamilySpec
+    family : DistributionSpec
         Family and link.
     scale : float
         Dispersion.
@@ -310,7 +310,7 @@ def log_likelihood(chunks: Iterable[Rows], beta: Floats, family: FamilySpec, sca
 
 
 def null_sums(
-    chunks: Iterable[Rows], intercept: float | None, family: FamilySpec, scale: float | None = None
+    chunks: Iterable[Rows], intercept: float | None, family: DistributionSpec, scale: float | None = None
 ) -> NullSums:
     """Return the sums of the model with an intercept and the offset only.
 
@@ -320,7 +320,7 @@ def null_sums(
         Their design is not looked at.
     intercept : float, optional
         None for the starting point, see :func:`evaluate`.
-    family : FamilySpec
+    family : DistributionSpec
         Family and link.
     scale : float, optional
         Dispersion for the log-likelihood, which is left out where None.

@@ -129,7 +129,7 @@ class FedAvg(HorizontalModel):
         first = None if init is None else read_init(init)
         hidden = check_drawn(masked, options.fraction, len(self.sites))
         session = self.open_session(FAMILY, hidden)
-        fit, ledger = self.run(session, Federation(session, self.family_spec, options, rule, first).run())
+        fit, ledger = self.run(session, Federation(session, self.distribution, options, rule, first).run())
         result = FedAvgResults.of(self, fit, ledger)
         if not result.converged:
             text = f"{self.model_name} did not converge: {result.estimate.convergence}"

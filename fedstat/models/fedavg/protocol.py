@@ -12,7 +12,7 @@ from fedstat.federation.design.by_rows import RowsDesign
 from fedstat.federation.design.row_steps import standardisation, translation
 from fedstat.federation.message import Reply
 from fedstat.federation.rounds.engine import Rounds
-from fedstat.kernels.glm.family import FamilySpec
+from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.kernels.server_updates import sample_clients
 from fedstat.models.fedavg.rules import Averaging, AveragingRule, FinalSums, Returned
 from fedstat.models.horizontal.session import RowsSession, add
@@ -91,7 +91,7 @@ class Federation:
     Parameters
     ----------
     session : RowsSession
-    family : FamilySpec
+    family : DistributionSpec
     options : AveragingOptions
     rule : AveragingRule
     init : (p,) array or None
@@ -99,7 +99,7 @@ class Federation:
     """
 
     session: RowsSession
-    family: FamilySpec
+    family: DistributionSpec
     options: AveragingOptions
     rule: AveragingRule
     init: Floats | None = None

@@ -59,7 +59,7 @@ class FedAvgResults(RowEvaluation, FederatedResults):
     ) -> None:
         super().__init__(estimate, ledger)
         self.fit_, self.model = fit, model
-        self.family, self.family_spec = model.family, model.family_spec
+        self.family, self.distribution = model.family, model.distribution
         self.model_name, self.method_name = model.model_name, model.method_name
         self.seed = fit.options.seed
 
@@ -209,7 +209,7 @@ class FedAvgResults(RowEvaluation, FederatedResults):
     # -- summary ---------------------------------------------------------------------------------
 
     def _summary_left(self) -> list[tuple[str, str]]:
-        spec = self.family_spec
+        spec = self.distribution
         dropped = ("R-squared", "AIC", "BIC", "Covariance Type")
         rows = [row for row in super()._summary_left() if row[0] not in dropped]
         at = next(i for i, (label, _) in enumerate(rows) if label == "No. Observations")

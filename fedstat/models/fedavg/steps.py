@@ -17,9 +17,9 @@ from fedstat.errors import EstimationError, MessageError
 from fedstat.federation.design.row_steps import OPEN_ROWS, OpenRows, rows_of
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
-from fedstat.kernels.glm.family import FamilySpec
 from fedstat.kernels.glm.local import join
 from fedstat.kernels.glm.rows import Rows
+from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.kernels.glm.sums import Sums, evaluate, log_likelihood
 from fedstat.kernels.server_updates import fair_part
 from fedstat.kernels.sgd import local_proximal, local_sgd, mean_loss
@@ -37,7 +37,7 @@ class DescentRows:
     """The rows of one site in the columns of the algorithm."""
 
     rows: Rows
-    family: FamilySpec
+    family: DistributionSpec
 
     @property
     def p(self) -> int:
@@ -81,7 +81,7 @@ def start(
     check_lengths(data.name, shift=(shift, len(opened.shift)), scale=(scale, len(opened.shift)))
     if not (scale > 0.0).all():
         raise MessageError(f"{data.name}: array 'scale' must be positive")
-    site = DescentRows(gather(opened, shift, scale), FamilySpec.from_json(text))
+    site = DescentRows(gather(opened, shift, scale), DistributionSpec.from_json(text))
     response = opened.question.response
     require_response(data.name, site.rows, site.family, response)
     state.keep("fedavg", site, state.entities)

@@ -13,7 +13,7 @@ from fedstat.federation.design.by_rows import RowsDesign
 from fedstat.federation.design.row_steps import standardisation, translation, varying
 from fedstat.federation.message import Reply
 from fedstat.inference.heterogeneity.heterogeneity import MaskedParts
-from fedstat.kernels.glm.family import FamilySpec
+from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.models.horizontal.session import add
 from fedstat.typing import Bools, Floats, Matrix, Vector
 
@@ -203,7 +203,7 @@ class GLMFit:
         Rows.
     rounds : int or None
         Newton steps that were asked for; None: to the maximum.
-    family : FamilySpec
+    family : DistributionSpec
     """
 
     gamma: Vector
@@ -221,7 +221,7 @@ class GLMFit:
     local: Annotated[tuple[OwnFit, ...], "K"]
     n: int
     rounds: int | None
-    family: FamilySpec
+    family: DistributionSpec
 
     @property
     def masked(self) -> bool:

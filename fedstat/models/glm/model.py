@@ -130,7 +130,7 @@ class FederatedGLM(HorizontalModel):
         self._check_alpha(alpha, cov_type)
         choice = self._choose_covariance(cov_type, cov_kwds or {})
         session = self.open_session(FAMILY, check_masked(masked, len(self.sites)))
-        newton = Newton(session, self.family_spec, NewtonOptions(maxiter, tol, rounds), scale)
+        newton = Newton(session, self.distribution, NewtonOptions(maxiter, tol, rounds), scale)
         if alpha is None:
             protocol = self._maximise(newton, choice, local)
         else:
@@ -165,7 +165,7 @@ class FederatedGLM(HorizontalModel):
     def _check_alpha(self, alpha: str | None, cov_type: str) -> None:
         if alpha is None:
             return
-        spec = self.family_spec
+        spec = self.distribution
         if alpha != "ml" or (spec.name, spec.link) != ("NegativeBinomial", "Log"):
             raise ModelError(
                 f"alpha: expected 'ml' with the family NegativeBinomial and the log link, received {alpha!r} "

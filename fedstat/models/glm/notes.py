@@ -50,7 +50,7 @@ def reached(fit: GLMFit) -> bool:
 
 def estimate_lines(result: GLMStatements) -> list[tuple[str, str]]:
     """Labels and values of the estimate."""
-    est, fit, spec = result.estimate, result.fit_, result.family_spec
+    est, fit, spec = result.estimate, result.fit_, result.distribution
     link = spec.link if spec.power is None else f"{spec.link} ({spec.power:g})"
     power = [] if spec.var_power is None else [("Variance Power", f"{spec.var_power:g}")]
     how = "estimated" if result.overdispersion is not None else "given"
@@ -87,7 +87,7 @@ def estimate_lines(result: GLMStatements) -> list[tuple[str, str]]:
 def _event_lines(result: GLMStatements) -> list[tuple[str, str]]:
     """Share of events, known from the model without covariates; an offset hides it."""
     question, fit = result.basis.agreement.question, result.fit_
-    if result.family_spec.name != "Binomial" or question.offsets or "exposure" in question.weights:
+    if result.distribution.name != "Binomial" or question.offsets or "exposure" in question.weights:
         return []
     share = float(result.family.link.inverse(np.array(fit.null)))
     events = share * fit.total.weight
@@ -277,7 +277,7 @@ def _likelihood_note(result: GLMStatements) -> str:
             "The log-likelihood of a survey is a pseudo-likelihood: AIC, BIC and likelihood ratio tests have "
             "no meaning."
         )
-    if result.family_spec.eql:
+    if result.distribution.eql:
         return "The log-likelihood is Tweedie's extended quasi-likelihood."
     return ""
 

@@ -55,7 +55,7 @@ def score_test(result: GLMStatements, terms: str) -> ScoreTest:
             "the rows that have it"
         )
     session = larger.open_session(FAMILY, result.fit_.masked)
-    newton = Newton(session, result.family_spec, NewtonOptions(), result.scale)
+    newton = Newton(session, result.distribution, NewtonOptions(), result.scale)
     return larger.engine.run(session.hide(_protocol(newton, result)), larger.new_ledger())
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from fedstat.errors import EstimationError
 from fedstat.federation.message import Ask, Reply
 from fedstat.federation.rounds.engine import Rounds
-from fedstat.kernels.glm.family import FamilySpec
+from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.models.glm.fit import (
     NOT_ASKED,
     Coordinates,
@@ -69,7 +69,7 @@ class Newton:
     """Newton's method with step halving."""
 
     session: RowsSession
-    family: FamilySpec
+    family: DistributionSpec
     options: NewtonOptions
     scaletype: float | str | None
     coordinates: Coordinates = field(init=False)

@@ -139,7 +139,7 @@ class GLMResults(Saveable, GLMStatements, saved_as="fedstat glm results 3", reco
     ) -> Axes:
         """Coefficients with intervals on the link's scale; as :meth:`FederatedResults.plot_coefficients`."""
         ax = super().plot_coefficients(ax, conf_level=conf_level, intercept=intercept)
-        effect = self.family_spec.link_entry.effect.format(self.estimate.response)
+        effect = self.distribution.link_entry.effect.format(self.estimate.response)
         ax.set_xlabel(f"effect on the {effect}", parse_math=False)
         return ax
 

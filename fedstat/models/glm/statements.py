@@ -62,7 +62,7 @@ class GLMStatements(RowPredictions, RowEvaluation, FederatedResults):
         self.fit_, self.basis = fit, basis
         self.model = cast("HorizontalModel", model)  # None after load
         self.overdispersion = overdispersion
-        self.family_spec = fit.family
+        self.distribution = fit.family
         self.family = fit.family.make()
         self.model_name = basis.model_name
 
@@ -130,7 +130,7 @@ class GLMStatements(RowPredictions, RowEvaluation, FederatedResults):
             return self.bic + dk_params * float(np.log(self.fit_.total.weight))
         if crit == "aic":
             return self.aic + 2.0 * dk_params
-        if scale is None or self.family_spec.estimates_scale:
+        if scale is None or self.distribution.estimates_scale:
             raise ModelError("info_criteria: 'qaic' is for counts and proportions, and needs a scale")
         return -2.0 * self.llf * self.scale / scale + 2.0 * (self._n_parameters + dk_params)
 

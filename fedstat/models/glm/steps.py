@@ -18,9 +18,9 @@ from fedstat.federation.design.row_steps import OPEN_ROWS, OpenRows, rows_of, tr
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
 from fedstat.inference.heterogeneity.influence import quadratic_form
-from fedstat.kernels.glm.family import FamilySpec
 from fedstat.kernels.glm.local import fit_local
 from fedstat.kernels.glm.rows import Rows
+from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.kernels.glm.sums import Sums, evaluate, log_likelihood, null_sums
 from fedstat.models.horizontal.rows import AT_THE_START, SUMS, glm_rows, require_response, working_weights
 from fedstat.typing import Array, Bools, Floats
@@ -35,7 +35,7 @@ class SiteModel:
     """One fit's family over the rows that its session opened."""
 
     opened: OpenRows
-    family: FamilySpec
+    family: DistributionSpec
     n: int
     p: int
 
@@ -77,7 +77,7 @@ def start(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], st
         of the offset.
     """
     opened = rows_of(data, state)
-    model = SiteModel(opened, FamilySpec.from_json(text), state.entities, len(opened.shift))
+    model = SiteModel(opened, DistributionSpec.from_json(text), state.entities, len(opened.shift))
     sums = np.zeros(3)
     for rows in model.chunks():
         require_response(data.name, rows, model.family, opened.question.response)

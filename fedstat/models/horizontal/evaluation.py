@@ -20,8 +20,8 @@ from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.rounds.engine import Engine, Rounds
 from fedstat.inference.estimate import Estimate
 from fedstat.inference.evaluation.evaluation import Evaluation, merge_small_bins
-from fedstat.kernels.glm.family import FamilySpec
 from fedstat.kernels.glm.rows import linear_predictor
+from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.models.horizontal.rows import glm_rows
 from fedstat.typing import Array, Floats
 
@@ -67,7 +67,7 @@ def bin_counts(
         ``bins`` (3, B): rows (or trials), sum of the response, sum of the predicted means; ``least``: fewest
         rows of a bin.
     """
-    link = FamilySpec.from_json(text).make().link
+    link = DistributionSpec.from_json(text).make().link
     if not (np.diff(inner) > 0.0).all():
         raise MessageError(f"{data.name}: array 'inner' must ascend")
     B = len(inner) + 1
@@ -124,7 +124,7 @@ STEPS: Mapping[str, Step] = {
 
 def evaluate_rows(
     agreement: RowsAgreement,
-    family: FamilySpec,
+    family: DistributionSpec,
     beta: Floats,
     partition: ClientPartition,
     *,
@@ -137,7 +137,7 @@ def evaluate_rows(
     ----------
     agreement : RowsAgreement
         Levels and transforms of the fit.
-    family : FamilySpec
+    family : DistributionSpec
     beta : (p,) array
         Coefficients in the units of the data.
     partition : ClientPartition
@@ -169,7 +169,7 @@ def evaluate_rows(
 
 
 def _protocol(
-    agreement: RowsAgreement, family: FamilySpec, beta: Floats, bins: int | None
+    agreement: RowsAgreement, family: DistributionSpec, beta: Floats, bins: int | None
 ) -> Rounds[Evaluation]:
     session, names = secrets.token_hex(8), tuple(row.site for row in agreement.sites)
 
@@ -207,7 +207,7 @@ class RowEvaluation:
     """
 
     estimate: Estimate
-    family_spec: FamilySpec
+    distribution: DistributionSpec
     evaluation_ledger: Ledger | None = None
     _auc: float | None = None
 
@@ -241,7 +241,7 @@ class RowEvaluation:
         chosen = own if partition is None else partition
         assert chosen is not None
         evaluation, self.evaluation_ledger = evaluate_rows(
-            agreement, self.family_spec, self.estimate.params, chosen, bins=bins
+            agreement, self.distribution, self.estimate.params, chosen, bins=bins
         )
         self._auc = evaluation.auc if evaluation.binary else None
         return evaluation

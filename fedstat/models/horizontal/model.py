@@ -23,7 +23,7 @@ from fedstat.federation.forecast.invented_rows import RowsInvention
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.rounds.engine import Engine, Fit, Rounds
 from fedstat.federation.rounds.statements import receipted
-from fedstat.kernels.glm.family import FamilySpec
+from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.models.explain import Explainable, ForecastPlan
 from fedstat.models.horizontal.session import RowsSession
 
@@ -66,10 +66,8 @@ class HorizontalModel(Explainable):
         if missing not in ("raise", "drop"):
             raise ModelError(f'missing: expected "drop" or "raise", received {missing!r}')
         self.formula, self.partition = formula, partition
-        self.family_spec = self.distribution = FamilySpec.of(
-            self.default_family() if family is None else family
-        )
-        self.family = self.family_spec.make()
+        self.distribution = DistributionSpec.of(self.default_family() if family is None else family)
+        self.family = self.distribution.make()
         weights = {"freq_weights": freq_weights, "var_weights": var_weights, "exposure": exposure}
         self.weights = {role: name for role, name in weights.items() if name is not None}
         self.roles: dict[str, Any] = self.weights | ({} if offset is None else {"offset": offset})
@@ -190,9 +188,9 @@ class HorizontalModel(Explainable):
         return RowsInvention(self.agreement, self.distribution, plan.nested).sites(policies)
 
     def _check_exposure(self) -> None:
-        if "exposure" in self.weights and self.family_spec.link != "Log":
+        if "exposure" in self.weights and self.distribution.link != "Log":
             raise ModelError(
-                f"exposure: it needs a log link, and the family is {self.family_spec}; use offset"
+                f"exposure: it needs a log link, and the family is {self.distribution}; use offset"
             )
 
     def _question(self, offset: str | None, labels: Sequence[str], complete: Sequence[str]) -> RowsQuestion:

@@ -10,8 +10,8 @@ from fedstat.errors import DesignError
 from fedstat.federation.design.row_steps import OPEN_ROWS
 from fedstat.federation.design.site_rows import WholeRows
 from fedstat.federation.door.facts import WorkingWeights
-from fedstat.kernels.glm.family import FamilySpec
 from fedstat.kernels.glm.rows import Rows, check_response
+from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.kernels.glm.sums import Sums, row_weights
 from fedstat.typing import Array, Floats
 
@@ -33,7 +33,7 @@ def glm_rows(rows: WholeRows, X: Floats) -> Rows:
     return Rows(X, y, rows.offset, weights.get("freq_weights"), weights.get("var_weights"), trials)
 
 
-def require_response(site: str, rows: Rows, family: FamilySpec, response: str) -> None:
+def require_response(site: str, rows: Rows, family: DistributionSpec, response: str) -> None:
     """Require responses that the family can have.
 
     Raises
@@ -52,7 +52,7 @@ def require_response(site: str, rows: Rows, family: FamilySpec, response: str) -
 def working_weights(
     chunks: Callable[[], Iterable[Rows]],
     beta: Floats,
-    family: FamilySpec,
+    family: DistributionSpec,
     sums: Sums | None = None,
     instead: Mapping[str, Array] | None = None,
 ) -> WorkingWeights:

@@ -7,7 +7,7 @@ import sys
 from typing import Any, Literal, get_args
 
 from fedstat.federation.design.formula.parse import Formula
-from fedstat.kernels.glm.family import Family, FamilySpec
+from fedstat.kernels.glm.specification import DistributionSpec, Family
 from fedstat.models.checks import check_choice
 from fedstat.models.vfem.block_model import CrossSource, Method, SketchKind, VFEMModel
 from fedstat.models.vfem.blocks.glm_distribution import kernel_of
@@ -56,7 +56,7 @@ class VFEMGLM(VFEMModel):
     _plan = VFEMGLMPlan
 
     def __init__(self, formula: Formula, partition: Any, *, family: Family, **kwargs: Any) -> None:
-        self.distribution = FamilySpec.of(family)
+        self.distribution = DistributionSpec.of(family)
         kernel_of(self.distribution)
         super().__init__(formula, partition, **kwargs)
 

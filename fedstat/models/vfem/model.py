@@ -14,7 +14,7 @@ import numpy as np
 from fedstat.errors import ModelError
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.rounds.engine import Rounds
-from fedstat.kernels.glm.family import Family, FamilySpec
+from fedstat.kernels.glm.specification import DistributionSpec, Family
 from fedstat.models.checks import check_choice, check_whole
 from fedstat.models.vertical.exchange.patterns import SmallPatterns, exchange_patterns
 from fedstat.models.vertical.layout import Layout
@@ -123,7 +123,7 @@ class VFEMRegression(VFEMModel):
         ModelError
             The family is another one.
         """
-        if family is None or FamilySpec.of(family) == NORMAL:
+        if family is None or DistributionSpec.of(family) == NORMAL:
             return super().from_formula(formula, partition, **options)
         return VFEMGLM.from_formula(formula, partition, family=family, **options)
 

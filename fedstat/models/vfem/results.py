@@ -9,7 +9,7 @@ import pandas as pd
 from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.inference.likelihood import cox_snell, mcfadden
-from fedstat.kernels.glm.family import Family
+from fedstat.kernels.glm.specification import Family
 from fedstat.models.checks import check_choice
 from fedstat.models.vfem.block_results import BlockResults, VFEMRecord
 from fedstat.models.vfem.covariance.from_moments import CovType

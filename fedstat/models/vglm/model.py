@@ -15,7 +15,7 @@ from fedstat.errors import ConvergenceWarning, ModelError
 from fedstat.federation.design.by_columns import Missing
 from fedstat.federation.design.formula.parse import Formula
 from fedstat.federation.rounds.engine import Rounds
-from fedstat.kernels.glm.family import Family, FamilySpec
+from fedstat.kernels.glm.specification import DistributionSpec, Family
 from fedstat.kernels.penalised.path import Algorithm
 from fedstat.kernels.penalised.penalties import Penalty
 from fedstat.models.checks import check_choice, check_positive, check_whole
@@ -113,10 +113,8 @@ class VerticalGLM(VerticalModel):
         missing: Missing | Literal["em"] = "raise",
         **kwargs: Any,
     ) -> None:
-        self.family_spec = self.distribution = FamilySpec.of(
-            sm_families.Gaussian() if family is None else family
-        )
-        check_family(self.family_spec)
+        self.distribution = DistributionSpec.of(sm_families.Gaussian() if family is None else family)
+        check_family(self.distribution)
         if not formula.intercept:
             raise ModelError(
                 f"'{formula.text}' leaves out the intercept; VerticalGLM centres the columns and has one: "
@@ -127,9 +125,9 @@ class VerticalGLM(VerticalModel):
         if adaptive and not adaptive > 0.0:
             raise ModelError(f"adaptive: expected a power of zero or more, received {adaptive!r}")
         self.em = missing == "em"
-        if self.em and self.family_spec.name != "Gaussian":
+        if self.em and self.distribution.name != "Gaussian":
             raise ModelError(
-                f"missing='em' is of the normal family; with {self.family_spec} use 'drop', or "
+                f"missing='em' is of the normal family; with {self.distribution} use 'drop', or "
                 "VFEMRegression(family=...), which has no selection"
             )
         self.penalty = Penalty(penalty, a, alpha)
@@ -267,16 +265,16 @@ class VerticalGLM(VerticalModel):
             raise ModelError(f"max_moved: expected a share between 0 and 1, received {max_moved!r}")
         check_choice("inference", inference, get_args(Inference))
         setup_lambdas = read_lambdas(lam, lambdas)
-        normal = self.family_spec.name == "Gaussian" and exchange == "products"
+        normal = self.distribution.name == "Gaussian" and exchange == "products"
         if self.em and (not normal or select == "cv" or draws or inference != "conditional"):
             raise ModelError(
                 "missing='em' has exchange='products', select='bic', 'ebic' or 'aic' and "
                 "inference='conditional': sums by missing pattern are not released by fold as well. Leave "
                 "exchange, inference, select='cv' and draws out, or use missing='drop'"
             )
-        if exchange == "admm" and self.family_spec.name not in POINTS:
+        if exchange == "admm" and self.distribution.name not in POINTS:
             raise ModelError(
-                f"exchange='admm' is of the families {', '.join(POINTS)}; with {self.family_spec} use "
+                f"exchange='admm' is of the families {', '.join(POINTS)}; with {self.distribution} use "
                 "exchange='products'"
             )
         if exchange == "admm" and (select == "cv" or draws or inference != "conditional"):
@@ -311,7 +309,7 @@ class VerticalGLM(VerticalModel):
         ledger = copy.deepcopy(self._agreement)
         plan = FitPlan(
             self.layout,
-            self.family_spec,
+            self.distribution,
             Conversation(FAMILY, self._session, ledger.at),
             SmallPatterns(self.partition.min_count, max_moved),
             setup,

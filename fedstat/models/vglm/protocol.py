@@ -11,7 +11,7 @@ import numpy as np
 from fedstat.errors import EstimationError
 from fedstat.federation.door.guards import ENTITIES_PER_EQUATION
 from fedstat.federation.rounds.engine import Rounds
-from fedstat.kernels.glm.family import FamilySpec
+from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.models.vertical.exchange.patterns import SmallPatterns, exchange_patterns
 from fedstat.models.vertical.exchange.protocol import Conversation, Grams, exchange_grams, stage
 from fedstat.models.vertical.layout import Layout
@@ -44,7 +44,7 @@ class FitPlan:
     Parameters
     ----------
     layout : Layout
-    family : FamilySpec
+    family : DistributionSpec
     conversation : Conversation
     small : SmallPatterns
         How many entities stand behind a sum, at least; of missing="em", which patterns are released.
@@ -62,7 +62,7 @@ class FitPlan:
     """
 
     layout: Layout
-    family: FamilySpec
+    family: DistributionSpec
     conversation: Conversation
     small: SmallPatterns
     setup: Setup

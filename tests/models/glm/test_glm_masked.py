@@ -347,7 +347,7 @@ def test_sums_that_are_kept_are_those_of_the_family_that_was_asked_for():
             model._session,
             fs.FederatedGLM.from_formula(
                 CASES["poisson"][0], model.partition, family=family
-            ).family_spec.to_json(),
+            ).distribution.to_json(),
         )
         site.answer(pack_ask(Ask("S2", "glm", "start", {}, session, text)))
         request = pack_ask(Ask("S2", "glm", "sum_scores", columns, session))

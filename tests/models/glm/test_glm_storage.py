@@ -102,7 +102,7 @@ def test_every_kind_of_fit_can_be_saved(results, case, path):
         same(getattr(loaded, what)(), getattr(result, what)())
     for what in ("deviance", "null_deviance", "pearson_chi2", "scale", "nobs", "df_resid", "df_null"):
         assert getattr(loaded, what) == getattr(result, what)
-    for what in ("df_model", "converged", "cov_type", "model_name", "family_spec"):
+    for what in ("df_model", "converged", "cov_type", "model_name", "distribution"):
         assert getattr(loaded, what) == getattr(result, what)
     assert type(loaded.family.link) is type(result.family.link)
 

@@ -10,8 +10,8 @@ from statsmodels.tools.numdiff import approx_fprime_cs
 
 import fedstat as fs
 from fedstat.errors import ConvergenceWarning, EstimationError, ModelError, NotAvailableError, PolicyError
-from fedstat.kernels.glm.family import FamilySpec
 from fedstat.kernels.glm.quadrature import BY_M, BY_V, LOG, LOGIT, PROBIT, marginal_likelihood
+from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.models.checks import check_response
 from fedstat.models.vertical.exchange.staged import StagedBlock
 from fedstat.models.vfem.blocks.client import Theta, summarise
@@ -315,7 +315,7 @@ def test_responses_that_the_family_does_not_have():
     with pytest.raises(EstimationError, match="whole numbers from zero"):
         model_of(lambda t: t["y"] + 0.5, "Log").fit()
     with pytest.raises(EstimationError, match="Bank: the response is constant among the 9"):
-        check_response("Bank", FamilySpec.of(FAMILIES["Logit"]).name, np.ones(9))
+        check_response("Bank", DistributionSpec.of(FAMILIES["Logit"]).name, np.ones(9))
 
 
 def test_families_and_arguments_that_there_are_not():

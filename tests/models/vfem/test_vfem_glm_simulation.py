@@ -20,7 +20,7 @@ import fedstat as fs
 from fedstat.federation.door.site import FAMILIES
 from fedstat.federation.door.state import State
 from fedstat.federation.message import Reply
-from fedstat.kernels.glm.family import FamilySpec
+from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.models.vertical.layout import Layout
 from fedstat.models.vfem.covariance.glm_protocol import glm_covariance
 from fedstat.models.vfem.iteration.glm_protocol import QuasiNewtonIteration, maximise
@@ -128,7 +128,7 @@ def fit(design, mechanism, n, run, method):
             k: frame[frame["id"].isin(complete)].assign(id=np.arange(len(complete)))
             for k, frame in frames.items()
         }
-    spec = FamilySpec.of(getattr(sm.families, DESIGNS[design][0]))
+    spec = DistributionSpec.of(getattr(sm.families, DESIGNS[design][0]))
     data, states, layout = open_sites(frames)
     ascent = QuasiNewtonIteration(layout, OPTIONS, "", distribution=spec)
 

@@ -16,7 +16,7 @@ from noisy_admm import noisy_admm
 from selection_simulation import FAMILIES, judge
 
 import fedstat as fs
-from fedstat.kernels.glm.family import FamilySpec
+from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.kernels.penalised.penalties import Penalty
 from fedstat.privacy.gaussian import mu_of
 
@@ -42,7 +42,7 @@ def run_one(family, seed):
         found = noisy_admm(
             blocks,
             y,
-            FamilySpec.of(FAMILIES[family]),
+            DistributionSpec.of(FAMILIES[family]),
             Penalty("scad"),
             noise=noise,
             random=np.random.default_rng([seed, 1]),

@@ -32,7 +32,7 @@ import numpy as np
 
 from fedstat.errors import ModelError
 from fedstat.inference.selection.criteria import bic, profiled
-from fedstat.kernels.glm.family import FamilySpec
+from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.kernels.penalised.gram import GramSolver
 from fedstat.kernels.penalised.groups import Groups
 from fedstat.kernels.penalised.path import lambda_grid, lambda_max
@@ -132,7 +132,7 @@ class _Sharing:
         cls,
         blocks: Sequence[Floats],
         y: Floats,
-        family: FamilySpec,
+        family: DistributionSpec,
         numbers: tuple[float, float, float],
         random: np.random.Generator,
     ) -> _Sharing:
@@ -171,7 +171,7 @@ class _Sharing:
 def noisy_admm(
     blocks: Sequence[Floats],
     y: Floats,
-    family: FamilySpec,
+    family: DistributionSpec,
     penalty: Penalty,
     *,
     noise: float,
@@ -191,7 +191,7 @@ def noisy_admm(
         Columns of each client.
     y : (n,) array
         A normal response is brought to mean 0 and variance 1.
-    family : FamilySpec
+    family : DistributionSpec
         With its canonical link.
     penalty : Penalty
         A nonconvex one by a single local linear approximation, after half of the rounds.

@@ -25,7 +25,7 @@ from pooled_path import glm_path
 import fedstat as fs
 from fedstat.errors import DisclosureWarning, EstimationError
 from fedstat.inference.selection.criteria import bic, ebic, profiled
-from fedstat.kernels.glm.family import FamilySpec
+from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.kernels.glm.sums import Rows
 from fedstat.kernels.penalised.groups import Groups
 from fedstat.kernels.penalised.penalties import Penalty
@@ -90,7 +90,7 @@ def pooled_paths(data, family, crossed=False):
 
 def pooled_path(Z, y, family, lambdas=None, penalty="scad"):
     groups = replace(Groups.single(Z.shape[1]), weights=np.r_[0.0, np.ones(Z.shape[1] - 1)])
-    spec = FamilySpec.of(FAMILIES[family])
+    spec = DistributionSpec.of(FAMILIES[family])
     return glm_path(Rows(Z, y), spec, Penalty(penalty), groups, lambdas=lambdas, algorithm="lla")
 
 

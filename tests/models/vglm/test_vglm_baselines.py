@@ -9,7 +9,7 @@ from noisy_admm import noisy_admm
 from pooled_path import glm_path
 
 from fedstat.errors import ModelError
-from fedstat.kernels.glm.family import FamilySpec
+from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.kernels.glm.sums import Rows
 from fedstat.kernels.penalised.groups import Groups
 from fedstat.kernels.penalised.penalties import Penalty
@@ -35,7 +35,7 @@ def fit(blocks, y, family, penalty="lasso", noise=0.0, **options):
     return noisy_admm(
         blocks,
         y,
-        FamilySpec.of(FAMILIES[family]),
+        DistributionSpec.of(FAMILIES[family]),
         Penalty(penalty),
         noise=noise,
         random=np.random.default_rng(1),
@@ -52,7 +52,7 @@ def test_without_noise_it_is_the_fit_of_pooled_rows(family):
     X = np.hstack(blocks)
     Z = np.column_stack([np.ones(len(y)), (X - X.mean(axis=0)) / X.std(axis=0)])
     groups = Groups.single(10, np.r_[0.0, np.ones(9)])
-    spec, lambdas = FamilySpec.of(FAMILIES[family]), unit * found.lambdas
+    spec, lambdas = DistributionSpec.of(FAMILIES[family]), unit * found.lambdas
     pooled = glm_path(Rows(Z, y), spec, Penalty("lasso"), groups, lambdas=lambdas, tol=1e-10)
     np.testing.assert_allclose(found.coefficients * X.std(axis=0), pooled.coefficients[:, 1:], atol=1e-5)
     intercepts = pooled.coefficients[:, 0] - found.coefficients @ X.mean(axis=0)
@@ -100,6 +100,6 @@ def test_arguments_without_a_meaning_are_refused():
     blocks, y = make("Binomial")
     with pytest.raises(ModelError, match="clip > 0"):
         fit(blocks, y, "Binomial", clip=0.0)
-    probit = FamilySpec.of(sm.families.Binomial(sm.families.links.Probit()))
+    probit = DistributionSpec.of(sm.families.Binomial(sm.families.links.Probit()))
     with pytest.raises(ModelError, match="canonical"):
         noisy_admm(blocks, y, probit, Penalty("lasso"), noise=1.0, random=np.random.default_rng(0))

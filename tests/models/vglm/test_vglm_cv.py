@@ -10,7 +10,7 @@ from vglm_study import make_model, make_table, pooled_columns
 
 from fedstat.errors import EstimationError
 from fedstat.federation.door.guards import ENTITIES_PER_EQUATION
-from fedstat.kernels.glm.family import FamilySpec
+from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.kernels.glm.sums import Rows
 from fedstat.kernels.penalised.groups import Groups
 from fedstat.kernels.penalised.penalties import Penalty
@@ -33,7 +33,7 @@ def rows_of(response, names):
 
 def fit_rows(response, Z, y, penalty, lambdas):
     groups = Groups.single(Z.shape[1], np.concatenate([[0.0], np.ones(Z.shape[1] - 1)]))
-    spec = FamilySpec.of(FAMILIES[response])
+    spec = DistributionSpec.of(FAMILIES[response])
     return glm_path(
         Rows(np.ascontiguousarray(Z), y), spec, Penalty(penalty), groups, lambdas=lambdas, algorithm="lla"
     ).coefficients

@@ -52,7 +52,7 @@ def test_a_block_that_is_staged_without_one_entity_is_refused(asked):
     model, put = asked
     keep = np.ones(N, dtype=bool)
     put("stage_block", keep=keep)
-    text = model.family_spec.to_json()
+    text = model.distribution.to_json()
     put("stage_response", site="Bank", text=text, keep=keep)
     keep[17] = False
     with pytest.raises(PolicyError, match=r"Registry: .* differ by 1"):

@@ -11,7 +11,7 @@ from vglm_study import make_model, make_table, pooled_columns
 
 from fedstat.errors import DataWarning, EstimationError, ModelError
 from fedstat.federation.message import Ask, pack_ask, unpack_reply
-from fedstat.kernels.glm.family import FamilySpec
+from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.kernels.glm.sums import Rows
 from fedstat.kernels.penalised.groups import Groups
 from fedstat.kernels.penalised.penalties import Penalty
@@ -96,7 +96,7 @@ def test_the_chosen_fit_is_the_optimum_of_pooled_rows(kind, penalty):
     Z, sd = standardised(kind, result.params.index[1:])
     chosen, lambdas = result.path.index.get_loc(result.lam), result.path.index.to_numpy()
     groups = Groups.single(Z.shape[1], np.concatenate([[0.0], np.ones(Z.shape[1] - 1)]))
-    rows, spec = Rows(Z, TABLES[kind]["y"].to_numpy()), FamilySpec.of(FAMILIES[kind])
+    rows, spec = Rows(Z, TABLES[kind]["y"].to_numpy()), DistributionSpec.of(FAMILIES[kind])
     pooled = glm_path(rows, spec, Penalty(penalty), groups, lambdas=lambdas[: chosen + 1], tol=1e-10)
     np.testing.assert_allclose(result.params[1:] * sd, pooled.coefficients[-1, 1:], atol=1e-6)
     assert result.path["kkt"].iloc[chosen] <= 1e-7
@@ -184,7 +184,7 @@ def test_a_step_that_leaves_the_domain_is_shortened(monkeypatch):
 def test_the_holder_answers_outside_of_the_domain_without_a_number_per_entity(kind):
     model = model_of(kind)
     model.fit(lam=0.1)
-    site, eta = model.partition.sites["Bank"], np.full(400, rf.BOUNDED[model.family_spec.link])
+    site, eta = model.partition.sites["Bank"], np.full(400, rf.BOUNDED[model.distribution.link])
     for wrong in (0.0, -eta[0]):
         eta[5] = wrong
         ask = Ask("Bank", "vglm", "respond", {"eta": eta}, model._session, "")
@@ -195,7 +195,7 @@ def test_the_holder_answers_outside_of_the_domain_without_a_number_per_entity(ki
 
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_the_response_follows_from_residuals(kind):
-    spec, y = FamilySpec.of(FAMILIES[kind]), TABLES[kind]["y"].to_numpy()
+    spec, y = DistributionSpec.of(FAMILIES[kind]), TABLES[kind]["y"].to_numpy()
     eta = np.asarray(FAMILIES[kind].link(np.full(len(y), y.mean())))
     _, residual, _ = rf.respond_at(spec, eta, y)
     np.testing.assert_allclose(rf.recover_response(spec, eta, residual), y, rtol=1e-9)
@@ -215,7 +215,7 @@ def test_cross_validation_is_about_that_of_refits(kind):
     for fold in range(4):
         here = code == fold
         rows = Rows(np.ascontiguousarray(Z[~here]), y[~here])
-        spec = FamilySpec.of(FAMILIES[kind])
+        spec = DistributionSpec.of(FAMILIES[kind])
         b = glm_path(rows, spec, Penalty("lasso"), groups, lambdas=lambdas).coefficients
         means = [FAMILIES[kind].link.inverse(Z[here] @ one) for one in b]
         deviances.append([FAMILIES[kind].deviance(y[here], mean) / here.sum() for mean in means])

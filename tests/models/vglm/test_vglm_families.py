@@ -13,7 +13,7 @@ from vglm_study import COLUMNS, make_model, make_table, pooled_columns
 from fedstat.errors import EstimationError, MessageError, ModelError, NotAvailableError, PolicyError
 from fedstat.federation.door.policy import Policy
 from fedstat.federation.message import Ask, pack_ask
-from fedstat.kernels.glm.family import FamilySpec
+from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.kernels.glm.sums import Rows
 from fedstat.kernels.penalised.groups import Groups
 from fedstat.kernels.penalised.penalties import Penalty
@@ -34,7 +34,7 @@ def pooled_path(response, names, penalty, **options):
     Z = np.column_stack([np.ones(len(X)), (X - X.mean(axis=0)) / X.std(axis=0)])
     groups = Groups.single(len(names) + 1, np.concatenate([[0.0], np.ones(len(names))]))
     rows = Rows(Z, table["y"].to_numpy())
-    return glm_path(rows, FamilySpec.of(FAMILIES[response]), penalty, groups, **options), X.std(axis=0)
+    return glm_path(rows, DistributionSpec.of(FAMILIES[response]), penalty, groups, **options), X.std(axis=0)
 
 
 @pytest.mark.parametrize("response", FAMILIES)

@@ -15,7 +15,7 @@ import fedstat as fs
 from fedstat.errors import EstimationError, ModelError, NotAvailableError
 from fedstat.inference.selection.debiased import debias
 from fedstat.inference.selection.multiple_splits import aggregate_splits
-from fedstat.kernels.glm.family import FamilySpec
+from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.kernels.glm.sums import Rows
 from fedstat.kernels.penalised.gram import gram_path
 from fedstat.kernels.penalised.groups import Groups
@@ -163,7 +163,7 @@ def test_debiased_estimates_of_other_families_are_the_formula_over_the_rows(resp
     Z, y = np.column_stack([np.ones(n), Z]), table["y"].to_numpy()
     groups = Groups.single(13, np.concatenate([[0.0], np.ones(12)]))
     lambdas = np.array([found.lam])
-    spec = FamilySpec.of(family)
+    spec = DistributionSpec.of(family)
     b = glm_path(Rows(Z, y), spec, LASSO, groups, lambdas=lambdas, tol=1e-11).coefficients[0]
     mean = family.link.inverse(Z @ b)
     weight = family.variance(mean)

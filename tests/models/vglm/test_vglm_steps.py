@@ -11,7 +11,7 @@ from test_vglm_em import model_of as blocks_model
 from vglm_study import make_model, make_table, pooled_columns
 
 from fedstat.errors import EstimationError, ModelError
-from fedstat.kernels.glm.family import FamilySpec
+from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.kernels.glm.sums import Rows
 from fedstat.kernels.penalised.groups import Groups
 from fedstat.kernels.penalised.penalties import Penalty
@@ -39,7 +39,7 @@ def by_hand(response, names, penalty, lam, number):
     """Lassos of pooled rows, each with the slopes of the penalty at the one before: (1 + p,)."""
     (Z, _), y = standardised(TABLES[response], names), TABLES[response]["y"].to_numpy()
     b = sm.GLM(y, Z, family=FAMILIES[response]).fit(tol=1e-14).params
-    data, spec, given = Rows(Z, y), FamilySpec.of(FAMILIES[response]), {"lambdas": np.array([lam])}
+    data, spec, given = Rows(Z, y), DistributionSpec.of(FAMILIES[response]), {"lambdas": np.array([lam])}
     for _ in range(number):
         slopes = [Penalty(penalty).slope(lam, abs(t)) / lam for t in b[1:]]
         groups = Groups.single(len(b), np.r_[0.0, slopes])
@@ -132,7 +132,7 @@ def test_folds_start_from_estimates_of_their_own(response):
         start = sm.GLM(y[~here], Z[~here], family=family).fit(tol=1e-14).params
         slopes = [Penalty("scad").slope(result.lam, abs(t)) / result.lam for t in start[1:]]
         groups = Groups.single(len(start), np.r_[0.0, slopes])
-        rows, spec = Rows(Z[~here], y[~here]), FamilySpec.of(family)
+        rows, spec = Rows(Z[~here], y[~here]), DistributionSpec.of(family)
         given = {"lambdas": np.array([result.lam]), "tol": 1e-10}
         b = glm_path(rows, spec, Penalty("lasso"), groups, **given).coefficients[0]
         errors.append(family.deviance(y[here], family.link.inverse(Z[here] @ b)) / here.sum())

@@ -16,7 +16,7 @@ import numpy as np
 from fedstat.federation.message import Ask
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.federation.rounds.products import Multiplied, Side, choose_dealer, multiply_sides
-from fedstat.kernels.glm.family import FamilySpec
+from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.models.vertical.exchange.steps import BLOCK, RESPONSE
 from fedstat.models.vertical.layout import Layout
 from fedstat.typing import Bools, Floats, Ints
@@ -117,7 +117,7 @@ class Grams:
         return np.asarray(chosen.sum(axis=0))
 
 
-def stage(layout: Layout, family: FamilySpec, conversation: Conversation) -> Rounds[Units]:
+def stage(layout: Layout, family: DistributionSpec, conversation: Conversation) -> Rounds[Units]:
     """Choose the entities of a fit, and standardise the columns."""
     replies = yield [_stage_ask(layout, k, conversation) for k in layout.clients] + [
         conversation.ask(layout.active, "stage_response", family.to_json(), keep=layout.response_keep)

@@ -12,7 +12,7 @@ from fedstat.federation.door.facts import GroupSums
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import check_lengths
 from fedstat.federation.rounds.product_steps import check_positions
-from fedstat.kernels.glm.family import FamilySpec
+from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.typing import Bools, Floats, Ints
 
 CONSTANT = 1e-12
@@ -65,7 +65,7 @@ class StagedResponse:
     """The response during a fit: (n,), with mean and standard deviation, and its distribution."""
 
     y: Floats
-    family: FamilySpec
+    family: DistributionSpec
     mean: float
     sd: float
 

@@ -20,7 +20,7 @@ from fedstat.federation.door.facts import DivisionOfRows, Entities, GroupSums, L
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
 from fedstat.federation.rounds.product_steps import Part, check_positions, product_steps
-from fedstat.kernels.glm.family import FamilySpec
+from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.kernels.rows import column_sums, gram
 from fedstat.models.checks import check_response
 from fedstat.models.vertical.exchange.staged import (
@@ -61,7 +61,7 @@ class ExchangeRules:
     remembers: bool
     columns: Mapping[str, ColumnsOf] = field(default_factory=dict)
     weights: Mapping[str, WeightsOf] = field(default_factory=dict)
-    constant: Callable[[FamilySpec, Floats], float] = lambda family, y: 0.0
+    constant: Callable[[DistributionSpec, Floats], float] = lambda family, y: 0.0
 
     def divisions(self, place: str, code: Ints) -> tuple[DivisionOfRows, ...]:
         """Return the fact that rows are divided like this, if the doors remember it."""
@@ -112,7 +112,7 @@ def stage_response(
         raise MessageError(f"{data.name}: no response is open in this session; make the model again")
     opened = state.use("response")
     check_lengths(data.name, keep=(keep, len(opened)))
-    y, family = np.ascontiguousarray(opened[keep], dtype=np.float64), FamilySpec.from_json(text)
+    y, family = np.ascontiguousarray(opened[keep], dtype=np.float64), DistributionSpec.from_json(text)
     state.tell(Entities(len(y)), *rules.divisions(RESPONSES, np.where(keep, 0, -1)))
     check_response(data.name, family.name, y)
     state.keep("staged response", StagedResponse(y, family, float(y.mean()), float(y.std())), len(y))

@@ -8,11 +8,11 @@ import numpy as np
 from scipy.special import gammaln, xlogy
 
 from fedstat.errors import ModelError
-from fedstat.kernels.glm.family import FamilySpec
 from fedstat.kernels.glm.quadrature import LOG, LOGIT, PROBIT
+from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.typing import Floats
 
-NORMAL = FamilySpec("Gaussian", "Identity")
+NORMAL = DistributionSpec("Gaussian", "Identity")
 KERNELS: Mapping[tuple[str, str], int] = {
     ("Binomial", "Logit"): LOGIT,
     ("Binomial", "Probit"): PROBIT,
@@ -20,7 +20,7 @@ KERNELS: Mapping[tuple[str, str], int] = {
 }
 
 
-def kernel_of(spec: FamilySpec) -> int:
+def kernel_of(spec: DistributionSpec) -> int:
     """Which compiled likelihood a distribution and its link have.
 
     Raises
@@ -35,7 +35,7 @@ def kernel_of(spec: FamilySpec) -> int:
     return found
 
 
-def null_log_likelihood(spec: FamilySpec, y: Floats) -> float:
+def null_log_likelihood(spec: DistributionSpec, y: Floats) -> float:
     """Log-likelihood of the model with an intercept only, at its maximum."""
     n, mean = len(y), y.mean()
     if spec.name == "Binomial":

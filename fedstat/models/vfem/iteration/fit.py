@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fedstat.kernels.glm.family import FamilySpec
+from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.models.vertical.fit import MomentsFit, TraceRow
 from fedstat.models.vfem.blocks.glm_distribution import NORMAL
 from fedstat.typing import Floats
@@ -28,7 +28,7 @@ class VFEMFit:
     trace : tuple of TraceRow
     converged, reason : bool, str
         Whether the tolerances were reached, and why the iteration ended.
-    distribution : FamilySpec
+    distribution : DistributionSpec
     response_moments : (2,) array, optional
         Mean and variance of a normal response.
     null : float, optional
@@ -44,7 +44,7 @@ class VFEMFit:
     trace: tuple[TraceRow, ...]
     converged: bool
     reason: str
-    distribution: FamilySpec = NORMAL
+    distribution: DistributionSpec = NORMAL
     response_moments: Floats | None = None
     null: float | None = None
 

@@ -17,7 +17,7 @@ import numpy as np
 from fedstat.errors import EstimationError
 from fedstat.federation.message import Ask
 from fedstat.federation.rounds.engine import Rounds
-from fedstat.kernels.glm.family import FamilySpec
+from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.models.vfem.blocks.request import FAMILY, ask
 from fedstat.models.vfem.iteration.fit import VFEMFit
 from fedstat.models.vfem.iteration.quasi_newton import Memory, Weights, quasi_newton
@@ -68,10 +68,10 @@ class QuasiNewtonIteration(Iteration):
     ----------
     layout, options, session, report
         As for :class:`Iteration`.
-    distribution : FamilySpec
+    distribution : DistributionSpec
     """
 
-    distribution: FamilySpec = field(kw_only=True)
+    distribution: DistributionSpec = field(kw_only=True)
     null: float = 0.0
     memory: Memory = field(init=False)
     point: GLMPoint = field(init=False)

@@ -16,7 +16,6 @@ from fedstat.errors import MessageError
 from fedstat.federation.door.facts import Entities
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
-from fedstat.kernels.glm.family import FamilySpec
 from fedstat.kernels.glm.quadrature import (
     BY_M,
     BY_MM,
@@ -29,6 +28,7 @@ from fedstat.kernels.glm.quadrature import (
     marginal_likelihood,
     marginal_mean,
 )
+from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.models.checks import check_response
 from fedstat.models.vfem.blocks.glm_distribution import kernel_of, null_log_likelihood
 from fedstat.typing import Array, Bools, Floats, Ints
@@ -83,7 +83,7 @@ def glm_start_response(
     code : (n,) int
         Missing pattern of each entity.
     """
-    spec, y = FamilySpec.from_json(text), state.use("response")
+    spec, y = DistributionSpec.from_json(text), state.use("response")
     check_lengths(data.name, keep=(keep, len(y)), code=(code, int(np.count_nonzero(keep))))
     if len(code) and code.min() < 0:
         raise MessageError(f"{data.name}: array 'code' holds numbers below zero")

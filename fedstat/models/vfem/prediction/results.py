@@ -7,8 +7,8 @@ import pandas as pd
 from scipy import stats
 
 from fedstat.errors import ModelError, NotAvailableError
-from fedstat.kernels.glm.family import FamilySpec
 from fedstat.kernels.glm.quadrature import marginal_mean
+from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.models.vfem.blocks.glm_distribution import kernel_of
 from fedstat.models.vfem.prediction.protocol import LinearPredictors
 from fedstat.typing import Floats
@@ -82,7 +82,7 @@ class GLMPredictionResults:
         What passed for this prediction.
     """
 
-    def __init__(self, linear: LinearPredictors, distribution: FamilySpec) -> None:
+    def __init__(self, linear: LinearPredictors, distribution: DistributionSpec) -> None:
         self.linear = pd.DataFrame({"mean": linear.mean, "variance": linear.variance})
         self.blocks, self.ledger = linear.blocks, linear.ledger
         self._link = distribution.make().link

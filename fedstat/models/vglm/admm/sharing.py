@@ -15,7 +15,7 @@ import numpy as np
 
 from fedstat.federation.message import Ask
 from fedstat.federation.rounds.engine import Rounds
-from fedstat.kernels.glm.family import FamilySpec
+from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.kernels.penalised.path import PenalisedPath, lambda_grid
 from fedstat.models.vertical.exchange.protocol import Units, stage
 from fedstat.models.vglm.newton.fit import SelectedPath, refit_support
@@ -166,7 +166,7 @@ class Sharing:
 
 def admm_path(
     study: LossOracle,
-    family: FamilySpec,
+    family: DistributionSpec,
     setup: Setup,
     select: Callable[[Path], int],
     eps: float,

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.inference.selection.debiased import Debiased, debias
-from fedstat.kernels.glm.family import FamilySpec
+from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.kernels.penalised.groups import Groups
 from fedstat.kernels.penalised.path import lambda_grid, lambda_max
 from fedstat.kernels.penalised.penalties import Penalty
@@ -103,7 +103,7 @@ def residual_variance(S: Floats, units: Units) -> float:
 
 
 def debiased_fit(
-    course: PathFollower, point: LossPoint, H: Floats, gradient: Floats, family: FamilySpec
+    course: PathFollower, point: LossPoint, H: Floats, gradient: Floats, family: DistributionSpec
 ) -> Rounds[DebiasedFit]:
     """Go to the lasso with the smallest AIC, and debias it there.
 
@@ -117,7 +117,7 @@ def debiased_fit(
         Hessian, as far as it is known.
     gradient : (p,) array
         Gradient at the unpenalised coefficients alone.
-    family : FamilySpec
+    family : DistributionSpec
     """
     study, setup = course.study, lasso_setup(course.setup)
     n, scale = study.layout.n, lambda_max(gradient, LASSO, setup.groups)

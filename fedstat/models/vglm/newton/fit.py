@@ -24,7 +24,7 @@ import numpy as np
 from fedstat.errors import EstimationError
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.inference.covariance import invert_information
-from fedstat.kernels.glm.family import FamilySpec
+from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.kernels.penalised.groups import Groups, orthonormaliser
 from fedstat.kernels.penalised.path import lambda_max
 from fedstat.kernels.penalised.penalties import Penalty, Terms
@@ -99,7 +99,7 @@ class Further:
 
 def fit_path(
     study: LossOracle,
-    family: FamilySpec,
+    family: DistributionSpec,
     setup: Setup,
     select: Callable[[Path], int],
     *,
@@ -111,7 +111,7 @@ def fit_path(
     Parameters
     ----------
     study : LossOracle
-    family : FamilySpec
+    family : DistributionSpec
         One of :data:`~fedstat.models.vglm.response.distributions.LINKS`.
     setup : Setup
     select : callable
@@ -174,7 +174,7 @@ def fit_path(
     return found, units, null_loss
 
 
-def _intercept_alone(study: LossOracle, family: FamilySpec, units: Units) -> Rounds[LossPoint]:
+def _intercept_alone(study: LossOracle, family: DistributionSpec, units: Units) -> Rounds[LossPoint]:
     """Go to the mean response, the estimate of an intercept whatever family and link are."""
     b = np.zeros(study.layout.p + 1)
     b[0] = family.make().link(units.mean)
@@ -186,7 +186,7 @@ def _intercept_alone(study: LossOracle, family: FamilySpec, units: Units) -> Rou
     return replace(first, b=first.b / study.unit, score=first.score * study.unit)
 
 
-def _whole(study: LossOracle, family: FamilySpec, first: LossPoint, H: Floats) -> Rounds[LossPoint]:
+def _whole(study: LossOracle, family: DistributionSpec, first: LossPoint, H: Floats) -> Rounds[LossPoint]:
     """Maximise the likelihood without a penalty."""
     (whole,) = yield from solve(study, [_free(study.layout.p)], first, H, 100.0 * study.tol)
     if _separated(family, whole.point) or not whole.violation <= FARTHEST * study.tol:
@@ -198,7 +198,7 @@ def _whole(study: LossOracle, family: FamilySpec, first: LossPoint, H: Floats) -
     return whole.point
 
 
-def _separated(family: FamilySpec, at: LossPoint) -> bool:
+def _separated(family: DistributionSpec, at: LossPoint) -> bool:
     return family.name == "Binomial" and at.loss < PERFECT
 
 
@@ -222,7 +222,7 @@ def _free(p: int) -> Terms:
     return FREE.at(0.0, Groups.single(p + 1))
 
 
-def refit_apart(study: LossOracle, support: Bools, family: FamilySpec) -> Rounds[Refit | None]:
+def refit_apart(study: LossOracle, support: Bools, family: DistributionSpec) -> Rounds[Refit | None]:
     """Maximise the likelihood on the support over other entities."""
     units = yield from stage(study.layout, family, study.conversation)
     first = yield from _intercept_alone(study, family, units)
@@ -236,7 +236,7 @@ def refit_support(
     H: Floats,
     support: Bools,
     units: Units,
-    family: FamilySpec,
+    family: DistributionSpec,
 ) -> Rounds[Refit | None]:
     """Maximise the likelihood on the support; None where no weighted Gram may be released any more."""
     layout, names = study.layout, ("Intercept", *study.layout.names)

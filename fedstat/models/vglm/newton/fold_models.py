@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fedstat.federation.rounds.engine import Rounds
-from fedstat.kernels.glm.family import FamilySpec
+from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.models.vglm.newton.follow import PathFollower, model_losses
 from fedstat.models.vglm.newton.proximal import CertifiedPoint, LossOracle, LossPoint
 from fedstat.models.vglm.path.fits import Path
@@ -78,7 +78,7 @@ class FoldModels:
 
 
 def model_folds(
-    study: LossOracle, family: FamilySpec, point: LossPoint, code: Ints, parts: int
+    study: LossOracle, family: DistributionSpec, point: LossPoint, code: Ints, parts: int
 ) -> Rounds[FoldModels]:
     """Obtain the models at a point: one round of scores, and a weighted Gram for each fold."""
     masks = [(code == fold).astype(np.float64) for fold in range(parts)]
@@ -151,14 +151,14 @@ class FoldFit:
 
 
 def use_folds(
-    course: PathFollower, family: FamilySpec, fit: FoldFit, folds: Folds, *, exact: bool
+    course: PathFollower, family: DistributionSpec, fit: FoldFit, folds: Folds, *, exact: bool
 ) -> Rounds[FoldFit]:
     """Model the loss by fold at the fit; choose by cross-validation and go there until it stays; draw halves.
 
     Parameters
     ----------
     course : PathFollower
-    family : FamilySpec
+    family : DistributionSpec
     fit : FoldFit
         The fit that was chosen so far.
     folds : Folds

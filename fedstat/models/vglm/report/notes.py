@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from fedstat.federation.crypto.masks import TWO_SITES, hides
-from fedstat.kernels.glm.family import FamilySpec
+from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.models.vertical.layout import Layout
 from fedstat.models.vglm.em.blocks import Observed
 from fedstat.models.vglm.newton.debiased import DebiasedFit
@@ -111,7 +111,7 @@ def _steps(outcome: Outcome) -> Iterator[str]:
         )
 
 
-def _dispersion(family: FamilySpec) -> Iterator[str]:
+def _dispersion(family: DistributionSpec) -> Iterator[str]:
     if family.estimates_scale and family.name != "Gaussian":
         yield (
             "Standard errors and the log-likelihood take Pearson's estimate of the dispersion; criteria take "

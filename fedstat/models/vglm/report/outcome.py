@@ -10,7 +10,7 @@ import numpy as np
 
 from fedstat.inference.estimate import INTERCEPT, Estimate
 from fedstat.inference.summary import ClientBlock
-from fedstat.kernels.glm.family import FamilySpec
+from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.models.vertical.exchange.protocol import Units
 from fedstat.models.vertical.layout import Layout
 from fedstat.models.vglm.em.blocks import Observed
@@ -44,7 +44,7 @@ class Outcome:
     ----------
     layout : Layout
         Of all entities of the fit, those that only estimate included.
-    family : FamilySpec
+    family : DistributionSpec
     fitted : SelectedPath
     criteria : Criteria
     select : str
@@ -65,7 +65,7 @@ class Outcome:
     """
 
     layout: Layout
-    family: FamilySpec
+    family: DistributionSpec
     fitted: SelectedPath
     criteria: Criteria
     select: str
@@ -189,7 +189,7 @@ def make_refit(response: str, outcome: Outcome) -> Estimate | None:
     )
 
 
-def information(family: FamilySpec) -> str:
+def information(family: DistributionSpec) -> str:
     """Name the information of standard errors; of a canonical link, the expected one is the observed."""
     return "observed" if family.canonical else "expected"
 

@@ -17,7 +17,7 @@ from fedstat.federation.message import Declared, Step, check_lengths
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.inference.estimate import Estimate
-from fedstat.kernels.glm.family import FamilySpec
+from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.kernels.rows import row_dots
 from fedstat.models.vertical.exchange.protocol import Conversation
 from fedstat.models.vertical.model import VerticalModel
@@ -49,7 +49,7 @@ class Predictor:
     ----------
     estimate : Estimate
     clients : tuple of str
-    family : FamilySpec
+    family : DistributionSpec
     specs : mapping of str to str
         How each client's columns are coded; empty before the sites were asked.
     holder : str
@@ -60,7 +60,7 @@ class Predictor:
 
     estimate: Estimate
     clients: tuple[str, ...]
-    family: FamilySpec
+    family: DistributionSpec
     specs: Mapping[str, str]
     holder: str
     means: Mapping[str, float] = field(default_factory=dict)

@@ -18,8 +18,8 @@ from scipy.optimize import brentq
 from scipy.special import digamma, expit, gammaln, xlog1py, xlogy
 
 from fedstat.errors import ModelError
-from fedstat.kernels.glm.family import FamilySpec
 from fedstat.kernels.glm.rows import in_domain
+from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.typing import Floats
 
 LINKS: Mapping[str, tuple[str, ...]] = {
@@ -39,7 +39,7 @@ NEARLY_PERFECT = 1e-4
 """Half the mean deviance below which the gamma dispersion comes from its series; its error is 1e-13."""
 
 
-def check_family(family: FamilySpec) -> None:
+def check_family(family: DistributionSpec) -> None:
     """Require a family and link that a vertical fit takes.
 
     Raises
@@ -75,7 +75,7 @@ POINTS = {"Gaussian": _normal, "Binomial": _binomial, "Poisson": _poisson}
 """Families whose links have a mean for every linear predictor."""
 
 
-def respond_at(family: FamilySpec, eta: Floats, y: Floats) -> tuple[float, Floats, Floats]:
+def respond_at(family: DistributionSpec, eta: Floats, y: Floats) -> tuple[float, Floats, Floats]:
     """Compare responses with linear predictors, (n,) each.
 
     Returns
@@ -101,7 +101,7 @@ def respond_at(family: FamilySpec, eta: Floats, y: Floats) -> tuple[float, Float
     return loss, residual, weight
 
 
-def _means(family: FamilySpec, eta: Floats) -> tuple[Floats, Floats, Floats]:
+def _means(family: DistributionSpec, eta: Floats) -> tuple[Floats, Floats, Floats]:
     """Means, derivative of the natural parameter by the linear predictor, and weights: (n,) each."""
     made = family.make()
     mean = np.asarray(made.fitted(eta), dtype=np.float64)
@@ -109,7 +109,7 @@ def _means(family: FamilySpec, eta: Floats) -> tuple[Floats, Floats, Floats]:
     return mean, 1.0 / (slope * variance), 1.0 / (slope**2 * variance)
 
 
-def recover_response(family: FamilySpec, eta: Floats, residual: Floats) -> Floats:
+def recover_response(family: DistributionSpec, eta: Floats, residual: Floats) -> Floats:
     """Find the response, to the last digits, from linear predictor and residual: (n,) -> (n,)."""
     mean, gain, _ = _means(family, eta)
     y = mean + residual / gain
@@ -118,7 +118,7 @@ def recover_response(family: FamilySpec, eta: Floats, residual: Floats) -> Float
     return np.asarray(np.round(y))
 
 
-def own_units(family: FamilySpec, residual: Floats, weight: Floats) -> tuple[float, float]:
+def own_units(family: DistributionSpec, residual: Floats, weight: Floats) -> tuple[float, float]:
     """Units of linear predictors, and of residuals by them, at the mean response: residuals and weights (n,).
 
     Of the gamma and the inverse normal family both depend on the unit of the response. In its own unit a
@@ -131,7 +131,7 @@ def own_units(family: FamilySpec, residual: Floats, weight: Floats) -> tuple[flo
     return unit, unit * float(np.sqrt(np.mean(residual**2)))
 
 
-def means_of(family: FamilySpec, eta: Floats) -> Floats:
+def means_of(family: DistributionSpec, eta: Floats) -> Floats:
     """Return the means of linear predictors, nan where there is none: (n,) -> (n,)."""
     with np.errstate(all="ignore"):
         mean = np.asarray(family.make().link.inverse(eta), dtype=np.float64)
@@ -141,7 +141,7 @@ def means_of(family: FamilySpec, eta: Floats) -> Floats:
 # ---- log-likelihood and dispersion -----------------------------------------------------------------
 
 
-def saturated(family: FamilySpec, y: Floats) -> float:
+def saturated(family: DistributionSpec, y: Floats) -> float:
     """Part of the log-likelihood that neither coefficients nor dispersion change."""
     if family.name == "Poisson":
         return float(np.sum(xlogy(y, y) - y - gammaln(y + 1.0)))

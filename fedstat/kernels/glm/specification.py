@@ -1,7 +1,7 @@
-"""Families and links of generalized linear models as data.
+"""Distributions and links of generalized linear models as data.
 
-A family crosses between institutions as a few names and numbers in JSON, never as an object; every
-party makes the statsmodels family of the same name from it.
+A distribution (statsmodels: family) crosses between institutions as a few names and numbers in JSON, never
+as an object; every party makes the statsmodels family of the same name from it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ NUMBERS = ("power", "alpha", "var_power")
 
 
 @dataclass(frozen=True, slots=True)
-class FamilySpec:
-    """A family with its link, by name.
+class DistributionSpec:
+    """A distribution of the response with its link, by name.
 
     Parameters
     ----------
@@ -38,7 +38,7 @@ class FamilySpec:
     power : float, optional
         Exponent of the link ``"Power"``.
     alpha : float, optional
-        Dispersion of the family ``"NegativeBinomial"``, and of the link of that name.
+        Dispersion of ``"NegativeBinomial"``, and of the link of that name.
     var_power : float, optional
         Exponent of the variance function of ``"Tweedie"``: 0, or at least 1.
     eql : bool
@@ -62,7 +62,7 @@ class FamilySpec:
             raise ModelError(f"no family {self.name!r}; expected one of {', '.join(DISTRIBUTIONS)}")
         if self.link not in LINKS:
             raise ModelError(f"no link {self.link!r}; expected one of {', '.join(LINKS)}")
-        needed = {*self.link_entry.numbers, *self.distribution.numbers}
+        needed = {*self.link_entry.numbers, *self.entry.numbers}
         for number in NUMBERS:
             self._check_number(number, number in needed)
         self._check_ranges()
@@ -91,7 +91,7 @@ class FamilySpec:
         return f"{self.name}({', '.join([*inner, f'link={link}'])})"
 
     @classmethod
-    def of(cls, family: Family) -> FamilySpec:
+    def of(cls, family: Family) -> DistributionSpec:
         """Describe a statsmodels family.
 
         Parameters
@@ -124,7 +124,7 @@ class FamilySpec:
         return records.to_json(self)
 
     @classmethod
-    def from_json(cls, text: str) -> FamilySpec:
+    def from_json(cls, text: str) -> DistributionSpec:
         """Read what :meth:`to_json` wrote, as if a stranger had written it.
 
         Raises
@@ -139,9 +139,9 @@ class FamilySpec:
 
     def make(self) -> Family:
         """Return the statsmodels family."""
-        own = {number: getattr(self, number) for number in self.distribution.numbers}
+        own = {number: getattr(self, number) for number in self.entry.numbers}
         link = self.link_entry.kind(**{number: getattr(self, number) for number in self.link_entry.numbers})
-        return self.distribution.kind(link=link, check_link=False, **own)
+        return self.entry.kind(link=link, check_link=False, **own)
 
     @property
     def link_entry(self) -> Link:
@@ -149,19 +149,19 @@ class FamilySpec:
         return LINKS[self.link]
 
     @property
-    def distribution(self) -> Distribution:
-        """Its distribution, whatever the link."""
+    def entry(self) -> Distribution:
+        """What is known of the distribution, whatever the link."""
         return DISTRIBUTIONS[self.name]
 
     @property
     def estimates_scale(self) -> bool:
         """Whether the dispersion is estimated rather than one."""
-        return self.distribution.estimates_scale
+        return self.entry.estimates_scale
 
     @property
     def variance_power(self) -> float | None:
         """Exponent of a variance function that is a power of the mean, else None."""
-        return self.distribution.variance_power if self.var_power is None else self.var_power
+        return self.entry.variance_power if self.var_power is None else self.var_power
 
     @property
     def link_power(self) -> float | None:
@@ -171,13 +171,13 @@ class FamilySpec:
     @property
     def support(self) -> Support:
         """What a response may be."""
-        return self.distribution.support or power_support(self.variance_power or 0.0)
+        return self.entry.support or power_support(self.variance_power or 0.0)
 
     @property
     def canonical(self) -> bool:
         """Whether the linear predictor is the natural parameter: observed information equals expected."""
-        if self.distribution.canonical is not None:
-            return self.link == self.distribution.canonical
+        if self.entry.canonical is not None:
+            return self.link == self.entry.canonical
         if self.variance_power == 1.0:
             return self.link == "Log"  # the limit of powers
         return self.variance_power is not None and self.link_power == 1.0 - self.variance_power
@@ -190,7 +190,7 @@ class FamilySpec:
     @property
     def loop(self) -> int | None:
         """Compiled loop that sums it, or None."""
-        return self.distribution.loop if self.canonical else None
+        return self.entry.loop if self.canonical else None
 
 
 def describe_link(link: Any) -> tuple[str, dict[str, float]]:
