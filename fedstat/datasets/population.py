@@ -130,12 +130,6 @@ def _skewed_correlation(R: Floats) -> Floats:
 
 
 def require(holds: bool, message: str) -> None:
-    """Refuse an argument.
-
-    Raises
-    ------
-    ModelError
-        With ``message``, unless ``holds``.
-    """
+    """Refuse an argument with a ModelError that says `message`, unless it `holds`."""
     if not holds:
         raise ModelError(message)

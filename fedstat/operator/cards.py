@@ -19,14 +19,7 @@ FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """What others need to know.
-
-    Parameters
-    ----------
-    name : str
-    role : {"site", "coordinator"}
-    fingerprint : str
-    """
+    """The public name, role ("site" or "coordinator") and fingerprint."""
 
     name: str
     role: str
@@ -48,13 +41,7 @@ class Card:
 
 
 def read_card(path: Path) -> Card:
-    """Read a card; of a folder, the one in it.
-
-    Raises
-    ------
-    PartitionError
-        It is no card.
-    """
+    """Read a card; of a folder, the one in it."""
     path = path / FILE if path.is_dir() else path
     card = read_entries(Card, path, "a card is the card.toml of a site's or a coordinator's folder")
     if card.role not in (SITE, COORDINATOR):
@@ -66,13 +53,7 @@ def read_card(path: Path) -> Card:
 
 
 def check_name(name: str) -> str:
-    """Require a name that can be a folder and a line in a file.
-
-    Raises
-    ------
-    PartitionError
-        It cannot.
-    """
+    """Require a name that can be a folder and a line in a file."""
     if (
         not name.isprintable()
         or not name.strip()

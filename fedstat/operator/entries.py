@@ -22,10 +22,7 @@ def quoted(text: str) -> str:
 def set_entry(path: Path, table: str, name: str, value: str) -> None:
     """Write an entry of a table, or of the top where the table is empty, in the place of an earlier one.
 
-    Raises
-    ------
-    PartitionError
-        The file is laid out in a way that this does not understand; nothing was changed.
+    PartitionError where the file is laid out in a way that this does not understand; nothing was changed.
     """
     line = f"{quoted(name) if table else name} = {quoted(value)}"
 
@@ -42,13 +39,7 @@ def set_entry(path: Path, table: str, name: str, value: str) -> None:
 
 
 def withdraw_entry(path: Path, table: str, name: str) -> None:
-    """Put an entry behind a '#', with the time.
-
-    Raises
-    ------
-    PartitionError
-        There is none, or the file is laid out in a way that this does not understand; nothing was changed.
-    """
+    """Put an entry behind a '#', with the time; PartitionError as for :func:`set_entry`, or without one."""
     when = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
     def edit(lines: list[str]) -> list[str]:

@@ -44,13 +44,7 @@ def by_folder(exchange: str | None) -> str:
 
 
 def by_flare(host: str | None, port: int | None) -> str:
-    """Entries of federation.toml that say where the FLARE server is.
-
-    Raises
-    ------
-    PartitionError
-        Host or port is lacking, or none.
-    """
+    """Entries of federation.toml that say where the FLARE server is."""
     if host is None or port is None:
         raise PartitionError("NVIDIA FLARE needs --host and --port, at which the sites will reach its server")
     check_address(host, port)
@@ -58,16 +52,7 @@ def by_flare(host: str | None, port: int | None) -> str:
 
 
 def new(folder: Path, name: str, carried: str, layout: str = "horizontal") -> int:
-    """Make a coordinator's folder: keys, federation.toml and public card.
-
-    Parameters
-    ----------
-    folder : path
-    name : str
-    carried : str
-        See :func:`by_folder` and :func:`by_flare`.
-    layout : {"horizontal", "vertical"}
-    """
+    """Make a coordinator's folder: keys, federation.toml with the entries of its carrier, and public card."""
     make_folder(folder, FEDERATION)
     identity = Identity.generate()
     identity.save(folder / IDENTITY)

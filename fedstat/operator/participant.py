@@ -42,19 +42,10 @@ def now() -> str:
 
 @dataclass(slots=True)
 class FlareProcess:
-    """One FLARE process, and what it started.
+    """One FLARE process, of kind "client" or "server", and what it started.
 
-    Parameters
-    ----------
-    kind : {"client", "server"}
-    name : str
-        For people, and of a client the site's.
-    home : path
-        Its folder: lock, log and status.
-    kit : path
-        What FLARE starts from.
-    address : tuple of str and int
-        Host and port of the server.
+    `name` is for people, and of a client the site's; `home` holds lock, log and status, and FLARE starts from
+    `kit`. `address` is host and port of the server.
     """
 
     kind: str
@@ -66,13 +57,7 @@ class FlareProcess:
     began: str = field(default_factory=now)
 
     def run(self) -> int:
-        """Run until SIGTERM or SIGINT; 1 where FLARE ended by itself.
-
-        Raises
-        ------
-        EngineError
-            It runs already.
-        """
+        """Run until SIGTERM or SIGINT; 1 where FLARE ended by itself, EngineError where it runs already."""
         require_flare()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self.stop)

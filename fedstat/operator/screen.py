@@ -18,16 +18,7 @@ def heading(text: str) -> str:
 
 
 def columns(rows: Sequence[Sequence[str]], *, head: bool = False, right: Sequence[int] = ()) -> str:
-    """Set rows in columns.
-
-    Parameters
-    ----------
-    rows : sequence of rows of text
-    head : bool
-        Whether the first row names the columns.
-    right : sequence of int
-        Columns that are set to the right, such as numbers.
-    """
+    """Set rows in columns; the first row names them where `head`, those in `right` are set to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
         "  ".join(

@@ -33,15 +33,7 @@ def now() -> str:
 
 @dataclass(slots=True)
 class Service:
-    """One process that serves a site.
-
-    Parameters
-    ----------
-    folder : path
-    site : Site
-    once : bool
-        Whether to end when no question waits.
-    """
+    """One process that serves a site; with `once` it ends when no question waits."""
 
     folder: Path
     site: Site

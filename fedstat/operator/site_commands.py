@@ -38,13 +38,7 @@ from fedstat.operator.templates import SITE as TEMPLATE
 
 
 def make_folder(folder: Path, first: str) -> None:
-    """Make a private folder, unless it holds what would be overwritten.
-
-    Raises
-    ------
-    PartitionError
-        It does.
-    """
+    """Make a private folder, unless it holds what would be overwritten."""
     if (folder / first).exists() or (folder / IDENTITY).exists():
         raise PartitionError(f"'{folder}' is in use already; choose another folder, nothing was changed")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)

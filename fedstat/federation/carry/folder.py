@@ -34,19 +34,10 @@ NUMBER = re.compile(f"[0-9a-f]{{{NUMBER_LENGTH}}}")
 
 @dataclass(slots=True)
 class FolderCarrier:
-    """Writes questions into a folder and waits for the answers.
+    """Writes the coordinator's questions into a folder and waits for the answers.
 
-    Parameters
-    ----------
-    folder : path
-    identity : Identity
-        The coordinator's.
-    fingerprints : mapping of str to str
-        Of the sites' keys.
-    timeout : float
-        Seconds until a site counts as silent.
-    poll : float
-        Seconds between two looks.
+    A site, of those whose `fingerprints` are known, counts as silent after `timeout` seconds; `poll` seconds
+    pass between two looks.
     """
 
     folder: Path
@@ -59,12 +50,8 @@ class FolderCarrier:
     def carry(self, site: str, request: bytes) -> bytes:
         """Write one question, and read its answer.
 
-        Raises
-        ------
-        EngineError
-            The site was silent for too long, or the folder cannot be written.
-        SecurityError
-            The answer is not signed by the site, or belongs to another question.
+        EngineError where the site was silent for too long, or the folder cannot be written; SecurityError
+        where the answer is not signed by the site, or belongs to another question.
         """
         number = number_of(request)
         asks, replies = (Path(self.folder, site, name) for name in ("asks", "replies"))
@@ -122,21 +109,11 @@ def serve_folder(
     stop: Callable[[], bool] = lambda: False,
     refused: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Answer the questions in a folder until told to stop.
+    """Answer the questions in the site's part of a :class:`FolderCarrier`'s folder until told to stop.
 
-    Parameters
-    ----------
-    site : Site
-    folder : path
-        That of :class:`FolderCarrier`; of it the subfolder with the site's name.
-    coordinator : str
-        Fingerprint of the coordinator's key; questions that it did not sign are passed over.
-    poll : float
-        Seconds between two looks.
-    stop : callable
-        Asked before every look.
-    refused : callable
-        Told once of every file that was passed over or cannot be written, and why.
+    Questions that the `coordinator` with this fingerprint did not sign are passed over; `refused` is told
+    once of every file that was passed over or cannot be written, and why. `stop` is asked before every look,
+    with `poll` seconds between two looks.
     """
     server, passed, told = SiteServer(site), set[tuple[str, int]](), set[str]()
     asks, replies = (Path(folder, site.name, name) for name in ("asks", "replies"))

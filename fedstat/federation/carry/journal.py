@@ -38,15 +38,8 @@ _HELD: dict[Path, tuple[IO[bytes], object]] = {}
 class Journal:
     """Answers that were received, in a folder that only its owner can read.
 
-    Parameters
-    ----------
-    folder : path
-        Made where it is absent. Answers that are found there are handed out again, in the order of runs.
-
-    Raises
-    ------
-    EngineError
-        Another process has it open.
+    What is found there is handed out again, in the order of runs. EngineError where another process has it
+    open.
     """
 
     folder: Path
@@ -104,10 +97,7 @@ class Journal:
     def begin_round(self, run: Path, number: int, asks: Sequence[Ask]) -> list[Ask]:
         """Write down who is asked what; of a round that was begun before, take the sessions of then.
 
-        Raises
-        ------
-        EngineError
-            Other questions were asked then.
+        EngineError where other questions were asked then.
         """
         self._check_held()
         path = run / f"{number:05d}.json"

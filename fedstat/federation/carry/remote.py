@@ -36,13 +36,7 @@ class Carrier(Protocol):
     """Brings questions to sites."""
 
     def carry(self, site: str, request: bytes) -> bytes:
-        """Return the site's answer.
-
-        Raises
-        ------
-        EngineError
-            The site was not reached, or did not answer in time.
-        """
+        """Return the site's answer; EngineError where it was not reached, or did not answer in time."""
         ...
 
 
@@ -57,13 +51,7 @@ class Closing(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RemoteSite:
-    """An institution in another process.
-
-    Parameters
-    ----------
-    name : str
-    carrier : Carrier
-    """
+    """An institution in another process."""
 
     name: str
     carrier: Carrier
@@ -74,12 +62,7 @@ class RemoteSite:
 
 
 class SiteServer:
-    """A site behind a carrier: answers everything, with a refusal where it must, and nothing twice.
-
-    Parameters
-    ----------
-    site : Site
-    """
+    """A site behind a carrier: answers everything, with a refusal where it must, and nothing twice."""
 
     def __init__(self, site: Site) -> None:
         self.site = site
@@ -127,11 +110,6 @@ class RemoteEngine(RoundEngine):
 
     Every question has its turn in its session, and a site answers each turn once. Where it is not known
     whether a question was answered, its session has ended here; with a journal the same analysis goes on.
-
-    Parameters
-    ----------
-    sites : mapping of str to RemoteSite
-    journal : Journal, optional
     """
 
     def __init__(self, sites: Mapping[str, RemoteSite], journal: Journal | None = None) -> None:

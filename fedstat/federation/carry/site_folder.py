@@ -52,20 +52,10 @@ class SiteFile:
 class SiteDescription:
     """What ``site.toml`` says.
 
-    Parameters
-    ----------
-    name : str
-    source : Source
-    coordinator : str
-        Fingerprint of the coordinator's key; empty where none is trusted.
-    pinned : mapping of str to str
-        Fingerprint by site, its own among them.
-    site_column : str
-        Horizontal layout: name by which a formula may ask for the site; empty in the vertical layout.
-    seed : int or None
-        Secret that the sites share for common random projections.
-    exchange : str
-        Folder through which questions come and answers go; empty where another carrier brings them.
+    `coordinator` is the fingerprint of its key, empty where none is trusted; `pinned` has one by site, its
+    own among them. `site_column` is the name by which a formula may ask for the site, empty in the vertical
+    layout; `seed` the secret that the sites share for common random projections; `exchange` the folder
+    through which questions come, empty where another carrier brings them.
     """
 
     name: str
@@ -78,13 +68,7 @@ class SiteDescription:
 
 
 def read_description(folder: str | Path) -> SiteDescription:
-    """Read ``site.toml``.
-
-    Raises
-    ------
-    PartitionError
-        It is absent, is no TOML, or lacks something; the message names file, entry and remedy.
-    """
+    """Read ``site.toml``; PartitionError names file, entry and remedy."""
     path = Path(folder, DESCRIPTION)
     file = read_entries(SiteFile, path, f"make it with 'fedstat site init {folder} --name NAME'")
     return SiteDescription(
@@ -99,13 +83,7 @@ def read_description(folder: str | Path) -> SiteDescription:
 
 
 def read_toml(path: Path, remedy: str) -> dict[str, Any]:
-    """Read a TOML file.
-
-    Raises
-    ------
-    PartitionError
-        It is absent (then with the remedy), or no TOML.
-    """
+    """Read a TOML file; PartitionError where it is absent (then with the remedy), or no TOML."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -117,13 +95,7 @@ def read_toml(path: Path, remedy: str) -> dict[str, Any]:
 
 
 def read_entries(kind: type[T], path: Path, remedy: str) -> T:
-    """Read a TOML file as a record; entries that have a default may be left out.
-
-    Raises
-    ------
-    PartitionError
-        As :func:`read_toml`; or an entry is unknown, lacks or is of another type.
-    """
+    """Read a TOML file as a record; entries that have a default may be left out."""
     content = read_toml(path, remedy)
     for table in ("pinned", "sites"):
         keys = content.get(table)
@@ -142,15 +114,7 @@ def _from_folder(folder: Path, data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def load_identity(folder: str | Path) -> Identity:
-    """Read the keys of a folder.
-
-    Raises
-    ------
-    PartitionError
-        There are none.
-    SecurityError
-        Others than the owner may read them.
-    """
+    """Read the keys of a folder; SecurityError where others than the owner may read them."""
     path = Path(folder, IDENTITY)
     if not path.exists():
         raise PartitionError(f"'{path}' is absent; make a folder with keys by 'fedstat site init'")
@@ -164,14 +128,7 @@ def read_site_policy(folder: str | Path) -> Policy:
 
 
 def open_records(folder: str | Path, description: SiteDescription) -> Table:
-    """Open the records of a site, without their key; in the vertical layout in the order of its alignment.
-
-    Raises
-    ------
-    PartitionError, SecurityError, ImportError
-        As :func:`~fedstat.federation.tables.sources.open_source` and
-        :class:`~fedstat.federation.tables.linked.LinkedTable`.
-    """
+    """Open the records of a site, without their key; in the vertical layout in the order of its alignment."""
     source = description.source
     if description.site_column:
         return open_source(source)
@@ -185,14 +142,8 @@ def open_records(folder: str | Path, description: SiteDescription) -> Table:
 def open_site(folder: str | Path) -> Site:
     """Open the site of a folder, which goes on with the account that is there.
 
-    Raises
-    ------
-    PartitionError
-        Its description, its data or its policy cannot be used.
-    SecurityError
-        Others than its owner may read the keys, or the account was altered.
-    EngineError
-        Another process serves the site.
+    PartitionError where its description, data or policy cannot be used, SecurityError where others may read
+    the keys or the account was altered, EngineError where another process serves the site.
     """
     description = read_description(folder)
     load_families()

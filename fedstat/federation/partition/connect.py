@@ -44,27 +44,12 @@ APART = "apart"
 class FederationFile:
     """The entries of ``federation.toml``.
 
-    Parameters
-    ----------
-    layout : {"horizontal", "vertical"}
-        Whether sites hold different rows, or different columns of entities that they share.
-    sites : mapping of str to str
-        Fingerprint by site, in the order of the partition.
-    name : str
-        Of the federation, for people.
-    exchange : str
-        Folder through which questions go and answers come, relative to that of the file.
-    timeout : float
-        Seconds until a site counts as silent.
-    min_count : int
-        Fewest entities of a category level in a design.
-    carrier : str
-        What brings questions to the sites: "folder", "flare", or the name of one that is handed to
-        :func:`connect`.
-    host, port : str, int
-        Where the FLARE server is reached; empty and 0 with another carrier.
-    coordinator : str
-        The site at whose institution this coordinator is, or "apart" for none of them.
+    `layout` is "horizontal" or "vertical"; `sites` has a fingerprint by site, in the order of the partition;
+    `name` is for people. `exchange` is the folder through which questions go and answers come, relative to
+    that of the file, `timeout` the seconds until a site counts as silent, `min_count` the fewest entities of
+    a category level in a design. `carrier` brings questions to the sites: "folder", "flare", whose server is
+    at `host` and `port`, or the name of one that is handed to :func:`connect`. `coordinator` is the site at
+    whose institution this coordinator is, or "apart".
     """
 
     layout: str
@@ -88,18 +73,7 @@ class FederationDescription(FederationFile):
 
 
 def read_federation(path: str | Path) -> FederationDescription:
-    """Read ``federation.toml``.
-
-    Parameters
-    ----------
-    path : path
-        The file, or the folder that it is in.
-
-    Raises
-    ------
-    PartitionError
-        It is absent, is no TOML, lacks something, or names what this version does not have.
-    """
+    """Read ``federation.toml``, given itself or by its folder."""
     path = Path(path)
     path = path / FEDERATION if path.is_dir() else path
     file = read_entries(FederationFile, path, f"make it with 'fedstat federation new {path.parent}'")
@@ -120,11 +94,7 @@ def read_federation(path: str | Path) -> FederationDescription:
 class ConnectedSite:
     """A site of a connected partition: its name, its fingerprint, and the policy that it told of.
 
-    Parameters
-    ----------
-    name, fingerprint : str
-    policy : Policy
-        As the site told it when it was connected to, for a forecast; it is the site that heeds it.
+    The policy is for a forecast; it is the site that heeds it.
     """
 
     def __init__(self, name: str, fingerprint: str, policy: Policy) -> None:
@@ -141,13 +111,7 @@ class ConnectedSite:
 
 
 class ConnectedTable:
-    """What is known of a table elsewhere: columns and number of rows, and no row.
-
-    Parameters
-    ----------
-    site : str
-    schema : TableSchema
-    """
+    """What is known of a table elsewhere: columns and number of rows, and no row."""
 
     def __init__(self, site: str, schema: TableSchema) -> None:
         self.site, self.schema = site, schema
@@ -155,7 +119,7 @@ class ConnectedTable:
         self.n_rows = schema.n_rows
 
     def chunks(self, columns: Sequence[str]) -> Iterator[pd.DataFrame]:
-        """Refuse: no row is here; see :meth:`fedstat.federation.tables.table.Table.chunks`."""
+        """Refuse: no row is here."""
         raise NotAvailableError(
             f"{self.site}: its rows are in a process of its own, and do not come here. Fit a model, which "
             "asks for sums over them"
@@ -164,23 +128,7 @@ class ConnectedTable:
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """Sites that were reached, and what they told of their tables.
-
-    Parameters
-    ----------
-    engine : RemoteEngine
-    sites : mapping of str to ConnectedSite
-    alignment : Alignment
-    site_column : str
-    min_count : int
-    layout : {"horizontal", "vertical"}
-    key : tuple of str
-        Vertical: columns that tell entities apart.
-    aligned_as : str
-        Vertical: name of the alignment that the rows are numbered by.
-    coordinator : str
-        Vertical: the site at whose institution the coordinator is, or "apart".
-    """
+    """Sites that were reached, and what they told of their tables; the fields are those of the partition."""
 
     engine: RemoteEngine
     sites: Mapping[str, ConnectedSite]
@@ -199,18 +147,7 @@ def connect(
     without: Sequence[str] = (),
     carrier: Carrier | None = None,
 ) -> Connection:
-    """Ask the sites of a federation for the schema of their tables.
-
-    Parameters
-    ----------
-    path, journal, without, carrier
-        See :meth:`fedstat.ClientPartition.connect`.
-
-    Raises
-    ------
-    PartitionError, EngineError, SecurityError, PolicyError
-        See there.
-    """
+    """Ask the sites of a federation for the schema of their tables."""
     if isinstance(without, str):
         raise PartitionError(f"without: expected a list of sites, received a text; write [{without!r}]")
     load_families()
@@ -261,20 +198,10 @@ def open_carrier(
 ) -> Carrier:
     """Open what the file of a federation names, with the coordinator's keys.
 
-    Parameters
-    ----------
-    federation : FederationDescription
-    timeout : float, optional
-        Seconds until a site counts as silent, and in which it has to connect; that of the file by default.
-    sites : sequence of str, optional
-        Without which no job of NVIDIA FLARE is started; all by default.
-
-    Raises
-    ------
-    PartitionError, SecurityError
-        The file names another carrier, or the keys are absent, or others may read them.
-    EngineError, ImportError
-        See :func:`fedstat.federation.carry.flare.analysis.open_analysis`.
+    `timeout`, by default that of the file, is the seconds until a site counts as silent and in which it has
+    to connect; without any of `sites`, by default all, no job of NVIDIA FLARE is started. PartitionError
+    where the file names another carrier or the keys are absent, SecurityError where others may read them; see
+    also :func:`fedstat.federation.carry.flare.analysis.open_analysis`.
     """
     if federation.carrier != FLARE:
         return folder_carrier(federation, timeout)
@@ -289,13 +216,7 @@ def open_carrier(
 
 
 def folder_carrier(federation: FederationDescription, timeout: float | None = None) -> FolderCarrier:
-    """Open the folder of a federation, with the coordinator's keys.
-
-    Raises
-    ------
-    PartitionError, SecurityError
-        The file names another carrier, or the keys are absent, or others may read them.
-    """
+    """Open the folder of a federation, with the coordinator's keys."""
     if federation.carrier != FOLDER:
         raise PartitionError(
             f'\'{federation.folder / FEDERATION}\': carrier: expected "{FOLDER}" or "{FLARE}"; '

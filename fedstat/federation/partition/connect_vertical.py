@@ -21,11 +21,6 @@ def align_federation(engine: Engine, sites: Sequence[str], folder: Path) -> Last
     """Align the entities of all sites, and keep what the coordinator knows of it.
 
     What was aligned before is gone: sessions that rest on it are refused.
-
-    Raises
-    ------
-    PartitionError, SecurityError, MessageError, EngineError, PolicyError
-        As :func:`~fedstat.federation.rounds.lasting_alignment.align_lastingly`.
     """
     alignment = engine.run(align_lastingly(sites, secrets.token_hex(8), secrets.token_hex(8)), Ledger())
     alignment.save(folder)
@@ -35,28 +30,10 @@ def align_federation(engine: Engine, sites: Sequence[str], folder: Path) -> Last
 def linked(
     folder: Path, schemas: Mapping[str, TableSchema], tables: Mapping[str, Table]
 ) -> tuple[Alignment, str]:
-    """Take the alignment of a federation, without the sites that are not connected to.
+    """Take the alignment of a federation and its name, without the sites that are not connected to.
 
-    Parameters
-    ----------
-    folder : path
-        The coordinator's.
-    schemas : mapping of str to TableSchema
-        Of the sites that are.
-    tables : mapping of str to Table
-
-    Returns
-    -------
-    Alignment
-        Entities are numbers.
-    str
-        Its name.
-
-    Raises
-    ------
-    PartitionError
-        A site is in the order of another alignment, or of none, or the tables do not fit together; all
-        problems are listed, with what to do.
+    Entities are numbers. PartitionError lists every site that is in the order of another alignment or of
+    none, and tables that do not fit together, with what to do.
     """
     whole = load_alignment(folder)
     refuse(list(vertical_problems(schemas)))

@@ -96,24 +96,10 @@ def rank_correlation(
     alpha: float = 0.05,
     threshold: float = 0.1,
 ) -> BlockCorrelation:
-    """Correlate the ranks of all numeric columns, and test each pair of clients.
+    """Correlate the ranks of all numeric columns of the records (m_k, p_k), and test each pair of clients.
 
-    Parameters
-    ----------
-    frames : mapping of str to DataFrame, (m_k, p_k)
-        The clients' records.
-    rows : mapping of str to int64 array, (m_k,)
-        Their entities' positions.
-    n_entities : int
-    alpha : float
-        Level of the tests after Holm's adjustment.
-    threshold : float
-        Smallest absolute correlation that is worth a flag.
-
-    Raises
-    ------
-    PartitionError
-        If no client has a numeric column.
+    `rows` (m_k,) are their entities' positions, `alpha` the level after Holm's adjustment and `threshold` the
+    smallest absolute correlation worth a flag. PartitionError if no client has a numeric column.
     """
     blocks = {c: _numeric_block(frame, rows[c], n_entities) for c, frame in frames.items()}
     client_of = {name: c for c, block in blocks.items() for name in block.columns}
@@ -131,21 +117,10 @@ def rank_correlation(
 
 
 def spearman(X: Floats) -> tuple[Floats, Ints]:
-    """Spearman correlation of each two columns over the rows that have both.
+    """Spearman correlation R (p, p) of each two columns of X (n, p) over the N (p, p) rows that have both.
 
-    Columns missing in the same rows are ranked together, once per pair of such groups.
-
-    Parameters
-    ----------
-    X : (n, p) array
-        NaN where missing.
-
-    Returns
-    -------
-    R : (p, p) array
-        NaN with fewer than three rows or a constant column.
-    N : (p, p) int64 array
-        Rows behind each entry.
+    NaN is missing; R is NaN with fewer than three rows or a constant column. Columns missing in the same rows
+    are ranked together, once per pair of such groups.
     """
     p = X.shape[1]
     R, N = np.full((p, p), np.nan), np.zeros((p, p), dtype=np.int64)
@@ -164,23 +139,12 @@ def correlate_ranks(X: Floats, Y: Floats) -> Floats:
 
 
 def bartlett_test(X: Floats, Y: Floats) -> BartlettTest:
-    """Test two blocks of columns for independence by their canonical correlations.
+    """Test two complete blocks of columns, X (n, p) and Y (n, q), for independence by canonical correlations.
 
-    With canonical correlations r_j of the ranks and r_x, r_y the ranks of the two blocks,
-    ``-(n - (r_x + r_y + 3) / 2) * sum log(1 - r_j^2)`` is nearly chi-square with ``r_x * r_y``
-    degrees of freedom (Bartlett 1939; Mardia, Kent and Bibby 1979, section 10.2; on ranks: Puri
-    and Sen 1971).
-
-    Parameters
-    ----------
-    X : (n, p) array
-    Y : (n, q) array
-        Complete.
-
-    Returns
-    -------
-    BartlettTest
-        NaN where n does not exceed p + q + 1.
+    With canonical correlations r_j of the ranks and r_x, r_y the ranks of the two blocks, ``-(n - (r_x + r_y
+    + 3) / 2) * sum log(1 - r_j^2)`` is nearly chi-square with ``r_x * r_y`` degrees of freedom (Bartlett
+    1939; Mardia, Kent and Bibby 1979, section 10.2; on ranks: Puri and Sen 1971). NaN where n does not exceed
+    p + q + 1.
     """
     n = len(X)
     if n <= X.shape[1] + Y.shape[1] + 1:

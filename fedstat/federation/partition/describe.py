@@ -127,16 +127,8 @@ def describe_blocks(
 ) -> PartitionDescription:
     """Vertical layout: count every client's records and the patterns in which they are missing.
 
-    Parameters
-    ----------
-    tables : mapping of str to Table, (m_k, p_k)
-        The clients' records; of those that are elsewhere cells are not counted.
-    rows : mapping of str to int64 array, (m_k,)
-        Their entities' positions.
-    n_entities : int
-    key : tuple of str
-    empty_rows : mapping of str to int
-        Rows without a value that were left out.
+    `rows` (m_k,) are the positions of the records' entities, `empty_rows` the rows without a value that were
+    left out; cells of tables that are elsewhere are not counted.
     """
     counts = {client: _count_records(table) for client, table in tables.items()}
     clients = pd.DataFrame.from_dict(counts, orient="index").rename_axis("client")
@@ -151,15 +143,7 @@ def describe_blocks(
 def describe_rows(
     tables: Mapping[str, Table], pooled: Sequence[str], *, key: tuple[str, ...]
 ) -> PartitionDescription:
-    """Horizontal layout: count every client's rows and missing cells.
-
-    Parameters
-    ----------
-    tables : mapping of str to Table
-    pooled : sequence of str
-        Columns that every client has.
-    key : tuple of str
-    """
+    """Horizontal layout: count every client's rows and missing cells; all have the `pooled` columns."""
     clients = pd.DataFrame({client: _count_rows(table) for client, table in tables.items()}).T
     dtypes = {"missing share": "float64"} | dict.fromkeys(clients.columns.drop("missing share"), "Int64")
     if clients["complete"].notna().all():

@@ -24,13 +24,7 @@ from fedstat.typing import Ints
 
 @dataclass(frozen=True, slots=True)
 class PartitionOptions:
-    """Settings of a partition that do not depend on its layout; see :meth:`ClientPartition.from_frames`.
-
-    Raises
-    ------
-    PartitionError
-        Of `partial` and `min_count`, where one has no meaning.
-    """
+    """Settings of a partition that do not depend on its layout; see :meth:`ClientPartition.from_frames`."""
 
     partial: Partial
     min_count: int

@@ -17,13 +17,7 @@ from fedstat.typing import Ints
 
 
 class RowRanges(Mapping[str, Ints]):
-    """Positions of the sites' rows where one site's rows follow another's; made when asked for.
-
-    Parameters
-    ----------
-    n_rows : mapping of str to int
-        Rows of each site.
-    """
+    """Positions of the sites' rows where one site's rows follow another's; made when asked for."""
 
     def __init__(self, n_rows: Mapping[str, int]) -> None:
         ends = np.cumsum([0, *n_rows.values()]).tolist()

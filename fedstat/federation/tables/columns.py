@@ -29,48 +29,19 @@ _OBJECT_KINDS: Mapping[str, Kind] = {
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Columns of the seen entities.
-
-    Attributes
-    ----------
-    numbers : mapping of str to ndarray, shape (n_seen,)
-        Columns read as numbers.
-    categories : mapping of str to pandas.Categorical of length n_seen
-        Columns read as categories, with their agreed levels in order.
-    """
+    """Columns of the n_seen entities: float64 `numbers`, and `categories` with their agreed levels."""
 
     numbers: Mapping[str, Floats]
     categories: Mapping[str, pd.Categorical]
 
 
 def at_column(client: str, column: str) -> str:
-    """Say where: the column and, unless it is empty, the institution.
-
-    Parameters
-    ----------
-    client, column : str
-        Their names.
-    """
+    """Say where: the column and, unless it is empty, the institution."""
     return f"column {column!r}" + (f" at client {client!r}" if client else "")
 
 
 def pick_columns(frame: pd.DataFrame, names: Iterable[str], client: str) -> dict[str, pd.Series]:
-    """Series by name.
-
-    Parameters
-    ----------
-    frame : DataFrame, shape (n_rows, any)
-        The institution's table.
-    names : iterable of str
-        The columns wanted.
-    client : str
-        For the message.
-
-    Raises
-    ------
-    DesignError
-        If a column is absent or stands twice in the table.
-    """
+    """Series by name; DesignError where a column is absent or stands twice in the table."""
     picked = {}
     for name in names:
         count = int((frame.columns == name).sum())
@@ -82,22 +53,7 @@ def pick_columns(frame: pd.DataFrame, names: Iterable[str], client: str) -> dict
 
 
 def column_kind(series: pd.Series, client: str, name: str) -> Kind:
-    """Tell whether a column holds numbers or categories.
-
-    Text, categories and logical columns are categories.
-
-    Parameters
-    ----------
-    series : Series
-        The column.
-    client, name : str
-        For the message.
-
-    Raises
-    ------
-    DesignError
-        If its type is neither, for instance dates.
-    """
+    """Tell numbers from categories, which text and true/false are too; refuse all else, such as dates."""
     dtype = series.dtype
     if isinstance(dtype, pd.CategoricalDtype) or pd.api.types.is_bool_dtype(dtype):
         return "category"
@@ -114,24 +70,7 @@ def column_kind(series: pd.Series, client: str, name: str) -> Kind:
 
 
 def as_numbers(series: pd.Series, client: str, name: str) -> Floats:
-    """Column as numbers, NaN where missing.
-
-    Parameters
-    ----------
-    series : Series of length n
-        A numeric column.
-    client, name : str
-        For the message.
-
-    Returns
-    -------
-    ndarray, shape (n,)
-
-    Raises
-    ------
-    DesignError
-        If values are infinite; the message counts them.
-    """
+    """Column as float64 numbers (n,), NaN where missing; infinite ones are refused, and only counted."""
     values: Floats = series.to_numpy(dtype=np.float64, na_value=np.nan)
     infinite = int(np.isinf(values).sum())
     if infinite:
@@ -143,39 +82,14 @@ def as_numbers(series: pd.Series, client: str, name: str) -> Floats:
 
 
 def find_levels(series: pd.Series) -> tuple[LevelValue, ...]:
-    """Levels of a column: a category's own order without unused ones, otherwise sorted.
-
-    Parameters
-    ----------
-    series : Series
-        The column, without missing values.
-    """
+    """Levels of a column without missing values: a category's own order without unused ones, else sorted."""
     if isinstance(series.dtype, pd.CategoricalDtype):
         return tuple(map(_plain, series.cat.remove_unused_categories().cat.categories))
     return tuple(map(_plain, sorted(series.unique().tolist())))
 
 
 def as_categories(series: pd.Series, levels: Sequence[LevelValue], client: str, name: str) -> pd.Categorical:
-    """Code a column by agreed levels.
-
-    Parameters
-    ----------
-    series : Series of length n
-        The column, without missing values.
-    levels : sequence
-        The agreed levels, in order.
-    client, name : str
-        For the message.
-
-    Returns
-    -------
-    pandas.Categorical of length n
-
-    Raises
-    ------
-    DesignError
-        If the column holds a level that is not among `levels`.
-    """
+    """Code a column without missing values by agreed levels, in their order; refuse a level beside them."""
     if isinstance(series.dtype, pd.CategoricalDtype):
         plain = [_plain(level) for level in series.cat.categories]
         position = pd.Index(list(levels), dtype=object).get_indexer(pd.Index(plain, dtype=object))
@@ -199,15 +113,7 @@ def as_categories(series: pd.Series, levels: Sequence[LevelValue], client: str, 
 
 
 def list_levels(levels: Sequence[LevelValue], counts: Sequence[int] | None = None) -> str:
-    """Name levels, or only count them where they are so many that they look like identifiers.
-
-    Parameters
-    ----------
-    levels : sequence
-        The levels.
-    counts : sequence of int, optional
-        Entities per level.
-    """
+    """Name levels, with entities per level where given; only count so many that they may be identifiers."""
     if len(levels) > MAX_SHOWN:
         return f"{len(levels):,} levels"
     if counts is None:
@@ -218,19 +124,7 @@ def list_levels(levels: Sequence[LevelValue], counts: Sequence[int] | None = Non
 
 
 def missing_cells(series: Iterable[pd.Series], n_rows: int) -> Bools:
-    """Table of what is missing.
-
-    Parameters
-    ----------
-    series : iterable of Series of length n_rows
-        The columns.
-    n_rows : int
-        Their length.
-
-    Returns
-    -------
-    ndarray of bool, shape (n_rows, n_columns)
-    """
+    """Table of what is missing, bool (n_rows, n_columns)."""
     cells = [one.isna().to_numpy(dtype=bool) for one in series]
     return np.column_stack(cells) if cells else np.zeros((n_rows, 0), dtype=bool)
 

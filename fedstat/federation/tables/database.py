@@ -46,16 +46,9 @@ WRITING_WORD = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Database:
-    """A site's database, reached in a read-only session.
+    """A site's database; ``read(statement)`` is a read-only session with the rows of the statement at hand.
 
-    Parameters
-    ----------
-    site : str
-        The institution.
-    where : str
-        Where its owner keeps the connection string, for errors.
-    read : callable
-        ``read(statement)`` is a context in which the rows of the statement are at hand.
+    Errors name the site and `where` its owner keeps the connection string, which itself is told nowhere.
     """
 
     site: str
@@ -66,13 +59,7 @@ class Database:
         return f"Database({self.site!r}, {self.where})"
 
     def rows(self, statement: str, names: list[str]) -> Iterator[Rows]:
-        """Stream the rows of a statement, and write the names of its columns into `names`.
-
-        Raises
-        ------
-        PartitionError
-            The database cannot be reached, or refuses.
-        """
+        """Stream the rows of a statement, and write the names of its columns into `names`."""
         problem = ""
         try:
             with self.read(statement) as (columns, parts):

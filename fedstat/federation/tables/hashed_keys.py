@@ -43,30 +43,11 @@ class KeyTable:
     """The keys of a site's records, for linking them with those of others; it shows no column.
 
     What a key is written as is part of it: 1 and "1" are different keys, and so are "Ann" and "ann". Whole
-    numbers of any width are the same; decimal numbers are compared as doubles, and points of time without
-    a zone are taken as UTC. A text that is empty, begins or ends with white space, or is not in Unicode's
-    form NFC is refused: nobody could see why it finds no partner.
+    numbers of any width are the same; decimal numbers are compared as doubles, and points of time without a
+    zone are taken as UTC. A text that is empty, begins or ends with white space, or is not in Unicode's form
+    NFC is refused: nobody could see why it finds no partner. Errors tell counts, and no key.
 
-    Parameters
-    ----------
-    site : str
-        The institution.
-    frame : DataFrame
-        Its records, one row per entity, or their keys only.
-    key : sequence of str
-        Columns that tell entities apart.
-
-    Attributes
-    ----------
-    key : tuple of str
-    kinds : tuple of str
-        What each key column holds; empty text where there is no row to tell by.
-    n_rows : int
-
-    Raises
-    ------
-    PartitionError
-        A key is missing, repeated, of several types, or a text as above; counts are told, no key is.
+    `kinds` says what each key column holds; empty text where there is no row to tell by.
     """
 
     def __init__(self, site: str, frame: pd.DataFrame, key: Sequence[str]) -> None:
@@ -83,13 +64,7 @@ class KeyTable:
 
     @property
     def places(self) -> Ints:
-        """Number of each row's entity, int64 array of shape (n_rows,).
-
-        Raises
-        ------
-        PartitionError
-            No alignment has given it yet.
-        """
+        """Number of each row's entity, (n_rows,) int64; PartitionError before an alignment has given it."""
         if self._places is None:
             raise PartitionError(f"{self.site}: its keys have not been aligned with those of the others yet")
         return self._places
@@ -99,22 +74,13 @@ class KeyTable:
         self._places = places
 
     def chunks(self, columns: Sequence[str]) -> Iterator[pd.DataFrame]:
-        """Yield rows without a column; see :meth:`fedstat.federation.tables.table.Table.chunks`."""
+        """Yield rows without a column."""
         if columns:
             raise DesignError(f"{self.site}: this table holds keys to align by, and shows no column")
         yield pd.DataFrame(index=pd.RangeIndex(self.n_rows))
 
     def points(self, salt: bytes) -> Array:
-        """Hash every key: HMAC-SHA256 under the salt, over kinds and values.
-
-        Parameters
-        ----------
-        salt : bytes
-
-        Returns
-        -------
-        uint8 array, (n_rows, 32)
-        """
+        """Hash every key: HMAC-SHA256 under the salt, over kinds and values; (n_rows, 32) bytes."""
         parts = [BYTES_OF[kind](values) for kind, values in zip(self.kinds, self._values, strict=True)]
         label = encode("fedstat key 1", *self.kinds)
         hashed = [hmac.digest(salt, label + encode(*row), "sha256") for row in zip(*parts, strict=True)]
@@ -163,23 +129,9 @@ def as_points(data: bytes) -> Array:
 
 
 def raise_points(where: str, points: Array, scalar: X25519PrivateKey) -> Array:
-    """Multiply every point by a secret scalar, in the order in which they are.
+    """Multiply every point, (n, 32) bytes, by a secret scalar, in the order in which they are.
 
-    Parameters
-    ----------
-    where : str
-        Whose points they are, for the error.
-    points : uint8 array, (n, 32)
-    scalar : X25519PrivateKey
-
-    Returns
-    -------
-    uint8 array, (n, 32)
-
-    Raises
-    ------
-    SecurityError
-        A point is of small order.
+    SecurityError where a point is of small order; `where` says whose points they are.
     """
     data, load = points.tobytes(), X25519PublicKey.from_public_bytes
     pieces = (data[i : i + POINT_BYTES] for i in range(0, len(data), POINT_BYTES))

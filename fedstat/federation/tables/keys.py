@@ -19,16 +19,10 @@ DTYPE_OF_KIND: dict[str, Any] = {"whole numbers": "int64", "text": "str"}
 
 @dataclass(frozen=True, slots=True)
 class AlignedBlock:
-    """One client's records, in the order of the entities.
+    """One client's records in the order of the entities: `frame` (m, p) without the key, and positions.
 
-    Attributes
-    ----------
-    frame : DataFrame, (m, p)
-        The client's columns without the key.
-    rows : int64 array, (m,)
-        Position of each record's entity, ascending.
-    n_empty : int
-        Rows of the table that held a key and nothing else.
+    `rows` (m,) int64 is the position of each record's entity, ascending; `n_empty` counts the rows of the
+    table that held a key and nothing else.
     """
 
     frame: pd.DataFrame
@@ -38,18 +32,7 @@ class AlignedBlock:
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """All clients' records over one index of entities.
-
-    Attributes
-    ----------
-    entities : Index, (n_entities,)
-    tables : mapping of str to Table
-        Each client's records, without the key.
-    rows : mapping of str to int64 array
-        Position of each record's entity, ascending; not writeable.
-    empty_rows : mapping of str to int
-        Rows of each client's table that held a key and nothing else.
-    """
+    """All clients' records over one index of entities; the fields of :class:`AlignedBlock` by client."""
 
     entities: pd.Index[Any]
     tables: Mapping[str, Table]
@@ -73,16 +56,7 @@ def link_tables(
     key: Sequence[str],
     numbered: tuple[pd.Index[Any], Mapping[str, Ints]] | None = None,
 ) -> Alignment:
-    """Vertical layout: one table per client, linked by the key, or as they are numbered already.
-
-    Parameters
-    ----------
-    tables : mapping of str to DataFrame
-    key : sequence of str
-        Columns that no client is to keep.
-    numbered : Index and mapping of str to int64 array, optional
-        What :func:`align` gives; its keys are compared in clear where left out.
-    """
+    """Vertical layout: one table per client, linked by the key, or as `numbered` says (see :func:`align`)."""
     entities, positions = align(tables, key) if numbered is None else numbered
     blocks = {
         client: align_block(frame[columns_besides(frame, key)], positions[client])
@@ -113,15 +87,7 @@ def split_rows(table: pd.DataFrame, by: str, key: Sequence[str]) -> Alignment:
 
 
 def align(frames: Mapping[str, pd.DataFrame], key: Sequence[str]) -> tuple[pd.Index[Any], dict[str, Ints]]:
-    """Find the sorted union of all keys, and where each row's key is in it.
-
-    Returns
-    -------
-    entities : Index, (n,)
-        A MultiIndex for several keys.
-    positions : dict of int64 arrays
-        One position per row of each client's frame.
-    """
+    """Sorted union of all keys (a MultiIndex for several), and int64 position of each row's key in it."""
     coded = [_code_key(frames, name) for name in key]
     levels = [level for _, level in coded]
     position, codes = coded[0][0], [np.arange(len(levels[0]))]
@@ -182,13 +148,7 @@ def align_block(frame: pd.DataFrame, positions: Ints) -> AlignedBlock:
 
 
 def rows_by_site(column: pd.Series[Any]) -> dict[str, Ints]:
-    """Rows of each site, by the site's name in ``column``, in sorted or categorical order.
-
-    Raises
-    ------
-    PartitionError
-        If two different values have the same name.
-    """
+    """Rows of each site, by the site's name in `column`, in sorted or categorical order."""
     sites = column.astype("category").cat.remove_unused_categories().cat
     codes = sites.codes.to_numpy()
     names = [str(level) for level in sites.categories]

@@ -29,14 +29,9 @@ OBJECT_KINDS = {
 
 
 def kind_problems(tables: Mapping[str, HeldTable], name: str) -> Iterator[str]:
-    """One line if a column holds something else at one site than at another.
+    """One line if a column that all tables have holds something else at one site than at another.
 
-    Parameters
-    ----------
-    tables : mapping of str to DataFrame, ParquetTable or SqlTable
-        Tables that all have the column. Of one that is streamed the types are looked at, not the rows.
-    name : str
-        The column.
+    Of a table that is streamed the types are looked at, not the rows.
     """
     kinds = {site: kind for site, table in tables.items() if (kind := column_kind(table, name)) is not None}
     if len(set(kinds.values())) > 1:

@@ -36,33 +36,9 @@ NAME = re.compile(r"[0-9a-f]{16}")
 class LinkedTable(FrameTable):
     """Records in memory, in the order of their entities' numbers once an alignment has given these.
 
-    Rows that hold a key and nothing else are no records; their keys are aligned with the others.
-
-    Parameters
-    ----------
-    site : str
-        The institution.
-    frame : DataFrame
-        Its rows, with the key.
-    key : sequence of str
-        Columns that tell entities apart; no model sees them.
-    folder : path, optional
-        Where the alignment is kept, and looked for; in memory only where left out.
-
-    Attributes
-    ----------
-    keys : KeyTable
-    alignment : str
-        Name of the alignment that the records are in the order of; empty for none.
-    changed : bool
-        Whether an alignment is kept that was made of other keys.
-
-    Raises
-    ------
-    PartitionError
-        The keys cannot be used, or what is kept is no alignment.
-    SecurityError
-        Others than the owner may read what is kept.
+    Rows that hold a key and nothing else are no records (`seen`); their keys are aligned with the others. The
+    alignment is kept in `folder`, or in memory where there is none: `alignment` is its name, empty for none,
+    and `changed` says that one is kept which was made of other keys.
     """
 
     def __init__(
@@ -82,21 +58,10 @@ class LinkedTable(FrameTable):
         return f"LinkedTable({self.site!r}, {self.n_rows} records)"
 
     def keep(self, alignment: str, numbers: Ints) -> None:
-        """Keep the numbers of an alignment, and bring the records into their order.
+        """Keep an alignment's numbers, one int64 per row that has a key, and put the records in their order.
 
-        Parameters
-        ----------
-        alignment : str
-            Its name, 16 hexadecimal digits.
-        numbers : int64 array
-            One per row that has a key.
-
-        Raises
-        ------
-        MessageError
-            It has another kind of name.
-        EngineError
-            The folder cannot be written; the earlier alignment, where there is one, still holds.
+        EngineError where the folder cannot be written; the earlier alignment, where there is one, still
+        holds.
         """
         if not NAME.fullmatch(alignment):
             raise MessageError(f"{self.site}: expected an alignment named by 16 hexadecimal digits")
@@ -105,13 +70,7 @@ class LinkedTable(FrameTable):
         self._bring_in_order(alignment, numbers)
 
     def check_session(self, session: str) -> None:
-        """Require that a session rests on the alignment that the records are in the order of.
-
-        Raises
-        ------
-        PartitionError
-            It began under another one, or there is none; says how to go on.
-        """
+        """Require that a session rests on the alignment that the records are in the order of."""
         if not self.alignment:
             raise PartitionError(f"{self.site}: {self.why_unaligned}; {ALIGNED_BY}, then connect again")
         if alignment_of(session) != self.alignment:

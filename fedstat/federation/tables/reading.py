@@ -23,15 +23,7 @@ Reader: TypeAlias = Callable[[Path, Sequence[str], Any], pd.DataFrame]
 
 
 def to_pandas(where: str, table: IntoTable) -> pd.DataFrame:
-    """Hand back a pandas frame as it is, and convert any other table.
-
-    Raises
-    ------
-    PartitionError
-        If the object is not a table in memory.
-    ImportError
-        If a polars table cannot be converted because pyarrow is not installed.
-    """
+    """Hand back a pandas frame as it is, and convert any other table in memory."""
     if isinstance(table, pd.DataFrame):
         return table
     if isinstance(table, FrameTable):
@@ -61,15 +53,7 @@ def with_key_columns(frame: pd.DataFrame, key: Sequence[str]) -> pd.DataFrame:
 
 
 def read_table(client: str, path: str | Path, na_values: Sequence[str], dtype: Any) -> pd.DataFrame:
-    """Read one client's file by the ending of its name.
-
-    Raises
-    ------
-    PartitionError
-        If the file is absent, of an unknown kind, or not readable.
-    ImportError
-        If it is a Parquet file and pyarrow is not installed.
-    """
+    """Read one client's file by the ending of its name, into memory."""
     reader = _reader_of(client, Path(path))
     return _guarded(client, Path(path), lambda file: reader(file, na_values, dtype))
 
@@ -77,13 +61,7 @@ def read_table(client: str, path: str | Path, na_values: Sequence[str], dtype: A
 def open_table(
     client: str, path: str | Path, na_values: Sequence[str], dtype: Any
 ) -> pd.DataFrame | ParquetTable:
-    """Open one client's file: Parquet is left where it is and streamed, text is read.
-
-    Raises
-    ------
-    PartitionError, ImportError
-        As :func:`read_table`.
-    """
+    """Open one client's file: Parquet is left where it is and streamed, text is read."""
     if _reader_of(client, Path(path)) is _read_parquet:
         return _guarded(client, Path(path), ParquetTable)
     return read_table(client, path, na_values, dtype)

@@ -112,18 +112,9 @@ class Source:
     def from_mapping(cls, site: str, description: Mapping[str, Any]) -> Source:
         """Read a description, such as a table of a TOML file.
 
-        Parameters
-        ----------
-        site : str
-            The institution.
-        description : mapping
-            The parameters of :class:`Source` besides `site`. ``key`` may be one name; an entry of ``schema``
-            is a type, or a mapping with ``type`` and ``unit``.
-
-        Raises
-        ------
-        PartitionError
-            As :class:`Source`, or an entry is unknown or of another type.
+        It holds the parameters of :class:`Source` besides `site`. ``key`` may be one name; an entry of
+        ``schema`` is a type, or a mapping with ``type`` and ``unit``. PartitionError as :class:`Source`, or
+        where an entry is unknown or of another type.
         """
         known = {part.name for part in fields(cls)} - {"site"}
         check.refuse(_entry_problems(site, description, known))
@@ -167,31 +158,13 @@ def open_source(source: Source) -> Table:
 
 
 def read_source(source: Source) -> pd.DataFrame:
-    """Read a site's records into memory, with the key, to be linked to those of others.
-
-    Returns
-    -------
-    DataFrame, (n_rows, p)
-
-    Raises
-    ------
-    PartitionError, SecurityError, ImportError
-        As :func:`open_source`.
-    """
+    """Read a site's records into memory, (n_rows, p) with the key, to be linked to those of others."""
     table = OPENERS[source.kind](source, ())
     return pd.concat(list(table.chunks(table.columns)), ignore_index=True)
 
 
 def connection_string(source: Source) -> str:
-    """Fetch the address of a site's database from where its owner put it.
-
-    Raises
-    ------
-    PartitionError
-        There is no such variable or file, or it is empty.
-    SecurityError
-        Others than its owner may read the file.
-    """
+    """Fetch the address of a site's database from where its owner put it."""
     if source.env:
         text, where = os.environ.get(source.env, ""), f"the environment variable {source.env}"
     else:

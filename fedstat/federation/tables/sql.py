@@ -35,38 +35,12 @@ SEVERAL, OTHER = "values of several types", "values of other types"
 
 
 class SqlTable:
-    """The rows of a query, streamed from the database whenever they are asked for.
+    """The rows of a query, streamed from the database whenever they are asked for, in the order of their key.
 
-    When it is opened all rows are gone through once, to count them and to learn what each column holds: a
-    column then has the same type in every chunk. They come in the order of the key. Every pass is held
-    against the count, and against the passes before it.
-
-    Parameters
-    ----------
-    site : str
-        The institution.
-    database : Database
-    query : str
-        One SELECT, or WITH ... SELECT.
-    key : sequence of str
-        Columns that tell the rows apart.
-    rows_per_chunk : int
-        Most rows of a chunk; all chunks but the last have as many.
-    leave_out : sequence of str
-        Columns that nobody is to see, such as the key.
-
-    Attributes
-    ----------
-    columns : tuple of str
-    n_rows : int
-    kinds : mapping of str to str or None
-        What each column holds, also those that are left out; None without a value.
-
-    Raises
-    ------
-    PartitionError
-        The database cannot be reached or refuses, the query writes, a key is missing or repeated, or a column
-        holds values of several types.
+    When it is opened all rows are gone through once, to count them and to learn what each column holds
+    (`kinds`, None without a value; also of columns that are left out): a column then has the same type in
+    every chunk. Every later pass is held against the count, and against the passes before it. All chunks but
+    the last have `rows_per_chunk` rows.
     """
 
     def __init__(
@@ -92,15 +66,7 @@ class SqlTable:
         return f"SqlTable({self.site!r}, {self.n_rows} rows, {len(self.columns)} columns)"
 
     def chunks(self, columns: Sequence[str]) -> Iterator[pd.DataFrame]:
-        """Yield the frames; see :meth:`fedstat.federation.tables.table.Table.chunks`.
-
-        Raises
-        ------
-        DesignError
-            There is no such column, or the records changed since the table was opened.
-        PartitionError
-            The database cannot be reached, or refuses.
-        """
+        """Yield the frames; DesignError where the records changed since the table was opened."""
         absent = [name for name in columns if name not in self.columns]
         if absent:
             raise DesignError(

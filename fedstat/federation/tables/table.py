@@ -21,13 +21,7 @@ READ_BUFFER = 1 << 16  # bytes per column
 
 
 class Table(Protocol):
-    """Rows of named columns, read in chunks.
-
-    Attributes
-    ----------
-    columns : tuple of str
-    n_rows : int
-    """
+    """Rows of named columns, read in chunks."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -40,40 +34,17 @@ class Table(Protocol):
         ...
 
     def chunks(self, columns: Sequence[str]) -> Iterator[pd.DataFrame]:
-        """Go through the rows, in their order.
+        """Go through the rows in their order, columns in the order asked for.
 
-        Parameters
-        ----------
-        columns : sequence of str
-            Different names out of ``columns``; none is allowed and gives frames of rows only.
-
-        Yields
-        ------
-        DataFrame, (m, len(columns))
-            The next m rows under a RangeIndex from 0, columns in the order asked for. A table
-            without rows gives one frame or none. The categories of a categorical column may differ
-            from one frame to the next.
-
-        Raises
-        ------
-        DesignError
-            The table has no such column.
+        Names are different ones of ``columns``; none gives frames of rows only, an unknown one is a
+        DesignError. Every frame, (m, len(columns)), has a RangeIndex from 0; a table without rows gives one
+        frame or none. The categories of a column may differ from one frame to the next.
         """
         ...
 
 
 class FrameTable:
-    """A table in memory; it is its own single chunk.
-
-    Parameters
-    ----------
-    frame : DataFrame
-
-    Attributes
-    ----------
-    frame : DataFrame, (n_rows, p)
-        What was given, under a RangeIndex. Not copied.
-    """
+    """A table in memory, its own single chunk; `frame` (n_rows, p) is not copied, and under a RangeIndex."""
 
     def __init__(self, frame: pd.DataFrame) -> None:
         in_order = pd.RangeIndex(len(frame))
@@ -99,31 +70,9 @@ class FrameTable:
 class ParquetTable:
     """A Parquet file, of which only the columns asked for are read, chunk by chunk.
 
-    Parameters
-    ----------
-    path : path
-    rows_per_chunk : int
-        Most rows of a chunk; a chunk also ends where a row group of the file does.
-    leave_out : sequence of str
-        Columns that nobody is to see, such as a key.
-
-    Attributes
-    ----------
-    path : Path
-    columns : tuple of str
-        From the file's metadata, without what is left out and without an index that pandas stored.
-    index_columns : tuple of str
-        Columns of the file that pandas stored as an index.
-    n_rows : int
-    schema : pyarrow.Schema
-        Types of all columns of the file.
-
-    Raises
-    ------
-    ImportError
-        pyarrow is not installed.
-    OSError, pyarrow.ArrowInvalid (a ValueError)
-        The file is absent, or no Parquet file.
+    A chunk has at most `rows_per_chunk` rows, and also ends where a row group of the file does. `columns`
+    lacks what is left out, such as a key, and an index that pandas stored (`index_columns`); `schema` has
+    all. OSError or pyarrow.ArrowInvalid (a ValueError) where the file is absent or no Parquet file.
     """
 
     def __init__(
@@ -141,13 +90,7 @@ class ParquetTable:
         self.columns = tuple(name for name in self.schema.names if name not in hidden)
 
     def chunks(self, columns: Sequence[str]) -> Iterator[pd.DataFrame]:
-        """Yield the frames; see :meth:`Table.chunks`.
-
-        Raises
-        ------
-        DesignError
-            There is no such column, or the file has another number of rows than it had.
-        """
+        """Yield the frames; DesignError where the file has another number of rows than it had."""
         _check_columns(self.columns, columns)
         if not columns:
             yield from self._rows_only()
@@ -177,16 +120,7 @@ class ParquetTable:
 
 
 class LabelledTable:
-    """A table with one more column, the same text in every row.
-
-    Parameters
-    ----------
-    table : Table
-    name : str
-        The column, such as ``"hospital"``; it comes after those of the table.
-    label : str
-        Its value, which arrives as a categorical of one level.
-    """
+    """A table with one more column at its end: the site's `label`, a categorical of one level."""
 
     def __init__(self, table: Table, name: str, label: str) -> None:
         if name in table.columns:

@@ -26,10 +26,7 @@ ENDED = "FINISHED"
 class Analysis(FlareCarrier):
     """The analyst's end of the job that serves a federation.
 
-    Parameters
-    ----------
-    started_here : bool
-        Whether this process started the job, which it then also ends.
+    The process that started the job (`started_here`) also ends it.
     """
 
     started_here: bool = False
@@ -69,29 +66,10 @@ def open_analysis(
 ) -> Analysis:
     """Join the job of a federation; where none runs, start one that serves all sites that are connected.
 
-    Parameters
-    ----------
-    folder : path
-        The coordinator's.
-    identity : Identity
-        The coordinator's.
-    fingerprints : mapping of str to str
-        Of the sites' keys.
-    sites : sequence of str
-        Without which no job is started.
-    timeout : float
-        Seconds until a site counts as silent.
-    patience : float
-        Seconds to wait for sites that are not connected, and then for the job.
-
-    Raises
-    ------
-    ImportError
-        NVIDIA FLARE is not installed.
-    PartitionError
-        The federation has not been provisioned.
-    EngineError
-        The server is not reached, a site is not connected, or the job ended at once.
+    Without any of `sites` no job is started. `timeout` is the seconds until a site counts as silent,
+    `patience` those to wait for sites that are not connected, and then for the job. PartitionError where the
+    federation has not been provisioned; EngineError where the server is not reached, a site is not connected,
+    or the job ended at once.
     """
     home = folder / FLARE
     if not (home / ANALYST).exists():
@@ -115,40 +93,20 @@ def open_analysis(
 
 @dataclass(frozen=True, slots=True)
 class ServerState:
-    """What the server tells.
-
-    Parameters
-    ----------
-    connected : tuple of str
-        Sites.
-    jobs : mapping of str to str
-        State by number, of jobs that have not ended.
-    """
+    """What the server tells: connected sites, and by number the state of jobs that have not ended."""
 
     connected: tuple[str, ...]
     jobs: Mapping[str, str]
 
 
 def ask_server(folder: Path) -> ServerState:
-    """Ask the server of a coordinator's folder which sites are connected, and which jobs there are.
-
-    Raises
-    ------
-    ImportError, EngineError
-        See :func:`open_analysis`.
-    """
+    """Ask the server of a coordinator's folder which sites are connected, and which jobs there are."""
     with _session(folder) as session:
         return ServerState(_connected(session), _jobs(session))
 
 
 def end_analysis(folder: Path, identity: Identity) -> list[str]:
-    """End the job that takes questions, and abort all others; what was ended.
-
-    Raises
-    ------
-    ImportError, EngineError
-        See :func:`open_analysis`.
-    """
+    """End the job that takes questions, and abort all others; what was ended."""
     analysis = Analysis((folder / FLARE / SERVER).resolve(), identity, {})
     heard = analysis.is_heard()
     if heard:

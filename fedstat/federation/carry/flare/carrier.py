@@ -31,16 +31,8 @@ MARGIN = 30.0
 class FlareCarrier:
     """The analyst's end of a running job; several threads may use it, each with a connection of its own.
 
-    Parameters
-    ----------
-    server : path
-        Folder of the FLARE server, on this machine.
-    identity : Identity
-        The coordinator's.
-    fingerprints : mapping of str to str
-        Of the sites' keys.
-    timeout : float, optional
-        Seconds until a site counts as silent; what the job was started with by default.
+    `server` is the folder of the FLARE server, on this machine; `timeout` the seconds until a site counts as
+    silent, by default what the job was started with.
     """
 
     server: Path
@@ -50,13 +42,7 @@ class FlareCarrier:
     _connections: threading.local = field(default_factory=threading.local)
 
     def wait(self, seconds: float = START) -> None:
-        """Wait until the job takes questions.
-
-        Raises
-        ------
-        EngineError
-            It does not within `seconds`.
-        """
+        """Wait until the job takes questions; EngineError where it does not within `seconds`."""
         until = time.monotonic() + seconds
         while True:
             try:
@@ -73,12 +59,8 @@ class FlareCarrier:
     def carry(self, site: str, request: bytes) -> bytes:
         """Send one question, and wait for its answer.
 
-        Raises
-        ------
-        EngineError
-            No job is running, or the site did not answer.
-        SecurityError
-            The answer is not signed by the site, or belongs to another question.
+        EngineError where no job is running or the site did not answer, SecurityError where the answer is not
+        signed by the site, or belongs to another question.
         """
         number = number_of(request)
         question = sign(self.identity, Envelope(COORDINATOR, site, number, request))

@@ -33,18 +33,11 @@ PAUSE = 0.5
 
 
 class FlareController(Controller):  # type: ignore[misc]
-    """The server side of the job: passes questions on, and decides nothing.
+    """The server side of the job: passes questions on, and decides nothing. All times are in seconds.
 
-    Parameters
-    ----------
-    timeout : float
-        Seconds until a site counts as silent.
-    again_after : float
-        Seconds until a question is sent again; doubled every time, because a large message takes long.
-    start : float
-        Seconds in which the sites have to open their data; one that has not is named when it is asked.
-    idle : float
-        Seconds without a question after which the analysis is taken for forgotten, and ends.
+    A site is silent after `timeout`; a question is sent again after `again_after`, which doubles every time,
+    because a large message takes long. Sites have to open their data within `start`; one that has not is
+    named when it is asked. After `idle` without a question the analysis is taken for forgotten, and ends.
     """
 
     def __init__(

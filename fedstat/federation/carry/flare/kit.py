@@ -28,14 +28,9 @@ RIGHTS = dict.fromkeys(("submit_job", "manage_job", "download_job", "view", "ope
 
 
 def write_local(kit: str | Path) -> None:
-    """Let a FLARE participant run this package's two classes, and no code that comes with a job.
+    """Let the FLARE participant of a kit run this package's two classes, and no code that comes with a job.
 
     Logs hold warnings only and do not travel, and the server's job store is in a private folder of the kit.
-
-    Parameters
-    ----------
-    kit : path
-        Folder of a provisioned server or site, with ``startup`` and ``local``.
     """
     kit = Path(kit).resolve()
     resources = json.loads((kit / "local" / "resources.json.default").read_text())
@@ -68,20 +63,10 @@ def write_key(server: str | Path) -> None:
 def write_job(
     folder: str | Path, sites: Sequence[str], timeout: float = TIMEOUT, again_after: float = AGAIN_AFTER
 ) -> Path:
-    """Write the job that serves an analysis: a specification that names two classes.
+    """Write what to submit for the job that serves an analysis: a specification that names two classes.
 
-    Parameters
-    ----------
-    folder : path
-        Made where it is absent.
-    sites : sequence of str
-    timeout, again_after : float
-        Seconds; see :class:`~fedstat.federation.carry.flare.job.FlareController`.
-
-    Returns
-    -------
-    path
-        What to submit.
+    For `timeout` and `again_after`, seconds, see
+    :class:`~fedstat.federation.carry.flare.job.FlareController`.
     """
     config = Path(folder, "app", "config")
     config.mkdir(parents=True, exist_ok=True)

@@ -59,15 +59,9 @@ LONGEST_SOCKET = 100
 
 @dataclass(frozen=True, slots=True)
 class Participant:
-    """Who takes part, as FLARE will know it.
+    """Who takes part, as FLARE will know it: `name` is a site's, or of the server the host.
 
-    Parameters
-    ----------
-    name : str
-        A site's; of the server the host.
-    kind : {"client", "server", "lead"}
-    more : mapping
-        Further entries of FLARE's description.
+    `kind` is "client", "server" or "lead"; `more` are further entries of FLARE's description.
     """
 
     name: str
@@ -83,13 +77,7 @@ class Participant:
 
 
 def check_flare_name(name: str) -> str:
-    """Require a name that FLARE takes for a site.
-
-    Raises
-    ------
-    PartitionError
-        It does not.
-    """
+    """Require a name that FLARE takes for a site."""
     if not NAME.fullmatch(name):
         raise PartitionError(
             f"the name '{name}' cannot be one of a site over NVIDIA FLARE: expected at most 64 letters, "
@@ -99,13 +87,7 @@ def check_flare_name(name: str) -> str:
 
 
 def check_address(host: str, port: int) -> None:
-    """Require a host and a port at which a FLARE server can be reached.
-
-    Raises
-    ------
-    PartitionError
-        They are none.
-    """
+    """Require a host and a port at which a FLARE server can be reached."""
     if not HOST.fullmatch(host):
         raise PartitionError(
             f"host: expected the name of a machine such as 'stats.example.org', not {host!r}"
@@ -115,13 +97,7 @@ def check_address(host: str, port: int) -> None:
 
 
 def require_flare() -> None:
-    """Require NVIDIA FLARE.
-
-    Raises
-    ------
-    ImportError
-        It is not installed.
-    """
+    """Require NVIDIA FLARE; ImportError where it is not installed."""
     if importlib.util.find_spec("nvflare") is None:
         raise ImportError("this federation is carried by NVIDIA FLARE: pip install fedstat[flare]")
 
@@ -129,19 +105,8 @@ def require_flare() -> None:
 def prepare_server(folder: Path, host: str, port: int) -> None:
     """Make the certificate authority of a coordinator's folder, once, and the kits of server and analyst.
 
-    Parameters
-    ----------
-    folder : path
-        The coordinator's.
-    host, port : str, int
-        Where the sites will reach the server.
-
-    Raises
-    ------
-    PartitionError
-        The folder is too deep for a socket, or host and port are none.
-    EngineError
-        FLARE did not make them.
+    `host` and `port` are where the sites will reach the server. PartitionError where the folder is too deep
+    for a socket, EngineError where FLARE did not make them.
     """
     check_address(host, port)
     home = (folder / FLARE).resolve()
@@ -183,15 +148,7 @@ def draw_key(folder: Path, participant: Participant) -> bytes:
 
 
 def certify(folder: Path, request: bytes, participant: Participant) -> bytes:
-    """Sign a request with the authority of a coordinator's folder.
-
-    Raises
-    ------
-    SecurityError
-        The request is for another name, or for other rights.
-    EngineError
-        FLARE refuses it.
-    """
+    """Sign a request with the coordinator's authority; SecurityError where it asks for other rights."""
     home = (folder / FLARE).resolve()
     with TemporaryDirectory(dir=home) as place:
         asked, signed = Path(place, "it.request.zip"), Path(place, "it.signed.zip")
@@ -207,13 +164,7 @@ def certify(folder: Path, request: bytes, participant: Participant) -> bytes:
 
 
 def assemble(request: Path, signed: bytes, kit: Path) -> None:
-    """Put a certificate beside its key into a kit; the folder of the request is then removed.
-
-    Raises
-    ------
-    EngineError
-        FLARE refuses it, such as a certificate of another key.
-    """
+    """Put a certificate beside its key into a kit; the folder of the request is then removed."""
     with zipfile.ZipFile(io.BytesIO(signed)) as content:
         root = x509.load_pem_x509_certificate(content.read("rootCA.pem"))
     fingerprint = root.fingerprint(SHA256()).hex()
@@ -248,10 +199,8 @@ def grant_kit(
 ) -> tuple[str, bytes]:
     """Certify a site that has joined; its name, and what it makes its kit of, signed.
 
-    Raises
-    ------
-    SecurityError
-        The request is not signed by a site that has joined, or asks for more than a site's certificate.
+    SecurityError where no site that has joined signed the request, or it asks for more than a site's
+    certificate.
     """
     name, envelope = _open_request(request, sites, where)
     if (envelope.sender, envelope.receiver, envelope.number) != (name, COORDINATOR, REQUEST):
@@ -263,14 +212,8 @@ def grant_kit(
 def accept_kit(folder: Path, granted: bytes, name: str, coordinator: str, where: str) -> Path:
     """Make a site's kit of what the coordinator sent.
 
-    Raises
-    ------
-    SecurityError
-        The pinned coordinator did not sign it, or meant it for another site.
-    PartitionError
-        No request waits for it.
-    EngineError
-        It is not of the key that waits.
+    SecurityError where the pinned coordinator did not sign it or meant it for another site, PartitionError
+    where no request waits for it, EngineError where it is not of the key that waits.
     """
     envelope = open_signed(granted, coordinator, where)
     if (envelope.sender, envelope.receiver, envelope.number) != (COORDINATOR, name, KIT):

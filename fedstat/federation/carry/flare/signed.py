@@ -14,17 +14,7 @@ from fedstat.federation.crypto.envelopes import Envelope, open_signed, sign
 class SignedSite:
     """A site that answers the coordinator whom it has pinned, and signs what it answers.
 
-    Parameters
-    ----------
-    folder : path
-        See :mod:`fedstat.federation.carry.site_folder`.
-    name : str
-        Under which the site is reached.
-
-    Raises
-    ------
-    FedstatError
-        The folder cannot be used.
+    `name` is the one under which the site is reached.
     """
 
     def __init__(self, folder: Path, name: str) -> None:
@@ -41,13 +31,7 @@ class SignedSite:
         self._site, self._server = site, SiteServer(site)
 
     def answer(self, question: bytes) -> bytes:
-        """Answer a signed question.
-
-        Raises
-        ------
-        SecurityError
-            The coordinator did not sign it, or meant it for another site.
-        """
+        """Answer a question that the coordinator signed for this site; SecurityError for any other."""
         self._heed()
         envelope = open_signed(question, self._coordinator, "a question")
         if (envelope.sender, envelope.receiver) != (COORDINATOR, self._site.name):
