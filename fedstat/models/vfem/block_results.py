@@ -19,8 +19,8 @@ from fedstat.inference.results import FederatedResults
 from fedstat.models.saved import Saveable, SavedLedger
 from fedstat.models.vertical.layout import Layout, complete_at
 from fedstat.models.vertical.model import VerticalModel
+from fedstat.models.vertical.prediction.coding import ResponseSource, released_specs
 from fedstat.models.vfem.blocks.glm_distribution import NORMAL
-from fedstat.models.vfem.prediction.coding import ResponseSource, released_specs
 from fedstat.models.vfem.prediction.protocol import LinearPredictors, VFEMPredictor, predict_linear
 from fedstat.models.vfem.statements.notes import fit_notes
 from fedstat.models.vfem.statements.outcome import (

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from fedstat.federation.message import Step
 from fedstat.models.vertical.exchange.steps import ExchangeRules, exchange_steps
+from fedstat.models.vertical.prediction import steps as linear_predictor_steps
 from fedstat.models.vfem.covariance import glm_steps as glm_covariance_steps
 from fedstat.models.vfem.covariance import sem_steps
 from fedstat.models.vfem.covariance import steps as covariance_steps
@@ -25,6 +26,7 @@ TOPICS = (
     covariance_steps,
     staged_columns,
     sem_steps,
+    linear_predictor_steps,
     prediction_steps,
     glm_steps,
     glm_response_steps,

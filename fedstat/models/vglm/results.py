@@ -18,6 +18,7 @@ from fedstat.inference.summary import SummaryContent, build_summary
 from fedstat.inference.tables import SheetSummary, number
 from fedstat.models.saved import Saveable, SavedLedger
 from fedstat.models.vertical.model import VerticalModel
+from fedstat.models.vertical.prediction.coding import released_specs
 from fedstat.models.vglm.report import plots
 from fedstat.models.vglm.report.after_selection import (
     CLAIMS,
@@ -38,7 +39,7 @@ from fedstat.models.vglm.report.outcome import (
     make_refit,
     mean_predictors,
 )
-from fedstat.models.vglm.report.prediction import Predictor, predict_means, released_specs
+from fedstat.models.vglm.report.prediction import Predictor, predict_means
 from fedstat.typing import Floats
 
 if TYPE_CHECKING:

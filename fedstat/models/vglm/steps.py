@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from fedstat.federation.message import Step
 from fedstat.models.vertical.exchange.steps import ExchangeRules, exchange_steps
+from fedstat.models.vertical.prediction import steps as prediction_steps
 from fedstat.models.vglm.admm import steps as admm_steps
 from fedstat.models.vglm.newton import steps as newton_steps
-from fedstat.models.vglm.report import prediction
 from fedstat.models.vglm.response import steps as response_steps
 from fedstat.models.vglm.response.distributions import saturated
 
@@ -23,6 +23,6 @@ STEPS: Mapping[str, Step] = {
     **exchange_steps(RULES),
     **newton_steps.STEPS,
     **response_steps.STEPS,
-    **prediction.STEPS,
+    **prediction_steps.STEPS,
     **admm_steps.STEPS,
 }

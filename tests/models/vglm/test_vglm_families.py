@@ -118,6 +118,8 @@ def test_linear_predictors_travel_masked_only():
     np.testing.assert_allclose(clear.params, result.params, atol=1e-7)
     with pytest.raises(PolicyError, match="masked only"):
         model_of("binary", partition={"policy": policy}).fit(lam=0.05, masked=False)
+    with pytest.raises(PolicyError, match="masked only"):
+        result.predict()
 
 
 def test_a_holder_without_columns_and_two_institutions():

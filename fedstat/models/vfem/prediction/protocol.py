@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,11 +13,18 @@ from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.design.by_columns import design_ask
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.rounds.engine import Rounds
-from fedstat.models.vfem.blocks.request import ask
+from fedstat.models.vertical.prediction.coding import ResponseSource
+from fedstat.models.vertical.prediction.protocol import (
+    FittedBlocks,
+    PredictedBlocks,
+    new_ledger,
+    predict_blocks,
+    present_clients,
+)
+from fedstat.models.vfem.blocks.request import FAMILY, ask
 from fedstat.models.vfem.covariance.protocol import Places
 from fedstat.models.vfem.iteration.fit import VFEMFit
-from fedstat.models.vfem.prediction.coding import ResponseSource
-from fedstat.typing import Bools, Floats, Ints
+from fedstat.typing import Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +47,13 @@ class VFEMPredictor:
     psi: Floats | None
     specs: Mapping[str, str]
     response: ResponseSource
+
+    @property
+    def blocks(self) -> FittedBlocks:
+        """Coefficients by client, blocks centred at their means."""
+        beta, mu = self.fit.beta, self.fit.mu
+        means = {k: float(mu[k] @ beta[k]) for k in self.clients}
+        return FittedBlocks(self.clients, self.specs, beta, self.fit.a, means)
 
     @property
     def places(self) -> Places:
@@ -93,78 +107,47 @@ def predict_linear(
         A client's columns cannot be coded as in the fit.
     """
     present = present_clients(predictor.clients, partition)
-    ledger = new_ledger(predictor, partition)
-    asked = _linear_predictors(predictor, partition, present, mean_only or predictor.psi is None)
-    mean, missing, gradients = partition.engine.run(asked, ledger)
+    if not present:
+        raise ModelError(
+            f"predict: expected at least one of the clients {', '.join(predictor.clients)}; the partition "
+            f"has {', '.join(partition.clients)}"
+        )
+    ledger = new_ledger(partition, predictor.response.client)
+    predicting = _linear_predictors(predictor, partition, present, mean_only or predictor.psi is None)
+    found, gradients = partition.engine.run(predicting, ledger)
+    missing, index = found.missing, partition.entities
     variance = missing @ np.array([predictor.fit.t[k] for k in predictor.clients])
-    index, blocks = partition.entities, (~missing).sum(axis=1)
     return LinearPredictors(
-        mean=pd.Series(mean, index=index),
+        mean=pd.Series(found.linear, index=index),
         variance=pd.Series(variance, index=index),
-        blocks=pd.Series(blocks, index=index),
+        blocks=pd.Series((~missing).sum(axis=1), index=index),
         gradients=gradients,
         ledger=ledger,
     )
 
 
-def present_clients(clients: Sequence[str], partition: ClientPartition) -> tuple[str, ...]:
-    """Clients of a fit that a partition has, too.
-
-    Raises
-    ------
-    ModelError
-        The partition is horizontal, or has none of them.
-    """
-    if partition.layout != "vertical":
-        raise ModelError("predict: expected a vertical partition, received a horizontal one")
-    present = tuple(k for k in clients if k in partition.sites)
-    if not present:
-        raise ModelError(
-            f"predict: expected at least one of the clients {', '.join(clients)}; the partition "
-            f"has {', '.join(partition.clients)}"
-        )
-    return present
-
-
-def new_ledger(predictor: VFEMPredictor, partition: ClientPartition) -> Ledger:
-    """Start an account; the coordinator sits at the response holder where the partition has it."""
-    return Ledger(at=partition.coordinator_at(predictor.response.client))
-
-
 def _linear_predictors(
     predictor: VFEMPredictor, partition: ClientPartition, present: tuple[str, ...], mean_only: bool
-) -> Rounds[tuple[Floats, Bools, Gradients | None]]:
-    fit, session, n = predictor.fit, partition.new_session(), partition.n_entities
-    replies = yield [
-        design_ask(k, "open_new_block", session, {"spec": predictor.specs[k], "partial": partition.partial})
-        for k in present
-    ]
-    rows = {k: partition.rows[k][r.arrays["seen"]] for k, r in zip(present, replies, strict=True)}
-    replies = yield [ask(k, "predict_block", session, beta=fit.beta[k], mu=fit.mu[k]) for k in present]
-    mean, missing = np.full(n, fit.a), np.ones((n, len(predictor.clients)), dtype=bool)
-    for k, reply in zip(present, replies, strict=True):
-        mean[rows[k]] += reply.arrays["linear_predictor"]
-        missing[rows[k], predictor.clients.index(k)] = False
-    gradients = None
-    if not mean_only:
-        gradients = yield from _derivatives(predictor, rows, missing, session)
-    return mean, missing, gradients
+) -> Rounds[tuple[PredictedBlocks, Gradients | None]]:
+    found = yield from predict_blocks(predictor.blocks, present, partition, FAMILY)
+    if mean_only:
+        return found, None
+    return found, (yield from _derivatives(predictor, found))
 
 
-def _derivatives(
-    predictor: VFEMPredictor, rows: Mapping[str, Ints], missing: Bools, session: str
-) -> Rounds[Gradients]:
+def _derivatives(predictor: VFEMPredictor, found: PredictedBlocks) -> Rounds[Gradients]:
     """Project the derivatives of every linear predictor by the parameters on the covariance of these."""
     fit, places, number = predictor.fit, predictor.places, predictor.clients.index
     factor = covariance_factor(predictor)
     replies = yield [
-        ask(k, "project_block", session, mu=fit.mu[k], factor=factor[places.beta(number(k))]) for k in rows
+        ask(k, "project_block", found.session, mu=fit.mu[k], factor=factor[places.beta(number(k))])
+        for k in found.rows
     ]
-    by_mean = np.tile(factor[0], (len(missing), 1))
-    for k, reply in zip(rows, replies, strict=True):
-        by_mean[rows[k]] += reply.arrays["projection"] - fit.beta[k] @ factor[places.mu(number(k))]
+    by_mean = np.tile(factor[0], (len(found.linear), 1))
+    for (k, rows), reply in zip(found.rows.items(), replies, strict=True):
+        by_mean[rows] += reply.arrays["projection"] - fit.beta[k] @ factor[places.mu(number(k))]
     of_t = factor[places.total :]
-    by_variance = missing @ of_t if len(of_t) else np.zeros_like(by_mean)
+    by_variance = found.missing @ of_t if len(of_t) else np.zeros_like(by_mean)
     return Gradients(by_mean, by_variance)
 
 
@@ -199,7 +182,7 @@ def prediction_rsquared(predictor: VFEMPredictor, partition: ClientPartition) ->
         (reply,) = yield [ask(holder, "prediction_errors", session, use=use, predicted=mean[rows[use]])]
         return reply.arrays["sums"]
 
-    n, sse, sst = partition.engine.run(protocol(), new_ledger(predictor, partition))
+    n, sse, sst = partition.engine.run(protocol(), new_ledger(partition, holder))
     if n < 2 or sst <= 0.0:
         raise ModelError(
             f"R-squared of predictions: {n:.0f} entities of the partition have the response and every block"

@@ -1,4 +1,4 @@
-"""Steps of an institution with entities to predict: linear predictors, projections, squared errors."""
+"""Steps of an institution with entities to predict: projections of its columns, squared errors."""
 
 from __future__ import annotations
 
@@ -10,15 +10,7 @@ from fedstat.federation.design.by_columns import block_of
 from fedstat.federation.door.facts import Entities, GivenWeights
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
-from fedstat.kernels.rows import row_dots
 from fedstat.typing import Array, Bools, Floats
-
-
-def predict_block(data: SiteData, state: State, beta: Floats, mu: Floats) -> dict[str, Array]:
-    """Centred linear predictor of the opened rows."""
-    X = np.ascontiguousarray(block_of(data, state).X)
-    check_lengths(data.name, beta=(beta, X.shape[1]), mu=(mu, X.shape[1]))
-    return {"linear_predictor": row_dots(X, beta) - float(mu @ beta)}
 
 
 def project_block(data: SiteData, state: State, mu: Floats, factor: Floats) -> dict[str, Array]:
@@ -46,15 +38,6 @@ def prediction_errors(data: SiteData, state: State, use: Bools, predicted: Float
 
 
 STEPS: Mapping[str, Step] = {
-    "predict_block": Step(
-        predict_block,
-        {"beta": Declared("aggregate", "coefficients"), "mu": Declared("aggregate", "means")},
-        {
-            "linear_predictor": Declared(
-                "per entity", "linear predictor x'beta of the client's block", maskable=True
-            )
-        },
-    ),
     "project_block": Step(
         project_block,
         {

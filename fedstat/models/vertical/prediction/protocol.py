@@ -1,0 +1,95 @@
+"""Linear predictors of new entities from the blocks that they have.
+
+An entity that lacks a block has the mean of that block's linear predictor in its place: its expectation,
+where blocks are independent between institutions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedstat.errors import ModelError
+from fedstat.federation.account.ledger import Ledger
+from fedstat.federation.design.by_columns import design_ask
+from fedstat.federation.partition.partition import ClientPartition
+from fedstat.federation.rounds.engine import Rounds
+from fedstat.models.vertical.exchange.protocol import Conversation
+from fedstat.typing import Bools, Floats, Ints
+
+
+@dataclass(frozen=True, slots=True)
+class FittedBlocks:
+    """Coefficients of a fit by client, and how its columns are coded.
+
+    `mean` is the linear predictor of an entity without any block; `means` has what each block adds to it on
+    average, zero where left out.
+    """
+
+    clients: tuple[str, ...]
+    specs: Mapping[str, str]
+    beta: Mapping[str, Floats]
+    mean: float
+    means: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class PredictedBlocks:
+    """Linear predictors (n,) of the entities of a partition, and which blocks each lacks, (n, K).
+
+    `rows` are the entities of each client that was asked; `session` is that in which their columns are open.
+    """
+
+    linear: Floats
+    missing: Bools
+    rows: Mapping[str, Ints]
+    session: str
+
+
+def present_clients(clients: Sequence[str], partition: ClientPartition) -> tuple[str, ...]:
+    """Clients of a fit that a partition has, too.
+
+    Raises
+    ------
+    ModelError
+        The partition is horizontal.
+    """
+    if partition.layout != "vertical":
+        raise ModelError("predict: expected a vertical partition, received a horizontal one")
+    return tuple(k for k in clients if k in partition.sites)
+
+
+def new_ledger(partition: ClientPartition, holder: str) -> Ledger:
+    """Start an account; the coordinator sits at the response holder where the partition has it."""
+    return Ledger(at=partition.coordinator_at(holder))
+
+
+def predict_blocks(
+    blocks: FittedBlocks, asked: Sequence[str], partition: ClientPartition, family: str
+) -> Rounds[PredictedBlocks]:
+    """Code the columns of some clients as in the fit, and add up their linear predictors.
+
+    Raises
+    ------
+    DesignError
+        A client's columns cannot be coded as in the fit.
+    """
+    asking = Conversation(family, partition.new_session(), None)
+    linear = np.full(partition.n_entities, blocks.mean)
+    missing = np.ones((len(linear), len(blocks.clients)), dtype=bool)
+    if not asked:
+        return PredictedBlocks(linear, missing, {}, asking.session)
+    opened = yield [
+        design_ask(
+            k, "open_new_block", asking.session, {"spec": blocks.specs[k], "partial": partition.partial}
+        )
+        for k in asked
+    ]
+    rows = {k: partition.rows[k][r.arrays["seen"]] for k, r in zip(asked, opened, strict=True)}
+    replies = yield [asking.ask(k, "predict_block", beta=blocks.beta[k]) for k in asked]
+    for k, reply in zip(asked, replies, strict=True):
+        linear[rows[k]] += reply.arrays["linear_predictor"] - blocks.means.get(k, 0.0)
+        missing[rows[k], blocks.clients.index(k)] = False
+    return PredictedBlocks(linear, missing, rows, asking.session)

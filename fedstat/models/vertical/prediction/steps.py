@@ -1,0 +1,33 @@
+"""The step of an institution that has entities to predict."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from fedstat.federation.design.by_columns import block_of
+from fedstat.federation.door.state import SiteData, State
+from fedstat.federation.message import Declared, Step, check_lengths
+from fedstat.kernels.rows import row_dots
+from fedstat.typing import Array, Floats
+
+
+def predict_block(data: SiteData, state: State, beta: Floats) -> dict[str, Array]:
+    """Linear predictor x'beta of the opened rows: one value per entity leaves."""
+    X = np.ascontiguousarray(block_of(data, state).X)
+    check_lengths(data.name, beta=(beta, X.shape[1]))
+    return {"linear_predictor": row_dots(X, beta)}
+
+
+STEPS: Mapping[str, Step] = {
+    "predict_block": Step(
+        predict_block,
+        {"beta": Declared("aggregate", "coefficients", dtype="float64")},
+        {
+            "linear_predictor": Declared(
+                "per entity", "linear predictor x'beta of the client's block", maskable=True
+            )
+        },
+    )
+}
