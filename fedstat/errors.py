@@ -15,6 +15,7 @@
         ├── MessageError     it is malformed: unknown step, wrong array, shape or value
         │   └── SessionError the site was started again, and does not know the session any more
         ├── PolicyError      it is well formed, and the site's owner does not allow it
+        │   └── DescriptionError it goes beyond what the site publishes of its columns; no row was read
         └── SecurityError    it is not from whom, or not what, it should be: key, signature, seal or mask
 
     FedstatWarning (UserWarning)
@@ -79,6 +80,10 @@ class SessionError(MessageError):
 
 class PolicyError(DoorError):
     """The owner of the site does not allow this release."""
+
+
+class DescriptionError(PolicyError):
+    """What is asked goes beyond what the site publishes of its columns; decided without a look at a row."""
 
 
 class SecurityError(DoorError):

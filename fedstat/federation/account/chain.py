@@ -145,6 +145,10 @@ class ChainStore(Protocol):
         """Keep which columns were in play, and behind how many entities."""
         ...
 
+    def refused(self, asker: str, count: int) -> None:
+        """Keep how many refusals one who asks has had."""
+        ...
+
     def answered(self, bitmaps: Sequence[Array]) -> None:
         """Keep the rows behind earlier answers; see :mod:`fedstat.federation.door.guards`."""
         ...
@@ -260,7 +264,7 @@ class SiteAccount:
     The keys of all commitments are drawn from `secret`. `seen` holds the marks of all that the site has
     released or received: a repetition tells nothing new. A mark is the keyed digest of a content, and tells
     nothing without the secret. `columns` were in play in any session; `entities` are the most behind an
-    answer.
+    answer; `refusals` counts those that depended on rows, by who asked.
     """
 
     def __init__(self, secret: bytes | None = None) -> None:
@@ -269,6 +273,7 @@ class SiteAccount:
         self.store: ChainStore | None = None
         self.columns: set[str] = set()
         self.entities = 0
+        self.refusals: Counter[str] = Counter()
         self._chains: dict[str, Chain] = {}
         self._present = ""
 
@@ -320,6 +325,16 @@ class SiteAccount:
         self.entities = max(self.entities, entities)
         if self.store is not None:
             self.store.noted(self.columns, self.entities)
+
+    def count_refusal(self, asker: str) -> None:
+        """Count a refusal that depended on rows."""
+        self.set_refusals(asker, self.refusals[asker] + 1)
+
+    def set_refusals(self, asker: str, count: int) -> None:
+        """Keep how many refusals one who asks has had; none, where the owner lets it go on."""
+        self.refusals[asker] = count
+        if self.store is not None:
+            self.store.refused(asker, count)
 
     def keep_answered(self, bitmaps: Sequence[Array]) -> None:
         """Keep the rows behind earlier answers beyond the life of the process."""

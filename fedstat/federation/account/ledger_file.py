@@ -54,6 +54,14 @@ class InPlayLine:
     entities: Annotated[int, Least(0)]
 
 
+@dataclass(frozen=True, slots=True)
+class RefusalsLine:
+    """So many questions of one who asks were refused because of the rows."""
+
+    asker: str
+    refused: Annotated[int, Least(0)]
+
+
 class LedgerFile:
     """The file that a site's entries are appended to; EngineError where another process serves the site.
 
@@ -94,6 +102,10 @@ class LedgerFile:
     def noted(self, columns: set[str], entities: int) -> None:
         """Append what was in play."""
         self._append([to_plain(InPlayLine(sorted(columns), entities))])
+
+    def refused(self, asker: str, count: int) -> None:
+        """Append how many refusals one who asks has had."""
+        self._append([to_plain(RefusalsLine(asker, count))])
 
     def answered(self, bitmaps: Sequence[Array]) -> None:
         """Replace the rows behind earlier answers."""
@@ -171,6 +183,10 @@ def _take(
     if "columns" in line:
         noted = from_plain(InPlayLine, line, LEDGER, SecurityError)
         account.note(set(noted.columns), noted.entities)
+        return True
+    if "refused" in line:
+        refusals = from_plain(RefusalsLine, line, LEDGER, SecurityError)
+        account.refusals[refusals.asker] = refusals.refused
         return True
     if "session" in line:
         opened = from_plain(OpenedLine, line, LEDGER, SecurityError)

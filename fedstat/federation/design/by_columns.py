@@ -15,9 +15,10 @@ import numpy as np
 
 from fedstat.errors import DesignError, MessageError
 from fedstat.federation.design.block import CodedBlock, Partial, apply_block, build_block
+from fedstat.federation.design.formula.asked import response_asked, terms_asked
 from fedstat.federation.design.formula.parse import ClientTerms, Formula
 from fedstat.federation.design.response import build_response
-from fedstat.federation.design.spec import BlockSpec
+from fedstat.federation.design.spec import BlockSpec, read_terms
 from fedstat.federation.door.facts import Entities, RowsByLevel
 from fedstat.federation.door.site import FAMILIES
 from fedstat.federation.door.state import SiteData, State
@@ -98,6 +99,7 @@ class OpenedBlock:
 def open_response(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
     """Compute the response and say which rows have one."""
     spec = json.loads(text)
+    state.tell(response_asked(spec["response"]))
     response = build_response(data.frame, spec["response"], spec["columns"], data.name)
     if response.ndim != 1:
         raise DesignError(f"the response at client {data.name!r} must be one column; counts are for a GLM")
@@ -111,6 +113,7 @@ def open_block(data: SiteData, state: State, text: str, use: Bools) -> tuple[dic
     """Code this institution's columns on the rows in `use`, and say which rows it has."""
     spec = json.loads(text)
     terms = ClientTerms(data.name, tuple(spec["terms"]), tuple(spec["columns"]))
+    state.tell(terms_asked(read_terms(terms.terms, terms.columns)))
     block = build_block(
         data.frame,
         terms,
@@ -127,9 +130,9 @@ def open_block(data: SiteData, state: State, text: str, use: Bools) -> tuple[dic
 def open_new_block(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
     """Code new rows by an agreed specification, and say which rows there are."""
     spec = json.loads(text)
-    block = apply_block(
-        data.frame, BlockSpec.from_json(spec["spec"]), partial=spec["partial"], client=data.name
-    )
+    coding = BlockSpec.from_json(spec["spec"])
+    state.tell(terms_asked(read_terms(coding.terms, coding.columns)))
+    block = apply_block(data.frame, coding, partial=spec["partial"], client=data.name)
     return _opened(state, block)
 
 

@@ -78,6 +78,7 @@ class OpenRows:
 def survey_rows(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
     """Count whole rows, and tell the kind of every column and the levels of categories."""
     question = RowsQuestion.from_json(text)
+    state.tell(*question.asked())
     terms = question.read_terms()
     n, n_rows, kinds = 0, data.table.n_rows, dict[str, Kind]()
     counts: dict[str, dict[LevelValue, int]] = {}
@@ -164,6 +165,7 @@ def open_rows(data: SiteData, state: State, text: str) -> tuple[dict[str, Array]
     """Code the rows, tell the door what was counted, and name the columns."""
     content = json.loads(text)
     question, spec = RowsQuestion.from_json(content["question"]), BlockSpec.from_json(content["spec"])
+    state.tell(*question.asked())
     opened = OpenRows(data, question, spec, question.read_terms())
     # Before it is coded: with far more columns than rows it may be very large.
     state.tell(RowCount(data.table.n_rows, most_columns(question, opened.terms, spec)))

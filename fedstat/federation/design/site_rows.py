@@ -12,11 +12,18 @@ from fedstat import records
 from fedstat.errors import DesignError, FormulaError, MessageError
 from fedstat.federation.design.block import BlockSpec, code_rows
 from fedstat.federation.design.coding import STATE_KEYS, iter_transforms
+from fedstat.federation.design.formula.asked import (
+    columns_asked,
+    offsets_asked,
+    response_asked,
+    terms_asked,
+)
 from fedstat.federation.design.formula.expression import parse_expression
 from fedstat.federation.design.formula.terms import Term
 from fedstat.federation.design.formula.tree import Column
 from fedstat.federation.design.response import build_offset, build_response
 from fedstat.federation.design.spec import read_terms
+from fedstat.federation.door.facts import FactorsAsked
 from fedstat.federation.door.state import SiteData
 from fedstat.federation.tables.columns import as_numbers, at_column, column_kind, missing_cells, pick_columns
 from fedstat.typing import Bools, Floats
@@ -98,6 +105,15 @@ class RowsQuestion:
                     f"formula: {transform.text!r} on the left side needs the rows of all sites; compute it "
                     "before, or leave the response in its own units"
                 )
+
+    def asked(self) -> tuple[FactorsAsked, ...]:
+        """Tell what is to be computed, for the door to judge before a row is read."""
+        return (
+            terms_asked(self.read_terms()),
+            response_asked(self.response),
+            offsets_asked(self.offsets),
+            columns_asked((*self.weights.values(), *self.labels)),
+        )
 
     def read_terms(self) -> tuple[Term, ...]:
         """Read the terms of the right side again, checked."""

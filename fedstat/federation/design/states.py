@@ -156,6 +156,7 @@ def transform_sums(data: SiteData, site_state: SiteState, text: str) -> tuple[di
     """
     asked = records.from_json(TransformQuestion, text, f"{data.name}: the question about transforms")
     question, growing = RowsQuestion.from_json(asked.question), asked.targets
+    site_state.tell(*question.asked())
     transforms = {t.text: t for t in stateful(question.read_terms())}
     _check_state(asked.state, transforms, data.name)
     _check_targets(growing, transforms, data.name)

@@ -9,9 +9,41 @@ a step keeps: who uses the rows that an earlier step opened has told what was to
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fedstat.typing import Array, Bools, Floats, Ints
+
+
+@dataclass(frozen=True, slots=True)
+class FactorAsked:
+    """One factor of a formula, as far as a site's owner is asked whether it may be computed.
+
+    Parameters
+    ----------
+    text : str
+    columns : tuple of str
+        That it reads.
+    functions : tuple of str
+        Of the transforms in it, outer ones first; ``"C"`` for a column coded as categories.
+    written : bool
+        Whether it holds arithmetic, a comparison or a number: with these a column can be made in which one
+        person is told apart from all others.
+    options : mapping of str to plain value
+        Arguments of the outermost function, such as knots.
+    """
+
+    text: str
+    columns: tuple[str, ...]
+    functions: tuple[str, ...] = ()
+    written: bool = False
+    options: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class FactorsAsked:
+    """What a question wants computed from the columns of a site; told before any row is read."""
+
+    factors: Sequence[FactorAsked]
 
 
 @dataclass(frozen=True, slots=True)

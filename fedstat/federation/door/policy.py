@@ -7,7 +7,7 @@ only a step can count stand in :mod:`fedstat.federation.door.guards`: steps tell
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -25,6 +25,19 @@ from fedstat.federation.message import COUNTED, Ask, Declared, Kind, Step
 
 DATA_KINDS: tuple[Kind, ...] = ("sealed", "masked share", "aggregate", "sketch", "per entity", "raw columns")
 """Kinds of values that depend on the data; names, levels, counts and presence count as public."""
+
+WORDS = ("masked_only", "two_sites", "formulas", "evaluation", "reasons")
+"""Rules that are switches: one value of each is the strict one."""
+STRICT: Mapping[str, Any] = {
+    "refused_kinds": frozenset({"raw columns", "per entity", "sketch"}),
+    "masked_only": True,
+    "two_sites": "refuse",
+    "formulas": "simple",
+    "evaluation": "once",
+    "reasons": "logged",
+    "max_refusals": 10,
+}
+"""Where the policy of a served site departs from that of one process."""
 
 HIDDEN: Mapping[str, str] = {
     "sealed": "It is hidden on its way, and the product of columns that it serves is released. ",
@@ -78,6 +91,15 @@ class Policy:
     answers_kept : int
         How many earlier answers over rows are held against a new one, so that two that differ by a few
         rows do not both leave; 0 switches the check off.
+    formulas : {"any", "simple"}
+        "simple" computes a factor only where it is one column or one function of one column, and defined on
+        all that the site publishes of that column; see :mod:`fedstat.federation.door.descriptions`.
+    evaluation : {"any", "once"}
+        "once" lets a model be evaluated one time, on edges that do not depend on rows.
+    reasons : {"told", "logged"}
+        Whether a refusal that depends on rows says why to whoever asked, or to the owner's log alone.
+    max_refusals : int or None
+        Refusals that depend on rows after which one who asks gets no more answers, until the owner says so.
     privacy : Budget or None
         With a budget, what depends on the data leaves only where an accountant charges its release; no
         family of this version keeps such accounts.
@@ -98,6 +120,10 @@ class Policy:
     max_parameters: float = 0.33
     max_columns: int | None = None
     answers_kept: int = 200
+    formulas: Literal["any", "simple"] = "any"
+    evaluation: Literal["any", "once"] = "any"
+    reasons: Literal["told", "logged"] = "told"
+    max_refusals: int | None = None
     privacy: Budget | None = None
 
     def __post_init__(self) -> None:
@@ -106,6 +132,50 @@ class Policy:
             raise PartitionError(
                 f"Policy: privacy: expected a Budget or None, received {type(self.privacy).__name__}"
             )
+
+    @classmethod
+    def open(cls) -> Policy:
+        """Return the policy of one process, where whoever asks can read the tables anyway.
+
+        Minimum counts are as a served site's, so that numbers are those that served sites would give.
+        """
+        return cls()
+
+    @classmethod
+    def strict(cls, **rules: Any) -> Policy:
+        """Return the policy with which a site that is served starts; its owner may loosen single rules.
+
+        Values per entity, columns and sketches do not leave; sums leave masked, over three sites or more;
+        formulas are simple; a model is evaluated once; refusals that depend on rows do not say why, and ten
+        of them are the end.
+
+        Parameters
+        ----------
+        **rules
+            Fields that the owner sets otherwise.
+        """
+        return replace(cls(**STRICT), **rules)
+
+    @property
+    def is_strict(self) -> bool:
+        """Whether no rule is looser than those of :meth:`strict`."""
+        return not self.looser_than_strict()
+
+    def looser_than_strict(self) -> tuple[str, ...]:
+        """Names of the rules that allow more than :meth:`strict` does."""
+        kinds = STRICT["refused_kinds"] <= self.refused_kinds
+        same = (name for name, value in STRICT.items() if name in WORDS and getattr(self, name) != value)
+        least, held = Policy(), ("min_count", "min_events", "min_level_count")
+        fewer = (name for name in held if getattr(self, name) < getattr(least, name))
+        more = self.max_parameters > least.max_parameters
+        many = self.max_refusals is None or self.max_refusals > STRICT["max_refusals"]
+        return (
+            *([] if kinds else ["refused_kinds"]),
+            *same,
+            *fewer,
+            *(["max_parameters"] if more else []),
+            *(["max_refusals"] if many else []),
+        )
 
     @classmethod
     def from_toml(cls, path: str | Path) -> Policy:
@@ -191,7 +261,13 @@ def site_policies(
     return {site: _read(own[site]) if site in own else rules for site in sites}
 
 
+NAMED: Mapping[str, Callable[[], Policy]] = {"open": Policy.open, "strict": Policy.strict}
+"""Policies that can be given by name, in the place of a file."""
+
+
 def _read(policy: object) -> Policy:
+    if isinstance(policy, str) and policy in NAMED:
+        return NAMED[policy]()
     if isinstance(policy, str | Path):
         return Policy.from_toml(policy)
     if not isinstance(policy, Policy):

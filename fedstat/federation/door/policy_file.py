@@ -139,6 +139,37 @@ KEYS: tuple[Key, ...] = (
         "Models over rows: how many earlier answers are held against a new one, so that two whose rows "
         "differ by fewer than min_count do not both leave. 0 switches the check off.",
     ),
+    Key(
+        "formulas",
+        '"any" or "simple"',
+        lambda value: value in ("any", "simple"),
+        'What may be computed from the columns. "simple": a factor is one column, or one function of one '
+        "column (log, sqrt, exp, scale, center, C, poly and bs of low degree), and is defined on all that "
+        'columns.toml publishes. "any": arithmetic and written numbers as well, with which whoever asks can '
+        "make a column that tells one person apart from all others.",
+    ),
+    Key(
+        "evaluation",
+        '"any" or "once"',
+        lambda value: value in ("any", "once"),
+        'How often the fit of a model may be held against the rows: "once", on edges that do not depend on '
+        'rows, or "any" number of times, on any edges, between which single rows can lie.',
+    ),
+    Key(
+        "reasons",
+        '"told" or "logged"',
+        lambda value: value in ("told", "logged"),
+        'What a refusal says that depends on rows: "logged" is one word and the name of the rule, and why '
+        'stands in the log of this institution; "told" says why, and so tells something of the rows.',
+    ),
+    Key(
+        "max_refusals",
+        "a whole number of at least 1",
+        lambda value: value is None or _whole(1)(value),
+        "Refusals that depend on rows, each a bit about them, after which whoever asked gets no more answers "
+        "until 'fedstat site answer-again'. By default there is no limit.",
+        "max_refusals = 10",
+    ),
 )
 PRIVACY = (
     "A privacy budget. With one, whatever depends on the data leaves only where an accountant charges its "

@@ -6,7 +6,7 @@ ledger, reply. A step cannot be reached in any other way, and only steps of inst
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from fedstat.federation.account.chain import Chain, SiteAccount
 from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.crypto.masks import WIDE, Masker
 from fedstat.federation.door.policy import Policy, check_ask, check_columns, check_counts, check_mask
+from fedstat.federation.door.refusing import Refusals
 from fedstat.federation.door.rules import AnsweredInstead, Installed, check_told, judge, tell_weights
 from fedstat.federation.door.state import SiteData, State, Trust
 from fedstat.federation.message import (
@@ -33,6 +34,7 @@ from fedstat.federation.message import (
     unpack_ask,
 )
 from fedstat.federation.tables.linked import LinkedTable
+from fedstat.federation.tables.published import Published, PublishedColumn
 from fedstat.federation.tables.table import FrameTable, LabelledTable, Table
 from fedstat.typing import Array
 
@@ -72,6 +74,10 @@ class Site:
         New keys by default.
     account : SiteAccount, optional
         The account of an earlier process, to be continued.
+    published : mapping of str to PublishedColumn, optional
+        What the owner has published of the columns.
+    log : callable, optional
+        Takes the reason of every refusal that does not leave; for the owner.
     """
 
     def __init__(
@@ -83,6 +89,8 @@ class Site:
         site_column: str = "",
         trust: Trust | None = None,
         account: SiteAccount | None = None,
+        published: Published | None = None,
+        log: Callable[[str], None] | None = None,
     ) -> None:
         self.name = name
         self.policy = policy if policy is not None else Policy()
@@ -92,7 +100,19 @@ class Site:
         if site_column:
             held = LabelledTable(held, site_column, name)
         account = SiteAccount() if account is None else account
-        self._data = SiteData(name, held, shared_seed, self.policy, trust=trust or Trust(), account=account)
+        described = dict(published or {})
+        if site_column:  # every site has a level of its own, which is its name
+            described[site_column] = PublishedColumn("category", levels=(name,))
+        self._data = SiteData(
+            name,
+            held,
+            shared_seed,
+            self.policy,
+            trust=trust or Trust(),
+            account=account,
+            published=described,
+        )
+        self.refusals = Refusals(name, account, log)
         self._states: dict[str, State] = {}
         self._put_out: set[str] = set()
 
@@ -118,13 +138,15 @@ class Site:
     def __repr__(self) -> str:
         return f"Site({self.name!r}, {self._size})"
 
-    def answer(self, request: bytes) -> bytes:
+    def answer(self, request: bytes, asker: str = "") -> bytes:
         """Answer one ask.
 
         Parameters
         ----------
         request : bytes
             A packed :class:`~fedstat.federation.message.Ask`.
+        asker : str
+            Fingerprint of who asks, as far as whoever carried the question knows it.
 
         Returns
         -------
@@ -148,7 +170,7 @@ class Site:
             raise
         chain = self._begin_entries(ask.session)
         try:
-            return self._answer(ask, chain)
+            return self._answer(ask, chain, asker)
         except FedstatError as error:
             chain.refusal(ask, error)
             raise
@@ -159,12 +181,13 @@ class Site:
         chain.begin()
         return chain
 
-    def _answer(self, ask: Ask, chain: Chain) -> bytes:
+    def _answer(self, ask: Ask, chain: Chain, asker: str) -> bytes:
         """Answer an ask that is addressed to this site, and enter what passes."""
         step = self._find_step(ask)
         chain.ask(ask, step)
         check_arrays(f"{self.name}, step '{ask.step}'", step.takes, ask.arrays)
         if ask.family != RECEIPT:
+            self.refusals.check_patience(self.policy, asker)
             check_ask(self.name, self.policy, ask, step)
             self._check_not_forgotten(ask, chain)
             self._check_aligned(ask)
@@ -173,11 +196,15 @@ class Site:
         try:
             clear, reply, n_sites = self._prepare(ask, step, state)
             packed = pack_reply(reply)
-        except FedstatError:
+        except FedstatError as error:
             # An answer that does not leave must leave no trace either: the next one counts from here.
             state.restore(earlier)
             self._data.answered[:] = answered
-            raise
+            outward = self.refusals.outward(self.policy, error, asker)
+            if outward is error:
+                raise
+            # Without its cause: a traceback that is sent on would quote what the text does not.
+            raise outward from None
         self.account.note(state.in_play, state.entities)
         if list(map(id, self._data.answered)) != list(map(id, answered)):
             self.account.keep_answered(self._data.answered)

@@ -14,6 +14,7 @@ from fedstat.federation.account.chain import SiteAccount
 from fedstat.federation.crypto.keys import Identity
 from fedstat.federation.door.facts import Entities
 from fedstat.federation.door.policy import Policy
+from fedstat.federation.tables.published import Published
 from fedstat.federation.tables.table import FrameTable, LabelledTable, Table
 from fedstat.typing import Array
 
@@ -58,6 +59,8 @@ class SiteData:
     trust : Trust
     account : SiteAccount
         The site's own account of all that passed its door.
+    published : mapping of str to PublishedColumn
+        What the owner has published of the columns, from which formulas are judged.
     """
 
     name: str
@@ -67,6 +70,7 @@ class SiteData:
     answered: list[Array] = field(default_factory=list)
     trust: Trust = field(default_factory=lambda: Trust())
     account: SiteAccount = field(default_factory=SiteAccount)
+    published: Published = field(default_factory=dict)
 
     @property
     def common_seed(self) -> int:

@@ -18,6 +18,7 @@ from fedstat.federation.rounds.alignment import align_entities
 from fedstat.federation.rounds.engine import LocalEngine
 from fedstat.federation.tables import checks as check
 from fedstat.federation.tables.hashed_keys import KeyTable
+from fedstat.federation.tables.published import Published, propose
 from fedstat.federation.tables.table import Table
 from fedstat.typing import Ints
 
@@ -41,7 +42,10 @@ class PartitionOptions:
         rules = site_policies(tuple(tables), self.policy, self.policies)
         seed = secrets.randbits(63) if self.shared_seed is None else self.shared_seed
         sites = {
-            client: Site(client, table, rules[client], seed, site_column) for client, table in tables.items()
+            client: Site(
+                client, table, rules[client], seed, site_column, published=described(table, rules[client])
+            )
+            for client, table in tables.items()
         }
         fingerprints = {client: site.trust.identity.public.fingerprint for client, site in sites.items()}
         for site in sites.values():
@@ -57,3 +61,10 @@ class PartitionOptions:
         protocol = align_entities(tuple(sites), secrets.token_hex(8))
         n_entities = LocalEngine(sites).run(protocol, Ledger()).n_entities
         return pd.RangeIndex(n_entities), {client: table.places for client, table in keys.items()}
+
+
+def described(table: Table, policy: Policy) -> Published | None:
+    """Propose what an owner would publish, where the policy asks for it: in a rehearsal there is no owner."""
+    if policy.formulas == "any":
+        return None
+    return propose(table, policy.min_level_count)

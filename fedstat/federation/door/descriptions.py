@@ -1,0 +1,116 @@
+"""Rules about formulas: what may be computed is judged from a site's public description, never from rows.
+
+A column of the asker's making can single out one person: ``log(exp(z + exp(-1e4 * (age - 41)**2)))`` is z but
+for those who are 41, and two fits with and without it tell their responses. A refusal that depends on rows,
+such as that of ``log(income - t)``, tells one value by bisection. So a factor is one column, or one function
+of one column from a short list, on what the owner has published; then the columns that can ever be made are
+few and are known beforehand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fedstat.errors import DescriptionError
+from fedstat.federation.door import facts
+from fedstat.federation.door.state import SiteData
+from fedstat.federation.tables.published import PublishedColumn
+
+MOST_DEGREE = 3
+"""Of a polynomial or spline: its recurrence is a sum of powers, of which many determine a small group."""
+LARGEST_EXPONENT = 700.0
+"""exp() of more is no number."""
+ALLOW = 'The owner may allow it by the line  formulas = "any"  in policy.toml'
+
+
+def check_factors(data: SiteData, fact: facts.FactorsAsked) -> None:
+    """Require that every factor is simple, and defined on all that the site has published.
+
+    Raises
+    ------
+    DescriptionError
+        Names the rule, the site, the factor and the line of the policy that would allow it.
+    """
+    if data.policy.formulas == "any":
+        return
+    for factor in fact.factors:
+        problem = _problem(data, factor)
+        if problem:
+            raise DescriptionError(
+                f"{data.name}: its policy (simple formulas) does not compute '{factor.text}': "
+                f"{problem}. {ALLOW}"
+            )
+
+
+def _problem(data: SiteData, factor: facts.FactorAsked) -> str:
+    """Say what is against a factor; nothing where it is allowed."""
+    columns = data.published
+    absent = [name for name in factor.columns if name not in columns]
+    if absent:
+        return f"the site publishes no column '{absent[0]}'"
+    if factor.written:
+        return "a factor is one column or one function of one column, without arithmetic or written numbers"
+    if len(factor.functions) > 1:
+        return "a function of a function is not on its list"
+    if not factor.functions:
+        return ""
+    (function,), (name,) = factor.functions, factor.columns
+    column = columns[name]
+    if function == "C":
+        return _coding(column, factor.options)
+    if column.kind != "number":
+        return f"column '{name}' is published as a category"
+    return FUNCTIONS[function.removeprefix("np.")](column, factor.options)
+
+
+def _coding(column: PublishedColumn, options: Mapping[str, Any]) -> str:
+    if not column.levels:
+        return "its description lists no levels"
+    reference = options.get("reference")
+    return "" if reference is None or reference in column.levels else "the reference is no published level"
+
+
+def _positive(column: PublishedColumn, options: Mapping[str, Any]) -> str:
+    inside = column.range is not None and column.range[0] > 0.0
+    return "" if inside else "its published range is not above 0"
+
+
+def _not_negative(column: PublishedColumn, options: Mapping[str, Any]) -> str:
+    inside = column.range is not None and column.range[0] >= 0.0
+    return "" if inside else "its published range goes below 0"
+
+
+def _exponent(column: PublishedColumn, options: Mapping[str, Any]) -> str:
+    inside = column.range is not None and max(map(abs, column.range)) <= LARGEST_EXPONENT
+    return "" if inside else f"its published range goes beyond {LARGEST_EXPONENT:g}"
+
+
+def _standard(column: PublishedColumn, options: Mapping[str, Any]) -> str:
+    return "" if options.get("ddof", 1) in (0, 1) else "ddof is 0 or 1"
+
+
+def _polynomial(column: PublishedColumn, options: Mapping[str, Any]) -> str:
+    degree = options.get("degree", 1)
+    return "" if degree <= MOST_DEGREE else f"polynomials have degree {MOST_DEGREE} at most"
+
+
+def _spline(column: PublishedColumn, options: Mapping[str, Any]) -> str:
+    if column.range is None or not column.knots:
+        return "its description lists no range and knots for splines"
+    bounds = (options.get("lower_bound"), options.get("upper_bound"))
+    if bounds != column.range or "df" in options or not set(options.get("knots", ())) <= set(column.knots):
+        return "lower_bound, upper_bound and knots have to be published ones, and there is no df"
+    return _polynomial(column, options)
+
+
+FUNCTIONS: Mapping[str, Callable[[PublishedColumn, Mapping[str, Any]], str]] = {
+    "log": _positive,
+    "sqrt": _not_negative,
+    "exp": _exponent,
+    "center": _standard,
+    "scale": _standard,
+    "poly": _polynomial,
+    "bs": _spline,
+}
+"""What a function of a column asks of the column's description; what is not here is not computed."""

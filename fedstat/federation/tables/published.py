@@ -1,0 +1,215 @@
+"""The public description of a site's columns: kinds, levels and ranges that its owner has written down.
+
+What may be asked of a site is judged from this description and never from its rows: whether ``log(income)``
+can be computed, or which levels a factor has, would otherwise be told by a refusal. Its file, ``columns.toml``::
+
+    [income]
+    kind = "number"
+    range = [0.0, 1e6]
+
+    [region]
+    kind = "category"
+    levels = ["north", "south"]
+
+A proposal is made at the institution from its own table (:func:`propose`), for the owner to read: a range
+that ends at the largest value, or a level that one person has, says something about that person.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, TypeAlias
+
+import numpy as np
+import pandas as pd
+
+from fedstat.errors import PartitionError
+from fedstat.federation.tables.columns import Kind, LevelValue, column_kind, find_levels
+from fedstat.federation.tables.table import Table
+from fedstat.records import from_plain
+
+MOST_LEVELS = 50
+"""Distinct values up to which a column of whole numbers is proposed with levels as well."""
+DIGITS = 2
+"""Significant digits of a proposed bound, rounded outwards, so that it is no row's value."""
+HEAD = """\
+# What this institution publishes of its columns: kind, range of numbers, levels of categories.
+# Questions are judged from what stands here, and never from the rows. Read it before you serve:
+# everybody who may ask can read it. A column that is left out cannot be asked for.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedColumn:
+    """What everybody may know of a column.
+
+    Parameters
+    ----------
+    kind : {"number", "category"}
+    range : (float, float) or None
+        Between which all numbers lie; None where the owner does not say, and then no logarithm, root or
+        spline of the column can be asked for.
+    levels : tuple
+        Of a category, in the order in which a model takes them; of a number: its codes, for ``C(x)``.
+    knots : tuple of float
+        Where splines of the column may have knots, ascending.
+    """
+
+    kind: Kind
+    range: tuple[float, float] | None = None
+    levels: tuple[LevelValue, ...] = ()
+    knots: tuple[float, ...] = ()
+
+    def check(self) -> None:
+        """Require bounds and knots that ascend, and levels that differ.
+
+        Raises
+        ------
+        PartitionError
+            They do not.
+        """
+        places = [*(self.range or ())[:1], *self.knots, *(self.range or ())[1:]]
+        if any(b <= a for a, b in pairwise(places)):
+            raise PartitionError("a published range and its knots have to ascend: range = [low, high]")
+        if len(set(self.levels)) < len(self.levels):
+            raise PartitionError("a published level stands twice")
+        if self.kind == "category" and (self.range or not self.levels):
+            raise PartitionError("a published category has levels = [...], and no range")
+
+
+Published: TypeAlias = Mapping[str, PublishedColumn]
+
+
+def read_published(text: str, where: str) -> Published:
+    """Read the text of a ``columns.toml``.
+
+    Raises
+    ------
+    PartitionError
+        It is no TOML, or an entry has no meaning; names the place and not the value.
+    """
+    try:
+        content = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise PartitionError(f"{where}: is not TOML ({type(error).__name__})") from None
+    return from_plain(dict[str, PublishedColumn], content, where, PartitionError, defaults=True)
+
+
+def write_published(published: Published) -> str:
+    """Text of a ``columns.toml``."""
+    return "\n".join([HEAD, *(_section(name, column) for name, column in published.items())])
+
+
+def _section(name: str, column: PublishedColumn) -> str:
+    lines = [f"[{json.dumps(name, ensure_ascii=False)}]", f'kind = "{column.kind}"']
+    if column.range is not None:
+        lines.append(f"range = [{column.range[0]!r}, {column.range[1]!r}]")
+    for word, values in (("levels", column.levels), ("knots", column.knots)):
+        if values:
+            lines.append(f"{word} = [{', '.join(map(_toml, values))}]")
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: LevelValue) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+@dataclass(slots=True)
+class _Seen:
+    """A column as its chunks pass: bounds, and the rows of every level while there are few."""
+
+    kind: Kind | None = None
+    low: float = math.inf
+    high: float = -math.inf
+    levels: Counter[LevelValue] | None = None
+
+    def add(self, series: pd.Series[Any], name: str) -> None:
+        present = series.dropna()
+        if present.empty:
+            return
+        self.kind = column_kind(present, "", name)
+        if self.kind == "number":
+            numbers = present.to_numpy(dtype=np.float64)
+            self.low, self.high = min(self.low, numbers.min()), max(self.high, numbers.max())
+        if self.levels is None:
+            self.levels = Counter()
+        counts = present.value_counts()
+        few = self.kind == "category" or len(self.levels) + len(counts) <= 2 * MOST_LEVELS
+        self.levels.update({level: int(counts[level]) for level in find_levels(present)} if few else {})
+
+    def propose(self, min_level_count: int) -> PublishedColumn | None:
+        if self.kind is None or self.levels is None:
+            return None
+        common = [level for level, count in self.levels.items() if count >= min_level_count]
+        if self.kind == "category":
+            return PublishedColumn("category", levels=tuple(common)) if common else None
+        coded = len(common) == len(self.levels) <= MOST_LEVELS and all(float(x).is_integer() for x in common)
+        codes = tuple(sorted(common)) if coded else ()
+        return PublishedColumn("number", outwards(self.low, self.high), codes)
+
+
+def outwards(low: float, high: float) -> tuple[float, float]:
+    """Round bounds away from one another, each to two significant digits; a sign is kept."""
+    return _rounded(low, math.floor), _rounded(high, math.ceil)
+
+
+def _rounded(value: float, rounding: Any) -> float:
+    if value == 0.0:
+        return 0.0
+    unit = 10.0 ** (math.floor(math.log10(abs(value))) - DIGITS + 1)
+    # The next bound, not the nearest: a value that has two digits itself would be published.
+    step = rounding(value / unit) + (-1 if rounding is math.floor else 1)
+    further = float(f"{step * unit:.{DIGITS}g}")
+    return 0.0 if further * value < 0.0 else further
+
+
+def look_through(table: Table) -> dict[str, _Seen]:
+    """Go once through the rows of a table, at its institution."""
+    seen = {name: _Seen() for name in table.columns}
+    for chunk in table.chunks(table.columns):
+        for name, one in seen.items():
+            one.add(chunk[name], name)
+    return seen
+
+
+def propose(table: Table, min_level_count: int) -> dict[str, PublishedColumn]:
+    """Propose a description of a table to its owner.
+
+    Parameters
+    ----------
+    table : Table
+    min_level_count : int
+        Rows of a level that is proposed; rarer ones are left out, for the owner to merge or to write down.
+    """
+    found = {name: one.propose(min_level_count) for name, one in look_through(table).items()}
+    return {name: column for name, column in found.items() if column is not None}
+
+
+def description_problems(site: str, published: Published, table: Table) -> Iterator[str]:
+    """Say to the owner where a table departs from its description; for nobody else's eyes.
+
+    A column that is not described is no problem: it cannot be asked for.
+    """
+    absent = [name for name in published if name not in table.columns]
+    for name in absent:
+        yield f"{site}: column '{name}' is published, and not in the table. Take it out of the description"
+    for name, seen in look_through(table).items():
+        column = published.get(name)
+        if column is None or seen.kind is None or seen.levels is None:
+            continue
+        if seen.kind != column.kind:
+            yield f"{site}: column '{name}' is published as a {column.kind} and holds a {seen.kind}"
+        elif column.range is not None and not (column.range[0] <= seen.low and seen.high <= column.range[1]):
+            yield f"{site}: column '{name}' has values outside its published range. Widen the range"
+        elif column.kind == "category" and not set(seen.levels) <= set(column.levels):
+            more = len(set(seen.levels) - set(column.levels))
+            yield (
+                f"{site}: column '{name}' has {more:,} level(s) that its description does not list. Merge "
+                "them with others in the source, or publish them"
+            )
