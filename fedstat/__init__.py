@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedstat import datasets, errors
 from fedstat.federation.account.verification import verify_receipt
-from fedstat.federation.door.policy import Policy
+from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.inference.compare import compare
 from fedstat.models import INSTALLED

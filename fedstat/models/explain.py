@@ -12,7 +12,8 @@ import pandas as pd
 
 from fedstat.errors import NotAvailableError
 from fedstat.federation.account.entry import COORDINATOR
-from fedstat.federation.door.policy import Policy, Refusal
+from fedstat.federation.door.owner.policy import Policy
+from fedstat.federation.door.owner.question import Refusal
 from fedstat.federation.forecast.adversary import who_learns
 from fedstat.federation.forecast.dry_site import DrySite
 from fedstat.federation.forecast.forecast import Forecast, Loop, Planned

@@ -22,7 +22,8 @@ from fedstat.federation.carry.site_folder import (
 )
 from fedstat.federation.crypto.keys import Identity
 from fedstat.federation.door.families import load_families
-from fedstat.federation.door.policy import Policy, refusals
+from fedstat.federation.door.owner.policy import Policy
+from fedstat.federation.door.owner.question import refusals
 from fedstat.federation.door.site import FAMILIES, RECEIPT
 from fedstat.federation.message import Ask, Step
 from fedstat.federation.rounds.schema import table_schema

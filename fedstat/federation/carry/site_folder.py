@@ -23,7 +23,7 @@ from fedstat.errors import PartitionError
 from fedstat.federation.account.ledger_file import open_account, read_answered
 from fedstat.federation.crypto.keys import Identity
 from fedstat.federation.door.families import load_families
-from fedstat.federation.door.policy import Policy
+from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.door.site import Site
 from fedstat.federation.door.state import Trust
 from fedstat.federation.tables.linked import LinkedTable

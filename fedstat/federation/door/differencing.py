@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fedstat.errors import PolicyError
-from fedstat.federation.door.policy import Policy
+from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.door.state import SiteData, State
 from fedstat.typing import Array, Bools, Ints
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from fedstat.errors import DescriptionError, FedstatError, FormulaError, PolicyError
 from fedstat.federation.account.chain import SiteAccount
 from fedstat.federation.account.entry import policy_rule
-from fedstat.federation.door.policy import Policy
+from fedstat.federation.door.owner.policy import Policy
 
 KEPT = 100
 """Reasons that a process keeps in memory for its owner."""

@@ -21,7 +21,8 @@ from fedstat.errors import (
 from fedstat.federation.account.chain import Chain, SiteAccount
 from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.crypto.masks import WIDE, Masker
-from fedstat.federation.door.policy import Policy, check_ask, check_columns, check_counts, check_mask
+from fedstat.federation.door.owner.policy import Policy
+from fedstat.federation.door.owner.question import check_ask, check_columns, check_counts, check_mask
 from fedstat.federation.door.refusing import Refusals
 from fedstat.federation.door.rules import AnsweredInstead, Installed, check_told, judge, tell_weights
 from fedstat.federation.door.state import SiteData, State, Trust

@@ -13,7 +13,7 @@ from fedstat.errors import DesignError, PartitionError
 from fedstat.federation.account.chain import SiteAccount
 from fedstat.federation.crypto.keys import Identity
 from fedstat.federation.door.facts import Entities
-from fedstat.federation.door.policy import Policy
+from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.tables.published import Published
 from fedstat.federation.tables.table import FrameTable, LabelledTable, Table
 from fedstat.typing import Array

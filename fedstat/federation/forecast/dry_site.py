@@ -14,14 +14,8 @@ import pandas as pd
 
 from fedstat.errors import PolicyError
 from fedstat.federation.account.entry import policy_rule
-from fedstat.federation.door.policy import (
-    Policy,
-    Refusal,
-    check_columns,
-    check_counts,
-    check_mask,
-    refusals,
-)
+from fedstat.federation.door.owner.policy import Policy
+from fedstat.federation.door.owner.question import Refusal, check_columns, check_counts, check_mask, refusals
 from fedstat.federation.door.site import FAMILIES, Site, released
 from fedstat.federation.door.state import State
 from fedstat.federation.message import Ask, Reply, Step, pack_ask, unpack_reply

@@ -12,7 +12,7 @@ from math import prod
 from typing import TypeAlias
 
 from fedstat.federation.account.entry import Entry
-from fedstat.federation.door.policy import Refusal
+from fedstat.federation.door.owner.question import Refusal
 from fedstat.federation.forecast.rehearsal import DryRun
 
 Key: TypeAlias = tuple[str, str, str, str, str, str, bool]

@@ -9,7 +9,7 @@ import numpy as np
 from fedstat.federation.design.block import CodedBlock
 from fedstat.federation.design.by_columns import BlockDesign, Design
 from fedstat.federation.design.spec import BlockSpec
-from fedstat.federation.door.policy import Policy
+from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.door.state import State
 from fedstat.federation.forecast.dry_site import DrySite
 from fedstat.federation.forecast.invention import draw_effects, draw_response, generator

@@ -16,7 +16,7 @@ from fedstat.federation.design.by_rows import RowsAgreement
 from fedstat.federation.design.row_steps import OPEN_ROWS, STEPS, OpenRows, standardisation, varying
 from fedstat.federation.design.site_rows import RowsQuestion, WholeRows
 from fedstat.federation.door.facts import RowCount
-from fedstat.federation.door.policy import Policy
+from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.forecast.dry_site import DrySite
 from fedstat.federation.forecast.invention import draw_effects, draw_response, generator

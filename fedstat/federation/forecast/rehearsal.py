@@ -15,7 +15,8 @@ from typing import NoReturn
 from fedstat.errors import PolicyError
 from fedstat.federation.account.entry import Entry
 from fedstat.federation.account.ledger import Ledger
-from fedstat.federation.door.policy import Policy, Refusal, rules_in_force
+from fedstat.federation.door.owner.policy import Policy
+from fedstat.federation.door.owner.question import Refusal, rules_in_force
 from fedstat.federation.door.site import FAMILIES, RECEIPT
 from fedstat.federation.forecast.dry_site import DrySite
 from fedstat.federation.message import Ask, Declared, Reply

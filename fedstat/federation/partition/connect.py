@@ -27,7 +27,7 @@ from fedstat.federation.carry.remote import Carrier, RemoteEngine, RemoteSite
 from fedstat.federation.carry.site_folder import IDENTITY, load_identity, read_entries
 from fedstat.federation.crypto.keys import Identity
 from fedstat.federation.door.families import load_families
-from fedstat.federation.door.policy import Policy
+from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.partition.connect_vertical import linked, vertical_problems
 from fedstat.federation.partition.describe import Layout
 from fedstat.federation.partition.row_tables import RowRanges, common_columns

@@ -12,7 +12,7 @@ import pandas as pd
 
 from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.design.observed import Partial
-from fedstat.federation.door.policy import Policy, site_policies
+from fedstat.federation.door.owner.policy import Policy, site_policies
 from fedstat.federation.door.site import Site
 from fedstat.federation.rounds.alignment import align_entities
 from fedstat.federation.rounds.engine import LocalEngine

@@ -13,7 +13,7 @@ from narwhals.typing import IntoDataFrame
 from fedstat.errors import PartitionError
 from fedstat.federation.carry.remote import Carrier, RemoteEngine
 from fedstat.federation.design.observed import Partial
-from fedstat.federation.door.policy import Policy
+from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.partition import row_tables as partition_rows
 from fedstat.federation.partition.connect import connect
 from fedstat.federation.partition.describe import Layout

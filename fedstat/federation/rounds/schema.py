@@ -8,7 +8,7 @@ from typing import Annotated
 
 from fedstat import records
 from fedstat.errors import MessageError, PartitionError, PolicyError
-from fedstat.federation.door.policy import Policy
+from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.door.site import FAMILIES
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Ask, Declared, Step

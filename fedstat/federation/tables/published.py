@@ -1,7 +1,7 @@
 """The public description of a site's columns: kinds, levels and ranges that its owner has written down.
 
 What may be asked of a site is judged from this description and never from its rows: whether ``log(income)``
-can be computed, or which levels a factor has, would otherwise be told by a refusal. Its file, ``columns.toml``::
+can be computed, or which levels a factor has, would otherwise be told by a refusal. The file::
 
     [income]
     kind = "number"

@@ -17,7 +17,7 @@ from fedstat.federation.design.by_rows import RowsAgreement, agree_rows
 from fedstat.federation.design.formula.expression import name_expression
 from fedstat.federation.design.formula.parse import Formula, parse_pooled_formula
 from fedstat.federation.design.site_rows import RowsQuestion
-from fedstat.federation.door.policy import Policy
+from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.forecast.dry_site import DrySite
 from fedstat.federation.forecast.invented_rows import RowsInvention
 from fedstat.federation.partition.partition import ClientPartition

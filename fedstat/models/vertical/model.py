@@ -10,7 +10,7 @@ from fedstat.errors import DataWarning, ModelError
 from fedstat.federation.account.ledger import CoordinatorAccount, Ledger
 from fedstat.federation.design.by_columns import Design, Missing, agree_design
 from fedstat.federation.design.formula.parse import Formula, parse_formula
-from fedstat.federation.door.policy import Policy
+from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.forecast.dry_site import DrySite
 from fedstat.federation.forecast.invented_columns import invent_columns
 from fedstat.federation.partition.partition import ClientPartition

@@ -15,7 +15,7 @@ from fedstat.federation.account.ledger_file import open_account, read_account
 from fedstat.federation.carry.journal import Journal
 from fedstat.federation.carry.remote import RemoteEngine, RemoteSite, SiteServer
 from fedstat.federation.crypto.keys import Identity
-from fedstat.federation.door.policy import Policy
+from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.door.site import Site
 from fedstat.federation.door.state import Trust
 from fedstat.federation.message import unpack_ask, unpack_reply

@@ -32,7 +32,7 @@ from fedstat.errors import EngineError, MessageError, PolicyError, SecurityError
 from fedstat.federation.carry import journal as journals
 from fedstat.federation.carry.journal import Journal
 from fedstat.federation.carry.remote import RemoteEngine, RemoteSite, SiteServer
-from fedstat.federation.door.policy import Policy
+from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.files import lock
 from fedstat.federation.message import Ask, pack_ask, unpack_ask, unpack_reply
 from fedstat.federation.rounds import masked_sums as sums

@@ -17,7 +17,7 @@ from fedstat.federation.design.by_rows import agree_rows, moment_asks, open_asks
 from fedstat.federation.design.formula.parse import parse_pooled_formula
 from fedstat.federation.design.row_steps import INTERCEPT, MOST_LEVELS, standardisation, translation
 from fedstat.federation.design.site_rows import RowsQuestion
-from fedstat.federation.door.policy import Policy
+from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.door.site import Site
 from fedstat.federation.message import pack_ask, unpack_reply
 from fedstat.federation.rounds.engine import LocalEngine

@@ -16,7 +16,7 @@ from fedstat.federation.design.by_rows import agree_rows, rows_ask
 from fedstat.federation.design.formula.parse import parse_pooled_formula
 from fedstat.federation.design.site_rows import RowsQuestion, design_matrix, whole_rows
 from fedstat.federation.design.states import Recurrence
-from fedstat.federation.door.policy import Policy
+from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.door.site import Site
 from fedstat.federation.message import pack_ask, unpack_reply
 from fedstat.federation.rounds.engine import LocalEngine

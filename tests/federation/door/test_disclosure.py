@@ -11,7 +11,7 @@ from fedstat.federation.design.states import Extremes
 from fedstat.federation.door import differencing, leverage
 from fedstat.federation.door import guards as disclosure
 from fedstat.federation.door import weights as weight_rules
-from fedstat.federation.door.policy import Policy
+from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.door.state import SiteData
 from fedstat.federation.tables.table import FrameTable
 

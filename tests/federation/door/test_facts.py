@@ -11,7 +11,7 @@ import pytest
 
 from fedstat.errors import DoorError, PolicyError
 from fedstat.federation.door.facts import Entities, GivenWeights, GroupSums
-from fedstat.federation.door.policy import Policy
+from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.door.site import FAMILIES, Site
 from fedstat.federation.message import Ask, Declared, Step, pack_ask
 

@@ -8,7 +8,8 @@ import fedstat as fs
 from fedstat.errors import PartitionError, PolicyError
 from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.door.facts import Entities
-from fedstat.federation.door.policy import Budget, Policy, rules_in_force, site_policies
+from fedstat.federation.door.owner.policy import Budget, Policy, site_policies
+from fedstat.federation.door.owner.question import rules_in_force
 from fedstat.federation.door.site import FAMILIES, Site
 from fedstat.federation.door.state import State
 from fedstat.federation.message import Ask, Declared, Step, pack_ask, unpack_reply

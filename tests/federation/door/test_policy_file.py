@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 import fedstat as fs
 from fedstat.errors import PartitionError
-from fedstat.federation.door.policy import Budget, Policy
-from fedstat.federation.door.policy_file import KEYS, KINDS
+from fedstat.federation.door.owner.policy import Budget, Policy
+from fedstat.federation.door.owner.policy_file import KEYS, KINDS
 
 COUNTS = st.integers(0, 10**6)
 NAMES = st.text(st.characters(blacklist_categories=("C", "Z")), min_size=1, max_size=12)

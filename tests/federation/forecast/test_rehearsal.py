@@ -7,7 +7,7 @@ from fedstat.errors import PolicyError
 from fedstat.federation.account.entry import Entry
 from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.door.facts import Entities
-from fedstat.federation.door.policy import Policy
+from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.door.site import FAMILIES
 from fedstat.federation.door.state import State
 from fedstat.federation.forecast.adversary import listed, who_learns

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from fedstat.errors import PartitionError
-from fedstat.federation.door.policy import Policy
+from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.tables.table import FrameTable, ParquetTable
 

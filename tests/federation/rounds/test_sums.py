@@ -11,7 +11,7 @@ import pytest
 from fedstat.errors import MessageError, PolicyError, SecurityError
 from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.door.facts import Entities
-from fedstat.federation.door.policy import Policy
+from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.door.site import FAMILIES, Site
 from fedstat.federation.message import Ask, Declared, Step, pack_ask, unpack_reply
 from fedstat.federation.rounds.engine import LocalEngine, Rounds

@@ -13,7 +13,7 @@ import pytest
 
 from fedstat.errors import DesignError
 from fedstat.federation.door.facts import Entities
-from fedstat.federation.door.policy import Policy
+from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.door.site import FAMILIES, Site
 from fedstat.federation.door.state import SiteData
 from fedstat.federation.message import Ask, Declared, Step, pack_ask, unpack_reply

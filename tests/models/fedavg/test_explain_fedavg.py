@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 import fedstat as fs
-from fedstat.federation.door.policy import Budget
+from fedstat.federation.door.owner.policy import Budget
 
 RNG = np.random.default_rng(3)
 FRAME = pd.DataFrame({"x": RNG.normal(size=240), "z": RNG.normal(size=240)})

@@ -6,7 +6,7 @@ from descent import FRAME, SITES, F, fit, model, run
 
 import fedstat as fs
 from fedstat.errors import EstimationError, ModelError, NotAvailableError, PolicyError
-from fedstat.federation.door.policy import Policy
+from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.message import Ask, pack_ask, unpack_ask, unpack_reply
 from fedstat.federation.rounds.engine import LocalEngine
 

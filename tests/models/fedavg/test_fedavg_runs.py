@@ -14,7 +14,7 @@ from fedstat.errors import (
     ModelError,
     PolicyError,
 )
-from fedstat.federation.door.policy import Policy
+from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.message import Ask, pack_ask
 from fedstat.models.fedavg import FAMILIES
 

@@ -12,7 +12,7 @@ import statsmodels.api as sm
 
 import fedstat as fs
 from fedstat.errors import FedstatError, PolicyError
-from fedstat.federation.door.policy import Policy
+from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.message import Ask, pack_ask, unpack_reply
 from fedstat.federation.tables.table import ParquetTable
 

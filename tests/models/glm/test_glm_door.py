@@ -13,7 +13,7 @@ from pooled import partition, table
 
 import fedstat as fs
 from fedstat.errors import FedstatError, MessageError, PolicyError
-from fedstat.federation.door.policy import Policy
+from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.message import Ask, pack_ask, unpack_ask
 from fedstat.federation.rounds.engine import LocalEngine
 from fedstat.models.glm import FAMILIES

@@ -12,7 +12,7 @@ from pooled import partition, table
 
 import fedstat as fs
 from fedstat.errors import EstimationError, ModelError, NotAvailableError, PolicyError
-from fedstat.federation.door.policy import Policy
+from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.door.site import FAMILIES
 from fedstat.federation.message import Ask, pack_ask, unpack_ask, unpack_reply
 from fedstat.federation.rounds import masked_sums as sums

@@ -60,7 +60,7 @@ REFUSALS = {
     "per entity": ({"refused_kinds": frozenset({"per entity"})}, {"masked": False}),
     "masked only": ({"masked_only": True}, {"masked": False}),
     "families": ({"families": frozenset({"design", "secure"})}, {}),
-    "budget": ({"privacy": fs.federation.door.policy.Budget(1.0, 0.0)}, {}),
+    "budget": ({"privacy": fs.federation.door.owner.policy.Budget(1.0, 0.0)}, {}),
 }
 
 

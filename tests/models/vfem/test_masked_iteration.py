@@ -9,7 +9,7 @@ from oracle import Study, simulate
 import fedstat as fs
 from fedstat.errors import PolicyError
 from fedstat.federation.crypto.masks import unmask_sum
-from fedstat.federation.door.policy import Policy
+from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.message import unpack_reply
 from fedstat.models.vfem.blocks.layout import make_layout
 from fedstat.models.vfem.iteration import steps

@@ -18,7 +18,7 @@ from fedstat.errors import (
     SecurityError,
 )
 from fedstat.federation.door import guards
-from fedstat.federation.door.policy import Policy
+from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.message import pack, pack_ask, unpack, unpack_reply
 from fedstat.models.vertical import merges as pattern_merge
 

@@ -14,7 +14,7 @@ from oracle import ITERATIVE, simulate
 import fedstat as fs
 from fedstat.errors import EstimationError, FedstatError, MessageError, PolicyError
 from fedstat.federation.design.by_columns import design_ask
-from fedstat.federation.door.policy import Policy
+from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.message import Ask, pack_ask, unpack_reply
 from fedstat.models.vfem import FAMILIES
 

@@ -8,7 +8,7 @@ from glm_oracle import glm_study
 import fedstat as fs
 from fedstat.errors import EstimationError, MessageError, PolicyError
 from fedstat.federation.crypto.masks import unmask_sum
-from fedstat.federation.door.policy import Policy
+from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.message import Ask, pack_ask, unpack_reply
 from fedstat.models.vfem.iteration.glm_response_steps import STEPS as RESPONSE_STEPS
 from fedstat.models.vfem.iteration.glm_steps import STEPS

@@ -13,7 +13,7 @@ from vglm_study import COLUMNS, make_model, make_table, pooled_columns
 
 import fedstat as fs
 from fedstat.errors import EstimationError, MessageError, ModelError, NotAvailableError, PolicyError
-from fedstat.federation.door.policy import Policy
+from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.message import pack_ask
 from fedstat.kernels.penalised.gram import gram_path
 from fedstat.kernels.penalised.groups import Groups

@@ -11,7 +11,7 @@ from pooled_path import glm_path
 from vglm_study import COLUMNS, make_model, make_table, pooled_columns
 
 from fedstat.errors import EstimationError, MessageError, ModelError, NotAvailableError, PolicyError
-from fedstat.federation.door.policy import Policy
+from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.message import Ask, pack_ask
 from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.kernels.glm.sums import Rows

@@ -9,7 +9,7 @@ from vglm_study import COLUMNS, NAMES, make_model, make_partition, make_table, p
 
 import fedstat as fs
 from fedstat.errors import DataWarning, EstimationError, ModelError, PolicyError
-from fedstat.federation.door.policy import Policy
+from fedstat.federation.door.owner.policy import Policy
 from fedstat.kernels.penalised.gram import gram_path
 from fedstat.kernels.penalised.groups import Groups
 from fedstat.kernels.penalised.penalties import Penalty

@@ -1,0 +1,192 @@
+"""What follows from a question and its declarations: refusals before a row is looked at, counts after."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from fedstat.errors import PolicyError
+from fedstat.federation.crypto.masks import TWO_SITES, hides
+from fedstat.federation.door.owner.policy import Policy
+from fedstat.federation.message import COUNTED, Ask, Declared, Kind, Step
+
+DATA_KINDS: tuple[Kind, ...] = ("sealed", "masked share", "aggregate", "sketch", "per entity", "raw columns")
+"""Kinds of values that depend on the data; names, levels, counts and presence count as public."""
+
+HIDDEN: Mapping[str, str] = {
+    "sealed": "It is hidden on its way, and the product of columns that it serves is released. ",
+    "masked share": "It is random by itself, and the sum with the other share is released. ",
+}
+MASKED = "It is hidden in a masked sum, and the sum is released. "
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a site's policy does not let an answer leave.
+
+    Parameters
+    ----------
+    rule : str
+        Name of the rule.
+    array : str
+        The array, empty where the rule concerns the whole answer; ``"text"`` for a text.
+    message : str
+        Names site, rule, array and remedy.
+    """
+
+    rule: str
+    array: str
+    message: str
+
+
+Question: TypeAlias = tuple[Policy, Ask, Declared, str]
+"""A policy, what is asked, and one declared array of the answer with its place in words."""
+
+
+def _hidden(ask: Ask, declared: Declared) -> bool:
+    return declared.maskable and ask.masked is not None
+
+
+def _refused_kind(question: Question) -> str:
+    policy, ask, declared, where = question
+    if declared.kind not in policy.refused_kinds or _hidden(ask, declared):
+        return ""
+    remedy = "Fit with masked=True, or ask" if declared.maskable else "Ask"
+    return (
+        f"does not let '{declared.kind}' leave: {where}. {remedy} for less, leave the site out, or have the "
+        "owner allow the kind"
+    )
+
+
+def _not_masked(question: Question) -> str:
+    policy, ask, declared, where = question
+    if not policy.masked_only or not declared.maskable or _hidden(ask, declared):
+        return ""
+    return f"lets {where} leave in a masked sum only; fit with masked=True"
+
+
+def _unaccounted(question: Question) -> str:
+    policy, ask, declared, where = question
+    hidden = _hidden(ask, declared)
+    # What is maskable is a site's part of a sum, whatever its kind.
+    if policy.privacy is None or (declared.kind not in DATA_KINDS and not declared.maskable):
+        return ""
+    why = MASKED if hidden else HIDDEN.get(declared.kind, "")
+    return (
+        "lets nothing that depends on the data leave unless an accountant charges it to the budget, and "
+        f"none does for {where}. {why}No family of this version keeps such accounts: leave the site out, or "
+        "have the owner take [privacy] out of the policy"
+    )
+
+
+RULES: Mapping[str, Callable[[Question], str]] = {
+    "refused kinds": _refused_kind,
+    "masked only": _not_masked,
+    "privacy budget": _unaccounted,
+}
+"""Rules that hold for one array of an answer, before it is computed."""
+
+
+def refusals(site: str, policy: Policy, ask: Ask, step: Step) -> Iterator[Refusal]:
+    """List what in an answer the policy does not let leave, before anything is computed."""
+    if policy.families is not None and ask.family not in policy.families:
+        yield Refusal(
+            "families",
+            "",
+            f"{site}: its policy (families) allows {sorted(policy.families)}, not '{ask.family}', which asks "
+            f"for step '{ask.step}'. The owner may add it to the list",
+        )
+    for name, declared in step.given.items():
+        where = f"array '{name}' of step '{ask.step}' ({declared.what})"
+        for rule, check in RULES.items():
+            problem = check((policy, ask, declared, where))
+            if problem:
+                yield Refusal(rule, name, f"{site}: its policy ({rule}) {problem}")
+
+
+def rules_in_force(policy: Policy, declared: Declared, n_masked: int = 0) -> Iterator[str]:
+    """List the rules that an array meets at a site, with their limits.
+
+    Parameters
+    ----------
+    n_masked : int
+        Sites of the masked sum that the array enters; 0 where it comes in clear.
+    """
+    if policy.families is not None:
+        yield "families"
+    if policy.refused_kinds and not n_masked:
+        yield "refused kinds"
+    if policy.masked_only and declared.maskable:
+        yield "masked only"
+    if n_masked and not hides(n_masked):
+        yield f"two sites: {policy.two_sites}"
+    if declared.kind in COUNTED:
+        yield f"minimum count {policy.min_count}"
+    if policy.privacy is not None:
+        yield "privacy budget"
+
+
+def check_ask(site: str, policy: Policy, ask: Ask, step: Step) -> None:
+    """Hold a question against the policy, before anything is computed.
+
+    Raises
+    ------
+    PolicyError
+        Names site, rule, array and remedy.
+    """
+    for refusal in refusals(site, policy, ask, step):
+        raise PolicyError(refusal.message)
+
+
+def check_mask(site: str, policy: Policy, n_sites: int) -> None:
+    """Require that a masked sum over so many sites is allowed.
+
+    Raises
+    ------
+    PolicyError
+        Two sites, and the owner refuses that.
+    """
+    if policy.two_sites == "refuse" and not hides(n_sites):
+        raise PolicyError(f"{site}: its policy (two sites) refuses. {TWO_SITES}")
+
+
+def check_columns(site: str, policy: Policy, ask: Ask, columns: int) -> None:
+    """Require that no more of the site's columns are in one model than its owner allows.
+
+    Raises
+    ------
+    PolicyError
+        Names site, rule, step and remedy.
+    """
+    if policy.max_columns is not None and columns > policy.max_columns:
+        raise PolicyError(
+            f"{site}: its policy (maximum columns) allows {policy.max_columns} design columns of it in one "
+            f"model; step '{ask.step}' opens {columns}. Use fewer of its terms, or have the owner raise "
+            "max_columns"
+        )
+
+
+def check_counts(
+    site: str, policy: Policy, ask: Ask, step: Step, names: Iterable[str], entities: int
+) -> None:
+    """Require enough entities behind an answer.
+
+    Parameters
+    ----------
+    names : iterable of str
+        Arrays of the answer, and ``"text"`` where it has one.
+
+    Raises
+    ------
+    PolicyError
+        Names site, rule, array and remedy.
+    """
+    given = step.given
+    for name in names:
+        if given[name].kind in COUNTED and entities < policy.min_count:
+            raise PolicyError(
+                f"{site}: its policy (minimum count) wants at least {policy.min_count} entities behind "
+                f"array '{name}' of step '{ask.step}'; there are {entities}. Leave the site out, or use "
+                "columns that more of its entities have"
+            )
