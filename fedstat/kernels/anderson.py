@@ -17,17 +17,10 @@ def one_hot(index: int, size: int) -> Floats:
 
 
 def anderson_weights(gram: Floats) -> Floats:
-    """Affine weights that make the mixed move shortest (Anderson 1965; Walker and Ni 2011, (2.2)).
+    """Affine weights (q,) that make the mixed move shortest (Anderson 1965; Walker and Ni 2011, (2.2)).
 
-    Parameters
-    ----------
-    gram : (q, q) array
-        Inner products of the moves, newest last.
-
-    Returns
-    -------
-    (q,) array
-        Weights that sum to one. Old points are left out while the weights are too large to be trusted.
+    From the inner products (q, q) of the moves, newest last. The weights sum to one; old points are left out
+    while the weights are too large to be trusted.
     """
     size = len(gram)
     for first in range(size):

@@ -15,7 +15,8 @@ from numba import njit
 from numpy.typing import NDArray
 
 from fedstat.errors import EstimationError
-from fedstat.typing import Array, Floats, Ints
+from fedstat.kernels.glm.loops import fixed
+from fedstat.typing import Floats, Ints
 
 BLOCK = 4096
 """Rows that are held at once of a factor that is a stream."""
@@ -39,30 +40,14 @@ class IntRows(Protocol):
 
 
 def fractional_bits(n: int, spread: int = 0) -> int:
-    """Return the number f of fractional bits with which no product of two columns can leave the range.
+    """Return ``f = floor((62 - log2 n) / 2) - spread``, at which no product of two columns overflows.
 
     A column whose squares sum to at most ``n 4^spread`` has, encoded, squares that sum to ``2^62``; by Cauchy
     and Schwarz, the products of two such columns sum to at most 2^62 over any set of rows. A column that its
-    client standardised over at most n rows meets this with ``spread`` 0, however long its tails are, so
-    that nobody has to declare a largest value.
-
-    Parameters
-    ----------
-    n : int
-        Entities of the study: no fewer than any client standardises over.
-    spread : int
-        Columns that are not standardised: ``2^spread`` is no less than their root mean square (hence the
-        power of two above the largest absolute value always serves). One figure for all clients.
-
-    Returns
-    -------
-    int
-        ``floor((62 - log2 n) / 2) - spread``; 22 for 166,207 entities.
-
-    Raises
-    ------
-    EstimationError
-        Fewer than 10 bits remain.
+    client standardised over at most n rows meets this with ``spread`` 0, however long its tails are, so that
+    nobody has to declare a largest value; n is no less than the rows of any client. For other columns
+    ``2^spread``, one figure for all clients, is no less than their root mean square. f is 22 for 166,207
+    entities; an EstimationError where it is below 10.
     """
     f = math.floor((62 - math.log2(max(n, 1))) / 2) - spread
     if f < FEWEST_BITS:
@@ -74,24 +59,12 @@ def fractional_bits(n: int, spread: int = 0) -> int:
 
 
 def encode(X: Floats, f: int) -> tuple[Ints, Floats]:
-    """Return the integers nearest to ``X 2^f``, and the sums of their squares by column.
+    """Return the integers nearest to ``X 2^f`` (n, p), and the sums of their squares by column (p,).
 
-    Parameters
-    ----------
-    X : (n, p) array
-        Real numbers.
-    f : int
-        Fractional bits.
-
-    Returns
-    -------
-    (n, p) int64 array
-        0 in the place of what does not fit.
-    (p,) array
-        The column can be used if its value is at most ``LARGEST_SQUARES``; NaN or infinite where an
-        element is.
+    What does not fit becomes 0. A column can be used if its sum is at most ``LARGEST_SQUARES``; it is NaN or
+    infinite where an element is.
     """
-    X = _fixed(X, np.float64)
+    X = fixed(X, np.float64)
     out, squares = np.empty(X.shape, np.int64), np.zeros(X.shape[1])
     _encode_rows(X, 2.0**f, out, squares)
     return out, squares
@@ -104,27 +77,10 @@ def decode(S: Ints, f: int) -> Floats:
 
 
 def grouped_gram(A: IntRows, B: IntRows, group: Ints, n_groups: int) -> Ints:
-    """Return ``A_g' B_g`` modulo 2^64 for every group g of rows, in one pass.
+    """Return ``A_g' B_g`` modulo 2^64 for every group g of rows, in one pass: (n_groups, p, q) int64.
 
-    Parameters
-    ----------
-    A : (n, p) int64 array or IntRows
-        Left factor.
-    B : (n, q) int64 array or IntRows
-        Right factor.
-    group : (n,) int64 array
-        Group of each row, from 0 to ``n_groups`` - 1.
-    n_groups : int
-        Number of groups; one without rows has zeros.
-
-    Returns
-    -------
-    (n_groups, p, q) int64 array
-
-    Raises
-    ------
-    ValueError
-        The lengths differ, or a group is not between 0 and ``n_groups`` - 1.
+    A (n, p) and B (n, q) are int64 arrays or streams of them, `group` (n,) numbers from 0; a group without
+    rows has zeros. A ValueError where the lengths differ, or there is another group.
     """
     n, p = A.shape
     if B.shape[0] != n or group.shape != (n,):
@@ -135,19 +91,12 @@ def grouped_gram(A: IntRows, B: IntRows, group: Ints, n_groups: int) -> Ints:
     sums = np.zeros((n_groups, p, B.shape[1]), np.uint64)
     for start in range(0, n, BLOCK):
         rows = slice(start, start + BLOCK)
-        _add_rows(sums, _words(A[rows]), _words(B[rows]), _fixed(group[rows], np.int64))
+        _add_rows(sums, _words(A[rows]), _words(B[rows]), fixed(group[rows], np.int64))
     return sums.view(np.int64)
 
 
 def _words(block: Ints) -> NDArray[np.uint64]:
-    return _fixed(_fixed(block, np.int64).view(np.uint64), np.uint64)
-
-
-def _fixed(a: Array, dtype: type) -> Array:
-    """Return the array as the one type that the loops are compiled for, with a copy only if it differs."""
-    fixed = np.require(a, dtype, ["C", "A"]).view()
-    fixed.flags.writeable = False
-    return fixed
+    return fixed(fixed(block, np.int64).view(np.uint64), np.uint64)
 
 
 @njit(cache=True, nogil=True)

@@ -13,24 +13,9 @@ def momentum_step(
 ) -> tuple[Floats, Floats]:
     """Move by the averaged update and a share of the move before (FedAvgM; Hsu et al. 2019, section 4.3).
 
-    ``v <- momentum v + (beta - averaged)``, ``beta <- beta - learning_rate v``; FedAvg has momentum 0.
-
-    Parameters
-    ----------
-    beta : (p,) array
-        Coefficients that the sites started from.
-    averaged : (p,) array
-        Average of what they reached, weighted by rows.
-    velocity : (p,) array
-        v of the round before, zero in the first.
-    momentum : float
-        In [0, 1).
-    learning_rate : float
-        Of the server; 1 in Hsu et al.
-
-    Returns
-    -------
-    beta, velocity : (p,) arrays
+    ``v <- momentum v + (beta - averaged)``, ``beta <- beta - learning_rate v``; returns both, (p,) each.
+    `averaged` is the mean of what the sites reached from beta, weighted by rows, v zero before the first
+    round, momentum in [0, 1) (FedAvg has 0), the server's learning rate 1 in Hsu et al.
     """
     velocity = momentum * velocity + (beta - averaged)
     return beta - learning_rate * velocity, velocity
@@ -39,34 +24,15 @@ def momentum_step(
 def fair_part(
     beta: Floats, reached: Floats, loss: float, q: float, L: float, reference: float = 1.0
 ) -> tuple[Floats, float]:
-    """One site's part of a step with more weight on sites with a high loss (q-FedAvg).
+    """One site's part (Delta (p,), h) of a step with more weight on sites with a high loss (q-FedAvg).
 
-    Li et al. 2020, "Fair resource allocation in federated learning", Algorithm 2:
-    ``Dw_k = L (beta - beta_k)``, ``Delta_k = F_k^q Dw_k``, ``h_k = q F_k^(q-1) ||Dw_k||^2 + L F_k^q``; the
-    coordinator moves to ``beta - sum_k Delta_k / sum_k h_k``. Both are divided by the q-th power of a loss
+    Li et al. 2020, "Fair resource allocation in federated learning", Algorithm 2: ``Dw_k = L (beta -
+    beta_k)``, ``Delta_k = F_k^q Dw_k``, ``h_k = q F_k^(q-1) ||Dw_k||^2 + L F_k^q``; the coordinator moves to
+    ``beta - sum_k Delta_k / sum_k h_k``. Both are divided by the q-th power of `reference`, a positive loss
     that all sites are told, which changes nothing but keeps them finite.
 
-    Parameters
-    ----------
-    beta, reached : (p,) arrays
-        Coefficients that the site started from, and those that it reached.
-    loss : float
-        Its mean loss F_k at ``beta``.
-    q : float
-        Fairness, at least 0; 0 is the average over sites, each counted once.
-    L : float
-        Lipschitz constant of the gradients, positive; one over the learning rate of the sites.
-    reference : float
-        A loss, positive.
-
-    Returns
-    -------
-    Delta, h : (p,) array, float
-
-    Raises
-    ------
-    EstimationError
-        The loss is not positive, so that its powers have no meaning.
+    `loss` is F_k at beta, q at least 0 (the average over sites, each counted once), L one over the learning
+    rate of the sites. An EstimationError where the loss is not positive, so that its powers have no meaning.
     """
     move: Floats = L * (beta - reached)
     if q == 0.0:
@@ -85,21 +51,7 @@ def count_drawn(n_clients: int, fraction: float) -> int:
 
 
 def sample_clients(n_clients: int, fraction: float, rng: np.random.Generator) -> Ints:
-    """Draw the clients of a round, all equally likely (McMahan et al. 2017, Algorithm 1).
-
-    Parameters
-    ----------
-    n_clients : int
-        How many there are, K.
-    fraction : float
-        Share to draw, C, in [0, 1].
-    rng : numpy.random.Generator
-
-    Returns
-    -------
-    (m,) array of int
-        Different numbers below K in ascending order, m = max(round(C K), 1).
-    """
+    """Draw ``m = max(round(C K), 1)`` of K clients, equally likely, ascending (McMahan et al. 2017)."""
     m = count_drawn(n_clients, fraction)
     drawn: Ints = np.sort(rng.choice(n_clients, size=m, replace=False)).astype(np.int64)
     return drawn

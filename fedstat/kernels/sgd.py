@@ -39,40 +39,14 @@ def local_sgd(
     offset: Floats | None = None,
     weights: Floats | None = None,
 ) -> Floats:
-    """Run mini-batch stochastic gradient descent from beta (ClientUpdate of McMahan et al. 2017).
+    """Run mini-batch stochastic gradient descent from beta (p,): ClientUpdate of McMahan et al. 2017.
 
-    Parameters
-    ----------
-    X : (n, p) array
-        Design, C-contiguous; the intercept is a column of ones.
-    y : (n,) array
-        Response.
-    beta : (p,) array
-        Coefficients to start from; not changed.
-    family : statsmodels family
-        Family with its link.
-    epochs : int
-        Passes over the rows, E.
-    batch_size : int, optional
-        Rows per step, B; the last step of an epoch takes what is left. None: all of them, one gradient
-        step an epoch, without a draw from ``rng``.
-    learning_rate : float
-        Length of a step per unit of gradient, eta.
-    rng : numpy.random.Generator
-        Shuffles the rows before each epoch.
-    offset : (n,) array, optional
-        Known part of the linear predictor.
-    weights : (n,) array, optional
-        Times that each row counts; binomial trials where y is a proportion.
-
-    Returns
-    -------
-    (p,) array
-
-    Raises
-    ------
-    EstimationError
-        The steps left the finite numbers or the family's domain.
+    X (n, p) is C-contiguous, its intercept a column of ones; y, offset and weights are (n,), the last
+    counting a row so many times, or binomial trials where y is a proportion. `epochs` E are passes over the
+    rows, before each of which `rng` shuffles them; `batch_size` B rows make a step, fewer at the end of an
+    epoch. With None all rows make one gradient step an epoch, without a draw. `learning_rate` is the length
+    of a step per unit of gradient. An EstimationError where the steps leave the finite numbers or the
+    family's domain.
     """
     rows = _Rows.of(X, y, family, offset, weights)
     descent = _Descent(rows, batch_size, learning_rate, rng, beta, mu=0.0)
@@ -98,28 +72,10 @@ def local_proximal(
 ) -> tuple[Floats, float]:
     """Minimise ``h(w) = F_k(w) + mu/2 ||w - beta||^2`` inexactly from beta (Li et al. 2020, Algorithm 2).
 
-    After each epoch of :func:`local_sgd`, with the gradient of the penalty added to each step, the site
-    stops if ``||grad h(w)|| <= gamma ||grad F_k(beta)||`` (Definition 2).
-
-    Parameters
-    ----------
-    X, y, beta, family, epochs, batch_size, learning_rate, rng, offset, weights
-        As in :func:`local_sgd`.
-    mu : float
-        Weight of the proximal term; with mu = gamma = 0 the result is that of :func:`local_sgd`.
-    gamma : float
-        Inexactness at which to stop, in [0, 1); 0: use all epochs.
-
-    Returns
-    -------
-    w : (p,) array
-    gamma_reached : float
-        ``||grad h(w)|| / ||grad F_k(beta)||`` over all rows of the site.
-
-    Raises
-    ------
-    EstimationError
-        The steps left the finite numbers or the family's domain.
+    After each epoch of :func:`local_sgd`, with the gradient of the penalty added to each step, the site stops
+    if ``||grad h(w)|| <= gamma ||grad F_k(beta)||`` (Definition 2); gamma = 0 uses all epochs, and with mu =
+    0 as well the result is that of :func:`local_sgd`. Returns w (p,), and ``||grad h(w)|| / ||grad
+    F_k(beta)||`` over all rows of the site.
     """
     rows = _Rows.of(X, y, family, offset, weights)
     descent = _Descent(rows, batch_size, learning_rate, rng, beta, mu)
@@ -142,21 +98,9 @@ def mean_loss(
     offset: Floats | None = None,
     weights: Floats | None = None,
 ) -> float:
-    """Return F_k(beta), half the mean deviance of one site's rows.
+    """Return F_k(beta), half the mean deviance of one site's rows; arguments as in :func:`local_sgd`.
 
-    Parameters
-    ----------
-    X, y, beta, family, offset, weights
-        As in :func:`local_sgd`.
-
-    Returns
-    -------
-    float
-
-    Raises
-    ------
-    EstimationError
-        It is not finite: the family does not allow a mean.
+    An EstimationError where it is not finite: the family does not allow a mean.
     """
     rows = _Rows.of(X, y, family, offset, weights)
     with np.errstate(all="ignore"):
@@ -273,13 +217,7 @@ class _Descent:
         return float(np.linalg.norm(self.rows.gradient(self.w) + self.mu * (self.w - self.anchor)))
 
     def check(self) -> Floats:
-        """Return w, whose means the family allows.
-
-        Raises
-        ------
-        EstimationError
-            It does not.
-        """
+        """Return w, or raise an EstimationError where the family does not allow its means."""
         outside = int((~self.rows.allow(self.w)).sum())
         if outside:
             self._give_up(

@@ -54,32 +54,13 @@ def single_sketches(n: int, size: int) -> tuple[int, int]:
 
 
 def structured_sketch(X: Floats, rows: Ints, n: int, size: int, seed: int) -> Floats:
-    """Sketch by signs, a Hadamard mixing of each block of entities, and hashing.
+    """Sketch by signs, a Hadamard mixing of each block of entities (Ailon and Chazelle 2009), and hashing.
 
-    A single sketch has at most n/2 rows, so that each mixes several entities; where more are wanted,
-    independent sketches are stacked.
-
-    Parameters
-    ----------
-    X : (n_k, p) array
-        Columns of one party.
-    rows : (n_k,) array
-        Positions of its rows among the n entities, ascending; other entities count as zero rows.
-    n : int
-        Number of entities.
-    size : int
-        Rows that are wanted.
-    seed : int
-        Shared by the parties.
-
-    Returns
-    -------
-    (m, p) array
-        m is `size`, rounded up to a multiple of the rows of a single sketch.
-
-    References
-    ----------
-    Ailon and Chazelle (2009), the mixing; Charikar, Chen and Farach-Colton (2004), the hashing.
+    The hashing is that of Charikar, Chen and Farach-Colton (2004). X (n_k, p) are one party's columns, `rows`
+    (n_k,) their ascending positions among the n entities, others counting as zero rows; the parties share the
+    seed. A single sketch has at most n/2 rows, so that each mixes several entities; where more are wanted,
+    independent sketches are stacked: (m, p), m being `size` rounded up to a multiple of the rows of a single
+    one.
     """
     single, repeats = single_sketches(n, size)
     out = np.zeros((repeats, single, X.shape[1]))

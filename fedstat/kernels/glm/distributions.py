@@ -15,15 +15,7 @@ from fedstat.typing import Bools, Floats
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """Values that a response may have.
-
-    Parameters
-    ----------
-    holds : callable
-        (n,) -> (n,) of bool.
-    expected, otherwise : str
-        In words: what they are, and which rows are not among them.
-    """
+    """Values that a response may have: `holds` is (n,) -> (n,) of bool; the texts name them, and others."""
 
     holds: Callable[[Floats], Bools]
     expected: str

@@ -39,22 +39,10 @@ EDGE = "estimate on the edge of what the family and its link allow"
 class LocalFit:
     """Maximum likelihood estimate from one site's rows.
 
-    Parameters
-    ----------
-    beta : (p,) array
-        Coefficients.
-    information : (p, p) array
-        Expected information for dispersion one.
-    deviance, pearson : float
-        Deviance and sum of squared Pearson residuals.
-    converged : bool
-        Whether beta is the estimate, to far less than a standard error.
-    problem : str
-        What hindered, or ''.
-    iterations : int
-        Scoring steps on all rows.
-    passes : int
-        Times that all rows were summed; one more pass counts them.
+    `beta` (p,); `information` (p, p) is the expected one for dispersion one; `pearson` the sum of squared
+    Pearson residuals. `converged` tells whether beta is the estimate, to far less than a standard error, and
+    `problem` what hindered, or ''. `iterations` are scoring steps on all rows, `passes` the times that all
+    rows were summed; one more pass counts them.
     """
 
     beta: Floats
@@ -70,16 +58,8 @@ class LocalFit:
 def fit_local(chunks: Chunks, family: DistributionSpec, *, maxiter: int = 50, tol: float = 1e-10) -> LocalFit:
     """Fit by Fisher scoring and Newton steps with halving; what hinders is told in the result, never raised.
 
-    Parameters
-    ----------
-    chunks : callable
-        Returns the rows, the same ones each time.
-    family : DistributionSpec
-        Family and link.
-    maxiter : int
-        Scoring steps at most.
-    tol : float
-        Squared length of the last step in standard errors.
+    `chunks` returns the same rows each time; `tol` bounds the squared length of the last step in standard
+    errors.
     """
     rows = survey(chunks())
     few = _Scoring(lambda: [rows.sample], family, rows).run(None, maxiter, tol)
@@ -92,18 +72,8 @@ def fit_local(chunks: Chunks, family: DistributionSpec, *, maxiter: int = 50, to
 class Survey:
     """What one pass over the rows tells.
 
-    Parameters
-    ----------
-    n, p : int
-        Rows and columns.
-    size : (p,) array
-        Root mean square of each column.
-    mean : float
-        Mean response.
-    sample : Rows
-        Copy of every `step`-th row.
-    step : int
-        1 where there are too few rows for a subsample to help: then these are all.
+    `size` (p,) is the root mean square of each column, `mean` the mean response, `sample` a copy of every
+    `step`-th row; step is 1 where there are too few rows for a subsample to help: then these are all.
     """
 
     n: int

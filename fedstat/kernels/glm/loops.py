@@ -11,7 +11,7 @@ import math
 import numpy as np
 from numba import njit
 
-from fedstat.typing import Floats
+from fedstat.typing import Array, Floats
 
 BLOCK = 96
 """Rows of a block; with some tens of columns, a block and its weighted copy fit in the first cache."""
@@ -24,6 +24,15 @@ LOGIT, LOG, IDENTITY = 0, 1, 2
 """The canonical pairs with a loop of their own: Binomial, Poisson, Gaussian."""
 
 REORDER = {"reassoc", "contract", "nsz"}
+"""What the compiler may do with sums to run along rows; it may not take numbers for finite ones."""
+
+
+def fixed(a: Array, dtype: type = np.float64) -> Array:
+    """Return the array as the one type that the loops are compiled for, with a copy only if it differs."""
+    view = np.require(a, dtype, ["C", "A"]).view()
+    # Whether an array may be written is part of its type for the compiler: two types, two compilations.
+    view.flags.writeable = False
+    return view
 
 
 @njit(cache=True, nogil=True, fastmath=REORDER)
@@ -139,18 +148,8 @@ def canonical_sums(
 ) -> tuple[Floats, Floats, float, float, Floats]:
     """Return score, information, deviance and squared Pearson residuals of a canonical pair.
 
-    The last are the sums of the working weights and of their squares, (2,).
-
-    Parameters
-    ----------
-    link : int
-        LOGIT, LOG or IDENTITY.
-    X, y : (n, p), (n,) array
-        Rows.
-    offset, weight : (n,) or (0,) array
-        Empty for none.
-    beta : (p,) array
-        Coefficients.
+    The last are the sums of the working weights and of their squares, (2,). `link` is LOGIT, LOG or IDENTITY;
+    X (n, p), y (n,), beta (p,); offset and weight are (n,), or empty for none.
     """
     n, p = X.shape
     B, A, score, info = _room(p)

@@ -18,9 +18,8 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from fedstat.kernels.glm.loops import weighted_sums
+from fedstat.kernels.glm.loops import fixed, weighted_sums
 from fedstat.kernels.glm.rows import Rows, linear_predictor
-from fedstat.kernels.glm.sums import fixed
 from fedstat.typing import Floats
 
 STIRLING = (-1 / 12, 1 / 120, -1 / 252, 1 / 240, -1 / 132, 691 / 32760, -1 / 12)
@@ -40,10 +39,9 @@ TABLE = 1024
 
 
 class NB2Sums(NamedTuple):
-    """Sums over rows at (beta, alpha), alpha last.
+    """Sums over rows at (beta, alpha), alpha last: score (p + 1,), observed information (p + 1, p + 1).
 
-    score : (p + 1,) array; information : (p + 1, p + 1) array, observed; log_likelihood : float, minus
-    infinity (and the others zero) where a mean is too large to be a number.
+    The log-likelihood is minus infinity, and the others zero, where a mean is too large to be a number.
     """
 
     score: Floats
@@ -146,20 +144,10 @@ def _of_count(y: float, alpha: float) -> tuple[float, float, float]:
 
 @njit(cache=True, nogil=True)
 def nb2_rows(y: Floats, eta: Floats, alpha: float) -> Floats:
-    """Return the parts of each row's log-likelihood.
+    """Return the parts (6, m) of each row's log-likelihood, from counts and linear predictors, (m,) each.
 
-    Parameters
-    ----------
-    y, eta : (m,) array
-        Counts and linear predictors.
-    alpha : float
-        Dispersion.
-
-    Returns
-    -------
-    (6, m) array
-        First derivatives by eta and alpha; minus the second derivatives by eta twice, by eta and
-        alpha, and by alpha twice; the log-likelihood.
+    First derivatives by eta and alpha; minus the second derivatives by eta twice, by eta and alpha, and by
+    alpha twice; the log-likelihood.
     """
     m = len(y)
     out = np.empty((6, m))
@@ -191,21 +179,9 @@ def nb2_rows(y: Floats, eta: Floats, alpha: float) -> Floats:
 
 
 def evaluate_nb2(chunks: Iterable[Rows], beta: Floats, alpha: float) -> NB2Sums:
-    """Return score, observed information and log-likelihood of NB2 with log link.
+    """Return score, observed information and log-likelihood of NB2 with log link at beta (p,) and alpha.
 
-    Parameters
-    ----------
-    chunks : iterable of Rows
-        Counts; weights multiply a row's log-likelihood.
-    beta : (p,) array
-        Coefficients.
-    alpha : float
-        Dispersion.
-
-    Raises
-    ------
-    ValueError
-        alpha is not positive.
+    Weights multiply a row's log-likelihood. A ValueError where alpha is not positive.
     """
     if not alpha > 0.0:
         raise ValueError("alpha must be positive")

@@ -143,19 +143,10 @@ def integrate_probit(y: float, m: float, v: float, A: Floats) -> float:
 
 @njit(cache=True, nogil=True)
 def marginal_likelihood(family: int, y: Floats, m: Floats, v: Floats) -> Floats:
-    """Log-likelihood of each entity and its derivatives by mean and variance of the linear predictor.
+    """Log-likelihood of each entity and its derivatives by mean and variance of the linear predictor: (6, n).
 
-    Parameters
-    ----------
-    family : int
-        LOGIT, PROBIT or LOG.
-    y, m, v : (n,) array
-        Response; mean and variance of the linear predictor given what is seen (v zero: all is seen).
-
-    Returns
-    -------
-    (6, n) array
-        Rows LOG_P, BY_M, BY_V, BY_MM, BY_MV, BY_VV.
+    `family` is LOGIT, PROBIT or LOG; y, m and v are (n,): response, and mean and variance of the linear
+    predictor given what is seen (v zero: all is seen). The rows are LOG_P, BY_M, BY_V, BY_MM, BY_MV, BY_VV.
     """
     n = len(y)
     out = np.empty((6, n))
@@ -194,17 +185,9 @@ def logistic_mean(m: float, v: float) -> tuple[float, float, float]:
 
 @njit(cache=True, nogil=True)
 def marginal_mean(family: int, m: Floats, v: Floats) -> Floats:
-    """Average the mean response over what is missing, with its derivatives by m and v.
+    """Average the mean response over what is missing: E[mu(m + e)] and its derivatives by m and v, (3, n).
 
-    Parameters
-    ----------
-    family, m, v
-        As in :func:`marginal_likelihood`.
-
-    Returns
-    -------
-    (3, n) array
-        E[mu(m + e)], and its derivatives by m and by v.
+    The arguments are those of :func:`marginal_likelihood`.
     """
     n = len(m)
     out = np.zeros((3, n))

@@ -17,20 +17,9 @@ PIECE = 32768
 class Rows:
     """Rows of one site.
 
-    Parameters
-    ----------
-    X : (m, p) array
-        Design, C-contiguous; the intercept is a column of ones.
-    y : (m,) array
-        Response; a proportion where there are trials.
-    offset : (m,) array, optional
-        Known part of the linear predictor.
-    freq : (m,) array, optional
-        Frequency weights.
-    var : (m,) array, optional
-        Variance weights.
-    trials : (m,) array, optional
-        Binomial trials.
+    X (m, p) is C-contiguous, its intercept a column of ones; y (m,) is a proportion where there are trials.
+    The others are (m,) or None: the known part of the linear predictor, frequency weights, variance weights,
+    binomial trials.
     """
 
     X: Floats

@@ -92,17 +92,9 @@ class DistributionSpec:
 
     @classmethod
     def of(cls, family: Family) -> DistributionSpec:
-        """Describe a statsmodels family.
+        """Describe a statsmodels family: an instance, or a class for the family with its default link.
 
-        Parameters
-        ----------
-        family : statsmodels family
-            An instance, or a class for the family with its default link.
-
-        Raises
-        ------
-        ModelError
-            It, or its link, is not one that can be told by name.
+        A ModelError where it, or its link, is not one that can be told by name.
         """
         if inspect.isclass(family) and issubclass(family, families.Family):
             family = family()
@@ -125,13 +117,7 @@ class DistributionSpec:
 
     @classmethod
     def from_json(cls, text: str) -> DistributionSpec:
-        """Read what :meth:`to_json` wrote, as if a stranger had written it.
-
-        Raises
-        ------
-        MessageError
-            It is not such a specification.
-        """
+        """Read what :meth:`to_json` wrote, as if a stranger had written it, or raise a MessageError."""
         try:
             return records.from_json(cls, text, "the family")
         except ModelError as error:

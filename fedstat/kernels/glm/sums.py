@@ -10,45 +10,30 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import config
 
-from fedstat.kernels.glm.loops import canonical_sums, weighted_sums
+from fedstat.kernels.glm.loops import canonical_sums, fixed, weighted_sums
 from fedstat.kernels.glm.rows import Rows, in_domain, linear_predictor
 from fedstat.kernels.glm.specification import DistributionSpec, Family
-from fedstat.typing import Array, Bools, Floats
+from fedstat.typing import Bools, Floats
 
 
 @dataclass(slots=True)
 class Sums:
-    """What rows add up to; the sum of two is that of all their rows.
+    """What n rows add up to; the sum of two is that of all their rows.
 
-    Parameters
-    ----------
-    n : int
-        Rows.
-    weight : float
-        Sum of the frequency weights.
-    score : (p,) array
-        Derivative of the log-likelihood for dispersion one; at the starting point ``X'Wz``, so that
-        solving with the information gives the first estimate.
-    information : (p, p) array
-        Expected information for dispersion one.
-    deviance : float
-        Infinite where a mean lies outside the family's domain; score and information are then zero.
-    pearson : float
-        Sum of squared Pearson residuals.
-    observed : (p, p) array, optional
-        Observed information for dispersion one.
-    meat : (p, p) array, optional
-        Sum of outer products of the scores, a row of frequency weight f counting as f rows.
-    spread : (2, 2) array
-        Sum, and sum of squares, of the working weights, and of the sizes of the scores by linear predictor;
-        zeros where the scores are spread as the weights are, bounded, or linear in the coefficients.
+    `weight` sums the frequency weights. `score` (p,) is the derivative of the log-likelihood, at the starting
+    point ``X'Wz``, so that solving with the information gives the first estimate; `information` (p, p) is the
+    expected one; both, and `observed` (p, p), are for dispersion one. `deviance` is infinite where a mean
+    lies outside the family's domain, with score and information zero. `meat` (p, p) sums outer products of
+    the scores, a row of frequency weight f counting as f rows. `spread` (2, 2) holds sum and sum of squares
+    of the working weights, and of the sizes of the scores by linear predictor: zeros where the scores are
+    spread as the weights are, bounded, or linear in the coefficients.
     """
 
     n: int
@@ -62,17 +47,11 @@ class Sums:
     spread: Floats = field(default_factory=lambda: np.zeros((2, 2)))
 
     def __add__(self, other: Sums) -> Sums:
-        return Sums(
-            self.n + other.n,
-            self.weight + other.weight,
-            self.score + other.score,
-            self.information + other.information,
-            self.deviance + other.deviance,
-            self.pearson + other.pearson,
-            None if self.observed is None or other.observed is None else self.observed + other.observed,
-            None if self.meat is None or other.meat is None else self.meat + other.meat,
-            self.spread + other.spread,
-        )
+        total: dict[str, Any] = {}
+        for part in fields(self):
+            a, b = getattr(self, part.name), getattr(other, part.name)
+            total[part.name] = None if a is None or b is None else a + b
+        return Sums(**total)
 
 
 class NullSums(NamedTuple):
@@ -93,25 +72,11 @@ def evaluate(
     meat: bool = False,
     center: float | None = None,
 ) -> Sums:
-    """Return score, information and fit at beta, summed over rows.
+    """Return score, information and fit at beta (p,), summed over rows; None: statsmodels' first IRLS step.
 
-    Parameters
-    ----------
-    chunks : iterable of Rows
-        At least one, which may have no rows; taken once, one at a time.
-    beta : (p,) array, optional
-        Coefficients; None for the starting point of statsmodels' IRLS.
-    family : DistributionSpec
-        Family and link.
-    observed, meat : bool
-        Whether to sum these too.
-    center : float, optional
-        Mean response towards which the starting point is drawn; that of each chunk where None.
-
-    Raises
-    ------
-    ValueError
-        There is no chunk.
+    There has to be a chunk (ValueError), which may have no rows; each is taken once. `observed` and `meat`
+    ask for these too. `center` is the mean response towards which the starting point is drawn; None: each
+    chunk's.
     """
     total: Sums | None = None
     threads: int = config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
@@ -151,13 +116,6 @@ def _canonical(rows: Rows, beta: Floats, loop: int, observed: bool) -> Sums:
     again = information.copy() if observed else None
     spread = np.array([weights, np.zeros(2)])
     return Sums(len(rows), rows.count, score, information, deviance, pearson, observed=again, spread=spread)
-
-
-def fixed(a: Array) -> Floats:
-    """Return the array as the one type that the loops are compiled for, with a copy only if it differs."""
-    fixed = np.require(a, np.float64, ["C", "A"]).view()
-    fixed.flags.writeable = False
-    return fixed
 
 
 def _weighted_sums(X: Floats, s: Floats, w: Floats) -> tuple[Floats, Floats]:
@@ -278,24 +236,10 @@ def row_scores(rows: Rows, beta: Floats, family: DistributionSpec) -> Floats:
 
 
 def log_likelihood(chunks: Iterable[Rows], beta: Floats, family: DistributionSpec, scale: float) -> float:
-    """Return the log-likelihood as statsmodels' ``GLMResults.llf`` sums it.
+    """Return the log-likelihood for a dispersion `scale` as statsmodels' ``GLMResults.llf`` sums it.
 
-    Parameters
-    ----------
-    chunks : iterable of Rows
-        Taken once.
-    beta : (p,) array
-        Coefficients.
-    family : DistributionSpec
-        Family and link.
-    scale : float
-        Dispersion.
-
-    Returns
-    -------
-    float
-        Minus infinity where a mean lies outside the family's domain; NaN where statsmodels knows no
-        likelihood (Tweedie with var_power above 2).
+    Minus infinity where a mean lies outside the family's domain; NaN where statsmodels knows no likelihood
+    (Tweedie with var_power above 2).
     """
     total = 0.0
     with np.errstate(all="ignore"):
@@ -312,18 +256,10 @@ def log_likelihood(chunks: Iterable[Rows], beta: Floats, family: DistributionSpe
 def null_sums(
     chunks: Iterable[Rows], intercept: float | None, family: DistributionSpec, scale: float | None = None
 ) -> NullSums:
-    """Return the sums of the model with an intercept and the offset only.
+    """Return the sums of the model with an intercept and the offset only; the rows' design is not used.
 
-    Parameters
-    ----------
-    chunks : iterable of Rows
-        Their design is not looked at.
-    intercept : float, optional
-        None for the starting point, see :func:`evaluate`.
-    family : DistributionSpec
-        Family and link.
-    scale : float, optional
-        Dispersion for the log-likelihood, which is left out where None.
+    `intercept` None is the starting point, see :func:`evaluate`; the log-likelihood is left out without a
+    scale.
     """
     constant = [replace(rows, X=np.ones((len(rows), 1))) for rows in chunks]
     beta = None if intercept is None else np.array([float(intercept)])

@@ -32,8 +32,8 @@ from fedstat.kernels.penalised.path import (
     lambda_grid,
     lambda_max,
 )
-from fedstat.kernels.penalised.penalties import Penalty, Terms, threshold
-from fedstat.typing import Bools, Floats, Ints
+from fedstat.kernels.penalised.penalties import Penalty, TermArrays, Terms, threshold
+from fedstat.typing import Bools, Floats
 
 MAX_SWEEPS = 10_000
 SWEEPS = 25
@@ -42,20 +42,10 @@ SWEEPS = 25
 
 @njit(cache=True, nogil=True)
 def _sweep(
-    kind: int,
-    a: float,
-    level: Floats,
-    ridge: Floats,
-    w: Floats,
-    starts: Ints,
-    v: Floats,
-    G: Floats,
-    b: Floats,
-    q: Floats,
-    move: Floats,
-    only_active: bool,
+    terms: TermArrays, v: Floats, G: Floats, b: Floats, q: Floats, move: Floats, only_active: bool
 ) -> float:
     """Take one step in each group, changing b and ``q = c - G b``; return the largest move times v."""
+    kind, a, level, ridge, w, starts = terms
     largest = 0.0
     for g in range(len(v)):
         square = active = 0.0
@@ -80,30 +70,17 @@ def _sweep(
 
 
 @njit(cache=True, nogil=True)
-def _descend(
-    kind: int,
-    a: float,
-    level: Floats,
-    ridge: Floats,
-    w: Floats,
-    starts: Ints,
-    v: Floats,
-    G: Floats,
-    b: Floats,
-    q: Floats,
-    tol: float,
-    most: int,
-) -> int:
+def _descend(terms: TermArrays, v: Floats, G: Floats, b: Floats, q: Floats, tol: float, most: int) -> int:
     """Sweep over all groups, and between over those that are not zero; change b, q; return the sweeps."""
     move = np.empty(len(b))
     sweeps = 0
     while sweeps < most:
         sweeps += 1
-        if _sweep(kind, a, level, ridge, w, starts, v, G, b, q, move, False) <= tol:
+        if _sweep(terms, v, G, b, q, move, False) <= tol:
             break
         while sweeps < most:
             sweeps += 1
-            if _sweep(kind, a, level, ridge, w, starts, v, G, b, q, move, True) <= tol:
+            if _sweep(terms, v, G, b, q, move, True) <= tol:
                 break
     return sweeps
 
@@ -122,21 +99,8 @@ def _negative_gradient(G: Floats, c: Floats, b: Floats) -> Floats:
 class GramSolver:
     """Coordinate descent on a quadratic loss ``b'G b / 2 - c'b``.
 
-    Parameters
-    ----------
-    G : (p, p) array
-        Symmetric, positive semidefinite.
-    c : (p,) array
-        Negative gradient at zero.
-    groups : Groups
-        The groups.
-    most_sweeps : int
-        Passes over the coefficients at most, for one lambda.
-
-    Raises
-    ------
-    ModelError
-        The shapes do not fit, or a number is not finite.
+    G (p, p) is symmetric and positive semidefinite, c (p,) the negative gradient at zero; at most
+    `most_sweeps` passes for one lambda. A ModelError where shapes do not fit, or a number is not finite.
     """
 
     def __init__(self, G: Floats, c: Floats, groups: Groups, *, most_sweeps: int = MAX_SWEEPS) -> None:
@@ -173,6 +137,8 @@ class GramSolver:
             if worst <= tol or sweeps >= self.most_sweeps:
                 return replace(at, iterations=sweeps, violation=worst)
             new = (violations > tol) & ~working
+            # First over the groups that were expected. Where no other violates, those within do, and
+            # descent has to go on to a smaller move than was asked for.
             if sweeps > 0:
                 working |= new
                 inner = inner if new.any() else inner / 10.0
@@ -185,12 +151,12 @@ class GramSolver:
         at = self.groups.columns(working)
         part, inner = terms.take(working), b[at]
         G, c = (self.G, self.c) if len(at) == len(b) else (self.G[np.ix_(at, at)], self.c[at])
-        of_groups = (part.level, part.ridge, part.weights, part.groups.starts, self.v[working])
         sweeps = 0
         while sweeps < most:
+            # Afresh, since a step of Newton has moved all of them; the rounding of updates goes as well.
             q = _negative_gradient(G, c, inner)
             more = min(SWEEPS, most - sweeps)
-            used = _descend(part.kind, part.a, *of_groups, G, inner, q, tol, more)
+            used = _descend(part.arrays, self.v[working], G, inner, q, tol, more)
             sweeps += used
             if used < more:
                 break
@@ -228,33 +194,11 @@ def gram_path(
     tol: float = 1e-7,
     most_sweeps: int = MAX_SWEEPS,
 ) -> PenalisedPath:
-    """Minimise ``b'G b / 2 - c'b`` and a penalty along a path of lambdas.
+    """Minimise ``b'G b / 2 - c'b`` and a penalty along a path of lambdas: G is ``X'X/N``, c ``X'y/N``.
 
-    Parameters
-    ----------
-    G : (p, p) array
-        Gram of standardised columns, ``X'X/N``.
-    c : (p,) array
-        ``X'y/N``.
-    penalty : Penalty
-        The penalty.
-    groups : Groups
-        Its groups, weights included.
-    lambdas : (L,) array, optional
-        Descending; where None a geometric grid from lambda_max to ``ratio`` times it, `size` of them.
-    algorithm : {"descent", "lla"}
-        The way to SCAD and MCP; see :mod:`fedstat.kernels.penalised.path`.
-    steps : LinearSteps, optional
-        Of the algorithm "lla": from an estimate, and so many.
-    tol : float
-        Largest violation of the stationarity conditions, as a share of lambda_max.
-    most_sweeps : int
-        Passes over the coefficients at most, for one lambda.
-
-    Raises
-    ------
-    ModelError
-        An argument has no meaning.
+    The columns are standardised. The lambdas descend; None: a geometric grid of `size` from lambda_max to
+    `ratio` times it. `algorithm` is the way to SCAD and MCP (see :mod:`fedstat.kernels.penalised.path`), with
+    `steps` of "lla" from an estimate; `tol` the largest violation of stationarity, as a share of lambda_max.
     """
     solver = GramSolver(G, c, groups, most_sweeps=most_sweeps)
     null = solver.null()

@@ -33,14 +33,9 @@ def group_norms(starts: Ints, b: Floats) -> Floats:
 class Groups:
     """Which coefficients are penalised together; a coefficient alone is a group of one.
 
-    Parameters
-    ----------
-    starts : (m + 1,) array of int
-        Group g is the coefficients from ``starts[g]`` up to ``starts[g + 1]``.
-    weights : (m,) array
-        Factor w_g of the penalty; 0 leaves a group unpenalised.
-    multipliers : (m,) array
-        Factor m_g of lambda, positive.
+    Group g of m is the coefficients from ``starts[g]`` up to ``starts[g + 1]``, (m + 1,). Its weight w_g,
+    (m,), multiplies the penalty, 0 leaving it out; its multiplier m_g, (m,), is positive and multiplies
+    lambda.
     """
 
     starts: Ints
@@ -54,19 +49,10 @@ class Groups:
 
     @classmethod
     def of(cls, labels: Array, weights: Floats | None = None) -> Groups:
-        """Penalise neighbours with the same label together, lambda times the root of their number.
+        """Penalise neighbours with the same label (p,) together, lambda times the root of their number.
 
-        Parameters
-        ----------
-        labels : (p,) array
-            Label of each coefficient.
-        weights : (m,) array, optional
-            Factor of each group's penalty; one where None.
-
-        Raises
-        ------
-        ModelError
-            A label comes back after another one, or the weights do not fit.
+        Weights (m,) are one where None. A ModelError where a label comes back after another, or weights do
+        not fit.
         """
         labels = np.asarray(labels)
         starts = np.flatnonzero(np.concatenate([[True], labels[1:] != labels[:-1], [True]]))
@@ -117,26 +103,13 @@ class Groups:
 
 
 def orthonormaliser(G: Floats, groups: Groups) -> tuple[Floats, Groups]:
-    """Return the change of coordinates in which the columns of each group are orthonormal.
+    """Return coordinates in which the columns of each group are orthonormal, and the groups there.
 
     The penalty of a group is then that of its part of the linear predictor, whatever coding made its columns
-    (Breheny and Huang 2015), and a step of descent has a closed form. Of a group whose columns are
-    linearly dependent, the columns that are left over become zero, as do their coefficients.
-
-    Parameters
-    ----------
-    G : (p, p) array
-        Gram ``X'X/N``.
-    groups : Groups
-        The groups; those of a single column, and those without a penalty, are left as they are.
-
-    Returns
-    -------
-    T : (p, p) array
-        Block diagonal. The columns are ``X T``, Gram and gradient ``T'GT`` and ``T'c``; with theta the
-        coefficients there, those of X are ``T theta``.
-    groups : Groups
-        With the root of the rank of each group, in the place of its size, as multiplier of lambda.
+    (Breheny and Huang 2015), and a step of descent has a closed form. T (p, p) is block diagonal: the columns
+    are ``X T``, Gram ``X'X/N`` and gradient become ``T'GT`` and ``T'c``, coefficients of X are ``T theta``.
+    The multiplier of a group becomes the root of its rank; columns that are left over become zero, as do
+    their coefficients. Groups of one column, and those without a penalty, stay as they are.
     """
     T, multipliers = np.eye(groups.p), groups.multipliers.copy()
     for g in np.flatnonzero((groups.sizes > 1) & groups.penalised):

@@ -20,19 +20,8 @@ HALVINGS = 6
 def newton_step(G: Floats, q: Floats, b: Floats, terms: Terms) -> Floats | None:
     """Take one step of Newton in the groups that are not zero; those that it would turn round become zero.
 
-    Parameters
-    ----------
-    G : (p, p) array
-        Hessian of the loss.
-    q, b : (p,) array
-        Negative gradient of the loss, and the coefficients.
-    terms : Terms
-        The penalty.
-
-    Returns
-    -------
-    (p,) array or None
-        Coefficients that are nearer to a stationary point; None where no such step was found.
+    G (p, p) is the Hessian of the loss, q (p,) its negative gradient at b (p,). None where no step was found
+    that leads nearer to a stationary point.
     """
     active = terms.groups.norms(b) > 0.0
     if not active.any():

@@ -94,25 +94,13 @@ def _rows(R: Floats, bias: float, inflation: float, unbiased: Floats) -> tuple[F
 
 
 def relaxed_inverse(R: Floats, n: float, inflation: float = INFLATION) -> tuple[Floats, Floats]:
-    """Return a relaxed inverse of a correlation matrix, row by row, with the lambda of each row.
+    """Return a relaxed inverse (p, p) of a correlation matrix, row by row, with the lambda of each row (p,).
 
-    The lambda of a row is the smallest whose standard error is at most `inflation` times that at the largest
+    R are correlations of columns of n entities; of weighted columns for a generalised linear model. The
+    lambda of a row is the smallest whose standard error is at most `inflation` times that at the largest
     lambda with a bias factor ``sqrt(n) max_k |(R a)_k| / sqrt(a' R a)`` of at most ``sqrt(2 log p)``. Where
-    that permits the inverse itself, the row is the inverse's, its lambda zero, and no bias is left.
-
-    Parameters
-    ----------
-    R : (p, p) array
-        Correlations of the columns; those of weighted columns for a generalised linear model.
-    n : float
-        Entities behind them.
-    inflation : float
-        At least one; infinite: the inverse itself, where there is one.
-
-    Returns
-    -------
-    Theta : (p, p) array
-    lambdas : (p,) array
+    that permits the inverse itself, as an infinite `inflation` does, the row is the inverse's, its lambda
+    zero, and no bias is left.
     """
     p, inverse = len(R), _inverse(R)
     unbiased = np.full(p, np.inf) if inverse is None else np.sqrt(np.diag(inverse))

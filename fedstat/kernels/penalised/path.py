@@ -19,7 +19,6 @@ of Statistics 42, 819-849.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol, TypeAlias
 
@@ -31,24 +30,16 @@ from fedstat.kernels.penalised.penalties import Penalty, Terms
 from fedstat.typing import Bools, Floats, Ints
 
 Algorithm: TypeAlias = Literal["descent", "lla"]
+MOST_LINEARISED = 100
+"""Lassos that LLA solves at most for one lambda."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Solution:
-    """A point of a penalised problem.
+    """A point of a penalised problem: coefficients b (p,), gradient (p,) and loss there, without the penalty.
 
-    Parameters
-    ----------
-    b : (p,) array
-        Coefficients.
-    gradient : (p,) array
-        Gradient of the loss at b.
-    loss : float
-        The loss at b, without the penalty.
-    iterations : int
-        Passes over the coefficients, or Newton steps, that led here.
-    violation : float
-        Largest violation of the stationarity conditions of the problem that was solved, unscaled.
+    `iterations` are passes over the coefficients, or Newton steps, that led here; `violation` is the largest
+    one of the stationarity conditions of the problem that was solved, unscaled.
     """
 
     b: Floats
@@ -60,15 +51,7 @@ class Solution:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LinearSteps:
-    """Local linear approximations from an estimate, a fixed number of them (Zou and Li 2008, 2.3 and 3.2).
-
-    Parameters
-    ----------
-    start : (p,) array
-        Estimate without a penalty.
-    number : int
-        One or more.
-    """
+    """Local linear approximations from an estimate without a penalty (p,): one or a few (Zou and Li 2008)."""
 
     start: Floats
     number: int
@@ -78,42 +61,20 @@ class Solver(Protocol):
     """What the path asks of a loss."""
 
     def solve(self, terms: Terms, start: Solution, working: Bools, tol: float) -> Solution:
-        """Find a stationary point of loss and terms.
+        """Find a point at which loss and terms are stationary to a violation of `tol`.
 
-        Parameters
-        ----------
-        terms : Terms
-            The penalty of each group.
-        start : Solution
-            Where to start.
-        working : (m,) array
-            Groups that are expected to be needed, those that are not zero at the start among them; the
-            solver adds others.
-        tol : float
-            Violation of the stationarity conditions at which to stop.
+        `working` (m,) are the groups that are expected to be needed, those that are not zero at the start
+        among them; the solver adds others.
         """
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PenalisedPath:
-    """Solutions along a path of L values of lambda.
+    """Solutions along a path of L descending lambdas: coefficients (L, p), the others (L,).
 
-    Parameters
-    ----------
-    lambdas : (L,) array
-        Descending.
-    coefficients : (L, p) array
-        One row for each lambda.
-    loss : (L,) array
-        The loss, without the penalty.
-    iterations : (L,) array
-        Passes over the coefficients, or Newton steps; of LLA, summed over its lassos.
-    kkt : (L,) array
-        Largest violation of the stationarity conditions, as a share of `scale`.
-    converged : (L,) array
-        Whether that is at most the tolerance.
-    scale : float
-        Smallest lambda at which all penalised coefficients are zero.
+    The loss is without the penalty. `iterations` of LLA are summed over its lassos. `kkt` is the largest
+    violation of the stationarity conditions as a share of `scale`, the smallest lambda at which all penalised
+    coefficients are zero. `solutions` are what the solver returned, where one was asked.
     """
 
     lambdas: Floats
@@ -123,26 +84,14 @@ class PenalisedPath:
     kkt: Floats
     converged: Bools
     scale: float
+    solutions: tuple[Solution, ...] = ()
 
 
 def lambda_max(gradient: Floats, penalty: Penalty, groups: Groups, steps: LinearSteps | None = None) -> float:
-    """Return the smallest lambda at which zero is stationary for all penalised groups.
+    """Return the smallest lambda at which zero is stationary for all penalised groups; zero for none.
 
-    Parameters
-    ----------
-    gradient : (p,) array
-        Gradient of the loss where the unpenalised coefficients are fitted and all others are zero.
-    penalty : Penalty
-        Its alpha counts.
-    groups : Groups
-        The groups.
-    steps : LinearSteps, optional
-        Stationary for the first of these lassos: a large estimate has a small weight in it.
-
-    Returns
-    -------
-    float
-        Zero where nothing is penalised.
+    From the gradient (p,) of the loss where the unpenalised coefficients are fitted and all others are zero.
+    With `steps` it is that of the first of these lassos, in which a large estimate has a small weight.
     """
     here = groups.penalised
     level = groups.norms(gradient)[here] / groups.weights[here]
@@ -152,13 +101,7 @@ def lambda_max(gradient: Floats, penalty: Penalty, groups: Groups, steps: Linear
 
 
 def lambda_grid(largest: float, *, ratio: float = 1e-3, size: int = 50) -> Floats:
-    """Return lambdas that fall geometrically from the largest to ``ratio`` times it: (size,).
-
-    Raises
-    ------
-    ModelError
-        There is no such grid.
-    """
+    """Return lambdas (size,) that fall geometrically from the largest to ``ratio`` times it."""
     if not (0.0 < largest < np.inf and 0.0 < ratio < 1.0 and size >= 2):
         raise ModelError(
             f"no grid of lambdas: expected lambda_max > 0, ratio in (0, 1) and size >= 2, received "
@@ -171,14 +114,7 @@ def lambda_grid(largest: float, *, ratio: float = 1e-3, size: int = 50) -> Float
 def strong_set(groups: Groups, at: Solution, cut: Floats, cut_before: Floats) -> Bools:
     """Tell which groups the next solution is expected to need (strong rule of Tibshirani et al. 2012).
 
-    Parameters
-    ----------
-    groups : Groups
-        The groups.
-    at : Solution
-        The solution before.
-    cut, cut_before : (m,) array
-        Largest gradients of zero groups (:attr:`Terms.cut`) now and at the solution before.
+    From the solution before, and the largest gradients (m,) of zero groups (:attr:`Terms.cut`) now and then.
     """
     kept = (groups.norms(at.b) > 0.0) | ~groups.penalised
     return np.asarray(kept | (groups.norms(at.gradient) >= 2.0 * cut - cut_before), dtype=np.bool_)
@@ -195,70 +131,11 @@ def follow_path(
     steps: LinearSteps | None = None,
     tol: float = 1e-7,
 ) -> PenalisedPath:
-    """Solve the problem at each lambda, each from the one before; see :func:`follow_solutions`."""
-    found = follow_solutions(
-        solver, penalty, groups, null, lambdas, algorithm=algorithm, steps=steps, tol=tol
-    )
-    return collect_path(
-        found, np.array(lambdas, dtype=np.float64), lambda_max(null.gradient, penalty, groups), tol
-    )
+    """Solve the problem at each of the descending lambdas, each from the solution of the one before.
 
-
-def collect_path(found: Sequence[Solution], lambdas: Floats, scale: float, tol: float) -> PenalisedPath:
-    """Put solutions along a path together; `scale` is lambda_max."""
-    unit = tol * scale if scale > 0.0 else tol
-    kkt = np.array([solution.violation for solution in found]) * tol / unit
-    return PenalisedPath(
-        lambdas,
-        np.array([solution.b for solution in found]),
-        np.array([solution.loss for solution in found]),
-        np.array([solution.iterations for solution in found]),
-        kkt,
-        kkt <= tol,
-        scale,
-    )
-
-
-def follow_solutions(
-    solver: Solver,
-    penalty: Penalty,
-    groups: Groups,
-    null: Solution,
-    lambdas: Floats,
-    *,
-    algorithm: Algorithm = "descent",
-    steps: LinearSteps | None = None,
-    tol: float = 1e-7,
-    most_linearised: int = 100,
-) -> list[Solution]:
-    """Solve the problem at each lambda, each from the one before.
-
-    Parameters
-    ----------
-    solver : Solver
-        The loss.
-    penalty : Penalty
-        The penalty.
-    groups : Groups
-        Its groups.
-    null : Solution
-        The fit of the unpenalised coefficients alone.
-    lambdas : (L,) array
-        Descending.
-    algorithm : {"descent", "lla"}
-        The way to a nonconvex penalty; a convex one has one answer.
-    steps : LinearSteps, optional
-        Of the algorithm "lla": take these, not those from the lasso to a fixed point.
-    tol : float
-        Largest violation of the stationarity conditions, as a share of lambda_max; with `steps`, of those of
-        the last lasso.
-    most_linearised : int
-        Lassos that LLA solves at most for one lambda.
-
-    Raises
-    ------
-    ModelError
-        The algorithm is not known, or the lambdas do not descend.
+    `null` is the fit of the unpenalised coefficients alone. `algorithm` is the way to a nonconvex penalty (a
+    convex one has one answer), with `steps` of "lla" from an estimate. `tol` is the largest violation of the
+    stationarity conditions, as a share of lambda_max; with `steps`, of those of the last lasso.
     """
     if algorithm not in ("descent", "lla"):
         raise ModelError(f"no algorithm {algorithm!r}; expected 'descent' or 'lla'")
@@ -275,11 +152,23 @@ def follow_solutions(
             at = take_steps(solver, terms, steps, at, unit)
             found.append(at)
             continue
+        # The next lambda starts from this lasso, not from what LLA makes of it: so that the answer at one
+        # lambda does not depend on which others were asked for.
         lasso = terms.linearised(np.zeros(groups.p)) if linearise else terms
         at = solver.solve(lasso, at, strong_set(groups, at, terms.cut, before.cut), unit)
-        found.append(solve_linearised(solver, terms, at, unit, most_linearised) if linearise else at)
+        found.append(solve_linearised(solver, terms, at, unit) if linearise else at)
         before = terms
-    return found
+    kkt = np.array([solution.violation for solution in found]) * tol / unit
+    return PenalisedPath(
+        lambdas=lambdas,
+        coefficients=np.array([solution.b for solution in found]),
+        loss=np.array([solution.loss for solution in found]),
+        iterations=np.array([solution.iterations for solution in found]),
+        kkt=kkt,
+        converged=kkt <= tol,
+        scale=scale,
+        solutions=tuple(found),
+    )
 
 
 def take_steps(solver: Solver, terms: Terms, steps: LinearSteps, at: Solution, tol: float) -> Solution:
@@ -292,24 +181,13 @@ def take_steps(solver: Solver, terms: Terms, steps: LinearSteps, at: Solution, t
     return replace(at, iterations=iterations)
 
 
-def solve_linearised(solver: Solver, terms: Terms, start: Solution, tol: float, most: int) -> Solution:
+def solve_linearised(solver: Solver, terms: Terms, start: Solution, tol: float) -> Solution:
     """Repeat the local linear approximation from a point until it is stationary for the penalty itself.
 
-    Parameters
-    ----------
-    solver : Solver
-        The loss.
-    terms : Terms
-        The penalty.
-    start : Solution
-        The lasso of the same level.
-    tol : float
-        Violation at which to stop, unscaled.
-    most : int
-        Lassos at most.
+    It starts from the lasso of the same level, and ends at an unscaled violation of `tol`.
     """
     at, iterations, groups = start, start.iterations, terms.groups
-    for _ in range(most):
+    for _ in range(MOST_LINEARISED):
         violation = terms.violation(at.b, at.gradient)
         at = replace(at, iterations=iterations, violation=violation)
         if violation <= tol:

@@ -25,6 +25,7 @@ regression models with grouped predictors. Statistics and Computing 25, 173-187.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import numpy as np
 from numba import njit
@@ -39,6 +40,8 @@ SHAPES = {"scad": 3.7, "mcp": 3.0}
 """Shape a where none is given: Fan and Li (2001), Breheny and Huang (2011)."""
 
 SMALLEST_SHAPES = {"scad": 2.0, "mcp": 1.0}
+TermArrays: TypeAlias = tuple[int, float, Floats, Floats, Floats, Ints]
+"""Kind and shape a, then level, ridge and weight (m,) of each group, and where groups start (m + 1,)."""
 
 
 @njit(cache=True, nogil=True)
@@ -89,14 +92,14 @@ def threshold(kind: int, a: float, level: float, w: float, v: float, u: float) -
 
 
 @njit(cache=True, nogil=True)
-def _violations(
-    kind: int, a: float, level: Floats, ridge: Floats, w: Floats, starts: Ints, b: Floats, gradient: Floats
-) -> Floats:
+def _violations(terms: TermArrays, b: Floats, gradient: Floats) -> Floats:
+    kind, a, level, ridge, w, starts = terms
     size = group_norms(starts, b)
     out = group_norms(starts, gradient)
     for g in range(len(out)):
         slope = w[g] * concave_slope(kind, a, level[g], size[g])
         if size[g] == 0.0:
+            # The subdifferential at zero is a ball of radius `slope`: what the gradient exceeds it by.
             out[g] = max(out[g] - slope, 0.0)
             continue
         square = 0.0
@@ -108,7 +111,8 @@ def _violations(
 
 
 @njit(cache=True, nogil=True)
-def _total(kind: int, a: float, level: Floats, ridge: Floats, w: Floats, size: Floats) -> float:
+def _total(terms: TermArrays, size: Floats) -> float:
+    kind, a, level, ridge, w, _ = terms
     total = 0.0
     for g in range(len(size)):
         total += w[g] * concave_value(kind, a, level[g], size[g]) + ridge[g] * size[g] * size[g] / 2.0
@@ -116,7 +120,8 @@ def _total(kind: int, a: float, level: Floats, ridge: Floats, w: Floats, size: F
 
 
 @njit(cache=True, nogil=True)
-def _slopes(kind: int, a: float, level: Floats, size: Floats) -> Floats:
+def _slopes(terms: TermArrays, size: Floats) -> Floats:
+    kind, a, level, _, _, _ = terms
     slopes = np.empty(len(size))
     for g in range(len(size)):
         slopes[g] = concave_slope(kind, a, level[g], size[g])
@@ -134,16 +139,7 @@ def _bends(kind: int, a: float, level: Floats, size: Floats) -> Floats:
 class Terms:
     """The penalty of each group at one lambda: ``w_g Q(t; level_g) + ridge_g t^2 / 2``.
 
-    Parameters
-    ----------
-    kind : int
-        LASSO, SCAD or MCP.
-    a : float
-        Shape of SCAD and MCP.
-    level, ridge, weights : (m,) array
-        As above, none negative.
-    groups : Groups
-        The groups.
+    `kind` is LASSO, SCAD or MCP, `a` its shape; level, ridge and weights are (m,), none negative.
     """
 
     kind: int
@@ -154,32 +150,26 @@ class Terms:
     groups: Groups
 
     @property
+    def arrays(self) -> TermArrays:
+        """The same for compiled loops, which take plain tuples faster than objects."""
+        return self.kind, self.a, self.level, self.ridge, self.weights, self.groups.starts
+
+    @property
     def cut(self) -> Floats:
         """Largest norm of the gradient at which a group may be zero: (m,)."""
         return self.weights * self.level
 
     def value(self, b: Floats) -> float:
         """Return the penalty of all groups: (p,)."""
-        size = self.groups.norms(b)
-        return float(_total(self.kind, self.a, self.level, self.ridge, self.weights, size))
+        return float(_total(self.arrays, self.groups.norms(b)))
 
     def violations(self, b: Floats, gradient: Floats) -> Floats:
-        """Return how far each group is from a stationary point.
+        """Return how far each group is from a stationary point (m,), from b and the loss's gradient, (p,).
 
-        The norm of the shortest element of the subdifferential of loss and penalty: zero in all groups is
-        what Karush, Kuhn and Tucker require.
-
-        Parameters
-        ----------
-        b, gradient : (p,) array
-            Coefficients, and the gradient of the loss there.
-
-        Returns
-        -------
-        (m,) array
+        It is the norm of the shortest element of the subdifferential of loss and penalty: zero in all groups
+        is what Karush, Kuhn and Tucker require.
         """
-        of_groups = (self.level, self.ridge, self.weights, self.groups.starts)
-        out: Floats = _violations(self.kind, self.a, *of_groups, b, gradient)
+        out: Floats = _violations(self.arrays, b, gradient)
         return out
 
     def violation(self, b: Floats, gradient: Floats) -> float:
@@ -189,10 +179,8 @@ class Terms:
     def derivatives(self, b: Floats) -> tuple[Floats, Floats]:
         """Return gradient (p,) and Hessian (p, p) of the penalty where no group of b is zero."""
         size, sizes, starts = self.groups.norms(b), self.groups.sizes, self.groups.starts
-        slope, bend = (
-            _slopes(self.kind, self.a, self.level, size),
-            _bends(self.kind, self.a, self.level, size),
-        )
+        slope, bend = _slopes(self.arrays, size), _bends(self.kind, self.a, self.level, size)
+        # Of P(||b_g||): P'' along b_g, and P' / ||b_g|| across it, which a single coefficient lacks.
         along, across = self.weights * bend + self.ridge, self.weights * slope / size + self.ridge
         gradient = np.repeat(across, sizes) * b
         hessian = np.diag(np.repeat(np.where(sizes == 1, along, across), sizes))
@@ -206,7 +194,7 @@ class Terms:
         """Return the lasso that lies on the penalty at b and above it elsewhere (Zou and Li 2008)."""
         if self.kind == LASSO:
             return self
-        return replace(self, kind=LASSO, level=_slopes(self.kind, self.a, self.level, self.groups.norms(b)))
+        return replace(self, kind=LASSO, level=_slopes(self.arrays, self.groups.norms(b)))
 
     def take(self, which: Bools) -> Terms:
         """Return the terms of some groups: (m,)."""
@@ -216,21 +204,10 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Penalty:
-    """A penalty by name.
+    """A penalty by name, one of KINDS; a ModelError where the combination means nothing.
 
-    Parameters
-    ----------
-    name : {"lasso", "elastic_net", "scad", "mcp"}
-        Shape near zero and far from it.
-    a : float, optional
-        How soon the penalty levels off: 3.7 for SCAD and 3 for MCP where None (ncvreg's gamma).
-    alpha : float
-        Share of the selecting part, in (0, 1]; the rest is a ridge penalty. Below one for the elastic net.
-
-    Raises
-    ------
-    ModelError
-        The combination means nothing here.
+    `a` is how soon the penalty levels off: where None 3.7 for SCAD and 3 for MCP (ncvreg's gamma). `alpha` in
+    (0, 1] is the share of the selecting part, the rest being ridge; below one for the elastic net.
     """
 
     name: str

@@ -28,20 +28,10 @@ class ProximalStep(NamedTuple):
 
 
 def proximal_step(H: Floats, score: Floats, b: Floats, terms: Terms, *, tol: float) -> ProximalStep:
-    """Minimise the quadratic model of the loss at b, and the penalty.
+    """Minimise the quadratic model of the loss at b (p,), and the penalty.
 
-    Parameters
-    ----------
-    H : (p, p) array
-        Information over N at b, or near it.
-    score : (p,) array
-        Derivative of the log-likelihood at b for dispersion one, over N.
-    b : (p,) array
-        Coefficients.
-    terms : Terms
-        The penalty of each group.
-    tol : float
-        Violation of the stationarity conditions of the model at which to stop.
+    H (p, p) is the information over N at b or near it, `score` (p,) the derivative of the log-likelihood for
+    dispersion one over N, `tol` the violation of the stationarity conditions of the model at which to stop.
     """
     solver = GramSolver(H, H @ b + score, terms.groups)
     new = solver.solve(terms, solver.start(b), np.ones(len(terms.level), dtype=np.bool_), tol).b

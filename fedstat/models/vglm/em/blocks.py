@@ -12,7 +12,7 @@ import numpy as np
 
 from fedstat.errors import EstimationError
 from fedstat.kernels.penalised.groups import orthonormaliser
-from fedstat.kernels.penalised.path import collect_path, follow_solutions, lambda_max
+from fedstat.kernels.penalised.path import follow_path
 from fedstat.kernels.penalised.penalties import Penalty
 from fedstat.models.vertical.covariance import origin_covariance
 from fedstat.models.vertical.exchange.patterns import PatternExchange
@@ -63,20 +63,17 @@ def blocks_path(standard: Standard, setup: Setup) -> BlockPath:
         setup, steps = setup.adapted(whole), setup.linear_steps(whole)
     solver, every = BlockSolver(standard, T), np.ones(len(groups.weights), dtype=np.bool_)
     null = solver.solve(Penalty("lasso").at(NOTHING * sd, setup.groups), solver.start(), every, 1e-9 * sd)
-    lambdas = setup.grid(null.gradient, steps)
-    solutions = follow_solutions(
+    fits = follow_path(
         solver,
         setup.penalty,
         setup.groups,
         null,
-        lambdas,
+        setup.grid(null.gradient, steps),
         algorithm=setup.algorithm,
         steps=steps,
         tol=setup.tol,
     )
-    found = [one for one in solutions if isinstance(one, BlockSolution)]
-    scale = lambda_max(null.gradient, setup.penalty, setup.groups)
-    fits = collect_path(found, lambdas, scale, setup.tol)
+    found = [one for one in fits.solutions if isinstance(one, BlockSolution)]
     loss = [equivalent_loss(one.loss, moments.nobs) for one in found]
     fits = replace(fits, loss=np.array(loss))
     units = Units(moments.centre[:-1], moments.scale[:-1], float(moments.centre[-1]), sd, 0.0)
