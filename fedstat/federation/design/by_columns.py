@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from fedstat.errors import DesignError, MessageError
+from fedstat.errors import DesignError
 from fedstat.federation.design.block import CodedBlock, Partial, apply_block, build_block
 from fedstat.federation.design.formula.asked import response_asked, terms_asked
 from fedstat.federation.design.formula.parse import ClientTerms, Formula
@@ -26,7 +26,7 @@ from fedstat.federation.message import Ask, Declared, Step
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.federation.tables.columns import LevelValue
 from fedstat.records import from_json, to_json
-from fedstat.typing import Array, Bools, Ints
+from fedstat.typing import Array, Bools, Floats, Ints
 
 FAMILY = "design"
 Missing: TypeAlias = Literal["raise", "drop"]
@@ -146,24 +146,19 @@ def _opened(state: State, block: CodedBlock) -> tuple[dict[str, Array], str]:
 
 def release_spec(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
     """Release how the columns were coded, so that new rows can be coded alike elsewhere."""
-    return {}, block_of(data, state).spec.to_json()
+    return {}, block_of(state).spec.to_json()
 
 
-def block_of(data: SiteData, state: State) -> CodedBlock:
-    """Return the block that this session opened.
+def block_of(state: State) -> CodedBlock:
+    """Return the block that this session opened, unless the site has forgotten it."""
+    absent = "no columns are open in this session (a site keeps the latest ones only); make the model again"
+    return state.use("block", CodedBlock, absent)
 
-    Raises
-    ------
-    MessageError
-        The session did not open one, or the site has forgotten it.
-    """
-    if "block" not in state:
-        raise MessageError(
-            f"{data.name}: no columns are open in this session (a site keeps the latest ones only); "
-            "make the model again"
-        )
-    block: CodedBlock = state.use("block")
-    return block
+
+def response_of(state: State) -> Floats:
+    """Return the response that this session opened, unless the site has forgotten it: (rows,)."""
+    absent = "no response is open in this session (a site keeps the latest one only); make the model again"
+    return state.use("response", np.ndarray, absent)
 
 
 PRESENT = Declared("presence", "which entities the institution has")

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from fedstat import records
-from fedstat.errors import DesignError, MessageError
+from fedstat.errors import DesignError
 from fedstat.federation.design.block import BlockSpec
 from fedstat.federation.design.by_columns import FAMILY
 from fedstat.federation.design.by_columns import STEPS as DESIGN_STEPS
@@ -200,26 +200,15 @@ def sum_columns(data: SiteData, state: State) -> dict[str, Array]:
         ``moments`` (4, p): rows, sum, squared deviations from the site's mean, and rows times that mean's
         square. Only their sums over sites are needed.
     """
-    opened, n = rows_of(data, state), float(state.entities)
+    opened, n = rows_of(state), float(state.entities)
     mean, spread = opened.own
     return {"moments": np.array([np.full_like(mean, n), n * mean, n * spread**2, n * mean**2])}
 
 
-def rows_of(data: SiteData, state: State) -> OpenRows:
-    """Return the rows that this session opened.
-
-    Raises
-    ------
-    MessageError
-        The session did not open any, or the site has forgotten them.
-    """
-    if "rows" not in state:
-        raise MessageError(
-            f"{data.name}: no rows are open in this session (a site keeps the latest ones only); make the "
-            "model again"
-        )
-    rows: OpenRows = state.use("rows")
-    return rows
+def rows_of(state: State) -> OpenRows:
+    """Return the rows that this session opened, unless the site has forgotten them."""
+    absent = "no rows are open in this session (a site keeps the latest ones only); make the model again"
+    return state.use("rows", OpenRows, absent)
 
 
 OPEN_ROWS = (Entities, RowCount, IndicatorCounts, DesignDirections, RowsUsed)

@@ -67,7 +67,7 @@ def check_apart(data: SiteData, state: State, place: str, code: Ints) -> None:
     PolicyError
         The difference of two sums would be a sum over fewer entities than the owner wants.
     """
-    earlier: list[Ints] = state.use(place) if place in state else []
+    earlier = state.use(place, list[Ints]) if place in state else []
     for known in earlier:
         if np.array_equal(known, code):
             return

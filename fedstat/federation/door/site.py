@@ -192,7 +192,7 @@ class Site:
             check_ask(self.name, self.policy, ask, step)
             self._check_not_forgotten(ask, chain)
             self._check_aligned(ask)
-        state = self._states.get(ask.session, State())
+        state = self._states.get(ask.session, State(self.name))
         earlier, answered = state.copy(), list(self._data.answered)
         try:
             clear, reply, n_sites = self._prepare(ask, step, state)
@@ -298,12 +298,8 @@ class Site:
 
     def _masker(self, ask: Ask, state: State) -> Masker:
         """Return the masker of this session, where the policy allows a sum over so many sites."""
-        if "masker" not in state:
-            raise MessageError(
-                f"{self.name}, step '{ask.step}': asked for masked, and the sites have not agreed on keys in "
-                "this session"
-            )
-        masker: Masker = state.use("masker")
+        absent = f"step '{ask.step}': asked for masked, and the sites have not agreed on keys in this session"
+        masker = state.use("masker", Masker, absent)
         check_mask(self.name, self.policy, len(masker.sites))
         return masker
 

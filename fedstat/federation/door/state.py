@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from copy import copy
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, TypeVar
 
 import pandas as pd
 
-from fedstat.errors import DesignError, PartitionError
+from fedstat.errors import DesignError, MessageError, PartitionError
 from fedstat.federation.account.chain import SiteAccount
 from fedstat.federation.crypto.keys import Identity
 from fedstat.federation.door.facts import Entities
@@ -17,6 +17,8 @@ from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.tables.published import Published
 from fedstat.federation.tables.table import FrameTable, LabelledTable, Table
 from fedstat.typing import Array
+
+Kept = TypeVar("Kept")
 
 
 @dataclass(slots=True)
@@ -112,14 +114,15 @@ class SiteData:
 
 
 class State:
-    """What a site remembers of one fit.
+    """What a site remembers of one session: the design that it opened, and the fits on it.
 
     Every item is kept with the number of entities that it rests on; the entities behind an answer are
     the fewest of those behind the items that its step used, and none where it used none. A design is kept
     with the number of its columns, and every item with the facts that were told of it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, site: str) -> None:
+        self.site = site
         self._items: dict[str, Any] = {}
         self._counts: dict[str, int | None] = {}
         self._columns: dict[str, int] = {}
@@ -165,7 +168,7 @@ class State:
 
     def copy(self) -> State:
         """Return what is kept now, for :meth:`restore`."""
-        earlier = State()
+        earlier = State(self.site)
         earlier.restore(self)
         earlier._items = {name: snapshot(item) for name, item in self._items.items()}
         return earlier
@@ -205,15 +208,19 @@ class State:
         """Return what was kept under a name, whose entities are counted elsewhere."""
         return self._items[name]
 
-    def use(self, name: str) -> Any:
-        """Return what was kept under a name.
+    def use(self, name: str, kind: type[Kept], absent: str = "") -> Kept:
+        """Return the item of this kind that an earlier step kept, and let the answer rest on its entities.
 
         Raises
         ------
-        KeyError
-            Nothing was.
+        MessageError
+            There is none; the words of `absent` say so, and what is to be asked first.
         """
-        item, entities = self._items[name], self._counts[name]
+        if name not in self._items:
+            default = f"this session keeps no '{name}' here: a step was asked too early; make the model again"
+            raise MessageError(f"{self.site}: {absent or default}")
+        item: Kept = self._items[name]
+        entities = self._counts[name]
         self.told |= self._facts[name]
         if entities is not None:
             self.rest_on(entities)

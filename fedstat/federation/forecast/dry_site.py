@@ -14,6 +14,7 @@ import pandas as pd
 
 from fedstat.errors import PolicyError
 from fedstat.federation.account.entry import policy_rule
+from fedstat.federation.crypto.masks import Masker
 from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.door.owner.question import Refusal, check_columns, check_counts, check_mask, refusals
 from fedstat.federation.door.site import FAMILIES, Site, released
@@ -55,7 +56,7 @@ class DrySite(Site):
     @property
     def n_masked(self) -> int:
         """Most sites with which a session of it has agreed on masks."""
-        maskers = [state.use("masker") for state in self._states.values() if "masker" in state]
+        maskers = [state.use("masker", Masker) for state in self._states.values() if "masker" in state]
         return max((len(masker.sites) for masker in maskers), default=0)
 
     def hear(self, ask: Ask) -> Reply:
@@ -80,7 +81,7 @@ class DrySite(Site):
         return reply
 
     def _hold_reply(self, ask: Ask, reply: Reply) -> None:
-        columns = 0 if self._told_of_columns else self._states.get(ask.session, State()).columns
+        columns = 0 if self._told_of_columns else self._states.get(ask.session, State(self.name)).columns
         if not self._hold("maximum columns", "", check_columns, self.name, self.owners, ask, columns):
             self._told_of_columns = True  # refused, they are not open
         step, there = FAMILIES[ask.family][ask.step], set(released(reply))

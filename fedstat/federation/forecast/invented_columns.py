@@ -38,7 +38,7 @@ def invent_columns(
         Of the model.
     """
     rng = generator()
-    states = {name: State() for name in policies}
+    states = {name: State(name) for name in policies}
     effects = draw_effects(sum(len(block.names) for block in design.blocks))
     predictor, first = np.zeros(design.n), 0
     for block in design.blocks:

@@ -41,6 +41,14 @@ class DescribedKeys:
     rows: Annotated[int, Least(0)]
 
 
+@dataclass(frozen=True, slots=True)
+class ListsToRaise:
+    """The secret scalar by which a site raises lists of keys, and how many lists it has yet to raise."""
+
+    scalar: X25519PrivateKey
+    left: int
+
+
 def describe_keys(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
     """Say what the keys are made of, and how many there are."""
     keys = _keys(data)
@@ -89,20 +97,20 @@ def enter_keys(
         if ring[0] == data.name:
             raise MessageError(f"{data.name}: it draws the salt, and was sent one")
         state.keep("salt", _channel(data, state, ring[0]).open(salt.tobytes()))
-    if "scalar" in state or "order" in state:
+    if "lists" in state or "order" in state:
         raise MessageError(f"{data.name}: its keys were entered already in this session")
-    state.keep("scalar", X25519PrivateKey.generate())
-    raised = raise_points(data.name, keys.points(state.use("salt")), state.use("scalar"))
+    scalar = X25519PrivateKey.generate()
+    raised = raise_points(data.name, keys.points(state.use("salt", bytes)), scalar)
     order = np.argsort(as_tokens(raised))
     state.keep("order", order)
-    state.keep("left", len(ring) - 1)
+    state.keep("lists", ListsToRaise(scalar, len(ring) - 1))
     return {"points": _sealed_for_next(data, state, ring, raised[order])}, ""
 
 
 def pass_list(data: SiteData, state: State, text: str, points: Array) -> tuple[dict[str, Array], str]:
     """Raise another site's list, and seal it for the next site."""
     ring = _ring(data, state, text)
-    if _lists_left(data, state) < 2:
+    if _lists(state).left < 2:
         raise MessageError(f"{data.name}: the last list is for the coordinator, not for another site")
     return {"points": _sealed_for_next(data, state, ring, _raised(data, state, ring, points))}, ""
 
@@ -116,10 +124,10 @@ def show_tokens(data: SiteData, state: State, text: str, points: Array) -> tuple
         In the order that the list's owner gave it.
     """
     ring = _ring(data, state, text)
-    if _lists_left(data, state) != 1:
+    if _lists(state).left != 1:
         raise MessageError(f"{data.name}: a list is not for the coordinator before every site has raised it")
     tokens = _raised(data, state, ring, points)
-    state.forget("scalar")
+    state.forget("lists")
     return {"tokens": tokens}, ""
 
 
@@ -146,7 +154,7 @@ def keep_places(data: SiteData, state: State, text: str, places: Array) -> tuple
     """
     if not isinstance(data.table, LinkedTable):
         raise MessageError(f"{data.name}: it has no records that are linked by a key")
-    name, order = json.loads(text), state.use("order")
+    name, order = json.loads(text), state.use("order", np.ndarray)
     if not isinstance(name, str):
         raise MessageError(f"{data.name}: expected the name of an alignment")
     data.table.keep(name, _numbers(data, state, places))
@@ -161,7 +169,7 @@ def _numbers(data: SiteData, state: State, places: Array) -> Ints:
     if len(np.unique(places)) < len(places) or (len(places) and places.min() < 0):
         raise MessageError(f"{data.name}: expected a different number for each of its entities")
     numbers = np.empty(n_rows, dtype=np.int64)
-    numbers[state.use("order")] = places
+    numbers[state.use("order", np.ndarray)] = places
     return numbers
 
 
@@ -179,7 +187,7 @@ def _keys(data: SiteData) -> KeyTable:
 
 def _ring(data: SiteData, state: State, text: str) -> list[str]:
     ring = json.loads(text)
-    if not isinstance(ring, list) or sorted(ring) != list(keys_of(data, state).sites):
+    if not isinstance(ring, list) or sorted(ring) != list(keys_of(state).sites):
         raise MessageError(f"{data.name}: the ring is not made of the sites that agreed on keys")
     return ring
 
@@ -187,9 +195,8 @@ def _ring(data: SiteData, state: State, text: str) -> list[str]:
 def _channel(data: SiteData, state: State, peer: str) -> Channel:
     name = f"channel {peer}"
     if name not in state:
-        state.keep(name, Channel(keys_of(data, state), peer, FAMILY))
-    channel: Channel = state.use(name)
-    return channel
+        state.keep(name, Channel(keys_of(state), peer, FAMILY))
+    return state.use(name, Channel)
 
 
 def _sealed_for_next(data: SiteData, state: State, ring: list[str], points: Array) -> Array:
@@ -197,11 +204,8 @@ def _sealed_for_next(data: SiteData, state: State, ring: list[str], points: Arra
     return _array(_channel(data, state, following).seal(points.tobytes()))
 
 
-def _lists_left(data: SiteData, state: State) -> int:
-    if "scalar" not in state:
-        raise MessageError(f"{data.name}: it has not entered its keys, or has raised every list already")
-    left: int = state.use("left")
-    return left
+def _lists(state: State) -> ListsToRaise:
+    return state.use("lists", ListsToRaise, "it has not entered its keys, or has raised every list already")
 
 
 def _raised(data: SiteData, state: State, ring: list[str], points: Array) -> Array:
@@ -210,8 +214,9 @@ def _raised(data: SiteData, state: State, ring: list[str], points: Array) -> Arr
     opened = _channel(data, state, before).open(points.tobytes())
     if len(opened) % POINT_BYTES:
         raise SecurityError(f"{data.name}: the list from '{before}' is not one of points")
-    state.keep("left", state.use("left") - 1)
-    return raise_points(f"{data.name}: the list from '{before}'", as_points(opened), state.use("scalar"))
+    lists = _lists(state)
+    state.keep("lists", ListsToRaise(lists.scalar, lists.left - 1))
+    return raise_points(f"{data.name}: the list from '{before}'", as_points(opened), lists.scalar)
 
 
 def _array(box: bytes) -> Array:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from fedstat.errors import MessageError, SecurityError
+from fedstat.errors import SecurityError
 from fedstat.federation.crypto.keys import Agreement, PairKeys, PublicIdentity
 from fedstat.federation.crypto.masks import Masker
 from fedstat.federation.door.site import FAMILIES
@@ -52,21 +52,16 @@ def announce(data: SiteData, state: State, text: str) -> tuple[dict[str, Array],
 
 def finish(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
     """Check what the others announced, and keep the keys that are shared with each, and a masker."""
-    if "agreement" not in state:
-        raise MessageError(f"{data.name}: no agreement on keys was begun in this session")
-    agreement: Agreement = state.use("agreement")
-    keys = agreement.finish(json.loads(text))
+    absent = "no agreement on keys was begun in this session; ask 'announce' first"
+    keys = state.use("agreement", Agreement, absent).finish(json.loads(text))
     state.keep("keys", keys)
     state.keep("masker", Masker(keys))
     return {}, ""
 
 
-def keys_of(data: SiteData, state: State) -> PairKeys:
+def keys_of(state: State) -> PairKeys:
     """Return the keys of this session, or say that there are none."""
-    if "keys" not in state:
-        raise MessageError(f"{data.name}: the sites have not agreed on keys in this session")
-    keys: PairKeys = state.use("keys")
-    return keys
+    return state.use("keys", PairKeys, "the sites have not agreed on keys in this session")
 
 
 PUBLIC = Declared("control", "public keys, signed")

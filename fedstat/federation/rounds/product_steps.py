@@ -55,6 +55,29 @@ class Part:
     dealer: str
 
 
+@dataclass(frozen=True, slots=True)
+class OpenProduct:
+    """A product that this client has opened: its rows (n,), encoded columns (n, p), and what was dealt."""
+
+    part: Part
+    rows: Ints
+    seed: bytes
+    Z_b: Ints
+    encoded: Ints
+    units: Floats | None
+    channel: Channel
+    mask: bytes
+
+    def share(self, group: Ints, message: Array) -> Ints:
+        """Share of the product by pattern, from what the other client opened: (groups, p, q)."""
+        product = self.part.product
+        shape = product.shape_b if self.part.first else product.shape_a
+        other = np.frombuffer(self.channel.open(message.tobytes()), dtype=np.int64).reshape(shape).copy()
+        if self.part.first:
+            return secure.share_a(product, self.seed, self.encoded, other, group, self.mask)
+        return secure.share_b(product, self.seed, other, self.Z_b.reshape(product.shape), group, self.mask)
+
+
 def read_part(text: str) -> Part:
     """Read the description of a product, as if a stranger had written it."""
     return records.from_json(Part, text, "the description of a product")
@@ -69,7 +92,7 @@ def check_positions(name: str, rows: Ints, n: int) -> None:
 def deal_product(data: SiteData, state: State, text: str, group: Ints) -> tuple[dict[str, Array], str]:
     """Deal a multiplication triple to two other clients, sealed."""
     part = read_part(text)
-    keys = keys_of(data, state)
+    keys = keys_of(state)
     seed_a, seed_b = secure.new_seed(), secure.new_seed()
     Z_b = secure.deal(part.product, seed_a, seed_b, group)
     a, b = (Channel(keys, c, f"deal {part.number}") for c in (part.product.client_a, part.product.client_b))
@@ -97,7 +120,7 @@ def open_product(
         The dealer's seed (and, at client B, its share of the triple): sealed by a dealing client, plain
         from the coordinator.
     """
-    part, keys = read_part(text), keys_of(data, state)
+    part, keys = read_part(text), keys_of(state)
     X, units = columns_of(data, state, part.columns)
     check_positions(data.name, rows, len(X))
     material = dealt.tobytes()
@@ -109,7 +132,7 @@ def open_product(
     opened = (secure.open_a if part.first else secure.open_b)(part.product, seed, encoded)
     channel = Channel(keys, part.peer, f"open {part.number}")
     mask = keys.secret(part.peer, f"mask {part.number}")
-    state.keep(f"product {part.number}", (part, rows, seed, Z_b, encoded, units, channel, mask))
+    state.keep(f"product {part.number}", OpenProduct(part, rows, seed, Z_b, encoded, units, channel, mask))
     return {"opened": as_bytes(channel.seal(opened.tobytes()))}, ""
 
 
@@ -136,20 +159,13 @@ def share_product(
         this client's side of the product is to be multiplied.
     """
     name = f"product {json.loads(text)}"
-    if name not in state:
-        raise MessageError(f"{data.name}: this product was not opened here")
-    part, rows, seed, Z_b, encoded, units, channel, mask = state.use(name)
+    held = state.use(name, OpenProduct, "this product was not opened here; ask 'open_product' first")
     state.rest_on(len(group))
-    check_lengths(data.name, group=(group, len(rows)))
-    state.tell(behind(data, state, part, rows, group))
-    shape = part.product.shape_b if part.first else part.product.shape_a
-    other = np.frombuffer(channel.open(opened.tobytes()), dtype=np.int64).reshape(shape).copy()
-    if part.first:
-        share = secure.share_a(part.product, seed, encoded, other, group, mask)
-    else:
-        share = secure.share_b(part.product, seed, other, Z_b.reshape(part.product.shape), group, mask)
+    check_lengths(data.name, group=(group, len(held.rows)))
+    state.tell(behind(data, state, held.part, held.rows, group))
+    share = held.share(group, opened)
     state.forget(name)
-    return {"share": share} | ({} if units is None else {"units": units}), ""
+    return {"share": share} | ({} if held.units is None else {"units": held.units}), ""
 
 
 def as_bytes(message: bytes) -> Array:

@@ -77,7 +77,7 @@ def start(
     dict
         ``rows``: how many, each counted by its frequency weight and its binomial trials.
     """
-    opened = rows_of(data, state)
+    opened = rows_of(state)
     check_lengths(data.name, shift=(shift, len(opened.shift)), scale=(scale, len(opened.shift)))
     if not (scale > 0.0).all():
         raise MessageError(f"{data.name}: array 'scale' must be positive")
@@ -90,9 +90,7 @@ def start(
 
 def site_rows(data: SiteData, state: State, beta: Floats) -> DescentRows:
     """Return the rows of this fit, for as many coefficients."""
-    if "fedavg" not in state:
-        raise MessageError(f"{data.name}: this fit was not started here; ask 'start' first")
-    site: DescentRows = state.use("fedavg")
+    site = state.use("fedavg", DescentRows, "this fit was not started here; ask 'start' first")
     check_lengths(data.name, beta=(beta, site.p))
     return site
 

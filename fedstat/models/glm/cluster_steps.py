@@ -74,7 +74,7 @@ def list_clusters(data: SiteData, state: State, text: str) -> tuple[dict[str, Ar
     DesignError
         A cluster lies in two strata.
     """
-    model, content = model_of(data, state), json.loads(text)
+    model, content = model_of(state), json.loads(text)
     columns = [content["clusters"], *([] if content["strata"] is None else [content["strata"]])]
     if not set(columns) <= set(model.opened.question.labels):
         raise MessageError(f"{data.name}: the model did not open columns {columns} as labels")
@@ -139,11 +139,9 @@ def sum_clusters(
     PolicyError
         Fewer rows than the owner wants behind an aggregate lie behind one of these sums.
     """
-    model = model_of(data, state)
+    model = model_of(state)
     T = model.translation(data.name, beta, shift, scale)
-    if "glm groups" not in state:
-        raise MessageError(f"{data.name}: clusters were not listed; ask 'list_clusters' first")
-    groups: RowClusters = state.use("glm groups")
+    groups = state.use("glm groups", RowClusters, "clusters were not listed; ask 'list_clusters' first")
     p = len(beta)
     for name, hashes, size in (("shared", shared, p), ("spanning", spanning, p * p)):
         if (np.diff(hashes) <= 0).any() or len(hashes) * size > MOST:
@@ -191,7 +189,7 @@ def _within_strata(scores: Floats, stratum: Ints) -> tuple[Floats, Ints]:
 
 def cluster_scores(data: SiteData, state: State, groups: RowClusters, beta: Floats) -> Floats:
     """Sum of the rows' scores by cluster, (G, p)."""
-    model = model_of(data, state)
+    model = model_of(state)
     out = np.zeros((len(groups.cluster), model.p))
     at = 0
     for rows, X in model.opened.chunks():

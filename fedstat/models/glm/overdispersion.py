@@ -54,7 +54,7 @@ def sum_nb2(
     dict
         ``score`` (p + 1,), ``information`` (p + 1, p + 1), alpha last; ``llf``.
     """
-    model = model_of(data, state)
+    model = model_of(state)
     T = np.eye(model.p + 1)
     T[:-1, :-1] = model.translation(data.name, beta, shift, scale)
     if not alpha > 0.0:

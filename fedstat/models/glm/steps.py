@@ -53,13 +53,10 @@ class SiteModel:
         return translation(self.opened.shift, self.opened.scale, shift, scale)
 
 
-def model_of(data: SiteData, state: State) -> SiteModel:
+def model_of(state: State) -> SiteModel:
     """Return this fit's model, or say that the fit was not started here."""
-    rows_of(data, state)
-    if "glm" not in state:
-        raise MessageError(f"{data.name}: this fit was not started here; ask 'start' first")
-    model: SiteModel = state.use("glm")
-    return model
+    rows_of(state)
+    return state.use("glm", SiteModel, "this fit was not started here; ask 'start' first")
 
 
 def start(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
@@ -76,7 +73,7 @@ def start(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], st
         ``response``: sum of the weights, of the weighted response, and the weighted sum of the exponentials
         of the offset.
     """
-    opened = rows_of(data, state)
+    opened = rows_of(state)
     model = SiteModel(opened, DistributionSpec.from_json(text), state.entities, len(opened.shift))
     sums = np.zeros(3)
     for rows in model.chunks():
@@ -102,7 +99,7 @@ def fit_alone(data: SiteData, state: State, text: str) -> tuple[dict[str, Array]
     str
         JSON: ``problem``, empty or what hindered the fit.
     """
-    model = model_of(data, state)
+    model = model_of(state)
     p, varies = model.p, model.opened.varies
     beta, information, pearson = np.zeros(p), np.zeros((p, p)), 0.0
     fit = fit_local(lambda: model.chunks(None if varies.all() else varies), model.family)
@@ -134,7 +131,7 @@ def sums_at(
     a shorter step; without it that is refused.
     """
     if "glm point" in state:
-        point: KeptSums = state.use("glm point")
+        point = state.use("glm point", KeptSums)
         if np.array_equal(point.beta, beta) and (point.sums.observed is not None or not observed):
             return point.sums
     sums = evaluate(model.chunks(), beta, model.family, observed=observed)
@@ -197,7 +194,7 @@ def sum_scores(
         ``information`` (p, p), ``observed`` (p, p); ``totals``: sum of the frequency weights, deviance,
         Pearson's statistic; ``null``: score, information and deviance.
     """
-    model, more = model_of(data, state), bool(observed)
+    model, more = model_of(state), bool(observed)
     T = model.translation(data.name, beta, shift, scale)
     without = {}
     if null is not None:
@@ -250,7 +247,7 @@ def judge(
     PolicyError
         These coefficients leave nearly all weight to a few rows.
     """
-    model = model_of(data, state)
+    model = model_of(state)
     T = model.translation(data.name, beta, shift, scale)
     check_lengths(data.name, dispersion=(dispersion, 2))
     own = T @ beta

@@ -85,7 +85,7 @@ def bin_counts(
 
 def _predictions(data: SiteData, state: State, beta: Floats) -> Iterator[tuple[Floats, Floats, Floats]]:
     """Yield response (a proportion where there are trials), linear predictor and weight by chunk."""
-    opened = rows_of(data, state)
+    opened = rows_of(state)
     check_lengths(data.name, beta=(beta, len(opened.shift)))
     zeros, ones = np.zeros_like(opened.shift), np.ones_like(opened.scale)
     own = translation(opened.shift, opened.scale, zeros, ones) @ beta

@@ -23,7 +23,7 @@ def moments(data, state, weight):
 
 
 def rows(data, state):
-    return {"rows": state.use("x")}
+    return {"rows": state.use("x", np.ndarray)}
 
 
 def tell(data, state, text):

@@ -79,7 +79,7 @@ def test_facts_are_kept_with_what_a_step_keeps(monkeypatch):
         return {}
 
     def release(data, state):
-        return {"total": np.array(state.use("x").sum())}
+        return {"total": np.array(state.use("x", np.ndarray).sum())}
 
     gives = {"total": Declared("aggregate", "sum", 0, behind=(Entities, GroupSums))}
     monkeypatch.setitem(FAMILIES, "toy", {"stage": Step(stage), "release": Step(release, {}, gives)})

@@ -18,12 +18,12 @@ from fedstat.federation.rounds.key_agreement import agree_keys
 
 
 def total(data, state):
-    state.keep("asked", state.use("asked") + 1 if "asked" in state else 1, len(data.frame))
+    state.keep("asked", state.use("asked", int) + 1 if "asked" in state else 1, len(data.frame))
     return {"total": np.array(float(data.frame["x"].sum()))}
 
 
 def asked(data, state):
-    return {"asked": np.array(state.use("asked") if "asked" in state else 0)}
+    return {"asked": np.array(state.use("asked", int) if "asked" in state else 0)}
 
 
 def open_columns(data, state):
@@ -219,7 +219,7 @@ def test_a_mask_that_is_refused_is_not_used_up():
 
 
 def test_columns_are_those_that_are_open_at_once():
-    state = State()
+    state = State("S")
     assert state.columns == 0
     state.keep("a", 1, 5, columns=3)
     state.keep("b", 2, 5, columns=2)

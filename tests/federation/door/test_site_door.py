@@ -12,7 +12,7 @@ from fedstat.federation.message import Ask, Declared, Step, pack_ask, unpack_rep
 
 
 def total(data, state, weight):
-    asked = state.use("asked") if "asked" in state else 0
+    asked = state.use("asked", int) if "asked" in state else 0
     state.keep("asked", asked + 1, len(data.frame))
     return {"total": np.array(float(data.frame["x"].sum() * weight[0]))}
 
@@ -153,7 +153,7 @@ def test_sessions_are_apart_and_the_oldest_is_forgotten(make):
         site.answer(question(session=str(i)))
         site.answer(question(session=str(i)))
     assert len(site._states) == SESSIONS_KEPT
-    assert all(state.use("asked") == 2 for state in site._states.values())
+    assert all(state.use("asked", int) == 2 for state in site._states.values())
     assert "0" not in site._states
     with pytest.raises(SessionError, match="newer sessions took the place of this one"):
         site.answer(question(session="0"))

@@ -21,19 +21,19 @@ SITES = {"A": 4, "B": 9, "C": 9}
 
 
 def count(data, state):
-    X = state.use("X")
+    X = state.use("X", np.ndarray)
     if data.policy.min_events == 7:
         raise PolicyError(f"{data.name}: its policy (odd rule) refuses")
     return {"total": X.sum(axis=0)[:2]}
 
 
 def columns(data, state):
-    return {"columns": state.use("X")}
+    return {"columns": state.use("X", np.ndarray)}
 
 
 def grow(data, state):
-    state.keep("grown", state.use("grown") + 1 if "grown" in state else 1, 9)
-    return {"columns": np.zeros((min(state.use("grown"), 3), 2))}
+    state.keep("grown", state.use("grown", int) + 1 if "grown" in state else 1, 9)
+    return {"columns": np.zeros((min(state.use("grown", int), 3), 2))}
 
 
 STEPS = {
@@ -75,7 +75,7 @@ def protocol(rounds=2):
 def rehearse(run, at=None, policies=None):
     sites = {}
     for name, n in SITES.items():
-        sites[name], state = DrySite(name, (policies or {}).get(name, Policy()), n), State()
+        sites[name], state = DrySite(name, (policies or {}).get(name, Policy()), n), State(name)
         state.keep("X", np.ones((n, 5)), n, columns=5)
         sites[name].open("s", state)
     rehearsal = Rehearsal(sites)

@@ -75,20 +75,16 @@ class StagedResponse:
         return np.asarray((self.y - self.mean) / self.sd)
 
 
-def staged_block(data: SiteData, state: State) -> StagedBlock:
+def staged_block(state: State) -> StagedBlock:
     """Return this fit's columns, or say that the fit was not started here."""
-    if "staged block" not in state:
-        raise MessageError(f"{data.name}: this fit was not started here; ask 'stage_block' first")
-    staged: StagedBlock = state.use("staged block")
-    return staged
+    return state.use("staged block", StagedBlock, "this fit was not started here; ask 'stage_block' first")
 
 
-def staged_response(data: SiteData, state: State) -> StagedResponse:
+def staged_response(state: State) -> StagedResponse:
     """Return this fit's response, or say that it is not here."""
-    if "staged response" not in state:
-        raise MessageError(f"{data.name}: this fit has no response here; ask 'stage_response' first")
-    staged: StagedResponse = state.use("staged response")
-    return staged
+    return state.use(
+        "staged response", StagedResponse, "this fit has no response here; ask 'stage_response' first"
+    )
 
 
 def standardise_block(
@@ -111,7 +107,7 @@ def standardise_block(
     EstimationError
         There are fewer than two entities, or a column is constant among them.
     """
-    block = block_of(data, state)
+    block = block_of(state)
     check_lengths(data.name, keep=(keep, len(block.X)))
     X = np.ascontiguousarray(block.X[keep])
     n_own = len(X)

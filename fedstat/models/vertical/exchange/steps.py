@@ -15,7 +15,7 @@ from typing import TypeAlias
 import numpy as np
 
 from fedstat.errors import MessageError
-from fedstat.federation.design.by_columns import block_of
+from fedstat.federation.design.by_columns import block_of, response_of
 from fedstat.federation.door.facts import DivisionOfRows, Entities, GroupSums, LeftOut
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
@@ -83,7 +83,7 @@ def stage_block(
     keep, rows, n : arrays
         See :func:`~fedstat.models.vertical.exchange.staged.standardise_block`.
     """
-    check_lengths(data.name, keep=(keep, len(block_of(data, state).X)))
+    check_lengths(data.name, keep=(keep, len(block_of(state).X)))
     # Before anything is said of these entities, be it in an error.
     state.tell(Entities(int(np.count_nonzero(keep))), *rules.divisions(SUMMED, np.where(keep, 0, -1)))
     staged = standardise_block(data, state, keep, rows, 0 if n is None else int(n))
@@ -108,9 +108,7 @@ def stage_response(
         ``moments`` (3,): mean, standard deviation, and the part of the log-likelihood per entity that no
         coefficient changes.
     """
-    if "response" not in state:
-        raise MessageError(f"{data.name}: no response is open in this session; make the model again")
-    opened = state.use("response")
+    opened = response_of(state)
     check_lengths(data.name, keep=(keep, len(opened)))
     y, family = np.ascontiguousarray(opened[keep], dtype=np.float64), DistributionSpec.from_json(text)
     state.tell(Entities(len(y)), *rules.divisions(RESPONSES, np.where(keep, 0, -1)))
@@ -136,7 +134,7 @@ def sum_products(
     dict
         ``sums`` (G, p), ``grams`` (G, p, p), of standardised columns.
     """
-    staged, G = staged_block(data, state), int(groups)
+    staged, G = staged_block(state), int(groups)
     X = staged.X
     check_lengths(data.name, code=(code, len(X)))
     require_groups(data.name, code, G, X.shape[1] * (X.shape[1] + 1))
@@ -161,7 +159,7 @@ def sum_with_response(
     rows : (n_k,) array of int, optional
         Positions of the entities of the block among those of the response; by default they are the same.
     """
-    staged, y, G = staged_block(data, state), staged_response(data, state).standardised, int(groups)
+    staged, y, G = staged_block(state), staged_response(state).standardised, int(groups)
     X = staged.X
     if rows is not None:
         check_lengths(data.name, rows=(rows, len(X)))
@@ -175,7 +173,7 @@ def sum_with_response(
 
 def sum_response(data: SiteData, state: State, code: Ints, groups: Array) -> dict[str, Array]:
     """Sum the standardised response and its square by fold or missing pattern: ``sums`` (2, G)."""
-    y, G = staged_response(data, state).standardised, int(groups)
+    y, G = staged_response(state).standardised, int(groups)
     check_lengths(data.name, code=(code, len(y)))
     require_groups(data.name, code, G, 2)
     state.tell(GroupSums(code, 0), left_out(code))
@@ -200,9 +198,9 @@ def columns_of(
         The columns that are meant are ``columns * units``; None where they are standardised.
     """
     if which == BLOCK:
-        return staged_block(data, state).X, None
+        return staged_block(state).X, None
     if which == RESPONSE:
-        return staged_response(data, state).standardised[:, None], None
+        return staged_response(state).standardised[:, None], None
     if which not in rules.columns:
         raise MessageError(f"{data.name}: has no columns '{which}' in this session")
     columns = rules.columns[which](data, state)

@@ -107,12 +107,9 @@ class Client:
         return out
 
 
-def client_of(data: SiteData, state: State) -> Client:
+def client_of(state: State) -> Client:
     """Return this fit's client, or say that the fit was not started here."""
-    if "vfem" not in state:
-        raise EstimationError(f"{data.name}: this fit was not started here; ask 'start' first")
-    client: Client = state.use("vfem")
-    return client
+    return state.use("vfem", Client, "this fit was not started here; ask 'start' first")
 
 
 def stage_client(
@@ -122,7 +119,7 @@ def stage_client(
     check_lengths(data.name, rows=(rows, int(np.count_nonzero(keep))))
     check_positions(data.name, rows, n)
     staged = standardise_block(data, state, keep, rows if filled else None, n)
-    check_collinear(data.name, block_of(data, state).spec.names, staged.X, len(rows))
+    check_collinear(data.name, block_of(state).spec.names, staged.X, len(rows))
     client = summarise(staged, np.arange(n) if filled else rows, n, memory)
     state.keep("vfem", client, len(rows))
     return client

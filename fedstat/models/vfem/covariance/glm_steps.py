@@ -36,7 +36,7 @@ def glm_information(
     dict
         As :func:`fedstat.models.vfem.covariance.steps.information`.
     """
-    client = glm_client(data, state)
+    client = glm_client(state)
     block, theta = client.block, client.accepted
     n, p, scale = block.n_seen, len(theta.mu), units(block)
     check_lengths(data.name, h=(h, n), cross=(cross, n), others=(others, n), sums=(sums, 4))

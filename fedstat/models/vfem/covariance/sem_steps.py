@@ -35,7 +35,7 @@ def constants(data: SiteData, state: State, others: Bools) -> dict[str, Array]:
         beta, mu, Sigma of standardised columns; ``scale``; ``s1`` sums of the columns, over all rows and
         over those that each other client has; ``S2`` their cross-products.
     """
-    client = client_of(data, state)
+    client = client_of(state)
     theta = client.current
     assert theta is not None
     check_lengths(data.name, others=(others, client.n_seen))
@@ -53,7 +53,7 @@ def constants(data: SiteData, state: State, others: Bools) -> dict[str, Array]:
 
 def predictor(data: SiteData, state: State, beta: Floats, mu: Floats) -> dict[str, Array]:
     """Centred linear predictor at another point."""
-    client = client_of(data, state)
+    client = client_of(state)
     check_lengths(data.name, beta=(beta, len(client.scale)), mu=(mu, len(client.scale)))
     return {"linear_predictor": client.pad(row_dots(client.X, beta) - float(mu @ beta))}
 
@@ -76,7 +76,7 @@ def em_sums(
         ``gradient`` of s2 Q by beta; ``mu`` and ``Sigma``, TWFL (6); ``u_z``, sums of (x - mu) z over the
         entities that each other client lacks, (K, p).
     """
-    client = client_of(data, state)
+    client = client_of(state)
     p = len(client.scale)
     check_lengths(data.name, z=(z, client.n_seen), missing=(missing, 3), beta=(beta, p), mu=(mu, p))
     state.tell(client.weights(z, "residuals"))

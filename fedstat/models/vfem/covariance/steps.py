@@ -18,12 +18,13 @@ from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
 from fedstat.kernels.rows import gram
 from fedstat.models.vfem.blocks.client import client_of
-from fedstat.models.vfem.blocks.response import Active
 from fedstat.models.vfem.covariance.elimination import (
+    Elimination,
     eliminate_sigma,
     units,
     weighted_sums,
 )
+from fedstat.models.vfem.iteration.response_steps import active_of
 from fedstat.typing import Array, Bools, Floats
 
 
@@ -49,7 +50,7 @@ def information(
         weighted sums of u in all and by the presence of every other client; and what the elimination
         of Sigma_k leaves.
     """
-    client = client_of(data, state)
+    client = client_of(state)
     theta = client.current
     assert theta is not None
     n = client.n_seen
@@ -94,11 +95,14 @@ def scores(data: SiteData, state: State) -> dict[str, Array]:
     dict
         ``gram`` F'F, ``with_response`` F' [z, -e, -e by absent client], e = (1/v - z^2)/2.
     """
-    client = client_of(data, state)
-    theta, elimination = client.current, state.use("vfem elimination")
+    client = client_of(state)
+    theta = client.current
+    elimination = state.use(
+        "vfem elimination", Elimination, "Sigma was not eliminated; ask 'information' first"
+    )
     assert theta is not None
     U, z, inverse_v = client.staged["U"], client.z, client.staged["weights"]
-    Y = np.linalg.solve(elimination.T, U.T).T
+    Y = np.asarray(np.linalg.solve(elimination.T, U.T).T, dtype=np.float64)
     alpha = quadratic(Y, elimination.b * elimination.inverse)
     lam = np.column_stack([quadratic(Y, L * elimination.inverse) for L in elimination.L])
     score = np.column_stack([U * z[:, None], np.linalg.solve(theta.Sigma, U.T).T - np.outer(z, theta.beta)])
@@ -122,7 +126,7 @@ def response_products(data: SiteData, state: State, missing: Bools) -> dict[str,
     missing : (G, K) array of bool
         Which clients miss in each pattern.
     """
-    active: Active = state.use("vfem active")
+    active = active_of(state)
     z, inverse_v = active.z, 1.0 / active.v[active.code]
     minus_e = -0.5 * (inverse_v - z * z)
     F = np.column_stack([z, minus_e, minus_e[:, None] * missing[active.code]])

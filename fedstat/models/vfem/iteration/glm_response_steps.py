@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedstat.errors import MessageError
+from fedstat.federation.design.by_columns import response_of
 from fedstat.federation.door.facts import Entities
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
@@ -61,12 +62,11 @@ class GLMResponse:
         return np.array([np.bincount(self.code, weights=row, minlength=patterns) for row in values]).T
 
 
-def glm_response_of(data: SiteData, state: State) -> GLMResponse:
+def glm_response_of(state: State) -> GLMResponse:
     """Return this fit's response, or say that the fit was not started here."""
-    if "vfem glm response" not in state:
-        raise MessageError(f"{data.name}: this fit was not started here; ask 'glm_start_response' first")
-    response: GLMResponse = state.use("vfem glm response")
-    return response
+    return state.use(
+        "vfem glm response", GLMResponse, "this fit was not started here; ask 'glm_start_response' first"
+    )
 
 
 def glm_start_response(
@@ -83,7 +83,7 @@ def glm_start_response(
     code : (n,) int
         Missing pattern of each entity.
     """
-    spec, y = DistributionSpec.from_json(text), state.use("response")
+    spec, y = DistributionSpec.from_json(text), response_of(state)
     check_lengths(data.name, keep=(keep, len(y)), code=(code, int(np.count_nonzero(keep))))
     if len(code) and code.min() < 0:
         raise MessageError(f"{data.name}: array 'code' holds numbers below zero")
@@ -112,7 +112,7 @@ def glm_evaluate(
         Otherwise ``z`` L_m and ``h`` -L_mm per entity; ``sums`` (G, 4) of L_m, L_v, -L_mm and L_v^2 by
         pattern; ``log_likelihood``.
     """
-    response = glm_response_of(data, state)
+    response = glm_response_of(state)
     G = len(centre)
     check_lengths(data.name, predictor=(predictor, len(response.y)), spread=(spread, G))
     if int(response.code.max()) >= G or (spread < 0.0).any():
@@ -145,7 +145,7 @@ def glm_curvature(data: SiteData, state: State, patterns: Array) -> dict[str, Ar
         ``h`` -L_mm and ``cross`` -L_mv per entity; ``sums`` (G, 5) of -L_mm, -L_mv, -L_vv, -L_v and L_m
         by pattern.
     """
-    response = glm_response_of(data, state)
+    response = glm_response_of(state)
     if int(response.code.max()) >= int(patterns):
         raise MessageError(f"{data.name}: expected the number of missing patterns")
     terms = response.terms
@@ -158,7 +158,7 @@ def glm_curvature(data: SiteData, state: State, patterns: Array) -> dict[str, Ar
 
 def glm_fitted(data: SiteData, state: State) -> dict[str, Array]:
     """Release fitted means and residuals, one per entity, to a coordinator at this institution."""
-    response = glm_response_of(data, state)
+    response = glm_response_of(state)
     mean = marginal_mean(response.kernel, response.m, response.v)[0]
     return {"fitted": mean, "residuals": response.y - mean}
 

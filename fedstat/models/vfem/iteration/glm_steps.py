@@ -82,12 +82,9 @@ def unpack(vector: Floats, p: int) -> Theta:
     return Theta(vector[:p], vector[p : 2 * p], 0.5 * (Sigma + Sigma.T))
 
 
-def glm_client(data: SiteData, state: State) -> GLMClient:
+def glm_client(state: State) -> GLMClient:
     """Return this fit's client, or say that the fit was not started here."""
-    if "vfem glm" not in state:
-        raise MessageError(f"{data.name}: this fit was not started here; ask 'glm_start' first")
-    client: GLMClient = state.use("vfem glm")
-    return client
+    return state.use("vfem glm", GLMClient, "this fit was not started here; ask 'glm_start' first")
 
 
 def glm_start(
@@ -135,7 +132,7 @@ def glm_score(data: SiteData, state: State, z: Floats, h: Floats, missing: Float
         ``sy`` S'[Y, g] and ``yhy`` [Y, g]'H[Y, g]; see
         :class:`~fedstat.models.vfem.iteration.quasi_newton.Memory`.
     """
-    client = glm_client(data, state)
+    client = glm_client(state)
     n = client.block.n_seen
     check_lengths(data.name, z=(z, n), h=(h, n), missing=(missing, 4))
     state.tell(client.block.weights(z, "residuals"), client.block.weights(h, "weights"))
@@ -187,7 +184,7 @@ def glm_move(
         linear predictor of all n entities, zero where the client lacks them; ``centre`` mu'beta and
         ``spread`` beta'Sigma beta; the log-likelihood of the block less its maximum; the largest change.
     """
-    client = glm_client(data, state)
+    client = glm_client(state)
     kept, p = len(client.memory.steps), len(client.trial.mu)
     check_lengths(data.name, of_steps=(of_steps, kept), of_scores=(of_scores, kept + 1))
     move = np.zeros_like(client.memory.point)
@@ -212,7 +209,7 @@ def glm_move(
 
 def glm_estimates(data: SiteData, state: State) -> dict[str, Array]:
     """Release the estimates of the accepted point, in the units of the data."""
-    client = glm_client(data, state)
+    client = glm_client(state)
     block, theta = client.block, client.accepted
     beta = theta.beta / block.scale
     return {

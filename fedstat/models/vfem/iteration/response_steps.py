@@ -11,12 +11,18 @@ from collections.abc import Mapping
 import numpy as np
 
 from fedstat.errors import EstimationError, MessageError
+from fedstat.federation.design.by_columns import response_of
 from fedstat.federation.door.facts import Entities
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
 from fedstat.kernels.rows import standardised_residuals
 from fedstat.models.vfem.blocks.response import Active
 from fedstat.typing import Array, Bools, Floats, Ints
+
+
+def active_of(state: State) -> Active:
+    """Return this fit's response, or say that the fit was not started here."""
+    return state.use("vfem active", Active, "this fit was not started here; ask 'start_response' first")
 
 
 def start_response(data: SiteData, state: State, keep: Bools, code: Ints) -> dict[str, Array]:
@@ -29,7 +35,7 @@ def start_response(data: SiteData, state: State, keep: Bools, code: Ints) -> dic
     code : (n,) int
         Missing pattern of each entity.
     """
-    response = state.use("response")
+    response = response_of(state)
     check_lengths(data.name, keep=(keep, len(response)), code=(code, int(np.count_nonzero(keep))))
     if len(code) and code.min() < 0:
         raise MessageError(f"{data.name}: array 'code' holds numbers below zero")
@@ -56,7 +62,7 @@ def residuals(
     t_missing : (G,) array
         Sum of t_k over the clients that miss in each pattern.
     """
-    active: Active = state.use("vfem active")
+    active = active_of(state)
     patterns = int(active.code.max()) + 1
     check_lengths(data.name, eta=(eta, len(active.y)), t_missing=(t_missing, patterns))
     active.a, active.eta, active.v = float(a), eta, float(s2) + t_missing
@@ -66,7 +72,7 @@ def residuals(
 
 def fitted(data: SiteData, state: State) -> dict[str, Array]:
     """Release fitted values and residuals, one per entity, to a coordinator at this institution."""
-    active: Active = state.use("vfem active")
+    active = active_of(state)
     values = active.a + active.eta
     return {"fitted": values, "residuals": active.y - values}
 

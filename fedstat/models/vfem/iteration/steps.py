@@ -139,7 +139,7 @@ def step(
         maximum, the squared score norm, the largest change, and the products of the newest move
         with the earlier ones.
     """
-    client = client_of(data, state)
+    client = client_of(state)
     check_lengths(data.name, z=(z, client.n_seen), missing=(missing, 3))
     state.tell(client.weights(z, "residuals"))
     if forget:
@@ -175,7 +175,7 @@ def shorten(data: SiteData, state: State, point: Array, omega: Array) -> dict[st
     omega : float
         Length of the step of beta.
     """
-    client = client_of(data, state)
+    client = client_of(state)
     client.base = base = client.evaluated[int(point)] if point >= 0 else client.base
     assert base is not None
     client.current = base.at
@@ -187,13 +187,13 @@ def shorten(data: SiteData, state: State, point: Array, omega: Array) -> dict[st
 
 def set_rate(data: SiteData, state: State, eta: Array) -> dict[str, Array]:
     """Choose the gradient M-step, TWFL (8), with rate eta."""
-    client_of(data, state).eta = float(eta)
+    client_of(state).eta = float(eta)
     return {}
 
 
 def estimates(data: SiteData, state: State) -> dict[str, Array]:
     """Release the estimates of the last evaluated point, in the units of the data."""
-    client = client_of(data, state)
+    client = client_of(state)
     theta = client.current
     assert theta is not None
     w = theta.Sigma @ theta.beta

@@ -21,7 +21,7 @@ STAGES = ("information", "scores", "columns")
 
 def staged(data: SiteData, state: State, stage: int) -> Floats:
     """Columns that a cross-product is wanted of."""
-    client = client_of(data, state)
+    client = client_of(state)
     if STAGES[stage] == "columns":
         return client.X
     return client.staged["root" if STAGES[stage] == "information" else "scores"]
@@ -55,7 +55,7 @@ def sketch(data: SiteData, state: State, stage: Array, size: Array, kind: Array)
         ``sketch`` (size, q), and ``error``, the root mean squared error of the client's own products
         by the sketch, relative to the lengths of the columns.
     """
-    client, columns = client_of(data, state), staged(data, state, int(stage))
+    client, columns = client_of(state), staged(data, state, int(stage))
     seed = int(np.random.SeedSequence([data.common_seed, int(stage)]).generate_state(1, np.uint64)[0])
     draw = SKETCHES[SKETCH_KINDS[int(kind)]]
     projected = draw(columns, client.rows, client.n, int(size), seed)
@@ -82,7 +82,7 @@ def multiply_columns(
     rows : (m,) array of int
         Positions of those entities.
     """
-    client = client_of(data, state)
+    client = client_of(state)
     check_lengths(data.name, columns=(columns, len(rows)))
     _, mine, theirs = np.intersect1d(client.rows, rows, assume_unique=True, return_indices=True)
     own, held = staged(data, state, int(stage)), client.held[mine]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from fedstat.federation.design.by_columns import block_of
+from fedstat.federation.design.by_columns import block_of, response_of
 from fedstat.federation.door.facts import Entities, GivenWeights
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
@@ -15,7 +15,7 @@ from fedstat.typing import Array, Bools, Floats
 
 def project_block(data: SiteData, state: State, mu: Floats, factor: Floats) -> dict[str, Array]:
     """Project the centred rows on a factor of the covariance of the estimates."""
-    return {"projection": (block_of(data, state).X - mu) @ factor}
+    return {"projection": (block_of(state).X - mu) @ factor}
 
 
 def prediction_errors(data: SiteData, state: State, use: Bools, predicted: Floats) -> dict[str, Array]:
@@ -26,7 +26,7 @@ def prediction_errors(data: SiteData, state: State, use: Bools, predicted: Float
     dict
         ``sums``: rows compared, squared errors, squared deviations of the response from its mean.
     """
-    response = state.use("response")
+    response = response_of(state)
     check_lengths(data.name, use=(use, len(response)), predicted=(predicted, int(np.count_nonzero(use))))
     y = response[use]
     there = np.isfinite(y)

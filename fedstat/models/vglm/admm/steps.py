@@ -80,11 +80,8 @@ class Shared:
     rho: float = field(default=1.0)
 
 
-def _block(data: SiteData, state: State) -> SharingBlock:
-    if "vglm admm" not in state:
-        raise MessageError(f"{data.name}: ADMM was not started here; ask 'admm_start' first")
-    block: SharingBlock = state.use("vglm admm")
-    return block
+def _block(state: State) -> SharingBlock:
+    return state.use("vglm admm", SharingBlock, "ADMM was not started here; ask 'admm_start' first")
 
 
 def admm_start(
@@ -101,7 +98,7 @@ def admm_start(
     free : (p,) array of bool
         Whether it has no penalty: of a group, what its first column says.
     """
-    X = staged_block(data, state).X
+    X = staged_block(state).X
     check_lengths(data.name, labels=(labels, X.shape[1]), free=(free, X.shape[1]))
     try:
         penalty, groups = from_json(Penalty, text, "the penalty"), Groups.of(labels)
@@ -118,7 +115,7 @@ def admm_start(
 
 def admm_adapt(data: SiteData, state: State, power: Array) -> dict[str, Array]:
     """Divide the penalties by a power of the present coefficients; nothing leaves."""
-    block, gamma = _block(data, state), float(power)
+    block, gamma = _block(state), float(power)
     if not 0.0 < gamma < np.inf:
         raise MessageError(f"{data.name}: expected a power above zero")
     block.groups = adapted(block.groups, block.theta, gamma)
@@ -127,7 +124,7 @@ def admm_adapt(data: SiteData, state: State, power: Array) -> dict[str, Array]:
 
 def admm_largest(data: SiteData, state: State, residual: Floats) -> dict[str, Array]:
     """Smallest lambda at which all coefficients of the block are zero."""
-    block = _block(data, state)
+    block = _block(state)
     check_lengths(data.name, residual=(residual, len(block.Z)))
     gradient = column_sums(block.Z, residual) / len(block.Z)
     return {"largest": np.array(lambda_max(gradient, block.penalty, block.groups))}
@@ -135,7 +132,7 @@ def admm_largest(data: SiteData, state: State, residual: Floats) -> dict[str, Ar
 
 def admm_set(data: SiteData, state: State, lam: Array, linearise: Array) -> dict[str, Array]:
     """Set lambda; with `linearise` put the penalty's tangents at the present coefficients in its place."""
-    block = _block(data, state)
+    block = _block(state)
     if not 0.0 <= float(lam) < np.inf:
         raise MessageError(f"{data.name}: expected a lambda of zero or more")
     block.terms = block.penalty.at(float(lam), block.groups)
@@ -153,7 +150,7 @@ def admm_move(data: SiteData, state: State, move: Floats, rho: Array) -> dict[st
     rho : float
         Penalty parameter of the distance.
     """
-    block, r = _block(data, state), float(rho)
+    block, r = _block(state), float(rho)
     check_lengths(data.name, move=(move, len(block.Z)))
     if block.lasso is None or not (0.0 < r < np.inf and np.isfinite(move).all()):
         raise MessageError(f"{data.name}: ask 'admm_set' first, and with finite numbers")
@@ -168,7 +165,7 @@ def admm_move(data: SiteData, state: State, move: Floats, rho: Array) -> dict[st
 
 def admm_certify(data: SiteData, state: State, residual: Floats) -> dict[str, Array]:
     """Largest violation of the stationarity conditions of the block: of the penalty itself."""
-    block = _block(data, state)
+    block = _block(state)
     check_lengths(data.name, residual=(residual, len(block.Z)))
     if block.terms is None:
         raise MessageError(f"{data.name}: ask 'admm_set' first")
@@ -178,7 +175,7 @@ def admm_certify(data: SiteData, state: State, residual: Floats) -> dict[str, Ar
 
 def admm_coefficients(data: SiteData, state: State) -> dict[str, Array]:
     """Release the coefficients of standardised columns: (p,)."""
-    block = _block(data, state)
+    block = _block(state)
     return {"beta": block.T @ block.theta}
 
 
@@ -202,14 +199,14 @@ def admm_respond(
     dict
         ``move`` (n,): ``z - mean - u``; ``sizes`` (5,): norms of primal and dual residual, mean, z, and dual.
     """
-    response, N, r = staged_response(data, state), int(blocks), float(rho)
+    response, N, r = staged_response(state), int(blocks), float(rho)
     check_lengths(data.name, eta=(eta, len(response.y)))
     if N < 1 or not (0.0 < r < np.inf and np.isfinite(eta).all()):
         raise MessageError(f"{data.name}: expected blocks, and finite numbers")
     mean = eta / N
     if bool(start) or "vglm shared" not in state:
         state.keep("vglm shared", Shared(mean.copy(), np.zeros(len(mean)), r), len(mean))
-    shared: Shared = state.use("vglm shared")
+    shared = state.use("vglm shared", Shared)
     u = shared.u * (shared.rho / r)
     relaxed = OVER_RELAXATION * mean + (1.0 - OVER_RELAXATION) * shared.z
     z = nearest(response.family.name, relaxed + u, response.y, N, r)

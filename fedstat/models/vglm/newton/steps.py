@@ -19,14 +19,14 @@ WEIGHTED = "weighted"
 
 def linear_predictor(data: SiteData, state: State, beta: Floats) -> dict[str, Array]:
     """Linear predictor of the block at coefficients of standardised columns, one value per entity."""
-    staged = staged_block(data, state)
+    staged = staged_block(state)
     check_lengths(data.name, beta=(beta, staged.X.shape[1]))
     return {"linear_predictor": row_dots(staged.X, beta)}
 
 
 def sum_scores(data: SiteData, state: State, residual: Floats) -> dict[str, Array]:
     """Sum the columns times the residuals: (p,)."""
-    staged = staged_block(data, state)
+    staged = staged_block(state)
     check_lengths(data.name, residual=(residual, len(staged.X)))
     return {"scores": column_sums(staged.X, residual)}
 
@@ -39,7 +39,7 @@ def weigh(data: SiteData, state: State, weight: Floats) -> dict[str, Array]:
     dict
         ``sums`` (p,), ``gram`` (p, p).
     """
-    staged = staged_block(data, state)
+    staged = staged_block(state)
     check_lengths(data.name, weight=(weight, len(staged.X)))
     if not (np.isfinite(weight).all() and (weight >= 0.0).all()):
         raise MessageError(f"{data.name}: array 'weight' must be finite and not negative")
@@ -55,7 +55,7 @@ def weigh(data: SiteData, state: State, weight: Floats) -> dict[str, Array]:
 
 def weighted_columns(data: SiteData, state: State) -> Floats:
     """Columns times the root of the latest weights, which are multiplied with another institution's."""
-    staged = staged_block(data, state)
+    staged = staged_block(state)
     if not len(staged.weight):
         raise MessageError(f"{data.name}: has no columns '{WEIGHTED}' in this session")
     return np.asarray(np.sqrt(staged.weight)[:, None] * staged.X)
@@ -63,7 +63,7 @@ def weighted_columns(data: SiteData, state: State) -> Floats:
 
 def weights_released(data: SiteData, state: State) -> tuple[Floats, int]:
     """Return the latest weights, and how many matrices of products with weights were released."""
-    staged = staged_block(data, state)
+    staged = staged_block(state)
     return staged.weight, max(staged.grams, 1)
 
 

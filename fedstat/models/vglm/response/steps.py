@@ -29,7 +29,7 @@ def respond(data: SiteData, state: State, eta: Floats) -> dict[str, Array]:
         ``loss``, half the mean deviance; ``residual`` and ``weight`` (n,): first and minus expected second
         derivative of every entity's log-likelihood by its linear predictor.
     """
-    response = staged_response(data, state)
+    response = staged_response(state)
     check_lengths(data.name, eta=(eta, len(response.y)))
     if not np.isfinite(eta).all():
         raise MessageError(f"{data.name}: array 'eta' must be finite")
