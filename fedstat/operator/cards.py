@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from fedstat.errors import PartitionError
 from fedstat.federation.account.entry import COORDINATOR
-from fedstat.federation.carry.site_folder import read_entries
+from fedstat.federation.carry.site_folder import IDENTITY, read_entries
+from fedstat.federation.crypto.keys import Identity
 from fedstat.operator.entries import quoted
+from fedstat.operator.screen import columns
 from fedstat.operator.templates import CARD
 
 FILE = "card.toml"
+COMPARE = "Compare it by telephone with what they read out: a card can be exchanged on its way."
 SITE = "site"
 FINGERPRINT = re.compile(r"[0-9a-f]{64}")
+
+
+def make_folder(folder: Path, first: str) -> Identity:
+    """Make a private folder and draw its keys, unless it holds what would be overwritten."""
+    if (folder / first).exists() or (folder / IDENTITY).exists():
+        raise PartitionError(f"'{folder}' is in use already; choose another folder, nothing was changed")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    identity = Identity.generate()
+    identity.save(folder / IDENTITY)
+    return identity
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +39,8 @@ class Card:
     role: str
     fingerprint: str
 
-    def write(self, folder: Path) -> Path:
-        """Write it into a folder."""
+    def hand_out(self, folder: Path, files: Sequence[tuple[str, str]]) -> Path:
+        """Write it into a folder that was just made, whose `files` are told with it."""
         path = folder / FILE
         path.write_text(
             CARD.format(
@@ -37,6 +51,10 @@ class Card:
             ),
             encoding="utf-8",
         )
+        who = f"site {self.name}" if self.role == SITE else f"the coordinator of {self.name}"
+        print(f"'{folder}' is the folder of {who}.\n")
+        print(columns([*files, (FILE, "name and fingerprint, for the others")]))
+        print(f"\nFingerprint  {self.fingerprint}")
         return path
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from fedstat.errors import FedstatError, PartitionError
@@ -11,9 +12,8 @@ from fedstat.federation.account.entry import COORDINATOR
 from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.carry.flare.kit import FLARE
 from fedstat.federation.carry.flare.provision import check_address, check_flare_name
-from fedstat.federation.carry.remote import Carrier, Closing, RemoteSite
+from fedstat.federation.carry.remote import Carrier, Closing, RemoteEngine, RemoteSite
 from fedstat.federation.carry.site_folder import IDENTITY
-from fedstat.federation.crypto.keys import Identity
 from fedstat.federation.door.families import load_families
 from fedstat.federation.partition.connect import (
     FEDERATION,
@@ -22,28 +22,51 @@ from fedstat.federation.partition.connect import (
     read_federation,
     schema_problems,
 )
-from fedstat.federation.partition.connect_vertical import alignment_problems
+from fedstat.federation.partition.connect_vertical import align_federation, alignment_problems, standing
 from fedstat.federation.rounds.engine import LocalEngine
-from fedstat.federation.rounds.lasting_alignment import load_alignment
+from fedstat.federation.rounds.lasting_alignment import LastingAlignment, load_alignment
 from fedstat.federation.rounds.schema import TableSchema, ask_schemas
-from fedstat.operator.alignment_commands import alignment_table
-from fedstat.operator.cards import FILE, SITE, Card, read_card
+from fedstat.operator.cards import COMPARE, FILE, SITE, Card, make_folder, read_card
 from fedstat.operator.entries import quoted, set_entry
-from fedstat.operator.screen import columns, heading, typed
-from fedstat.operator.site_commands import make_folder
+from fedstat.operator.screen import columns, heading, tell_problems, typed
 from fedstat.operator.templates import BY_FLARE, BY_FOLDER, COLUMNS, ROWS
 from fedstat.operator.templates import FEDERATION as TEMPLATE
 
 LAYOUTS = {"horizontal": ROWS, "vertical": COLUMNS}
 
 
-def by_folder(exchange: str | None) -> str:
+def new(
+    folder: Path,
+    name: str | None,
+    exchange: str | None,
+    layout: str,
+    carrier: str,
+    host: str | None,
+    port: int | None,
+) -> int:
+    """Make a coordinator's folder: keys, federation.toml and public card."""
+    carried = _by_flare(host, port) if carrier == FLARE else _by_folder(exchange)
+    name = name or folder.name
+    fingerprint = make_folder(folder, FEDERATION).public.fingerprint
+    text = TEMPLATE.format(folder=folder, name=quoted(name), layout=LAYOUTS[layout], carried=carried)
+    (folder / FEDERATION).write_text(text, encoding="utf-8")
+    files = [
+        (IDENTITY, "private keys, for this account alone; whoever has them asks in your name"),
+        (FEDERATION, "the sites, and how they are reached"),
+    ]
+    card = Card(name, COORDINATOR, fingerprint).hand_out(folder, files)
+    print(f"\nNext: give '{card}' to every site, which enters it by    fedstat site pin FOLDER {FILE}")
+    print(f"      add the card of every site by    fedstat federation join {typed(folder)} CARD")
+    return 0
+
+
+def _by_folder(exchange: str | None) -> str:
     """Entries of federation.toml that say which folder carries the messages."""
     place = "exchange" if exchange is None else str(Path(exchange).resolve())
     return BY_FOLDER.format(exchange=quoted(place))
 
 
-def by_flare(host: str | None, port: int | None) -> str:
+def _by_flare(host: str | None, port: int | None) -> str:
     """Entries of federation.toml that say where the FLARE server is."""
     if host is None or port is None:
         raise PartitionError("NVIDIA FLARE needs --host and --port, at which the sites will reach its server")
@@ -51,50 +74,29 @@ def by_flare(host: str | None, port: int | None) -> str:
     return BY_FLARE.format(host=quoted(host), port=port)
 
 
-def new(folder: Path, name: str, carried: str, layout: str = "horizontal") -> int:
-    """Make a coordinator's folder: keys, federation.toml with the entries of its carrier, and public card."""
-    make_folder(folder, FEDERATION)
-    identity = Identity.generate()
-    identity.save(folder / IDENTITY)
-    text = TEMPLATE.format(folder=folder, name=quoted(name), layout=LAYOUTS[layout], carried=carried)
-    (folder / FEDERATION).write_text(text, encoding="utf-8")
-    card = Card(name, COORDINATOR, identity.public.fingerprint).write(folder)
-    print(f"'{folder}' is the folder of the coordinator of {name}.\n")
-    rows = [
-        (IDENTITY, "private keys, for this account alone; whoever has them asks in your name"),
-        (FEDERATION, "the sites, and how they are reached"),
-        (FILE, "name and fingerprint, for the sites"),
-    ]
-    print(columns(rows))
-    print(f"\nFingerprint  {identity.public.fingerprint}")
-    print(f"\nNext: give '{card}' to every site, which enters it by    fedstat site pin FOLDER {FILE}")
-    print(f"      add the card of every site by    fedstat federation join {typed(folder)} CARD")
-    return 0
-
-
-def join(folder: Path, path: Path) -> int:
+def join(folder: Path, card: Path) -> int:
     """Add the site of a card."""
-    federation, card = read_federation(folder), read_card(path)
-    if card.role != SITE:
-        raise PartitionError(f"'{path}' is the card of a coordinator; sites are added here")
+    federation, told = read_federation(folder), read_card(card)
+    if told.role != SITE:
+        raise PartitionError(f"'{card}' is the card of a coordinator; sites are added here")
     if federation.carrier == FLARE:
-        check_flare_name(card.name)
-    known = federation.sites.get(card.name)
-    if known == card.fingerprint:
-        print(f"{card.name} was added before.")
+        check_flare_name(told.name)
+    known = federation.sites.get(told.name)
+    if known == told.fingerprint:
+        print(f"{told.name} was added before.")
         return 0
     if known is not None:
         raise PartitionError(
-            f"there is a site '{card.name}' with another key; where it has new keys, take its old line out "
+            f"there is a site '{told.name}' with another key; where it has new keys, take its old line out "
             f"of '{folder / FEDERATION}' first"
         )
-    set_entry(folder / FEDERATION, "sites", card.name, card.fingerprint)
+    set_entry(folder / FEDERATION, "sites", told.name, told.fingerprint)
     if federation.layout == "vertical" and load_alignment(federation.folder) is not None:
         print(f"Its entities have to be aligned:    fedstat federation align {typed(folder)}\n")
-    print(f"{card.name} is site {len(federation.sites) + 1} of {federation.name}:\n\n  {card.fingerprint}\n")
-    print("Compare it by telephone with what they read out: a card can be exchanged on its way.")
+    print(f"{told.name} is site {len(federation.sites) + 1} of {federation.name}:\n\n  {told.fingerprint}\n")
+    print(COMPARE)
     if federation.carrier == FLARE:
-        print(f"Then certify it by    fedstat federation provision {typed(folder)} {card.name}.request")
+        print(f"Then certify it by    fedstat federation provision {typed(folder)} {told.name}.request")
     return 0
 
 
@@ -126,13 +128,60 @@ def test(folder: Path, timeout: float) -> int:
     if federation.layout == "vertical":
         print(alignment_table(folder, schemas) + "\n")
         problems += alignment_problems(folder, load_alignment(folder), schemas)
-    for problem in problems:
-        print(f"  - {problem}")
     if not problems:
         print(f'  In Python:    partition = fedstat.ClientPartition.connect("{folder / FEDERATION}")')
-    return 1 if problems else 0
+    return tell_problems(problems)
 
 
 def _ask(carrier: Carrier, site: str) -> TableSchema:
     engine = LocalEngine({site: RemoteSite(site, carrier)})
     return engine.run(ask_schemas((site,), secrets.token_hex(8)), Ledger())[site]
+
+
+def align(folder: Path, timeout: float | None) -> int:
+    """Align the entities of all sites of a federation, once for all models."""
+    load_families()
+    federation = read_federation(folder)
+    if federation.layout != "vertical":
+        raise PartitionError(
+            f"'{folder}' is of the horizontal layout, in which no records are linked: nothing to align"
+        )
+    if len(federation.sites) < 2:
+        raise PartitionError(
+            f"there are {len(federation.sites)} sites, and at least 2 are aligned; add one with 'fedstat "
+            f"federation join {folder} CARD'"
+        )
+    earlier = load_alignment(federation.folder)
+    carrier = open_carrier(federation, timeout)
+    engine = RemoteEngine({site: RemoteSite(site, carrier) for site in federation.sites})
+    began = time.monotonic()
+    try:
+        alignment = align_federation(engine, tuple(federation.sites), federation.folder)
+    finally:
+        engine.close()
+    print(heading(f"Federation {federation.name}: aligned as {alignment.name}"))
+    print(_sizes(alignment))
+    print(f"\n  {alignment.n_entities:,} entities in all, in {time.monotonic() - began:.1f} s")
+    if earlier is not None:
+        print(f"  Models that rest on the alignment before, {earlier.name}, are answered no longer.")
+    return 0
+
+
+def _sizes(alignment: LastingAlignment) -> str:
+    """Keys and records of every site."""
+    rows = [("site", "keys", "with a record")]
+    rows += [
+        (site, f"{len(numbers):,}", f"{int(alignment.seen[site].sum()):,}")
+        for site, numbers in alignment.listed.items()
+    ]
+    return columns(rows, head=True, right=(1, 2))
+
+
+def alignment_table(folder: Path, schemas: Mapping[str, TableSchema]) -> str:
+    """Say of every site that answers whether it is aligned as the coordinator knows it."""
+    known = load_alignment(folder)
+    rows = [("site", "key", "aligned")]
+    for site, schema in schemas.items():
+        key = ", ".join(schema.link.key) if schema.link is not None else ""
+        rows.append((site, key, standing(known, site, schema)))
+    return columns(rows, head=True)

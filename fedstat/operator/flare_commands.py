@@ -35,9 +35,9 @@ from fedstat.federation.partition.connect import (
     read_federation,
 )
 from fedstat.federation.tables.sources import open_source
-from fedstat.operator.participant import STATUS, FlareProcess, is_running
-from fedstat.operator.screen import columns, heading, typed
-from fedstat.operator.serve import counts
+from fedstat.operator.participant import FlareProcess, is_running
+from fedstat.operator.screen import columns, heading, tell_problems, typed
+from fedstat.operator.status import counts, show_status
 
 KITS, REQUEST, GRANTED = "kits", ".request", ".kit"
 SOON = 30
@@ -66,15 +66,11 @@ def request(folder: Path) -> int:
     return 0
 
 
-def join_kit(folder: Path, path: Path) -> int:
+def join_kit(folder: Path, kit: Path) -> int:
     """Make a site's kit of what the coordinator sent."""
     description = read_description(folder)
-    if not description.coordinator:
-        raise PartitionError(
-            f"'{folder / DESCRIPTION}' trusts no coordinator; pin its card first: fedstat site pin "
-            f"{typed(folder)} CARD"
-        )
-    path = path / KITS / f"{description.name}{GRANTED}" if path.is_dir() else path
+    require_coordinator(folder, description)
+    path = kit / KITS / f"{description.name}{GRANTED}" if kit.is_dir() else kit
     if is_running(folder / FLARE):
         raise EngineError(f"{description.name} is served now; stop it first")
     kit = accept_kit(folder, path.read_bytes(), description.name, description.coordinator, str(path))
@@ -118,23 +114,23 @@ def provision(folder: Path, requests: Sequence[Path]) -> int:
 def serve_site(folder: Path) -> int:
     """Run a site's FLARE client until SIGTERM."""
     description, kit = read_description(folder), folder / FLARE / KIT
-    name = _usable(folder, description).name
+    # what a job will need is required now, while somebody is looking
+    require_coordinator(folder, description)
+    load_identity(folder)
+    read_site_policy(folder)
+    open_source(description.source)
     client = json.loads((kit / "startup" / "fed_client.json").read_text())
     host, _, port = client["servers"][0]["service"]["target"].rpartition(":")
-    return FlareProcess("client", name, folder / FLARE, kit.resolve(), (host, int(port))).run()
+    return FlareProcess("client", description.name, folder / FLARE, kit.resolve(), (host, int(port))).run()
 
 
-def _usable(folder: Path, description: SiteDescription) -> SiteDescription:
-    """Require what a job will need, while somebody is looking."""
+def require_coordinator(folder: Path, description: SiteDescription) -> None:
+    """Require that a site trusts somebody."""
     if not description.coordinator:
         raise PartitionError(
             f"'{folder / DESCRIPTION}' trusts no coordinator, and nobody's questions are answered; pin one "
             f"with 'fedstat site pin {typed(folder)} CARD'"
         )
-    load_identity(folder)
-    read_site_policy(folder)
-    open_source(description.source)
-    return description
 
 
 def serve_server(folder: Path) -> int:
@@ -187,30 +183,20 @@ def status(folder: Path) -> int:
     else:
         problems.append(f"start the server by    fedstat federation serve {typed(folder)}")
     print(columns(rows))
-    for problem in problems:
-        print(f"  - {problem}")
-    return 1 if problems else 0
+    return tell_problems(problems)
 
 
 def site_status(folder: Path) -> int:
     """Show whether a site is served over FLARE, and what it has done."""
-    description, home = read_description(folder), folder / FLARE
-    print(heading(f"Site {description.name}"))
-    if not (home / STATUS).exists():
-        print(f"  has not been started yet; start it with    fedstat site serve {typed(folder)}")
-        return 1
-    content = json.loads((home / STATUS).read_text(encoding="utf-8"))
-    running = is_running(home)
-    if not running:
-        if content["state"] == "running":
-            content["state"] = "ended without a word (killed, or the machine went down); start it again"
-        content["connected"] = "no"
-        del content["process"]
-    if (folder / LEDGER).exists():
-        content |= counts(read_account(folder, description.name, load_identity(folder).public))
-    content["certificate"] = _lasts(home / KIT)
-    print(columns([(name, str(value)) for name, value in content.items() if name != "site"]))
-    return 0 if running else 1
+    home = folder / FLARE
+
+    def more(site: SiteDescription) -> dict[str, object]:
+        account = {}
+        if (folder / LEDGER).exists():
+            account = counts(read_account(folder, site.name, load_identity(folder).public))
+        return account | {"certificate": _lasts(home / KIT)}
+
+    return show_status(folder, home, is_running, more)
 
 
 def site_problems(folder: Path) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -16,7 +15,7 @@ from typing import Any
 
 from fedstat.errors import EngineError
 from fedstat.federation.carry.flare.provision import require_flare
-from fedstat.federation.files import write_whole
+from fedstat.operator.status import now, write_status
 
 try:
     import fcntl
@@ -27,17 +26,12 @@ except ImportError:  # who runs FLARE has both
 else:
     RUNS = True
 
-LOCK, LOG, STATUS = "serving.lock", "log.txt", "status.json"
+LOCK, LOG = "serving.lock", "log.txt"
 POLL, LAST = 0.2, 10.0
 MODULES = {
     "client": ("nvflare.private.fed.app.client.client_train", "fed_client.json"),
     "server": ("nvflare.private.fed.app.server.server_train", "fed_server.json"),
 }
-
-
-def now() -> str:
-    """Time in UTC, to the second."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 @dataclass(slots=True)
@@ -105,16 +99,8 @@ class FlareProcess:
 
     def _start(self, lock: int, log: int) -> subprocess.Popen[bytes]:
         module, settings = MODULES[self.kind]
-        words = [
-            "-m",
-            str(self.kit),
-            "-s",
-            settings,
-            "--set",
-            "secure_train=true",
-            "org=fedstat",
-            "config_folder=",
-        ]
+        words = ["-m", str(self.kit), "-s", settings]
+        words += ["--set", "secure_train=true", "org=fedstat", "config_folder="]
         words += [f"uid={self.name}"] if self.kind == "client" else []
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
         return subprocess.Popen(
@@ -158,9 +144,8 @@ class FlareProcess:
         return any(end and end.port == self.address[1] for end in ends)
 
     def _tell(self, state: str, connected: str) -> None:
-        content = {"state": state, "site": self.name, "process": os.getpid(), "since": self.began}
-        content["listens" if self.kind == "server" else "connected"] = connected
-        write_whole(self.home / STATUS, json.dumps(content, indent=2).encode())
+        told = {"listens" if self.kind == "server" else "connected": connected}
+        write_status(self.home, state, self.name, self.began, told)
 
 
 def is_running(home: Path) -> bool:

@@ -17,6 +17,13 @@ def heading(text: str) -> str:
     return f"{text}\n{'-' * len(text)}"
 
 
+def tell_problems(problems: Sequence[str]) -> int:
+    """Print one line per problem; the exit code, 1 where there is one."""
+    for problem in problems:
+        print(f"  - {problem}")
+    return 1 if problems else 0
+
+
 def columns(rows: Sequence[Sequence[str]], *, head: bool = False, right: Sequence[int] = ()) -> str:
     """Set rows in columns; the first row names them where `head`, those in `right` are set to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

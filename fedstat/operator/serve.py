@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fedstat.errors import EngineError, PartitionError
-from fedstat.federation.account.chain import SiteAccount
-from fedstat.federation.account.entry import REFUSAL
 from fedstat.federation.account.ledger_file import LedgerFile
 from fedstat.federation.carry.folder import serve_folder
-from fedstat.federation.carry.site_folder import DESCRIPTION, open_site, read_description
+from fedstat.federation.carry.site_folder import DESCRIPTION, changed_at, heed, open_site, read_description
 from fedstat.federation.door.site import Site
-from fedstat.federation.files import write_whole
-from fedstat.operator.screen import columns, heading, typed
+from fedstat.operator import flare_commands
+from fedstat.operator.screen import typed
+from fedstat.operator.status import counts, now, show_status, write_status
 
-STATUS = "status.json"
 POLL = 0.05
 ORDERLY = "stopped"
-
-
-def now() -> str:
-    """Time in UTC, to the second."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 @dataclass(slots=True)
@@ -50,13 +41,8 @@ class Service:
         while not self.asked_to_stop:
             description = read_description(self.folder)
             self._described = self._changed_at()
-            self.site.trust.pinned.clear()
-            self.site.trust.pinned.update(description.pinned)
-            if not description.coordinator:
-                raise PartitionError(
-                    f"'{self.folder / DESCRIPTION}' trusts no coordinator, and nobody's questions are "
-                    f"answered; pin one with 'fedstat site pin {typed(self.folder)} CARD'"
-                )
+            heed(self.site, description)
+            flare_commands.require_coordinator(self.folder, description)
             serve_folder(
                 self.site,
                 description.exchange,
@@ -80,7 +66,7 @@ class Service:
 
     def _changed_at(self) -> int:
         try:
-            return (self.folder / DESCRIPTION).stat().st_mtime_ns
+            return changed_at(self.folder)
         except OSError:
             return self._described
 
@@ -97,25 +83,14 @@ class Service:
 
     def tell(self, state: str) -> None:
         """Write the status file."""
-        content = {"state": state, "site": self.site.name, "process": os.getpid(), "since": self.began}
-        content |= {"passed over": self.passed_over} | counts(self.site.account)
-        write_whole(self.folder / STATUS, json.dumps(content, indent=2).encode())
-
-
-def counts(account: SiteAccount) -> dict[str, Any]:
-    """Count what is in a site's account."""
-    links = [link for chain in account.chains for link in chain.links]
-    return {
-        "sessions": len(account.chains),
-        "questions": sum(chain.round for chain in account.chains),
-        "refused": sum(link.entry.kind == REFUSAL for link in links),
-        "arrays left": sum(link.entry.left for link in links),
-        "last question": max((link.time for link in links), default="none"),
-    }
+        told = {"passed over": self.passed_over} | counts(self.site.account)
+        write_status(self.folder, state, self.site.name, self.began, told)
 
 
 def serve(folder: Path, once: bool, poll: float) -> int:
-    """Serve a site until SIGTERM or SIGINT."""
+    """Serve a site until SIGTERM or SIGINT, over a folder or over NVIDIA FLARE."""
+    if flare_commands.is_carried(folder):
+        return flare_commands.serve_site(folder)
     description = read_description(folder)
     if not description.exchange:
         raise PartitionError(
@@ -139,21 +114,12 @@ def serve(folder: Path, once: bool, poll: float) -> int:
 
 
 def status(folder: Path) -> int:
-    """Show whether a site is served, and what it has done."""
-    description, path = read_description(folder), folder / STATUS
-    print(heading(f"Site {description.name}"))
-    if not path.exists():
-        print(f"  has not been started yet; start it with    fedstat site serve {typed(folder)}")
-        return 1
-    content = json.loads(path.read_text(encoding="utf-8"))
-    running = _is_served(folder)
-    if not running and content["state"] == "running":
-        content["state"] = "ended without a word (killed, or the machine went down); start it again"
-    if not running:
-        del content["process"]
-    rows = [(name, str(value)) for name, value in content.items() if name != "site"]
-    print(columns([*rows, ("waiting", str(_waiting(description.exchange, description.name)))]))
-    return 0 if running else 1
+    """Show whether a site is served, over a folder or over NVIDIA FLARE, and what it has done."""
+    if flare_commands.is_carried(folder):
+        return flare_commands.site_status(folder)
+    return show_status(
+        folder, folder, _is_served, lambda site: {"waiting": _waiting(site.exchange, site.name)}
+    )
 
 
 def _is_served(folder: Path) -> bool:

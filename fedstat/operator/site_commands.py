@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fedstat.errors import FedstatError, PartitionError
 from fedstat.federation.account.entry import COORDINATOR
+from fedstat.federation.carry.flare.kit import FLARE
 from fedstat.federation.carry.flare.provision import check_flare_name
 from fedstat.federation.carry.site_folder import (
     DESCRIPTION,
@@ -20,7 +21,6 @@ from fedstat.federation.carry.site_folder import (
     read_description,
     read_site_policy,
 )
-from fedstat.federation.crypto.keys import Identity
 from fedstat.federation.door.families import load_families
 from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.door.owner.question import refusals
@@ -29,80 +29,65 @@ from fedstat.federation.message import Ask, Step
 from fedstat.federation.rounds.schema import table_schema
 from fedstat.federation.tables.checks import content_problems
 from fedstat.federation.tables.linked import ALIGNED_BY, LinkedTable
+from fedstat.federation.tables.sources import KINDS, kind_of_file
 from fedstat.federation.tables.table import LabelledTable
-from fedstat.operator.cards import FILE, SITE, Card, check_name, read_card
+from fedstat.operator.cards import COMPARE, SITE, Card, check_name, make_folder, read_card
 from fedstat.operator.entries import quoted, set_entry, withdraw_entry
 from fedstat.operator.flare_commands import site_problems
-from fedstat.operator.screen import columns, heading, typed
+from fedstat.operator.screen import columns, heading, tell_problems, typed
 from fedstat.operator.templates import BY_KEY, BY_ROWS
 from fedstat.operator.templates import SITE as TEMPLATE
 
 
-def make_folder(folder: Path, first: str) -> None:
-    """Make a private folder, unless it holds what would be overwritten."""
-    if (folder / first).exists() or (folder / IDENTITY).exists():
-        raise PartitionError(f"'{folder}' is in use already; choose another folder, nothing was changed")
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-
-
-def init(folder: Path, name: str, data: str | None, exchange: str | None, key: Sequence[str] = ()) -> int:
-    """Make a site's folder: keys, templates and public card; without an exchange for NVIDIA FLARE."""
+def init(folder: Path, name: str, data: str | None, exchange: str, key: Sequence[str], carrier: str) -> int:
+    """Make a site's folder: keys, templates and public card."""
     check_name(name)
-    if exchange is None:
+    over_flare = carrier == FLARE
+    if over_flare:
         check_flare_name(name)
-    make_folder(folder, DESCRIPTION)
-    identity = Identity.generate()
-    identity.save(folder / IDENTITY)
-    fingerprint = identity.public.fingerprint
-    kind = "parquet" if (data or "").lower().endswith(".parquet") else "csv"
+    fingerprint = make_folder(folder, DESCRIPTION).public.fingerprint
     # a path that was given on the command line is relative to where the command was run
     path = "records.csv" if data is None else str(Path(data).resolve())
-    listed = ", ".join(map(quoted, key))
     text = TEMPLATE.format(
         folder=folder,
         layout=BY_KEY if key else BY_ROWS,
-        key=f"key = [{listed}]" if key else '# key = "patient_id"',
+        key=f"key = [{', '.join(map(quoted, key))}]" if key else '# key = "patient_id"',
         name=quoted(name),
-        exchange="# exchange ="
-        if exchange is None
-        else f"exchange = {quoted(str(Path(exchange).resolve()))}",
-        kind=quoted(kind),
+        exchange="# exchange =" if over_flare else f"exchange = {quoted(str(Path(exchange).resolve()))}",
+        kind=quoted(kind_of_file(path)),
+        kinds=", ".join(map(quoted, KINDS)),
         path=quoted(path),
         fingerprint=quoted(fingerprint),
     )
     (folder / DESCRIPTION).write_text(text, encoding="utf-8")
     (folder / POLICY).write_text(Policy().to_toml(), encoding="utf-8")
-    card = Card(name, SITE, fingerprint).write(folder)
-    print(f"'{folder}' is the folder of site {name}.\n")
-    rows = [
+    files = [
         (IDENTITY, "private keys, for this account alone; keep a copy where you keep passwords"),
         (DESCRIPTION, "where the records are and who is trusted: fill it in"),
         (POLICY, "what may leave: every rule is explained there"),
-        (FILE, "name and fingerprint, for the others"),
     ]
-    print(columns(rows))
-    print(f"\nFingerprint  {fingerprint}")
+    card = Card(name, SITE, fingerprint).hand_out(folder, files)
     print(f"\nNext: fill in {DESCRIPTION}, then    fedstat site check {typed(folder)}")
     print(f"      give '{card}' to the others, and    fedstat site pin {typed(folder)} THEIR_CARD")
-    if exchange is None:
+    if over_flare:
         print(f"      ask for a certificate by    fedstat site request {typed(folder)}")
     return 0
 
 
-def pin(folder: Path, path: Path) -> int:
+def pin(folder: Path, card: Path) -> int:
     """Trust the coordinator or the site of a card."""
-    description, card = read_description(folder), read_card(path)
-    if card.name == description.name and card.role == SITE:
+    description, told = read_description(folder), read_card(card)
+    if told.name == description.name and told.role == SITE:
         own = load_identity(folder).public.fingerprint
-        if card.fingerprint != own:
-            raise PartitionError(f"the card has the name of this site, '{card.name}', and another key")
-    if card.role == SITE:
-        set_entry(folder / DESCRIPTION, "pinned", card.name, card.fingerprint)
+        if told.fingerprint != own:
+            raise PartitionError(f"the card has the name of this site, '{told.name}', and another key")
+    if told.role == SITE:
+        set_entry(folder / DESCRIPTION, "pinned", told.name, told.fingerprint)
     else:
-        set_entry(folder / DESCRIPTION, "", COORDINATOR, card.fingerprint)
-    who = f"site {card.name}" if card.role == SITE else f"the coordinator of {card.name}"
-    print(f"{description.name} now trusts {who}:\n\n  {card.fingerprint}\n")
-    print("Compare it by telephone with what they read out: a card can be exchanged on its way.")
+        set_entry(folder / DESCRIPTION, "", COORDINATOR, told.fingerprint)
+    who = f"site {told.name}" if told.role == SITE else f"the coordinator of {told.name}"
+    print(f"{description.name} now trusts {who}:\n\n  {told.fingerprint}\n")
+    print(COMPARE)
     return 0
 
 
@@ -143,11 +128,9 @@ def check(folder: Path) -> int:
     else:
         problems += site_problems(folder)
     print(heading("Problems" if problems else "In order"))
-    for problem in problems:
-        print(f"  - {problem}")
     if not problems:
         print(f"  Start it with    fedstat site serve {typed(folder)}")
-    return 1 if problems else 0
+    return tell_problems(problems)
 
 
 def _show_table(folder: Path, description: SiteDescription, policy: Policy, problems: list[str]) -> None:

@@ -23,7 +23,7 @@ coordinator = ""
 
 # Where the records are. A relative path is relative to this file.
 [data]
-kind = {kind}          # "csv", "parquet" or "sql"
+kind = {kind}          # one of {kinds}
 path = {path}
 {key}    # columns that tell records apart; no model sees them
 # na_values = ["", "NA"]  # how a missing cell of a text file is written

@@ -107,6 +107,17 @@ def read_entries(kind: type[T], path: Path, remedy: str) -> T:
     return from_plain(kind, content, f"'{path}'", PartitionError, defaults=True)
 
 
+def changed_at(folder: Path) -> int:
+    """When the description was changed, in nanoseconds: its owner may do so while the site answers."""
+    return (folder / DESCRIPTION).stat().st_mtime_ns
+
+
+def heed(site: Site, description: SiteDescription) -> None:
+    """Take over whom the owner trusts now."""
+    site.trust.pinned.clear()
+    site.trust.pinned.update(description.pinned)
+
+
 def _from_folder(folder: Path, data: Mapping[str, Any]) -> dict[str, Any]:
     """Take relative paths as relative to the site's folder."""
     relative = {name: str(folder / data[name]) for name in ("path", "file") if data.get(name)}

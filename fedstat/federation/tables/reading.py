@@ -91,19 +91,16 @@ def _guarded(client: str, file: Path, read: Callable[[Path], T]) -> T:
     )
 
 
-def _csv_options(na_values: Sequence[str], dtype: Any) -> dict[str, Any]:
-    # pandas' own list of missing cells also holds "None" and "null", which are levels in many surveys
-    return {"na_values": list(na_values), "keep_default_na": False, "dtype": dtype, "low_memory": False}
+def _text_reader(separator: str) -> Reader:
+    """Reader of text files; it takes whole columns to tell their types."""
 
+    def read(file: Path, na_values: Sequence[str], dtype: Any) -> pd.DataFrame:
+        # pandas' own list of missing cells also holds "None" and "null", which are levels in many surveys
+        missing: dict[str, Any] = {"na_values": list(na_values), "keep_default_na": False}
+        frame: pd.DataFrame = pd.read_csv(file, sep=separator, dtype=dtype, low_memory=False, **missing)
+        return frame
 
-def _read_csv(file: Path, na_values: Sequence[str], dtype: Any) -> pd.DataFrame:
-    frame: pd.DataFrame = pd.read_csv(file, **_csv_options(na_values, dtype))
-    return frame
-
-
-def _read_tsv(file: Path, na_values: Sequence[str], dtype: Any) -> pd.DataFrame:
-    frame: pd.DataFrame = pd.read_csv(file, sep="\t", **_csv_options(na_values, dtype))
-    return frame
+    return read
 
 
 def _read_parquet(file: Path, na_values: Sequence[str], dtype: Any) -> pd.DataFrame:
@@ -111,27 +108,24 @@ def _read_parquet(file: Path, na_values: Sequence[str], dtype: Any) -> pd.DataFr
 
 
 READERS: dict[str, Reader] = {
-    ".csv": _read_csv,
-    ".csv.gz": _read_csv,
-    ".tsv": _read_tsv,
-    ".tsv.gz": _read_tsv,
+    ".csv": _text_reader(","),
+    ".csv.gz": _text_reader(","),
+    ".tsv": _text_reader("\t"),
+    ".tsv.gz": _text_reader("\t"),
     ".parquet": _read_parquet,
 }
+"""How a file is read into memory, by the ending of its name."""
 
 
 def named_row_tables(frames: Mapping[str, IntoTable], key: Sequence[str]) -> dict[str, HeldTable]:
     """Tables of the horizontal layout, in memory or streamed, whose columns have names of their own."""
     refuse(client_problems(frames))
-    streamed: dict[str, HeldTable] = {}
-    held: dict[str, IntoTable] = {}
-    for client, table in frames.items():
-        if isinstance(table, ParquetTable | SqlTable):
-            streamed[client] = table
-        else:
-            held[client] = table
-    for client, stream in streamed.items():
-        names = stream.schema.names if isinstance(stream, ParquetTable) else stream.columns
+    streamed = {c: table for c, table in frames.items() if isinstance(table, ParquetTable | SqlTable)}
+    for client, table in streamed.items():
+        # of a file also the columns that are left out, which a reader would have to tell apart
+        names = table.schema.names if isinstance(table, ParquetTable) else table.columns
         refuse(name_problems(f"client {client!r}", names))
+    held = {client: table for client, table in frames.items() if client not in streamed}
     tables = streamed | (named_tables(held, key) if held else {})
     return {client: tables[client] for client in frames}
 

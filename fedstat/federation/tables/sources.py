@@ -23,6 +23,7 @@ from fedstat.federation.tables.kinds import arrow_kind, kind
 from fedstat.federation.tables.reading import NA_VALUES, read_table
 from fedstat.federation.tables.sql import SqlTable
 from fedstat.federation.tables.table import FrameTable, ParquetTable, Table
+from fedstat.records import from_plain
 
 TYPES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -35,16 +36,6 @@ TYPES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 """What a column may be declared to hold, and what then may be found in it."""
 
-REMEDY: Mapping[str, str] = MappingProxyType(
-    {
-        "csv": "say in na_values how a missing cell is written, mend the file, or declare what is there",
-        "parquet": "write the file again with this type, or declare what is there",
-        "sql": "convert it in the query (CAST), or declare what is there",
-    }
-)
-ENDINGS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"csv": (".csv", ".csv.gz", ".tsv", ".tsv.gz"), "parquet": (".parquet",)}
-)
 LONGEST_FILE = 4096
 
 
@@ -116,16 +107,21 @@ class Source:
         ``schema`` is a type, or a mapping with ``type`` and ``unit``. PartitionError as :class:`Source`, or
         where an entry is unknown or of another type.
         """
-        known = {part.name for part in fields(cls)} - {"site"}
-        check.refuse(_entry_problems(site, description, known))
-        given = dict(description)
-        for name in ("key", "na_values"):
-            if name in given:
-                given[name] = check.key_names(given[name]) if name == "key" else tuple(given[name])
-        schema = given.pop("schema", {})
-        return cls(
-            site, schema={name: _expected(site, name, entry) for name, entry in schema.items()}, **given
-        )
+        known = [part.name for part in fields(cls) if part.name != "site"]
+        # only names are told: the value of an unknown entry may be a connection string at the wrong place
+        if unknown := sorted(map(repr, description.keys() - set(known))):
+            raise PartitionError(
+                f"{site}: its source has unknown entries {', '.join(unknown)}; known are {', '.join(known)}. "
+                "A connection string or password belongs into the environment variable that env names, or "
+                "the file that file names."
+            )
+        given: dict[str, Any] = {n: list(v) if isinstance(v, tuple) else v for n, v in description.items()}
+        key, schema = given.get("key"), given.get("schema")
+        if isinstance(key, str | list):
+            given["key"] = list(check.key_names(key))
+        if isinstance(schema, Mapping):
+            given["schema"] = {n: {"type": v} if isinstance(v, str) else v for n, v in schema.items()}
+        return from_plain(cls, {"site": site, **given}, f"{site}: its source", PartitionError, defaults=True)
 
     @property
     def units(self) -> dict[str, str]:
@@ -154,12 +150,12 @@ def open_source(source: Source) -> Table:
     ImportError
         The extra that this kind of source needs is not installed, and which.
     """
-    return OPENERS[source.kind](source, source.key)
+    return KINDS[source.kind].open(source, source.key)
 
 
 def read_source(source: Source) -> pd.DataFrame:
     """Read a site's records into memory, (n_rows, p) with the key, to be linked to those of others."""
-    table = OPENERS[source.kind](source, ())
+    table = KINDS[source.kind].open(source, ())
     return pd.concat(list(table.chunks(table.columns)), ignore_index=True)
 
 
@@ -186,7 +182,7 @@ def _private_text(source: Source) -> str:
         return ""
 
 
-def _open_csv(source: Source, leave_out: Sequence[str]) -> FrameTable:
+def _open_in_memory(source: Source, leave_out: Sequence[str]) -> FrameTable:
     # declared text keeps its leading zeros; all else is read as what it looks like, and then checked
     dtype = {name: "str" for name, column in source.schema.items() if column.type == "text"}
     frame = read_table(source.site, source.path, source.na_values, dtype)
@@ -195,6 +191,7 @@ def _open_csv(source: Source, leave_out: Sequence[str]) -> FrameTable:
     for name, column in source.schema.items():
         if column.type == "dates" and kind(frame[name]) == "text":
             dates = pd.to_datetime(frame[name], format="ISO8601", errors="coerce")
+            # all or none: a text that is no date is then found to be text, and refused
             if dates.notna().sum() == frame[name].notna().sum():
                 frame[name] = dates
     check.refuse(check.unfit_key_problems(source.site, frame, source.key) if source.key else ())
@@ -228,46 +225,43 @@ def _open_sql(source: Source, leave_out: Sequence[str]) -> SqlTable:
     return table
 
 
-OPENERS: Mapping[str, Callable[[Source, Sequence[str]], Table]] = MappingProxyType(
-    {"csv": _open_csv, "parquet": _open_parquet, "sql": _open_sql}
+@dataclass(frozen=True, slots=True)
+class SourceKind:
+    """How records of a kind are opened, what to do about a wrong type, and how the names of files end."""
+
+    open: Callable[[Source, Sequence[str]], Table]
+    remedy: str
+    endings: tuple[str, ...] = ()
+
+
+KINDS: Mapping[str, SourceKind] = MappingProxyType(
+    {
+        "csv": SourceKind(
+            _open_in_memory,
+            "say in na_values how a missing cell is written, mend the file, or declare what is there",
+            (".csv", ".csv.gz", ".tsv", ".tsv.gz"),
+        ),
+        "parquet": SourceKind(
+            _open_parquet, "write the file again with this type, or declare what is there", (".parquet",)
+        ),
+        "sql": SourceKind(_open_sql, "convert it in the query (CAST), or declare what is there"),
+    }
 )
+"""The kinds of sources; without endings, a query to a database."""
 
 
-def _entry_problems(site: str, description: Mapping[str, Any], known: set[str]) -> Iterator[str]:
-    # values are never quoted: an unknown entry may be a connection string at the wrong place
-    unknown = sorted(map(repr, description.keys() - known))
-    if unknown:
-        yield (
-            f"{site}: its source has unknown entries {', '.join(unknown)}; known are "
-            f"{', '.join(sorted(known))}. A connection string or password belongs into the environment "
-            "variable that env names, or the file that file names."
-        )
-    shapes: dict[str, tuple[Any, ...]] = {"key": (str, list, tuple), "na_values": (list, tuple)}
-    shapes["schema"] = (Mapping,)
-    for name in sorted(description.keys() & known):
-        if not isinstance(description[name], shapes.get(name, (str,))):
-            yield f"{site}: entry {name!r} of its source is of type {type(description[name]).__name__}."
-    if "kind" not in description:
-        yield f"{site}: its source lacks the entry 'kind', one of {', '.join(OPENERS)}."
-
-
-def _expected(site: str, name: str, entry: Any) -> Expected:
-    given = {"type": entry} if isinstance(entry, str) else entry
-    if not isinstance(given, Mapping) or "type" not in given or given.keys() - {"type", "unit"}:
-        raise PartitionError(
-            f"{site}, column {name!r}: its schema takes a type, and a unit where there is one"
-        )
-    return Expected(**given)
+def kind_of_file(path: str) -> str:
+    """Kind of the source that a file can be; "csv" where no ending fits, whose errors then name them."""
+    return next((name for name, kind in KINDS.items() if path.lower().endswith(kind.endings)), "csv")
 
 
 def _description_problems(source: Source) -> Iterator[str]:
     where = f"{source.site}: its source"
-    if source.kind not in OPENERS:
-        yield f"{where} is of kind {source.kind!r}; expected one of {', '.join(map(repr, OPENERS))}."
-    elif source.kind == "sql":
+    if source.kind not in KINDS:
+        yield f"{where} is of kind {source.kind!r}; expected one of {', '.join(map(repr, KINDS))}."
+    elif not (endings := KINDS[source.kind].endings):
         yield from _query_problems(where, source)
     else:
-        endings = ENDINGS[source.kind]
         if not source.path.lower().endswith(endings):
             yield f"{where} of kind {source.kind!r} needs a path that ends in {', '.join(endings)}."
         if source.query or source.env or source.file:
@@ -312,7 +306,7 @@ def _check_schema(source: Source, kind_of: Callable[[str], str | None]) -> None:
         if found is not None and found not in TYPES[column.type]:
             lines.append(
                 f"{source.site}, column {name!r}: expected {column.type}, found {found}. "
-                f"Remedy: {REMEDY[source.kind]}."
+                f"Remedy: {KINDS[source.kind].remedy}."
             )
     check.refuse(lines)
 

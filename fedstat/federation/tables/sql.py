@@ -15,7 +15,7 @@ import pandas as pd
 from fedstat.errors import DesignError
 from fedstat.federation.tables.checks import name_problems, refuse
 from fedstat.federation.tables.database import Database, Rows, single_query
-from fedstat.federation.tables.table import ROWS_PER_CHUNK
+from fedstat.federation.tables.table import ROWS_PER_CHUNK, check_columns, rows_only
 
 KINDS: Mapping[type, str] = MappingProxyType(
     {
@@ -67,15 +67,9 @@ class SqlTable:
 
     def chunks(self, columns: Sequence[str]) -> Iterator[pd.DataFrame]:
         """Yield the frames; DesignError where the records changed since the table was opened."""
-        absent = [name for name in columns if name not in self.columns]
-        if absent:
-            raise DesignError(
-                f"{self.site}: the table has no column {', '.join(map(repr, absent))}. Check the spelling in "
-                "the formula."
-            )
+        check_columns(self.columns, columns, f"{self.site}: the table")
         if not columns:
-            for start in range(0, self.n_rows, self.rows_per_chunk):
-                yield pd.DataFrame(index=pd.RangeIndex(min(self.rows_per_chunk, self.n_rows - start)))
+            yield from rows_only(self.n_rows, self.rows_per_chunk)
             return
         wanted, order = (", ".join(map(_quoted, names)) for names in (columns, self._key))
         n_rows, sums = 0, dict.fromkeys(columns, 0)

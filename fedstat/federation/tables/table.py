@@ -58,7 +58,7 @@ class FrameTable:
 
     def chunks(self, columns: Sequence[str]) -> Iterator[pd.DataFrame]:
         """Yield the one frame; see :meth:`Table.chunks`."""
-        _check_columns(self.columns, columns)
+        check_columns(self.columns, columns)
         if tuple(columns) == self.columns:
             yield self.frame
             return
@@ -91,9 +91,9 @@ class ParquetTable:
 
     def chunks(self, columns: Sequence[str]) -> Iterator[pd.DataFrame]:
         """Yield the frames; DesignError where the file has another number of rows than it had."""
-        _check_columns(self.columns, columns)
+        check_columns(self.columns, columns)
         if not columns:
-            yield from self._rows_only()
+            yield from rows_only(self.n_rows, self.rows_per_chunk)
             return
         with self._open() as file:
             if file.metadata.num_rows != self.n_rows:
@@ -105,10 +105,6 @@ class ParquetTable:
                 yield batch.select(list(columns)).to_pandas(
                     ignore_metadata=True, split_blocks=True, types_mapper=_dtype_of
                 )
-
-    def _rows_only(self) -> Iterator[pd.DataFrame]:
-        for start in range(0, self.n_rows, self.rows_per_chunk):
-            yield pd.DataFrame(index=pd.RangeIndex(min(self.rows_per_chunk, self.n_rows - start)))
 
     def _open(self) -> Any:
         try:
@@ -153,9 +149,16 @@ def _dtype_of(arrow_type: Any) -> Any:
     return pd.BooleanDtype() if str(arrow_type) == "bool" else None
 
 
-def _check_columns(held: Sequence[str], asked: Sequence[str]) -> None:
+def check_columns(held: Sequence[str], asked: Sequence[str], where: str = "the table") -> None:
+    """Require that a table has the columns that it is asked for."""
     absent = [name for name in asked if name not in held]
     if absent:
         raise DesignError(
-            f"the table has no column {', '.join(map(repr, absent))}. Check the spelling in the formula."
+            f"{where} has no column {', '.join(map(repr, absent))}. Check the spelling in the formula."
         )
+
+
+def rows_only(n_rows: int, rows_per_chunk: int) -> Iterator[pd.DataFrame]:
+    """Frames of rows without a column: a formula without one still asks how many rows there are."""
+    for start in range(0, n_rows, rows_per_chunk):
+        yield pd.DataFrame(index=pd.RangeIndex(min(rows_per_chunk, n_rows - start)))

@@ -22,7 +22,7 @@ from fedstat.federation.rounds.lasting_alignment import load_alignment
 from fedstat.federation.rounds.schema import table_schema
 from fedstat.federation.tables import linked as alignment_table_module
 from fedstat.federation.tables.linked import ALIGNMENT, new_session
-from fedstat.operator.alignment_commands import alignment_table
+from fedstat.operator.federation_commands import alignment_table
 
 KEY = ["id", "visit"]
 pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.DataWarning")

@@ -484,12 +484,12 @@ def test_a_description_is_read_from_toml():
 
 WRONG = [
     ({"kind": "xls", "path": "a.xls"}, "kind 'xls'"),
-    ({"path": "a.csv"}, "lacks the entry 'kind'"),
+    ({"path": "a.csv"}, "lacks kind"),
     ({"kind": "csv", "path": "a.parquet"}, r"path that ends in \.csv"),
     ({"kind": "parquet", "path": "a.parquet", "query": "SELECT 1"}, "takes no query"),
     ({"kind": "csv", "path": "a.csv", "schema": {"x": "float"}}, "column 'x': its declared type is unknown"),
-    ({"kind": "csv", "path": "a.csv", "schema": {"x": {"unit": "m"}}}, "column 'x': its schema"),
-    ({"kind": "csv", "path": 3}, "'path' of its source is of type int"),
+    ({"kind": "csv", "path": "a.csv", "schema": {"x": {"unit": "m"}}}, "schema.x.: lacks type"),
+    ({"kind": "csv", "path": 3}, "'path': expected a text, received a whole number"),
     ({"kind": "sql", "query": "SELECT 1", "key": "a"}, "give env="),
     ({"kind": "sql", "query": "SELECT 1", "key": "a", "env": "A", "file": "b"}, "and not both"),
     ({"kind": "sql", "query": "SELECT 1", "env": "A"}, "needs a key"),

@@ -7,7 +7,7 @@ from pathlib import Path
 from fedstat.errors import PartitionError, SecurityError
 from fedstat.federation.account.entry import COORDINATOR
 from fedstat.federation.carry.remote import SiteServer
-from fedstat.federation.carry.site_folder import DESCRIPTION, open_site, read_description
+from fedstat.federation.carry.site_folder import DESCRIPTION, changed_at, heed, open_site, read_description
 from fedstat.federation.crypto.envelopes import Envelope, open_signed, sign
 
 
@@ -18,7 +18,7 @@ class SignedSite:
     """
 
     def __init__(self, folder: Path, name: str) -> None:
-        self._folder, self._described = folder, _changed_at(folder)
+        self._folder, self._described = folder, changed_at(folder)
         self._coordinator = read_description(folder).coordinator
         if not self._coordinator:
             raise PartitionError(
@@ -43,13 +43,8 @@ class SignedSite:
 
     def _heed(self) -> None:
         """Read again whom the owner trusts, where the description has changed."""
-        changed = _changed_at(self._folder)
+        changed = changed_at(self._folder)
         if changed != self._described:
             description = read_description(self._folder)
             self._coordinator, self._described = description.coordinator, changed
-            self._site.trust.pinned.clear()
-            self._site.trust.pinned.update(description.pinned)
-
-
-def _changed_at(folder: Path) -> int:
-    return (folder / DESCRIPTION).stat().st_mtime_ns
+            heed(self._site, description)

@@ -1,0 +1,67 @@
+"""The status file of a process that serves, and what the owner is shown of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedstat.federation.account.chain import SiteAccount
+from fedstat.federation.account.entry import REFUSAL
+from fedstat.federation.carry.site_folder import SiteDescription, read_description
+from fedstat.federation.files import write_whole
+from fedstat.operator.screen import columns, heading, typed
+
+STATUS = "status.json"
+
+
+def now() -> str:
+    """Time in UTC, to the second."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+def write_status(home: Path, state: str, name: str, began: str, more: Mapping[str, Any]) -> None:
+    """Write how this process is, which calls itself `name` and began then."""
+    content = {"state": state, "site": name, "process": os.getpid(), "since": began, **more}
+    write_whole(home / STATUS, json.dumps(content, indent=2).encode())
+
+
+def counts(account: SiteAccount) -> dict[str, Any]:
+    """Count what is in a site's account."""
+    links = [link for chain in account.chains for link in chain.links]
+    return {
+        "sessions": len(account.chains),
+        "questions": sum(chain.round for chain in account.chains),
+        "refused": sum(link.entry.kind == REFUSAL for link in links),
+        "arrays left": sum(link.entry.left for link in links),
+        "last question": max((link.time for link in links), default="none"),
+    }
+
+
+def show_status(
+    folder: Path,
+    home: Path,
+    is_served: Callable[[Path], bool],
+    more: Callable[[SiteDescription], Mapping[str, Any]],
+) -> int:
+    """Show what the status file in `home` says of a site, and `more` of it; 0 while it is served."""
+    description = read_description(folder)
+    print(heading(f"Site {description.name}"))
+    if not (home / STATUS).exists():
+        print(f"  has not been started yet; start it with    fedstat site serve {typed(folder)}")
+        return 1
+    content = json.loads((home / STATUS).read_text(encoding="utf-8"))
+    # the file is the word of a process that may have been killed since: locks tell whether it lives
+    running = is_served(home)
+    if not running:
+        if content["state"] == "running":
+            content["state"] = "ended without a word (killed, or the machine went down); start it again"
+        if "connected" in content:
+            content["connected"] = "no"
+        del content["process"]
+    content |= more(description)
+    print(columns([(name, str(value)) for name, value in content.items() if name != "site"]))
+    return 0 if running else 1
