@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from penalised_cases import cases, groups_of, penalty_of, stored
+from penalty_values import prox, slope
 from scipy import optimize
 
 from fedstat.errors import ModelError
@@ -67,7 +68,7 @@ def test_of_orthonormal_columns_the_solution_has_a_closed_form(penalty, algorith
     c = np.array([0.05, -0.3, 0.5, -0.7, 1.1, 2.0, -4.0])
     lambdas = np.array([4.0, 1.0, 0.45, 0.2])
     path = gram_path(np.eye(7), c, penalty, Groups.single(7), lambdas=lambdas, algorithm=algorithm, tol=1e-12)
-    closed = [[penalty.prox(lam, np.array([z]))[0] for z in c] for lam in lambdas]
+    closed = [[prox(penalty, lam, np.array([z]))[0] for z in c] for lam in lambdas]
     np.testing.assert_allclose(path.coefficients, closed, atol=1e-10)
 
 
@@ -123,7 +124,7 @@ def test_lla_is_a_fixed_point_of_weighted_lassos(penalty):
     groups = Groups.single(40)
     path = gram_path(G, c, penalty, groups, size=12, ratio=0.05, algorithm="lla", tol=1e-11)
     for lam, b in zip(path.lambdas, path.coefficients, strict=True):
-        weights = np.array([penalty.slope(lam, abs(t)) - (1 - penalty.alpha) * lam * abs(t) for t in b])
+        weights = np.array([slope(penalty, lam, abs(t)) - (1 - penalty.alpha) * lam * abs(t) for t in b])
         ridge = (1.0 - penalty.alpha) * lam
         lasso = gram_path(
             G + ridge * np.eye(40),
@@ -144,7 +145,7 @@ def test_lla_starts_from_the_lasso():
     for lam, b in zip(path.lambdas, path.coefficients, strict=True):
         by_hand = np.zeros(40)
         for _ in range(300):
-            weights = Groups.single(40, np.array([penalty.slope(lam, abs(t)) for t in by_hand]))
+            weights = Groups.single(40, np.array([slope(penalty, lam, abs(t)) for t in by_hand]))
             lasso = gram_path(G, c, Penalty("lasso"), weights, lambdas=np.ones(1), tol=1e-12)
             by_hand, before = lasso.coefficients[0], by_hand
             if abs(by_hand - before).max() < 1e-12:

@@ -251,28 +251,8 @@ class Penalty:
         ridge = (1.0 - self.alpha) * groups.weights * scaled
         return Terms(self.kind, self.shape, self.alpha * scaled, ridge, groups.weights, groups)
 
-    def value(self, lam: float, t: float) -> float:
-        """Return P_lambda(t) of one coefficient of size t >= 0."""
-        ridge = (1.0 - self.alpha) * lam * t * t / 2.0
-        return float(concave_value(self.kind, self.shape, self.alpha * lam, t)) + ridge
-
-    def slope(self, lam: float, t: float) -> float:
-        """Return the derivative of P_lambda at t >= 0; at zero that from the right."""
-        ridge = (1.0 - self.alpha) * lam * t
-        return float(concave_slope(self.kind, self.shape, self.alpha * lam, t)) + ridge
-
     def level_of_slope(self, t: Floats, slope: Floats) -> Floats:
         """Return the smallest level at which Q has at least this slope at t: (m,), (m,) -> (m,)."""
         if self.kind == SCAD:
             return np.where(t <= slope, slope, ((self.shape - 1.0) * slope + t) / self.shape)
         return slope + t / self.shape if self.kind == MCP else slope
-
-    def prox(self, lam: float, z: Floats, *, step: float = 1.0) -> Floats:
-        """Minimise ``||b - z||^2 / 2 + step P_lambda(||b||)`` for one group: (k,) -> (k,).
-
-        A group of one is the proximal operator of a coefficient.
-        """
-        u = float(np.linalg.norm(z))
-        v = 1.0 + step * (1.0 - self.alpha) * lam
-        t = threshold(self.kind, self.shape, self.alpha * lam, step, v, u)
-        return np.asarray(z * (t / u) if u > 0.0 else np.zeros_like(z), dtype=np.float64)

@@ -18,17 +18,8 @@ from fedstat.typing import Floats
 def information_inverse(fit: MomentsFit, *, expected: bool = False) -> Floats:
     """Covariance of (a, s2, beta_1, mu_1, beta_2, mu_2, ...) in the units of the data.
 
-    Parameters
-    ----------
-    fit : MomentsFit
-        After it has converged.
-    expected : bool
-        Put cross-products between clients at their expectation, zero.
-
-    Raises
-    ------
-    EstimationError
-        The information is not positive definite.
+    The fit has to have converged. With `expected`, cross-products between clients are at their expectation,
+    zero. An EstimationError where the information is not positive definite.
     """
     information = centred_information(fit)
     if expected:
@@ -40,15 +31,10 @@ def information_inverse(fit: MomentsFit, *, expected: bool = False) -> Floats:
 
 
 def origin_covariance(fit: MomentsFit) -> Floats:
-    """Covariance of the intercept at the origin of the columns and the coefficients, (1 + P, 1 + P).
-
-    Raises
-    ------
-    EstimationError
-        The information is not positive definite.
-    """
+    """Covariance (1 + P, 1 + P) of the intercept at the origin of the columns and the coefficients."""
     (beta, mu, _), P = fit.standard.places, fit.standard.P
     J = np.zeros((1 + P, 2 + 2 * P))
+    # a - sum mu'beta: the means are estimates as well, and their errors are those of the intercept.
     J[0, 0] = 1.0
     J[0, beta], J[0, mu] = -fit.mu, -fit.beta
     J[1:, beta] = np.eye(P)

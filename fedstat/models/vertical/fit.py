@@ -52,24 +52,11 @@ class TraceRow:
 class MomentsFit:
     """Maximum likelihood estimates, in the units of the data.
 
-    Parameters
-    ----------
-    standard : Standard
-        The moments that were fitted.
-    point : LikelihoodPoint
-        The estimates of standardised columns.
-    a, s2 : float
-        Centred intercept; residual variance.
-    beta, mu : (P,) arrays
-    Sigma : (P, P) array
-        Block diagonal.
-    t : (K,) array
-        beta_k' Sigma_k beta_k.
-    log_likelihood : float
-        Less the largest value that the likelihood of the clients' own blocks can take.
-    trace : tuple of TraceRow
-        ``score`` is the Newton decrement, the distance to the optimum in standard errors, over the
-        root of the number of entities.
+    `standard` and `point` are the moments that were fitted and the estimates of standardised columns; `a` is
+    the centred intercept, `s2` the residual variance; beta and mu are (P,), Sigma (P, P) block diagonal, t
+    (K,) is beta_k' Sigma_k beta_k. The log-likelihood is less the largest value that the likelihood of the
+    clients' own blocks can take. The score of the trace is the Newton decrement, the distance to the optimum
+    in standard errors, over the root of the number of entities.
     """
 
     standard: Standard
@@ -110,25 +97,10 @@ def fit_moments(
 ) -> MomentsFit:
     """Maximise the observed-data likelihood of VFEM.
 
-    Parameters
-    ----------
-    moments : PatternMoments or Standard
-    tol : float
-        Stop when the optimum is nearer than this, in standard errors (the Newton decrement).
-    maxiter : int
-        Largest number of steps.
-    start : LikelihoodPoint, optional
-        By default no effects, and every block at its own moments: the iterative exchange's ``init="zero"``.
-
-    Returns
-    -------
-    MomentsFit
-        With ``converged=False`` after `maxiter` steps.
-
-    Raises
-    ------
-    EstimationError
-        The moments do not determine an estimate.
+    It stops when the optimum is nearer than `tol` standard errors (the Newton decrement), or with
+    ``converged=False`` after `maxiter` steps. It starts from no effects and every block at its own moments,
+    as the iterative exchange does with ``init="zero"``. An EstimationError where the moments determine no
+    estimate.
     """
     standard = moments if isinstance(moments, Standard) else Standard(moments)
     point = start or standard.start()
@@ -155,6 +127,8 @@ def fit_moments(
 def ascent_direction(at: LikelihoodDerivatives) -> tuple[str, Floats]:
     """Newton's step where the information is positive definite, Fisher's scoring elsewhere."""
     for move, information in (("newton", at.information), ("scoring", at.expected)):
+        # With ones on its diagonal: coefficients and logarithms of variances differ by orders of magnitude,
+        # and whether a factor exists is to depend on neither unit.
         root = np.sqrt(np.maximum(np.abs(np.diag(information)), np.finfo(float).tiny))
         try:
             factor = cho_factor(information / np.outer(root, root), lower=True)
@@ -172,21 +146,15 @@ def climb_along(
 ) -> tuple[LikelihoodPoint, float, bool]:
     """Go along a direction of ascent until the log-likelihood has risen enough.
 
-    Returns
-    -------
-    point : LikelihoodPoint
-    change : float
-        Largest change of a parameter.
-    shortened : bool
-
-    Raises
-    ------
-    EstimationError
-        It falls along the direction, however short the step, or a variance goes to zero.
+    Returns the point, the largest change of a parameter, and whether the step was shortened. An
+    EstimationError where the log-likelihood falls along the direction, however short the step, or a variance
+    goes to zero.
     """
     phi, slope = point.pack(), float(at.score @ direction)
     logs = np.abs(np.append(direction[1], direction[standard.places[2]])).max()
+    # A variance changes by a factor e at most: the quadratic model knows nothing of it farther away.
     first = min(1.0, LONGEST_LOG / logs) if logs > 0.0 else 1.0
+    # Near the maximum the rise is below the rounding of the log-likelihood, and no step would be long enough.
     slack = ROUNDING * (abs(at.log_likelihood) + standard.moments.nobs)
     step = first
     while step >= SMALLEST_STEP:
@@ -220,16 +188,16 @@ def in_units(
     moments, at = standard.moments, residuals(standard, point)
     x, y = moments.scale[:-1], moments.scale[-1]
     return MomentsFit(
-        standard,
-        point,
-        float(moments.centre[-1] + y * (point.b + at.m.sum())),
-        float(y**2 * np.exp(point.log_s2)),
-        y * point.beta / x,
-        moments.centre[:-1] + x * point.mu,
-        block_covariance(standard, point, at) * np.outer(x, x),
-        y**2 * at.t,
-        log_likelihood(standard, point, at),
-        trace,
-        converged,
-        reason,
+        standard=standard,
+        point=point,
+        a=float(moments.centre[-1] + y * (point.b + at.m.sum())),
+        s2=float(y**2 * np.exp(point.log_s2)),
+        beta=y * point.beta / x,
+        mu=moments.centre[:-1] + x * point.mu,
+        Sigma=block_covariance(standard, point, at) * np.outer(x, x),
+        t=y**2 * at.t,
+        log_likelihood=log_likelihood(standard, point, at),
+        trace=trace,
+        converged=converged,
+        reason=reason,
     )

@@ -19,28 +19,12 @@ from fedstat.typing import Bools, Floats, Ints
 class Layout:
     """Who takes part with what: agreed before anything is computed.
 
-    Parameters
-    ----------
-    clients : tuple of str
-        Institutions with columns in the model, in partition order.
-    active : str
-        The institution that holds the response.
-    names, terms : tuple of str, (p,)
-        Columns in the order of the clients, and the term of each.
-    sizes : tuple of int
-        Columns of each client.
-    n, n_design : int
-        Entities of the fit, and those with a response.
-    keep : mapping of str to (n_seen,) bool
-        Which rows of a client's opened block take part.
-    kept : mapping of str to (n_k,) int
-        Positions of those rows among the n entities, ascending.
-    response_keep : (rows,) bool
-        Which rows of the active institution take part.
-    absent : mapping of str to int
-        Entities with a response that a client does not have.
-    filled : bool
-        Missing blocks count as seen at their mean, so that nothing is missing.
+    `clients` are the institutions with columns in the model, in partition order; `active` holds the response.
+    `names` and `terms` (p,) are columns in the order of the clients, `sizes` the columns of each. There are
+    `n` entities in the fit, `n_design` with a response. `keep` tells which rows of a client's opened block
+    take part, `kept` their ascending positions among the n entities, `response_keep` which rows of the active
+    institution; `absent` counts entities with a response that a client lacks. With `filled`, missing blocks
+    count as seen at their mean, so that nothing is missing.
     """
 
     clients: tuple[str, ...]
@@ -120,31 +104,21 @@ class Layout:
 
 
 def lay_out(design: Design, blocks: Sequence[BlockDesign], use: Bools, *, filled: bool = False) -> Layout:
-    """Lay out a fit of some of the entities and blocks of a design.
-
-    Parameters
-    ----------
-    design : Design
-    blocks : sequence of BlockDesign
-    use : (n_design,) array of bool
-        Which entities take part.
-    filled : bool
-        See :class:`Layout`.
-    """
+    """Lay out a fit of some of the entities, (n_design,) of bool, and of some of the blocks of a design."""
     place, keep = np.cumsum(use) - 1, {block.client: use[block.rows] for block in blocks}
     return Layout(
-        tuple(block.client for block in blocks),
-        design.active,
-        tuple(name for block in blocks for name in block.names),
-        tuple(term for block in blocks for term in block.term_names),
-        tuple(len(block.names) for block in blocks),
-        int(use.sum()),
-        design.n,
-        keep,
-        {block.client: place[block.rows[keep[block.client]]].astype(np.int64) for block in blocks},
-        keep_only(design.response_keep, use),
-        {block.client: design.n - len(block.rows) for block in blocks if len(block.rows) < design.n},
-        filled,
+        clients=tuple(block.client for block in blocks),
+        active=design.active,
+        names=tuple(name for block in blocks for name in block.names),
+        terms=tuple(term for block in blocks for term in block.term_names),
+        sizes=tuple(len(block.names) for block in blocks),
+        n=int(use.sum()),
+        n_design=design.n,
+        keep=keep,
+        kept={block.client: place[block.rows[keep[block.client]]].astype(np.int64) for block in blocks},
+        response_keep=keep_only(design.response_keep, use),
+        absent={block.client: design.n - len(block.rows) for block in blocks if len(block.rows) < design.n},
+        filled=filled,
     )
 
 

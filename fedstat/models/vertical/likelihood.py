@@ -52,15 +52,8 @@ class LikelihoodPoint:
 class Standard:
     """Standardised moments, with what the likelihood needs of them once.
 
-    Parameters
-    ----------
-    moments : PatternMoments
-        In any units; :attr:`moments` are those of standardised columns.
-
-    Raises
-    ------
-    EstimationError
-        A client has fewer than two entities, or its columns are constant or collinear.
+    They are given in any units. An EstimationError where a client has fewer than two entities, or its columns
+    are constant or collinear.
     """
 
     def __init__(self, moments: PatternMoments) -> None:
@@ -105,16 +98,9 @@ class Standard:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Residuals:
-    """What the likelihood needs at a point.
+    """What the likelihood needs at a point: w = (S + mu mu')beta by client (P,); m, q and t (K,); v (G,).
 
-    Parameters
-    ----------
-    w, m, q, t, v : arrays
-        (S + mu mu')beta by client (P,); m, q and t (K,); v (G,).
-    sums : (G, P + 2) array
-        Sums of (1, x, y) r by pattern.
-    squares : (G,) array
-        Sums of r^2.
+    `sums` (G, P + 2) are those of (1, x, y) r by pattern, `squares` (G,) those of r^2.
     """
 
     w: Floats
@@ -128,17 +114,10 @@ class Residuals:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LikelihoodDerivatives:
-    """The log-likelihood at a point in the order of :meth:`LikelihoodPoint.pack`.
+    """The log-likelihood at a point, in the units of the data, and its derivatives, (d,) and (d, d).
 
-    Parameters
-    ----------
-    log_likelihood : float
-        In the units of the data.
-    score : (d,) array
-    information : (d, d) array
-        Negative Hessian.
-    expected : (d, d) array
-        The same without terms of expectation zero under MCAR; positive definite.
+    In the order of :meth:`LikelihoodPoint.pack`. The information is the negative Hessian; `expected` is
+    without terms of expectation zero under MCAR, and positive definite.
     """
 
     log_likelihood: float
@@ -155,6 +134,8 @@ def residuals(standard: Standard, point: LikelihoodPoint) -> Residuals:
     q = (point.beta * w) @ standard.member
     t = np.exp(point.lam) * q
     v = np.exp(point.log_s2) + standard.missing @ t
+    # r = weights'(1, x, y) for every entity of a pattern: one product with its Gram is the sum of r times the
+    # row, and another that of r^2. Columns that are not seen are zero in the Gram.
     weights = np.empty((len(v), standard.P + 2))
     weights[:, 0] = -point.b - standard.missing @ m
     weights[:, 1:-1] = -point.beta
@@ -206,6 +187,7 @@ def by_linear_parameters(standard: Standard, at: Residuals) -> tuple[Floats, Flo
     information = expected.copy()
     expected[var, var] = (A * (0.5 * n / v**2)[:, None]).T @ A
     information[var, var] = (A * (at.squares / v**3 - 0.5 * n / v**2)[:, None]).T @ A
+    # Sums of r alone, of expectation zero: the expected information has no such block.
     information[mean, var] = (D / v[:, None] ** 2).T @ A
     information[var, mean] = information[mean, var].T
     return score, information, expected
@@ -232,6 +214,7 @@ def curvature(standard: Standard, point: LikelihoodPoint, at: Residuals, score_z
     """Sum of the scores of z times the second derivatives of z."""
     P, K = standard.member.shape
     beta, mu, lam = standard.places
+    # m, s2 and t are not linear in the parameters: their scores times their second derivatives.
     by_m, by_s2, by_t = score_z[1 + P : 1 + P + K], score_z[1 + P + K], score_z[2 + P + K :]
     member = standard.member
     weight = 2.0 * by_t * np.exp(point.lam)
@@ -269,6 +252,7 @@ def block_terms(standard: Standard, point: LikelihoodPoint) -> tuple[Floats, Flo
 
 def block_covariance(standard: Standard, point: LikelihoodPoint, at: Residuals) -> Floats:
     """Sigma_1..Sigma_K at which the likelihood is largest, as one block diagonal matrix (P, P)."""
+    # Along w = S beta alone does t differ from q; where beta_k = 0 there is no such direction.
     factor = np.divide(np.expm1(point.lam), at.q, out=np.zeros_like(at.q), where=at.q > 0.0)
     around = standard.S + standard.within * np.outer(point.mu, point.mu)
     return np.asarray(around + standard.within * np.outer(at.w * (standard.member @ factor), at.w))

@@ -36,15 +36,9 @@ Pattern: TypeAlias = tuple[bool, ...]
 class MergePlan:
     """Which pattern counts as which.
 
-    Parameters
-    ----------
-    patterns : (H, K) array of bool
-        Patterns that are released, ascending.
-    target : (G,) array of int
-        The place in `patterns` of every pattern that there was; -1 where its entities are left out,
-        because too few would lack every block.
-    moved, left_out : int
-        Entities that go to a coarser pattern, and that are left out of the fit.
+    `patterns` (H, K) are released, ascending; `target` (G,) is the place among them of every pattern that
+    there was, -1 where its entities are left out, because too few would lack every block. `moved` entities go
+    to a coarser pattern.
     """
 
     patterns: Bools
@@ -69,14 +63,7 @@ def least_entities(columns: int, min_count: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """How many entities a released pattern needs.
-
-    Parameters
-    ----------
-    min_count : int
-    sizes : tuple of int, length K
-        Columns of each client.
-    """
+    """How many entities a released pattern needs: `sizes` are the columns of each of K clients."""
 
     min_count: int
     sizes: tuple[int, ...]
@@ -89,28 +76,12 @@ class Rule:
 def plan_merges(
     patterns: Bools, n: Floats, rule: Rule, *, largest_share: float = LARGEST_SHARE, otherwise: str = ""
 ) -> MergePlan:
-    """Find a coarser pattern for the entities of every pattern that has too few.
+    """Find a coarser pattern for the entities of every pattern (G, K) that has too few, of n (G,).
 
-    Leaving block k out of n_g entities loses n_g / n_k of what is known of it, n_k the entities that
-    client k has; the blocks with the smallest sum of these are left out. Patterns with more blocks are
-    moved first, since their entities may fill a coarser one.
-
-    Parameters
-    ----------
-    patterns : (G, K) array of bool
-        Which clients have the entities of a pattern; distinct rows.
-    n : (G,) array
-        Entities of each.
-    rule : Rule
-    largest_share : float
-        Largest share of the entities that may be moved or left out.
-    otherwise : str
-        What else the family offers where more would have to move; ends the error.
-
-    Raises
-    ------
-    EstimationError
-        More would have to move.
+    Leaving block k out of n_g entities loses n_g / n_k of what is known of it, n_k the entities that client k
+    has; the blocks with the smallest sum of these are left out. Patterns with more blocks are moved first,
+    since their entities may fill a coarser one. An EstimationError, which ends with `otherwise`, where more
+    than `largest_share` of the entities would have to move or be left out.
     """
     if rule.min_count < 1:
         raise ModelError(f"plan_merges: expected min_count of at least 1, received {rule.min_count}")
@@ -124,6 +95,7 @@ def plan_merges(
         coarser = best_coarser(pattern, counts, cost, rule)
         counts[coarser] = counts.get(coarser, 0.0) + counts.pop(pattern)
         goes[pattern] = coarser
+    # Entities without any block have nowhere coarser to go: few of them are left out.
     nothing = (False,) * patterns.shape[1]
     if 0 < counts.get(nothing, 0.0) < rule.least(nothing):
         counts.pop(nothing)
@@ -179,13 +151,7 @@ def find(released: list[Pattern], pattern: Pattern) -> int:
 
 
 def check_share(plan: MergePlan, n: Floats, largest_share: float, otherwise: str) -> None:
-    """Refuse a plan that changes too much.
-
-    Raises
-    ------
-    EstimationError
-        Names the share of the entities.
-    """
+    """Refuse a plan that changes too much, with the share of the entities."""
     changed, total = plan.changes, float(n.sum())
     if changed > largest_share * total:
         raise EstimationError(
@@ -197,14 +163,7 @@ def check_share(plan: MergePlan, n: Floats, largest_share: float, otherwise: str
 
 
 def keep_only(keep: Bools, shown: Bools) -> Bools:
-    """Keep some of the rows that are kept.
-
-    Parameters
-    ----------
-    keep : (n,) array of bool
-    shown : (m,) array of bool
-        Which of the m rows that are kept.
-    """
+    """Keep of the rows that are kept, (n,), those that are shown, (m,)."""
     out = keep.copy()
     out[np.flatnonzero(keep)[~shown]] = False
     return out

@@ -22,15 +22,9 @@ from fedstat.models.explain import Explainable, ForecastPlan
 class VerticalModel(Explainable):
     """A model over institutions that hold different columns.
 
-    Parameters
-    ----------
-    formula : Formula
-    partition : ClientPartition
-    missing : {"raise", "drop"}
-        What to do with entities that have no response. Some families have further choices.
-    coordinator : str or None
-        The institution at which the coordinator sits, or ``"apart"`` for none of them; see
-        :meth:`from_formula` for the default.
+    Entities without a response are an error, or with `missing` "drop" left out; some families have further
+    choices. `coordinator` is the institution at which it sits, or ``"apart"``; :meth:`from_formula` has the
+    default.
     """
 
     family: ClassVar[str]

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fedstat.errors import EstimationError, ModelError
-from fedstat.models.vertical.merges import MergePlan
 from fedstat.typing import Bools, Floats, Ints
 
 FLAT = 1e-10
@@ -24,28 +23,12 @@ COLLINEAR = 1e-10
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PatternMoments:
-    """Gram matrices of (1, x, y) by missing pattern.
+    """Gram matrices of (1, x, y) by missing pattern, of K clients with `sizes` columns each, P in all.
 
-    Parameters
-    ----------
-    clients : tuple of str, length K
-    sizes : tuple of int, length K
-        Columns of each client.
-    names : tuple of str, length P
-        Columns, client by client.
-    patterns : (G, K) array of bool
-        Which clients have the entities of a pattern.
-    n : (G,) array
-        Entities of each.
-    grams : (G, P + 2, P + 2) array
-        Sums of (1, x, y)(1, x, y)' of the columns less `centre` over `scale`; zero where x is not seen.
-    centre, scale : (P + 1,) arrays
-        Of the columns and, last, of the response, in the units of the data.
-
-    Raises
-    ------
-    ModelError
-        Shapes do not fit together, a scale is not positive, or a sum is not finite.
+    `patterns` (G, K) tell which clients have the n (G,) entities of a pattern. `grams` (G, P + 2, P + 2) are
+    sums of (1, x, y)(1, x, y)' of the columns less `centre` over `scale`, (P + 1,) in the units of the data
+    with the response last; they are zero where x is not seen. A ModelError where shapes do not fit together,
+    a scale is not positive, or a sum is not finite.
     """
 
     clients: tuple[str, ...]
@@ -74,49 +57,6 @@ class PatternMoments:
             raise ModelError("pattern moments: every scale must be positive and finite")
         if not (np.isfinite(self.grams).all() and np.allclose(self.grams[:, 0, 0], self.n, rtol=1e-6)):
             raise ModelError("pattern moments: every sum must be finite, and the first that of the entities")
-
-    @classmethod
-    def from_arrays(
-        cls,
-        X: Floats,
-        y: Floats,
-        sizes: Sequence[int],
-        *,
-        clients: Sequence[str] | None = None,
-        names: Sequence[str] | None = None,
-    ) -> PatternMoments:
-        """Sum over pooled data.
-
-        Parameters
-        ----------
-        X : (n, P) array
-            Columns, client by client; a client lacks an entity where any of its columns is nan.
-        y : (n,) array
-        sizes : sequence of int
-            Columns of each client.
-        clients, names : sequence of str, optional
-            By default "client 1", ... and "x1", ...
-        """
-        K, P = len(sizes), X.shape[1]
-        edges = np.cumsum([0, *sizes])
-        seen = np.column_stack([~np.isnan(X[:, edges[k] : edges[k + 1]]).any(axis=1) for k in range(K)])
-        known = np.where(np.repeat(seen, sizes, axis=1), X, np.nan)
-        columns = np.column_stack([known, y])
-        centre, scale = np.nanmean(columns, axis=0), np.nanstd(columns, axis=0)
-        scale = np.where(scale > 0.0, scale, 1.0)
-        rows = np.column_stack([np.ones(len(y)), np.nan_to_num((columns - centre) / scale)])
-        first, code, _ = number_patterns(seen)
-        members = [rows[code == g] for g in range(len(first))]
-        return cls(
-            tuple(clients or [f"client {k + 1}" for k in range(K)]),
-            tuple(int(p) for p in sizes),
-            tuple(names or [f"x{j + 1}" for j in range(P)]),
-            seen[first],
-            np.array([float(len(Z)) for Z in members]),
-            np.array([Z.T @ Z for Z in members]),
-            centre,
-            scale,
-        )
 
     # ---- who has what ------------------------------------------------------------------------
 
@@ -163,10 +103,7 @@ class PatternMoments:
     def standardised(self) -> PatternMoments:
         """Centre every column at the mean of the entities that have it, and give it unit variance.
 
-        Raises
-        ------
-        EstimationError
-            A client has fewer than two entities, or a column is constant.
+        An EstimationError where a client has fewer than two entities, or a column is constant.
         """
         total = self.grams.sum(axis=0)
         count = np.append(self.n_seen[self.owner], self.nobs)
@@ -175,6 +112,7 @@ class PatternMoments:
         square = np.diag(total)[1:] / count
         variance = square - mean**2
         self._check_spread(variance <= FLAT * square)
+        # Sums of (x - m)(x - m)' from those of x and xx', pattern by pattern; what is not seen stays zero.
         move = np.where(np.column_stack([self.seen, np.ones(len(self.n))]), mean, 0.0)
         first = self.grams[:, 0, 1:]
         inner = self.grams[:, 1:, 1:] - first[:, :, None] * move[:, None, :]
@@ -205,49 +143,11 @@ class PatternMoments:
                     f"{', '.join(names)}; drop them"
                 )
 
-    def merged(self, plan: MergePlan) -> PatternMoments:
-        """Carry out a plan of :func:`~fedstat.models.vertical.merges.plan_merges` for these patterns.
-
-        The Gram matrix of the coarser pattern is what the sites release in the first place.
-        """
-        n = np.zeros(len(plan.patterns))
-        grams = np.zeros((len(plan.patterns), *self.grams.shape[1:]))
-        kept = plan.patterns[:, self.owner]
-        for g, to in enumerate(plan.target):
-            if to >= 0:
-                keep = np.concatenate([[True], kept[to], [True]])
-                n[to] += self.n[g]
-                grams[to] += self.grams[g] * np.outer(keep, keep)
-        return replace(self, patterns=plan.patterns, n=n, grams=grams)
-
-    def complete(self) -> PatternMoments:
-        """Keep the entities that every client has: the fit is least squares on them, method="cc"."""
-        return self._as_one(np.asarray(self.patterns.all(axis=1)))
-
-    def filled(self) -> PatternMoments:
-        """Put the mean of those who have it in the place of a missing block, method="impute"."""
-        return self.standardised()._as_one(np.ones(len(self.n), dtype=bool))
-
-    def _as_one(self, use: Bools) -> PatternMoments:
-        """Sum the patterns in use to one in which every block counts as seen."""
-        every = np.ones((1, len(self.sizes)), dtype=bool)
-        n, grams = self.n[use].sum(keepdims=True), self.grams[use].sum(axis=0, keepdims=True)
-        return replace(self, patterns=every, n=n, grams=grams)
-
     def submodel(self, columns: Sequence[str]) -> PatternMoments:
-        """Keep these columns: the moments of any formula within the one at hand.
+        """Keep these columns, in any order: the moments of any formula within the one at hand.
 
-        Who has an entity stays as it is; a client whose columns are all left out drops out.
-
-        Parameters
-        ----------
-        columns : sequence of str
-            Of :attr:`names`, in any order.
-
-        Raises
-        ------
-        ModelError
-            Names that are not there, or none at all.
+        Who has an entity stays as it is; a client whose columns are all left out drops out. A ModelError
+        where a name is not there, or there is none.
         """
         if not columns:
             raise ModelError("submodel: at least one column is needed")
@@ -258,30 +158,29 @@ class PatternMoments:
         sizes = np.bincount(self.owner[keep], minlength=len(self.sizes))
         stay = sizes > 0
         places = np.flatnonzero(np.concatenate([[True], keep, [True]]))
+        # Patterns that differed by clients which drop out are one now.
         patterns, code = np.unique(self.patterns[:, stay], axis=0, return_inverse=True)
         n, grams = np.zeros(len(patterns)), np.zeros((len(patterns), len(places), len(places)))
         np.add.at(n, code.ravel(), self.n)
         np.add.at(grams, code.ravel(), self.grams[:, places[:, None], places])
         return PatternMoments(
-            tuple(c for c, here in zip(self.clients, stay, strict=True) if here),
-            tuple(sizes[stay].tolist()),
-            tuple(c for c, here in zip(self.names, keep, strict=True) if here),
-            patterns,
-            n,
-            grams,
-            np.append(self.centre[:-1][keep], self.centre[-1]),
-            np.append(self.scale[:-1][keep], self.scale[-1]),
+            clients=tuple(c for c, here in zip(self.clients, stay, strict=True) if here),
+            sizes=tuple(sizes[stay].tolist()),
+            names=tuple(c for c, here in zip(self.names, keep, strict=True) if here),
+            patterns=patterns,
+            n=n,
+            grams=grams,
+            centre=np.append(self.centre[:-1][keep], self.centre[-1]),
+            scale=np.append(self.scale[:-1][keep], self.scale[-1]),
         )
 
 
 def number_patterns(missing: Bools) -> tuple[Ints, Ints, Floats]:
-    """Find the distinct rows of a table of truth values.
+    """Find the distinct rows of a table of truth values: of each the first (G,) and how many there are (G,).
 
-    Returns
-    -------
-    first, code, counts : (G,) int, (n,) int and (G,) arrays
-        A row of each pattern, the pattern of each row, and how many rows have it.
+    In between, the pattern of every row, (n,).
     """
+    # Thirty clients at a time, numbered anew: a pattern of any number of them fits a word.
     word = np.zeros(len(missing), dtype=np.int64)
     for start in range(0, missing.shape[1], 30):
         part = missing[:, start : start + 30]

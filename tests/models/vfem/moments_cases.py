@@ -5,15 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 from oracle import Study
-
-from fedstat.models.vertical.moments import PatternMoments
+from pattern_moments import moments_of_arrays
 
 
 def moments_of(study):
     """Pattern moments of a study, from its pooled table."""
     sizes = [len(names) for names in study.columns.values()]
     X, y = study.table[study.covariates].to_numpy(), study.table["y"].to_numpy()
-    return PatternMoments.from_arrays(X, y, sizes, clients=list(study.columns), names=study.covariates)
+    return moments_of_arrays(X, y, sizes, clients=list(study.columns), names=study.covariates)
 
 
 def four_clients(seed=0, n=800, missing="mar", between=0.0):

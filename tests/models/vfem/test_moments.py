@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from moments_cases import four_clients, moments_of
+from pattern_moments import merged, moments_of_arrays
 
 from fedstat.errors import EstimationError, ModelError
 from fedstat.models.vertical.fit import fit_moments
 from fedstat.models.vertical.merges import Rule, least_entities, plan_merges
-from fedstat.models.vertical.moments import PatternMoments
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +98,7 @@ def test_shapes_that_do_not_fit_are_refused(moments, change, complaint):
 def from_columns(**columns):
     table = np.column_stack(list(columns.values()))
     y = np.random.default_rng(0).normal(size=len(table))
-    return PatternMoments.from_arrays(table, y, [table.shape[1]], clients=["Bank"], names=list(columns))
+    return moments_of_arrays(table, y, [table.shape[1]], clients=["Bank"], names=list(columns))
 
 
 def test_constant_and_collinear_columns_are_named():
@@ -114,7 +114,7 @@ def test_constant_and_collinear_columns_are_named():
     with pytest.raises(EstimationError, match="Bank: 1 of the entities of this fit have its block"):
         fit_moments(from_columns(few=few))
     with pytest.raises(EstimationError, match="the response is constant"):
-        fit_moments(PatternMoments.from_arrays(x[:, None], np.ones(50), [1]))
+        fit_moments(moments_of_arrays(x[:, None], np.ones(50), [1]))
 
 
 # ---- smaller models --------------------------------------------------------------------------
@@ -246,8 +246,8 @@ def test_every_plan_leaves_no_small_pattern_and_moves_to_coarser_ones(seed):
 
 def test_merged_moments_are_those_of_data_without_the_blocks(study, moments):
     plan = plan_merges(moments.patterns, moments.n, at_least(6))
-    merged = moments.merged(plan)
-    assert merged.n.min() >= 6 > moments.n.min()
+    coarser = merged(moments, plan)
+    assert coarser.n.min() >= 6 > moments.n.min()
     table, seen = study.table.copy(), study.pooled().seen
     for g, to in enumerate(plan.target):
         rows = (seen == moments.patterns[g]).all(axis=1)
@@ -255,8 +255,8 @@ def test_merged_moments_are_those_of_data_without_the_blocks(study, moments):
             if not plan.patterns[to][k]:
                 table.loc[rows, names] = np.nan
     direct = moments_of(replace(study, table=table))
-    assert len(direct.n) == len(merged.n)
-    one, other = fit_moments(merged), fit_moments(direct)
+    assert len(direct.n) == len(coarser.n)
+    one, other = fit_moments(coarser), fit_moments(direct)
     np.testing.assert_allclose(one.params, other.params, rtol=1e-8)
     assert one.log_likelihood == pytest.approx(other.log_likelihood, rel=1e-11)
     assert np.abs(one.params / fit_moments(moments).params - 1.0).max() > 1e-4

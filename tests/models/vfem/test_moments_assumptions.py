@@ -7,6 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from moments_cases import four_clients, moments_of, theta_of
+from pattern_moments import complete, moments_of_arrays
 from scipy import stats
 from statsmodels.multivariate.cancorr import CanCorr
 from statsmodels.tools.numdiff import approx_fprime
@@ -127,7 +128,7 @@ def test_little_s_test_keeps_its_level():
 
 def test_little_s_test_needs_two_patterns(fit):
     with pytest.raises(NotAvailableError, match="all entities have the same one"):
-        little_test(fit_moments(fit.moments.complete()))
+        little_test(fit_moments(complete(fit.moments)))
 
 
 def normal_log_likelihood(study, fit, theta):
@@ -160,7 +161,7 @@ def test_the_unrestricted_law_is_the_maximum_likelihood_of_the_rows(study, fit):
 
 def test_independence_by_likelihood_ratio_of_complete_data_is_wilks_determinant():
     study = four_clients(seed=3, n=200)
-    fit = fit_moments(moments_of(study).complete())
+    fit = fit_moments(complete(moments_of(study)))
     X = study.table[study.covariates].dropna().to_numpy()
     R = np.corrcoef(X.T)
     edges = np.cumsum([0, *fit.moments.sizes])
@@ -206,7 +207,7 @@ def test_only_the_likelihood_ratio_sees_through_selection_by_the_response():
     y = X.sum(axis=1) + rng.normal(size=3_000)
     lacks = rng.integers(2, size=3_000)
     X[np.flatnonzero(y < 0.5), lacks[y < 0.5]] = np.nan
-    fit = fit_moments(PatternMoments.from_arrays(X, y, [1, 1]))
+    fit = fit_moments(moments_of_arrays(X, y, [1, 1]))
     assert independence_tests(fit.moments)[0].pvalue < 1e-10
     assert independence_lr_test(fit).pvalue > 0.05
 
@@ -215,11 +216,11 @@ def test_pairs_without_enough_entities_have_no_test():
     rng = np.random.default_rng(0)
     X = rng.normal(size=(60, 4))
     X[3:30, :2], X[30:, 2:] = np.nan, np.nan  # three entities have both
-    moments = PatternMoments.from_arrays(X, rng.normal(size=60), [2, 2])
+    moments = moments_of_arrays(X, rng.normal(size=60), [2, 2])
     (test,) = independence_tests(moments)
     assert (test.n, test.df) == (3, 4) and np.isnan(test.statistic) and np.isnan(test.pvalue)
     X[:3, :2] = np.nan
-    apart = PatternMoments.from_arrays(X, rng.normal(size=60), [2, 2])
+    apart = moments_of_arrays(X, rng.normal(size=60), [2, 2])
     assert independence_tests(apart)[0].n == 0
     with pytest.raises(NotAvailableError, match="no two clients have an entity in common"):
         independence_lr_test(fit_moments(apart))
@@ -231,13 +232,13 @@ def test_a_covariance_that_is_not_determined_is_explained(both):
     rng = np.random.default_rng(1)
     X = rng.normal(size=(200, 12))
     X[both:100, :6], X[100:, 6:] = np.nan, np.nan
-    fit = fit_moments(PatternMoments.from_arrays(X, rng.normal(size=200), [6, 6], clients=["Bank", "Court"]))
+    fit = fit_moments(moments_of_arrays(X, rng.normal(size=200), [6, 6], clients=["Bank", "Court"]))
     with pytest.raises(EstimationError, match=rf"not determined: 'Bank' and 'Court' share {both} entities"):
         unrestricted_law(fit)
 
 
 def test_one_em_step_from_anywhere_ends_at_the_moments_of_complete_data():
-    moments = moments_of(four_clients(seed=3, n=200)).complete().standardised()
+    moments = complete(moments_of(four_clients(seed=3, n=200))).standardised()
     move, spread, _ = normal_step(moments, np.full(9, 0.3), np.eye(9) + 0.1)
     np.testing.assert_allclose(0.3 + move, 0.0, atol=1e-9)
     np.testing.assert_allclose(np.eye(9) + 0.1 + spread, moments.grams[0, 1:, 1:] / moments.nobs, atol=1e-9)

@@ -7,11 +7,11 @@ import pytest
 import statsmodels.api as sm
 from moments_cases import four_clients, moments_of, theta_of
 from oracle import ITERATIVE, simulate
+from pattern_moments import moments_of_arrays
 
 from fedstat.errors import NotAvailableError
 from fedstat.models.vertical.fit import fit_moments
 from fedstat.models.vertical.likelihood import block_covariance, residuals
-from fedstat.models.vertical.moments import PatternMoments
 from fedstat.models.vfem.covariance.from_moments import moments_covariance, sem_covariance
 from fedstat.models.vfem.covariance.moments_em import EMPoint, em_step
 from fedstat.models.vfem.iteration.fit import by_client
@@ -77,7 +77,7 @@ def test_one_client_with_every_entity_has_the_covariance_of_least_squares():
     rng = np.random.default_rng(0)
     X = rng.normal(size=(200, 3)) * [1.0, 50.0, 0.1] + [0.0, 7.0, 1.0]
     y = X @ [1.0, 0.02, 3.0] + rng.normal(size=200)
-    fit = fit_moments(PatternMoments.from_arrays(X, y, [3]))
+    fit = fit_moments(moments_of_arrays(X, y, [3]))
     ols = sm.OLS(y, sm.add_constant(X)).fit()
     for cov_type in ("observed", "expected", "sem"):
         psi = moments_covariance(fit, cov_type).psi

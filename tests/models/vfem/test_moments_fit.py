@@ -9,11 +9,11 @@ import pytest
 import statsmodels.api as sm
 from moments_cases import four_clients, moments_of, theta_of
 from oracle import ITERATIVE, simulate
+from pattern_moments import complete, filled, moments_of_arrays
 
 from fedstat.errors import EstimationError
 from fedstat.models.vertical.fit import fit_moments
 from fedstat.models.vertical.likelihood import LikelihoodPoint, Standard, evaluate, log_likelihood
-from fedstat.models.vertical.moments import PatternMoments
 from fedstat.models.vfem.iteration.fit import by_client
 from fedstat.models.vfem.statements.influence import leave_one_out
 
@@ -112,7 +112,7 @@ def test_one_client_with_every_entity_is_least_squares():
     rng = np.random.default_rng(0)
     X = rng.normal(size=(200, 3)) * [1.0, 50.0, 0.1] + [0.0, 7.0, 1.0]
     y = X @ [1.0, 0.02, 3.0] + rng.normal(size=200)
-    fit, ols = fit_moments(PatternMoments.from_arrays(X, y, [3])), sm.OLS(y, sm.add_constant(X)).fit()
+    fit, ols = fit_moments(moments_of_arrays(X, y, [3])), sm.OLS(y, sm.add_constant(X)).fit()
     np.testing.assert_allclose(fit.params, ols.params, rtol=1e-9)
     assert fit.log_likelihood == pytest.approx(ols.llf, rel=1e-12)
     assert fit.rsquared == pytest.approx(ols.rsquared, rel=1e-10)
@@ -124,7 +124,7 @@ def test_one_client_with_every_entity_is_least_squares():
 @pytest.mark.parametrize("method", ["cc", "impute"])
 def test_complete_and_filled_moments_are_the_other_methods(mar, method):
     moments = moments_of(mar)
-    fit = fit_moments(moments.complete() if method == "cc" else moments.filled())
+    fit = fit_moments(complete(moments) if method == "cc" else filled(moments))
     result = mar.model().fit(method=method, **TIGHT)
     assert np.abs((fit.params - result.params) / result.bse).max() < 1e-6
     assert fit.log_likelihood == pytest.approx(result.llf, rel=1e-10)
@@ -195,7 +195,7 @@ def test_a_likelihood_without_a_maximum_is_explained(seed):
 def test_columns_that_are_one_across_clients_are_refused():
     rng = np.random.default_rng(2)
     x, z = rng.normal(size=(2, 100))
-    moments = PatternMoments.from_arrays(np.column_stack([x, z, x]), x + rng.normal(size=100), [2, 1])
+    moments = moments_of_arrays(np.column_stack([x, z, x]), x + rng.normal(size=100), [2, 1])
     with pytest.raises(EstimationError, match="collinear across institutions"):
         fit_moments(moments)
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import statsmodels.api as sm
+from pattern_moments import complete, moments_of_arrays
 from scipy.linalg import block_diag
 from vglm_study import COLUMNS, make_model, make_table, pooled_columns
 
@@ -20,7 +21,6 @@ from fedstat.kernels.penalised.groups import Groups
 from fedstat.kernels.penalised.penalties import Penalty
 from fedstat.models.vertical.exchange.protocol import Conversation
 from fedstat.models.vertical.likelihood import Standard
-from fedstat.models.vertical.moments import PatternMoments
 from fedstat.models.vglm.em import solver as em_solver
 from fedstat.models.vglm.em.blocks import blocks_path, refit_blocks
 from fedstat.models.vglm.path.setup import Setup
@@ -234,7 +234,7 @@ def moments_of(table):
     names = [*BLOCK["Bank"], "x3", "x4", "f[T.b]", "f[T.c]", "f[T.d]", *BLOCK["Registry"]]
     X = pooled_columns(table, names)
     X[table["f"].isna().to_numpy(), 3:8] = np.nan
-    return PatternMoments.from_arrays(X, table["y"].to_numpy(), SIZES, names=names)
+    return moments_of_arrays(X, table["y"].to_numpy(), SIZES, names=names)
 
 
 def test_scad_leaves_large_coefficients_where_the_likelihood_has_them():
@@ -399,8 +399,8 @@ def test_selection_errs_less_than_on_complete_cases():
         y = 2.0 + X @ beta + 1.5 * rng.normal(size=400)
         for k, slope in ((4, 0.5), (8, 0.5)):
             X[rng.random(400) < 1.0 / (1.0 + np.exp(0.5 - slope * y)), k : k + 4] = np.nan
-        moments = PatternMoments.from_arrays(X, y, (4, 4, 4))
-        for name, use in (("em", moments), ("complete", moments.complete())):
+        moments = moments_of_arrays(X, y, (4, 4, 4))
+        for name, use in (("em", moments), ("complete", complete(moments))):
             path = blocks_path(Standard(use), setup).path
             df = np.count_nonzero(path.coefficients, axis=1)
             b = path.coefficients[np.argmin(use.nobs * np.log(path.loss) + df * np.log(use.nobs))]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import statsmodels.api as sm
+from penalty_values import slope
 from pooled_path import glm_path
 from test_vglm_em import MISSING, TABLE
 from test_vglm_em import model_of as blocks_model
@@ -41,7 +42,7 @@ def by_hand(response, names, penalty, lam, number):
     b = sm.GLM(y, Z, family=FAMILIES[response]).fit(tol=1e-14).params
     data, spec, given = Rows(Z, y), DistributionSpec.of(FAMILIES[response]), {"lambdas": np.array([lam])}
     for _ in range(number):
-        slopes = [Penalty(penalty).slope(lam, abs(t)) / lam for t in b[1:]]
+        slopes = [slope(Penalty(penalty), lam, abs(t)) / lam for t in b[1:]]
         groups = Groups.single(len(b), np.r_[0.0, slopes])
         b = glm_path(data, spec, Penalty("lasso"), groups, tol=1e-11, **given).coefficients[0]
     return b
@@ -81,7 +82,7 @@ def test_a_ridge_part_stays_what_it_is(response):
     b = result.params[1:].to_numpy() * scale
     eta = result.params.iloc[0] + pooled_columns(TABLES[response], names) @ result.params[1:].to_numpy()
     mean = FAMILIES[response].link.inverse(eta)
-    slopes = np.array([Penalty("scad").slope(alpha * lam, abs(t)) for t in start])
+    slopes = np.array([slope(Penalty("scad"), alpha * lam, abs(t)) for t in start])
     gradient = Z[:, 1:].T @ (y - mean) / len(y) - (1.0 - alpha) * lam * b
     np.testing.assert_allclose(gradient[b != 0.0], (slopes * np.sign(b))[b != 0.0], atol=2e-7)
     assert (np.abs(gradient) <= slopes + 2e-7).all() and (b == 0.0).any()
@@ -130,7 +131,7 @@ def test_folds_start_from_estimates_of_their_own(response):
         scale = X[~here].std(axis=0) if response == "normal" else X.std(axis=0)
         Z = np.column_stack([np.ones(len(y)), (X - X[~here].mean(axis=0)) / scale])
         start = sm.GLM(y[~here], Z[~here], family=family).fit(tol=1e-14).params
-        slopes = [Penalty("scad").slope(result.lam, abs(t)) / result.lam for t in start[1:]]
+        slopes = [slope(Penalty("scad"), result.lam, abs(t)) / result.lam for t in start[1:]]
         groups = Groups.single(len(start), np.r_[0.0, slopes])
         rows, spec = Rows(Z[~here], y[~here]), DistributionSpec.of(family)
         given = {"lambdas": np.array([result.lam]), "tol": 1e-10}

@@ -25,21 +25,12 @@ NORMAL = DistributionSpec("Gaussian", "Identity")
 
 @dataclass(frozen=True, slots=True)
 class PatternExchange:
-    """What the exchange handed over.
+    """What the exchange handed over: the moments, which patterns were released, and who dealt.
 
-    Parameters
-    ----------
-    moments : PatternMoments
-    plan : MergePlan
-        Which patterns were released.
-    dealers : mapping of (str, str) to str
-        Who dealt for each pair of institutions; empty for the coordinator.
-    released : mapping of str to (m,) array of bool
-        Which of the entities that a client brought count as seen.
-    numbers : mapping of str to int
-        Different numbers, each a sum over the entities of a pattern, that hold columns of the institution.
-    smallest : int
-        Entities behind the smallest of these sums.
+    `dealers` has a site for each pair of institutions, '' for the coordinator; `released` which of the
+    entities that a client brought count as seen, (m,); `numbers` how many different numbers, each a sum over
+    the entities of a pattern, hold columns of an institution; `smallest` the entities behind the smallest of
+    these sums.
     """
 
     moments: PatternMoments
@@ -54,15 +45,9 @@ class PatternExchange:
 class SmallPatterns:
     """Which missing patterns are too small to be released, and what is done about them.
 
-    Parameters
-    ----------
-    min_count : int
-        Fewest entities of a pattern that is released, beside
-        :func:`~fedstat.models.vertical.merges.least_entities`.
-    max_moved : float
-        Largest share of the entities that may count as missing, or be left out, because their pattern is not.
-    otherwise : str
-        What else the family offers where more would have to; ends the error.
+    A pattern needs `min_count` entities, and :func:`~fedstat.models.vertical.merges.least_entities`; at most
+    a share `max_moved` of all may count as missing, or be left out, because theirs has fewer. `otherwise`
+    ends the error with what else the family offers.
     """
 
     min_count: int
@@ -75,12 +60,8 @@ def exchange_patterns(
 ) -> Rounds[PatternExchange]:
     """Obtain the moments of a fit by missing pattern.
 
-    Raises
-    ------
-    EstimationError
-        Too many entities have a pattern with too few; or those of a client all have.
-    ModelError
-        There is nobody to deal for two institutions.
+    An EstimationError where too many entities have a pattern with too few, or those of a client all have; a
+    ModelError where there is nobody to deal for two institutions.
     """
     rule = Rule(small.min_count, layout.sizes)
     plan = plan_merges(
@@ -92,37 +73,32 @@ def exchange_patterns(
             f"the entities of {', '.join(never)} all have missing patterns with too few to be released: "
             "leave out columns, or this client"
         )
+    # Sites sum over the coarser patterns in the first place: finer sums never exist, and no difference of
+    # two releases shows the few.
     code = plan.target[layout.code]
     released = {k: plan.shows(code[layout.rows[k]], j) for j, k in enumerate(layout.clients)}
     layout, code = as_released(layout, code, released), code[code >= 0]
     units = yield from stage(layout, NORMAL, conversation)
     grams = yield from exchange_grams(layout, units, code, plan.patterns, conversation)
     moments = PatternMoments(
-        layout.clients,
-        layout.sizes,
-        layout.names,
-        plan.patterns,
-        grams.products[:, 0, 0].copy(),
-        grams.products,
-        np.append(units.shift, units.mean),
-        np.append(units.scale, units.sd),
+        clients=layout.clients,
+        sizes=layout.sizes,
+        names=layout.names,
+        patterns=plan.patterns,
+        n=grams.products[:, 0, 0].copy(),
+        grams=grams.products,
+        centre=np.append(units.shift, units.mean),
+        scale=np.append(units.scale, units.sd),
     )
     numbers, smallest = count_numbers(layout, plan), int(moments.n.min())
     return PatternExchange(moments, plan, grams.dealers, released, numbers, smallest)
 
 
 def as_released(layout: Layout, code: Ints, shown: Mapping[str, Bools]) -> Layout:
-    """Lay out a fit of what released patterns show.
+    """Lay out a fit of what released patterns show: of each entity (n,) its pattern, -1 for none.
 
-    Means over entities that count as missing would tell of these, beside the sums over all others.
-
-    Parameters
-    ----------
-    layout : Layout
-    code : (n,) array of int
-        Released pattern of each entity, -1 for none.
-    shown : mapping of str to array of bool
-        Which of the entities that a client brought are in a pattern that shows it.
+    `shown` tells which of the entities that a client brought are in a pattern that shows it. Means over
+    entities that count as missing would tell of these, beside the sums over all others.
     """
     used = code >= 0
     if used.all() and all(own.all() for own in shown.values()):

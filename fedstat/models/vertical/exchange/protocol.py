@@ -24,16 +24,9 @@ from fedstat.typing import Bools, Floats, Ints
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Whose steps are asked, in which session, and who carries the questions.
+    """Whose steps are asked in which session, and where the coordinator sits: it matters for who may deal.
 
-    Parameters
-    ----------
-    family : str
-    session : str
-    at : str or None
-        Where the coordinator sits: it matters for who may deal.
-    otherwise : str
-        What else the family offers where nobody can deal; ends the error.
+    `otherwise` is what else the family offers where nobody can; it ends the error.
     """
 
     family: str
@@ -58,13 +51,7 @@ class Conversation:
         )
 
     def check_dealers(self, layout: Layout) -> None:
-        """Require somebody to deal for every two clients, before anything is computed.
-
-        Raises
-        ------
-        ModelError
-            There is nobody.
-        """
+        """Require somebody to deal for every two clients, before anything is computed."""
         for a, b in combinations(layout.clients, 2):
             choose_dealer(a, b, dealing_sites(layout), self.at, self.otherwise)
 
@@ -76,15 +63,9 @@ def dealing_sites(layout: Layout) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Units:
-    """Means and standard deviations of columns, (p,), and of the response, with its constant.
+    """Means and standard deviations of columns, (p,), and of the response.
 
-    Parameters
-    ----------
-    shift, scale : (p,) arrays
-    mean, sd : float
-        Of the response.
-    constant : float
-        Part of the log-likelihood per entity that no coefficient changes.
+    `constant` is the part of the log-likelihood per entity that no coefficient changes.
     """
 
     shift: Floats
@@ -96,15 +77,9 @@ class Units:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Grams:
-    """Sums of products of (1, X, y) by fold or missing pattern, X and y standardised.
+    """Sums of products (F, p + 2, p + 2) of (1, X, y) by fold or missing pattern, X and y standardised.
 
-    Parameters
-    ----------
-    products : (F, p + 2, p + 2) array
-        Zero at the columns of clients that lack a pattern.
-    units : Units
-    dealers : mapping of (str, str) to str
-        Who dealt for each pair of institutions; empty for the coordinator.
+    They are zero at the columns of clients that lack a pattern. `dealers`: see :class:`PatternExchange`.
     """
 
     products: Floats
@@ -136,23 +111,10 @@ def _stage_ask(layout: Layout, client: str, conversation: Conversation) -> Ask:
 def exchange_grams(
     layout: Layout, units: Units, code: Ints, shown: Bools, conversation: Conversation
 ) -> Rounds[Grams]:
-    """Obtain the sums of products by fold or missing pattern.
+    """Obtain the sums of products by fold or missing pattern, of columns that :func:`stage` standardised.
 
-    Parameters
-    ----------
-    layout : Layout
-    units : Units
-        As :func:`stage` returned them.
-    code : (n,) array of int
-        Fold or pattern of each entity; -1 of those that are left out.
-    shown : (groups, K) array of bool
-        Which clients' columns count as seen in a fold or pattern.
-    conversation : Conversation
-
-    Raises
-    ------
-    ModelError
-        There is nobody to deal for two institutions.
+    `code` (n,) is the group of each entity, -1 of those that are left out; `shown` (groups, K) tells which
+    clients' columns count as seen in a group. A ModelError where nobody can deal for two institutions.
     """
     groups, p, last = len(shown), layout.p, layout.p + 1
     products = np.zeros((groups, p + 2, p + 2))
@@ -196,6 +158,7 @@ def multiply_apart(
 ) -> Rounds[dict[tuple[str, str], str]]:
     """Enter the products of columns of any two institutions above the diagonal; return who dealt."""
     apart = [(a, b) for a, b in combinations(sides, 2) if a.site != b.site]
+    # Where no entity has both, the product is zero, and a round of it would tell nothing.
     pairs = [(a, b) for a, b in apart if np.isin(a.present, b.present, assume_unique=True).any()]
     multiplied = yield from conversation.multiply(pairs, layout, len(products))
     for one in multiplied:

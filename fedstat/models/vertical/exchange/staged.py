@@ -23,22 +23,11 @@ MOST_NUMBERS = 2**26
 
 @dataclass(slots=True)
 class StagedBlock:
-    """A client's columns during a fit.
+    """A client's standardised columns (n, p) during a fit; means and standard deviations (p,) in their units.
 
-    Parameters
-    ----------
-    X : (n, p) array
-        Standardised columns.
-    shift, scale : (p,) arrays
-        Their means and standard deviations in the units of the data.
-    keep : (n_seen,) array of bool
-        Rows of the opened block that take part.
-    held : (n,) array of bool
-        Which rows are its own; others are filled in with their mean, and hide nothing.
-    weight : (n,) array
-        Latest row weights; empty before the first.
-    grams : int
-        Weighted Gram matrices that were released.
+    `keep` (n_seen,) are the rows of the opened block that take part; `held` (n,) those of X that are its own:
+    others are filled in with their mean, and hide nothing. `weight` (n,) are the latest row weights, empty
+    before the first, and `grams` counts the weighted Gram matrices that were released.
     """
 
     X: Floats
@@ -92,20 +81,10 @@ def standardise_block(
 ) -> StagedBlock:
     """Standardise the columns over the entities of a fit that the institution has, and keep them.
 
-    Parameters
-    ----------
-    keep : (n_seen,) array of bool
-        Rows of the opened block that take part.
-    rows : (n_k,) array of int, optional
-        Their positions among the n entities of the fit: those that the institution lacks then get its
-        means, which are zero after standardising.
-    n : int
-        Entities of the fit, with `rows`.
-
-    Raises
-    ------
-    EstimationError
-        There are fewer than two entities, or a column is constant among them.
+    `keep` (n_seen,) are the rows of the opened block that take part, `rows` (n_k,) their positions among the
+    n entities of the fit: those that the institution lacks then get its means, which are zero after
+    standardising. An EstimationError where there are fewer than two entities, or a column is constant among
+    them.
     """
     block = block_of(state)
     check_lengths(data.name, keep=(keep, len(block.X)))
@@ -142,15 +121,7 @@ def fill_with_mean(X: Floats, rows: Ints, n: int) -> Floats:
 def require_groups(name: str, code: Ints, groups: int, each: int) -> None:
     """Require groups from 0, or -1 for entities that take no part, and some that do; and sums that fit.
 
-    Parameters
-    ----------
-    each : int
-        Numbers that are released for each group: a question may name more groups than there is room for.
-
-    Raises
-    ------
-    MessageError
-        Names what was expected.
+    `each` numbers are released for a group: a question may name more groups than an answer has room for.
     """
     if groups < 1 or len(code) == 0 or code.min() < -1 or not 0 <= code.max() < groups:
         raise MessageError(f"{name}: expected patterns or folds from 0 to {groups - 1}, or -1 for none")

@@ -44,18 +44,11 @@ WeightsOf: TypeAlias = Callable[[SiteData, State], tuple[Floats | None, int]]
 class ExchangeRules:
     """In what the doors of two families differ.
 
-    Parameters
-    ----------
-    remembers : bool
-        Whether sums are refused that differ from earlier ones of the session by few entities. VFEM's methods,
-        which are there to be compared, differ by the entities of merged patterns.
-    columns : mapping of str to callable
-        Columns besides block and response that are multiplied, which are not standardised: ``(rows, q)``.
-    weights : mapping of str to callable
-        Of those of them in which rows have weights: these, (rows,), and with how many different ones products
-        were released.
-    constant : callable
-        From the distribution and the response to the part of the log-likelihood that no parameter changes.
+    With `remembers`, sums are refused that differ from earlier ones of the session by few entities. VFEM's
+    methods, which are there to be compared, differ by the entities of merged patterns. `columns` are those
+    besides block and response that are multiplied, (rows, q), which are not standardised; `weights` of some
+    of these give the weights of the rows, and with how many different ones products were released. `constant`
+    is the part of the log-likelihood that no parameter changes.
     """
 
     remembers: bool
@@ -78,13 +71,11 @@ def stage_block(
 ) -> dict[str, Array]:
     """Standardise the columns of the entities of a fit; release their means and standard deviations.
 
-    Parameters
-    ----------
-    keep, rows, n : arrays
-        See :func:`~fedstat.models.vertical.exchange.staged.standardise_block`.
+    The arrays are those of :func:`~fedstat.models.vertical.exchange.staged.standardise_block`.
     """
     check_lengths(data.name, keep=(keep, len(block_of(state).X)))
-    # Before anything is said of these entities, be it in an error.
+    # Before anything is said of these entities, be it in an error: a column that is constant among few of
+    # them is named there.
     state.tell(Entities(int(np.count_nonzero(keep))), *rules.divisions(SUMMED, np.where(keep, 0, -1)))
     staged = standardise_block(data, state, keep, rows, 0 if n is None else int(n))
     return {"units": np.array([staged.shift, staged.scale])}
@@ -93,20 +84,10 @@ def stage_block(
 def stage_response(
     rules: ExchangeRules, data: SiteData, state: State, text: str, keep: Bools
 ) -> tuple[dict[str, Array], str]:
-    """Choose the entities of a fit; release mean and standard deviation of the response.
+    """Choose the rows of a fit (rows,); release mean and standard deviation of the response, and a constant.
 
-    Parameters
-    ----------
-    text : str
-        Its distribution, in JSON.
-    keep : (rows,) bool
-        Rows of the institution that take part.
-
-    Returns
-    -------
-    dict
-        ``moments`` (3,): mean, standard deviation, and the part of the log-likelihood per entity that no
-        coefficient changes.
+    `text` is its distribution in JSON; the constant is the part of the log-likelihood per entity that no
+    coefficient changes: ``moments`` (3,).
     """
     opened = response_of(state)
     check_lengths(data.name, keep=(keep, len(opened)))
@@ -120,25 +101,17 @@ def stage_response(
 def sum_products(
     rules: ExchangeRules, data: SiteData, state: State, code: Ints, groups: Array
 ) -> dict[str, Array]:
-    """Sum the columns and their products by fold or missing pattern.
+    """Sum the columns and their products by fold or missing pattern: ``sums`` (G, p), ``grams`` (G, p, p).
 
-    Parameters
-    ----------
-    code : (n_k,) array of int
-        Group of each entity of the block; -1 for those that take no part, or count as missing here.
-    groups : int
-        Number of folds or patterns.
-
-    Returns
-    -------
-    dict
-        ``sums`` (G, p), ``grams`` (G, p, p), of standardised columns.
+    `code` (n_k,) is the group of each entity of the block; -1 for those that take no part, or count as
+    missing here.
     """
     staged, G = staged_block(state), int(groups)
     X = staged.X
     check_lengths(data.name, code=(code, len(X)))
     require_groups(data.name, code, G, X.shape[1] * (X.shape[1] + 1))
     state.tell(staged.groups(code, X.shape[1]))
+    # Fits of one session may take different entities: what was summed is remembered by row of the block.
     among_all = staged.among_all(code) if rules.remembers else code
     state.tell(*rules.divisions(SUMMED, among_all), left_out(code))
     members = [np.ascontiguousarray(X[code == g]) for g in range(G)]
@@ -154,10 +127,8 @@ def sum_with_response(
 ) -> dict[str, Array]:
     """Sum products of the columns with the response of the same institution by group: (G, p).
 
-    Parameters
-    ----------
-    rows : (n_k,) array of int, optional
-        Positions of the entities of the block among those of the response; by default they are the same.
+    `rows` (n_k,) are positions of the block's entities among those of the response; by default they are the
+    same.
     """
     staged, y, G = staged_block(state), staged_response(state).standardised, int(groups)
     X = staged.X
@@ -184,18 +155,10 @@ def sum_response(data: SiteData, state: State, code: Ints, groups: Array) -> dic
 def columns_of(
     rules: ExchangeRules, data: SiteData, state: State, which: str
 ) -> tuple[Floats, Floats | None]:
-    """Columns that this institution multiplies with another's, at a mean square of one, and their units.
+    """Columns (rows, q) that this institution multiplies with another's, at a mean square of one.
 
-    Parameters
-    ----------
-    which : str
-        "block" or "response", which are standardised, or what the family has besides.
-
-    Returns
-    -------
-    columns : (rows, q) array
-    units : (q,) array or None
-        The columns that are meant are ``columns * units``; None where they are standardised.
+    With their units (q,), where the family has columns besides "block" and "response": meant are ``columns *
+    units``. They are None for these two, which are standardised.
     """
     if which == BLOCK:
         return staged_block(state).X, None
@@ -204,6 +167,7 @@ def columns_of(
     if which not in rules.columns:
         raise MessageError(f"{data.name}: has no columns '{which}' in this session")
     columns = rules.columns[which](data, state)
+    # Fixed-point numbers take columns of a mean square of one without a largest value being declared.
     units = np.sqrt(np.mean(columns**2, axis=0))
     units[units == 0.0] = 1.0
     return columns / units, units
