@@ -42,6 +42,9 @@ class ForecastPlan:
     guessed: ClassVar[frozenset[str]] = frozenset()
     """Steps whose shapes are not known in advance."""
 
+    repeated: ClassVar[frozenset[str]] = frozenset()
+    """Steps at the end of a fit that keep nothing; one rehearsed answer stands for all of the same shape."""
+
     nested: tuple[str, ...] = ()
     """Columns of groups that have one level a site."""
 
@@ -158,7 +161,7 @@ def rehearse(model: Explainable, plan: ForecastPlan, arguments: Mapping[str, Any
         As the fit.
     """
     policies = {name: site.policy for name, site in model.partition.sites.items()}
-    rehearsal = Rehearsal(model._invent_sites(plan, policies))
+    rehearsal = Rehearsal(model._invent_sites(plan, policies), plan.repeated)
     double = copy.copy(model)
     double.engine = rehearsal
     with warnings.catch_warnings():

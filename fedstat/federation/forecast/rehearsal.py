@@ -8,11 +8,11 @@ makes of them is thrown away.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import NoReturn, TypeAlias
 
-from fedstat.errors import PolicyError
+from fedstat.errors import EstimationError, PolicyError
 from fedstat.federation.account.entry import Entry
 from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.door.owner.policy import Policy
@@ -24,6 +24,7 @@ from fedstat.federation.rounds.engine import Fit, Rounds, enter, leaves
 from fedstat.federation.rounds.product_steps import read_part
 
 OPEN_PRODUCT = "open_product"
+Signature: TypeAlias = tuple[str, str, str, str, str, bool, tuple[tuple[str, str, tuple[int, ...]], ...]]
 
 
 class Rehearsed(Exception):  # noqa: N818  (no error: the end of a fit that was not to be finished)
@@ -83,13 +84,16 @@ class DryRun:
 class Rehearsal:
     """An engine whose sites are dry.
 
-    Parameters
-    ----------
-    sites : mapping of str to DrySite
+    The steps in `repeated` end a fit, and keep nothing; which arrays they release depends on the shapes of
+    what they are asked alone. Asked again in the same shapes they are not run again: the first answer stands
+    for all, and is entered as often as it is asked for.
     """
 
-    def __init__(self, sites: Mapping[str, DrySite]) -> None:
+    def __init__(self, sites: Mapping[str, DrySite], repeated: Collection[str] = ()) -> None:
         self._sites = sites
+        self._repeated = repeated
+        self._answers: dict[Signature, Reply] = {}
+        self._reused = False
         pinned = {name: site.fingerprint for name, site in sites.items()}
         for site in sites.values():
             site.trust.pinned.update(pinned)
@@ -139,8 +143,24 @@ class Rehearsal:
                 asks = protocol.send([self._carry(ask) for ask in asks])
         except StopIteration:
             raise Rehearsed from None
+        except EstimationError:
+            # The same answer at every point has no derivative: what a fit makes of it at its end may fail.
+            if not self._reused:
+                raise
+            raise Rehearsed from None
 
     def _carry(self, ask: Ask) -> Reply:
+        same = signature(ask) if ask.step in self._repeated else None
+        if same is not None and same in self._answers:
+            self._reused, reply = True, self._answers[same]
+        else:
+            reply = self._hear(ask)
+        if same is not None:
+            self._answers[same] = reply
+        enter(ask, reply, self._ledger)
+        return reply
+
+    def _hear(self, ask: Ask) -> Reply:
         site = self._sites[ask.site]
         try:
             reply = site.hear(ask)
@@ -154,5 +174,10 @@ class Rehearsal:
         if ask.step == OPEN_PRODUCT:
             part = read_part(ask.text)
             self._dealers[part.product.client_a, part.product.client_b] = part.dealer
-        enter(ask, reply, self._ledger)
         return reply
+
+
+def signature(ask: Ask) -> Signature:
+    """All of a question but the numbers in its arrays, and the round whose masks hide its answer."""
+    shapes = tuple((name, array.dtype.str, array.shape) for name, array in ask.arrays.items())
+    return ask.site, ask.family, ask.step, ask.session, ask.text, ask.masked is None, shapes

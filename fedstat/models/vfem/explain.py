@@ -21,6 +21,7 @@ class VFEMPlan(ForecastPlan):
     counted: ClassVar[str] = "step"
     steps: ClassVar[frozenset[str]] = frozenset({"step", "residuals"})
     begins: ClassVar[str] = "start"
+    repeated: ClassVar[frozenset[str]] = frozenset({"sem_predictor", "sem_sums"})
     more_rounds: ClassVar[str] = "rejected or shortened"
     early: ClassVar[str] = "mix fewer points"
 
