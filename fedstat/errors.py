@@ -29,6 +29,12 @@ names and counts, never a value of the data.
 
 from __future__ import annotations
 
+import os
+import sys
+import warnings
+
+PACKAGE = os.path.join(os.path.dirname(__file__), "")
+
 
 class FedstatError(Exception):
     """Base of every error that fedstat raises on purpose."""
@@ -104,3 +110,11 @@ class DisclosureWarning(FedstatWarning):
 
 class ConvergenceWarning(FedstatWarning):
     """An iteration stopped before it reached its tolerance."""
+
+
+def warn(message: str, category: type[FedstatWarning]) -> None:
+    """Warn at the line of the caller's own code, however many functions of this package lie between."""
+    frame, level = sys._getframe().f_back, 2
+    while frame is not None and frame.f_code.co_filename.startswith(PACKAGE):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, category, stacklevel=level)

@@ -8,10 +8,10 @@ from typing import Any
 from fedstat.federation.account.entry import COORDINATOR
 from fedstat.federation.forecast.forecast import Forecast
 from fedstat.models.explain import ForecastPlan
-from fedstat.models.horizontal.explain_rows import rows_notes
+from fedstat.models.horizontal.session import UNTOLD
 
 SHORT = 1e-3
-"""Learning rate."""
+"""Learning rate of the rehearsal: invented rows must not send the descent out of the finite numbers."""
 
 
 class FedAvgPlan(ForecastPlan):
@@ -35,12 +35,6 @@ class FedAvgPlan(ForecastPlan):
         """Say what is left to chance."""
         yield f"The number of rounds is fixed: {self.given['rounds']:,} of averaging, and some around them."
         if self.given["fraction"] < 1.0:
-            yield (
-                "A share of the sites is drawn in every round"
-                + (
-                    "; without seed= other ones will be drawn in the fit."
-                    if self.given["seed"] is None
-                    else "."
-                )
-            )
-        yield from rows_notes()
+            more = "; without seed= other ones will be drawn in the fit" if self.given["seed"] is None else ""
+            yield f"A share of the sites is drawn in every round{more}."
+        yield UNTOLD

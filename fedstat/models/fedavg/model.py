@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import secrets
-import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import wraps
 from typing import Any, ClassVar
 
 import numpy as np
 import statsmodels.genmod.families as sm_families
 from numpy.typing import ArrayLike
 
-from fedstat.errors import ConvergenceWarning, ModelError
+from fedstat.errors import ConvergenceWarning, ModelError, warn
 from fedstat.federation.crypto.masks import hides
 from fedstat.federation.design.site_rows import RowsQuestion
 from fedstat.kernels.server_updates import count_drawn
@@ -22,6 +24,7 @@ from fedstat.models.fedavg.results import FedAvgResults
 from fedstat.models.fedavg.rules import Averaging, AveragingRule, Fair, Momentum
 from fedstat.models.fedavg.steps import FAMILY
 from fedstat.models.horizontal.model import HorizontalModel
+from fedstat.typing import Floats
 
 SEED_LIMIT = 2**63
 
@@ -120,20 +123,27 @@ class FedAvg(HorizontalModel):
         ConvergenceWarning
             The estimate is further than a standard error from where the algorithm leads.
         """
-        options = read_options(rounds, fraction, local_epochs, batch_size, learning_rate, seed, standardize)
-        return self._run(options, Averaging(), init, masked)
+        common = read_arguments(
+            rounds=rounds,
+            fraction=fraction,
+            local_epochs=local_epochs,
+            batch_size=batch_size,
+            learning_rate=learning_rate,
+            seed=seed,
+            standardize=standardize,
+            init=init,
+            masked=masked,
+        )
+        return self._average(common, Averaging())
 
-    def _run(
-        self, options: AveragingOptions, rule: AveragingRule, init: ArrayLike | None, masked: bool | None
-    ) -> FedAvgResults:
-        first = None if init is None else read_init(init)
-        hidden = check_drawn(masked, options.fraction, len(self.sites))
-        session = self.open_session(FAMILY, hidden)
-        fit, ledger = self.run(session, Federation(session, self.distribution, options, rule, first).run())
+    def _average(self, common: CommonArguments, rule: AveragingRule) -> FedAvgResults:
+        options = common.options
+        session = self.open_session(FAMILY, check_drawn(common.masked, options.fraction, len(self.sites)))
+        federation = Federation(session, self.distribution, options, rule, common.init)
+        fit, ledger = self.run(session, federation.run())
         result = FedAvgResults.of(self, fit, ledger)
         if not result.converged:
-            text = f"{self.model_name} did not converge: {result.estimate.convergence}"
-            warnings.warn(text, ConvergenceWarning, stacklevel=3)
+            warn(f"{self.model_name} did not converge: {result.estimate.convergence}", ConvergenceWarning)
         return result
 
     def _question(self, offset: str | None, labels: Sequence[str], complete: Sequence[str]) -> RowsQuestion:
@@ -143,6 +153,62 @@ class FedAvg(HorizontalModel):
                 "freq_weights for rows that count several times"
             )
         return super()._question(offset, labels, complete)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CommonArguments:
+    """Arguments that the fits of all algorithms have, checked; see :meth:`FedAvg.fit`."""
+
+    options: AveragingOptions
+    init: Floats | None
+    masked: object
+
+
+def read_arguments(
+    *, init: ArrayLike | None, masked: object, seed: int | None, **given: Any
+) -> CommonArguments:
+    """Check what the algorithms have in common; the error names the argument, its range and what came."""
+    check_whole("rounds", given["rounds"], 1)
+    check_interval("fraction", given["fraction"], "(0, 1]")
+    check_whole("local_epochs", given["local_epochs"], 1)
+    if given["batch_size"] is not None:
+        check_whole("batch_size", given["batch_size"], 1)
+    check_interval("learning_rate", given["learning_rate"], "(0, inf)")
+    check_choice("standardize", given["standardize"], (True, False))
+    if seed is None:
+        seed = secrets.randbits(32)
+    check_whole("seed", seed, 0)
+    if seed >= SEED_LIMIT:
+        raise ModelError(f"seed: expected a whole number below 2**63, received {seed!r}")
+    options = AveragingOptions(
+        rounds=int(given["rounds"]),
+        fraction=float(given["fraction"]),
+        local_epochs=int(given["local_epochs"]),
+        batch_size=None if given["batch_size"] is None else int(given["batch_size"]),
+        learning_rate=float(given["learning_rate"]),
+        seed=int(seed),
+        standardize=bool(given["standardize"]),
+    )
+    return CommonArguments(options, None if init is None else read_init(init), masked)
+
+
+def takes_common(fit: Callable[..., FedAvgResults]) -> Callable[..., FedAvgResults]:
+    """Give a fit the arguments of :meth:`FedAvg.fit` before its own; it is handed them as one, checked."""
+    common = inspect.signature(FedAvg.fit)
+    own = list(inspect.signature(fit).parameters.values())[2:]
+    shown = common.replace(parameters=[*common.parameters.values(), *own])
+
+    @wraps(fit)
+    def fit_with_common(self: FedAvg, **given: Any) -> FedAvgResults:
+        bound = shown.bind(self, **given)
+        bound.apply_defaults()
+        own_values = {one.name: bound.arguments.pop(one.name) for one in own}
+        del bound.arguments["self"]
+        return fit(self, read_arguments(**bound.arguments), **own_values)
+
+    # What help() shows, and what explain() reads the defaults from.
+    fit_with_common.__signature__ = shown  # type: ignore[attr-defined]
+    return fit_with_common
 
 
 class FedAvgM(FedAvg):
@@ -160,20 +226,8 @@ class FedAvgM(FedAvg):
     model_name: ClassVar[str] = "FedAvgM"
     method_name: ClassVar[str] = "averaging with momentum"
 
-    def fit(
-        self,
-        *,
-        rounds: int = 100,
-        fraction: float = 1.0,
-        local_epochs: int = 5,
-        batch_size: int | None = 32,
-        learning_rate: float = 0.05,
-        seed: int | None = None,
-        standardize: bool = False,
-        init: ArrayLike | None = None,
-        masked: bool | None = None,
-        momentum: float = 0.9,
-    ) -> FedAvgResults:
+    @takes_common
+    def fit(self, common: CommonArguments, *, momentum: float = 0.9) -> FedAvgResults:
         """Run the rounds, and tell how far from the maximum of the likelihood they end.
 
         Parameters
@@ -183,9 +237,8 @@ class FedAvgM(FedAvg):
         momentum : float
             Share of the move before, beta in [0, 1); 0 is FedAvg.
         """
-        options = read_options(rounds, fraction, local_epochs, batch_size, learning_rate, seed, standardize)
         check_interval("momentum", momentum, "[0, 1)")
-        return self._run(options, Momentum(momentum=float(momentum)), init, masked)
+        return self._average(common, Momentum(momentum=float(momentum)))
 
 
 class QFedAvg(FedAvg):
@@ -203,20 +256,9 @@ class QFedAvg(FedAvg):
     model_name: ClassVar[str] = "q-FedAvg"
     method_name: ClassVar[str] = "averaging for fair losses"
 
+    @takes_common
     def fit(
-        self,
-        *,
-        rounds: int = 100,
-        fraction: float = 1.0,
-        local_epochs: int = 5,
-        batch_size: int | None = 32,
-        learning_rate: float = 0.05,
-        seed: int | None = None,
-        standardize: bool = False,
-        init: ArrayLike | None = None,
-        masked: bool | None = None,
-        q: float = 0.2,
-        lipschitz: float | None = None,
+        self, common: CommonArguments, *, q: float = 0.2, lipschitz: float | None = None
     ) -> FedAvgResults:
         """Run the rounds, and tell how far from the maximum of the likelihood they end.
 
@@ -230,12 +272,11 @@ class QFedAvg(FedAvg):
             Estimate L of the Lipschitz constant of the gradients; by default one over the learning rate, as
             in the publication.
         """
-        options = read_options(rounds, fraction, local_epochs, batch_size, learning_rate, seed, standardize)
         check_interval("q", q, "[0, inf)")
         if lipschitz is None:
-            lipschitz = 1.0 / learning_rate
+            lipschitz = 1.0 / common.options.learning_rate
         check_interval("lipschitz", lipschitz, "(0, inf)")
-        return self._run(options, Fair(float(q), float(lipschitz)), init, masked)
+        return self._average(common, Fair(float(q), float(lipschitz)))
 
 
 class FedProx(FedAvg):
@@ -255,21 +296,8 @@ class FedProx(FedAvg):
     model_name: ClassVar[str] = "FedProx"
     method_name: ClassVar[str] = "proximal averaging"
 
-    def fit(
-        self,
-        *,
-        rounds: int = 100,
-        fraction: float = 1.0,
-        local_epochs: int = 5,
-        batch_size: int | None = 32,
-        learning_rate: float = 0.05,
-        seed: int | None = None,
-        standardize: bool = False,
-        init: ArrayLike | None = None,
-        masked: bool | None = None,
-        mu: float = 0.1,
-        gamma: float = 0.0,
-    ) -> FedAvgResults:
+    @takes_common
+    def fit(self, common: CommonArguments, *, mu: float = 0.1, gamma: float = 0.0) -> FedAvgResults:
         """Run the rounds, and tell how far from the maximum of the likelihood they end.
 
         Parameters
@@ -282,59 +310,13 @@ class FedProx(FedAvg):
         gamma : float
             Inexactness at which a site may stop, in [0, 1); 0: it runs all epochs.
         """
-        options = read_options(rounds, fraction, local_epochs, batch_size, learning_rate, seed, standardize)
         check_interval("mu", mu, "[0, inf)")
         check_interval("gamma", gamma, "[0, 1)")
-        return self._run(options, Averaging((float(mu), float(gamma))), init, masked)
-
-
-def read_options(
-    rounds: int,
-    fraction: float,
-    local_epochs: int,
-    batch_size: int | None,
-    learning_rate: float,
-    seed: int | None,
-    standardize: bool,
-) -> AveragingOptions:
-    """Check what the algorithms have in common.
-
-    Raises
-    ------
-    ModelError
-        Names the option, its range and what was received.
-    """
-    check_whole("rounds", rounds, 1)
-    check_interval("fraction", fraction, "(0, 1]")
-    check_whole("local_epochs", local_epochs, 1)
-    if batch_size is not None:
-        check_whole("batch_size", batch_size, 1)
-    check_interval("learning_rate", learning_rate, "(0, inf)")
-    check_choice("standardize", standardize, (True, False))
-    if seed is None:
-        seed = secrets.randbits(32)
-    check_whole("seed", seed, 0)
-    if seed >= SEED_LIMIT:
-        raise ModelError(f"seed: expected a whole number below 2**63, received {seed!r}")
-    return AveragingOptions(
-        int(rounds),
-        float(fraction),
-        int(local_epochs),
-        None if batch_size is None else int(batch_size),
-        float(learning_rate),
-        int(seed),
-        bool(standardize),
-    )
+        return self._average(common, Averaging((float(mu), float(gamma))))
 
 
 def check_drawn(masked: object, fraction: float, n_sites: int) -> bool:
-    """Whether to mask: also of a share of the sites the sum must hide each one's part.
-
-    Raises
-    ------
-    ModelError
-        Masks are asked for, and a round draws fewer than three of more sites.
-    """
+    """Whether to mask; an error where a round draws so few sites that their sum would not hide a part."""
     few = count_drawn(n_sites, fraction)
     if few == n_sites or hides(few):
         return check_masked(masked, n_sites)
@@ -358,7 +340,7 @@ def check_interval(name: str, value: object, interval: str) -> None:
     raise ModelError(f"{name}: expected a number in {interval}, received {value!r}")
 
 
-def read_init(init: ArrayLike) -> np.ndarray[Any, np.dtype[np.float64]]:
+def read_init(init: ArrayLike) -> Floats:
     """Read the first coefficients; their number is checked once that of the columns is known."""
     try:
         first = np.asarray(init, dtype=np.float64)

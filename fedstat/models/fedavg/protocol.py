@@ -16,7 +16,7 @@ from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.kernels.server_updates import sample_clients
 from fedstat.models.fedavg.rules import Averaging, AveragingRule, FinalSums, Returned
 from fedstat.models.horizontal.session import RowsSession, add
-from fedstat.typing import Array, Floats
+from fedstat.typing import Array, Floats, Vector
 
 TINY = float(np.finfo(float).tiny)
 
@@ -45,31 +45,18 @@ class RoundTrace:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FedAvgFit:
-    """What the rounds hand over.
+    """What the rounds hand over; `params` (p,) are in the units of the data.
 
-    Parameters
-    ----------
-    params : (p,) array
-        In the units of the data.
-    design : RowsDesign
-    distance : (p,) array
-        From the maximum of the likelihood, in its standard errors; infinite where it cannot be told.
-    to_go : (p,) array
-        The same from the minimum of what the rule minimises.
-    sums : FinalSums
-    dispersion, llf : float
-        llf is NaN where the family does not define one.
-    trace : tuple of RoundTrace
-    options : AveragingOptions
-    rule : AveragingRule
-    masked : bool
-        Whether the coordinator saw no more of the sums than what all sites add up to.
+    `distance` (p,) is that from the maximum of the likelihood, `to_go` (p,) that from the minimum of what the
+    rule minimises, both in standard errors of the maximum; infinite where they cannot be told. `llf` is NaN
+    where the distribution does not define one. `masked`: the coordinator saw no site's part of the sums.
     """
 
-    params: Floats
+    params: Vector
     design: RowsDesign
-    distance: Floats
-    to_go: Floats
+    distribution: DistributionSpec
+    distance: Vector
+    to_go: Vector
     sums: FinalSums
     dispersion: float
     llf: float
@@ -79,27 +66,18 @@ class FedAvgFit:
     masked: bool
 
     @property
-    def weight(self) -> float:
-        """Sum of the frequency weights."""
-        return float(self.sums.totals[0])
+    def totals(self) -> tuple[float, float, float]:
+        """Sum of the frequency weights, deviance, Pearson's statistic."""
+        weight, deviance, pearson = self.sums.totals.tolist()
+        return weight, deviance, pearson
 
 
 @dataclass(slots=True, eq=False)
 class Federation:
-    """One fit of the FedAvg family.
-
-    Parameters
-    ----------
-    session : RowsSession
-    family : DistributionSpec
-    options : AveragingOptions
-    rule : AveragingRule
-    init : (p,) array or None
-        Coefficients to start from, in the units of the data; zeros where None.
-    """
+    """One fit of the FedAvg family, from coefficients `init` (p,) in the units of the data, or from zeros."""
 
     session: RowsSession
-    family: DistributionSpec
+    distribution: DistributionSpec
     options: AveragingOptions
     rule: AveragingRule
     init: Floats | None = None
@@ -129,7 +107,7 @@ class Federation:
             shift, scale = standardisation(design.mean, design.spread, design.intercept)
         self.back = translation(zeros, ones, shift, scale)
         beta = self._first()
-        arrays, text = {"shift": shift, "scale": scale}, self.family.to_json()
+        arrays, text = {"shift": shift, "scale": scale}, self.distribution.to_json()
         replies = yield self.session.ask_all("start", arrays, text)
         self.rows = np.array([float(reply.arrays["rows"]) for reply in replies])
         return beta
@@ -147,7 +125,7 @@ class Federation:
 
     def drawn(self, number: int) -> list[str]:
         """Sites of a round; the same ones in whatever order the partition lists them."""
-        names = sorted(self.sites)
+        names = sorted(self.sites)  # the draw must not depend on the order of the partition
         rng = np.random.default_rng((self.options.seed, number))
         chosen = {names[i] for i in sample_clients(len(names), self.options.fraction, rng)}
         return [site for site in self.sites if site in chosen]
@@ -189,11 +167,11 @@ class Federation:
         self._check_inside(replies)
         sums = self._sums(replies)
         weight, deviance, pearson = sums.totals.tolist()
-        dispersion = pearson / max(weight - len(beta), 1.0) if self.family.estimates_scale else 1.0
-        # as in statsmodels, at the maximum over the dispersion
+        dispersion = pearson / max(weight - len(beta), 1.0) if self.distribution.estimates_scale else 1.0
+        # As in statsmodels, the Gaussian likelihood is that at its own maximum over the dispersion.
         arrays = {
             "beta": beta,
-            "dispersion": np.array(deviance / weight if self.family.least_squares else dispersion),
+            "dispersion": np.array(deviance / weight if self.distribution.least_squares else dispersion),
         }
         replies = yield self.session.ask_all("sum_likelihood", arrays)
         defined = int(add(replies, "defined")) == len(replies)
@@ -201,6 +179,7 @@ class Federation:
         return FedAvgFit(
             params=self.back @ beta,
             design=self.design,
+            distribution=self.distribution,
             distance=in_standard_errors(Averaging().slope(sums), sums, dispersion, self.back),
             to_go=in_standard_errors(self.rule.slope(sums), sums, dispersion, self.back),
             sums=sums,
@@ -218,8 +197,8 @@ class Federation:
         outside = [repr(reply.site) for reply in replies if not reply.arrays["inside"]]
         where = "of some sites" if self.session.masked else f"of site {', '.join(outside)}"
         raise EstimationError(
-            f"after the last round, family {self.family} does not allow some of the means {where}; use a "
-            "smaller learning_rate, standardize=True, or another link"
+            f"after the last round, family {self.distribution} does not allow some of the means {where}; use "
+            "a smaller learning_rate, standardize=True, or another link"
         )
 
     def _sums(self, replies: Sequence[Reply]) -> FinalSums:
@@ -240,22 +219,10 @@ class Federation:
 def in_standard_errors(
     slope: tuple[Floats, Floats], sums: FinalSums, dispersion: float, back: Floats
 ) -> Floats:
-    """Newton's step towards a minimum, in standard errors of the maximum-likelihood estimate.
+    """Newton's step towards a minimum, in standard errors of the maximum-likelihood estimate, (p,).
 
-    Parameters
-    ----------
-    slope : (p,), (p, p) arrays
-        Descent direction and curvature.
-    sums : FinalSums
-    dispersion : float
-    back : (p, p) array
-        Takes coefficients to the units of the data.
-
-    Returns
-    -------
-    (p,) array
-        For the coefficients in the units of the data, with the sign of the way that is left; infinite
-        where a matrix is singular.
+    `slope` is the descent direction (p,) and the curvature (p, p), `back` (p, p) takes coefficients to the
+    units of the data. Signs are those of the way that is left; infinite where a matrix is singular.
     """
     score, curvature = slope
     steps = solve(curvature, score[:, None])

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Literal, NoReturn
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 import pandas as pd
 
-from fedstat.errors import NotAvailableError
+from fedstat.errors import ModelError, NotAvailableError
 from fedstat.federation.account.ledger import Ledger
-from fedstat.federation.design.by_rows import RowsAgreement
-from fedstat.federation.partition.partition import ClientPartition
 from fedstat.inference.estimate import Estimate
 from fedstat.inference.plots import plot_loss
 from fedstat.inference.results import FederatedResults
-from fedstat.inference.summary import ClientBlock
 from fedstat.inference.tables import number
 from fedstat.models.fedavg.protocol import FedAvgFit
 from fedstat.models.fedavg.rules import Fair
-from fedstat.models.horizontal.evaluation import RowEvaluation
 from fedstat.models.horizontal.model import HorizontalModel
-from fedstat.models.horizontal.prediction import predict_rows
+from fedstat.models.horizontal.results import MASKED, RowsBasis, RowsRecord, RowsResults, rows_estimate
+from fedstat.models.saved import Saveable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,7 +34,34 @@ NO_MAXIMUM = "the log-likelihood of {} is not a maximum"
 LABELS = {"momentum": "Momentum", "q": "q", "lipschitz": "Lipschitz", "mu": "mu", "gamma": "gamma"}
 
 
-class FedAvgResults(RowEvaluation, FederatedResults):
+@dataclass(frozen=True, slots=True, eq=False)
+class FedAvgBasis(RowsBasis):
+    """What results keep of the model, with the name of its algorithm."""
+
+    method_name: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FedAvgRecord(RowsRecord):
+    """What a file of results holds."""
+
+    fit: FedAvgFit
+    basis: FedAvgBasis
+
+    def check(self) -> None:
+        """Require parts of one fit; their shapes are checked before."""
+        agreed, losses = self.basis.agreement, self.fit.sums.losses
+        together = (
+            self.estimate.names == self.fit.design.names
+            and len(agreed.sites) == len(self.fit.design.n)
+            and (agreed.question.terms, agreed.question.columns) == (agreed.spec.terms, agreed.spec.columns)
+            and (losses is None) == self.fit.masked
+        )
+        if not (together and self.fit.trace):
+            raise ModelError("coefficients, sites, columns and sums are not of one fit")
+
+
+class FedAvgResults(Saveable, RowsResults, saved_as="fedstat fedavg results 1", record=FedAvgRecord):
     """Results of :meth:`fedstat.FedAvg.fit` and its relatives: coefficients without standard errors.
 
     A fixed number of rounds has no tolerance to reach. Score and information of all sites at the last
@@ -52,48 +76,55 @@ class FedAvgResults(RowEvaluation, FederatedResults):
         Seed of the run; with it the run repeats number for number.
     fit_ : FedAvgFit
         Sums over sites at the estimate.
+    model : HorizontalModel or None
+        None where the results were read from a file.
     """
 
+    fit_: FedAvgFit
+    basis: FedAvgBasis
+
     def __init__(
-        self, estimate: Estimate, ledger: Ledger | None, fit: FedAvgFit, model: HorizontalModel
+        self,
+        estimate: Estimate,
+        ledger: Ledger | None,
+        fit: FedAvgFit,
+        basis: FedAvgBasis,
+        model: HorizontalModel | None = None,
     ) -> None:
-        super().__init__(estimate, ledger)
-        self.fit_, self.model = fit, model
-        self.family, self.distribution = model.family, model.distribution
-        self.model_name, self.method_name = model.model_name, model.method_name
-        self.seed = fit.options.seed
+        super().__init__(estimate, ledger, fit, basis, model)
+        self.method_name, self.seed = basis.method_name, fit.options.seed
 
     @classmethod
     def of(cls, model: HorizontalModel, fit: FedAvgFit, ledger: Ledger) -> FedAvgResults:
         """Make results of a fit."""
-        design = fit.design
         converged, text = _convergence(fit)
-        estimate = Estimate(
+        estimate = rows_estimate(
+            model,
+            fit.design,
             params=fit.params,
             cov=None,
-            names=design.names,
-            clients=("",) * len(design.names),
-            terms=design.term_names,
-            response=model.formula.response,
-            nobs=int(design.n.sum()),
-            df_model=float(len(design.names) - design.intercept),
             converged=converged,
             convergence=text,
-            llf=None if np.isnan(fit.llf) else fit.llf,
+            llf=fit.llf,
             scale=fit.dispersion,
             llf_is_maximum=False,
-            privacy="none (no noise is added)",
-            blocks=tuple(
-                ClientBlock(row.site, len(design.names), row.n, 1.0 - row.n / row.n_rows)
-                for row in model.agreement.sites
-            ),
-            reasons={
-                "cov_params": NO_ERROR,
-                "llf": "the family does not define a log-likelihood here",
-                "rsquared": "a GLM has none",
-            },
+            reasons={"cov_params": NO_ERROR, "rsquared": "a GLM has none"},
         )
-        return cls(estimate, ledger, fit, model)
+        site_column = model.partition.site_column
+        basis = FedAvgBasis(model.model_name, model.agreement, site_column, model.method_name)
+        return cls(estimate, ledger, fit, basis, model)
+
+    def to_record(self) -> FedAvgRecord:
+        """Take the results apart for a file."""
+        return FedAvgRecord(**self._kept(), fit=self.fit_, basis=self.basis)
+
+    @classmethod
+    def of_record(cls, record: FedAvgRecord) -> FedAvgResults:
+        """Rebuild results that have no partition."""
+        ledger = None if record.ledger is None else record.ledger.restore()
+        result = cls(record.estimate, ledger, record.fit, record.basis)
+        result._auc = record.auc
+        return result
 
     # -- statements ------------------------------------------------------------------------------
 
@@ -104,21 +135,6 @@ class FedAvgResults(RowEvaluation, FederatedResults):
         To first order, and so the more exact the nearer; infinite where the information is singular.
         """
         return self._series(self.fit_.distance)
-
-    @property
-    def deviance(self) -> float:
-        """Deviance at the estimate."""
-        return float(self.fit_.sums.totals[1])
-
-    @property
-    def pearson_chi2(self) -> float:
-        """Sum of squared Pearson residuals."""
-        return float(self.fit_.sums.totals[2])
-
-    @property
-    def df_resid(self) -> float:
-        """Sum of the frequency weights less the number of coefficients."""
-        return self.fit_.weight - len(self.estimate.names)
 
     @property
     def site_loss(self) -> pd.Series:
@@ -134,7 +150,9 @@ class FedAvgResults(RowEvaluation, FederatedResults):
                 "no loss by site: the sums were masked, so that only that of all sites is known; use "
                 "fit(masked=False), or evaluate() for calibration by site"
             )
-        return pd.Series(self.fit_.sums.losses, index=list(self.model.sites), name="loss")
+        return pd.Series(
+            self.fit_.sums.losses, index=[row.site for row in self.basis.agreement.sites], name="loss"
+        )
 
     @property
     def aic(self) -> float:
@@ -153,27 +171,6 @@ class FedAvgResults(RowEvaluation, FederatedResults):
     def _refuse(self, what: str) -> NoReturn:
         raise NotAvailableError(f"no {what}: {NO_MAXIMUM.format(self.model_name)}")
 
-    # -- prediction ------------------------------------------------------------------------------
-
-    def predict(self, frame: pd.DataFrame, which: Literal["mean", "linear"] = "mean") -> pd.Series:
-        """Predict for rows that the caller holds.
-
-        Parameters
-        ----------
-        frame : DataFrame
-            With the columns of the model; rows that lack one give NaN.
-        which : {"mean", "linear"}
-
-        Returns
-        -------
-        Series
-        """
-        eta = predict_rows(self.model.agreement, self.fit_.design, self.estimate.params, frame).linear
-        return eta if which == "linear" else eta.map(self.family.link.inverse)
-
-    def _agreed(self) -> tuple[RowsAgreement, ClientPartition | None]:
-        return self.model.agreement, self.model.partition
-
     # -- trace -----------------------------------------------------------------------------------
 
     @property
@@ -189,21 +186,7 @@ class FedAvgResults(RowEvaluation, FederatedResults):
         return pd.DataFrame([asdict(row) for row in self.fit_.trace]).set_index("round")
 
     def plot_trace(self, ax: Axes | None = None) -> Axes:
-        """Mean loss by round.
-
-        Parameters
-        ----------
-        ax : matplotlib Axes, optional
-
-        Returns
-        -------
-        matplotlib Axes
-
-        Raises
-        ------
-        ImportError
-            matplotlib is not installed.
-        """
+        """Mean loss by round, drawn on `ax` or in a new figure; needs matplotlib."""
         return plot_loss(self.trace, self.model_name, ax)
 
     # -- summary ---------------------------------------------------------------------------------
@@ -221,7 +204,7 @@ class FedAvgResults(RowEvaluation, FederatedResults):
         return [
             *rows[:-1],
             ("Averaging Rounds", f"{options.rounds:,}"),
-            ("Sums", f"masked over {len(self.model.sites)} sites" if self.fit_.masked else "in clear"),
+            ("Sums", f"masked over {len(self.estimate.blocks)} sites" if self.fit_.masked else "in clear"),
             ("Fraction", f"{options.fraction:g}"),
             ("Local Epochs", f"{options.local_epochs:,}"),
             ("Batch Size", "whole site" if options.batch_size is None else f"{options.batch_size:,}"),
@@ -238,15 +221,12 @@ class FedAvgResults(RowEvaluation, FederatedResults):
         notes = [*super()._summary_notes(), *_distance_notes(self.model_name, self.fit_)]
         if self.fit_.masked:
             notes.append(
-                f"Updates and sums were masked over {len(self.model.sites)} sites: the coordinator saw what "
-                "all add up to, and no site's part. This holds if coordinator and sites follow the protocol; "
-                "the coordinator and some sites together learn the sum over the others."
+                f"Updates and sums were masked over {len(self.estimate.blocks)} sites: {MASKED.format('')}"
             )
         if self.estimate.llf is not None:
             notes.append("The log-likelihood is that of these coefficients, not a maximum: no AIC, no BIC.")
-        dropped = sum(row.n_rows - row.n for row in self.model.agreement.sites)
-        if dropped:
-            notes.append(f"{dropped:,} rows that lack one of the model's columns were left out.")
+        if self.basis.left_out:
+            notes.append(f"{self.basis.left_out:,} rows that lack one of the model's columns were left out.")
         return notes
 
 

@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar, TypeAlias
 
 import numpy as np
 
 from fedstat.kernels.server_updates import momentum_step
-from fedstat.typing import Floats
+from fedstat.typing import Floats, Matrix, Vector
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Returned:
-    """What the sites of a round add up to.
-
-    Parameters
-    ----------
-    beta : (p,) array
-    weight : float
-        Sums of ``beta`` and ``weight`` of the step ``run_epochs``.
-    """
+    """Sums over the sites of a round of ``beta`` (p,) and ``weight`` of the step ``run_epochs``."""
 
     beta: Floats
     weight: float
@@ -29,29 +22,20 @@ class Returned:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FinalSums:
-    """Sums over all sites at the final coefficients, dispersion one.
+    """Sums over all sites at the final coefficients, for dispersion one.
 
-    Parameters
-    ----------
-    score : (p,) array
-    information : (p, p) array
-    totals : (3,) array
-        Sum of the frequency weights, deviance and Pearson's statistic.
-    rows : float
-        Rows, weights counted.
-    slope, curvature : arrays or None
-        Descent direction and curvature of what q-FedAvg minimises, each up to one factor.
-    losses : (K,) array or None
-        Half the mean deviance of each site; None where sums were masked.
+    `totals` are the sum of the frequency weights, deviance and Pearson's statistic; `rows` are counted by
+    their weights. `slope` and `curvature` are those of what q-FedAvg minimises, each up to one factor;
+    `losses` are half the mean deviance of each site, None where sums were masked.
     """
 
-    score: Floats
-    information: Floats
-    totals: Floats
+    score: Vector
+    information: Matrix
+    totals: Annotated[Floats, "3"]
     rows: float
-    slope: Floats | None = None
-    curvature: Floats | None = None
-    losses: Floats | None = None
+    slope: Vector | None = None
+    curvature: Matrix | None = None
+    losses: Annotated[Floats, "K"] | None = None
 
     @property
     def loss(self) -> float:
@@ -59,46 +43,27 @@ class FinalSums:
         return float(self.totals[1] / (2.0 * self.rows))
 
 
-class AveragingRule(Protocol):
-    """What the coordinator does with the coefficients that sites return."""
+@dataclass(slots=True)
+class Averaging:
+    """Average weighted by rows (McMahan et al. 2017, Algorithm 1).
+
+    Sites are told `proximal`, the mu and gamma of FedProx, and `fair`, the q and L of q-FedAvg.
+    """
+
+    proximal: tuple[float, float] | None = None
+    fair: ClassVar[tuple[float, float] | None] = None
 
     @property
     def options(self) -> Mapping[str, float]:
         """Options of the rule, by name."""
-
-    @property
-    def proximal(self) -> tuple[float, float] | None:
-        """The mu and gamma of FedProx that sites are told."""
-
-    @property
-    def fair(self) -> tuple[float, float] | None:
-        """The q and L of q-FedAvg that sites are told."""
-
-    def combine(self, beta: Floats, returned: Returned) -> Floats:
-        """Return the coefficients of the next round."""
-
-    def slope(self, sums: FinalSums) -> tuple[Floats, Floats]:
-        """Descent direction and curvature of what the rule minimises: (p,), (p, p)."""
-
-
-@dataclass(slots=True)
-class Averaging:
-    """Average weighted by rows (McMahan et al. 2017, Algorithm 1)."""
-
-    proximal: tuple[float, float] | None = None
-    fair: None = None
-
-    @property
-    def options(self) -> Mapping[str, float]:
-        """See :class:`AveragingRule`."""
         return {} if self.proximal is None else dict(zip(("mu", "gamma"), self.proximal, strict=True))
 
     def combine(self, beta: Floats, returned: Returned) -> Floats:
-        """See :class:`AveragingRule`."""
+        """Return the coefficients of the next round, (p,)."""
         return returned.beta / returned.weight
 
     def slope(self, sums: FinalSums) -> tuple[Floats, Floats]:
-        """See :class:`AveragingRule`."""
+        """Descent direction and curvature of what the rule minimises: (p,), (p, p)."""
         return sums.score, sums.information
 
 
@@ -107,15 +72,15 @@ class Momentum(Averaging):
     """The same with momentum at the coordinator (Hsu et al. 2019, section 4.3)."""
 
     momentum: float = 0.9
-    velocity: Floats | None = None
+    velocity: Floats | None = field(default=None, init=False)
 
     @property
     def options(self) -> Mapping[str, float]:
-        """See :class:`AveragingRule`."""
+        """Share of the move before."""
         return {"momentum": self.momentum}
 
     def combine(self, beta: Floats, returned: Returned) -> Floats:
-        """See :class:`AveragingRule`."""
+        """Add a share of the move before to the averaged update."""
         velocity = np.zeros_like(beta) if self.velocity is None else self.velocity
         averaged = returned.beta / returned.weight
         beta, self.velocity = momentum_step(beta, averaged, velocity, self.momentum)
@@ -128,23 +93,27 @@ class Fair:
 
     q: float
     lipschitz: float
-    proximal: None = None
+    proximal: ClassVar[tuple[float, float] | None] = None
 
     @property
     def options(self) -> Mapping[str, float]:
-        """See :class:`AveragingRule`."""
+        """Fairness, and the estimate of the gradients' Lipschitz constant."""
         return {"q": self.q, "lipschitz": self.lipschitz}
 
     @property
-    def fair(self) -> tuple[float, float]:
-        """See :class:`AveragingRule`."""
+    def fair(self) -> tuple[float, float] | None:
+        """The same, in the order in which sites are told."""
         return self.q, self.lipschitz
 
     def combine(self, beta: Floats, returned: Returned) -> Floats:
-        """See :class:`AveragingRule`."""
+        """Take the sum of the sites' Delta_k over that of their h_k from the coefficients."""
         return beta - returned.beta / returned.weight
 
     def slope(self, sums: FinalSums) -> tuple[Floats, Floats]:
-        """See :class:`AveragingRule`; both over one power of a loss."""
+        """Descent direction and curvature of the fair loss, both over one power of a loss."""
         assert sums.slope is not None and sums.curvature is not None
         return sums.slope, sums.curvature
+
+
+AveragingRule: TypeAlias = Averaging | Momentum | Fair
+"""What the coordinator does with the coefficients that sites return."""

@@ -23,7 +23,14 @@ from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.kernels.glm.sums import Sums, evaluate, log_likelihood
 from fedstat.kernels.server_updates import fair_part
 from fedstat.kernels.sgd import local_proximal, local_sgd, mean_loss
-from fedstat.models.horizontal.rows import SUMS, glm_rows, require_response, working_weights
+from fedstat.models.horizontal.rows import (
+    SCORES,
+    describe_sums,
+    glm_rows,
+    require_response,
+    summed,
+    working_weights,
+)
 from fedstat.typing import Array, Floats, Ints
 
 FAMILY = "fedavg"
@@ -37,7 +44,7 @@ class DescentRows:
     """The rows of one site in the columns of the algorithm."""
 
     rows: Rows
-    family: DistributionSpec
+    distribution: DistributionSpec
 
     @property
     def p(self) -> int:
@@ -83,7 +90,7 @@ def start(
         raise MessageError(f"{data.name}: array 'scale' must be positive")
     site = DescentRows(gather(opened, shift, scale), DistributionSpec.from_json(text))
     response = opened.question.response
-    require_response(data.name, site.rows, site.family, response)
+    require_response(data.name, site.rows, site.distribution, response)
     state.keep("fedavg", site, state.entities)
     return {"rows": np.array(site.count)}, ""
 
@@ -171,7 +178,7 @@ def descend(
     site: DescentRows, beta: Floats, how: dict[str, Any], proximal: Floats | None
 ) -> tuple[Floats, float]:
     """Return the coefficients after a descent as :func:`local_sgd` describes it, and the loss before."""
-    rows, family = site.rows, site.family.make()
+    rows, family = site.rows, site.distribution.make()
     known: dict[str, Any] = {"offset": rows.offset, "weights": rows.weight}
     loss = float(mean_loss(rows.X, rows.y, beta, family, **known))
     if proximal is None:
@@ -202,23 +209,16 @@ def sum_scores(data: SiteData, state: State, beta: Floats, fair: Floats | None =
     site = site_rows(data, state, beta)
     if fair is not None:
         check_lengths(data.name, fair=(fair, 3))
-    sums = evaluate([site.rows], beta, site.family)
+    sums = evaluate([site.rows], beta, site.distribution)
     silent = replace(sums, score=np.zeros(site.p), information=np.zeros((site.p, site.p)))
-    instead = describe_sums(site, silent, fair) | {"spread": np.array(False)}
-    state.tell(working_weights(lambda: [site.rows], beta, site.family, sums, instead))
-    return describe_sums(site, sums, fair)
+    instead = describe_fair_sums(site, silent, fair) | {"spread": np.array(False)}
+    state.tell(working_weights(lambda: [site.rows], beta, site.distribution, sums, instead))
+    return describe_fair_sums(site, sums, fair)
 
 
-def describe_sums(site: DescentRows, sums: Sums, fair: Floats | None) -> dict[str, Array]:
-    """Score, information, totals, and the site's part of a fair loss; see :func:`sum_scores`."""
-    finite = bool(np.isfinite(sums.deviance))
-    arrays = {
-        "inside": np.array(finite),
-        "spread": np.array(True),
-        "score": sums.score,
-        "information": sums.information,
-        "totals": np.array([sums.weight, sums.deviance, sums.pearson]) if finite else np.zeros(3),
-    }
+def describe_fair_sums(site: DescentRows, sums: Sums, fair: Floats | None) -> dict[str, Array]:
+    """Describe sums, and the site's part of a fair loss; see :func:`sum_scores`."""
+    arrays = describe_sums(sums)
     if fair is not None:
         q, _, reference = fair.tolist()
         loss = max(float(arrays["totals"][1]) / (2.0 * site.count), TINY)
@@ -242,16 +242,9 @@ def sum_likelihood(data: SiteData, state: State, beta: Floats, dispersion: Float
         ``llf``: zero where the family does not define one, and ``defined``.
     """
     site = site_rows(data, state, beta)
-    llf = log_likelihood([site.rows], beta, site.family, float(dispersion))
+    llf = log_likelihood([site.rows], beta, site.distribution, float(dispersion))
     finite = bool(np.isfinite(llf))
     return {"defined": np.array(finite), "llf": np.array(llf if finite else 0.0)}
-
-
-def total(
-    what: str, ndim: int = 1, *, optional: bool = False, behind: tuple[type, ...] = OPEN_ROWS
-) -> Declared:
-    """Declare an array of which nothing but the sum over sites is needed."""
-    return Declared("aggregate", what, ndim, maskable=True, optional=optional, wide=True, behind=behind)
 
 
 BETA = Declared("aggregate", "coefficients")
@@ -263,7 +256,7 @@ STEPS: Mapping[str, Step] = {
             "shift": Declared("aggregate", "means of the columns over all sites, or zeros"),
             "scale": Declared("aggregate", "standard deviations of the columns over all sites, or ones"),
         },
-        {"rows": total("number of rows, weights counted", 0)},
+        {"rows": summed("number of rows, weights counted", 0, behind=OPEN_ROWS)},
         Declared("control", "family and link"),
     ),
     "run_epochs": Step(
@@ -280,24 +273,18 @@ STEPS: Mapping[str, Step] = {
             "fair": FAIR,
         },
         {
-            "beta": total("coefficients after the site's epochs, weighted"),
-            "weight": total("their weight", 0),
-            "loss": total("loss of the site's rows before them, and rows"),
+            "beta": summed("coefficients after the site's epochs, weighted", behind=OPEN_ROWS),
+            "weight": summed("their weight", 0, behind=OPEN_ROWS),
+            "loss": summed("loss of the site's rows before them, and rows", behind=OPEN_ROWS),
         },
     ),
     "sum_scores": Step(
         sum_scores,
         {"beta": BETA, "fair": FAIR},
         {
-            "inside": Declared(
-                "control", "whether all means lie inside the family's domain", 0, maskable=True
-            ),
-            "spread": Declared("control", "whether more than a few rows weigh", 0, maskable=True),
-            "score": total("score", behind=SUMS),
-            "information": total("expected information", 2, behind=SUMS),
-            "totals": total("sums of weights, deviance, Pearson residuals", behind=SUMS),
-            "slope": total("descent direction of a fair loss", optional=True, behind=SUMS),
-            "curvature": total("curvature of a fair loss", 2, optional=True, behind=SUMS),
+            **SCORES,
+            "slope": summed("descent direction of a fair loss", optional=True),
+            "curvature": summed("curvature of a fair loss", 2, optional=True),
         },
     ),
     "sum_likelihood": Step(
@@ -305,7 +292,7 @@ STEPS: Mapping[str, Step] = {
         {"beta": BETA, "dispersion": Declared("aggregate", "dispersion", 0)},
         {
             "defined": Declared("control", "whether the sum is finite", 0, maskable=True),
-            "llf": total("log-likelihood", 0),
+            "llf": summed("log-likelihood", 0, behind=OPEN_ROWS),
         },
     ),
 }

@@ -19,8 +19,8 @@ from fedstat.federation.door.facts import ClusterRows
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step
 from fedstat.kernels.glm.sums import row_scores
-from fedstat.models.glm.steps import BETA, COLUMNS, model_of, total
-from fedstat.models.horizontal.rows import SUMS, glm_rows, working_weights
+from fedstat.models.glm.steps import BETA, COLUMNS, model_of
+from fedstat.models.horizontal.rows import SUMS, glm_rows, summed, working_weights
 from fedstat.typing import Array, Bools, Floats, Ints
 
 BLOCK = 65_536
@@ -154,7 +154,7 @@ def sum_clusters(
     rows = np.bincount(groups.code, minlength=len(groups.cluster))
     by_stratum = [int(rows[spans & (groups.stratum == stratum)].sum()) for stratum in spanning]
     state.tell(ClusterRows([*rows[single].tolist(), *by_stratum, int(rows[alone].sum())]))
-    state.tell(working_weights(model.chunks, T @ beta, model.family))
+    state.tell(working_weights(model.chunks, T @ beta, model.distribution))
     scores = cluster_scores(data, state, groups, T @ beta) @ T
     own = [scores[spans & (groups.stratum == stratum)] for stratum in spanning]
     shared_sums = np.zeros((len(shared), p))
@@ -196,7 +196,7 @@ def cluster_scores(data: SiteData, state: State, groups: RowClusters, beta: Floa
         all_rows = glm_rows(rows, X)
         for start in range(0, len(X), BLOCK):
             part = all_rows.part(slice(start, start + BLOCK))
-            np.add.at(out, groups.code[at : at + len(part.y)], row_scores(part, beta, model.family))
+            np.add.at(out, groups.code[at : at + len(part.y)], row_scores(part, beta, model.distribution))
             at += len(part.y)
     return out
 
@@ -219,13 +219,13 @@ STEPS: Mapping[str, Step] = {
             "spanning": Declared("presence", "keyed hashes of strata that several sites have", dtype="int64"),
         },
         {
-            "counts": total("clusters by stratum that several sites have", behind=BEHIND),
-            "sums": total("sums of scores by stratum", 2, behind=BEHIND),
-            "outer": total("sums of products of clusters' scores by stratum", 3, behind=BEHIND),
+            "counts": summed("clusters by stratum that several sites have", behind=BEHIND),
+            "sums": summed("sums of scores by stratum", 2, behind=BEHIND),
+            "outer": summed("sums of products of clusters' scores by stratum", 3, behind=BEHIND),
             "shared": HASHES,
             "shared_strata": STRATA,
-            "shared_sums": total("scores of clusters that several sites have", 2, behind=BEHIND),
-            "within": total("variance between clusters in strata of the site alone", 2, behind=BEHIND),
+            "shared_sums": summed("scores of clusters that several sites have", 2, behind=BEHIND),
+            "within": summed("variance between clusters in strata of the site alone", 2, behind=BEHIND),
             "lonely": Declared(
                 "aggregate", "number of strata, and of those with one cluster", maskable=True, behind=BEHIND
             ),

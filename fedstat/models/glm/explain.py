@@ -9,7 +9,7 @@ from fedstat.federation.forecast.forecast import Forecast, Lengths, Loop
 from fedstat.federation.forecast.invented_rows import GROUPS
 from fedstat.federation.forecast.rehearsal import DryRun
 from fedstat.models.explain import ForecastPlan
-from fedstat.models.horizontal.explain_rows import rows_notes
+from fedstat.models.horizontal.session import UNTOLD
 
 EVALUATIONS = (2, 4, 8)
 """Of a fit that starts close to the maximum, usual, and hard; simulated and recorded data took 2 to 7."""
@@ -72,4 +72,4 @@ class GLMPlan(ForecastPlan):
             )
         if self.given["local"]:
             yield "A site whose own fit fails says why in a text, which takes some bytes more."
-        yield from rows_notes()
+        yield UNTOLD

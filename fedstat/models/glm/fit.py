@@ -203,7 +203,7 @@ class GLMFit:
         Rows.
     rounds : int or None
         Newton steps that were asked for; None: to the maximum.
-    family : DistributionSpec
+    distribution : DistributionSpec
     """
 
     gamma: Vector
@@ -221,7 +221,17 @@ class GLMFit:
     local: Annotated[tuple[OwnFit, ...], "K"]
     n: int
     rounds: int | None
-    family: DistributionSpec
+    distribution: DistributionSpec
+
+    @property
+    def design(self) -> RowsDesign:
+        """Columns."""
+        return self.coordinates.design
+
+    @property
+    def totals(self) -> tuple[float, float, float]:
+        """Sum of the frequency weights, deviance, Pearson's statistic."""
+        return self.total.weight, self.total.deviance, self.total.pearson
 
     @property
     def masked(self) -> bool:

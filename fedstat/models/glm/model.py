@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import statsmodels.genmod.families as sm_families
 
-from fedstat.errors import ConvergenceWarning, ModelError
+from fedstat.errors import ConvergenceWarning, ModelError, warn
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.models.checks import check_choice, check_masked, check_positive, check_whole
 from fedstat.models.glm.explain import GLMPlan
@@ -138,7 +137,7 @@ class FederatedGLM(HorizontalModel):
         (fit, cov, over), ledger = self.run(session, protocol)
         result = GLMResults.of(self, fit, cov, choice, ledger, over)
         if not fit.converged:
-            warnings.warn(f"the fit did not converge: {fit.reason}", ConvergenceWarning, stacklevel=2)
+            warn(f"the fit did not converge: {fit.reason}", ConvergenceWarning)
         return result
 
     def _choose_covariance(self, cov_type: str, kwds: dict[str, str]) -> CovarianceChoice:

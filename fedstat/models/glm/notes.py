@@ -10,6 +10,7 @@ from fedstat.inference.summary import WIDTH
 from fedstat.inference.tables import Sheet, human_bytes, number
 from fedstat.models.glm.fit import NOT_ASKED, GLMFit
 from fedstat.models.glm.statements import GLMStatements
+from fedstat.models.horizontal.results import MASKED
 
 DIFFER = 0.05
 """Level of the score test below which the summary speaks of the sites' differences."""
@@ -193,18 +194,14 @@ def fit_notes(result: GLMStatements) -> list[str]:
 
 
 def _rows_note(result: GLMStatements) -> str:
-    dropped = sum(row.n_rows - row.n for row in result.basis.agreement.sites)
+    dropped = result.basis.left_out
     return f"Rows left out because they lack one of the model's columns: {dropped:,}." if dropped else ""
 
 
 def _masked_note(result: GLMStatements) -> str:
     fit, K = result.fit_, len(result.fit_.local)
     if fit.masked:
-        return (
-            f"Sums over rows were masked over {K} sites: the coordinator saw what all add up to, and no "
-            f"site's part{_in_clear(result)}. This holds if coordinator and sites follow the protocol; the "
-            "coordinator and some sites together learn the sum over the others."
-        )
+        return f"Sums over rows were masked over {K} sites: {MASKED.format(_in_clear(result))}"
     if K == 2:
         return "Sums were in clear: masks over two sites hide neither from the other."
     return "" if K == 1 else "Sums were in clear: the coordinator saw each site's part."

@@ -13,8 +13,8 @@ from fedstat.federation.message import Declared, Step
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.kernels.glm.negative_binomial import evaluate_nb2
 from fedstat.models.glm.protocol import MAX_HALVINGS, NOTHING, Newton
-from fedstat.models.glm.steps import BETA, COLUMNS, INSIDE, model_of, total
-from fedstat.models.horizontal.rows import working_weights
+from fedstat.models.glm.steps import BETA, COLUMNS, model_of
+from fedstat.models.horizontal.rows import INSIDE, summed, working_weights
 from fedstat.models.horizontal.session import add
 from fedstat.typing import Array, Floats, Matrix
 
@@ -60,7 +60,7 @@ def sum_nb2(
     if not alpha > 0.0:
         raise EstimationError(f"{data.name}: alpha must be positive")
     own = T[:-1, :-1] @ beta
-    state.tell(working_weights(model.chunks, own, replace(model.family, alpha=float(alpha))))
+    state.tell(working_weights(model.chunks, own, replace(model.distribution, alpha=float(alpha))))
     sums = evaluate_nb2(model.chunks(), own, float(alpha))
     inside = np.isfinite(sums.log_likelihood)
     return {
@@ -81,9 +81,9 @@ STEPS: Mapping[str, Step] = {
         },
         {
             "inside": INSIDE,
-            "score": total("score, that of alpha last"),
-            "information": total("observed information, alpha last", 2),
-            "llf": total("log-likelihood", 0),
+            "score": summed("score, that of alpha last"),
+            "information": summed("observed information, alpha last", 2),
+            "llf": summed("log-likelihood", 0),
         },
     )
 }
@@ -99,7 +99,7 @@ def estimate_alpha(newton: Newton) -> Rounds[Overdispersion]:
     """
     yield from newton.open(local=True)
     gamma, _, _ = yield from newton.climb(NOTHING)
-    point = np.append(gamma, np.log(newton.family.alpha or 1.0))
+    point = np.append(gamma, np.log(newton.distribution.alpha or 1.0))
     llf, score, information = yield from _sums(newton, point)
     for _ in range(newton.options.maxiter):
         if point[-1] < np.log(SMALLEST):
@@ -153,4 +153,4 @@ def _result(newton: Newton, point: Floats, information: Floats) -> Overdispersio
 
 def with_alpha(newton: Newton, alpha: float) -> Newton:
     """Start the same fit anew at an estimated alpha."""
-    return Newton(newton.session, replace(newton.family, alpha=alpha), newton.options, newton.scaletype)
+    return Newton(newton.session, replace(newton.distribution, alpha=alpha), newton.options, newton.scaletype)

@@ -69,7 +69,7 @@ class Newton:
     """Newton's method with step halving."""
 
     session: RowsSession
-    family: DistributionSpec
+    distribution: DistributionSpec
     options: NewtonOptions
     scaletype: float | str | None
     coordinates: Coordinates = field(init=False)
@@ -85,7 +85,7 @@ class Newton:
     def open(self, local: bool) -> Rounds[None]:
         """Open the rows, fit every site's rows alone, and standardise."""
         session = self.session
-        asks = session.opening() + session.ask_all("start", {}, self.family.to_json())
+        asks = session.opening() + session.ask_all("start", {}, self.distribution.to_json())
         if local:
             asks += session.ask_all("fit_alone", {})
         replies = yield asks
@@ -106,13 +106,13 @@ class Newton:
         question = self.session.agreement.question
         self.offsets = bool(question.offsets) or "exposure" in question.weights
         weight, weighted, exposed = response
-        if self.family.name != "Gaussian" and weighted in (0.0, weight if self._binomial else 0.0):
+        if self.distribution.name != "Gaussian" and weighted in (0.0, weight if self._binomial else 0.0):
             raise EstimationError(
                 f"the response '{question.response}' is the same in all rows of all sites; there is nothing "
                 "to fit"
             )
-        exposure = exposed if self.family.link == "Log" else weight
-        self.null = float(self.family.make().link(weighted / exposure))
+        exposure = exposed if self.distribution.link == "Log" else weight
+        self.null = float(self.distribution.make().link(weighted / exposure))
 
     @property
     def _response(self) -> str:
@@ -120,7 +120,7 @@ class Newton:
 
     @property
     def _binomial(self) -> bool:
-        return self.family.name == "Binomial"
+        return self.distribution.name == "Binomial"
 
     def first_point(self) -> Floats | None:
         """Mean of the sites' own fits, weighted by their informations; None where no site has a fit.
@@ -152,7 +152,7 @@ class Newton:
             arrays["beta"] = gamma
         if self.offsets:
             arrays["null"] = np.array(self.null)
-        arrays["observed"] = np.array(not self.family.canonical and gamma is not None)
+        arrays["observed"] = np.array(not self.distribution.canonical and gamma is not None)
         return self.session.ask_all("sum_scores", arrays)
 
     def evaluate(self, gamma: Floats | None) -> Rounds[Total | None]:
@@ -165,7 +165,7 @@ class Newton:
         As in statsmodels, the likelihood of the Gaussian family with identity link is that at its own
         maximum over the dispersion.
         """
-        own = total.deviance / total.weight if self.family.least_squares else dispersion
+        own = total.deviance / total.weight if self.distribution.least_squares else dispersion
         arrays = {
             "beta": gamma,
             "shift": self.coordinates.shift,
@@ -182,7 +182,7 @@ class Newton:
         """Dispersion at a point, as statsmodels' `scale` argument chooses it."""
         if isinstance(self.scaletype, float):
             return self.scaletype
-        if self.scaletype is None and not self.family.estimates_scale:
+        if self.scaletype is None and not self.distribution.estimates_scale:
             return 1.0
         rest = total.weight - len(total.score)
         return (total.deviance if self.scaletype == "dev" else total.pearson) / rest
@@ -212,11 +212,11 @@ class Newton:
             tuple(self.local_fits(total)),
             self.n,
             self.options.rounds,
-            self.family,
+            self.distribution,
         )
 
     def _check_units(self, total: Total) -> None:
-        if self.session.masked and self.family.estimates_scale and total.pearson < VANISHING:
+        if self.session.masked and self.distribution.estimates_scale and total.pearson < VANISHING:
             raise EstimationError(
                 f"the sum of squared residuals of '{self._response}' is below "
                 f"{VANISHING:g}, of which masked sums keep few digits: measure it in smaller units, or "
@@ -242,7 +242,7 @@ class Newton:
         while not self.finished(total):
             if self.halved >= PATIENCE:
                 raise EstimationError(
-                    f"the maximum lies on the edge of what family {self.family} allows: means go to "
+                    f"the maximum lies on the edge of what family {self.distribution} allows: means go to "
                     "the end of their range at some rows; choose a link whose means stay inside, such as the "
                     "log or logit"
                 )
@@ -263,7 +263,7 @@ class Newton:
             else:
                 raise EstimationError(
                     f"no step lowers the deviance ({len(self.trace)} evaluations) and keeps the means "
-                    f"inside the domain of family {self.family}, with weight on more than a few rows "
+                    f"inside the domain of family {self.distribution}, with weight on more than a few rows "
                     "of every site; choose another link, or transform columns with long tails"
                 )
             self.halved = self.halved + 1 if halving else 0
@@ -293,7 +293,7 @@ class Newton:
             total = yield from self.evaluate(gamma)
         if total is None:
             raise EstimationError(
-                f"the first point lies outside the domain of family {self.family}; choose another link"
+                f"the first point lies outside the domain of family {self.distribution}; choose another link"
             )
         return gamma, total
 
@@ -314,7 +314,7 @@ class Newton:
 
     def expects_last(self) -> bool:
         """Whether the next point is foreseen to be the last, from the rate at which Newton's steps shrink."""
-        estimated = self.family.estimates_scale or self.scaletype is not None
+        estimated = self.distribution.estimates_scale or self.scaletype is not None
         if estimated and not isinstance(self.scaletype, float):
             return False
         if self.options.rounds is not None:

@@ -5,58 +5,33 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedstat.errors import ModelError
-from fedstat.federation.design.by_rows import RowsAgreement
-from fedstat.inference.estimate import Estimate
 from fedstat.models.glm.fit import GLMFit
 from fedstat.models.glm.overdispersion import Overdispersion
-from fedstat.models.saved import SavedLedger
+from fedstat.models.horizontal.results import RowsBasis, RowsRecord
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Basis:
-    """What results keep of the model: no rows, and enough to code new ones.
+class GLMBasis(RowsBasis):
+    """What results keep of the model, with the columns of clusters and strata that the covariance uses."""
 
-    Parameters
-    ----------
-    model_name : str
-    agreement : RowsAgreement
-        Question, levels and states of transforms, rows by site.
-    site_column : str
-        The column that names the sites.
-    clusters, strata : str or None
-        Columns that the covariance uses.
-    """
-
-    model_name: str
-    agreement: RowsAgreement
-    site_column: str
     clusters: str | None = None
     strata: str | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class GLMRecord:
+class GLMRecord(RowsRecord):
     """What a file of results holds."""
 
-    estimate: Estimate
     fit: GLMFit
-    basis: Basis
+    basis: GLMBasis
     overdispersion: Overdispersion | None
-    auc: float | None
-    ledger: SavedLedger | None
 
     def check(self) -> None:
-        """Require parts that belong together; shapes are checked before.
-
-        Raises
-        ------
-        ModelError
-            They are not of one fit.
-        """
+        """Require parts of one fit; their shapes are checked before."""
         agreed, local = self.basis.agreement, self.fit.local
         in_clear = {self.fit.total.by_site is not None, *(own.score is not None for own in local)}
         together = (
-            self.estimate.names == self.fit.coordinates.design.names
+            self.estimate.names == self.fit.design.names
             and [own.site for own in local] == [row.site for row in agreed.sites]
             and (agreed.question.terms, agreed.question.columns) == (agreed.spec.terms, agreed.spec.columns)
             and len(in_clear) == 1

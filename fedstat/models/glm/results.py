@@ -4,28 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from fedstat.errors import NotAvailableError
 from fedstat.federation.account.ledger import Ledger
-from fedstat.inference.estimate import Estimate
-from fedstat.inference.summary import ClientBlock
 from fedstat.inference.tables import SheetSummary
 from fedstat.models.glm.fit import GLMFit
 from fedstat.models.glm.notes import estimate_lines, federation_lines, fit_notes, show_number, site_sheet
 from fedstat.models.glm.omitted_terms import ScoreTest, score_test
 from fedstat.models.glm.overdispersion import Overdispersion
-from fedstat.models.glm.record import Basis, GLMRecord
+from fedstat.models.glm.record import GLMBasis, GLMRecord
 from fedstat.models.glm.statements import GLMStatements
 from fedstat.models.glm.variance import CovarianceChoice
 from fedstat.models.horizontal.model import HorizontalModel
-from fedstat.models.saved import Saveable, SavedLedger
+from fedstat.models.horizontal.results import rows_estimate
+from fedstat.models.saved import Saveable
 from fedstat.typing import Floats
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-UNDEFINED = "the family does not define a log-likelihood here"
 
 
 class GLMResults(Saveable, GLMStatements, saved_as="fedstat glm results 3", record=GLMRecord):
@@ -55,31 +50,20 @@ class GLMResults(Saveable, GLMStatements, saved_as="fedstat glm results 3", reco
         overdispersion: Overdispersion | None = None,
     ) -> GLMResults:
         """Make results of a fit."""
-        design = fit.coordinates.design
-        llf = float(fit.fit[0])
-        estimate = Estimate(
+        estimate = rows_estimate(
+            model,
+            fit.design,
             params=fit.params,
             cov=cov,
-            names=design.names,
-            clients=("",) * len(design.names),
-            terms=design.term_names,
-            response=model.formula.response,
-            nobs=fit.n,
-            df_model=float(len(design.names) - design.intercept),
             converged=fit.converged,
             convergence=fit.reason,
-            llf=None if np.isnan(llf) else llf,
-            n_parameters=len(design.names) + (overdispersion is not None),
+            llf=float(fit.fit[0]),
+            n_parameters=len(fit.design.names) + (overdispersion is not None),
             scale=fit.dispersion,
             cov_type=choice.cov_type,
-            privacy="none (no noise is added)",
-            blocks=tuple(
-                ClientBlock(row.site, len(design.names), row.n, 1.0 - row.n / row.n_rows)
-                for row in model.agreement.sites
-            ),
-            reasons={"llf": UNDEFINED, "rsquared": "a GLM has pseudo_rsquared() instead"},
+            reasons={"rsquared": "a GLM has pseudo_rsquared() instead"},
         )
-        basis = Basis(
+        basis = GLMBasis(
             model.model_name, model.agreement, model.partition.site_column, choice.clusters, choice.strata
         )
         return cls(estimate, ledger, fit, basis, overdispersion, model)
@@ -116,8 +100,7 @@ class GLMResults(Saveable, GLMStatements, saved_as="fedstat glm results 3", reco
 
     def to_record(self) -> GLMRecord:
         """Take the results apart for a file."""
-        ledger = SavedLedger.of(self._ledger)
-        return GLMRecord(self.estimate, self.fit_, self.basis, self.overdispersion, self._auc, ledger)
+        return GLMRecord(**self._kept(), fit=self.fit_, basis=self.basis, overdispersion=self.overdispersion)
 
     @classmethod
     def of_record(cls, record: GLMRecord) -> GLMResults:

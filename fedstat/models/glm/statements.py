@@ -4,27 +4,25 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Literal, NoReturn
 
 import numpy as np
 import pandas as pd
 
 from fedstat.errors import EstimationError, ModelError, NotAvailableError
 from fedstat.federation.account.ledger import Ledger
-from fedstat.federation.design.by_rows import RowsAgreement, RowsDesign
-from fedstat.federation.partition.partition import ClientPartition
 from fedstat.inference.estimate import Estimate
 from fedstat.inference.heterogeneity.heterogeneity import Heterogeneity, heterogeneity
 from fedstat.inference.likelihood import cox_snell, mcfadden
-from fedstat.inference.results import FederatedResults
 from fedstat.inference.vif import gvif
 from fedstat.models.checks import check_choice
 from fedstat.models.glm.fit import GLMFit
 from fedstat.models.glm.overdispersion import Overdispersion
-from fedstat.models.glm.record import Basis
-from fedstat.models.horizontal.evaluation import RowEvaluation
+from fedstat.models.glm.record import GLMBasis
 from fedstat.models.horizontal.model import HorizontalModel
-from fedstat.models.horizontal.prediction import RowPredictions
+from fedstat.models.horizontal.prediction import GLMPrediction
+from fedstat.models.horizontal.results import RowsResults
+from fedstat.typing import Floats
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,45 +31,46 @@ FAR = 1e5
 """Means, in standard deviations, beyond which sums of squares lose ten of their sixteen digits."""
 
 
-class GLMStatements(RowPredictions, RowEvaluation, FederatedResults):
-    """What follows from a fit in numbers, with statsmodels' names and meanings.
+def at_the_sites(what: str) -> property:
+    """Make a property of results that says where one value per row is."""
 
-    Attributes
-    ----------
-    family : statsmodels family
-    fit_ : GLMFit
-        Sums over sites at the estimate.
-    basis : Basis
-        What is kept of the model, with which new rows are coded.
-    model : HorizontalModel or None
-        None where the results were read from a file.
-    overdispersion : Overdispersion or None
-        The negative binomial's alpha with its standard error, where it was estimated.
-    """
+    def refuse(self: GLMStatements) -> NoReturn:
+        raise NotAvailableError(
+            f"no {what}: they are one value per row, which stay at the sites. predict(frame) predicts rows "
+            "that you hold, and evaluate() judges the predictions where the rows are"
+        )
+
+    return property(refuse, doc=f"Not available: {what} stay at the sites.")
+
+
+class GLMStatements(RowsResults):
+    """What follows from a fit in numbers, with statsmodels' names and meanings."""
+
+    fit_: GLMFit
+    basis: GLMBasis
+
+    fittedvalues = at_the_sites("fitted values")
+    mu = at_the_sites("fitted values")
+    resid = at_the_sites("residuals")
+    resid_response = at_the_sites("residuals")
+    resid_pearson = at_the_sites("residuals")
+    resid_deviance = at_the_sites("residuals")
+    resid_anscombe = at_the_sites("residuals")
+    resid_working = at_the_sites("residuals")
 
     def __init__(
         self,
         estimate: Estimate,
         ledger: Ledger | None,
         fit: GLMFit,
-        basis: Basis,
+        basis: GLMBasis,
         overdispersion: Overdispersion | None = None,
         model: HorizontalModel | None = None,
     ) -> None:
-        super().__init__(estimate, ledger)
-        self.fit_, self.basis = fit, basis
-        self.model = cast("HorizontalModel", model)  # None after load
+        super().__init__(estimate, ledger, fit, basis, model)
         self.overdispersion = overdispersion
-        self.distribution = fit.family
-        self.family = fit.family.make()
-        self.model_name = basis.model_name
 
     # -- statements ------------------------------------------------------------------------------
-
-    @property
-    def deviance(self) -> float:
-        """Deviance of the model."""
-        return self.fit_.total.deviance
 
     @property
     def null_deviance(self) -> float:
@@ -83,16 +82,6 @@ class GLMStatements(RowPredictions, RowEvaluation, FederatedResults):
         """Log-likelihood of the model with an intercept (and offset) only."""
         value = float(self.fit_.fit[1])
         return self._need("llf", None if np.isnan(value) else value)
-
-    @property
-    def pearson_chi2(self) -> float:
-        """Sum of squared Pearson residuals."""
-        return self.fit_.total.pearson
-
-    @property
-    def df_resid(self) -> float:
-        """Sum of the frequency weights less the number of coefficients."""
-        return self.fit_.total.weight - len(self.estimate.names)
 
     @property
     def df_null(self) -> float:
@@ -189,8 +178,8 @@ class GLMStatements(RowPredictions, RowEvaluation, FederatedResults):
         """Variance inflation factor of every term; generalised ones of terms with several columns."""
         return gvif(self._cov(), self.estimate.names, self.estimate.terms)
 
-    def _agreed(self) -> tuple[RowsAgreement, ClientPartition | None]:
-        return self.basis.agreement, None if self.model is None else self.model.partition
-
-    def _coding(self) -> tuple[RowsAgreement, RowsDesign]:
-        return self.basis.agreement, self.fit_.coordinates.design
+    def get_prediction(self, frame: pd.DataFrame | None = None) -> GLMPrediction:
+        """Predict with standard errors and intervals; see :meth:`GLMPrediction.summary_frame`."""
+        cov: Floats = self._cov()
+        rows = self._predicted(frame)
+        return GLMPrediction(rows.linear, rows.standard_errors(cov), self.family)

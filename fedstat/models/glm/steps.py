@@ -22,7 +22,15 @@ from fedstat.kernels.glm.local import fit_local
 from fedstat.kernels.glm.rows import Rows
 from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.kernels.glm.sums import Sums, evaluate, log_likelihood, null_sums
-from fedstat.models.horizontal.rows import AT_THE_START, SUMS, glm_rows, require_response, working_weights
+from fedstat.models.horizontal.rows import (
+    AT_THE_START,
+    SCORES,
+    describe_sums,
+    glm_rows,
+    require_response,
+    summed,
+    working_weights,
+)
 from fedstat.typing import Array, Bools, Floats
 
 FAMILY = "glm"
@@ -35,7 +43,7 @@ class SiteModel:
     """One fit's family over the rows that its session opened."""
 
     opened: OpenRows
-    family: DistributionSpec
+    distribution: DistributionSpec
     n: int
     p: int
 
@@ -77,7 +85,7 @@ def start(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], st
     model = SiteModel(opened, DistributionSpec.from_json(text), state.entities, len(opened.shift))
     sums = np.zeros(3)
     for rows in model.chunks():
-        require_response(data.name, rows, model.family, opened.question.response)
+        require_response(data.name, rows, model.distribution, opened.question.response)
         weight = np.ones(len(rows.y)) if rows.weight is None else rows.weight
         sums[:2] += weight.sum(), weight @ rows.y
         sums[2] += weight.sum() if rows.offset is None else weight @ np.exp(np.minimum(rows.offset, LARGEST))
@@ -102,7 +110,7 @@ def fit_alone(data: SiteData, state: State, text: str) -> tuple[dict[str, Array]
     model = model_of(state)
     p, varies = model.p, model.opened.varies
     beta, information, pearson = np.zeros(p), np.zeros((p, p)), 0.0
-    fit = fit_local(lambda: model.chunks(None if varies.all() else varies), model.family)
+    fit = fit_local(lambda: model.chunks(None if varies.all() else varies), model.distribution)
     if not fit.problem:
         pearson = fit.pearson
         beta[varies], information[np.ix_(varies, varies)] = fit.beta, fit.information
@@ -134,26 +142,10 @@ def sums_at(
         point = state.use("glm point", KeptSums)
         if np.array_equal(point.beta, beta) and (point.sums.observed is not None or not observed):
             return point.sums
-    sums = evaluate(model.chunks(), beta, model.family, observed=observed)
-    state.tell(working_weights(model.chunks, beta, model.family, sums, instead))
+    sums = evaluate(model.chunks(), beta, model.distribution, observed=observed)
+    state.tell(working_weights(model.chunks, beta, model.distribution, sums, instead))
     state.keep("glm point", KeptSums(beta, sums), state.entities)
     return sums
-
-
-def describe_sums(sums: Sums, T: Floats, observed: bool) -> dict[str, Array]:
-    """Score, information and totals for the columns of all sites; no totals outside the family's domain."""
-    finite = np.isfinite(sums.deviance)
-    arrays = {
-        "inside": np.array(finite),
-        "spread": np.array(True),
-        "score": T.T @ sums.score,
-        "information": T.T @ sums.information @ T,
-        "totals": np.array([sums.weight, sums.deviance, sums.pearson]) if finite else np.zeros(3),
-    }
-    if observed:
-        assert sums.observed is not None
-        arrays["observed"] = T.T @ sums.observed @ T
-    return arrays
 
 
 def describe_nothing(p: int, observed: bool) -> dict[str, Array]:
@@ -198,13 +190,16 @@ def sum_scores(
     T = model.translation(data.name, beta, shift, scale)
     without = {}
     if null is not None:
-        without["null"] = np.array(null_sums(model.chunks(), float(null), model.family)[:3])
+        without["null"] = np.array(null_sums(model.chunks(), float(null), model.distribution)[:3])
     if beta is None:
         state.tell(AT_THE_START)
-        sums = evaluate(model.chunks(), None, model.family)
+        sums = evaluate(model.chunks(), None, model.distribution)
     else:
         sums = sums_at(state, model, T @ beta, more, describe_nothing(model.p, more) | without)
-    return describe_sums(sums, T, more) | without
+    if more:
+        assert sums.observed is not None
+        without["observed"] = T.T @ sums.observed @ T
+    return describe_sums(sums, T) | without
 
 
 def judge(
@@ -252,12 +247,12 @@ def judge(
     check_lengths(data.name, dispersion=(dispersion, 2))
     own = T @ beta
     at = sums_at(state, model, own)
-    llf = log_likelihood(model.chunks(), own, model.family, float(dispersion[0]))
-    without = null_sums(model.chunks(), float(null), model.family, float(dispersion[1]))
+    llf = log_likelihood(model.chunks(), own, model.distribution, float(dispersion[0]))
+    without = null_sums(model.chunks(), float(null), model.distribution, float(dispersion[1]))
     fit = np.array([llf, without.log_likelihood, without.deviance])
     arrays = {"defined": np.isfinite(fit), "fit": np.where(np.isfinite(fit), fit, 0.0)}
     if meat:
-        sums = evaluate(model.chunks(), own, model.family, meat=True)
+        sums = evaluate(model.chunks(), own, model.distribution, meat=True)
         assert sums.meat is not None
         arrays["meat"] = T.T @ sums.meat @ T
     if between:
@@ -274,12 +269,6 @@ COLUMNS = {
 }
 BETA = "coefficients of the standardised columns"
 NULL = Declared("aggregate", "intercept of the model without covariates", 0, optional=True)
-INSIDE = Declared("control", "whether all means lie inside the family's domain", 0, maskable=True)
-
-
-def total(what: str, ndim: int = 1, *, optional: bool = False, behind: tuple[type, ...] = SUMS) -> Declared:
-    """Declare an array of which nothing is used but the sum over sites."""
-    return Declared("aggregate", what, ndim, maskable=True, optional=optional, wide=True, behind=behind)
 
 
 def _own(what: str, ndim: int = 1) -> Declared:
@@ -289,7 +278,7 @@ def _own(what: str, ndim: int = 1) -> Declared:
 STEPS: Mapping[str, Step] = {
     "start": Step(
         start,
-        gives={"response": total("sums of weights and response", behind=OPEN_ROWS)},
+        gives={"response": summed("sums of weights and response", behind=OPEN_ROWS)},
         text_in=Declared("control", "family and link"),
     ),
     "fit_alone": Step(
@@ -311,13 +300,9 @@ STEPS: Mapping[str, Step] = {
             "null": NULL,
         },
         {
-            "inside": INSIDE,
-            "spread": Declared("control", "whether more than a few rows weigh", 0, maskable=True),
-            "score": total("score"),
-            "information": total("expected information", 2),
-            "totals": total("sums of weights, deviance, Pearson residuals"),
-            "observed": total("observed information", 2, optional=True),
-            "null": total("the same without covariates", optional=True),
+            **SCORES,
+            "observed": summed("observed information", 2, optional=True),
+            "null": summed("the same without covariates", optional=True),
         },
     ),
     "judge": Step(
@@ -335,10 +320,10 @@ STEPS: Mapping[str, Step] = {
         },
         {
             "defined": Declared("control", "which of the sums are finite", maskable=True),
-            "fit": total("log-likelihoods with and without covariates"),
-            "meat": total("sum of outer products of rows' scores", 2, optional=True),
-            "between": total("outer product of the site's score", 2, optional=True),
-            "apart": total("score test of equal coefficients: the site's part, and its rank", optional=True),
+            "fit": summed("log-likelihoods with and without covariates"),
+            "meat": summed("sum of outer products of rows' scores", 2, optional=True),
+            "between": summed("outer product of the site's score", 2, optional=True),
+            "apart": summed("score test of equal coefficients: the site's part, and its rank", optional=True),
         },
     ),
 }

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 from scipy import stats
 
-from fedstat.errors import MessageError, ModelError, NotAvailableError
+from fedstat.errors import MessageError, ModelError
 from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.design.by_rows import RowsAgreement, SiteRows, open_asks
 from fedstat.federation.design.row_steps import OPEN_ROWS, rows_of, translation
@@ -18,7 +18,6 @@ from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Ask, Declared, Step, check_lengths
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.rounds.engine import Engine, Rounds
-from fedstat.inference.estimate import Estimate
 from fedstat.inference.evaluation.evaluation import Evaluation, merge_small_bins
 from fedstat.kernels.glm.rows import linear_predictor
 from fedstat.kernels.glm.specification import DistributionSpec
@@ -32,13 +31,7 @@ ROWS_PER_BIN = 10
 
 
 def predictor_moments(data: SiteData, state: State, beta: Floats) -> dict[str, Array]:
-    """Rows, mean and squared deviations of the linear predictor.
-
-    Parameters
-    ----------
-    beta : (p,) array
-        Coefficients in the units of the data.
-    """
+    """Release rows, mean and squared deviations of the linear predictor; beta (p,) in the data's units."""
     total = np.zeros(3)
     for _, eta, _ in _predictions(data, state, beta):
         total = combine_moments(np.array([total, [len(eta), eta.mean(), ((eta - eta.mean()) ** 2).sum()]]))
@@ -50,22 +43,10 @@ def bin_counts(
 ) -> tuple[dict[str, Array], str]:
     """Count rows, and sum response and predicted mean, by bins of the linear predictor.
 
-    Bins with fewer rows than the owner's policy allows are counted together with a neighbour.
-
-    Parameters
-    ----------
-    text : str
-        Family and link.
-    beta : (p,) array
-        Coefficients in the units of the data.
-    inner : (B - 1,) array
-        Edges between the bins, ascending.
-
-    Returns
-    -------
-    dict
-        ``bins`` (3, B): rows (or trials), sum of the response, sum of the predicted means; ``least``: fewest
-        rows of a bin.
+    `text` is distribution and link, `beta` (p,) in the units of the data, `inner` (B - 1,) the ascending
+    edges between bins. Released are ``bins`` (3, B): rows (or trials), sum of the response, sum of the
+    predicted means; bins with fewer rows than the owner's policy allows are counted with a neighbour.
+    ``least`` is that number of rows.
     """
     link = DistributionSpec.from_json(text).make().link
     if not (np.diff(inner) > 0.0).all():
@@ -124,52 +105,28 @@ STEPS: Mapping[str, Step] = {
 
 def evaluate_rows(
     agreement: RowsAgreement,
-    family: DistributionSpec,
+    distribution: DistributionSpec,
     beta: Floats,
     partition: ClientPartition,
-    *,
     bins: int | None = None,
-    ledger: Ledger | None = None,
 ) -> tuple[Evaluation, Ledger]:
-    """Evaluate coefficients on the rows of a partition.
+    """Evaluate coefficients (p,), in the units of the data, on a partition's rows: those of the fit, or new.
 
-    Parameters
-    ----------
-    agreement : RowsAgreement
-        Levels and transforms of the fit.
-    family : DistributionSpec
-    beta : (p,) array
-        Coefficients in the units of the data.
-    partition : ClientPartition
-        In the horizontal layout; that of the fit, or new rows.
-    bins : int, optional
-        Bins of the linear predictor; by default as many as leave the smallest site enough rows in each.
-    ledger : Ledger, optional
-
-    Returns
-    -------
-    Evaluation, Ledger
-
-    Raises
-    ------
-    ModelError
-        The partition is vertical, or there are fewer than two bins.
-    DesignError
-        New rows hold a level that the fit did not know.
+    By default there are as many bins of the linear predictor as leave the smallest site enough rows in each.
     """
     if not isinstance(partition, ClientPartition) or partition.layout != "horizontal":
         raise ModelError("evaluate: expected a horizontal ClientPartition")
     if bins is not None and bins < 2:
         raise ModelError(f"evaluate: expected two bins or more, received {bins}")
     sites = tuple(SiteRows(name, 0, 0) for name in partition.sites)
-    account = Ledger() if ledger is None else ledger
+    ledger = Ledger()
     engine: Engine = partition.engine
-    protocol = _protocol(replace(agreement, sites=sites), family, beta, bins)
-    return engine.run(protocol, account), account
+    protocol = _protocol(replace(agreement, sites=sites), distribution, beta, bins)
+    return engine.run(protocol, ledger), ledger
 
 
 def _protocol(
-    agreement: RowsAgreement, family: DistributionSpec, beta: Floats, bins: int | None
+    agreement: RowsAgreement, distribution: DistributionSpec, beta: Floats, bins: int | None
 ) -> Rounds[Evaluation]:
     session, names = secrets.token_hex(8), tuple(row.site for row in agreement.sites)
 
@@ -178,13 +135,16 @@ def _protocol(
 
     opening = open_asks(agreement, session)
     moments = [ask(site, "predictor_moments", beta=beta) for site in names]
+    # Opening and moments in one round: a site answers in the order in which it is asked.
     replies = yield [one for pair in zip(opening, moments, strict=True) for one in pair]
     parts = np.array([reply.arrays["moments"] for reply in replies[1::2]])
     n, mean, squares = combine_moments(parts)
     spread = float(np.sqrt(squares / n)) or 1.0
     usual = min(max(int(parts[:, 0].min()) // ROWS_PER_BIN, FEWEST), MOST)
     inner = mean + spread * stats.norm.ppf(np.linspace(0, 1, (bins or usual) + 1)[1:-1])
-    replies = yield [ask(site, "bin_counts", family.to_json(), beta=beta, inner=inner) for site in names]
+    replies = yield [
+        ask(site, "bin_counts", distribution.to_json(), beta=beta, inner=inner) for site in names
+    ]
     counted = np.array([reply.arrays["bins"] for reply in replies])
     return Evaluation(
         edges=np.concatenate([[-np.inf], inner, [np.inf]]),
@@ -192,67 +152,6 @@ def _protocol(
         n=counted[:, 0],
         observed=counted[:, 1],
         expected=counted[:, 2],
-        binary=family.name == "Binomial",
+        binary=distribution.name == "Binomial",
         least=max(int(reply.arrays["least"]) for reply in replies),
     )
-
-
-class RowEvaluation:
-    """What results over rows can say of new rows; a family's results inherit it beside `FederatedResults`.
-
-    Attributes
-    ----------
-    evaluation_ledger : Ledger or None
-        What the latest evaluation released.
-    """
-
-    estimate: Estimate
-    distribution: DistributionSpec
-    evaluation_ledger: Ledger | None = None
-    _auc: float | None = None
-
-    def evaluate(self, partition: ClientPartition | None = None, *, bins: int | None = None) -> Evaluation:
-        """Discrimination and calibration from counts in bins of the linear predictor.
-
-        Parameters
-        ----------
-        partition : ClientPartition, optional
-            New rows; by default those of the fit, on which the figures flatter.
-        bins : int, optional
-            By default as many as leave the smallest site enough rows in each.
-
-        Returns
-        -------
-        Evaluation
-            AUC over all and by site with bounds, observed and expected, ``plot_calibration()``.
-
-        Raises
-        ------
-        PolicyError
-            A site refuses.
-        NotAvailableError
-            No partition is given, and the results were read from a file.
-        """
-        agreement, own = self._agreed()
-        if partition is None and own is None:
-            raise NotAvailableError(
-                "evaluate: this result was read from a file and has no partition; give one"
-            )
-        chosen = own if partition is None else partition
-        assert chosen is not None
-        evaluation, self.evaluation_ledger = evaluate_rows(
-            agreement, self.distribution, self.estimate.params, chosen, bins=bins
-        )
-        self._auc = evaluation.auc if evaluation.binary else None
-        return evaluation
-
-    @property
-    def auc(self) -> float:
-        """Area under the curve of the latest :meth:`evaluate`."""
-        if self._auc is None:
-            raise NotAvailableError("no AUC: call evaluate() first, which asks the sites for counts")
-        return self._auc
-
-    def _agreed(self) -> tuple[RowsAgreement, ClientPartition | None]:
-        """Levels and transforms of the fit, and its partition, if it is there."""
-        raise NotImplementedError

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import copy
 import secrets
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import statsmodels.genmod.families as sm_families
 
-from fedstat.errors import DataWarning, DesignError, FormulaError, ModelError
+from fedstat.errors import DataWarning, DesignError, FormulaError, ModelError, warn
 from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.design.by_columns import Missing
 from fedstat.federation.design.by_rows import RowsAgreement, agree_rows
@@ -254,4 +253,4 @@ class HorizontalModel(Explainable):
         what = f"rows that lack one of the model's columns: {', '.join(short)}"
         if missing == "raise":
             raise DesignError(f'{what}; pass missing="drop" to leave them out (they will be counted)')
-        warnings.warn(f"left out {what}", DataWarning, stacklevel=4)
+        warn(f"left out {what}", DataWarning)

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NoReturn
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from scipy import stats
 
-from fedstat.errors import DesignError, ModelError, NotAvailableError
+from fedstat.errors import DesignError, ModelError
 from fedstat.federation.design.block import apply_block
 from fedstat.federation.design.by_rows import RowsAgreement, RowsDesign
 from fedstat.federation.design.response import build_offset
 from fedstat.federation.design.site_rows import RowsQuestion
 from fedstat.federation.tables.columns import as_numbers, at_column, column_kind, pick_columns
-from fedstat.inference.estimate import Estimate
-from fedstat.models.checks import check_choice
 from fedstat.typing import Bools, Floats
 
 
@@ -38,25 +36,10 @@ class PredictedRows:
 def predict_rows(
     agreement: RowsAgreement, design: RowsDesign, params: Floats, frame: pd.DataFrame
 ) -> PredictedRows:
-    """Code rows as the sites coded theirs, and compute the linear predictor.
+    """Code rows as the sites coded theirs, and compute the linear predictor at params (p,).
 
-    Parameters
-    ----------
-    agreement : RowsAgreement
-        Levels and states of transforms of the fit.
-    design : RowsDesign
-        Its columns.
-    params : (p,) array
-        In the units of the data.
-    frame : DataFrame
-        With the columns of the model, the response not needed.
-
-    Raises
-    ------
-    ModelError
-        `frame` is no table.
-    DesignError
-        A column is absent, of another type, or holds an unknown level.
+    Parameters are in the units of the data; the frame needs no response. A DesignError says that a column is
+    absent, of another type, or holds a level that the fit did not know.
     """
     if not isinstance(frame, pd.DataFrame):
         raise ModelError(
@@ -144,77 +127,3 @@ class GLMPrediction:
                 "mean_ci_upper": limits[1],
             }
         )
-
-
-def at_the_sites(what: str) -> property:
-    """Make a property of results that says where one value per row is."""
-
-    def refuse(self: RowPredictions) -> NoReturn:
-        raise NotAvailableError(
-            f"no {what}: they are one value per row, which stay at the sites. predict(frame) predicts rows "
-            "that you hold, and evaluate() judges the predictions where the rows are"
-        )
-
-    return property(refuse, doc=f"Not available: {what} stay at the sites.")
-
-
-class RowPredictions:
-    """Statements about rows, for results: those that the caller holds; the fit's stay at the sites."""
-
-    estimate: Estimate
-    family: Any
-
-    fittedvalues = at_the_sites("fitted values")
-    mu = at_the_sites("fitted values")
-    resid = at_the_sites("residuals")
-    resid_response = at_the_sites("residuals")
-    resid_pearson = at_the_sites("residuals")
-    resid_deviance = at_the_sites("residuals")
-    resid_anscombe = at_the_sites("residuals")
-    resid_working = at_the_sites("residuals")
-
-    def predict(
-        self, frame: pd.DataFrame | None = None, which: Literal["mean", "linear"] = "mean"
-    ) -> pd.Series:
-        """Predict for rows that the caller holds.
-
-        Parameters
-        ----------
-        frame : DataFrame
-            With the columns of the model, and of its offset or exposure; rows that lack one give NaN.
-        which : {"mean", "linear"}
-
-        Returns
-        -------
-        Series
-
-        Raises
-        ------
-        DesignError
-            A column is absent, of another type, or holds a level that the fit did not know.
-        NotAvailableError
-            No frame is given: the rows of the fit stay at the sites.
-        """
-        check_choice("which", which, ("mean", "linear"))
-        eta = self._predicted(frame).linear
-        if which == "linear":
-            return eta
-        return pd.Series(self.family.link.inverse(eta.to_numpy()), index=eta.index)
-
-    def get_prediction(self, frame: pd.DataFrame | None = None) -> GLMPrediction:
-        """Predict with standard errors and intervals; see :meth:`GLMPrediction.summary_frame`."""
-        rows = self._predicted(frame)
-        assert self.estimate.cov is not None
-        return GLMPrediction(rows.linear, rows.standard_errors(self.estimate.cov), self.family)
-
-    def _predicted(self, frame: pd.DataFrame | None) -> PredictedRows:
-        if frame is None:
-            raise NotAvailableError(
-                "predict needs a frame of rows that you hold; those of the fit stay at the sites, where "
-                "evaluate() judges their predictions"
-            )
-        return predict_rows(*self._coding(), self.estimate.params, frame)
-
-    def _coding(self) -> tuple[RowsAgreement, RowsDesign]:
-        """Levels and transforms of the fit, and its columns."""
-        raise NotImplementedError

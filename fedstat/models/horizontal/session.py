@@ -13,21 +13,16 @@ from fedstat.federation.rounds.engine import Fit, Rounds
 from fedstat.federation.rounds.masked_sums import masked
 from fedstat.typing import Array
 
+UNTOLD = (
+    "Some rules need the rows, and only the site can apply them: minimum events, minimum rows per level, "
+    "answers that differ in a few rows, and rows that a coefficient or a weight would single out."
+)
+"""What no forecast of a fit over rows can tell."""
+
 
 @dataclass(frozen=True, slots=True)
 class RowsSession:
-    """Addresses of one fit, and whether its sums are masked.
-
-    Parameters
-    ----------
-    family : str
-        Whose steps are asked for.
-    sites : tuple of str
-    session : str
-    agreement : RowsAgreement
-    masked : bool
-        Whether sites hide their parts of all sums.
-    """
+    """Addresses of one fit: whose steps are asked of which sites, and whether these mask their sums."""
 
     family: str
     sites: tuple[str, ...]

@@ -2,6 +2,7 @@
 
 import re
 
+import descent
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
@@ -185,8 +186,9 @@ def test_prediction_is_that_of_the_design(which):
 def test_rows_that_are_left_out_are_told():
     frame = FRAME.copy()
     frame.loc[frame.index[:10], "x"] = np.nan
-    with pytest.warns(DataWarning, match="left out rows"):
+    with pytest.warns(DataWarning, match="left out rows") as caught:
         one = model(fs.FedAvg, frame=frame)
+    assert caught[0].filename == descent.__file__, "it points at the line of the user"
     ours = run(one, rounds=3)
     assert ours.nobs == len(FRAME) - 10
     assert "10 rows that lack one of the model's columns were left out." in str(ours.summary())

@@ -1,0 +1,230 @@
+"""Results over sites with different rows: figures of the fit, predictions, evaluation where the rows are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, cast
+
+import pandas as pd
+
+from fedstat.errors import NotAvailableError
+from fedstat.federation.account.ledger import Ledger
+from fedstat.federation.design.by_rows import RowsAgreement, RowsDesign
+from fedstat.federation.partition.partition import ClientPartition
+from fedstat.inference.estimate import Estimate
+from fedstat.inference.evaluation.evaluation import Evaluation
+from fedstat.inference.results import FederatedResults
+from fedstat.inference.summary import ClientBlock
+from fedstat.kernels.glm.specification import DistributionSpec
+from fedstat.models.checks import check_choice
+from fedstat.models.horizontal.evaluation import evaluate_rows
+from fedstat.models.horizontal.model import HorizontalModel
+from fedstat.models.horizontal.prediction import PredictedRows, predict_rows
+from fedstat.models.saved import SavedLedger
+
+NO_LIKELIHOOD = "the family does not define a log-likelihood here"
+MASKED = (
+    "the coordinator saw what all add up to, and no site's part{}. This holds if coordinator and sites "
+    "follow the protocol; the coordinator and some sites together learn the sum over the others."
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowsBasis:
+    """What results keep of the model: no rows, and enough to code new ones.
+
+    `site_column` is the column that names the sites.
+    """
+
+    model_name: str
+    agreement: RowsAgreement
+    site_column: str
+
+    @property
+    def left_out(self) -> int:
+        """Rows that lack one of the model's columns."""
+        return sum(row.n_rows - row.n for row in self.agreement.sites)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowsRecord:
+    """What a file of results holds, whatever the family."""
+
+    estimate: Estimate
+    auc: float | None
+    ledger: SavedLedger | None
+
+
+class RowsFit(Protocol):
+    """What results over rows read of a family's fit; sums are over all rows, weights counted."""
+
+    @property
+    def design(self) -> RowsDesign:
+        """Columns."""
+
+    @property
+    def distribution(self) -> DistributionSpec:
+        """Of the response, with its link."""
+
+    @property
+    def totals(self) -> tuple[float, float, float]:
+        """Sum of the frequency weights, deviance, Pearson's statistic."""
+
+
+def rows_estimate(
+    model: HorizontalModel, design: RowsDesign, *, reasons: dict[str, str], llf: float, **found: Any
+) -> Estimate:
+    """Hand over what was `found`, with the names, rows and sites of the model; `llf` is NaN without one."""
+    width = len(design.names)
+    return Estimate(
+        names=design.names,
+        clients=("",) * width,
+        terms=design.term_names,
+        response=model.formula.response,
+        nobs=int(design.n.sum()),
+        df_model=float(width - design.intercept),
+        llf=None if pd.isna(llf) else llf,
+        privacy="none (no noise is added)",
+        blocks=tuple(
+            ClientBlock(row.site, width, row.n, 1.0 - row.n / row.n_rows) for row in model.agreement.sites
+        ),
+        reasons={"llf": NO_LIKELIHOOD, **reasons},
+        **found,
+    )
+
+
+class RowsResults(FederatedResults):
+    """What follows from any fit over rows.
+
+    Attributes
+    ----------
+    family : statsmodels family
+    basis : RowsBasis
+        What is kept of the model, with which new rows are coded.
+    model : HorizontalModel or None
+        None where the results were read from a file.
+    evaluation_ledger : Ledger or None
+        What the latest evaluation released.
+    """
+
+    fit_: RowsFit
+    basis: RowsBasis
+    evaluation_ledger: Ledger | None = None
+    _auc: float | None = None
+
+    def __init__(
+        self,
+        estimate: Estimate,
+        ledger: Ledger | None,
+        fit: RowsFit,
+        basis: RowsBasis,
+        model: HorizontalModel | None = None,
+    ) -> None:
+        super().__init__(estimate, ledger)
+        self.fit_, self.basis = fit, basis
+        self.model = cast("HorizontalModel", model)  # None after load
+        self.distribution = fit.distribution
+        self.family: Any = fit.distribution.make()
+        self.model_name = basis.model_name
+
+    @property
+    def deviance(self) -> float:
+        """Deviance at the estimate."""
+        return self.fit_.totals[1]
+
+    @property
+    def pearson_chi2(self) -> float:
+        """Sum of squared Pearson residuals."""
+        return self.fit_.totals[2]
+
+    @property
+    def df_resid(self) -> float:
+        """Sum of the frequency weights less the number of coefficients."""
+        return self.fit_.totals[0] - len(self.estimate.names)
+
+    # -- prediction ------------------------------------------------------------------------------
+
+    def predict(
+        self, frame: pd.DataFrame | None = None, which: Literal["mean", "linear"] = "mean"
+    ) -> pd.Series:
+        """Predict for rows that the caller holds.
+
+        Parameters
+        ----------
+        frame : DataFrame
+            With the columns of the model, and of its offset or exposure; rows that lack one give NaN.
+        which : {"mean", "linear"}
+
+        Returns
+        -------
+        Series
+
+        Raises
+        ------
+        DesignError
+            A column is absent, of another type, or holds a level that the fit did not know.
+        NotAvailableError
+            No frame is given: the rows of the fit stay at the sites.
+        """
+        check_choice("which", which, ("mean", "linear"))
+        eta = self._predicted(frame).linear
+        if which == "linear":
+            return eta
+        return pd.Series(self.family.link.inverse(eta.to_numpy()), index=eta.index)
+
+    def _predicted(self, frame: pd.DataFrame | None) -> PredictedRows:
+        if frame is None:
+            raise NotAvailableError(
+                "predict needs a frame of rows that you hold; those of the fit stay at the sites, where "
+                "evaluate() judges their predictions"
+            )
+        return predict_rows(self.basis.agreement, self.fit_.design, self.estimate.params, frame)
+
+    # -- evaluation ------------------------------------------------------------------------------
+
+    def evaluate(self, partition: ClientPartition | None = None, *, bins: int | None = None) -> Evaluation:
+        """Discrimination and calibration from counts in bins of the linear predictor.
+
+        Parameters
+        ----------
+        partition : ClientPartition, optional
+            New rows; by default those of the fit, on which the figures flatter.
+        bins : int, optional
+            By default as many as leave the smallest site enough rows in each.
+
+        Returns
+        -------
+        Evaluation
+            AUC over all and by site with bounds, observed and expected, ``plot_calibration()``.
+
+        Raises
+        ------
+        PolicyError
+            A site refuses.
+        NotAvailableError
+            No partition is given, and the results were read from a file.
+        """
+        if partition is None:
+            if self.model is None:
+                raise NotAvailableError(
+                    "evaluate: this result was read from a file and has no partition; give one"
+                )
+            partition = self.model.partition
+        evaluation, self.evaluation_ledger = evaluate_rows(
+            self.basis.agreement, self.distribution, self.estimate.params, partition, bins
+        )
+        self._auc = evaluation.auc if evaluation.binary else None
+        return evaluation
+
+    @property
+    def auc(self) -> float:
+        """Area under the curve of the latest :meth:`evaluate`."""
+        if self._auc is None:
+            raise NotAvailableError("no AUC: call evaluate() first, which asks the sites for counts")
+        return self._auc
+
+    # -- keeping ---------------------------------------------------------------------------------
+
+    def _kept(self) -> dict[str, Any]:
+        """Fields of :class:`RowsRecord`."""
+        return {"estimate": self.estimate, "auc": self._auc, "ledger": SavedLedger.of(self._ledger)}
