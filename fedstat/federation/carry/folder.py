@@ -21,9 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedstat.errors import EngineError, SecurityError
-from fedstat.federation.account.entry import COORDINATOR
-from fedstat.federation.carry.remote import NUMBER_LENGTH, SiteServer, number_of
-from fedstat.federation.crypto.envelopes import Envelope, open_signed, sign
+from fedstat.federation.carry.remote import NUMBER_LENGTH, SiteServer
+from fedstat.federation.carry.signed import answer_signed, open_answer, sign_question
 from fedstat.federation.crypto.keys import Identity
 from fedstat.federation.door.site import Site
 from fedstat.federation.files import check_folder, open_regular, write_whole
@@ -53,18 +52,17 @@ class FolderCarrier:
         EngineError where the site was silent for too long, or the folder cannot be written; SecurityError
         where the answer is not signed by the site, or belongs to another question.
         """
-        number = number_of(request)
+        number, question = sign_question(self.identity, site, request)
         asks, replies = (Path(self.folder, site, name) for name in ("asks", "replies"))
-        path = replies / f"{number}.reply"
-        envelope = self._read(site, path)
-        if envelope is None:
-            self._write(site, asks / f"{number}.ask", Envelope(COORDINATOR, site, number, request))
-            envelope = self._wait(site, path, asks / f"{number}.ask")
-        if (envelope.sender, envelope.number) != (site, number):
-            raise SecurityError(f"'{path}': answers another question, or in another's name")
-        return envelope.payload
+        ask, reply = asks / f"{number}.ask", replies / f"{number}.reply"
+        # the answer may be there: an analysis that was interrupted asks the same question again
+        answer = self._read(site, reply)
+        if answer is None:
+            self._write(site, ask, question)
+            answer = self._wait(site, reply, ask)
+        return answer
 
-    def _write(self, site: str, path: Path, envelope: Envelope) -> None:
+    def _write(self, site: str, path: Path, question: bytes) -> None:
         try:
             if site not in self._seen:
                 # Not again: where a share is gone, its empty place is not the folder.
@@ -73,14 +71,14 @@ class FolderCarrier:
                 self._seen.add(site)
             for place in (path.parent.parent, path.parent):
                 check_folder(place)
-            write_whole(path, sign(self.identity, envelope))
+            write_whole(path, question)
         except OSError as error:
             raise EngineError(
                 f"'{path.parent}' cannot be written ({error.strerror}); make room, mend its permissions, or "
                 "connect the share again"
             ) from error
 
-    def _wait(self, site: str, path: Path, ask: Path) -> Envelope:
+    def _wait(self, site: str, path: Path, ask: Path) -> bytes:
         until = time.monotonic() + self.timeout
         while (answer := self._read(site, path)) is None:
             if time.monotonic() > until:
@@ -91,11 +89,11 @@ class FolderCarrier:
             time.sleep(self.poll)
         return answer
 
-    def _read(self, site: str, path: Path) -> Envelope | None:
+    def _read(self, site: str, path: Path) -> bytes | None:
         """Read an answer; None where it is absent, or out of reach for now."""
         try:
             with open_regular(path) as file:
-                return open_signed(file, self.fingerprints[site], f"'{path}'")
+                return open_answer(file, self.fingerprints[site], site, path.stem, f"'{path}'")
         except OSError:
             return None
 
@@ -162,11 +160,6 @@ def _answer(server: SiteServer, path: Path, reply: Path, coordinator: str) -> No
     """Answer one question, unless it was answered before."""
     if reply.exists():
         return
-    site = server.site
     with open_regular(path) as file:
-        envelope = open_signed(file, coordinator, f"'{path.name}'")
-    if (envelope.receiver, envelope.number) != (site.name, path.stem):
-        raise SecurityError(f"'{path.name}': meant for another site, or under another number")
-    payload = server.answer(envelope.payload)
-    answer = Envelope(site.name, COORDINATOR, envelope.number, payload)
-    write_whole(reply, sign(site.trust.identity, answer))
+        answer = answer_signed(server, file, coordinator, f"'{path.name}'", path.stem)
+    write_whole(reply, answer)

@@ -16,22 +16,38 @@ all runs of the lost session are asked anew, and no answer under old masks meets
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, NamedTuple, TypeVar
 
 from fedstat.errors import EngineError
 from fedstat.federation.door.site import FAMILIES
 from fedstat.federation.files import lock, write_whole
 from fedstat.federation.message import Ask, pack_ask, unpack_ask
+from fedstat.records import from_json, to_json
 
+T = TypeVar("T")
 LOCK, LOST = "lock", "lost.json"
 LEAST_REPLACED = 16
 _HELD: dict[Path, tuple[IO[bytes], object]] = {}
 """Journals that this process holds, each with whoever opened it last."""
+
+
+class Asked(NamedTuple):
+    """One question of a round, by its address and a digest of what it said."""
+
+    site: str
+    family: str
+    step: str
+    session: str
+    digest: str
+
+    @classmethod
+    def of(cls, ask: Ask) -> Asked:
+        """Take down a question."""
+        return cls(ask.site, ask.family, ask.step, ask.session, digest_of(ask))
 
 
 @dataclass(slots=True)
@@ -45,6 +61,7 @@ class Journal:
     folder: Path
     runs: int = 0
     taken_up: int = 0
+    _run: Path = Path()
     _sessions: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -81,48 +98,48 @@ class Journal:
         """Where a refusal is kept, and how to be rid of it."""
         return f"kept in the journal '{self.folder}'; to ask again after a change at the site, give another"
 
-    def next_run(self) -> Path:
-        """Folder of the next run of a protocol; one in a lost session is set aside first."""
+    def begin_run(self) -> None:
+        """Open the folder of the next run of a protocol; one in a lost session is set aside first."""
         self._check_held()
         self.runs += 1
-        path = self.folder / f"run-{self.runs:04d}"
+        self._run = self.folder / f"run-{self.runs:04d}"
         try:
-            if path.exists() and self._sessions_of(path) & self._lost():
-                path.rename(self._place_aside(path.name))
-            path.mkdir(mode=0o700, exist_ok=True)
+            if self._run.exists() and self._sessions_of(self._run) & self._lost():
+                self._run.rename(self._place_aside(self._run.name))
+            self._run.mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
             raise self._unwritable(error) from error
-        return path
 
-    def begin_round(self, run: Path, number: int, asks: Sequence[Ask]) -> list[Ask]:
+    def begin_round(self, number: int, asks: Sequence[Ask]) -> list[Ask]:
         """Write down who is asked what; of a round that was begun before, take the sessions of then.
 
         EngineError where other questions were asked then.
         """
         self._check_held()
-        path = run / f"{number:05d}.json"
+        path = self._run / f"{number:05d}.json"
         if path.exists():
-            return self._begun_before(run, number, asks, self._read(path))
+            return self._begun_before(number, asks, self._read(path, tuple[Asked, ...]))
         for ask in asks:
             self._sessions.setdefault(ask.session, ask.session)
         asks = [self._as_then(ask) for ask in asks]
+        # before anybody is asked: a site answers a turn once, and what was drawn is gone with the process
         for place, ask in enumerate(asks):
             if _drawn(ask) & ask.arrays.keys():
-                self._write(self._path(run, number, place, "ask"), pack_ask(ask))
-        self._write(path, json.dumps([[*_line(ask), digest_of(ask)] for ask in asks]).encode())
+                self._write(self._path(number, place, "ask"), pack_ask(ask))
+        self._write(path, to_json(tuple(map(Asked.of, asks))).encode())
         return asks
 
-    def _begun_before(self, run: Path, number: int, asks: Sequence[Ask], then: Any) -> list[Ask]:
+    def _begun_before(self, number: int, asks: Sequence[Ask], then: Sequence[Asked]) -> list[Ask]:
         """Take sessions and drawn numbers of then, and hold all else against what was asked."""
-        for ask, line in zip(asks, then, strict=False):
-            if self._sessions.setdefault(ask.session, line[3]) != line[3]:
+        for ask, asked in zip(asks, then, strict=False):
+            if self._sessions.setdefault(ask.session, asked.session) != asked.session:
                 raise EngineError(f"the journal '{self.folder}' mixes two attempts; give another folder")
         asks = [self._as_then(ask) for ask in asks]
-        now = [[*_line(ask), digest_of(ask)] for ask in asks]
+        now = tuple(map(Asked.of, asks))
         if now != then:
             places = range(max(len(now), len(then)))
             place = next(i for i in places if now[i : i + 1] != then[i : i + 1])
-            before, today = ([row[:3] for row in rows[place : place + 1]] for rows in (then, now))
+            before, today = ([list(row[:3]) for row in rows[place : place + 1]] for rows in (then, now))
             what = f"now {today} is asked"
             if before == today:
                 what = "now with other numbers or texts (an analysis that draws random numbers needs a seed)"
@@ -132,7 +149,7 @@ class Journal:
             )
         for place, ask in enumerate(asks):
             if _drawn(ask) & ask.arrays.keys():
-                asks[place] = unpack_ask(self._path(run, number, place, "ask").read_bytes())
+                asks[place] = unpack_ask(self._path(number, place, "ask").read_bytes())
         return asks
 
     def _as_then(self, ask: Ask) -> Ask:
@@ -142,28 +159,29 @@ class Journal:
         text = ask.text.replace(ask.session, session) if len(session) >= LEAST_REPLACED else ask.text
         return replace(ask, session=session, text=text)
 
-    def read(self, run: Path, number: int, place: int) -> bytes | None:
+    def read(self, number: int, place: int) -> bytes | None:
         """Return an answer that was kept."""
-        path = self._path(run, number, place)
+        path = self._path(number, place)
         if not path.exists():
             return None
         self.taken_up += 1
         return path.read_bytes()
 
-    def keep(self, run: Path, number: int, place: int, answer: bytes) -> None:
+    def keep(self, number: int, place: int, answer: bytes) -> None:
         """Keep an answer."""
-        self._write(self._path(run, number, place), answer)
+        self._write(self._path(number, place), answer)
 
     def lose(self, sessions: Set[str]) -> None:
         """Hand out no run in these sessions again."""
-        self._write(self.folder / LOST, json.dumps(sorted(self._lost() | sessions)).encode())
+        self._write(self.folder / LOST, to_json(sorted(self._lost() | sessions)).encode())
 
     def _lost(self) -> set[str]:
         path = self.folder / LOST
-        return set(self._read(path)) if path.exists() else set()
+        return set(self._read(path, tuple[str, ...])) if path.exists() else set()
 
     def _sessions_of(self, run: Path) -> set[str]:
-        return {line[3] for path in run.glob("[0-9]*.json") for line in self._read(path)}
+        rounds = (self._read(path, tuple[Asked, ...]) for path in run.glob("[0-9]*.json"))
+        return {asked.session for asks in rounds for asked in asks}
 
     def _place_aside(self, name: str) -> Path:
         for number in count(1):
@@ -173,16 +191,12 @@ class Journal:
                 return aside / name
         raise AssertionError
 
-    def _path(self, run: Path, number: int, place: int, kind: str = "reply") -> Path:
-        return run / f"{number:05d}-{place:03d}.{kind}"
+    def _path(self, number: int, place: int, kind: str = "reply") -> Path:
+        return self._run / f"{number:05d}-{place:03d}.{kind}"
 
-    def _read(self, path: Path) -> Any:
-        try:
-            return json.loads(path.read_text())
-        except ValueError as error:
-            raise EngineError(
-                f"'{path}' is damaged; start over with another folder as the journal"
-            ) from error
+    def _read(self, path: Path, kind: type[T]) -> T:
+        where = f"'{path}' is damaged; start over with another folder as the journal"
+        return from_json(kind, path.read_bytes(), where, EngineError)
 
     def _write(self, path: Path, content: bytes) -> None:
         try:
@@ -195,10 +209,6 @@ class Journal:
             f"the journal '{self.folder}' cannot be written ({error.strerror}); what it holds is whole. "
             "Make room, and run the analysis again"
         )
-
-
-def _line(ask: Ask) -> list[str]:
-    return [ask.site, ask.family, ask.step, ask.session]
 
 
 def digest_of(ask: Ask) -> str:

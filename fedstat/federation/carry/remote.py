@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from pathlib import Path
 from threading import Lock
 from typing import Protocol, runtime_checkable
 
@@ -115,7 +114,6 @@ class RemoteEngine(RoundEngine):
     def __init__(self, sites: Mapping[str, RemoteSite], journal: Journal | None = None) -> None:
         self._sites = dict(sites)
         self._journal = journal
-        self._run: Path | None = None
         self._number = 0
         self._turns: Counter[tuple[str, str]] = Counter()
         self._open: set[tuple[str, str]] = set()
@@ -129,12 +127,13 @@ class RemoteEngine(RoundEngine):
                 carrier.close()
 
     def _begin_run(self) -> None:
-        self._run = None if self._journal is None else self._journal.next_run()
+        if self._journal is not None:
+            self._journal.begin_run()
         self._number = 0
 
     def _round(self, asks: Sequence[Ask], ledger: Ledger) -> list[Reply]:
-        if self._journal is not None and self._run is not None:
-            asks = self._journal.begin_round(self._run, self._number, asks)
+        if self._journal is not None:
+            asks = self._journal.begin_round(self._number, asks)
         places, left_open = dict[str, list[int]](), {session for session, _ in self._open}
         for place, ask in enumerate(asks):
             if ask.site not in self._sites:
@@ -171,7 +170,9 @@ class RemoteEngine(RoundEngine):
 
     def _one(self, ask: Ask, place: int) -> Reply:
         """Have one question answered, by the journal or by the site."""
-        key, kept = (ask.session, ask.site), self._kept(place)
+        key = (ask.session, ask.site)
+        kept = None if self._journal is None else self._journal.read(self._number, place)
+        # open until an answer is read whole: a failure in between leaves it unknown whether the site answered
         self._open.add(key)
         if kept is None:
             answer = self._sites[ask.site].answer(pack_ask(replace(ask, turn=self._turns[key] + 1)))
@@ -184,18 +185,13 @@ class RemoteEngine(RoundEngine):
             if isinstance(error, EngineError | SessionError):
                 raise  # the site cannot go on in this session, and would not say the same again
             refusal = error if self._journal is None else type(error)(f"{error} ({self._journal.kept})")
-        if kept is None and self._journal is not None and self._run is not None:
-            self._journal.keep(self._run, self._number, place, answer)
+        if kept is None and self._journal is not None:
+            self._journal.keep(self._number, place, answer)
         self._turns[key] += 1
         self._open.discard(key)
         if refusal is not None:
             raise refusal
         return reply
-
-    def _kept(self, place: int) -> bytes | None:
-        if self._journal is None or self._run is None:
-            return None
-        return self._journal.read(self._run, self._number, place)
 
     def _explained(self, errors: Sequence[tuple[Ask, FedstatError]]) -> FedstatError:
         """Say of a failed round how to go on; runs in a session that a site has lost are given up."""

@@ -9,7 +9,7 @@ import pytest
 
 from fedstat.errors import MessageError, PartitionError, SecurityError
 from fedstat.federation.account.entry import COORDINATOR
-from fedstat.federation.carry.flare.signed import SignedSite
+from fedstat.federation.carry.signed import SignedSite
 from fedstat.federation.crypto.envelopes import Envelope, open_signed, sign
 from fedstat.federation.crypto.keys import Identity
 from fedstat.federation.message import unpack_reply

@@ -13,11 +13,9 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from pathlib import Path
 
-from fedstat.errors import EngineError, SecurityError
-from fedstat.federation.account.entry import COORDINATOR
+from fedstat.errors import EngineError
 from fedstat.federation.carry.flare.kit import KEY, SOCKET, START, TIMEOUT
-from fedstat.federation.carry.remote import number_of
-from fedstat.federation.crypto.envelopes import Envelope, open_signed, sign
+from fedstat.federation.carry.signed import open_answer, sign_question
 from fedstat.federation.crypto.keys import Identity
 
 PAUSE = 0.2
@@ -62,8 +60,7 @@ class FlareCarrier:
         EngineError where no job is running or the site did not answer, SecurityError where the answer is not
         signed by the site, or belongs to another question.
         """
-        number = number_of(request)
-        question = sign(self.identity, Envelope(COORDINATOR, site, number, request))
+        number, question = sign_question(self.identity, site, request)
         try:
             connection = self._connection()
             connection.send_bytes(json.dumps({"site": site, "timeout": self.timeout}).encode())
@@ -86,10 +83,7 @@ class FlareCarrier:
             ) from error
         if problem:
             raise EngineError(f"'{site}' did not answer: {problem}")
-        envelope = open_signed(answer, self.fingerprints[site], f"the answer of '{site}'")
-        if (envelope.sender, envelope.number) != (site, number):
-            raise SecurityError(f"'{site}': answers another question, or in another's name")
-        return envelope.payload
+        return open_answer(answer, self.fingerprints[site], site, number, f"the answer of '{site}'")
 
     def end(self) -> None:
         """End the analysis; the job then completes, and the sites close their data."""

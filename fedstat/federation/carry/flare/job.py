@@ -15,7 +15,7 @@ from typing import Any
 
 from fedstat.errors import EngineError, FedstatError
 from fedstat.federation.carry.flare.kit import AGAIN_AFTER, FOLDER, IDLE, KEY, SOCKET, START, TIMEOUT
-from fedstat.federation.carry.flare.signed import SignedSite
+from fedstat.federation.carry.signed import SignedSite
 
 try:
     from nvflare.apis.event_type import EventType
