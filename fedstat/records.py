@@ -88,27 +88,10 @@ def from_plain(
 ) -> T:
     """Rebuild a record from plain values, as if a stranger had written them; numbers come back to the bit.
 
-    Parameters
-    ----------
-    kind : type
-        The record, or any type of a field.
-    plain : object
-        What :func:`to_plain` gave, or what a JSON or TOML file holds.
-    where : str
-        What is read, for the message of the error: a site and its answer, or a file.
-    error : type
-        Error that is raised.
-    defaults : bool
-        Whether fields that have a default may be left out.
-    arrays : mapping of str to ndarray, optional
-        All of which the record has to use. Without arrays, numbers have to be finite.
-
-    Raises
-    ------
-    error
-        A field is absent, unknown, or of another type; an array is absent, left over, or of another shape.
-    FedstatError
-        What the record itself raises when it is made or checked.
+    `plain` is what :func:`to_plain` gave, or what a JSON or TOML file holds; `where` says what is read, for
+    the `error` that is raised where a field is absent, unknown, or of another type, an array absent, left
+    over, or of another shape. With `defaults`, fields that have a default may be left out. Of `arrays` the
+    record has to use all; without arrays, numbers have to be finite.
     """
     reader = _Reader(arrays or {}, defaults, finite=arrays is None)
     try:

@@ -42,20 +42,9 @@ def write_private(path: str | Path, content: bytes) -> None:
 
 
 def read_private(path: str | Path, longest: int = -1, where: str = "", remedy: str = "") -> bytes:
-    """Read a file that nobody but its owner may read.
+    """Read a file that nobody but its owner may read, or its first bytes.
 
-    Parameters
-    ----------
-    path : path
-    longest : int
-        Bytes that are read; all where negative.
-    where, remedy : str
-        What comes before and after the message of the error.
-
-    Raises
-    ------
-    SecurityError
-        Others may read it.
+    A SecurityError, between the words `where` and `remedy`, where others may read it.
     """
     with open(path, "rb") as file:
         mode = os.fstat(file.fileno()).st_mode & 0o777
@@ -68,14 +57,10 @@ def read_private(path: str | Path, longest: int = -1, where: str = "", remedy: s
 
 
 def open_regular(path: Path) -> IO[bytes]:
-    """Open a file in a folder that others write to.
+    """Open a file in a folder that others write to; OSError where it is absent or cannot be read.
 
-    Raises
-    ------
-    SecurityError
-        It is a link, a pipe, a folder or a device: what these lead to is not read, and nobody waits for them.
-    OSError
-        It is absent, or cannot be read.
+    A SecurityError tells of a link, a pipe, a folder or a device: what these lead to is not read, and nobody
+    waits for them.
     """
     # Without O_NONBLOCK the opening of a pipe waits for somebody who writes to it.
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
@@ -89,13 +74,7 @@ def open_regular(path: Path) -> IO[bytes]:
 
 
 def check_folder(path: Path) -> None:
-    """Refuse a folder that is a link to another place.
-
-    Raises
-    ------
-    SecurityError
-        It is one.
-    """
+    """Refuse a folder that is a link to another place: SecurityError."""
     if path.is_symlink():
         raise SecurityError(f"'{path}': a link to another folder; nothing is read or written through it")
 

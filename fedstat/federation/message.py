@@ -194,10 +194,7 @@ REFUSALS: Mapping[str, type[FedstatError]] = {
 def pack(header: Mapping[str, str], arrays: Mapping[str, Array]) -> bytes:
     """Pack a header of strings and named arrays.
 
-    Raises
-    ------
-    MessageError
-        If an array is not float64, int64, bool or uint8.
+    A MessageError where an array is not float64, int64, bool or uint8.
     """
     tensors = {}
     for name, array in arrays.items():
@@ -214,18 +211,7 @@ def pack(header: Mapping[str, str], arrays: Mapping[str, Array]) -> bytes:
 
 
 def unpack(data: bytes) -> tuple[dict[str, str], dict[str, Array]]:
-    """Read what :func:`pack` wrote.
-
-    Returns
-    -------
-    header : dict of str
-    arrays : dict of ndarray
-
-    Raises
-    ------
-    MessageError
-        If the bytes are not such a message.
-    """
+    """Read header and arrays that :func:`pack` wrote; a MessageError where the bytes are no such message."""
     try:
         arrays: dict[str, Array] = safetensors.numpy.load(data)
         length = int.from_bytes(data[:8], "little")
@@ -296,12 +282,9 @@ def pack_refusal(site: str, error: FedstatError) -> bytes:
 
 
 def unpack_reply(data: bytes) -> Reply:
-    """Read a reply; see :func:`unpack` for what is raised.
+    """Read a reply; where it is a refusal, raise the error that the site raised.
 
-    Raises
-    ------
-    FedstatError
-        The reply is a refusal: the error that the site raised.
+    For bytes that are no message see :func:`unpack`.
     """
     header, arrays = unpack(data)
     if "refusal" in header:
@@ -312,12 +295,9 @@ def unpack_reply(data: bytes) -> Reply:
 
 
 def check_arrays(where: str, declared: Mapping[str, Declared], arrays: Mapping[str, Array]) -> None:
-    """Hold arrays against their declaration.
+    """Hold arrays against their declaration; `where` names site and step.
 
-    Raises
-    ------
-    MessageError
-        On a missing, unknown, misshapen or non-finite array; `where` names site and step.
+    A MessageError tells of a missing, unknown, misshapen or non-finite array.
     """
     unknown = sorted(arrays.keys() - declared.keys())
     missing = sorted(k for k in declared.keys() - arrays.keys() if not declared[k].optional)

@@ -33,16 +33,8 @@ LARGEST = 1e12
 def delta_of(epsilon: float, mu: float) -> float:
     """Return the smallest delta at an epsilon: ``Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu)``.
 
-    Parameters
-    ----------
-    epsilon : float
-        At least 0.
-    mu : float
-        Sensitivity over standard deviation; 0 where nothing was released.
-
-    References
-    ----------
-    Balle and Wang (2018), theorem 8.
+    mu is the sensitivity over the standard deviation, 0 where nothing was released; Balle and Wang (2018),
+    theorem 8.
     """
     if mu == 0.0:
         return 0.0
@@ -52,19 +44,9 @@ def delta_of(epsilon: float, mu: float) -> float:
 
 
 def epsilon_of(mu: float, delta: float) -> float:
-    """Return the smallest epsilon at a delta; infinite where it is beyond any meaning.
+    """Return the smallest epsilon at a delta in (0, 1); infinite where it is beyond any meaning.
 
-    Parameters
-    ----------
-    mu : float
-        Sensitivity over standard deviation.
-    delta : float
-        In (0, 1).
-
-    Raises
-    ------
-    ModelError
-        An argument is out of its range.
+    mu is the sensitivity over the standard deviation. A ModelError where an argument is out of its range.
     """
     _check(delta, mu)
     if delta_of(0.0, mu) <= delta:
@@ -75,10 +57,7 @@ def epsilon_of(mu: float, delta: float) -> float:
 def mu_of(epsilon: float, delta: float) -> float:
     """Return the largest mu that keeps to an epsilon and delta: noise is the sensitivity over it.
 
-    Raises
-    ------
-    ModelError
-        An argument is out of its range.
+    A ModelError where an argument is out of its range.
     """
     _check(delta, epsilon)
     return _root(lambda mu: delta - delta_of(epsilon, mu))
@@ -88,16 +67,8 @@ def epsilon_of_zcdp(rho: float, delta: float) -> float:
     """Return the epsilon at a delta of rho-zCDP, which discrete Gaussian noise has: rho = mu^2 / 2.
 
     The smallest epsilon at which ``exp((a - 1)(a rho - eps)) / (a - 1) * (1 - 1/a)^a`` is delta for some
-    order a > 1.
-
-    Raises
-    ------
-    ModelError
-        An argument is out of its range.
-
-    References
-    ----------
-    Canonne, Kamath and Steinke (2020), proposition 12.
+    order a > 1: Canonne, Kamath and Steinke (2020), proposition 12. A ModelError where an argument is out of
+    its range.
     """
     _check(delta, rho)
     if rho == 0.0:
@@ -133,32 +104,17 @@ def _root(difference: Callable[[float], float]) -> float:
 class GaussianAccount:
     """What Gaussian releases about the same record have cost so far.
 
-    Parameters
-    ----------
-    squared : float
-        Sum of (sensitivity / standard deviation)^2.
-    releases : int
+    `squared` is the sum of (sensitivity / standard deviation)^2.
     """
 
     squared: float = 0.0
     releases: int = 0
 
     def add(self, sensitivity: float, deviation: float, times: int = 1) -> None:
-        """Write down releases; without noise they cost everything.
+        """Write down that a value left so many times; without noise it costs everything.
 
-        Parameters
-        ----------
-        sensitivity : float
-            Largest Euclidean change of the released value when one record is replaced.
-        deviation : float
-            Standard deviation of the noise on each number of it.
-        times : int
-            How many.
-
-        Raises
-        ------
-        ModelError
-            A number is negative.
+        The sensitivity is its largest Euclidean change when one record is replaced, the deviation that of the
+        noise on each number of it. A ModelError where one of these is negative.
         """
         if not (sensitivity >= 0.0 and deviation >= 0.0 and times >= 0):
             raise ModelError(

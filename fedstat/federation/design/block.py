@@ -34,18 +34,10 @@ __all__ = ["BlockSpec", "CodedBlock", "Partial", "apply_block", "build_block", "
 
 @dataclass(frozen=True, slots=True)
 class CodedBlock:
-    """The coded rows of one institution.
+    """The coded rows of one institution: the design (n_seen, p), C-contiguous, without the intercept.
 
-    Attributes
-    ----------
-    spec : BlockSpec
-        How they were coded.
-    seen : ndarray of bool, shape (n_rows,)
-        The rows in `X`: those in use whose columns are all there.
-    X : ndarray, shape (n_seen, p)
-        The design, C-contiguous, without the intercept.
-    n_partial : int
-        Rows in use that had some of the columns but not all.
+    `seen` (n_rows,) are the rows in it: those in use whose columns are all there; `n_partial` counts rows in
+    use that had some of the columns but not all.
     """
 
     spec: BlockSpec
@@ -65,38 +57,18 @@ def build_block(
 ) -> CodedBlock:
     """Code the rows of one institution, and fix levels and transform state from them.
 
-    Text, categories and logical columns get treatment coding: the first level is the reference unless
-    the formula names another; levels are sorted, but a category keeps its own order (levels that no
-    entity in use has are left out). Coding is that of formulaic.
+    Text, categories and logical columns get treatment coding: the first level is the reference unless the
+    formula names another; levels are sorted, but a category keeps its own order (levels that no entity in use
+    has are left out). Coding is that of formulaic. Without an intercept the first factor keeps all its
+    levels.
 
-    Parameters
-    ----------
-    frame : DataFrame, n_rows rows
-        The institution's table. A row without any of the columns is an entity that it has not seen.
-    terms : ClientTerms
-        What the institution contributes.
-    partial : {"drop", "error", "mean"}
-        For a row with some of its columns: take it as not seen, refuse, or replace a missing number by
-        the mean of the others.
-    min_count : int
-        Entities that every level must have.
-    use : ndarray of bool, shape (n_rows,), optional
-        Rows to consider; the others count as absent.
-    intercept : bool
-        Whether the model has an intercept. Without one the first factor keeps all its levels.
+    A row without any of the columns is an entity that the institution has not seen, as are rows outside
+    `use`. Rows with some of them are taken as not seen ("drop"), refused ("error"), or get the mean of the
+    others in the place of a missing number ("mean").
 
-    Returns
-    -------
-    CodedBlock
-
-    Raises
-    ------
-    FormulaError
-        If a term holds anything outside the formula language.
-    DesignError
-        If a column is absent, of an unsupported type, infinite or constant, a level is rare, a transform
-        is not finite, columns are exactly collinear, or no row is left; also for partial rows as
-        `partial` says.
+    A DesignError tells of a column that is absent, of an unsupported type, infinite or constant, of a level
+    with fewer than `min_count` entities, of a transform that is not finite, of exactly collinear columns, and
+    where no row is left.
     """
     client = terms.client
     parsed = read_terms(terms.terms, terms.columns)
@@ -140,30 +112,13 @@ def build_block(
 def apply_block(
     frame: pd.DataFrame, spec: BlockSpec, *, partial: Partial = "drop", client: str = ""
 ) -> CodedBlock:
-    """Code new rows with the levels and transform state of a specification.
+    """Code new rows with the levels and transform state of a specification; none of them need be seen.
 
-    Parameters
-    ----------
-    frame : DataFrame, n_rows rows
-        New rows. None of them need be seen.
-    spec : BlockSpec
-        From `build_block`.
-    partial : {"drop", "error", "mean"}
-        As in `build_block`; the means are those of the specification.
-    client : str
-        Institution to name in messages, if not that of the specification.
+    `client` is named in messages, if not that of the specification, whose means stand in where `partial` is
+    "mean".
 
-    Returns
-    -------
-    CodedBlock
-
-    Raises
-    ------
-    FormulaError
-        If a term holds anything outside the formula language.
-    DesignError
-        If a column is absent or of another type, a level is unknown (the message counts its rows), a
-        value or transform is not finite, a value lies outside a spline, or the specification has no means.
+    A DesignError tells of a column that is absent or of another type, of an unknown level (and counts its
+    rows), of values that are not finite or outside a spline, and of a specification without means.
     """
     spec.check()
     client = client or spec.client
@@ -184,25 +139,10 @@ def apply_block(
 def code_rows(
     series: Mapping[str, pd.Series], terms: Sequence[Term], spec: BlockSpec, n: int, client: str
 ) -> Coded:
-    """Code rows that are all there, with the levels and transform state of a specification.
+    """Code n rows that are all there; errors are those of :func:`apply_block`.
 
-    Parameters
-    ----------
-    series : mapping of str to Series of length n
-        The columns; a missing number is replaced by the mean of the specification where it has one.
-    terms : sequence of tuple of Expression
-        The terms of the specification, checked.
-    spec : BlockSpec
-        Its names are not looked at.
-    n : int
-        Number of rows.
-    client : str
-        For messages.
-
-    Raises
-    ------
-    DesignError
-        As `apply_block`.
+    A missing number is replaced by the mean of the specification where it has one; its names are not looked
+    at.
     """
     _require_kinds(series, spec, client)
     require_categories({name: series[name] for name in spec.levels}, client)

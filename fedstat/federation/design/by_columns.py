@@ -34,17 +34,10 @@ Missing: TypeAlias = Literal["raise", "drop"]
 
 @dataclass(frozen=True, slots=True)
 class BlockDesign:
-    """One institution's part of the design.
+    """One institution's part of the design: its p columns, and the term of each.
 
-    Parameters
-    ----------
-    client : str
-    names, term_names : tuple of str, (p,)
-        Columns of its design matrix, and the term of each.
-    rows : (n_k,) array of int
-        Positions of the entities that it has among the n of the design, ascending.
-    n_partial : int
-        Entities with some but not all of the columns.
+    `rows` (n_k,) are the positions, ascending, of the entities that it has among the n of the design;
+    `n_partial` counts entities with some but not all of the columns.
     """
 
     client: str
@@ -56,21 +49,10 @@ class BlockDesign:
 
 @dataclass(frozen=True, slots=True)
 class Design:
-    """The agreed design.
+    """The agreed design; blocks are in partition order.
 
-    Parameters
-    ----------
-    formula : Formula
-    active : str
-        The institution that holds the response.
-    entities : (n,) array of int
-        Positions, among the entities of the partition, of those with a response.
-    response_keep : (rows,) array of bool
-        Which rows of the active institution they are.
-    blocks : tuple of BlockDesign
-        In partition order.
-    n_dropped : int
-        Entities that have no response.
+    `active` holds the response, in the rows `response_keep` of its table; `entities` (n,) are their positions
+    among the entities of the partition, of which `n_dropped` have no response.
     """
 
     formula: Formula
@@ -210,23 +192,11 @@ def agree_design(
 ) -> Rounds[Design]:
     """Agree on a vertical design.
 
-    Parameters
-    ----------
-    formula : Formula
-    rows : mapping of str to int array
-        Positions of each client's records among the entities.
-    n_entities : int
-    session : str
-    missing : {"raise", "drop"}
-        What to do with entities that have no response.
-    partial, min_count
-        As in :class:`~fedstat.ClientPartition`.
+    `rows` are the positions of each client's records among the entities; `missing` says what to do with
+    entities that have no response; `partial` and `min_count` are those of :class:`~fedstat.ClientPartition`.
 
-    Raises
-    ------
-    DesignError
-        See :func:`~fedstat.federation.design.block.build_block`; and where entities have no response, or a
-        client shares none with the response holder.
+    A DesignError is that of :func:`~fedstat.federation.design.block.build_block`, or tells of entities
+    without a response, and of a client that shares none with the response holder.
     """
     active = formula.response_client
     if active is None:

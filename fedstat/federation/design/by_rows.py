@@ -39,16 +39,7 @@ class SiteRows:
 
 @dataclass(frozen=True, slots=True)
 class RowsAgreement:
-    """What was agreed before the rows are coded.
-
-    Parameters
-    ----------
-    question : RowsQuestion
-    spec : BlockSpec
-        Levels and states; without names.
-    sites : tuple of SiteRows
-        In partition order.
-    """
+    """What was agreed before rows are coded: levels and states, without names; sites in partition order."""
 
     question: RowsQuestion
     spec: BlockSpec
@@ -57,17 +48,9 @@ class RowsAgreement:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowsDesign:
-    """The coded design.
+    """The coded design: p columns, the intercept first where there is one, and the term of each.
 
-    Parameters
-    ----------
-    names, term_names : tuple of str, (p,)
-        Design columns, the intercept first where there is one, and the term of each.
-    intercept : bool
-    n : (K,) array of int
-        Rows by site.
-    mean, spread : (p,) arrays
-        Mean and standard deviation of every column over all sites.
+    By site the number of rows; over all sites the mean and standard deviation of every column.
     """
 
     names: Annotated[tuple[str, ...], "p"]
@@ -93,23 +76,9 @@ def agree_rows(
 ) -> Rounds[RowsAgreement]:
     """Agree on levels and on the state of transforms.
 
-    Parameters
-    ----------
-    question : RowsQuestion
-    sites : sequence of str
-    session : str
-    site_column : str
-        The column that holds the sites' names: its levels are the sites, in their order.
-    min_count : int
-        Rows that every level must have in all.
-
-    Raises
-    ------
-    DesignError
-        A column holds numbers at one site and categories at another, a level is rare, a site has no
-        whole row, or a reference is no level.
-    PolicyError
-        A site refuses.
+    The levels of `site_column` are the sites, in their order; every other level must have `min_count` rows in
+    all. A DesignError tells of a column that holds numbers at one site and categories at another, of a rare
+    level, of a site without a whole row, and of a reference that is no level.
     """
     ask = rows_ask(session)
     replies = yield [ask(site, "survey_rows", question.to_json()) for site in sites]
@@ -149,10 +118,7 @@ def moment_asks(agreement: RowsAgreement, session: str) -> list[Ask]:
 def opened_design(agreement: RowsAgreement, replies: Sequence[Reply], summed: Sequence[Reply]) -> RowsDesign:
     """Put the answers to :func:`open_asks` and :func:`moment_asks` together.
 
-    Raises
-    ------
-    DesignError
-        Sites code the columns differently, or a column is constant over all sites.
+    A DesignError tells of sites that code the columns differently, and of a column that is constant over all.
     """
     schemas = [json.loads(reply.text) for reply in replies]
     for row, schema in zip(agreement.sites, schemas, strict=True):

@@ -21,22 +21,7 @@ SHARE_TOLERANCE = 1e-6
 
 
 def check_levels(category: pd.Categorical, client: str, name: str, min_count: int) -> None:
-    """Require two levels or more, each with enough entities.
-
-    Parameters
-    ----------
-    category : pandas.Categorical of length n_seen
-        The column of the seen entities.
-    client, name : str
-        For the message.
-    min_count : int
-        Entities that every level must have.
-
-    Raises
-    ------
-    DesignError
-        If there is one level only, or some have too few entities; the message lists them.
-    """
+    """Require two levels or more, each with enough entities; a DesignError lists those that have too few."""
     levels = category.categories.tolist()
     if len(levels) < 2:
         raise DesignError(
@@ -59,21 +44,9 @@ def check_levels(category: pd.Categorical, client: str, name: str, min_count: in
 
 
 def check_varies(values: Floats, client: str, name: str, *, intercept: bool) -> None:
-    """Require that a numeric column is not constant.
+    """Require that a numeric column (n_seen,) is not constant; DesignError.
 
-    Parameters
-    ----------
-    values : ndarray, shape (n_seen,)
-        The column of the seen entities.
-    client, name : str
-        For the message.
-    intercept : bool
-        Whether the model has an intercept; without one a constant other than zero is allowed.
-
-    Raises
-    ------
-    DesignError
-        If it is constant.
+    Without an intercept a constant other than zero is allowed.
     """
     low, high = float(values.min()), float(values.max())
     if high - low <= CONSTANT_TOLERANCE * max(abs(low), abs(high)) and (intercept or not high):
@@ -84,22 +57,7 @@ def check_varies(values: Floats, client: str, name: str, *, intercept: bool) -> 
 
 
 def check_references(terms: Sequence[Term], levels: Mapping[str, Sequence[LevelValue]], client: str) -> None:
-    """Require that a reference written in the formula is a level.
-
-    Parameters
-    ----------
-    terms : sequence of tuple of Expression
-        The terms.
-    levels : mapping
-        Column -> its levels.
-    client : str
-        For the message.
-
-    Raises
-    ------
-    DesignError
-        If it is not; the message lists the levels.
-    """
+    """Require that a reference written in the formula is a level; a DesignError lists the levels."""
     trees = [factor.tree for term in terms for factor in term]
     for tree in trees:
         if not isinstance(tree, Category) or tree.reference is None:
@@ -112,24 +70,10 @@ def check_references(terms: Sequence[Term], levels: Mapping[str, Sequence[LevelV
 
 
 def check_design(X: Floats, names: Sequence[str], client: str, *, intercept: bool) -> None:
-    """Require columns that vary and are linearly independent.
+    """Require columns, (n_seen, p) without the intercept, that vary and are linearly independent.
 
-    Parameters
-    ----------
-    X : ndarray, shape (n_seen, p)
-        The design, without the intercept.
-    names : sequence of str, length p
-        Its columns.
-    client : str
-        For the message.
-    intercept : bool
-        Whether the model has an intercept, of which no column may be a multiple.
-
-    Raises
-    ------
-    DesignError
-        If there are fewer entities than columns, a column is constant, or columns are exactly
-        collinear; the message names them.
+    With an intercept no column may be a multiple of it. A DesignError names the columns that are constant or
+    exactly collinear, or says that there are fewer entities than columns.
     """
     where = f" at client {client!r}" if client else ""
     n, p = X.shape

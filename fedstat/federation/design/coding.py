@@ -65,15 +65,7 @@ _BINARY: Mapping[str, Callable[[Any, Any], Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Coded:
-    """A coded design.
-
-    Attributes
-    ----------
-    X : ndarray, shape (n_seen, p)
-        Without the intercept.
-    names, term_names : tuple of str, length p
-        Design columns, and the term that each belongs to.
-    """
+    """A coded design without the intercept, (n_seen, p): its columns, and the term that each belongs to."""
 
     X: Floats
     names: tuple[str, ...]
@@ -81,28 +73,11 @@ class Coded:
 
 
 def evaluate(tree: Tree, numbers: Mapping[str, Floats], state: State, where: str) -> Any:
-    """Compute a checked tree.
+    """Compute a checked tree, categories excepted, from columns of numbers (n,): (n,), or formulaic's basis.
 
-    Parameters
-    ----------
-    tree : Tree
-        What to compute; categories excepted.
-    numbers : mapping of str to ndarray, shape (n,)
-        The columns.
-    state : dict
-        State of the transforms by their text; what is not there is fixed from these data, and added.
-    where : str
-        For the message: factor and institution.
-
-    Returns
-    -------
-    ndarray of shape (n,), or a basis as formulaic returns it
-
-    Raises
-    ------
-    DesignError
-        If values that are not finite arise (the message counts them), or a transform's options do not
-        fit the data.
+    State of a transform that `state` lacks is fixed from these data, and added. `where` names factor and
+    institution in errors: a DesignError counts values that are not finite, or says that a transform's options
+    do not fit the data.
     """
     match tree:
         case Column(name=name):
@@ -128,31 +103,9 @@ def evaluate(tree: Tree, numbers: Mapping[str, Floats], state: State, where: str
 def code_design(
     terms: Sequence[Term], columns: Columns, state: State, *, intercept: bool, n: int, client: str
 ) -> Coded:
-    """Code terms as formulaic does.
+    """Code checked terms from columns of n entities as formulaic does; errors are those of :func:`evaluate`.
 
-    Parameters
-    ----------
-    terms : sequence of tuple of Expression
-        The terms, checked.
-    columns : Columns
-        The columns that they read, n values each.
-    state : dict
-        As in `evaluate`.
-    intercept : bool
-        Whether the terms stand beside an intercept: then every factor loses a level to it.
-    n : int
-        Number of entities.
-    client : str
-        For messages.
-
-    Returns
-    -------
-    Coded
-
-    Raises
-    ------
-    DesignError
-        As `evaluate`.
+    Beside an intercept every factor loses a level to it. State that is not there yet is added to `state`.
     """
     factors = {factor.label: factor for term in terms for factor in term}
     values = {label: _factor_values(factor, columns, state, client) for label, factor in factors.items()}
@@ -164,13 +117,7 @@ def code_design(
 
 
 def iter_transforms(tree: Tree) -> Iterator[Transform]:
-    """List the transforms of a tree, outer ones first.
-
-    Parameters
-    ----------
-    tree : Tree
-        Any tree.
-    """
+    """List the transforms of a tree, outer ones first."""
     match tree:
         case Transform(operand=operand):
             yield tree
@@ -183,13 +130,7 @@ def iter_transforms(tree: Tree) -> Iterator[Transform]:
 
 
 def plain_state(state: object) -> Any:
-    """State as JSON holds it.
-
-    Parameters
-    ----------
-    state : object
-        What formulaic keeps: numbers, arrays, lists, dicts.
-    """
+    """State as JSON holds it; formulaic keeps numbers, arrays, lists and dicts."""
     match state:
         case dict():
             return {str(key): plain_state(value) for key, value in state.items()}
@@ -202,13 +143,7 @@ def plain_state(state: object) -> Any:
 
 
 def restore_state(state: object) -> Any:
-    """Undo `plain_state`: formulaic counts the degrees of a polynomial in whole numbers.
-
-    Parameters
-    ----------
-    state : object
-        What JSON held.
-    """
+    """Undo :func:`plain_state`: formulaic counts the degrees of a polynomial in whole numbers."""
     match state:
         case dict():
             return {int(k) if k.isdigit() else k: restore_state(value) for k, value in state.items()}

@@ -21,16 +21,7 @@ class LevelCounts:
 
 @dataclass(frozen=True, slots=True)
 class SiteColumns:
-    """What one site tells of its columns.
-
-    Parameters
-    ----------
-    n_rows, n : int
-        Rows of the table, and those that lack nothing that the model reads.
-    kinds : mapping of str to {"number", "category"}
-    levels : mapping of str to LevelCounts
-        Of every coded column.
-    """
+    """What one site tells: rows, rows that lack nothing, kinds of columns, and levels of coded ones."""
 
     n_rows: int
     n: int
@@ -39,13 +30,7 @@ class SiteColumns:
 
 
 def agree_kinds(sites: Mapping[str, SiteColumns]) -> dict[str, Kind]:
-    """Kind of every column.
-
-    Raises
-    ------
-    DesignError
-        A column holds numbers at one site and categories at another.
-    """
+    """Kind of every column; a DesignError where it is one at one site and another at another."""
     agreed: dict[str, Kind] = {}
     first: dict[str, str] = {}
     for site, columns in sites.items():
@@ -65,14 +50,9 @@ def agree_levels(
 ) -> dict[str, tuple[LevelValue, ...]]:
     """Levels of every coded column over all sites, in their order.
 
-    Categorical columns that declare the same order everywhere keep it, without the levels that no
-    row has; otherwise levels are sorted, as in one stacked table.
-
-    Raises
-    ------
-    DesignError
-        Levels are numbers at one site and text at another, there is one only, or some have fewer than
-        `min_count` rows in all.
+    Categorical columns that declare the same order everywhere keep it, without the levels that no row has;
+    otherwise levels are sorted, as in one stacked table. A DesignError tells of levels that are numbers at
+    one site and text at another, of one level only, and of levels with fewer than `min_count` rows in all.
     """
     names = dict.fromkeys(name for columns in sites.values() for name in columns.levels)
     return {name: tuple(sites) if name == site_column else _agree(name, sites, min_count) for name in names}

@@ -18,15 +18,7 @@ Partial: TypeAlias = Literal["drop", "error", "mean"]
 
 @dataclass(frozen=True, slots=True)
 class ObservedRows:
-    """The rows of an institution's table.
-
-    Attributes
-    ----------
-    seen : ndarray of bool, shape (n_rows,)
-        Rows that enter the design.
-    n_partial : int
-        Rows in use that had some of the columns but not all.
-    """
+    """Rows that enter the design (n_rows,), and how many in use had some of the columns but not all."""
 
     seen: Bools
     n_partial: int
@@ -35,25 +27,9 @@ class ObservedRows:
 def find_rows(
     series: Mapping[str, pd.Series], partial: Partial, client: str, use: Bools | None, n_rows: int
 ) -> ObservedRows:
-    """Find the rows that enter the design.
+    """Find the rows that enter the design: of those in `use`, what becomes of a row with some of its columns.
 
-    Parameters
-    ----------
-    series : mapping of str to Series of length n_rows
-        The columns needed.
-    partial : {"drop", "error", "mean"}
-        What becomes of a row with some of them.
-    client : str
-        For messages.
-    use : ndarray of bool, shape (n_rows,), or None
-        Rows to consider.
-    n_rows : int
-        Length of the table.
-
-    Raises
-    ------
-    DesignError
-        If `partial` is "error" and there are partial rows, or the arguments do not fit.
+    A DesignError tells of partial rows where `partial` is "error", and of arguments that do not fit.
     """
     if partial not in get_args(Partial):
         raise DesignError(f"partial: expected one of {get_args(Partial)}, received {partial!r}.")
@@ -75,35 +51,15 @@ def find_rows(
 
 
 def column_means(series: Mapping[str, pd.Series], kinds: Mapping[str, Kind], client: str) -> dict[str, float]:
-    """Means of the numeric columns over the entities that have them.
-
-    Parameters
-    ----------
-    series : mapping of str to Series of length n_seen
-        The columns of the entities considered.
-    kinds : mapping of str to {"number", "category"}
-        What each column holds.
-    client : str
-        For messages.
-    """
+    """Means of the numeric columns over the entities that have them."""
     numeric = {name: one for name, one in series.items() if kinds[name] == "number"}
     return {name: float(np.nanmean(as_numbers(one, client, name))) for name, one in numeric.items()}
 
 
 def require_categories(series: Mapping[str, pd.Series], client: str) -> None:
-    """Require that no category is missing: a mean cannot stand in for one.
+    """Require that no category is missing, for a mean cannot stand in for one.
 
-    Parameters
-    ----------
-    series : mapping of str to Series of length n_seen
-        The columns coded as categories.
-    client : str
-        For the message.
-
-    Raises
-    ------
-    DesignError
-        If one is; the message counts.
+    A DesignError counts those that are.
     """
     for name, one in series.items():
         count = int(one.isna().sum())

@@ -22,31 +22,13 @@ from fedstat.typing import Bools, Floats
 
 
 def build_response(frame: pd.DataFrame, text: str, columns: Sequence[str], client: str) -> Floats:
-    """Compute the left side of a formula.
+    """Compute the left side of a formula, for instance ``"log(y)"``, ``"visits > 0"`` or ``"cbind(a, b)"``.
 
-    Parameters
-    ----------
-    frame : DataFrame, n_rows rows
-        The institution's table.
-    text : str
-        The left side, for instance ``"log(y)"``, ``"visits > 0"`` or ``"cbind(events, n - events)"``
-        (`Formula.response`).
-    columns : sequence of str
-        The columns that it reads (`Formula.response_columns`).
-    client : str
-        The institution, for messages.
+    (n_rows,), or (n_rows, 2) for ``cbind``: successes, failures. NaN, in the whole row, where a column is
+    missing; 0 and 1 for a comparison or a logical column.
 
-    Returns
-    -------
-    ndarray, shape (n_rows,), or (n_rows, 2) for ``cbind``: successes, failures
-        NaN, in the whole row, where a column is missing; 0 and 1 for a comparison or a logical column.
-
-    Raises
-    ------
-    FormulaError
-        If the text holds anything outside the formula language, or reads other columns.
-    DesignError
-        If a column is absent, holds categories, infinite values arise, or a count is negative.
+    A FormulaError tells of a text outside the formula language, or that reads other columns than those given;
+    a DesignError of a column that is absent or holds categories, of infinite values, and of a negative count.
     """
     expression = parse_expression(text, response=True)
     series = _declared(frame, expression.columns, columns, "response", client)
@@ -58,30 +40,10 @@ def build_response(frame: pd.DataFrame, text: str, columns: Sequence[str], clien
 
 
 def build_offset(frame: pd.DataFrame, texts: Sequence[str], columns: Sequence[str], client: str) -> Floats:
-    """Compute the offset of a formula: the sum of its offsets.
+    """Compute the sum of a formula's offsets from what stands inside each, for instance ``("log(days)",)``.
 
-    Parameters
-    ----------
-    frame : DataFrame, n_rows rows
-        The institution's table.
-    texts : sequence of str
-        What stands inside each ``offset(...)``, for instance ``("log(days)",)`` (`Formula.offsets`).
-    columns : sequence of str
-        The columns that they read in all (`Formula.offset_columns`).
-    client : str
-        The institution, for messages.
-
-    Returns
-    -------
-    ndarray, shape (n_rows,)
-        On the scale of the linear predictor; NaN where a column is missing.
-
-    Raises
-    ------
-    FormulaError
-        If a text holds anything outside the formula language, or they read other columns.
-    DesignError
-        If a column is absent, holds categories, or infinite values arise.
+    (n_rows,), on the scale of the linear predictor; NaN where a column is missing. Errors are those of
+    :func:`build_response`.
     """
     expressions = [parse_numeric(text) for text in texts]
     read = dict.fromkeys(name for expression in expressions for name in expression.columns)

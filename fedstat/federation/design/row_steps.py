@@ -194,11 +194,8 @@ def open_rows(data: SiteData, state: State, text: str) -> tuple[dict[str, Array]
 def sum_columns(data: SiteData, state: State) -> dict[str, Array]:
     """Sum the moments of every column over the rows.
 
-    Returns
-    -------
-    dict
-        ``moments`` (4, p): rows, sum, squared deviations from the site's mean, and rows times that mean's
-        square. Only their sums over sites are needed.
+    Released are `moments` (4, p): rows, sum, squared deviations from the site's mean, and rows times that
+    mean's square. Only their sums over sites are needed.
     """
     opened, n = rows_of(state), float(state.entities)
     mean, spread = opened.own

@@ -38,20 +38,9 @@ MOST_NAMES = 10_000
 class RowsQuestion:
     """What a model reads of every site's table; plain values.
 
-    Attributes
-    ----------
-    response : str
-        Left side of the formula.
-    response_columns : tuple of str
-    terms, columns : tuple of str
-        Terms of the right side, and the columns that they read; empty for an intercept alone.
-    offsets, offset_columns : tuple of str
-        Expressions inside ``offset()``, and their columns.
-    intercept : bool
-    weights : dict of str to str
-        Column by role: "freq_weights", "var_weights", "exposure".
-    labels : tuple of str
-        Columns of groups: clusters, strata.
+    `response` is the left side, `offsets` are expressions inside ``offset()``, each with the columns that it
+    reads; `terms` are empty for an intercept alone. `weights` are columns by role ("freq_weights",
+    "var_weights", "exposure"), `labels` columns of groups: clusters, strata.
     """
 
     response: str
@@ -76,24 +65,14 @@ class RowsQuestion:
 
     @classmethod
     def from_json(cls, text: str) -> RowsQuestion:
-        """Read a question, checked as if a stranger had written it.
-
-        Raises
-        ------
-        MessageError
-            It is not a whole question.
-        """
+        """Read a question, checked as if a stranger had written it; a MessageError where it is none."""
         return records.from_json(cls, text, "the question about a table's rows")
 
     def check(self) -> None:
         """Refuse a response that a site cannot compute from its own rows, and too many columns.
 
-        Raises
-        ------
-        FormulaError
-            It is centred or scaled, which needs the rows of all sites.
-        MessageError
-            A role of a column is unknown, or there are more than `MOST_NAMES` terms or columns.
+        A FormulaError tells of a centred or scaled response, which needs the rows of all sites, a
+        MessageError of an unknown role, or of more than `MOST_NAMES` terms or columns.
         """
         if not set(self.weights) <= set(WEIGHTS):
             raise MessageError("the question about a table's rows names unknown roles")
@@ -122,21 +101,11 @@ class RowsQuestion:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WholeRows:
-    """A chunk of a site's table without the rows that lack something.
+    """The m rows of a chunk that lack nothing: their needed columns, and where in the chunk they are.
 
-    Attributes
-    ----------
-    frame : DataFrame, m rows
-        The needed columns.
-    whole : (rows of the chunk,) array of bool
-        Which rows they are.
-    y : (m,) or (m, 2) array
-    offset : (m,) array or None
-        Offset and the logarithm of the exposure together.
-    weights : mapping of str to (m,) array
-        By role, without the exposure.
-    weightless : int
-        Rows of the chunk that have a frequency weight of zero and are left out.
+    `y` is (m,), or (m, 2) for counts; `offset` (m,) has the logarithm of the exposure in it; `weights` (m,)
+    are by role, without the exposure. `weightless` counts the rows that have a frequency weight of zero and
+    are left out.
     """
 
     frame: pd.DataFrame
@@ -164,13 +133,9 @@ class WholeRows:
 def whole_rows(data: SiteData, question: RowsQuestion) -> Iterator[WholeRows]:
     """Read a site's table in chunks, without the rows that lack a value that the question reads.
 
-    Rows of frequency weight zero are left out as well.
-
-    Raises
-    ------
-    DesignError
-        A column is absent or of an unsupported type, a weight is negative, an exposure is not
-        positive, or a response or offset is not finite.
+    Rows of frequency weight zero are left out as well. A DesignError tells of a column that is absent or of
+    an unsupported type, of a negative weight, an exposure that is not positive, and of a response or offset
+    that is not finite.
     """
     for chunk in data.table.chunks(question.needed):
         series = pick_columns(chunk, question.needed, data.name)
@@ -236,14 +201,10 @@ def _weights(frame: pd.DataFrame, question: RowsQuestion, site: str) -> dict[str
 def design_matrix(
     rows: WholeRows, question: RowsQuestion, terms: tuple[Term, ...], spec: BlockSpec, site: str
 ) -> tuple[Floats, tuple[str, ...], tuple[str, ...]]:
-    """Code a chunk by an agreed specification.
+    """Code whole rows by an agreed specification.
 
-    Returns
-    -------
-    X : (m, q) array
-        C-contiguous; the first column is one where there is an intercept.
-    names, term_names : tuple of str
-        Of the columns without the intercept.
+    Returned are the design (m, q), C-contiguous, its first column one where there is an intercept, and names
+    and terms of the other columns.
     """
     m = len(rows.frame)
     plain = [name for term in terms if (name := _plain_column(term, spec)) is not None]

@@ -22,26 +22,11 @@ Figures: TypeAlias = Figure | list[Figure] | dict[str, Figure]
 class BlockSpec:
     """How an institution's columns are coded; plain values, enough to code new rows the same way.
 
-    Attributes
-    ----------
-    client : str
-        The institution.
-    terms, columns : tuple of str
-        As in `ClientTerms`.
-    names, term_names : tuple of str, length p
-        The design columns, and the term that each belongs to.
-    intercept : bool
-        Whether the model has an intercept, which is never part of the block.
-    kinds : dict of str to {"number", "category"}
-        What each column holds.
-    levels : dict of str to tuple
-        Agreed levels, in order, of every column coded as categories.
-    state : dict
-        State of the transforms, by their text. It may hold figures of the data (a mean, the bounds and
-        knots of a spline): it stays where the block is unless its release is declared.
-    means : dict of str to float
-        Means that replace single missing numbers; empty unless the block was built with
-        ``partial="mean"``.
+    `names` are the p design columns without the intercept, `term_names` the term of each; `levels` the agreed
+    levels, in order, of every column coded as categories. `state`, of transforms by their text, may hold
+    figures of the data (a mean, the bounds and knots of a spline): it stays where the block is unless its
+    release is declared. `means` replace single missing numbers; they are empty unless the block was built
+    with ``partial="mean"``.
     """
 
     client: str
@@ -61,29 +46,13 @@ class BlockSpec:
 
     @classmethod
     def from_json(cls, text: str) -> BlockSpec:
-        """Read a specification, and check it as if a stranger had written it.
-
-        Parameters
-        ----------
-        text : str
-            What `to_json` wrote.
-
-        Raises
-        ------
-        DesignError
-            If it is not a whole specification.
-        FormulaError
-            If a term holds anything outside the formula language.
-        """
+        """Read what :meth:`to_json` wrote, and check it as if a stranger had written it."""
         return records.from_json(cls, text, "block specification (BlockSpec)", DesignError)
 
     def check(self) -> None:
         """Require terms of the formula language and a state that belongs to them.
 
-        Raises
-        ------
-        DesignError, FormulaError
-            As `from_json`.
+        A FormulaError tells of the terms, a DesignError of what does not belong together.
         """
         terms = read_terms(self.terms, self.columns) if self.terms or self.columns else ()
         transforms = {t.text: t for term in terms for f in term for t in iter_transforms(f.tree)}
@@ -106,18 +75,8 @@ class BlockSpec:
 def read_terms(terms: Sequence[str], columns: Sequence[str]) -> tuple[Term, ...]:
     """Read terms again: what comes from elsewhere is checked where it is used.
 
-    Parameters
-    ----------
-    terms : sequence of str
-        Each one term, as formula text.
-    columns : sequence of str
-        The columns that they read in all.
-
-    Raises
-    ------
-    FormulaError
-        If a text holds anything outside the formula language or is not one term, or the terms read other
-        columns.
+    A FormulaError tells of a text outside the formula language or that is not one term, and of terms that
+    read other columns than those declared.
     """
     parsed = []
     for text in terms:
@@ -132,15 +91,7 @@ def read_terms(terms: Sequence[str], columns: Sequence[str]) -> tuple[Term, ...]
 
 
 def coded_columns(terms: Iterable[Term], kinds: Mapping[str, Kind]) -> tuple[str, ...]:
-    """List the columns that need levels: those that hold categories, and numbers inside C().
-
-    Parameters
-    ----------
-    terms : iterable of tuple of Expression
-        The terms.
-    kinds : mapping of str to {"number", "category"}
-        What each column holds.
-    """
+    """List the columns that need levels: those that hold categories, and numbers inside C()."""
     trees = [factor.tree for term in terms for factor in term]
     coded = [tree.column for tree in trees if isinstance(tree, Category)]
     coded += [name for name, kind in kinds.items() if kind == "category"]

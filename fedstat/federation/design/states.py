@@ -57,13 +57,7 @@ class Recurrence:
         return now
 
     def check(self) -> None:
-        """Require what belongs to the first polynomials.
-
-        Raises
-        ------
-        MessageError
-            It is no such recurrence.
-        """
+        """Require what belongs to the first polynomials; a MessageError where it is no such recurrence."""
         whole = len(self.alpha) == len(self.norms) <= self.degree
         if not whole or not all(x > 0.0 for x in self.norms):
             raise MessageError("the recurrence of a polynomial is not whole")
@@ -104,24 +98,10 @@ def stateful(terms: Sequence[Term]) -> list[Transform]:
 
 
 def agree_states(question: RowsQuestion, sites: Sequence[str], ask: Any) -> Rounds[State]:
-    """Agree on the state of every transform.
+    """Agree on the state of every transform: by its text, as formulaic keeps it.
 
-    Parameters
-    ----------
-    question : RowsQuestion
-    sites : sequence of str
-    ask : callable
-        ``ask(site, step, content) -> Ask``.
-
-    Returns
-    -------
-    dict
-        State by the text of each transform, as formulaic keeps it.
-
-    Raises
-    ------
-    FormulaError
-        A spline without its knots and bounds.
+    `ask(site, step, content)` addresses a step. A FormulaError tells of a spline without its knots and
+    bounds.
     """
     terms = question.read_terms()
     pending = stateful(terms)
@@ -148,11 +128,8 @@ def agree_states(question: RowsQuestion, sites: Sequence[str], ask: Any) -> Roun
 def transform_sums(data: SiteData, site_state: SiteState, text: str) -> tuple[dict[str, Array], str]:
     """Sum what the next transforms need over this site's whole rows.
 
-    Returns
-    -------
-    dict
-        ``sums`` (T, 3): for center and scale rows, mean and squared deviations; for a polynomial
-        0, sum of P_k^2 and of x P_k^2.
+    Released are `sums` (T, 3): for center and scale rows, mean and squared deviations; for a polynomial 0,
+    sum of P_k^2 and of x P_k^2.
     """
     asked = records.from_json(TransformQuestion, text, f"{data.name}: the question about transforms")
     question, growing = RowsQuestion.from_json(asked.question), asked.targets
@@ -252,10 +229,7 @@ def combine_moments(parts: Floats) -> Floats:
 def _settle(transform: Transform, sums: Floats, recurrence: Recurrence | None) -> dict[Any, Any] | None:
     """State of a transform when its sums are there; None while a polynomial needs more.
 
-    Raises
-    ------
-    DesignError
-        There are too few distinct values.
+    A DesignError tells of too few distinct values.
     """
     if recurrence is not None:
         _, squares, moment = sums.sum(axis=0)

@@ -30,13 +30,7 @@ BLOCK = 4096
 
 @dataclass(slots=True, eq=False)
 class RowTally:
-    """Counts of the first pass over a site's coded rows.
-
-    Attributes
-    ----------
-    names, term_names : tuple of str
-        Design columns without the intercept, and the term of each.
-    """
+    """Counts of the first pass over a site's coded rows; names are without the intercept."""
 
     data: SiteData
     question: RowsQuestion
@@ -88,12 +82,7 @@ class RowTally:
     def tell_counts(self, state: State) -> Floats:
         """Tell what was counted; return rows, mean and standard deviation of every column, (3, p).
 
-        Raises
-        ------
-        PolicyError
-            The owner's rules refuse.
-        DesignError
-            No row is whole.
+        A PolicyError where the owner's rules refuse, a DesignError where no row is whole.
         """
         name, question = self.data.name, self.question
         if self._moments is None or self._ones is None:

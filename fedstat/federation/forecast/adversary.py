@@ -38,21 +38,10 @@ def who_learns(
     n_masked: int,
     dealers: Mapping[tuple[str, str], str],
 ) -> Iterator[tuple[str, str]]:
-    """Say who could learn what.
+    """Say who could learn what: pairs of a party and a sentence.
 
-    Parameters
-    ----------
-    planned : sequence of Planned
-    at : str or None
-        Where the coordinator sits.
-    n_masked : int
-        Sites of the masked sums; 0 where there are none.
-    dealers : mapping of (str, str) to str
-        Who deals for the secure product of each two institutions; empty for the coordinator.
-
-    Yields
-    ------
-    who, sentence : str
+    `at` is where the coordinator sits; `n_masked` counts the sites of the masked sums, 0 where there are
+    none; `dealers` name who deals for the secure product of each two institutions, empty for the coordinator.
     """
     coordinator = "Coordinator" if at is None else f"Coordinator, at {at}"
     yield from ((coordinator, sentence) for sentence in coordinator_learns(planned, at))

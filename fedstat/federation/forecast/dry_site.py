@@ -30,14 +30,7 @@ COMMON_SEED = 1
 class DrySite(Site):
     """A site of which name, policy and the number of records are known, and whose design is invented.
 
-    Parameters
-    ----------
-    name : str
-    policy : Policy
-    n_rows : int
-        Records that it is said to have.
-    instead : mapping of (str, str) to Step, optional
-        By family and step: what stands in the place of a step that reads records.
+    `instead` are steps, by family and name, that stand in the place of those that read records.
     """
 
     def __init__(
@@ -62,10 +55,7 @@ class DrySite(Site):
     def hear(self, ask: Ask) -> Reply:
         """Answer a question, and note in :attr:`refused` which of the owner's rules refuse the answer.
 
-        Raises
-        ------
-        PolicyError
-            Not even a policy that allows all lets the answer pass.
+        A PolicyError where not even a policy that allows all lets the answer pass.
         """
         self.refused = list(refusals(self.name, self.owners, ask, FAMILIES[ask.family][ask.step]))
         if ask.masked is not None:

@@ -24,18 +24,10 @@ Lengths: TypeAlias = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """Rounds of which there are as many as the data ask for.
+    """Rounds of which there are as many as the data ask for: `lengths` in a short, usual and long fit.
 
-    Parameters
-    ----------
-    counted : str
-        Step of which there is one round in an iteration.
-    steps : frozenset of str
-        Steps of an iteration, this one among them.
-    lengths : (int, int, int)
-        Iterations of a fit that is short, usual and long.
-    sizes : int
-        How many shapes an array goes through, until it has its largest; 0 where all have the same.
+    There is one round of the step `counted` in an iteration, whose `steps` have it among them. An array goes
+    through `sizes` shapes until it has its largest; 0 where all have the same.
     """
 
     counted: str
@@ -59,22 +51,11 @@ class Loop:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """Messages of one array from one institution to another.
+    """Messages of one array from one institution to another, as the account enters them (`Entry`).
 
-    Parameters
-    ----------
-    sender, receiver, step, array, kind, what, masked
-        See :class:`~fedstat.federation.account.entry.Entry`.
-    shape : tuple of int
-        The largest.
-    entities : int
-        Behind one message; 0 where none are.
-    messages, bytes : tuple of int
-        At the fewest, the expected and the most iterations.
-    rules : tuple of str
-        Rules of the sender's policy that it meets; none for what the coordinator sends.
-    refusals : tuple of Refusal
-        What the sender's policy says against it.
+    `shape` is the largest; `entities` those behind one message, 0 where none are; `messages` and `bytes` are
+    counted at the fewest, the expected and the most iterations. `rules` are those of the sender's policy that
+    it meets, none for what the coordinator sends, and `refusals` what that policy says against it.
     """
 
     sender: str
@@ -94,13 +75,7 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What a fit would ask for, at the fewest, the expected and the most iterations.
-
-    Parameters
-    ----------
-    course : DryRun
-    loops : sequence of Loop
-    """
+    """What a fit would ask for, at the fewest, the expected and the most iterations."""
 
     course: DryRun
     loops: Sequence[Loop] = ()

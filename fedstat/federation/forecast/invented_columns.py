@@ -26,16 +26,7 @@ def invent_columns(
 ) -> dict[str, DrySite]:
     """Let every site have opened a block of the agreed columns and entities, and one of them the response.
 
-    Parameters
-    ----------
-    design : Design
-    rows : mapping of str to int array
-        Positions of each site's records among all entities.
-    policies : mapping of str to Policy
-    family : DistributionSpec
-        Of the response.
-    session : str
-        Of the model.
+    `rows` are the positions of each site's records among all entities, `session` is that of the model.
     """
     rng = generator()
     states = {name: State(name) for name in policies}

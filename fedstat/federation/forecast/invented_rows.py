@@ -34,15 +34,9 @@ GROUPS = 2
 
 @dataclass(frozen=True, slots=True)
 class RowsInvention:
-    """What rows are drawn of.
+    """What rows are drawn of: the agreed columns, and a response of a distribution.
 
-    Parameters
-    ----------
-    agreement : RowsAgreement
-    family : DistributionSpec
-        Of the response.
-    nested : tuple of str
-        Columns of groups that have one level a site, such as the strata of its clusters.
+    `nested` are columns of groups that have one level a site, such as the strata of its clusters.
     """
 
     agreement: RowsAgreement

@@ -35,26 +35,13 @@ class Rehearsed(Exception):  # noqa: N818  (no error: the end of a fit that was 
 class DryRun:
     """What a rehearsal went through.
 
-    Parameters
-    ----------
-    at : str or None
-        Where the coordinator sits.
-    entries : tuple of Entry
-        As the ledger of the fit would have them.
-    rounds : tuple of tuple of str
-        Steps of every round trip between institutions.
-    declared : mapping of (str, str, str) to (Declared, Policy)
-        What each site's array is, by site, step and array, and the policy that it meets.
-    refused : mapping of (str, str) to tuple of Refusal
-        What policies would refuse, by site and step.
-    n_masked : int
-        Sites of the masked sums; 0 where there are none.
-    dealers : mapping of (str, str) to str
-        Who deals for the secure product of each two institutions; empty for the coordinator.
-    earlier : mapping of str to tuple of str
-        Kinds of what has left each institution already, when the model was made.
-    cut_short : str
-        The step at which a refusal ended it, because no policy could let it pass; empty where none did.
+    `at` is where the coordinator sits; `entries` are as the ledger of the fit would have them; `rounds` are
+    the steps of every round trip between institutions. `declared` tells, by site, step and array, what the
+    array is and the policy that it meets; `refused` what policies would refuse, by site and step. `n_masked`
+    counts the sites of the masked sums, 0 where there are none; `dealers` name who deals for the secure
+    product of each two institutions, empty for the coordinator. `earlier` are kinds of what has left each
+    institution already, when the model was made. `cut_short` is the step at which a refusal ended it, because
+    no policy could let it pass.
     """
 
     at: str | None
@@ -123,12 +110,9 @@ class Rehearsal:
         )
 
     def run(self, protocol: Rounds[Fit], ledger: Ledger) -> NoReturn:
-        """Carry a protocol's questions to the dry sites.
+        """Carry a protocol's questions to the dry sites; ends in :class:`Rehearsed`.
 
-        Raises
-        ------
-        Rehearsed
-            The protocol has ended; what it returns rests on made up numbers, and is not handed on.
+        What the protocol returns rests on made up numbers, and is not handed on.
         """
         self._ledger, self._earlier = Ledger(at=ledger.at), ledger.kinds_by_client()
         try:

@@ -57,15 +57,7 @@ from fedstat.typing import Array, Ints
 
 @dataclass(frozen=True, slots=True)
 class EntityNumbers:
-    """What the coordinator knows after a private alignment.
-
-    Attributes
-    ----------
-    n_entities : int
-        Size of the union.
-    rows : mapping of str to int64 array
-        Numbers of each site's entities, ascending.
-    """
+    """What the coordinator knows after an alignment: size of the union, and numbers by site, ascending."""
 
     n_entities: int
     rows: Mapping[str, Ints]
@@ -73,40 +65,22 @@ class EntityNumbers:
 
 @dataclass(frozen=True, slots=True)
 class Numbered:
-    """Numbers that the coordinator has given, before the sites have taken them.
-
-    Attributes
-    ----------
-    n_entities : int
-        Size of the union.
-    places : mapping of str to int64 array
-        Numbers of each site's entities, in the order of the list that the site made.
-    """
+    """Numbers before the sites have taken them, in the order of the list that each site made."""
 
     n_entities: int
     places: Mapping[str, Ints]
 
 
 def align_entities(sites: Sequence[str], session: str) -> Rounds[EntityNumbers]:
-    """Give the entities of all sites numbers, which each site's table, a :class:`KeyTable`, keeps.
+    """Give the entities of two sites or more numbers, which each site's table, a :class:`KeyTable`, keeps.
 
-    Six rounds and one for every site. A site raises every list by itself, which takes some 43 microseconds a
-    key; `cryptography` holds Python's lock meanwhile, so that threads would not help.
+    Six rounds and one for every site, in the order of the ring. A site raises every list by itself, which
+    takes some 43 microseconds a key; `cryptography` holds Python's lock meanwhile, so that threads would not
+    help.
 
-    Parameters
-    ----------
-    sites : sequence of str
-        At least two, in the order of the ring.
-    session : str
-
-    Raises
-    ------
-    PartitionError
-        The keys of two sites are of different types, or under different names.
-    SecurityError
-        A key of a site is not the pinned one, or a list was altered.
-    MessageError
-        A site's list came back with another length, or with equal tokens.
+    A PartitionError tells of keys of different types, or under different names; a SecurityError of a key of a
+    site that is not the pinned one, or of a list that was altered; a MessageError of a list that came back
+    with another length, or with equal tokens.
     """
     numbered = yield from number_entities(sites, session)
     yield [Ask(site, FAMILY, "take_places", {"places": numbered.places[site]}, session) for site in sites]

@@ -78,19 +78,9 @@ def draw_salt(data: SiteData, state: State, text: str) -> tuple[dict[str, Array]
 def enter_keys(
     data: SiteData, state: State, text: str, salt: Array | None = None
 ) -> tuple[dict[str, Array], str]:
-    """Hash, raise and sort the site's own keys, and seal them for the next site.
+    """Hash, raise and sort the site's own keys, and seal them for the next site of the ring in `text`.
 
-    Parameters
-    ----------
-    text : str
-        JSON: the ring, names of all sites.
-    salt : uint8 array, optional
-        Sealed by the first site; left out for that site itself.
-
-    Returns
-    -------
-    points : uint8 array
-        Sealed.
+    The salt is sealed by the first site, and left out for that site itself.
     """
     ring, keys = _ring(data, state, text), _keys(data)
     if salt is not None:
@@ -116,12 +106,9 @@ def pass_list(data: SiteData, state: State, text: str, points: Array) -> tuple[d
 
 
 def show_tokens(data: SiteData, state: State, text: str, points: Array) -> tuple[dict[str, Array], str]:
-    """Raise the last list, and hand its tokens to the coordinator; the scalar is dropped.
+    """Raise the last list, and hand its tokens (n, 32) to the coordinator; the scalar is dropped.
 
-    Returns
-    -------
-    tokens : uint8 array, (n, 32)
-        In the order that the list's owner gave it.
+    They are in the order that the list's owner gave it.
     """
     ring = _ring(data, state, text)
     if _lists(state).left != 1:
@@ -142,15 +129,8 @@ def take_places(data: SiteData, state: State, places: Array) -> dict[str, Array]
 def keep_places(data: SiteData, state: State, text: str, places: Array) -> tuple[dict[str, Array], str]:
     """Take the numbers of the site's own entities for all sessions to come, and keep them in its folder.
 
-    Parameters
-    ----------
-    text : str
-        JSON: the name of the alignment.
-
-    Returns
-    -------
-    seen : bool array, (n,)
-        Which of the entities have a record here, in the order of `places`; others are a key alone.
+    The text names the alignment. Released is `seen` (n,): which of the entities have a record here, in the
+    order of `places`; others are a key alone.
     """
     if not isinstance(data.table, LinkedTable):
         raise MessageError(f"{data.name}: it has no records that are linked by a key")

@@ -27,29 +27,14 @@ class RoundEngine:
     """Runs protocols round by round; a subclass says how the questions of a round are answered."""
 
     def run(self, protocol: Rounds[Fit], ledger: Ledger) -> Fit:
-        """Run a protocol.
+        """Run a protocol to its end, and return what it returns; a DoorError where a site refuses.
 
-        Replies go back in the order of the asks, never in the order of arrival, so that sums over
-        sites are the same to the bit on every engine.
+        Replies go back in the order of the asks, never in the order of arrival, so that sums over sites are
+        the same to the bit on every engine.
 
-        Parameters
-        ----------
-        protocol : generator
-            See :data:`Rounds`.
-        ledger : Ledger
-            Written as the messages pass; what passes between the coordinator and the site at which
-            it sits (``ledger.at``) leaves no institution and is not entered, nor are the sites'
-            statements on what has passed; the account (``ledger.account``) has all of it.
-
-        Returns
-        -------
-        object
-            What the protocol returns.
-
-        Raises
-        ------
-        DoorError
-            A site refused.
+        The ledger is written as the messages pass. What passes between the coordinator and the site at which
+        it sits (``ledger.at``) leaves no institution and is not entered, nor are the sites' statements on
+        what has passed; the account (``ledger.account``) has all of it.
         """
         self._begin_run()
         try:
@@ -79,13 +64,7 @@ class Door(Protocol):
 
 
 class LocalEngine(RoundEngine):
-    """All sites in one process; every message is packed to bytes and back.
-
-    Parameters
-    ----------
-    sites : mapping of str to Door
-        The institutions.
-    """
+    """All sites in one process; every message is packed to bytes and back."""
 
     def __init__(self, sites: Mapping[str, Door]) -> None:
         self._doors: dict[str, Callable[[bytes], bytes]] = {n: s.answer for n, s in sites.items()}
@@ -113,12 +92,8 @@ def leaves(ask: Ask, ledger: Ledger) -> bool:
 def enter(ask: Ask, outcome: Reply | FedstatError, ledger: Ledger) -> None:
     """Write an ask and its outcome into the coordinator's account, and into the ledger what it is about.
 
-    A question that was refused is in the account alone: nothing came of it.
-
-    Raises
-    ------
-    MessageError
-        Another site answered.
+    A question that was refused is in the account alone: nothing came of it. A MessageError where another site
+    answered.
     """
     if isinstance(outcome, Reply) and outcome.site != ask.site:
         raise MessageError(f"'{outcome.site}' answered in the place of '{ask.site}'")

@@ -27,17 +27,9 @@ def introduce(data: SiteData, state: State, text: str) -> tuple[dict[str, Array]
 
 
 def announce(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
-    """Sign a fresh key for this session.
+    """Sign a fresh key for this session, of which the text tells the name, and the identities by site.
 
-    Parameters
-    ----------
-    text : str
-        JSON: ``session``, and ``public``, the identities by site.
-
-    Raises
-    ------
-    SecurityError
-        An identity is not the one that this site's owner pinned.
+    A SecurityError where an identity is not the one that this site's owner pinned.
     """
     content = json.loads(text)
     public = {name: PublicIdentity.from_json(key) for name, key in content["public"].items()}
@@ -74,13 +66,7 @@ FAMILIES[FAMILY] = STEPS
 
 
 def agree_keys(sites: Sequence[str], session: str) -> Rounds[None]:
-    """Let sites agree on pairwise keys.
-
-    Raises
-    ------
-    SecurityError
-        A key is not the pinned one, or a signature is wrong.
-    """
+    """Let sites agree on pairwise keys; a SecurityError where a key is not pinned or a signature wrong."""
 
     def ask(site: str, step: str, content: str) -> Ask:
         return Ask(site, FAMILY, step, {}, session, content)

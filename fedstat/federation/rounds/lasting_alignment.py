@@ -41,16 +41,9 @@ from fedstat.typing import Bools, Ints
 class LastingAlignment:
     """Which entities are at which sites, as the coordinator knows it.
 
-    Parameters
-    ----------
-    name : str
-        16 hexadecimal digits, drawn by the coordinator.
-    n_entities : int
-        Size of the union of all keys.
-    listed : mapping of str to int64 array
-        Numbers of the entities whose keys a site has, ascending; by site, in the order of the ring.
-    seen : mapping of str to bool array
-        Which of these have a record there; the others are a key alone.
+    The name is 16 hexadecimal digits that the coordinator drew; `n_entities` is the size of the union of all
+    keys. By site, in the order of the ring: `listed`, numbers of the entities whose keys a site has,
+    ascending; `seen`, which of these have a record there, while the others are a key alone.
     """
 
     name: str
@@ -90,10 +83,7 @@ class LastingAlignment:
 def load_alignment(folder: Path) -> LastingAlignment | None:
     """Read the alignment of a federation; None where there is none yet.
 
-    Raises
-    ------
-    PartitionError
-        The file holds something else.
+    A PartitionError where the file holds something else.
     """
     path = folder / ALIGNMENT
     if not path.exists():
@@ -114,23 +104,12 @@ def load_alignment(folder: Path) -> LastingAlignment | None:
 
 
 def align_lastingly(sites: Sequence[str], session: str, name: str) -> Rounds[LastingAlignment]:
-    """Align the entities of all sites, each of which keeps the numbers of its own.
+    """Align the entities of two sites or more, in a ring; each keeps the numbers of its own.
 
-    Parameters
-    ----------
-    sites : sequence of str
-        At least two, in the order of the ring.
-    session : str
-    name : str
-        16 hexadecimal digits that no alignment had before.
-
-    Raises
-    ------
-    PartitionError, SecurityError, MessageError
-        As :func:`~fedstat.federation.rounds.alignment.align_entities`.
-    EngineError
-        A site cannot write it into its folder. Some sites may have taken the new alignment then, and are not
-        answering under the old one any longer.
+    `name` has 16 hexadecimal digits and was that of no alignment before. Errors are those of
+    :func:`~fedstat.federation.rounds.alignment.align_entities`, and an EngineError where a site cannot write
+    it into its folder. Some sites may have taken the new alignment then, and are not answering under the old
+    one any longer.
     """
     numbered = yield from number_entities(sites, session)
     places = numbered.places

@@ -27,28 +27,11 @@ Fit = TypeVar("Fit")
 
 
 def masked(protocol: Rounds[Fit], sites: Sequence[str], session: str) -> Rounds[Fit]:
-    """Run a protocol with masked sums over sites.
+    """Run a protocol with masked sums over two sites or more; return what it returns.
 
-    Parameters
-    ----------
-    protocol : generator
-        Its own rounds; of arrays that are declared maskable it may use sums over all of `sites` only.
-    sites : sequence of str
-        Terms of every sum, two or more.
-    session : str
-        Of the protocol's asks.
-
-    Returns
-    -------
-    object
-        What the protocol returns.
-
-    Raises
-    ------
-    MessageError
-        The protocol asks some of the sites only for what is to be added up.
-    SecurityError
-        A key is not the pinned one, or masks did not cancel.
+    Of arrays that are declared maskable the protocol may use sums over all of `sites` only. A MessageError
+    tells of one that asks only some of them for what is to be added up, a SecurityError of sites that could
+    not agree on keys, or of masks that do not cancel.
     """
     try:
         asks = next(protocol)

@@ -31,19 +31,9 @@ from fedstat.typing import Array, Floats, Ints
 class Part:
     """One side of a secure product, as the coordinator describes it to a client.
 
-    Parameters
-    ----------
-    number : str
-        Name of the product in this session.
-    product : MatrixProduct
-    bits : int
-        Fractional bits.
-    columns : str
-        What this client multiplies, as its family names it.
-    first : bool
-        Whether it is the product's client A.
-    peer, dealer : str
-        The other client; who deals, empty for the coordinator.
+    `number` is the product's name in this session, `bits` the fractional ones, `columns` what this client
+    multiplies, as its family names it; `first` tells the product's client A. `peer` is the other client,
+    `dealer` who deals, empty for the coordinator.
     """
 
     number: str
@@ -108,17 +98,9 @@ def open_product(
 ) -> tuple[dict[str, Array], str]:
     """Send the other client this client's columns less a random table.
 
-    Parameters
-    ----------
-    columns_of : callable
-        See :func:`product_steps`.
-    text : str
-        A :class:`Part`.
-    rows : (n,) array of int
-        Which of its rows take part, in the agreed order.
-    dealt : array of uint8
-        The dealer's seed (and, at client B, its share of the triple): sealed by a dealing client, plain
-        from the coordinator.
+    `text` is a :class:`Part`, `rows` (n,) are those that take part, in the agreed order. `dealt` is the
+    dealer's seed (and, at client B, its share of the triple): sealed by a dealing client, plain from the
+    coordinator.
     """
     part, keys = read_part(text), keys_of(state)
     X, units = columns_of(data, state, part.columns)
@@ -139,24 +121,11 @@ def open_product(
 def share_product(
     behind: Behind, data: SiteData, state: State, text: str, group: Ints, opened: Array
 ) -> tuple[dict[str, Array], str]:
-    """Release this client's share of the product by pattern; only the sum of both shares means anything.
+    """Release this client's share of a product by pattern; only the sum of both shares means anything.
 
-    Parameters
-    ----------
-    behind : callable
-        See :func:`product_steps`.
-    text : str
-        Number of the product.
-    group : (n,) array of int
-        Pattern of each row that takes part.
-    opened : array of uint8
-        What the other client opened, sealed.
-
-    Returns
-    -------
-    dict
-        ``share`` (groups, p, q), and where columns are not standardised ``units`` (p,) or (q,), by which
-        this client's side of the product is to be multiplied.
+    `text` numbers the product, `group` (n,) is the pattern of each row that takes part, `opened` what the
+    other client opened, sealed. Released are `share` (groups, p, q), and where columns are not standardised
+    `units` (p,) or (q,), by which this client's side of the product is to be multiplied.
     """
     name = f"product {json.loads(text)}"
     held = state.use(name, OpenProduct, "this product was not opened here; ask 'open_product' first")
@@ -183,14 +152,9 @@ DEALT = Declared("sealed", "seed and share of a random triple, for one instituti
 def product_steps(columns_of: ColumnsOf, behind: Behind) -> Mapping[str, Step]:
     """Make the steps by which institutions of a family multiply their columns.
 
-    Parameters
-    ----------
-    columns_of : callable
-        ``columns_of(data, state, which)``: the columns (rows, q) that are called so, at a mean square of one,
-        and their units (q,), or None where they are standardised.
-    behind : callable
-        ``behind(data, state, part, rows, group)``: what the products of `rows`, (n,), by `group`, (n,), rest
-        on.
+    ``columns_of(data, state, which)`` gives the columns (rows, q) that are called so, at a mean square of
+    one, and their units (q,), or None where they are standardised. ``behind(data, state, part, rows, group)``
+    tells what the products of `rows`, (n,), by `group`, (n,), rest on.
     """
     return {
         "deal_product": Step(deal_product, {"group": GROUP}, {"for_a": DEALT, "for_b": DEALT}, PART),

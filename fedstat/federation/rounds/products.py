@@ -25,18 +25,11 @@ from fedstat.typing import Array, Floats, Ints
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """Columns of one client that take part in products: its place, its site, its entities and patterns.
+    """Columns of one client that take part in products, as its family names them.
 
-    Parameters
-    ----------
-    site, columns : str
-        The institution, and which of its columns, as its family names them.
-    place : slice
-        Where the columns stand in the matrix of products.
-    rows : (m,) array of int
-        Positions of its entities among those of the fit, ascending.
-    code : (m,) array of int
-        Pattern of each by which products are summed, -1 for those that count as missing here.
+    `place` is where they stand in the matrix of products; `rows` (m,) are the positions of its entities among
+    those of the fit, ascending; `code` (m,) the pattern of each by which products are summed, -1 for those
+    that count as missing here.
     """
 
     site: str
@@ -207,10 +200,7 @@ class Run:
 def choose_dealer(a: str, b: str, sites: Sequence[str], at: str | None, otherwise: str = "") -> str:
     """Choose who deals for two institutions: a third one, or the coordinator where it is at none ('').
 
-    Raises
-    ------
-    ModelError
-        There are two institutions, and the coordinator sits at one of them.
+    A ModelError where there are two institutions, and the coordinator sits at one of them.
     """
     if at is None:
         return ""

@@ -26,14 +26,8 @@ FAMILY = "schema"
 class LinkSchema:
     """What a site tells of the key that links its records to those of others.
 
-    Parameters
-    ----------
-    key : tuple of str
-        Columns that tell entities apart.
-    alignment : str
-        Name of the alignment in whose order its records are; empty for none.
-    changed : bool
-        Whether it was aligned by other keys than it has now.
+    Their order is that of the named alignment, empty for none; `changed` says whether the site was aligned by
+    other keys than it has now.
     """
 
     key: tuple[str, ...]
@@ -43,19 +37,10 @@ class LinkSchema:
 
 @dataclass(frozen=True, slots=True)
 class TableSchema:
-    """What a site tells of its table.
+    """What a site tells of its table: what each column holds, None for one without a value.
 
-    Parameters
-    ----------
-    columns : mapping of str to str or None
-        What each column holds; None for one without a value.
-    n_rows : int
-    site_column : str
-        Name under which the site itself stands in a formula; empty for none.
-    policy : Policy
-        What the site's owner lets leave, by which a fit can be explained before it asks.
-    link : LinkSchema or None
-        Vertical layout only.
+    `site_column` is the name under which the site itself stands in a formula, empty for none; by the owner's
+    `policy` a fit can be explained before it asks; `link` is there in the vertical layout only.
     """
 
     columns: Mapping[str, str | None]
@@ -77,13 +62,7 @@ class TableTold:
 
 
 def table_schema(site: str, table: Table, policy: Policy) -> TableSchema:
-    """Describe a table as others will see it.
-
-    Raises
-    ------
-    PolicyError
-        It has fewer rows than the owner lets others count.
-    """
+    """Describe a table as others will see it; a PolicyError where it has too few rows to be counted."""
     if table.n_rows < policy.min_count:
         raise PolicyError(
             f"{site}: its policy (minimum count) wants at least {policy.min_count} rows behind what is told "
@@ -128,12 +107,8 @@ FAMILIES[FAMILY] = STEPS
 def ask_schemas(sites: Sequence[str], session: str) -> Rounds[dict[str, TableSchema]]:
     """Ask every site what its table looks like.
 
-    Raises
-    ------
-    MessageError
-        A site's answer is not such a description.
-    PolicyError
-        A site has too few rows, or its owner does not allow the question.
+    A MessageError where an answer is no such description, a PolicyError where a site has too few rows, or its
+    owner does not allow the question.
     """
     replies = yield [Ask(site, FAMILY, "describe_table", {}, session, "{}") for site in sites]
     return {reply.site: _read(reply.site, reply.text) for reply in replies}

@@ -26,15 +26,8 @@ DIGEST_LENGTH = 64
 def state_ledger(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
     """Sign what this site's own ledger says of a session, up to and without the present ask.
 
-    Parameters
-    ----------
-    text : str
-        JSON: digest of the coordinator's ledger, which is signed along.
-
-    Returns
-    -------
-    dict, str
-        The statement, without any value of the data.
+    The text is the digest of the coordinator's ledger, which is signed along. No value of the data is in the
+    statement.
     """
     digest = json.loads(text)
     if not isinstance(digest, str) or len(digest) != DIGEST_LENGTH:
@@ -74,26 +67,10 @@ FAMILIES[RECEIPT] = STEPS
 
 
 def receipted(protocol: Rounds[Fit], sites: Sequence[str], session: str, ledger: Ledger) -> Rounds[Fit]:
-    """Run a protocol, then put the sites' statements into the ledger as its receipt.
+    """Run a protocol, then put the statements of all sites into the run's ledger as its receipt.
 
-    Parameters
-    ----------
-    protocol : generator
-    sites : sequence of str
-        All sites of the partition, whether they take part or not.
-    session : str
-    ledger : Ledger
-        That of the run.
-
-    Returns
-    -------
-    object
-        What the protocol returns.
-
-    Warns
-    -----
-    DisclosureWarning
-        As many numbers left a site as it has values in play.
+    All sites of the partition are asked, whether they take part or not. A DisclosureWarning tells that as
+    many numbers left a site as it has values in play. Returned is what the protocol returns.
     """
     fit = yield from protocol
     passed = ledger.account.passed

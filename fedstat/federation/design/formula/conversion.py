@@ -70,17 +70,7 @@ _FOUND: Mapping[type[ast.AST], str] = {
 
 
 def refuse(found: str, text: str, remedy: str = ALLOWED) -> FormulaError:
-    """Error for something outside the language.
-
-    Parameters
-    ----------
-    found : str
-        What was found.
-    text : str
-        The part of the formula that holds it.
-    remedy : str
-        What is allowed instead.
-    """
+    """Error for something `found` in a formula that is outside its language; `remedy` is allowed."""
     shown = text if len(text) <= 80 else text[:77] + "..."
     return FormulaError(f"formula: {found} in {shown!r} is not allowed; {remedy}.")
 

@@ -33,13 +33,7 @@ _OUTSIDE_PYTHON = re.compile(rf"(?P<string>{_STRING})|`(?P<quoted>[^`]+)`|(?P<wo
 
 
 def name_expression(name: str) -> Expression:
-    """Factor that is a column as it stands.
-
-    Parameters
-    ----------
-    name : str
-        A column name, any text.
-    """
+    """Factor that is a column as it stands; its name may be any text."""
     if "`" in name:
         text = f"Q({name!r})"
         return Expression(text, text, Column(name), (name,))
@@ -48,20 +42,10 @@ def name_expression(name: str) -> Expression:
 
 
 def parse_expression(text: str, *, response: bool = False) -> Expression:
-    """Read a factor of the right side, or the left side of a formula.
+    """Read a factor of the right side, such as ``log(x + 1)``, or the left side of a formula.
 
-    Parameters
-    ----------
-    text : str
-        For instance ``log(x + 1)``, ``C(sex, Treatment('male'))`` or, with `response`, ``visits > 0``.
-    response : bool
-        Allow arithmetic at the top, and one comparison or ``cbind(successes, failures)`` (`Counts`); no
-        categories, splines or polynomials.
-
-    Raises
-    ------
-    FormulaError
-        If anything outside the language is found.
+    A response may have arithmetic at the top, and one comparison or ``cbind(successes, failures)``
+    (`Counts`), and no categories, splines or polynomials. Anything else is a FormulaError.
     """
     if _BARE.fullmatch(text):
         return name_expression(text)
@@ -71,17 +55,9 @@ def parse_expression(text: str, *, response: bool = False) -> Expression:
 
 
 def parse_numeric(text: str) -> Expression:
-    """Read an expression that gives one number per row by itself: no categories, no state.
+    """Read an expression that gives one number per row by itself, for instance ``n - events``.
 
-    Parameters
-    ----------
-    text : str
-        For instance ``log(days)`` or ``n - events``.
-
-    Raises
-    ------
-    FormulaError
-        If anything outside the language is found.
+    Categories, and transforms that need a state, are refused: FormulaError.
     """
     if _BARE.fullmatch(text):
         return name_expression(text)
@@ -90,18 +66,7 @@ def parse_numeric(text: str) -> Expression:
 
 
 def parse_offset(text: str) -> Expression:
-    """Read the expression inside ``offset(...)``.
-
-    Parameters
-    ----------
-    text : str
-        The whole call, for instance ``offset(log(days))``.
-
-    Raises
-    ------
-    FormulaError
-        If anything outside the language is found.
-    """
+    """Read the expression inside a whole call such as ``offset(log(days))``; else FormulaError."""
     match _parse_python(text):
         case ast.Call(func=ast.Name(id="offset"), args=[argument], keywords=[]):
             return _expression(argument, row_by_row(text).numeric(argument), text)

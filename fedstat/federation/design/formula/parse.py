@@ -24,17 +24,11 @@ __all__ = ["ClientTerms", "Formula", "parse_formula", "parse_pooled_formula"]
 
 @dataclass(frozen=True, slots=True)
 class ClientTerms:
-    """What one institution contributes to the right side.
+    """What one institution contributes to the right side; its name is empty where all hold the same columns.
 
-    Attributes
-    ----------
-    client : str
-        Its name; empty where all institutions hold the same columns.
-    terms : tuple of str
-        Main effects first, then by degree, else in the order written; each is formula text again, for
-        instance ``("Age", "C(Sex, Treatment('male'))", "Age:Weight")``. Empty for an intercept alone.
-    columns : tuple of str
-        The columns that the terms read, in the order of first use.
+    Main effects come first, then by degree, else in the order written; each is formula text again, for
+    instance ``("Age", "C(Sex, Treatment('male'))", "Age:Weight")``, and there is none for an intercept alone.
+    Columns are those that the terms read, in the order of first use.
     """
 
     client: str
@@ -46,26 +40,10 @@ class ClientTerms:
 class Formula:
     """A checked formula.
 
-    Attributes
-    ----------
-    text : str
-        As the user wrote it.
-    response : str
-        The left side, for instance ``"BPSysAve"``, ``"log(y)"``, ``"visits > 0"`` or
-        ``"cbind(events, n - events)"``.
-    response_client : str or None
-        The institution that holds the response; None where all hold the same columns.
-    response_columns : tuple of str
-        The columns that the response reads.
-    intercept : bool
-        Whether the model has an intercept.
-    clients : tuple of ClientTerms
-        In the order of the partition; only institutions with terms. Always one where all hold the same
-        columns.
-    offsets : tuple of str
-        What stands inside each ``offset(...)``, for instance ``("log(days)",)``; the offset is their sum.
-    offset_columns : tuple of str
-        The columns that the offsets read, in the order of first use.
+    `response` is the left side, for instance ``"BPSysAve"``, ``"log(y)"``, ``"visits > 0"`` or
+    ``"cbind(events, n - events)"``; `response_client` the institution that holds it, None where all hold the
+    same columns. `clients` are the institutions with terms, in partition order, always one where all hold the
+    same columns. `offsets` is what stands inside each ``offset(...)``; the offset is their sum.
     """
 
     text: str
@@ -79,29 +57,15 @@ class Formula:
 
 
 def parse_formula(text: str, columns: Mapping[str, Sequence[str]]) -> Formula:
-    """Read a formula for institutions that hold different columns.
+    """Read a formula for institutions that hold different columns, by name (keys of the entities excluded).
 
     ``.`` stands for every column of every institution but the response, in the order of `columns`. The
     language is that of R and formulaic, restricted to the names, operators and transforms listed in
-    `formula_tree.ALLOWED`; nothing of the text is evaluated.
+    `tree.ALLOWED`; nothing of the text is evaluated.
 
-    Parameters
-    ----------
-    text : str
-        For instance ``"BPSysAve ~ . - Height + log(Weight)"``.
-    columns : mapping of str to sequence of str
-        Institution -> its columns, keys of the entities excluded.
-
-    Returns
-    -------
-    Formula
-
-    Raises
-    ------
-    FormulaError
-        If the text holds anything outside the language, a column is unknown or held by two
-        institutions, a term or the response needs columns of two institutions, the response stands on
-        the right side too, no term is left there, or there is an offset or ``cbind``.
+    A FormulaError tells of anything outside the language, of a column that is unknown or held by two
+    institutions, of a term or response that needs columns of two institutions, of a response that stands on
+    the right side too, of an empty right side, and of an offset or ``cbind``.
     """
     return _parse(text, _Holdings.of(columns), pooled=False)
 
@@ -119,26 +83,8 @@ def parse_pooled_formula(text: str, columns: Sequence[str], extra: Sequence[str]
     * ``y ~ 1``: an intercept alone, beside offsets or not. A right side of which nothing is left, such as
       ``x - x`` or a ``.`` without columns, is refused.
 
-    Parameters
-    ----------
-    text : str
-        The formula; see `parse_formula`.
-    columns : sequence of str
-        The columns, keys of the entities excluded.
-    extra : sequence of str
-        Columns that the formula may name but that ``.`` does not stand for, such as the name of the site.
-
-    Returns
-    -------
-    Formula
-        With one `ClientTerms`, whose client is empty (without terms for an intercept alone), and no
-        `response_client`.
-
-    Raises
-    ------
-    FormulaError
-        If the text holds anything outside the language, a column is unknown, a column of the response
-        stands on the right side too, or no term is left there.
+    Columns in `extra` may be named, but ``.`` does not stand for them, such as the name of the site. There is
+    one `ClientTerms`, whose client is empty (without terms for an intercept alone), and no `response_client`.
     """
     own = [name for name in columns if name not in extra]
     return _parse(text, _Holdings.of({"": [*own, *extra]}), pooled=True, extra=extra)

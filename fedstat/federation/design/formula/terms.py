@@ -40,18 +40,10 @@ class _Token(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RightSide:
-    """The right side of a formula.
+    """The right side of a formula; main effects come first, then by degree, else in the order written.
 
-    Attributes
-    ----------
-    intercept : bool
-        Whether the model has one.
-    terms : tuple of tuple of Expression
-        Products of factors: main effects first, then by degree, else in the order written.
-    offsets : tuple of Expression
-        What stands inside each ``offset(...)``, in the order written.
-    constant : bool
-        Whether nothing but the intercept and offsets was written; false for ``x - x``.
+    `offsets` is what stands inside each ``offset(...)``; `constant` says whether nothing but the intercept
+    and offsets was written, and is false for ``x - x``.
     """
 
     intercept: bool
@@ -61,22 +53,10 @@ class RightSide:
 
 
 def parse_terms(text: str, dot: Sequence[str] = (), *, offsets: bool = False) -> RightSide:
-    """Read the right side of a formula.
+    """Read the right side of a formula, of which ``.`` stands for the columns `dot`.
 
-    Parameters
-    ----------
-    text : str
-        What stands after ``~``.
-    dot : sequence of str
-        The columns that ``.`` stands for.
-    offsets : bool
-        Whether the model can have offsets.
-
-    Raises
-    ------
-    FormulaError
-        If anything outside the language is found, the formula multiplies out to too many terms, or an
-        offset stands where there can be none, or twice.
+    A FormulaError tells of anything outside the language, of a formula that multiplies out to too many terms,
+    and of an offset where there can be none, or twice.
     """
     _require_length(text)
     tokens = _tokens(text)
@@ -87,39 +67,20 @@ def parse_terms(text: str, dot: Sequence[str] = (), *, offsets: bool = False) ->
 
 
 def term_text(term: Term) -> str:
-    """Write a term as formula text.
-
-    Parameters
-    ----------
-    term : tuple of Expression
-        The factors of one product.
-    """
+    """Write a term as formula text."""
     return ":".join(factor.text for factor in term)
 
 
 def term_columns(term: Term) -> tuple[str, ...]:
-    """Columns that a term reads, each once.
-
-    Parameters
-    ----------
-    term : tuple of Expression
-        The factors of one product.
-    """
+    """Columns that a term reads, each once."""
     return tuple(dict.fromkeys(name for factor in term for name in factor.columns))
 
 
 def split_sides(text: object) -> tuple[str, str]:
     """Left and right side of a formula.
 
-    Parameters
-    ----------
-    text : object
-        The formula as the user gave it.
-
-    Raises
-    ------
-    FormulaError
-        If it is not text, is too long, or has not exactly one ``~`` with something at both sides.
+    A FormulaError where it is not text, is too long, or has not exactly one ``~`` with something at both
+    sides.
     """
     if not isinstance(text, str):
         raise FormulaError(f"formula: expected text such as 'y ~ a + b', received {type(text).__name__}.")

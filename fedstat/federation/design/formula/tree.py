@@ -111,18 +111,10 @@ Tree: TypeAlias = Column | Number | Level | Negative | Arithmetic | Relation | T
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """A checked factor.
+    """A checked factor, in canonical form that is valid again inside a formula.
 
-    Attributes
-    ----------
-    text : str
-        The factor in canonical form; valid again inside a formula.
-    label : str
-        How the design column is named (without the backticks of an odd name).
-    tree : Tree
-        What is to be computed.
-    columns : tuple of str
-        The columns that the factor reads, each once, in the order written.
+    `label` is how the design column is named (without the backticks of an odd name), `columns` are those that
+    the factor reads, each once, in the order written.
     """
 
     text: str
@@ -159,13 +151,7 @@ def _flag(value: Option) -> bool:
 
 
 def is_number(value: Option) -> bool:
-    """Whether an option is a finite number.
-
-    Parameters
-    ----------
-    value : bool, int, float, str or tuple of float
-        As written in the formula.
-    """
+    """Whether an option, as written in the formula, is a finite number."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= MAX_NUMBER
 
 
