@@ -14,7 +14,14 @@ from typing import Any, TypeAlias
 
 from fedstat.errors import FedstatError
 from fedstat.federation.carry.flare.kit import FLARE
-from fedstat.operator import account, federation_commands, flare_commands, serve, site_commands
+from fedstat.operator import (
+    account,
+    description_commands,
+    federation_commands,
+    flare_commands,
+    serve,
+    site_commands,
+)
 
 NEW_FOLDER = "a folder that is new or empty"
 
@@ -83,6 +90,16 @@ SITE = (
         "check",
         "Show what others would see, what the policy lets leave, and what is not in order.",
         site_commands.check,
+    ),
+    Command(
+        "describe",
+        "Propose what is published of the columns (columns.toml), or hold the records against it.",
+        description_commands.describe,
+    ),
+    Command(
+        "answer-again",
+        "Answer those again whose questions were refused too often because of the records.",
+        description_commands.answer_again,
     ),
     Command(
         "pin",

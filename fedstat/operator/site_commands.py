@@ -12,6 +12,7 @@ from fedstat.federation.account.entry import COORDINATOR
 from fedstat.federation.carry.flare.kit import FLARE
 from fedstat.federation.carry.flare.provision import check_flare_name
 from fedstat.federation.carry.site_folder import (
+    COLUMNS,
     DESCRIPTION,
     IDENTITY,
     POLICY,
@@ -60,14 +61,15 @@ def init(folder: Path, name: str, data: str | None, exchange: str, key: Sequence
         fingerprint=quoted(fingerprint),
     )
     (folder / DESCRIPTION).write_text(text, encoding="utf-8")
-    (folder / POLICY).write_text(Policy().to_toml(), encoding="utf-8")
+    (folder / POLICY).write_text(Policy.strict().to_toml(), encoding="utf-8")
     files = [
         (IDENTITY, "private keys, for this account alone; keep a copy where you keep passwords"),
         (DESCRIPTION, "where the records are and who is trusted: fill it in"),
-        (POLICY, "what may leave: every rule is explained there"),
+        (POLICY, "what may leave: every rule is explained there; it starts strict"),
     ]
     card = Card(name, SITE, fingerprint).hand_out(folder, files)
-    print(f"\nNext: fill in {DESCRIPTION}, then    fedstat site check {typed(folder)}")
+    print(f"\nNext: fill in {DESCRIPTION}, then    fedstat site describe {typed(folder)}")
+    print(f"      read the {COLUMNS} that it proposes, and    fedstat site check {typed(folder)}")
     print(f"      give '{card}' to the others, and    fedstat site pin {typed(folder)} THEIR_CARD")
     if over_flare:
         print(f"      ask for a certificate by    fedstat site request {typed(folder)}")
@@ -122,6 +124,7 @@ def check(folder: Path) -> int:
     print(f"  Fingerprint  {fingerprint}\n")
     _show_table(folder, description, policy, problems)
     _show_policy(description.name, policy)
+    problems += _description_problems(folder, policy)
     _show_trust(description, fingerprint, problems)
     if description.exchange:
         problems += _exchange_problems(description.exchange)
@@ -131,6 +134,14 @@ def check(folder: Path) -> int:
     if not problems:
         print(f"  Start it with    fedstat site serve {typed(folder)}")
     return tell_problems(problems)
+
+
+def _description_problems(folder: Path, policy: Policy) -> Iterator[str]:
+    if policy.formulas == "simple" and not (folder / COLUMNS).exists():
+        yield (
+            f'no column is published, and by formulas = "simple" none can be asked for: '
+            f"fedstat site describe {typed(folder)}"
+        )
 
 
 def _show_table(folder: Path, description: SiteDescription, policy: Policy, problems: list[str]) -> None:
@@ -165,6 +176,8 @@ def _show_link(table: LinkedTable, problems: list[str]) -> None:
 def _show_policy(site: str, policy: Policy) -> None:
     load_families()
     print(heading("What the policy lets leave"))
+    looser = policy.looser_than_strict()
+    print(f"  {f'Looser than strict: {", ".join(looser)}' if looser else 'As strict as a site starts'}\n")
     rows: list[tuple[str, ...]] = [("family", "steps", "in clear", "in masked sums", "refused by")]
     never: list[str] = []
     for family, steps in FAMILIES.items():

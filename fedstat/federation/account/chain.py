@@ -145,6 +145,10 @@ class ChainStore(Protocol):
         """Keep which columns were in play, and behind how many entities."""
         ...
 
+    def spent(self, once: str) -> None:
+        """Keep that something was answered that is answered once."""
+        ...
+
     def refused(self, asker: str, count: int) -> None:
         """Keep how many refusals one who asks has had."""
         ...
@@ -264,7 +268,8 @@ class SiteAccount:
     The keys of all commitments are drawn from `secret`. `seen` holds the marks of all that the site has
     released or received: a repetition tells nothing new. A mark is the keyed digest of a content, and tells
     nothing without the secret. `columns` were in play in any session; `entities` are the most behind an
-    answer; `refusals` counts those that depended on rows, by who asked.
+    answer; `refusals` counts those that depended on rows, by who asked; `spent` names what was answered and
+    is answered once.
     """
 
     def __init__(self, secret: bytes | None = None) -> None:
@@ -274,6 +279,7 @@ class SiteAccount:
         self.columns: set[str] = set()
         self.entities = 0
         self.refusals: Counter[str] = Counter()
+        self.spent: set[str] = set()
         self._chains: dict[str, Chain] = {}
         self._present = ""
 
@@ -325,6 +331,12 @@ class SiteAccount:
         self.entities = max(self.entities, entities)
         if self.store is not None:
             self.store.noted(self.columns, self.entities)
+
+    def spend(self, once: str) -> None:
+        """Keep that something was answered that is answered once."""
+        self.spent.add(once)
+        if self.store is not None:
+            self.store.spent(once)
 
     def count_refusal(self, asker: str) -> None:
         """Count a refusal that depended on rows."""

@@ -62,6 +62,13 @@ class RefusalsLine:
     refused: Annotated[int, Least(0)]
 
 
+@dataclass(frozen=True, slots=True)
+class SpentLine:
+    """What is answered once was answered."""
+
+    spent: str
+
+
 class LedgerFile:
     """The file that a site's entries are appended to; EngineError where another process serves the site.
 
@@ -102,6 +109,10 @@ class LedgerFile:
     def noted(self, columns: set[str], entities: int) -> None:
         """Append what was in play."""
         self._append([to_plain(InPlayLine(sorted(columns), entities))])
+
+    def spent(self, once: str) -> None:
+        """Append that something was answered that is answered once."""
+        self._append([to_plain(SpentLine(once))])
 
     def refused(self, asker: str, count: int) -> None:
         """Append how many refusals one who asks has had."""
@@ -183,6 +194,9 @@ def _take(
     if "columns" in line:
         noted = from_plain(InPlayLine, line, LEDGER, SecurityError)
         account.note(set(noted.columns), noted.entities)
+        return True
+    if "spent" in line:
+        account.spent.add(from_plain(SpentLine, line, LEDGER, SecurityError).spent)
         return True
     if "refused" in line:
         refusals = from_plain(RefusalsLine, line, LEDGER, SecurityError)

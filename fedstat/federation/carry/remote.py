@@ -68,21 +68,21 @@ class SiteServer:
         self._last: dict[str, tuple[bytes, bytes]] = {}
         self._lock = Lock()
 
-    def answer(self, request: bytes) -> bytes:
-        """Answer a question; the last one of a session again is handed the same answer."""
+    def answer(self, request: bytes, asker: str = "") -> bytes:
+        """Answer who has this fingerprint; the last question of a session again gets the same answer."""
         digest = hashlib.sha256(request).digest()
         with self._lock:
             try:
                 ask = unpack_ask(request)
             except MessageError:
-                return self._answer(request)  # the site says why, and enters it
+                return self._answer(request, asker)  # the site says why, and enters it
             asked, kept = self._last.get(ask.session, (b"", b""))
             if asked == digest:
                 return kept
             before = self.site.account.rounds(ask.session)
             if ask.turn is None and before:
                 return pack_refusal(self.site.name, MessageError(f"{self.site.name}: {UNNUMBERED}"))
-            answer = self._answer(request)
+            answer = self._answer(request, asker)
             if self.site.account.rounds(ask.session) > before:
                 self._keep(ask.session, digest, answer)
             return answer
@@ -93,9 +93,9 @@ class SiteServer:
             del self._last[next(iter(self._last))]
         self._last[session] = (digest, answer)
 
-    def _answer(self, request: bytes) -> bytes:
+    def _answer(self, request: bytes, asker: str) -> bytes:
         try:
-            return self.site.answer(request)
+            return self.site.answer(request, asker)
         except FedstatError as error:
             return pack_refusal(self.site.name, error)
         except Exception as error:

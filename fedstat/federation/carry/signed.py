@@ -37,7 +37,7 @@ def answer_signed(
     address = (envelope.sender, envelope.receiver, envelope.number)
     if address != (COORDINATOR, site.name, number or envelope.number):
         raise SecurityError(f"{where}: meant for another site, or under another number")
-    payload = server.answer(envelope.payload)
+    payload = server.answer(envelope.payload, coordinator)
     return sign(site.trust.identity, Envelope(site.name, COORDINATOR, envelope.number, payload))
 
 

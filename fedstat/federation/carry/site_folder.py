@@ -4,6 +4,8 @@
 
     site.toml       name, where the data are, fingerprints of the coordinator and of the other sites
     policy.toml     what may leave (fedstat.Policy)
+    columns.toml    what everybody may know of the columns; see :mod:`fedstat.federation.tables.published`
+    refusals.log    why questions were refused, for its owner alone (mode 0600)
     identity.json   the site's private keys, for its owner alone (mode 0600)
     ledger.jsonl    what left; see :mod:`fedstat.federation.account.ledger_file`
     alignment.npz   vertical layout: numbers of the entities; see :mod:`fedstat.federation.tables.linked`
@@ -11,8 +13,10 @@
 
 from __future__ import annotations
 
+import os
+import time
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,11 +31,13 @@ from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.door.site import Site
 from fedstat.federation.door.state import Trust
 from fedstat.federation.tables.linked import LinkedTable
+from fedstat.federation.tables.published import Published, description_problems, read_published
 from fedstat.federation.tables.sources import Source, open_source, read_source
 from fedstat.federation.tables.table import FrameTable, Table
 from fedstat.records import from_plain
 
 DESCRIPTION, POLICY, IDENTITY = "site.toml", "policy.toml", "identity.json"
+COLUMNS, REFUSALS = "columns.toml", "refusals.log"
 T = TypeVar("T")
 
 
@@ -133,9 +139,39 @@ def load_identity(folder: str | Path) -> Identity:
 
 
 def read_site_policy(folder: str | Path) -> Policy:
-    """Read ``policy.toml``; without one, the default."""
-    path = Path(folder, POLICY)
-    return Policy.from_toml(path) if path.exists() else Policy()
+    """Read ``policy.toml``; what it leaves out, or all without one, is strict."""
+    path, strict = Path(folder, POLICY), Policy.strict()
+    return Policy.from_toml(path, strict) if path.exists() else strict
+
+
+def read_site_columns(folder: str | Path, site: str, table: Table) -> Published:
+    """Read ``columns.toml``, and hold the table against it; nothing is published where there is none.
+
+    Raises
+    ------
+    PartitionError
+        It cannot be read, or the table departs from it: for the owner, who is there when a site is opened.
+    """
+    path = Path(folder, COLUMNS)
+    if not path.exists():
+        return {}
+    published = read_published(path.read_text(encoding="utf-8"), f"'{path}'")
+    problems = list(description_problems(site, published, table))
+    if problems:
+        raise PartitionError(f"'{path}': " + "; ".join(problems))
+    return published
+
+
+def refusal_log(folder: str | Path) -> Callable[[str], None]:
+    """Return what appends one line a refusal to ``refusals.log``."""
+
+    def append(reason: str) -> None:
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        handle = os.open(Path(folder, REFUSALS), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        with os.fdopen(handle, "a", encoding="utf-8") as file:
+            file.write(f"{now} {' '.join(reason.split())}\n")
+
+    return append
 
 
 def open_records(folder: str | Path, description: SiteDescription) -> Table:
@@ -168,6 +204,8 @@ def open_site(folder: str | Path) -> Site:
         description.site_column,
         Trust(dict(description.pinned), identity),
         open_account(folder, description.name, identity.public),
+        read_site_columns(folder, description.name, table),
+        refusal_log(folder),
     )
     site.remember_answered(read_answered(folder, table.n_rows))
     return site

@@ -43,6 +43,26 @@ def check_factors(data: SiteData, fact: facts.FactorsAsked) -> None:
             )
 
 
+def check_evaluation(data: SiteData, fact: facts.Evaluated) -> None:
+    """Let models of a response be evaluated once: between the edges of two evaluations single rows lie.
+
+    Raises
+    ------
+    DescriptionError
+        One was evaluated before; names the line of the policy that would allow more.
+    """
+    if data.policy.evaluation == "any":
+        return
+    once = f"evaluation of {fact.response}"
+    if once in data.account.spent:
+        raise DescriptionError(
+            f"{data.name}: its policy (evaluation once) has answered one evaluation of models of "
+            f"'{fact.response}', and answers no other: cuts at other places leave single rows between. The "
+            'owner may allow more by the line  evaluation = "any"  in policy.toml'
+        )
+    data.account.spend(once)
+
+
 def _problem(data: SiteData, factor: facts.FactorAsked) -> str:
     """Say what is against a factor; nothing where it is allowed."""
     columns = data.published

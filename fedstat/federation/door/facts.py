@@ -47,6 +47,13 @@ class FactorsAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class Evaluated:
+    """A model of this response is held against the rows, in bins: cuts that the asker chooses."""
+
+    response: str
+
+
+@dataclass(frozen=True, slots=True)
 class Entities:
     """So many entities are behind the answer; what the state keeps is counted without being told."""
 

@@ -48,7 +48,7 @@ class Refusals:
             They were.
         """
         most = policy.max_refusals
-        if most is not None and self.account.refusals.get(asker, 0) >= most:
+        if most and self.account.refusals.get(asker, 0) >= most:
             raise PolicyError(
                 f"{self.site}: its policy (maximum refusals) has refused {most} questions because of its "
                 "rows, and answers no more of whoever asked them. Its owner reads the log, and may go on by "
@@ -59,7 +59,7 @@ class Refusals:
         """Turn an error that a step raised, which may depend on rows, into what leaves."""
         if isinstance(error, FROM_THE_QUESTION):
             return error
-        if policy.max_refusals is not None:
+        if policy.max_refusals:
             self.account.count_refusal(asker)
         if policy.reasons == "told":
             return error

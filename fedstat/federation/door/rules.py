@@ -7,7 +7,7 @@ from typing import Any
 
 from fedstat.errors import DoorError
 from fedstat.federation.door import differencing, facts, guards, weights
-from fedstat.federation.door.descriptions import check_factors
+from fedstat.federation.door.descriptions import check_evaluation, check_factors
 from fedstat.federation.door.leverage import check_leverage
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import COUNTED, Step
@@ -40,6 +40,7 @@ def _working_weights(data: SiteData, fact: facts.WorkingWeights) -> None:
 
 RULES: Mapping[type, Callable[[SiteData, Any], None]] = {
     facts.FactorsAsked: check_factors,
+    facts.Evaluated: check_evaluation,
     facts.Entities: lambda data, fact: guards.check_entities(data, fact.n),
     facts.RowCount: lambda data, fact: guards.check_rows(data, fact.n, fact.parameters),
     facts.RowsUsed: lambda data, fact: differencing.check_difference(data, fact.used, fact.events),

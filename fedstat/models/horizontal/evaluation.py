@@ -14,6 +14,7 @@ from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.design.by_rows import RowsAgreement, SiteRows, open_asks
 from fedstat.federation.design.row_steps import OPEN_ROWS, rows_of, translation
 from fedstat.federation.design.states import combine_moments
+from fedstat.federation.door.facts import Evaluated
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Ask, Declared, Step, check_lengths
 from fedstat.federation.partition.partition import ClientPartition
@@ -49,6 +50,7 @@ def bin_counts(
     ``least`` is that number of rows.
     """
     link = DistributionSpec.from_json(text).make().link
+    state.tell(Evaluated(rows_of(data, state).question.response))
     if not (np.diff(inner) > 0.0).all():
         raise MessageError(f"{data.name}: array 'inner' must ascend")
     B = len(inner) + 1
@@ -94,7 +96,10 @@ STEPS: Mapping[str, Step] = {
         {"beta": BETA, "inner": Declared("control", "edges of the bins of the linear predictor")},
         {
             "bins": Declared(
-                "aggregate", "rows, sums of response and of predicted mean by bin", 2, behind=OPEN_ROWS
+                "aggregate",
+                "rows, sums of response and of predicted mean by bin",
+                2,
+                behind=(*OPEN_ROWS, Evaluated),
             ),
             "least": Declared("control", "fewest rows of a bin", 0),
         },

@@ -12,10 +12,15 @@ from pathlib import Path
 import pandas as pd
 from forked import Forked
 
+from fedstat.federation.door.owner.policy import Policy
 from fedstat.operator.command_line import main
 
+OPEN = Policy.open()
 
-def make_federation(home: Path, frames: Mapping[str, pd.DataFrame], key: Sequence[str] = ()) -> Path:
+
+def make_federation(
+    home: Path, frames: Mapping[str, pd.DataFrame], key: Sequence[str] = (), policy: Policy = OPEN
+) -> Path:
     """What owners and coordinator do once: folders, cards, pins; with a key for the vertical layout."""
     study = home / "study"
     layout, named = ("vertical", ["--key", *key]) if key else ("horizontal", [])
@@ -24,6 +29,7 @@ def make_federation(home: Path, frames: Mapping[str, pd.DataFrame], key: Sequenc
         frame.to_csv(home / f"{name}.csv", index=False)
         given = ["--data", str(home / f"{name}.csv"), "--exchange", str(study / "exchange")]
         assert main(["site", "init", str(home / name), "--name", name, *given, *named]) == 0
+        (home / name / "policy.toml").write_text(policy.to_toml())
     for name in frames:
         assert main(["site", "pin", str(home / name), str(study)]) == 0
         assert main(["federation", "join", str(study), str(home / name)]) == 0

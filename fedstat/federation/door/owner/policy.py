@@ -88,8 +88,9 @@ class Policy:
         "once" lets a model be evaluated one time, on edges that do not depend on rows.
     reasons : {"told", "logged"}
         Whether a refusal that depends on rows says why to whoever asked, or to the owner's log alone.
-    max_refusals : int or None
-        Refusals that depend on rows after which one who asks gets no more answers, until the owner says so.
+    max_refusals : int
+        Refusals that depend on rows after which one who asks gets no more answers, until the owner says so;
+        0: any number.
     privacy : Budget or None
         With a budget, what depends on the data leaves only where an accountant charges its release; no
         family of this version keeps such accounts.
@@ -113,7 +114,7 @@ class Policy:
     formulas: Literal["any", "simple"] = "any"
     evaluation: Literal["any", "once"] = "any"
     reasons: Literal["told", "logged"] = "told"
-    max_refusals: int | None = None
+    max_refusals: int = 0
     privacy: Budget | None = None
 
     def __post_init__(self) -> None:
@@ -158,7 +159,7 @@ class Policy:
         least, held = Policy(), ("min_count", "min_events", "min_level_count")
         fewer = (name for name in held if getattr(self, name) < getattr(least, name))
         more = self.max_parameters > least.max_parameters
-        many = self.max_refusals is None or self.max_refusals > STRICT["max_refusals"]
+        many = not 0 < self.max_refusals <= STRICT["max_refusals"]
         return (
             *([] if kinds else ["refused_kinds"]),
             *same,
@@ -168,7 +169,7 @@ class Policy:
         )
 
     @classmethod
-    def from_toml(cls, path: str | Path) -> Policy:
+    def from_toml(cls, path: str | Path, start: Policy | None = None) -> Policy:
         """Read a policy from a TOML file.
 
         ``Policy().to_toml()`` is the text of a file that explains every rule.
@@ -176,8 +177,9 @@ class Policy:
         Parameters
         ----------
         path : path
-            Keys are the fields of this class, and a section ``[privacy]`` with epsilon and delta; what is
-            left out has its default.
+            Keys are the fields of this class, and a section ``[privacy]`` with epsilon and delta.
+        start : Policy, optional
+            Which rules hold that are left out; by default :meth:`open`, for a served site :meth:`strict`.
 
         Raises
         ------
@@ -185,7 +187,7 @@ class Policy:
             The file is absent or no TOML, a key is unknown, or its value has no meaning: names file, key,
             what was expected and what to do.
         """
-        return cls._of_file(*read_policy(path))
+        return cls._of_file(*read_policy(path), start or cls.open())
 
     @classmethod
     def from_text(cls, where: str, text: str) -> Policy:
@@ -202,15 +204,17 @@ class Policy:
         PartitionError
             As :meth:`from_toml`.
         """
-        return cls._of_file(where, *parse_policy(where, text.encode()))
+        return cls._of_file(where, *parse_policy(where, text.encode()), cls.open())
 
     @classmethod
-    def _of_file(cls, where: str, values: dict[str, Any], budget: dict[str, Any] | None) -> Policy:
+    def _of_file(
+        cls, where: str, values: dict[str, Any], budget: dict[str, Any] | None, start: Policy
+    ) -> Policy:
         check_values(where, values)
         if budget is not None:
             check_budget(f"{where}, section [privacy]", budget["epsilon"], budget["delta"])
             values["privacy"] = Budget(float(budget["epsilon"]), float(budget["delta"]))
-        return cls(**values)
+        return replace(start, **values)
 
     def to_toml(self) -> str:
         """Text of a file that :meth:`from_toml` reads, with a comment on every rule."""

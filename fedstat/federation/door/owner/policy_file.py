@@ -21,7 +21,7 @@ HEAD = """\
 What may leave this institution, as its owner decides.
 
 Every question is held against these rules at the institution's own door, and refused there.
-A rule that is left out, or stands behind a '#', keeps its default."""
+A rule that is left out, or stands behind a '#', is that of Policy.strict() at a site that is served."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,11 +164,10 @@ KEYS: tuple[Key, ...] = (
     ),
     Key(
         "max_refusals",
-        "a whole number of at least 1",
-        lambda value: value is None or _whole(1)(value),
+        "a whole number of at least 0",
+        _whole(0),
         "Refusals that depend on rows, each a bit about them, after which whoever asked gets no more answers "
-        "until 'fedstat site answer-again'. By default there is no limit.",
-        "max_refusals = 10",
+        "until 'fedstat site answer-again'. 0: no limit.",
     ),
 )
 PRIVACY = (
