@@ -52,7 +52,7 @@ def test_a_new_folder_is_private_and_holds_what_it_says(tmp_path, capsys):
     assert fingerprint in text and fingerprint in (folder / "card.toml").read_text()
     content = tomllib.loads((folder / "site.toml").read_text())
     assert content["name"] == "North" and content["pinned"] == {"North": fingerprint}
-    assert fs.Policy.from_toml(folder / "policy.toml") == fs.Policy()
+    assert fs.Policy.from_toml(folder / "policy.toml") == fs.Policy.strict()
     assert secrets_of(folder) and not any(secret in text for secret in secrets_of(folder))
     again = printed(capsys, "site", "init", folder, "--name", "North", code=1)
     assert "is in use already" in again
@@ -66,8 +66,26 @@ def test_a_name_that_cannot_be_a_folder_is_refused(tmp_path, capsys, name):
     assert not (tmp_path / "x").exists()
 
 
+OPENED = 'formulas = "any"\nmasked_only = false\nrefused_kinds = []\n'
+
+
+def test_a_site_describes_its_columns_before_it_is_served(home, capsys):
+    folder = home / "A"
+    (folder / "policy.toml").unlink()
+    assert "none can be asked for" in printed(capsys, "site", "check", folder, code=1)
+    text = printed(capsys, "site", "describe", folder)
+    assert "This is a proposal" in text and "age" in text
+    assert "The records are as" in printed(capsys, "site", "describe", folder)
+    text = printed(capsys, "site", "check", folder)
+    assert "As strict as a site starts" in text and "In order" in text
+    columns = folder / "columns.toml"
+    columns.write_text(columns.read_text().replace('["age"]', '["ago"]'))
+    text = printed(capsys, "site", "describe", folder, code=1)
+    assert "column 'ago' is published, and not in the table" in text and "Not published" in text
+
+
 def test_check_shows_what_others_see(home, capsys):
-    (home / "A" / "policy.toml").write_text('families = ["schema", "design", "glm"]\nmin_count = 6')
+    (home / "A" / "policy.toml").write_text(OPENED + 'families = ["schema", "design", "glm"]\nmin_count = 6')
     text = printed(capsys, "site", "check", home / "A")
     for expected in ("age     numbers", "sex     text", "6 rows", "at least 6 behind a sum", "In order"):
         assert expected in text

@@ -39,9 +39,7 @@ def describe(folder: Path) -> int:
     path.write_text(write_published(published), encoding="utf-8")
     show_columns(published, table.columns)
     print(f"  This is a proposal, made from the records and written to '{path}': read it before others do.")
-    print(
-        "  Ranges are rounded outwards to two digits; write what everybody knows of a column in their place."
-    )
+    print("  Ranges are rounded outwards to two digits; better is what everybody knows of a column.")
     print(f"  Levels of fewer than {least} records are left out, and so cannot be served: merge or add them.")
     print(f"\n  Next    fedstat site check {typed(folder)}")
     return 0

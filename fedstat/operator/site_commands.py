@@ -177,7 +177,7 @@ def _show_policy(site: str, policy: Policy) -> None:
     load_families()
     print(heading("What the policy lets leave"))
     looser = policy.looser_than_strict()
-    print(f"  {f'Looser than strict: {", ".join(looser)}' if looser else 'As strict as a site starts'}\n")
+    print(f"  Looser than strict: {', '.join(looser)}\n" if looser else "  As strict as a site starts\n")
     rows: list[tuple[str, ...]] = [("family", "steps", "in clear", "in masked sums", "refused by")]
     never: list[str] = []
     for family, steps in FAMILIES.items():

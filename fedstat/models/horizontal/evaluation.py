@@ -50,7 +50,7 @@ def bin_counts(
     ``least`` is that number of rows.
     """
     link = DistributionSpec.from_json(text).make().link
-    state.tell(Evaluated(rows_of(data, state).question.response))
+    state.tell(Evaluated(rows_of(state).question.response))
     if not (np.diff(inner) > 0.0).all():
         raise MessageError(f"{data.name}: array 'inner' must ascend")
     B = len(inner) + 1

@@ -306,8 +306,7 @@ def write_policy(values: Mapping[str, Any], budget: tuple[float, float] | None) 
     parts = [_comment(HEAD)]
     for key in KEYS:
         value = values[key.name]
-        off = value is None or value == frozenset()
-        line = f"# {key.example}" if off else f"{key.name} = {_toml(value)}"
+        line = f"# {key.example}" if value is None else f"{key.name} = {_toml(value)}"
         parts.append(f"{_comment(key.comment)}\n{line}")
     given = "epsilon = 1.0\ndelta = 1e-06"
     if budget is None:
