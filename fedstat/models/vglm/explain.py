@@ -10,7 +10,7 @@ from fedstat.federation.forecast.forecast import Forecast, Lengths, Loop
 from fedstat.federation.forecast.rehearsal import DryRun
 from fedstat.models.explain import ForecastPlan
 from fedstat.models.vertical.layout import Layout
-from fedstat.models.vglm.arguments import read_lambdas
+from fedstat.models.vglm.path.options import read_lambdas
 
 POINTS = frozenset({"linear_predictor", "admm_move"})
 """Steps that release linear predictors."""
@@ -32,14 +32,9 @@ REHEARSED_LAMBDAS, REHEARSED_RATIO, REHEARSED_EPS, REHEARSED_ROUNDS = 2, 0.3, 1e
 
 @dataclass(frozen=True, slots=True)
 class Hardness:
-    """How long ADMM takes.
+    """How long ADMM takes: rounds for the first lasso of a lambda, and more for each of those that follow.
 
-    Parameters
-    ----------
-    rounds, more : int
-        For the first lasso of a lambda, and for each of those that follow.
-    lassos : int
-        For one lambda of a nonconvex penalty.
+    `lassos` are those of one lambda of a nonconvex penalty.
     """
 
     rounds: int

@@ -23,19 +23,24 @@ from fedstat.models.vertical.exchange.patterns import SmallPatterns
 from fedstat.models.vertical.exchange.protocol import Conversation
 from fedstat.models.vertical.merges import LARGEST_SHARE
 from fedstat.models.vertical.model import VerticalModel
-from fedstat.models.vglm.arguments import check_split, check_steps, read_lambdas
 from fedstat.models.vglm.explain import VGLMPlan
 from fedstat.models.vglm.path.criteria import Select
 from fedstat.models.vglm.path.entities import make_layout, warn_of_incomplete
+from fedstat.models.vglm.path.options import (
+    ChoiceOptions,
+    ExchangeOptions,
+    FitPlan,
+    Inference,
+    check_steps,
+    read_lambdas,
+)
 from fedstat.models.vglm.path.setup import Setup, make_groups
-from fedstat.models.vglm.protocol import FitPlan, fit_blocks, fit_normal, fit_other
-from fedstat.models.vglm.report.outcome import Inference, Outcome
+from fedstat.models.vglm.protocol import fit_blocks, fit_normal, fit_other
+from fedstat.models.vglm.report.outcome import Outcome
 from fedstat.models.vglm.response.distributions import POINTS, check_family
 from fedstat.models.vglm.results import VerticalGLMResults
 from fedstat.models.vglm.steps import FAMILY
 from fedstat.typing import Floats
-
-FEWEST_FOLDS_OF_STABILITY = 6
 
 
 class VerticalGLM(VerticalModel):
@@ -248,96 +253,75 @@ class VerticalGLM(VerticalModel):
         ConvergenceWarning
             A fit of the path is no stationary point.
         """
-        check_choice("select", select, get_args(Select))
+        choice = ChoiceOptions(select=select, inference=inference, folds=folds, draws=draws, splits=splits)
+        passing = ExchangeOptions(exchange=exchange, path=path, hidden=masked, eps=eps, maxiter=maxiter)
+        given = read_lambdas(lam, lambdas)
         check_choice("algorithm", algorithm, get_args(Algorithm))
         check_steps(steps, self.penalty, algorithm, exchange)
-        check_choice("path", path, ("quadratic", "exact"))
-        check_choice("exchange", exchange, ("products", "admm"))
-        check_positive("eps", eps)
-        check_whole("maxiter", maxiter, 1)
-        check_choice("masked", masked, (True, False))
-        check_whole("folds", folds, 2)
-        check_whole("draws", draws, 0)
         check_whole("n_lambdas", n_lambdas, 2)
-        check_whole("splits", splits, 1)
         check_positive("tol", tol)
         if not 0.0 <= max_moved <= 1.0:
             raise ModelError(f"max_moved: expected a share between 0 and 1, received {max_moved!r}")
-        check_choice("inference", inference, get_args(Inference))
-        setup_lambdas = read_lambdas(lam, lambdas)
         normal = self.distribution.name == "Gaussian" and exchange == "products"
-        if self.em and (not normal or select == "cv" or draws or inference != "conditional"):
-            raise ModelError(
-                "missing='em' has exchange='products', select='bic', 'ebic' or 'aic' and "
-                "inference='conditional': sums by missing pattern are not released by fold as well. Leave "
-                "exchange, inference, select='cv' and draws out, or use missing='drop'"
-            )
-        if exchange == "admm" and self.distribution.name not in POINTS:
-            raise ModelError(
-                f"exchange='admm' is of the families {', '.join(POINTS)}; with {self.distribution} use "
-                "exchange='products'"
-            )
-        if exchange == "admm" and (select == "cv" or draws or inference != "conditional"):
-            raise ModelError(
-                "select='cv', draws and inference='debiased' or 'split' need sums by fold or half, which "
-                "exchange='admm' does not release; use exchange='products'"
-            )
-        if splits > 1 and (not normal or inference != "split" or select == "cv"):
-            raise ModelError(
-                "splits: more than one has inference='split', the normal family with exchange='products', "
-                "and select='bic', 'ebic' or 'aic'"
-            )
-        if inference == "split":
-            check_split(setup_lambdas, select, folds, draws)
-        if (draws or splits > 1) and folds < FEWEST_FOLDS_OF_STABILITY:
-            raise ModelError(
-                f"draws, splits: expected {FEWEST_FOLDS_OF_STABILITY} folds or more, received {folds}"
-            )
+        self._check_together(choice, passing, normal)
+        choice.check_folds(given)
         setup = Setup(
-            self.penalty,
-            self._groups,
-            self.adaptive,
-            setup_lambdas,
-            n_lambdas,
-            ratio,
-            algorithm,
-            tol,
-            steps,
+            penalty=self.penalty,
+            groups=self._groups,
+            adaptive=self.adaptive,
+            lambdas=given,
+            size=n_lambdas,
+            ratio=ratio,
+            algorithm=algorithm,
+            tol=tol,
+            steps=steps,
         )
-        if setup.unpenalised:
-            setup = replace(setup, adaptive=0.0, steps=None)
         ledger = copy.deepcopy(self._agreement)
         plan = FitPlan(
-            self.layout,
-            self.distribution,
-            Conversation(FAMILY, self._session, ledger.at),
-            SmallPatterns(self.partition.min_count, max_moved),
-            setup,
-            select,
-            folds,
-            draws,
-            splits,
-            inference,
-            np.random.default_rng(random_state),
-            masked and len(self.layout.clients) > 1,
-            path,
-            exchange,
-            eps,
-            maxiter,
+            layout=self.layout,
+            family=self.distribution,
+            conversation=Conversation(FAMILY, self._session, ledger.at),
+            small=SmallPatterns(self.partition.min_count, max_moved),
+            # Without a penalty there is nothing that first estimates could divide, or steps linearise.
+            setup=replace(setup, adaptive=0.0, steps=None) if setup.unpenalised else setup,
+            choice=choice,
+            # One institution's linear predictor is the sum: there is nothing to hide it among.
+            passing=replace(passing, hidden=masked and len(self.layout.clients) > 1),
+            random=np.random.default_rng(random_state),
         )
 
         def run(protocol: Rounds[Any]) -> Any:
             return self.engine.run(self.receipted(protocol, ledger), ledger)
 
-        if self.em:
-            outcome = fit_blocks(plan, run)
-        elif normal:
-            outcome = fit_normal(plan, run)
-        else:
-            outcome = fit_other(plan, run)
+        fit = fit_blocks if self.em else fit_normal if normal else fit_other
+        outcome = fit(plan, run)
         result = VerticalGLMResults.of(self, outcome, ledger)
         warn_unless_converged(outcome)
         return result
+
+    def _check_together(self, choice: ChoiceOptions, passing: ExchangeOptions, normal: bool) -> None:
+        """Refuse options that have no meaning together; `normal`: sums of products determine all fits."""
+        if self.em and (not normal or choice.divides):
+            raise ModelError(
+                "missing='em' has exchange='products', select='bic', 'ebic' or 'aic' and "
+                "inference='conditional': sums by missing pattern are not released by fold as well. Leave "
+                "exchange, inference, select='cv' and draws out, or use missing='drop'"
+            )
+        if passing.exchange == "admm" and self.distribution.name not in POINTS:
+            raise ModelError(
+                f"exchange='admm' is of the families {', '.join(POINTS)}; with {self.distribution} use "
+                "exchange='products'"
+            )
+        if passing.exchange == "admm" and choice.divides:
+            raise ModelError(
+                "select='cv', draws and inference='debiased' or 'split' need sums by fold or half, which "
+                "exchange='admm' does not release; use exchange='products'"
+            )
+        if choice.splits > 1 and (not normal or not choice.split or choice.select == "cv"):
+            raise ModelError(
+                "splits: more than one has inference='split', the normal family with exchange='products', "
+                "and select='bic', 'ebic' or 'aic'"
+            )
 
 
 def warn_unless_converged(outcome: Outcome) -> None:
@@ -347,7 +331,7 @@ def warn_unless_converged(outcome: Outcome) -> None:
     if wrong:
         warnings.warn(
             f"{wrong} of the {len(path.lambdas)} fits of the path did not converge (largest violation "
-            f"{np.nanmax(path.kkt):.1e} of lambda_max, tolerance {outcome.setup.tol:.0e}); see .path",
+            f"{np.nanmax(path.kkt):.1e} of lambda_max, tolerance {outcome.plan.setup.tol:.0e}); see .path",
             ConvergenceWarning,
             stacklevel=3,
         )

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from dataclasses import replace
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from fedstat.errors import EstimationError
-from fedstat.federation.door.guards import ENTITIES_PER_EQUATION
 from fedstat.federation.rounds.engine import Rounds
-from fedstat.kernels.glm.specification import DistributionSpec
-from fedstat.models.vertical.exchange.patterns import SmallPatterns, exchange_patterns
-from fedstat.models.vertical.exchange.protocol import Conversation, Grams, exchange_grams, stage
+from fedstat.models.vertical.exchange.patterns import exchange_patterns
+from fedstat.models.vertical.exchange.protocol import Grams, exchange_grams, stage
 from fedstat.models.vertical.layout import Layout
 from fedstat.models.vertical.likelihood import Standard
 from fedstat.models.vglm.admm.sharing import admm_path
@@ -28,8 +26,8 @@ from fedstat.models.vglm.path.fits import Path
 from fedstat.models.vglm.path.folds import cross_validate, normal_stability
 from fedstat.models.vglm.path.multiple_splits import split_pvalues
 from fedstat.models.vglm.path.normal import normal_path, normal_refit
-from fedstat.models.vglm.path.setup import Setup
-from fedstat.models.vglm.report.outcome import Inference, Outcome
+from fedstat.models.vglm.path.options import FitPlan
+from fedstat.models.vglm.report.outcome import Outcome
 from fedstat.models.vglm.response.distributions import log_likelihood
 
 Run: TypeAlias = Callable[[Rounds[Any]], Any]
@@ -37,62 +35,10 @@ FEWEST_GRAMS = 3
 """At the intercept alone, at a fit, and for its standard errors."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class FitPlan:
-    """What is fitted, and how.
-
-    Parameters
-    ----------
-    layout : Layout
-    family : DistributionSpec
-    conversation : Conversation
-    small : SmallPatterns
-        How many entities stand behind a sum, at least; of missing="em", which patterns are released.
-    setup : Setup
-    select : str
-    folds, draws, splits : int
-    inference : {"conditional", "debiased", "split"}
-    random : Generator
-    hidden : bool
-        Whether linear predictors are masked.
-    path : {"quadratic", "exact"}
-    exchange : {"products", "admm"}
-    eps, maxiter : float, int
-        Of exchange="admm".
-    """
-
-    layout: Layout
-    family: DistributionSpec
-    conversation: Conversation
-    small: SmallPatterns
-    setup: Setup
-    select: Select
-    folds: int
-    draws: int
-    splits: int
-    inference: Inference
-    random: np.random.Generator
-    hidden: bool
-    path: Literal["quadratic", "exact"]
-    exchange: Literal["products", "admm"]
-    eps: float
-    maxiter: int
-
-    @property
-    def parts(self) -> int:
-        """Folds that are needed for the choice of lambda, and for many halves."""
-        return self.folds if self.select == "cv" or self.draws or self.splits > 1 else 1
-
-    @property
-    def least(self) -> int:
-        """Entities of a fold, at least."""
-        return max(self.small.min_count, ENTITIES_PER_EQUATION * (self.layout.p + 1))
-
-
 def fit_normal(plan: FitPlan, run: Run) -> Outcome:
     """Fit the normal family, from sums of products that are exchanged once."""
-    layout, setup, split = plan.layout, plan.setup, plan.inference == "split"
-    parts = max(plan.parts, 2) if split else plan.parts
+    layout, setup, choice = plan.layout, plan.setup, plan.choice
+    parts = max(choice.parts, 2) if choice.split else choice.parts
     code = deal_folds(layout.n, parts, plan.least, plan.random)
 
     def protocol() -> Rounds[Grams]:
@@ -101,41 +47,30 @@ def fit_normal(plan: FitPlan, run: Run) -> Outcome:
         return (yield from exchange_grams(layout, units, code, every, plan.conversation))
 
     grams = run(protocol())
-    units, mine = grams.units, np.arange(parts) < (parts // 2 if split else parts)
+    # With sample splitting, the first half of the folds selects, and the others estimate.
+    units, mine = grams.units, np.arange(parts) < (parts // 2 if choice.split else parts)
     products, S = grams.products[mine], grams.total(mine)
     n = int(S[0, 0])
     path = normal_path(S, units, setup)
     criteria = score_path(path, n)
-    if plan.select == "cv":
+    if choice.select == "cv":
         cv, cv_se = cross_validate(products, units, setup, path)
         criteria = replace(criteria, cv=cv, cv_se=cv_se)
-    chosen = choose(criteria, plan.select)
+    chosen = choose(criteria, choice.select)
     support = np.ones(layout.p, dtype=bool) if setup.unpenalised else path.selected[chosen]
-    refit = normal_refit(grams.total(~mine) if split else S, units, support, layout.names)
+    refit = normal_refit(grams.total(~mine) if choice.split else S, units, support, layout.names)
     fitted = SelectedPath(path, chosen, refit, 0, 0, grams.dealers)
-    if plan.inference == "debiased":
+    if choice.inference == "debiased":
         fitted = replace(fitted, debiased=normal_debiased(S, units, setup))
-    if plan.draws:
-        halves = normal_stability(products, units, setup, path, plan.draws, plan.random)
+    if choice.draws:
+        halves = normal_stability(products, units, setup, path, choice.draws, plan.random)
         fitted = replace(fitted, halves=halves)
-    if plan.splits > 1:
-        every = (grams.products, units, setup, plan.select, plan.splits, layout.names)
-        fitted = replace(fitted, split_p=split_pvalues(*every, plan.random))
+    if choice.splits > 1:
+        p_values = split_pvalues(grams, setup, choice.select, choice.splits, layout.names, plan.random)
+        fitted = replace(fitted, split_p=p_values)
     variance = units.sd**2 * (S[-1, -1] / n - (S[0, -1] / n) ** 2)
     null = n / -2.0 * (np.log(2.0 * np.pi * variance) + 1.0)
-    return Outcome(
-        layout,
-        plan.family,
-        fitted,
-        criteria,
-        plan.select,
-        setup,
-        float(null),
-        units,
-        parts,
-        inference=plan.inference,
-        n=n,
-    )
+    return Outcome(plan, fitted, criteria, float(null), units, parts, n=n)
 
 
 def fit_blocks(plan: FitPlan, run: Run) -> Outcome:
@@ -145,45 +80,34 @@ def fit_blocks(plan: FitPlan, run: Run) -> Outcome:
     standard = Standard(exchange.moments)
     found, n = blocks_path(standard, setup), int(standard.moments.nobs)
     criteria = score_path(found.path, n)
-    chosen = choose(criteria, plan.select)
+    chosen = choose(criteria, plan.choice.select)
     support = np.ones(layout.p, dtype=bool) if setup.unpenalised else found.path.selected[chosen]
     refit, explained = refit_blocks(standard, support)
     null = n / -2.0 * (np.log(2.0 * np.pi * found.units.sd**2) + 1.0)
     fitted = SelectedPath(found.path, chosen, refit, 0, 0, exchange.dealers)
     rsquared = explained if setup.unpenalised else float(found.rsquared[chosen])
     observed = Observed(exchange, rsquared, explained, found.means[chosen])
-    return Outcome(
-        layout,
-        plan.family,
-        fitted,
-        criteria,
-        plan.select,
-        setup,
-        float(null),
-        found.units,
-        observed=observed,
-    )
+    return Outcome(plan, fitted, criteria, float(null), found.units, observed=observed)
 
 
 def fit_other(plan: FitPlan, run: Run) -> Outcome:
     """Fit any family by linear predictors and weighted Grams, or by ADMM."""
-    split = plan.inference == "split"
-    layouts = halve(plan.layout, plan.random) if split else (plan.layout, None)
-    layout = layouts[0]
-    apart = None if layouts[1] is None else _study(plan, layouts[1])
-    further = Further(_deal(plan, layout), plan.inference == "debiased", apart)
+    choice, passing = plan.choice, plan.passing
+    layout, other = halve(plan.layout, plan.random) if choice.split else (plan.layout, None)
+    apart = None if other is None else _study(plan, other)
+    further = Further(_deal(plan, layout), choice.inference == "debiased", apart)
     study = _study(plan, layout, further)
 
     # Before folds choose, the criterion that is made for prediction does.
-    criterion: Select = "aic" if plan.select == "cv" else plan.select
+    criterion: Select = "aic" if choice.select == "cv" else choice.select
 
     def select(path: Path) -> int:
         return choose(score_path(path, layout.n, plan.family.name), criterion)
 
-    if plan.exchange == "admm":
-        protocol = admm_path(study, plan.family, plan.setup, select, plan.eps, plan.maxiter)
+    if passing.exchange == "admm":
+        protocol = admm_path(study, plan.family, plan.setup, select, passing.eps, passing.maxiter)
     else:
-        exact = plan.path == "exact"
+        exact = passing.path == "exact"
         protocol = fit_path(study, plan.family, plan.setup, select, exact=exact, further=further)
     fitted, units, first = run(protocol)
     scale = None if fitted.refit is None else fitted.refit.scale
@@ -192,45 +116,26 @@ def fit_other(plan: FitPlan, run: Run) -> Outcome:
     if fitted.cv is not None:
         criteria = replace(criteria, cv=fitted.cv[0], cv_se=fitted.cv[1])
     parts = 1 if further.folds is None else further.folds.parts
-    return Outcome(
-        plan.layout,
-        plan.family,
-        fitted,
-        criteria,
-        plan.select,
-        plan.setup,
-        null,
-        units,
-        parts,
-        plan.hidden,
-        plan.exchange,
-        inference=plan.inference,
-        n=layout.n,
-    )
+    return Outcome(plan, fitted, criteria, null, units, parts, n=layout.n)
 
 
 def _deal(plan: FitPlan, layout: Layout) -> Folds | None:
-    if plan.parts == 1:
+    choice = plan.choice
+    if choice.parts == 1:
         return None
-    code = deal_folds(layout.n, plan.parts, plan.least, plan.random)
-    return Folds(code, plan.parts, plan.select == "cv", plan.draws, plan.random)
+    code = deal_folds(layout.n, choice.parts, plan.least, plan.random)
+    return Folds(code, choice.parts, choice.select == "cv", choice.draws, plan.random)
 
 
 def _study(plan: FitPlan, layout: Layout, further: Further | None = None) -> LossOracle:
-    """Reserve the weighted Grams of folds and of debiased estimates; the others are left for the fit.
-
-    Raises
-    ------
-    EstimationError
-        There are not enough.
-    """
+    """Reserve the weighted Grams of folds and of debiased estimates; the others are left for the fit."""
     reserved = 0
     if further is not None:
         reserved = int(further.debiased) + (0 if further.folds is None else further.folds.parts)
-    if plan.inference != "conditional" or reserved:
+    if plan.choice.inference != "conditional" or reserved:
         _check_grams(layout, FEWEST_GRAMS + reserved)
     left = max(layout.most_grams - 1 - reserved, 1)
-    return LossOracle(layout, plan.conversation, plan.hidden, np.eye(layout.p), left)
+    return LossOracle(layout, plan.conversation, plan.passing.hidden, np.eye(layout.p), left)
 
 
 def _check_grams(layout: Layout, needed: int) -> None:

@@ -39,22 +39,8 @@ BALANCED_ROUNDS = 200
 class Sharing:
     """The state of ADMM at the coordinator.
 
-    Parameters
-    ----------
-    study : LossOracle
-    setup : Setup
-    eps : float
-        Absolute and relative tolerance of primal and dual residual.
-    maxiter : int
-        Rounds at most, for one lasso.
-    intercept : float
-    eta : (n,) array
-        Sum of all linear predictors, the intercept included.
-    rho : float
-    started : bool
-        Whether the holder of the response has begun.
-    sound : bool
-        Whether the fits before the path met their tolerances.
+    `eta` (n,) is the sum of all linear predictors, the intercept included. `started` tells whether the holder
+    of the response has begun, `sound` whether the fits before the path met their tolerances.
     """
 
     study: LossOracle
@@ -174,14 +160,7 @@ def admm_path(
 ) -> Rounds[tuple[SelectedPath, Units, float]]:
     """Follow the path by ADMM, choose one of its fits, and refit on its support by Newton's method.
 
-    Parameters
-    ----------
-    study, family, setup, select
-        As for :func:`~fedstat.models.vglm.newton.fit.fit_path`.
-    eps : float
-        Absolute and relative tolerance of primal and dual residual.
-    maxiter : int
-        Rounds at most, for one lasso.
+    The arguments are those of :func:`~fedstat.models.vglm.newton.fit.fit_path`.
     """
     layout = study.layout
     units = yield from stage(layout, family, study.conversation)

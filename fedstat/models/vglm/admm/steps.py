@@ -43,21 +43,9 @@ TIGHT = 1e-12
 class SharingBlock:
     """A client's part of ADMM.
 
-    Parameters
-    ----------
-    Z : (n, p) array
-        Columns, orthonormal within groups.
-    G : (p, p) array
-        Z'Z / n.
-    T : (p, p) array
-        Coefficients of standardised columns are ``T theta``.
-    penalty, groups
-        What is penalised.
-    theta : (p,) array
-    eta : (n,) array
-        Z theta.
-    terms : Terms or None
-        The penalty at the present lambda, and the lasso in its place.
+    Z (n, p) are its columns, orthonormal within groups, G (p, p) is Z'Z / n; coefficients of standardised
+    columns are ``T theta``, and eta (n,) is Z theta. `terms` are the penalty at the present lambda, `lasso`
+    what stands in its place.
     """
 
     Z: Floats
@@ -89,14 +77,8 @@ def admm_start(
 ) -> tuple[dict[str, Array], str]:
     """Prepare the penalised least squares of the block; nothing leaves.
 
-    Parameters
-    ----------
-    text : str
-        Name, shape and share of the penalty, in JSON.
-    labels : (p,) array of int
-        Group of each column.
-    free : (p,) array of bool
-        Whether it has no penalty: of a group, what its first column says.
+    `text` is the penalty in JSON, `labels` (p,) the group of each column, `free` (p,) whether it has no
+    penalty: of a group, what its first column says.
     """
     X = staged_block(state).X
     check_lengths(data.name, labels=(labels, X.shape[1]), free=(free, X.shape[1]))
@@ -143,12 +125,8 @@ def admm_set(data: SiteData, state: State, lam: Array, linearise: Array) -> dict
 def admm_move(data: SiteData, state: State, move: Floats, rho: Array) -> dict[str, Array]:
     """Move the linear predictor as far as the penalty lets it; release it.
 
-    Parameters
-    ----------
-    move : (n,) array
-        Where all linear predictors together are to move, as a share of one.
-    rho : float
-        Penalty parameter of the distance.
+    `move` (n,) is where all linear predictors together are to move, as a share of one; `rho` the penalty
+    parameter of the distance.
     """
     block, r = _block(state), float(rho)
     check_lengths(data.name, move=(move, len(block.Z)))
@@ -184,20 +162,9 @@ def admm_respond(
 ) -> dict[str, Array]:
     """Move the mean linear predictor towards the response, and the dual.
 
-    Parameters
-    ----------
-    eta : (n,) array
-        Sum of all linear predictors.
-    blocks : int
-        Blocks N of which it is the sum.
-    rho : float
-    start : bool
-        Whether this is the first ask of a fit.
-
-    Returns
-    -------
-    dict
-        ``move`` (n,): ``z - mean - u``; ``sizes`` (5,): norms of primal and dual residual, mean, z, and dual.
+    `eta` (n,) is the sum of the linear predictors of `blocks` blocks N; `start` tells whether this is the
+    first ask of a fit. ``move`` (n,) is ``z - mean - u``, ``sizes`` (5,) are the norms of primal and dual
+    residual, mean, z, and dual.
     """
     response, N, r = staged_response(state), int(blocks), float(rho)
     check_lengths(data.name, eta=(eta, len(response.y)))

@@ -32,17 +32,10 @@ NOTHING = 1e3
 class BlockPath:
     """Fits along a path with missing blocks.
 
-    Parameters
-    ----------
-    path : Path
-        Its loss is half the variance at which a complete normal sample of as many entities has the
-        likelihood of what is observed; without missing blocks it is half the mean deviance.
-    units : Units
-        Of the columns and the response, each over the entities that have it.
-    rsquared : (L,) array
-        Share of the variance of the response that is explained for an entity with every block.
-    means : (L, p) array
-        Of the columns, in the units of the data.
+    The loss of the path is half the variance at which a complete normal sample of as many entities has the
+    likelihood of what is observed; without missing blocks it is half the mean deviance. The units of a column
+    are over the entities that have it. `rsquared` (L,) is the share of the variance of the response that is
+    explained for an entity with every block, `means` (L, p) those of the columns, in the units of the data.
     """
 
     path: Path
@@ -87,14 +80,8 @@ def blocks_path(standard: Standard, setup: Setup) -> BlockPath:
 class Observed:
     """What a fit with missing blocks hands over beside the path.
 
-    Parameters
-    ----------
-    exchange : PatternExchange
-    rsquared, refit_rsquared : float
-        Share of variance explained for an entity with every block, by the chosen fit and by that on its
-        columns.
-    means : (p,) array
-        Of the columns, at the chosen fit.
+    Shares of variance explained for an entity with every block, by the chosen fit and by that on its columns,
+    and the means (p,) of the columns at the chosen fit.
     """
 
     exchange: PatternExchange
@@ -111,12 +98,8 @@ def equivalent_loss(llf: float, n: float) -> float:
 def refit_blocks(standard: Standard, support: Bools) -> tuple[Refit, float]:
     """Maximise the likelihood on the support; returns as well the share of variance that is explained.
 
-    Columns that are not in the support do not enter the likelihood of the response given the blocks.
-
-    Raises
-    ------
-    EstimationError
-        There is no maximum.
+    Columns that are not in the support do not enter the likelihood of the response given the blocks. An
+    EstimationError where there is no maximum.
     """
     moments = standard.moments
     names = [name for name, chosen in zip(moments.names, support, strict=True) if chosen]

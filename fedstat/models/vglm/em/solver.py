@@ -59,16 +59,9 @@ class BlockSolution(Solution):
 class Reduced:
     """The problem of beta at a point, with b, the means and the blocks' variances eliminated.
 
-    Parameters
-    ----------
-    G : (p, p) array
-        Information of theta over n, times s2.
-    pull : (p,) array
-        Score of theta there, in the same units.
-    free : (d - p,) array
-        Step of the eliminated parameters where theta stays.
-    follow : (d - p, p) array
-        What they follow a step of theta by.
+    G (p, p) is the information of theta over n, times s2, and `pull` (p,) the score of theta in the same
+    units; `free` (d - p,) is the step of the eliminated parameters where theta stays, `follow` (d - p, p)
+    what they follow a step of theta by.
     """
 
     G: Floats
@@ -81,13 +74,8 @@ class Reduced:
 class BlockSolver:
     """What the path asks of the likelihood of observed blocks.
 
-    Parameters
-    ----------
-    standard : Standard
-        Standardised moments.
-    T : (p, p) array
-        Coefficients of standardised columns, in the units of the response, are ``T theta``: theta are the
-        coordinates of the penalty.
+    Coefficients of standardised columns, in the units of the response, are ``T theta``, T being (p, p): theta
+    are the coordinates of the penalty.
     """
 
     standard: Standard
@@ -234,14 +222,7 @@ class BlockSolver:
 class Root:
     """Search for the logarithm of s2 at which its score is zero: secants within a bracket.
 
-    Parameters
-    ----------
-    at : float
-        Where the search is.
-    low, high : float
-        Where the score was positive, and negative.
-    before : (float, float) or None
-        The last place, and the score there.
+    The score was positive at `low`, negative at `high`; `before` is the last place with the score there.
     """
 
     at: float

@@ -34,18 +34,10 @@ SIZE, RATIO = 50, 1e-3
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DebiasedFit:
-    """Debiased estimates in the units of the data.
+    """Debiased estimates (1 + p,) in the units of the data, with their covariance.
 
-    Parameters
-    ----------
-    params : (1 + p,) array
-    cov : (1 + p, 1 + p) array
-    scale : float
-        Residual variance of least squares on all columns; of other families the dispersion at the lasso.
-    lam : float
-        Lambda of the lasso.
-    relaxed : int
-        Columns for which the inverse of the information was relaxed.
+    `scale` is the residual variance of least squares on all columns, of other families the dispersion at the
+    lasso, whose lambda is `lam`; `relaxed` columns have an inverse of the information that was relaxed.
     """
 
     params: Floats
@@ -69,15 +61,9 @@ def lasso_setup(setup: Setup) -> Setup:
 
 
 def normal_debiased(S: Floats, units: Units, setup: Setup) -> DebiasedFit:
-    """Debias the lasso of the normal family.
+    """Debias the lasso of the normal family; of the setup of the fit, penalty and lambdas are left aside.
 
-    Parameters
-    ----------
-    S : (p + 2, p + 2) array
-        Sums of products of (1, X, y) of all entities, X and y standardised.
-    units : Units
-    setup : Setup
-        Of the fit; its penalty and lambdas are left aside.
+    S (p + 2, p + 2) are sums of products of (1, X, y) of all entities, X and y standardised.
     """
     n = float(S[0, 0])
     path = normal_path(S, units, lasso_setup(setup))
@@ -107,17 +93,8 @@ def debiased_fit(
 ) -> Rounds[DebiasedFit]:
     """Go to the lasso with the smallest AIC, and debias it there.
 
-    Parameters
-    ----------
-    course : PathFollower
-        Of the fit.
-    point : LossPoint
-        Where it ended.
-    H : (p + 1, p + 1) array
-        Hessian, as far as it is known.
-    gradient : (p,) array
-        Gradient at the unpenalised coefficients alone.
-    family : DistributionSpec
+    From the point where the fit ended, with the Hessian (p + 1, p + 1) as far as it is known, and the
+    gradient (p,) at the unpenalised coefficients alone.
     """
     study, setup = course.study, lasso_setup(course.setup)
     n, scale = study.layout.n, lambda_max(gradient, LASSO, setup.groups)

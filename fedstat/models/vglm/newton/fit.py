@@ -48,23 +48,12 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SelectedPath:
-    """What a fit hands over.
+    """What a fit hands over: the path, the place that was chosen, and what was released for it.
 
-    Parameters
-    ----------
-    path : Path
-    chosen : int
-    refit : Refit or None
-    points, grams : int
-        Linear predictors, and weighted Gram matrices, that were released.
-    dealers : mapping of (str, str) to str
-    cv : two (L,) arrays, or None
-        Mean deviance of folds left out, with its standard error.
-    halves : (L, p) and (L,) arrays, or None
-        See :func:`~fedstat.models.vglm.path.folds.stability`.
-    debiased : DebiasedFit or None
-    split_p : (p,) array or None
-        See :func:`~fedstat.models.vglm.path.multiple_splits.split_pvalues`.
+    `points` are linear predictors, `grams` weighted Gram matrices; `dealers` dealt for pairs of institutions.
+    `cv` has the mean deviance of folds left out with its standard error, (L,) each; `halves` (L, p) and (L,)
+    are those of :func:`~fedstat.models.vglm.path.folds.stability`, `split_p` (p,) of
+    :func:`~fedstat.models.vglm.path.multiple_splits.split_pvalues`.
     """
 
     path: Path
@@ -81,15 +70,9 @@ class SelectedPath:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Further:
-    """What a fit does besides.
+    """What a fit does besides: folds, estimates of all columns that are debiased.
 
-    Parameters
-    ----------
-    folds : Folds or None
-    debiased : bool
-        Whether estimates of all columns are debiased.
-    apart : LossOracle or None
-        Other entities, on which the columns that are selected are estimated.
+    `apart` are other entities, on which the columns that are selected are estimated.
     """
 
     folds: Folds | None = None

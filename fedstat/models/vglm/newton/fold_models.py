@@ -30,12 +30,7 @@ MOST_CENTRES = 3
 class FoldModels:
     """Quadratic models of the loss of F folds at a point; sums over the fold, divided by all n.
 
-    Parameters
-    ----------
-    point : LossPoint
-    shares, losses : (F,) arrays
-    scores : (F, p + 1) array
-    hessians : (F, p + 1, p + 1) array
+    Shares and losses are (F,), scores (F, p + 1), Hessians (F, p + 1, p + 1).
     """
 
     point: LossPoint
@@ -102,20 +97,9 @@ def model_folds(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Folds:
-    """What the folds of a fit are for.
+    """What the folds of a fit, (n,) from 0 to parts - 1, are for: choosing lambda, and halves.
 
-    Parameters
-    ----------
-    code : (n,) array of int
-        Fold of each entity.
-    parts : int
-        Number of folds.
-    choose : bool
-        Whether they choose lambda, by cross-validation.
-    draws : int
-        Pairs of halves for selection frequencies.
-    random : Generator
-        Of the halves.
+    With `choose` they choose by cross-validation; `draws` are pairs of halves for selection frequencies.
     """
 
     code: Ints
@@ -127,19 +111,9 @@ class Folds:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FoldFit:
-    """A path and the fit that was chosen, with what the folds say.
+    """A path and the fit that was chosen, with the latest Hessian (p + 1, p + 1), and what the folds say.
 
-    Parameters
-    ----------
-    path : Path
-    chosen : int
-    point : LossPoint
-    H : (p + 1, p + 1) array
-        Latest Hessian.
-    cv : two (L,) arrays, or None
-        Mean deviance of folds left out, with its standard error.
-    halves : (L, p) and (L,) arrays, or None
-        See :func:`fedstat.models.vglm.path.folds.stability`.
+    `cv` and `halves`: see :class:`~fedstat.models.vglm.newton.fit.SelectedPath`.
     """
 
     path: Path
@@ -153,18 +127,7 @@ class FoldFit:
 def use_folds(
     course: PathFollower, family: DistributionSpec, fit: FoldFit, folds: Folds, *, exact: bool
 ) -> Rounds[FoldFit]:
-    """Model the loss by fold at the fit; choose by cross-validation and go there until it stays; draw halves.
-
-    Parameters
-    ----------
-    course : PathFollower
-    family : DistributionSpec
-    fit : FoldFit
-        The fit that was chosen so far.
-    folds : Folds
-    exact : bool
-        Whether every fit of the path is exact.
-    """
+    """Model the loss by fold at the fit; choose by cross-validation until the choice stays; draw halves."""
     study = course.study
     for _ in range(MOST_CENTRES):
         models = yield from model_folds(study, family, fit.point, folds.code, folds.parts)

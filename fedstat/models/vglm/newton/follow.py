@@ -34,22 +34,11 @@ NEAR = 1e-3
 
 @dataclass(slots=True, eq=False)
 class PathFollower:
-    """How a path is followed, and one of its fits chosen.
+    """How a path is followed, and one of its fits chosen: `select` takes the path to the place of the fit.
 
-    Parameters
-    ----------
-    study : LossOracle
-    setup : Setup
-    lambdas : (L,) array
-    units : Units
-    select : callable
-        From the path to the place of the fit.
-    steps : LinearSteps or None
-        Local linear approximations of a nonconvex penalty from the unpenalised fit, if these are taken.
-    scale : float
-        lambda_max.
-    seen : mapping of float to LossPoint
-        Of `steps`: points at which the loss is known, by lambda; the null model is at infinity.
+    With `steps`, local linear approximations of a nonconvex penalty start from the unpenalised fit; `seen`
+    has, by lambda, the points at which the loss is then known, the null model at infinity. `scale` is
+    lambda_max.
     """
 
     study: LossOracle

@@ -32,17 +32,10 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LossPoint:
-    """Coefficients of (1, X T), (p + 1,), with what was learned there.
+    """Coefficients b of (1, X T), (p + 1,), with what was learned there.
 
-    Parameters
-    ----------
-    b : (p + 1,) array
-    loss : float
-        Half the mean deviance.
-    score : (p + 1,) array
-        Its negative gradient.
-    weight, eta, residual : (n,) arrays
-        Weight, linear predictor and residual of every entity.
+    `loss` is half the mean deviance, `score` (p + 1,) its negative gradient; weight, linear predictor and
+    residual are those of every entity, (n,).
     """
 
     b: Floats
@@ -57,24 +50,10 @@ class LossPoint:
 class LossOracle:
     """Who is asked, in which coordinates, and what has been released.
 
-    Parameters
-    ----------
-    layout : Layout
-    conversation : Conversation
-    hidden : bool
-        Whether linear predictors are masked.
-    T : (p, p) array
-        Change of coordinates of the standardised columns.
-    left : int
-        Weighted Gram matrices that may still be released, beside the one for standard errors.
-    unit : float
-        Of the linear predictor, and so of the coefficients.
-    tol : float
-        Score at which a likelihood is at its maximum.
-    points, grams : int
-        Linear predictors and weighted Gram matrices that were released.
-    dealers : mapping of (str, str) to str
-        Who dealt for each pair of institutions.
+    Linear predictors are masked if `hidden`. T (p, p) changes the coordinates of the standardised columns,
+    `unit` is that of the linear predictor, and so of the coefficients, `tol` the score at which a likelihood
+    is at its maximum. `left` weighted Gram matrices may still be released, beside the one for standard
+    errors; `points` linear predictors and `grams` matrices were; `dealers` dealt for pairs of institutions.
     """
 
     layout: Layout
@@ -139,22 +118,10 @@ class CertifiedPoint:
 class ProximalNewton:
     """The way along some problems, each from the solution of the one before.
 
-    Parameters
-    ----------
-    study : LossOracle
-    problems : list of Terms
-        The penalty at each lambda, of the columns `at`.
-    at : int array
-        Which coefficients of (1, X T) move; the others are zero.
-    unit : float
-        Violation at which to stop.
-    point : LossPoint
-    H : (p + 1, p + 1) array
-        Hessian, as far as it is known.
-    linearise : bool
-        Whether nonconvex penalties are reached by local linear approximation.
-    only : LinearSteps or None
-        Of `linearise`: take these, and certify the last of them; None for all to the fixed point.
+    A problem is the penalty at one lambda, of the coefficients `at` of (1, X T); the others are zero. It ends
+    at a violation of `unit`. H (p + 1, p + 1) is the Hessian as far as it is known. With `linearise`,
+    nonconvex penalties are reached by local linear approximation: by those of `only`, the last of which is
+    certified, or by all to the fixed point.
     """
 
     study: LossOracle

@@ -32,13 +32,7 @@ def sum_scores(data: SiteData, state: State, residual: Floats) -> dict[str, Arra
 
 
 def weigh(data: SiteData, state: State, weight: Floats) -> dict[str, Array]:
-    """Take row weights, and release the weighted sums of the columns and of their products.
-
-    Returns
-    -------
-    dict
-        ``sums`` (p,), ``gram`` (p, p).
-    """
+    """Take row weights; release the weighted sums of the columns (p,) and of their products (p, p)."""
     staged = staged_block(state)
     check_lengths(data.name, weight=(weight, len(staged.X)))
     if not (np.isfinite(weight).all() and (weight >= 0.0).all()):

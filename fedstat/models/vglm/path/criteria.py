@@ -19,14 +19,8 @@ Select: TypeAlias = Literal["bic", "ebic", "aic", "cv"]
 class Criteria:
     """What speaks for each fit of a path, (L,) each: smaller is better.
 
-    Parameters
-    ----------
-    df : array
-        Coefficients that are not zero, the intercept included.
-    aic, bic, ebic : array
-    cv, cv_se : array or None
-        Cross-validated mean deviance (of the normal family the mean squared error), with its standard error
-        over folds.
+    `df` counts the coefficients that are not zero, the intercept included. `cv` is the cross-validated mean
+    deviance (of the normal family the mean squared error), with its standard error over folds.
     """
 
     df: Floats
@@ -38,15 +32,9 @@ class Criteria:
 
 
 def score_path(path: Path, n: int, family: str = "Gaussian") -> Criteria:
-    """Compute the information criteria of a path.
+    """Compute the information criteria of a path over n entities.
 
-    Parameters
-    ----------
-    path : Path
-    n : int
-        Entities.
-    family : str
-        A dispersion is estimated at every fit, by maximum likelihood.
+    A dispersion is estimated at every fit, by maximum likelihood.
     """
     chosen = np.count_nonzero(path.coefficients, axis=1).astype(float)
     doubled = profiled(2.0 * n * path.loss, n) if family == "Gaussian" else minus_twice(family, path.loss, n)

@@ -18,10 +18,7 @@ from fedstat.typing import Bools, Ints
 def make_layout(design: Design, *, incomplete: bool = False) -> Layout:
     """Lay out a fit of complete cases, or with `incomplete` of all entities.
 
-    Raises
-    ------
-    EstimationError
-        Too few entities are complete for sums of products to be released.
+    An EstimationError where too few are complete for sums of products to be released.
     """
     use = complete_at(design.blocks, design.n) | incomplete
     layout = lay_out(design, design.blocks, use)
@@ -52,13 +49,7 @@ def describe_incomplete(layout: Layout) -> str:
 
 
 def deal_folds(n: int, folds: int, least: int, random: np.random.Generator) -> Ints:
-    """Assign entities to folds of nearly equal size at random: (n,).
-
-    Raises
-    ------
-    EstimationError
-        A fold would have fewer than `least` entities.
-    """
+    """Assign entities to folds of nearly equal size at random, (n,), if each has `least` or more."""
     if n // folds < least:
         raise EstimationError(
             f"{folds} folds of {n:,} entities have {n // folds:,} each, and sums of products are released "

@@ -14,25 +14,10 @@ from fedstat.typing import Bools, Floats
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Path:
-    """Fits along L values of lambda.
+    """Fits along L values of lambda: intercepts (L,) and coefficients (L, p) in the units of the data.
 
-    Parameters
-    ----------
-    lambdas : (L,) array
-    intercepts : (L,) array
-    coefficients : (L, p) array
-        Both in the units of the data.
-    standardised : (L, p) array
-        Coefficients of standardised columns.
-    loss : (L,) array
-        Half the mean deviance.
-    kkt : (L,) array
-        Largest violation of the stationarity conditions, as a share of `scale`.
-    converged : (L,) array of bool
-    scale : float
-        lambda_max.
-    groups : Groups
-        With their weights.
+    `standardised` (L, p) are coefficients of standardised columns, `loss` half the mean deviance; `kkt` the
+    largest violation of the stationarity conditions, as a share of `scale`, which is lambda_max.
     """
 
     lambdas: Floats
@@ -69,19 +54,10 @@ class Path:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Refit:
-    """Maximum likelihood on the columns that were selected.
+    """Maximum likelihood on the columns that were selected, the support (p,).
 
-    Parameters
-    ----------
-    support : (p,) array of bool
-    params : (1 + k,) array
-        Intercept and coefficients of the support, in the units of the data.
-    cov : (1 + k, 1 + k) array
-        Inverse observed information.
-    llf, scale : float
-        Log-likelihood, and dispersion.
-    loss : float
-        Half the mean deviance.
+    `params` (1 + k,) are intercept and coefficients of the support in the units of the data, `cov` is the
+    inverse observed information, `scale` the dispersion, `loss` half the mean deviance.
     """
 
     support: Bools

@@ -17,10 +17,7 @@ from fedstat.typing import Bools, Floats, Ints
 def cross_validate(products: Floats, units: Units, setup: Setup, path: Path) -> tuple[Floats, Floats]:
     """Return mean squared errors of folds left out, and their standard errors: (L,) each.
 
-    Parameters
-    ----------
-    products : (F, p + 2, p + 2) array
-        Sums of products by fold.
+    From sums of products by fold, (F, p + 2, p + 2).
     """
     total, setup = products.sum(axis=0), replace(setup, lambdas=path.lambdas)
     errors = np.array([prediction_errors(normal_path(total - S, units, setup), S, units) for S in products])
@@ -37,34 +34,16 @@ def weighted_mean(errors: Floats, weight: Floats) -> tuple[Floats, Floats]:
 def stability(
     selected: Callable[[Ints], Bools], folds: int, draws: int, random: np.random.Generator
 ) -> tuple[Floats, Floats]:
-    """Share of random halves of the folds in which each column is selected.
+    """Share of random halves of the folds in which each column is selected at each lambda: (L, p).
 
-    Halves come in complementary pairs (Shah and Samworth 2013); a half is made of whole folds, so that
-    nothing further is released.
+    With the mean number of columns that are selected at this lambda or a larger one, (L,). `selected` goes
+    from the folds of a half to the coefficients that are not zero along the path, (L, p). Halves come in
+    `draws` complementary pairs (Shah and Samworth 2013); a half is made of whole folds, so that nothing
+    further is released.
 
-    Parameters
-    ----------
-    selected : callable
-        From the folds of a half to the coefficients that are not zero along the path: (L, p).
-    folds : int
-        Number of folds.
-    draws : int
-        Pairs of halves.
-    random : Generator
-
-    Returns
-    -------
-    (L, p) array
-        The share at each lambda.
-    (L,) array
-        Mean number of columns that are selected at this lambda or a larger one.
-
-    References
-    ----------
-    Meinshausen, N. and Buehlmann, P. (2010). Stability selection. Journal of the Royal Statistical Society
-    B 72, 417-473.
-    Shah, R. and Samworth, R. (2013). Variable selection with error control: another look at stability
-    selection. Journal of the Royal Statistical Society B 75, 55-80.
+    References: Meinshausen, N. and Buehlmann, P. (2010). Stability selection. Journal of the Royal
+    Statistical Society B 72, 417-473. Shah, R. and Samworth, R. (2013). Variable selection with error
+    control: another look at stability selection. Journal of the Royal Statistical Society B 75, 55-80.
     """
     counts, numbers = [], []
     for _ in range(draws):

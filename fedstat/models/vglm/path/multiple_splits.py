@@ -8,7 +8,7 @@ import numpy as np
 from scipy import stats
 
 from fedstat.inference.selection.multiple_splits import aggregate_splits
-from fedstat.models.vertical.exchange.protocol import Units
+from fedstat.models.vertical.exchange.protocol import Grams
 from fedstat.models.vglm.path.criteria import Select, choose, score_path
 from fedstat.models.vglm.path.normal import normal_path, normal_refit
 from fedstat.models.vglm.path.setup import Setup
@@ -16,32 +16,15 @@ from fedstat.typing import Floats
 
 
 def split_pvalues(
-    products: Floats,
-    units: Units,
-    setup: Setup,
-    select: Select,
-    splits: int,
-    names: Sequence[str],
-    random: np.random.Generator,
+    grams: Grams, setup: Setup, select: Select, splits: int, names: Sequence[str], random: np.random.Generator
 ) -> Floats:
     """Return p-values of all columns over many splits, which control any false rejection: (p,).
 
     In each split a random half of the folds selects, and least squares on the others tests what was selected,
-    adjusted for their number by Bonferroni. Nothing further is released.
-
-    Parameters
-    ----------
-    products : (F, p + 2, p + 2) array
-        Sums of products by fold.
-    units : Units
-    setup : Setup
-    select : {"bic", "ebic", "aic"}
-    splits : int
-    names : sequence of str
-    random : Generator
-        Of the halves.
+    adjusted for their number by Bonferroni. From sums of products by fold (F, p + 2, p + 2): nothing further
+    is released.
     """
-    F = len(products)
+    products, units, F = grams.products, grams.units, len(grams.products)
     p_values = np.ones((splits, len(names)))
     for one in p_values:
         order = random.permutation(F)

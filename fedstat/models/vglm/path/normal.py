@@ -19,12 +19,8 @@ from fedstat.typing import Bools, Floats
 def normal_path(S: Floats, units: Units, setup: Setup) -> Path:
     """Fit the normal family along a path.
 
-    Parameters
-    ----------
-    S : (p + 2, p + 2) array
-        Sums of products of (1, X, y), X and y standardised over all entities, over some of them.
-    units : Units
-    setup : Setup
+    S (p + 2, p + 2) are sums over some of the entities of products of (1, X, y), X and y standardised over
+    all.
     """
     n, mean = S[0, 0], S[0, 1:] / S[0, 0]
     C = S[1:, 1:] / n - np.outer(mean, mean)
@@ -65,10 +61,7 @@ def prediction_errors(path: Path, S: Floats, units: Units) -> Floats:
 def normal_refit(S: Floats, units: Units, support: Bools, names: Sequence[str]) -> Refit:
     """Ordinary least squares on the support, from the sums of products of all entities.
 
-    Raises
-    ------
-    EstimationError
-        Columns of the support are collinear; names them.
+    An EstimationError names columns of the support that are collinear.
     """
     n, at = S[0, 0], np.concatenate([[0], 1 + np.flatnonzero(support)])
     inverse = invert_information(S[np.ix_(at, at)], ["Intercept", *np.array(names)[support]])

@@ -22,22 +22,10 @@ SMALLEST_COEFFICIENT = 1e-8
 class Setup:
     """What is penalised, and how.
 
-    Parameters
-    ----------
-    penalty : Penalty
-    groups : Groups
-        Of the columns, without the intercept.
-    adaptive : float
-        Power of the first estimates by which penalties are divided; 0: not at all.
-    lambdas : (L,) array or None
-        Descending; None for a grid.
-    size, ratio : int, float
-        Of the grid.
-    algorithm : {"lla", "descent"}
-    tol : float
-        Largest violation of the stationarity conditions, as a share of lambda_max.
-    steps : int or None
-        Of "lla": local linear approximations from the unpenalised fit; None for all from the lasso.
+    The groups are of the columns, without the intercept. `adaptive` is the power of the first estimates by
+    which penalties are divided, 0 for not at all. `lambdas` descend; None: a grid of `size` and `ratio`.
+    `tol` is the largest violation of the stationarity conditions, as a share of lambda_max. `steps` of "lla"
+    are local linear approximations from the unpenalised fit; None: all from the lasso.
     """
 
     penalty: Penalty
@@ -85,21 +73,7 @@ def adapted(groups: Groups, b: Floats, power: float) -> Groups:
 
 
 def make_groups(layout: Layout, by_term: bool, unpenalised: Sequence[str]) -> Groups:
-    """Group the columns of each term, or none, and free those that must be in the model.
-
-    Parameters
-    ----------
-    layout : Layout
-    by_term : bool
-        Whether the columns of a term are penalised together.
-    unpenalised : sequence of str
-        Columns or terms without a penalty.
-
-    Raises
-    ------
-    ModelError
-        There is no such column or term.
-    """
+    """Group the columns of each term, or none, and free columns or terms that must be in the model."""
     unknown = [name for name in unpenalised if name not in (*layout.names, *layout.terms)]
     if unknown:
         raise ModelError(

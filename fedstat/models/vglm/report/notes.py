@@ -67,9 +67,9 @@ def _blocks(layout: Layout, outcome: Outcome, observed: Observed) -> Iterator[st
 
 
 def _iterations(layout: Layout, outcome: Outcome, at: str | None) -> Iterator[str]:
-    fitted, hidden = outcome.fitted, outcome.hidden
+    fitted, hidden = outcome.fitted, outcome.plan.passing.hidden
     over = f"{layout.n:,}"
-    if outcome.inference == "split":
+    if outcome.plan.choice.split:
         over = f"{outcome.n:,} or the other {layout.n - outcome.n:,}"
     who = "the response holder" if at == layout.active else "the coordinator and the response holder"
     yield (
@@ -82,7 +82,7 @@ def _iterations(layout: Layout, outcome: Outcome, at: str | None) -> Iterator[st
             "Cross-validation and selection frequencies are those of quadratic models of the deviance at the "
             f"chosen fit, one for each of {outcome.folds} folds: approximate, and rough at lambdas far away."
         )
-    if outcome.exchange == "admm":
+    if outcome.plan.passing.exchange == "admm":
         yield (
             "The coordinator knows the coefficients at the end of each lambda only; the sums of many rounds "
             "still span the columns of all institutions."
@@ -102,7 +102,8 @@ def _iterations(layout: Layout, outcome: Outcome, at: str | None) -> Iterator[st
 
 
 def _steps(outcome: Outcome) -> Iterator[str]:
-    number, name = outcome.setup.steps, outcome.setup.penalty.name.upper()
+    setup = outcome.plan.setup
+    number, name = setup.steps, setup.penalty.name.upper()
     if number is not None:
         yield (
             f"{number} local linear approximation{'s' * (number > 1)} of {name} from the estimate without a "

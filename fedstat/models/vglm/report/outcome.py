@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 
@@ -16,12 +16,11 @@ from fedstat.models.vertical.layout import Layout
 from fedstat.models.vglm.em.blocks import Observed
 from fedstat.models.vglm.newton.fit import SelectedPath
 from fedstat.models.vglm.path.criteria import Criteria
-from fedstat.models.vglm.path.setup import Setup
+from fedstat.models.vglm.path.options import FitPlan
 from fedstat.models.vglm.response.distributions import log_likelihood
-from fedstat.typing import Bools, Floats, Vector
+from fedstat.typing import Bools, Floats, Ints, Vector
 
 OnPath: TypeAlias = Annotated[Floats, "L"]
-Inference: TypeAlias = Literal["conditional", "debiased", "split"]
 BIASED = (
     "the {penalty} shrinks its estimates by a bias that no covariance describes; .refit has the estimates on "
     "the selected columns without it, with standard errors that are conditional on the selection"
@@ -40,44 +39,29 @@ SPENT = (
 class Outcome:
     """What a fit hands over: the numbers, and how they were made.
 
-    Parameters
-    ----------
-    layout : Layout
-        Of all entities of the fit, those that only estimate included.
-    family : DistributionSpec
-    fitted : SelectedPath
-    criteria : Criteria
-    select : str
-    setup : Setup
-    null : float
-        Log-likelihood of the intercept alone.
-    units : Units
-    folds : int
-        Parts of the entities of which sums were released separately.
-    hidden : bool
-        Whether linear predictors were masked.
-    exchange : {"products", "admm"}
-    observed : Observed or None
-        Of a fit with missing blocks.
-    inference : {"conditional", "debiased", "split"}
-    n : int
-        Entities among which columns were selected; 0: all of the fit.
+    The plan's layout is of all entities of the fit, those that only estimate included; columns were selected
+    among `n`, 0 for all of them. `null` is the log-likelihood of the intercept alone, `folds` the parts of
+    the entities of which sums were released separately, `observed` what a fit with missing blocks has.
     """
 
-    layout: Layout
-    family: DistributionSpec
+    plan: FitPlan
     fitted: SelectedPath
     criteria: Criteria
-    select: str
-    setup: Setup
     null: float
     units: Units
     folds: int = 1
-    hidden: bool = False
-    exchange: str = "products"
     observed: Observed | None = None
-    inference: Inference = "conditional"
     n: int = 0
+
+    @property
+    def layout(self) -> Layout:
+        """Who takes part with what."""
+        return self.plan.layout
+
+    @property
+    def family(self) -> DistributionSpec:
+        """Distribution of the response, and link."""
+        return self.plan.family
 
     @property
     def left_out(self) -> int:
@@ -89,24 +73,11 @@ class Outcome:
 class Selection:
     """A path and the fit that was chosen, as numbers and texts that a file can hold.
 
-    Parameters
-    ----------
-    lambdas, intercepts, coefficients, loss, kkt : arrays
-        See :class:`~fedstat.models.vglm.path.fits.Path`.
-    converged : (L,) array of bool
-    criteria : mapping of str to (L,) array
-        ``df``, ``aic``, ``bic``, ``ebic``, and where there are such ``cv`` and ``cv_se``.
-    chosen : int
-    frequencies : (L, p) array or None
-        Share of random halves in which a column is selected.
-    numbers : (L,) array or None
-        Mean number of columns that are selected in a half at this lambda or a larger one.
-    select, penalty, family : str
-    null : float
-        Log-likelihood of the intercept alone.
-    inference : {"conditional", "debiased", "split"}
-    split_p : (p,) array or None
-        P-values over many splits.
+    The arrays of the path are those of :class:`~fedstat.models.vglm.path.fits.Path`; the criteria ``df``,
+    ``aic``, ``bic``, ``ebic``, and where there are such ``cv`` and ``cv_se``. `frequencies` are the shares of
+    random halves in which a column is selected, `numbers` the mean number of columns that are selected in a
+    half at this lambda or a larger one. `null` is the log-likelihood of the intercept alone, `split_p`
+    p-values over many splits.
     """
 
     lambdas: OnPath
@@ -132,22 +103,22 @@ class Selection:
         path, criteria, halves = outcome.fitted.path, outcome.criteria, outcome.fitted.halves
         named = {name: getattr(criteria, name) for name in ("df", "aic", "bic", "ebic", "cv", "cv_se")}
         return cls(
-            path.lambdas,
-            path.intercepts,
-            path.coefficients,
-            path.loss,
-            path.kkt,
-            path.converged,
-            {name: values for name, values in named.items() if values is not None},
-            outcome.fitted.chosen,
-            None if halves is None else halves[0],
-            None if halves is None else halves[1],
-            outcome.select,
-            outcome.setup.penalty.name,
-            outcome.family.name,
-            outcome.null,
-            outcome.inference,
-            outcome.fitted.split_p,
+            lambdas=path.lambdas,
+            intercepts=path.intercepts,
+            coefficients=path.coefficients,
+            loss=path.loss,
+            kkt=path.kkt,
+            converged=path.converged,
+            criteria={name: values for name, values in named.items() if values is not None},
+            chosen=outcome.fitted.chosen,
+            frequencies=None if halves is None else halves[0],
+            numbers=None if halves is None else halves[1],
+            select=outcome.plan.choice.select,
+            penalty=outcome.plan.setup.penalty.name,
+            family=outcome.family.name,
+            null=outcome.null,
+            inference=outcome.plan.choice.inference,
+            split_p=outcome.fitted.split_p,
         )
 
     @property
@@ -163,28 +134,39 @@ class Selection:
         return np.asarray(np.where(selected.any(axis=0), first, np.nan))
 
 
+def _estimate(response: str, outcome: Outcome, columns: Ints, **found: Any) -> Estimate:
+    """Estimate on some of the columns, with the names and institutions that all estimates of a fit share."""
+    layout = outcome.layout
+    return Estimate(
+        names=(INTERCEPT, *[layout.names[j] for j in columns]),
+        clients=("", *[layout.owners[j] for j in columns]),
+        terms=(INTERCEPT, *[layout.terms[j] for j in columns]),
+        response=response,
+        privacy="none (no noise is added)",
+        blocks=client_blocks(layout),
+        **found,
+    )
+
+
 def make_refit(response: str, outcome: Outcome) -> Estimate | None:
     """Estimate on the selected columns; None where it could not be released."""
-    refit, layout = outcome.fitted.refit, outcome.layout
+    refit, split = outcome.fitted.refit, outcome.plan.choice.split
     if refit is None:
         return None
-    at = np.flatnonzero(refit.support)
-    return Estimate(
+    columns = np.flatnonzero(refit.support)
+    return _estimate(
+        response,
+        outcome,
+        columns,
         params=refit.params,
         cov=refit.cov,
-        names=(INTERCEPT, *[layout.names[j] for j in at]),
-        clients=("", *[layout.owners[j] for j in at]),
-        terms=(INTERCEPT, *[layout.terms[j] for j in at]),
-        response=response,
-        nobs=layout.n - outcome.left_out - (outcome.n if outcome.inference == "split" else 0),
-        df_model=float(len(at)),
+        nobs=outcome.layout.n - outcome.left_out - (outcome.n if split else 0),
+        df_model=float(len(columns)),
         converged=True,
         llf=refit.llf,
         rsquared=_rsquared(outcome, refit.loss, refit=True),
         scale=refit.scale,
-        privacy="none (no noise is added)",
         cov_type=information(outcome.family),
-        blocks=client_blocks(layout),
         reasons={"rsquared": NO_RSQUARED},
     )
 
@@ -200,62 +182,56 @@ def make_debiased(response: str, outcome: Outcome) -> Estimate | None:
     if found is None:
         return None
     reason = "debiased estimates maximise no likelihood; that of the selected columns is .refit.llf"
-    return Estimate(
+    return _estimate(
+        response,
+        outcome,
+        np.arange(layout.p),
         params=found.params,
         cov=found.cov,
-        names=(INTERCEPT, *layout.names),
-        clients=("", *layout.owners),
-        terms=(INTERCEPT, *layout.terms),
-        response=response,
         nobs=layout.n,
         df_model=float(layout.p),
         converged=True,
         scale=found.scale,
-        privacy="none (no noise is added)",
         cov_type="debiased",
-        blocks=client_blocks(layout),
         reasons={"llf": reason, "rsquared": "debiased estimates minimise no sum of squares"},
     )
 
 
 def make_estimate(response: str, outcome: Outcome, refit: Estimate | None) -> Estimate:
     """Penalised estimate of the chosen lambda, with the covariance that it has."""
-    layout, path, at = outcome.layout, outcome.fitted.path, outcome.fitted.chosen
+    layout, setup, split = outcome.layout, outcome.plan.setup, outcome.plan.choice.split
+    path, at = outcome.fitted.path, outcome.fitted.chosen
     params = np.concatenate([[path.intercepts[at]], path.coefficients[at]])
-    free = outcome.setup.unpenalised
-    if free and refit is not None:
+    if setup.unpenalised and refit is not None:
         params = refit.params
-    convex = outcome.setup.penalty.convex and path.lambdas[at] > 0.0
-    cov, split = None, outcome.inference == "split"
-    if refit is not None and refit.cov is not None and not convex and not split:
-        known = np.concatenate([[True], outcome.fitted.refit.support]) if outcome.fitted.refit else None
+    convex = setup.penalty.convex and path.lambdas[at] > 0.0
+    cov, support = None, None if outcome.fitted.refit is None else outcome.fitted.refit.support
+    # SCAD and MCP have the covariance of the columns that they select (Fan and Li 2001, theorem 2): the bias
+    # of a lasso does not vanish, and the other half's covariance is that of other estimates.
+    if refit is not None and refit.cov is not None and support is not None and not convex and not split:
+        known = np.flatnonzero(np.append(True, support))
         cov = np.full((layout.p + 1, layout.p + 1), np.nan)
-        cov[np.ix_(known, known)] = refit.cov  # type: ignore[arg-type]
-    reason = BIASED.format(penalty=outcome.setup.penalty.name.replace("_", " ")) if convex else SPENT
-    reason, kind = APART if split else reason, information(outcome.family)
-    loss, chosen = float(path.loss[at]), int(np.count_nonzero(path.coefficients[at]))
+        cov[np.ix_(known, known)] = refit.cov
+    reason = BIASED.format(penalty=setup.penalty.name.replace("_", " ")) if convex else SPENT
+    kind, loss = information(outcome.family), float(path.loss[at])
     n = outcome.n or layout.n - outcome.left_out
     scale = None if refit is None else refit.scale
-    llf = log_likelihood(outcome.family.name, loss, n, outcome.units.constant, scale)
-    return Estimate(
+    return _estimate(
+        response,
+        outcome,
+        np.arange(layout.p),
         params=params,
         cov=cov,
-        names=(INTERCEPT, *layout.names),
-        clients=("", *layout.owners),
-        terms=(INTERCEPT, *layout.terms),
-        response=response,
         nobs=n,
-        df_model=float(chosen),
+        df_model=float(np.count_nonzero(path.coefficients[at])),
         converged=bool(path.converged[at]) and (refit is None or refit.converged),
         convergence=f"violation of stationarity {path.kkt[at]:.1e} of lambda_max",
-        llf=llf,
+        llf=log_likelihood(outcome.family.name, loss, n, outcome.units.constant, scale),
         rsquared=_rsquared(outcome, loss),
         scale=1.0 if refit is None else refit.scale,
-        privacy="none (no noise is added)",
-        cov_type=kind if free else f"{kind}, conditional on selection",
-        blocks=client_blocks(layout),
-        reasons={"cov_params": reason, "rsquared": NO_RSQUARED},
-        llf_is_maximum=free,
+        cov_type=kind if setup.unpenalised else f"{kind}, conditional on selection",
+        reasons={"cov_params": APART if split else reason, "rsquared": NO_RSQUARED},
+        llf_is_maximum=setup.unpenalised,
     )
 
 
@@ -270,7 +246,7 @@ def mean_predictors(estimate: Estimate, outcome: Outcome) -> dict[str, float]:
 def _rsquared(outcome: Outcome, loss: float, *, refit: bool = False) -> float | None:
     if outcome.observed is not None:
         return outcome.observed.refit_rsquared if refit else outcome.observed.rsquared
-    if outcome.family.name != "Gaussian" or outcome.inference == "split":
+    if outcome.family.name != "Gaussian" or outcome.plan.choice.split:
         return None
     return 1.0 - 2.0 * loss / outcome.units.sd**2
 

@@ -36,17 +36,9 @@ def _lines(estimate: Estimate, lambdas: Floats, values: pd.DataFrame, ax: Axes) 
 def plot_path(
     estimate: Estimate, lambdas: Floats, params: pd.DataFrame, lam: float, ax: Axes | None = None
 ) -> Axes:
-    """Draw the coefficients over lambda.
+    """Draw the coefficients over lambda, each as a share of its largest size on the path; not the intercept.
 
-    Parameters
-    ----------
-    estimate : Estimate
-    lambdas : (L,) array
-    params : DataFrame, (L, 1 + p)
-        The intercept is not drawn. Each column is drawn as a share of its largest size on the path.
-    lam : float
-        Drawn as a line.
-    ax : matplotlib Axes, optional
+    A line is drawn at `lam`.
     """
     ax = axes_for(ax, 6.5, 4.0)
     values = params.iloc[:, 1:]
@@ -58,13 +50,7 @@ def plot_path(
 
 
 def plot_criterion(path: pd.DataFrame, name: str, lam: float, ax: Axes | None = None) -> Axes:
-    """Draw a criterion over lambda, with the bars of cross-validation.
-
-    Raises
-    ------
-    ModelError
-        The fit has no such criterion.
-    """
+    """Draw a criterion over lambda, with the bars of cross-validation."""
     if name not in path.columns:
         known = [column for column in ("bic", "ebic", "aic", "cv") if column in path.columns]
         raise ModelError(f"criterion: expected one of {', '.join(known)}, received {name!r}")

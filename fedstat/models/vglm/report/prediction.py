@@ -27,17 +27,9 @@ from fedstat.typing import Floats
 class Predictor:
     """What prediction needs of a fit.
 
-    Parameters
-    ----------
-    estimate : Estimate
-    clients : tuple of str
-    family : DistributionSpec
-    specs : mapping of str to str
-        How each client's columns are coded; empty before the sites were asked.
-    holder : str
-        The institution of the response.
-    means : mapping of str to float
-        Of a fit with missing blocks: mean linear predictor of each client's block, for those that lack it.
+    `specs` tell how each client's columns are coded, and are empty before the sites were asked; `holder` is
+    the institution of the response. `means`, of a fit with missing blocks, are the mean linear predictors of
+    each client's block, for entities that lack it.
     """
 
     estimate: Estimate
@@ -62,17 +54,9 @@ class Predictor:
 def predict_means(predictor: Predictor, partition: ClientPartition) -> pd.Series:
     """Predict for every entity of a partition; nan where a client lacks it, unless its mean is known.
 
-    Raises
-    ------
-    ModelError
-        The partition is horizontal, or lacks a client of the fit.
-    DesignError
-        A client's columns cannot be coded as in the fit.
-
-    Warns
-    -----
-    DataWarning
-        Linear predictors have no mean under the link.
+    A ModelError where the partition is horizontal, or lacks a client of the fit; a DesignError where a
+    client's columns cannot be coded as in the fit; a DataWarning of linear predictors that have no mean under
+    the link.
     """
     wanted = [k for k in predictor.clients if predictor.beta(k).any()]
     needed = present_clients(wanted, partition)

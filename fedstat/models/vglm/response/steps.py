@@ -16,18 +16,10 @@ from fedstat.typing import Array, Floats
 
 
 def respond(data: SiteData, state: State, eta: Floats) -> dict[str, Array]:
-    """Compare the response with linear predictors.
+    """Compare the response with linear predictors (n,), the sums over institutions.
 
-    Parameters
-    ----------
-    eta : (n,) array
-        Linear predictor of every entity.
-
-    Returns
-    -------
-    dict
-        ``loss``, half the mean deviance; ``residual`` and ``weight`` (n,): first and minus expected second
-        derivative of every entity's log-likelihood by its linear predictor.
+    ``loss`` is half the mean deviance; ``residual`` and ``weight`` (n,) are first and minus expected second
+    derivative of every entity's log-likelihood by its linear predictor.
     """
     response = staged_response(state)
     check_lengths(data.name, eta=(eta, len(response.y)))
