@@ -17,8 +17,7 @@ WIDEST = 28
 """Characters of the widest column of the text rendering."""
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(SheetSummary):
     """A table with one column per fit and one row per coefficient.
 
     Print it, let a notebook show it, or take `to_frame`, `as_html`, `as_latex`, `as_csv`.
@@ -32,47 +31,18 @@ class Comparison:
     notes : tuple of str
     """
 
-    coefficients: pd.DataFrame
-    bottom: pd.DataFrame
-    notes: tuple[str, ...]
+    def __init__(self, coefficients: pd.DataFrame, bottom: pd.DataFrame, notes: tuple[str, ...]) -> None:
+        self.coefficients, self.bottom = coefficients, bottom
+        tables = [part.reset_index() for part in (coefficients.apply(_align_stars), bottom)]
+        heads = [str(heading) for heading in tables[0].columns]
+        longest = [max(map(len, [*tables[0][head], *tables[1][head], head])) for head in heads]
+        widths = tuple(min(length, WIDEST) for length in longest)
+        headers = (heads, [""] * len(heads))
+        super().__init__([_sheet(*one, widths) for one in zip(tables, headers, strict=True)], notes)
 
     def to_frame(self) -> pd.DataFrame:
         """All cells as printed, index (client, name); the figures of the whole fits have client ``""``."""
         return pd.concat([self.coefficients, self.bottom])
-
-    def as_text(self) -> str:
-        """Text of fixed width."""
-        return self._layout().as_text()
-
-    def as_html(self) -> str:
-        """HTML tables."""
-        return self._layout().as_html()
-
-    def as_latex(self) -> str:
-        """LaTeX tables; needs the booktabs package."""
-        return self._layout().as_latex()
-
-    def as_csv(self) -> str:
-        """Comma-separated tables."""
-        return self._layout().as_csv()
-
-    def __str__(self) -> str:
-        return self.as_text()
-
-    def __repr__(self) -> str:
-        return self.as_text()
-
-    def _repr_html_(self) -> str:
-        return self.as_html()
-
-    def _layout(self) -> SheetSummary:
-        top = self.coefficients.apply(_align_stars).reset_index()
-        bottom = self.bottom.reset_index()
-        heads = [str(heading) for heading in top.columns]
-        longest = [max(map(len, [*top[head], *bottom[head], head])) for head in heads]
-        widths = tuple(min(length, WIDEST) for length in longest)
-        sheets = [_sheet(top, heads, widths), _sheet(bottom, [""] * len(heads), widths)]
-        return SheetSummary(sheets, self.notes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,16 +77,23 @@ def compare(
     Raises
     ------
     ModelError
-        `results` is empty, or `stars` holds something that is not a level.
+        `results` is no mapping, is empty, or holds what is not a fit; or `stars` what is not a level.
 
     Examples
     --------
     >>> print(compare({"CC": cc, "Impute": impute, "VFEM": vfem}))  # doctest: +SKIP
     """
+    if not isinstance(results, Mapping):
+        raise ModelError(
+            "compare: expected a mapping of headings to fits, as in {'common': result}, received "
+            f"{type(results).__name__}"
+        )
     if not results:
         raise ModelError("compare: expected at least one result, received none")
     if not all(0.0 < level < 1.0 for level in stars):
         raise ModelError(f"compare: expected stars as levels between 0 and 1, received {tuple(stars)}")
+    for heading, result in results.items():
+        _check_fit(heading, result)
     columns = {heading: _column(result, stars, digits) for heading, result in results.items()}
     cells = {heading: column.cells for heading, column in columns.items()}
     index = _row_order(list(columns.values()))
@@ -127,6 +104,16 @@ def compare(
     bottom_index = pd.MultiIndex.from_product([[""], BOTTOM], names=index.names)
     bottom = pd.DataFrame({str(h): column.bottom for h, column in columns.items()}, index=bottom_index)
     return Comparison(table, bottom[(bottom != "").any(axis=1)], _notes(columns, stars))
+
+
+def _check_fit(heading: object, result: object) -> None:
+    if isinstance(getattr(result, "params", None), pd.Series):
+        return
+    remedy = "pass what its fit() returns" if hasattr(result, "fit") else "pass what fit() returned"
+    raise ModelError(
+        f"compare: expected a fit with named params under {heading!r} (of fedstat, or of statsmodels by a "
+        f"formula or DataFrame), received {type(result).__name__}; {remedy}"
+    )
 
 
 def _column(result: object, stars: Sequence[float], digits: int) -> _Column:
@@ -152,7 +139,7 @@ def _column(result: object, stars: Sequence[float], digits: int) -> _Column:
 
 def _bottom(result: object) -> tuple[str, ...]:
     ledger = getattr(result, "ledger", None)
-    # what a fit does not have is an AttributeError
+    # What a fit does not have is an AttributeError, so that a blank stands in its place.
     nobs, rsquared, llf, auc = (getattr(result, name, None) for name in ("nobs", "rsquared", "llf", "auc"))
     return (
         "" if nobs is None else f"{int(nobs):,}",

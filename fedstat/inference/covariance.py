@@ -14,61 +14,25 @@ LOADING = 0.1
 
 
 def delta_method(cov: Floats, jacobian: Floats) -> Floats:
-    """Covariance of g(theta) to first order, ``J V J'``.
-
-    Parameters
-    ----------
-    cov : ndarray, shape (d, d)
-        Covariance V of the estimate of theta.
-    jacobian : ndarray, shape (m, d) or (d,)
-        J = dg/dtheta' at the estimate; one row per component of g.
-
-    Returns
-    -------
-    ndarray, shape (m, m)
-        With m = 1 for a one-dimensional `jacobian`.
-    """
+    """Covariance of g(theta) to first order, ``J V J'``: from V (d, d) and J = dg/dtheta', (m, d) or (d,)."""
     J = np.atleast_2d(jacobian)
     return np.asarray(J @ cov @ J.T, dtype=np.float64)
 
 
 def symmetrise(A: Floats) -> tuple[Floats, float]:
-    """Symmetric part of a square matrix, with the share that is lost.
+    """Symmetric part ``(A + A') / 2`` of a square matrix, with the share of its norm that is lost.
 
-    Parameters
-    ----------
-    A : ndarray, shape (d, d)
-
-    Returns
-    -------
-    sym : ndarray, shape (d, d)
-        ``(A + A') / 2``.
-    asymmetry : float
-        ``||A - sym||_F / ||A||_F``, between 0 (symmetric) and 1 (antisymmetric).
+    The share ``||A - sym||_F / ||A||_F`` lies between 0 (symmetric) and 1 (antisymmetric).
     """
     sym = (A + A.T) / 2.0
     return sym, _relative_distance(A, sym)
 
 
 def nearest_psd(A: Floats) -> tuple[Floats, float]:
-    """Positive semi-definite matrix nearest to a symmetric one in the Frobenius norm.
+    """Positive semi-definite matrix nearest to a symmetric one in the Frobenius norm, and how far it moved.
 
-    Parameters
-    ----------
-    A : ndarray, shape (d, d)
-        Symmetric; only its symmetric part is read.
-
-    Returns
-    -------
-    A_psd : ndarray, shape (d, d)
-        A with its negative eigenvalues set to zero; A itself when there are none.
-    moved : float
-        ``||A - A_psd||_F / ||A||_F``.
-
-    References
-    ----------
-    Higham, N. J. (1988). Computing a nearest symmetric positive semidefinite matrix. Linear
-    Algebra and its Applications 103, 103-118, theorem 2.1.
+    Negative eigenvalues become zero (Higham 1988, Computing a nearest symmetric positive semidefinite matrix,
+    Linear Algebra and its Applications 103, theorem 2.1). The distance is relative to the norm of A.
     """
     sym, _ = symmetrise(A)
     values, vectors = np.linalg.eigh(sym)
@@ -79,27 +43,11 @@ def nearest_psd(A: Floats) -> tuple[Floats, float]:
 
 
 def invert_information(info: Floats, names: Sequence[str]) -> Floats:
-    """Covariance of an estimate as the inverse of its information matrix.
+    """Covariance of an estimate as the inverse of its information matrix (d, d), with a name for each row.
 
-    The matrix is brought to unit diagonal first, so that the test for flat directions does not
-    depend on the units of the columns.
-
-    Parameters
-    ----------
-    info : ndarray, shape (d, d)
-        Information, symmetric.
-    names : sequence of str, length d
-        The parameter of each row, for the error message.
-
-    Returns
-    -------
-    ndarray, shape (d, d)
-        Symmetric positive definite.
-
-    Raises
-    ------
-    EstimationError
-        Where `info` is not finite or not positive definite; it names the parameters concerned.
+    The matrix is brought to unit diagonal first, so that the test for flat directions does not depend on the
+    units of the columns. An EstimationError names the parameters where it is not finite or not positive
+    definite.
     """
     if info.shape != (len(names), len(names)):
         raise EstimationError(

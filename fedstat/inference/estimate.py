@@ -51,50 +51,27 @@ class LedgerLike(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Estimate:
-    """The numbers that every family hands over.
+    """The numbers that every family hands over; lengths that do not agree, or a name twice, are an error.
 
-    Parameters
-    ----------
-    params : ndarray, shape (d,)
-    cov : ndarray, shape (d, d), or None
-        Covariance of `params`; None where the method has none, with the reason in `reasons`.
-        A parameter without a variance has nan in its row and column.
-    names : tuple of str, length d
-        Unique, as printed: ``"Intercept"``, ``"Age"``, ``"Sex[T.male]"``.
-    clients : tuple of str, length d
-        Client of each coefficient; ``""`` where it has none, such as the intercept.
-    terms : tuple of str, length d
-        Term of the formula of each coefficient.
-    response : str
-    nobs : int
-        Entities in the fit.
-    df_model : float
-        Degrees of freedom of the model, the intercept not counted.
-    converged : bool
-    convergence : str
-        What to say of the iteration, such as ``"relative score 3e-2 after 500 rounds"``.
-    llf : float or None
-        Maximised log-likelihood; with `llf_is_maximum` False that at the estimate.
-    density_of : tuple of str
-        Variables whose joint density `llf` is; empty: the response given all others. Two likelihoods
-        compare only where these agree.
-    n_parameters : int or None
-        Estimated parameters counted by AIC and BIC; None: ``df_model`` plus the intercept.
-    rsquared : float or None
-    scale : float
-        Estimate of the residual variance or dispersion.
-    cov_type : str
-    privacy : str
-        What was spent, in words.
-    blocks : tuple of ClientBlock
-        What each client brought.
-    reasons : mapping of str to str
-        Why ``cov_params``, ``llf`` or ``rsquared`` does not exist.
+    ====================  ==================================================================================
+    field                 meaning
+    ====================  ==================================================================================
+    params, cov           (d,), (d, d); `cov` None where the method has none, nan where a parameter has none
+    names, clients        unique, as printed (``"Sex[T.male]"``); client ``""`` for one of none
+    terms                 term of the formula of each coefficient
+    nobs                  entities in the fit
+    df_model              degrees of freedom of the model, the intercept not counted
+    convergence           what to say of the iteration, such as ``"relative score 3e-2 after 500 rounds"``
+    llf                   log-likelihood: maximised, or that at the estimate where not `llf_is_maximum`
+    density_of            variables whose joint density `llf` is; empty: the response given all others
+    n_parameters          counted by AIC and BIC; None: ``df_model`` and the intercept
+    scale                 residual variance or dispersion
+    privacy               what was spent, in words
+    blocks                what each client brought
+    reasons               why ``cov_params``, ``llf`` or ``rsquared`` does not exist
+    ====================  ==================================================================================
 
-    Raises
-    ------
-    EstimationError
-        Lengths do not agree, or a name occurs twice.
+    Two likelihoods compare only where `density_of` agrees.
     """
 
     params: Floats

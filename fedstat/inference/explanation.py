@@ -31,8 +31,7 @@ class Explanation:
     table : DataFrame
         See :meth:`tidy`.
     rounds : sequence of (str, tuple of int)
-        Steps of a kind of round trip, and how many there would be at the fewest, the expected and the most
-        iterations.
+        Steps of a kind of round trip, and how many there would be: at the fewest, expected and at the most.
     refused : mapping of str to mapping of str to sequence of str
         What the policies would say against it, by institution and rule; empty where all let it pass.
     learned : sequence of (str, str)

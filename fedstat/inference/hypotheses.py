@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import re
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -21,7 +20,7 @@ from formulaic.utils.constraints import LinearConstraints
 from numpy.typing import ArrayLike
 from statsmodels.stats.contrast import ContrastResults, WaldTestResults
 
-from fedstat.errors import FedstatWarning, ModelError, NotAvailableError
+from fedstat.errors import FedstatWarning, ModelError, NotAvailableError, warn
 from fedstat.inference.covariance import delta_method
 from fedstat.typing import Floats
 
@@ -37,15 +36,7 @@ LETTER = re.compile(r"[^\W\d]")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Constraints:
-    """Linear constraints ``R theta = q``.
-
-    Parameters
-    ----------
-    R : ndarray, shape (m, d)
-    q : ndarray, shape (m,)
-    labels : tuple of str, length m
-        How each constraint is printed.
-    """
+    """Linear constraints ``R theta = q``: R (m, d), q (m,), and how each is printed."""
 
     R: Floats
     q: Floats
@@ -53,19 +44,11 @@ class Constraints:
 
 
 def read_constraints(hypothesis: Hypothesis, names: Sequence[str]) -> Constraints:
-    """Read a hypothesis about the coefficients.
+    """Read a hypothesis about the coefficients; see `Hypothesis`.
 
-    Parameters
-    ----------
-    hypothesis : str, list of str, array or (array, array)
-        See `Hypothesis`. Coefficients are written as they are printed, such as ``Sex[T.male]``,
-        ``C(Race)[T.Other White]``, ``np.log(x)`` or ``a:b``.
-    names : sequence of str, length d
-
-    Raises
-    ------
-    ModelError
-        A name is not a coefficient, the text is not linear, or a shape does not fit.
+    Coefficients are written as they are printed, such as ``Sex[T.male]``, ``C(Race)[T.Other White]``,
+    ``np.log(x)`` or ``a:b``. A ModelError says that a name is not a coefficient, the text is not linear, or a
+    shape does not fit.
     """
     if isinstance(hypothesis, str):
         return _read_text(hypothesis, names)
@@ -76,19 +59,9 @@ def read_constraints(hypothesis: Hypothesis, names: Sequence[str]) -> Constraint
 
 
 def t_test(params: Floats, cov: Floats, constraints: Constraints) -> ContrastResults:
-    """Test each constraint on its own against the normal distribution.
+    """Test each constraint on its own against the normal distribution, for params (d,) with cov (d, d).
 
-    Parameters
-    ----------
-    params : ndarray, shape (d,)
-    cov : ndarray, shape (d, d)
-    constraints : Constraints
-        A constraint on a coefficient without a variance gives nan; the others do not suffer.
-
-    Returns
-    -------
-    statsmodels ContrastResults
-        ``effect``, ``sd``, ``statistic``, ``pvalue``, ``conf_int()``, ``summary_frame()``.
+    A constraint on a coefficient without a variance gives nan; the others do not suffer.
     """
     effect = constraints.R @ params
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -102,25 +75,10 @@ def t_test(params: Floats, cov: Floats, constraints: Constraints) -> ContrastRes
 def wald_test(
     params: Floats, cov: Floats, constraints: Constraints, *, df_resid: float | None = None
 ) -> ContrastResults:
-    """Wald test of all constraints together.
+    """Wald test of all constraints together: chi-squared, or F with `df_resid` in the denominator.
 
-    Parameters
-    ----------
-    params : ndarray, shape (d,)
-    cov : ndarray, shape (d, d)
-    constraints : Constraints
-    df_resid : float, optional
-        Given: the F form with these denominator degrees of freedom; otherwise chi-squared.
-
-    Warns
-    -----
-    FedstatWarning
-        The constraints' covariance is not of full rank: the test has fewer degrees of freedom.
-
-    Raises
-    ------
-    NotAvailableError
-        A coefficient in the hypothesis has no variance.
+    It warns where the constraints' covariance is not of full rank, and has fewer degrees of freedom then; a
+    coefficient without a variance is a NotAvailableError.
     """
     V = _covariance(constraints.R, cov)
     if np.isnan(V).any():
@@ -148,21 +106,8 @@ def wald_test_terms(
 ) -> WaldTestResults:
     """Wald test of every term of the formula: all of its coefficients are zero.
 
-    Parameters
-    ----------
-    params : ndarray, shape (d,)
-    cov : ndarray, shape (d, d)
-    names, terms : sequence of str, length d
-        Name and term of each coefficient.
-    skip_single : bool
-        Leave out the terms with one coefficient.
-    combine_terms : sequence of str
-        For each text, one more test: all terms that contain it are zero together.
-
-    Returns
-    -------
-    statsmodels WaldTestResults
-        ``table`` and ``summary_frame()``: statistic, p-value and degrees of freedom per term.
+    `names` and `terms` are those of each coefficient. `skip_single` leaves out the terms with one
+    coefficient; each text of `combine_terms` adds a test of all terms that contain it.
     """
     term_of = np.asarray(terms, dtype=object)
     groups = [(term, np.flatnonzero(term_of == term)) for term in dict.fromkeys(terms)]
@@ -199,11 +144,10 @@ def _rank(V: Floats, constraints: Constraints) -> int:
     if rank == 0:
         raise NotAvailableError(f"no Wald test of {'; '.join(constraints.labels)}: it has no variance")
     if rank < len(V):
-        warnings.warn(
+        warn(
             f"the {len(V)} constraints {'; '.join(constraints.labels)} have a covariance of rank {rank}: "
             f"tested with {rank} degrees of freedom",
             FedstatWarning,
-            stacklevel=4,
         )
     return rank
 

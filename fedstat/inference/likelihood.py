@@ -32,12 +32,8 @@ class LikelihoodFit(Protocol):
 def lr_test(full: LikelihoodFit, restricted: LikelihoodFit) -> LRTest:
     """Likelihood ratio test of a fit against one that is nested in it.
 
-    Raises
-    ------
-    ModelError
-        The two fits are not nested, or not of the same data.
-    EstimationError
-        The restricted fit has the larger log-likelihood.
+    A ModelError says that they are not nested or not of the same data, an EstimationError that the restricted
+    fit has the larger log-likelihood.
     """
     for fit in (full, restricted):
         if not fit.estimate.llf_is_maximum:
@@ -56,37 +52,20 @@ def lr_test(full: LikelihoodFit, restricted: LikelihoodFit) -> LRTest:
 
 
 def mcfadden(llf: float, llnull: float) -> float:
-    """Pseudo R-squared of McFadden, ``1 - llf / llnull``; for discrete responses.
+    """Pseudo R-squared of McFadden (1974), ``1 - llf / llnull``; for discrete responses.
 
-    Parameters
-    ----------
-    llf, llnull : float
-        Log-likelihood of the model, and of the model with an intercept (and offset) only.
-
-    References
-    ----------
-    McFadden, D. (1974). Conditional logit analysis of qualitative choice behavior. In Zarembka, P.
-    (ed.), Frontiers in Econometrics, 105-142.
+    `llnull` is the log-likelihood with an intercept (and offset) only. McFadden, D. (1974). Conditional logit
+    analysis of qualitative choice behavior. In Zarembka, P. (ed.), Frontiers in Econometrics, 105-142.
     """
     return 1.0 - llf / llnull
 
 
 def cox_snell(llf: float, llnull: float, nobs: float) -> float:
-    """Pseudo R-squared of Cox and Snell, ``1 - exp(2 (llnull - llf) / nobs)``.
+    """Pseudo R-squared of Cox and Snell, ``1 - exp(2 (llnull - llf) / nobs)``; nobs counts weights.
 
     For a linear model of which both likelihoods are maximised over the variance it is the R-squared; for a
-    discrete response it stays below one even where the fit is perfect.
-
-    Parameters
-    ----------
-    llf, llnull : float
-        Log-likelihood of the model, and of the model with an intercept (and offset) only.
-    nobs : float
-        Rows, or the sum of the frequency weights.
-
-    References
-    ----------
-    Cox, D. R. and Snell, E. J. (1989). Analysis of Binary Data, 2nd edition, p. 208-209.
+    discrete response it stays below one even where the fit is perfect. Cox, D. R. and Snell, E. J. (1989).
+    Analysis of Binary Data, 2nd edition, p. 208-209.
     """
     return float(-np.expm1(2.0 * (llnull - llf) / nobs))
 

@@ -20,16 +20,7 @@ Statement = Literal["cov_params", "llf", "rsquared", "ledger"]
 class EstimateNumbers:
     """The numbers of a federated fit, and what follows from them alone.
 
-    Parameters
-    ----------
-    estimate : Estimate
-    ledger : LedgerLike, optional
-        None for an estimate that was read from a file without its account.
-
-    Raises
-    ------
-    NotAvailableError
-        By any statement that this fit cannot make; the message says why.
+    Any statement that this fit cannot make raises a NotAvailableError that says why.
     """
 
     model_name = "Federated regression"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#000000")
 """Okabe and Ito (2008), told apart by readers with any colour vision."""
+ROWS_ONLY = ("top", "right", "left")
+"""Spines that a plot with one row per name does not need."""
 HEADING = 1.3
 """Rows left blank above each client, for its name."""
 
@@ -21,46 +24,29 @@ HEADING = 1.3
 def plot_coefficients(
     frame: pd.DataFrame, *, ax: Axes | None = None, conf_level: float = 0.95, response: str = ""
 ) -> Axes:
-    """Forest plot: one row per coefficient, grouped and coloured by client.
+    """Forest plot of a frame as `FederatedResults.tidy`: a row per coefficient, coloured by client.
 
-    Parameters
-    ----------
-    frame : DataFrame
-        As `FederatedResults.tidy`. Rows without an interval are drawn as a hollow point.
-    ax : matplotlib Axes, optional
-        None: a new figure, as tall as the rows need.
-    conf_level : float
-        Level of the intervals in `frame`, for the label.
-    response : str
-
-    Returns
-    -------
-    matplotlib Axes
-
-    Raises
-    ------
-    ImportError
-        matplotlib is not installed.
+    Rows without an interval are drawn as a hollow point; a new figure is as tall as the rows need.
     """
     groups = [(str(client), rows) for client, rows in frame.groupby("client", sort=False)]
     positions = _positions(groups)
-    ax = axes_for(ax, 7.0, 1.2 + 0.24 * (len(frame) + HEADING * len(groups)))
+    names = [shorten(name, 32) for _, rows in groups for name in rows["name"]]
+    height = 1.2 + 0.24 * (len(frame) + HEADING * len(groups))
+    ax = axes_for(ax, 7.0, height, f"Coefficients with {100 * conf_level:g} % intervals", ROWS_ONLY)
     ax.axvline(0.0, color="0.6", linewidth=1.0, linestyle="--", zorder=0)
     for i, (client, rows) in enumerate(groups):
         _draw_group(ax, positions[i], rows, COLOURS[i % len(COLOURS)], client)
-    _label(ax, groups, np.concatenate(positions) if positions else np.empty(0))
+    label_rows(ax, np.concatenate(positions) if positions else np.empty(0), names)
     ax.set_xlabel(f"effect on {response}" if response else "coefficient", parse_math=False)
-    ax.set_title(f"Coefficients with {100 * conf_level:g} % intervals", loc="left", fontsize="medium")
     return ax
 
 
-def axes_for(ax: Axes | None, width: float, height: float) -> Axes:
-    """Return the axes that were given, or those of a new figure of some inches.
+def axes_for(
+    ax: Axes | None, width: float, height: float, title: str = "", hidden: Sequence[str] = ()
+) -> Axes:
+    """Return the axes given, or those of a new figure of some inches, with a title and without some spines.
 
-    Raises
-    ------
-    ImportError
-        matplotlib is not installed.
+    An ImportError names the extra where matplotlib is not installed.
     """
     try:
         import matplotlib.pyplot as plt  # noqa: PLC0415
@@ -68,6 +54,10 @@ def axes_for(ax: Axes | None, width: float, height: float) -> Axes:
         raise ImportError("plots need matplotlib: pip install fedstat[plot]") from error
     if ax is None:
         _, ax = plt.subplots(figsize=(width, height), layout="constrained")
+    if title:
+        # A name may hold a dollar sign, which is no formula.
+        ax.set_title(title, loc="left", fontsize="medium", parse_math=False)
+    ax.spines[list(hidden)].set_visible(False)
     return ax
 
 
@@ -100,35 +90,19 @@ def _draw_group(ax: Axes, y: np.ndarray, rows: pd.DataFrame, colour: str, client
         )
 
 
-def _label(ax: Axes, groups: list[tuple[str, pd.DataFrame]], positions: np.ndarray) -> None:
-    names = [shorten(name, 32) for _, rows in groups for name in rows["name"]]
+def label_rows(ax: Axes, positions: np.ndarray, names: Sequence[str]) -> None:
+    """Write a name beside each row, from the top down."""
     ax.set_yticks(positions, labels=names, fontsize="small", parse_math=False)
     ax.set_ylim(positions.max(initial=0.0) + 0.7, -0.7)
     ax.tick_params(axis="y", length=0)
-    ax.spines[["top", "right", "left"]].set_visible(False)
 
 
 def plot_convergence(trace: pd.DataFrame, *, tolerance: float, ax: Axes | None = None) -> Axes:
-    """Relative score over the iterations, with the kind of each move.
+    """Relative score over the iterations, with the kind of each move; the tolerance is drawn as a line.
 
-    Parameters
-    ----------
-    trace : DataFrame
-        Index ``iteration``; columns ``score`` and ``move``.
-    tolerance : float
-        Of the score, drawn as a line.
-    ax : matplotlib Axes, optional
-
-    Returns
-    -------
-    matplotlib Axes
-
-    Raises
-    ------
-    ImportError
-        matplotlib is not installed.
+    The trace has index ``iteration`` and columns ``score`` and ``move``.
     """
-    ax = axes_for(ax, 6.5, 3.6)
+    ax = axes_for(ax, 6.5, 3.6, "Convergence")
     ax.plot(trace.index, trace["score"], color="0.7", linewidth=1.0, zorder=1)
     for colour, (move, rows) in zip(COLOURS, trace.groupby("move", sort=False), strict=False):
         ax.scatter(rows.index, rows["score"], s=18, color=colour, label=move, zorder=2)
@@ -143,35 +117,14 @@ def plot_convergence(trace: pd.DataFrame, *, tolerance: float, ax: Axes | None =
         color="0.3",
     )
     ax.set(yscale="log", xlabel="iteration", ylabel="relative score")
-    ax.set_title("Convergence", loc="left", fontsize="medium")
     ax.legend(frameon=False, fontsize="small")
     return ax
 
 
 def plot_loss(trace: pd.DataFrame, label: str, ax: Axes | None = None) -> Axes:
-    """Mean loss by round.
-
-    Parameters
-    ----------
-    trace : DataFrame
-        Index ``round``; column ``loss``.
-    label : str
-        Name of the line.
-    ax : matplotlib Axes, optional
-
-    Returns
-    -------
-    matplotlib Axes
-
-    Raises
-    ------
-    ImportError
-        matplotlib is not installed.
-    """
-    ax = axes_for(ax, 6.5, 3.6)
+    """Mean loss by round, of a trace with index ``round`` and column ``loss``."""
+    ax = axes_for(ax, 6.5, 3.6, "Loss by round", ("top", "right"))
     ax.plot(trace.index, trace["loss"], label=label, linewidth=1.4)
     ax.set(xlabel="round", ylabel="mean loss")
-    ax.set_title("Loss by round", loc="left", fontsize="medium")
     ax.legend(frameon=False, fontsize="small")
-    ax.spines[["top", "right"]].set_visible(False)
     return ax

@@ -248,12 +248,17 @@ class FederatedResults(EstimateNumbers):
         if blocks:
             seen = [block.entities for block in blocks]
             rows.append(("Entities seen", f"{min(seen):,} to {max(seen):,}"))
-        if self._ledger is not None:
-            kinds = dict.fromkeys(kind for row in self._ledger.kinds_by_client().values() for kind in row)
-            rows.append(("Rounds", f"{self._ledger.rounds:,}"))
-            rows.append(("Traffic", human_bytes(self._ledger.bytes)))
-            rows.append(("Values that left", ", ".join(kinds) or "none"))
-        return [*rows, ("Privacy spent", self.estimate.privacy)]
+        return [*rows, *self._account_lines(), ("Privacy spent", self.estimate.privacy)]
+
+    def _account_lines(self) -> list[tuple[str, str]]:
+        if self._ledger is None:
+            return []
+        kinds = dict.fromkeys(kind for row in self._ledger.kinds_by_client().values() for kind in row)
+        return [
+            ("Rounds", f"{self._ledger.rounds:,}"),
+            ("Traffic", human_bytes(self._ledger.bytes)),
+            ("Values that left", ", ".join(kinds) or "none"),
+        ]
 
     def _summary_notes(self) -> list[str]:
         """Sentences below the tables."""

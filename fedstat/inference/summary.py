@@ -25,15 +25,8 @@ Pairs = Sequence[tuple[str, str]]
 class ClientBlock:
     """What one client brought to the fit.
 
-    Parameters
-    ----------
-    client : str
-    columns : int
-        Columns of the design that it holds.
-    entities : int
-        Entities of the fit that it has.
-    missing : float
-        Share of the fit's entities that it does not have, in [0, 1].
+    `columns` of the design that it holds, `entities` of the fit that it has, and the share `missing` of the
+    fit's entities that it does not have, in [0, 1].
     """
 
     client: str
@@ -44,27 +37,11 @@ class ClientBlock:
 
 @dataclass(frozen=True, slots=True)
 class SummaryContent:
-    """Everything that a summary prints.
+    """Everything that a summary prints: estimate `left`, federation `right`, as (label, value).
 
-    Parameters
-    ----------
-    title : str
-    left, right : sequence of (label, value)
-        The estimate and the federation.
-    coefficients : DataFrame
-        As `FederatedResults.tidy`; the columns after ``estimate`` are not printed if `inference`
-        is False.
-    inference : bool
-        Whether there are standard errors.
-    alpha : float
-        One minus the level of the intervals.
-    blocks : sequence of ClientBlock
-        Empty: the table of clients is not printed.
-    kinds : mapping of str to tuple of str, or None
-        Client to the kinds of values that left it; None where no ledger was kept.
-    notes : sequence of str
-    alarm : str
-        Printed as first line and first note; empty for nothing.
+    `coefficients` are as `FederatedResults.tidy`; without `inference` the columns after ``estimate`` are not
+    printed. `kinds` are the kinds of values that left each client, None where no ledger was kept. Without
+    `blocks` there is no table of clients. `alarm` is printed as first line and first note.
     """
 
     title: str
@@ -114,6 +91,11 @@ def coefficient_sheet(content: SummaryContent) -> Sheet:
     return Sheet(("", *labels[:count]), tuple(rows), "l" + "r" * count, (stub, *widths))
 
 
+def what_left(client: str, kinds: Mapping[str, Sequence[str]] | None) -> str:
+    """Kinds of values that left a client, in words; `kinds` is None where no ledger was kept."""
+    return "not recorded" if kinds is None else ", ".join(kinds.get(client, ())) or "nothing"
+
+
 def client_sheet(blocks: Sequence[ClientBlock], kinds: Mapping[str, Sequence[str]] | None) -> Sheet:
     """One client per row: columns, entities, missing share, kinds of values that left it."""
     widths = (24, 8, 12, 10, WIDTH - 24 - 8 - 12 - 10 - 8)
@@ -123,7 +105,7 @@ def client_sheet(blocks: Sequence[ClientBlock], kinds: Mapping[str, Sequence[str
             f"{block.columns:,}",
             f"{block.entities:,}",
             f"{100 * block.missing:.2f} %",
-            "not recorded" if kinds is None else ", ".join(kinds.get(block.client, ())) or "nothing",
+            what_left(block.client, kinds),
         )
         for block in blocks
     )

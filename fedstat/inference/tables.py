@@ -35,23 +35,11 @@ LATEX = str.maketrans(
 
 @dataclass(frozen=True, slots=True)
 class Sheet:
-    """A table before it is rendered.
+    """A table of text cells before it is rendered.
 
-    Parameters
-    ----------
-    headers : tuple of str
-        One per column.
-    rows : tuple of tuple of str
-    aligns : str
-        ``l`` or ``r`` for each column.
-    widths : tuple of int
-        Characters of each column in the text rendering; longer cells lose their middle there, and
-        only there.
-    title : str
-    gap : int
-        Blanks between two columns of the text rendering.
-    wrap : bool
-        Longer cells go on in the next line of the text rendering instead.
+    `aligns` has ``l`` or ``r`` for each column, `widths` the characters of each column in the text rendering:
+    longer cells lose their middle there, and only there, or go on in the next line where they `wrap`. `gap`
+    is the number of blanks between two columns.
     """
 
     headers: tuple[str, ...]

@@ -21,31 +21,12 @@ def gvif(cov: Floats, names: Sequence[str], terms: Sequence[str]) -> pd.DataFram
     With R the correlation matrix of the coefficients without the intercept, R11 the block of a term and
     R22 that of all others, GVIF = det R11 det R22 / det R: how much larger the (squared) joint confidence
     region of the term is than if its columns were orthogonal to all others. For a term of one column in a
-    linear model it is the variance inflation factor. ``GVIF^(1/(2 df))`` compares terms of different df;
-    its square reads like a variance inflation factor.
+    linear model it is the variance inflation factor. ``GVIF^(1/(2 df))`` compares terms of different df; its
+    square reads like a variance inflation factor. A robust covariance gives the inflation of its own regions;
+    without an intercept the factors measure from zero, and are large for columns far from zero.
 
-    Parameters
-    ----------
-    cov : ndarray, shape (d, d)
-        Covariance of the coefficients. A robust covariance gives the inflation of its own regions.
-    names, terms : sequence of str, length d
-        Name and term of each coefficient; the one named ``Intercept`` is left out. Without it the factors
-        measure from zero rather than from the mean, and are large for columns far from zero.
-
-    Returns
-    -------
-    DataFrame
-        Index term; columns ``GVIF``, ``df``, ``GVIF^(1/(2 df))``.
-
-    Raises
-    ------
-    NotAvailableError
-        There are fewer than two terms, a coefficient has no variance, or coefficients cannot be told apart.
-
-    References
-    ----------
-    Fox, J. and Monette, G. (1992). Generalized collinearity diagnostics. Journal of the American
-    Statistical Association 87, 178-183; for generalised linear models as in R's ``car::vif``.
+    Fox, J. and Monette, G. (1992). Generalized collinearity diagnostics. Journal of the American Statistical
+    Association 87, 178-183; for generalised linear models as in R's ``car::vif``.
     """
     kept = [j for j, name in enumerate(names) if name != INTERCEPT]
     term_of = np.array([terms[j] for j in kept], dtype=object)

@@ -30,29 +30,10 @@ def plot_calibration(
 ) -> Axes:
     """Observed against predicted means: all sites as points, each site as a line.
 
-    Parameters
-    ----------
-    curves : mapping of str to Bins
-        Of each site.
-    total : Bins
-        Of all sites.
-    binary : bool
-        Whether to draw intervals of proportions (Wilson 1927, 95 %).
-    groups : int
-        Most points of a curve: neighbouring bins are joined to groups of about equal size, of small sites
-        to fewer.
-    ax : matplotlib Axes, optional
-
-    Returns
-    -------
-    matplotlib Axes
-
-    Raises
-    ------
-    ImportError
-        matplotlib is not installed.
+    Binary responses have intervals of proportions (Wilson 1927, 95 %). Neighbouring bins are joined to at
+    most `groups` of about equal size, of small sites to fewer.
     """
-    ax = axes_for(ax, 5.2, 4.8)
+    ax = axes_for(ax, 5.2, 4.8, "Calibration", ("top", "right"))
     for k, (site, bins) in enumerate(curves.items()):
         n, observed, expected = join_bins(*bins, int(np.clip(bins[0].sum() // LEAST_ROWS, 1, groups)))
         colour = COLOURS[k] if len(curves) <= MOST_SITES else "0.7"
@@ -62,11 +43,7 @@ def plot_calibration(
     low, high = _limits(ax, binary)
     ax.plot([low, high], [low, high], color="0.6", linewidth=1.0, linestyle="--", zorder=0)
     ax.set(xlim=(low, high), ylim=(low, high), aspect="equal")
-    event = "proportion" if binary else "mean"
-    ax.set_xlabel("mean prediction")
-    ax.set_ylabel(f"observed {event}")
-    ax.set_title("Calibration", loc="left", fontsize="medium")
-    ax.spines[["top", "right"]].set_visible(False)
+    ax.set(xlabel="mean prediction", ylabel="observed proportion" if binary else "observed mean")
     legend = ax.legend(frameon=False, fontsize="small", loc="best")
     for text in legend.get_texts():
         text.set_parse_math(False)

@@ -32,23 +32,8 @@ def merge_small_bins(counts: Ints, least: int) -> Ints:
     rows of other sites in the bins between they may count on the wrong side. The bounds of the AUC allow for
     it where `Evaluation` is told of `least`.
 
-    Parameters
-    ----------
-    counts : ndarray of int, shape (B,)
-        Rows of the site in each bin.
-    least : int
-        Fewest rows that a bin may hold, unless it holds none.
-
-    Returns
-    -------
-    ndarray of int, shape (B,)
-        For each bin, the bin in which to count its rows:
-        ``np.bincount(groups, weights=events, minlength=B)``.
-
-    Raises
-    ------
-    EstimationError
-        The site has rows, but fewer than `least`.
+    From rows in each bin (B,) it returns the bin in which to count each one's rows, (B,); a site that has
+    rows, but fewer than `least`, is an error.
 
     Examples
     --------
@@ -91,18 +76,11 @@ class Discrimination:
 
 
 def discrimination(events: Floats, others: Floats, least: int = 0) -> Discrimination:
-    """AUC of predictions that are known to their bin.
+    """AUC of predictions that are known to their bin, from rows with and without the event, (K, B).
 
-    Parameters
-    ----------
-    events, others : ndarray, shape (K, B)
-        Rows with and without the event, by site and bin; bins from the lowest prediction to the highest.
-    least : int
-        As given to `merge_small_bins` at the sites; 0 where they merged nothing. Otherwise a row may come
-        from any of the empty bins next to its own, and the bounds allow for it.
+    Bins ascend with the prediction. `least` is what sites merged by, 0 where they merged nothing: otherwise a
+    row may come from any of the empty bins next to its own, and the bounds allow for it.
 
-    Notes
-    -----
     The variance is ``(A (1 - A) + (n1 - 1)(Q1 - A^2) + (n0 - 1)(Q2 - A^2)) / (n1 n0)`` with Q1 (Q2) the
     probability that two events (two non-events) are ranked above (below) one non-event (event). Q1 and Q2 are
     counted from the bins as in table II of the paper, not taken from its negative exponential approximation.

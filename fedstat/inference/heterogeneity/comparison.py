@@ -19,22 +19,11 @@ NO_PARTS = (
 class SiteComparison:
     """How far sites agree on each coefficient, in numbers.
 
-    Parameters
-    ----------
-    sites : DataFrame
-        Index site; columns ``nobs`` and ``problem`` (why it has no estimate of its own).
-    estimates, std_errors : DataFrame, (sites, coefficients)
-        The sites' own estimates; nan where a site does not determine a coefficient.
-    table : DataFrame
-        See :meth:`fedstat.inference.heterogeneity.heterogeneity.Heterogeneity.to_frame`.
-    joint : JointTest
-        Score test: all coefficients are equal at all sites.
-    without_each : (DataFrame, DataFrame) or None
-        `left_out` and `change`; None where sums were masked.
-    flagged : tuple of str
-        Coefficients with I2 above one half and a p-value of Q, adjusted after Holm, below `alpha`.
-    alpha : float
-        One minus the level of the intervals.
+    `sites` has columns ``nobs`` and ``problem`` (why a site has no estimate of its own); `estimates` and
+    `std_errors` are (sites, coefficients), nan where a site does not determine one; `table` is that of
+    `Heterogeneity.to_frame`; `joint` tests whether all coefficients are equal at all sites. `without_each`
+    holds `left_out` and `change`, None where sums were masked. `flagged` coefficients have I2 above one half
+    and a p-value of Q, adjusted after Holm, below `alpha`.
     """
 
     sites: pd.DataFrame

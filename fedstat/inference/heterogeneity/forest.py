@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from fedstat.inference.plots import COLOURS, axes_for
+from fedstat.inference.plots import COLOURS, ROWS_ONLY, axes_for, label_rows
 from fedstat.inference.tables import shorten
 from fedstat.typing import Floats
 
@@ -30,29 +30,12 @@ def plot_forest(
 ) -> Axes:
     """One coefficient: sites' own estimates, the common one, the mean of random effects.
 
-    Parameters
-    ----------
-    rows : DataFrame
-        Index site; columns ``estimate``, ``std_error`` (nan where the site has none) and ``problem``.
-    combined : Series
-        A row of `Heterogeneity.to_frame`; its name is the coefficient.
-    ax : matplotlib Axes, optional
-        None: a new figure, as tall as the rows need and as wide as a printed page.
-    alpha : float
-        One minus the level of the intervals.
-
-    Returns
-    -------
-    matplotlib Axes
-        The area of a box is the site's weight, its inverse variance. The last row is the prediction interval
-        for a further site; it ends in arrows where it is wider than the picture.
-
-    Raises
-    ------
-    ImportError
-        matplotlib is not installed.
+    `rows` have index site and columns ``estimate``, ``std_error`` (nan where the site has none) and
+    ``problem``; `combined` is a row of `Heterogeneity.to_frame`, named as the coefficient. The area of a box
+    is the site's weight, its inverse variance. The last row is the prediction interval for a further site; it
+    ends in arrows where it is wider than the picture. A new figure is as wide as a printed page.
     """
-    ax = axes_for(ax, 7.0, 1.4 + 0.27 * (len(rows) + 3))
+    ax = axes_for(ax, 7.0, 1.4 + 0.27 * (len(rows) + 3), _title(combined), ROWS_ONLY)
     z = float(stats.norm.isf(alpha / 2.0))
     y = np.arange(len(rows) + 3) + np.repeat([0.0, GAP], [len(rows), 3])
     estimate = np.append(rows["estimate"].to_numpy(), [combined["estimate"], combined["re_estimate"]])
@@ -67,7 +50,6 @@ def plot_forest(
     limits = np.stack([estimate, estimate - half, estimate + half], axis=1)
     _label_right(ax, y, np.vstack([limits, [np.nan, combined["pred_low"], combined["pred_high"]]]))
     ax.set_xlabel(f"coefficient with {100 * (1 - alpha):g} % interval", fontsize="small")
-    ax.set_title(_title(combined), loc="left", fontsize="medium", parse_math=False)
     return ax
 
 
@@ -118,13 +100,11 @@ def _draw_further(ax: Axes, y: float, low: float, high: float) -> None:
 
 
 def _label_left(ax: Axes, y: Floats, sites: list[str]) -> None:
-    ax.set_yticks(y, labels=[*sites, *LABELS], fontsize="small", parse_math=False)
+    label_rows(ax, y, [*sites, *LABELS])
     for label, colour in zip(ax.get_yticklabels()[-len(LABELS) :], LABELS.values(), strict=True):
         label.set(color=colour, weight="bold")
-    ax.set_ylim(y[-1] + 0.7, -0.7)
-    ax.tick_params(axis="y", length=0, pad=8)
+    ax.tick_params(axis="y", pad=8)
     ax.tick_params(axis="x", labelsize="small")
-    ax.spines[["top", "right", "left"]].set_visible(False)
 
 
 def _label_right(ax: Axes, y: Floats, numbers: Floats) -> None:

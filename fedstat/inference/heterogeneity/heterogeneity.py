@@ -74,14 +74,9 @@ class SiteFit(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MaskedParts:
-    """Sums over sites in the place of each site's part.
+    """Sums over sites in the place of each site's part: score (p,), information (p, p), for dispersion one.
 
-    Parameters
-    ----------
-    score, information : ndarray, shape (p,), (p, p)
-        Of all sites at their estimate, for dispersion one.
-    form : ndarray, shape (2,)
-        Sums of :func:`fedstat.inference.heterogeneity.influence.quadratic_form`.
+    `form` (2,) are sums of :func:`fedstat.inference.heterogeneity.influence.quadratic_form`.
     """
 
     score: Floats
@@ -189,34 +184,14 @@ def heterogeneity(
     masked: MaskedParts | None = None,
     alpha: float = 0.05,
 ) -> Heterogeneity:
-    """Compare the sites of one fit.
+    """Compare the sites of one fit with coefficients beta (p,) and dispersion `scale`.
 
-    Parameters
-    ----------
-    names : sequence of str, length p
-    beta : ndarray, shape (p,)
-        Estimate of the common model.
-    scale : float
-        Dispersion phi of the common model; the scores and informations of `fits` are divided by it HERE.
-    fits : sequence of SiteFit
-        In the order in which to print them. At the maximum their scores sum to zero; what is left of a fit
-        that stopped before is allowed for. Their informations must sum to a positive definite matrix.
-    masked : MaskedParts, optional
-        In the place of the scores and informations of `fits`, where these are hidden.
-    alpha : float
-        One minus the level of intervals, and the level of `Heterogeneity.flagged`.
-
-    Raises
-    ------
-    EstimationError
-        A shape does not fit, or the information of all sites is not positive definite.
-    ModelError
-        `alpha` is not between 0 and 1, or there is no site.
-
-    See Also
-    --------
-    fedstat.inference.heterogeneity.random_effects.combine : the statistics of one coefficient.
-    fedstat.inference.heterogeneity.influence.SiteScores : the joint test and the estimates without a site.
+    The scores and informations of `fits` are for dispersion ONE, and are divided by `scale` HERE. At the
+    maximum the scores sum to zero; what is left of a fit that stopped before is allowed for. `masked` is in
+    the place of scores and informations that are hidden. `alpha` is one minus the level of intervals, and the
+    level of `Heterogeneity.flagged`. The statistics are those of `random_effects.combine` and
+    `influence.SiteScores`; an EstimationError says that a shape does not fit or the information of all sites
+    is not positive definite.
     """
     if not 0.0 < alpha < 1.0 or not fits:
         raise ModelError(

@@ -30,14 +30,9 @@ class JointTest(NamedTuple):
 def quadratic_form(score: Floats, information: Floats) -> tuple[float, float]:
     """Site's part of the score test of equal coefficients, ``U_k' I_k^- U_k`` and the rank of ``I_k``.
 
-    Directions in which the site says nothing are those of eigenvalues below `SHARE` of the largest, in
-    columns scaled to information one.
-
-    Parameters
-    ----------
-    score : ndarray, shape (p,)
-    information : ndarray, shape (p, p)
-        Of the site's rows, at the estimate of all sites, for dispersion one; in any coordinates.
+    Score (p,) and information (p, p) are those of the site's rows at the estimate of all sites, for
+    dispersion one, in any coordinates. Directions in which the site says nothing are those of eigenvalues
+    below `SHARE` of the largest, in columns scaled to information one.
     """
     size = np.sqrt(np.diag(information))
     known = size > 0.0
@@ -52,14 +47,8 @@ def quadratic_form(score: Floats, information: Floats) -> tuple[float, float]:
 def joint_test(form: Floats, score: Floats, information: Floats, scale: float) -> JointTest:
     """Score test of equal coefficients from sums over sites; the statistic of :meth:`SiteScores.joint_test`.
 
-    Parameters
-    ----------
-    form : ndarray, shape (2,)
-        Sums of :func:`quadratic_form`.
-    score, information : ndarray, shape (p,), (p, p)
-        Of all sites at their common estimate, for dispersion one.
-    scale : float
-        Dispersion phi.
+    `form` (2,) are sums of :func:`quadratic_form`; score (p,) and information (p, p) those of all sites at
+    their common estimate, for dispersion one; `scale` is the dispersion phi.
     """
     return _test((form[0] - score @ np.linalg.solve(information, score)) / scale, round(form[1]) - len(score))
 
@@ -73,15 +62,9 @@ def _test(statistic: float, df: int) -> JointTest:
 class SiteScores:
     """Sites' scores and informations, in coordinates in which all sites' information is the identity.
 
-    With I / phi = L L' the sum over sites: ``z_k = L^{-1} U_k / phi`` and ``J_k = L^{-1} I_k L^{-T} / phi``.
-    The eigenvalues of J_k are the shares of site k in the information of a direction, so that "none" does not
-    depend on the units of the columns.
-
-    Parameters
-    ----------
-    L : ndarray, shape (p, p)
-    z : ndarray, shape (K, p)
-    J : ndarray, shape (K, p, p)
+    With I / phi = L L' the sum over sites: ``z_k = L^{-1} U_k / phi`` (K, p) and ``J_k = L^{-1} I_k L^{-T} /
+    phi`` (K, p, p). The eigenvalues of J_k are the shares of site k in the information of a direction, so
+    that "none" does not depend on the units of the columns.
     """
 
     L: Floats
@@ -90,22 +73,7 @@ class SiteScores:
 
     @classmethod
     def of(cls, scores: Floats, informations: Floats, scale: float, names: Sequence[str]) -> SiteScores:
-        """Take the sites' parts at the estimate of all sites.
-
-        Parameters
-        ----------
-        scores : ndarray, shape (K, p)
-        informations : ndarray, shape (K, p, p)
-            For dispersion one.
-        scale : float
-            Dispersion phi of the common model.
-        names : sequence of str, length p
-
-        Raises
-        ------
-        EstimationError
-            The informations do not sum to a positive definite matrix.
-        """
+        """Take the sites' parts (K, p), (K, p, p) at the common estimate, for dispersion one."""
         total = informations.sum(axis=0) / scale
         try:
             L = np.linalg.cholesky(total)
@@ -144,21 +112,10 @@ class SiteScores:
         return _test(statistic, df)
 
     def without_each(self, beta: Floats) -> tuple[Floats, Floats]:
-        """Estimate without each of the sites, ``beta + (I - I_k)^{-1} (U - U_k)``.
+        """Estimate without each site, ``beta + (I - I_k)^{-1} (U - U_k)``, and its change; both (K, p).
 
-        One Newton step; exact for the linear model.
-
-        Parameters
-        ----------
-        beta : ndarray, shape (p,)
-            Estimate of all sites.
-
-        Returns
-        -------
-        left_out : ndarray, shape (K, p)
-            nan for coefficients that the other sites do not determine.
-        change : ndarray, shape (K, p)
-            ``left_out - beta`` in standard errors of the common model.
+        One Newton step; exact for the linear model. nan for coefficients that the other sites do not
+        determine; the change is in standard errors of the common model.
         """
         steps = np.array([self._step_without(k) for k in range(len(self.z))])
         return beta + steps, steps / self.std_errors

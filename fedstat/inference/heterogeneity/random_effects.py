@@ -16,20 +16,10 @@ NAN = float("nan")
 class Combination:
     """What `combine` finds; nan where it does not exist.
 
-    Parameters
-    ----------
-    sites : int
-        Sites with an estimate.
-    Q, df, p_value : float, int, float
-        Cochran's test of equal effects.
-    I2, I2_low, I2_high : float
-        Share of the spread of the estimates that is not chance, in [0, 1], and its interval.
-    tau2 : float
-        Variance of the effect between sites.
-    re_estimate, re_std_error, re_low, re_high : float
-        Mean effect, with its interval.
-    pred_low, pred_high : float
-        Interval for the effect at a further site.
+    Q with df and p-value is Cochran's test of equal effects over `sites` with an estimate; I2 in [0, 1] is
+    the share of the spread of the estimates that is not chance, with its interval; tau2 the variance of the
+    effect between sites; ``re_`` the mean effect with its interval, ``pred_`` the interval for a further
+    site.
     """
 
     sites: int
@@ -49,22 +39,13 @@ class Combination:
 
 
 def combine(estimates: Floats, variances: Floats, alpha: float = 0.05) -> Combination:
-    """Compare sites' own estimates of one coefficient, and average them.
+    """Compare sites' own estimates (K,) of one coefficient, with positive variances (K,), and average them.
 
-    Parameters
-    ----------
-    estimates, variances : ndarray, shape (K,)
-        One per site; sites where either is nan are left out. Variances positive.
-    alpha : float
-        One minus the level of intervals.
-
-    Notes
-    -----
-    With weights w = 1 / variance over m sites: Q = sum w (b - mean)^2 on df = m - 1 (Cochran 1954),
-    I2 = (Q - df) / Q (Higgins and Thompson 2002) and tau2 = (Q - df) / (sum w - sum w^2 / sum w) (DerSimonian
-    and Laird 1986), both not below zero. The interval of the mean is normal, and too short for few sites;
-    that of a further site has t on m - 2 degrees of freedom (Higgins, Thompson and Spiegelhalter 2009) and
-    needs three sites.
+    Sites where either is nan are left out; `alpha` is one minus the level of intervals. With weights w = 1 /
+    variance over m sites: Q = sum w (b - mean)^2 on df = m - 1 (Cochran 1954), I2 = (Q - df) / Q (Higgins and
+    Thompson 2002) and tau2 = (Q - df) / (sum w - sum w^2 / sum w) (DerSimonian and Laird 1986), both not
+    below zero. The interval of the mean is normal, and too short for few sites; that of a further site has t
+    on m - 2 degrees of freedom (Higgins, Thompson and Spiegelhalter 2009) and needs three sites.
 
     References
     ----------
@@ -111,23 +92,9 @@ def combine(estimates: Floats, variances: Floats, alpha: float = 0.05) -> Combin
 
 
 def i2_interval(Q: float, m: int, alpha: float = 0.05) -> tuple[float, float]:
-    """Test-based interval of I2 from that of ln H, H^2 = Q / (m - 1).
+    """Interval of I2 over m sites from that of ln H, H^2 = Q / (m - 1) (Higgins and Thompson 2002).
 
-    Parameters
-    ----------
-    Q : float
-    m : int
-        Sites.
-    alpha : float
-
-    Returns
-    -------
-    (float, float)
-        nan for two sites that agree (Q <= 2), where the standard error of ln H is not defined.
-
-    References
-    ----------
-    Higgins and Thompson (2002), the interval of H; see `combine`.
+    nan for two sites that agree (Q <= 2), where the standard error of ln H is not defined.
     """
     if m < Q:
         se = 0.5 * np.log(Q / (m - 1)) / (np.sqrt(2.0 * Q) - np.sqrt(2.0 * m - 3.0))

@@ -17,12 +17,7 @@ from fedstat.typing import Floats
 def profiled(deviance: Floats | float, nobs: float) -> Floats | float:
     """Return minus twice the Gaussian log-likelihood at its own variance, up to a constant: N log(RSS / N).
 
-    Parameters
-    ----------
-    deviance : float or ndarray
-        Residual sum of squares.
-    nobs : float
-        N, rows or the sum of the frequency weights.
+    `deviance` is the residual sum of squares, `nobs` N: rows or the sum of the frequency weights.
     """
     log_variance: Floats | float = np.log(np.asarray(deviance) / nobs)
     return nobs * log_variance
@@ -49,26 +44,9 @@ def ebic(
 ) -> Floats | float:
     """Return the extended criterion, ``-2 l + df log N + 2 gamma log C(candidates, chosen)``.
 
-    Parameters
-    ----------
-    minus_twice_llf, df, nobs
-        As for :func:`bic`.
-    chosen : float or ndarray
-        Columns that were selected, without those that had to be in the model.
-    candidates : int
-        Columns to choose from.
-    gamma : float
-        In [0, 1]; 0 is :func:`bic`.
-
-    Raises
-    ------
-    ModelError
-        More were chosen than there were candidates, or gamma is outside [0, 1].
-
-    References
-    ----------
-    Chen, J. and Chen, Z. (2008). Extended Bayesian information criteria for model selection with large model
-    spaces. Biometrika 95, 759-771.
+    `chosen` are the columns that were selected, without those that had to be in the model, of so many
+    `candidates`; gamma 0 is :func:`bic`. Chen, J. and Chen, Z. (2008). Extended Bayesian information criteria
+    for model selection with large model spaces. Biometrika 95, 759-771.
     """
     k = np.asarray(chosen, dtype=np.float64)
     if not 0.0 <= gamma <= 1.0 or (k > candidates).any():

@@ -27,16 +27,10 @@ from fedstat.typing import Floats
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Debiased:
-    """Debiased estimates of an intercept and p coefficients.
+    """Debiased intercept and p coefficients, with the covariance of their leading, normal part.
 
-    Parameters
-    ----------
-    params : (1 + p,) array
-    cov : (1 + p, 1 + p) array
-        Covariance of their leading, normal part.
-    lambdas : (p,) array
-        Of the nodewise lasso of each column; zero where the inverse itself was used, which leaves no bias of
-        the first order.
+    `lambdas` (p,) are those of the nodewise lasso of each column; zero where the inverse itself was used,
+    which leaves no bias of the first order.
     """
 
     params: Floats
@@ -49,25 +43,10 @@ def debias(
 ) -> Debiased:
     """Take the bias of a penalised estimate away: ``b + Theta score`` (van de Geer et al. 2014, eq. 5).
 
-    Parameters
-    ----------
-    b : (1 + p,) array
-        The penalised estimate, the intercept (which has no penalty) first.
-    score : (1 + p,) array
-        Gradient of the log-likelihood over n at b; for least squares ``X'(y - X b) / n``.
-    H : (1 + p, 1 + p) array
-        Information over n at b; for least squares ``X'X / n``.
-    n : float
-        Entities.
-    scale : float
-        Residual variance or dispersion.
-    inflation : float
-        See :func:`~fedstat.kernels.penalised.nodewise.relaxed_inverse`.
-
-    Raises
-    ------
-    EstimationError
-        The information has a column of zeros.
+    `b` (1 + p,) is the penalised estimate, the intercept (which has no penalty) first; `score` (1 + p,) the
+    gradient of the log-likelihood over n at b, for least squares ``X'(y - X b) / n``; `H` (1 + p, 1 + p) the
+    information over n at b, for least squares ``X'X / n``; n counts entities, `scale` is the dispersion, and
+    `inflation` that of :func:`~fedstat.kernels.penalised.nodewise.relaxed_inverse`.
     """
     m = H[1:, 0] / H[0, 0]
     G = H[1:, 1:] - H[0, 0] * np.outer(m, m)

@@ -11,23 +11,12 @@ SMALLEST_QUANTILE = 0.05
 
 
 def aggregate_splits(p_values: Floats, smallest: float = SMALLEST_QUANTILE) -> Floats:
-    """Return one p-value for each column from those of B splits (Meinshausen et al. 2009, eq. 2.3).
+    """Return a p-value for each column from those of B splits, (B, p) (Meinshausen et al. 2009, eq. 2.3).
 
-    Parameters
-    ----------
-    p_values : (B, p) array
-        Adjusted within each split for the columns that it selected; 1 for those that it did not.
-    smallest : float
-        Smallest quantile that is looked at, in (0, 1).
+    They are adjusted within each split for the columns that it selected, and 1 for those that it did not.
+    ``(1 - log g_min) inf_g Q(g) / g`` over g from `smallest` to 1, at most 1, Q being the quantile over
+    splits: rejecting those of at most alpha makes any false rejection with probability alpha at most.
 
-    Returns
-    -------
-    (p,) array
-        ``(1 - log g_min) inf_g Q(g) / g`` over g from `smallest` to 1, at most 1, Q being the quantile over
-        splits: rejecting those of at most alpha makes any false rejection with probability alpha at most.
-
-    References
-    ----------
     Meinshausen, N., Meier, L. and Buehlmann, P. (2009). p-values for high-dimensional regression. Journal of
     the American Statistical Association 104, 1671-1681. doi:10.1198/jasa.2009.tm08647.
     """

@@ -6,8 +6,8 @@ import numpy as np
 
 from fedstat.errors import NotAvailableError
 from fedstat.inference.heterogeneity.heterogeneity import Heterogeneity
-from fedstat.inference.summary import WIDTH
-from fedstat.inference.tables import Sheet, human_bytes, number
+from fedstat.inference.summary import WIDTH, what_left
+from fedstat.inference.tables import Sheet, number
 from fedstat.models.glm.fit import NOT_ASKED, GLMFit
 from fedstat.models.glm.statements import GLMStatements
 from fedstat.models.horizontal.results import MASKED
@@ -117,20 +117,14 @@ def _covariance(result: GLMStatements) -> str:
 
 def federation_lines(result: GLMStatements) -> list[tuple[str, str]]:
     """Labels and values of the federation."""
-    blocks, ledger = result.estimate.blocks, result._ledger
+    blocks = result.estimate.blocks
     seen = sorted({block.entities for block in blocks})
     rows = f"{seen[0]:,} to {seen[-1]:,}" if len(seen) > 1 else f"{seen[0]:,}"
     lines = [("Institutions", str(len(blocks))), ("Rows by site", rows)]
     lines += [("Own fits", _own_fits(result)), ("Heterogeneity", _joint_test(result))]
-    if ledger is not None:
-        kinds = dict.fromkeys(kind for row in ledger.kinds_by_client().values() for kind in row)
-        lines += [
-            ("Sums", f"masked over {len(blocks)} sites" if result.fit_.masked else "in clear"),
-            ("Rounds", f"{ledger.rounds:,}"),
-            ("Traffic", human_bytes(ledger.bytes)),
-            ("Values that left", ", ".join(kinds) or "none"),
-        ]
-    return [*lines, ("Privacy spent", result.estimate.privacy)]
+    if result._ledger is not None:
+        lines.append(("Sums", f"masked over {len(blocks)} sites" if result.fit_.masked else "in clear"))
+    return [*lines, *result._account_lines(), ("Privacy spent", result.estimate.privacy)]
 
 
 def _own_fits(result: GLMStatements) -> str:
@@ -169,7 +163,7 @@ def site_sheet(result: GLMStatements) -> Sheet:
     rows = []
     for block, known in zip(result.estimate.blocks, estimates, strict=True):
         own = "none" if not known else "yes" if known == p else f"{known} of {p}"
-        left = "not recorded" if kinds is None else ", ".join(kinds.get(block.client, ())) or "nothing"
+        left = what_left(block.client, kinds)
         rows.append((block.client, f"{block.entities:,}", f"{100 * block.missing:.2f} %", own, left))
     headers = ("institution", "rows", "left out", "own fit", "what left it")
     return Sheet(headers, tuple(rows), "lrrrl", SITE_WIDTHS, gap=2, wrap=True)
