@@ -14,9 +14,10 @@ from fedstat.models.vertical.model import VerticalModel
 from fedstat.models.vfem.blocks.layout import make_layout
 from fedstat.models.vfem.blocks.request import FAMILY
 from fedstat.models.vfem.covariance.from_moments import CovType
+from fedstat.models.vfem.covariance.protocol import CovarianceOptions
 from fedstat.models.vfem.iteration.progress import Progress
 from fedstat.models.vfem.moments.cross_products import CrossOptions
-from fedstat.models.vfem.protocol import CovarianceOptions, Iterated
+from fedstat.models.vfem.protocol import Iterated
 
 Method: TypeAlias = Literal["vfem", "cc", "impute", "single"]
 CrossSource: TypeAlias = Literal["secure", "sketch", "exact"]

@@ -22,14 +22,15 @@ from fedstat.models.vertical.merges import LARGEST_SHARE
 from fedstat.models.vfem.block_model import CrossSource, Method, SketchKind, VFEMModel
 from fedstat.models.vfem.blocks.glm_distribution import NORMAL
 from fedstat.models.vfem.covariance.from_moments import CovType, check_cov_type, estimate_from_moments
+from fedstat.models.vfem.covariance.protocol import CovarianceOptions
 from fedstat.models.vfem.explain import VFEMPlan
 from fedstat.models.vfem.glm_model import VFEMGLM
 from fedstat.models.vfem.iteration.fit import by_client
 from fedstat.models.vfem.iteration.options import SMALLEST_MEMORY, IterationOptions
 from fedstat.models.vfem.iteration.progress import Progress
-from fedstat.models.vfem.iteration.protocol import EMIteration, maximise
+from fedstat.models.vfem.iteration.protocol import EMIteration
 from fedstat.models.vfem.moments.cross_products import conversation
-from fedstat.models.vfem.protocol import CovarianceOptions, fit_normal
+from fedstat.models.vfem.protocol import fit_normal
 from fedstat.models.vfem.results import VFEMResults
 from fedstat.models.vfem.statements.outcome import (
     HeldInSession,
@@ -310,7 +311,7 @@ class VFEMRegression(VFEMModel):
             if init == "zero":
                 return None
             coarse = replace(OPTIONS_OF_INIT, maxiter=options.maxiter, masked=options.masked)
-            fit = yield from maximise(EMIteration(self._layout(init), coarse, self._session))
+            fit = yield from EMIteration(self._layout(init), coarse, self._session).maximise()
             return fit.beta
         return self._given_point(init)
 

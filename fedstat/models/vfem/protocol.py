@@ -8,12 +8,17 @@ from dataclasses import dataclass
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.models.vertical.layout import Layout
 from fedstat.models.vfem.blocks.request import ask
-from fedstat.models.vfem.covariance.glm_protocol import glm_covariance
-from fedstat.models.vfem.covariance.protocol import Covariance, information_covariance
+from fedstat.models.vfem.covariance.protocol import (
+    CovarianceOptions,
+    glm_covariance,
+    information_covariance,
+)
+from fedstat.models.vfem.covariance.psi import Covariance
 from fedstat.models.vfem.covariance.sem_protocol import sem_covariance
-from fedstat.models.vfem.iteration import glm_protocol, protocol
 from fedstat.models.vfem.iteration.fit import VFEMFit
-from fedstat.models.vfem.moments.cross_products import CrossOptions, check_dealers
+from fedstat.models.vfem.iteration.glm_protocol import QuasiNewtonIteration
+from fedstat.models.vfem.iteration.protocol import EMIteration
+from fedstat.models.vfem.moments.cross_products import check_dealers
 from fedstat.typing import Array, Floats
 
 
@@ -34,43 +39,33 @@ class Iterated:
     fitted: Mapping[str, Array]
 
 
-@dataclass(frozen=True, slots=True)
-class CovarianceOptions:
-    """Which covariance is wanted, of columns with which names, and where cross-products come from."""
-
-    cov_type: str
-    names: Mapping[str, tuple[str, ...]]
-    cross: CrossOptions
-
-
 def fit_normal(
-    iteration: protocol.EMIteration,
+    iteration: EMIteration,
     first_point: Rounds[Mapping[str, Floats] | None],
     options: CovarianceOptions,
 ) -> Rounds[Iterated]:
     """Fit a normal response by iteration."""
     cov_type, cross = options.cov_type, options.cross
     check_dealers(iteration.layout, cross)
-    beta = yield from first_point
-    fit = yield from protocol.maximise(iteration, beta)
+    iteration.first = yield from first_point
+    fit = yield from iteration.maximise()
     fitted = yield from ask_fitted(iteration.layout, "fitted", iteration.session, cross.at)
     covariance = None
     if cov_type == "sem":
         covariance = yield from sem_covariance(iteration, cross, fit.a, fit.s2)
     elif cov_type != "none":
-        robust = cov_type == "robust"
-        covariance = yield from information_covariance(iteration, cross, options.names, robust)
+        covariance = yield from information_covariance(iteration, options)
     return Iterated(fit, covariance, fitted)
 
 
-def fit_glm(iteration: glm_protocol.QuasiNewtonIteration, options: CovarianceOptions) -> Rounds[Iterated]:
+def fit_glm(iteration: QuasiNewtonIteration, options: CovarianceOptions) -> Rounds[Iterated]:
     """Fit a response that is not normal."""
     check_dealers(iteration.layout, options.cross)
-    fit = yield from glm_protocol.maximise(iteration)
+    fit = yield from iteration.maximise()
     fitted = yield from ask_fitted(iteration.layout, "glm_fitted", iteration.session, options.cross.at)
     covariance = None
     if options.cov_type != "none":
-        covariance = yield from glm_covariance(iteration, options.cross, options.names)
+        covariance = yield from glm_covariance(iteration, options)
     return Iterated(fit, covariance, fitted)
 
 

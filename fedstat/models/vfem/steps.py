@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from fedstat.federation.message import Step
 from fedstat.models.vertical.exchange.steps import ExchangeRules, exchange_steps
 from fedstat.models.vertical.prediction import steps as linear_predictor_steps
-from fedstat.models.vfem.covariance import glm_steps as glm_covariance_steps
 from fedstat.models.vfem.covariance import sem_steps
 from fedstat.models.vfem.covariance import steps as covariance_steps
 from fedstat.models.vfem.iteration import glm_response_steps, glm_steps, response_steps
@@ -30,7 +29,6 @@ TOPICS = (
     prediction_steps,
     glm_steps,
     glm_response_steps,
-    glm_covariance_steps,
 )
 STEPS: Mapping[str, Step] = {
     **exchange_steps(RULES),

@@ -77,7 +77,7 @@ def test_a_masked_part_is_noise_and_the_sum_is_the_linear_predictor(study):
     total = unmask_sum("linear_predictor", list(heard.values()))
     X = study.table[study.covariates].fillna(0.0)
     slopes = result.params[study.covariates]
-    seen = [model.partition.sites[k]._states[model._session].look_at("vfem glm") for k in study.columns]
+    seen = [model.partition.sites[k]._states[model._session].look_at("vfem") for k in study.columns]
     centred = X @ slopes
     for kept, (client, names) in zip(seen, study.columns.items(), strict=True):
         centred[study.table[names[0]].notna()] -= kept.block.shift @ result.fit_.beta[client]
@@ -104,7 +104,7 @@ def model(study):
 
 
 def client(model, name="Court"):
-    return model.partition.sites[name]._states[model._session].look_at("vfem glm")
+    return model.partition.sites[name]._states[model._session].look_at("vfem")
 
 
 def hostile(model, site, step, text="", **arrays):
@@ -191,3 +191,21 @@ def test_rows_that_were_filled_in_count_as_no_entities(study, filled):
     site.answer(pack_ask(Ask("Court", "vfem", "glm_start", arrays, model._session)))
     with pytest.raises(PolicyError, match=r"minimum count.* there are 4"):
         site.answer(pack_ask(Ask("Court", "vfem", "glm_estimates", {}, model._session)))
+
+
+def test_a_fit_goes_on_after_a_refusal_in_the_middle(study):
+    """What a site goes back to after a refusal is one client: its staged columns are found again."""
+    model, expected, refused = make(study), make(study).fit(), []
+    answer = model.partition.sites["Court"].answer
+
+    def refuse_first(request):
+        if b"glm_information" in request:
+            with pytest.raises(MessageError, match="'z' has 1 rows"):
+                hostile(model, "Court", "glm_score", z=np.zeros(1), h=np.zeros(1), missing=np.zeros(4))
+            refused.append(request)
+        return answer(request)
+
+    model.engine._doors["Court"] = refuse_first
+    found = model.fit()
+    assert len(refused) == 1
+    np.testing.assert_allclose(found.cov_params(), expected.cov_params(), rtol=1e-9)

@@ -22,8 +22,8 @@ from fedstat.federation.door.state import State
 from fedstat.federation.message import Reply
 from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.models.vertical.layout import Layout
-from fedstat.models.vfem.covariance.glm_protocol import glm_covariance
-from fedstat.models.vfem.iteration.glm_protocol import QuasiNewtonIteration, maximise
+from fedstat.models.vfem.covariance.protocol import CovarianceOptions, glm_covariance
+from fedstat.models.vfem.iteration.glm_protocol import QuasiNewtonIteration
 from fedstat.models.vfem.iteration.options import IterationOptions
 from fedstat.models.vfem.moments.cross_products import CrossOptions
 from fedstat.models.vfem.statements.outcome import reported_covariance
@@ -133,9 +133,10 @@ def fit(design, mechanism, n, run, method):
     ascent = QuasiNewtonIteration(layout, OPTIONS, "", distribution=spec)
 
     def rounds():
-        found = yield from maximise(ascent)
+        found = yield from ascent.maximise()
         names = {k: (f"{k}1", f"{k}2") for k in layout.clients}
-        return found, (yield from glm_covariance(ascent, CrossOptions("exact"), names))
+        options = CovarianceOptions("observed", names, CrossOptions("exact"))
+        return found, (yield from glm_covariance(ascent, options))
 
     found, covariance = drive(rounds(), data, states)
     assert found.converged, (design, mechanism, n, run, found.reason)

@@ -16,7 +16,7 @@ import fedstat as fs
 from fedstat.federation.message import pack_ask, unpack_reply
 from fedstat.models.vfem.blocks.layout import make_layout
 from fedstat.models.vfem.iteration.options import IterationOptions
-from fedstat.models.vfem.iteration.protocol import EMIteration, maximise
+from fedstat.models.vfem.iteration.protocol import EMIteration
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.DisclosureWarning")
 
@@ -160,7 +160,7 @@ def test_the_protocol_needs_no_engine(study):
     result = model.fit(cov_type="none", **ITERATIVE)
     layout = make_layout(model.design, "vfem")
     lines = []
-    protocol = maximise(EMIteration(layout, IterationOptions(), model._session, lines.append))
+    protocol = EMIteration(layout, IterationOptions(), model._session, lines.append).maximise()
     fit, rounds = by_hand(model.partition.sites, protocol)
     assert rounds >= 2 * len(lines)
     assert len(lines) == len(fit.trace) == len(result.trace)
@@ -174,7 +174,7 @@ def test_the_protocol_needs_no_engine(study):
 def test_asks_of_a_protocol_are_arrays_and_names(study):
     model = study.model()
     layout = make_layout(model.design, "vfem")
-    asks = next(maximise(EMIteration(layout, IterationOptions(), model._session)))
+    asks = next(EMIteration(layout, IterationOptions(), model._session).maximise())
     assert [ask.site for ask in asks] == ["Bank", "Court", "Tax", "Bank"]
     assert {ask.family for ask in asks} == {"vfem"}
     assert all(isinstance(array, np.ndarray) for ask in asks for array in ask.arrays.values())

@@ -7,20 +7,27 @@ moves along with them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from fedstat.errors import EstimationError
 from fedstat.federation.design.by_columns import block_of
-from fedstat.federation.door.facts import GivenWeights, GroupSums
+from fedstat.federation.door.facts import GivenWeights
 from fedstat.federation.door.state import SiteData, State
-from fedstat.federation.message import check_lengths
+from fedstat.federation.message import Declared, check_lengths
 from fedstat.federation.rounds.product_steps import check_positions
 from fedstat.kernels.rows import column_sums, gram
 from fedstat.models.vertical.exchange.staged import StagedBlock, standardise_block
+from fedstat.models.vertical.exchange.steps import KEEP
 from fedstat.models.vertical.moments import COLLINEAR
 from fedstat.typing import Array, Bools, Floats, Ints
+
+ITEM = "vfem"
+"""The one item of a fit that a client keeps: what goes back after a refusal goes back as a whole."""
+OWN_PART = 1e-4
+"""Entry of a vector of length one above which its column takes part in a collinearity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,20 +53,10 @@ class EvaluatedPoint:
 class Client:
     """One institution's block during a fit.
 
-    Parameters
-    ----------
-    X : (n_k, p) array
-        Standardised columns of the entities it has.
-    rows : (n_k,) array of int
-        Positions of those entities among the n of the fit, ascending.
-    n : int
-        Entities of the fit.
-    shift, scale : (p,) arrays
-        Mean and standard deviation of the columns, in the units of the data.
-    padded : bool
-        Whether values per entity go out for all n entities, zero where the client lacks them.
-    held : (rows,) array of bool
-        Which rows are its own; others are filled in with their mean, and hide nothing.
+    Its standardised columns X (n_k, p) of the entities it has, at positions `rows` among the n of the fit,
+    ascending; `shift` and `scale` (p,) are their means and standard deviations in the units of the data.
+    `padded`: values per entity go out for all n entities, zero where the client lacks them. `held` tells
+    which rows are its own; others are filled in with their mean, and hide nothing.
     """
 
     X: Floats
@@ -86,17 +83,30 @@ class Client:
     held: Bools = field(default_factory=lambda: np.empty(0, dtype=np.bool_))
 
     @property
+    def block(self) -> Client:
+        """Itself: other algorithms keep a block within an item of their own."""
+        return self
+
+    @property
     def n_seen(self) -> int:
         """Entities whose block counts as seen."""
         return len(self.X)
 
+    @property
+    def estimate(self) -> Theta:
+        """The point that was evaluated last."""
+        assert self.current is not None
+        return self.current
+
+    def first_point(self, beta: Floats | None = None) -> Theta:
+        """Coefficients of standardised columns, zero by default, beside the block's own moments."""
+        mean = self.s1 / self.n_seen
+        first = np.zeros_like(mean) if beta is None else beta
+        return Theta(first, mean, self.S2 / self.n_seen - np.outer(mean, mean))
+
     def weights(self, values: Floats, what: str) -> GivenWeights:
         """Tell of weights of its own rows, (rows,): those of rows that are filled in hide nothing."""
         return GivenWeights(values[self.held], what)
-
-    def groups(self, code: Ints, columns: int, weights: Floats | None = None) -> GroupSums:
-        """Tell of products of so many columns by group, (rows,): rows that are filled in do not count."""
-        return GroupSums(np.where(self.held, code, -1), columns, weights=weights)
 
     def pad(self, values: Floats) -> Floats:
         """Values of the client's entities, (n_k,), as they go out: (n_k,), or padded (n,)."""
@@ -109,19 +119,33 @@ class Client:
 
 def client_of(state: State) -> Client:
     """Return this fit's client, or say that the fit was not started here."""
-    return state.use("vfem", Client, "this fit was not started here; ask 'start' first")
+    return state.use(ITEM, Client, "this fit was not started here; ask 'start' first").block
+
+
+OPENING: Mapping[str, Declared] = {
+    "keep": KEEP,
+    "rows": Declared("presence", "positions of its entities among those of the fit", dtype="int64"),
+    "n": Declared("control", "number of entities", 0),
+    "filled": Declared("control", "whether missing blocks count as their mean", 0),
+}
+"""What a client is told of a fit: which rows of its block take part, and where they stand."""
 
 
 def stage_client(
     data: SiteData, state: State, keep: Bools, rows: Ints, n: int, filled: bool, memory: int
 ) -> Client:
-    """Standardise the block's rows of a fit, and keep them; arguments as for :func:`start`."""
+    """Standardise the rows of a fit, `keep` (n_seen,) of the opened block, at positions `rows` (n_k,) of n.
+
+    `filled`: the entities that the client does not have are mean-imputed (the "impute" baseline), and it
+    counts as having them all.
+    """
     check_lengths(data.name, rows=(rows, int(np.count_nonzero(keep))))
     check_positions(data.name, rows, n)
     staged = standardise_block(data, state, keep, rows if filled else None, n)
     check_collinear(data.name, block_of(state).spec.names, staged.X, len(rows))
     client = summarise(staged, np.arange(n) if filled else rows, n, memory)
-    state.keep("vfem", client, len(rows))
+    # Filled in, the block has as many rows as the fit; what it rests on are the client's own.
+    state.keep(ITEM, client, len(rows))
     return client
 
 
@@ -136,16 +160,10 @@ def summarise(staged: StagedBlock, rows: Ints, n: int, memory: int) -> Client:
 
 
 def check_collinear(name: str, columns: tuple[str, ...], X: Floats, n_own: int) -> None:
-    """Refuse a block whose covariance is singular on the entities of this fit that the client has.
-
-    Raises
-    ------
-    EstimationError
-        Names the columns.
-    """
+    """Refuse, by an EstimationError that names columns, a block whose covariance is singular on its rows."""
     eigenvalues, vectors = np.linalg.eigh(gram(X, np.ones(len(X))) / n_own)
     if eigenvalues[0] < COLLINEAR * eigenvalues[-1]:
-        names = [c for c, v in zip(columns, vectors[:, 0], strict=True) if abs(v) > 1e-4]
+        names = [c for c, v in zip(columns, vectors[:, 0], strict=True) if abs(v) > OWN_PART]
         raise EstimationError(
             f"{name}: collinear among the {n_own} entities of this fit: {', '.join(names)}; drop one of them"
         )

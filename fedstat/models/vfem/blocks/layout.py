@@ -10,19 +10,10 @@ from fedstat.models.vertical.layout import Layout, complete_at, lay_out
 
 
 def make_layout(design: Design, method: str) -> Layout:
-    """Lay out a fit.
+    """Lay out a fit by one of the methods "vfem", "cc", "impute" and "single".
 
-    Parameters
-    ----------
-    design : Design
-    method : {"vfem", "cc", "impute", "single"}
-
-    Raises
-    ------
-    ModelError
-        method="single" where the response holder has no columns.
-    EstimationError
-        Too few complete entities.
+    Raises ModelError for "single" where the response holder has no columns, EstimationError where complete
+    entities are too few.
     """
     blocks = design.blocks
     if method == "single":

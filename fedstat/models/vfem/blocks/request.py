@@ -9,6 +9,6 @@ from fedstat.federation.message import Ask
 FAMILY = "vfem"
 
 
-def ask(site: str, step: str, session: str, **arrays: object) -> Ask:
+def ask(site: str, step: str, session: str, text: str = "", **arrays: object) -> Ask:
     """Address one step of this family."""
-    return Ask(site, FAMILY, step, {k: np.asarray(v) for k, v in arrays.items()}, session)
+    return Ask(site, FAMILY, step, {k: np.asarray(v) for k, v in arrays.items()}, session, text)

@@ -13,23 +13,18 @@ from fedstat.kernels.rows import column_sums
 from fedstat.models.vfem.blocks.client import Client, Theta
 from fedstat.typing import Bools, Floats
 
+FLAT = 1e-10
+"""Curvature per entity in a direction of Sigma_k, in units of the estimate, below which it counts as none."""
+
 
 @dataclass(frozen=True, slots=True)
 class Elimination:
     """The negative Hessian of the block's likelihood in Sigma_k, made diagonal.
 
-    With Sigma = T T' and the local scatter T diag(s) T', a symmetric perturbation T D T' has the
-    quadratic form ``n_k sum_ij D_ij^2 (s_i + s_j - 1) / 2``.
-
-    Parameters
-    ----------
-    T : (p, p) array
-    inverse : (p, p) array
-        ``2 / (n_k (s_i + s_j - 1))``.
-    b : (p, p) array
-        T'beta beta'T, the direction in which Sigma_k enters v.
-    L : (2p, p, p) array
-        The coupling of Sigma_k with each of (beta_k, mu_k).
+    With Sigma = T T' and the local scatter T diag(s) T', a symmetric perturbation T D T' has the quadratic
+    form ``n_k sum_ij D_ij^2 (s_i + s_j - 1) / 2``; `inverse` (p, p) is ``2 / (n_k (s_i + s_j - 1))``,
+    `b` (p, p) = T'beta beta'T the direction in which Sigma_k enters v, and `L` (2p, p, p) the coupling of
+    Sigma_k with each of (beta_k, mu_k).
     """
 
     T: Floats
@@ -64,17 +59,14 @@ def local_scatter(client: Client, mu: Floats) -> tuple[Floats, Floats]:
 def eliminate_sigma(client: Client, theta: Theta, e: float) -> Elimination:
     """Prepare the elimination of Sigma_k; `e` is the sum of (1/v - z^2)/2 over missing entities.
 
-    Raises
-    ------
-    EstimationError
-        When the information on Sigma_k is not positive.
+    Raises EstimationError when the information on Sigma_k is not positive.
     """
     n = client.n_seen
     d, S = local_scatter(client, theta.mu)
     s, V = eigh(S, theta.Sigma)
     T = theta.Sigma @ V
     curvature = 0.5 * n * (s[:, None] + s - 1.0)
-    if (np.abs(curvature) < 1e-10 * n).any():
+    if (np.abs(curvature) < FLAT * n).any():
         raise EstimationError("a block's covariance is not determined by the entities that have it")
     beta = T.T @ theta.beta
     precision_d = np.linalg.solve(theta.Sigma, d)
@@ -99,6 +91,7 @@ def weighted_sums(U: Floats, weights: Floats, groups: Bools, least: int) -> Floa
     total = column_sums(U, weights)
     sums = [total]
     for group in groups.T:
+        # The sum over the others is the difference to the total, and is as good as released.
         few, nearly_all = (count_heavy(weights[part]) < least for part in (group, ~group))
         if few or nearly_all:
             sums.append(total if nearly_all and group.any() else np.zeros_like(total))

@@ -17,7 +17,7 @@ from fedstat.models.vertical.fit import MomentsFit, fit_moments
 from fedstat.models.vertical.likelihood import Standard, block_covariance, residuals
 from fedstat.models.vertical.moments import PatternMoments
 from fedstat.models.vfem.covariance.moments_em import EMPoint, centred, em_step, expected_gram
-from fedstat.models.vfem.covariance.protocol import Covariance
+from fedstat.models.vfem.covariance.psi import Covariance
 from fedstat.models.vfem.covariance.sem_protocol import SEMPoint, complete_information, solve_sem, to_psi
 from fedstat.typing import Array, Floats, Ints
 

@@ -18,7 +18,8 @@ from fedstat.federation.rounds.engine import Rounds
 from fedstat.inference.covariance import delta_method, symmetrise
 from fedstat.models.vertical.layout import Layout
 from fedstat.models.vfem.blocks.request import ask
-from fedstat.models.vfem.covariance.protocol import Covariance, Places, project
+from fedstat.models.vfem.covariance.information import project
+from fedstat.models.vfem.covariance.psi import Covariance, Places
 from fedstat.models.vfem.iteration.protocol import EMIteration
 from fedstat.models.vfem.moments.cross_products import CrossOptions, StagedColumns, cross_products
 from fedstat.typing import Array, Floats
@@ -275,7 +276,7 @@ def sem_covariance(
     parts = [reply.arrays for reply in replies]
     wanted = StagedColumns("columns", tuple(len(part["S2"]) for part in parts))
     products = yield from cross_products(lay, iteration.session, wanted, options)
-    blocks, moved = project([{"gram": part["S2"]} for part in parts], products)
+    blocks, moved = project([part["S2"] for part in parts], products)
     em = EMMap(
         lay, iteration.session, [p["s1"] for p in parts], [p["S2"] for p in parts], blocks, iteration.masked
     )

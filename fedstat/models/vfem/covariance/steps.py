@@ -1,83 +1,103 @@
 """An institution's sums for the covariance of the estimates: information, and products of scores.
 
-The observed information of (a, s2, beta, mu) after elimination of Sigma_1..Sigma_K: Sigma_k enters the
-likelihood of y only through t_k = beta_k'Sigma_k beta_k, so each client can eliminate its own Sigma_k, up
-to a K by K system at the coordinator (see :mod:`fedstat.models.vfem.covariance.protocol`).
-
+Sigma_k enters the likelihood of y only through t_k = beta_k'Sigma_k beta_k, so each client can eliminate its
+own Sigma_k, up to a K by K system at the coordinator (:mod:`fedstat.models.vfem.covariance.information`).
 Everything that is released here is in the units of the data.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
+from fedstat.errors import MessageError
 from fedstat.federation.door.facts import Entities, GivenWeights
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
 from fedstat.kernels.rows import gram
-from fedstat.models.vfem.blocks.client import client_of
+from fedstat.models.vfem.blocks.client import Client, Theta, client_of
+from fedstat.models.vfem.blocks.response import active_of
 from fedstat.models.vfem.covariance.elimination import (
     Elimination,
     eliminate_sigma,
     units,
     weighted_sums,
 )
-from fedstat.models.vfem.iteration.response_steps import active_of
+from fedstat.models.vfem.iteration.glm_steps import glm_client
 from fedstat.typing import Array, Bools, Floats
+
+
+@dataclass(frozen=True, slots=True)
+class RowCurvatures:
+    """-L_mm and -L_mv of the client's rows, (n_k,), and which clients have each of them, (n_k, K).
+
+    `sums` are four: of -L_vv and -L_v over the entities that the client lacks, of -L_mm and L_m over those
+    that it has.
+    """
+
+    h: Floats
+    cross: Floats
+    others: Bools
+    sums: Floats
 
 
 def information(
     data: SiteData, state: State, inverse_v: Floats, others: Bools, sums: Floats
 ) -> dict[str, Array]:
-    """Local sums of the observed information.
-
-    Parameters
-    ----------
-    inverse_v : (n_k,) array
-        1 / v of the client's entities.
-    others : (n_k, K) array of bool
-        Which clients have each of them.
-    sums : (4,) array
-        Sum of kappa = z^2/v - 1/(2 v^2) and of (1/v - z^2)/2 over the entities the client lacks; of
-        1/v and of z over those it has.
-
-    Returns
-    -------
-    dict
-        beta, w = Sigma beta; ``gram`` sum of uu'/v; ``own`` the diagonal block of (beta, mu) without it;
-        weighted sums of u in all and by the presence of every other client; and what the elimination
-        of Sigma_k leaves.
-    """
+    """Local sums of the information of a normal response, where -L_mm = 1/v and -L_mv = z/v; see above."""
     client = client_of(state)
-    theta = client.current
-    assert theta is not None
-    n = client.n_seen
-    check_lengths(data.name, inverse_v=(inverse_v, n), others=(others, n), sums=(sums, 4))
-    p, scale = len(theta.mu), units(client)
-    kappa, e, h_seen, z_seen = sums
-    U, z = client.X - theta.mu, client.z
-    state.tell(client.weights(inverse_v, "weights"), client.weights(z * inverse_v, "residuals"))
-    client.staged = {"U": U, "weights": inverse_v, "others": others}
-    w = theta.Sigma @ theta.beta
+    check_lengths(data.name, inverse_v=(inverse_v, client.n_seen))
+    state.tell(client.weights(inverse_v, "weights"), client.weights(client.z * inverse_v, "residuals"))
+    at = RowCurvatures(inverse_v, client.z * inverse_v, others, sums)
+    return sum_information(data, state, client, client.estimate, at)
+
+
+def glm_information(
+    data: SiteData, state: State, h: Floats, cross: Floats, others: Bools, sums: Floats
+) -> dict[str, Array]:
+    """Local sums of the information of another response; see :class:`RowCurvatures`."""
+    client = glm_client(state)
+    block = client.block
+    check_lengths(data.name, h=(h, block.n_seen), cross=(cross, block.n_seen))
+    if (h < 0.0).any():
+        raise MessageError(f"{data.name}: array 'h' holds numbers below zero; the likelihood is log-concave")
+    state.tell(block.weights(h, "weights"), block.weights(cross, "weights"))
+    return sum_information(data, state, block, client.accepted, RowCurvatures(h, cross, others, sums))
+
+
+def sum_information(
+    data: SiteData, state: State, client: Client, theta: Theta, at: RowCurvatures
+) -> dict[str, Array]:
+    """Eliminate Sigma_k from the information, and stage the weighted columns for products with others.
+
+    Returns beta, w = Sigma beta; ``gram`` sum of h uu', u = x - mu; ``own`` the diagonal block of (beta, mu)
+    without it; weighted sums of u in all and by the presence (``by_v``) or absence (``by_z``) of every other
+    client; and what the elimination leaves.
+    """
+    n, p, scale = client.n_seen, len(theta.mu), units(client)
+    check_lengths(data.name, others=(at.others, n), sums=(at.sums, 4))
+    kappa, e, h_seen, z_seen = at.sums
+    U, w, beta = client.X - theta.mu, theta.Sigma @ theta.beta, theta.beta
+    root = np.sqrt(at.h)[:, None] * U * client.scale
+    client.staged = {"U": U, "weights": at.h, "others": at.others, "root": root}
     elimination = eliminate_sigma(client, theta, float(e))
-    by_v = weighted_sums(U, inverse_v, others, data.min_count)
-    by_z = weighted_sums(U, z * inverse_v, ~others, data.min_count)
-    client.staged["root"] = np.sqrt(inverse_v)[:, None] * U * client.scale
     state.keep("vfem elimination", elimination, state.entities)
+    by_h = weighted_sums(U, at.h, at.others, data.min_count)
+    by_cross = weighted_sums(U, at.cross, ~at.others, data.min_count)
     own = np.zeros((2 * p, 2 * p))
     own[:p, :p] = 4.0 * kappa * np.outer(w, w) + 2.0 * e * theta.Sigma
-    own[:p, p:] = -np.outer(by_v[0], theta.beta) + z_seen * np.eye(p)
+    own[:p, p:] = z_seen * np.eye(p) - np.outer(by_h[0], beta)
     own[p:, :p] = own[:p, p:].T
-    own[p:, p:] = h_seen * np.outer(theta.beta, theta.beta) + client.n_seen * np.linalg.inv(theta.Sigma)
+    own[p:, p:] = h_seen * np.outer(beta, beta) + n * np.linalg.inv(theta.Sigma)
     return {
-        "beta": theta.beta / client.scale,
+        "beta": beta / client.scale,
         "w": w * client.scale,
         "own": own * np.outer(scale, scale),
-        "gram": gram(U, inverse_v) * np.outer(client.scale, client.scale),
-        "by_v": by_v * client.scale,
-        "by_z": by_z * client.scale,
+        "gram": gram(U, at.h) * np.outer(client.scale, client.scale),
+        "by_v": by_h * client.scale,
+        "by_z": by_cross * client.scale,
         "J": elimination.lost * np.outer(scale, scale),
         "j": elimination.coupling * scale,
         "N": np.array(elimination.curvature),
@@ -85,22 +105,17 @@ def information(
 
 
 def scores(data: SiteData, state: State) -> dict[str, Array]:
-    """Stage the client's part of every entity's effective score, and release its local products.
+    """Stage the client's part F of every entity's effective score, and release its local products.
 
     Columns: beta (p), mu (p), and the projection of Sigma_k's score on its direction in v; the effect of
-    estimating Sigma_k is removed. Multiplied with the response holder's -(1/v - z^2)/2 and z.
-
-    Returns
-    -------
-    dict
-        ``gram`` F'F, ``with_response`` F' [z, -e, -e by absent client], e = (1/v - z^2)/2.
+    estimating Sigma_k is removed. Released: ``gram`` F'F and ``with_response`` F'[z, -e, -e by absent
+    client], e = (1/v - z^2)/2.
     """
     client = client_of(state)
-    theta = client.current
+    theta = client.estimate
     elimination = state.use(
         "vfem elimination", Elimination, "Sigma was not eliminated; ask 'information' first"
     )
-    assert theta is not None
     U, z, inverse_v = client.staged["U"], client.z, client.staged["weights"]
     Y = np.asarray(np.linalg.solve(elimination.T, U.T).T, dtype=np.float64)
     alpha = quadratic(Y, elimination.b * elimination.inverse)
@@ -119,13 +134,7 @@ def quadratic(Y: Floats, A: Floats) -> Floats:
 
 
 def response_products(data: SiteData, state: State, missing: Bools) -> dict[str, Array]:
-    """Products of the response holder's own part of the scores.
-
-    Parameters
-    ----------
-    missing : (G, K) array of bool
-        Which clients miss in each pattern.
-    """
+    """Products of the response holder's part of the scores; (G, K), which clients miss in each pattern."""
     active = active_of(state)
     z, inverse_v = active.z, 1.0 / active.v[active.code]
     minus_e = -0.5 * (inverse_v - z * z)
@@ -137,6 +146,18 @@ def _weighted(what: str, ndim: int = 1) -> Declared:
     return Declared("aggregate", what, ndim, behind=(Entities, GivenWeights))
 
 
+OTHERS = Declared("presence", "which clients have each entity", 2, dtype="bool")
+INFORMATION: Mapping[str, Declared] = {
+    "beta": _weighted("coefficients"),
+    "w": _weighted("covariance of the block with its linear predictor"),
+    "own": _weighted("information on the block's coefficients and means", 2),
+    "gram": _weighted("weighted cross-products within the block", 2),
+    "by_v": _weighted("weighted sums of the columns, by presence of other clients", 2),
+    "by_z": _weighted("products of columns and residuals, by absence of other clients", 2),
+    "J": _weighted("information lost to the block's covariance", 2),
+    "j": _weighted("information lost to the block's covariance"),
+    "N": _weighted("information lost to the block's covariance", 0),
+}
 STEPS: Mapping[str, Step] = {
     "information": Step(
         information,
@@ -144,19 +165,24 @@ STEPS: Mapping[str, Step] = {
             "inverse_v": Declared(
                 "control", "1/v of the client's entities, by missing pattern", weighs="weights"
             ),
-            "others": Declared("presence", "which clients have each entity", 2, dtype="bool"),
+            "others": OTHERS,
             "sums": Declared("aggregate", "sums over entities of 1/v and z^2"),
         },
+        INFORMATION,
+    ),
+    "glm_information": Step(
+        glm_information,
         {
-            "beta": _weighted("coefficients"),
-            "w": _weighted("covariance of the block with its linear predictor"),
-            "own": _weighted("information on the block's coefficients and means", 2),
-            "gram": _weighted("weighted cross-products within the block", 2),
-            "by_v": _weighted("weighted sums of the columns, by presence of other clients", 2),
-            "by_z": _weighted("products of columns and residuals, by absence of other clients", 2),
-            "J": _weighted("information lost to the block's covariance", 2),
-            "j": _weighted("information lost to the block's covariance"),
-            "N": _weighted("information lost to the block's covariance", 0),
+            "h": Declared(
+                "per entity", "curvature of the log-likelihood by the linear predictor", weighs="weights"
+            ),
+            "cross": Declared("per entity", "mixed derivative of the log-likelihood", weighs="weights"),
+            "others": OTHERS,
+            "sums": Declared("aggregate", "sums of derivatives of the log-likelihood"),
+        },
+        {
+            **INFORMATION,
+            "by_z": _weighted("weighted sums of the columns, by absence of other clients", 2),
         },
     ),
     "scores": Step(

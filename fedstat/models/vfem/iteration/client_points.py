@@ -17,18 +17,9 @@ from fedstat.typing import Floats
 class Points:
     """What the coordinator knows of the points that may be mixed.
 
-    Of linear predictors it needs the sum over clients only; those of the points stand in a ring of
-    rows, and `newest` is the latest.
-
-    Parameters
-    ----------
-    predictors : (memory + 2, n) array
-    padded : bool
-        Whether linear predictors come for all n entities.
-    centres : list of (q, q) arrays
-        Per client, products mu'beta of its points.
-    spreads : list of (q, q, q) arrays
-        Per client, products beta'Sigma beta.
+    Of linear predictors it needs the sum over clients only; those of the points stand in a ring of rows,
+    `predictors` (memory + 2, n), of which `newest` is the latest; `padded` where they come for all entities.
+    Per client `centres` (q, q) are products mu'beta of its points, `spreads` (q, q, q) beta'Sigma beta.
     """
 
     predictors: Floats

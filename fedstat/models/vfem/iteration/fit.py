@@ -15,24 +15,10 @@ from fedstat.typing import Floats
 class VFEMFit:
     """Maximum likelihood estimates, in the units of the data.
 
-    Parameters
-    ----------
-    a, s2 : float
-        Mean of the linear predictor, beta0 + sum_k mu_k'beta_k; residual variance, 1 where the response is
-        not normal.
-    beta, mu : dict of str to (p_k,) arrays
-        Coefficients and means by client.
-    t : dict of str to float
-        beta_k' Sigma_k beta_k.
-    log_likelihood : float
-    trace : tuple of TraceRow
-    converged, reason : bool, str
-        Whether the tolerances were reached, and why the iteration ended.
-    distribution : DistributionSpec
-    response_moments : (2,) array, optional
-        Mean and variance of a normal response.
-    null : float, optional
-        Log-likelihood of the model with an intercept only, of a response that is not normal.
+    a is the mean of the linear predictor, beta0 + sum_k mu_k'beta_k; s2 the residual variance, 1 where the
+    response is not normal; beta, mu (p_k,) and t = beta_k'Sigma_k beta_k go by client. `response_moments`
+    (2,) are mean and variance of a normal response, `null` the log-likelihood of the intercept alone for
+    another one. `reason` says why the iteration ended.
     """
 
     a: float

@@ -11,18 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from fedstat.errors import EstimationError
-from fedstat.federation.message import Ask
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.kernels.glm.specification import DistributionSpec
-from fedstat.models.vfem.blocks.request import FAMILY, ask
 from fedstat.models.vfem.iteration.fit import VFEMFit
 from fedstat.models.vfem.iteration.quasi_newton import Memory, Weights, quasi_newton
 from fedstat.models.vfem.iteration.state import Iteration
-from fedstat.typing import Array, Floats
+from fedstat.typing import Floats
 
 SUFFICIENT = 1e-4
 ROUNDING = 1e-12
@@ -33,23 +32,20 @@ COLLAPSE = 1e-6
 MOST_EDGES = 3
 """Iterations in a row that were cut short because linear predictors left all bounds."""
 
+SEPARATED = (
+    "the likelihood rises as coefficients grow without bound: columns separate the response, or too few "
+    "entities have a block to tell how large its effects are; leave out columns or institutions, or tabulate "
+    "each column against the response"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class GLMPoint:
     """An evaluated point: intercept, likelihood, and what the clients are sent of it.
 
-    Parameters
-    ----------
-    intercept : float
-        With the columns standardised.
-    log_likelihood : float
-        Of response and blocks.
-    change : float
-        Largest change since the accepted point.
-    z, h : (n,) arrays
-        L_m and -L_mm.
-    sums : (G, 4) array
-        L_m, L_v, -L_mm and L_v^2 by pattern.
+    The intercept is that of standardised columns, the log-likelihood that of response and blocks, `change`
+    the largest since the accepted point; z and h (n,) are L_m and -L_mm, and `sums` (G, 4) of L_m, L_v, -L_mm
+    and L_v^2 by pattern.
     """
 
     intercept: float
@@ -64,11 +60,8 @@ class GLMPoint:
 class QuasiNewtonIteration(Iteration):
     """Steps of a quasi-Newton method, for a response that is not normal.
 
-    Parameters
-    ----------
-    layout, options, session, report
-        As for :class:`Iteration`.
-    distribution : DistributionSpec
+    The intercept belongs to no client: `memory` is the coordinator's own part of the method. `edges` counts
+    the iterations in a row that were cut short because a linear predictor left all bounds.
     """
 
     distribution: DistributionSpec = field(kw_only=True)
@@ -84,30 +77,10 @@ class QuasiNewtonIteration(Iteration):
     def start(self) -> Rounds[None]:
         """Open the fit at every site, and evaluate coefficients of zero."""
         lay, options = self.layout, self.options
-        response = Ask(
-            lay.active,
-            FAMILY,
-            "glm_start_response",
-            {"keep": lay.response_keep, "code": lay.code},
-            self.session,
-            self.distribution.to_json(),
-        )
-        *_, reply = yield [
-            *[
-                ask(
-                    k,
-                    "glm_start",
-                    self.session,
-                    keep=lay.keep[k],
-                    rows=lay.kept[k],
-                    n=lay.n,
-                    filled=lay.filled,
-                    memory=options.memory,
-                )
-                for k in lay.clients
-            ],
-            response,
-        ]
+        asks = [self.ask(k, "glm_start", **self.opening(k), memory=options.memory) for k in lay.clients]
+        response = {"keep": lay.response_keep, "code": lay.code}
+        asks.append(self.ask(lay.active, "glm_start_response", self.distribution.to_json(), **response))
+        *_, reply = yield asks
         mean, self.null = reply.arrays["null"]
         self.memory = Memory(options.memory)
         intercept = float(self.distribution.make().link(np.array([mean]))[0])
@@ -117,22 +90,20 @@ class QuasiNewtonIteration(Iteration):
         self.point = point
 
     def _evaluate(
-        self, intercept: float, weights: Sequence[Mapping[str, Array]], length: float
+        self, intercept: float, weights: Sequence[Mapping[str, Any]], length: float
     ) -> Rounds[GLMPoint | None]:
         """Evaluate the likelihood along the direction; None where the point is not admissible."""
         lay = self.layout
         replies = yield [
-            ask(k, "glm_move", self.session, length=length, **w)
-            for k, w in zip(lay.clients, weights, strict=True)
+            self.ask(k, "glm_move", length=length, **w) for k, w in zip(lay.clients, weights, strict=True)
         ]
         arrays = [reply.arrays for reply in replies]
         if not all(a["inside"] for a in arrays):
             return None
         (reply,) = yield [
-            ask(
+            self.ask(
                 lay.active,
                 "glm_evaluate",
-                self.session,
                 predictor=intercept + np.sum([a["linear_predictor"] for a in arrays], axis=0),
                 centre=lay.missing @ np.array([float(a["centre"]) for a in arrays]),
                 spread=lay.missing @ np.array([float(a["spread"]) for a in arrays]),
@@ -157,10 +128,9 @@ class QuasiNewtonIteration(Iteration):
         self.memory.take(np.array([at.intercept]), np.array([at.sums[:, 0].sum()]))
         self.first_information = self.first_information or at.h.sum()
         replies = yield [
-            ask(
+            self.ask(
                 k,
                 "glm_score",
-                self.session,
                 z=at.z[lay.rows[k]],
                 h=at.h[lay.rows[k]],
                 missing=lay.missing[:, j] @ at.sums,
@@ -196,6 +166,7 @@ class QuasiNewtonIteration(Iteration):
                 self.edges = self.edges + 1 if self.at_the_edge else 0
                 return True
             length /= 2.0
+        # The clients hold the last point that was tried; the estimates are those of the accepted one.
         yield from self._evaluate(before.intercept, [weights] * len(self.layout.clients), 0.0)
         return False
 
@@ -204,65 +175,37 @@ class QuasiNewtonIteration(Iteration):
         collapsed = self.point.h.sum() < COLLAPSE * self.first_information
         return bool(collapsed or self.edges >= MOST_EDGES)
 
+    def climb(self) -> Rounds[None]:
+        """Go on to a stationary point of the observed-data likelihood.
 
-def iterate(iteration: QuasiNewtonIteration) -> Rounds[None]:
-    """Go on to a stationary point of the observed-data likelihood.
+        Raises EstimationError where the likelihood has no maximum.
+        """
+        for _ in range(self.options.maxiter):
+            yield from self.take()
+            if self.converged:
+                return
+            if self.separated():
+                raise EstimationError(SEPARATED)
+            moved = yield from self.move()
+            if not moved:
+                self.reason = "no step raises the log-likelihood"
+                return
 
-    Raises
-    ------
-    EstimationError
-        The likelihood has no maximum.
-    """
-    for _ in range(iteration.options.maxiter):
-        yield from iteration.take()
-        if iteration.converged:
-            return
-        if iteration.separated():
-            raise EstimationError(
-                "the likelihood rises as coefficients grow without bound: columns separate the response, or "
-                "too few entities have a block to tell how large its effects are; leave out columns or "
-                "institutions, or tabulate each column against the response"
-            )
-        moved = yield from iteration.move()
-        if not moved:
-            iteration.reason = "no step raises the log-likelihood"
-            return
-
-
-def estimate(iteration: QuasiNewtonIteration) -> Rounds[VFEMFit]:
-    """Collect the estimates of the accepted point."""
-    lay = iteration.layout
-    replies = yield [ask(k, "glm_estimates", iteration.session) for k in lay.clients]
-    by_client = {k: reply.arrays for k, reply in zip(lay.clients, replies, strict=True)}
-    beta, mu = ({k: a[name] for k, a in by_client.items()} for name in ("beta", "mu"))
-    beta0 = iteration.point.intercept - sum(float(a["shift"]) for a in by_client.values())
-    return VFEMFit(
-        a=beta0 + sum(float(mu[k] @ beta[k]) for k in beta),
-        s2=1.0,
-        beta=beta,
-        mu=mu,
-        t={k: float(a["t"]) for k, a in by_client.items()},
-        log_likelihood=iteration.point.log_likelihood,
-        trace=tuple(iteration.trace),
-        converged=iteration.converged,
-        reason=iteration.reason,
-        distribution=iteration.distribution,
-        null=float(iteration.null),
-    )
-
-
-def maximise(iteration: QuasiNewtonIteration) -> Rounds[VFEMFit]:
-    """Maximise the observed-data likelihood of a generalised linear model with missing blocks.
-
-    Parameters
-    ----------
-    iteration : QuasiNewtonIteration
-        Before its start.
-    """
-
-    def rounds() -> Rounds[VFEMFit]:
-        yield from iteration.start()
-        yield from iterate(iteration)
-        return (yield from estimate(iteration))
-
-    return iteration.hide(rounds())
+    def estimate(self) -> Rounds[VFEMFit]:
+        """Collect the estimates of the accepted point."""
+        by_client = yield from self.ask_estimates("glm_estimates")
+        beta, mu = ({k: a[name] for k, a in by_client.items()} for name in ("beta", "mu"))
+        beta0 = self.point.intercept - sum(float(a["shift"]) for a in by_client.values())
+        return VFEMFit(
+            a=beta0 + sum(float(mu[k] @ beta[k]) for k in beta),
+            s2=1.0,
+            beta=beta,
+            mu=mu,
+            t={k: float(a["t"]) for k, a in by_client.items()},
+            log_likelihood=self.point.log_likelihood,
+            trace=tuple(self.trace),
+            converged=self.converged,
+            reason=self.reason,
+            distribution=self.distribution,
+            null=float(self.null),
+        )

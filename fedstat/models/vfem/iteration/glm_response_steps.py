@@ -8,12 +8,10 @@ entity that clients are sent.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 import numpy as np
 
 from fedstat.errors import MessageError
-from fedstat.federation.design.by_columns import response_of
 from fedstat.federation.door.facts import Entities
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
@@ -32,34 +30,8 @@ from fedstat.kernels.glm.quadrature import (
 from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.models.checks import check_response
 from fedstat.models.vfem.blocks.glm_distribution import kernel_of, null_log_likelihood
+from fedstat.models.vfem.blocks.response import OPENING, GLMResponse, choose_response
 from fedstat.typing import Array, Bools, Floats, Ints
-
-
-@dataclass(slots=True)
-class GLMResponse:
-    """The response holder during a fit.
-
-    Parameters
-    ----------
-    y : (n,) array
-    code : (n,) int
-        Missing pattern of each entity.
-    kernel : int
-        Compiled likelihood; see :mod:`fedstat.kernels.glm.quadrature`.
-    m, v, terms : (n,), (n,) and (6, n) arrays
-        Mean and variance of the linear predictors, and the likelihood with its derivatives there.
-    """
-
-    y: Floats
-    code: Ints
-    kernel: int
-    m: Floats = field(default_factory=lambda: np.empty(0))
-    v: Floats = field(default_factory=lambda: np.empty(0))
-    terms: Floats = field(default_factory=lambda: np.empty((6, 0)))
-
-    def by_pattern(self, values: Floats, patterns: int) -> Floats:
-        """Sum rows of numbers per entity by missing pattern: (q, n) -> (G, q)."""
-        return np.array([np.bincount(self.code, weights=row, minlength=patterns) for row in values]).T
 
 
 def glm_response_of(state: State) -> GLMResponse:
@@ -72,22 +44,11 @@ def glm_response_of(state: State) -> GLMResponse:
 def glm_start_response(
     data: SiteData, state: State, text: str, keep: Bools, code: Ints
 ) -> tuple[dict[str, Array], str]:
-    """Choose the entities of a fit, and release the mean of their response with its log-likelihood.
+    """Choose the entities of a fit; release the mean of their response, and its log-likelihood under that.
 
-    Parameters
-    ----------
-    text : str
-        Family and link.
-    keep : (rows,) bool
-        Rows of the institution that take part, in the order of the entities.
-    code : (n,) int
-        Missing pattern of each entity.
+    `text` names family and link; `keep` and `code` are those of :func:`choose_response`.
     """
-    spec, y = DistributionSpec.from_json(text), response_of(state)
-    check_lengths(data.name, keep=(keep, len(y)), code=(code, int(np.count_nonzero(keep))))
-    if len(code) and code.min() < 0:
-        raise MessageError(f"{data.name}: array 'code' holds numbers below zero")
-    y = np.ascontiguousarray(y[keep])
+    spec, y = DistributionSpec.from_json(text), choose_response(data, state, keep, code)
     check_response(data.name, spec.name, y)
     state.keep("vfem glm response", GLMResponse(y, code, kernel_of(spec)), len(y))
     return {"null": np.array([y.mean(), null_log_likelihood(spec, y)])}, ""
@@ -98,19 +59,11 @@ def glm_evaluate(
 ) -> dict[str, Array]:
     """Evaluate the likelihood of the response given what is seen of each entity.
 
-    Parameters
-    ----------
-    predictor : (n,) array
-        Intercept plus the clients' linear predictors of the blocks that an entity has.
-    centre, spread : (G,) arrays
-        Sums of mu'beta and of beta'Sigma beta over the clients that miss in each pattern.
-
-    Returns
-    -------
-    dict
-        ``inside`` is 0, and nothing else comes, when a linear predictor is too large to compute with.
-        Otherwise ``z`` L_m and ``h`` -L_mm per entity; ``sums`` (G, 4) of L_m, L_v, -L_mm and L_v^2 by
-        pattern; ``log_likelihood``.
+    `predictor` (n,) is the intercept plus the clients' linear predictors of the blocks that an entity has;
+    `centre` and `spread` (G,) are the sums of mu'beta and of beta'Sigma beta over the clients that miss in
+    each pattern. Released: ``inside``, which is 0, and nothing else comes, when a linear predictor is too
+    large to compute with; ``z`` L_m and ``h`` -L_mm per entity; ``sums`` (G, 4) of L_m, L_v, -L_mm and L_v^2
+    by pattern; ``log_likelihood``.
     """
     response = glm_response_of(state)
     G = len(centre)
@@ -121,10 +74,11 @@ def glm_evaluate(
     if np.abs(m).max() > LARGEST_MEAN or v.max() > LARGEST_VARIANCE:
         return {"inside": np.array(0)}
     response.m, response.v = m, v
-    terms = marginal_likelihood(response.kernel, response.y, response.m, response.v)
+    terms = marginal_likelihood(response.kernel, response.y, m, v)
     if not np.isfinite(terms).all():
         return {"inside": np.array(0)}
     response.terms = terms
+    # The likelihood is log-concave in m; below zero there is rounding alone.
     z, h = terms[BY_M], np.maximum(-terms[BY_MM], 0.0)
     sums = response.by_pattern(np.array([z, terms[BY_V], h, terms[BY_V] ** 2]), G)
     log_likelihood = np.array(terms[LOG_P].sum())
@@ -134,16 +88,8 @@ def glm_evaluate(
 def glm_curvature(data: SiteData, state: State, patterns: Array) -> dict[str, Array]:
     """Release what the observed information needs of the last evaluation.
 
-    Parameters
-    ----------
-    patterns : int
-        Missing patterns.
-
-    Returns
-    -------
-    dict
-        ``h`` -L_mm and ``cross`` -L_mv per entity; ``sums`` (G, 5) of -L_mm, -L_mv, -L_vv, -L_v and L_m
-        by pattern.
+    ``h`` -L_mm and ``cross`` -L_mv per entity; ``sums`` (G, 5) of -L_mm, -L_mv, -L_vv, -L_v and L_m by
+    missing pattern.
     """
     response = glm_response_of(state)
     if int(response.code.max()) >= int(patterns):
@@ -166,10 +112,7 @@ def glm_fitted(data: SiteData, state: State) -> dict[str, Array]:
 STEPS: Mapping[str, Step] = {
     "glm_start_response": Step(
         glm_start_response,
-        {
-            "keep": Declared("presence", "which of the client's entities take part", dtype="bool"),
-            "code": Declared("presence", "missing pattern of each entity", dtype="int64"),
-        },
+        OPENING,
         {
             "null": Declared(
                 "aggregate",

@@ -23,30 +23,24 @@ from fedstat.federation.door.facts import Entities
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
 from fedstat.kernels.rows import column_sums, gram, row_dots
-from fedstat.models.vfem.blocks.client import Client, Theta, stage_client
+from fedstat.models.vfem.blocks.client import ITEM, OPENING, Client, Theta, stage_client
 from fedstat.models.vfem.iteration.m_step import block_log_likelihood
 from fedstat.models.vfem.iteration.quasi_newton import Memory, Weights
 from fedstat.typing import Array, Bools, Floats, Ints
 
 MOST_STEPS_KEPT = 100
+NOT_STARTED = "this fit was not started here; ask 'glm_start' first"
 RIDGE = 1e-10
 """Where fitted means run off to 0 and 1 no curvature is left, and the step must stay finite."""
 
 
 @dataclass(slots=True)
 class GLMClient:
-    """One institution's block during a fit.
+    """One institution's block during a fit, and its part of the quasi-Newton method.
 
-    Parameters
-    ----------
-    block : Client
-        Standardised rows and their sums.
-    memory : Memory
-        Its latest steps in (beta, mu, Sigma), written out as one vector.
-    trial : Theta
-        The point that was asked about last.
-    inverses : pair of (p, p) arrays
-        Inverses of the local information on beta, without terms of mean zero, and on mu.
+    `memory` has its latest steps in (beta, mu, Sigma), written out as one vector; `trial` is the point that
+    was asked about last; `inverses` (p, p) are those of the local information on beta, without terms of mean
+    zero, and on mu.
     """
 
     block: Client
@@ -84,53 +78,31 @@ def unpack(vector: Floats, p: int) -> Theta:
 
 def glm_client(state: State) -> GLMClient:
     """Return this fit's client, or say that the fit was not started here."""
-    return state.use("vfem glm", GLMClient, "this fit was not started here; ask 'glm_start' first")
+    client = state.use(ITEM, GLMClient, NOT_STARTED)
+    if not isinstance(client, GLMClient):  # a fit by another algorithm was
+        raise MessageError(f"{state.site}: {NOT_STARTED}")
+    return client
 
 
 def glm_start(
     data: SiteData, state: State, keep: Bools, rows: Ints, n: Array, filled: Array, memory: Array
 ) -> dict[str, Array]:
-    """Standardise the block, and begin at coefficients of zero; nothing leaves.
-
-    Parameters
-    ----------
-    keep : (n_seen,) bool
-        Rows of the opened block that take part.
-    rows : (n_k,) int
-        Their positions among the n entities of the fit.
-    n : int
-        Entities of the fit.
-    filled : bool
-        Mean-impute the entities that the client does not have (the "impute" baseline).
-    memory : int
-        Steps that are remembered.
-    """
+    """Standardise the block (see :func:`stage_client`), and begin at coefficients of zero; nothing leaves."""
     if not 1 <= int(memory) <= MOST_STEPS_KEPT:
         raise MessageError(f"{data.name}: expected 1 to {MOST_STEPS_KEPT} steps to remember")
     block = stage_client(data, state, keep, rows, int(n), bool(filled), memory=0)
     block.padded = True
-    mean = block.s1 / block.n_seen
-    first = Theta(np.zeros_like(mean), mean, block.S2 / block.n_seen - np.outer(mean, mean))
-    own = int(np.count_nonzero(keep))  # filled in, the block has as many rows as the fit
-    state.keep("vfem glm", GLMClient(block, Memory(int(memory), pack(first)), first), own)
+    first = block.first_point()
+    state.keep(ITEM, GLMClient(block, Memory(int(memory), pack(first)), first), len(rows))
     return {}
 
 
 def glm_score(data: SiteData, state: State, z: Floats, h: Floats, missing: Floats) -> dict[str, Array]:
     """Accept the latest point, and release products of the local score and of the latest steps.
 
-    Parameters
-    ----------
-    z, h : (n_k,) arrays
-        L_m and -L_mm of the client's entities.
-    missing : (4,) array
-        Sums of L_m, L_v, -L_mm and L_v^2 over the entities that the client lacks.
-
-    Returns
-    -------
-    dict
-        ``sy`` S'[Y, g] and ``yhy`` [Y, g]'H[Y, g]; see
-        :class:`~fedstat.models.vfem.iteration.quasi_newton.Memory`.
+    z and h (n_k,) are L_m and -L_mm of the client's entities, `missing` (4,) the sums of L_m, L_v, -L_mm and
+    L_v^2 over those that it lacks. Released: ``sy`` S'[Y, g] and ``yhy`` [Y, g]'H[Y, g]; see
+    :class:`~fedstat.models.vfem.iteration.quasi_newton.Memory`.
     """
     client = glm_client(state)
     n = client.block.n_seen
@@ -146,6 +118,7 @@ def glm_score(data: SiteData, state: State, z: Floats, h: Floats, missing: Float
 def local_inverses(block: Client, theta: Theta, h: Floats, missing: Floats) -> tuple[Floats, Floats]:
     """Inverse local information on beta and on mu; arguments as for :func:`glm_score`."""
     w, (h_mis, squares) = theta.Sigma @ theta.beta, missing[2:]
+    # Without terms of mean zero it is a sum of squares, and no direction can point downhill.
     P = gram(block.X, h) + h_mis * np.outer(theta.mu, theta.mu) + 4.0 * squares * np.outer(w, w)
     P += RIDGE * np.trace(P) / len(w) * np.eye(len(w))
     M = block.n_seen * np.linalg.inv(theta.Sigma) + h_mis * np.outer(theta.beta, theta.beta)
@@ -170,19 +143,10 @@ def glm_move(
 ) -> dict[str, Array]:
     """Go along a direction from the accepted point, and release the linear predictor there.
 
-    Parameters
-    ----------
-    of_steps, of_scores : (q,), (q + 1,) arrays
-        Coefficients of the direction.
-    length : float
-        How far to go; 0 stays at the accepted point.
-
-    Returns
-    -------
-    dict
-        ``inside`` is 0, and nothing else comes, when Sigma has left the positive cone. Otherwise the
-        linear predictor of all n entities, zero where the client lacks them; ``centre`` mu'beta and
-        ``spread`` beta'Sigma beta; the log-likelihood of the block less its maximum; the largest change.
+    `of_steps` (q,) and `of_scores` (q + 1,) are the coefficients of the direction; a length of 0 stays.
+    Released: ``inside``, which is 0, and nothing else comes, when Sigma has left the positive cone; the
+    linear predictor of all n entities, zero where the client lacks them; ``centre`` mu'beta and ``spread``
+    beta'Sigma beta; the log-likelihood of the block less its maximum; the largest change.
     """
     client = glm_client(state)
     kept, p = len(client.memory.steps), len(client.trial.mu)
@@ -232,10 +196,7 @@ STEPS: Mapping[str, Step] = {
     "glm_start": Step(
         glm_start,
         {
-            "keep": Declared("presence", "which of the client's entities take part", dtype="bool"),
-            "rows": Declared("presence", "positions of its entities among those of the fit", dtype="int64"),
-            "n": Declared("control", "number of entities", 0),
-            "filled": Declared("control", "whether missing blocks count as their mean", 0),
+            **OPENING,
             "memory": Declared("control", "steps that are remembered", 0),
         },
     ),

@@ -40,14 +40,8 @@ def m_step(
 ) -> tuple[Theta, Floats, float]:
     """Local M-step: TWFL (6) for mu_k and Sigma_k, gradient (8) or local Newton for beta_k.
 
-    Returns
-    -------
-    theta : Theta
-        The image.
-    direction : (p,) array
-        Of beta, before it is shortened.
-    score2 : float
-        Squared norm of the score in the complete-data information.
+    Returns the image, the direction of beta (p,) before it is shortened, and the squared norm of the score in
+    the complete-data information.
     """
     n, n_seen = client.n, client.n_seen
     beta, mu, Sigma = theta.beta, theta.mu, theta.Sigma

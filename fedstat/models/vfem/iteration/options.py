@@ -1,4 +1,4 @@
-"""Options of the iterative exchange, as one frozen record."""
+"""Options of the iterative exchange."""
 
 from __future__ import annotations
 

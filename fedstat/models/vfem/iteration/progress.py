@@ -16,11 +16,6 @@ class Progress:
     """Write one line per iteration: log-likelihood, relative score, and the time that is left.
 
     The time left is read off the rate at which the score fell over the last iterations.
-
-    Parameters
-    ----------
-    options : IterationOptions
-    stream : text file
     """
 
     def __init__(self, options: IterationOptions, stream: TextIO) -> None:

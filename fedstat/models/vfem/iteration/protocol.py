@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -23,7 +23,6 @@ from fedstat.federation.message import Reply
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.kernels.anderson import anderson_weights, one_hot
 from fedstat.models.vertical.layout import Layout
-from fedstat.models.vfem.blocks.request import ask
 from fedstat.models.vfem.iteration.client_points import Points
 from fedstat.models.vfem.iteration.fit import VFEMFit
 from fedstat.models.vfem.iteration.options import SMALLEST_MEMORY
@@ -37,14 +36,14 @@ SMALLEST_STEP = 2.0**-20
 
 @dataclass(slots=True)
 class EMIteration(Iteration):
-    """Accelerated steps of EM, for a normal response.
+    """Accelerated steps of EM, for a normal response, from coefficients of zero or `first` by client.
 
-    Parameters
-    ----------
-    layout, options, session, report
-        As for :class:`Iteration`.
+    `gram` holds the inner products of the moves that may be mixed, `weights` those of the next mixture;
+    `accepted` is the place of the last accepted point among them, `best` its log-likelihood. `omega` is the
+    length of the step of beta; `forget` tells the sites to drop an evaluation that one of them refused.
     """
 
+    first: Mapping[str, Floats] | None = None
     points: Points = field(init=False)
     response: ResponsePoints = field(init=False)
     latest: EvaluatedResponse = field(init=False)
@@ -58,26 +57,16 @@ class EMIteration(Iteration):
 
     # ---- rounds ------------------------------------------------------------------------------
 
-    def start(self, beta: Mapping[str, Floats] | None) -> Rounds[None]:
+    def start(self) -> Rounds[None]:
         """Open the fit at every site."""
         lay = self.layout
         memory = self.options.memory if self.options.acceleration else SMALLEST_MEMORY
-        asks = [
-            ask(
-                k,
-                "start",
-                self.session,
-                keep=lay.keep[k],
-                rows=lay.kept[k],
-                n=lay.n,
-                filled=lay.filled,
-                memory=memory,
-                padded=self.masked,
-                **({} if beta is None else {"beta": beta[k]}),
-            )
-            for k in lay.clients
-        ]
-        response = ask(lay.active, "start_response", self.session, keep=lay.response_keep, code=lay.code)
+        common: dict[str, Any] = {"memory": memory, "padded": self.masked}
+        asks = []
+        for k in lay.clients:
+            first: dict[str, Any] = {} if self.first is None else {"beta": self.first[k]}
+            asks.append(self.ask(k, "start", **self.opening(k), **common, **first))
+        response = self.ask(lay.active, "start_response", keep=lay.response_keep, code=lay.code)
         *replies, reply = yield [*asks, response]
         self.response = ResponsePoints(lay.counts, memory, reply.arrays["moments"])
         self.points = Points(np.zeros((memory + 2, lay.n)), self.masked)
@@ -88,7 +77,7 @@ class EMIteration(Iteration):
     def _set_rate(self, eigenvalues: list[Floats]) -> Rounds[None]:
         ends = np.array(eigenvalues)
         eta = self.options.learning_rate or 2.0 / (ends[:, 0].min() + ends[:, 1].max())
-        yield [ask(k, "set_rate", self.session, eta=eta) for k in self.layout.clients]
+        yield [self.ask(k, "set_rate", eta=eta) for k in self.layout.clients]
 
     def evaluate(self) -> Rounds[list[Reply] | None]:
         """Ask for likelihood and score at the mixed point; None when it is not admissible."""
@@ -98,15 +87,13 @@ class EMIteration(Iteration):
         v = s2 + lay.missing @ t
         if self.response.vanishing(s2, v):
             return None
-        question = ask(lay.active, "residuals", self.session, a=a, s2=s2, eta=eta, t_missing=lay.missing @ t)
-        (reply,) = yield [question]
+        (reply,) = yield [self.ask(lay.active, "residuals", a=a, s2=s2, eta=eta, t_missing=lay.missing @ t)]
         z, z1, z2 = (reply.arrays[name] for name in ("z", "z1", "z2"))
         sums = np.column_stack([z1, z2, lay.counts / v])
         replies = yield [
-            ask(
+            self.ask(
                 k,
                 "step",
-                self.session,
                 weights=self.weights,
                 z=z[lay.rows[k]],
                 missing=lay.missing[:, j] @ sums,
@@ -151,6 +138,7 @@ class EMIteration(Iteration):
     def choose(self) -> Literal["go", "shorten"]:
         """Accept or reject the evaluated point, and set the weights of the next one."""
         row, size = self.trace[-1], len(self.gram)
+        # Near the maximum the likelihood moves by less than its own rounding: that is no fall.
         slack = ASCENT_TOLERANCE * abs(self.best) + 1e-9 if np.isfinite(self.best) else 0.0
         if row.log_likelihood >= self.best - slack:
             self.best, self.accepted = max(row.log_likelihood, self.best), size - 1
@@ -182,13 +170,46 @@ class EMIteration(Iteration):
                 "the log-likelihood falls along every step, however short; "
                 "the columns are probably collinear across institutions"
             )
-        replies = yield [
-            ask(k, "shorten", self.session, point=self.accepted, omega=self.omega) for k in lay.clients
-        ]
+        replies = yield [self.ask(k, "shorten", point=self.accepted, omega=self.omega) for k in lay.clients]
         self.points.take(lay, replies)
         recentring = sum(float(reply.arrays["recentring"]) for reply in replies)
         self.response.shorten(self.accepted, self.omega, recentring)
         self.gram, self.weights, self.move, self.accepted = np.empty((0, 0)), np.ones(1), "shortened", -1
+
+    def climb(self) -> Rounds[None]:
+        """Go on to a stationary point of the observed-data likelihood."""
+        failures = 0
+        for _ in range(self.options.maxiter):
+            replies = yield from self.evaluate()
+            if replies is None:
+                failures += 1
+                # A mixture may overshoot; where the plain step does so too, a variance goes to zero.
+                if failures > 2:
+                    raise EstimationError(vanishing_message(self.layout))
+                self.plain()
+                continue
+            failures = 0
+            self.take(replies)
+            if self.converged:
+                return
+            if self.choose() == "shorten":
+                yield from self.shorten()
+
+    def estimate(self) -> Rounds[VFEMFit]:
+        """Collect the estimates of the last evaluated point."""
+        by_client = yield from self.ask_estimates("estimates")
+        return VFEMFit(
+            a=self.latest.a,
+            s2=self.latest.s2,
+            beta={k: a["beta"] for k, a in by_client.items()},
+            mu={k: a["mu"] for k, a in by_client.items()},
+            t={k: float(a["t"]) for k, a in by_client.items()},
+            log_likelihood=self.trace[-1].log_likelihood,
+            trace=tuple(self.trace),
+            converged=self.converged,
+            reason=self.reason,
+            response_moments=self.response.moments,
+        )
 
 
 def vanishing_message(layout: Layout) -> str:
@@ -199,60 +220,3 @@ def vanishing_message(layout: Layout) -> str:
         "entities are complete, and the coefficients may reproduce their response without error; leave "
         "out columns or clients, or start elsewhere (init=)"
     )
-
-
-def iterate(iteration: EMIteration) -> Rounds[None]:
-    """Go on to a stationary point of the observed-data likelihood."""
-    failures = 0
-    for _ in range(iteration.options.maxiter):
-        replies = yield from iteration.evaluate()
-        if replies is None:
-            failures += 1
-            if failures > 2:
-                raise EstimationError(vanishing_message(iteration.layout))
-            iteration.plain()
-            continue
-        failures = 0
-        iteration.take(replies)
-        if iteration.converged:
-            return
-        if iteration.choose() == "shorten":
-            yield from iteration.shorten()
-
-
-def estimate(iteration: EMIteration) -> Rounds[VFEMFit]:
-    """Collect the estimates of the last evaluated point."""
-    lay = iteration.layout
-    replies = yield [ask(k, "estimates", iteration.session) for k in lay.clients]
-    by_client = {k: reply.arrays for k, reply in zip(lay.clients, replies, strict=True)}
-    return VFEMFit(
-        a=iteration.latest.a,
-        s2=iteration.latest.s2,
-        beta={k: a["beta"] for k, a in by_client.items()},
-        mu={k: a["mu"] for k, a in by_client.items()},
-        t={k: float(a["t"]) for k, a in by_client.items()},
-        log_likelihood=iteration.trace[-1].log_likelihood,
-        trace=tuple(iteration.trace),
-        converged=iteration.converged,
-        reason=iteration.reason,
-        response_moments=iteration.response.moments,
-    )
-
-
-def maximise(iteration: EMIteration, beta: Mapping[str, Floats] | None = None) -> Rounds[VFEMFit]:
-    """Maximise the observed-data likelihood of :mod:`fedstat.models.vfem`.
-
-    Parameters
-    ----------
-    iteration : EMIteration
-        Before its start.
-    beta : mapping of str to (p_k,) arrays, optional
-        Starting coefficients, in the units of the data.
-    """
-
-    def rounds() -> Rounds[VFEMFit]:
-        yield from iteration.start(beta)
-        yield from iterate(iteration)
-        return (yield from estimate(iteration))
-
-    return iteration.hide(rounds())

@@ -27,12 +27,8 @@ FLAT = 1e-12
 class Memory:
     """One party's part of the latest steps and of the changes of the score that they made.
 
-    Parameters
-    ----------
-    size : int
-        Steps that are kept.
-    point, score : (d,) arrays
-        The accepted point, and the score there; no score before the first was taken.
+    `size` steps are kept; `point` and `score` (d,) are the accepted point and the score there, empty before
+    the first was taken.
     """
 
     size: int
@@ -73,21 +69,13 @@ class Weights:
 
 
 def quasi_newton(sy: Floats, yhy: Floats) -> tuple[Weights, float]:
-    """Combine a direction of ascent from inner products.
+    """Combine a direction of ascent from inner products, and the slope of the log-likelihood along it.
 
-    Parameters
-    ----------
-    sy, yhy : (q, q + 1), (q + 1, q + 1) arrays
-        Sums over the parties of :meth:`Memory.products`.
-
-    Returns
-    -------
-    weights : Weights
-    slope : float
-        Of the log-likelihood along the direction.
+    `sy` (q, q + 1) and `yhy` (q + 1, q + 1) are sums over the parties of :meth:`Memory.products`.
     """
     q = len(sy)
     curvature, length = np.diag(sy[:, :q]), np.diag(yhy)[:q]
+    # A step along which the score hardly changed would make the direction infinite.
     use = [j for j in range(q) if curvature[j] > FLAT * length[j] > 0.0]
     scores, steps, alpha = np.zeros(q + 1), np.zeros(q), np.zeros(q)
     scores[q] = 1.0

@@ -44,14 +44,8 @@ class ResponseScore:
 class ResponsePoints:
     """Points (a, s2), aligned with those of the clients.
 
-    Parameters
-    ----------
-    counts : (G,) array
-        Entities of each pattern.
-    memory : int
-        Earlier points that may be mixed.
-    moments : (2,) array
-        Mean and variance of the response: the first point.
+    `counts` (G,) are the entities of each pattern, `memory` the earlier points that may be mixed; mean and
+    variance of the response, `moments` (2,), are the first point.
     """
 
     counts: Floats
@@ -95,12 +89,8 @@ class ResponsePoints:
     def take(self, evaluated: EvaluatedResponse, omega: float, recentring: float) -> Floats:
         """Enter the M-step of an evaluated point, and return the products of its move with the others.
 
-        Parameters
-        ----------
-        omega : float
-            Length of the step of the regression.
-        recentring : float
-            How far the centred intercept goes along with the means of the clients' blocks.
+        `omega` is the length of the step of the regression; `recentring` how far the centred intercept goes
+        along with the means of the clients' blocks.
         """
         a_move, s2_move = self._moves(evaluated)
         at = np.array([evaluated.a, evaluated.s2])

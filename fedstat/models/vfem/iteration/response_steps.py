@@ -10,36 +10,18 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from fedstat.errors import EstimationError, MessageError
-from fedstat.federation.design.by_columns import response_of
+from fedstat.errors import EstimationError
 from fedstat.federation.door.facts import Entities
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
 from fedstat.kernels.rows import standardised_residuals
-from fedstat.models.vfem.blocks.response import Active
+from fedstat.models.vfem.blocks.response import OPENING, Active, active_of, choose_response
 from fedstat.typing import Array, Bools, Floats, Ints
 
 
-def active_of(state: State) -> Active:
-    """Return this fit's response, or say that the fit was not started here."""
-    return state.use("vfem active", Active, "this fit was not started here; ask 'start_response' first")
-
-
 def start_response(data: SiteData, state: State, keep: Bools, code: Ints) -> dict[str, Array]:
-    """Choose the entities of a fit, and release mean and variance of their response.
-
-    Parameters
-    ----------
-    keep : (rows,) bool
-        Rows of the active institution that take part, in the order of the entities.
-    code : (n,) int
-        Missing pattern of each entity.
-    """
-    response = response_of(state)
-    check_lengths(data.name, keep=(keep, len(response)), code=(code, int(np.count_nonzero(keep))))
-    if len(code) and code.min() < 0:
-        raise MessageError(f"{data.name}: array 'code' holds numbers below zero")
-    y = np.ascontiguousarray(response[keep])
+    """Choose the entities of a fit, as :func:`choose_response`; release mean and variance of the response."""
+    y = choose_response(data, state, keep, code)
     state.keep("vfem active", Active(y, code), len(y))
     if y.var() <= 0.0:
         raise EstimationError(
@@ -53,14 +35,8 @@ def residuals(
 ) -> dict[str, Array]:
     """E-step of the response: z_i = (y_i - a - eta_i) / v_g(i).
 
-    Parameters
-    ----------
-    a, s2 : float
-        Centred intercept and residual variance.
-    eta : (n,) array
-        Sum of the clients' centred linear predictors over the blocks that an entity has.
-    t_missing : (G,) array
-        Sum of t_k over the clients that miss in each pattern.
+    eta (n,) is the sum of the clients' centred linear predictors over the blocks that an entity has,
+    `t_missing` (G,) that of t_k over the clients that miss in each pattern; v is s2 more.
     """
     active = active_of(state)
     patterns = int(active.code.max()) + 1
@@ -80,10 +56,7 @@ def fitted(data: SiteData, state: State) -> dict[str, Array]:
 STEPS: Mapping[str, Step] = {
     "start_response": Step(
         start_response,
-        {
-            "keep": Declared("presence", "which of the client's entities take part", dtype="bool"),
-            "code": Declared("presence", "missing pattern of each entity", dtype="int64"),
-        },
+        OPENING,
         {"moments": Declared("aggregate", "mean and variance of the response", behind=(Entities,))},
     ),
     "residuals": Step(

@@ -24,7 +24,14 @@ from fedstat.federation.door.facts import Entities
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
 from fedstat.kernels.rows import row_dots
-from fedstat.models.vfem.blocks.client import Client, EvaluatedPoint, Theta, client_of, stage_client
+from fedstat.models.vfem.blocks.client import (
+    OPENING,
+    Client,
+    EvaluatedPoint,
+    Theta,
+    client_of,
+    stage_client,
+)
 from fedstat.models.vfem.iteration.m_step import (
     block_log_likelihood,
     largest_change,
@@ -52,37 +59,16 @@ def start(
 ) -> dict[str, Array]:
     """Standardise the block and set the first point.
 
-    Parameters
-    ----------
-    keep : (n_seen,) bool
-        Rows of the opened block that take part.
-    rows : (n_k,) int
-        Their positions among the n entities of the fit.
-    n : int
-        Entities of the fit.
-    filled : bool
-        Mean-impute the entities that the client does not have (the "impute" baseline): from here on
-        the client has them all.
-    memory : int
-        Number of earlier points that the acceleration may mix.
-    padded : bool
-        Whether linear predictors go out for all n entities, zero where the client lacks them: only so can
-        they be added up under masks.
-    beta : (p,) array, optional
-        Starting coefficients in the units of the data; zero by default.
-
-    Returns
-    -------
-    dict
-        The first linear predictor and scalars, and the extreme eigenvalues of the local covariance.
+    `keep`, `rows`, `n` and `filled` are those of :func:`stage_client`; `memory` earlier points may be mixed;
+    `padded` linear predictors go out for all n entities, zero where the client lacks them, since only so can
+    they be added up under masks; `beta` (p,) are starting coefficients in the units of the data. Released:
+    the first linear predictor and scalars, and the extreme eigenvalues of the local covariance.
     """
     client = stage_client(data, state, keep, rows, int(n), bool(filled), int(memory))
     client.padded = bool(padded)
-    mean = client.s1 / client.n_seen
-    S = client.S2 / client.n_seen - np.outer(mean, mean)
-    first = np.zeros(len(mean)) if beta is None else np.asarray(beta, dtype=float) * client.scale
-    set_first_point(client, Theta(first, mean, S))
-    return describe_points(client) | {"eigenvalues": np.linalg.eigvalsh(S)[[0, -1]]}
+    first = client.first_point(None if beta is None else np.asarray(beta, dtype=float) * client.scale)
+    set_first_point(client, first)
+    return describe_points(client) | {"eigenvalues": np.linalg.eigvalsh(first.Sigma)[[0, -1]]}
 
 
 def describe_points(client: Client) -> dict[str, Array]:
@@ -116,28 +102,13 @@ def step(
 ) -> dict[str, Array]:
     """Evaluate likelihood and score at a mixture of the points, and make the local M-step there.
 
-    Parameters
-    ----------
-    weights : (q,) array
-        Of the points; they sum to one.
-    z : (n_k,) array
-        Standardised residuals of the client's entities.
-    missing : (3,) array
-        Sums of z, z^2 and 1/v over the entities that the client does not have.
-    s2 : float
-        Residual variance.
-    omega : float
-        Length of the step of beta.
-    forget : bool
-        Whether to forget the previous evaluation first, because another client found it inadmissible.
+    `weights` (q,) of the points sum to one; z (n_k,) are standardised residuals of the client's entities,
+    `missing` (3,) the sums of z, z^2 and 1/v over those that it lacks, `omega` the length of the step of
+    beta. `forget`: drop the previous evaluation first, which another client found inadmissible.
 
-    Returns
-    -------
-    dict
-        ``inside`` is 0, and nothing else comes, when the mixed Sigma has left the positive cone.
-        Otherwise the M-step's linear predictor, its scalars, the log-likelihood of the block less its
-        maximum, the squared score norm, the largest change, and the products of the newest move
-        with the earlier ones.
+    Released: ``inside``, which is 0, and nothing else comes, when the mixed Sigma has left the positive cone;
+    the M-step's linear predictor and its scalars, the log-likelihood of the block less its maximum, the
+    squared score norm, the largest change, and the products of the newest move with the earlier ones.
     """
     client = client_of(state)
     check_lengths(data.name, z=(z, client.n_seen), missing=(missing, 3))
@@ -166,15 +137,7 @@ def step(
 
 
 def shorten(data: SiteData, state: State, point: Array, omega: Array) -> dict[str, Array]:
-    """Go back to an evaluated point and leave it by a shorter step.
-
-    Parameters
-    ----------
-    point : int
-        Which of the remembered points; -1 for that of the last call.
-    omega : float
-        Length of the step of beta.
-    """
+    """Go back to an evaluated point, -1 for that of the last call, and leave it by a shorter step of beta."""
     client = client_of(state)
     client.base = base = client.evaluated[int(point)] if point >= 0 else client.base
     assert base is not None
@@ -194,13 +157,11 @@ def set_rate(data: SiteData, state: State, eta: Array) -> dict[str, Array]:
 def estimates(data: SiteData, state: State) -> dict[str, Array]:
     """Release the estimates of the last evaluated point, in the units of the data."""
     client = client_of(state)
-    theta = client.current
-    assert theta is not None
-    w = theta.Sigma @ theta.beta
+    theta = client.estimate
     return {
         "beta": theta.beta / client.scale,
         "mu": client.shift + client.scale * theta.mu,
-        "t": np.array(theta.beta @ w),
+        "t": np.array(theta.beta @ (theta.Sigma @ theta.beta)),
     }
 
 
@@ -224,10 +185,7 @@ STEPS: Mapping[str, Step] = {
     "start": Step(
         start,
         {
-            "keep": Declared("presence", "which of the client's entities take part", dtype="bool"),
-            "rows": Declared("presence", "positions of its entities among those of the fit", dtype="int64"),
-            "n": Declared("control", "number of entities", 0),
-            "filled": Declared("control", "whether missing blocks count as their mean", 0),
+            **OPENING,
             "memory": Declared("control", "memory of the acceleration", 0),
             "padded": Declared("control", "whether linear predictors have zeros for missing entities", 0),
             "beta": Declared("control", "starting coefficients", optional=True),

@@ -12,7 +12,7 @@ from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
 from fedstat.kernels.sketch import SKETCHES
 from fedstat.models.vertical.exchange.steps import ColumnsOf
-from fedstat.models.vfem.blocks.client import Client, client_of
+from fedstat.models.vfem.blocks.client import ITEM, Client, client_of
 from fedstat.typing import Array, Floats, Ints
 
 SKETCH_KINDS = tuple(SKETCHES)
@@ -33,7 +33,7 @@ COLUMNS: Mapping[str, ColumnsOf] = {name: partial(staged, stage=k) for k, name i
 
 def staged_weights(data: SiteData, state: State) -> tuple[Floats | None, int]:
     """Return the weights of rows in the columns of the information."""
-    client: Client = state.look_at("vfem")
+    client: Client = state.look_at(ITEM).block
     return client.staged.get("weights"), 1
 
 

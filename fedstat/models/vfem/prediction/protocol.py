@@ -22,7 +22,7 @@ from fedstat.models.vertical.prediction.protocol import (
     present_clients,
 )
 from fedstat.models.vfem.blocks.request import FAMILY, ask
-from fedstat.models.vfem.covariance.protocol import Places
+from fedstat.models.vfem.covariance.psi import Places
 from fedstat.models.vfem.iteration.fit import VFEMFit
 from fedstat.typing import Floats
 

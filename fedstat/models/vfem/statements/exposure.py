@@ -19,7 +19,7 @@ import numpy as np
 
 from fedstat.federation.crypto.masks import TWO_SITES, hides
 from fedstat.models.vertical.layout import Layout
-from fedstat.models.vfem.covariance.protocol import Covariance
+from fedstat.models.vfem.covariance.psi import Covariance
 
 MOMENTS = "exchange='moments' has no value per entity. "
 

@@ -19,7 +19,7 @@ from fedstat.models.vertical.layout import Layout
 from fedstat.models.vertical.merges import LARGEST_SHARE, MergePlan
 from fedstat.models.vertical.model import VerticalModel
 from fedstat.models.vfem.blocks.glm_distribution import NORMAL
-from fedstat.models.vfem.covariance.protocol import Covariance, Places
+from fedstat.models.vfem.covariance.psi import Covariance, Places
 from fedstat.models.vfem.iteration.fit import VFEMFit
 from fedstat.models.vfem.iteration.options import IterationOptions
 from fedstat.typing import Array, Floats

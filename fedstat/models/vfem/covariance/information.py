@@ -1,0 +1,225 @@
+"""The observed information of psi = (a, s2, beta, mu) with every Sigma_k eliminated, from the clients' sums.
+
+The likelihood of y depends on an entity through the mean m and the variance v of its linear predictor. With
+normal errors its derivatives are
+
+    h = -L_mm = 1/v,    -L_mv = z/v,    kappa = -L_vv = z^2/v - 1/(2 v^2),    e = -L_v = (1/v - z^2)/2
+
+with z = L_m = r/v; for another distribution they come from the response holder, and all below holds as it
+stands, without the residual variance. With h_k the sum over the entities that k lacks of -L_mv dm + kappa dv,
+C_jk the sum of kappa over those that both lack, and per client (J, j, N) from
+:class:`~fedstat.models.vfem.covariance.elimination.Elimination`, the information of psi is
+
+    H - h N h' - h j' - j h' - J + (h N + j) C (I + N C)^-1 (h N + j)'
+
+the Woodbury form of the Schur complement. Its inverse is the covariance of psi with every nuisance parameter
+accounted for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+
+from fedstat.errors import EstimationError
+from fedstat.inference.covariance import invert_information, nearest_psd, symmetrise
+from fedstat.models.vertical.layout import Layout
+from fedstat.models.vfem.covariance.psi import SCALE, Places
+from fedstat.models.vfem.moments.cross_products import CrossProducts
+from fedstat.typing import Array, Floats
+
+
+@dataclass(frozen=True, slots=True)
+class PatternCurvatures:
+    """Sums by missing pattern, each (G,), of h, -L_mv, kappa, e and z; see the module's docstring."""
+
+    h: Floats
+    z_v: Floats
+    kappa: Floats
+    e: Floats
+    z: Floats
+
+    @classmethod
+    def of_normal(cls, n: Floats, v: Floats, z: Floats, z2: Floats) -> PatternCurvatures:
+        """Of a normal response, from counts, variances, and sums of z and z^2 by pattern."""
+        return cls(n / v, z / v, z2 / v - 0.5 * n / v**2, 0.5 * (n / v - z2), z)
+
+
+@dataclass(frozen=True, eq=False)
+class InformationSums:
+    """Sums by pattern from the response holder, and what every client answered of its own block."""
+
+    layout: Layout
+    curvatures: PatternCurvatures
+    parts: Sequence[Mapping[str, Array]]
+
+    @cached_property
+    def places(self) -> Places:
+        """Where each client's parameters stand in psi."""
+        return Places(tuple(len(part["beta"]) for part in self.parts))
+
+    @cached_property
+    def missing(self) -> Floats:
+        """One where a client misses in a pattern, (G, K)."""
+        return self.layout.missing.astype(float)
+
+    @cached_property
+    def seen(self) -> Floats:
+        """One where it does not."""
+        return 1.0 - self.missing
+
+
+def assemble(within: Sequence[Floats], between: Mapping[tuple[int, int], Floats]) -> Floats:
+    """Put a symmetric matrix together from blocks within clients and, for j < k, between them."""
+    places = block_places(within)
+    whole = np.zeros((places[-1].stop, places[-1].stop))
+    for here, block in zip(places, within, strict=True):
+        whole[here, here] = block
+    for (j, k), block in between.items():
+        whole[places[j], places[k]], whole[places[k], places[j]] = block, block.T
+    return whole
+
+
+def block_places(within: Sequence[Floats]) -> list[slice]:
+    """Where each of the diagonal blocks stands."""
+    return [slice(a, b) for a, b in pairwise(np.cumsum([0, *[len(block) for block in within]]).tolist())]
+
+
+def project(within: Sequence[Floats], products: CrossProducts) -> tuple[dict[tuple[int, int], Floats], float]:
+    """Bring cross-products to the nearest positive semi-definite matrix, at unit diagonal.
+
+    Returns the blocks between clients, and how far they moved; those within clients are exact and stay.
+    """
+    if not products.blocks:
+        return {}, 0.0
+    whole, places = assemble(within, products.blocks), block_places(within)
+    root = np.sqrt(np.maximum(np.diag(whole), np.finfo(float).tiny))
+    near, moved = nearest_psd(whole / np.outer(root, root))
+    near *= np.outer(root, root)
+    return {(j, k): near[places[j], places[k]] for j, k in products.blocks}, moved
+
+
+def hessian(at: InformationSums, cross: Mapping[tuple[int, int], Floats]) -> Floats:
+    """Negative Hessian of the observed-data log-likelihood in psi, Sigma held fixed."""
+    sums, places, mis, seen = at.curvatures, at.places, at.missing, at.seen
+    H = np.zeros((places.total, places.total))
+    H[0, 0], H[0, 1], H[1, 1] = sums.h.sum(), sums.z_v.sum(), sums.kappa.sum()
+    for k, part in enumerate(at.parts):
+        beta, w = part["beta"], part["w"]
+        H[0, places.beta(k)] = part["by_v"][0] + 2.0 * w * (mis[:, k] @ sums.z_v)
+        H[0, places.mu(k)] = -beta * (seen[:, k] @ sums.h)
+        H[1, places.beta(k)] = part["by_z"][0] + 2.0 * w * (mis[:, k] @ sums.kappa)
+        H[1, places.mu(k)] = -beta * (seen[:, k] @ sums.z_v)
+        H[places.both(k), places.both(k)] = part["own"]
+        H[places.beta(k), places.beta(k)] += part["gram"]
+        for j in range(k):
+            # Products that nobody asked for stand at zero, their expectation under the model.
+            fill_pair(H, (j, k), at, cross.get((j, k), np.zeros((places.sizes[j], places.sizes[k]))))
+    upper = np.triu(H, 1)
+    return upper + upper.T + np.diag(np.diag(H))
+
+
+def fill_pair(H: Floats, pair: tuple[int, int], at: InformationSums, uu: Floats) -> None:
+    """Enter the block of clients j < k, with products `uu` of their columns, above the diagonal of H."""
+    (j, k), places, sums = pair, at.places, at.curvatures
+    mis, seen, one, two = at.missing, at.seen, at.parts[pair[0]], at.parts[pair[1]]
+    both = (mis[:, j] * mis[:, k]) @ sums.kappa
+    H[places.beta(j), places.beta(k)] = (
+        uu
+        + 2.0 * np.outer(one["by_z"][1 + k], two["w"])
+        + 2.0 * np.outer(one["w"], two["by_z"][1 + j])
+        + 4.0 * both * np.outer(one["w"], two["w"])
+    )
+    H[places.beta(j), places.mu(k)] = np.outer(
+        -one["by_v"][1 + k] - 2.0 * one["w"] * ((mis[:, j] * seen[:, k]) @ sums.z_v), two["beta"]
+    )
+    H[places.mu(j), places.beta(k)] = np.outer(
+        one["beta"], -two["by_v"][1 + j] - 2.0 * two["w"] * ((mis[:, k] * seen[:, j]) @ sums.z_v)
+    )
+    H[places.mu(j), places.mu(k)] = np.outer(one["beta"], two["beta"]) * ((seen[:, j] * seen[:, k]) @ sums.h)
+
+
+@dataclass(frozen=True, slots=True)
+class Eliminated:
+    """The information of psi without Sigma, and the weights Q (2 + 2p, K) of Sigma's projected scores in it.
+
+    For tau_k = beta_k'(Sigma_k - Sigma_k0) beta_k: given psi its mean moves by -slope' psi, and its
+    covariance is `rest`, (K, K).
+    """
+
+    information: Floats
+    Q: Floats
+    slope: Floats
+    rest: Floats
+
+
+def eliminate(at: InformationSums, H: Floats) -> Eliminated:
+    """Schur complement of Sigma_1..Sigma_K; see the module's docstring."""
+    places, mis, seen, sums = at.places, at.missing, at.seen, at.curvatures
+    K = len(at.parts)
+    h, j, N = np.zeros((places.total, K)), np.zeros((places.total, K)), np.zeros(K)
+    J = np.zeros_like(H)
+    for k, part in enumerate(at.parts):
+        h[0, k], h[1, k] = mis[:, k] @ sums.z_v, mis[:, k] @ sums.kappa
+        for m, other in enumerate(at.parts):
+            both = (mis[:, k] * mis[:, m]) @ sums.kappa
+            h[places.beta(m), k] = 2.0 * other["w"] * both
+            if m != k:
+                h[places.beta(m), k] += other["by_z"][1 + k]
+                h[places.mu(m), k] = -other["beta"] * ((mis[:, k] * seen[:, m]) @ sums.z_v)
+        j[places.both(k), k] = part["j"]
+        J[places.both(k), places.both(k)] = part["J"]
+        N[k] = float(part["N"])
+    C = mis.T @ (sums.kappa[:, None] * mis)
+    R = C @ np.linalg.inv(np.eye(K) + N[:, None] * C)
+    P = h * N + j
+    information = H - (h * N) @ h.T - h @ j.T - j @ h.T - J + P @ R @ P.T
+    M = np.linalg.inv(np.eye(K) + C * N)
+    return Eliminated(symmetrise(information)[0], h - P @ R, P @ M, N[:, None] * M)
+
+
+def joint_covariance(at: InformationSums, eliminated: Eliminated, names: list[str]) -> Floats:
+    """Covariance of (psi, t) without a residual variance, whose place is zero.
+
+    Predicted means depend on t_k = beta_k'Sigma_k beta_k, which moves by 2 w'd beta + beta'd Sigma beta.
+    """
+    places, K, d = at.places, len(at.parts), at.places.total
+    rest = np.delete(np.arange(d), SCALE)
+    joint, V = np.zeros((d + K, d + K)), np.zeros((d, d))
+    try:
+        V[np.ix_(rest, rest)] = invert_information(
+            eliminated.information[np.ix_(rest, rest)], [name for i, name in enumerate(names) if i != SCALE]
+        )
+    except EstimationError as error:
+        raise EstimationError(
+            f"{error} Columns that separate the response leave no information, too."
+        ) from error
+    along = -eliminated.slope
+    along[SCALE] = 0.0
+    for k, part in enumerate(at.parts):
+        along[places.beta(k), k] += 2.0 * part["w"]
+    joint[:d, :d], joint[:d, d:] = V, V @ along
+    joint[d:, :d] = joint[:d, d:].T
+    joint[d:, d:] = along.T @ V @ along + eliminated.rest
+    return joint
+
+
+def effective_score_map(at: InformationSums, Q: Floats) -> Floats:
+    """Map from the staged columns [F_1 .. F_K, z, -e, -e by absent client] to the score of psi."""
+    places = at.places
+    starts = np.cumsum([0, *[2 * p + 1 for p in places.sizes]])
+    last, K = starts[-1], len(at.parts)
+    A = np.zeros((places.total, last + 2 + K))
+    A[0, last] = A[1, last + 1] = 1.0
+    for k, part in enumerate(at.parts):
+        p, absent = places.sizes[k], last + 2 + k
+        A[places.both(k), starts[k] : starts[k] + 2 * p] = np.eye(2 * p)
+        A[places.both(k), absent] -= part["j"]
+        A[places.beta(k), absent] += 2.0 * part["w"]
+        A[:, starts[k] + 2 * p] -= Q[:, k]
+        A[:, absent] -= Q[:, k] * float(part["N"])
+    return A
