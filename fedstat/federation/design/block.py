@@ -86,27 +86,31 @@ def build_block(
     means = column_means(considered, kinds, client) if partial == "mean" else {}
     levels = {name: find_levels(considered[name]) for name in coded_names}
     columns = _prepare(considered, kinds, levels, means, client)
-    for name, category in columns.categories.items():
-        check_levels(category, client, name, min_count)
-    for name, values in columns.numbers.items():
-        check_varies(values, client, name, intercept=intercept)
+    _check_columns(columns, client, min_count, intercept)
     check_references(parsed, levels, client)
     state: State = {}
     coded = code_design(parsed, columns, state, intercept=intercept, n=int(rows.seen.sum()), client=client)
     check_design(coded.X, coded.names, client, intercept=intercept)
     spec = BlockSpec(
-        client,
-        terms.terms,
-        terms.columns,
-        coded.names,
-        coded.term_names,
-        intercept,
-        kinds,
-        levels,
-        plain_state(state),
-        means,
+        client=client,
+        terms=terms.terms,
+        columns=terms.columns,
+        names=coded.names,
+        term_names=coded.term_names,
+        intercept=intercept,
+        kinds=kinds,
+        levels=levels,
+        state=plain_state(state),
+        means=means,
     )
     return CodedBlock(spec, rows.seen, coded.X, rows.n_partial)
+
+
+def _check_columns(columns: Columns, client: str, min_count: int, intercept: bool) -> None:
+    for name, category in columns.categories.items():
+        check_levels(category, client, name, min_count)
+    for name, values in columns.numbers.items():
+        check_varies(values, client, name, intercept=intercept)
 
 
 def apply_block(
@@ -167,13 +171,11 @@ def _prepare(
 
 
 def _require_kinds(series: Mapping[str, pd.Series], spec: BlockSpec, client: str) -> None:
-    described = {"number": "numbers", "category": "categories"}
     for name, one in series.items():
-        kind = column_kind(one, client, name)
-        if kind == "category" and spec.kinds[name] == "number":
+        if column_kind(one, client, name) == "category" and spec.kinds[name] == "number":
             raise DesignError(
-                f"{at_column(client, name)}: expected {described['number']} as when the model was fitted, "
-                f"found {described[kind]}; convert the column."
+                f"{at_column(client, name)}: expected numbers as when the model was fitted, found "
+                "categories; convert the column."
             )
 
 

@@ -99,7 +99,12 @@ def agree_rows(
     check_references(terms, levels, "")
     state = yield from agree_states(question, sites, ask)
     spec = BlockSpec(
-        "", question.terms, question.columns, (), (), question.intercept, kinds, levels, plain_state(state)
+        terms=question.terms,
+        columns=question.columns,
+        intercept=question.intercept,
+        kinds=kinds,
+        levels=levels,
+        state=plain_state(state),
     )
     return RowsAgreement(question, spec, counted)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -114,19 +114,6 @@ def code_design(
     spec = ModelSpec(SimpleFormula([*constant, *own]), na_action="ignore", output="numpy")
     matrix = PandasMaterializer(pd.DataFrame(index=range(n)), context=values).get_model_matrix(spec)
     return _without_intercept(matrix, own, intercept)
-
-
-def iter_transforms(tree: Tree) -> Iterator[Transform]:
-    """List the transforms of a tree, outer ones first."""
-    match tree:
-        case Transform(operand=operand):
-            yield tree
-            yield from iter_transforms(operand)
-        case Negative(operand=operand):
-            yield from iter_transforms(operand)
-        case Arithmetic(left=left, right=right) | Relation(left=left, right=right):
-            yield from iter_transforms(left)
-            yield from iter_transforms(right)
 
 
 def plain_state(state: object) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -75,49 +75,41 @@ class OpenRows:
         return X
 
 
-def survey_rows(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
-    """Count whole rows, and tell the kind of every column and the levels of categories."""
-    question = RowsQuestion.from_json(text)
-    state.tell(*question.asked())
-    terms = question.read_terms()
-    n, n_rows, kinds = 0, data.table.n_rows, dict[str, Kind]()
-    counts: dict[str, dict[LevelValue, int]] = {}
-    declared: dict[str, tuple[LevelValue, ...] | None] = {}
-    used: list[Bools] = []
-    for rows in whole_rows(data, question):
-        n, n_rows = n + len(rows.frame), n_rows - rows.weightless
-        used.append(rows.used)
-        if not len(rows.frame):
-            continue
-        found = {name: column_kind(rows.frame[name], data.name, name) for name in question.columns}
-        kinds = {name: kinds.get(name, kind) for name, kind in found.items()}
-        for name in coded_columns(terms, kinds):
-            _add_levels(counts.setdefault(name, {}), rows.frame[name], data.name)
-            order = _declared(rows.frame[name])
-            declared[name] = order if declared.get(name, order) == order else None
-    state.rest_on(n)
-    if n:
-        state.tell(RowCount(n))
-    state.tell(*(RowsByLevel(name, list(total.values())) for name, total in counts.items()))
-    if n:
-        state.tell(RowsUsed(np.concatenate(used)))
-    levels = {
-        name: LevelCounts(declared[name], tuple(total), tuple(total.values()))
-        for name, total in counts.items()
-    }
-    return {}, records.to_json(SiteColumns(n_rows, n, kinds, levels))
+@dataclass(slots=True, eq=False)
+class ColumnSurvey:
+    """Kinds of a site's columns, rows of every level of those to be coded, and declared orders; by chunks."""
 
+    site: str
+    kinds: dict[str, Kind] = field(default_factory=dict)
+    counts: dict[str, dict[LevelValue, int]] = field(default_factory=dict)
+    declared: dict[str, tuple[LevelValue, ...] | None] = field(default_factory=dict)
 
-def _add_levels(total: dict[LevelValue, int], series: pd.Series, site: str) -> None:
-    """Add the rows of every level of a chunk."""
-    counts = series.value_counts()
-    for level in find_levels(series):
-        total[level] = total.get(level, 0) + int(counts[level])
-    if len(total) > MOST_LEVELS:
-        raise DesignError(
-            f"column {series.name!r} at site {site!r} has more than {MOST_LEVELS:,} levels: it looks like an "
-            "identifier or a measurement. Leave it out, or group it first."
-        )
+    def add(self, frame: pd.DataFrame, columns: Sequence[str], terms: Sequence[Term]) -> None:
+        """Add a chunk of whole rows."""
+        found = {name: column_kind(frame[name], self.site, name) for name in columns}
+        self.kinds = {name: self.kinds.get(name, kind) for name, kind in found.items()}
+        for name in coded_columns(terms, self.kinds):
+            self._add_levels(frame[name], self.counts.setdefault(name, {}))
+            order = _declared(frame[name])
+            # Chunks that declare different orders declare none.
+            self.declared[name] = order if self.declared.get(name, order) == order else None
+
+    def _add_levels(self, series: pd.Series, total: dict[LevelValue, int]) -> None:
+        counts = series.value_counts()
+        for level in find_levels(series):
+            total[level] = total.get(level, 0) + int(counts[level])
+        if len(total) > MOST_LEVELS:
+            raise DesignError(
+                f"column {series.name!r} at site {self.site!r} has more than {MOST_LEVELS:,} levels: it "
+                "looks like an identifier or a measurement. Leave it out, or group it first."
+            )
+
+    def levels(self) -> dict[str, LevelCounts]:
+        """Levels of every column to be coded."""
+        return {
+            name: LevelCounts(self.declared[name], tuple(total), tuple(total.values()))
+            for name, total in self.counts.items()
+        }
 
 
 def _declared(series: pd.Series) -> tuple[LevelValue, ...] | None:
@@ -125,6 +117,27 @@ def _declared(series: pd.Series) -> tuple[LevelValue, ...] | None:
     if not isinstance(series.dtype, pd.CategoricalDtype):
         return None
     return find_levels(pd.Series(series.cat.categories).astype(series.dtype))
+
+
+def survey_rows(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
+    """Count whole rows, and tell the kind of every column and the levels of categories."""
+    question = RowsQuestion.from_json(text)
+    state.tell(*question.asked())
+    terms, survey = question.read_terms(), ColumnSurvey(data.name)
+    n, n_rows = 0, data.table.n_rows
+    used: list[Bools] = []
+    for rows in whole_rows(data, question):
+        n, n_rows = n + len(rows.frame), n_rows - rows.weightless
+        used.append(rows.used)
+        if len(rows.frame):
+            survey.add(rows.frame, question.columns, terms)
+    state.rest_on(n)
+    if n:
+        state.tell(RowCount(n))
+    state.tell(*(RowsByLevel(name, list(total.values())) for name, total in survey.counts.items()))
+    if n:
+        state.tell(RowsUsed(np.concatenate(used)))
+    return {}, records.to_json(SiteColumns(n_rows, n, survey.kinds, survey.levels()))
 
 
 def varying(mean: Floats, spread: Floats, intercept: bool) -> Bools:

@@ -11,7 +11,7 @@ import pandas as pd
 from fedstat import records
 from fedstat.errors import DesignError, FormulaError, MessageError
 from fedstat.federation.design.block import BlockSpec, code_rows
-from fedstat.federation.design.coding import STATE_KEYS, iter_transforms
+from fedstat.federation.design.coding import STATE_KEYS
 from fedstat.federation.design.formula.asked import (
     columns_asked,
     offsets_asked,
@@ -20,7 +20,7 @@ from fedstat.federation.design.formula.asked import (
 )
 from fedstat.federation.design.formula.expression import parse_expression
 from fedstat.federation.design.formula.terms import Term
-from fedstat.federation.design.formula.tree import Column
+from fedstat.federation.design.formula.tree import Column, iter_transforms
 from fedstat.federation.design.response import build_offset, build_response
 from fedstat.federation.design.spec import read_terms
 from fedstat.federation.door.facts import FactorsAsked

@@ -8,9 +8,9 @@ from typing import TypeAlias
 
 from fedstat import records
 from fedstat.errors import DesignError, FormulaError
-from fedstat.federation.design.coding import STATE_KEYS, iter_transforms
+from fedstat.federation.design.coding import STATE_KEYS
 from fedstat.federation.design.formula.terms import Term, parse_terms, term_columns
-from fedstat.federation.design.formula.tree import Category
+from fedstat.federation.design.formula.tree import Category, iter_transforms
 from fedstat.federation.tables.columns import Kind, LevelValue
 
 Figure: TypeAlias = bool | int | float | None
@@ -29,15 +29,15 @@ class BlockSpec:
     with ``partial="mean"``.
     """
 
-    client: str
-    terms: tuple[str, ...]
-    columns: tuple[str, ...]
-    names: tuple[str, ...]
-    term_names: tuple[str, ...]
-    intercept: bool
-    kinds: dict[str, Kind]
-    levels: dict[str, tuple[LevelValue, ...]]
-    state: dict[str, dict[str, Figures]]
+    client: str = ""
+    terms: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+    term_names: tuple[str, ...] = ()
+    intercept: bool = True
+    kinds: dict[str, Kind] = field(default_factory=dict)
+    levels: dict[str, tuple[LevelValue, ...]] = field(default_factory=dict)
+    state: dict[str, dict[str, Figures]] = field(default_factory=dict)
     means: dict[str, float] = field(default_factory=dict)
 
     def to_json(self) -> str:

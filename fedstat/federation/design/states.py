@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from formulaic.transforms import TRANSFORMS
 
 from fedstat import records
@@ -20,12 +21,11 @@ from fedstat.federation.design.coding import (
     STATE_KEYS,
     State,
     evaluate,
-    iter_transforms,
     plain_state,
     restore_state,
 )
 from fedstat.federation.design.formula.terms import Term
-from fedstat.federation.design.formula.tree import Transform, iter_columns
+from fedstat.federation.design.formula.tree import Transform, iter_columns, iter_transforms
 from fedstat.federation.design.site_rows import RowsQuestion, whole_rows
 from fedstat.federation.design.spec import Figures
 from fedstat.federation.door.facts import ColumnVariation, RowCount, RowsUsed
@@ -135,11 +135,8 @@ def transform_sums(data: SiteData, site_state: SiteState, text: str) -> tuple[di
     question, growing = RowsQuestion.from_json(asked.question), asked.targets
     site_state.tell(*question.asked())
     transforms = {t.text: t for t in stateful(question.read_terms())}
-    _check_state(asked.state, transforms, data.name)
-    _check_targets(growing, transforms, data.name)
+    _check_asked(asked, transforms, data.name)
     state: State = restore_state(asked.state)
-    if not {text for key in growing for text in _inner(transforms[key])} <= state.keys():
-        raise MessageError(f"{data.name}: the question lacks the state of a transform inside another")
     total = np.zeros((len(growing), 3))
     extremes = [Extremes(data.policy.min_level_count - 1) for _ in growing]
     used = []
@@ -148,11 +145,7 @@ def transform_sums(data: SiteData, site_state: SiteState, text: str) -> tuple[di
         if not len(rows.frame):
             continue
         for j, (key, recurrence) in enumerate(growing.items()):
-            tree = transforms[key]
-            names = dict.fromkeys(iter_columns(tree))
-            numbers = {name: as_numbers(rows.frame[name], data.name, name) for name in names}
-            where = f"{key!r} at client {data.name!r}"
-            x = np.asarray(evaluate(tree.operand, numbers, state, where), dtype=np.float64)
+            x = _operand(transforms[key], rows.frame, state, data.name)
             total[j] = _add(total[j], x, recurrence)
             extremes[j].add(x)
     behind: Bools = np.concatenate(used)
@@ -163,22 +156,26 @@ def transform_sums(data: SiteData, site_state: SiteState, text: str) -> tuple[di
     return {"sums": total}, ""
 
 
-def _check_targets(
-    targets: Mapping[str, Recurrence | None], transforms: Mapping[str, Transform], site: str
-) -> None:
-    for text, recurrence in targets.items():
+def _operand(transform: Transform, frame: pd.DataFrame, state: State, site: str) -> Floats:
+    """Values that a transform is applied to: (m,)."""
+    names = dict.fromkeys(iter_columns(transform))
+    numbers = {name: as_numbers(frame[name], site, name) for name in names}
+    where = f"{transform.text!r} at client {site!r}"
+    return np.asarray(evaluate(transform.operand, numbers, state, where), dtype=np.float64)
+
+
+def _check_asked(asked: TransformQuestion, transforms: Mapping[str, Transform], site: str) -> None:
+    """Require that states and targets are those of the formula's own transforms."""
+    for text, state in asked.state.items():
+        if text in transforms and not set(state) <= STATE_KEYS[transforms[text].function]:
+            raise MessageError(f"{site}: the question does not hold the state of its transforms")
+    for text, recurrence in asked.targets.items():
         if text not in transforms or (transforms[text].function == "poly") != (recurrence is not None):
             raise MessageError(f"{site}: the question names transforms that its formula does not have")
         if recurrence is not None and recurrence.degree != _degree(transforms[text]):
             raise MessageError(f"{site}: the question does not hold the recurrence of a polynomial")
-
-
-def _check_state(
-    given: Mapping[str, Mapping[str, Figures]], transforms: Mapping[str, Transform], site: str
-) -> None:
-    for text, state in given.items():
-        if text in transforms and not set(state) <= STATE_KEYS[transforms[text].function]:
-            raise MessageError(f"{site}: the question does not hold the state of its transforms")
+    if not {text for key in asked.targets for text in _inner(transforms[key])} <= asked.state.keys():
+        raise MessageError(f"{site}: the question lacks the state of a transform inside another")
 
 
 @dataclass(slots=True)

@@ -50,5 +50,5 @@ def invent_columns(
 
 def opened_block(block: BlockDesign, X: Floats, seen: Bools) -> CodedBlock:
     """Make a block of (n_seen, p) drawn columns; of their coding the names are known."""
-    spec = BlockSpec(block.client, (), (), block.names, block.term_names, True, {}, {}, {})
+    spec = BlockSpec(block.client, names=block.names, term_names=block.term_names)
     return CodedBlock(spec, seen, X, block.n_partial)

@@ -7,8 +7,9 @@ not collude with whom.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -59,142 +60,131 @@ class Multiplied:
     dealer: str
 
 
-def multiply_sides(
-    family: str,
-    pairs: Sequence[tuple[Side, Side]],
-    sites: Sequence[str],
-    groups: int,
-    n: int,
-    session: str,
-    at: str | None,
-    otherwise: str = "",
-) -> Rounds[list[Multiplied]]:
-    """Run the products of pairs of sides side by side: keys, triples, openings, shares.
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Whose steps are asked in which session, and where the coordinator sits: it matters for who may deal.
 
-    Parameters
-    ----------
-    family : str
-        Whose steps the institutions run.
-    pairs : sequence of (Side, Side)
-        At different institutions.
-    sites : sequence of str
-        Institutions that may deal; they agree on new keys.
-    groups, n : int
-        Patterns, and entities of the fit.
-    session : str
-    at : str or None
-        Where the coordinator sits.
-    otherwise : str
-        What else the family offers where nobody can deal; ends the error.
-
-    Raises
-    ------
-    ModelError
-        There is nobody to deal for two institutions.
+    `otherwise` is what else the family offers where nobody can; it ends the error.
     """
-    if not pairs:
-        return []
-    runs = [
-        Run.of(family, number, a, b, choose_dealer(a.site, b.site, sites, at, otherwise), groups, n)
-        for number, (a, b) in enumerate(pairs)
-    ]
-    yield from agree_keys(sites, session)
-    dealt = yield [run.deal_ask(session) for run in runs if run.dealer]
-    sealed = iter(dealt)
-    for run in runs:
-        if run.dealer:
-            reply = next(sealed)
-            run.for_a, run.for_b = reply.arrays["for_a"], reply.arrays["for_b"]
-        else:
-            run.deal()
-    replies = yield [one for run in runs for one in run.open_asks(session)]
-    shares = yield [
-        one
-        for run, a, b in zip(runs, replies[::2], replies[1::2], strict=True)
-        for one in run.share_asks(session, a.arrays["opened"], b.arrays["opened"])
-    ]
-    return [run.combine(a, b) for run, a, b in zip(runs, shares[::2], shares[1::2], strict=True)]
-
-
-@dataclass(slots=True)
-class Run:
-    """One secure product on its way."""
 
     family: str
+    session: str
+    at: str | None
+    otherwise: str = ""
+
+    def ask(self, site: str, step: str, text: str = "", **arrays: Any) -> Ask:
+        """Address one step."""
+        given = {name: np.asarray(array) for name, array in arrays.items()}
+        return Ask(site, self.family, step, given, self.session, text)
+
+    def dealer(self, a: str, b: str, sites: Sequence[str]) -> str:
+        """Choose which of the sites deals for two of them; a ModelError where none can."""
+        return choose_dealer(a, b, sites, self.at, self.otherwise)
+
+    def multiply(
+        self, pairs: Sequence[tuple[Side, Side]], sites: Sequence[str], groups: int, n: int
+    ) -> Rounds[list[Multiplied]]:
+        """Run the products of pairs of sides at different sites: keys, triples, openings, shares.
+
+        All `sites` agree on new keys, and may deal; a ModelError where nobody can deal for two of them.
+        Products are summed by `groups` patterns of the `n` entities of the fit.
+        """
+        if not pairs:
+            return []
+        runs = [
+            Run.of(self, str(number), (a, b), self.dealer(a.site, b.site, sites), groups, fractional_bits(n))
+            for number, (a, b) in enumerate(pairs)
+        ]
+        yield from agree_keys(sites, self.session)
+        sealed = iter((yield [run.deal_ask() for run in runs if run.dealer]))
+        dealt = [run.dealt(next(sealed)) if run.dealer else run.deal() for run in runs]
+        opened = yield [one for run, both in zip(runs, dealt, strict=True) for one in run.open_asks(both)]
+        shares = yield [one for run, both in in_pairs(runs, opened) for one in run.share_asks(both)]
+        return [run.combine(*both) for run, both in in_pairs(runs, shares)]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One secure product on its way; of the m entities that both have, rows at either side and pattern."""
+
+    conversation: Conversation
     number: str
-    a: Side
-    b: Side
+    sides: tuple[Side, Side]
     dealer: str
     product: secure.MatrixProduct
     bits: int
-    at_a: Ints
-    at_b: Ints
+    rows: tuple[Ints, Ints]
     group: Ints
-    for_a: Array
-    for_b: Array
 
     @classmethod
     def of(
-        cls,
-        family: str,
-        number: int,
-        a: Side,
-        b: Side,
-        dealer: str,
-        groups: int,
-        n: int,
+        cls, asking: Conversation, number: str, sides: tuple[Side, Side], dealer: str, groups: int, bits: int
     ) -> Run:
         """Find the entities that both have."""
+        a, b = sides
         common, at_a, at_b = np.intersect1d(a.present, b.present, assume_unique=True, return_indices=True)
-        at_a, at_b = np.flatnonzero(a.code >= 0)[at_a], np.flatnonzero(b.code >= 0)[at_b]
+        rows = np.flatnonzero(a.code >= 0)[at_a], np.flatnonzero(b.code >= 0)[at_b]
         product = secure.MatrixProduct(a.site, b.site, len(common), a.width, b.width, groups)
-        nothing = np.empty(0, dtype=np.uint8)
-        bits = fractional_bits(n)
-        group = a.code[at_a]
-        return cls(family, str(number), a, b, dealer, product, bits, at_a, at_b, group, nothing, nothing)
+        return cls(asking, number, sides, dealer, product, bits, rows, a.code[rows[0]])
 
     def describe(self, first: bool) -> str:
         """Describe one client's part of it."""
-        side, peer = (self.a, self.b) if first else (self.b, self.a)
-        part = Part(self.number, self.product, self.bits, side.columns, first, peer.site, self.dealer)
+        own, peer = self.sides if first else self.sides[::-1]
+        part = Part(
+            number=self.number,
+            product=self.product,
+            bits=self.bits,
+            columns=own.columns,
+            first=first,
+            peer=peer.site,
+            dealer=self.dealer,
+        )
         return to_json(part)
 
-    def deal_ask(self, session: str) -> Ask:
+    def deal_ask(self) -> Ask:
         """Ask a third institution for a triple."""
-        return Ask(
-            self.dealer, self.family, "deal_product", {"group": self.group}, session, self.describe(True)
-        )
+        return self.conversation.ask(self.dealer, "deal_product", self.describe(True), group=self.group)
 
-    def deal(self) -> None:
+    def dealt(self, reply: Reply) -> tuple[Array, Array]:
+        """Take what a third institution dealt both clients."""
+        return reply.arrays["for_a"], reply.arrays["for_b"]
+
+    def deal(self) -> tuple[Array, Array]:
         """Deal a triple at the coordinator, who sits at no institution."""
         seed_a, seed_b = secure.new_seed(), secure.new_seed()
         Z_b = secure.deal(self.product, seed_a, seed_b, self.group)
-        self.for_a, self.for_b = as_bytes(seed_a), as_bytes(seed_b + Z_b.tobytes())
+        return as_bytes(seed_a), as_bytes(seed_b + Z_b.tobytes())
 
-    def open_asks(self, session: str) -> tuple[Ask, Ask]:
+    def open_asks(self, dealt: tuple[Array, Array]) -> list[Ask]:
         """Ask both clients for what they show each other."""
-        a = {"rows": self.at_a, "dealt": self.for_a}
-        b = {"rows": self.at_b, "dealt": self.for_b}
-        return (
-            Ask(self.a.site, self.family, "open_product", a, session, self.describe(True)),
-            Ask(self.b.site, self.family, "open_product", b, session, self.describe(False)),
-        )
+        texts = self.describe(True), self.describe(False)
+        asked = zip(self.sides, texts, self.rows, dealt, strict=True)
+        return [
+            self.conversation.ask(side.site, "open_product", text, rows=rows, dealt=one)
+            for side, text, rows, one in asked
+        ]
 
-    def share_asks(self, session: str, from_a: Array, from_b: Array) -> tuple[Ask, Ask]:
+    def share_asks(self, opened: tuple[Reply, Reply]) -> list[Ask]:
         """Hand each client what the other showed, and ask for its share."""
         number = json.dumps(self.number)
-        a, b = {"group": self.group, "opened": from_b}, {"group": self.group, "opened": from_a}
-        return (
-            Ask(self.a.site, self.family, "share_product", a, session, number),
-            Ask(self.b.site, self.family, "share_product", b, session, number),
-        )
+        return [
+            self.conversation.ask(
+                side.site, "share_product", number, group=self.group, opened=other.arrays["opened"]
+            )
+            for side, other in zip(self.sides, opened[::-1], strict=True)
+        ]
 
     def combine(self, a: Reply, b: Reply) -> Multiplied:
         """Put both shares together, in the units of the columns."""
         products = secure.combine(self.product, a.arrays["share"], b.arrays["share"], self.bits)
         if "units" in a.arrays:
             products = products * np.outer(a.arrays["units"], b.arrays["units"])
-        return Multiplied(self.a, self.b, products, self.dealer)
+        return Multiplied(*self.sides, products, self.dealer)
+
+
+def in_pairs(runs: Sequence[Run], replies: Sequence[Reply]) -> Iterator[tuple[Run, tuple[Reply, Reply]]]:
+    """Give every run the answers of its two clients."""
+    return zip(runs, zip(replies[::2], replies[1::2], strict=True), strict=True)
 
 
 def choose_dealer(a: str, b: str, sites: Sequence[str], at: str | None, otherwise: str = "") -> str:

@@ -15,12 +15,12 @@ from fedstat.errors import ConvergenceWarning, ModelError
 from fedstat.federation.design.by_columns import Missing
 from fedstat.federation.design.formula.parse import Formula
 from fedstat.federation.rounds.engine import Rounds
+from fedstat.federation.rounds.products import Conversation
 from fedstat.kernels.glm.specification import DistributionSpec, Family
 from fedstat.kernels.penalised.path import Algorithm
 from fedstat.kernels.penalised.penalties import Penalty
 from fedstat.models.checks import check_choice, check_positive, check_whole
 from fedstat.models.vertical.exchange.patterns import SmallPatterns
-from fedstat.models.vertical.exchange.protocol import Conversation
 from fedstat.models.vertical.merges import LARGEST_SHARE
 from fedstat.models.vertical.model import VerticalModel
 from fedstat.models.vglm.explain import VGLMPlan

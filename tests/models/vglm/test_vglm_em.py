@@ -16,10 +16,10 @@ import fedstat as fs
 from fedstat.errors import EstimationError, MessageError, ModelError, NotAvailableError, PolicyError
 from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.message import pack_ask
+from fedstat.federation.rounds.products import Conversation
 from fedstat.kernels.penalised.gram import gram_path
 from fedstat.kernels.penalised.groups import Groups
 from fedstat.kernels.penalised.penalties import Penalty
-from fedstat.models.vertical.exchange.protocol import Conversation
 from fedstat.models.vertical.likelihood import Standard
 from fedstat.models.vglm.em import solver as em_solver
 from fedstat.models.vglm.em.blocks import blocks_path, refit_blocks

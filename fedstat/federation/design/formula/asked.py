@@ -9,7 +9,6 @@ from fedstat.federation.design.formula.terms import Term
 from fedstat.federation.design.formula.tree import (
     Arithmetic,
     Category,
-    Column,
     Counts,
     Expression,
     Level,
@@ -18,6 +17,8 @@ from fedstat.federation.design.formula.tree import (
     Relation,
     Transform,
     Tree,
+    iter_columns,
+    iter_parts,
 )
 from fedstat.federation.door.facts import FactorAsked, FactorsAsked
 
@@ -54,40 +55,18 @@ def _factor(expression: Expression, tree: Tree) -> FactorAsked:
         options = dict(tree.options)
     elif isinstance(tree, Category):
         options = {"reference": tree.reference}
-    columns = tuple(dict.fromkeys(_columns(tree)))
+    columns = tuple(dict.fromkeys(iter_columns(tree)))
     return FactorAsked(expression.text, columns, tuple(functions), any(_written(tree)), options)
 
 
-def _parts(tree: Tree) -> Iterator[Tree]:
-    """Go through a tree: itself, and all that it is made of."""
-    yield tree
-    match tree:
-        case Negative(operand=operand) | Transform(operand=operand):
-            yield from _parts(operand)
-        case Arithmetic(left=left, right=right) | Relation(left=left, right=right):
-            yield from _parts(left)
-            yield from _parts(right)
-        case Counts(successes=successes, failures=failures):
-            yield from _parts(successes)
-            yield from _parts(failures)
-
-
 def _functions(tree: Tree) -> Iterator[str]:
-    for part in _parts(tree):
+    for part in iter_parts(tree):
         if isinstance(part, Transform):
             yield part.function
         elif isinstance(part, Category):
             yield "C"
 
 
-def _columns(tree: Tree) -> Iterator[str]:
-    for part in _parts(tree):
-        if isinstance(part, Column):
-            yield part.name
-        elif isinstance(part, Category):
-            yield part.column
-
-
 def _written(tree: Tree) -> Iterator[bool]:
-    for part in _parts(tree):
+    for part in iter_parts(tree):
         yield isinstance(part, Number | Level | Arithmetic | Relation | Negative | Counts)

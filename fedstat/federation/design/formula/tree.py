@@ -123,19 +123,31 @@ class Expression:
     columns: tuple[str, ...]
 
 
+def iter_parts(tree: Tree) -> Iterator[Tree]:
+    """Go through a tree in the order written: itself, and all that it is made of."""
+    yield tree
+    match tree:
+        case Negative(operand=operand) | Transform(operand=operand):
+            yield from iter_parts(operand)
+        case Arithmetic(left=one, right=other) | Relation(left=one, right=other):
+            yield from iter_parts(one)
+            yield from iter_parts(other)
+        case Counts(successes=one, failures=other):
+            yield from iter_parts(one)
+            yield from iter_parts(other)
+
+
 def iter_columns(tree: Tree) -> Iterator[str]:
     """Names of the columns that a tree reads, in the order written."""
-    match tree:
-        case Column(name=name) | Category(column=name):
-            yield name
-        case Negative(operand=operand) | Transform(operand=operand):
-            yield from iter_columns(operand)
-        case Arithmetic(left=left, right=right) | Relation(left=left, right=right):
-            yield from iter_columns(left)
-            yield from iter_columns(right)
-        case Counts(successes=successes, failures=failures):
-            yield from iter_columns(successes)
-            yield from iter_columns(failures)
+    for part in iter_parts(tree):
+        match part:
+            case Column(name=name) | Category(column=name):
+                yield name
+
+
+def iter_transforms(tree: Tree) -> Iterator[Transform]:
+    """List the transforms of a tree, outer ones first."""
+    return (part for part in iter_parts(tree) if isinstance(part, Transform))
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,9 @@ import numpy as np
 
 from fedstat.errors import EstimationError
 from fedstat.federation.rounds.engine import Rounds
+from fedstat.federation.rounds.products import Conversation
 from fedstat.kernels.glm.specification import DistributionSpec
-from fedstat.models.vertical.exchange.protocol import Conversation, exchange_grams, stage
+from fedstat.models.vertical.exchange.protocol import exchange_grams, stage
 from fedstat.models.vertical.layout import Layout
 from fedstat.models.vertical.merges import LARGEST_SHARE, MergePlan, Rule, keep_only, plan_merges
 from fedstat.models.vertical.moments import PatternMoments

@@ -15,45 +15,11 @@ import numpy as np
 
 from fedstat.federation.message import Ask
 from fedstat.federation.rounds.engine import Rounds
-from fedstat.federation.rounds.products import Multiplied, Side, choose_dealer, multiply_sides
+from fedstat.federation.rounds.products import Conversation, Side
 from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.models.vertical.exchange.steps import BLOCK, RESPONSE
 from fedstat.models.vertical.layout import Layout
 from fedstat.typing import Bools, Floats, Ints
-
-
-@dataclass(frozen=True, slots=True)
-class Conversation:
-    """Whose steps are asked in which session, and where the coordinator sits: it matters for who may deal.
-
-    `otherwise` is what else the family offers where nobody can; it ends the error.
-    """
-
-    family: str
-    session: str
-    at: str | None
-    otherwise: str = ""
-
-    def ask(self, site: str, step: str, text: str = "", **arrays: Any) -> Ask:
-        """Address one step."""
-        given = {name: np.asarray(array) for name, array in arrays.items()}
-        return Ask(site, self.family, step, given, self.session, text)
-
-    def multiply(
-        self, pairs: list[tuple[Side, Side]], layout: Layout, groups: int
-    ) -> Rounds[list[Multiplied]]:
-        """Run products of institutions' columns side by side."""
-        sites = dealing_sites(layout)
-        return (
-            yield from multiply_sides(
-                self.family, pairs, sites, groups, layout.n, self.session, self.at, self.otherwise
-            )
-        )
-
-    def check_dealers(self, layout: Layout) -> None:
-        """Require somebody to deal for every two clients, before anything is computed."""
-        for a, b in combinations(layout.clients, 2):
-            choose_dealer(a, b, dealing_sites(layout), self.at, self.otherwise)
 
 
 def dealing_sites(layout: Layout) -> tuple[str, ...]:
@@ -160,7 +126,7 @@ def multiply_apart(
     apart = [(a, b) for a, b in combinations(sides, 2) if a.site != b.site]
     # Where no entity has both, the product is zero, and a round of it would tell nothing.
     pairs = [(a, b) for a, b in apart if np.isin(a.present, b.present, assume_unique=True).any()]
-    multiplied = yield from conversation.multiply(pairs, layout, len(products))
+    multiplied = yield from conversation.multiply(pairs, dealing_sites(layout), len(products), layout.n)
     for one in multiplied:
         products[:, one.a.place, one.b.place] = one.products
     return {(min(one.a.site, one.b.site), max(one.a.site, one.b.site)): one.dealer for one in multiplied}

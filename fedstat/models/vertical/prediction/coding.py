@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from fedstat.federation.design.by_columns import design_ask
-from fedstat.federation.design.coding import iter_transforms
 from fedstat.federation.design.formula.parse import ClientTerms
+from fedstat.federation.design.formula.tree import iter_transforms
 from fedstat.federation.design.spec import BlockSpec, coded_columns, read_terms
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.models.vertical.model import VerticalModel

@@ -16,7 +16,7 @@ from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.design.by_columns import design_ask
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.rounds.engine import Rounds
-from fedstat.models.vertical.exchange.protocol import Conversation
+from fedstat.federation.rounds.products import Conversation
 from fedstat.typing import Bools, Floats, Ints
 
 

@@ -13,8 +13,8 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from fedstat.federation.rounds.engine import Rounds
-from fedstat.federation.rounds.products import Side
-from fedstat.models.vertical.exchange.protocol import Conversation
+from fedstat.federation.rounds.products import Conversation, Side
+from fedstat.models.vertical.exchange.protocol import dealing_sites
 from fedstat.models.vertical.exchange.steps import BLOCK
 from fedstat.models.vertical.layout import Layout
 from fedstat.models.vertical.merges import least_entities
@@ -124,7 +124,8 @@ def multiplied_products(
         else:
             blocks[j, k] = np.zeros((one.width, two.width))
             few += common > 0
-    multiplied = yield from conversation(session, options.at).multiply(list(pairs.values()), layout, 1)
+    asking = conversation(session, options.at)
+    multiplied = yield from asking.multiply(list(pairs.values()), dealing_sites(layout), 1, layout.n)
     blocks |= {pair: one.products[0] for pair, one in zip(pairs, multiplied, strict=True)}
     dealers = ", ".join(sorted({one.dealer or "the coordinator" for one in multiplied}))
     return CrossProducts(blocks, "secure", dealers=dealers, left_out=few)
@@ -144,7 +145,8 @@ def check_dealers(layout: Layout, options: CrossOptions) -> None:
         There is nobody.
     """
     if options.how == "secure":
-        conversation("", options.at).check_dealers(layout)
+        for a, b in combinations(layout.clients, 2):
+            conversation("", options.at).dealer(a, b, dealing_sites(layout))
 
 
 def sketched_products(

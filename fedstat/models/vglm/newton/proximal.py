@@ -11,10 +11,10 @@ import numpy as np
 from fedstat.federation.message import Ask
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.federation.rounds.masked_sums import masked as mask_sums
+from fedstat.federation.rounds.products import Conversation
 from fedstat.kernels.penalised.path import LinearSteps
 from fedstat.kernels.penalised.penalties import Terms
 from fedstat.kernels.penalised.proximal import HALVINGS, proximal_step
-from fedstat.models.vertical.exchange.protocol import Conversation
 from fedstat.models.vertical.layout import Layout
 from fedstat.models.vglm.newton.weighted_gram import weighted_gram
 from fedstat.models.vglm.response.distributions import OUTSIDE

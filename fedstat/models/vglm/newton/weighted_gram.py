@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from fedstat.federation.rounds.engine import Rounds
-from fedstat.models.vertical.exchange.protocol import Conversation, list_sides, mirrored, multiply_apart
+from fedstat.federation.rounds.products import Conversation
+from fedstat.models.vertical.exchange.protocol import list_sides, mirrored, multiply_apart
 from fedstat.models.vertical.layout import Layout
 from fedstat.models.vglm.newton.steps import WEIGHTED
 from fedstat.typing import Floats

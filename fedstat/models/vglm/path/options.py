@@ -10,11 +10,11 @@ import numpy as np
 
 from fedstat.errors import ModelError
 from fedstat.federation.door.guards import ENTITIES_PER_EQUATION
+from fedstat.federation.rounds.products import Conversation
 from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.kernels.penalised.penalties import Penalty
 from fedstat.models.checks import check_choice, check_positive, check_whole
 from fedstat.models.vertical.exchange.patterns import SmallPatterns
-from fedstat.models.vertical.exchange.protocol import Conversation
 from fedstat.models.vertical.layout import Layout
 from fedstat.models.vglm.path.criteria import Select
 from fedstat.models.vglm.path.setup import Setup
