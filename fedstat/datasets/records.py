@@ -1,4 +1,4 @@
-"""Which client has a record of which entity."""
+"""Records of entities at clients, lacking completely at random or at random."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ import pandas as pd
 from scipy.special import expit
 
 from fedstat.datasets.population import require
+from fedstat.datasets.simulated import numbered_entities
 from fedstat.typing import Array, Floats
 
 CLIENTS, COLUMNS, ACTIVE = 5, 20, 12
@@ -176,9 +177,7 @@ def _lay_out(X: Floats, y: Floats, beta: Floats, types: Array) -> SimulatedSelec
     """Cut the columns into tables of clients."""
     names = pd.Index([f"X{j}" for j in range(1, len(beta) + 1)], name="variable")
     clients = np.repeat([f"Client {k}" for k in range(1, CLIENTS + 1)], COLUMNS)
-    complete = pd.DataFrame(X, columns=list(names))
-    complete.insert(0, "y", y)
-    complete.insert(0, "id", np.arange(1, len(y) + 1))
+    complete = numbered_entities(X, names, y, "id", "y")
     frames = {
         client: complete[["id", *(["y"] if client == clients[0] else []), *names[clients == client]]].copy()
         for client in dict.fromkeys(clients.tolist())

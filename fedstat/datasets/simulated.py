@@ -1,4 +1,4 @@
-"""What a simulation hands over."""
+"""Tables that a simulation hands over, with the truth beside them."""
 
 from __future__ import annotations
 
@@ -46,15 +46,23 @@ class SimulatedData:
     complete: pd.DataFrame
 
 
+def numbered_entities(
+    X: Floats, variables: pd.Index[str], y: Floats, key: str, response: str
+) -> pd.DataFrame:
+    """Table of all entities: their numbers from 1 as the key, the response y (n,), and X (n, p)."""
+    complete = pd.DataFrame(X, columns=list(variables))
+    complete.insert(0, response, y)
+    complete.insert(0, key, np.arange(1, y.size + 1))
+    return complete
+
+
 def assemble(
     population: Population, X: Floats, y: Floats, seen: Bools, key: str, response: str, holder: str
 ) -> SimulatedData:
     """Lay out what was drawn, X (n, p), y (n,) and seen (n, K), as tables of clients."""
     variables = pd.Index(population.variables, name="variable")
     names = np.asarray(population.variables, dtype=object)
-    complete = pd.DataFrame(X, columns=list(variables))
-    complete.insert(0, response, y)
-    complete.insert(0, key, np.arange(1, y.size + 1))
+    complete = numbered_entities(X, variables, y, key, response)
     frames = {holder: complete[[key, response]].copy()}
     for k, client in enumerate(population.clients):
         block = complete.loc[seen[:, k], [key, *names[population.owner == k]]].reset_index(drop=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from fedstat.errors import FedstatError, PartitionError
@@ -109,21 +109,9 @@ def test(folder: Path, timeout: float) -> int:
     coordinator_identity(federation.folder)
     carrier = open_carrier(federation, timeout)
     print(heading(f"Federation {federation.name}"))
-    rows, problems, schemas = [("site", "answers", "seconds", "rows", "columns")], [], {}
-    for site in federation.sites:
-        began = time.monotonic()
-        try:
-            schema = _ask(carrier, site)
-        except FedstatError as error:
-            problems.append(str(error))
-            rows.append((site, "no", "", "", ""))
-            continue
-        schemas[site] = schema
-        seconds = f"{time.monotonic() - began:.2f}"
-        rows.append((site, "yes", seconds, f"{schema.n_rows:,}", str(len(schema.columns))))
+    schemas, problems = _ask_all(carrier, federation.sites)
     if isinstance(carrier, Closing):
         carrier.close()
-    print(columns(rows, head=True, right=(2, 3, 4)) + "\n")
     problems += schema_problems(schemas, federation.layout) if schemas else ()
     if federation.layout == "vertical":
         print(alignment_table(folder, schemas) + "\n")
@@ -133,9 +121,24 @@ def test(folder: Path, timeout: float) -> int:
     return tell_problems(problems)
 
 
-def _ask(carrier: Carrier, site: str) -> TableSchema:
-    engine = LocalEngine({site: RemoteSite(site, carrier)})
-    return engine.run(ask_schemas((site,), secrets.token_hex(8)), Ledger())[site]
+def _ask_all(carrier: Carrier, sites: Iterable[str]) -> tuple[dict[str, TableSchema], list[str]]:
+    """Print who answers, and how fast; the schemas of those, and why the others do not."""
+    rows, problems, schemas = [("site", "answers", "seconds", "rows", "columns")], [], {}
+    for site in sites:
+        began = time.monotonic()
+        # one by one, not in one round, which would end with the first site that does not answer
+        engine = LocalEngine({site: RemoteSite(site, carrier)})
+        try:
+            schema = engine.run(ask_schemas((site,), secrets.token_hex(8)), Ledger())[site]
+        except FedstatError as error:
+            problems.append(str(error))
+            rows.append((site, "no", "", "", ""))
+            continue
+        schemas[site] = schema
+        seconds = f"{time.monotonic() - began:.2f}"
+        rows.append((site, "yes", seconds, f"{schema.n_rows:,}", str(len(schema.columns))))
+    print(columns(rows, head=True, right=(2, 3, 4)) + "\n")
+    return schemas, problems
 
 
 def align(folder: Path, timeout: float | None) -> int:

@@ -8,23 +8,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fedstat.errors import EngineError
 from fedstat.federation.carry.flare.provision import require_flare
+from fedstat.federation.files import lock
 from fedstat.operator.status import now, write_status
 
-try:
-    import fcntl
-
+with suppress(ImportError):  # who runs FLARE has it
     import psutil
-except ImportError:  # who runs FLARE has both
-    RUNS = False
-else:
-    RUNS = True
 
 LOCK, LOG = "serving.lock", "log.txt"
 POLL, LAST = 0.2, 10.0
@@ -81,21 +76,15 @@ class FlareProcess:
     @contextmanager
     def _locked(self) -> Iterator[int]:
         """Hold the lock, which whatever is started here holds as well: it is free when all have ended."""
-        handle = os.open(self.home / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            if not _take(handle):
+        with open(self.home / LOCK, "ab", opener=_open_private) as file:
+            if not lock(file):
                 raise EngineError(f"{self.name} is running already ('{self.home}'); stop that process first")
-            yield handle
-        finally:
-            os.close(handle)
+            yield file.fileno()
 
     @contextmanager
     def _log(self) -> Iterator[int]:
-        handle = os.open(self.home / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        try:
-            yield handle
-        finally:
-            os.close(handle)
+        with open(self.home / LOG, "ab", opener=_open_private) as file:
+            yield file.fileno()
 
     def _start(self, lock: int, log: int) -> subprocess.Popen[bytes]:
         module, settings = MODULES[self.kind]
@@ -152,19 +141,12 @@ def is_running(home: Path) -> bool:
     """Whether a participant, or a process that it started, holds the lock."""
     if not (home / LOCK).exists():
         return False
-    handle = os.open(home / LOCK, os.O_RDWR)
-    try:
-        return not _take(handle)
-    finally:
-        os.close(handle)
+    with open(home / LOCK, "rb") as file:
+        return not lock(file)
 
 
-def _take(handle: int) -> bool:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -134,15 +134,7 @@ class RemoteEngine(RoundEngine):
     def _round(self, asks: Sequence[Ask], ledger: Ledger) -> list[Reply]:
         if self._journal is not None:
             asks = self._journal.begin_round(self._number, asks)
-        places, left_open = dict[str, list[int]](), {session for session, _ in self._open}
-        for place, ask in enumerate(asks):
-            if ask.site not in self._sites:
-                raise MessageError(f"no site '{ask.site}'; there are {sorted(self._sites)}")
-            if ask.session in left_open:
-                raise EngineError(
-                    f"'{ask.site}': an earlier question of this model was left open; {self._how_to_go_on()}"
-                )
-            places.setdefault(ask.site, []).append(place)
+        places = self._by_site(asks)
         outcomes: dict[int, Reply | FedstatError] = {}
 
         def visit(site: str) -> None:
@@ -167,6 +159,20 @@ class RemoteEngine(RoundEngine):
             raise self._explained(errors)
         self._number += 1
         return replies
+
+    def _by_site(self, asks: Sequence[Ask]) -> dict[str, list[int]]:
+        """Places of each site's questions in a round, all of which may be asked."""
+        places, left_open = dict[str, list[int]](), {session for session, _ in self._open}
+        for place, ask in enumerate(asks):
+            if ask.site not in self._sites:
+                raise MessageError(f"no site '{ask.site}'; there are {sorted(self._sites)}")
+            # its site may have answered: the same turn again would be refused there, or answered twice
+            if ask.session in left_open:
+                raise EngineError(
+                    f"'{ask.site}': an earlier question of this model was left open; {self._how_to_go_on()}"
+                )
+            places.setdefault(ask.site, []).append(place)
+        return places
 
     def _one(self, ask: Ask, place: int) -> Reply:
         """Have one question answered, by the journal or by the site."""

@@ -148,20 +148,9 @@ def connect(
     carrier: Carrier | None = None,
 ) -> Connection:
     """Ask the sites of a federation for the schema of their tables."""
-    if isinstance(without, str):
-        raise PartitionError(f"without: expected a list of sites, received a text; write [{without!r}]")
     load_families()
     federation = read_federation(path)
-    unknown = sorted(set(without) - set(federation.sites))
-    if unknown:
-        there = ", ".join(federation.sites) or "none"
-        raise PartitionError(f"without: there is no site {', '.join(unknown)}; there are {there}")
-    fingerprints = {name: key for name, key in federation.sites.items() if name not in without}
-    if not fingerprints:
-        raise PartitionError(
-            f"'{federation.folder / FEDERATION}' lists no site to ask; add one with 'fedstat federation join "
-            f"{federation.folder} CARD'"
-        )
+    fingerprints = _asked_sites(federation, without)
     if carrier is None:
         carrier = open_carrier(federation, sites=tuple(fingerprints))
     remote = {name: RemoteSite(name, carrier) for name in fingerprints}
@@ -178,6 +167,23 @@ def connect(
     )
     (site_column,) = {schema.site_column for schema in schemas.values()}
     return Connection(engine, sites, alignment, site_column, federation.min_count)
+
+
+def _asked_sites(federation: FederationDescription, without: Sequence[str]) -> dict[str, str]:
+    """Fingerprints of the sites that are not left out."""
+    if isinstance(without, str):
+        raise PartitionError(f"without: expected a list of sites, received a text; write [{without!r}]")
+    unknown = sorted(set(without) - set(federation.sites))
+    if unknown:
+        there = ", ".join(federation.sites) or "none"
+        raise PartitionError(f"without: there is no site {', '.join(unknown)}; there are {there}")
+    asked = {name: key for name, key in federation.sites.items() if name not in without}
+    if not asked:
+        raise PartitionError(
+            f"'{federation.folder / FEDERATION}' lists no site to ask; add one with 'fedstat federation join "
+            f"{federation.folder} CARD'"
+        )
+    return asked
 
 
 def _vertical(
