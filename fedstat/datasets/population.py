@@ -61,6 +61,7 @@ class Population:
 
     def draw_covariates(self, n: int, rng: np.random.Generator) -> Floats:
         """Draw X, n x p."""
+        # f_k = sqrt(r) shared + sqrt(1 - r) own_k has variance 1, and any two of them correlation r
         shared = math.sqrt(self.factor_correlation) * rng.standard_normal((n, 1))
         own = math.sqrt(1 - self.factor_correlation) * rng.standard_normal((n, len(self.clients)))
         Z = rng.standard_normal((n, self.owner.size)) * np.sqrt(1 - self.loadings**2)
@@ -83,6 +84,7 @@ class Population:
 def alternating_loadings(p: int, rho: float) -> Floats:
     """Give one client loadings of alternating sign with a mean |l_j l_m| of rho over its pairs."""
     require(0 <= rho < 1, f"rho: expected a mean absolute correlation in [0, 1), received {rho}.")
+    # of different size, so that correlations within a client differ
     shape = np.linspace(1 - _SPREAD, 1 + _SPREAD, p) if p > 1 else np.ones(1)
     pairs = np.outer(shape, shape)[np.triu_indices(p, 1)]
     size = math.sqrt(rho / (pairs.mean() if p > 1 else 1.0))

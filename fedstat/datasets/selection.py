@@ -159,6 +159,7 @@ def _draw_latent(n: int, rng: np.random.Generator) -> Floats:
 def _draw_columns(U: Floats, types: Array, rng: np.random.Generator) -> Floats:
     """Turn latent columns (n, p) into those of the types (p,)."""
     odds = np.exp(U[..., None] * np.array(CLASS_SLOPES))
+    # a uniform draw lies above the cumulated shares of as many classes as its class has before it
     below = np.cumsum(odds, axis=-1) / odds.sum(axis=-1, keepdims=True)
     uniform = rng.uniform(size=U.shape)
     drawn = {

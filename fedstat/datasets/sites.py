@@ -276,6 +276,7 @@ def _draw_hospital(h: int, name: str, n: int, rng: np.random.Generator) -> pd.Da
     for column, r in SEVERITY.items():
         latent = r * severity + np.sqrt(1.0 - r**2) * rng.standard_normal(n)
         table[column] = _quantile(column, h, ndtr(latent))
+    # who had no exercise test lacks all that is measured in it
     without_test = rng.permutation(n)
     for column, counts in MISSING.items():
         order = without_test if column in EXERCISE_TEST else rng.permutation(n)
@@ -292,6 +293,7 @@ def _quantile(column: str, h: int, u: Floats) -> Floats:
         return np.array(LEVELS[column])[np.searchsorted(bounds, u, side="right")]
     if column == "oldpeak":
         zeros, mean, sd = OLDPEAK[h]
+        # the positive part is gamma distributed with this mean and standard deviation
         shape = (mean / sd) ** 2
         positive = mean / shape * gammaincinv(shape, np.clip((u - zeros) / (1.0 - zeros), 0.0, 1.0))
         return np.where(u < zeros, 0.0, np.clip(positive, 0.1, 6.2).round(1))
@@ -299,6 +301,7 @@ def _quantile(column: str, h: int, u: Floats) -> Floats:
     low, high = RANGES[column]
     z = ndtri(u)
     if column in ("trestbps", "chol"):
+        # the lognormal law with this mean and standard deviation
         log_sd = np.sqrt(np.log1p((sd / mean) ** 2))
         values = mean * np.exp(log_sd * z - log_sd**2 / 2)
     else:

@@ -206,20 +206,14 @@ FEDERATION = (
             ),
         ),
     ),
-    Command(
-        "serve",
-        "NVIDIA FLARE: run the server until SIGTERM or Ctrl-C.",
-        flare_commands.serve_server,
-    ),
+    Command("serve", "NVIDIA FLARE: run the server until SIGTERM or Ctrl-C.", flare_commands.serve_server),
     Command(
         "start",
         "NVIDIA FLARE: open an analysis at the sites, which connecting does as well.",
         flare_commands.start,
     ),
     Command(
-        "stop",
-        "NVIDIA FLARE: end the analysis that is open, and whatever else runs.",
-        flare_commands.stop,
+        "stop", "NVIDIA FLARE: end the analysis that is open, and whatever else runs.", flare_commands.stop
     ),
     Command(
         "status",

@@ -88,6 +88,7 @@ def _bounds(lines: list[str], table: str) -> tuple[int, int]:
 def _name(line: str) -> str:
     """Name of the entry that a line makes; empty for none."""
     try:
+        # a line that is no TOML by itself is part of a longer entry, or a comment
         return next(iter(tomllib.loads(line)), "")
     except tomllib.TOMLDecodeError:
         return ""

@@ -152,6 +152,7 @@ def _open_private(path: str, flags: int) -> int:
 def _end(process: subprocess.Popen[bytes]) -> None:
     """End a process with all that it started; jobs have sessions of their own."""
     try:
+        # listed before anybody ends, because orphans are nobody's children
         members = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
     except psutil.NoSuchProcess:
         members = []

@@ -61,11 +61,13 @@ class Service:
     def _stop(self) -> bool:
         self._looks += 1
         self._tell()
+        # the first look answers all that waits
         done = self.once and self._looks > 1
         return self.asked_to_stop or done or self._changed_at() != self._described
 
     def _changed_at(self) -> int:
         try:
+            # an editor replaces the file, so that for a moment there is none
             return changed_at(self.folder)
         except OSError:
             return self._described

@@ -198,6 +198,7 @@ def _family_row(
     site: str, policy: Policy, family: str, steps: Mapping[str, Step], never: list[str]
 ) -> tuple[str, ...]:
     told, rules = [], dict[str, None]()
+    # None asks in clear, 0 for a part of a masked sum
     for masked in (None, 0):
         outcome = [
             list(refusals(site, policy, Ask(site, family, name, masked=masked), step))

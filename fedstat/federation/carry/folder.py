@@ -69,6 +69,7 @@ class FolderCarrier:
                 for name in ("asks", "replies"):
                     Path(self.folder, site, name).mkdir(parents=True, exist_ok=True)
                 self._seen.add(site)
+            # before every question: somebody may have put a link in the place of a folder since
             for place in (path.parent.parent, path.parent):
                 check_folder(place)
             write_whole(path, question)
@@ -128,6 +129,7 @@ def serve_folder(
         busy = False
         for path in _unanswered(asks, replies, tell_once):
             try:
+                # with its time, so that a file which was mended is looked at again
                 look = (path.name, path.lstat().st_mtime_ns)
                 if look not in passed:
                     _answer(server, path, replies / f"{path.stem}.reply", coordinator)

@@ -74,6 +74,7 @@ class Journal:
 
     def _hold(self) -> None:
         place = self.folder.resolve()
+        # a lock binds open files, not processes: opened once more, this process would shut out itself
         if place in _HELD and (place / LOCK).exists():
             _HELD[place] = (_HELD[place][0], self)
             return

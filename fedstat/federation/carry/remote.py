@@ -79,6 +79,7 @@ class SiteServer:
             asked, kept = self._last.get(ask.session, (b"", b""))
             if asked == digest:
                 return kept
+            # what entered no account was not answered, and is computed when it comes again
             before = self.site.account.rounds(ask.session)
             if ask.turn is None and before:
                 return pack_refusal(self.site.name, MessageError(f"{self.site.name}: {UNNUMBERED}"))
@@ -122,6 +123,7 @@ class RemoteEngine(RoundEngine):
 
     def close(self) -> None:
         """Close the carriers that can be closed, such as the job of an analysis over NVIDIA FLARE."""
+        # one carrier may serve many sites
         for carrier in {id(site.carrier): site.carrier for site in self._sites.values()}.values():
             if isinstance(carrier, Closing):
                 carrier.close()
@@ -204,6 +206,7 @@ class RemoteEngine(RoundEngine):
         lost = {ask.session for ask, error in errors if isinstance(error, SessionError)}
         if lost and self._journal is not None:
             self._journal.lose(lost)
+        # a lost session goes first: no other error tells that the runs in it are void
         first = next((e for _, e in errors if isinstance(e, SessionError)), errors[0][1])
         if isinstance(first, SessionError) and self._journal is not None:
             return SessionError(

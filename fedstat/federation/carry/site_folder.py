@@ -207,5 +207,6 @@ def open_site(folder: str | Path) -> Site:
         read_site_columns(folder, description.name, table),
         refusal_log(folder),
     )
+    # rows behind answers of earlier processes: a difference to a new answer would tell of single entities
     site.remember_answered(read_answered(folder, table.n_rows))
     return site

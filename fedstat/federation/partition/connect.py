@@ -105,6 +105,7 @@ class ConnectedSite:
 
     def __getattr__(self, name: str) -> Any:
         raise NotAvailableError(
+            # from __dict__, because a copy in the making has no name yet
             f"{self.__dict__.get('name', 'the site')}: its {name} is known at the site only, which runs in a "
             "process of its own. Ask its owner ('fedstat site check' shows what may leave)"
         )
@@ -194,6 +195,7 @@ def _vertical(
     tables: Mapping[str, ConnectedTable],
 ) -> Connection:
     alignment, aligned_as = linked(federation.folder, schemas, tables)
+    # at a site that is left out the coordinator has no one to answer in place
     at = federation.coordinator if federation.coordinator in sites else APART
     key = next(schema.link.key for schema in schemas.values() if schema.link is not None)
     return Connection(engine, sites, alignment, "", federation.min_count, "vertical", key, aligned_as, at)
@@ -266,6 +268,7 @@ def schema_problems(schemas: Mapping[str, TableSchema], layout: Layout = "horizo
         yield "no column is at every site. Check that all sites spell their columns in the same way."
     for name in common:
         kinds = {site: s.columns[name] for site, s in schemas.items() if s.columns[name] is not None}
+        # one kind: beside missing cells whole numbers are read as decimal ones
         plain = {site: "numbers" if kind == "whole numbers" else kind for site, kind in kinds.items()}
         if len(set(plain.values())) > 1:
             told = ", ".join(f"{kind} at {site!r}" for site, kind in kinds.items())

@@ -127,6 +127,7 @@ def spearman(X: Floats) -> tuple[Floats, Ints]:
     for (seen_a, a), (seen_b, b) in combinations_with_replacement(_group_by_mask(X), 2):
         common = seen_a & seen_b
         n_common = int(common.sum())
+        # of two entities every rank correlation is 1 or -1
         block = correlate_ranks(X[np.ix_(common, a)], X[np.ix_(common, b)]) if n_common > 2 else np.nan
         R[np.ix_(a, b)], N[np.ix_(a, b)] = block, n_common
         R[np.ix_(b, a)], N[np.ix_(b, a)] = np.transpose(block), n_common
@@ -135,6 +136,7 @@ def spearman(X: Floats) -> tuple[Floats, Ints]:
 
 def correlate_ranks(X: Floats, Y: Floats) -> Floats:
     """Correlation (p, q) of the ranks of the columns of X (n, p) with those of Y (n, q)."""
+    # rounding may go beyond 1 by a unit in the last place
     return np.clip(_standard_ranks(X).T @ _standard_ranks(Y), -1.0, 1.0)
 
 
@@ -154,6 +156,7 @@ def bartlett_test(X: Floats, Y: Floats) -> BartlettTest:
     if df == 0:
         return BartlettTest(np.nan, 0, np.nan)
     r = np.linalg.svd(U.T @ V, compute_uv=False)
+    # collinear blocks have r = 1, of which the logarithm is not finite
     log_lambda = np.log1p(-np.minimum(r**2, 1 - np.finfo(float).eps)).sum()
     statistic = -(n - (U.shape[1] + V.shape[1] + 3) / 2) * log_lambda
     return BartlettTest(float(statistic), df, float(chdtrc(df, statistic)))
@@ -222,6 +225,7 @@ def _orthonormal(Z: Floats) -> Floats:
     """Find an orthonormal basis of the columns of Z; constant and collinear ones add nothing."""
     Z = Z[:, ~np.isnan(Z).any(axis=0)]
     U, s, _ = np.linalg.svd(Z, full_matrices=False)
+    # the columns have length one, so that 1 is the scale where all singular values are small
     basis: Floats = U[:, s > RANK_TOLERANCE * max(s[0], 1.0)] if len(s) else U
     return basis
 

@@ -145,6 +145,7 @@ def describe_rows(
 ) -> PartitionDescription:
     """Horizontal layout: count every client's rows and missing cells; all have the `pooled` columns."""
     clients = pd.DataFrame({client: _count_rows(table) for client, table in tables.items()}).T
+    # Int64 knows missing counts, which streamed tables have
     dtypes = {"missing share": "float64"} | dict.fromkeys(clients.columns.drop("missing share"), "Int64")
     if clients["complete"].notna().all():
         dtypes = {name: dtype.lower() for name, dtype in dtypes.items()}
@@ -191,37 +192,30 @@ def missing_cells(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     return pd.DataFrame(shares).T
 
 
-def _count_block(frame: pd.DataFrame) -> dict[str, int]:
-    complete = np.ones(len(frame), dtype=bool)
-    for name in frame.columns:
-        complete &= frame[name].notna().to_numpy()
-    n_complete = int(complete.sum())
-    return {
-        "columns": frame.shape[1],
-        "entities": len(frame),
-        "complete": n_complete,
-        "partly filled": len(frame) - n_complete,
-    }
-
-
 def _count_records(table: Table) -> dict[str, Any]:
-    if isinstance(table, FrameTable):
-        return dict(_count_block(table.frame))
-    unknown = dict.fromkeys(("complete", "partly filled"))
-    return {"columns": len(table.columns), "entities": table.n_rows, **unknown}
+    """Count records and complete ones, which are not known of a table that is not in memory."""
+    counts: dict[str, Any] = {"columns": len(table.columns), "entities": table.n_rows}
+    if not isinstance(table, FrameTable):
+        return counts | dict.fromkeys(("complete", "partly filled"))
+    complete = np.ones(table.n_rows, dtype=bool)
+    for name in table.columns:  # one by one: a mask of all cells would be as large as the table
+        complete &= table.frame[name].notna().to_numpy()
+    n_complete = int(complete.sum())
+    return counts | {"complete": n_complete, "partly filled": table.n_rows - n_complete}
 
 
 def _count_rows(table: Table) -> dict[str, Any]:
-    if not isinstance(table, FrameTable):
-        unknown = dict.fromkeys(("complete", "partly filled", "missing share", "empty columns"))
-        return {"columns": len(table.columns), "entities": table.n_rows, **unknown}
-    shares = table.frame.isna().mean()
-    cells = {"missing share": shares.mean(), "empty columns": int((shares == 1).sum())}
-    return _count_block(table.frame) | cells
+    """Count records and missing cells."""
+    cells: dict[str, Any] = dict.fromkeys(("missing share", "empty columns"))
+    if isinstance(table, FrameTable):
+        shares = table.frame.isna().mean()
+        cells = {"missing share": shares.mean(), "empty columns": int((shares == 1).sum())}
+    return _count_records(table) | cells
 
 
 def _unique_rows(presence: Bools) -> tuple[Bools, Array]:
     """Distinct rows and their counts, from all present to none."""
+    # eight clients to a byte: rows of bytes are sorted much faster than rows of bool
     packed = np.packbits(presence, axis=1)
     _, first, counts = np.unique(packed, axis=0, return_index=True, return_counts=True)
     return presence[first[::-1]], counts[::-1]

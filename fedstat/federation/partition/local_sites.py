@@ -47,6 +47,7 @@ class PartitionOptions:
             )
             for client, table in tables.items()
         }
+        # what owners do by cards: sums are masked together only with whom one has pinned
         fingerprints = {client: site.trust.identity.public.fingerprint for client, site in sites.items()}
         for site in sites.values():
             site.trust.pinned.update(fingerprints)
@@ -56,6 +57,7 @@ class PartitionOptions:
         self, tables: Mapping[str, pd.DataFrame], key: Sequence[str]
     ) -> tuple[pd.Index[Any], dict[str, Ints]]:
         """Let sites that hold the clients' keys, and nothing else, number their entities."""
+        # sites that hold keys and no column: nothing else can leave while entities are numbered
         keys = {client: KeyTable(client, frame, key) for client, frame in tables.items()}
         sites = self.open_sites(keys)
         protocol = align_entities(tuple(sites), secrets.token_hex(8))

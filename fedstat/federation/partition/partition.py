@@ -14,15 +14,22 @@ from fedstat.errors import PartitionError
 from fedstat.federation.carry.remote import Carrier, RemoteEngine
 from fedstat.federation.design.observed import Partial
 from fedstat.federation.door.owner.policy import Policy
-from fedstat.federation.partition import row_tables as partition_rows
 from fedstat.federation.partition.connect import connect
 from fedstat.federation.partition.describe import Layout
 from fedstat.federation.partition.local_sites import PartitionOptions
+from fedstat.federation.partition.row_tables import row_problems, stack_tables
 from fedstat.federation.partition.views import PartitionViews
 from fedstat.federation.tables import checks as check
-from fedstat.federation.tables import keys as partition_align
-from fedstat.federation.tables import reading as partition_read
-from fedstat.federation.tables.keys import Alignment
+from fedstat.federation.tables.keys import Alignment, link_tables, split_columns, split_rows
+from fedstat.federation.tables.reading import (
+    NA_VALUES,
+    IntoTable,
+    named_row_tables,
+    named_table,
+    named_tables,
+    open_table,
+    read_table,
+)
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
@@ -67,7 +74,7 @@ class ClientPartition(PartitionViews):
     @classmethod
     def from_frames(
         cls,
-        frames: Mapping[str, partition_read.IntoTable],
+        frames: Mapping[str, IntoTable],
         on: str | Sequence[str] | None = None,
         *,
         layout: Layout = "vertical",
@@ -132,14 +139,14 @@ class ClientPartition(PartitionViews):
         key = check.key_names(on)
         if layout == "vertical":
             site_column = ""
-            tables = partition_read.named_tables(frames, key)
+            tables = named_tables(frames, key)
             check.refuse(check.linked_problems(tables, key, new_data=new_data))
             numbered = options.align_privately(tables, key) if align == "private" else None
-            alignment = partition_align.link_tables(tables, key, numbered)
+            alignment = link_tables(tables, key, numbered)
         else:
-            stacked = partition_read.named_row_tables(frames, key)
-            check.refuse(partition_rows.row_problems(stacked, key, site_column, new_data=new_data))
-            alignment = partition_rows.stack_tables(stacked, key)
+            stacked = named_row_tables(frames, key)
+            check.refuse(row_problems(stacked, key, site_column, new_data=new_data))
+            alignment = stack_tables(stacked, key)
         sites = options.open_sites(alignment.tables, site_column)
         return cls._of_alignment(layout, key, alignment, options, sites=sites, site_column=site_column)
 
@@ -186,15 +193,15 @@ class ClientPartition(PartitionViews):
                 "or by='column' (clients hold different rows), and not both."
             )
         key = check.key_names(on)
-        table = partition_read.named_table(frame, key)
+        table = named_table(frame, key)
         if by is None:
             layout: Layout = "vertical"
             check.refuse(check.column_split_problems(table, columns or {}, key, new_data=new_data))
-            alignment = partition_align.split_columns(table, columns or {}, key)
+            alignment = split_columns(table, columns or {}, key)
         else:
             layout = "horizontal"
             check.refuse(check.row_split_problems(table, by, key, new_data=new_data))
-            alignment = partition_align.split_rows(table, by, key)
+            alignment = split_rows(table, by, key)
         site_column = by or ""
         sites = options.open_sites(alignment.tables, site_column)
         return cls._of_alignment(layout, key, alignment, options, sites=sites, site_column=site_column)
@@ -207,7 +214,7 @@ class ClientPartition(PartitionViews):
         *,
         layout: Layout = "vertical",
         site_column: str = "site",
-        na_values: Sequence[str] = partition_read.NA_VALUES,
+        na_values: Sequence[str] = NA_VALUES,
         dtype: Mapping[str, str] | None = None,
         partial: Partial = "drop",
         min_count: int = 5,
@@ -242,7 +249,7 @@ class ClientPartition(PartitionViews):
             If a file is absent or unreadable, or the tables cannot be linked.
         """
         check.refuse(check.client_problems(paths))
-        read = partition_read.open_table if layout == "horizontal" else partition_read.read_table
+        read = open_table if layout == "horizontal" else read_table
         return cls.from_frames(
             {client: read(client, path, na_values, dtype) for client, path in paths.items()},
             on,

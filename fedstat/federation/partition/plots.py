@@ -48,10 +48,7 @@ def draw_missing_cells(cells: pd.DataFrame, ax: Axes | None, n_streamed: int = 0
         range(len(cells)),
         [fill(str(client), 2 * LABEL_WIDTH, break_long_words=False) for client in cells.index],
     )
-    ax.set_xticks(np.arange(0.5, cells.shape[1] - 1), minor=True)
-    ax.set_yticks(np.arange(0.5, len(cells) - 1), minor=True)
-    ax.grid(which="minor", color="white", linewidth=1.5)
-    _quieten(ax)
+    _part_tiles(ax, cells.shape, 1.5)
     ax.figure.colorbar(image, ax=ax, format=lambda share, _: f"{share:.0%}", label="share missing")
     _draw_title(ax, _cells_title(cells, n_streamed))
     return ax
@@ -97,11 +94,16 @@ def _map_axes(clients: Sequence[str], n_patterns: int) -> Axes:
 def _draw_tiles(ax: Axes, tiles: Bools) -> None:
     colours = np.where(tiles[..., None], _rgb(PRESENT), _rgb(ABSENT))
     ax.imshow(colours, aspect="auto", interpolation="nearest")
-    ax.set_xticks(np.arange(0.5, tiles.shape[1] - 1), minor=True)
-    ax.set_yticks(np.arange(0.5, tiles.shape[0] - 1), minor=True)
-    ax.grid(which="minor", color="white", linewidth=2)
     ax.set_yticks([])
     ax.set_ylabel("patterns", color=INK)
+    _part_tiles(ax, tiles.shape, 2)
+
+
+def _part_tiles(ax: Axes, shape: tuple[int, ...], width: float) -> None:
+    """White lines between the tiles, where a grid has its minor ticks."""
+    ax.set_xticks(np.arange(0.5, shape[1] - 1), minor=True)
+    ax.set_yticks(np.arange(0.5, shape[0] - 1), minor=True)
+    ax.grid(which="minor", color="white", linewidth=width)
     _quieten(ax)
 
 
@@ -128,6 +130,7 @@ def _draw_counts(ax: Axes, counts: Array, shares: Array) -> None:
     for place, count, share in zip(places, counts, shares, strict=True):
         label = f"{count:,} ({_percent(share)})"
         right.text(count + 0.04 * largest, float(place), label, va="center", fontsize="small", color=INK)
+    # room for the counts behind the longest bar
     right.set(xlim=(0, 2.5 * largest), ylim=ax.get_ylim(), xticks=[], yticks=[])
     right.set_xlabel("entities", color=INK, loc="left")
     _quieten(right)

@@ -45,6 +45,7 @@ def stack_tables(tables: Mapping[str, HeldTable], key: Sequence[str]) -> Alignme
     n_rows = {site: table.n_rows for site, table in held.items()}
     frames = [table for table in tables.values() if isinstance(table, pd.DataFrame)]
     entities: pd.Index[Any] = pd.RangeIndex(sum(n_rows.values()))
+    # keys of streamed tables stay in their files: their entities are numbers
     if key and len(frames) == len(tables):
         keys = pd.concat([frame[list(key)] for frame in frames], ignore_index=True)
         entities = keys.set_index(list(key)).index

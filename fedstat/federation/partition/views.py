@@ -11,7 +11,7 @@ import pandas as pd
 from fedstat.errors import NotAvailableError, PartitionError
 from fedstat.federation.design.observed import Partial
 from fedstat.federation.door.site import Site
-from fedstat.federation.partition import plots as partition_plots
+from fedstat.federation.partition import plots
 from fedstat.federation.partition.dependence import BlockCorrelation, rank_correlation
 from fedstat.federation.partition.describe import (
     Layout,
@@ -179,8 +179,8 @@ class PartitionViews:
                     f"the tables of all {n_streamed} clients are streamed from Parquet files, which are not "
                     "read to count missing cells. Read them with pandas first, and use from_frames."
                 )
-            return partition_plots.draw_missing_cells(missing_cells(self._frames), ax, n_streamed)
-        return partition_plots.draw_patterns(self.describe(), ax, max_patterns)
+            return plots.draw_missing_cells(missing_cells(self._frames), ax, n_streamed)
+        return plots.draw_patterns(self.describe(), ax, max_patterns)
 
     def plot_correlation(
         self, ax: Axes | None = None, *, alpha: float = 0.05, threshold: float = 0.1
@@ -204,7 +204,7 @@ class PartitionViews:
         PartitionError
             As in :meth:`correlation`.
         """
-        return partition_plots.draw_correlation(self.correlation(alpha=alpha, threshold=threshold), ax)
+        return plots.draw_correlation(self.correlation(alpha=alpha, threshold=threshold), ax)
 
     def __repr__(self) -> str:
         key = f", key {', '.join(map(repr, self.key))}" if self.key else ""

@@ -93,9 +93,7 @@ def row_split_problems(table: pd.DataFrame, by: str, key: Sequence[str], *, new_
     unnamed = int(table[by].isna().sum())
     if unnamed:
         yield f"column {by!r}: {unnamed:,} rows name no client. Drop these rows or fill the client in."
-    absent = [name for name in key if name not in table.columns]
-    if absent:
-        yield f"the table has no key column {', '.join(map(repr, absent))}. It has {_listed(table.columns)}."
+    yield from _absent_key_problems("the table", table, key)
     # a site may lack a column or hold one value of it: only the whole table is asked to vary
     names = columns_besides(table, [*key, by])
     yield from content_problems({"": table}, {"": names}, new_data=new_data)
@@ -103,10 +101,9 @@ def row_split_problems(table: pd.DataFrame, by: str, key: Sequence[str], *, new_
 
 def one_key_problems(table: pd.DataFrame, key: Sequence[str]) -> Iterator[str]:
     """Problems of the key of one table that is to be split."""
-    absent = [name for name in key if name not in table.columns]
-    if absent:
-        yield f"the table has no key column {', '.join(map(repr, absent))}. It has {_listed(table.columns)}."
-    elif key:
+    absent = list(_absent_key_problems("the table", table, key))
+    yield from absent
+    if key and not absent:
         yield from unfit_key_problems("the table", table, key)
         for name in key:
             yield from _kind_problems({"": table[name]}, name)
@@ -139,6 +136,7 @@ def content_problems(
         for name in names:
             yield from infinity_problems(where, frame[name], name)
         if not new_data:
+            # a table without a value would be told of again for every column
             empty = list(emptiness_problems(where, frame, names))
             yield from empty or variation_problems(where, frame, names)
 
@@ -149,17 +147,15 @@ def _where(client: str) -> str:
 
 def option_problems(partial: object, min_count: object) -> Iterator[str]:
     """Check the two settings that are kept for the design."""
-    if partial not in PARTIAL:
-        yield f"partial must be one of {', '.join(map(repr, PARTIAL))}, received {partial!r}."
+    yield from _unknown("partial", partial, PARTIAL)
     if not isinstance(min_count, int | np.integer) or isinstance(min_count, bool) or min_count < 1:
         yield f"min_count must be a whole number of at least 1, received {min_count!r}."
 
 
 def layout_problems(layout: object, on: object, site_column: object) -> Iterator[str]:
     """Check the layout, and what it needs to be told."""
-    if layout not in LAYOUTS:
-        yield f"layout must be one of {', '.join(map(repr, LAYOUTS))}, received {layout!r}."
-    elif layout == "vertical" and on is None:
+    yield from _unknown("layout", layout, LAYOUTS)
+    if layout == "vertical" and on is None:
         yield (
             "the vertical layout links the tables by a key: give on='name of the key column'. Where they "
             "hold different rows of the same columns, give layout='horizontal' instead."
@@ -170,10 +166,14 @@ def layout_problems(layout: object, on: object, site_column: object) -> Iterator
 
 def align_problems(align: object, layout: object) -> Iterator[str]:
     """Check how the entities are to be aligned."""
-    if align not in ALIGN:
-        yield f"align must be one of {', '.join(map(repr, ALIGN))}, received {align!r}."
-    elif align == "private" and layout != "vertical":
+    yield from _unknown("align", align, ALIGN)
+    if align == "private" and layout != "vertical":
         yield "align='private' is for the vertical layout: in the horizontal one no rows are linked."
+
+
+def _unknown(option: str, value: object, known: Sequence[str]) -> Iterator[str]:
+    if value not in known:
+        yield f"{option} must be one of {', '.join(map(repr, known))}, received {value!r}."
 
 
 def client_problems(clients: Mapping[Any, object]) -> Iterator[str]:
@@ -218,16 +218,21 @@ def shared_column_problems(columns: Mapping[str, Sequence[str]]) -> Iterator[str
 def key_problems(frames: Mapping[str, pd.DataFrame], key: Sequence[str]) -> Iterator[str]:
     """Key columns absent, incomplete, of different types, or repeated."""
     for client, frame in frames.items():
-        absent = [name for name in key if name not in frame.columns]
-        if absent:
-            yield (
-                f"client {client!r} has no key column {', '.join(map(repr, absent))}. "
-                f"It has {_listed(frame.columns)}. Rename its key, or change `on`."
-            )
-        else:
-            yield from unfit_key_problems(f"client {client!r}", frame, key)
+        absent = list(
+            _absent_key_problems(f"client {client!r}", frame, key, " Rename its key, or change `on`.")
+        )
+        yield from absent or unfit_key_problems(f"client {client!r}", frame, key)
     for name in key:
         yield from _kind_problems({c: f[name] for c, f in frames.items() if name in f.columns}, name)
+
+
+def _absent_key_problems(
+    where: str, table: pd.DataFrame, key: Sequence[str], remedy: str = ""
+) -> Iterator[str]:
+    absent = [name for name in key if name not in table.columns]
+    if absent:
+        lacking, there = ", ".join(map(repr, absent)), _listed(table.columns)
+        yield f"{where} has no key column {lacking}. It has {there}.{remedy}"
 
 
 def unfit_key_problems(where: str, frame: pd.DataFrame, key: Sequence[str]) -> Iterator[str]:
@@ -260,6 +265,7 @@ def _kind_problems(columns: Mapping[str, pd.Series[Any]], name: str) -> Iterator
     single = {c: kind for c, kind in kinds.items() if kind != "values of several types"}
     if len(set(single.values())) < 2:
         return
+    # whoever differs from most is told to convert, wherever he stands
     usual = Counter(single.values()).most_common(1)[0][0]
     for client, kind in single.items():
         if kind != usual:

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from fedstat.errors import DesignError
+from fedstat.federation.tables.kinds import OBJECT_KINDS
 from fedstat.typing import Bools, Floats
 
 LevelValue: TypeAlias = str | int | float | bool
@@ -17,14 +18,8 @@ Kind: TypeAlias = Literal["number", "category"]
 
 MAX_SHOWN = 10
 
-_OBJECT_KINDS: Mapping[str, Kind] = {
-    "string": "category",
-    "boolean": "category",
-    "integer": "number",
-    "floating": "number",
-    "mixed-integer-float": "number",
-    "decimal": "number",
-}
+_FORMS: Mapping[str, Kind] = {"numbers": "number", "text": "category", "true/false": "category"}
+"""What a design makes of a kind of column that :mod:`fedstat.federation.tables.kinds` tells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +50,7 @@ def pick_columns(frame: pd.DataFrame, names: Iterable[str], client: str) -> dict
 def column_kind(series: pd.Series, client: str, name: str) -> Kind:
     """Tell numbers from categories, which text and true/false are too; refuse all else, such as dates."""
     dtype = series.dtype
+    # before numbers, among which pandas counts true/false
     if isinstance(dtype, pd.CategoricalDtype) or pd.api.types.is_bool_dtype(dtype):
         return "category"
     if pd.api.types.is_complex_dtype(dtype):
@@ -64,9 +60,10 @@ def column_kind(series: pd.Series, client: str, name: str) -> Kind:
     if not (pd.api.types.is_object_dtype(dtype) or pd.api.types.is_string_dtype(dtype)):
         raise _unsupported(client, name, str(dtype))
     inferred = pd.api.types.infer_dtype(series, skipna=True)
-    if inferred not in _OBJECT_KINDS:
+    form = _FORMS.get(OBJECT_KINDS.get(inferred, ""))
+    if form is None:
         raise _unsupported(client, name, f"{dtype} ({inferred})")
-    return _OBJECT_KINDS[inferred]
+    return form
 
 
 def as_numbers(series: pd.Series, client: str, name: str) -> Floats:

@@ -119,6 +119,7 @@ def open_database(site: str, address: str, where: str) -> Database:
     except ModuleNotFoundError as error:
         raise ImportError(NO_SQL) from error
     try:
+        # raised below, because the parser's own error quotes the connection string
         url: Any = sqlalchemy.make_url(address)
     except Exception:
         url = None
@@ -170,8 +171,13 @@ def _session(address: Any, **options: Any) -> Iterator[Any]:
     import sqlalchemy  # noqa: PLC0415
 
     try:
+        # without a pool: no session stays open between two reads
+        # without a pool: no session stays open between two reads
         engine = sqlalchemy.create_engine(
-            address, poolclass=sqlalchemy.NullPool, logging_name=LOGGER, pool_logging_name=LOGGER
+            address,
+            poolclass=sqlalchemy.NullPool,
+            logging_name=LOGGER,
+            pool_logging_name=LOGGER,
         )
         connection = engine.connect().execution_options(**options)
     except ModuleNotFoundError as error:

@@ -82,6 +82,7 @@ class KeyTable:
     def points(self, salt: bytes) -> Array:
         """Hash every key: HMAC-SHA256 under the salt, over kinds and values; (n_rows, 32) bytes."""
         parts = [BYTES_OF[kind](values) for kind, values in zip(self.kinds, self._values, strict=True)]
+        # the kinds are hashed along, so that the number 1 and the text "1" are different keys
         label = encode("fedstat key 1", *self.kinds)
         hashed = [hmac.digest(salt, label + encode(*row), "sha256") for row in zip(*parts, strict=True)]
         return as_points(b"".join(hashed))
@@ -106,6 +107,7 @@ def _text_problems(site: str, column: pd.Series[Any]) -> Iterator[str]:
 
 
 def _bytes_of_dates(column: pd.Series[Any]) -> list[bytes]:
+    # in UTC: the same moment written in two zones is one key
     moments = pd.to_datetime(column, utc=True).astype("datetime64[ns, UTC]")
     return [value.to_bytes(8, "big", signed=True) for value in moments.astype("int64").tolist()]
 

@@ -92,6 +92,7 @@ def align(frames: Mapping[str, pd.DataFrame], key: Sequence[str]) -> tuple[pd.In
     levels = [level for _, level in coded]
     position, codes = coded[0][0], [np.arange(len(levels[0]))]
     for code, level in coded[1:]:
+        # the columns before and this one as one number, numbered anew each time so that it stays small
         pairs = position * len(level) + code
         unique, position = np.unique(pairs, return_inverse=True)
         codes = [c[unique // len(level)] for c in codes] + [unique % len(level)]
@@ -111,6 +112,7 @@ def _key_index(levels: list[pd.Index[Any]], codes: list[Any]) -> pd.Index[Any]:
 
 def _code_key(frames: Mapping[str, pd.DataFrame], name: str) -> tuple[Ints, pd.Index[Any]]:
     """Code all clients' values of one key column by its sorted values."""
+    # a table without rows tells no type, and would turn the keys of the others into objects
     filled = [frame for frame in frames.values() if len(frame)] or list(frames.values())
     stacked = pd.concat([plain_key(frame[name]) for frame in filled], ignore_index=True)
     codes, values = pd.factorize(stacked, sort=True)

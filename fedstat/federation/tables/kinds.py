@@ -60,6 +60,7 @@ def kind(column: pd.Series[Any]) -> str | None:
     dtype = column.dtype
     if isinstance(dtype, pd.CategoricalDtype):
         return _as_categories(kind(pd.Series(dtype.categories)))
+    # before numbers, among which pandas counts true/false
     if pd.api.types.is_bool_dtype(dtype):
         return "true/false"
     if pd.api.types.is_numeric_dtype(dtype):

@@ -91,9 +91,11 @@ class LinkedTable(FrameTable):
         self.alignment, self.changed = alignment, False
 
     def _write(self, path: Path, alignment: str, numbers: Ints) -> None:
+        # drawn anew: what is kept can be held against no list of hashes made before
         salt = secrets.token_bytes(32)
         order, fingerprint = self._fingerprint(salt)
         content = io.BytesIO()
+        # in the order of the hashed keys, because the rows may come in another one next time
         arrays: dict[str, Any] = {"numbers": numbers[order]}
         arrays |= {
             name: np.frombuffer(data, dtype=np.uint8)

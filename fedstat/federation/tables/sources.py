@@ -170,6 +170,7 @@ def connection_string(source: Source) -> str:
             f"{source.site}: expected the connection string of its database in {where}, which is absent or "
             "empty. Put it there, for instance postgresql://user:password@host/database"
         )
+    # an editor ends a file with a line break, which no driver takes
     return text.strip()
 
 

@@ -87,6 +87,8 @@ class SqlTable:
             raise self._changed(f"column {differ} has other values than in an earlier round")
 
     def _whole_chunks(self, statement: str) -> Iterator[list[tuple[Any, ...]]]:
+        # of one length, however many rows the driver fetches: sums over chunks are then those of other
+        # sources
         held: list[tuple[Any, ...]] = []
         for rows in self._database.rows(statement, []):
             held += rows
@@ -128,6 +130,7 @@ class SqlTable:
             if name in self._missing:
                 yield f"{self.site}, key column {name!r}: rows have no key. Drop them in the query."
         key = ", ".join(map(_quoted, self._key))
+        # counted by the database, which then sends no key
         distinct = f"SELECT count(*) FROM (SELECT DISTINCT {key} {self._from}) AS keys"
         ((count,),) = (row for rows in self._database.rows(distinct, []) for row in rows)
         if count != self.n_rows:
@@ -141,6 +144,7 @@ class SqlTable:
         parts: dict[str, Any] = {}
         for name, values in zip(columns, zip(*rows, strict=True), strict=True):
             kind = self.kinds[name]
+            # in every chunk, also one without missing cells: a column has one type throughout
             if kind == "whole numbers" and name in self._missing:
                 kind = "numbers"
             try:
@@ -148,6 +152,7 @@ class SqlTable:
                 continue
             except (TypeError, ValueError, OverflowError):
                 pass
+            # outside of the handler: the converter's own error may quote a value
             raise self._changed(f"column {name!r} is no longer of the type it had, or beyond 64 bits")
         return pd.DataFrame(parts, columns=list(columns), copy=False)
 
@@ -202,4 +207,5 @@ CONVERTERS: Mapping[str | None, Callable[[tuple[Any, ...]], Any]] = MappingProxy
 def _checksum(before: int, column: pd.Series[Any]) -> int:
     """Go on with the checksum of a column, which depends on the values and their order."""
     hashes = pd.util.hash_pandas_object(column, index=False).to_numpy()
+    # chained, so that rows in another order have another checksum
     return hash((before, hashes.tobytes()))

@@ -47,6 +47,7 @@ class FrameTable:
     """A table in memory, its own single chunk; `frame` (n_rows, p) is not copied, and under a RangeIndex."""
 
     def __init__(self, frame: pd.DataFrame) -> None:
+        # rows are meant by position: with an index of the caller's own pandas would align by label
         in_order = pd.RangeIndex(len(frame))
         same = isinstance(frame.index, pd.RangeIndex) and frame.index.equals(in_order)
         if not same:
@@ -137,6 +138,7 @@ class LabelledTable:
             return
         place = list(columns).index(self.name)
         for frame in self.table.chunks([name for name in columns if name != self.name]):
+            # a byte a row, and not the text in every one
             code = np.zeros(len(frame), dtype=np.int8)
             labelled = frame.copy(deep=False)
             constant = pd.Categorical.from_codes(code, pd.Index([self.label]))

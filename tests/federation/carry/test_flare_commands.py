@@ -330,7 +330,7 @@ def test_a_site_that_stops_is_named_and_left_out(served, here, capsys):
     )  # the server forgets slowly
     assert "none is open" in told(capsys, "federation", "status", study, code=1)
     assert "not connected to the server: south" in told(
-        capsys, "federation", "test", study, "--timeout", "1", code=1
+        capsys, "federation", "test", study, "--timeout", "0.1", code=1
     )
 
 

@@ -36,6 +36,7 @@ class Analysis(FlareCarrier):
         if not self.started_here:
             return
         self.started_here = False
+        # an analysis that another process has ended meanwhile is no error
         if self.is_heard():
             self.end()
             with _session(self.server.parent.parent) as session:

@@ -65,6 +65,7 @@ class FlareCarrier:
             connection = self._connection()
             connection.send_bytes(json.dumps({"site": site, "timeout": self.timeout}).encode())
             connection.send_bytes(question)
+            # the server itself tells of a silent site in time: only one that hangs takes longer
             limit = (TIMEOUT if self.timeout is None else self.timeout) + MARGIN
             if not connection.poll(limit):
                 raise TimeoutError(f"silent for {limit:g} s")

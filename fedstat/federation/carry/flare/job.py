@@ -89,6 +89,7 @@ class FlareController(Controller):  # type: ignore[misc]
             raise EngineError(f"another analysis is running at '{self._socket}'; end it first")
         self._socket.unlink(missing_ok=True)
         key = (self._socket.parent / "local" / KEY).read_bytes()
+        # a socket has no mode when it is made: only the mask keeps others out from its first moment on
         mask = os.umask(0o177)
         try:
             return Listener(str(self._socket), "AF_UNIX", backlog=16, authkey=key)

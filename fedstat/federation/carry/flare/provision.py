@@ -155,6 +155,7 @@ def certify(folder: Path, request: bytes, participant: Participant) -> bytes:
         asked.write_bytes(request)
         words = ("-c", AUTHORITY, "--profile", "profile.yaml", "--out", str(signed))
         told = _flare(home, "cert", "approve", str(asked), *words)
+        # a site could ask for the certificate of an analyst, who submits jobs
         if (told["name"], told["cert_type"]) != (participant.name, participant.kind):
             raise SecurityError(
                 f"the request asks for a certificate of '{told['name']}' as {told['cert_type']}; expected "
@@ -167,6 +168,7 @@ def assemble(request: Path, signed: bytes, kit: Path) -> None:
     """Put a certificate beside its key into a kit; the folder of the request is then removed."""
     with zipfile.ZipFile(io.BytesIO(signed)) as content:
         root = x509.load_pem_x509_certificate(content.read("rootCA.pem"))
+    # FLARE wants it confirmed; that the coordinator sent this authority is known from the envelope
     fingerprint = root.fingerprint(SHA256()).hex()
     with TemporaryDirectory(dir=kit.parent) as place:
         path = Path(place, "it.signed.zip")
