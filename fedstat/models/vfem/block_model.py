@@ -1,8 +1,12 @@
-"""Constructor, layout and options that the models of a normal response and of another share."""
+"""Constructor, layout and fit by iteration that the models of a normal response and of another share."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, TypeAlias, get_args
+import copy
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, TypeAlias, TypeVar, get_args
 
 from fedstat.errors import ModelError
 from fedstat.federation.account.ledger import Ledger
@@ -11,17 +15,34 @@ from fedstat.federation.rounds.engine import Rounds
 from fedstat.models.checks import check_choice, check_whole
 from fedstat.models.vertical.layout import Layout
 from fedstat.models.vertical.model import VerticalModel
+from fedstat.models.vfem.block_results import BlockResults
 from fedstat.models.vfem.blocks.layout import make_layout
 from fedstat.models.vfem.blocks.request import FAMILY
 from fedstat.models.vfem.covariance.from_moments import CovType
 from fedstat.models.vfem.covariance.protocol import CovarianceOptions
+from fedstat.models.vfem.iteration.options import IterationOptions
 from fedstat.models.vfem.iteration.progress import Progress
 from fedstat.models.vfem.moments.cross_products import CrossOptions
 from fedstat.models.vfem.protocol import Iterated
+from fedstat.models.vfem.statements.outcome import HeldInSession, VFEMOutcome
+from fedstat.typing import Floats
 
+Results = TypeVar("Results", bound=BlockResults)
 Method: TypeAlias = Literal["vfem", "cc", "impute", "single"]
 CrossSource: TypeAlias = Literal["secure", "sketch", "exact"]
 SketchKind: TypeAlias = Literal["structured", "gaussian"]
+Init: TypeAlias = "Literal['zero', 'cc', 'impute'] | Sequence[float] | Mapping[str, float] | Floats"
+
+
+@dataclass(frozen=True, slots=True)
+class IterativeFit:
+    """What is asked of a fit by iteration; see :meth:`fedstat.VFEMRegression.fit`."""
+
+    method: Method
+    options: IterationOptions
+    covariance: CovarianceOptions
+    init: Init = "zero"
+    progress: bool = False
 
 
 class VFEMModel(VerticalModel):
@@ -56,8 +77,27 @@ class VFEMModel(VerticalModel):
             cov_type, self._names(), CrossOptions(how, sketch, sketch_size, at, min_count)
         )
 
-    def _run(self, protocol: Rounds[Iterated], ledger: Ledger, reporter: Progress | None) -> Iterated:
+    def _begin(self, method: Method) -> tuple[Layout, Ledger]:
+        """Lay out a fit, with an account of its own that goes on from that of the agreement."""
+        return self._layout(method), copy.deepcopy(self._agreement)
+
+    def _fit_by_iteration(self, wanted: IterativeFit, results: type[Results]) -> Results:
+        layout, ledger = self._begin(wanted.method)
+        reporter = Progress(wanted.options, sys.stderr) if wanted.progress else None
+        protocol = self._iterate(wanted, layout, reporter)
         found = self.engine.run(self.receipted(protocol, ledger), ledger)
         if reporter is not None:
             reporter.close()
-        return found
+        outcome = VFEMOutcome(
+            method=wanted.method,
+            cov_type=wanted.covariance.cov_type,
+            init=wanted.init if isinstance(wanted.init, str) else "given",
+            options=wanted.options,
+            fit=found.fit,
+            covariance=found.covariance,
+        )
+        return results.of(self, layout, outcome, HeldInSession(found.fitted), ledger)
+
+    def _iterate(self, wanted: IterativeFit, layout: Layout, report: Progress | None) -> Rounds[Iterated]:
+        """Fit by iteration, with the covariance of the estimates."""
+        raise NotImplementedError

@@ -22,6 +22,7 @@ from fedstat.models.vertical.model import VerticalModel
 from fedstat.models.vertical.prediction.coding import ResponseSource, released_specs
 from fedstat.models.vfem.blocks.glm_distribution import NORMAL
 from fedstat.models.vfem.prediction.protocol import LinearPredictors, VFEMPredictor, predict_linear
+from fedstat.models.vfem.prediction.results import MeanPredictions
 from fedstat.models.vfem.statements.notes import fit_notes
 from fedstat.models.vfem.statements.outcome import (
     EntityCounts,
@@ -46,16 +47,8 @@ METHODS = {
 class VFEMRecord:
     """What results are made of, and what a file holds of them: no value per entity.
 
-    Parameters
-    ----------
-    estimate, outcome, counts, notes
-        See :class:`BlockResults`.
-    response : ResponseSource
-        Where the response was.
-    specs : mapping of str to str
-        How each client's columns are coded, with means and knots of transforms; empty before they are asked.
-    ledger : SavedLedger or None
-        Of a file.
+    `specs` say how each client's columns are coded, with means and knots of transforms, empty before the
+    sites were asked; the ledger is that of a file.
     """
 
     estimate: Estimate
@@ -199,6 +192,34 @@ class BlockResults(Saveable, FederatedResults):
 
     # -- prediction ------------------------------------------------------------------------------
 
+    def predict(self, partition: ClientPartition | None = None) -> pd.Series:
+        """Predict the mean response from whatever blocks an entity has.
+
+        The mean (a probability or a rate where the response is not normal) is taken over what is missing, so
+        that it is closer to the overall mean than the one at the blocks' means. Every institution is asked
+        for the linear predictor of each entity of the partition that it has: one number per entity leaves
+        it, however the model was fitted.
+
+        Parameters
+        ----------
+        partition : ClientPartition, optional
+            New entities, with any pattern of missing blocks; clients may be absent, and the response
+            is not needed (see ``new_data=True`` of its constructors). By default :attr:`fittedvalues`,
+            where the fit has them.
+
+        Returns
+        -------
+        Series
+            By entity.
+        """
+        if partition is None:
+            return self.fittedvalues.rename(None)
+        return self._prediction(partition, mean_only=True).predicted_mean.rename(None)
+
+    def _prediction(self, partition: ClientPartition | None, *, mean_only: bool) -> MeanPredictions:
+        """Predictions of the entities of a partition, by default that of the fit."""
+        raise NotImplementedError
+
     def _linear(self, partition: ClientPartition | None, *, mean_only: bool) -> LinearPredictors:
         """Linear predictors of the entities of a partition, by default that of the fit."""
         if partition is None:
@@ -244,13 +265,7 @@ class BlockResults(Saveable, FederatedResults):
         return [*super()._summary_notes(), *self._record.notes]
 
     def _per_entity(self, what: str) -> pd.Series:
-        """Label what the response holder computed, one value per entity of the fit.
-
-        Raises
-        ------
-        NotAvailableError
-            There are no values, or no partition to name the entities.
-        """
+        """Label what the response holder computed, one value per entity of the fit, where it is at hand."""
         values = self._held.fitted.get(what)
         if values is None and self._held.exchange is not None:
             raise NotAvailableError(

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import copy
-import sys
 from typing import Any, Literal, get_args
 
 from fedstat.federation.design.formula.parse import Formula
+from fedstat.federation.rounds.engine import Rounds
 from fedstat.kernels.glm.specification import DistributionSpec, Family
 from fedstat.models.checks import check_choice
-from fedstat.models.vfem.block_model import CrossSource, Method, SketchKind, VFEMModel
+from fedstat.models.vertical.layout import Layout
+from fedstat.models.vfem.block_model import CrossSource, IterativeFit, Method, SketchKind, VFEMModel
 from fedstat.models.vfem.blocks.glm_distribution import kernel_of
-from fedstat.models.vfem.glm_explain import VFEMGLMPlan
+from fedstat.models.vfem.explain import VFEMGLMPlan
 from fedstat.models.vfem.iteration.glm_protocol import QuasiNewtonIteration
 from fedstat.models.vfem.iteration.options import IterationOptions
 from fedstat.models.vfem.iteration.progress import Progress
-from fedstat.models.vfem.protocol import fit_glm
+from fedstat.models.vfem.protocol import Iterated, fit_glm
 from fedstat.models.vfem.results import VFEMGLMResults
-from fedstat.models.vfem.statements.outcome import (
-    HeldInSession,
-    VFEMOutcome,
-    warn_unless_converged,
-)
+from fedstat.models.vfem.statements.outcome import warn_unless_converged
 
 
 class VFEMGLM(VFEMModel):
@@ -130,13 +126,13 @@ class VFEMGLM(VFEMModel):
             memory=memory, maxiter=maxiter, tol_score=tol_score, tol_change=tol_change, masked=masked
         )
         covariance = self._covariance_options(cov_type, cross_products, sketch, sketch_size)
-        layout, ledger = self._layout(method), copy.deepcopy(self._agreement)
-        reporter = Progress(options, sys.stderr) if progress else None
-        iteration = QuasiNewtonIteration(
-            layout, options, self._session, reporter, distribution=self.distribution
-        )
-        found = self._run(fit_glm(iteration, covariance), ledger, reporter)
-        outcome = VFEMOutcome(method, cov_type, "zero", options, found.fit, found.covariance)
-        result = VFEMGLMResults.of(self, layout, outcome, HeldInSession(found.fitted), ledger)
+        wanted = IterativeFit(method, options, covariance, progress=progress)
+        result = self._fit_by_iteration(wanted, VFEMGLMResults)
         warn_unless_converged(result.fit_)
         return result
+
+    def _iterate(self, wanted: IterativeFit, layout: Layout, report: Progress | None) -> Rounds[Iterated]:
+        iteration = QuasiNewtonIteration(
+            layout, wanted.options, self._session, report, distribution=self.distribution
+        )
+        return fit_glm(iteration, wanted.covariance)

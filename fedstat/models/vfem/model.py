@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, Self, TypeAlias, get_args, overload
+from typing import Any, Literal, Self, get_args, overload
 
 import numpy as np
 
@@ -19,10 +17,16 @@ from fedstat.models.checks import check_choice, check_whole
 from fedstat.models.vertical.exchange.patterns import SmallPatterns, exchange_patterns
 from fedstat.models.vertical.layout import Layout
 from fedstat.models.vertical.merges import LARGEST_SHARE
-from fedstat.models.vfem.block_model import CrossSource, Method, SketchKind, VFEMModel
+from fedstat.models.vfem.block_model import (
+    CrossSource,
+    Init,
+    IterativeFit,
+    Method,
+    SketchKind,
+    VFEMModel,
+)
 from fedstat.models.vfem.blocks.glm_distribution import NORMAL
 from fedstat.models.vfem.covariance.from_moments import CovType, check_cov_type, estimate_from_moments
-from fedstat.models.vfem.covariance.protocol import CovarianceOptions
 from fedstat.models.vfem.explain import VFEMPlan
 from fedstat.models.vfem.glm_model import VFEMGLM
 from fedstat.models.vfem.iteration.fit import by_client
@@ -30,7 +34,7 @@ from fedstat.models.vfem.iteration.options import SMALLEST_MEMORY, IterationOpti
 from fedstat.models.vfem.iteration.progress import Progress
 from fedstat.models.vfem.iteration.protocol import EMIteration
 from fedstat.models.vfem.moments.cross_products import conversation
-from fedstat.models.vfem.protocol import fit_normal
+from fedstat.models.vfem.protocol import Iterated, fit_normal
 from fedstat.models.vfem.results import VFEMResults
 from fedstat.models.vfem.statements.outcome import (
     HeldInSession,
@@ -40,7 +44,6 @@ from fedstat.models.vfem.statements.outcome import (
 )
 from fedstat.typing import Floats
 
-Init: TypeAlias = "Literal['zero', 'cc', 'impute'] | Sequence[float] | Mapping[str, float] | Floats"
 OPTIONS_OF_INIT = IterationOptions(tol_score=1e-4, tol_change=np.inf)
 INSTEAD = ", or fit with exchange='iterative', which releases values per entity"
 """What VFEM offers where too many entities are in missing patterns that are too small."""
@@ -264,18 +267,19 @@ class VFEMRegression(VFEMModel):
             masked=masked,
         )
         check_whole("memory", memory, SMALLEST_MEMORY)
-        covariance = self._covariance_options(cov_type, cross_products, sketch, sketch_size)
         if exchange == "moments":
             result = self._fit_moments(method, cov_type, options, max_moved)
         else:
-            result = self._fit_by_iteration(method, options, covariance, init, progress)
+            covariance = self._covariance_options(cov_type, cross_products, sketch, sketch_size)
+            wanted = IterativeFit(method, options, covariance, init, progress)
+            result = self._fit_by_iteration(wanted, VFEMResults)
         warn_unless_converged(result.fit_)
         return result
 
     def _fit_moments(
         self, method: Method, cov_type: CovType, options: IterationOptions, max_moved: float
     ) -> VFEMResults:
-        layout, ledger = self._layout(method), copy.deepcopy(self._agreement)
+        layout, ledger = self._begin(method)
         small = SmallPatterns(self.partition.min_count, max_moved, INSTEAD)
         exchanging = exchange_patterns(layout, small, conversation(self._session, ledger.at))
         exchange = self.engine.run(self.receipted(exchanging, ledger), ledger)
@@ -285,38 +289,25 @@ class VFEMRegression(VFEMModel):
         held = HeldInSession(exchange=exchange, moments_fit=found)
         return VFEMResults.of(self, layout, outcome, held, ledger)
 
-    def _fit_by_iteration(
-        self,
-        method: Method,
-        options: IterationOptions,
-        covariance: CovarianceOptions,
-        init: Init,
-        progress: bool,
-    ) -> VFEMResults:
-        layout, ledger = self._layout(method), copy.deepcopy(self._agreement)
-        reporter = Progress(options, sys.stderr) if progress else None
-        iteration = EMIteration(layout, options, self._session, reporter)
-        protocol = fit_normal(iteration, self._first_point(layout, options, init), covariance)
-        found = self._run(protocol, ledger, reporter)
-        outcome = VFEMOutcome(
-            method, covariance.cov_type, init_name(init), options, found.fit, found.covariance
-        )
-        return VFEMResults.of(self, layout, outcome, HeldInSession(found.fitted), ledger)
+    def _iterate(self, wanted: IterativeFit, layout: Layout, report: Progress | None) -> Rounds[Iterated]:
+        iteration = EMIteration(layout, wanted.options, self._session, report)
+        first = self._first_point(layout, wanted.options, wanted.init)
+        return fit_normal(iteration, first, wanted.covariance)
 
     def _first_point(
         self, layout: Layout, options: IterationOptions, init: Init
     ) -> Rounds[Mapping[str, Floats] | None]:
-        if isinstance(init, str):
-            check_choice("init", init, ("zero", "cc", "impute"))
-            if init == "zero":
-                return None
-            coarse = replace(OPTIONS_OF_INIT, maxiter=options.maxiter, masked=options.masked)
-            fit = yield from EMIteration(self._layout(init), coarse, self._session).maximise()
-            return fit.beta
-        return self._given_point(init)
+        if not isinstance(init, str):
+            return self._given_point(init)
+        check_choice("init", init, ("zero", "cc", "impute"))
+        if init == "zero":
+            return None
+        coarse = replace(OPTIONS_OF_INIT, maxiter=options.maxiter, masked=options.masked)
+        fit = yield from EMIteration(self._layout(init), coarse, self._session).maximise()
+        return fit.beta
 
     def _given_point(self, init: Sequence[float] | Mapping[str, float] | Floats) -> Mapping[str, Floats]:
-        names = self.param_names[1:]
+        names, blocks = self.param_names[1:], self.design.blocks
         if isinstance(init, Mapping):
             lacking = [name for name in names if name not in init]
             if lacking:
@@ -328,21 +319,12 @@ class VFEMRegression(VFEMModel):
                 f"init: expected {len(names)} finite coefficients (without the intercept), "
                 f"received an array of shape {values.shape}"
             )
-        out, at = {}, 0
-        for block in self.design.blocks:
-            out[block.client] = values[at : at + len(block.names)]
-            at += len(block.names)
-        return out
+        edges = np.cumsum([len(block.names) for block in blocks])[:-1]
+        return dict(zip([b.client for b in blocks], np.split(values, edges), strict=True))
 
 
 def refuse_iterative(**arguments: object) -> None:
-    """Refuse what belongs to the iterative exchange, unless it is the default.
-
-    Raises
-    ------
-    ModelError
-        Names the arguments.
-    """
+    """Refuse, by name, what belongs to the iterative exchange, unless it is the default."""
     defaults = inspect.signature(VFEMRegression.fit).parameters
     given = [
         name
@@ -354,8 +336,3 @@ def refuse_iterative(**arguments: object) -> None:
             f"{', '.join(given)}: no part of exchange='moments', which has one exchange of sums and its own "
             f"start; leave {'them' if len(given) > 1 else 'it'} out, or fit with exchange='iterative'"
         )
-
-
-def init_name(init: Init) -> str:
-    """How the first point is called in a summary."""
-    return init if isinstance(init, str) else "given"

@@ -87,31 +87,7 @@ class VFEMResults(MomentStatements, BlockResults, saved_as="fedstat vfem results
 
     # -- prediction ------------------------------------------------------------------------------
 
-    def predict(self, partition: ClientPartition | None = None) -> pd.Series:
-        """Predict the response from whatever blocks an entity has.
-
-        Every institution is asked for the linear predictor of each entity of the partition that it has:
-        one number per entity leaves it, however the model was fitted.
-
-        Parameters
-        ----------
-        partition : ClientPartition, optional
-            New entities, with any pattern of missing blocks; clients may be absent, and the response
-            is not needed (see ``new_data=True`` of its constructors). By default :attr:`fittedvalues`,
-            where the fit has them.
-
-        Returns
-        -------
-        Series
-            By entity.
-        """
-        if partition is None:
-            return self.fittedvalues.rename(None)
-        return self.get_prediction(partition, _mean_only=True).predicted_mean
-
-    def get_prediction(
-        self, partition: ClientPartition | None = None, *, _mean_only: bool = False
-    ) -> PredictionResults:
+    def get_prediction(self, partition: ClientPartition | None = None) -> PredictionResults:
         """Predict with intervals, which are wider for entities that lack more.
 
         Beside the linear predictor of each entity, the standard error of the mean needs projections of every
@@ -127,7 +103,10 @@ class VFEMResults(MomentStatements, BlockResults, saved_as="fedstat vfem results
         -------
         PredictionResults
         """
-        return PredictionResults(self._linear(partition, mean_only=_mean_only), self.fit_.s2)
+        return self._prediction(partition, mean_only=False)
+
+    def _prediction(self, partition: ClientPartition | None, *, mean_only: bool) -> PredictionResults:
+        return PredictionResults(self._linear(partition, mean_only=mean_only), self.fit_.s2)
 
     def prediction_rsquared(self, partition: ClientPartition) -> float:
         """Empirical R-squared on new entities that every client has.
@@ -200,27 +179,6 @@ class VFEMGLMResults(BlockResults, saved_as="fedstat vfem glm results 2", record
         return self._per_entity("residuals")
 
     # -- prediction ------------------------------------------------------------------------------
-
-    def predict(self, partition: ClientPartition | None = None) -> pd.Series:
-        """Predict the mean response (a probability, a rate) from whatever blocks an entity has.
-
-        The mean is taken over what is missing, so that it is closer to the overall mean than the one at
-        the blocks' means.
-
-        Parameters
-        ----------
-        partition : ClientPartition, optional
-            New entities, with any pattern of missing blocks; clients may be absent, and the response
-            is not needed (see ``new_data=True`` of its constructors). By default the entities of the fit.
-
-        Returns
-        -------
-        Series
-            By entity.
-        """
-        if partition is None:
-            return self.fittedvalues.rename(None)
-        return self._prediction(partition, mean_only=True).predicted_mean.rename(None)
 
     def get_prediction(self, partition: ClientPartition | None = None) -> GLMPredictionResults:
         """Predict the mean response with intervals that account for all estimated parameters.

@@ -249,7 +249,7 @@ def test_without_covariance_there_are_means_only(fitted, new):
 
 def test_means_need_linear_predictors_alone_and_errors_disclose_columns(fitted, new):
     for ask, expected in (
-        (lambda: fitted.result.get_prediction(partition_of(new), _mean_only=True), {"per entity"}),
+        (lambda: fitted.result._prediction(partition_of(new), mean_only=True), {"per entity"}),
         (lambda: fitted.result.get_prediction(partition_of(new)), {"per entity", "raw columns"}),
     ):
         frame = ask().ledger.to_frame()

@@ -31,15 +31,8 @@ from fedstat.typing import Floats
 class VFEMPredictor:
     """What prediction needs of a fit.
 
-    Parameters
-    ----------
-    fit : VFEMFit
-    clients : tuple of str
-    psi : (2 + 2p, 2 + 2p) or (2 + 2p + K, 2 + 2p + K) array or None
-        Covariance of (a, s2, beta_1, mu_1, ...); where the response is not normal t_1, ..., t_K follow.
-    specs : mapping of str to str
-        How each client's columns are coded.
-    response : ResponseSource
+    `psi` is the covariance of (a, s2, beta_1, mu_1, ...), (2 + 2p, 2 + 2p); where the response is not normal
+    t_1, ..., t_K follow. `specs` say how each client's columns are coded.
     """
 
     fit: VFEMFit
@@ -74,17 +67,10 @@ class Gradients:
 
 @dataclass(frozen=True, slots=True)
 class LinearPredictors:
-    """Linear predictors given what an entity has, of entities named by `index`.
+    """Linear predictors given what an entity has, by entity (n,), and the ledger of what passed for them.
 
-    Parameters
-    ----------
-    mean, variance : Series, (n,)
-        The variance is that of what is missing, zero for an entity with every block.
-    blocks : Series of int, (n,)
-        Clients of the fit that have the entity.
-    gradients : Gradients or None
-    ledger : Ledger
-        What passed.
+    The variance is that of what is missing, zero for an entity with every block; `blocks` counts the clients
+    of the fit that have the entity.
     """
 
     mean: pd.Series
@@ -99,12 +85,7 @@ def predict_linear(
 ) -> LinearPredictors:
     """Ask the institutions for the linear predictors of every entity of a partition.
 
-    Raises
-    ------
-    ModelError
-        The partition is horizontal, or shares no client with the fit.
-    DesignError
-        A client's columns cannot be coded as in the fit.
+    Raises ModelError where the partition is horizontal, or shares no client with the fit.
     """
     present = present_clients(predictor.clients, partition)
     if not present:
@@ -143,6 +124,7 @@ def _derivatives(predictor: VFEMPredictor, found: PredictedBlocks) -> Rounds[Gra
         ask(k, "project_block", found.session, mu=fit.mu[k], factor=factor[places.beta(number(k))])
         for k in found.rows
     ]
+    # a + sum (x - mu)'beta over the seen blocks moves by 1 with a, by x - mu with beta, by -beta with mu.
     by_mean = np.tile(factor[0], (len(found.linear), 1))
     for (k, rows), reply in zip(found.rows.items(), replies, strict=True):
         by_mean[rows] += reply.arrays["projection"] - fit.beta[k] @ factor[places.mu(number(k))]
@@ -161,10 +143,7 @@ def covariance_factor(predictor: VFEMPredictor) -> Floats:
 def prediction_rsquared(predictor: VFEMPredictor, partition: ClientPartition) -> float:
     """R-squared of the predictions for the entities of a partition that every client has.
 
-    Raises
-    ------
-    ModelError
-        The partition lacks a client or the response, or fewer than two of its entities are complete.
+    Raises ModelError where it lacks a client or the response, or fewer than two entities are complete.
     """
     holder = predictor.response.client
     lacking = [k for k in (*predictor.clients, holder) if k not in partition.sites]

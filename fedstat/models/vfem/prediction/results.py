@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pandas as pd
 from scipy import stats
@@ -14,109 +16,36 @@ from fedstat.models.vfem.prediction.protocol import LinearPredictors
 from fedstat.typing import Floats
 
 
-class PredictionResults:
-    """Predicted means, their standard errors, and the variance of a new response.
-
-    Attributes
-    ----------
-    predicted_mean : Series, (n,)
-        E[y | the blocks that the entity has].
-    se_mean : Series, (n,)
-        Its standard error from the estimated parameters.
-    var_resid : Series, (n,)
-        v_g: residual variance, with that of the blocks that the entity lacks.
-    blocks : Series of int, (n,)
-        Clients of the fit that have the entity.
-    ledger : Ledger
-        What passed for this prediction.
-    """
-
-    def __init__(self, linear: LinearPredictors, s2: float) -> None:
-        self.predicted_mean, self.blocks, self.ledger = linear.mean, linear.blocks, linear.ledger
-        self.var_resid = s2 + linear.variance
-        self._gradients = linear.gradients
-
-    @property
-    def se_mean(self) -> pd.Series:
-        """Standard error of the predicted mean."""
-        if self._gradients is None:
-            raise NotAvailableError("no standard error of the mean: the fit has no covariance")
-        return pd.Series(row_lengths(self._gradients.mean), index=self.predicted_mean.index)
-
-    def conf_int(self, obs: bool = False, alpha: float = 0.05) -> pd.DataFrame:
-        """Interval of the mean, or with `obs` of a new response; columns 0 and 1."""
-        if not 0.0 < alpha < 1.0:
-            raise ModelError(f"conf_int: expected alpha between 0 and 1, received {alpha}")
-        spread = np.sqrt(self.se_mean**2 + self.var_resid) if obs else self.se_mean
-        half = stats.norm.ppf(1.0 - alpha / 2.0) * spread
-        return pd.DataFrame({0: self.predicted_mean - half, 1: self.predicted_mean + half})
-
-    def summary_frame(self, alpha: float = 0.05) -> pd.DataFrame:
-        """One row per entity, with statsmodels' column names."""
-        mean, obs = self.conf_int(alpha=alpha), self.conf_int(obs=True, alpha=alpha)
-        return pd.DataFrame(
-            {
-                "mean": self.predicted_mean,
-                "mean_se": self.se_mean,
-                "mean_ci_lower": mean[0],
-                "mean_ci_upper": mean[1],
-                "obs_ci_lower": obs[0],
-                "obs_ci_upper": obs[1],
-            }
-        )
-
-
-class GLMPredictionResults:
-    """Predicted means with intervals.
+class MeanPredictions:
+    """Predicted means with standard errors, whatever the distribution of the response.
 
     Attributes
     ----------
     predicted_mean : Series, (n,)
         E[y | the blocks that the entity has]: the mean over what it lacks, not the mean at the mean.
-    linear : DataFrame, (n, 2)
-        ``mean`` and ``variance`` of the linear predictor given those blocks; the variance is that of what
-        is missing, zero for an entity with every block.
     blocks : Series of int, (n,)
         Clients of the fit that have the entity.
     ledger : Ledger
         What passed for this prediction.
     """
 
-    def __init__(self, linear: LinearPredictors, distribution: DistributionSpec) -> None:
-        self.linear = pd.DataFrame({"mean": linear.mean, "variance": linear.variance})
-        self.blocks, self.ledger = linear.blocks, linear.ledger
-        self._link = distribution.make().link
-        m, v = (np.ascontiguousarray(values) for values in (linear.mean, linear.variance))
-        mean, by_m, by_v = marginal_mean(kernel_of(distribution), m, v)
-        self.predicted_mean = pd.Series(mean, index=linear.mean.index, name="predicted_mean")
-        self._se = None
-        if linear.gradients is not None:
-            total = by_m[:, None] * linear.gradients.mean + by_v[:, None] * linear.gradients.variance
-            self._se = pd.Series(row_lengths(total), index=linear.mean.index)
+    conf_int: Callable[..., pd.DataFrame]
+
+    def __init__(self, linear: LinearPredictors, mean: pd.Series, gradient: Floats | None) -> None:
+        self.predicted_mean, self.blocks, self.ledger = mean, linear.blocks, linear.ledger
+        self._gradient = gradient
 
     @property
     def se_mean(self) -> pd.Series:
         """Standard error of the predicted mean, from all estimated parameters."""
-        if self._se is None:
+        if self._gradient is None:
             raise NotAvailableError("no standard error of the mean: the fit has no covariance")
-        return self._se.rename("se_mean")
-
-    def conf_int(self, alpha: float = 0.05) -> pd.DataFrame:
-        """Interval of the mean, symmetric on the scale of the link; columns 0 and 1.
-
-        For an entity with every block it is that of statsmodels.
-        """
-        if not 0.0 < alpha < 1.0:
-            raise ModelError(f"conf_int: expected alpha between 0 and 1, received {alpha}")
-        mean = self.predicted_mean.to_numpy()
-        centre = self._link(mean)
-        half = stats.norm.ppf(1.0 - alpha / 2.0) * self.se_mean.to_numpy() * self._link.deriv(mean)
-        limits = {0: self._link.inverse(centre - half), 1: self._link.inverse(centre + half)}
-        return pd.DataFrame(limits, index=self.predicted_mean.index)
+        lengths = np.sqrt(np.einsum("ij,ij->i", self._gradient, self._gradient))
+        return pd.Series(lengths, index=self.predicted_mean.index)
 
     def summary_frame(self, alpha: float = 0.05) -> pd.DataFrame:
         """One row per entity, with statsmodels' column names."""
-        limits = self.conf_int(alpha)
+        limits = self.conf_int(alpha=alpha)
         return pd.DataFrame(
             {
                 "mean": self.predicted_mean,
@@ -127,6 +56,74 @@ class GLMPredictionResults:
         )
 
 
-def row_lengths(rows: Floats) -> Floats:
-    """Length of each row, (n,)."""
-    return np.asarray(np.sqrt(np.einsum("ij,ij->i", rows, rows)))
+class PredictionResults(MeanPredictions):
+    """Predicted means, their standard errors, and the variance of a new response.
+
+    Attributes
+    ----------
+    predicted_mean, blocks, ledger
+        See :class:`MeanPredictions`.
+    var_resid : Series, (n,)
+        v_g: residual variance, with that of the blocks that the entity lacks.
+    """
+
+    def __init__(self, linear: LinearPredictors, s2: float) -> None:
+        super().__init__(linear, linear.mean, None if linear.gradients is None else linear.gradients.mean)
+        self.var_resid = s2 + linear.variance
+
+    def conf_int(self, obs: bool = False, alpha: float = 0.05) -> pd.DataFrame:
+        """Interval of the mean, or with `obs` of a new response; columns 0 and 1."""
+        spread = np.sqrt(self.se_mean**2 + self.var_resid) if obs else self.se_mean
+        half = normal_quantile(alpha) * spread
+        return pd.DataFrame({0: self.predicted_mean - half, 1: self.predicted_mean + half})
+
+    def summary_frame(self, alpha: float = 0.05) -> pd.DataFrame:
+        """One row per entity, with statsmodels' column names."""
+        obs = self.conf_int(obs=True, alpha=alpha)
+        return super().summary_frame(alpha).assign(obs_ci_lower=obs[0], obs_ci_upper=obs[1])
+
+
+class GLMPredictionResults(MeanPredictions):
+    """Predicted means with intervals.
+
+    Attributes
+    ----------
+    predicted_mean, blocks, ledger
+        See :class:`MeanPredictions`.
+    linear : DataFrame, (n, 2)
+        ``mean`` and ``variance`` of the linear predictor given those blocks; the variance is that of what
+        is missing, zero for an entity with every block.
+    """
+
+    def __init__(self, linear: LinearPredictors, distribution: DistributionSpec) -> None:
+        self.linear = pd.DataFrame({"mean": linear.mean, "variance": linear.variance})
+        self._link = distribution.make().link
+        m, v = (np.ascontiguousarray(values) for values in (linear.mean, linear.variance))
+        mean, by_m, by_v = marginal_mean(kernel_of(distribution), m, v)
+        gradient = None
+        if linear.gradients is not None:
+            gradient = by_m[:, None] * linear.gradients.mean + by_v[:, None] * linear.gradients.variance
+        super().__init__(linear, pd.Series(mean, index=linear.mean.index, name="predicted_mean"), gradient)
+
+    @property
+    def se_mean(self) -> pd.Series:
+        """Standard error of the predicted mean, from all estimated parameters."""
+        return super().se_mean.rename("se_mean")
+
+    def conf_int(self, alpha: float = 0.05) -> pd.DataFrame:
+        """Interval of the mean, symmetric on the scale of the link; columns 0 and 1.
+
+        For an entity with every block it is that of statsmodels.
+        """
+        mean = self.predicted_mean.to_numpy()
+        centre = self._link(mean)
+        half = normal_quantile(alpha) * self.se_mean.to_numpy() * self._link.deriv(mean)
+        limits = {0: self._link.inverse(centre - half), 1: self._link.inverse(centre + half)}
+        return pd.DataFrame(limits, index=self.predicted_mean.index)
+
+
+def normal_quantile(alpha: float) -> float:
+    """Half the width of an interval of level 1 - alpha, in standard errors."""
+    if not 0.0 < alpha < 1.0:
+        raise ModelError(f"conf_int: expected alpha between 0 and 1, received {alpha}")
+    return float(stats.norm.ppf(1.0 - alpha / 2.0))

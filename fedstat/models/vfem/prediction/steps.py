@@ -21,10 +21,7 @@ def project_block(data: SiteData, state: State, mu: Floats, factor: Floats) -> d
 def prediction_errors(data: SiteData, state: State, use: Bools, predicted: Floats) -> dict[str, Array]:
     """Compare predictions with the response of the rows in `use`.
 
-    Returns
-    -------
-    dict
-        ``sums``: rows compared, squared errors, squared deviations of the response from its mean.
+    Released: ``sums`` of rows compared, squared errors, squared deviations of the response from its mean.
     """
     response = response_of(state)
     check_lengths(data.name, use=(use, len(response)), predicted=(predicted, int(np.count_nonzero(use))))
