@@ -35,6 +35,7 @@ class Comparison(SheetSummary):
         self.coefficients, self.bottom = coefficients, bottom
         tables = [part.reset_index() for part in (coefficients.apply(_align_stars), bottom)]
         heads = [str(heading) for heading in tables[0].columns]
+        # Coefficients and figures are two sheets of one width, so that their columns stand in line.
         longest = [max(map(len, [*tables[0][head], *tables[1][head], head])) for head in heads]
         widths = tuple(min(length, WIDEST) for length in longest)
         headers = (heads, [""] * len(heads))
@@ -121,6 +122,7 @@ def _column(result: object, stars: Sequence[float], digits: int) -> _Column:
     names = [str(name) for name in params.index]
     bse, pvalues = getattr(result, "bse", None), getattr(result, "pvalues", None)
     values = params.to_numpy(dtype=np.float64)
+    # A number that is small beside its standard error is printed in fixed point.
     known = [0.0] * len(values) if bse is None else bse
     cells = [number(value, digits, error) for value, error in zip(values, known, strict=True)]
     if bse is not None and pvalues is not None:

@@ -58,11 +58,13 @@ def invert_information(info: Floats, names: Sequence[str]) -> Floats:
     _refuse(~finite, names, "is not finite at", "look for an overflow or a scale")
     diagonal = np.diag(info)
     _refuse(diagonal <= 0.0, names, "is not positive at", "drop what the data say nothing about")
+    # Eigenvalues of a correlation-like matrix compare with one, whatever the units.
     root = np.sqrt(diagonal)
     values, vectors = np.linalg.eigh(symmetrise(info / np.outer(root, root))[0])
     flat = values <= len(names) * np.finfo(np.float64).eps * values.max(initial=1.0)
     if flat.any():
         raise EstimationError(_flat_message(vectors[:, flat], values, names))
+    # A product with its own transpose is symmetric to the bit, which an inverse is not.
     half = vectors / np.sqrt(values) / root[:, None]
     return np.asarray(half @ half.T, dtype=np.float64)
 

@@ -113,6 +113,7 @@ class Explanation:
 
     def _rounds(self) -> Sheet:
         rows = [(steps, spread(counts)) for steps, counts in self.rounds]
+        # The totals add the fewest, expected and most of each kind: bounds, not quantiles.
         total = [sum(counts) for counts in zip(*(counts for _, counts in self.rounds), strict=True)]
         rows.append(("in all", spread(total)))
         headers = ("Steps asked in a round trip", "Rounds")
@@ -162,6 +163,7 @@ def instructions(told: pd.DataFrame) -> Sheet:
 
 def alike(table: pd.DataFrame) -> Iterator[tuple[list[str], tuple[tuple[str, ...], ...]]]:
     """Put together institutions that would send the same but for the number of entities."""
+    # Keyed by what they would send: thirty hospitals that send alike make one table.
     found: dict[tuple[tuple[str, ...], ...], dict[str, list[int]]] = {}
     for sender, part in table.groupby("sender", sort=False):
         rows = tuple(_cells(row) for row in part.to_dict("records"))

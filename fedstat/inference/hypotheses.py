@@ -87,6 +87,7 @@ def wald_test(
             "not determined (nan); see the notes of the summary, and test coefficients that have a "
             "standard error"
         )
+    # Constraints that say the same twice count once.
     rank = _rank(V, constraints)
     difference = constraints.R @ params - constraints.q
     W = float(difference @ np.linalg.pinv(V) @ difference)
@@ -153,7 +154,9 @@ def _rank(V: Floats, constraints: Constraints) -> int:
 
 
 def _read_text(text: str, names: Sequence[str]) -> Constraints:
+    # formulaic reads names and numbers of its own: ours go in as placeholders.
     coded = _code_numbers(_code_names(text, names))
+    # What is left of letters is a name that no coefficient has; formulaic would call it a syntax error.
     for operand in OPERAND.split(coded):
         if LETTER.search(PLACEHOLDER.sub("", operand)):
             raise ModelError(_unknown_message(text, _decode(operand, names).strip(" `-").lstrip("("), names))
@@ -194,6 +197,7 @@ def _row_label(row: Floats, i: int, names: Sequence[str]) -> str:
 def _code_names(text: str, names: Sequence[str]) -> str:
     """Put ``_i_`` for the i-th name: names may hold operators, brackets and commas."""
     index: Mapping[str, int] = {name: i for i, name in enumerate(names)}
+    # `a:b` before `a`, or the shorter name would be found inside the longer.
     longest_first = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
     pattern = re.compile(rf"(`?)(?<![\w.:])({longest_first})\1(?![\w\[(.:])")
     return pattern.sub(lambda match: f"_{index[match[2]]}_", text)

@@ -42,6 +42,7 @@ def lr_test(full: LikelihoodFit, restricted: LikelihoodFit) -> LRTest:
     _check_nested(full.estimate, restricted.estimate)
     df_diff = full.estimate.df_model - restricted.estimate.df_model
     statistic = 2.0 * (full.llf - restricted.llf)
+    # Two equal fits differ by rounding, which is no error.
     if statistic < -1e-8 * abs(full.llf):
         raise EstimationError(
             "compare_lr_test: the restricted fit has the larger log-likelihood "

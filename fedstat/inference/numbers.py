@@ -25,6 +25,7 @@ class EstimateNumbers:
 
     model_name = "Federated regression"
     method_name = ""
+    # statsmodels reads it where it prints results: tests are normal, not of Student's t.
     use_t = False
 
     def __init__(self, estimate: Estimate, ledger: LedgerLike | None = None) -> None:

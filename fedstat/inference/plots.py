@@ -73,6 +73,7 @@ def _positions(groups: list[tuple[str, pd.DataFrame]]) -> list[np.ndarray]:
 
 def _draw_group(ax: Axes, y: np.ndarray, rows: pd.DataFrame, colour: str, client: str) -> None:
     low, high = rows["conf_low"].to_numpy(), rows["conf_high"].to_numpy()
+    # A hollow point, where the covariance gives no interval.
     known = np.isfinite(low)
     ax.hlines(y[known], low[known], high[known], color=colour, linewidth=1.6)
     estimate = rows["estimate"].to_numpy()
@@ -116,6 +117,7 @@ def plot_convergence(trace: pd.DataFrame, *, tolerance: float, ax: Axes | None =
         fontsize="small",
         color="0.3",
     )
+    # Scores fall by powers of ten; on a plain scale only the first would be seen.
     ax.set(yscale="log", xlabel="iteration", ylabel="relative score")
     ax.legend(frameon=False, fontsize="small")
     return ax

@@ -272,6 +272,7 @@ class FederatedResults(EstimateNumbers):
             )
         if est.llf is None:
             notes.append("No log-likelihood, AIC and BIC: " + self._reason("llf"))
+        # A ledger of another engine may have none: what it lacks is no alarm.
         receipt: ReceiptLike | None = getattr(self._ledger, "receipt", None)
         if receipt is not None and receipt.alarm:
             notes.append(receipt.alarm)

@@ -75,6 +75,7 @@ def header_sheet(title: str, left: Pairs, right: Pairs) -> Sheet:
 
 def coefficient_sheet(content: SummaryContent) -> Sheet:
     """List coefficients below the name of their client."""
+    # Stable: within a client the order of the design stays, and those of no client come first.
     frame = content.coefficients.sort_values("client", key=_first_appearance, kind="stable")
     low, high = f"[{content.alpha / 2:.4g}", f"{1 - content.alpha / 2:.4g}]"
     labels = ("coef", "std err", "z", "P>|z|", low, high)
@@ -130,5 +131,6 @@ def _label(text: str) -> str:
 
 def _numbers(row: Sequence[float]) -> tuple[str, ...]:
     estimate, error, statistic, p, low, high = row
+    # A huge z would break the column.
     z = number(statistic, 3) if abs(statistic) >= 1e4 else f"{statistic:.3f}"
     return (number(estimate, error=error), number(error), z, f"{p:.3f}", number(low), number(high))

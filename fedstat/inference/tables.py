@@ -78,6 +78,7 @@ class SheetSummary(Summary):  # type: ignore[misc]
     def as_text(self) -> str:
         """Text of fixed width."""
         parts = [*textwrap.wrap(self.headline, self.sheets[0].width)]
+        # Every table ends with a rule and the next begins with one: one of the two is enough.
         parts += [table.as_text().rsplit("\n", 1)[0] for table in self.tables]
         parts += ["=" * self.sheets[-1].width]
         parts += ["Notes:", self.extra_txt] if self.notes else []
@@ -132,6 +133,7 @@ def shorten(text: str, width: int) -> str:
     """
     if len(text) <= width:
         return text
+    # Names differ at their ends (levels, sites); their middle says least.
     tail = (width - 1) // 2
     return text[: width - 1 - tail] + "…" + text[len(text) - tail :]
 
@@ -191,6 +193,7 @@ def _text_table(sheet: Sheet) -> SimpleTable:
 def _lines(row: Sequence[str], sheet: Sheet) -> list[tuple[str, ...]]:
     if not sheet.wrap:
         return [tuple(row)]
+    # Cells of one row wrap on their own; the shorter ones are filled with blanks.
     cells = (textwrap.wrap(cell, width) for cell, width in zip(row, sheet.widths, strict=True))
     return list(zip_longest(*cells, fillvalue=""))
 

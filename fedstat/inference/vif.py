@@ -35,6 +35,7 @@ def gvif(cov: Floats, names: Sequence[str], terms: Sequence[str]) -> pd.DataFram
         raise NotAvailableError(f"no variance inflation: expected two terms or more, received {len(order)}")
     R = _correlation(cov[np.ix_(kept, kept)], [names[j] for j in kept])
     members = [term_of == term for term in order]
+    # Determinants of many columns underflow; their logarithms do not.
     inflation = [_log_det(R, own) + _log_det(R, ~own) - _log_det(R, own | ~own) for own in members]
     df = np.array([int(own.sum()) for own in members])
     factors = np.exp(inflation)

@@ -32,13 +32,7 @@ def check_whole(name: str, value: object, least: int) -> None:
 
 
 def check_masked(masked: object, n_sites: int) -> bool:
-    """Whether to mask sums over so many sites: by default where that hides each site's part from all others.
-
-    Raises
-    ------
-    ModelError
-        It is no truth value, or there is one site only.
-    """
+    """Whether to mask sums over so many sites: by default where that hides each site's part from all."""
     if masked is None:
         return hides(n_sites)
     check_choice("masked", masked, (True, False))
@@ -48,13 +42,7 @@ def check_masked(masked: object, n_sites: int) -> bool:
 
 
 def check_response(name: str, family: str, y: Floats) -> None:
-    """Require a response at a site that the family allows and that is not constant.
-
-    Raises
-    ------
-    EstimationError
-        Names the site and what is expected.
-    """
+    """Require a response at a site that the distribution allows, and that is not constant."""
     known = DISTRIBUTIONS[family]
     support = known.single or known.support or REAL
     wrong = ~support.holds(y)

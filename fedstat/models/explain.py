@@ -30,14 +30,7 @@ COLUMNS = [*PLANNED, "rules", *COUNTED, *JUDGED]
 
 
 class ForecastPlan:
-    """What a family knows of its own fits; here that of one in which nothing depends on the data.
-
-    Parameters
-    ----------
-    model : model
-    given : mapping of str to object
-        Arguments of its fit, defaults among them.
-    """
+    """What a family knows of its own fits before one runs; here, that nothing depends on the data."""
 
     guessed: ClassVar[frozenset[str]] = frozenset()
     """Steps whose shapes are not known in advance."""
@@ -69,13 +62,7 @@ class ForecastPlan:
 
 
 def settled(fit: Callable[..., object], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of a fit with its defaults.
-
-    Raises
-    ------
-    TypeError
-        The fit has no such argument.
-    """
+    """Arguments of a fit with its defaults; a TypeError where the fit has no such argument."""
     bound = inspect.signature(fit).bind(**arguments)
     bound.apply_defaults()
     return dict(bound.arguments)
@@ -126,15 +113,7 @@ class Explainable:
 
 
 def explain_fit(model: Explainable, plan: ForecastPlan, arguments: Mapping[str, Any]) -> Explanation:
-    """Rehearse a fit, and say what it would ask for.
-
-    Parameters
-    ----------
-    model : model
-    plan : ForecastPlan
-    arguments : mapping of str to object
-        Of the fit.
-    """
+    """Rehearse a fit with these arguments, and say what it would ask for."""
     course = rehearse(model, plan, arguments)
     forecast = Forecast(course, plan.loops(course))
     planned = forecast.planned()
@@ -151,19 +130,13 @@ def explain_fit(model: Explainable, plan: ForecastPlan, arguments: Mapping[str, 
 
 
 def rehearse(model: Explainable, plan: ForecastPlan, arguments: Mapping[str, Any]) -> DryRun:
-    """Carry a fit's own questions to sites with invented designs.
-
-    Raises
-    ------
-    NotAvailableError
-        The fit does something that is not known in advance.
-    ModelError, EstimationError
-        As the fit.
-    """
+    """Carry a fit's own questions to sites with invented designs, as far as they are known in advance."""
     policies = {name: site.policy for name, site in model.partition.sites.items()}
     rehearsal = Rehearsal(model._invent_sites(plan, policies), plan.repeated)
+    # The model keeps its own engine: only the copy asks sites that are invented.
     double = copy.copy(model)
     double.engine = rehearsal
+    # What a fit of invented numbers warns of says nothing of the real one.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -175,6 +148,7 @@ def rehearse(model: Explainable, plan: ForecastPlan, arguments: Mapping[str, Any
 
 def as_table(planned: Sequence[Planned], at: str | None, guessed: frozenset[str]) -> pd.DataFrame:
     """One row per array, with the institution in the place of the coordinator that sits there."""
+    # The coordinator that sits at an institution is that institution, for whoever reads the table.
     table = pd.DataFrame([_cells(row) | {"guessed": row.step in guessed} for row in planned], columns=COLUMNS)
     if at is not None:
         for role in ("sender", "receiver"):

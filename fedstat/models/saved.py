@@ -100,6 +100,7 @@ def load(path: str | Path) -> Any:
     except MessageError as error:
         raise ModelError(f"{path.name}: not a file of results that fedstat saved") from error
     form = header.get("format", "")
+    # A family enters its reader when its module is imported, which a fresh session has not done.
     named = [family for family in form.split() if family in INSTALLED]
     for family in filter(INSTALLED.get, named or INSTALLED):
         import_module(f"fedstat.models.{family}.model")
@@ -107,6 +108,7 @@ def load(path: str | Path) -> Any:
         raise ModelError(f"{path.name}: {_unknown(header.get('format'))}")
     try:
         return READERS[form](header, arrays)
+    # Of a stranger's file anything may be wrong; the cause stays attached for whoever wrote it.
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError, FedstatError) as error:
         told = f": {error}" if isinstance(error, FedstatError) else ""
         raise ModelError(f"{path.name}: the file is not whole ({type(error).__name__}){told}") from error

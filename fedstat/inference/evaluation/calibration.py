@@ -52,6 +52,7 @@ def plot_calibration(
 
 def join_bins(n: Floats, observed: Floats, expected: Floats, groups: int) -> Bins:
     """Join neighbouring bins to at most so many groups of about equal size; empty groups are left out."""
+    # By the middle rank of a bin: a bin is never split over two groups.
     middle = (np.cumsum(n) - n / 2.0) / max(float(n.sum()), 1.0)
     group = np.minimum((groups * middle).astype(np.int64), groups - 1)
     sums: Floats = np.array(

@@ -94,6 +94,7 @@ def discrimination(events: Floats, others: Floats, least: int = 0) -> Discrimina
     n1, n0 = float(x.sum()), float(y.sum())
     if n1 <= 0.0 or n0 <= 0.0:
         return Discrimination()
+    # Events in higher bins, and non-events in lower ones, than each bin.
     above, below = n1 - np.cumsum(x), np.cumsum(y) - y
     A = float(x @ (below + y / 2.0)) / (n1 * n0)
     Q1 = float(y @ (above**2 + above * x + x**2 / 3.0)) / (n0 * n1**2)
@@ -177,6 +178,7 @@ class Evaluation:
             raise ModelError(f"evaluation: expected {shape} (sites, bins), received {', '.join(wrong)}")
         if not (np.diff(self.edges) > 0.0).all():
             raise ModelError("evaluation: expected ascending edges of the bins")
+        # Sums come from sites: one that is impossible must not become an AUC.
         bad = self.n < 0.0
         if self.binary:
             bad = bad | (self.observed < -ROUNDING) | (self.observed > self.n + ROUNDING)
@@ -206,6 +208,7 @@ class Evaluation:
         """
         if not self.binary:
             raise NotAvailableError("no AUC: the response is not binary; see calibration()")
+        # All sites together: a model must also rank rows of one site against those of another.
         others = self.n - self.observed
         rows = {site: slice(k, k + 1) for k, site in enumerate(self.sites)} | {ALL: slice(None)}
         return {who: discrimination(self.observed[at], others[at], self.least) for who, at in rows.items()}
@@ -239,6 +242,7 @@ class Evaluation:
             Index (site, bin); ``low``, ``high`` (edges; rows of merged bins may lie outside), ``n``,
             ``events`` (``total`` of a response that is not binary), ``mean_predicted``, ``observed`` (mean).
         """
+        # The last row is all sites.
         stacked = {what: np.vstack([v, v.sum(axis=0)]) for what, v in self._sums().items()}
         k, b = np.nonzero(stacked["n"])
         n, observed, expected = (stacked[what][k, b] for what in ("n", "observed", "expected"))

@@ -82,6 +82,7 @@ def _draw_diamond(ax: Axes, y: float, centre: float, half: float, colour: str) -
 
 def _draw_references(ax: Axes, common: float, divide: float) -> None:
     ax.axvline(common, color=COMMON, linewidth=0.9, linestyle="--", zorder=0)
+    # Zero is a reference only where it is in the picture; it must not widen it.
     low, high = ax.get_xlim()
     if low <= 0.0 <= high:
         ax.axvline(0.0, color="0.55", linewidth=0.9, zorder=0)
@@ -90,6 +91,7 @@ def _draw_references(ax: Axes, common: float, divide: float) -> None:
 
 def _draw_further(ax: Axes, y: float, low: float, high: float) -> None:
     """Draw the prediction interval, cut where it would make the rest small."""
+    # Limits of what is drawn so far: a wide interval may not squeeze the sites.
     left, right = ax.get_xlim()
     shown = np.clip([low, high], left, right)
     ax.hlines(y, *shown, color=RANDOM, linewidth=2.2)
@@ -110,6 +112,7 @@ def _label_left(ax: Axes, y: Floats, sites: list[str]) -> None:
 def _label_right(ax: Axes, y: Floats, numbers: Floats) -> None:
     """Write estimate and interval of each row in columns, with two digits of the shortest interval."""
     shortest = float(np.nanmin(numbers[:, 2] - numbers[:, 1], initial=np.inf)) / 2.0
+    # As many decimals as leave two digits to half of the shortest interval.
     digits = int(np.clip(1.0 - np.floor(np.log10(shortest)), 0, 6)) if 0.0 < shortest < np.inf else 3
     cells = [["" if np.isnan(v) else f"{v:.{digits}f}" for v in row] for row in numbers.tolist()]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]

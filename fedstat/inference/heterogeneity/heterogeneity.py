@@ -203,6 +203,7 @@ def heterogeneity(
     own = np.array([_own(fit, len(names)) for fit in fits])
     without = None
     if masked is not None:
+        # Masked sums tell all that the common model needs; only the parts of single sites are lost.
         errors = np.sqrt(scale * np.diag(np.linalg.inv(masked.information)))
         joint = joint_test(masked.form, masked.score, masked.information, scale)
     else:
@@ -247,6 +248,7 @@ def _own(fit: SiteFit, p: int) -> Floats:
     if fit.beta is None or fit.cov is None:
         return own
     variance = np.diag(fit.cov)
+    # A site may determine some coefficients and not others: each is judged alone.
     known = np.isfinite(fit.beta) & np.isfinite(variance) & (variance > 0.0)
     own[:, known] = fit.beta[known], variance[known]
     return own
@@ -258,6 +260,7 @@ def _table(names: Sequence[str], beta: Floats, errors: Floats, own: Floats, alph
     p_values = table["p_value"].to_numpy()
     holm, tested = np.full(len(names), np.nan), np.isfinite(p_values)
     if tested.any():
+        # Coefficients that fewer than two sites determine are not tested, and cost no power.
         holm[tested] = adjust_holm(p_values[tested])
     table.insert(list(table.columns).index("p_value") + 1, "p_holm", holm)
     table.insert(0, "std_error", errors)

@@ -54,6 +54,7 @@ def joint_test(form: Floats, score: Floats, information: Floats, scale: float) -
 
 
 def _test(statistic: float, df: int) -> JointTest:
+    # Zero up to rounding where the sites agree exactly.
     statistic = max(float(statistic), 0.0)
     return JointTest(statistic, float(stats.chi2.sf(statistic, df)) if df else float("nan"), df)
 
@@ -82,6 +83,7 @@ class SiteScores:
                 "expected the sites' informations to sum to a positive definite matrix, received one that is "
                 f"not, for {', '.join(names)}; they must be those of the fit itself"
             ) from error
+        # L^{-1}, applied from both sides: the sum over sites of J_k is the identity then.
         half = solve_triangular(L, np.eye(len(total)), lower=True)
         return cls(L, scores @ half.T / scale, half @ (informations / scale) @ half.T)
 
@@ -103,6 +105,7 @@ class SiteScores:
         linear model it is Chow's test with phi taken as known.
         """
         total = self.z.sum(axis=0)
+        # The score of all sites, zero at the maximum, is what a stopped fit has left.
         statistic, df = -float(total @ total), -len(self.L)
         for z, J in zip(self.z, self.J, strict=True):
             shares, Q = np.linalg.eigh(J)
@@ -122,6 +125,7 @@ class SiteScores:
 
     def _step_without(self, k: int) -> Floats:
         shares, Q = np.linalg.eigh(self.J[k])
+        # In these coordinates the other sites have what site k has not.
         others = 1.0 - shares
         seen = others > SHARE
         score = Q.T @ (self.z.sum(axis=0) - self.z[k])

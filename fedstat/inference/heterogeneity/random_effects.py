@@ -67,6 +67,7 @@ def combine(estimates: Floats, variances: Floats, alpha: float = 0.05) -> Combin
         return Combination(m)
     w = 1.0 / v
     Q = float(w @ (b - w @ b / w.sum()) ** 2)
+    # By moments: the expectation of Q is m - 1 where the effects are equal.
     tau2 = max(0.0, (Q - (m - 1)) / float(w.sum() - w @ w / w.sum()))
     w_re = 1.0 / (v + tau2)
     mean, se = float(w_re @ b / w_re.sum()), float(w_re.sum() ** -0.5)
@@ -96,6 +97,7 @@ def i2_interval(Q: float, m: int, alpha: float = 0.05) -> tuple[float, float]:
 
     nan for two sites that agree (Q <= 2), where the standard error of ln H is not defined.
     """
+    # Two formulas of Higgins and Thompson for the standard error of ln H, by whether Q exceeds m.
     if m < Q:
         se = 0.5 * np.log(Q / (m - 1)) / (np.sqrt(2.0 * Q) - np.sqrt(2.0 * m - 3.0))
     elif m > 2:

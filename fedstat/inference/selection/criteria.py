@@ -48,6 +48,7 @@ def ebic(
     `candidates`; gamma 0 is :func:`bic`. Chen, J. and Chen, Z. (2008). Extended Bayesian information criteria
     for model selection with large model spaces. Biometrika 95, 759-771.
     """
+    # log C(n, k) by log-gamma: the binomial coefficient itself overflows.
     k = np.asarray(chosen, dtype=np.float64)
     if not 0.0 <= gamma <= 1.0 or (k > candidates).any():
         raise ModelError(

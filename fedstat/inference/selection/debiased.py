@@ -48,6 +48,7 @@ def debias(
     information over n at b, for least squares ``X'X / n``; n counts entities, `scale` is the dispersion, and
     `inflation` that of :func:`~fedstat.kernels.penalised.nodewise.relaxed_inverse`.
     """
+    # The intercept is profiled out: G is the information of columns centred at m.
     m = H[1:, 0] / H[0, 0]
     G = H[1:, 1:] - H[0, 0] * np.outer(m, m)
     root = np.sqrt(np.maximum(np.diag(G), 0.0))
@@ -58,6 +59,7 @@ def debias(
             "group; drop columns that are sums of others"
         )
     Theta, lambdas = relaxed_inverse(G / np.outer(root, root), n, inflation)
+    # Back from unit diagonal to the columns' own units.
     A = intercept_row(Theta / np.outer(root, root), m, float(H[0, 0]))
     return Debiased(b + A @ score, scale / n * A @ H @ A.T, lambdas)
 

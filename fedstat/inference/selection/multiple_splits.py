@@ -28,5 +28,6 @@ def aggregate_splits(p_values: Floats, smallest: float = SMALLEST_QUANTILE) -> F
     B = len(p_values)
     shares = np.arange(1, B + 1) / B
     sizes = np.sort(p_values, axis=0) / shares[:, None]
+    # The infimum over quantiles is reached at one of the B order statistics.
     best = sizes[shares >= smallest].min(axis=0)
     return np.asarray(np.minimum((1.0 - np.log(smallest)) * best, 1.0))

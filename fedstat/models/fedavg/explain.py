@@ -15,7 +15,7 @@ SHORT = 1e-3
 
 
 class FedAvgPlan(ForecastPlan):
-    """What is known of a fit of the FedAvg family before it runs: all shapes, and the number of rounds."""
+    """All shapes are known of a fit of the FedAvg family, and the number of rounds."""
 
     def arguments(self) -> Mapping[str, Any]:
         """Let sites take one short step a round, from which nothing runs away."""

@@ -317,6 +317,7 @@ class FedProx(FedAvg):
 
 def check_drawn(masked: object, fraction: float, n_sites: int) -> bool:
     """Whether to mask; an error where a round draws so few sites that their sum would not hide a part."""
+    # A mask hides a part among those drawn; of two, each could tell the other's.
     few = count_drawn(n_sites, fraction)
     if few == n_sites or hides(few):
         return check_masked(masked, n_sites)

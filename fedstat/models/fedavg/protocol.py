@@ -107,6 +107,7 @@ class Federation:
             shift, scale = standardisation(design.mean, design.spread, design.intercept)
         self.back = translation(zeros, ones, shift, scale)
         beta = self._first()
+        # Descent is not invariant: its path depends on the columns, so that sites must agree on them first.
         arrays, text = {"shift": shift, "scale": scale}, self.distribution.to_json()
         replies = yield self.session.ask_all("start", arrays, text)
         self.rows = np.array([float(reply.arrays["rows"]) for reply in replies])
@@ -173,6 +174,7 @@ class Federation:
             "beta": beta,
             "dispersion": np.array(deviance / weight if self.distribution.least_squares else dispersion),
         }
+        # A round of its own: the dispersion follows from the sums of the round before.
         replies = yield self.session.ask_all("sum_likelihood", arrays)
         defined = int(add(replies, "defined")) == len(replies)
         self.trace.append(RoundTrace(self.options.rounds, sums.loss, len(self.sites)))
@@ -203,6 +205,7 @@ class Federation:
 
     def _sums(self, replies: Sequence[Reply]) -> FinalSums:
         """Add up; the score tells nothing where few rows weigh in that of a site."""
+        # Where one site is silent the sum of the others would tell a wrong distance; zeros make it infinite.
         told = float(int(add(replies, "spread")) == len(replies))
         fair = {
             name: told * add(replies, name) for name in ("slope", "curvature") if self.rule.fair is not None
@@ -229,6 +232,7 @@ def in_standard_errors(
     inverse = solve(sums.information, np.eye(len(score)))
     if steps is None or inverse is None:
         return np.full(len(score), np.inf)
+    # Of the maximum-likelihood estimate, in the data's units, diagonal only.
     variances = np.einsum("ij,jk,ik->i", back, inverse, back) * max(dispersion, TINY)
     return np.asarray(back @ steps[:, 0] / np.sqrt(np.maximum(variances, TINY)))
 

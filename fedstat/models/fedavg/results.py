@@ -195,6 +195,7 @@ class FedAvgResults(Saveable, RowsResults, saved_as="fedstat fedavg results 1", 
         spec = self.distribution
         dropped = ("R-squared", "AIC", "BIC", "Covariance Type")
         rows = [row for row in super()._summary_left() if row[0] not in dropped]
+        # Distribution and link stand where a summary of GLM results has them.
         at = next(i for i, (label, _) in enumerate(rows) if label == "No. Observations")
         rows[at:at] = [("Model Family", spec.name), ("Link Function", spec.link)]
         return [*rows[:-1], ("Deviance", number(self.deviance)), ("Seed", str(self.seed)), rows[-1]]

@@ -62,6 +62,7 @@ def gather(opened: OpenRows, shift: Floats, scale: Floats) -> Rows:
 
     A streamed table's design is held in memory as well.
     """
+    # From columns that are standardised by the site's own moments to those of the algorithm.
     ratio, rest = opened.scale / scale, (opened.shift - shift) / scale
     parts = [glm_rows(rows, X * ratio + rest) for rows, X in opened.chunks()]
     return parts[0] if len(parts) == 1 else join(parts)
@@ -72,17 +73,9 @@ def start(
 ) -> tuple[dict[str, Array], str]:
     """Check the response, and put the rows into the columns of the algorithm.
 
-    Parameters
-    ----------
-    text : str
-        The family.
-    shift, scale : (p,) arrays
-        What the columns of the data are to be reduced by, and divided by: 0 and 1 for the data's own.
-
-    Returns
-    -------
-    dict
-        ``rows``: how many, each counted by its frequency weight and its binomial trials.
+    `text` is distribution and link. `shift` and `scale` (p,) are what the columns of the data are reduced by,
+    and divided by: 0 and 1 for the data's own. Released is ``rows``: how many, each counted by its frequency
+    weight and its binomial trials.
     """
     opened = rows_of(state)
     check_lengths(data.name, shift=(shift, len(opened.shift)), scale=(scale, len(opened.shift)))
@@ -115,38 +108,17 @@ def run_epochs(
     proximal: Floats | None = None,
     fair: Floats | None = None,
 ) -> dict[str, Array]:
-    """Descend from beta for some epochs (ClientUpdate of McMahan et al. 2017, Algorithm 1).
+    """Descend from beta (p,) for some epochs (ClientUpdate of McMahan et al. 2017, Algorithm 1).
 
-    Parameters
-    ----------
-    beta : (p,) array
-        Coefficients.
-    epochs : int
-        Passes over the rows, E.
-    batch_size : int
-        Rows per step, B; 0 for all of them.
-    learning_rate : float
-        eta.
-    seed, number : int
-        Of the run, and of the round from 0; with the site's name they determine the order of the rows.
-    drawn : bool
-        Whether the site takes part in the round; it adds zeros where not, so that masks cancel.
-    proximal : (2,) array, optional
-        mu and gamma of FedProx (Li et al. 2020, Algorithm 2).
-    fair : (3,) array, optional
-        q and L of q-FedAvg, and a loss; see :func:`fedstat.kernels.server_updates.fair_part`.
+    `batch_size` is rows per step, B, 0 for all of them; `seed` of the run and `number` of the round, from 0,
+    determine with the site's name the order of the rows; a site that is not `drawn` adds zeros, so that masks
+    cancel. `proximal` (2,) are mu and gamma of FedProx (Li et al. 2020, Algorithm 2), `fair` (3,) q and L of
+    q-FedAvg and a loss, see :func:`fedstat.kernels.server_updates.fair_part`.
 
-    Returns
-    -------
-    dict
-        What is added up over the sites of a round: ``beta`` (p,), the coefficients reached, times the rows,
-        and ``weight``, the rows; for q-FedAvg ``Delta_k`` and ``h_k``. ``loss`` (2,): the mean loss F_k
-        before the epochs, times the rows, and the rows.
-
-    Raises
-    ------
-    EstimationError
-        The descent left the finite numbers or the family's domain.
+    Released is what is added up over the sites of a round: ``beta`` (p,), the coefficients reached, times the
+    rows, and ``weight``, the rows; for q-FedAvg ``Delta_k`` and ``h_k``. ``loss`` (2,): the mean loss F_k
+    before the epochs, times the rows, and the rows. A descent that leaves the finite numbers or the
+    distribution's domain is an EstimationError.
     """
     site = site_rows(data, state, beta)
     if proximal is not None:
@@ -155,6 +127,7 @@ def run_epochs(
         check_lengths(data.name, fair=(fair, 3))
     if not 0 < int(epochs) <= MOST_EPOCHS:
         raise MessageError(f"{data.name}: expected 1 to {MOST_EPOCHS:,} epochs in a round, received {epochs}")
+    # The site's name makes orders differ between sites, and independent of who else is drawn.
     rng = np.random.default_rng((int(seed), int(number), *data.name.encode()))
     how = {
         "epochs": int(epochs),
@@ -162,6 +135,7 @@ def run_epochs(
         "learning_rate": float(learning_rate),
         "rng": rng,
     }
+    # Pairwise masks cancel only if every site adds its own, also one that was not drawn.
     if not drawn:
         return {"beta": np.zeros(site.p), "weight": np.array(0.0), "loss": np.zeros(2)}
     try:
@@ -191,20 +165,11 @@ def descend(
 def sum_scores(data: SiteData, state: State, beta: Floats, fair: Floats | None = None) -> dict[str, Array]:
     """Sum score and information over the rows, to tell how far the maximum of the likelihood is.
 
-    Parameters
-    ----------
-    beta : (p,) array
-    fair : (3,) array, optional
-        As in :func:`run_epochs`.
-
-    Returns
-    -------
-    dict
-        ``inside``: whether all means lie inside the family's domain; ``spread``: whether more than a few rows
-        weigh; score and information are zero where one of the two is not so. ``score`` (p,) and
-        ``information`` (p, p) for dispersion one; ``totals``: sum of the frequency
-        weights, deviance, Pearson's statistic. With `fair`, ``slope`` (p,) and ``curvature`` (p, p) of the
-        site's part of what q-FedAvg minimises.
+    `beta` (p,) and `fair` (3,) are as in :func:`run_epochs`. Released are ``inside``: whether all means lie
+    inside the distribution's domain; ``spread``: whether more than a few rows weigh; score and information
+    are zero where one of the two is not so. ``score`` (p,) and ``information`` (p, p) for dispersion one;
+    ``totals``: sum of the frequency weights, deviance, Pearson's statistic. With `fair`, ``slope`` (p,) and
+    ``curvature`` (p, p) of the site's part of what q-FedAvg minimises.
     """
     site = site_rows(data, state, beta)
     if fair is not None:
@@ -221,6 +186,7 @@ def describe_fair_sums(site: DescentRows, sums: Sums, fair: Floats | None) -> di
     arrays = describe_sums(sums)
     if fair is not None:
         q, _, reference = fair.tolist()
+        # A perfect site would divide by zero; the reference keeps powers of a loss near one.
         loss = max(float(arrays["totals"][1]) / (2.0 * site.count), TINY)
         share, score = (loss / reference) ** q, sums.score / site.count
         arrays["slope"] = share * score
@@ -229,18 +195,7 @@ def describe_fair_sums(site: DescentRows, sums: Sums, fair: Floats | None) -> di
 
 
 def sum_likelihood(data: SiteData, state: State, beta: Floats, dispersion: Floats) -> dict[str, Array]:
-    """Sum the log-likelihood over the rows.
-
-    Parameters
-    ----------
-    beta : (p,) array
-    dispersion : float
-
-    Returns
-    -------
-    dict
-        ``llf``: zero where the family does not define one, and ``defined``.
-    """
+    """Sum the log-likelihood over the rows: ``llf``, zero where it is not ``defined``."""
     site = site_rows(data, state, beta)
     llf = log_likelihood([site.rows], beta, site.distribution, float(dispersion))
     finite = bool(np.isfinite(llf))

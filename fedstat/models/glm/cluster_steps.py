@@ -30,14 +30,10 @@ MOST = 2**24
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowClusters:
-    """Clusters of a site's rows.
+    """Clusters of a site's rows: `code` (n,) of each whole row, by number.
 
-    Parameters
-    ----------
-    code : (n,) array of int
-        Cluster of each whole row.
-    cluster, stratum : (G,) arrays of int
-        Keyed hash of every cluster's label, and of its stratum's; 0 without strata.
+    `cluster` (G,) are keyed hashes of the clusters' labels, `stratum` (G,) of their strata's; 0 without
+    strata.
     """
 
     code: Ints
@@ -47,32 +43,22 @@ class RowClusters:
 
 def hash_labels(labels: pd.Index, key: int) -> Ints:
     """Keyed 62-bit hashes of labels; whole numbers and the same number with a fraction of zero agree."""
+    # The key is the sites' own: without it a coordinator could hash likely labels and compare.
     secret = key.to_bytes(16, "little", signed=True)
     out = np.empty(len(labels), dtype=np.int64)
     for i, label in enumerate(labels):
         plain = int(label) if isinstance(label, float) and label.is_integer() else label
         digest = hashlib.blake2b(repr(plain).encode(), key=secret, digest_size=8).digest()
+        # 62 bits fit an int64; zero stays free for "no strata".
         out[i] = (int.from_bytes(digest, "little") >> 2) + 1
     return out
 
 
 def list_clusters(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
-    """Name the site's clusters and strata by keyed hashes.
+    """Name the site's clusters and strata by keyed hashes; an error where a cluster lies in two strata.
 
-    Parameters
-    ----------
-    text : str
-        JSON: ``clusters`` and ``strata``, the columns (``strata`` may be null).
-
-    Returns
-    -------
-    dict
-        ``clusters`` (G,) and ``strata`` (S,): hashes, ascending.
-
-    Raises
-    ------
-    DesignError
-        A cluster lies in two strata.
+    `text` is JSON: ``clusters`` and ``strata``, the columns (``strata`` may be null). Released are
+    ``clusters`` (G,) and ``strata`` (S,).
     """
     model, content = model_of(state), json.loads(text)
     columns = [content["clusters"], *([] if content["strata"] is None else [content["strata"]])]
@@ -85,6 +71,7 @@ def list_clusters(data: SiteData, state: State, text: str) -> tuple[dict[str, Ar
     stratum = np.zeros(len(cluster), dtype=np.int64)
     if len(columns) > 1:
         own, strata = _hash_column(labels[1], data.common_seed)
+        # One pair for each cluster, unless its rows lie in several strata.
         pairs = np.unique(np.column_stack([code, own]), axis=0)
         if len(pairs) != len(cluster):
             raise DesignError(
@@ -112,32 +99,18 @@ def sum_clusters(
     shared: Ints,
     spanning: Ints,
 ) -> dict[str, Array]:
-    """Sum products of clusters' scores.
+    """Sum products of clusters' scores; refused where too few rows lie behind one of the sums.
 
-    Parameters
-    ----------
-    beta, shift, scale : (p,) arrays
-        As for ``sum_scores``.
-    shared : (s,) array of int
-        Hashes of clusters that other sites have as well, ascending: their scores are added up one by one.
-    spanning : (h,) array of int
-        Hashes of strata that other sites have as well, ascending: their other clusters are summed by stratum;
-        without strata 0, that of all.
+    `beta`, `shift` and `scale` (p,) are as for ``sum_scores``. `shared` (s,) are hashes, ascending, of
+    clusters that other sites have as well, whose scores are added up one by one; `spanning` (h,) those of
+    strata that other sites have as well, whose other clusters are summed by stratum; without strata 0, that
+    of all.
 
-    Returns
-    -------
-    dict
-        For the other clusters of `spanning` strata: ``counts`` (h,), ``sums`` (h, p), ``outer`` (h, p, p).
-        For the shared clusters: ``shared_sums`` (s, p), and ``shared``, ``shared_strata``, those that are
-        here and their strata. For the strata of this site alone together: ``within`` (p, p), their part of
-        the linearised variance, and ``lonely``, how many there are and how many have a single cluster.
-        Clusters and strata that are not here have zeros: of all but the hashes only the sums over sites are
-        needed.
-
-    Raises
-    ------
-    PolicyError
-        Fewer rows than the owner wants behind an aggregate lie behind one of these sums.
+    Released for the other clusters of `spanning` strata: ``counts`` (h,), ``sums`` (h, p), ``outer`` (h, p,
+    p). For the shared clusters: ``shared_sums`` (s, p), and ``shared``, ``shared_strata``, those that are
+    here and their strata. For the strata of this site alone together: ``within`` (p, p), their part of the
+    linearised variance, and ``lonely``, how many there are and how many have a single cluster. Clusters and
+    strata that are not here have zeros: of all but the hashes only the sums over sites are needed.
     """
     model = model_of(state)
     T = model.translation(data.name, beta, shift, scale)
@@ -148,11 +121,13 @@ def sum_clusters(
             raise MessageError(
                 f"{data.name}: array '{name}' must ascend, and stand for at most {MOST:,} sums"
             )
+    # Three disjoint kinds: shared clusters, others of spanning strata, and those of this site's own strata.
     single: Bools = np.isin(groups.cluster, shared)
     spans: Bools = np.isin(groups.stratum, spanning) & ~single
     alone: Bools = ~spans & ~single
     rows = np.bincount(groups.code, minlength=len(groups.cluster))
     by_stratum = [int(rows[spans & (groups.stratum == stratum)].sum()) for stratum in spanning]
+    # Each sum below is an aggregate of its own: the door counts the rows behind every one.
     state.tell(ClusterRows([*rows[single].tolist(), *by_stratum, int(rows[alone].sum())]))
     state.tell(working_weights(model.chunks, T @ beta, model.distribution))
     scores = cluster_scores(data, state, groups, T @ beta) @ T
@@ -194,6 +169,7 @@ def cluster_scores(data: SiteData, state: State, groups: RowClusters, beta: Floa
     at = 0
     for rows, X in model.opened.chunks():
         all_rows = glm_rows(rows, X)
+        # Scores of all rows at once would be as large as the design.
         for start in range(0, len(X), BLOCK):
             part = all_rows.part(slice(start, start + BLOCK))
             np.add.at(out, groups.code[at : at + len(part.y)], row_scores(part, beta, model.distribution))

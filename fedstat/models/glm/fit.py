@@ -25,16 +25,10 @@ NOT_ASKED = "not asked for"
 class Coordinates:
     """Standardised columns of a design.
 
-    Parameters
-    ----------
-    design : RowsDesign
-    shift, scale : (p,) arrays
-        Mean and standard deviation over all sites; 0 and 1 for the intercept.
-    back : (p, p) array
-        Matrix that takes coefficients of the standardised columns to the units of the data.
-    own : (K, 2, p) array or None
-        Mean and standard deviation of every column by site, by which it standardised for its own fit; None
-        where sites did not fit their own rows, which is all that they are needed for.
+    `shift` and `scale` are mean and standard deviation over all sites, 0 and 1 for the intercept; `back`
+    takes coefficients of the standardised columns to the units of the data. `own` holds mean and standard
+    deviation of every column by site, by which it standardised for its own fit; None where sites did not fit
+    their own rows.
     """
 
     design: RowsDesign
@@ -46,6 +40,7 @@ class Coordinates:
     @classmethod
     def of(cls, design: RowsDesign, own: Floats | None = None) -> Coordinates:
         """Standardise by the pooled moments."""
+        # Sums over columns far from zero would lose digits, and rank would depend on the columns' units.
         shift, scale = standardisation(design.mean, design.spread, design.intercept)
         zeros, ones = np.zeros_like(shift), np.ones_like(scale)
         back: Floats = np.asarray(np.linalg.inv(translation(shift, scale, zeros, ones)))
@@ -66,20 +61,16 @@ class Coordinates:
         return standardisation(self.own[k, 0], self.own[k, 1], self.design.intercept)
 
     def local(self, k: int, beta: Floats, information: Floats) -> tuple[Floats, Floats]:
-        """Coefficients and covariance of a site's own fit in the units of the data.
+        """Give a site's own coefficients (p,) and covariance (p, p), for dispersion one, in the data's units.
 
-        Returns
-        -------
-        beta : (p,) array
-            NaN for columns that are constant at the site, and for the intercept where one of them is
-            not zero: the intercept then holds its effect.
-        cov : (p, p) array
-            For dispersion one; rows and columns of NaN likewise.
+        NaN for columns that are constant at the site, and for the intercept where one of them is not zero:
+        the intercept then holds its effect.
         """
         assert self.own is not None
         varies = self.varies(k)
         shift, scale = (column[varies] for column in self._standardised(k))
         back = np.linalg.inv(translation(shift, scale, np.zeros_like(shift), np.ones_like(scale)))
+        # The constant columns of a site cannot be told from its intercept, unless they are zero.
         known = varies.copy()
         if self.design.intercept and (self.own[k, 0][~varies] != 0.0).any():
             known[0] = False
@@ -94,18 +85,9 @@ class Coordinates:
 
 @dataclass(frozen=True, slots=True)
 class OwnFit:
-    """One site's own fit in the units of the data, and its part of the sums at the estimate.
+    """One site's own fit in the units of the data, and its part of the sums at the estimate of all sites.
 
-    Parameters
-    ----------
-    site : str
-    n : int
-    beta : (p,) array or None
-    cov : (p, p) array or None
-    problem : str
-        Why there is no fit.
-    score, information : arrays or None
-        At the estimate of all sites, dispersion one; None where sums are masked.
+    `problem` says why there is no fit. `score` and `information` are for dispersion one, None where masked.
     """
 
     site: str
@@ -142,6 +124,7 @@ class Total:
     @classmethod
     def of(cls, replies: Sequence[Reply], hidden: bool) -> Total | None:
         """Add up replies in their order; None where sites give no sums: see ``sum_scores``."""
+        # Under masks only the count of willing sites is known, so that one of them silences all.
         if few_weigh(replies) or int(add(replies, "inside")) < len(replies):
             return None
         weight, deviance, pearson = add(replies, "totals").tolist()
@@ -160,9 +143,11 @@ class Total:
 
     def step(self) -> tuple[Floats, Floats]:
         """Newton's step and the matrix behind it: the observed information where it is definite."""
+        # Far from the maximum the observed one may be indefinite; Fisher scoring climbs all the same.
         for matrix in (self.observed, self.information):
             if matrix is None:
                 continue
+            # Unit diagonal: whether a factor exists must not depend on the columns' units.
             size = np.sqrt(np.abs(np.diag(matrix)))
             scaled = matrix / np.outer(size, size)
             try:
@@ -177,33 +162,12 @@ class Total:
 class GLMFit:
     """What the iteration hands over, in standardised coordinates where not said otherwise.
 
-    Parameters
-    ----------
-    gamma : (p,) array
-    total : Total
-        At `gamma`.
-    coordinates : Coordinates
-    dispersion : float
-    null : float
-        Intercept of the model without covariates.
-    fit : (3,) array
-        Log-likelihood; log-likelihood and deviance without covariates; NaN where not defined.
-    meat : (p, p) array or None
-        Sum of the outer products of the rows' scores.
-    between : (p, p) array or None
-        The same of the sites' scores.
-    apart : (2,) array or None
-        The sites' parts of the score test of equal coefficients, added up, where sums are masked.
-    trace : tuple of NewtonEvaluation
-    converged : bool
-    reason : str
-    local : tuple of OwnFit
-        In the units of the data.
-    n : int
-        Rows.
-    rounds : int or None
-        Newton steps that were asked for; None: to the maximum.
-    distribution : DistributionSpec
+    `total` are the sums at `gamma`; `null` is the intercept of the model without covariates; `fit` holds
+    log-likelihood, and log-likelihood and deviance without covariates, NaN where not defined. `meat` is the
+    sum of the outer products of the rows' scores, `between` that of the sites' scores, `apart` the sum of the
+    sites' parts of the score test of equal coefficients where sums are masked. `local` are the sites' own
+    fits in the units of the data, `n` the rows, `rounds` the Newton steps that were asked for (None: to the
+    maximum).
     """
 
     gamma: Vector

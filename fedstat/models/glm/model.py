@@ -176,6 +176,7 @@ class FederatedGLM(HorizontalModel):
     def _maximise(
         self, newton: Newton, choice: CovarianceChoice, local: bool
     ) -> Rounds[tuple[GLMFit, Floats, Overdispersion | None]]:
+        # Sites as clusters need the products of their scores only, which masks can hide.
         by_site = choice.cov_type == "cluster" and choice.clusters == self.partition.site_column
         wanted = Wanted(meat=choice.cov_type in ("HC0", "HC1"), between=by_site)
         fit = yield from newton.run(wanted, local=local)
@@ -185,11 +186,13 @@ class FederatedGLM(HorizontalModel):
         self, newton: Newton, local: bool
     ) -> Rounds[tuple[GLMFit, Floats, Overdispersion | None]]:
         over = yield from estimate_alpha(newton)
+        # The second fit is at a known alpha, and as any other; its covariance is not, see `over.cov`.
         fit = yield from with_alpha(newton, over.alpha).run(local=local)
         return fit, over.cov, over
 
     def _covariance(self, newton: Newton, fit: GLMFit, choice: CovarianceChoice) -> Rounds[Floats]:
         if fit.meat is not None:
+            # statsmodels' GLM leaves the factor of HC1 out; its OLS has it.
             factor = fit.n / (fit.n - len(fit.gamma)) if choice.cov_type == "HC1" else 1.0
             return factor * sandwich(fit, fit.meat)
         if choice.clusters is None:

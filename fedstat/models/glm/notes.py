@@ -90,8 +90,10 @@ def _event_lines(result: GLMStatements) -> list[tuple[str, str]]:
     question, fit = result.basis.agreement.question, result.fit_
     if result.distribution.name != "Binomial" or question.offsets or "exposure" in question.weights:
         return []
+    # Without an offset the null model is the share of events.
     share = float(result.family.link.inverse(np.array(fit.null)))
     events = share * fit.total.weight
+    # Variance weights, and trials, make the sum of events no count of rows.
     counted = len(question.response_columns) == 1 and "var_weights" not in question.weights
     if counted and abs(events - round(events)) < 1e-6:
         return [("Events", f"{round(events):,} ({100 * share:.1f} %)")]

@@ -25,18 +25,9 @@ class ScoreTest(NamedTuple):
 
 
 def score_test(result: GLMStatements, terms: str) -> ScoreTest:
-    """Test terms that the fit does not have.
+    """Test terms that the fit does not have, written as on the right side of a formula.
 
-    Parameters
-    ----------
-    result : GLMStatements
-    terms : str
-        As on the right side of a formula, such as ``"chol + C(slope)"``.
-
-    Raises
-    ------
-    ModelError
-        The terms add no coefficient, or rows lack their columns that the fit used.
+    A ModelError says that they add no coefficient, or that rows lack their columns that the fit used.
     """
     model = result.model
     larger = type(model).from_formula(
@@ -46,6 +37,7 @@ def score_test(result: GLMStatements, terms: str) -> ScoreTest:
         labels=model.question.labels,
         **model.roles,
     )
+    # On fewer rows the smaller estimate is no maximum, and its own terms would add to the statistic.
     rows = {row.site: row.n for row in model.agreement.sites}
     fewer = {row.site: rows[row.site] - row.n for row in larger.agreement.sites if row.n != rows[row.site]}
     if fewer:
@@ -65,10 +57,12 @@ def _protocol(newton: Newton, result: GLMStatements) -> Rounds[ScoreTest]:
     extra = [name for name in names if name not in result.params.index]
     if not extra or not set(result.params.index) <= set(names):
         raise ModelError("score_test: the terms add no coefficient to the fit")
+    # The smaller estimate, with zeros for the terms that it left out.
     beta = result.params.reindex(names).fillna(0.0).to_numpy()
     gamma: Floats = np.linalg.solve(newton.coordinates.back, beta)
     total = yield from newton.evaluate(gamma)
     assert total is not None
+    # A new term that follows from the old ones has a score of zero, and no test.
     check_rank(total.information, newton.coordinates)
     statistic = float(total.score @ np.linalg.solve(total.information, total.score)) / result.scale
     return ScoreTest(statistic, float(stats.chi2.sf(statistic, len(extra))), len(extra))

@@ -26,11 +26,7 @@ SMALLEST = 1e-8
 class Overdispersion:
     """Maximum over the coefficients and alpha.
 
-    Parameters
-    ----------
-    alpha, std_error : float
-    cov : (p, p) array
-        Covariance of the coefficients, in the units of the data, that accounts for alpha's estimation.
+    `cov` (p, p) is that of the coefficients, in the units of the data, and accounts for alpha's estimation.
     """
 
     alpha: float
@@ -43,16 +39,8 @@ def sum_nb2(
 ) -> dict[str, Array]:
     """Sum score and observed information of the coefficients and alpha over the rows.
 
-    Parameters
-    ----------
-    beta, shift, scale : (p,) arrays
-        As for ``sum_scores``.
-    alpha : float
-
-    Returns
-    -------
-    dict
-        ``score`` (p + 1,), ``information`` (p + 1, p + 1), alpha last; ``llf``.
+    `beta`, `shift`, `scale` (p,) are as for ``sum_scores``. Released are ``score`` (p + 1,) and
+    ``information`` (p + 1, p + 1), alpha last, and ``llf``.
     """
     model = model_of(state)
     T = np.eye(model.p + 1)
@@ -90,15 +78,13 @@ STEPS: Mapping[str, Step] = {
 
 
 def estimate_alpha(newton: Newton) -> Rounds[Overdispersion]:
-    """Newton's method in the coefficients and log alpha, from the fit at the family's alpha.
+    """Newton's method in the coefficients and log alpha, from the fit at the distribution's alpha.
 
-    Raises
-    ------
-    EstimationError
-        The counts are not overdispersed, or the iteration does not converge.
+    An EstimationError says that the counts are not overdispersed, or that the iteration does not converge.
     """
     yield from newton.open(local=True)
     gamma, _, _ = yield from newton.climb(NOTHING)
+    # In log alpha no step can leave the domain.
     point = np.append(gamma, np.log(newton.distribution.alpha or 1.0))
     llf, score, information = yield from _sums(newton, point)
     for _ in range(newton.options.maxiter):
@@ -107,11 +93,13 @@ def estimate_alpha(newton: Newton) -> Rounds[Overdispersion]:
                 "alpha goes to zero: the counts vary no more than Poisson counts; use family Poisson"
             )
         step = _step(score, information)
+        # The squared length of the step, in standard errors.
         if float(score @ step) < newton.options.tol**2:
             return _result(newton, point, information)
         for halving in range(MAX_HALVINGS):
             trial = point + step * 0.5**halving
             new, score_new, information_new = yield from _sums(newton, trial)
+            # Rounding of a sum over many rows must not count as a fall.
             if new >= llf - 1e-9 * abs(llf):
                 break
         point, llf, score, information = trial, new, score_new, information_new
@@ -131,6 +119,7 @@ def _sums(newton: Newton, point: Floats) -> Rounds[tuple[float, Floats, Floats]]
     score, information, llf = (add(replies, name) for name in ("score", "information", "llf"))
     if int(add(replies, "inside")) < len(replies):
         return -np.inf, score, information
+    # Chain rule from alpha to log alpha; the second derivative adds a term of the score.
     slope = np.ones(len(point))
     slope[-1] = alpha
     information = information * np.outer(slope, slope)

@@ -29,13 +29,7 @@ PART = 0.1
 
 
 def check_rank(information: Floats, coordinates: Coordinates) -> None:
-    """Require linearly independent columns.
-
-    Raises
-    ------
-    EstimationError
-        Columns are collinear over all sites, and which.
-    """
+    """Require linearly independent columns; the error says which are collinear over all sites."""
     names = coordinates.design.names
     size = np.sqrt(np.diag(information))
     if (size == 0.0).any():
@@ -44,7 +38,9 @@ def check_rank(information: Floats, coordinates: Coordinates) -> None:
     values, vectors = np.linalg.eigh(scaled)
     if values[0] > RANK_TOLERANCE * values[-1]:
         return
+    # A root of the information has the dependencies of the design, without a row of it.
     root = (np.sqrt(np.maximum(values, 0.0)) * vectors).T
+    # Pivoting puts the columns that follow from others last.
     R, pivot = qr(root, mode="r", pivoting=True)
     rank = int((np.abs(np.diag(R)) > np.sqrt(RANK_TOLERANCE)).sum())
     rank = min(max(rank, 1), len(names) - 1)
@@ -52,6 +48,7 @@ def check_rank(information: Floats, coordinates: Coordinates) -> None:
     groups = []
     for column, weight in zip(pivot[rank:], weights.T, strict=True):
         combination = np.zeros(len(names))
+        # From columns of unit information back to standardised ones.
         combination[pivot[:rank]] = weight * size[column] / size[pivot[:rank]]
         involved = np.abs(combination) * size > SHARE * size[column]
         combination[column] = -1.0
@@ -76,14 +73,9 @@ def diverges(moves: Sequence[float], lengths: Sequence[float]) -> bool:
     """Whether steps go on that gain nothing: the maximum lies at infinity.
 
     Where outcomes are separated each step adds about one to a logit, and its length in standard errors
-    shrinks by a constant factor; elsewhere Newton's steps shrink ever faster once they are short.
-
-    Parameters
-    ----------
-    moves : sequence of float
-        Largest change of a standardised coefficient, by evaluation.
-    lengths : sequence of float
-        Length of the step in standard errors.
+    shrinks by a constant factor; elsewhere Newton's steps shrink ever faster once they are short. `moves` are
+    the largest changes of a standardised coefficient, `lengths` those of the step in standard errors, both by
+    evaluation.
     """
     if len(moves) < PATIENCE or not NOISE < lengths[-1] < SHORT:
         return False
@@ -93,17 +85,10 @@ def diverges(moves: Sequence[float], lengths: Sequence[float]) -> bool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Runaway:
-    """Coefficients that go to infinity, at one step.
+    """Coefficients that go to infinity, at Newton's step of standardised coefficients (p,).
 
-    Parameters
-    ----------
-    step : (p,) array
-        Newton's step, of standardised coefficients.
-    before, now : (p, p) arrays
-        Information at the last two points.
-    evaluations : int
-    complete : bool
-        Whether the outcomes of all rows are known to be separated; otherwise the variances tell.
+    `before` and `now` are the information at the last two points. `complete`: the outcomes of all rows are
+    known to be separated; otherwise the variances tell.
     """
 
     step: Floats
@@ -118,6 +103,7 @@ class Runaway:
         grown = _variances(self.now, coordinates) > GROWTH * _variances(self.before, coordinates)
         columns = np.ones(len(grown), dtype=bool)
         columns[0] = not design.intercept
+        # Where every coefficient grows, it is the direction of the step that tells.
         complete = self.complete or bool(grown[columns].all())
         share = np.abs(self.step) > PART * np.abs(self.step[columns]).max(initial=0.0)
         culprits = columns & (share if complete or not (grown & columns).any() else grown)
@@ -136,6 +122,7 @@ class Runaway:
 def _variances(information: Floats, coordinates: Coordinates) -> Floats:
     """Variances of the coefficients in the data's units, (p,)."""
     size = np.sqrt(np.maximum(np.diag(information), np.finfo(float).tiny))
+    # Near separation the information is singular to rounding: no inverse, but a pseudo-inverse.
     covariance = np.linalg.pinv(information / np.outer(size, size), hermitian=True) / np.outer(size, size)
     back = coordinates.back
     return np.asarray(np.einsum("ij,jk,ik->i", back, covariance, back))

@@ -36,16 +36,9 @@ VANISHING = 1e-44
 
 @dataclass(frozen=True, slots=True)
 class NewtonOptions:
-    """How the maximum is sought.
+    """How the maximum is sought: in at most so many evaluations, to a step below `tol` standard errors.
 
-    Parameters
-    ----------
-    maxiter : int
-        Most evaluations of the score.
-    tol : float
-        Stop when Newton's step is below, in standard errors.
-    rounds : int or None
-        Take so many steps from the mean of the sites' own fits, and no more; None: to the maximum.
+    With `rounds`, so many steps from the mean of the sites' own fits, and no more; None: to the maximum.
     """
 
     maxiter: int = 50
@@ -85,6 +78,7 @@ class Newton:
     def open(self, local: bool) -> Rounds[None]:
         """Open the rows, fit every site's rows alone, and standardise."""
         session = self.session
+        # All that needs no coefficients goes into one round: every round is a visit to every site.
         asks = session.opening() + session.ask_all("start", {}, self.distribution.to_json())
         if local:
             asks += session.ask_all("fit_alone", {})
@@ -112,6 +106,7 @@ class Newton:
                 "to fit"
             )
         exposure = exposed if self.distribution.link == "Log" else weight
+        # Without an offset this is the intercept of the null model; with one Newton steps start from it.
         self.null = float(self.distribution.make().link(weighted / exposure))
 
     @property
@@ -137,6 +132,7 @@ class Newton:
             weighted += T.T @ (information @ reply.arrays["beta"])
         if not precision.any():
             return None
+        # A direction that no site alone determines has no precision: least squares leaves it at zero.
         return np.asarray(np.linalg.lstsq(precision, weighted, rcond=1e-10)[0])
 
     def _by_size(self, k: int, information: Floats) -> Floats:
@@ -150,8 +146,10 @@ class Newton:
         arrays: dict[str, Array] = {"shift": self.coordinates.shift, "scale": self.coordinates.scale}
         if gamma is not None:
             arrays["beta"] = gamma
+        # With an offset the null model has no closed form: its score rides along with every evaluation.
         if self.offsets:
             arrays["null"] = np.array(self.null)
+        # With a canonical link it equals the expected one; at the start of IRLS there is none.
         arrays["observed"] = np.array(not self.distribution.canonical and gamma is not None)
         return self.session.ask_all("sum_scores", arrays)
 
@@ -193,8 +191,10 @@ class Newton:
         gamma, total, judged = yield from self.climb(wanted)
         self._check_units(total)
         dispersion = self.dispersion(total)
+        # A last step that was foreseen has brought the judgement along.
         if not judged:
             judged = yield self.judge_asks(gamma, total, dispersion, wanted)
+        # A site without a finite sum sends zero, which must not pass for its part.
         defined = add(judged, "defined") == len(judged)
         return GLMFit(
             gamma,
@@ -251,13 +251,16 @@ class Newton:
                 raise self.runaway(step, before, total)
             for halving in range(MAX_HALVINGS):
                 trial = gamma + step * 0.5**halving
+                # Means outside the domain, or a deviance that rises, halve the step.
                 asks = self.evaluate_asks(trial)
+                # One round less, if this is the last point; wasted arrays, if it is not.
                 if self.expects_last():
                     asks += self.judge_asks(trial, total, self.dispersion(total), wanted)
                 replies = yield asks
                 new = Total.of(replies[:K], self.session.masked)
                 if new is not None and not rises(new.deviance, total.deviance):
                     break
+                # Few rows weigh after growing steps: all outcomes are separated, no step helps.
                 if few_weigh(replies[:K]) and runs_away(self.trace):
                     raise self.runaway(step, before, total, complete=True)
             else:
@@ -321,6 +324,7 @@ class Newton:
             return len(self.trace) == self.options.rounds
         if self.halved or len(self.trace) < 2 or self.trace[-2].step == 0.0:
             return False
+        # Steps shrink quadratically: the next is c now^2 with c = now / before^2. A tenth is the margin.
         before, now = self.trace[-2].step, self.trace[-1].step
         return now**2 * (now / before**2) < 0.1 * self.options.tol
 
@@ -354,6 +358,7 @@ class Newton:
         problem = str(json.loads(reply.text)["problem"])
         if problem:
             return None, None, problem
+        # As statsmodels estimates it from these rows alone: columns that are constant here do not count.
         beta, cov = self.coordinates.local(k, reply.arrays["beta"], reply.arrays["information"])
         if self.dispersion(total) != 1.0:
             rest = n - int(self.coordinates.varies(k).sum())

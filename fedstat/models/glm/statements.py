@@ -156,6 +156,7 @@ class GLMStatements(RowsResults):
         if len(self.fit_.local) == 1:
             raise NotAvailableError("no heterogeneity: it compares sites, and this fit has one")
         est, columns = self.estimate, self.fit_.coordinates
+        # The scores are taken back to the data's units, where such a column is the intercept to rounding.
         far = np.abs(columns.shift) > FAR * columns.scale
         if far.any():
             listed = ", ".join(name for name, is_far in zip(est.names, far, strict=True) if is_far)

@@ -68,18 +68,10 @@ def model_of(state: State) -> SiteModel:
 
 
 def start(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
-    """Check the response, and sum it.
+    """Check the response, and sum it; `text` is distribution and link.
 
-    Parameters
-    ----------
-    text : str
-        The family.
-
-    Returns
-    -------
-    dict
-        ``response``: sum of the weights, of the weighted response, and the weighted sum of the exponentials
-        of the offset.
+    Released is ``response``: sum of the weights, of the weighted response, and the weighted sum of the
+    exponentials of the offset.
     """
     opened = rows_of(state)
     model = SiteModel(opened, DistributionSpec.from_json(text), state.entities, len(opened.shift))
@@ -96,19 +88,15 @@ def start(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], st
 
 
 def fit_alone(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
-    """Fit this site's rows alone, and release that fit.
+    """Fit this site's rows alone, and release that fit; the text says what ``problem`` hindered it.
 
-    Returns
-    -------
-    dict
-        ``beta`` (p,) and ``information`` (p, p) for the columns as the site standardised them, zero for those
-        that are constant here and where there is no fit; ``columns`` (2, p), the means and deviations by
-        which it did; ``pearson``, Pearson's statistic of the fit.
-    str
-        JSON: ``problem``, empty or what hindered the fit.
+    ``beta`` (p,) and ``information`` (p, p) are for the columns as the site standardised them, zero for those
+    that are constant here and where there is no fit; ``columns`` (2, p) the means and deviations by which it
+    did; ``pearson`` is Pearson's statistic of the fit.
     """
     model = model_of(state)
     p, varies = model.p, model.opened.varies
+    # Zeros keep the shapes that were declared where there is no fit; they add nothing to a mean.
     beta, information, pearson = np.zeros(p), np.zeros((p, p)), 0.0
     fit = fit_local(lambda: model.chunks(None if varies.all() else varies), model.distribution)
     if not fit.problem:
@@ -142,6 +130,7 @@ def sums_at(
         point = state.use("glm point", KeptSums)
         if np.array_equal(point.beta, beta) and (point.sums.observed is not None or not observed):
             return point.sums
+    # Facts are told before anything is described: the door judges what the rows weigh at this point.
     sums = evaluate(model.chunks(), beta, model.distribution, observed=observed)
     state.tell(working_weights(model.chunks, beta, model.distribution, sums, instead))
     state.keep("glm point", KeptSums(beta, sums), state.entities)
@@ -167,24 +156,13 @@ def sum_scores(
 ) -> dict[str, Array]:
     """Sum score and information over the rows.
 
-    Parameters
-    ----------
-    observed : bool
-        Whether to add the observed information.
-    shift, scale : (p,) arrays
-        Mean and standard deviation of the columns over all sites.
-    beta : (p,) array, optional
-        Coefficients of the columns so standardised; the start of IRLS where left out.
-    null : float, optional
-        Intercept of the model without covariates.
-
-    Returns
-    -------
-    dict
-        ``inside``: whether all means lie inside the family's domain; ``spread``: whether more than a few rows
-        weigh in the sums. These are zero where one of the two is not so, and tell nothing. ``score`` (p,),
-        ``information`` (p, p), ``observed`` (p, p); ``totals``: sum of the frequency weights, deviance,
-        Pearson's statistic; ``null``: score, information and deviance.
+    `shift` and `scale` (p,) are mean and standard deviation of the columns over all sites, `beta` (p,)
+    coefficients of the columns so standardised, the start of IRLS where left out; `null` is the intercept of
+    the model without covariates, `observed` whether to add the observed information. Released are ``inside``:
+    whether all means lie inside the distribution's domain; ``spread``: whether more than a few rows weigh in
+    the sums. These are zero where one of the two is not so, and tell nothing. ``score`` (p,), ``information``
+    and ``observed`` (p, p); ``totals``: sum of the frequency weights, deviance, Pearson's statistic;
+    ``null``: score, information, deviance.
     """
     model, more = model_of(state), bool(observed)
     T = model.translation(data.name, beta, shift, scale)
@@ -192,6 +170,7 @@ def sum_scores(
     if null is not None:
         without["null"] = np.array(null_sums(model.chunks(), float(null), model.distribution)[:3])
     if beta is None:
+        # Nobody has chosen coefficients: the weights are those of the data, and single out no row.
         state.tell(AT_THE_START)
         sums = evaluate(model.chunks(), None, model.distribution)
     else:
@@ -214,39 +193,21 @@ def judge(
     between: Array,
     apart: Array,
 ) -> dict[str, Array]:
-    """Sum what is needed once the estimate is there.
+    """Sum what is needed once the estimate is there; refused where it leaves nearly all weight to a few rows.
 
-    Parameters
-    ----------
-    beta, shift, scale : (p,) arrays
-        As in :func:`sum_scores`.
-    dispersion : (2,) array
-        For the log-likelihood, and for the one without covariates.
-    null : float
-        Intercept of the model without covariates.
-    meat : bool
-        Whether to add the outer products of the rows' scores.
-    between : bool
-        Whether to add the outer product of the site's score, for a covariance with sites as clusters.
-    apart : bool
-        Whether to add the site's part of the score test of equal coefficients.
-
-    Returns
-    -------
-    dict
-        ``fit``: log-likelihood, log-likelihood and deviance without covariates; ``meat``, ``between`` (p, p);
-        ``apart`` (2,): see :func:`fedstat.inference.heterogeneity.influence.quadratic_form`.
-
-    Raises
-    ------
-    PolicyError
-        These coefficients leave nearly all weight to a few rows.
+    `beta`, `shift`, `scale` and `null` are as in :func:`sum_scores`, `dispersion` (2,) is that for the
+    log-likelihood and for the one without covariates. Released are ``fit``: log-likelihood, and
+    log-likelihood and deviance without covariates; and as asked ``meat`` (p, p), the outer products of the
+    rows' scores; ``between`` (p, p), that of the site's score, for a covariance with sites as clusters;
+    ``apart`` (2,), the site's part of the score test of equal coefficients, see
+    :func:`fedstat.inference.heterogeneity.influence.quadratic_form`.
     """
     model = model_of(state)
     T = model.translation(data.name, beta, shift, scale)
     check_lengths(data.name, dispersion=(dispersion, 2))
     own = T @ beta
     at = sums_at(state, model, own)
+    # Both likelihoods need the final dispersion, which is known only after the last sum_scores.
     llf = log_likelihood(model.chunks(), own, model.distribution, float(dispersion[0]))
     without = null_sums(model.chunks(), float(null), model.distribution, float(dispersion[1]))
     fit = np.array([llf, without.log_likelihood, without.deviance])

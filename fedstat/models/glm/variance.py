@@ -29,17 +29,9 @@ class CovarianceChoice:
 class ClusterSums:
     """Clusters' scores, added up by stratum.
 
-    Parameters
-    ----------
-    counts : (S,) array
-        Clusters by stratum.
-    sums : (S, p) array
-    outer : (S, p, p) array
-        Sums of the clusters' scores and of their outer products.
-    within : (p, p) array
-        Variance between clusters in the strata that lie within one site.
-    strata, lonely : int
-        Number of strata in all, and of those within one site that have a single cluster.
+    `counts` (S,) of clusters, `sums` (S, p) and `outer` (S, p, p) of their scores and outer products;
+    `within` (p, p) is the variance between clusters in the strata that lie within one site. `strata` counts
+    all strata, `lonely` those within one site that have a single cluster.
     """
 
     counts: Floats
@@ -53,13 +45,11 @@ class ClusterSums:
 def cluster_sums(session: RowsSession, fit: GLMFit, clusters: str, strata: str | None) -> Rounds[ClusterSums]:
     """Ask the sites for their clusters' scores; those of clusters at several sites are added first.
 
-    Raises
-    ------
-    EstimationError
-        A cluster lies in different strata at different sites.
+    A cluster that lies in different strata at different sites is an error.
     """
     text = json.dumps({"clusters": clusters, "strata": strata})
     listed = yield session.ask_all("list_clusters", {}, text)
+    # Only hashes that several sites list are asked back: a stratum of one site stays its own affair.
     several = _at_several(listed, "strata")
     arrays = {
         "beta": fit.gamma,
@@ -88,15 +78,11 @@ def _at_several(replies: Sequence[Reply], name: str) -> Ints:
 def add_clusters(replies: Sequence[Reply], asked: Mapping[str, Array], pairs: Ints) -> ClusterSums:
     """Add the sites' sums up.
 
-    Parameters
-    ----------
-    replies : sequence of Reply
-    asked : mapping
-        ``shared`` and ``spanning``, the clusters and strata that several sites have.
-    pairs : (s, 2) array of int
-        Shared clusters, ascending, and the stratum of each, which is one of `spanning`.
+    `asked` holds ``shared`` and ``spanning``, the clusters and strata that several sites have; `pairs` (s, 2)
+    the shared clusters, ascending, and the stratum of each, which is one of `spanning`.
     """
     counts, sums, outer, scores = (add(replies, name) for name in ("counts", "sums", "outer", "shared_sums"))
+    # A cluster over several sites is squared once its scores are added, and not before.
     for h, score in zip(np.searchsorted(asked["spanning"], pairs[:, 1]), scores, strict=True):
         counts[h] += 1.0
         sums[h] += score
@@ -135,6 +121,7 @@ def clustered_by_site(fit: GLMFit, K: int) -> Floats:
     """Cluster-robust covariance with the K sites as clusters, from the sum of their scores' products."""
     assert fit.between is not None
     p = len(fit.gamma)
+    # One stratum, in which each site is a cluster.
     sums = ClusterSums(np.array([float(K)]), np.zeros((1, p)), fit.between[None], np.zeros((p, p)), 1, 0)
     return clustered(fit, sums)
 
@@ -142,14 +129,10 @@ def clustered_by_site(fit: GLMFit, K: int) -> Floats:
 def linearised(fit: GLMFit, sums: ClusterSums) -> Floats:
     """Linearised covariance of a stratified, clustered sample (Binder 1983), first stage with replacement.
 
-    sum_h n_h / (n_h - 1) sum_i (u_hi - mean_h)(u_hi - mean_h)' between inverse informations, as the
-    survey package of R computes it.
-
-    Raises
-    ------
-    EstimationError
-        A stratum has a single cluster.
+    sum_h n_h / (n_h - 1) sum_i (u_hi - mean_h)(u_hi - mean_h)' between inverse informations, as the survey
+    package of R computes it; a stratum with a single cluster is an error.
     """
+    # Strata over several sites are counted here, those of one site there.
     lonely = sums.lonely + int((sums.counts < 2).sum())
     if lonely:
         raise EstimationError(

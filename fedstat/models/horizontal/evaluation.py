@@ -61,6 +61,7 @@ def bin_counts(
         rows_in += np.bincount(at, minlength=B)
         for j, values in enumerate((weight, weight * y, weight * link.inverse(eta))):
             sums[j] += np.bincount(at, weights=values, minlength=B)
+    # Merged where the rows are: the coordinator never sees a small count.
     groups = merge_small_bins(rows_in, data.min_count)
     merged = np.array([np.bincount(groups, weights=row, minlength=B) for row in sums])
     return {"bins": merged, "least": np.array(data.min_count)}, ""
@@ -144,8 +145,10 @@ def _protocol(
     replies = yield [one for pair in zip(opening, moments, strict=True) for one in pair]
     parts = np.array([reply.arrays["moments"] for reply in replies[1::2]])
     n, mean, squares = combine_moments(parts)
+    # A constant predictor has no spread; bins of any width will do.
     spread = float(np.sqrt(squares / n)) or 1.0
     usual = min(max(int(parts[:, 0].min()) // ROWS_PER_BIN, FEWEST), MOST)
+    # Normal quantiles: bins hold about equally many rows as far as linear predictors are normal.
     inner = mean + spread * stats.norm.ppf(np.linspace(0, 1, (bins or usual) + 1)[1:-1])
     replies = yield [
         ask(site, "bin_counts", distribution.to_json(), beta=beta, inner=inner) for site in names

@@ -28,21 +28,7 @@ from fedstat.models.horizontal.session import RowsSession
 
 
 class HorizontalModel(Explainable):
-    """A model over sites that hold different rows of the same columns.
-
-    Parameters
-    ----------
-    formula : Formula
-    partition : ClientPartition
-        In the horizontal layout.
-    family : statsmodels family, optional
-    offset, exposure, freq_weights, var_weights : str, optional
-        Columns.
-    labels, complete : sequence of str
-        Columns of clusters and strata that a covariance shall use.
-    missing : {"drop", "raise"}
-        What to do with rows that lack a value which the model reads.
-    """
+    """A model over sites that hold different rows of the same columns; see :meth:`from_formula`."""
 
     model_name: ClassVar[str] = "Federated model"
     method_name: ClassVar[str] = ""
@@ -77,6 +63,7 @@ class HorizontalModel(Explainable):
         self.engine: Engine = partition.engine
         self._session = secrets.token_hex(8)
         self._agreement_ledger = Ledger()
+        # Levels, transforms and rows are agreed on here, once: every fit of this model codes alike.
         self.agreement: RowsAgreement = self.engine.run(
             agree_rows(
                 self.question,
@@ -151,6 +138,7 @@ class HorizontalModel(Explainable):
                 "ClientPartition.from_frame(table, by='site'); this one is vertical"
             )
         held = dict.fromkeys(name for names in partition.columns.values() for name in names)
+        # Columns of some sites parse as well, so that the error can name the sites that lack them.
         partly = [name for name in held if name not in partition.pooled_columns]
         parsed = parse_pooled_formula(formula, partition.pooled_columns, (partition.site_column, *partly))
         return cls(
@@ -177,6 +165,7 @@ class HorizontalModel(Explainable):
 
     def new_ledger(self) -> Ledger:
         """Start the account of a fit with what the agreement released."""
+        # Two fits of one model must not enter each other's account.
         return copy.deepcopy(self._agreement_ledger)
 
     def receipted(self, protocol: Rounds[Fit], ledger: Ledger) -> Rounds[Fit]:
@@ -221,13 +210,7 @@ class HorizontalModel(Explainable):
         )
 
     def _check_held(self, role: str, name: object) -> None:
-        """Require a column that all sites have.
-
-        Raises
-        ------
-        FormulaError, ModelError
-            Some lack it, and which; or it is not the name of a column.
-        """
+        """Require a column that all sites have; the error names those that lack it."""
         if not isinstance(name, str):
             raise ModelError(
                 f"{role}: expected the name of a column, received {type(name).__name__}; the values must "

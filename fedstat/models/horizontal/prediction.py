@@ -84,14 +84,7 @@ def _exposure(frame: pd.DataFrame, name: str) -> Floats:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GLMPrediction:
-    """Predicted means with standard errors.
-
-    Parameters
-    ----------
-    linear, se_linear : Series
-        Linear predictor and its standard error.
-    family : statsmodels family
-    """
+    """Predicted means with standard errors, from those of the linear predictor, by a statsmodels family."""
 
     linear: pd.Series
     se_linear: pd.Series

@@ -213,6 +213,7 @@ class RowsResults(FederatedResults):
         evaluation, self.evaluation_ledger = evaluate_rows(
             self.basis.agreement, self.distribution, self.estimate.params, partition, bins
         )
+        # Kept, so that compare() and files can show it without asking the sites again.
         self._auc = evaluation.auc if evaluation.binary else None
         return evaluation
 

@@ -30,6 +30,7 @@ def glm_rows(rows: WholeRows, X: Floats) -> Rows:
     y, trials = rows.y, None
     if y.ndim == 2:
         trials = y.sum(axis=1)
+        # No trials, no proportion: the row has weight zero, whatever stands there.
         y = np.divide(y[:, 0], trials, out=np.zeros(len(y)), where=trials > 0.0)
     weights = rows.weights
     return Rows(X, y, rows.offset, weights.get("freq_weights"), weights.get("var_weights"), trials)
