@@ -1,4 +1,4 @@
-"""Printed account of what left a site, from its own chain of entries."""
+"""Printed account of what left a site, from its own chain of entries; the declaration that it was lost."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedstat.errors import PartitionError
-from fedstat.federation.account.chain import LINK_FIELDS, Chain
+from fedstat.federation.account.chain import Chain
 from fedstat.federation.account.entry import REFUSAL, Entry
-from fedstat.federation.account.ledger_file import LEDGER, read_account
-from fedstat.federation.carry.site_folder import load_identity, read_description
+from fedstat.federation.account.ledger_file import read_account
+from fedstat.federation.account.ledger_lines import LEDGER
+from fedstat.federation.account.link import LINK_FIELDS
+from fedstat.federation.account.loss import declare_loss
+from fedstat.federation.carry.site_folder import load_identity, open_records, read_description
 from fedstat.operator.screen import columns, heading
 
 HEAD = ("step", "array", "kind", "masked", "messages", "largest", "bytes", "entities")
@@ -19,10 +22,13 @@ HEAD = ("step", "array", "kind", "masked", "messages", "largest", "bytes", "enti
 def ledger(folder: Path, session: str | None, as_json: bool) -> int:
     """Show what left a site, to whom and when, and whether the account is whole."""
     name = read_description(folder).name
-    if not (folder / LEDGER).exists():
+    account = read_account(folder, name, load_identity(folder).public)
+    for when, reason in account.losses if not as_json else ():
+        print(f"Its owner declared on {when} that the account before was lost: {reason}\n")
+    chains = account.chains
+    if not chains:
         print(f"{name} has not answered anything yet.")
         return 0
-    chains = read_account(folder, name, load_identity(folder).public).chains
     if session is not None:
         chains = tuple(chain for chain in chains if chain.session == session)
         if not chains:
@@ -38,6 +44,23 @@ def ledger(folder: Path, session: str | None, as_json: bool) -> int:
         _show(chain)
     n_entries = sum(len(chain.links) for chain in chains)
     print(f"{n_entries:,} entries in {len(chains)} sessions. Every entry fits the chain of digests.")
+    return 0
+
+
+def declare(folder: Path, reason: str) -> int:
+    """Declare that a site's account was lost, and say what became of it."""
+    description = read_description(folder)
+    n_rows = open_records(folder, description).n_rows
+    loss = declare_loss(folder, description.name, load_identity(folder), reason, n_rows)
+    print(heading(f"Account of {description.name}"))
+    print(f"  Found: {loss.found}\n")
+    if loss.files:
+        print(f"  Set aside in '{loss.aside}': {', '.join(loss.files)}.")
+    if loss.forgotten:
+        print(
+            "  Earlier answers are not held against new ones: two that differ by a few rows may both leave.\n"
+        )
+    print("The loss is declared. It stands in the account, and every receipt tells the others of it.")
     return 0
 
 

@@ -102,6 +102,12 @@ SITE = (
         description_commands.answer_again,
     ),
     Command(
+        "declare-loss",
+        "Declare that the site's account, or its memory of earlier answers, was lost; the others are told.",
+        account.declare,
+        (argument("--reason", required=True, help="what happened, for the account; it stays here"),),
+    ),
+    Command(
         "pin",
         "Trust the coordinator, or the other site, of a card.",
         site_commands.pin,

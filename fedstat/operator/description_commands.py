@@ -61,7 +61,7 @@ def show_columns(published: Published, held: tuple[str, ...]) -> None:
 def answer_again(folder: Path) -> int:
     """Let those go on whose questions were refused too often, after the owner has read why."""
     description = read_description(folder)
-    account = open_account(folder, description.name, load_identity(folder).public)
+    account = open_account(folder, description.name, load_identity(folder))
     refused = {asker: count for asker, count in account.refusals.items() if count}
     for asker in refused:
         account.set_refusals(asker, 0)

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedstat.errors import EngineError, PartitionError
-from fedstat.federation.account.ledger_file import LEDGER, read_account
+from fedstat.federation.account.ledger_file import read_account
+from fedstat.federation.account.ledger_lines import LEDGER
 from fedstat.federation.carry.flare.analysis import Analysis, ask_server, end_analysis
 from fedstat.federation.carry.flare.kit import FLARE, FOLDER, KIT, SERVER
 from fedstat.federation.carry.flare.provision import (

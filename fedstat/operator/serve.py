@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedstat.errors import EngineError, PartitionError
+from fedstat.errors import EngineError, PartitionError, SecurityError
 from fedstat.federation.account.ledger_file import LedgerFile
 from fedstat.federation.carry.folder import serve_folder
 from fedstat.federation.carry.site_folder import DESCRIPTION, changed_at, heed, open_site, read_description
@@ -130,6 +130,8 @@ def _is_served(folder: Path) -> bool:
         LedgerFile(folder, patience=0.0).close()
     except EngineError:
         return True
+    except SecurityError:  # there is none, which the site will say when it is started
+        return False
     return False
 
 

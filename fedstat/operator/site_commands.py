@@ -7,8 +7,10 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from fedstat.errors import FedstatError, PartitionError
+from fedstat.errors import FedstatError, PartitionError, SecurityError
 from fedstat.federation.account.entry import COORDINATOR
+from fedstat.federation.account.ledger_file import begin_account, read_account
+from fedstat.federation.account.ledger_lines import LEDGER
 from fedstat.federation.carry.flare.kit import FLARE
 from fedstat.federation.carry.flare.provision import check_flare_name
 from fedstat.federation.carry.site_folder import (
@@ -46,7 +48,8 @@ def init(folder: Path, name: str, data: str | None, exchange: str, key: Sequence
     over_flare = carrier == FLARE
     if over_flare:
         check_flare_name(name)
-    fingerprint = make_folder(folder, DESCRIPTION).public.fingerprint
+    identity = make_folder(folder, DESCRIPTION)
+    fingerprint = identity.public.fingerprint
     # a path that was given on the command line is relative to where the command was run
     path = "records.csv" if data is None else str(Path(data).resolve())
     text = TEMPLATE.format(
@@ -60,12 +63,14 @@ def init(folder: Path, name: str, data: str | None, exchange: str, key: Sequence
         path=quoted(path),
         fingerprint=quoted(fingerprint),
     )
+    begin_account(folder, identity)
     (folder / DESCRIPTION).write_text(text, encoding="utf-8")
     (folder / POLICY).write_text(Policy.strict().to_toml(), encoding="utf-8")
     files = [
         (IDENTITY, "private keys, for this account alone; keep a copy where you keep passwords"),
         (DESCRIPTION, "where the records are and who is trusted: fill it in"),
         (POLICY, "what may leave: every rule is explained there; it starts strict"),
+        (LEDGER, "the account of what leaves, begun now: the site does not serve without it"),
     ]
     card = Card(name, SITE, fingerprint).hand_out(folder, files)
     print(f"\nNext: fill in {DESCRIPTION}, then    fedstat site describe {typed(folder)}")
@@ -126,6 +131,7 @@ def check(folder: Path) -> int:
     _show_policy(description.name, policy)
     problems += _description_problems(folder, policy)
     _show_trust(description, fingerprint, problems)
+    problems += _account_problems(folder, description.name)
     if description.exchange:
         problems += _exchange_problems(description.exchange)
     else:
@@ -224,6 +230,13 @@ def _show_trust(description: SiteDescription, fingerprint: str, problems: list[s
         problems.append(f"[pinned] has another key for '{name}' than {IDENTITY}; pin its own card")
     if not pinned:
         print("  Without other sites no masked sum is possible.\n")
+
+
+def _account_problems(folder: Path, name: str) -> Iterator[str]:
+    try:
+        read_account(folder, name, load_identity(folder).public).check_undisputed(name)
+    except SecurityError as error:
+        yield str(error)
 
 
 def _exchange_problems(exchange: str) -> Iterator[str]:

@@ -17,117 +17,29 @@ can prove later what array i was, and discloses no other.
 
 from __future__ import annotations
 
-import hashlib
 import hmac
-import json
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
-import numpy as np
-
+from fedstat.errors import SecurityError
 from fedstat.federation.account.entry import (
     COORDINATOR,
-    SIGNED_FIELDS,
     Content,
     Entered,
     Entry,
     answered,
     asked,
-    read_entry,
     refused,
-    typed,
 )
+from fedstat.federation.account.head import AccountHead, told
+from fedstat.federation.account.link import ChainLink, NumbersPassed, content_digest, extend, genesis
 from fedstat.federation.account.released import SHARE, counted, distinct_numbers
 from fedstat.federation.crypto.keys import PublicIdentity, encode
 from fedstat.federation.message import Ask, Reply, Step
 from fedstat.typing import Array
-
-KNOWN_TO_THE_SITE = ("time", "numbers", "among", "commitment")
-LINK_FIELDS = (*SIGNED_FIELDS, *KNOWN_TO_THE_SITE)
-"""Fields of a link that are hashed, in this order."""
-_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-
-
-@dataclass(frozen=True, slots=True)
-class ChainLink:
-    """One entry of a site's chain, and what the site alone knows of it.
-
-    `time` is UTC to the second. `numbers` are the distinct numbers that count as equations (see
-    :mod:`fedstat.federation.account.released`), sums over `among` sites. `commitment` is to the content, and
-    empty for a refusal.
-    """
-
-    entry: Entry
-    time: str
-    numbers: int
-    among: int
-    commitment: str
-
-    @property
-    def signed(self) -> list[Any]:
-        """Values of :data:`LINK_FIELDS`, which the next digest is of."""
-        return [*self.entry.signed, self.time, self.numbers, self.among, self.commitment]
-
-
-def read_link(row: Sequence[Any]) -> ChainLink:
-    """Rebuild a link from its signed values; see :func:`fedstat.federation.account.entry.read_entry`."""
-    place = len(SIGNED_FIELDS)
-    link = ChainLink(read_entry(row[:place]), **typed(ChainLink, KNOWN_TO_THE_SITE, row[place:]))
-    if link.numbers < 0 or link.among < 1:
-        raise ValueError("a negative number")
-    return link
-
-
-def canonical(value: Any) -> str:
-    """Write JSON in the one form that is hashed and signed."""
-    return _CANONICAL.encode(value)
-
-
-def genesis(site: str, keys: PublicIdentity, session: str, ordinal: int, previous: str) -> bytes:
-    """Digest before the first entry."""
-    parts = ("fedstat chain 1", site, keys.digest, session, str(ordinal), previous)
-    return hashlib.sha256(encode(*parts)).digest()
-
-
-def extend(digest: bytes, link: ChainLink) -> bytes:
-    """Digest after one more entry."""
-    return hashlib.sha256(digest + canonical(link.signed).encode()).digest()
-
-
-def content_digest(content: Content) -> bytes:
-    """SHA-256 of type, shape and numbers, or of a text; memory is read once and not copied."""
-    if isinstance(content, str):
-        return hashlib.sha256(encode("text", content)).digest()
-    array = np.ascontiguousarray(content)
-    digest = hashlib.sha256(encode(array.dtype.str, str(np.shape(content))))
-    digest.update(array.reshape(-1).view(np.uint8).data)
-    return digest.digest()
-
-
-@dataclass(slots=True)
-class NumbersPassed:
-    """Numbers that left, by how many sites they are sums over, and those that came in."""
-
-    released: Counter[int] = field(default_factory=Counter)
-    received: int = 0
-
-    def add(self, links: Iterable[ChainLink]) -> NumbersPassed:
-        """Count some more links."""
-        for link in links:
-            if link.entry.receiver != COORDINATOR:
-                self.received += link.numbers
-            elif link.numbers:
-                self.released[link.among] += link.numbers
-        return self
-
-    def merge(self, other: NumbersPassed) -> None:
-        """Add the numbers of another session."""
-        self.released.update(other.released)
-        self.received += other.received
 
 
 class ChainStore(Protocol):
@@ -153,8 +65,21 @@ class ChainStore(Protocol):
         """Keep how many refusals one who asks has had."""
         ...
 
-    def answered(self, bitmaps: Sequence[Array]) -> None:
+    def answered(self, bitmaps: Sequence[Array], n_rows: int) -> None:
         """Keep the rows behind earlier answers; see :mod:`fedstat.federation.door.guards`."""
+        ...
+
+    def disputed(self, why: str) -> None:
+        """Keep that the account was found not to be whole."""
+        ...
+
+    def holds(self, head: AccountHead) -> bool:
+        """Whether what is kept had this head."""
+        ...
+
+    @property
+    def head(self) -> AccountHead:
+        """The newest."""
         ...
 
 
@@ -269,7 +194,9 @@ class SiteAccount:
     released or received: a repetition tells nothing new. A mark is the keyed digest of a content, and tells
     nothing without the secret. `columns` were in play in any session; `entities` are the most behind an
     answer; `refusals` counts those that depended on rows, by who asked; `spent` names what was answered and
-    is answered once.
+    is answered once. `disputed` says why the account is not whole, `losses` are the times at which its owner
+    declared that the one before was lost, with the reasons. `recalled` are the rows behind answers of an
+    earlier process.
     """
 
     def __init__(self, secret: bytes | None = None) -> None:
@@ -280,6 +207,9 @@ class SiteAccount:
         self.entities = 0
         self.refusals: Counter[str] = Counter()
         self.spent: set[str] = set()
+        self.disputed = ""
+        self.losses: list[tuple[str, str]] = []
+        self.recalled: list[Array] = []
         self._chains: dict[str, Chain] = {}
         self._present = ""
 
@@ -348,7 +278,34 @@ class SiteAccount:
         if self.store is not None:
             self.store.refused(asker, count)
 
-    def keep_answered(self, bitmaps: Sequence[Array]) -> None:
-        """Keep the rows behind earlier answers beyond the life of the process."""
+    def keep_answered(self, bitmaps: Sequence[Array], n_rows: int) -> None:
+        """Keep the rows behind earlier answers, of so many rows, beyond the life of the process."""
         if self.store is not None:
-            self.store.answered(bitmaps)
+            self.store.answered(bitmaps, n_rows)
+
+    def check_undisputed(self, site: str) -> None:
+        """Refuse to go on with an account that was found not to be whole, with a SecurityError."""
+        if self.disputed:
+            raise SecurityError(
+                f"{site}: {self.disputed}; nothing is answered until its owner has declared the loss"
+            )
+
+    def hold_against(self, site: str, keys: PublicIdentity, earlier: AccountHead) -> None:
+        """Hold the account against a head that the site signed once.
+
+        SecurityError where it is not of this site; and where the account does not hold it, from then on. What
+        was signed before the owner declared a loss is not asked for.
+        """
+        if self.store is None:
+            return
+        if not earlier.is_of(keys):
+            raise SecurityError(
+                f"{site}: the head of its account that it was shown is not one that it signed"
+            )
+        if earlier.time > max(self.store.head.lost, default=-1) and not self.store.holds(earlier):
+            self.disputed = (
+                f"its account does not hold what it signed on {told(earlier.time)}: the files in its folder "
+                "were put back to an earlier state, and what it has answered since is not known"
+            )
+            self.store.disputed(self.disputed)
+        self.check_undisputed(site)

@@ -16,8 +16,9 @@ from typing import Annotated, Any, TypeAlias
 import pandas as pd
 
 from fedstat.errors import ReceiptError
-from fedstat.federation.account.chain import LINK_FIELDS, ChainLink, NumbersPassed, canonical, read_link
 from fedstat.federation.account.entry import REFUSAL, Entry, read_entry
+from fedstat.federation.account.head import AccountHead, told
+from fedstat.federation.account.link import LINK_FIELDS, ChainLink, NumbersPassed, canonical, read_link
 from fedstat.federation.account.released import Exposure, SiteCounts, alarm, compare, table
 from fedstat.federation.crypto.keys import PublicIdentity
 from fedstat.records import Least, from_plain, to_plain
@@ -27,6 +28,10 @@ STATEMENT = "fedstat statement 1"
 CAVEAT = (
     "Counting is a necessary check and no proof of privacy: one number can disclose a value, and many "
     "dependent ones may not. Not counted: texts, names, levels, counts, and who has a record."
+)
+LOSS = (
+    "{site}: its owner declared on {time} that its account was lost; what it answered before may not "
+    "be known there, and is not held against new answers."
 )
 Natural: TypeAlias = Annotated[int, Least(0)]
 
@@ -38,8 +43,9 @@ class Statement:
     `ordinal` is the session's place among those that the site opened, from 1, and `previous` the head of the
     one before, as it was then (empty for the first); `head` is the digest of the last entry. `coordinator` is
     the digest of the coordinator's ledger as it was shown to the site: later changes of it are found.
-    `earlier` to `entities` are those of :class:`~fedstat.federation.account.released.SiteCounts`. The
-    signature (Ed25519) is over all but the entries, for which `head` stands.
+    `earlier` to `entities` are those of :class:`~fedstat.federation.account.released.SiteCounts`. `account`
+    is the head of the site's whole account at rest, where it has one. The signature (Ed25519) is over all but
+    the entries, for which `head` stands.
     """
 
     site: str
@@ -56,6 +62,7 @@ class Statement:
     other_sessions: Natural
     entries: tuple[ChainLink, ...]
     signature: str = ""
+    account: AccountHead | None = None
 
     @property
     def counts(self) -> SiteCounts:
@@ -68,6 +75,8 @@ class Statement:
         """List what the signature is over."""
         plain: dict[str, Any] = to_plain(replace(self, entries=()))
         del plain["entries"], plain["signature"]
+        if self.account is None:
+            del plain["account"]
         return {"format": STATEMENT, "count": len(self.entries)} | plain
 
     def to_dict(self) -> dict[str, Any]:
@@ -80,7 +89,7 @@ class Statement:
         """Rebuild what :meth:`to_dict` took apart; ReceiptError where it is no such thing."""
         try:
             entries = tuple(map(read_link, content["entries"]))
-            plain = {**content["signed"], "entries": [], "signature": content["signature"]}
+            plain = {"account": None, **content["signed"], "entries": [], "signature": content["signature"]}
             if (plain.pop("format"), plain.pop("count")) != (STATEMENT, len(entries)):
                 raise ValueError("count")
         except (LookupError, TypeError, ValueError) as error:
@@ -130,6 +139,16 @@ class Receipt:
     def alarm(self) -> str:
         """One sentence where as many numbers as unknowns left an institution; else empty."""
         return alarm(self.lines)
+
+    @property
+    def losses(self) -> list[str]:
+        """One sentence for each time that a site's owner declared an account lost."""
+        return [
+            LOSS.format(site=site, time=told(time))
+            for site, one in self.statements.items()
+            if one.account is not None
+            for time in one.account.lost
+        ]
 
     def to_json(self) -> str:
         """Canonical JSON: keys sorted, no spaces, one final newline."""
@@ -206,7 +225,7 @@ class Receipt:
         n_sites = len(self.statements)
         head = f"Receipt of session {self.session}: {n_sites} sites, {len(self.passed):,} entries"
         tables = [self.sites().to_string(), self.released.to_string(index=False)]
-        return "\n\n".join([head, *tables, CAVEAT, *filter(None, [self.alarm])])
+        return "\n\n".join([head, *tables, CAVEAT, *filter(None, [self.alarm]), *self.losses])
 
     def __repr__(self) -> str:
         return f"<Receipt of session {self.session}: {', '.join(self.statements)}>"

@@ -9,12 +9,9 @@ from dataclasses import dataclass
 from itertools import pairwise, zip_longest
 from pathlib import Path
 
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-
 from fedstat.errors import ReceiptError
-from fedstat.federation.account.chain import ChainLink, canonical, extend, genesis
 from fedstat.federation.account.entry import COORDINATOR, SIGNED_FIELDS, TEXT, Entry
+from fedstat.federation.account.link import ChainLink, canonical, extend, genesis
 from fedstat.federation.account.receipt import Receipt, Statement, coordinator_digest
 from fedstat.federation.account.released import counted
 
@@ -138,11 +135,10 @@ def _statement_problems(
     plain = "".join(fingerprint.replace(":", "").split()).lower()
     if statement.keys.digest.hex() != plain:
         problems.append("the statement is by another key than the one whose fingerprint was given")
-    try:
-        key = Ed25519PublicKey.from_public_bytes(statement.keys.signing)
-        key.verify(bytes.fromhex(statement.signature), canonical(statement.signed()).encode())
-    except (InvalidSignature, ValueError):
+    if not _is_signed(statement):
         problems.append("the signature is wrong: the statement was changed after the site signed it")
+    if statement.account is not None and not statement.account.is_of(statement.keys):
+        problems.append("the head of the site's account is not one that it signed")
     if statement.coordinator != digest:
         problems.append("the site signed another ledger of the coordinator than the one in the receipt")
     first = genesis(statement.site, statement.keys, statement.session, statement.ordinal, statement.previous)
@@ -151,6 +147,14 @@ def _statement_problems(
     if first.hex() != statement.head:
         problems.append("the chain is broken: an entry was changed, removed, added, moved or cut off")
     return [f"{site}: {problem}" for problem in [*problems, *_entry_problems(statement)]]
+
+
+def _is_signed(statement: Statement) -> bool:
+    try:
+        signature = bytes.fromhex(statement.signature)
+    except ValueError:
+        return False
+    return statement.keys.has_signed(canonical(statement.signed()).encode(), signature)
 
 
 def _entry_problems(statement: Statement) -> list[str]:

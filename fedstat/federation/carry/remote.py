@@ -17,10 +17,11 @@ from typing import Protocol, runtime_checkable
 
 from fedstat.errors import EngineError, FedstatError, MessageError, SessionError
 from fedstat.federation.account.ledger import Ledger
+from fedstat.federation.carry.heads import KeptHeads
 from fedstat.federation.carry.journal import Journal
 from fedstat.federation.door.site import SESSIONS_KEPT, Site
 from fedstat.federation.message import Ask, Reply, pack_ask, pack_refusal, unpack_ask, unpack_reply
-from fedstat.federation.rounds.engine import RoundEngine, enter
+from fedstat.federation.rounds.engine import Fit, RoundEngine, Rounds, enter
 
 NUMBER_LENGTH = 32
 UNNUMBERED = "a question without its turn is the only one of its session; ask by a RemoteEngine"
@@ -110,16 +111,30 @@ class RemoteEngine(RoundEngine):
 
     Every question has its turn in its session, and a site answers each turn once. Where it is not known
     whether a question was answered, its session has ended here; with a journal the same analysis goes on.
+    The heads of the sites' accounts are kept after every run.
     """
 
-    def __init__(self, sites: Mapping[str, RemoteSite], journal: Journal | None = None) -> None:
+    def __init__(
+        self,
+        sites: Mapping[str, RemoteSite],
+        journal: Journal | None = None,
+        heads: KeptHeads | None = None,
+    ) -> None:
         self._sites = dict(sites)
         self._journal = journal
+        self._heads = heads
         self._number = 0
         self._turns: Counter[tuple[str, str]] = Counter()
         self._open: set[tuple[str, str]] = set()
         # Kept between rounds: a carrier may hold one connection per thread.
         self._pool = ThreadPoolExecutor(max_workers=max(len(self._sites), 1), thread_name_prefix="site")
+
+    def run(self, protocol: Rounds[Fit], ledger: Ledger) -> Fit:
+        """Run a protocol; see :meth:`RoundEngine.run`."""
+        fit = super().run(protocol, ledger)
+        if self._heads is not None and ledger.receipt is not None:
+            self._heads.take(ledger.receipt)
+        return fit
 
     def close(self) -> None:
         """Close the carriers that can be closed, such as the job of an analysis over NVIDIA FLARE."""

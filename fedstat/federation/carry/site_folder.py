@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 import pandas as pd
 
 from fedstat.errors import PartitionError
-from fedstat.federation.account.ledger_file import open_account, read_answered
+from fedstat.federation.account.ledger_file import open_account
 from fedstat.federation.crypto.keys import Identity
 from fedstat.federation.door.families import load_families
 from fedstat.federation.door.owner.policy import Policy
@@ -190,7 +190,8 @@ def open_site(folder: str | Path) -> Site:
     """Open the site of a folder, which goes on with the account that is there.
 
     PartitionError where its description, data or policy cannot be used, SecurityError where others may read
-    the keys or the account was altered, EngineError where another process serves the site.
+    the keys, the account is not whole, or it remembers answers over another number of records, EngineError
+    where another process serves the site.
     """
     description = read_description(folder)
     load_families()
@@ -203,10 +204,10 @@ def open_site(folder: str | Path) -> Site:
         description.seed,
         description.site_column,
         Trust(dict(description.pinned), identity),
-        open_account(folder, description.name, identity.public),
+        open_account(folder, description.name, identity, table.n_rows),
         read_site_columns(folder, description.name, table),
         refusal_log(folder),
     )
     # rows behind answers of earlier processes: a difference to a new answer would tell of single entities
-    site.remember_answered(read_answered(folder, table.n_rows))
+    site.remember_answered(site.account.recalled)
     return site

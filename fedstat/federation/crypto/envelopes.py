@@ -19,9 +19,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import IO
 
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-
 from fedstat.errors import SecurityError
 from fedstat.federation.crypto.keys import KEY_BYTES, SIGNATURE_BYTES, Identity, PublicIdentity, encode, pin
 
@@ -101,10 +98,6 @@ def _signed_header(file: IO[bytes], fingerprint: str, where: str) -> bytes:
     )
     public = PublicIdentity(keys[:KEY_BYTES], keys[KEY_BYTES:])
     pin({where: fingerprint}, {where: public})
-    try:
-        Ed25519PublicKey.from_public_bytes(public.signing).verify(signature, encode(MAGIC, keys, header))
-    except InvalidSignature:
-        raise SecurityError(
-            f"{where}: altered on its way, or not signed with the key that it names"
-        ) from None
+    if not public.has_signed(encode(MAGIC, keys, header), signature):
+        raise SecurityError(f"{where}: altered on its way, or not signed with the key that it names")
     return header

@@ -68,6 +68,14 @@ class PublicIdentity:
         text = self.digest.hex()
         return " ".join(text[i : i + 4] for i in range(0, len(text), 4))
 
+    def has_signed(self, message: bytes, signature: bytes) -> bool:
+        """Whether a signature over a message is that of these keys."""
+        try:
+            Ed25519PublicKey.from_public_bytes(self.signing).verify(signature, message)
+        except (InvalidSignature, ValueError):
+            return False
+        return True
+
     def to_json(self) -> str:
         """Text that :meth:`from_json` reads."""
         return write_parts("fedstat public identity 1", signing=self.signing, agreement=self.agreement)
@@ -230,14 +238,11 @@ class Agreement:
         if found["sites"] != self._roster:
             raise SecurityError(f"{what} is for another session, or for another list of sites or keys")
         offered = found["key"]
-        try:
-            key = Ed25519PublicKey.from_public_bytes(self._public[name].signing)
-            key.verify(found["signature"], self._statement(name, offered))
-        except (InvalidSignature, ValueError):
+        if not self._public[name].has_signed(self._statement(name, offered), found["signature"]):
             raise SecurityError(
                 f"{what} has a wrong signature: it is that of another site, or the key was replaced on its "
                 "way. Do not go on through this coordinator before it is known how"
-            ) from None
+            )
         return offered
 
     def _exchange(self, fresh: X25519PrivateKey, name: str, offered: bytes) -> bytes:

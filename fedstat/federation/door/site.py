@@ -185,6 +185,7 @@ class Site:
     def _answer(self, ask: Ask, chain: Chain, asker: str) -> bytes:
         """Answer an ask that is addressed to this site, and enter what passes."""
         step = self._find_step(ask)
+        self.account.check_undisputed(self.name)
         chain.ask(ask, step)
         check_arrays(f"{self.name}, step '{ask.step}'", step.takes, ask.arrays)
         if ask.family != RECEIPT:
@@ -201,14 +202,16 @@ class Site:
             # An answer that does not leave must leave no trace either: the next one counts from here.
             state.restore(earlier)
             self._data.answered[:] = answered
-            outward = self.refusals.outward(self.policy, error, asker)
+            # A statement is on the account, and never on rows.
+            about_rows = ask.family != RECEIPT
+            outward = self.refusals.outward(self.policy, error, asker) if about_rows else error
             if outward is error:
                 raise
             # Without its cause: a traceback that is sent on would quote what the text does not.
             raise outward from None
         self.account.note(state.in_play, state.entities)
         if list(map(id, self._data.answered)) != list(map(id, answered)):
-            self.account.keep_answered(self._data.answered)
+            self.account.keep_answered(self._data.answered, self._data.table.n_rows)
         left = chain.reply(ask, step, reply, clear.arrays, n_sites)
         if ask.family == RECEIPT:
             return packed

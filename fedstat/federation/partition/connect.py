@@ -4,6 +4,7 @@
 
     federation.toml    layout, carrier, and the fingerprints of the sites
     identity.json      the coordinator's private keys, for its owner alone (mode 0600)
+    heads.json         what the sites signed of their accounts: see :mod:`fedstat.federation.carry.heads`
     alignment.npz      vertical layout: see :mod:`fedstat.federation.rounds.lasting_alignment`
 """
 
@@ -22,6 +23,7 @@ from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.carry.flare.analysis import open_analysis
 from fedstat.federation.carry.flare.kit import FLARE, START
 from fedstat.federation.carry.folder import FolderCarrier
+from fedstat.federation.carry.heads import KeptHeads
 from fedstat.federation.carry.journal import Journal
 from fedstat.federation.carry.remote import Carrier, RemoteEngine, RemoteSite
 from fedstat.federation.carry.site_folder import IDENTITY, load_identity, read_entries
@@ -32,6 +34,7 @@ from fedstat.federation.partition.connect_vertical import linked, vertical_probl
 from fedstat.federation.partition.describe import Layout
 from fedstat.federation.partition.row_tables import RowRanges, common_columns
 from fedstat.federation.rounds.schema import TableSchema, ask_schemas
+from fedstat.federation.rounds.statements import ask_heads
 from fedstat.federation.tables.checks import refuse
 from fedstat.federation.tables.keys import Alignment
 
@@ -148,14 +151,18 @@ def connect(
     without: Sequence[str] = (),
     carrier: Carrier | None = None,
 ) -> Connection:
-    """Ask the sites of a federation for the schema of their tables."""
+    """Ask the sites of a federation for the schema of their tables, once they hold what they signed."""
     load_families()
     federation = read_federation(path)
     fingerprints = _asked_sites(federation, without)
     if carrier is None:
         carrier = open_carrier(federation, sites=tuple(fingerprints))
     remote = {name: RemoteSite(name, carrier) for name in fingerprints}
-    engine = RemoteEngine(remote, None if journal is None else Journal(Path(journal)))
+    heads = KeptHeads(federation.folder, fingerprints)
+    if known := heads.known():
+        # Past the journal, which would answer in the place of a site that was put back meanwhile.
+        heads.keep(RemoteEngine(remote).run(ask_heads(known, secrets.token_hex(8)), Ledger()))
+    engine = RemoteEngine(remote, None if journal is None else Journal(Path(journal)), heads)
     schemas = engine.run(ask_schemas(tuple(fingerprints), secrets.token_hex(8)), Ledger())
     tables = {name: ConnectedTable(name, schema) for name, schema in schemas.items()}
     sites = {name: ConnectedSite(name, key, schemas[name].policy) for name, key in fingerprints.items()}

@@ -303,7 +303,8 @@ class ClientPartition(PartitionViews):
         EngineError
             A site did not answer; names it.
         SecurityError
-            An answer is not signed by the site's key.
+            An answer is not signed by the site's key, or the account of a site does not hold what it signed
+            for an earlier analysis: its files were put back.
         PolicyError
             A site has too few rows, or its owner does not allow the question.
         """

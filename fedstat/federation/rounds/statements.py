@@ -9,13 +9,15 @@ from dataclasses import replace
 from typing import TypeVar
 
 from fedstat.errors import DisclosureWarning, MessageError, ReceiptError
-from fedstat.federation.account.chain import NumbersPassed, canonical
+from fedstat.federation.account.head import AccountHead, told
 from fedstat.federation.account.ledger import Ledger
-from fedstat.federation.account.receipt import Receipt, Statement, coordinator_digest
+from fedstat.federation.account.link import NumbersPassed, canonical
+from fedstat.federation.account.receipt import LOSS, Receipt, Statement, coordinator_digest
 from fedstat.federation.door.site import FAMILIES, RECEIPT
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Ask, Declared, Step
 from fedstat.federation.rounds.engine import Rounds
+from fedstat.records import from_json, to_json
 from fedstat.typing import Array
 
 Fit = TypeVar("Fit")
@@ -51,19 +53,70 @@ def state_ledger(data: SiteData, state: State, text: str) -> tuple[dict[str, Arr
         account.entities,
         len(account.others),
         tuple(links),
+        account=None if account.store is None else account.store.head,
     )
     signature = keys.signing.sign(canonical(statement.signed()).encode()).hex()
     return {}, canonical(replace(statement, signature=signature).to_dict())
 
 
+def recall_head(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
+    """Hold the account against its head as the coordinator kept it, and tell the head of now.
+
+    Parameters
+    ----------
+    text : str
+        The site's own signed head, as JSON: nobody else can make one.
+
+    Returns
+    -------
+    dict, str
+        The head as JSON; empty where the site keeps no account at rest.
+    """
+    earlier = from_json(AccountHead, text, f"{data.name}: the head that it was shown")
+    data.account.hold_against(data.name, data.trust.identity.public, earlier)
+    return {}, "" if data.account.store is None else to_json(data.account.store.head)
+
+
 STEPS: Mapping[str, Step] = {
+    "recall_head": Step(
+        recall_head,
+        text_in=Declared("control", "an earlier head of the site's account"),
+        text_out=Declared("control", "its head now"),
+    ),
     "state_ledger": Step(
         state_ledger,
         text_in=Declared("control", "digest of the coordinator's ledger"),
         text_out=Declared("control", "the site's signed account of what passed"),
-    )
+    ),
 }
 FAMILIES[RECEIPT] = STEPS
+
+
+def ask_heads(heads: Mapping[str, AccountHead], session: str) -> Rounds[dict[str, AccountHead]]:
+    """Show sites what they signed, as it was kept; the heads of now, of those that keep an account at rest.
+
+    Raises
+    ------
+    SecurityError
+        The account of a site does not hold what it signed: its files were put back to an earlier state.
+
+    Warns
+    -----
+    DisclosureWarning
+        The owner of a site has declared since that its account was lost.
+    """
+    replies = yield [
+        Ask(site, RECEIPT, "recall_head", {}, session, to_json(head)) for site, head in heads.items()
+    ]
+    now = {
+        reply.site: from_json(AccountHead, reply.text, f"{reply.site}: the head of its account")
+        for reply in replies
+        if reply.text
+    }
+    for site, head in now.items():
+        for time in set(head.lost) - set(heads[site].lost):
+            warnings.warn(LOSS.format(site=site, time=told(time)), DisclosureWarning, stacklevel=4)
+    return now
 
 
 def receipted(protocol: Rounds[Fit], sites: Sequence[str], session: str, ledger: Ledger) -> Rounds[Fit]:

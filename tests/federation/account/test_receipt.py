@@ -11,8 +11,8 @@ from signed_study import SECRET, SITES, STEPS, Study
 
 import fedstat as fs
 from fedstat.errors import FedstatError, ReceiptError
-from fedstat.federation.account.chain import LINK_FIELDS, canonical, extend, genesis, read_link
 from fedstat.federation.account.entry import SIGNED_FIELDS
+from fedstat.federation.account.link import LINK_FIELDS, canonical, extend, genesis, read_link
 from fedstat.federation.account.receipt import Receipt
 from fedstat.federation.crypto.keys import Identity, PublicIdentity
 from fedstat.federation.door.site import FAMILIES

@@ -9,7 +9,7 @@ import pytest
 from signed_study import SECRET, SITES, STEPS, Study
 
 from fedstat.errors import FedstatError, PolicyError
-from fedstat.federation.account.chain import content_digest, extend, genesis
+from fedstat.federation.account.link import content_digest, extend, genesis
 from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.door.site import FAMILIES
 from fedstat.federation.message import Ask

@@ -11,7 +11,7 @@ import pandas as pd
 
 import fedstat as fs
 from fedstat.errors import EngineError, FedstatError
-from fedstat.federation.account.ledger_file import open_account, read_account
+from fedstat.federation.account.ledger_file import begin_account, open_account, read_account
 from fedstat.federation.carry.journal import Journal
 from fedstat.federation.carry.remote import RemoteEngine, RemoteSite, SiteServer
 from fedstat.federation.crypto.keys import Identity
@@ -63,11 +63,12 @@ class Place:
     def __post_init__(self) -> None:
         self.folder.mkdir()
         self.keys = self.site.trust.identity
+        begin_account(self.folder, self.keys)
         self.start()
 
     def start(self) -> None:
         data, trust = self.site._data, Trust(dict(self.site.trust.pinned), self.keys)
-        account = open_account(self.folder, self.site.name, self.keys.public)
+        account = open_account(self.folder, self.site.name, self.keys)
         table = data.table.table
         site = Site(self.site.name, table, self.policy, data.shared_seed, "h", trust, account)
         self.server = SiteServer(site)

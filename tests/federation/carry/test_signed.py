@@ -9,6 +9,7 @@ import pytest
 
 from fedstat.errors import MessageError, PartitionError, SecurityError
 from fedstat.federation.account.entry import COORDINATOR
+from fedstat.federation.account.ledger_file import begin_account
 from fedstat.federation.carry.signed import SignedSite
 from fedstat.federation.crypto.envelopes import Envelope, open_signed, sign
 from fedstat.federation.crypto.keys import Identity
@@ -19,7 +20,9 @@ COORDINATORS = Identity.generate()
 
 @pytest.fixture
 def folder(tmp_path):
-    Identity.generate().save(tmp_path / "identity.json")
+    identity = Identity.generate()
+    identity.save(tmp_path / "identity.json")
+    begin_account(tmp_path, identity)
     pd.DataFrame({"x": [1.0, 2.0]}).to_csv(tmp_path / "table.csv", index=False)
     lines = [
         'name = "north"',

@@ -12,8 +12,8 @@ import pytest
 
 import fedstat as fs
 from fedstat.errors import FedstatError, MessageError, SecurityError
-from fedstat.federation.account.chain import extend, genesis
 from fedstat.federation.account.ledger import Ledger
+from fedstat.federation.account.link import extend, genesis
 from fedstat.federation.message import Ask, Reply, pack_ask, pack_reply, unpack_ask, unpack_reply
 from fedstat.federation.rounds.engine import LocalEngine
 

@@ -1,0 +1,337 @@
+"""Somebody without a key who writes to a site's folder: an account that is not whole is not served."""
+
+import json
+import os
+import shutil
+import warnings
+from functools import partial
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import fedstat as fs
+from fedstat.errors import DisclosureWarning, MessageError, PolicyError, SecurityError
+from fedstat.federation.account.head import AccountHead
+from fedstat.federation.account.ledger_file import read_account
+from fedstat.federation.account.link import canonical, extend, genesis, read_link
+from fedstat.federation.carry.remote import SiteServer
+from fedstat.federation.carry.site_folder import load_identity, open_site
+from fedstat.federation.crypto.keys import Identity
+from fedstat.federation.message import Ask, pack_ask, unpack_reply
+from fedstat.operator.command_line import main
+from fedstat.records import from_json, to_json
+
+pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.DisclosureWarning")
+N = 60
+ACCOUNT = ("ledger.jsonl", "ledger.head", "answered.npz")
+PARTS = (*ACCOUNT, "ledger.key")
+
+
+def records(seed):
+    rng = np.random.default_rng(seed)
+    frame = pd.DataFrame({"x": rng.normal(size=N), "y": rng.normal(size=N), "m": rng.normal(size=N)})
+    frame.loc[7, "m"] = np.nan
+    return frame
+
+
+class Doors:
+    """Sites of two folders, opened again on demand, in the place of processes."""
+
+    def __init__(self, home):
+        self.home, self.study, self.open = home, home / "study", {}
+        assert main(["federation", "new", str(self.study)]) == 0
+        for seed, name in enumerate(("North", "South")):
+            records(seed).to_csv(home / f"{name}.csv", index=False)
+            data = ["--data", str(home / f"{name}.csv")]
+            assert main(["site", "init", str(home / name), "--name", name, *data]) == 0
+            (home / name / "policy.toml").write_text(fs.Policy.open().to_toml())
+        for name in ("North", "South"):
+            assert main(["federation", "join", str(self.study), str(home / name)]) == 0
+            for other in ("North", "South"):
+                assert main(["site", "pin", str(home / name), str(home / other)]) == 0
+
+    def carry(self, site, request):
+        if site not in self.open:
+            self.open[site] = SiteServer(open_site(self.home / site))
+        return self.open[site].answer(request)
+
+    def stop(self):
+        for server in self.open.values():
+            server.site.account.store.close()
+        self.open.clear()
+
+    def connect(self):
+        return fs.ClientPartition.connect(self.study, carrier=self)
+
+    def fit(self, formula="y > 0 ~ x"):
+        return fs.GLORE.from_formula(formula, self.connect()).fit()
+
+
+@pytest.fixture(scope="module")
+def analysed(tmp_path_factory):
+    """Folders after one analysis, and after one that was refused, over 59 of the 60 rows."""
+    doors = Doors(tmp_path_factory.mktemp("analysed"))
+    doors.fit()
+    with pytest.raises(PolicyError, match="differencing"):
+        doors.fit("y > 0 ~ x + m")
+    doors.stop()
+    return doors
+
+
+@pytest.fixture
+def doors(analysed):
+    """The same, to be altered by one test."""
+    names = [*PARTS, "identity.json", "site.toml"]
+    before = {n: (analysed.home / "North" / n).read_bytes() for n in names}
+    heads = (analysed.study / "heads.json").read_bytes()
+    data = (analysed.home / "North.csv").read_bytes()
+    yield analysed
+    analysed.stop()
+    for name, content in before.items():
+        path = analysed.home / "North" / name
+        path.unlink(missing_ok=True)
+        path.write_bytes(content)
+        path.chmod(0o600)
+    (analysed.home / "North" / "answered.next").unlink(missing_ok=True)
+    for place in (analysed.home / "North").glob("lost-*"):
+        shutil.rmtree(place)
+    (analysed.study / "heads.json").write_bytes(heads)
+    (analysed.home / "North.csv").write_bytes(data)
+
+
+def rewrite(folder, keep):
+    """Drop entries and compute all heads anew, as far as that needs no key."""
+    keys, lines, chains, previous = load_identity(folder).public, [], {}, ""
+    for text in (folder / "ledger.jsonl").read_text().splitlines():
+        line = json.loads(text)
+        if "session" in line:
+            line["previous"] = previous
+            ordinal = line["ordinal"]
+            chains[ordinal] = genesis("North", keys, line["session"], ordinal, previous)
+        if "entry" in line:
+            link = read_link(line["entry"])
+            if not keep(link):
+                continue
+            chains[line["ordinal"]] = extend(chains[line["ordinal"]], link)
+            previous = line["head"] = chains[line["ordinal"]].hex()
+        lines.append(canonical(line) + "\n")
+    (folder / "ledger.jsonl").write_text("".join(lines))
+
+
+def without_refusals(folder):
+    rewrite(folder, lambda link: link.entry.kind != "refusal")
+
+
+def cut(folder, lines=3):
+    path = folder / "ledger.jsonl"
+    path.write_bytes(b"\n".join(path.read_bytes().split(b"\n")[:lines]) + b"\n")
+
+
+def signed_by_another(folder):
+    """A whole account, of keys that the stranger has."""
+    shutil.move(folder / "identity.json", folder / "kept.json")
+    Identity.generate().save(folder / "identity.json")
+    for name in ACCOUNT:
+        (folder / name).unlink(missing_ok=True)
+    assert main(["site", "declare-loss", str(folder), "--reason", "none"]) == 0
+    shutil.move(folder / "kept.json", folder / "identity.json")
+
+
+def other_answers(folder):
+    np.savez_compressed(folder / "answered.npz", **{"0": np.zeros((1, 8), dtype=np.uint8)})
+
+
+def gone(name, folder):
+    (folder / name).unlink()
+
+
+def linked(name, folder):
+    (folder / name).rename(folder / "elsewhere")
+    (folder / name).symlink_to(folder / "elsewhere")
+
+
+def another_key(folder):
+    (folder / "ledger.key").write_bytes(os.urandom(32))
+
+
+def marks_of_another(folder):
+    path = folder / "ledger.jsonl"
+    text = path.read_text()
+    mark = next(m for m in (json.loads(line).get("mark") for line in text.splitlines()) if m)
+    path.write_text(text.replace(mark, "0" * 64))
+
+
+ALTERED = {
+    "a refusal is removed and all heads are computed anew": without_refusals,
+    "the tail is cut": cut,
+    "all but the first line is cut": partial(cut, lines=1),
+    "all lines are cut": partial(cut, lines=0),
+    "the ledger is removed": partial(gone, "ledger.jsonl"),
+    "the ledger is a link": partial(linked, "ledger.jsonl"),
+    "the head is removed": partial(gone, "ledger.head"),
+    "the key of the commitments is removed": partial(gone, "ledger.key"),
+    "the key of the commitments is another": another_key,
+    "the memory of answers is removed": partial(gone, "answered.npz"),
+    "the memory of answers is another": other_answers,
+    "an answer is marked as another": marks_of_another,
+    "the account is that of another key": signed_by_another,
+}
+
+
+@pytest.mark.parametrize("alter", ALTERED.values(), ids=ALTERED)
+def test_an_account_that_is_not_whole_is_not_served(doors, alter, capsys):
+    folder = doors.home / "North"
+    alter(folder)
+    with pytest.raises(SecurityError, match="declare-loss") as problem:
+        open_site(folder)
+    assert str(folder) in str(problem.value)
+    assert main(["site", "serve", str(folder), "--once"]) == 1
+    assert "declare-loss" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("alter", ALTERED.values(), ids=ALTERED)
+def test_its_owner_declares_the_loss_and_everybody_is_told(doors, alter, capsys):
+    folder = doors.home / "North"
+    alter(folder)
+    assert main(["site", "declare-loss", str(folder), "--reason", "somebody was here"]) == 0
+    printed = capsys.readouterr().out
+    with pytest.warns(DisclosureWarning, match="North: its owner declared .* lost"):
+        result = doors.fit()
+    doors.stop()
+    assert (doors.home / "North" / "ledger.jsonl").read_text().count("somebody was here") == 1
+    assert [sentence[:6] for sentence in result.receipt().losses] == ["North:"]
+    assert "North: its owner declared" in str(result.receipt())
+    assert main(["site", "ledger", str(folder)]) == 0
+    assert "lost: somebody was here" in capsys.readouterr().out
+    for place in folder.glob("lost-*"):
+        assert place.stat().st_mode & 0o777 == 0o700
+    assert "Earlier answers are not held against new ones" in printed
+
+
+@pytest.fixture
+def put_back(doors):
+    """Ledger, head and memory of before the last analysis that the coordinator knows of: all are signed."""
+    folder = doors.home / "North"
+    before = {name: (folder / name).read_bytes() for name in ACCOUNT}
+    doors.fit()
+    doors.stop()
+    for name, content in before.items():
+        (folder / name).write_bytes(content)
+    return doors
+
+
+def test_an_earlier_state_is_found_by_what_the_coordinator_keeps(put_back, capsys):
+    folder = put_back.home / "North"
+    open_site(folder).account.store.close()  # by itself the site cannot know
+    with pytest.raises(SecurityError, match="North: its account does not hold what it signed on 20"):
+        put_back.connect()
+    table = Ask("North", "schema", "describe_table", {}, "other", "{}", turn=1)
+    with pytest.raises(SecurityError, match="declared the loss"):
+        unpack_reply(put_back.carry("North", pack_ask(table)))
+    put_back.stop()
+    with pytest.raises(SecurityError, match="earlier state"):  # nor after a restart
+        open_site(folder)
+    assert main(["site", "check", str(folder)]) == 1
+    assert "earlier state" in capsys.readouterr().out
+    assert main(["site", "declare-loss", str(folder), "--reason", "restored from a backup"]) == 0
+    with pytest.warns(DisclosureWarning, match="North: its owner declared"):
+        put_back.fit()
+    with warnings.catch_warnings():  # the coordinator knows by now
+        warnings.simplefilter("error")
+        put_back.connect()
+
+
+def test_a_strict_site_says_the_same(put_back):
+    policy = put_back.home / "North" / "policy.toml"
+    policy.write_text(fs.Policy.strict().to_toml())
+    with pytest.raises(SecurityError, match="North: its account does not hold what it signed on 20"):
+        put_back.connect()
+    policy.write_text(fs.Policy.open().to_toml())
+
+
+def test_what_is_still_remembered_after_a_loss_is_held_against_new_answers(put_back):
+    folder = put_back.home / "North"
+    with pytest.raises(SecurityError):
+        put_back.connect()
+    put_back.stop()
+    assert main(["site", "declare-loss", str(folder), "--reason", "restored"]) == 0
+    with pytest.raises(PolicyError, match="differencing"):
+        put_back.fit("y > 0 ~ x + m")
+
+
+def test_a_head_that_the_site_did_not_sign_disputes_nothing(doors):
+    site = open_site(doors.home / "North")
+    head = site.account.store.head
+    texts = [
+        to_json(AccountHead(head.lines, "0" * 64, head.time + 1, (), head.signature)),
+        to_json(AccountHead(head.lines, "0" * 64, head.time + 1).sign(Identity.generate())),
+    ]
+    for number, text in enumerate(texts):
+        ask = Ask("North", "receipt", "recall_head", {}, f"session {number}", text)
+        with pytest.raises(SecurityError, match="not one that it signed"):
+            site.answer(pack_ask(ask))
+    with pytest.raises(MessageError):
+        site.answer(pack_ask(Ask("North", "receipt", "recall_head", {}, "session 2", "[" * 9000)))
+    told = unpack_reply(
+        site.answer(pack_ask(Ask("North", "receipt", "recall_head", {}, "session 3", to_json(head))))
+    )
+    assert from_json(AccountHead, told.text, "head").lines > head.lines
+    site.account.store.close()
+
+
+@pytest.mark.parametrize("alter", [cut, without_refusals, partial(gone, "ledger.jsonl")], ids=str)
+def test_a_ledger_that_is_altered_while_it_is_served_is_found(doors, alter):
+    site = open_site(doors.home / "North")
+    alter(doors.home / "North")
+    with pytest.raises(SecurityError, match="was changed while the site was served"):
+        site.answer(pack_ask(Ask("North", "schema", "describe_table", {}, "s", "{}")))
+    site.account.store.close()
+
+
+def test_answers_over_other_records_are_not_forgotten_in_silence(doors, capsys):
+    """One record more: sums over 60 and over 61 records differ by it."""
+    frame = records(0)
+    pd.concat([frame, frame.iloc[[0]]]).to_csv(doors.home / "North.csv", index=False)
+    with pytest.raises(SecurityError, match="there are 61 records, and earlier answers were over 60"):
+        open_site(doors.home / "North")
+    assert main(["site", "declare-loss", str(doors.home / "North"), "--reason", "records of November"]) == 0
+    assert "over 60" in capsys.readouterr().out
+    site = open_site(doors.home / "North")
+    assert site._data.answered == [] and site.account.store.head.lost
+    site.account.store.close()
+
+
+def test_what_a_crash_can_do_is_mended(doors):
+    """Lines without a signature at the end, an older head, a memory that is not yet in its place."""
+    folder = doors.home / "North"
+    head, size = (folder / "ledger.head").read_bytes(), (folder / "ledger.jsonl").stat().st_size
+    site = open_site(folder)
+    site.answer(pack_ask(Ask("North", "schema", "describe_table", {}, "s", "{}")))
+    n_sessions = len(site.account.chains)
+    site.account.keep_answered([np.ones((1, 8), dtype=np.uint8)], N)
+    site.account.store.close()
+    (folder / "ledger.head").write_bytes(head)
+    (folder / "answered.npz").rename(folder / "answered.next")
+    whole = (folder / "ledger.jsonl").read_bytes()
+    with (folder / "ledger.jsonl").open("ab") as file:
+        file.write(whole[size : size + 90])
+    site = open_site(folder)
+    assert (folder / "ledger.jsonl").read_bytes() == whole and len(site.account.chains) == n_sessions
+    np.testing.assert_array_equal(site._data.answered, [np.ones((1, 8))])
+    site.account.store.close()
+    keys = load_identity(folder).public
+    assert len(read_account(folder, "North", keys).chains) == n_sessions
+
+
+def test_a_folder_without_an_account_is_not_served(tmp_path):
+    """As one that an earlier version made, or from which everything but the keys was removed."""
+    records(0).to_csv(tmp_path / "r.csv", index=False)
+    folder = tmp_path / "North"
+    assert main(["site", "init", str(folder), "--name", "North", "--data", str(tmp_path / "r.csv")]) == 0
+    for name in ("ledger.jsonl", "ledger.head", "ledger.key"):
+        (folder / name).unlink()
+    with pytest.raises(SecurityError, match="absent"):
+        open_site(folder)
+    assert main(["site", "declare-loss", str(folder), "--reason", "made by an earlier version"]) == 0
+    open_site(folder).account.store.close()
