@@ -10,7 +10,7 @@ import pandas as pd
 
 from fedstat.errors import DesignError
 from fedstat.federation.design.checks import check_design, check_levels, check_references, check_varies
-from fedstat.federation.design.coding import Coded, State, code_design, plain_state, restore_state
+from fedstat.federation.design.coding import Coded, TransformStates, code_design, plain_state, restore_state
 from fedstat.federation.design.formula.parse import ClientTerms
 from fedstat.federation.design.formula.terms import Term
 from fedstat.federation.design.observed import Partial, column_means, find_rows, require_categories
@@ -81,15 +81,18 @@ def build_block(
         )
     considered = {name: one[rows.seen] for name, one in series.items()}
     kinds = {name: column_kind(one, client, name) for name, one in considered.items()}
+    # Kinds and levels of the rows that enter alone: others may hold levels that no entity in use has.
     coded_names = coded_columns(parsed, kinds)
     require_categories({name: considered[name] for name in coded_names}, client)
     means = column_means(considered, kinds, client) if partial == "mean" else {}
     levels = {name: find_levels(considered[name]) for name in coded_names}
     columns = _prepare(considered, kinds, levels, means, client)
     _check_columns(columns, client, min_count, intercept)
+    # Before coding, where formulaic would raise without naming the institution.
     check_references(parsed, levels, client)
-    state: State = {}
+    state: TransformStates = {}
     coded = code_design(parsed, columns, state, intercept=intercept, n=int(rows.seen.sum()), client=client)
+    # Before the fit, where collinear columns would show as a singular matrix without names.
     check_design(coded.X, coded.names, client, intercept=intercept)
     spec = BlockSpec(
         client=client,
@@ -130,6 +133,7 @@ def apply_block(
     series = pick_columns(frame, spec.columns, client)
     rows = find_rows(series, partial, client, None, len(frame))
     n = int(rows.seen.sum())
+    # The kind of a column without rows is not known, and nothing is left to be coded.
     if n == 0:
         return CodedBlock(spec, rows.seen, np.empty((0, len(spec.names))), rows.n_partial)
     considered = {name: one[rows.seen] for name, one in series.items()}
@@ -151,7 +155,7 @@ def code_rows(
     _require_kinds(series, spec, client)
     require_categories({name: series[name] for name in spec.levels}, client)
     columns = _prepare(series, spec.kinds, spec.levels, spec.means, client)
-    state: State = restore_state(spec.state)
+    state: TransformStates = restore_state(spec.state)
     return code_design(terms, columns, state, intercept=spec.intercept, n=n, client=client)
 
 
@@ -172,6 +176,7 @@ def _prepare(
 
 def _require_kinds(series: Mapping[str, pd.Series], spec: BlockSpec, client: str) -> None:
     for name, one in series.items():
+        # The other way round is sound: numbers whose levels are known are coded as categories.
         if column_kind(one, client, name) == "category" and spec.kinds[name] == "number":
             raise DesignError(
                 f"{at_column(client, name)}: expected numbers as when the model was fitted, found "

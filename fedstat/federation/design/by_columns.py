@@ -81,6 +81,7 @@ class OpenedBlock:
 def open_response(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
     """Compute the response and say which rows have one."""
     spec = json.loads(text)
+    # Before a row is read: what is computed of it may be what the owner refuses.
     state.tell(response_asked(spec["response"]))
     response = build_response(data.frame, spec["response"], spec["columns"], data.name)
     if response.ndim != 1:
@@ -104,6 +105,7 @@ def open_block(data: SiteData, state: State, text: str, use: Bools) -> tuple[dic
         use=use,
         intercept=spec["intercept"],
     )
+    # Levels leave with their names; one that few entities have may tell who they are.
     for name in block.spec.levels:
         state.tell(RowsByLevel(name, data.frame[name][block.seen].value_counts().tolist()))
     return _opened(state, block)
@@ -208,6 +210,8 @@ def agree_design(
     _check_response(active, formula, n_entities, len(entities), missing)
     asks = []
     for terms in formula.clients:
+        # Columns are coded on entities with a response alone: others enter no fit, and their levels need not
+        # be told.
         use = np.isin(rows[terms.client], entities)
         if not use.any():
             raise DesignError(
@@ -224,6 +228,8 @@ def agree_design(
     blocks = []
     for terms, reply in zip(formula.clients, replies, strict=True):
         told = from_json(OpenedBlock, reply.text, f"{reply.site}: what it tells of its columns")
+        # `seen` is by rows of the client's own table; the fit counts entities with a response, in ascending
+        # order.
         at = np.searchsorted(entities, rows[terms.client][reply.arrays["seen"]])
         blocks.append(
             BlockDesign(

@@ -97,6 +97,7 @@ def agree_rows(
     levels = agree_levels(columns, site_column=site_column, min_count=min_count)
     terms = question.read_terms()
     check_references(terms, levels, "")
+    # After kinds and levels, so that what is wrong with a column is told before its rows are read again.
     state = yield from agree_states(question, sites, ask)
     spec = BlockSpec(
         terms=question.terms,
@@ -127,6 +128,7 @@ def opened_design(agreement: RowsAgreement, replies: Sequence[Reply], summed: Se
     """
     schemas = [json.loads(reply.text) for reply in replies]
     for row, schema in zip(agreement.sites, schemas, strict=True):
+        # Levels were agreed, so that this is a site that codes by another version, or against the agreement.
         if schema != schemas[0]:
             raise DesignError(
                 f"sites {agreement.sites[0].site!r} and {row.site!r} code the formula to different columns"
@@ -154,5 +156,7 @@ def pool_moments(sums: Floats) -> tuple[Floats, Floats]:
     n, total, within, squares = sums
     mean = total / n
     between = squares - n * mean**2
+    # Two large sums nearly cancel where sites have the same mean; what is left is their rounding, and may be
+    # below zero.
     between = np.where(between > CANCELLED * squares, between, 0.0)
     return mean, np.sqrt((within + between) / n)

@@ -82,6 +82,7 @@ def check_design(X: Floats, names: Sequence[str], client: str, *, intercept: boo
             f"{p} design columns{where} for {n} entities; expected more entities than columns. Use fewer "
             "terms."
         )
+    # Collinear with the intercept is what centring leaves at zero; scaled to length one, units do not matter.
     centred = X - X.mean(axis=0) if intercept else X
     size = np.abs(X).max(axis=0, initial=0.0)
     norm = np.sqrt(np.einsum("ij,ij->j", centred, centred))
@@ -100,6 +101,7 @@ def _check_independent(scaled: Floats, names: Sequence[str], where: str) -> None
     # The Gram matrix squares what is small and cannot find dependence, but it clears a sound design fast.
     if np.linalg.eigvalsh(scaled.T @ scaled)[0] > CLEARLY_INDEPENDENT:
         return
+    # Pivoting takes the small triangle, (p, p): of the tall matrix it would cost many times as much.
     triangle = np.linalg.qr(scaled, mode="r")
     R, pivot = qr(triangle, mode="r", pivoting=True)
     rank = int((np.abs(np.diag(R)) > RANK_TOLERANCE).sum())

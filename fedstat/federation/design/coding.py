@@ -32,7 +32,7 @@ from fedstat.federation.design.formula.tree import (
 from fedstat.federation.tables.columns import Columns
 from fedstat.typing import Array, Floats
 
-State: TypeAlias = dict[str, dict[Any, Any]]
+TransformStates: TypeAlias = dict[str, dict[Any, Any]]
 
 STATE_KEYS: Mapping[str, frozenset[str]] = {
     "scale": frozenset({"center", "scale", "ddof"}),
@@ -72,7 +72,7 @@ class Coded:
     term_names: tuple[str, ...]
 
 
-def evaluate(tree: Tree, numbers: Mapping[str, Floats], state: State, where: str) -> Any:
+def evaluate(tree: Tree, numbers: Mapping[str, Floats], state: TransformStates, where: str) -> Any:
     """Compute a checked tree, categories excepted, from columns of numbers (n,): (n,), or formulaic's basis.
 
     State of a transform that `state` lacks is fixed from these data, and added. `where` names factor and
@@ -83,6 +83,8 @@ def evaluate(tree: Tree, numbers: Mapping[str, Floats], state: State, where: str
         case Column(name=name):
             return numbers[name]
         case Number(value=value):
+            # A numpy number divides by zero to infinity, which is counted below, where a Python one would
+            # raise.
             return np.float64(value)
         case Negative(operand=operand):
             return -evaluate(operand, numbers, state, where)
@@ -101,7 +103,7 @@ def evaluate(tree: Tree, numbers: Mapping[str, Floats], state: State, where: str
 
 
 def code_design(
-    terms: Sequence[Term], columns: Columns, state: State, *, intercept: bool, n: int, client: str
+    terms: Sequence[Term], columns: Columns, state: TransformStates, *, intercept: bool, n: int, client: str
 ) -> Coded:
     """Code checked terms from columns of n entities as formulaic does; errors are those of :func:`evaluate`.
 
@@ -109,7 +111,9 @@ def code_design(
     """
     factors = {factor.label: factor for term in terms for factor in term}
     values = {label: _factor_values(factor, columns, state, client) for label, factor in factors.items()}
+    # formulaic is handed labels and values only: it looks factors up, and evaluates no text.
     own = {_formulaic_term(term): term_text(term) for term in terms}
+    # With the constant among the terms, formulaic spans every factor beside it; its column is dropped after.
     constant = [FormulaicTerm([Factor("1", eval_method="literal")])] if intercept else []
     spec = ModelSpec(SimpleFormula([*constant, *own]), na_action="ignore", output="numpy")
     matrix = PandasMaterializer(pd.DataFrame(index=range(n)), context=values).get_model_matrix(spec)
@@ -140,11 +144,12 @@ def restore_state(state: object) -> Any:
             return state
 
 
-def _transform(tree: Transform, values: Any, state: State, where: str) -> Any:
+def _transform(tree: Transform, values: Any, state: TransformStates, where: str) -> Any:
     if tree.function in _ELEMENTWISE:
         return _ELEMENTWISE[tree.function](values)
     mine = state.setdefault(tree.text, {})
     options = dict(tree.options)
+    # Asked here, since the general error below cannot count the values.
     if tree.function == "bs" and mine and options.get("extrapolation", "raise") == "raise":
         _require_inside(values, mine["lower_bound"], mine["upper_bound"], where)
     try:
@@ -179,7 +184,7 @@ def _require_finite(value: Any, what: str, where: str) -> Any:
     return value
 
 
-def _factor_values(factor: Expression, columns: Columns, state: State, client: str) -> Any:
+def _factor_values(factor: Expression, columns: Columns, state: TransformStates, client: str) -> Any:
     where = f"{factor.text!r}" + (f" at client {client!r}" if client else "")
     match factor.tree:
         case Column(name=name) if name in columns.numbers:

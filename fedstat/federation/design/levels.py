@@ -65,6 +65,7 @@ def _agree(name: str, sites: Mapping[str, SiteColumns], min_count: int) -> tuple
         for level, count in zip(row.levels, row.counts, strict=True):
             counts[level] = counts.get(level, 0) + count
     declared = [row.declared for row in told.values()]
+    # The order of one site alone would make the reference level depend on who is asked first.
     if declared[0] is not None and all(order == declared[0] for order in declared):
         levels = [level for level in declared[0] if level in counts]
     else:
@@ -83,6 +84,7 @@ def _sorted(name: str, counts: Mapping[LevelValue, int], told: Mapping[str, Leve
             "one of them."
         )
     levels: list[Any] = sorted(counts)
+    # A site whose column has a missing value holds 1.0 where others hold 1: one level, written one way.
     return [float(level) for level in levels] if any(isinstance(x, float) for x in levels) else levels
 
 

@@ -37,6 +37,7 @@ def find_rows(
     if used.shape != (n_rows,):
         raise DesignError(f"use: expected one value per row ({n_rows:,}), received shape {used.shape}.")
     missing: Bools = missing_cells(series.values(), n_rows)
+    # A row without any of the columns is an entity that the institution never saw, and no partial row.
     some = used & missing.any(axis=1) & ~missing.all(axis=1)
     n_partial = int(some.sum())
     if partial == "error" and n_partial:

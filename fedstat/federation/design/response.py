@@ -34,6 +34,8 @@ def build_response(frame: pd.DataFrame, text: str, columns: Sequence[str], clien
     series = _declared(frame, expression.columns, columns, "response", client)
     whole = _whole(frame, series)
     shape = (len(frame), 2) if isinstance(expression.tree, Counts) else (len(frame),)
+    # Transforms see whole rows only, so that what is not finite afterwards comes from the formula and is an
+    # error.
     response = np.full(shape, np.nan)
     response[whole] = _values({name: one[whole] for name, one in series.items()}, expression, client)
     return response
@@ -78,6 +80,7 @@ def _where(what: str, expression: Expression, client: str) -> str:
 def _values(series: dict[str, pd.Series], expression: Expression, client: str) -> Floats | Bools:
     match expression.tree:
         case Relation(symbol=symbol, left=Column(name=name), right=Level(value=level)):
+            # Before anything is turned into numbers: the column holds texts.
             equal = _equals(series[name], level, client, name)
             return equal if symbol == "==" else ~equal
     numbers = {name: _numbers(one, client, name, "a response") for name, one in series.items()}

@@ -145,6 +145,7 @@ def varying(mean: Floats, spread: Floats, intercept: bool) -> Bools:
     if not intercept:
         return np.asarray((mean != 0.0) | (spread > 0.0))
     varies: Bools = spread > CONSTANT * np.abs(mean)
+    # The intercept: it does not vary, and every site can say something about it.
     varies[..., 0] = True
     return varies
 
@@ -189,6 +190,7 @@ def open_rows(data: SiteData, state: State, text: str) -> tuple[dict[str, Array]
             state.tell(*unknown_levels(rows, spec))
             X, tally.names, tally.term_names = design_matrix(rows, question, opened.terms, spec, data.name)
             tally.add(rows, X)
+            # A table of one chunk is kept as coded; with a second one, every pass reads and codes again.
             opened.held = (rows, X) if chunk == 0 else None
     n, mean, spread = tally.tell_counts(state)
     opened.own = np.array([mean, spread])
@@ -197,6 +199,7 @@ def open_rows(data: SiteData, state: State, text: str) -> tuple[dict[str, Array]
     if opened.held is not None:
         opened.standardise(opened.held[1])
     head = (INTERCEPT,) if question.intercept else ()
+    # Judged on standardised columns, where a direction that few rows have does not hide behind units.
     design = DesignDirections(lambda: (X for _, X in opened.chunks()), tally.n, (*head, *tally.names))
     state.tell(design, tally.rows_used)
     state.play(question.needed)
@@ -212,6 +215,7 @@ def sum_columns(data: SiteData, state: State) -> dict[str, Array]:
     """
     opened, n = rows_of(state), float(state.entities)
     mean, spread = opened.own
+    # Squares about the site's own mean: sums of plain squares would cancel where the mean is large.
     return {"moments": np.array([np.full_like(mean, n), n * mean, n * spread**2, n * mean**2])}
 
 

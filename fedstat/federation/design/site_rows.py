@@ -141,6 +141,7 @@ def whole_rows(data: SiteData, question: RowsQuestion) -> Iterator[WholeRows]:
         series = pick_columns(chunk, question.needed, data.name)
         whole: Bools = np.logical_not(missing_cells(series.values(), len(chunk)).any(axis=1))
         weightless = 0
+        # Rows of weight zero stand for no entity; they would count towards the owner's least number of rows.
         if "freq_weights" in question.weights and whole.any():
             name = question.weights["freq_weights"]
             none = _numbers(chunk, name, data.name) == 0.0
@@ -208,6 +209,7 @@ def design_matrix(
     """
     m = len(rows.frame)
     plain = [name for term in terms if (name := _plain_column(term, spec)) is not None]
+    # Numeric columns as they stand need no coding: formulaic would only copy them.
     if len(plain) == len(terms):
         numbers = [as_numbers(rows.frame[name], site, name) for name in plain]
         return _stack(numbers, m, question.intercept), tuple(plain), question.terms

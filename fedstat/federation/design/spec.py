@@ -57,6 +57,7 @@ class BlockSpec:
         terms = read_terms(self.terms, self.columns) if self.terms or self.columns else ()
         transforms = {t.text: t for term in terms for f in term for t in iter_transforms(f.tree)}
         expected = {
+            # Raw polynomials are powers, and keep nothing.
             text: frozenset() if dict(t.options).get("raw") else STATE_KEYS[t.function]
             for text, t in transforms.items()
             if t.function in STATE_KEYS

@@ -19,7 +19,7 @@ from fedstat import records
 from fedstat.errors import DesignError, FormulaError, MessageError
 from fedstat.federation.design.coding import (
     STATE_KEYS,
-    State,
+    TransformStates,
     evaluate,
     plain_state,
     restore_state,
@@ -29,8 +29,7 @@ from fedstat.federation.design.formula.tree import Transform, iter_columns, iter
 from fedstat.federation.design.site_rows import RowsQuestion, whole_rows
 from fedstat.federation.design.spec import Figures
 from fedstat.federation.door.facts import ColumnVariation, RowCount, RowsUsed
-from fedstat.federation.door.state import SiteData
-from fedstat.federation.door.state import State as SiteState
+from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Ask
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.federation.tables.columns import as_numbers
@@ -97,7 +96,7 @@ def stateful(terms: Sequence[Term]) -> list[Transform]:
     return list({t.text: t for t in needed}.values())
 
 
-def agree_states(question: RowsQuestion, sites: Sequence[str], ask: Any) -> Rounds[State]:
+def agree_states(question: RowsQuestion, sites: Sequence[str], ask: Any) -> Rounds[TransformStates]:
     """Agree on the state of every transform: by its text, as formulaic keeps it.
 
     `ask(site, step, content)` addresses a step. A FormulaError tells of a spline without its knots and
@@ -105,12 +104,13 @@ def agree_states(question: RowsQuestion, sites: Sequence[str], ask: Any) -> Roun
     """
     terms = question.read_terms()
     pending = stateful(terms)
-    state: State = {t.text: _spline(t) for t in pending if t.function == "bs"}
+    state: TransformStates = {t.text: _spline(t) for t in pending if t.function == "bs"}
     raw = [t for term in terms for f in term for t in iter_transforms(f.tree) if dict(t.options).get("raw")]
     state |= {t.text: {} for t in raw}
     pending = [t for t in pending if t.text not in state]
     growing = {t.text: Recurrence(int(_degree(t))) for t in pending if t.function == "poly"}
     while pending:
+        # The state of scale(log(x)) inside another transform is needed before the other's values exist.
         ready = [t for t in pending if _inner(t) <= state.keys()]
         targets = {t.text: growing.get(t.text) for t in ready}
         content = records.to_plain(TransformQuestion(question.to_json(), plain_state(state), targets))
@@ -119,13 +119,14 @@ def agree_states(question: RowsQuestion, sites: Sequence[str], ask: Any) -> Roun
         for j, transform in enumerate(ready):
             sums = np.array([reply.arrays["sums"][j] for reply in replies])
             done = _settle(transform, sums, growing.get(transform.text))
+            # A polynomial comes back once for each degree: its next recurrence needs sums of the last.
             if done is not None:
                 state[transform.text] = done
         pending = [t for t in pending if t.text not in state]
     return state
 
 
-def transform_sums(data: SiteData, site_state: SiteState, text: str) -> tuple[dict[str, Array], str]:
+def transform_sums(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
     """Sum what the next transforms need over this site's whole rows.
 
     Released are `sums` (T, 3): for center and scale rows, mean and squared deviations; for a polynomial 0,
@@ -133,10 +134,10 @@ def transform_sums(data: SiteData, site_state: SiteState, text: str) -> tuple[di
     """
     asked = records.from_json(TransformQuestion, text, f"{data.name}: the question about transforms")
     question, growing = RowsQuestion.from_json(asked.question), asked.targets
-    site_state.tell(*question.asked())
+    state.tell(*question.asked())
     transforms = {t.text: t for t in stateful(question.read_terms())}
     _check_asked(asked, transforms, data.name)
-    state: State = restore_state(asked.state)
+    known: TransformStates = restore_state(asked.state)
     total = np.zeros((len(growing), 3))
     extremes = [Extremes(data.policy.min_level_count - 1) for _ in growing]
     used = []
@@ -145,18 +146,18 @@ def transform_sums(data: SiteData, site_state: SiteState, text: str) -> tuple[di
         if not len(rows.frame):
             continue
         for j, (key, recurrence) in enumerate(growing.items()):
-            x = _operand(transforms[key], rows.frame, state, data.name)
+            x = _operand(transforms[key], rows.frame, known, data.name)
             total[j] = _add(total[j], x, recurrence)
             extremes[j].add(x)
     behind: Bools = np.concatenate(used)
-    site_state.tell(RowCount(int(behind.sum())))
-    site_state.tell(*(column.variation(f"'{key}'") for key, column in zip(growing, extremes, strict=True)))
-    site_state.tell(RowsUsed(behind))
-    site_state.rest_on(int(behind.sum()))
+    state.tell(RowCount(int(behind.sum())))
+    state.tell(*(column.variation(f"'{key}'") for key, column in zip(growing, extremes, strict=True)))
+    state.tell(RowsUsed(behind))
+    state.rest_on(int(behind.sum()))
     return {"sums": total}, ""
 
 
-def _operand(transform: Transform, frame: pd.DataFrame, state: State, site: str) -> Floats:
+def _operand(transform: Transform, frame: pd.DataFrame, state: TransformStates, site: str) -> Floats:
     """Values that a transform is applied to: (m,)."""
     names = dict.fromkeys(iter_columns(transform))
     numbers = {name: as_numbers(frame[name], site, name) for name in names}
@@ -191,6 +192,7 @@ class Extremes:
         mean = x.mean()
         part = np.array([len(x), mean, ((x - mean) ** 2).sum()])
         self.moments = combine_moments(np.array([self.moments, part]))
+        # Only the values that may be the few most extreme of all: a streamed column is not held in memory.
         kept = np.concatenate([self.kept, x])
         if 0 < 2 * self.few < len(kept):
             kept = np.partition(kept, [self.few - 1, len(kept) - self.few])
@@ -239,7 +241,9 @@ def _settle(transform: Transform, sums: Floats, recurrence: Recurrence | None) -
             return None
         return {"alpha": dict(enumerate(recurrence.alpha)), "norms2": dict(enumerate(recurrence.norms))}
     n, mean, spread = combine_moments(sums)
+    # center() is scale() without its second half; both keep their state in the form of formulaic's scale.
     options = {"center": True, "scale": transform.function == "scale", "ddof": 1.0} | dict(transform.options)
+    # Without centring, scale() divides by the root of the mean square about zero.
     squares = spread if options["center"] else spread + n * mean**2
     rest = n - float(str(options["ddof"]))
     if options["scale"] and not (squares > 0.0 and rest > 0.0):
@@ -271,6 +275,7 @@ def _spline(transform: Transform) -> dict[Any, Any]:
             f"formula: {transform.text!r} needs knots=..., lower_bound=... and upper_bound=..., and no df, "
             "where sites hold different rows: quantiles and extremes of all rows are values of single rows"
         )
+    # Nothing is computed of data: knots and bounds as written are the whole state of the spline.
     places = np.array([options["lower_bound"], *options["knots"], options["upper_bound"]], dtype=np.float64)  # type: ignore[misc]
     if not (np.diff(places) > 0.0).all():
         raise FormulaError(

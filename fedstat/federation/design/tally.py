@@ -60,6 +60,7 @@ class RowTally:
         else:
             pairs = np.stack([self._moments, moments])
             self._moments = np.array([combine_moments(pairs[:, :, j]) for j in range(X.shape[1])]).T
+            # -1 stays -1: a column that held another number in one chunk is no indicator.
             self._ones = np.where((self._ones < 0) | (ones < 0), -1, self._ones + ones)
         self._add_response(rows)
         if rows.weight is not None:
@@ -88,12 +89,14 @@ class RowTally:
         if self._moments is None or self._ones is None:
             raise DesignError(f"site {name!r} has no row with all of {', '.join(question.needed)}")
         state.tell(RowCount(int(self.used.sum()), len(self.names) + question.intercept))
+        # Squares overflow above 1e154; the fit would fail later, and in words that name no column.
         large = ~np.isfinite(self._moments[:, int(question.intercept) :]).all(axis=0)
         if large.any():
             raise DesignError(
                 f"design column {self.names[int(np.argmax(large))]!r} at site {name!r}: the squares of "
                 "its values are larger than a number can be. Transform it, for instance by a logarithm."
             )
+        # Whatever the distribution: sums over few events would tell of these entities.
         if self._binary:
             without, events = self._outcomes.tolist()
             state.tell(OutcomeCounts((without, events), question.response))
@@ -151,6 +154,7 @@ def column_moments(X: Floats) -> Floats:
     mean = X.mean(axis=0)
     spread = np.zeros(X.shape[1])
     for start in range(0, len(X), BLOCK):
+        # By blocks, so that the centred copy stays in cache and is never as large as the design.
         part = X[start : start + BLOCK] - mean
         spread += np.einsum("ij,ij->j", part, part)
     return np.array([np.full(X.shape[1], float(len(X))), mean, spread])
@@ -158,6 +162,7 @@ def column_moments(X: Floats) -> Floats:
 
 def count_ones(X: Floats) -> Ints:
     """Ones of every column that holds zeros and ones only, -1 for the others: (m, p) -> (p,)."""
+    # The first rows rule out most columns, which are then not read a second time.
     maybe = np.flatnonzero(((X[:BLOCK] == 0.0) | (X[:BLOCK] == 1.0)).all(axis=0))
     ones = np.full(X.shape[1], -1)
     for j in maybe:

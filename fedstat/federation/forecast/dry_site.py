@@ -21,7 +21,7 @@ from fedstat.federation.door.site import FAMILIES, Site, released
 from fedstat.federation.door.state import State
 from fedstat.federation.message import Ask, Reply, Step, pack_ask, unpack_reply
 
-OPEN = Policy(min_count=0, min_events=0, min_level_count=0, max_parameters=1e9, answers_kept=0)
+ALLOWING_ALL = Policy(min_count=0, min_events=0, min_level_count=0, max_parameters=1e9, answers_kept=0)
 """A policy that allows all."""
 
 COMMON_SEED = 1
@@ -61,12 +61,12 @@ class DrySite(Site):
         if ask.masked is not None:
             self._hold("two sites", "", check_mask, self.name, self.owners, self.n_masked)
         # The rules above are off here: else the first of them would hide what the steps have to say.
-        counts = replace(OPEN, **{name: getattr(self.owners, name) for name in COUNTS})
+        counts = replace(ALLOWING_ALL, **{name: getattr(self.owners, name) for name in COUNTS})
         try:
             reply = self._ask(ask, counts)
         except PolicyError as error:
             self._note(error, "")
-            reply = self._ask(ask, OPEN)
+            reply = self._ask(ask, ALLOWING_ALL)
         self._hold_reply(ask, reply)
         return reply
 

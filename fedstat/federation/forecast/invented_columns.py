@@ -21,7 +21,7 @@ def invent_columns(
     design: Design,
     rows: Mapping[str, Ints],
     policies: Mapping[str, Policy],
-    family: DistributionSpec,
+    distribution: DistributionSpec,
     session: str,
 ) -> dict[str, DrySite]:
     """Let every site have opened a block of the agreed columns and entities, and one of them the response.
@@ -40,7 +40,7 @@ def invent_columns(
         seen = np.isin(rows[block.client], design.entities[block.rows])
         states[block.client].keep("block", opened_block(block, X, seen), len(X), columns=p)
     response = np.full(len(design.response_keep), np.nan)
-    response[design.response_keep] = draw_response(family, predictor, rng)
+    response[design.response_keep] = draw_response(distribution, predictor, rng)
     states[design.active].keep("response", response, design.n)
     sites = {name: DrySite(name, policy, len(rows[name])) for name, policy in policies.items()}
     for name, site in sites.items():

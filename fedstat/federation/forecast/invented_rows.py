@@ -40,7 +40,7 @@ class RowsInvention:
     """
 
     agreement: RowsAgreement
-    family: DistributionSpec
+    distribution: DistributionSpec
     nested: tuple[str, ...] = ()
 
     def sites(self, policies: Mapping[str, Policy]) -> dict[str, DrySite]:
@@ -72,14 +72,14 @@ class RowsInvention:
         rng = generator().spawn(place + 1)[place]
         m = min(n, max(ROWS, ROWS_A_COLUMN * columns))
         X = rng.normal(size=(m, columns))
-        y = draw_response(self.family, X @ draw_effects(columns), rng)
+        y = draw_response(self.distribution, X @ draw_effects(columns), rng)
         if question.intercept:
             X = np.column_stack([np.ones(m), X])
-        rows = whole_rows(question, y, draw_groups(question, data.name, m, self.nested))
-        return opened(data, self.agreement, rows, X)
+        rows = drawn_rows(question, y, draw_groups(question, data.name, m, self.nested))
+        return open_drawn(data, self.agreement, rows, X)
 
 
-def opened(data: SiteData, agreement: RowsAgreement, rows: WholeRows, X: Floats) -> OpenRows:
+def open_drawn(data: SiteData, agreement: RowsAgreement, rows: WholeRows, X: Floats) -> OpenRows:
     """Open (m, q) drawn columns, standardised as a site standardises its own."""
     question = agreement.question
     mean, spread = X.mean(axis=0), X.std(axis=0)
@@ -90,7 +90,7 @@ def opened(data: SiteData, agreement: RowsAgreement, rows: WholeRows, X: Floats)
     return out
 
 
-def whole_rows(question: RowsQuestion, y: Floats, frame: pd.DataFrame) -> WholeRows:
+def drawn_rows(question: RowsQuestion, y: Floats, frame: pd.DataFrame) -> WholeRows:
     """Rows with a drawn response, weights of one and offsets of zero, where the model has them."""
     m = len(y)
     weights = {role: np.ones(m) for role in question.weights if role != "exposure"}

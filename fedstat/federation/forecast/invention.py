@@ -35,16 +35,16 @@ def draw_effects(p: int) -> Floats:
     return np.asarray(falling * np.where(np.arange(p) % 2, -1.0, 1.0) / size)
 
 
-def draw_response(family: DistributionSpec, predictor: Floats, rng: np.random.Generator) -> Floats:
-    """Draw responses that a family can have, with means that move with a linear predictor: (n,).
+def draw_response(distribution: DistributionSpec, predictor: Floats, rng: np.random.Generator) -> Floats:
+    """Draw responses that a distribution can have, with means that move with a linear predictor: (n,).
 
-    The link is not that of the family: means stay well inside the range of every link.
+    The link is not that of the distribution: means stay well inside the range of every link.
     """
-    if family.least_squares:
+    if distribution.least_squares:
         return np.asarray(rng.normal(predictor))
     near = MILD * np.clip(predictor, -2.0, 2.0)
     mean, n = np.exp(near), len(near)
-    match family.name:
+    match distribution.name:
         case "Gaussian":
             return np.asarray(rng.normal(mean, MILD / SHAPE))
         case "Binomial":
@@ -52,7 +52,7 @@ def draw_response(family: DistributionSpec, predictor: Floats, rng: np.random.Ge
         case "Poisson":
             return rng.poisson(mean).astype(float)
         case "NegativeBinomial":
-            alpha = max(float(family.alpha or 1.0), 1.0 / SHAPE)
+            alpha = max(float(distribution.alpha or 1.0), 1.0 / SHAPE)
             return rng.poisson(mean * rng.gamma(1.0 / alpha, alpha, n)).astype(float)
         case "InverseGaussian":
             return np.asarray(rng.wald(mean, SHAPE * mean))
