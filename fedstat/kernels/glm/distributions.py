@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from statsmodels.genmod import families
 
+from fedstat.kernels.glm import likelihoods
+from fedstat.kernels.glm.likelihoods import Likelihood
 from fedstat.kernels.glm.loops import IDENTITY, LOG, LOGIT
 from fedstat.typing import Bools, Floats
 
@@ -67,6 +69,10 @@ class Distribution:
         Compiled loop for the canonical link, see :mod:`fedstat.kernels.glm.loops`.
     numbers : tuple of str
         Arguments of `kind`, which cross between institutions with the name.
+    likelihood : Likelihood or None
+        What fits over institutions with other columns need, by the deviance alone.
+    vertical_links : tuple of str
+        Links of such fits, the canonical one first; the others by Fisher scoring.
     """
 
     kind: type[Any]
@@ -77,12 +83,29 @@ class Distribution:
     single: Support | None = None
     loop: int | None = None
     numbers: tuple[str, ...] = ()
+    likelihood: Likelihood | None = None
+    vertical_links: tuple[str, ...] = ()
 
 
 DISTRIBUTIONS: dict[str, Distribution] = {
-    "Binomial": Distribution(families.Binomial, canonical="Logit", support=UNIT, single=EVENTS, loop=LOGIT),
+    "Binomial": Distribution(
+        families.Binomial,
+        canonical="Logit",
+        support=UNIT,
+        single=EVENTS,
+        loop=LOGIT,
+        likelihood=likelihoods.BINOMIAL,
+        vertical_links=("Logit",),
+    ),
     "Poisson": Distribution(
-        families.Poisson, variance_power=1.0, canonical="Log", support=NOT_NEGATIVE, single=COUNTS, loop=LOG
+        families.Poisson,
+        variance_power=1.0,
+        canonical="Log",
+        support=NOT_NEGATIVE,
+        single=COUNTS,
+        loop=LOG,
+        likelihood=likelihoods.POISSON,
+        vertical_links=("Log",),
     ),
     "NegativeBinomial": Distribution(
         families.NegativeBinomial,
@@ -90,10 +113,34 @@ DISTRIBUTIONS: dict[str, Distribution] = {
         support=NOT_NEGATIVE,
         single=COUNTS,
         numbers=("alpha",),
+        likelihood=likelihoods.NEGATIVE_BINOMIAL,
+        vertical_links=("NegativeBinomial", "Log"),
     ),
-    "Gamma": Distribution(families.Gamma, True, 2.0, support=POSITIVE),
-    "InverseGaussian": Distribution(families.InverseGaussian, True, 3.0, support=POSITIVE),
-    "Gaussian": Distribution(families.Gaussian, True, 0.0, support=REAL, loop=IDENTITY),
+    "Gamma": Distribution(
+        families.Gamma,
+        True,
+        2.0,
+        support=POSITIVE,
+        likelihood=likelihoods.GAMMA,
+        vertical_links=("InversePower", "Log"),
+    ),
+    "InverseGaussian": Distribution(
+        families.InverseGaussian,
+        True,
+        3.0,
+        support=POSITIVE,
+        likelihood=likelihoods.INVERSE_NORMAL,
+        vertical_links=("InverseSquared", "Log"),
+    ),
+    "Gaussian": Distribution(
+        families.Gaussian,
+        True,
+        0.0,
+        support=REAL,
+        loop=IDENTITY,
+        likelihood=likelihoods.NORMAL,
+        vertical_links=("Identity",),
+    ),
     "Tweedie": Distribution(families.Tweedie, True, numbers=("var_power", "eql")),
 }
 """By the name of the class, by which a distribution crosses between institutions."""

@@ -24,6 +24,8 @@ class Link:
         Arguments of `kind`, which cross between institutions with the name: ``power`` or ``alpha``.
     power : float or None
         Exponent of a link that is a fixed power of the mean; eta is then positive, unless it is 1 or -1.
+    sign : float or None
+        That of all linear predictors which have a mean, where others would get one that is not theirs.
     closed : bool
         Whether every eta has a probability as its mean, which is 0 or 1 by rounding only.
     smallest : float
@@ -37,6 +39,7 @@ class Link:
     kind: type[Any]
     numbers: tuple[str, ...] = ()
     power: float | None = None
+    sign: float | None = None
     closed: bool = False
     smallest: float = -np.inf
     cdf: Any = None
@@ -52,11 +55,11 @@ LINKS: dict[str, Link] = {
     "Log": Link(links.Log, smallest=1e-300, effect="log mean of {}"),
     "LogC": Link(links.LogC),
     "Identity": Link(links.Identity, power=1.0, effect="mean of {}"),
-    "InversePower": Link(links.InversePower, power=-1.0),
-    "InverseSquared": Link(links.InverseSquared, power=-2.0),
+    "InversePower": Link(links.InversePower, power=-1.0, sign=1.0),
+    "InverseSquared": Link(links.InverseSquared, power=-2.0, sign=1.0),
     "Sqrt": Link(links.Sqrt, power=0.5),
     "Power": Link(links.Power, numbers=("power",)),
-    "NegativeBinomial": Link(links.NegativeBinomial, numbers=("alpha",)),
+    "NegativeBinomial": Link(links.NegativeBinomial, numbers=("alpha",), sign=-1.0),
 }
 """By the name of the class, by which a link crosses between institutions."""
 

@@ -37,7 +37,7 @@ from fedstat.models.vglm.path.options import (
 from fedstat.models.vglm.path.setup import Setup, make_groups
 from fedstat.models.vglm.protocol import fit_blocks, fit_normal, fit_other
 from fedstat.models.vglm.report.outcome import Outcome
-from fedstat.models.vglm.response.distributions import POINTS, check_family
+from fedstat.models.vglm.response.distributions import POINTS, check_distribution
 from fedstat.models.vglm.results import VerticalGLMResults
 from fedstat.models.vglm.steps import FAMILY
 from fedstat.typing import Floats
@@ -119,7 +119,7 @@ class VerticalGLM(VerticalModel):
         **kwargs: Any,
     ) -> None:
         self.distribution = DistributionSpec.of(sm_families.Gaussian() if family is None else family)
-        check_family(self.distribution)
+        check_distribution(self.distribution)
         if not formula.intercept:
             raise ModelError(
                 f"'{formula.text}' leaves out the intercept; VerticalGLM centres the columns and has one: "

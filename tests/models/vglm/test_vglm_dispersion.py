@@ -11,6 +11,7 @@ from vglm_study import make_model, make_table, pooled_columns
 
 from fedstat.errors import DataWarning, EstimationError, ModelError
 from fedstat.federation.message import Ask, pack_ask, unpack_reply
+from fedstat.kernels.glm.likelihoods import GAMMA, NEARLY_PERFECT
 from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.kernels.glm.sums import Rows
 from fedstat.kernels.penalised.groups import Groups
@@ -138,7 +139,9 @@ def test_criteria_are_those_of_the_dispersion_of_maximum_likelihood(kind):
         mean = family.link.inverse(X @ params)
         around = np.exp(np.linspace(-0.02, 0.02, 2001)) if kind in ESTIMATED else [1.0]
         loss = family.deviance(y, mean) / len(y) / 2.0
-        middle = rf.likeliest_scale(family.__class__.__name__, loss) if kind in ESTIMATED else 1.0
+        middle = (
+            rf.likelihood_of(family.__class__.__name__).likeliest_scale(loss) if kind in ESTIMATED else 1.0
+        )
         best.append(max(family.loglike(y, mean, scale=middle * s) for s in around))
     df = 1.0 + (result.path_params.iloc[:, 1:] != 0.0).sum(axis=1).to_numpy()
     bic = -2.0 * np.array(best) + df * np.log(len(y))
@@ -150,10 +153,10 @@ def test_criteria_are_those_of_the_dispersion_of_maximum_likelihood(kind):
 
 def test_the_gamma_dispersion_is_exact_where_the_fit_is_nearly_perfect():
     for loss in (0.999e-4, 1.001e-4, 0.3, 40.0):
-        k = 1.0 / rf.likeliest_scale("Gamma", loss)
+        k = 1.0 / GAMMA.likeliest_scale(loss)
         slopes = [rf.log_likelihood("Gamma", loss, 1, 0.0, 1.0 / (k * s)) for s in (0.999, 1.0, 1.001)]
         assert slopes[1] == max(slopes)
-    below, above = (rf.likeliest_scale("Gamma", rf.NEARLY_PERFECT * s) for s in (1.0 - 1e-9, 1.0 + 1e-9))
+    below, above = (GAMMA.likeliest_scale(NEARLY_PERFECT * s) for s in (1.0 - 1e-9, 1.0 + 1e-9))
     assert above == pytest.approx(below, rel=1e-8)
     assert np.isinf(rf.minus_twice("Gamma", np.array([-0.1, 0.1]), 10)).tolist() == [True, False]
 
@@ -184,7 +187,7 @@ def test_a_step_that_leaves_the_domain_is_shortened(monkeypatch):
 def test_the_holder_answers_outside_of_the_domain_without_a_number_per_entity(kind):
     model = model_of(kind)
     model.fit(lam=0.1)
-    site, eta = model.partition.sites["Bank"], np.full(400, rf.BOUNDED[model.distribution.link])
+    site, eta = model.partition.sites["Bank"], np.full(400, model.distribution.link_entry.sign)
     for wrong in (0.0, -eta[0]):
         eta[5] = wrong
         ask = Ask("Bank", "vglm", "respond", {"eta": eta}, model._session, "")

@@ -57,7 +57,16 @@ class DebiasedFit:
 def lasso_setup(setup: Setup) -> Setup:
     """Take the plain lasso of single columns in the place of a penalty; columns without one stay free."""
     weights = np.repeat(setup.groups.penalised.astype(np.float64), setup.groups.sizes)
-    return Setup(LASSO, Groups.single(len(weights), weights), 0.0, None, SIZE, RATIO, "descent", setup.tol)
+    return Setup(
+        penalty=LASSO,
+        groups=Groups.single(len(weights), weights),
+        adaptive=0.0,
+        lambdas=None,
+        size=SIZE,
+        ratio=RATIO,
+        algorithm="descent",
+        tol=setup.tol,
+    )
 
 
 def normal_debiased(S: Floats, units: Units, setup: Setup) -> DebiasedFit:
@@ -89,15 +98,14 @@ def residual_variance(S: Floats, units: Units) -> float:
 
 
 def debiased_fit(
-    course: PathFollower, point: LossPoint, H: Floats, gradient: Floats, family: DistributionSpec
+    course: PathFollower, point: LossPoint, H: Floats, family: DistributionSpec
 ) -> Rounds[DebiasedFit]:
     """Go to the lasso with the smallest AIC, and debias it there.
 
-    From the point where the fit ended, with the Hessian (p + 1, p + 1) as far as it is known, and the
-    gradient (p,) at the unpenalised coefficients alone.
+    From the point where the fit ended, with the Hessian (p + 1, p + 1) as far as it is known.
     """
     study, setup = course.study, lasso_setup(course.setup)
-    n, scale = study.layout.n, lambda_max(gradient, LASSO, setup.groups)
+    n, scale = study.layout.n, lambda_max(course.gradient, LASSO, setup.groups)
     grid = lambda_grid(scale, ratio=RATIO, size=SIZE)
 
     def select(path: Path) -> int:
@@ -110,7 +118,5 @@ def debiased_fit(
     if family.estimates_scale:
         dispersion = pearson_scale(at.residual, at.weight, n - 1 - int(path.selected[best].sum()))
     found = debias(at.b, at.score, H, n, dispersion)
-    turn = np.eye(len(at.b))
-    turn[1:, 1:] = study.T
-    turn *= study.unit
+    turn = study.unit * study.turn
     return DebiasedFit.of(found, course.units, turn, dispersion, float(path.lambdas[best]))

@@ -80,6 +80,19 @@ class Further:
     apart: LossOracle | None = None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PathStart:
+    """The fit of the intercept alone, in coordinates of columns that are orthonormal within groups there.
+
+    H (p + 1, p + 1) is the Hessian at that point; the setup has the groups of these coordinates.
+    """
+
+    units: Units
+    setup: Setup
+    intercept_alone: LossPoint
+    H: Floats
+
+
 def fit_path(
     study: LossOracle,
     family: DistributionSpec,
@@ -89,72 +102,77 @@ def fit_path(
     exact: bool,
     further: Further | None = None,
 ) -> Rounds[tuple[SelectedPath, Units, float]]:
-    """Follow the path, choose one of its fits, and refit on its support.
+    """Follow the path, choose one of its fits by its place, and refit on its support.
 
-    Parameters
-    ----------
-    study : LossOracle
-    family : DistributionSpec
-        One of :data:`~fedstat.models.vglm.response.distributions.LINKS`.
-    setup : Setup
-    select : callable
-        From the path to the place of the fit.
-    exact : bool
-        Whether every fit of the path is exact, or the chosen one; see :class:`PathFollower`.
-    further : Further, optional
-        Folds, debiased estimates, other entities for the refit.
-
-    Returns
-    -------
-    (SelectedPath, Units, float)
-        The last is the loss of the intercept alone.
-
-    Raises
-    ------
-    EstimationError
-        The unpenalised coefficients have no estimate.
+    With `exact` every fit of the path is exact, otherwise the chosen one; see :class:`PathFollower`. Returned
+    last is the loss of the intercept alone. An EstimationError where the unpenalised coefficients have no
+    estimate.
     """
-    layout, further = study.layout, further or Further()
-    units = yield from stage(layout, family, study.conversation)
-    first = yield from _intercept_alone(study, family, units)
-    # At the null model every weight is the same: the Gram of the columns, whatever the family.
-    H = yield from study.hessian(first)
-    study.T, groups = orthonormaliser(H[1:, 1:] / H[0, 0], setup.groups)
-    setup, H = replace(setup, groups=groups), study.turned(H)
-    null_loss = first.loss
-    first = replace(first, score=np.concatenate([first.score[:1], first.score[1:] @ study.T]))
-    steps = of_columns = None
-    if setup.from_unpenalised:
-        whole = yield from _whole(study, family, first, H)
-        setup = setup.adapted(whole.b[1:])
-        steps, of_columns = setup.linear_steps(whole.b), setup.linear_steps(whole.b[1:])
-    null = yield from _null(study, setup, first, H)
-    gradient = -null.score[1:]
-    course = PathFollower(study, setup, setup.grid(gradient, of_columns), units, select, steps)
-    course.scale = lambda_max(gradient, setup.penalty, setup.groups)
-    start = null
-    if steps is not None and not exact and study.left > 0:
-        start, H = whole, (yield from study.hessian(whole))
-        course.seen = {np.inf: null, 0.0: whole}
-    path, chosen, at = yield from (course.exact if exact else course.quadratic)(start, H)
-    fit = FoldFit(path, chosen, at, H)
+    further = further or Further()
+    start = yield from _start_path(study, family, setup)
+    course, fit = yield from _follow_path(study, family, start, select, exact=exact)
     if further.folds is not None:
         study.left += further.folds.parts
         fit = yield from use_folds(course, family, fit, further.folds, exact=exact)
     support, apart = fit.path.selected[fit.chosen], further.apart
     if apart is None:
-        refit = yield from refit_support(study, fit.point, fit.H, support, units, family)
+        refit = yield from refit_support(study, fit.point, fit.H, support, start.units, family)
     else:
         refit = yield from refit_apart(apart, support, family)
     debiased = None
     if further.debiased:
-        debiased = yield from debiased_fit(course, fit.point, fit.H, gradient, family)
+        debiased = yield from debiased_fit(course, fit.point, fit.H, family)
     studies = [study] if apart is None else [study, apart]
-    points, grams = sum(one.points for one in studies), sum(one.grams for one in studies)
     found = SelectedPath(
-        fit.path, fit.chosen, refit, points, grams, study.dealers, fit.cv, fit.halves, debiased
+        path=fit.path,
+        chosen=fit.chosen,
+        refit=refit,
+        points=sum(one.points for one in studies),
+        grams=sum(one.grams for one in studies),
+        dealers=study.dealers,
+        cv=fit.cv,
+        halves=fit.halves,
+        debiased=debiased,
     )
-    return found, units, null_loss
+    return found, start.units, start.intercept_alone.loss
+
+
+def _start_path(study: LossOracle, family: DistributionSpec, setup: Setup) -> Rounds[PathStart]:
+    """Standardise the columns, fit the intercept, and turn to the coordinates of the groups."""
+    units = yield from stage(study.layout, family, study.conversation)
+    first = yield from _intercept_alone(study, family, units)
+    # At the null model every weight is the same: the Gram of the columns, whatever the family.
+    H = yield from study.hessian(first)
+    study.T, groups = orthonormaliser(H[1:, 1:] / H[0, 0], setup.groups)
+    first = replace(first, score=np.concatenate([first.score[:1], first.score[1:] @ study.T]))
+    return PathStart(units, replace(setup, groups=groups), first, study.turned(H))
+
+
+def _follow_path(
+    study: LossOracle,
+    family: DistributionSpec,
+    start: PathStart,
+    select: Callable[[Path], int],
+    *,
+    exact: bool,
+) -> Rounds[tuple[PathFollower, FoldFit]]:
+    """Follow the path from the null model, or with `steps` from the estimate without a penalty."""
+    setup, point, H = start.setup, start.intercept_alone, start.H
+    steps = of_columns = None
+    if setup.from_unpenalised:
+        whole = yield from _whole(study, family, point, H)
+        setup = setup.adapted(whole.b[1:])
+        steps, of_columns = setup.linear_steps(whole.b), setup.linear_steps(whole.b[1:])
+    null = yield from _null(study, setup, point, H)
+    gradient, point = -null.score[1:], null
+    lambdas, scale = setup.grid(gradient, of_columns), lambda_max(gradient, setup.penalty, setup.groups)
+    course = PathFollower(study, setup, lambdas, start.units, select, steps, scale, gradient)
+    if steps is not None and not exact and study.left > 0:
+        # The steps' lassos are near the estimate without a penalty, and so is their quadratic model.
+        point, H = whole, (yield from study.hessian(whole))
+        course.seen = {np.inf: null, 0.0: whole}
+    path, chosen, at = yield from (course.exact if exact else course.quadratic)(point, H)
+    return course, FoldFit(path, chosen, at, H)
 
 
 def _intercept_alone(study: LossOracle, family: DistributionSpec, units: Units) -> Rounds[LossPoint]:
@@ -237,13 +255,9 @@ def refit_support(
     H = yield from study.hessian(found.point)
     info = layout.n * H[np.ix_(at, at)]
     inverse = invert_information(info, [names[i] for i in at])
-    theta = np.zeros((layout.p, len(at) - 1))
-    theta[moving] = np.eye(len(at) - 1)
-    J = to_units(support, units)
-    turn = np.zeros((len(at), len(at)))
-    turn[0, 0] = 1.0
-    turn[1:, 1:] = (study.T @ theta)[support]
-    J = study.unit * J @ turn
+    # The support is whole groups: its columns, and no others, are combinations of the coordinates that move.
+    own = np.concatenate([[0], 1 + np.flatnonzero(support)])
+    J = study.unit * to_units(support, units) @ study.turn[np.ix_(own, at)]
     scale = 1.0
     if family.estimates_scale:
         scale = pearson_scale(found.point.residual, found.point.weight, layout.n - len(at))

@@ -8,7 +8,7 @@ Statistical Association 102, 1039-1048.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -22,7 +22,7 @@ from fedstat.models.vertical.exchange.protocol import Units
 from fedstat.models.vglm.newton.proximal import CertifiedPoint, LossOracle, LossPoint, ProximalNewton, solve
 from fedstat.models.vglm.path.fits import Path
 from fedstat.models.vglm.path.setup import Setup
-from fedstat.typing import Floats, Ints
+from fedstat.typing import Floats
 
 MOST_EXPANSIONS = 6
 LOOSE = 1e-4
@@ -38,7 +38,7 @@ class PathFollower:
 
     With `steps`, local linear approximations of a nonconvex penalty start from the unpenalised fit; `seen`
     has, by lambda, the points at which the loss is then known, the null model at infinity. `scale` is
-    lambda_max.
+    lambda_max, and `gradient` (p,) that of the loss at the null model.
     """
 
     study: LossOracle
@@ -48,6 +48,7 @@ class PathFollower:
     select: Callable[[Path], int]
     steps: LinearSteps | None = None
     scale: float = 1.0
+    gradient: Floats = field(default_factory=lambda: np.empty(0))
     seen: dict[float, LossPoint] = field(default_factory=dict)
 
     @property
@@ -68,9 +69,9 @@ class PathFollower:
         """Solve at every lambda, from the largest on; then once more, to the tolerance, at the chosen one."""
         problems = [self.problem(i) for i in range(len(self.lambdas))]
         loose = self.unit * max(1.0, LOOSE / self.setup.tol)
-        found = yield from solve(self.study, problems, point, H, loose, self.linearise, only=self.steps)
-        b, loss = np.array([one.point.b for one in found]), np.array([one.point.loss for one in found])
-        kkt = np.array([one.violation for one in found])
+        linearise = self.linearise
+        found = yield from solve(self.study, problems, point, H, loose, linearise=linearise, only=self.steps)
+        b, loss, kkt = stacked(found)
         chosen = self.select(self.path(b, loss, kkt, LOOSE))
         start = found[chosen].point
         last = yield from self.again(chosen, start, H)
@@ -81,7 +82,9 @@ class PathFollower:
         """Solve one of the problems, to the tolerance, from a point that is near."""
         # The penalty itself, not its lasso, leads there; unless the lasso is what is wanted.
         linearise, problem = self.steps is not None, [self.problem(place)]
-        (found,) = yield from solve(self.study, problem, near, H, self.unit, linearise, only=self.steps)
+        (found,) = yield from solve(
+            self.study, problem, near, H, self.unit, linearise=linearise, only=self.steps
+        )
         return found
 
     def quadratic(self, point: LossPoint, H: Floats) -> Rounds[tuple[Path, int, LossPoint]]:
@@ -105,7 +108,14 @@ class PathFollower:
             start = yield from self._start(b[place], place, known, point)
             terms = self.problem(place)
             newton = ProximalNewton(
-                self.study, [terms], self._all, self.unit, start, H.copy(), self.linearise, self.steps
+                study=self.study,
+                problems=[terms],
+                at=np.arange(self.study.layout.p + 1),
+                unit=self.unit,
+                point=start,
+                H=H.copy(),
+                linearise=self.linearise,
+                only=self.steps,
             )
             if self.linearise and self.steps is None:
                 # The model was solved from its lasso: linearising there is the next step of the same kind.
@@ -121,14 +131,9 @@ class PathFollower:
         solved = sorted(known)
         self.lambdas = self.lambdas[solved]
         found = [known[i] for i in solved]
-        b, loss = np.array([one.point.b for one in found]), np.array([one.point.loss for one in found])
-        kkt = np.array([one.violation for one in found])
+        b, loss, kkt = stacked(found)
         place = self.select(self.path(b, loss, kkt, self.setup.tol))
         return self.path(b, loss, kkt, self.setup.tol, place), place, found[place].point
-
-    @property
-    def _all(self) -> Ints:
-        return np.arange(self.study.layout.p + 1)
 
     def _ends(self, null: LossPoint) -> dict[int, CertifiedPoint]:
         """Return what is solved at the start: the largest lambda, where it selects nothing."""
@@ -209,6 +214,12 @@ class PathFollower:
         fits = PenalisedPath(self.lambdas, b[:, 1:], loss, iterations, kkt, converged, self.scale)
         b = self.study.unit * b
         return Path.of(fits, b[:, 1:] @ self.study.T.T, b[:, 0], self.units, self.setup.groups)
+
+
+def stacked(found: Sequence[CertifiedPoint]) -> tuple[Floats, Floats, Floats]:
+    """Coefficients (L, p + 1), losses and violations (L,) of points."""
+    b, loss = np.array([one.point.b for one in found]), np.array([one.point.loss for one in found])
+    return b, loss, np.array([one.violation for one in found])
 
 
 def with_intercept(groups: Groups) -> Groups:

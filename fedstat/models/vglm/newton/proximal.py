@@ -101,9 +101,14 @@ class LossOracle:
 
     def turned(self, H: Floats) -> Floats:
         """Bring a matrix of (1, X) to the coordinates of the study."""
-        full = np.eye(len(H))
-        full[1:, 1:] = self.T
-        return np.asarray(full.T @ H @ full)
+        return np.asarray(self.turn.T @ H @ self.turn)
+
+    @property
+    def turn(self) -> Floats:
+        """(1, T), block diagonal: (p + 1, p + 1)."""
+        turn = np.eye(len(self.T) + 1)
+        turn[1:, 1:] = self.T
+        return turn
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -227,10 +232,21 @@ def solve(
     point: LossPoint,
     H: Floats,
     unit: float,
+    *,
     linearise: bool = False,
     at: Ints | None = None,
     only: LinearSteps | None = None,
 ) -> Rounds[list[CertifiedPoint]]:
     """Solve some problems, each from the solution of the one before; see :class:`ProximalNewton`."""
     moving = np.arange(len(point.b)) if at is None else at
-    return (yield from ProximalNewton(study, problems, moving, unit, point, H.copy(), linearise, only).run())
+    newton = ProximalNewton(
+        study=study,
+        problems=problems,
+        at=moving,
+        unit=unit,
+        point=point,
+        H=H.copy(),
+        linearise=linearise,
+        only=only,
+    )
+    return (yield from newton.run())

@@ -1,4 +1,4 @@
-"""Families of the response: what they allow, their points, dispersion and log-likelihood.
+"""Distributions of the response in a vertical fit: points at linear predictors, dispersion, log-likelihood.
 
 The dispersion of the normal, gamma and inverse normal family is estimated. Standard errors and the
 log-likelihood of a fit take it as statsmodels does, Pearson's statistic over the residual degrees of freedom;
@@ -11,81 +11,48 @@ McCullagh, P. and Nelder, J. (1989). Generalized Linear Models, 2nd edition. Cha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
-from scipy.optimize import brentq
-from scipy.special import digamma, expit, gammaln, xlog1py, xlogy
 
 from fedstat.errors import ModelError
+from fedstat.kernels.glm.distributions import DISTRIBUTIONS
+from fedstat.kernels.glm.likelihoods import Likelihood, Point
 from fedstat.kernels.glm.rows import in_domain
 from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.typing import Floats
 
-LINKS: Mapping[str, tuple[str, ...]] = {
-    "Gaussian": ("Identity",),
-    "Binomial": ("Logit",),
-    "Poisson": ("Log",),
-    "Gamma": ("InversePower", "Log"),
-    "InverseGaussian": ("InverseSquared", "Log"),
-    "NegativeBinomial": ("NegativeBinomial", "Log"),
-}
-"""Links of each family, the canonical one first."""
-BOUNDED = {"InversePower": 1.0, "InverseSquared": 1.0, "NegativeBinomial": -1.0}
-"""Links at which only linear predictors of this sign have a mean."""
 OUTSIDE = 1e300
 """Loss where a linear predictor has no mean: no step leads there."""
-NEARLY_PERFECT = 1e-4
-"""Half the mean deviance below which the gamma dispersion comes from its series; its error is 1e-13."""
+POINTS: Mapping[str, Point] = {
+    name: one.likelihood.point
+    for name, one in DISTRIBUTIONS.items()
+    if one.likelihood is not None and one.likelihood.point is not None
+}
+"""Distributions whose link has a mean for every linear predictor, as ADMM wants it."""
 
 
-def check_family(family: DistributionSpec) -> None:
-    """Require a family and link that a vertical fit takes.
-
-    Raises
-    ------
-    ModelError
-        Lists them.
-    """
-    if family.link not in LINKS.get(family.name, ()):
-        listed = ", ".join(f"{name} ({' or '.join(links)})" for name, links in LINKS.items())
+def check_distribution(family: DistributionSpec) -> None:
+    """Require a distribution and link that a vertical fit takes."""
+    if family.link not in family.entry.vertical_links:
+        taken = {name: one.vertical_links for name, one in DISTRIBUTIONS.items() if one.vertical_links}
+        listed = ", ".join(f"{name} ({' or '.join(links)})" for name, links in taken.items())
         raise ModelError(f"family: expected one of {listed}; received {family}")
 
 
-# ---- points ----------------------------------------------------------------------------------------
-
-
-def _normal(eta: Floats, y: Floats) -> tuple[float, Floats, Floats]:
-    residual = y - eta
-    return float(np.mean(residual**2)) / 2.0, residual, np.ones(len(y))
-
-
-def _binomial(eta: Floats, y: Floats) -> tuple[float, Floats, Floats]:
-    mean = expit(eta)
-    return float(np.mean(np.logaddexp(0.0, eta) - y * eta)), y - mean, mean * expit(-eta)
-
-
-def _poisson(eta: Floats, y: Floats) -> tuple[float, Floats, Floats]:
-    # A mean beyond 1e304 is not a fit: the loss is then so large that no step leads there.
-    mean = np.exp(np.minimum(eta, 700.0))
-    return float(np.mean(xlogy(y, y) - y * eta - (y - mean))), y - mean, mean
-
-
-POINTS = {"Gaussian": _normal, "Binomial": _binomial, "Poisson": _poisson}
-"""Families whose links have a mean for every linear predictor."""
+def likelihood_of(family: str) -> Likelihood:
+    """Return the likelihood of a distribution that a vertical fit takes."""
+    found = DISTRIBUTIONS[family].likelihood
+    assert found is not None
+    return found
 
 
 def respond_at(family: DistributionSpec, eta: Floats, y: Floats) -> tuple[float, Floats, Floats]:
     """Compare responses with linear predictors, (n,) each.
 
-    Returns
-    -------
-    float
-        Half the mean deviance; OUTSIDE where a linear predictor has no mean.
-    (n,) array
-        First derivative of every entity's log-likelihood for dispersion one by its linear predictor.
-    (n,) array
-        Minus its expected second derivative, which of a canonical link is the observed one.
+    Returns half the mean deviance, OUTSIDE where a linear predictor has no mean; and of every entity's
+    log-likelihood for dispersion one, by its linear predictor, the first derivative (n,) and minus the
+    expected second one (n,), which of a canonical link is the observed one.
     """
     point = POINTS.get(family.name)
     if point is not None:
@@ -113,9 +80,8 @@ def recover_response(family: DistributionSpec, eta: Floats, residual: Floats) ->
     """Find the response, to the last digits, from linear predictor and residual: (n,) -> (n,)."""
     mean, gain, _ = _means(family, eta)
     y = mean + residual / gain
-    if family.name in ("Gaussian", "Gamma", "InverseGaussian"):
-        return y
-    return np.asarray(np.round(y))
+    # Events and counts are whole: rounding takes back what the residual lost.
+    return y if family.entry.single is None else np.asarray(np.round(y))
 
 
 def own_units(family: DistributionSpec, residual: Floats, weight: Floats) -> tuple[float, float]:
@@ -135,7 +101,7 @@ def means_of(family: DistributionSpec, eta: Floats) -> Floats:
     """Return the means of linear predictors, nan where there is none: (n,) -> (n,)."""
     with np.errstate(all="ignore"):
         mean = np.asarray(family.make().link.inverse(eta), dtype=np.float64)
-    return np.where(mean > 0.0, mean, np.nan) if family.link in BOUNDED else mean
+    return np.where(mean > 0.0, mean, np.nan) if family.link_entry.sign is not None else mean
 
 
 # ---- log-likelihood and dispersion -----------------------------------------------------------------
@@ -143,66 +109,21 @@ def means_of(family: DistributionSpec, eta: Floats) -> Floats:
 
 def saturated(family: DistributionSpec, y: Floats) -> float:
     """Part of the log-likelihood that neither coefficients nor dispersion change."""
-    if family.name == "Poisson":
-        return float(np.sum(xlogy(y, y) - y - gammaln(y + 1.0)))
-    if family.name == "NegativeBinomial":
-        assert family.alpha is not None
-        k = 1.0 / family.alpha
-        counted = gammaln(y + k) - gammaln(k) - gammaln(y + 1.0)
-        return float(np.sum(xlogy(y, y) - xlogy(y, y + k) - xlog1py(k, y / k) + counted))
-    power = {"Gamma": 1.0, "InverseGaussian": 1.5}.get(family.name)
-    return 0.0 if power is None else -power * float(np.log(y).sum())
-
-
-def _normal_term(loss: float, scale: float) -> float:
-    return -0.5 * float(np.log(2.0 * np.pi * scale)) - loss / scale
-
-
-def _gamma_term(loss: float, scale: float) -> float:
-    k = 1.0 / scale
-    return k * float(np.log(k)) - k - float(gammaln(k)) - k * loss
-
-
-def _gamma_scale(loss: float) -> float:
-    """Solve ``log k - digamma(k) = loss`` for the shape k, which lies between 1 / (2 loss) and 1 / loss."""
-    if loss < NEARLY_PERFECT:  # where the difference is 1 / (2 k) + 1 / (12 k^2), and cancels
-        return 12.0 * loss / (3.0 + float(np.sqrt(9.0 + 12.0 * loss)))
-    return 1.0 / float(brentq(lambda k: np.log(k) - digamma(k) - loss, 0.4 / loss, 1.1 / loss, rtol=1e-12))
-
-
-TERMS: Mapping[str, Callable[[float, float], float]] = {
-    "Gaussian": _normal_term,
-    "Gamma": _gamma_term,
-    "InverseGaussian": _normal_term,
-}
-"""Of families with a dispersion: log-likelihood per entity by half the mean deviance and dispersion."""
-
-
-def likeliest_scale(family: str, loss: float) -> float:
-    """Dispersion of maximum likelihood at half a mean deviance."""
-    return _gamma_scale(loss) if family == "Gamma" else 2.0 * loss
+    return likelihood_of(family.name).saturated(y, family.alpha)
 
 
 def log_likelihood(family: str, loss: float, n: int, constant: float, scale: float | None = None) -> float:
-    """Log-likelihood of n entities.
+    """Log-likelihood of n entities at half a mean deviance; `constant` is :func:`saturated` over n.
 
-    Parameters
-    ----------
-    family : str
-    loss : float
-        Half the mean deviance.
-    n : int
-    constant : float
-        :func:`saturated` over n.
-    scale : float, optional
-        Dispersion, where it is estimated; by default that of maximum likelihood, which the normal family
-        takes always, as in statsmodels.
+    `scale` is the dispersion, where it is estimated; by default that of maximum likelihood, which the normal
+    distribution takes always, as in statsmodels.
     """
-    if family not in TERMS:
+    likelihood = likelihood_of(family)
+    if likelihood.term is None:
         return n * (constant - loss)
     if scale is None or family == "Gaussian":
-        scale = likeliest_scale(family, loss)
-    return n * (constant + TERMS[family](loss, scale))
+        scale = likelihood.likeliest_scale(loss)
+    return n * (constant + likelihood.term(loss, scale))
 
 
 def minus_twice(family: str, loss: Floats, n: int) -> Floats:
@@ -210,7 +131,7 @@ def minus_twice(family: str, loss: Floats, n: int) -> Floats:
 
     A quadratic model may promise a deviance below zero, where a dispersion has no estimate: infinite there.
     """
-    if family not in TERMS:
+    if likelihood_of(family).term is None:
         return 2.0 * n * loss
     values = [-2.0 * log_likelihood(family, float(v), n, 0.0) if v > 0.0 else np.inf for v in loss]
     return np.array(values)
