@@ -88,6 +88,15 @@ class Distribution:
 
 
 DISTRIBUTIONS: dict[str, Distribution] = {
+    "Gaussian": Distribution(
+        families.Gaussian,
+        True,
+        0.0,
+        support=REAL,
+        loop=IDENTITY,
+        likelihood=likelihoods.NORMAL,
+        vertical_links=("Identity",),
+    ),
     "Binomial": Distribution(
         families.Binomial,
         canonical="Logit",
@@ -107,15 +116,6 @@ DISTRIBUTIONS: dict[str, Distribution] = {
         likelihood=likelihoods.POISSON,
         vertical_links=("Log",),
     ),
-    "NegativeBinomial": Distribution(
-        families.NegativeBinomial,
-        canonical="NegativeBinomial",
-        support=NOT_NEGATIVE,
-        single=COUNTS,
-        numbers=("alpha",),
-        likelihood=likelihoods.NEGATIVE_BINOMIAL,
-        vertical_links=("NegativeBinomial", "Log"),
-    ),
     "Gamma": Distribution(
         families.Gamma,
         True,
@@ -132,14 +132,14 @@ DISTRIBUTIONS: dict[str, Distribution] = {
         likelihood=likelihoods.INVERSE_NORMAL,
         vertical_links=("InverseSquared", "Log"),
     ),
-    "Gaussian": Distribution(
-        families.Gaussian,
-        True,
-        0.0,
-        support=REAL,
-        loop=IDENTITY,
-        likelihood=likelihoods.NORMAL,
-        vertical_links=("Identity",),
+    "NegativeBinomial": Distribution(
+        families.NegativeBinomial,
+        canonical="NegativeBinomial",
+        support=NOT_NEGATIVE,
+        single=COUNTS,
+        numbers=("alpha",),
+        likelihood=likelihoods.NEGATIVE_BINOMIAL,
+        vertical_links=("NegativeBinomial", "Log"),
     ),
     "Tweedie": Distribution(families.Tweedie, True, numbers=("var_power", "eql")),
 }
