@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from statsmodels.genmod import families
 
-from fedstat.kernels.glm import likelihoods
+from fedstat.kernels.glm import likelihoods, quadrature
 from fedstat.kernels.glm.likelihoods import Likelihood
 from fedstat.kernels.glm.loops import IDENTITY, LOG, LOGIT
 from fedstat.typing import Bools, Floats
@@ -67,6 +67,9 @@ class Distribution:
         Of one entity, where that is narrower.
     loop : int or None
         Compiled loop for the canonical link, see :mod:`fedstat.kernels.glm.loops`.
+    integrals : mapping of str to int
+        By link, its compiled likelihood under a normal linear predictor; see
+        :mod:`fedstat.kernels.glm.quadrature`.
     numbers : tuple of str
         Arguments of `kind`, which cross between institutions with the name.
     likelihood : Likelihood or None
@@ -82,6 +85,7 @@ class Distribution:
     support: Support | None = None
     single: Support | None = None
     loop: int | None = None
+    integrals: Mapping[str, int] = field(default_factory=dict)
     numbers: tuple[str, ...] = ()
     likelihood: Likelihood | None = None
     vertical_links: tuple[str, ...] = ()
@@ -103,6 +107,7 @@ DISTRIBUTIONS: dict[str, Distribution] = {
         support=UNIT,
         single=EVENTS,
         loop=LOGIT,
+        integrals={"Logit": quadrature.LOGIT, "Probit": quadrature.PROBIT},
         likelihood=likelihoods.BINOMIAL,
         vertical_links=("Logit",),
     ),
@@ -113,6 +118,7 @@ DISTRIBUTIONS: dict[str, Distribution] = {
         support=NOT_NEGATIVE,
         single=COUNTS,
         loop=LOG,
+        integrals={"Log": quadrature.LOG},
         likelihood=likelihoods.POISSON,
         vertical_links=("Log",),
     ),

@@ -2,36 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 from scipy.special import gammaln, xlogy
 
 from fedstat.errors import ModelError
-from fedstat.kernels.glm.quadrature import LOG, LOGIT, PROBIT
+from fedstat.kernels.glm.distributions import DISTRIBUTIONS
 from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.typing import Floats
 
 NORMAL = DistributionSpec("Gaussian", "Identity")
-KERNELS: Mapping[tuple[str, str], int] = {
-    ("Binomial", "Logit"): LOGIT,
-    ("Binomial", "Probit"): PROBIT,
-    ("Poisson", "Log"): LOG,
-}
 
 
 def kernel_of(spec: DistributionSpec) -> int:
-    """Which compiled likelihood a distribution and its link have.
-
-    Raises
-    ------
-    ModelError
-        None.
-    """
-    found = KERNELS.get((spec.name, spec.link))
+    """Which compiled likelihood a distribution and its link have; ModelError where none."""
+    found = DISTRIBUTIONS[spec.name].integrals.get(spec.link)
     if found is None:
-        listed = ", ".join(f"{family} ({link})" for family, link in KERNELS)
-        raise ModelError(f"family: expected Gaussian (Identity), {listed}; received {spec}")
+        listed = [f"{name} ({link})" for name, entry in DISTRIBUTIONS.items() for link in entry.integrals]
+        raise ModelError(f"family: expected Gaussian (Identity), {', '.join(listed)}; received {spec}")
     return found
 
 

@@ -27,13 +27,7 @@ COMPLEX_STEP = 1e-30
 
 
 def check_cov_type(cov_type: CovType) -> None:
-    """Refuse what is not a function of second moments.
-
-    Raises
-    ------
-    NotAvailableError
-        cov_type="robust".
-    """
+    """Refuse "robust", which is not a function of second moments."""
     if cov_type == "robust":
         raise NotAvailableError(
             "cov_type='robust' needs sums of fourth moments of the columns, and exchange='moments' releases "
@@ -50,22 +44,10 @@ def estimate_from_moments(
 
 
 def moments_covariance(fit: MomentsFit, cov_type: CovType = "observed") -> Covariance:
-    """Covariance of (a, s2, beta_1, mu_1, beta_2, mu_2, ...) in the units of the data.
+    """Covariance of (a, s2, beta_1, mu_1, beta_2, mu_2, ...) in the units of the data, after convergence.
 
-    Parameters
-    ----------
-    fit : MomentsFit
-        After it has converged.
-    cov_type : {"observed", "expected", "sem"}
-        Inverse observed information; the same with cross-products between clients at their
-        expectation, zero; supplemented EM.
-
-    Raises
-    ------
-    NotAvailableError
-        cov_type="robust", which is not a function of second moments.
-    EstimationError
-        The information is not positive definite.
+    "observed" inverts the observed information, "expected" the same with cross-products between clients at
+    their expectation, zero; "sem" is supplemented EM.
     """
     check_cov_type(cov_type)
     if cov_type == "sem":
@@ -80,12 +62,8 @@ def moments_covariance(fit: MomentsFit, cov_type: CovType = "observed") -> Covar
 def sem_covariance(fit: MomentsFit) -> Covariance:
     """Supplemented EM (Meng and Rubin 1991), V = I_oc^-1 (I - DM)^-1.
 
-    The Jacobian DM of the exact EM map is taken by complex steps, without the error of a difference.
-
-    Raises
-    ------
-    EstimationError
-        The EM map does not contract at the estimate.
+    The Jacobian DM of the exact EM map is taken by complex steps, without the error of a difference. Raises
+    EstimationError where the map does not contract at the estimate.
     """
     standard, moments = fit.standard, fit.moments
     Sigma = block_covariance(standard, fit.point, residuals(standard, fit.point))

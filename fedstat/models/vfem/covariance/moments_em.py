@@ -19,13 +19,7 @@ from fedstat.typing import Array, Floats
 class EMPoint:
     """Parameters of standardised columns; complex where derivatives are taken by a complex step.
 
-    Parameters
-    ----------
-    beta0, s2 : scalar
-        Intercept at the origin; residual variance.
-    beta, mu : (P,) arrays
-    Sigma : (P, P) array
-        Block diagonal.
+    Intercept at the origin, residual variance, beta and mu (P,), and the block diagonal Sigma (P, P).
     """
 
     beta0: complex

@@ -18,13 +18,14 @@ from fedstat.federation.rounds.engine import Rounds
 from fedstat.inference.covariance import delta_method, symmetrise
 from fedstat.models.vertical.layout import Layout
 from fedstat.models.vfem.blocks.request import ask
-from fedstat.models.vfem.covariance.information import project
+from fedstat.models.vfem.covariance.information import block_places, project
 from fedstat.models.vfem.covariance.psi import Covariance, Places
 from fedstat.models.vfem.iteration.protocol import EMIteration
 from fedstat.models.vfem.moments.cross_products import CrossOptions, StagedColumns, cross_products
 from fedstat.typing import Array, Floats
 
 DIFFERENCE = 1e-4
+"""Half the distance between two evaluations, of standardised parameters: balances rounding and curvature."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,17 +70,8 @@ class SEMPoint:
 class EvaluatedSEM:
     """A point with what the sites answered there.
 
-    Parameters
-    ----------
-    point : SEMPoint
-    a : float
-        Mean of the linear predictor.
-    w : list of (p_k,) arrays
-        Sigma_k beta_k.
-    v, sums : (G,), (G, 3) arrays
-        Variance, and sums of z, z^2 and 1/v, by pattern.
-    parts : list of mappings
-        Answers of the clients.
+    a is the mean of the linear predictor and w (p_k,) Sigma_k beta_k by client; v (G,) and `sums` (G, 3) are
+    the variance, and the sums of z, z^2 and 1/v, by pattern; `parts` the answers of the clients.
     """
 
     point: SEMPoint
@@ -94,18 +86,9 @@ class EvaluatedSEM:
 class EMMap:
     """What stays fixed between evaluations of the exact EM map.
 
-    Parameters
-    ----------
-    layout : Layout
-    session : str
-    sums : list of arrays
-        Per client, its sums of columns by presence of the others, (1 + K, p_k).
-    S2 : list of arrays
-        Cross-products of columns within clients.
-    cross : mapping of (int, int) to array
-        Cross-products of columns between clients, on entities that both have.
-    padded : bool
-        Whether linear predictors come for all entities, so that masks may hide their terms.
+    Per client the sums of its columns by presence of the others (1 + K, p_k), and their cross-products `S2`;
+    `cross` are those between clients, on entities that both have. `padded` linear predictors come for all
+    entities, so that masks may hide their terms.
     """
 
     layout: Layout
@@ -119,6 +102,11 @@ class EMMap:
     def sizes(self) -> tuple[int, ...]:
         """Columns of each client."""
         return tuple(len(S) for S in self.S2)
+
+    @property
+    def places(self) -> list[slice]:
+        """Where each client's columns stand behind the constant."""
+        return block_places([np.ones(1), *self.S2])[1:]
 
     def evaluate(self, point: SEMPoint) -> Rounds[tuple[SEMPoint, Floats]]:
         """Return the image of a point, and E sum (1, u)(1, u)' there, u = x - mu."""
@@ -162,11 +150,11 @@ class EMMap:
         """E sum (1, u)(1, u)' given what is seen."""
         lay, point, w, sums = self.layout, at.point, at.w, at.sums
         mis = lay.missing.astype(float)
-        edges = np.cumsum([1, *self.sizes])
-        P = np.zeros((edges[-1], edges[-1]))
+        places = self.places
+        P = np.zeros((places[-1].stop, places[-1].stop))
         P[0, 0] = lay.n
-        for k in range(len(w)):
-            here, mu = slice(edges[k], edges[k + 1]), point.mu[k]
+        for k, here in enumerate(places):
+            mu = point.mu[k]
             n_k = (1.0 - mis[:, k]) @ lay.counts
             z, z2, h = mis[:, k] @ sums
             s1 = self.sums[k][0]
@@ -174,8 +162,7 @@ class EMMap:
             cross = np.outer(s1, mu)
             P[here, here] = self.S2[k] - cross - cross.T + n_k * np.outer(mu, mu)
             P[here, here] += (lay.n - n_k) * point.Sigma[k] + (z2 - h) * np.outer(w[k], w[k])
-            for j in range(k):
-                there = slice(edges[j], edges[j + 1])
+            for j, there in enumerate(places[:k]):
                 P[there, here] = self._between(j, k, at)
                 P[here, there] = P[there, here].T
         return P
@@ -200,8 +187,7 @@ class EMMap:
         gradient = np.concatenate([[s2 * sums[:, 0].sum()], *[part["gradient"] for part in parts]])
         step = np.linalg.solve(P, gradient)
         error = s2 * s2 * sums[:, 1].sum() + np.sum(counts * (v - s2) * s2 / v)
-        edges = np.cumsum([1, *self.sizes])
-        beta = [b + step[edges[k] : edges[k + 1]] for k, b in enumerate(point.beta)]
+        beta = [b + step[here] for here, b in zip(self.places, point.beta, strict=True)]
         beta0 = at.a + step[0] - sum(float(m @ b) for m, b in zip(point.mu, beta, strict=True))
         return SEMPoint(
             beta0,
@@ -253,20 +239,9 @@ def to_psi(point: SEMPoint, scales: list[Floats]) -> Floats:
 def sem_covariance(
     iteration: EMIteration, options: CrossOptions, fit_a: float, fit_s2: float
 ) -> Rounds[Covariance]:
-    """Covariance of psi by supplemented EM.
+    """Covariance of psi by supplemented EM, at the estimates a and s2 of a fit that has converged.
 
-    Parameters
-    ----------
-    iteration : EMIteration
-        After it has converged.
-    options : CrossOptions
-    fit_a, fit_s2 : float
-        Estimates of the centred intercept and the residual variance.
-
-    Raises
-    ------
-    EstimationError
-        When the EM map does not contract, so that no covariance follows from it.
+    Raises EstimationError where the EM map does not contract, so that no covariance follows from it.
     """
     lay = iteration.layout
     seen = ~lay.missing

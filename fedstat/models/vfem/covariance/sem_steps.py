@@ -22,22 +22,13 @@ from fedstat.typing import Array, Bools, Floats
 
 
 def constants(data: SiteData, state: State, others: Bools) -> dict[str, Array]:
-    """Release the estimates and the sums that the EM map needs once.
+    """Release the estimates and the sums that the EM map needs once; `others` (n_k, K) have each entity.
 
-    Parameters
-    ----------
-    others : (n_k, K) array of bool
-        Which clients have each of the client's entities.
-
-    Returns
-    -------
-    dict
-        beta, mu, Sigma of standardised columns; ``scale``; ``s1`` sums of the columns, over all rows and
-        over those that each other client has; ``S2`` their cross-products.
+    beta, mu, Sigma of standardised columns; ``scale``; ``s1`` sums of the columns, over all rows and over
+    those that each other client has; ``S2`` their cross-products.
     """
     client = client_of(state)
-    theta = client.current
-    assert theta is not None
+    theta = client.estimate
     check_lengths(data.name, others=(others, client.n_seen))
     client.staged["others"] = others
     sums = weighted_sums(client.X, np.ones(client.n_seen), others, data.min_count)
@@ -70,11 +61,8 @@ def em_sums(
 ) -> dict[str, Array]:
     """Local part of the exact M-step at another point.
 
-    Returns
-    -------
-    dict
-        ``gradient`` of s2 Q by beta; ``mu`` and ``Sigma``, TWFL (6); ``u_z``, sums of (x - mu) z over the
-        entities that each other client lacks, (K, p).
+    Released: ``gradient`` of s2 Q by beta; ``mu`` and ``Sigma``, TWFL (6); ``u_z``, sums of (x - mu) z over
+    the entities that each other client lacks, (K, p).
     """
     client = client_of(state)
     p = len(client.scale)
@@ -84,8 +72,17 @@ def em_sums(
     factor = cho_factor(Sigma, lower=True)
     image, direction, _ = m_step(client, theta, factor, z, missing, float(s2))
     u_z = weighted_sums(client.X - mu, z, ~client.staged["others"], data.min_count)[1:]
+    # The coordinator solves for beta at all clients at once, from the gradients behind their directions.
     gradient = client.n * image.Sigma @ direction if not client.eta else direction * client.n / client.eta
     return {"gradient": gradient, "mu": image.mu, "Sigma": image.Sigma, "u_z": u_z}
+
+
+def _aggregate(what: str, ndim: int = 1) -> Declared:
+    return Declared("aggregate", what, ndim, behind=(Entities,))
+
+
+def _weighted(what: str, ndim: int = 1) -> Declared:
+    return Declared("aggregate", what, ndim, behind=(Entities, GivenWeights))
 
 
 STEPS: Mapping[str, Step] = {
@@ -93,14 +90,12 @@ STEPS: Mapping[str, Step] = {
         constants,
         {"others": Declared("presence", "which clients have each entity", 2, dtype="bool")},
         {
-            "beta": Declared("aggregate", "coefficients of standardised columns", behind=(Entities,)),
-            "mu": Declared("aggregate", "means of standardised columns", behind=(Entities,)),
-            "Sigma": Declared("aggregate", "covariance of standardised columns", 2, behind=(Entities,)),
-            "scale": Declared("aggregate", "standard deviations of the columns", behind=(Entities,)),
-            "s1": Declared(
-                "aggregate", "sums of the columns, by presence of other clients", 2, behind=(Entities,)
-            ),
-            "S2": Declared("aggregate", "cross-products within the block", 2, behind=(Entities,)),
+            "beta": _aggregate("coefficients of standardised columns"),
+            "mu": _aggregate("means of standardised columns"),
+            "Sigma": _aggregate("covariance of standardised columns", 2),
+            "scale": _aggregate("standard deviations of the columns"),
+            "s1": _aggregate("sums of the columns, by presence of other clients", 2),
+            "S2": _aggregate("cross-products within the block", 2),
         },
     ),
     "sem_predictor": Step(
@@ -126,17 +121,10 @@ STEPS: Mapping[str, Step] = {
             "Sigma": Declared("aggregate", "covariance near the estimate", 2),
         },
         {
-            "gradient": Declared(
-                "aggregate", "gradient by the coefficients", behind=(Entities, GivenWeights)
-            ),
-            "mu": Declared("aggregate", "means after the M-step", behind=(Entities, GivenWeights)),
-            "Sigma": Declared("aggregate", "covariance after the M-step", 2, behind=(Entities, GivenWeights)),
-            "u_z": Declared(
-                "aggregate",
-                "products of columns and residuals, by absence of other clients",
-                2,
-                behind=(Entities, GivenWeights),
-            ),
+            "gradient": _weighted("gradient by the coefficients"),
+            "mu": _weighted("means after the M-step"),
+            "Sigma": _weighted("covariance after the M-step", 2),
+            "u_z": _weighted("products of columns and residuals, by absence of other clients", 2),
         },
     ),
 }

@@ -29,16 +29,8 @@ OTHERWISE = ", or exchange='iterative' with cov_type='expected' or cross_product
 class CrossOptions:
     """How cross-products between clients are had; see :meth:`fedstat.VFEMRegression.fit`.
 
-    Parameters
-    ----------
-    how : {"secure", "sketch", "exact", "none"}
-    sketch : {"structured", "gaussian"}
-    size : int
-        Rows of the sketch.
-    at : str or None
-        Where the coordinator sits: it matters for who may deal.
-    min_count : int
-        Fewest entities behind a secure product.
+    A sketch has `size` rows; a secure product rests on `min_count` entities at least, and where the
+    coordinator sits, `at`, matters for who may deal.
     """
 
     how: Literal["secure", "sketch", "exact", "none"] = "secure"
@@ -63,22 +55,11 @@ class StagedColumns:
 
 @dataclass(frozen=True, slots=True)
 class CrossProducts:
-    """Products of the staged columns of every pair of clients.
+    """Products X_j'X_k of the staged columns of every pair of clients number j < k, and how they were had.
 
-    Parameters
-    ----------
-    blocks : mapping of (int, int) to array
-        X_j'X_k for clients number j < k.
-    how : str
-    size : int
-        Rows of the sketch; 0 without one.
-    error : float
-        Root mean squared error of an entry, relative to the lengths of the two columns, as measured
-        on the products within clients.
-    dealers : str
-        Who dealt for secure products.
-    left_out : int
-        Pairs whose products were not asked for, since too few entities have both.
+    `size` are the rows of a sketch, 0 without one, and `error` the root mean squared error of an entry,
+    relative to the lengths of the two columns, as measured on the products within clients. `dealers` dealt
+    for secure products; `left_out` counts pairs that were not asked, since too few entities have both.
     """
 
     blocks: Mapping[tuple[int, int], Floats]
@@ -137,13 +118,7 @@ def conversation(session: str, at: str | None) -> Conversation:
 
 
 def check_dealers(layout: Layout, options: CrossOptions) -> None:
-    """Require somebody to deal for every two clients, before anything is computed.
-
-    Raises
-    ------
-    ModelError
-        There is nobody.
-    """
+    """Require somebody to deal for every two clients, before anything is computed."""
     if options.how == "secure":
         for a, b in combinations(layout.clients, 2):
             conversation("", options.at).dealer(a, b, dealing_sites(layout))

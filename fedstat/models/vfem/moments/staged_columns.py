@@ -40,23 +40,13 @@ def staged_weights(data: SiteData, state: State) -> tuple[Floats | None, int]:
 def sketch(data: SiteData, state: State, stage: Array, size: Array, kind: Array) -> dict[str, Array]:
     """Release a random projection of the staged columns, the same one at every client.
 
-    Parameters
-    ----------
-    stage : int
-        Which columns; see ``STAGES``.
-    size : int
-        Rows of the projection.
-    kind : int
-        Which projection; see ``SKETCH_KINDS``.
-
-    Returns
-    -------
-    dict
-        ``sketch`` (size, q), and ``error``, the root mean squared error of the client's own products
-        by the sketch, relative to the lengths of the columns.
+    `stage` is a place in ``STAGES``, `kind` in ``SKETCH_KINDS``. Released: ``sketch`` (size, q), and
+    ``error``, the root mean squared error of the client's own products by it, relative to the columns'
+    lengths.
     """
     client, columns = client_of(state), staged(data, state, int(stage))
     seed = int(np.random.SeedSequence([data.common_seed, int(stage)]).generate_state(1, np.uint64)[0])
+    # A projection of its own at every client would make each product zero on average.
     draw = SKETCHES[SKETCH_KINDS[int(kind)]]
     projected = draw(columns, client.rows, client.n, int(size), seed)
     exact = columns.T @ columns
@@ -73,15 +63,7 @@ def release_columns(data: SiteData, state: State, stage: Array) -> dict[str, Arr
 def multiply_columns(
     data: SiteData, state: State, stage: Array, columns: Floats, rows: Ints
 ) -> dict[str, Array]:
-    """Release the products of another client's columns with the staged ones.
-
-    Parameters
-    ----------
-    columns : (m, q) array
-        The other client's columns on its m entities.
-    rows : (m,) array of int
-        Positions of those entities.
-    """
+    """Release products of another client's columns (m, q), on entities at `rows`, with the staged ones."""
     client = client_of(state)
     check_lengths(data.name, columns=(columns, len(rows)))
     _, mine, theirs = np.intersect1d(client.rows, rows, assume_unique=True, return_indices=True)

@@ -34,20 +34,10 @@ class LittleTest(NamedTuple):
 
 
 class BlockIndependence(NamedTuple):
-    """Wilks' test that two clients' blocks are uncorrelated, on the entities that both have.
+    """Wilks' test that two clients' blocks are uncorrelated, on the n entities that both have.
 
-    Attributes
-    ----------
-    first, second : str
-        The clients.
-    n : int
-        Entities that both have.
-    statistic, pvalue, df
-        Bartlett's chi-square; nan where `n` is too small.
-    canonical : float
-        Largest canonical correlation.
-    mean_abs : float
-        Mean absolute correlation of a column of the one with a column of the other.
+    Bartlett's chi-square, nan where n is too small; the largest canonical correlation; and the mean absolute
+    correlation of a column of the one with a column of the other.
     """
 
     first: str
@@ -73,13 +63,7 @@ def joint_law(fit: MomentsFit) -> Normal:
 
 
 def unrestricted_law(fit: MomentsFit) -> Normal:
-    """Law of standardised (x, y) with all covariances free, by EM from that of the fit.
-
-    Raises
-    ------
-    EstimationError
-        The covariance is not determined.
-    """
+    """Law of standardised (x, y) with all covariances free, by EM from that of the fit, if determined."""
     start = joint_law(fit)
     return fit_normal(fit.moments, start.mean, start.cov)
 
@@ -89,20 +73,10 @@ def little_test(fit: MomentsFit, law: Normal | None = None) -> LittleTest:
 
     d2 = sum_g n_g (xbar_g - mu_g)' Sigma_g^-1 (xbar_g - mu_g) over the columns and the response that pattern
     g sees, chi-square with sum_g p_g - p degrees of freedom under MCAR. Sigma is the maximum likelihood
-    estimate, as in R's naniar; a factor n / (n - 1) for it would make d2 smaller by the share 1 / n.
-
-    Parameters
-    ----------
-    fit : MomentsFit
-    law : Normal, optional
-        Mean and covariance under the null. By default those of the model, :func:`joint_law`: blocks are
-        independent between clients, so that correlation between them may make it reject as well. Little's
-        own test has all covariances free: give :func:`unrestricted_law`.
-
-    Raises
-    ------
-    NotAvailableError
-        There is one pattern only.
+    estimate, as in R's naniar; a factor n / (n - 1) for it would make d2 smaller by the share 1 / n. Mean and
+    covariance under the null, `law`, are by default those of the model, :func:`joint_law`: blocks are
+    independent between clients, so that correlation between them may make it reject as well. Little's own
+    test has all covariances free: give :func:`unrestricted_law`.
 
     References
     ----------
@@ -127,20 +101,8 @@ def independence_lr_test(fit: MomentsFit, law: Normal | None = None) -> LRTest:
     """Likelihood ratio of all covariances free against blocks independent between clients.
 
     Unlike the pairwise tests it is valid when missingness depends on what is seen (MAR). Its degrees of
-    freedom are p_j p_k summed over the pairs of clients that share entities.
-
-    Parameters
-    ----------
-    fit : MomentsFit
-    law : Normal, optional
-        Of :func:`unrestricted_law`, where it is at hand.
-
-    Raises
-    ------
-    NotAvailableError
-        No two clients share an entity.
-    EstimationError
-        The unrestricted covariance is not determined.
+    freedom are p_j p_k summed over the pairs of clients that share entities. `law` is that of
+    :func:`unrestricted_law`, where it is at hand.
     """
     sizes = fit.moments.sizes
     pairs = [(j, k) for j, k in combinations(range(len(sizes)), 2) if shared(fit.moments, j, k) > 0.0]

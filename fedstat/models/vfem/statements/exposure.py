@@ -25,19 +25,10 @@ MOMENTS = "exchange='moments' has no value per entity. "
 
 
 def count_exposed(layout: Layout, at: str | None) -> dict[str, int]:
-    """Entities at which a masked sum is one client's own part, by client.
+    """Entities at which a masked sum is one client's own part, by client; the coordinator sits `at`.
 
-    Parameters
-    ----------
-    layout : Layout
-    at : str or None
-        Where the coordinator sits.
-
-    Returns
-    -------
-    dict of str to int
-        Entities of which the client has a record, and no other client but one that receives the sum: the
-        coordinator and the response holder do.
+    Those of which the client has a record, and no other client but one that receives the sum: the
+    coordinator and the response holder do.
     """
     seen = np.zeros((layout.n, len(layout.clients)), dtype=bool)
     for j, client in enumerate(layout.clients):  # filled-in means are zero in the sum
@@ -50,16 +41,7 @@ def count_exposed(layout: Layout, at: str | None) -> dict[str, int]:
 
 
 def masked_notes(layout: Layout, at: str | None, remedy: str) -> Iterator[str]:
-    """Say what masked iterations disclose.
-
-    Parameters
-    ----------
-    layout : Layout
-    at : str or None
-        Where the coordinator sits.
-    remedy : str
-        What to do where that is too much.
-    """
+    """Say what masked iterations disclose to a coordinator `at` a site, and what to do where that is much."""
     if len(layout.clients) == 1:
         yield "One institution has columns: nothing is added up, and its linear predictors were not masked."
         return

@@ -19,14 +19,8 @@ from fedstat.typing import Floats
 class LeaveOneOut:
     """Fits without each of the P columns.
 
-    Parameters
-    ----------
-    names, clients : tuple of str, length P
-    log_likelihood, rsquared : (P,) arrays
-    statistic, pvalue : (P,) arrays
-        Likelihood ratio of the full fit against that without the column; one degree of freedom.
-    params : (P, 1 + P) array
-        Intercept and coefficients without the column, nan at its own place.
+    The statistic (P,) is the likelihood ratio of the full fit against that without the column, of one degree
+    of freedom; `params` (P, 1 + P) are intercept and coefficients without it, nan at its own place.
     """
 
     names: tuple[str, ...]
@@ -54,17 +48,7 @@ class LeaveOneOut:
 def leave_one_out(fit: MomentsFit) -> LeaveOneOut:
     """Fit without each column in turn.
 
-    Parameters
-    ----------
-    fit : MomentsFit
-        Of all columns.
-
-    Raises
-    ------
-    ModelError
-        There is one column only.
-    EstimationError
-        A smaller fit has no maximum.
+    Raises ModelError where there is one only, EstimationError where a smaller fit has no maximum.
     """
     moments, P = fit.moments, fit.standard.P
     if P < 2:

@@ -28,15 +28,7 @@ COLLAPSED = 1e-4
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Normal:
-    """A normal law of standardised (x, y).
-
-    Parameters
-    ----------
-    mean : (P + 1,) array
-    cov : (P + 1, P + 1) array
-    log_likelihood : float
-        Of what is seen, in standardised units.
-    """
+    """A normal law of standardised (x, y), (P + 1,), and its log-likelihood of what is seen."""
 
     mean: Floats
     cov: Floats
@@ -51,12 +43,10 @@ def observed(moments: PatternMoments) -> Bools:
 def inverse_by_pattern(cov: Floats, seen: Bools) -> tuple[Floats, Floats]:
     """Inverse of the covariance of what each pattern sees, zero elsewhere, and its log determinant.
 
-    Raises
-    ------
-    LinAlgError
-        The covariance is not positive definite.
+    Raises LinAlgError where the covariance is not positive definite.
     """
     both = seen[:, :, None] & seen[:, None, :]
+    # One in the place of what is not seen changes neither the inverse of the rest nor the determinant.
     padded = np.where(both, cov, np.eye(len(cov)))
     L = np.linalg.cholesky(padded)
     half = np.linalg.inv(L)
@@ -92,21 +82,9 @@ def fit_normal(
 ) -> Normal:
     """Maximise the likelihood of what is seen over all means and covariances.
 
-    Covariances of columns that no entity has together stay where they started; nothing depends on them.
-
-    Parameters
-    ----------
-    moments : PatternMoments
-        Standardised.
-    mean, cov : arrays
-        Where to start.
-    tol : float
-        Stop when the step, in the complete-data information per entity, is below.
-
-    Raises
-    ------
-    EstimationError
-        The covariance becomes singular, or the iteration does not end.
+    It starts at `mean` and `cov`, and stops when the step, in the complete-data information per entity, is
+    below `tol`. Covariances of columns that no entity has together stay where they started; nothing depends
+    on them. Raises EstimationError where the covariance becomes singular, or the iteration does not end.
     """
     root = np.linalg.inv(np.linalg.cholesky(cov))
     least = COLLAPSED * smallest_eigenvalue(cov)

@@ -57,19 +57,10 @@ class HeldInSession:
 
 @dataclass(frozen=True, slots=True)
 class EntityCounts:
-    """Entities that the fit used and left out.
+    """Entities of the fit, `dropped` without a response, and `unused` with one that the method leaves out.
 
-    Parameters
-    ----------
-    n, dropped : int
-        Entities of the fit; of the partition without a response.
-    partial : mapping of str to int
-        Entities with some but not all of a client's columns.
-    unused : int
-        Entities with a response that the method leaves out.
-    patterns : mapping of str to str
-        Digest of the entities that count as seen by each client, to tell whether two fits saw the same
-        records.
+    `partial` are those with some but not all of a client's columns; `patterns` has a digest of the entities
+    that count as seen by each client, to tell whether two fits saw the same records.
     """
 
     n: int

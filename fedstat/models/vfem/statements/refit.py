@@ -24,17 +24,7 @@ from fedstat.models.vfem.statements.outcome import HeldInSession, VFEMOutcome
 def refit(
     model: VerticalModel, outcome: VFEMOutcome, exchange: PatternExchange, text: str, cov_type: CovType | None
 ) -> tuple[VerticalModel, Layout, VFEMOutcome, HeldInSession]:
-    """Fit a smaller model from the moments of a larger one.
-
-    Parameters
-    ----------
-    model, outcome, exchange
-        Of the larger fit.
-    text : str
-        The smaller formula.
-    cov_type : str, optional
-        By default that of the larger fit.
-    """
+    """Fit the smaller model of the formula `text` from model, outcome and moments of a larger fit."""
     formula = keep_terms(model.design, read_formula(text, model.formula, model.partition.columns))
     smaller = copy.copy(model)
     smaller.formula = formula
@@ -70,13 +60,7 @@ def clients_of(formula: Formula) -> list[str]:
 
 
 def keep_terms(design: Design, smaller: Formula) -> Formula:
-    """Write the smaller formula with the terms of the larger one, in their order there.
-
-    Raises
-    ------
-    ModelError
-        It is not within the larger one.
-    """
+    """Write the smaller formula with the terms of the larger one, in their order there, if it is within."""
     larger = design.formula
     if smaller.response != larger.response or not smaller.intercept:
         raise ModelError(
