@@ -1,4 +1,4 @@
-"""What can go wrong, as one tree.
+"""Errors and warnings, as one tree.
 
 ::
 

@@ -232,8 +232,10 @@ class _Reader:
         return kind._make(self._several([hint for hint, _ in _fields(kind).values()], plain, place))
 
     def _scalar(self, kind: Any, plain: Any, place: str) -> Any:
+        # JSON writes 2.0 as 2 where another program wrote it; beyond EXACT the number would change.
         if kind is float and type(plain) is int and abs(plain) <= EXACT:
             plain = float(plain)
+        # True is an int to isinstance, and 1 == True: types are compared themselves everywhere here.
         if type(plain) is not kind or (self.finite and kind is float and not math.isfinite(plain)):
             raise _unfit(WORDS[kind], plain, place)
         return plain

@@ -1,1 +1,1 @@
-"""Institutions: who holds what, what is asked of whom, and what left."""
+"""Institutions: their tables, what is asked of whom, and what left."""

@@ -199,10 +199,9 @@ def pack(header: Mapping[str, str], arrays: Mapping[str, Array]) -> bytes:
     tensors = {}
     for name, array in arrays.items():
         value = np.asarray(array)
-        if value.dtype not in DTYPES:
-            raise MessageError(
-                f"array '{name}' is of type {value.dtype}; messages carry {', '.join(map(str, DTYPES))} only"
-            )
+        _check_type(name, value)
+        # ascontiguousarray makes a scalar an array of one; its dimensions are declared, and a door insists on
+        # them.
         tensors[name] = np.ascontiguousarray(value).reshape(value.shape)
     # In one entry: several come out in any order, and the same message must be the same bytes.
     text = json.dumps(dict(header), ensure_ascii=False, sort_keys=True)
@@ -228,11 +227,15 @@ def unpack(data: bytes) -> tuple[dict[str, str], dict[str, Array]]:
     if not isinstance(header, dict) or any(not isinstance(value, str) for value in header.values()):
         raise MessageError(f"{len(data)} bytes that are not a fedstat message")
     for name, array in arrays.items():
-        if array.dtype not in DTYPES:
-            raise MessageError(
-                f"array '{name}' is of type {array.dtype}; messages carry {', '.join(map(str, DTYPES))} only"
-            )
+        _check_type(name, array)
     return header, arrays
+
+
+def _check_type(name: str, array: Array) -> None:
+    if array.dtype not in DTYPES:
+        raise MessageError(
+            f"array '{name}' is of type {array.dtype}; messages carry {', '.join(map(str, DTYPES))} only"
+        )
 
 
 def pack_ask(ask: Ask) -> bytes:
@@ -250,16 +253,8 @@ def unpack_ask(data: bytes) -> Ask:
     if missing:
         raise MessageError(f"a message that is not an ask: it lacks {', '.join(missing)}")
     masked, turn = _whole(header, "masked"), _whole(header, "turn")
-    return Ask(
-        header["site"],
-        header["family"],
-        header["step"],
-        arrays,
-        header["session"],
-        header["text"],
-        masked,
-        turn,
-    )
+    plain = {name: header[name] for name in ("site", "family", "step", "session", "text")}
+    return Ask(**plain, arrays=arrays, masked=masked, turn=turn)
 
 
 def _whole(header: Mapping[str, str], name: str) -> int | None:
@@ -317,6 +312,7 @@ def check_arrays(where: str, declared: Mapping[str, Declared], arrays: Mapping[s
             raise MessageError(
                 f"{where}: array '{name}' is of type {array.dtype}, expected {declared[name].dtype}"
             )
+        # Neither way: inside a site NaN passes comparisons, and leaving it shows where values are missing.
         if array.dtype == np.float64 and not np.isfinite(array).all():
             raise MessageError(f"{where}: array '{name}' holds values that are not finite")
 

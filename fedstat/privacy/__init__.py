@@ -1,1 +1,1 @@
-"""What a release costs: sensitivity, noise, and accounts of both."""
+"""The price of a release: sensitivity, noise, and accounts of both."""

@@ -38,6 +38,7 @@ def delta_of(epsilon: float, mu: float) -> float:
     """
     if mu == 0.0:
         return 0.0
+    # In logarithms: at large epsilon both terms vanish in floating point, and their difference with them.
     first = log_ndtr(mu / 2.0 - epsilon / mu)
     second = epsilon + log_ndtr(-mu / 2.0 - epsilon / mu)
     return float(max(0.0, -np.exp(first) * np.expm1(min(second - first, 0.0))))
@@ -49,6 +50,7 @@ def epsilon_of(mu: float, delta: float) -> float:
     mu is the sensitivity over the standard deviation. A ModelError where an argument is out of its range.
     """
     _check(delta, mu)
+    # The noise is so large that epsilon = 0 holds already, and there is no root above it.
     if delta_of(0.0, mu) <= delta:
         return 0.0
     return _root(lambda epsilon: delta_of(epsilon, mu) - delta)
@@ -78,6 +80,7 @@ def epsilon_of_zcdp(rho: float, delta: float) -> float:
         a = 1.0 + np.exp(log_order)
         return float(a * rho + (a * np.log1p(-1.0 / a) - np.log(a - 1.0) - np.log(delta)) / (a - 1.0))
 
+    # The optimal order is near 1 + sqrt(log(1/delta) / rho); the search is in log(a - 1) around it.
     middle = 0.5 * np.log(-np.log(delta) / rho)
     found = minimize_scalar(at, bounds=(middle - 12.0, middle + 12.0), method="bounded")
     return max(0.0, float(found.fun))

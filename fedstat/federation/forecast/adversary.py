@@ -1,4 +1,4 @@
-"""Who could learn what from what passes in a fit, in plain sentences.
+"""Parties that could learn something from what passes in a fit, and what, in plain sentences.
 
 The sentences follow from the kinds of what passes, whether masks hide it, who receives it, and how many
 institutions there are. They hold for parties that keep to the protocol, and keep and combine what they see.
@@ -58,6 +58,7 @@ def coordinator_learns(planned: Sequence[Planned], at: str | None) -> Iterator[s
             continue
         senders = list(dict.fromkeys(row.sender for row in rows))
         entities = min((row.entities for row in rows if row.entities), default=0)
+        # A share is random: how many entities are behind it says nothing about what it shows.
         behind = f", of {entities:,} entities or more" if entities and kind != "masked share" else ""
         yield f"receives from {listed(senders)}{behind} ({kind}): {_whats(rows)}. {meaning}."
         if kind == "sketch" and at is not None:

@@ -71,6 +71,7 @@ class DrySite(Site):
         return reply
 
     def _hold_reply(self, ask: Ask, reply: Reply) -> None:
+        # Columns are open for the whole session; refused once, they would be refused again at every answer.
         columns = 0 if self._told_of_columns else self._states.get(ask.session, State(self.name)).columns
         if not self._hold("maximum columns", "", check_columns, self.name, self.owners, ask, columns):
             self._told_of_columns = True  # refused, they are not open
@@ -97,6 +98,7 @@ class DrySite(Site):
 
     def _ask(self, ask: Ask, policy: Policy) -> Reply:
         """Answer under some policy, which steps are handed with the data."""
+        # Steps read the policy too, for instance how many rows stand behind a level.
         self.policy, self._data = policy, replace(self._data, policy=policy)
         return unpack_reply(self.answer(pack_ask(ask)))
 

@@ -1,4 +1,4 @@
-"""What a fit would ask for and what would leave each institution, from one rehearsal.
+"""Counts of what a fit would ask for and of what would leave each institution, from one rehearsal.
 
 How often an iteration passes depends on the data. A family says how often it does in a short, a usual and a
 long fit; iterations are then added to those that were rehearsed, or taken away, each like the last.
@@ -44,6 +44,7 @@ class Loop:
         done = self.rehearsed(course)
         if not done:
             return count, count, count
+        # Messages an iteration; a step that was left out once, as in the last iteration, still counts as one.
         each = max(1, round(count / done))
         low, usual, most = (max(count + each * (length - done), 0) for length in self.lengths)
         return low, usual, most
@@ -98,6 +99,8 @@ class Forecast:
     def _planned(self, key: Key, entries: Sequence[Entry]) -> Planned:
         messages = self._counts((key[2],), len(entries))
         sizes = self._further(entries, max(messages) - len(entries))
+        # Bytes as rehearsed, and beyond these as extrapolated: exact as long as the fit is no longer than the
+        # rehearsal.
         each = [entry.bytes for entry in entries] + [n_bytes for _, n_bytes in sizes]
         low, usual, most = (sum(each[:count]) for count in messages)
         one = max(entries, key=lambda entry: entry.shape)
@@ -114,6 +117,7 @@ class Forecast:
     def _counts(self, steps: tuple[str, ...], count: int) -> Lengths:
         """Count a kind of round or message at the three lengths, where it is one of an iteration."""
         for loop in self.loops:
+            # The first that fits: a loop that holds another one is listed after it.
             if loop.steps.issuperset(steps):
                 return loop.counts(count, self.course)
         return count, count, count
@@ -126,6 +130,7 @@ class Forecast:
         step = (0,) * len(shape)
         if len(entries) > 1 and grows > 0:
             step = tuple(b - a for a, b in zip(entries[-2].shape, shape, strict=True))
+        # Bytes are scaled and not counted anew: a masked number takes one word or six.
         size = last.bytes / max(prod(shape), 1)
         out = []
         for i in range(1, more + 1):

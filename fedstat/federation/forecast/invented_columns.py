@@ -37,6 +37,7 @@ def invent_columns(
         X = rng.normal(size=(len(block.rows), p))
         predictor[block.rows] += X @ effects[first : first + p]
         first += p
+        # Presence is real, and only numbers are drawn: shapes and counts behind sums follow from presence.
         seen = np.isin(rows[block.client], design.entities[block.rows])
         states[block.client].keep("block", opened_block(block, X, seen), len(X), columns=p)
     response = np.full(len(design.response_keep), np.nan)

@@ -68,8 +68,10 @@ class RowsInvention:
     def _draw(self, data: SiteData, n: int, columns: int) -> OpenRows:
         """Draw columns, response and groups of a site."""
         question = self.agreement.question
+        # Spawned by place, so that sites draw differently and each draws alike in every forecast.
         place = [row.site for row in self.agreement.sites].index(data.name)
         rng = generator().spawn(place + 1)[place]
+        # More rows than columns, or the invented fit would stop at a singular matrix.
         m = min(n, max(ROWS, ROWS_A_COLUMN * columns))
         X = rng.normal(size=(m, columns))
         y = draw_response(self.distribution, X @ draw_effects(columns), rng)
@@ -84,8 +86,8 @@ def open_drawn(data: SiteData, agreement: RowsAgreement, rows: WholeRows, X: Flo
     question = agreement.question
     mean, spread = X.mean(axis=0), X.std(axis=0)
     shift, scale = standardisation(mean, spread, question.intercept)
-    varies, own = varying(mean, spread, question.intercept), np.array([mean, spread])
-    out = OpenRows(data, question, agreement.spec, question.read_terms(), shift, scale, varies, own)
+    out = OpenRows(data, question, agreement.spec, question.read_terms(), shift, scale)
+    out.varies, out.own = varying(mean, spread, question.intercept), np.array([mean, spread])
     out.held = (rows, out.standardise(np.ascontiguousarray(X)))
     return out
 

@@ -94,19 +94,18 @@ class Rehearsal:
 
     def course(self) -> DryRun:
         """Return what the rehearsal went through."""
-        any_masked = any(
-            entry.masked for entry in self._ledger.entries
-        )  # keys may serve sealed messages alone
+        # Sites that agreed on keys may have used them for sealed messages alone.
+        any_masked = any(entry.masked for entry in self._ledger.entries)
         return DryRun(
-            self._ledger.at,
-            tuple(self._ledger.entries),
-            tuple(self._rounds),
-            self._declared,
-            {place: tuple(found) for place, found in self._refused.items()},
-            max(site.n_masked for site in self._sites.values()) if any_masked else 0,
-            self._dealers,
-            self._earlier,
-            self._cut_short,
+            at=self._ledger.at,
+            entries=tuple(self._ledger.entries),
+            rounds=tuple(self._rounds),
+            declared=self._declared,
+            refused={place: tuple(found) for place, found in self._refused.items()},
+            n_masked=max(site.n_masked for site in self._sites.values()) if any_masked else 0,
+            dealers=self._dealers,
+            earlier=self._earlier,
+            cut_short=self._cut_short,
         )
 
     def run(self, protocol: Rounds[Fit], ledger: Ledger) -> NoReturn:
@@ -155,6 +154,7 @@ class Rehearsal:
             self._refused.setdefault((ask.site, ask.step), {}).update(dict.fromkeys(site.refused))
         for name, declared in FAMILIES[ask.family][ask.step].given.items():
             self._declared[ask.site, ask.step, name] = (declared, site.owners)
+        # The coordinator's own dealing is no message; who deals stands in the questions to both clients.
         if ask.step == OPEN_PRODUCT:
             part = read_part(ask.text)
             self._dealers[part.product.client_a, part.product.client_b] = part.dealer

@@ -125,6 +125,7 @@ def _agreed(replies: Sequence[Reply]) -> dict[str, int]:
         reply.site: from_json(DescribedKeys, reply.text, f"{reply.site}: what it tells of its keys")
         for reply in replies
     }
+    # An empty column has no type to speak of; a site without records agrees with every other.
     filled = {site: told for site, told in described.items() if told.rows} or described
     first, *others = filled
     for site in others:

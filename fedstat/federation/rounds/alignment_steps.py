@@ -87,10 +87,12 @@ def enter_keys(
         if ring[0] == data.name:
             raise MessageError(f"{data.name}: it draws the salt, and was sent one")
         state.keep("salt", _channel(data, state, ring[0]).open(salt.tobytes()))
+    # Once a session: under another scalar, lists that are on their way would not match any longer.
     if "lists" in state or "order" in state:
         raise MessageError(f"{data.name}: its keys were entered already in this session")
     scalar = X25519PrivateKey.generate()
     raised = raise_points(data.name, keys.points(state.use("salt", bytes)), scalar)
+    # Sorted, the list tells nothing of the order of the records.
     order = np.argsort(as_tokens(raised))
     state.keep("order", order)
     state.keep("lists", ListsToRaise(scalar, len(ring) - 1))
@@ -111,9 +113,12 @@ def show_tokens(data: SiteData, state: State, text: str, points: Array) -> tuple
     They are in the order that the list's owner gave it.
     """
     ring = _ring(data, state, text)
+    # Every list is raised by all before the coordinator sees it; a list raised by some could be tried against
+    # guesses.
     if _lists(state).left != 1:
         raise MessageError(f"{data.name}: a list is not for the coordinator before every site has raised it")
     tokens = _raised(data, state, ring, points)
+    # Without its scalar the site can raise no further list, nor can whoever breaks in later.
     state.forget("lists")
     return {"tokens": tokens}, ""
 

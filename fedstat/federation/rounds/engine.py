@@ -78,6 +78,8 @@ class LocalEngine(RoundEngine):
         try:
             reply = unpack_reply(self._doors[ask.site](pack_ask(ask)))
         except FedstatError as error:
+            # The account has refused questions as well: the site's own chain counts them, and both are
+            # compared.
             enter(ask, error, ledger)
             raise
         enter(ask, reply, ledger)

@@ -33,6 +33,7 @@ def announce(data: SiteData, state: State, text: str) -> tuple[dict[str, Array],
     """
     content = json.loads(text)
     public = {name: PublicIdentity.from_json(key) for name, key in content["public"].items()}
+    # The coordinator carries the identities, and could put its own in their place: only pinned ones count.
     pinned = {name: data.trust.pinned.get(name, "") for name in public}
     unknown = sorted(name for name, fingerprint in pinned.items() if not fingerprint)
     if unknown:

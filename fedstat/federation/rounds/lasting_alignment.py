@@ -122,6 +122,7 @@ def align_lastingly(sites: Sequence[str], session: str, name: str) -> Rounds[Las
         marks = reply.arrays["seen"]
         if marks.shape != places[site].shape:
             raise MessageError(f"{site}: told of {len(marks)} records, and was given {len(places[site])}")
+        # Sites answer in the order of their sorted tokens; the coordinator's rows ascend by number.
         order = np.argsort(places[site])
         listed[site], seen[site] = places[site][order], marks[order]
     return LastingAlignment(name, numbered.n_entities, MappingProxyType(listed), MappingProxyType(seen))

@@ -40,9 +40,11 @@ def masked(protocol: Rounds[Fit], sites: Sequence[str], session: str) -> Rounds[
         number = 0
         while True:
             groups = masked_groups(asks, sites)
+            # Sums need keys: the agreement is brought to its last round, which goes along with the sums.
             while groups and about_keys and about_keys[0].step != "finish":
                 about_keys = go_on(agreement, (yield about_keys))
             rounds = {i: number + g for g, places in enumerate(groups) for i in places}
+            # Masks of a round are used once: the same stream under two sums would give away their difference.
             number += len(groups)
             numbered = [replace(ask, masked=rounds.get(i)) for i, ask in enumerate(asks)]
             replies = yield [*about_keys, *numbered]
@@ -75,6 +77,7 @@ def masked_groups(asks: Sequence[Ask], sites: Sequence[str]) -> list[list[int]]:
         if not any(declared.maskable for declared in step.gives.values()):
             continue
         started = by_step.setdefault((ask.family, ask.step), [])
+        # A protocol may ask a step of every site several times in one round: each time is a sum of its own.
         open_one = next((g for g in started if ask.site not in {asks[j].site for j in g}), None)
         if open_one is None:
             open_one = []

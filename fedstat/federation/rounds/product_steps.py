@@ -105,6 +105,7 @@ def open_product(
     part, keys = read_part(text), keys_of(state)
     X, units = columns_of(data, state, part.columns)
     check_positions(data.name, rows, len(X))
+    # With the triple, what the clients open shows their columns: whoever carries either must not read it.
     material = dealt.tobytes()
     if part.dealer:
         material = Channel(keys, part.dealer, f"deal {part.number}").open(material)
@@ -113,6 +114,7 @@ def open_product(
     encoded = secure.encode(X[rows], part.bits, data.name)
     opened = (secure.open_a if part.first else secure.open_b)(part.product, seed, encoded)
     channel = Channel(keys, part.peer, f"open {part.number}")
+    # Both clients derive one mask, which cancels in the sum of their shares and hides each of them.
     mask = keys.secret(part.peer, f"mask {part.number}")
     state.keep(f"product {part.number}", OpenProduct(part, rows, seed, Z_b, encoded, units, channel, mask))
     return {"opened": as_bytes(channel.seal(opened.tobytes()))}, ""
@@ -129,10 +131,12 @@ def share_product(
     """
     name = f"product {json.loads(text)}"
     held = state.use(name, OpenProduct, "this product was not opened here; ask 'open_product' first")
+    # A share is of the entities that both have, and may rest on fewer than the client's columns do.
     state.rest_on(len(group))
     check_lengths(data.name, group=(group, len(held.rows)))
     state.tell(behind(data, state, held.part, held.rows, group))
     share = held.share(group, opened)
+    # A triple serves once: two openings under one random table differ by the difference of the columns.
     state.forget(name)
     return {"share": share} | ({} if held.units is None else {"units": held.units}), ""
 

@@ -123,6 +123,7 @@ class Run:
         """Find the entities that both have."""
         a, b = sides
         common, at_a, at_b = np.intersect1d(a.present, b.present, assume_unique=True, return_indices=True)
+        # Positions among the rows of each site, of which some may count as missing.
         rows = np.flatnonzero(a.code >= 0)[at_a], np.flatnonzero(b.code >= 0)[at_b]
         product = secure.MatrixProduct(a.site, b.site, len(common), a.width, b.width, groups)
         return cls(asking, number, sides, dealer, product, bits, rows, a.code[rows[0]])
@@ -200,4 +201,6 @@ def choose_dealer(a: str, b: str, sites: Sequence[str], at: str | None, otherwis
             f"the coordinator sits at '{at}', and there is no third institution to deal the random numbers "
             f"for products of '{a}' and '{b}'; use from_formula(..., coordinator='apart'){otherwise}"
         )
+    # The institution where the coordinator sits is told the sums as well: where there is another, that one
+    # deals.
     return next((site for site in third if site != at), third[0])

@@ -36,23 +36,24 @@ def state_ledger(data: SiteData, state: State, text: str) -> tuple[dict[str, Arr
         raise MessageError(f"{data.name}: expected the digest of a ledger, {DIGEST_LENGTH} digits")
     account, keys = data.account, data.trust.identity
     chain, others = account.present, NumbersPassed()
+    # Without the present ask, which the coordinator's ledger cannot have in it when it is digested.
     links, head = chain.before_this_ask()
     for other in account.others:
         others.merge(other.numbers)
     statement = Statement(
-        data.name,
-        chain.session,
-        keys.public,
-        chain.ordinal,
-        chain.previous,
-        head,
-        digest,
-        others.released,
-        others.received,
-        len(account.columns),
-        account.entities,
-        len(account.others),
-        tuple(links),
+        site=data.name,
+        session=chain.session,
+        keys=keys.public,
+        ordinal=chain.ordinal,
+        previous=chain.previous,
+        head=head,
+        coordinator=digest,
+        earlier=others.released,
+        earlier_received=others.received,
+        columns=len(account.columns),
+        entities=account.entities,
+        other_sessions=len(account.others),
+        entries=tuple(links),
         account=None if account.store is None else account.store.head,
     )
     signature = keys.signing.sign(canonical(statement.signed()).encode()).hex()

@@ -122,6 +122,7 @@ class Converter:
 
     def _numeric(self, node: ast.expr) -> Tree:
         match node:
+            # Before the numbers, since a bool is an int to Python's patterns.
             case ast.Constant(value=bool() | complex()):
                 raise self._refusal(node)
             case ast.Constant(value=int() | float() as value) if abs(value) <= MAX_NUMBER:
@@ -130,6 +131,7 @@ class Converter:
                 return self._column(node)
             case ast.UnaryOp(op=ast.USub(), operand=operand):
                 return Negative(self.numeric(operand))
+            # An exponent is a small number of the formula: a power of two columns overflows, or has no value.
             case ast.BinOp(left=left, op=ast.Pow(), right=right):
                 return Arithmetic("**", self.numeric(left), self._exponent(right))
             case ast.BinOp(left=left, op=operator, right=right) if type(operator) in _ARITHMETIC:
@@ -151,6 +153,7 @@ class Converter:
     def _counts(self, node: ast.Call) -> Counts:
         match node:
             case ast.Call(args=[successes, failures], keywords=[]):
+                # Each count is of its row alone: scaled or centred it would be none.
                 rows = row_by_row(self.text)
                 return Counts(rows.numeric(successes), rows.numeric(failures))
         raise refuse("this use of cbind(...)", self.text, "write two expressions: cbind(successes, failures)")
@@ -185,6 +188,8 @@ class Converter:
 
     def _options(self, node: ast.Call, function: str, signature: Signature) -> tuple[tuple[str, Option], ...]:
         names = list(signature.options)
+        # The first argument is what the transform is applied to, the others are options in the order of the
+        # signature.
         if len(node.args) - 1 > len(names):
             raise refuse(f"{function}() with {len(node.args)} arguments", self.text)
         given = [*zip(names, node.args[1:], strict=False)]

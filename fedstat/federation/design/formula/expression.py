@@ -77,6 +77,7 @@ def _expression(node: ast.expr, tree: Tree, text: str) -> Expression:
     columns = tuple(dict.fromkeys(iter_columns(tree)))
     if not columns:
         raise refuse("an expression without a column", text)
+    # Names are as written again by now, backticks included, so that the text reads back as the same tree.
     canonical = ast.unparse(node)
     return Expression(
         canonical,
@@ -90,6 +91,7 @@ def _parse_python(text: str) -> ast.expr:
     """Syntax tree whose ``Name.id`` are the names as written, backticks included."""
     if len(text) > MAX_EXPRESSION:
         raise refuse(f"an expression of {len(text):,} characters (limit {MAX_EXPRESSION:,})", text)
+    # Stand-ins must not be words of the formula, or two columns would become one.
     prefix = "_"
     while prefix in text:
         prefix += "_"
@@ -102,6 +104,7 @@ def _parse_python(text: str) -> ast.expr:
 
     prepared = _OUTSIDE_PYTHON.sub(stand_in, text).strip()
     try:
+        # Python warns about texts such as `1if x`, with the formula in the warning.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             node = ast.parse(prepared, mode="eval").body

@@ -126,6 +126,7 @@ class _Holdings:
     def _suggestion(self, name: str) -> str:
         close = get_close_matches(name, list(self.owner), n=3, cutoff=0.6)
         folded = {held.casefold(): held for held in self.owner}
+        # A name that differs in its capitals only may be far away in edit distance.
         if name.casefold() in folded and folded[name.casefold()] not in close:
             close.insert(0, folded[name.casefold()])
         if close:
@@ -215,6 +216,7 @@ def _require_distinct_labels(terms: Sequence[Term], client: str) -> None:
     """Refuse a column that is itself called ``log(x)`` beside the transform log(x)."""
     trees: dict[str, Tree] = {}
     for factor in (factor for term in terms for factor in term):
+        # formulaic finds factors by their label: one of the two would be coded twice.
         if trees.setdefault(factor.label, factor.tree) != factor.tree:
             raise FormulaError(
                 f"formula: {factor.label!r} is the name of a column{_at(client)} and also a transform in "

@@ -85,6 +85,7 @@ def split_sides(text: object) -> tuple[str, str]:
     if not isinstance(text, str):
         raise FormulaError(f"formula: expected text such as 'y ~ a + b', received {type(text).__name__}.")
     _require_length(text)
+    # Blanks of the same length, so that positions stay; a ~ in a quoted name separates nothing.
     bare = _QUOTED_OR_PARENTHESIS.sub(lambda match: "_" * len(match[0]), text)
     if bare.count("~") != 1:
         raise FormulaError(
@@ -150,6 +151,7 @@ class _TermsReader:
         terms = self._sum()
         if self.position < len(self.tokens):
             raise self._unexpected()
+        # Stable: within a degree the order is that in which terms were written, as in R.
         ordered = tuple(sorted(terms.values(), key=len))
         return RightSide(self.intercept, ordered, tuple(self.offsets), self.constant)
 
@@ -177,6 +179,7 @@ class _TermsReader:
             elif plus:
                 terms = _union(terms, self._product())
             else:
+                # A term is its set of factors: b:a takes a:b away.
                 for key in self._product():
                     terms.pop(key, None)
             if not self._peek("+", "-"):
@@ -241,6 +244,7 @@ class _TermsReader:
                 raise refuse(
                     f"the exponent {token.text}", self.text, f"expected a number from 1 to {MAX_EXPONENT}"
                 )
+            # (a + b)^2 is (a + b) * (a + b), in which a:a is a.
             for _ in range(int(token.text) - 1):
                 terms = self._cross(terms, base)
         return terms

@@ -184,6 +184,7 @@ def _beyond(value: Option) -> bool:
 
 
 _PLAIN = Signature(MappingProxyType({}), nests=True)
+# One value per row from one value per row, without a state: these may stand in offsets and counts too.
 ELEMENTWISE: Mapping[str, Signature] = MappingProxyType(
     dict.fromkeys(("log", "exp", "sqrt", "np.log", "np.exp", "np.sqrt"), _PLAIN)
 )
