@@ -28,6 +28,8 @@ def anderson_weights(gram: Floats) -> Floats:
         scale = 1.0 / np.sqrt(np.diag(part))
         R = part * np.outer(scale, scale)
         ridge = 1e-14 * np.eye(len(R))
+        # The shortest affine combination solves G w = 1, up to its sum; moves that are nearly the same make
+        # G singular.
         weights = np.linalg.lstsq(R + ridge, scale, rcond=1e-14)[0] * scale
         total = weights.sum()
         if np.isfinite(total) and total > 0.0:

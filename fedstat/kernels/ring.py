@@ -105,6 +105,7 @@ def _encode_rows(X: Floats, scale: float, out: Ints, squares: Floats) -> None:
         for j in range(X.shape[1]):
             x = np.rint(X[i, j] * scale)
             squares[j] += x * x
+            # Beyond this the conversion is undefined; the sum of squares tells the caller.
             out[i, j] = np.int64(x) if abs(x) < 2.0**62 else 0
 
 

@@ -35,6 +35,7 @@ def fair_part(
     rate of the sites. An EstimationError where the loss is not positive, so that its powers have no meaning.
     """
     move: Floats = L * (beta - reached)
+    # The average over sites: no power of the loss, which may then be zero.
     if q == 0.0:
         return move, L
     if not loss > 0.0:

@@ -129,6 +129,7 @@ class _Rows:
             X,
             y,
             np.zeros(len(y)) if offset is None else offset,
+            # Mean one: a learning rate means the same whatever the unit of the weights.
             np.ones(len(y)) if weights is None else weights / weights.mean(),
             family,
         )
@@ -196,6 +197,7 @@ class _Descent:
         n = len(self.rows.y)
         order = np.arange(n) if self.batch_size is None else self.rng.permutation(n)
         batch_size = n if self.batch_size is None else self.batch_size
+        # Of batches of a few rows, calls from Python cost more than the arithmetic.
         if self.rows.is_logit:
             X, y, offset, weight = self.rows.X, self.rows.y, self.rows.offset, self.rows.weight
             _logit_epoch(

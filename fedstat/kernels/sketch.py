@@ -82,6 +82,7 @@ def add_structured(X: Floats, rows: Ints, n: int, seed: tuple[int, ...], out: Fl
         bucket = generator.integers(0, size, size=width)
         here = slice(edges[block], edges[block + 1])
         at = rows[here] - block * width
+        # Signs and buckets are drawn for all entities, those that this party lacks too: parties draw alike.
         mixed[:] = 0.0
         mixed[at] = X[here] * signs[0, at, None]
         hadamard(mixed)

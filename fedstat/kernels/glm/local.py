@@ -62,6 +62,7 @@ def fit_local(chunks: Chunks, family: DistributionSpec, *, maxiter: int = 50, to
     errors.
     """
     rows = survey(chunks())
+    # Steps on a subsample cost a fraction of one on all rows, and end near the estimate of these.
     few = _Scoring(lambda: [rows.sample], family, rows).run(None, maxiter, tol)
     if rows.step == 1:
         return few
@@ -91,6 +92,7 @@ def survey(chunks: Iterable[Rows]) -> Survey:
     for rows in chunks:
         p = rows.X.shape[1]
         most = 2 * max(SUBSAMPLE, ROWS_PER_COLUMN * p)
+        # Twice the rows that are wanted: every second one goes, and from now on only every `step`-th comes.
         while sum(map(len, parts)) + len(rows) // step > most:
             parts = [join(parts).part(slice(None, None, 2))] if parts else []
             step *= 2
@@ -125,6 +127,8 @@ class _Scoring:
         problem = self._begin(start)
         while not problem:
             step = self._step()
+            # The information is not positive, or has vanished along the step: the likelihood rises for
+            # ever.
             if step is None or self._runs_off(step):
                 problem = SEPARATED
             elif self._is_last(step, tol):
@@ -142,6 +146,8 @@ class _Scoring:
 
     def _sum(self, beta: Floats | None) -> Sums:
         self.passes += 1
+        # Of a canonical link scoring is Newton's method; of others it is the safer one far away, the slower
+        # one near.
         newton = self.iterations > SCORING and not self.family.canonical
         return evaluate(self.chunks(), beta, self.family, observed=newton, center=self.rows.mean)
 
@@ -179,6 +185,7 @@ class _Scoring:
             eta = float(self.family.make().link(np.array([self.rows.mean]))[0])
         rows = (replace(rows, y=np.full(len(rows), eta)) for rows in self.chunks())
         self.passes += 1
+        # Least squares on a constant response: exact where the columns hold an intercept.
         sums = evaluate(rows, None, DistributionSpec("Gaussian", "Identity"))
         beta = solve_positive(sums.information, sums.score)
         return self.beta if beta is None else beta

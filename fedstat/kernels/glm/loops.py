@@ -38,6 +38,7 @@ def fixed(a: Array, dtype: type = np.float64) -> Array:
 @njit(cache=True, nogil=True, fastmath=REORDER)
 def _add_tile(A: Floats, B: Floats, j: int, k: int, m: int, out: Floats) -> None:
     """Add the inner products of four rows of A with four rows of B to a tile of out."""
+    # Sixteen scalars stay in registers; an array would be loaded and stored for every row.
     c00 = c01 = c02 = c03 = c10 = c11 = c12 = c13 = 0.0
     c20 = c21 = c22 = c23 = c30 = c31 = c32 = c33 = 0.0
     for i in range(m):
@@ -123,6 +124,7 @@ def weighted_sums(X: Floats, s: Floats, w: Floats) -> tuple[Floats, Floats]:
 @njit(cache=True, nogil=True)
 def _logit(eta: float, y: float) -> tuple[float, float, float, float]:
     """Return residual, variance, half the unit deviance and the squared Pearson residual."""
+    # From exp(-|eta|) alone, which cannot overflow; 1 - mu keeps its digits where mu is near one.
     e = math.exp(-abs(eta))
     d = 1.0 / (1.0 + e)
     r = y - d if eta >= 0.0 else y - e * d
@@ -130,6 +132,7 @@ def _logit(eta: float, y: float) -> tuple[float, float, float, float]:
     half = max(eta, 0.0) - y * eta + math.log1p(e)
     if 0.0 < y < 1.0:
         half += y * math.log(y) + (1.0 - y) * math.log1p(-y)
+    # At least the machine's epsilon, at which statsmodels clips a probability.
     return r, V, half, r * r / max(V, 2.0**-52)
 
 
@@ -164,6 +167,8 @@ def canonical_sums(
         for j in range(p):
             for i in range(m):
                 eta[i] += beta[j] * B[j, i]
+        # Sums of a block first, then of blocks: rounding errors grow with the number of blocks, not of
+        # rows.
         half_deviance = squares = heavy = all_weight = 0.0
         for i in range(m):
             if link == LOGIT:

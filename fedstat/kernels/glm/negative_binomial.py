@@ -151,6 +151,7 @@ def nb2_rows(y: Floats, eta: Floats, alpha: float) -> Floats:
     """
     m = len(y)
     out = np.empty((6, m))
+    # Small counts come again and again: what depends on the count alone is worked out once for each.
     table = [_of_count(0.0, alpha)]
     for count in range(1, min(TABLE, int(min(y.max(), TABLE)) + 1) if m else 1):
         table.append(_of_count(float(count), alpha))
@@ -199,6 +200,7 @@ def evaluate_nb2(chunks: Iterable[Rows], beta: Floats, alpha: float) -> NB2Sums:
         information[p, p] += w_alpha.sum()
         llf += float(ll.sum())
     information[:p, p] = information[p, :p]
+    # A mean that is no number: the caller takes a shorter step.
     if not (np.isfinite(llf) and np.isfinite(score).all() and np.isfinite(information).all()):
         return NB2Sums(np.zeros(p + 1), np.zeros((p + 1, p + 1)), -np.inf)
     return NB2Sums(score, information, llf)

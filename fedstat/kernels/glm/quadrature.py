@@ -68,6 +68,7 @@ def find_mode(family: int, y: float, m: float, v: float) -> tuple[float, float]:
     for _ in range(MODE_STEPS):
         _, mu, W = density(family, y, m + e)
         move = (y - mu - e / v) / (W + 1.0 / v)
+        # Newton's steps overshoot where the density is flat; none is longer than this.
         move = min(max(move, -LARGEST_MOVE), LARGEST_MOVE)
         e += move
         if abs(move) < 1e-3:
@@ -102,6 +103,7 @@ def integrate(family: int, y: float, m: float, v: float, A: Floats) -> float:
     step = min(STEP * sd, LARGEST_STEP[family])
     total = 1.0
     add_powers(family, y, mu, W, 1.0, A)
+    # Outwards from the mode, to either side.
     for side in (-step, step):
         e = mode + side
         log_f, mu, W = density(family, y, m + e)
@@ -159,6 +161,7 @@ def marginal_likelihood(family: int, y: Floats, m: Floats, v: Floats) -> Floats:
             if family == LOG:
                 out[LOG_P, i] -= math.lgamma(y[i] + 1.0)
         out[BY_M, i] = A[0]
+        # The heat equation: a derivative by v is half the second one by m.
         out[BY_V, i] = 0.5 * A[1]
         out[BY_MM, i] = A[1] - A[0] * A[0]
         out[BY_MV, i] = 0.5 * (A[2] - A[0] * A[1])

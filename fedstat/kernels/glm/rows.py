@@ -65,6 +65,8 @@ def linear_predictor(rows: Rows, beta: Floats) -> Floats:
 def in_domain(eta: Floats, mu: Floats, family: DistributionSpec) -> Bools:
     """Tell at which rows family and link allow the mean: linear predictor (m,), mean (m,) -> (m,)."""
     fine = np.isfinite(mu)
+    # The inverse of such a power has a value at negative eta as well, of which eta is not the link (sqrt:
+    # eta^2).
     if family.link_power not in (None, 1.0, -1.0):
         fine &= eta > 0.0
     if family.name == "Binomial":

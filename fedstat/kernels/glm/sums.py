@@ -80,6 +80,8 @@ def evaluate(
     """
     total: Sums | None = None
     threads: int = config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
+    # Threads are enough, since loops let go of the interpreter; their sums come back in the order of the
+    # pieces.
     with ThreadPoolExecutor(threads) as pool:
         for chunk in chunks:
             middle = float(np.mean(chunk.y)) if center is None and len(chunk) else center or 0.0
@@ -113,6 +115,7 @@ def _canonical(rows: Rows, beta: Floats, loop: int, observed: bool) -> Sums:
     columns = (np.empty(0) if column is None else column for column in (rows.offset, rows.weight))
     arrays = (fixed(a) for a in (rows.X, rows.y, *columns, np.asarray(beta)))
     score, information, deviance, pearson, weights = canonical_sums(loop, *arrays)
+    # Of a canonical link, observed and expected information are the same.
     again = information.copy() if observed else None
     spread = np.array([weights, np.zeros(2)])
     return Sums(len(rows), rows.count, score, information, deviance, pearson, observed=again, spread=spread)
@@ -174,6 +177,7 @@ def row_means(rows: Rows, family: DistributionSpec, eta: Floats, mu: Floats | No
 
 
 def _start(rows: Rows, family: DistributionSpec, center: float) -> Sums:
+    # As statsmodels starts: half way between response and mean, which is inside the domain.
     if family.name == "Binomial":
         mu = (rows.y + 0.5) / 2.0
     elif family.variance_power == 0.0 or center > 0.0:
@@ -199,10 +203,12 @@ def _general(rows: Rows, beta: Floats, family: DistributionSpec, observed: bool,
     if observed and family.canonical:
         sums.observed = information.copy()
     elif observed:
+        # Minus the derivative of a score by its linear predictor is w (1 + r bend); its expectation is w.
         bend = at.V * at.family.link.deriv2(at.mu) + at.family.variance.deriv(at.mu) * at.slope
         sums.observed = _weighted_sums(rows.X, r, w * (1.0 + r * bend))[1]
     if meat:
         freq = np.ones(len(rows)) if rows.freq is None else rows.freq
+        # A row of weight f stands for f rows, with a score of 1/f of its own each.
         square = np.where(freq > 0.0, (at.weight * r) ** 2 / freq, 0.0)
         sums.meat = _weighted_sums(rows.X, r, square)[1]
     return sums

@@ -56,6 +56,8 @@ def _sweep(
         if v[g] == 0.0 or (only_active and active == 0.0):
             continue
         u = np.sqrt(square)
+        # The majoriser is round and the penalty knows the norm only: the new coefficients are a multiple of
+        # `move`.
         share = threshold(kind, a, level[g], w[g], v[g] + ridge[g], u) / u if u > 0.0 else 0.0
         if share == 0.0 and active == 0.0:
             continue
@@ -176,6 +178,7 @@ def curvatures(G: Floats, groups: Groups) -> Floats:
     v = np.diag(G)[groups.starts[:-1]].copy()
     for g in np.flatnonzero(groups.sizes > 1):
         block = slice(groups.starts[g], groups.starts[g + 1])
+        # The quadratic with this curvature in every direction lies above the group's own.
         v[g] = np.linalg.eigvalsh(G[block, block])[-1]
     return np.asarray(np.maximum(v, 0.0), dtype=np.float64)
 

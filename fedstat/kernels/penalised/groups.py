@@ -1,4 +1,4 @@
-"""Which coefficients are penalised together.
+"""Groups of coefficients that are penalised together.
 
 A group of one is a coefficient by itself. The weight of a group multiplies its penalty, its multiplier the
 lambda; see the module ``penalties``.

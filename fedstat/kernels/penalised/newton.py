@@ -26,6 +26,7 @@ def newton_step(G: Floats, q: Floats, b: Floats, terms: Terms) -> Floats | None:
     active = terms.groups.norms(b) > 0.0
     if not active.any():
         return None
+    # Groups at zero stay there: where one has to move, the violations tell the solver.
     at, part = terms.groups.columns(active), terms.take(active)
     G, q, b_active = G[np.ix_(at, at)], q[at], b[at]
     pull, bend = part.derivatives(b_active)

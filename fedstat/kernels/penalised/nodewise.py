@@ -62,6 +62,7 @@ def _row(R: Floats, j: int, bias: float, inflation: float, unbiased: float) -> t
     for k in range(p):
         if k != j:
             largest = max(largest, abs(q[k]))
+    # From the largest lambda down: the bias falls, and the standard error rises.
     for step in range(SIZE):
         lam = largest * RATIO ** (step / (SIZE - 1))
         _lasso(R, j, lam, a, q)
@@ -75,6 +76,8 @@ def _row(R: Floats, j: int, bias: float, inflation: float, unbiased: float) -> t
         tau = np.sqrt(variance) / q[j]
         if tau > ceiling:
             break
+        # The first lambda whose bias is small against the standard error sets what may be paid for less of
+        # it.
         if ceiling == np.inf and rest <= bias * np.sqrt(variance):
             ceiling = inflation * tau
             if unbiased <= ceiling:

@@ -145,6 +145,7 @@ def follow_path(
     scale = lambda_max(null.gradient, penalty, groups)
     unit = tol * scale if scale > 0.0 else tol
     linearise = algorithm == "lla" and not penalty.convex
+    # The null model is the solution before the first lambda, that of lambda_max.
     before, at, found = penalty.at(max(scale, lambdas[0]), groups), null, []
     for lam in lambdas:
         terms = penalty.at(float(lam), groups)

@@ -1,1 +1,1 @@
-"""What families over sites with different columns share."""
+"""Shared by families over sites with different columns: layout, moments, exchange, likelihood, prediction."""

@@ -57,6 +57,7 @@ def products_between(fit: MomentsFit) -> Floats:
     standard, moments, mu = fit.standard, fit.moments, fit.point.mu
     h = 1.0 / residuals(standard, fit.point).v
     means = moments.seen * mu
+    # Sums of u_j u_k' from those of x_j, x_k and x_j x_k', each pattern weighted by its 1/v.
     mixed = (moments.grams[:, 0, 1:-1] * h[:, None]).T @ means
     products = np.tensordot(h, moments.grams[:, 1:-1, 1:-1], 1) - mixed - mixed.T
     products += (means * (h * moments.n)[:, None]).T @ means

@@ -1,4 +1,4 @@
-"""Who takes part in a fit over sites with different columns, and with what."""
+"""Layout of a fit over sites with different columns: institutions, columns, entities."""
 
 from __future__ import annotations
 

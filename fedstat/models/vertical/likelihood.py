@@ -235,6 +235,7 @@ def block_terms(standard: Standard, point: LikelihoodPoint) -> tuple[Floats, Flo
     """Score and informations of the blocks' own likelihood."""
     _, mu, lam = standard.places
     member, n_seen = standard.member, standard.moments.n_seen
+    # n_k/2 log(1 + mu'S^-1 mu) of each client; the expected information leaves out what may be negative.
     u = standard.precision @ point.mu
     spread = 1.0 + member @ ((point.mu * u) @ member)
     size = 2 + 2 * standard.P + len(n_seen)

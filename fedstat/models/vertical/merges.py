@@ -91,6 +91,7 @@ def plan_merges(
     cost = 1.0 / np.maximum(n @ patterns, 1.0)
     goes: dict[Pattern, Pattern] = {}
     while small := [p for p, m in counts.items() if 0 < m < rule.least(p) and any(p)]:
+        # The one with most blocks first: its entities may fill a coarser pattern that would be too small.
         pattern = max(small, key=lambda p: (sum(p), -counts[p], p))
         coarser = best_coarser(pattern, counts, cost, rule)
         counts[coarser] = counts.get(coarser, 0.0) + counts.pop(pattern)
@@ -127,6 +128,7 @@ def best_coarser(pattern: Pattern, counts: Mapping[Pattern, float], cost: Floats
         if counts.get(candidate, 0.0) + joining < rule.least(candidate):
             continue
         lost = float(cost[np.array(pattern) & ~np.array(candidate)].sum())
+        # Of equal losses the fullest, so that fewer patterns are left.
         rank = (lost, -counts.get(candidate, 0.0))
         if rank < least:
             best, least = candidate, rank

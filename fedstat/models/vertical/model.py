@@ -1,4 +1,4 @@
-"""What every family's model has in common: a formula, a partition, and an agreed design."""
+"""A model over institutions with different columns: formula, partition, agreed design, engine."""
 
 from __future__ import annotations
 
@@ -152,4 +152,5 @@ def default_coordinator(formula: Formula) -> str:
     """Where the coordinator sits unless the user says so: see :meth:`VerticalModel.from_formula`."""
     holder = str(formula.response_client)
     taking_part = {holder, *[terms.client for terms in formula.clients]}
+    # Of two institutions, neither may deal for the product of their columns, nor a coordinator at either.
     return "apart" if len(taking_part) == 2 else holder

@@ -1,4 +1,4 @@
-"""What is known of a fit of a vertical generalised linear model before it runs."""
+"""Forecast of a vertical generalised linear model: numbers of rounds, and what they tell."""
 
 from __future__ import annotations
 
@@ -74,6 +74,7 @@ class VGLMPlan(ForecastPlan):
         lambdas = self._of_admm(course) if self._admm else []
         newton = Loop("linear_predictor", NEWTON, (0, 0, 0))
         points, grams = (loop.rehearsed(course) for loop in (newton, Loop("weigh", GRAMS, (0, 0, 0))))
+        # As many as doors release; the fit counts them, and goes on without.
         most = max(grams, self._layout.most_grams)
         return [
             *lambdas,

@@ -38,6 +38,7 @@ FEWEST_GRAMS = 3
 def fit_normal(plan: FitPlan, run: Run) -> Outcome:
     """Fit the normal family, from sums of products that are exchanged once."""
     layout, setup, choice = plan.layout, plan.setup, plan.choice
+    # A split needs two parts even where nothing else asks for folds.
     parts = max(choice.parts, 2) if choice.split else choice.parts
     code = deal_folds(layout.n, parts, plan.least, plan.random)
 
@@ -134,6 +135,7 @@ def _study(plan: FitPlan, layout: Layout, further: Further | None = None) -> Los
         reserved = int(further.debiased) + (0 if further.folds is None else further.folds.parts)
     if plan.choice.inference != "conditional" or reserved:
         _check_grams(layout, FEWEST_GRAMS + reserved)
+    # One is kept for the standard errors of what is selected.
     left = max(layout.most_grams - 1 - reserved, 1)
     return LossOracle(layout, plan.conversation, plan.passing.hidden, np.eye(layout.p), left)
 

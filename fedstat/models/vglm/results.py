@@ -1,4 +1,4 @@
-"""What can be said after a fit of a vertical generalised linear model."""
+"""Results of a vertical generalised linear model: path, selection, refit, prediction, summary."""
 
 from __future__ import annotations
 
@@ -169,6 +169,8 @@ class VerticalGLMResults(
             ``split_p``: rejecting those of at most alpha makes any false rejection with probability alpha at
             most, where every half selects all columns that matter.
         """
+        # Selected is what is not zero at the chosen lambda; what it is worth comes from the refit, if there
+        # is one.
         est, s = self.estimate, self.selection
         frame = pd.DataFrame({"client": est.clients[1:], "name": est.names[1:], "term": est.terms[1:]})
         frame["selected"] = s.coefficients[s.chosen] != 0.0
@@ -228,6 +230,7 @@ class VerticalGLMResults(
         frame = self.selection_report()[["client", "name"]]
         frame["frequency"] = frequencies[within].max(axis=0)
         assert s.numbers is not None
+        # Theorem 1: q is over the whole path down to the last lambda, which `numbers` accumulates.
         q = float(s.numbers[within][-1])
         bound = q**2 / ((2.0 * threshold - 1.0) * frequencies.shape[1])
         return frame[frame["frequency"] >= threshold].reset_index(drop=True), bound
@@ -302,6 +305,7 @@ class VerticalGLMResults(
         criterion : {"bic", "ebic", "aic", "cv"}, optional
         ax : matplotlib Axes, optional
         """
+        # The criterion that chose is the one to look at first.
         name = self.selection.select if criterion is None else criterion
         return plots.plot_criterion(self.path, name, self.lam, ax)
 

@@ -115,6 +115,8 @@ def list_sides(layout: Layout, columns: str, code: Ints, shown: Bools) -> list[S
     for (client, place), seen in zip(layout.places(1).items(), shown.T, strict=True):
         rows = layout.rows[client]
         own = code[rows]
+        # Groups in which the columns do not count as seen are left out here, so that nothing of them is
+        # summed.
         sides.append(Side(client, columns, place, rows, np.where((own >= 0) & seen[own], own, -1)))
     return sides
 

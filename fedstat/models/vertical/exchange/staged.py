@@ -105,6 +105,7 @@ def standardise_block(
     if rows is not None:
         check_lengths(data.name, rows=(rows, n_own))
         check_positions(data.name, rows, n)
+        # Rows that are filled in do not count among the entities behind a sum.
         X, held = fill_with_mean(X, rows, n), np.isin(np.arange(n), rows)
     staged = StagedBlock(X, shift, scale, keep, held)
     state.keep("staged block", staged, n_own)

@@ -1,4 +1,4 @@
-"""What an institution computes when sums of products are exchanged, by missing pattern or by fold.
+"""Steps of the exchange of sums of products, by missing pattern or by fold.
 
 Columns and response are standardised at their institution, over its entities of the fit. Released are means
 and standard deviations, sums of columns, and sums of products of the institution's own columns by group;

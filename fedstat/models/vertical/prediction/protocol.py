@@ -90,6 +90,7 @@ def predict_blocks(
     rows = {k: partition.rows[k][r.arrays["seen"]] for k, r in zip(asked, opened, strict=True)}
     replies = yield [asking.ask(k, "predict_block", beta=blocks.beta[k]) for k in asked]
     for k, reply in zip(asked, replies, strict=True):
+        # `mean` has every block at its average: a block that is there stands in the place of it.
         linear[rows[k]] += reply.arrays["linear_predictor"] - blocks.means.get(k, 0.0)
         missing[rows[k], blocks.clients.index(k)] = False
     return PredictedBlocks(linear, missing, rows, asking.session)

@@ -70,6 +70,7 @@ class Sharing:
             self.sound &= yield from self._settle(NOTHING)  # with what has no penalty alone
         (reply,) = yield [study.ask(layout.active, "respond", eta=self.eta)]
         residual = reply.arrays["residual"]
+        # From the gradient where nothing is selected, each client tells one number: its own lambda_max.
         replies = yield [study.ask(k, "admm_largest", residual=residual) for k in layout.clients]
         scale = max(float(reply.arrays["largest"]) for reply in replies)
         if setup.lambdas is not None:
@@ -88,6 +89,7 @@ class Sharing:
             a.append(self.intercept)
             loss.append(value)
             kkt.append(violation / (scale if scale > 0.0 else 1.0))
+            # A fit inherits doubts about those before it: adaptive weights come from the first.
             good.append(met and self.sound and kkt[-1] <= LARGEST_VIOLATION * self.eps)
         B, iterations = np.array(b), np.zeros(len(b), dtype=np.int64)
         fits = PenalisedPath(
@@ -136,6 +138,7 @@ class Sharing:
             small = self.eps * root / blocks
             if primal <= small + self.eps * max(mean, z) and dual <= small + self.eps * scaled:
                 return True
+            # Boyd et al. (2011), (3.13): keeps primal and dual residual within a factor of each other.
             if number < BALANCED_ROUNDS and number % 5 == 4:
                 self.rho *= (
                     FACTOR if primal > BALANCE * dual else 1.0 / FACTOR if dual > BALANCE * primal else 1.0

@@ -1,4 +1,4 @@
-"""What institutions compute in the sharing form of ADMM: their own penalised least squares.
+"""Steps of the sharing form of ADMM: penalised least squares at every institution.
 
 With N blocks (the clients' and the intercept), z the mean of their linear predictors and u the scaled dual
 (Boyd et al. 2011, section 7.3), a client moves its own part of the linear predictor by
@@ -87,6 +87,8 @@ def admm_start(
         groups = replace(groups, weights=np.where(free[groups.starts[:-1]], 0.0, 1.0))
     except (FedstatError, TypeError, ValueError) as error:
         raise MessageError(f"{data.name}: expected a penalty, and groups side by side") from error
+    # In these coordinates a group's penalty is that of its part of the linear predictor, whatever its
+    # coding.
     T, groups = orthonormaliser(gram(X, np.ones(len(X))) / len(X), groups)
     Z = np.ascontiguousarray(X @ T)
     G = gram(Z, np.ones(len(Z))) / len(Z)
@@ -132,6 +134,7 @@ def admm_move(data: SiteData, state: State, move: Floats, rho: Array) -> dict[st
     check_lengths(data.name, move=(move, len(block.Z)))
     if block.lasso is None or not (0.0 < r < np.inf and np.isfinite(move).all()):
         raise MessageError(f"{data.name}: ask 'admm_set' first, and with finite numbers")
+    # Least squares towards Z theta + move, (1/2n) rho ||Z b - Z theta - move||^2, and the penalty.
     c = block.G @ block.theta + column_sums(block.Z, move) / len(block.Z)
     solver = GramSolver(r * block.G, r * c, block.groups)
     start = solver.start(block.theta)
@@ -174,6 +177,7 @@ def admm_respond(
     if bool(start) or "vglm shared" not in state:
         state.keep("vglm shared", Shared(mean.copy(), np.zeros(len(mean)), r), len(mean))
     shared = state.use("vglm shared", Shared)
+    # The scaled dual is the dual over rho: it is scaled anew when rho changes (Boyd et al. 2011, 3.4.1).
     u = shared.u * (shared.rho / r)
     relaxed = OVER_RELAXATION * mean + (1.0 - OVER_RELAXATION) * shared.z
     z = nearest(response.family.name, relaxed + u, response.y, N, r)

@@ -52,9 +52,11 @@ def blocks_path(standard: Standard, setup: Setup) -> BlockPath:
     setup = replace(setup, groups=groups)
     steps = None
     if setup.from_unpenalised:
+        # Of a group of dependent columns some coordinates are zero, and T has no inverse.
         whole = np.linalg.pinv(T) @ fit_moments(standard).point.beta * sd
         setup, steps = setup.adapted(whole), setup.linear_steps(whole)
     solver, every = BlockSolver(standard, T), np.ones(len(groups.weights), dtype=np.bool_)
+    # By the solver itself, since s2 and the means of the blocks belong to the null model as well.
     null = solver.solve(Penalty("lasso").at(NOTHING * sd, setup.groups), solver.start(), every, 1e-9 * sd)
     fits = follow_path(
         solver,

@@ -110,6 +110,7 @@ class BlockSolver:
             theta, point, at, used, violation = self._climb(terms, theta, point, working, SHARE * tol)
             steps += used
             score = 2.0 * float(at.score[1]) / n
+            # In the unit of a residual, as the scores of theta: one tolerance is for both.
             violation = max(violation, self.sd * abs(score))
             if self.sd * abs(score) <= SHARE * tol:
                 break
@@ -144,6 +145,8 @@ class BlockSolver:
     ) -> tuple[bool, Floats, LikelihoodPoint]:
         """Take one step of proximal Newton, as far as the objective rises; False where it does not."""
         reduced = self._reduce(at, self.variance(point))
+        # The tangent of a concave penalty lies above it: where the penalty's own model misleads, that one
+        # leads up.
         for model in (terms, terms.linearised(theta)):
             solver = GramSolver(reduced.G, reduced.G @ theta + reduced.pull, terms.groups)
             d = solver.solve(model, solver.start(theta), working, tol).b - theta
@@ -183,6 +186,7 @@ class BlockSolver:
                 values = np.linalg.eigvalsh(G)
             except np.linalg.LinAlgError:
                 continue
+            # The observed information is not positive in theta here; the expected one is everywhere.
             if values[0] < -1e-10 * values[-1]:
                 continue
             step = half.T @ (half @ free)

@@ -77,6 +77,7 @@ def normal_debiased(S: Floats, units: Units, setup: Setup) -> DebiasedFit:
     n = float(S[0, 0])
     path = normal_path(S, units, lasso_setup(setup))
     best = choose(score_path(path, int(n)), "aic")
+    # Sums of products hold the response centred: the intercept is estimated as a distance from its mean.
     a = path.intercepts[best] + path.coefficients[best] @ units.shift - units.mean
     b = np.concatenate([[a], path.standardised[best]])
     H, c = S[:-1, :-1] / n, units.sd * S[:-1, -1] / n

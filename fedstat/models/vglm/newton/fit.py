@@ -250,6 +250,7 @@ def refit_support(
             f"deviance is {found.point.loss:.1e}, the score {found.violation:.1e}; they may separate the "
             "response. Use fewer columns, or a larger lambda"
         )
+    # Without one at the estimate there is no covariance, and an approximate one would claim too much.
     if layout.most_grams <= study.grams:
         return None
     H = yield from study.hessian(found.point)

@@ -54,6 +54,7 @@ class FoldModels:
         errors = np.empty((len(self.shares), len(course.lambdas)))
         for fold in range(len(errors)):
             here = np.arange(len(errors)) == fold
+            # The model of the others leads to their path, and the fold's own judges it.
             others = self.over(~here)
             b = course.over(*others).model_path(*others, {})[0]
             errors[fold] = 2.0 * model_losses(*self.over(here), b)
@@ -67,6 +68,7 @@ class FoldModels:
         def selected(half: Ints) -> Bools:
             here = self.over(half)
             b = course.over(*here).model_path(*here, {})[0]
+            # In the columns' coordinates: what is selected are columns.
             return np.asarray(b[:, 1:] @ course.study.T.T != 0.0)
 
         return stability(selected, len(self.shares), draws, random)
@@ -83,6 +85,7 @@ def model_folds(
     ]
     sums = iter(reply.arrays["scores"] for reply in replies)
     scores, hessians, losses = [], [], []
+    # The coordinator knows the response from the residuals: losses by fold need no further question.
     y = recover_response(family, point.eta, point.residual)
     for mask in masks:
         score = np.concatenate([next(sums) for _ in layout.clients]) @ study.T
@@ -141,6 +144,7 @@ def use_folds(
         last = yield from course.again(best, fit.point, fit.H)
         path = with_fit(course, fit.path, best, last, None if exact else fit.H)
         fit = replace(fit, path=path, chosen=best, point=last.point)
+        # Hessians by fold at another point would be more than the doors release.
         if study.left < folds.parts:
             break
     if not folds.draws:

@@ -1,4 +1,4 @@
-"""How a path is followed where every point takes rounds, and one of its fits is chosen.
+"""Following a path where every point takes rounds, and choosing one of its fits.
 
 References
 ----------
@@ -199,6 +199,8 @@ class PathFollower:
             return np.zeros(len(b))
         losses = np.array([at.loss for at in self.seen.values()])
         away, ratio = away[far], (losses - model_losses(point, H, points))[far] / away[far] ** 3
+        # Between points where the loss is known the coefficient of the cube is interpolated, beyond them it
+        # stays.
         order = np.argsort(away)
         mine = _signed_distances(b - point.b, H, self.lambdas - here)
         return np.asarray(mine**3 * np.interp(mine, away[order], ratio[order]))

@@ -82,6 +82,7 @@ class LossOracle:
         eta = self.unit * (b[0] + np.sum([reply.arrays["linear_predictor"] for reply in replies], axis=0))
         (reply,) = yield [self.ask(layout.active, "respond", eta=eta)]
         loss, residual = float(reply.arrays["loss"]), reply.arrays["residual"]
+        # Before scores are asked for: of a point to which no step leads, no sum of columns is released.
         if loss >= OUTSIDE or not loss <= highest:
             return None
         replies = yield [self.ask(k, "sum_scores", residual=residual) for k in layout.clients]
@@ -161,7 +162,10 @@ class ProximalNewton:
                 self._settle(model)
                 continue
             moved = yield from self._step(model, before)
+            # A step that leaves most of the violation tells that the Hessian at hand is not of this place.
             stale = not moved or self._violation(model) > SLOW * before
+            # With the Hessian of this very point, the penalty's concave part has misled; its tangent lies
+            # above it.
             if not moved and self.fresh:
                 moved = yield from self._step(model.linearised(self.point.b[self.at]), before)
                 if not moved:
@@ -193,6 +197,7 @@ class ProximalNewton:
         else:
             violation, most = self._violation(model), self.only.number - 1
             again = violation <= self.unit
+        # Go on to the tangent at the lasso's solution; a fixed number of steps ends wherever it leads.
         if again and self.lassos < most:
             self.model, self.steps, self.lassos = terms.linearised(self.point.b[self.at]), 0, self.lassos + 1
             return
@@ -210,6 +215,7 @@ class ProximalNewton:
             inner = new if halving == 0 else b + t * (new - b)
             full = np.zeros(len(point.b))
             full[at] = inner
+            # Armijo's rule, with room for the rounding of the loss.
             bound = current - 1e-4 * t * decrease + 1e-13 * abs(current) - model.value(inner)
             reached = yield from self.study.evaluate(full, bound)
             if reached is not None:
@@ -221,6 +227,7 @@ class ProximalNewton:
         """Go to a point, and learn the curvature on the way there (BFGS): a Hessian costs far more."""
         s, y = reached.b - self.point.b, self.point.score - reached.score
         along = self.H @ s
+        # Only with positive curvature along the step does H stay positive definite.
         if s @ y > 1e-10 * (s @ along) > 0.0:
             self.H = self.H - np.outer(along, along) / (s @ along) + np.outer(y, y) / (s @ y)
         self.point = reached

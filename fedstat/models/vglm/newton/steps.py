@@ -1,4 +1,4 @@
-"""What an institution computes in a step of Newton's method: linear predictors, scores, weighted sums."""
+"""Steps of Newton's method at an institution: linear predictors, scores, weighted sums of products."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What speaks for each fit of a path, and the choice of one."""
+"""Information criteria of the fits of a path, and the choice of one."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ def score_path(path: Path, n: int, family: str = "Gaussian") -> Criteria:
     doubled = profiled(2.0 * n * path.loss, n) if family == "Gaussian" else minus_twice(family, path.loss, n)
     df = chosen + 1.0
     free = int(path.groups.sizes[~path.groups.penalised].sum())
+    # Columns that must be in the model are no candidates of a search (Chen and Chen 2008).
     extended = ebic(
         doubled,
         df,

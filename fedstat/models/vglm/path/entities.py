@@ -1,4 +1,4 @@
-"""Which entities take part in a fit: those that all institutions with columns have, or all; folds, halves."""
+"""Entities of a fit: those that all institutions with columns have, or all; folds and halves of them."""
 
 from __future__ import annotations
 
@@ -71,6 +71,7 @@ def take_entities(layout: Layout, which: Bools) -> Layout:
         layout,
         n=n,
         keep={client: keep_only(rows, which) for client, rows in layout.keep.items()},
+        # Positions are counted anew, and every institution has all of them.
         kept=dict.fromkeys(layout.clients, np.arange(n)),
         response_keep=keep_only(layout.response_keep, which),
     )

@@ -1,4 +1,4 @@
-"""What folds of the entities say of a path: cross-validation and selection frequencies."""
+"""Cross-validation and selection frequencies of a path, from folds of the entities."""
 
 from __future__ import annotations
 

@@ -25,6 +25,7 @@ def split_pvalues(
     is released.
     """
     products, units, F = grams.products, grams.units, len(grams.products)
+    # A column that a split leaves out has a p-value of one there (Meinshausen, Meier and Buehlmann 2009).
     p_values = np.ones((splits, len(names)))
     for one in p_values:
         order = random.permutation(F)

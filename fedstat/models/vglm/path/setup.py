@@ -1,4 +1,4 @@
-"""What is penalised, and how: penalty, groups, adaptive weights, lambdas."""
+"""Setup of a path: penalty, groups, adaptive weights, lambdas."""
 
 from __future__ import annotations
 
@@ -68,6 +68,7 @@ class Setup:
 
 def adapted(groups: Groups, b: Floats, power: float) -> Groups:
     """Divide the weights of groups by a power of the root mean square of first estimates b (p,)."""
+    # A group's norm grows with its size, and so does its multiplier: the root mean square does not.
     sizes = np.maximum(groups.norms(b) / groups.multipliers, SMALLEST_COEFFICIENT)
     return replace(groups, weights=groups.weights * sizes**-power)
 

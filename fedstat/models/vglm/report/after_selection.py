@@ -1,4 +1,4 @@
-"""What the standard errors after a selection claim, and results that make one claim."""
+"""Claims of standard errors after a selection, and results that make one claim."""
 
 from __future__ import annotations
 

@@ -87,6 +87,7 @@ def _iterations(layout: Layout, outcome: Outcome, at: str | None) -> Iterator[st
             "The coordinator knows the coefficients at the end of each lambda only; the sums of many rounds "
             "still span the columns of all institutions."
         )
+    # Equations about the rows of an entity, one for each linear predictor at coefficients that are known.
     elif fitted.points > layout.p:
         yield (
             f"The coefficients are known to the coordinator: from {fitted.points:,} linear predictors of "

@@ -1,4 +1,4 @@
-"""What a fit of a vertical generalised linear model hands over, and the estimates that follow from it."""
+"""Outcome of a selecting fit, the part of it that a file holds, and the estimates that follow."""
 
 from __future__ import annotations
 

@@ -58,6 +58,7 @@ def predict_means(predictor: Predictor, partition: ClientPartition) -> pd.Series
     client's columns cannot be coded as in the fit; a DataWarning of linear predictors that have no mean under
     the link.
     """
+    # A block without effect is not asked for: its institution need not be there, and learns nothing of it.
     wanted = [k for k in predictor.clients if predictor.beta(k).any()]
     needed = present_clients(wanted, partition)
     lacking = [k for k in wanted if k not in needed]

@@ -1,4 +1,4 @@
-"""What the holder of the response computes in a step of Newton's method."""
+"""The step of the response holder: loss, residuals and weights at linear predictors."""
 
 from __future__ import annotations
 
