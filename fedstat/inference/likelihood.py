@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from scipy import stats
 
 from fedstat.errors import EstimationError, ModelError
 from fedstat.inference.estimate import Estimate
+from fedstat.inference.numbers import EstimateNumbers
 
 
 class LRTest(NamedTuple):
@@ -19,17 +20,7 @@ class LRTest(NamedTuple):
     df_diff: float
 
 
-class LikelihoodFit(Protocol):
-    """What the test reads of a fit."""
-
-    estimate: Estimate
-
-    @property
-    def llf(self) -> float:
-        """Maximised log-likelihood."""
-
-
-def lr_test(full: LikelihoodFit, restricted: LikelihoodFit) -> LRTest:
+def lr_test(full: EstimateNumbers, restricted: EstimateNumbers) -> LRTest:
     """Likelihood ratio test of a fit against one that is nested in it.
 
     A ModelError says that they are not nested or not of the same data, an EstimationError that the restricted

@@ -9,8 +9,30 @@ import numpy as np
 
 from fedstat.errors import EstimationError, ModelError
 from fedstat.federation.crypto.masks import hides
+from fedstat.federation.partition.partition import ClientPartition
 from fedstat.kernels.glm.distributions import DISTRIBUTIONS, REAL
 from fedstat.typing import Floats
+
+LAYOUTS = {
+    "horizontal": ("sites hold different rows", "ClientPartition.from_frame(table, by='site')"),
+    "vertical": ("clients hold different columns", "ClientPartition.from_frames({client: table}, on=key)"),
+}
+"""In words, and how to make a partition of it."""
+
+
+def check_layout(model: str, partition: object, layout: str) -> None:
+    """Refuse what is no partition in the layout that a model needs."""
+    what, remedy = LAYOUTS[layout]
+    if not isinstance(partition, ClientPartition):
+        raise ModelError(
+            f"partition: expected a fedstat.ClientPartition, received {type(partition).__name__}; make one "
+            f"with {remedy}"
+        )
+    if partition.layout != layout:
+        raise ModelError(
+            f"{model} needs a {layout} partition ({what}): {remedy}; this one is {partition.layout} "
+            f"({LAYOUTS[partition.layout][0]})"
+        )
 
 
 def check_choice(name: str, value: object, choices: Sequence[object]) -> None:

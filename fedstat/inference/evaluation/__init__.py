@@ -1,1 +1,1 @@
-"""How well a model ranks and predicts."""
+"""Discrimination and calibration of a model."""

@@ -58,15 +58,9 @@ def merge_small_bins(counts: Ints, least: int) -> Ints:
 class Discrimination:
     """Area under the receiver operating characteristic, from counts in bins; nan without both outcomes.
 
-    Parameters
-    ----------
-    auc : float
-        Trapezoid rule: within a bin an event and a non-event count as a tie, one half.
-    std_error : float
-        Hanley and McNeil (1982), equation 1, see `discrimination`.
-    low, high : float
-        The AUC of the rows lies between them: within each bin all events are ranked below, or above, all
-        non-events.
+    By the trapezoid rule: within a bin an event and a non-event count as a tie, one half. The standard error
+    is that of Hanley and McNeil (1982), equation 1, see `discrimination`. The AUC of the rows lies from `low`
+    to `high`: within each bin all events are ranked below, or above, all non-events.
     """
 
     auc: float = float("nan")

@@ -1,4 +1,4 @@
-"""Whether sites share one set of coefficients: Cochran's Q, random effects, a score test, influence.
+"""Comparison of sites that fit one set of coefficients: Cochran's Q, random effects, a score test, influence.
 
 Two sources, and every statement names its own: the sites' own fits (a meta-analysis of each coefficient), and
 the sites' parts of the score and information at the common estimate, which any fit by sums has, also for a
@@ -11,7 +11,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -23,7 +23,7 @@ from fedstat.inference.heterogeneity.influence import SiteScores, joint_test
 from fedstat.inference.heterogeneity.random_effects import combine
 from fedstat.inference.heterogeneity.summary import build_heterogeneity_summary
 from fedstat.inference.tables import SheetSummary
-from fedstat.typing import Floats
+from fedstat.typing import Floats, Matrix, Vector
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,44 +32,23 @@ LARGE_I2 = 0.5
 PARTS = ("score", "information")
 
 
-class SiteFit(Protocol):
-    """What one site contributes; any object with these attributes will do."""
+@dataclass(frozen=True, slots=True, eq=False)
+class SiteFit:
+    """One site's own fit in the units of the data, and its part of the sums at the estimate of ALL sites.
 
-    @property
-    def site(self) -> str:
-        """Name."""
+    `beta` and `cov`, with the site's own dispersion, are None where it has none, and `problem` says why. They
+    are nan where its rows do not determine a coefficient of the common model: for a column that is constant
+    there, and for the intercept where that constant is not zero, because the site's own intercept then holds
+    the effect of the column. `score` and `information` are for dispersion ONE, None where sums are masked.
+    """
 
-    @property
-    def n(self) -> int:
-        """Rows."""
-
-    @property
-    def beta(self) -> Floats | None:
-        """The site's own estimate, shape (p,); None: it has none.
-
-        nan where its rows do not determine a coefficient of the common model: for a column that is constant
-        there, and for the intercept where that constant is not zero, because the site's own intercept then
-        holds the effect of the column.
-        """
-
-    @property
-    def cov(self) -> Floats | None:
-        """Covariance of `beta`, shape (p, p), with the site's own dispersion; only its diagonal is read.
-
-        nan in rows and columns where `beta` is.
-        """
-
-    @property
-    def problem(self) -> str:
-        """Why it has no estimate of its own; empty where it has one."""
-
-    @property
-    def score(self) -> Floats | None:
-        """Score of its rows at the estimate of ALL sites, shape (p,), for dispersion ONE; None: masked."""
-
-    @property
-    def information(self) -> Floats | None:
-        """Information of its rows there, shape (p, p), for dispersion ONE; None: masked."""
+    site: str
+    n: int
+    beta: Vector | None
+    cov: Matrix | None
+    problem: str
+    score: Vector | None
+    information: Matrix | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -142,19 +121,7 @@ class Heterogeneity(SiteComparison):
     def plot_forest(self, coefficient: str, ax: Axes | None = None) -> Axes:
         """Forest plot of one coefficient: sites' own estimates, the common one, the mean of random effects.
 
-        Parameters
-        ----------
-        coefficient : str
-        ax : matplotlib Axes, optional
-
-        Returns
-        -------
-        matplotlib Axes
-
-        Raises
-        ------
-        ModelError
-            There is no such coefficient.
+        It is drawn on `ax`, or in a new figure. A ModelError says that there is no such coefficient.
         """
         names = [str(name) for name in self.table.index]
         if coefficient not in names:

@@ -41,24 +41,19 @@ class Combination:
 def combine(estimates: Floats, variances: Floats, alpha: float = 0.05) -> Combination:
     """Compare sites' own estimates (K,) of one coefficient, with positive variances (K,), and average them.
 
-    Sites where either is nan are left out; `alpha` is one minus the level of intervals. With weights w = 1 /
-    variance over m sites: Q = sum w (b - mean)^2 on df = m - 1 (Cochran 1954), I2 = (Q - df) / Q (Higgins and
-    Thompson 2002) and tau2 = (Q - df) / (sum w - sum w^2 / sum w) (DerSimonian and Laird 1986), both not
-    below zero. The interval of the mean is normal, and too short for few sites; that of a further site has t
-    on m - 2 degrees of freedom (Higgins, Thompson and Spiegelhalter 2009) and needs three sites.
+    Sites where either is nan are left out; `alpha` is one minus the level of intervals. With weights
+    w = 1 / variance over m sites: Q = sum w (b - mean)^2 on df = m - 1 (Cochran 1954), I2 = (Q - df) / Q
+    (Higgins and Thompson 2002) and tau2 = (Q - df) / (sum w - sum w^2 / sum w) (DerSimonian and Laird 1986),
+    both not below zero. The interval of the mean is normal, and too short for few sites; that of a further
+    site has t on m - 2 degrees of freedom (Higgins, Thompson and Spiegelhalter 2009) and needs three sites.
 
     References
     ----------
-    Cochran, W. G. (1954). The combination of estimates from different experiments. Biometrics 10, 101-129.
-
-    DerSimonian, R. and Laird, N. (1986). Meta-analysis in clinical trials. Controlled Clinical Trials 7,
-    177-188.
-
-    Higgins, J. P. T. and Thompson, S. G. (2002). Quantifying heterogeneity in a meta-analysis. Statistics in
-    Medicine 21, 1539-1558.
-
-    Higgins, J. P. T., Thompson, S. G. and Spiegelhalter, D. J. (2009). A re-evaluation of random-effects
-    meta-analysis. Journal of the Royal Statistical Society A 172, 137-159.
+    Cochran, The combination of estimates from different experiments, Biometrics 10 (1954) 101-129.
+    DerSimonian and Laird, Meta-analysis in clinical trials, Controlled Clinical Trials 7 (1986) 177-188.
+    Higgins and Thompson, Quantifying heterogeneity in a meta-analysis, Stat. Medicine 21 (2002) 1539-1558.
+    Higgins, Thompson and Spiegelhalter, A re-evaluation of random-effects meta-analysis, J. R. Statist.
+    Soc. A 172 (2009) 137-159.
     """
     known = np.isfinite(estimates) & np.isfinite(variances)
     b, v = estimates[known], variances[known]

@@ -1,4 +1,4 @@
-"""What is known of federated averaging before it runs."""
+"""Forecast of federated averaging before it runs."""
 
 from __future__ import annotations
 

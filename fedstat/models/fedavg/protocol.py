@@ -14,7 +14,7 @@ from fedstat.federation.message import Reply
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.kernels.server_updates import sample_clients
-from fedstat.models.fedavg.rules import Averaging, AveragingRule, FinalSums, Returned
+from fedstat.models.fedavg.rules import Averaging, AveragingRule, FinalSums
 from fedstat.models.horizontal.session import RowsSession, add
 from fedstat.typing import Array, Floats, Vector
 
@@ -152,7 +152,7 @@ class Federation:
         ]
         loss, rows = add(replies, "loss").tolist()
         self.trace.append(RoundTrace(number, loss / rows, len(drawn)))
-        return self.rule.combine(beta, Returned(add(replies, "beta"), float(add(replies, "weight"))))
+        return self.rule.combine(beta, add(replies, "beta"), float(add(replies, "weight")))
 
     def _rule_arrays(self) -> dict[str, Array]:
         """Constants of q-FedAvg, and the last mean loss, if it is positive, as the unit of its powers."""

@@ -175,13 +175,10 @@ class FedAvgResults(Saveable, RowsResults, saved_as="fedstat fedavg results 1", 
 
     @property
     def trace(self) -> pd.DataFrame:
-        """Mean loss after each round.
+        """Mean loss after each round; index ``round``, 0 before the first.
 
-        Returns
-        -------
-        DataFrame
-            Index ``round``, 0 before the first; ``loss``, weighted by rows over the sites that were drawn
-            for the next round (over all after the last), and ``clients``, their number.
+        ``loss`` is weighted by rows over the sites that were drawn for the next round (over all after the
+        last), and ``clients`` are their number.
         """
         return pd.DataFrame([asdict(row) for row in self.fit_.trace]).set_index("round")
 

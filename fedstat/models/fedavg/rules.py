@@ -13,14 +13,6 @@ from fedstat.typing import Floats, Matrix, Vector
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Returned:
-    """Sums over the sites of a round of ``beta`` (p,) and ``weight`` of the step ``run_epochs``."""
-
-    beta: Floats
-    weight: float
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class FinalSums:
     """Sums over all sites at the final coefficients, for dispersion one.
 
@@ -58,9 +50,9 @@ class Averaging:
         """Options of the rule, by name."""
         return {} if self.proximal is None else dict(zip(("mu", "gamma"), self.proximal, strict=True))
 
-    def combine(self, beta: Floats, returned: Returned) -> Floats:
-        """Return the coefficients of the next round, (p,)."""
-        return returned.beta / returned.weight
+    def combine(self, beta: Floats, moved: Floats, weight: float) -> Floats:
+        """Return the coefficients of the next round from the sums that ``run_epochs`` released."""
+        return moved / weight
 
     def slope(self, sums: FinalSums) -> tuple[Floats, Floats]:
         """Descent direction and curvature of what the rule minimises: (p,), (p, p)."""
@@ -79,10 +71,10 @@ class Momentum(Averaging):
         """Share of the move before."""
         return {"momentum": self.momentum}
 
-    def combine(self, beta: Floats, returned: Returned) -> Floats:
+    def combine(self, beta: Floats, moved: Floats, weight: float) -> Floats:
         """Add a share of the move before to the averaged update."""
         velocity = np.zeros_like(beta) if self.velocity is None else self.velocity
-        averaged = returned.beta / returned.weight
+        averaged = moved / weight
         beta, self.velocity = momentum_step(beta, averaged, velocity, self.momentum)
         return beta
 
@@ -105,9 +97,9 @@ class Fair:
         """The same, in the order in which sites are told."""
         return self.q, self.lipschitz
 
-    def combine(self, beta: Floats, returned: Returned) -> Floats:
+    def combine(self, beta: Floats, moved: Floats, weight: float) -> Floats:
         """Take the sum of the sites' Delta_k over that of their h_k from the coefficients."""
-        return beta - returned.beta / returned.weight
+        return beta - moved / weight
 
     def slope(self, sums: FinalSums) -> tuple[Floats, Floats]:
         """Descent direction and curvature of the fair loss, both over one power of a loss."""

@@ -1,4 +1,4 @@
-"""What is known of a federated GLM before it is fitted: how many evaluations it takes, and what they tell."""
+"""Forecast of a federated GLM before it is fitted: how many evaluations it takes, and what they tell."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from fedstat.errors import EstimationError
 from fedstat.federation.design.by_rows import RowsDesign
 from fedstat.federation.design.row_steps import standardisation, translation, varying
 from fedstat.federation.message import Reply
-from fedstat.inference.heterogeneity.heterogeneity import MaskedParts
+from fedstat.inference.heterogeneity.heterogeneity import MaskedParts, SiteFit
 from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.models.horizontal.session import add
 from fedstat.typing import Bools, Floats, Matrix, Vector
@@ -81,22 +81,6 @@ class Coordinates:
         cov[~known, :] = np.nan
         cov[:, ~known] = np.nan
         return out, cov
-
-
-@dataclass(frozen=True, slots=True)
-class OwnFit:
-    """One site's own fit in the units of the data, and its part of the sums at the estimate of all sites.
-
-    `problem` says why there is no fit. `score` and `information` are for dispersion one, None where masked.
-    """
-
-    site: str
-    n: int
-    beta: Vector | None
-    cov: Matrix | None
-    problem: str
-    score: Vector | None
-    information: Matrix | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +166,7 @@ class GLMFit:
     trace: tuple[NewtonEvaluation, ...]
     converged: bool
     reason: str
-    local: Annotated[tuple[OwnFit, ...], "K"]
+    local: Annotated[tuple[SiteFit, ...], "K"]
     n: int
     rounds: int | None
     distribution: DistributionSpec

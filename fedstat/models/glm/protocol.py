@@ -11,13 +11,13 @@ import numpy as np
 from fedstat.errors import EstimationError
 from fedstat.federation.message import Ask, Reply
 from fedstat.federation.rounds.engine import Rounds
+from fedstat.inference.heterogeneity.heterogeneity import SiteFit
 from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.models.glm.fit import (
     NOT_ASKED,
     Coordinates,
     GLMFit,
     NewtonEvaluation,
-    OwnFit,
     Total,
     few_weigh,
 )
@@ -100,9 +100,10 @@ class Newton:
         question = self.session.agreement.question
         self.offsets = bool(question.offsets) or "exposure" in question.weights
         weight, weighted, exposed = response
-        if self.distribution.name != "Gaussian" and weighted in (0.0, weight if self._binomial else 0.0):
+        most = weight if self.distribution.name == "Binomial" else 0.0
+        if self.distribution.name != "Gaussian" and weighted in (0.0, most):
             raise EstimationError(
-                f"the response '{question.response}' is the same in all rows of all sites; there is nothing "
+                f"the response '{self._response}' is the same in all rows of all sites; there is nothing "
                 "to fit"
             )
         exposure = exposed if self.distribution.link == "Log" else weight
@@ -112,10 +113,6 @@ class Newton:
     @property
     def _response(self) -> str:
         return self.session.agreement.question.response
-
-    @property
-    def _binomial(self) -> bool:
-        return self.distribution.name == "Binomial"
 
     def first_point(self) -> Floats | None:
         """Mean of the sites' own fits, weighted by their informations; None where no site has a fit.
@@ -336,7 +333,7 @@ class Newton:
         self.null += score / information
         return bool(abs(score) < self.options.tol * np.sqrt(information))
 
-    def local_fits(self, total: Total) -> list[OwnFit]:
+    def local_fits(self, total: Total) -> list[SiteFit]:
         """Sites' own fits, and their parts of the sums, in the units of the data."""
         forward = np.linalg.inv(self.coordinates.back)
         out = []
@@ -347,7 +344,7 @@ class Newton:
             if total.by_site is not None:
                 score, information = total.by_site[k]
                 score, information = forward.T @ score, forward.T @ information @ forward
-            out.append(OwnFit(site, n, beta, cov, problem, score, information))
+            out.append(SiteFit(site, n, beta, cov, problem, score, information))
         return out
 
     def _own_fit(self, k: int, n: int, total: Total) -> tuple[Floats | None, Floats | None, str]:

@@ -1,4 +1,4 @@
-"""How well a fit over rows ranks and predicts, from counts in bins at its sites or at new ones."""
+"""Evaluation of a fit over rows, from counts in bins at its sites or at new ones."""
 
 from __future__ import annotations
 

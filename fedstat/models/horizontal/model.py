@@ -23,12 +23,27 @@ from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.rounds.engine import Engine, Fit, Rounds
 from fedstat.federation.rounds.statements import receipted
 from fedstat.kernels.glm.specification import DistributionSpec
+from fedstat.models.checks import check_choice, check_layout
 from fedstat.models.explain import Explainable, ForecastPlan
 from fedstat.models.horizontal.session import RowsSession
 
 
 class HorizontalModel(Explainable):
-    """A model over sites that hold different rows of the same columns; see :meth:`from_formula`."""
+    """A model over sites that hold different rows of the same columns.
+
+    Parameters
+    ----------
+    formula : Formula
+    partition : ClientPartition
+        In the horizontal layout.
+    family : statsmodels family, optional
+    offset, exposure, freq_weights, var_weights : str, optional
+        Columns.
+    labels, complete : sequence of str
+        Columns of clusters and strata that a covariance shall use, and those that rows must have as well.
+    missing : {"drop", "raise"}
+        Whether rows that lack a value which the model reads are left out, or an error.
+    """
 
     model_name: ClassVar[str] = "Federated model"
     method_name: ClassVar[str] = ""
@@ -48,8 +63,7 @@ class HorizontalModel(Explainable):
         complete: Sequence[str] = (),
         missing: Missing = "drop",
     ) -> None:
-        if missing not in ("raise", "drop"):
-            raise ModelError(f'missing: expected "drop" or "raise", received {missing!r}')
+        check_choice("missing", missing, ("drop", "raise"))
         self.formula, self.partition = formula, partition
         self.distribution = DistributionSpec.of(self.default_family() if family is None else family)
         self.family = self.distribution.make()
@@ -96,9 +110,8 @@ class HorizontalModel(Explainable):
         Parameters
         ----------
         formula : str
-            ``response ~ terms``; ``.`` is every other column. The column that names the sites may stand in
-            it,
-            for instance ``C(hospital)``. Allowed are ``+ - : * ^``, ``C()``, ``log``, ``exp``, ``sqrt``,
+            ``response ~ terms``; ``.`` is every other column. The column that names the sites may stand
+            in it, as ``C(hospital)``. Allowed are ``+ - : * ^``, ``C()``, ``log``, ``exp``, ``sqrt``,
             ``scale``, ``center``, ``bs`` (with knots and bounds), ``poly``, ``Q()`` and ``offset()``; on the
             left a comparison such as ``num > 0``, or ``cbind(successes, failures)``.
         partition : ClientPartition
@@ -127,16 +140,7 @@ class HorizontalModel(Explainable):
         PolicyError
             A site's owner does not allow it.
         """
-        if not isinstance(partition, ClientPartition):
-            raise ModelError(
-                f"partition: expected a fedstat.ClientPartition, received {type(partition).__name__}; make "
-                "one with ClientPartition.from_frame(table, by='site')"
-            )
-        if partition.layout != "horizontal":
-            raise ModelError(
-                f"{cls.__name__} needs a horizontal partition (sites hold different rows): "
-                "ClientPartition.from_frame(table, by='site'); this one is vertical"
-            )
+        check_layout(cls.__name__, partition, "horizontal")
         held = dict.fromkeys(name for names in partition.columns.values() for name in names)
         # Columns of some sites parse as well, so that the error can name the sites that lack them.
         partly = [name for name in held if name not in partition.pooled_columns]

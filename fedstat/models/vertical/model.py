@@ -16,6 +16,7 @@ from fedstat.federation.forecast.invented_columns import invent_columns
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.rounds.engine import Engine, Fit, Rounds
 from fedstat.federation.rounds.statements import receipted
+from fedstat.models.checks import check_layout
 from fedstat.models.explain import Explainable, ForecastPlan
 
 
@@ -105,16 +106,7 @@ class VerticalModel(Explainable):
         DesignError
             The columns that it names cannot enter a model; see the message.
         """
-        if not isinstance(partition, ClientPartition):
-            raise ModelError(
-                f"partition: expected a fedstat.ClientPartition, received {type(partition).__name__}; "
-                "make one with ClientPartition.from_frames({client: table}, on=key)"
-            )
-        if partition.layout != "vertical":
-            raise ModelError(
-                f"{cls.__name__} needs a vertical partition (clients hold different columns); "
-                "this one is horizontal (clients hold different rows)"
-            )
+        check_layout(cls.__name__, partition, "vertical")
         parsed = parse_formula(formula, partition.columns)
         return cls(parsed, partition, missing=missing, coordinator=coordinator, **options)
 
