@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedstat.datasets.population import Population, alternating_loadings, factor_correlation, require
-from fedstat.datasets.records import SLOPES, Mechanism, Records
+from fedstat.datasets.presence import SLOPES, Mechanism, PresenceLaw
 from fedstat.datasets.simulated import SimulatedData, assemble
 
 
@@ -74,8 +74,8 @@ def make_blocks(
     y = population.draw_response(X, rng)
     counts = tuple(round(n * (1 - share)) for share in missing)
     require(min(counts) > 0, f"make_blocks: a client would have no record among {n} entities.")
-    records = Records(counts, leader=0, slope=SLOPES[mechanism])
-    seen = records.draw(population.standardise(y), X[:, 0] - mean, rng)
+    presence = PresenceLaw(counts, leader=0, slope=SLOPES[mechanism])
+    seen = presence.draw(population.standardise(y), X[:, 0] - mean, rng)
     return assemble(population, X, y, seen, "id", "y", "A" if response_with_block else "Response")
 
 

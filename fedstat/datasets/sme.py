@@ -13,7 +13,7 @@ import pandas as pd
 
 from fedstat import data
 from fedstat.datasets.population import Population, alternating_loadings, factor_correlation, require
-from fedstat.datasets.records import SLOPES, Mechanism, Records
+from fedstat.datasets.presence import SLOPES, Mechanism, PresenceLaw
 from fedstat.datasets.simulated import SimulatedData, assemble
 
 SME_ENTERPRISES = 166_207
@@ -88,7 +88,7 @@ def make_sme(
     population = _sme_population(skew, between)
     X = population.draw_covariates(n, rng)
     y = population.draw_response(X, rng)
-    seen = _sme_records(n, SLOPES[missing]).draw_with_complete(
+    seen = _sme_presence(n, SLOPES[missing]).draw_with_complete(
         round(n * SME_COMPLETE / SME_ENTERPRISES),
         population.standardise(y),
         X[:, population.variables.index("CAPITAL")],
@@ -163,9 +163,9 @@ def _sme_population(skew: bool, between: float) -> Population:
     )
 
 
-def _sme_records(n: int, slope: float) -> Records:
+def _sme_presence(n: int, slope: float) -> PresenceLaw:
     counts = tuple(round(n * (1 - share)) for share in SME_MISSING.values())
-    return Records(counts, leader=list(SME_MISSING).index("Industry and Commerce Bureau"), slope=slope)
+    return PresenceLaw(counts, leader=list(SME_MISSING).index("Industry and Commerce Bureau"), slope=slope)
 
 
 def _file_name(client: str) -> str:

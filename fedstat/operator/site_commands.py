@@ -32,7 +32,7 @@ from fedstat.federation.message import Ask, Step
 from fedstat.federation.rounds.schema import table_schema
 from fedstat.federation.tables.checks import content_problems
 from fedstat.federation.tables.linked import ALIGNED_BY, LinkedTable
-from fedstat.federation.tables.sources import KINDS, kind_of_file
+from fedstat.federation.tables.sources import SOURCE_KINDS, kind_of_file
 from fedstat.federation.tables.table import LabelledTable
 from fedstat.operator.cards import COMPARE, SITE, Card, check_name, make_folder, read_card
 from fedstat.operator.entries import quoted, set_entry, withdraw_entry
@@ -59,7 +59,7 @@ def init(folder: Path, name: str, data: str | None, exchange: str, key: Sequence
         name=quoted(name),
         exchange="# exchange =" if over_flare else f"exchange = {quoted(str(Path(exchange).resolve()))}",
         kind=quoted(kind_of_file(path)),
-        kinds=", ".join(map(quoted, KINDS)),
+        kinds=", ".join(map(quoted, SOURCE_KINDS)),
         path=quoted(path),
         fingerprint=quoted(fingerprint),
     )

@@ -17,7 +17,7 @@ import os
 import time
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -42,8 +42,14 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class SiteFile:
-    """The entries of ``site.toml``: those of :class:`SiteDescription`, and the source as a table."""
+class SiteDescription:
+    """The entries of ``site.toml``.
+
+    `data` describes the source. `coordinator` is the fingerprint of its key, empty where none is trusted;
+    `pinned` has one by site, its own among them. `site_column` is the name by which a formula may ask for
+    the site, empty in the vertical layout; `seed` the secret that the sites share for common random
+    projections; `exchange` the folder through which questions come, empty where another carrier brings them.
+    """
 
     name: str
     data: Mapping[str, Any]
@@ -53,39 +59,22 @@ class SiteFile:
     seed: int | None = None
     exchange: str = ""
 
+    @property
+    def source(self) -> Source:
+        """Where its records are."""
+        return Source.from_mapping(self.name, self.data)
 
-@dataclass(frozen=True, slots=True)
-class SiteDescription:
-    """What ``site.toml`` says.
-
-    `coordinator` is the fingerprint of its key, empty where none is trusted; `pinned` has one by site, its
-    own among them. `site_column` is the name by which a formula may ask for the site, empty in the vertical
-    layout; `seed` the secret that the sites share for common random projections; `exchange` the folder
-    through which questions come, empty where another carrier brings them.
-    """
-
-    name: str
-    source: Source
-    coordinator: str
-    pinned: Mapping[str, str]
-    site_column: str = ""
-    seed: int | None = None
-    exchange: str = ""
+    def check(self) -> None:
+        """Find what is wrong with the source when the file is read, and not when records are asked for."""
+        _ = self.source
 
 
 def read_description(folder: str | Path) -> SiteDescription:
     """Read ``site.toml``; PartitionError names file, entry and remedy."""
     path = Path(folder, DESCRIPTION)
-    file = read_entries(SiteFile, path, f"make it with 'fedstat site init {folder} --name NAME'")
-    return SiteDescription(
-        file.name,
-        Source.from_mapping(file.name, _from_folder(path.parent, file.data)),
-        file.coordinator,
-        file.pinned,
-        file.site_column,
-        file.seed,
-        str(path.parent / file.exchange) if file.exchange else "",
-    )
+    found = read_entries(SiteDescription, path, f"make it with 'fedstat site init {folder} --name NAME'")
+    exchange = str(path.parent / found.exchange) if found.exchange else ""
+    return replace(found, data=_from_folder(path.parent, found.data), exchange=exchange)
 
 
 def read_toml(path: Path, remedy: str) -> dict[str, Any]:

@@ -182,7 +182,7 @@ def count_patterns(presence: Bools, clients: list[str]) -> pd.DataFrame:
     return pd.concat([patterns, sizes], axis=1)
 
 
-def missing_cells(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+def missing_shares(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     """Share of missing cells of every column at every client, shape (n_clients, p).
 
     NaN where the client lacks the column.

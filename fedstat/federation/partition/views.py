@@ -18,7 +18,7 @@ from fedstat.federation.partition.describe import (
     PartitionDescription,
     describe_blocks,
     describe_rows,
-    missing_cells,
+    missing_shares,
     presence_matrix,
 )
 from fedstat.federation.partition.row_tables import common_columns
@@ -179,7 +179,7 @@ class PartitionViews:
                     f"the tables of all {n_streamed} clients are streamed from Parquet files, which are not "
                     "read to count missing cells. Read them with pandas first, and use from_frames."
                 )
-            return plots.draw_missing_cells(missing_cells(self._frames), ax, n_streamed)
+            return plots.draw_missing_cells(missing_shares(self._frames), ax, n_streamed)
         return plots.draw_patterns(self.describe(), ax, max_patterns)
 
     def plot_correlation(

@@ -30,8 +30,8 @@ LOGGER = "fedstat"
 for logger in ("engine.Engine", "pool.impl.NullPool"):
     logging.getLogger(f"sqlalchemy.{logger}.{LOGGER}").setLevel(logging.CRITICAL)
 
-Rows: TypeAlias = Sequence[tuple[Any, ...]]
-Answer: TypeAlias = tuple[tuple[str, ...], Iterator[Rows]]
+Batch: TypeAlias = Sequence[tuple[Any, ...]]
+Answer: TypeAlias = tuple[tuple[str, ...], Iterator[Batch]]
 """Names of the columns, and the rows by and by."""
 
 LEADING_WORD = re.compile(r"\A(?:\s|--[^\n]*(?:\n|\Z)|/\*.*?\*/)*(\w+)", re.DOTALL)
@@ -58,7 +58,7 @@ class Database:
     def __repr__(self) -> str:
         return f"Database({self.site!r}, {self.where})"
 
-    def rows(self, statement: str, names: list[str]) -> Iterator[Rows]:
+    def rows(self, statement: str, names: list[str]) -> Iterator[Batch]:
         """Stream the rows of a statement, and write the names of its columns into `names`."""
         problem = ""
         try:

@@ -8,12 +8,11 @@ from typing import Any, TypeAlias
 
 import pandas as pd
 
-from fedstat.federation.tables.sql import SqlTable
+from fedstat.federation.tables.sql import OTHER, SqlTable
 from fedstat.federation.tables.table import ParquetTable
 
 HeldTable: TypeAlias = pd.DataFrame | ParquetTable | SqlTable
 
-OTHER = "values of other types"
 WHOLE = {"whole numbers": "numbers"}
 OBJECT_KINDS = {
     "string": "text",
@@ -33,7 +32,7 @@ def kind_problems(tables: Mapping[str, HeldTable], name: str) -> Iterator[str]:
 
     Of a table that is streamed the types are looked at, not the rows.
     """
-    kinds = {site: kind for site, table in tables.items() if (kind := column_kind(table, name)) is not None}
+    kinds = {site: kind for site, table in tables.items() if (kind := held_kind(table, name)) is not None}
     if len(set(kinds.values())) > 1:
         # a column without a value is read as numbers, whatever it would hold
         kinds = {site: kind for site, kind in kinds.items() if not _has_no_value(tables[site], name)}
@@ -46,7 +45,7 @@ def kind_problems(tables: Mapping[str, HeldTable], name: str) -> Iterator[str]:
             return
 
 
-def column_kind(table: HeldTable, name: str) -> str | None:
+def held_kind(table: HeldTable, name: str) -> str | None:
     """Say what a column holds; None where there is nothing to judge by."""
     if isinstance(table, ParquetTable):
         return arrow_kind(table.schema.field(name).type)

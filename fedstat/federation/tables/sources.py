@@ -150,12 +150,12 @@ def open_source(source: Source) -> Table:
     ImportError
         The extra that this kind of source needs is not installed, and which.
     """
-    return KINDS[source.kind].open(source, source.key)
+    return SOURCE_KINDS[source.kind].open(source, source.key)
 
 
 def read_source(source: Source) -> pd.DataFrame:
     """Read a site's records into memory, (n_rows, p) with the key, to be linked to those of others."""
-    table = KINDS[source.kind].open(source, ())
+    table = SOURCE_KINDS[source.kind].open(source, ())
     return pd.concat(list(table.chunks(table.columns)), ignore_index=True)
 
 
@@ -235,7 +235,7 @@ class SourceKind:
     endings: tuple[str, ...] = ()
 
 
-KINDS: Mapping[str, SourceKind] = MappingProxyType(
+SOURCE_KINDS: Mapping[str, SourceKind] = MappingProxyType(
     {
         "csv": SourceKind(
             _open_in_memory,
@@ -253,14 +253,14 @@ KINDS: Mapping[str, SourceKind] = MappingProxyType(
 
 def kind_of_file(path: str) -> str:
     """Kind of the source that a file can be; "csv" where no ending fits, whose errors then name them."""
-    return next((name for name, kind in KINDS.items() if path.lower().endswith(kind.endings)), "csv")
+    return next((name for name, kind in SOURCE_KINDS.items() if path.lower().endswith(kind.endings)), "csv")
 
 
 def _description_problems(source: Source) -> Iterator[str]:
     where = f"{source.site}: its source"
-    if source.kind not in KINDS:
-        yield f"{where} is of kind {source.kind!r}; expected one of {', '.join(map(repr, KINDS))}."
-    elif not (endings := KINDS[source.kind].endings):
+    if source.kind not in SOURCE_KINDS:
+        yield f"{where} is of kind {source.kind!r}; expected one of {', '.join(map(repr, SOURCE_KINDS))}."
+    elif not (endings := SOURCE_KINDS[source.kind].endings):
         yield from _query_problems(where, source)
     else:
         if not source.path.lower().endswith(endings):
@@ -307,7 +307,7 @@ def _check_schema(source: Source, kind_of: Callable[[str], str | None]) -> None:
         if found is not None and found not in TYPES[column.type]:
             lines.append(
                 f"{source.site}, column {name!r}: expected {column.type}, found {found}. "
-                f"Remedy: {KINDS[source.kind].remedy}."
+                f"Remedy: {SOURCE_KINDS[source.kind].remedy}."
             )
     check.refuse(lines)
 

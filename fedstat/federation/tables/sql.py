@@ -14,10 +14,10 @@ import pandas as pd
 
 from fedstat.errors import DesignError
 from fedstat.federation.tables.checks import name_problems, refuse
-from fedstat.federation.tables.database import Database, Rows, single_query
+from fedstat.federation.tables.database import Batch, Database, single_query
 from fedstat.federation.tables.table import ROWS_PER_CHUNK, check_columns, rows_only
 
-KINDS: Mapping[type, str] = MappingProxyType(
+KIND_OF_TYPE: Mapping[type, str] = MappingProxyType(
     {
         bool: "true/false",
         int: "whole numbers",
@@ -140,7 +140,7 @@ class SqlTable:
                 "that tells them apart."
             )
 
-    def _frame(self, columns: Sequence[str], rows: Rows) -> pd.DataFrame:
+    def _frame(self, columns: Sequence[str], rows: Batch) -> pd.DataFrame:
         parts: dict[str, Any] = {}
         for name, values in zip(columns, zip(*rows, strict=True), strict=True):
             kind = self.kinds[name]
@@ -168,7 +168,7 @@ def _quoted(name: str) -> str:
 
 
 def _kind(types: set[type]) -> str | None:
-    kinds = {KINDS.get(found, OTHER) for found in types - {type(None)}}
+    kinds = {KIND_OF_TYPE.get(found, OTHER) for found in types - {type(None)}}
     if kinds == {"numbers", "whole numbers"}:
         return "numbers"
     return next(iter(kinds), None) if len(kinds) < 2 else SEVERAL

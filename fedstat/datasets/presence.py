@@ -1,4 +1,4 @@
-"""Records of entities at clients, lacking completely at random or at random."""
+"""Presence of entities at clients: records are lacking completely at random, or at random."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SLOPES = {"mcar": 0.0, "mar": 0.75}
 
 
 @dataclass(frozen=True, slots=True)
-class Records:
+class PresenceLaw:
     """How records come about: ``counts[k]`` of them at client k, of n entities.
 
     A record at client ``leader`` is more likely with a high response, one at any other client with a high
