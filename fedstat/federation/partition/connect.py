@@ -32,6 +32,7 @@ from fedstat.federation.door.families import load_families
 from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.partition.connect_vertical import linked, vertical_problems
 from fedstat.federation.partition.describe import Layout
+from fedstat.federation.partition.local_sites import PartitionOptions, PartitionParts
 from fedstat.federation.partition.row_tables import RowRanges, common_columns
 from fedstat.federation.rounds.schema import TableSchema, ask_schemas
 from fedstat.federation.rounds.statements import ask_heads
@@ -130,27 +131,12 @@ class ConnectedTable:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Connection:
-    """Sites that were reached, and what they told of their tables; the fields are those of the partition."""
-
-    engine: RemoteEngine
-    sites: Mapping[str, ConnectedSite]
-    alignment: Alignment
-    site_column: str
-    min_count: int
-    layout: Layout = "horizontal"
-    key: tuple[str, ...] = ()
-    aligned_as: str = ""
-    coordinator: str = ""
-
-
 def connect(
     path: str | Path,
     journal: str | Path | None = None,
     without: Sequence[str] = (),
     carrier: Carrier | None = None,
-) -> Connection:
+) -> PartitionParts:
     """Ask the sites of a federation for the schema of their tables, once they hold what they signed."""
     load_families()
     federation = read_federation(path)
@@ -166,15 +152,28 @@ def connect(
     schemas = engine.run(ask_schemas(tuple(fingerprints), secrets.token_hex(8)), Ledger())
     tables = {name: ConnectedTable(name, schema) for name, schema in schemas.items()}
     sites = {name: ConnectedSite(name, key, schemas[name].policy) for name, key in fingerprints.items()}
-    if federation.layout == "vertical":
-        return _vertical(federation, engine, sites, schemas, tables)
+    options = PartitionOptions("drop", federation.min_count)
+    if federation.layout == "horizontal":
+        alignment, site_column = _stacked(schemas, tables)
+        return PartitionParts("horizontal", (), alignment, options, sites, site_column, engine)
+    alignment, aligned_as = linked(federation.folder, schemas, tables)
+    key = next(schema.link.key for schema in schemas.values() if schema.link is not None)
+    # at a site that is left out the coordinator has no one to answer in place
+    at = federation.coordinator if federation.coordinator in sites else APART
+    return PartitionParts(
+        "vertical", key, alignment, options, sites, engine=engine, aligned_as=aligned_as, coordinator=at
+    )
+
+
+def _stacked(
+    schemas: Mapping[str, TableSchema], tables: Mapping[str, ConnectedTable]
+) -> tuple[Alignment, str]:
+    """Rows of one site after those of another, and the name that all have for the site itself."""
     refuse(schema_problems(schemas))
     n_rows = {name: table.n_rows for name, table in tables.items()}
-    alignment = Alignment(
-        pd.RangeIndex(sum(n_rows.values())), tables, RowRanges(n_rows), dict.fromkeys(tables, 0)
-    )
+    entities = pd.RangeIndex(sum(n_rows.values()))
     (site_column,) = {schema.site_column for schema in schemas.values()}
-    return Connection(engine, sites, alignment, site_column, federation.min_count)
+    return Alignment(entities, tables, RowRanges(n_rows), dict.fromkeys(tables, 0)), site_column
 
 
 def _asked_sites(federation: FederationDescription, without: Sequence[str]) -> dict[str, str]:
@@ -192,20 +191,6 @@ def _asked_sites(federation: FederationDescription, without: Sequence[str]) -> d
             f"{federation.folder} CARD'"
         )
     return asked
-
-
-def _vertical(
-    federation: FederationDescription,
-    engine: RemoteEngine,
-    sites: Mapping[str, ConnectedSite],
-    schemas: Mapping[str, TableSchema],
-    tables: Mapping[str, ConnectedTable],
-) -> Connection:
-    alignment, aligned_as = linked(federation.folder, schemas, tables)
-    # at a site that is left out the coordinator has no one to answer in place
-    at = federation.coordinator if federation.coordinator in sites else APART
-    key = next(schema.link.key for schema in schemas.values() if schema.link is not None)
-    return Connection(engine, sites, alignment, "", federation.min_count, "vertical", key, aligned_as, at)
 
 
 def open_carrier(

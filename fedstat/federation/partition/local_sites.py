@@ -14,10 +14,12 @@ from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.design.observed import Partial
 from fedstat.federation.door.owner.policy import Policy, site_policies
 from fedstat.federation.door.site import Site
+from fedstat.federation.partition.describe import Layout
 from fedstat.federation.rounds.alignment import align_entities
-from fedstat.federation.rounds.engine import LocalEngine
+from fedstat.federation.rounds.engine import Engine, LocalEngine
 from fedstat.federation.tables import checks as check
 from fedstat.federation.tables.hashed_keys import KeyTable
+from fedstat.federation.tables.keys import Alignment
 from fedstat.federation.tables.published import Published, propose
 from fedstat.federation.tables.table import Table
 from fedstat.typing import Ints
@@ -63,6 +65,21 @@ class PartitionOptions:
         protocol = align_entities(tuple(sites), secrets.token_hex(8))
         n_entities = LocalEngine(sites).run(protocol, Ledger()).n_entities
         return pd.RangeIndex(n_entities), {client: table.places for client, table in keys.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionParts:
+    """What a partition is made of; the fields are those of :class:`~fedstat.ClientPartition`."""
+
+    layout: Layout
+    key: tuple[str, ...]
+    alignment: Alignment
+    options: PartitionOptions
+    sites: Mapping[str, Any]
+    site_column: str = ""
+    engine: Engine | None = None
+    aligned_as: str = ""
+    coordinator: str = ""
 
 
 def described(table: Table, policy: Policy) -> Published | None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Literal
 
 from narwhals.typing import IntoDataFrame
 
@@ -16,11 +16,11 @@ from fedstat.federation.design.observed import Partial
 from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.partition.connect import connect
 from fedstat.federation.partition.describe import Layout
-from fedstat.federation.partition.local_sites import PartitionOptions
+from fedstat.federation.partition.local_sites import PartitionOptions, PartitionParts
 from fedstat.federation.partition.row_tables import row_problems, stack_tables
 from fedstat.federation.partition.views import PartitionViews
 from fedstat.federation.tables import checks as check
-from fedstat.federation.tables.keys import Alignment, link_tables, split_columns, split_rows
+from fedstat.federation.tables.keys import link_tables, split_columns, split_rows
 from fedstat.federation.tables.reading import (
     NA_VALUES,
     IntoTable,
@@ -148,7 +148,7 @@ class ClientPartition(PartitionViews):
             check.refuse(row_problems(stacked, key, site_column, new_data=new_data))
             alignment = stack_tables(stacked, key)
         sites = options.open_sites(alignment.tables, site_column)
-        return cls._of_alignment(layout, key, alignment, options, sites=sites, site_column=site_column)
+        return cls._of(PartitionParts(layout, key, alignment, options, sites, site_column))
 
     @classmethod
     def from_frame(
@@ -204,7 +204,7 @@ class ClientPartition(PartitionViews):
             alignment = split_rows(table, by, key)
         site_column = by or ""
         sites = options.open_sites(alignment.tables, site_column)
-        return cls._of_alignment(layout, key, alignment, options, sites=sites, site_column=site_column)
+        return cls._of(PartitionParts(layout, key, alignment, options, sites, site_column))
 
     @classmethod
     def from_files(
@@ -308,18 +308,7 @@ class ClientPartition(PartitionViews):
         PolicyError
             A site has too few rows, or its owner does not allow the question.
         """
-        reached = connect(path, journal, without, carrier)
-        return cls._of_alignment(
-            reached.layout,
-            reached.key,
-            reached.alignment,
-            PartitionOptions("drop", reached.min_count),
-            sites=reached.sites,
-            site_column=reached.site_column,
-            _engine=reached.engine,
-            _aligned_as=reached.aligned_as,
-            coordinator=reached.coordinator,
-        )
+        return cls._of(connect(path, journal, without, carrier))
 
     def close(self) -> None:
         """End what :meth:`connect` began at the sites, which is the job of an analysis over NVIDIA FLARE.
@@ -337,27 +326,22 @@ class ClientPartition(PartitionViews):
         self.close()
 
     @classmethod
-    def _of_alignment(
-        cls,
-        layout: Layout,
-        key: tuple[str, ...],
-        alignment: Alignment,
-        options: PartitionOptions,
-        *,
-        sites: Mapping[str, Any],
-        **fields: Any,
-    ) -> ClientPartition:
-        tables = alignment.tables
+    def _of(cls, parts: PartitionParts) -> ClientPartition:
+        """Put a partition together; its mappings cannot be written to."""
+        alignment, tables = parts.alignment, parts.alignment.tables
         return cls(
-            layout=layout,
-            key=key,
+            layout=parts.layout,
+            key=parts.key,
             entities=alignment.entities,
-            sites=MappingProxyType(dict(sites)),
+            sites=MappingProxyType(dict(parts.sites)),
             rows=MappingProxyType(alignment.rows),
             columns=MappingProxyType({c: table.columns for c, table in tables.items()}),
-            partial=options.partial,
-            min_count=int(options.min_count),
+            partial=parts.options.partial,
+            min_count=int(parts.options.min_count),
             empty_rows=MappingProxyType(dict(alignment.empty_rows)),
+            site_column=parts.site_column,
             _tables=MappingProxyType(dict(tables)),
-            **fields,
+            _engine=parts.engine,
+            _aligned_as=parts.aligned_as,
+            coordinator=parts.coordinator,
         )

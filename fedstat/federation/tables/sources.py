@@ -159,8 +159,8 @@ def read_source(source: Source) -> pd.DataFrame:
     return pd.concat(list(table.chunks(table.columns)), ignore_index=True)
 
 
-def connection_string(source: Source) -> str:
-    """Fetch the address of a site's database from where its owner put it."""
+def _connection(source: Source) -> tuple[str, str]:
+    """Address of a site's database, from where its owner put it, and where that is."""
     if source.env:
         text, where = os.environ.get(source.env, ""), f"the environment variable {source.env}"
     else:
@@ -171,7 +171,7 @@ def connection_string(source: Source) -> str:
             "empty. Put it there, for instance postgresql://user:password@host/database"
         )
     # an editor ends a file with a line break, which no driver takes
-    return text.strip()
+    return text.strip(), where
 
 
 def _private_text(source: Source) -> str:
@@ -218,8 +218,7 @@ def _open_parquet(source: Source, leave_out: Sequence[str]) -> ParquetTable:
 
 
 def _open_sql(source: Source, leave_out: Sequence[str]) -> SqlTable:
-    where = f"the environment variable {source.env}" if source.env else f"the file '{source.file}'"
-    database = open_database(source.site, connection_string(source), where)
+    database = open_database(source.site, *_connection(source))
     table = SqlTable(source.site, database, source.query, source.key, leave_out=leave_out)
     _check_present(source, tuple(table.kinds))
     _check_schema(source, table.kinds.__getitem__)
