@@ -17,6 +17,7 @@ from fedstat.errors import EngineError, PartitionError, SecurityError
 from fedstat.federation.account.ledger_file import open_account, read_account
 from fedstat.federation.carry.site_folder import open_site
 from fedstat.federation.crypto.keys import Identity
+from fedstat.federation.door.memory import ReleasedGroups
 from fedstat.federation.message import Ask, pack_ask
 from fedstat.operator.command_line import main
 from fedstat.operator.entries import set_entry, withdraw_entry
@@ -246,13 +247,14 @@ def test_nothing_leaves_that_cannot_be_written_down(home, monkeypatch):
 
 def test_rows_behind_earlier_answers_outlive_the_process(home):
     site = open_site(home / "A")
-    bitmap = np.packbits(np.ones((1, 6), dtype=bool), axis=1)
-    site.account.keep_answered([bitmap], site._data.table.n_rows)
+    released = ReleasedGroups.none(6).with_groups(np.array([0, 0, 0, 1, 1, -1]))
+    site.account.keep_answered(released.to_arrays(), site._data.table.n_rows)
     site.account.store.close()
     site = open_site(home / "A")
-    (kept,) = site._data.answered
-    np.testing.assert_array_equal(kept, bitmap)
-    site.account.keep_answered([bitmap], 9)
+    kept = site._data.memory.released
+    np.testing.assert_array_equal(kept.cells, released.cells)
+    np.testing.assert_array_equal(kept.basis, released.basis)
+    site.account.keep_answered(released.to_arrays(), 9)
     site.account.store.close()
     with pytest.raises(SecurityError, match="earlier answers were over 9"):
         open_site(home / "A")

@@ -18,6 +18,7 @@ from fedstat.federation.account.link import canonical, extend, genesis, read_lin
 from fedstat.federation.carry.remote import SiteServer
 from fedstat.federation.carry.site_folder import load_identity, open_site
 from fedstat.federation.crypto.keys import Identity
+from fedstat.federation.door.memory import ReleasedGroups
 from fedstat.federation.message import Ask, pack_ask, unpack_reply
 from fedstat.operator.command_line import main
 from fedstat.records import from_json, to_json
@@ -298,7 +299,7 @@ def test_answers_over_other_records_are_not_forgotten_in_silence(doors, capsys):
     assert main(["site", "declare-loss", str(doors.home / "North"), "--reason", "records of November"]) == 0
     assert "over 60" in capsys.readouterr().out
     site = open_site(doors.home / "North")
-    assert site._data.answered == [] and site.account.store.head.lost
+    assert site._data.memory.released is None and site.account.store.head.lost
     site.account.store.close()
 
 
@@ -309,7 +310,7 @@ def test_what_a_crash_can_do_is_mended(doors):
     site = open_site(folder)
     site.answer(pack_ask(Ask("North", "schema", "describe_table", {}, "s", "{}")))
     n_sessions = len(site.account.chains)
-    site.account.keep_answered([np.ones((1, 8), dtype=np.uint8)], N)
+    site.account.keep_answered(ReleasedGroups.none(N).to_arrays(), N)
     site.account.store.close()
     (folder / "ledger.head").write_bytes(head)
     (folder / "answered.npz").rename(folder / "answered.next")
@@ -318,7 +319,7 @@ def test_what_a_crash_can_do_is_mended(doors):
         file.write(whole[size : size + 90])
     site = open_site(folder)
     assert (folder / "ledger.jsonl").read_bytes() == whole and len(site.account.chains) == n_sessions
-    np.testing.assert_array_equal(site._data.answered, [np.ones((1, 8))])
+    np.testing.assert_array_equal(site._data.memory.released.cells, np.zeros(N))
     site.account.store.close()
     keys = load_identity(folder).public
     assert len(read_account(folder, "North", keys).chains) == n_sessions

@@ -159,13 +159,13 @@ class Prober:
     def __call__(self, site, ask, step, state):
         before = state.copy()
         answer = self.answer(site, ask, step, state)
-        answered = list(site._data.answered)
+        remembered = site._data.memory.released
         for name in ask.arrays:
             place = (self.fit, ask.family, ask.step, name)
             if not self.asked[place]:
                 for picked in ([7], [3, 7, 11]):
                     self._probe(site, ask, step, before, name, picked)
-        site._data.answered[:] = answered
+        site._data.memory.released = remembered
         return answer
 
     def _probe(self, site, ask, step, before, name, picked):
@@ -184,7 +184,7 @@ class Prober:
 
         def release(changed):
             state = before.copy()
-            site._data.answered[:] = []
+            site._data.memory.released = None
             with Changed(state, length, changed):
                 return self.answer(site, replace(ask, arrays=arrays, masked=None), step, state)[0].arrays
 

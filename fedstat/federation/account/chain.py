@@ -65,7 +65,7 @@ class ChainStore(Protocol):
         """Keep how many refusals one who asks has had."""
         ...
 
-    def answered(self, bitmaps: Sequence[Array], n_rows: int) -> None:
+    def answered(self, arrays: Mapping[str, Array], n_rows: int) -> None:
         """Keep the rows behind earlier answers; see :mod:`fedstat.federation.door.guards`."""
         ...
 
@@ -209,7 +209,7 @@ class SiteAccount:
         self.spent: set[str] = set()
         self.disputed = ""
         self.losses: list[tuple[str, str]] = []
-        self.recalled: list[Array] = []
+        self.recalled: dict[str, Array] = {}
         self._chains: dict[str, Chain] = {}
         self._present = ""
 
@@ -278,10 +278,10 @@ class SiteAccount:
         if self.store is not None:
             self.store.refused(asker, count)
 
-    def keep_answered(self, bitmaps: Sequence[Array], n_rows: int) -> None:
-        """Keep the rows behind earlier answers, of so many rows, beyond the life of the process."""
+    def keep_answered(self, arrays: Mapping[str, Array], n_rows: int) -> None:
+        """Keep the groups of rows behind earlier answers, of so many rows, beyond the life of the process."""
         if self.store is not None:
-            self.store.answered(bitmaps, n_rows)
+            self.store.answered(arrays, n_rows)
 
     def check_undisputed(self, site: str) -> None:
         """Refuse to go on with an account that was found not to be whole, with a SecurityError."""

@@ -21,7 +21,7 @@ import io
 import os
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -124,15 +124,14 @@ class LedgerFile:
         """Append that the account does not hold what the site signed."""
         self.append([to_plain(DisputedLine(why))])
 
-    def answered(self, bitmaps: Sequence[Array], n_rows: int) -> None:
+    def answered(self, arrays: Mapping[str, Array], n_rows: int) -> None:
         """Replace the rows behind earlier answers.
 
         The ledger names the new file before it takes the place of the old one: whenever a crash comes, one of
         the two is what the ledger names.
         """
         content = io.BytesIO()
-        arrays: dict[str, Any] = {str(place): bitmap for place, bitmap in enumerate(bitmaps)}
-        np.savez_compressed(content, **arrays)
+        np.savez_compressed(content, **dict(arrays))  # type: ignore[arg-type]
         try:
             write_whole(self.folder / NEXT, content.getvalue())
         except OSError as error:
@@ -297,20 +296,20 @@ def _mend(path: Path) -> None:
         os.truncate(path, whole)
 
 
-def recall(folder: Path, named: AnsweredLine) -> list[Array]:
+def recall(folder: Path, named: AnsweredLine) -> dict[str, Array]:
     """Read the rows behind earlier answers, which have to be those that the ledger names."""
     path = folder / ANSWERED
     if not named.answered:
         if path.exists():
             raise SecurityError(f"'{path}' is not from this site, which remembers no answers")
-        return []
+        return {}
     for place in (folder / NEXT, path):
         content = read_private(place) if place.exists() else b""
         if hashlib.sha256(content).hexdigest() == named.answered:
             with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
-                bitmaps = [arrays[name] for name in arrays.files]
+                kept = {name: arrays[name] for name in arrays.files}
             place.replace(path)
-            return bitmaps
+            return kept
     raise SecurityError(
         f"'{path}' is {'altered' if path.exists() else 'absent'}: what this site has answered is not known "
         "any more, and a difference of two answers could disclose a few rows"

@@ -23,10 +23,12 @@ from typing import Any, TypeVar
 
 import pandas as pd
 
-from fedstat.errors import PartitionError
+from fedstat.errors import PartitionError, SecurityError
+from fedstat.federation.account.chain import SiteAccount
 from fedstat.federation.account.ledger_file import open_account
 from fedstat.federation.crypto.keys import Identity
 from fedstat.federation.door.families import load_families
+from fedstat.federation.door.memory import ReleasedGroups
 from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.door.site import Site
 from fedstat.federation.door.state import Trust
@@ -151,6 +153,19 @@ def read_site_columns(folder: str | Path, site: str, table: Table) -> Published:
     return published
 
 
+def recalled(account: SiteAccount) -> ReleasedGroups | None:
+    """Take up the groups of rows behind the answers of earlier processes; None before the first.
+
+    A SecurityError where they are not whole: a new answer might differ from earlier ones by one person's row.
+    """
+    if not account.recalled:
+        return None
+    try:
+        return ReleasedGroups.from_arrays(account.recalled)
+    except (ValueError, LookupError, TypeError) as error:
+        raise SecurityError("the memory of earlier answers is not whole; declare the loss") from error
+
+
 def refusal_log(folder: str | Path) -> Callable[[str], None]:
     """Return what appends one line a refusal to ``refusals.log``."""
 
@@ -198,5 +213,5 @@ def open_site(folder: str | Path) -> Site:
         refusal_log(folder),
     )
     # rows behind answers of earlier processes: a difference to a new answer would tell of single entities
-    site.remember_answered(site.account.recalled)
+    site.remember(recalled(site.account))
     return site

@@ -5,16 +5,17 @@ from __future__ import annotations
 import numpy as np
 
 from fedstat.errors import PolicyError
-from fedstat.federation.door.owner.policy import Policy
+from fedstat.federation.door.memory import ReleasedGroups
 from fedstat.federation.door.state import SiteData, State
-from fedstat.typing import Array, Bools, Ints
+from fedstat.typing import Bools, Ints
 
 SAME_ROWS = "Fit both models on the same rows: name the columns of the one in complete=[...] of the other"
+SAME_DIVISION = "Use the entities, columns, folds and way with missing blocks of an earlier fit"
 SAME_OUTCOMES = "Keep the comparison of the earlier model, or choose one that is farther away"
 
 
 def check_difference(data: SiteData, used: Bools, events: Bools | None = None) -> None:
-    """Refuse rows that differ by a few from those of an earlier answer; otherwise remember them.
+    """Refuse rows that differ by a few from those of earlier answers; otherwise remember them.
 
     Parameters
     ----------
@@ -29,27 +30,50 @@ def check_difference(data: SiteData, used: Bools, events: Bools | None = None) -
     PolicyError
         Names the rule, the site and a remedy.
     """
-    policy: Policy = data.policy
-    if not policy.answers_kept:
+    if data.policy.remember == "nothing":
         return
-    packed: Array = np.packbits(np.stack([used] if events is None else [used, events]), axis=1)
-    known = False
-    for earlier in data.answered:
-        apart = int(np.bitwise_count(packed[0] ^ earlier[0]).sum())
-        what, remedy = "rows", SAME_ROWS
-        if apart == 0 and len(packed) == len(earlier) == 2:
-            apart = int(np.bitwise_count(packed[1] ^ earlier[1]).sum())
-            what, remedy = "outcomes of a comparison", SAME_OUTCOMES
-        if 0 < apart < policy.min_count:
-            raise PolicyError(
-                f"{data.name}: its policy (differencing) refuses {what} that differ in fewer than "
-                f"{policy.min_count} rows from those of an earlier answer; the difference would disclose "
-                f"them. {remedy}"
-            )
-        known |= apart == 0 and len(earlier) >= len(packed)
-    if not known:
-        data.answered.append(packed)
-        del data.answered[: -policy.answers_kept]
+    _remember(data, np.where(used, 0, -1), "rows", SAME_ROWS)
+    if events is not None:
+        _remember(data, np.where(events & used, 0, -1), "outcomes of a comparison", SAME_OUTCOMES)
+
+
+def check_division(data: SiteData, code: Ints, rows: Ints) -> None:
+    """Refuse groups that tell of few entities together with all earlier ones of the site; else remember them.
+
+    Parameters
+    ----------
+    code : (n,) array of int
+        Group of each entity, -1 for none.
+    rows : (n,) array of int
+        Their rows in the site's table.
+
+    Raises
+    ------
+    PolicyError
+        As :func:`check_difference`.
+    """
+    if data.policy.remember != "all":
+        return
+    among_all = np.full(data.table.n_rows, -1, dtype=np.int64)
+    among_all[rows] = code
+    _remember(data, among_all, "groups of entities", SAME_DIVISION)
+
+
+def _remember(data: SiteData, code: Ints, what: str, remedy: str) -> None:
+    """Hold groups, (n_rows,), against the span of all groups that ever left, and add them."""
+    memory = data.memory
+    released = memory.released
+    if released is None:
+        released = ReleasedGroups.none(data.table.n_rows)
+    after = released.with_groups(code)
+    if after.fewest_isolated(data.min_count):
+        raise PolicyError(
+            f"{data.name}: its policy (differencing) refuses {what} that differ in fewer than "
+            f"{data.min_count} rows from those of earlier answers, or from what these add up to; the "
+            f"difference would disclose them. {remedy}"
+        )
+    if len(after.basis) > len(released.basis) or after.basis.shape[1] > released.basis.shape[1]:
+        memory.released = after
 
 
 def check_apart(data: SiteData, state: State, place: str, code: Ints) -> None:

@@ -83,11 +83,15 @@ class DivisionOfRows:
     Parameters
     ----------
     place : str
-        Under which name the divisions of a session are remembered, for the next one to differ by enough.
+        Under which name the divisions of a session are remembered, for the next one to differ by enough;
+        empty for none, where methods of a family are to be compared.
+    rows : (rows,) array of int
+        Which rows of the table they are.
     """
 
     place: str
     code: Ints
+    rows: Ints
 
 
 @dataclass(frozen=True, slots=True, eq=False)

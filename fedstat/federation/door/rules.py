@@ -76,7 +76,9 @@ def judge(data: SiteData, state: State, fact: Any) -> None:
         Something else is to leave.
     """
     if isinstance(fact, facts.DivisionOfRows):
-        differencing.check_apart(data, state, fact.place, fact.code)
+        differencing.check_division(data, fact.code, fact.rows)
+        if fact.place:
+            differencing.check_apart(data, state, fact.place, fact.code)
     else:
         RULES[type(fact)](data, fact)
 

@@ -6,7 +6,7 @@ ledger, reply. A step cannot be reached in any other way, and only steps of inst
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +21,7 @@ from fedstat.errors import (
 from fedstat.federation.account.chain import Chain, SiteAccount
 from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.crypto.masks import WIDE, Masker
+from fedstat.federation.door.memory import ReleasedGroups
 from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.door.owner.question import check_ask, check_columns, check_counts, check_mask
 from fedstat.federation.door.refusing import Refusals
@@ -127,9 +128,9 @@ class Site:
         """The site's own account of all that passed its door."""
         return self._data.account
 
-    def remember_answered(self, bitmaps: Iterable[Array]) -> None:
+    def remember(self, released: ReleasedGroups | None) -> None:
         """Hold new answers against those of an earlier process as well."""
-        self._data.answered[:] = bitmaps
+        self._data.memory.released = released
 
     @property
     def fingerprint(self) -> str:
@@ -194,14 +195,14 @@ class Site:
             self._check_not_forgotten(ask, chain)
             self._check_aligned(ask)
         state = self._states.get(ask.session, State(self.name))
-        earlier, answered = state.copy(), list(self._data.answered)
+        earlier, released = state.copy(), self._data.memory.released
         try:
             clear, reply, n_sites = self._prepare(ask, step, state)
             packed = pack_reply(reply)
         except FedstatError as error:
             # An answer that does not leave must leave no trace either: the next one counts from here.
             state.restore(earlier)
-            self._data.answered[:] = answered
+            self._data.memory.released = released
             # A statement is on the account, and never on rows.
             about_rows = ask.family != RECEIPT
             outward = self.refusals.outward(self.policy, error, asker) if about_rows else error
@@ -210,8 +211,9 @@ class Site:
             # Without its cause: a traceback that is sent on would quote what the text does not.
             raise outward from None
         self.account.note(state.in_play, state.entities)
-        if list(map(id, self._data.answered)) != list(map(id, answered)):
-            self.account.keep_answered(self._data.answered, self._data.table.n_rows)
+        now = self._data.memory.released
+        if now is not None and now is not released:
+            self.account.keep_answered(now.to_arrays(), self._data.table.n_rows)
         left = chain.reply(ask, step, reply, clear.arrays, n_sites)
         if ask.family == RECEIPT:
             return packed

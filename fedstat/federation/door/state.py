@@ -13,10 +13,10 @@ from fedstat.errors import DesignError, MessageError, PartitionError
 from fedstat.federation.account.chain import SiteAccount
 from fedstat.federation.crypto.keys import Identity
 from fedstat.federation.door.facts import Entities
+from fedstat.federation.door.memory import AnswersRemembered
 from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.tables.published import Published
 from fedstat.federation.tables.table import FrameTable, LabelledTable, Table
-from fedstat.typing import Array
 
 Kept = TypeVar("Kept")
 
@@ -56,8 +56,8 @@ class SiteData:
         See :attr:`common_seed`.
     policy : Policy
         What the site's owner allows; the door insists on it.
-    answered : list of uint8 arrays
-        Bit maps of the rows behind earlier answers; see :mod:`fedstat.federation.door.guards`.
+    memory : AnswersRemembered
+        The groups of rows behind earlier answers; see :mod:`fedstat.federation.door.memory`.
     trust : Trust
     account : SiteAccount
         The site's own account of all that passed its door.
@@ -69,7 +69,7 @@ class SiteData:
     table: Table
     shared_seed: int | None
     policy: Policy
-    answered: list[Array] = field(default_factory=list)
+    memory: AnswersRemembered = field(default_factory=AnswersRemembered)
     trust: Trust = field(default_factory=lambda: Trust())
     account: SiteAccount = field(default_factory=SiteAccount)
     published: Published = field(default_factory=dict)

@@ -21,7 +21,7 @@ from fedstat.federation.door.site import FAMILIES, Site, released
 from fedstat.federation.door.state import State
 from fedstat.federation.message import Ask, Reply, Step, pack_ask, unpack_reply
 
-ALLOWING_ALL = Policy(min_count=0, min_events=0, min_level_count=0, max_parameters=1e9, answers_kept=0)
+ALLOWING_ALL = Policy(min_count=0, min_events=0, min_level_count=0, max_parameters=1e9, remember="nothing")
 """A policy that allows all."""
 
 COMMON_SEED = 1

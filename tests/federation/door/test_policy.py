@@ -8,6 +8,7 @@ import fedstat as fs
 from fedstat.errors import PartitionError, PolicyError
 from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.door.facts import Entities
+from fedstat.federation.door.memory import ReleasedGroups
 from fedstat.federation.door.owner.policy import Budget, Policy, site_policies
 from fedstat.federation.door.owner.question import rules_in_force
 from fedstat.federation.door.site import FAMILIES, Site
@@ -28,7 +29,7 @@ def asked(data, state):
 
 def open_columns(data, state):
     state.keep("design", data.frame, len(data.frame), columns=data.frame.shape[1])
-    data.answered.append(np.ones(1, dtype=np.uint8))
+    data.memory.released = ReleasedGroups.none(3)
     return {}
 
 
@@ -158,7 +159,7 @@ def test_a_refusal_names_site_rule_array_and_remedy_and_leaves_no_trace(case):
             ask(site, step, **text)
     assert site.ledger.entries == [] and site.ledger.rounds == 0
     assert {name: dict(vars(state)) for name, state in site._states.items()} == before
-    assert site._data.answered == []
+    assert site._data.memory.released is None
 
 
 @pytest.mark.parametrize("case", PASSES)
@@ -176,7 +177,7 @@ def test_what_was_kept_before_a_refusal_is_there_after_it():
     with pytest.raises(PolicyError, match="minimum count"):
         ask(site, "total")
     assert int(ask(site, "asked").arrays["asked"]) == 1
-    assert len(site._data.answered) == 1
+    assert len(site._data.memory.released.cells) == 3
 
 
 def masked_total(names, **policy):
@@ -260,7 +261,7 @@ def test_rules_in_force_name_their_limits():
         ({"min_level_count": "3"}, "min_level_count: expected"),
         ({"max_parameters": float("nan")}, "max_parameters: expected a number above 0, received nan"),
         ({"max_columns": 0}, "max_columns: expected a whole number of at least 1"),
-        ({"answers_kept": None}, "answers_kept: expected"),
+        ({"remember": None}, "remember: expected"),
         ({"privacy": (1.0, 0.0)}, "privacy: expected a Budget or None, received tuple"),
         ({"min_count": -1, "min_events": -1}, "min_count: .*; min_events: "),
     ],
@@ -393,7 +394,7 @@ OF_ROWS = {
         5,
         1,
         "y ~ x + w",
-        "rows that differ in fewer than 5 rows from those of an",
+        "rows that differ in fewer than 5 rows from those of",
     ),
 }
 
@@ -413,16 +414,16 @@ def test_rules_that_only_a_step_can_apply(rule):
     with pytest.raises(PolicyError, match=rf"A: its policy \({rule}\) .*{words}") as refusal:
         fs.GLORE.from_formula(formula, partition).fit()
     assert refusal.match(r"\. [A-Z]")  # a remedy
-    entered, kept = len(site.ledger.entries), len(site._data.answered)
+    entered, kept = len(site.ledger.entries), site._data.memory.released
     with pytest.raises(PolicyError, match=words):
         fs.GLORE.from_formula(formula, partition).fit()
     again = {entry.step for entry in site.ledger.entries[entered:]}
-    assert again <= {"survey_rows", "introduce", "announce"} and len(site._data.answered) == kept
+    assert again <= {"survey_rows", "introduce", "announce"} and site._data.memory.released is kept
     assert fs.GLORE.from_formula(formula, ready(passes)).fit().converged
 
 
 def test_no_earlier_answers_are_held_against_a_new_one_where_the_owner_keeps_none():
-    partition = fs.ClientPartition.from_frame(ROWS, by="site", policy=Policy(answers_kept=0))
+    partition = fs.ClientPartition.from_frame(ROWS, by="site", policy=Policy(remember="nothing"))
     fs.GLORE.from_formula("y ~ x", partition)
     with pytest.warns(fs.errors.DataWarning):
         fs.GLORE.from_formula("y ~ x + w", partition)

@@ -24,7 +24,7 @@ POLICIES = st.builds(
     min_level_count=COUNTS,
     max_parameters=st.floats(1e-6, 1e6) | st.integers(1, 9),
     max_columns=st.none() | st.integers(1, 10**6),
-    answers_kept=COUNTS,
+    remember=st.sampled_from(["all", "rows", "nothing"]),
     privacy=st.none() | st.builds(Budget, st.floats(1e-3, 50.0), st.floats(0.0, 1e-6)),
 )
 
@@ -76,7 +76,7 @@ def test_what_is_left_out_keeps_its_default(tmp_path):
         ("masked_only = 1", "masked_only: expected true or false, received 1"),
         ("min_count = true", "min_count: expected a whole number of at least 0, received True"),
         ("max_parameters = nan", "max_parameters: expected a number above 0"),
-        ("min_count = -1\nanswers_kept = 0.5", "min_count: .*; answers_kept: "),
+        ("min_count = -1\nmax_refusals = 0.5", "min_count: .*; max_refusals: "),
         ("privacy = 3", r"privacy: expected a section \[privacy\] with epsilon, delta"),
         ("[privacy]\nepsilon = 1.0", r"section \[privacy\]: lacks delta; a budget is both"),
         (

@@ -22,12 +22,13 @@ from fedstat.federation.door.owner.policy_file import (
 )
 from fedstat.federation.message import Kind
 
-WORDS = ("masked_only", "two_sites", "formulas", "evaluation", "reasons")
+WORDS = ("masked_only", "two_sites", "remember", "formulas", "evaluation", "reasons")
 """Rules that are switches: one value of each is the strict one."""
 STRICT: Mapping[str, Any] = {
     "refused_kinds": frozenset({"raw columns", "per entity", "sketch"}),
     "masked_only": True,
     "two_sites": "refuse",
+    "remember": "all",
     "formulas": "simple",
     "evaluation": "once",
     "reasons": "logged",
@@ -78,9 +79,9 @@ class Policy:
         Most coefficients per row of a model over rows.
     max_columns : int or None
         Most design columns of this site in one model, without intercept and response; None: any number.
-    answers_kept : int
-        How many earlier answers over rows are held against a new one, so that two that differ by a few
-        rows do not both leave; 0 switches the check off.
+    remember : {"all", "rows", "nothing"}
+        Which earlier answers, of all sessions, are held against a new one, so that sums which together tell
+        of a few rows do not both leave: those of models over rows, all, or none.
     formulas : {"any", "simple"}
         "simple" computes a factor only where it is one column or one function of one column, and defined on
         all that the site publishes of that column; see :mod:`fedstat.federation.door.descriptions`.
@@ -110,7 +111,7 @@ class Policy:
     min_level_count: int = 3
     max_parameters: float = 0.33
     max_columns: int | None = None
-    answers_kept: int = 200
+    remember: Literal["all", "rows", "nothing"] = "rows"
     formulas: Literal["any", "simple"] = "any"
     evaluation: Literal["any", "once"] = "any"
     reasons: Literal["told", "logged"] = "told"

@@ -133,11 +133,12 @@ KEYS: tuple[Key, ...] = (
         "max_columns = 20",
     ),
     Key(
-        "answers_kept",
-        "a whole number of at least 0",
-        _whole(0),
-        "Models over rows: how many earlier answers are held against a new one, so that two whose rows "
-        "differ by fewer than min_count do not both leave. 0 switches the check off.",
+        "remember",
+        '"all", "rows" or "nothing"',
+        lambda value: value in ("all", "rows", "nothing"),
+        "Which earlier answers are held against a new one, over all sessions and without an end, so that "
+        "sums of which any combination tells of fewer than min_count rows do not all leave: "
+        '"all", those of models over "rows", or "nothing".',
     ),
     Key(
         "formulas",

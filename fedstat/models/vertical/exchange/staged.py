@@ -45,18 +45,19 @@ class StagedBlock:
     def among_all(self, code: Ints) -> Ints:
         """Bring groups of the entities of the fit to the rows of the block, -1 where they take no part."""
         out = np.full(len(self.keep), -1, dtype=np.int64)
-        out[self.keep] = code
+        out[self.keep] = code[self.held]
         return out
 
 
 @dataclass(frozen=True, slots=True)
 class StagedResponse:
-    """The response during a fit: (n,), with mean and standard deviation, and its distribution."""
+    """The response during a fit: (n,), with mean, standard deviation, distribution, and rows of the table."""
 
     y: Floats
     family: DistributionSpec
     mean: float
     sd: float
+    rows: Ints
 
     @property
     def standardised(self) -> Floats:

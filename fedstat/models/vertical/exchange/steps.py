@@ -56,9 +56,9 @@ class ExchangeRules:
     weights: Mapping[str, WeightsOf] = field(default_factory=dict)
     constant: Callable[[DistributionSpec, Floats], float] = lambda family, y: 0.0
 
-    def divisions(self, place: str, code: Ints) -> tuple[DivisionOfRows, ...]:
-        """Return the fact that rows are divided like this, if the doors remember it."""
-        return (DivisionOfRows(place, code),) if self.remembers else ()
+    def division(self, place: str, code: Ints, rows: Ints) -> DivisionOfRows:
+        """Say how rows of the table are divided; within a session it counts if the family's doors say so."""
+        return DivisionOfRows(place if self.remembers else "", code, rows)
 
 
 def stage_block(
@@ -73,10 +73,12 @@ def stage_block(
 
     The arrays are those of :func:`~fedstat.models.vertical.exchange.staged.standardise_block`.
     """
-    check_lengths(data.name, keep=(keep, len(block_of(state).X)))
+    block = block_of(state)
+    check_lengths(data.name, keep=(keep, len(block.X)))
     # Before anything is said of these entities, be it in an error: a column that is constant among few of
     # them is named there.
-    state.tell(Entities(int(np.count_nonzero(keep))), *rules.divisions(SUMMED, np.where(keep, 0, -1)))
+    among_all = rules.division(SUMMED, np.where(keep, 0, -1), np.flatnonzero(block.seen))
+    state.tell(Entities(int(np.count_nonzero(keep))), among_all)
     staged = standardise_block(data, state, keep, rows, 0 if n is None else int(n))
     return {"units": np.array([staged.shift, staged.scale])}
 
@@ -92,9 +94,10 @@ def stage_response(
     opened = response_of(state)
     check_lengths(data.name, keep=(keep, len(opened)))
     y, family = np.ascontiguousarray(opened[keep], dtype=np.float64), DistributionSpec.from_json(text)
-    state.tell(Entities(len(y)), *rules.divisions(RESPONSES, np.where(keep, 0, -1)))
+    state.tell(Entities(len(y)), rules.division(RESPONSES, np.where(keep, 0, -1), np.arange(len(keep))))
     check_response(data.name, family.name, y)
-    state.keep("staged response", StagedResponse(y, family, float(y.mean()), float(y.std())), len(y))
+    staged = StagedResponse(y, family, float(y.mean()), float(y.std()), np.flatnonzero(keep))
+    state.keep("staged response", staged, len(y))
     return {"moments": np.array([y.mean(), y.std(), rules.constant(family, y) / len(y)])}, ""
 
 
@@ -112,8 +115,8 @@ def sum_products(
     require_groups(data.name, code, G, X.shape[1] * (X.shape[1] + 1))
     state.tell(staged.groups(code, X.shape[1]))
     # Fits of one session may take different entities: what was summed is remembered by row of the block.
-    among_all = staged.among_all(code) if rules.remembers else code
-    state.tell(*rules.divisions(SUMMED, among_all), left_out(code))
+    rows = np.flatnonzero(block_of(state).seen)
+    state.tell(rules.division(SUMMED, staged.among_all(code), rows), left_out(code))
     members = [np.ascontiguousarray(X[code == g]) for g in range(G)]
     ones = [np.ones(len(rows)) for rows in members]
     return {
@@ -147,7 +150,7 @@ def sum_response(data: SiteData, state: State, code: Ints, groups: Array) -> dic
     y, G = staged_response(state).standardised, int(groups)
     check_lengths(data.name, code=(code, len(y)))
     require_groups(data.name, code, G, 2)
-    state.tell(GroupSums(code, 0), left_out(code))
+    state.tell(GroupSums(code, 0), left_out(code), DivisionOfRows("", code, staged_response(state).rows))
     here = code >= 0
     return {"sums": np.array([np.bincount(code[here], v[here], minlength=G) for v in (y, y * y)])}
 
@@ -207,7 +210,7 @@ ROWS = Declared(
 
 def exchange_steps(rules: ExchangeRules) -> Mapping[str, Step]:
     """Make the steps by which institutions of a family exchange sums of products."""
-    taken = (Entities, DivisionOfRows) if rules.remembers else (Entities,)
+    taken = (Entities, DivisionOfRows)
     return {
         "stage_block": Step(
             partial(stage_block, rules),
@@ -263,7 +266,7 @@ def exchange_steps(rules: ExchangeRules) -> Mapping[str, Step]:
                     "aggregate",
                     "sums of the response and its square by fold or pattern",
                     2,
-                    behind=(Entities, *BY_GROUP),
+                    behind=(*taken, *BY_GROUP),
                 )
             },
         ),

@@ -1,0 +1,147 @@
+"""What all sums that ever left a site can be combined to: the groups of rows behind them, kept for ever.
+
+A sum over a group of rows is a row of zeros and ones that is multiplied with the table. Differences, and any
+other combinations, of sums are combinations of these rows; one that is zero but for fewer than `min_count`
+entries is a sum over fewer rows than the owner lets leave. Comparing pairs is not enough: of four sums of
+which no two differ by few, the alternating sum can be one row.
+
+Rows that are in the same groups are one *cell*, so that what is kept grows with the number of different
+divisions and not with the number of answers: 10,000 unions of 60 patterns are 60 cells and 60 groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.linalg import qr
+
+from fedstat.typing import Array, Bools, Floats, Ints
+
+TOLERANCE = 1e-7
+"""Relative size below which a combination counts as zero. Larger is safer: nearly zero is nearly told."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReleasedGroups:
+    """Groups of rows over which sums have left.
+
+    Parameters
+    ----------
+    cells : (n_rows,) array of int
+        Cell of every row of the table.
+    basis : (r, c) array of bool
+        Independent groups that every group released so far is a combination of, as sets of cells.
+    """
+
+    cells: Ints
+    basis: Bools
+
+    @classmethod
+    def none(cls, n_rows: int) -> ReleasedGroups:
+        """Nothing has left yet: all rows are one cell."""
+        return cls(np.zeros(n_rows, dtype=np.int64), np.zeros((0, 1), dtype=np.bool_))
+
+    @property
+    def sizes(self) -> Ints:
+        """Rows of every cell: (c,)."""
+        return np.bincount(self.cells, minlength=self.basis.shape[1])
+
+    def with_groups(self, code: Ints) -> ReleasedGroups:
+        """Return what is known after sums by group as well; (n_rows,), -1 for rows in no group."""
+        c, G = self.basis.shape[1], int(code.max(initial=-1)) + 1
+        pair = self.cells * (G + 1) + (code + 1)
+        counts = np.bincount(pair, minlength=c * (G + 1))
+        there = np.flatnonzero(counts)
+        new_cell = np.full(len(counts), -1, dtype=np.int64)
+        new_cell[there] = np.arange(len(there))
+        old, group = there // (G + 1), there % (G + 1) - 1
+        asked = group == np.arange(G)[:, None]
+        return ReleasedGroups(new_cell[pair], independent(self.basis[:, old], asked[asked.any(axis=1)]))
+
+    def fewest_isolated(self, min_count: int) -> int:
+        """Rows that some combination of the sums isolates, if they are fewer than `min_count`; else 0.
+
+        Combinations that vanish on all cells of `min_count` rows or more are a space N. Where it has a basis
+        of vectors whose supports do not meet, every combination's support is a union of these, and the
+        smallest is what counts. Otherwise 1 is returned, without a search for a vector of fewest entries,
+        which is hard: few real divisions come here, and refusing them is safe.
+        """
+        sizes = self.sizes
+        small = sizes < min_count
+        if not small.any() or not len(self.basis):
+            return 0
+        groups = self.basis.astype(np.float64)
+        U, s, _ = np.linalg.svd(groups[:, ~small], full_matrices=True)
+        rank = int((s > TOLERANCE * max(s.max(initial=0.0), 1.0)).sum())
+        if rank == len(groups):
+            return 0
+        reduced = np.abs(row_echelon(U[:, rank:].T @ groups[:, small])) > TOLERANCE
+        if (reduced.sum(axis=0) > 1).any():
+            return 1
+        rows = reduced @ sizes[small]
+        fewest = int(rows.min(initial=min_count))
+        return fewest if fewest < min_count else 0
+
+    def to_arrays(self) -> dict[str, Array]:
+        """Arrays by name, for a file."""
+        packed = np.packbits(self.basis, axis=1)
+        return {"cells": self.cells.astype(np.int32), "basis": packed, "c": np.array(self.basis.shape)}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, Array]) -> ReleasedGroups:
+        """Take back what :meth:`to_arrays` gave; ValueError where the arrays do not belong together."""
+        r, c = (int(size) for size in arrays["c"])
+        cells = np.asarray(arrays["cells"], dtype=np.int64)
+        basis = np.unpackbits(np.asarray(arrays["basis"], dtype=np.uint8), axis=1, count=c).astype(np.bool_)
+        if basis.shape != (r, c) or (len(cells) and not 0 <= cells.min() <= cells.max() < c):
+            raise ValueError("the memory of earlier answers is not whole")
+        return cls(cells, basis)
+
+
+@dataclass(slots=True)
+class AnswersRemembered:
+    """What a site remembers of all its answers: the groups of rows behind them; None before the first."""
+
+    released: ReleasedGroups | None = None
+
+
+def independent(basis: Bools, more: Bools) -> Bools:
+    """Add to independent rows (r, c) those of (G, c) that are no combination of others."""
+    known, Q = basis, _orthonormal(basis)
+    rest = more.astype(np.float64)
+    rest -= (rest @ Q) @ Q.T
+    size = np.sqrt(np.maximum(more.sum(axis=1), 1.0))
+    open_ = np.flatnonzero(np.linalg.norm(rest, axis=1) > TOLERANCE * size)
+    if not len(open_):
+        return known
+    # The pivots of what is left are rows that add a direction each.
+    R, pivot = qr(rest[open_].T, mode="r", pivoting=True)
+    sizes = np.abs(np.diag(R))
+    added = open_[pivot[: int((sizes > TOLERANCE * max(sizes.max(), 1.0)).sum())]]
+    return np.concatenate([known, more[added]])
+
+
+def _orthonormal(basis: Bools) -> Floats:
+    """Orthonormal columns (c, r) that span the groups."""
+    Q, _ = np.linalg.qr(basis.astype(np.float64).T)
+    return np.asarray(Q, dtype=np.float64)
+
+
+def row_echelon(A: Floats) -> Floats:
+    """Reduced row echelon form by complete pivoting in each step; rows that vanish are left out."""
+    A, used = A.copy(), 0
+    free = np.ones(A.shape[1], dtype=np.bool_)
+    while used < len(A) and free.any():
+        part = np.abs(A[used:]) * free
+        i, j = divmod(int(part.argmax()), part.shape[1])
+        if part[i, j] <= TOLERANCE:
+            break
+        A[[used, used + i]] = A[[used + i, used]]
+        A[used] /= A[used, j]
+        others = np.arange(len(A)) != used
+        A[others] -= np.outer(A[others, j], A[used])
+        free[j] = False
+        used += 1
+    return A[:used]
