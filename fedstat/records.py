@@ -112,13 +112,20 @@ def to_json(record: Any) -> str:
     return json.dumps(to_plain(record), allow_nan=False)
 
 
-def from_json(kind: type[T], text: str | bytes, where: str, error: type[FedstatError] = MessageError) -> T:
+def from_json(
+    kind: type[T],
+    text: str | bytes,
+    where: str,
+    error: type[FedstatError] = MessageError,
+    *,
+    defaults: bool = False,
+) -> T:
     """Rebuild a record without arrays from JSON text; see :func:`from_plain`."""
     try:
         plain = json.loads(text)
     except (ValueError, TypeError, RecursionError) as problem:
         raise error(f"{where}: not JSON") from problem
-    return from_plain(kind, plain, where, error)
+    return from_plain(kind, plain, where, error, defaults=defaults)
 
 
 @cache

@@ -6,7 +6,6 @@ every institution codes its own columns and says which entities it has.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias
@@ -22,7 +21,7 @@ from fedstat.federation.design.spec import BlockSpec, read_terms
 from fedstat.federation.door.facts import Entities, RowsByLevel
 from fedstat.federation.door.site import FAMILIES
 from fedstat.federation.door.state import SiteData, State
-from fedstat.federation.message import Ask, Declared, Step
+from fedstat.federation.message import Ask, Declared, Reply, Step
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.federation.tables.columns import LevelValue
 from fedstat.records import from_json, to_json
@@ -69,6 +68,34 @@ class Design:
 
 
 @dataclass(frozen=True, slots=True)
+class ResponseQuestion:
+    """The left side of a formula, and the columns that it reads."""
+
+    response: str
+    columns: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockQuestion:
+    """Terms of the right side, and how a client is to code them; see :func:`build_block`."""
+
+    client: str = ""
+    terms: tuple[str, ...]
+    columns: tuple[str, ...]
+    partial: Partial
+    min_count: int
+    intercept: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CodingQuestion:
+    """A :class:`BlockSpec`, in JSON, by which new rows are to be coded."""
+
+    spec: str
+    partial: Partial
+
+
+@dataclass(frozen=True, slots=True)
 class OpenedBlock:
     """What an institution tells of the columns that it coded, and how many rows had some of them only."""
 
@@ -80,30 +107,30 @@ class OpenedBlock:
 
 def open_response(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
     """Compute the response and say which rows have one."""
-    spec = json.loads(text)
+    asked = from_json(ResponseQuestion, text, f"{data.name}: the question about the response")
     # Before a row is read: what is computed of it may be what the owner refuses.
-    state.tell(response_asked(spec["response"]))
-    response = build_response(data.frame, spec["response"], spec["columns"], data.name)
+    state.tell(response_asked(asked.response))
+    response = build_response(data.frame, asked.response, asked.columns, data.name)
     if response.ndim != 1:
         raise DesignError(f"the response at client {data.name!r} must be one column; counts are for a GLM")
     has = np.isfinite(response)
-    state.play(spec["columns"])
+    state.play(asked.columns)
     state.keep("response", response, int(has.sum()))
     return {"has": has}, ""
 
 
 def open_block(data: SiteData, state: State, text: str, use: Bools) -> tuple[dict[str, Array], str]:
     """Code this institution's columns on the rows in `use`, and say which rows it has."""
-    spec = json.loads(text)
-    terms = ClientTerms(data.name, tuple(spec["terms"]), tuple(spec["columns"]))
+    asked = from_json(BlockQuestion, text, f"{data.name}: the question about its columns", defaults=True)
+    terms = ClientTerms(data.name, asked.terms, asked.columns)
     state.tell(terms_asked(read_terms(terms.terms, terms.columns)))
     block = build_block(
         data.frame,
         terms,
-        partial=spec["partial"],
-        min_count=spec["min_count"],
+        partial=asked.partial,
+        min_count=asked.min_count,
         use=use,
-        intercept=spec["intercept"],
+        intercept=asked.intercept,
     )
     # Levels leave with their names; one that few entities have may tell who they are.
     for name in block.spec.levels:
@@ -113,10 +140,10 @@ def open_block(data: SiteData, state: State, text: str, use: Bools) -> tuple[dic
 
 def open_new_block(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
     """Code new rows by an agreed specification, and say which rows there are."""
-    spec = json.loads(text)
-    coding = BlockSpec.from_json(spec["spec"])
+    asked = from_json(CodingQuestion, text, f"{data.name}: the question about new rows")
+    coding = BlockSpec.from_json(asked.spec)
     state.tell(terms_asked(read_terms(coding.terms, coding.columns)))
-    block = apply_block(data.frame, coding, partial=spec["partial"], client=data.name)
+    block = apply_block(data.frame, coding, partial=asked.partial, client=data.name)
     return _opened(state, block)
 
 
@@ -178,7 +205,7 @@ FAMILIES[FAMILY] = STEPS
 
 def design_ask(site: str, step: str, session: str, content: Any = None, **arrays: Array) -> Ask:
     """Address one step of the design."""
-    text = "" if content is None else json.dumps(content)
+    text = "" if content is None else to_json(content)
     return Ask(site, FAMILY, step, arrays, session, text)
 
 
@@ -203,44 +230,39 @@ def agree_design(
     active = formula.response_client
     if active is None:
         raise DesignError("the response is held by every client: this model needs it at one client only")
-    question = {"response": formula.response, "columns": formula.response_columns}
+    question = ResponseQuestion(formula.response, formula.response_columns)
     (reply,) = yield [design_ask(active, "open_response", session, question)]
     has = reply.arrays["has"]
     entities = rows[active][has]
     _check_response(active, formula, n_entities, len(entities), missing)
     asks = []
     for terms in formula.clients:
-        # Columns are coded on entities with a response alone: others enter no fit, and their levels need not
-        # be told.
-        use = np.isin(rows[terms.client], entities)
-        if not use.any():
-            raise DesignError(
-                f"clients '{active}' (the response) and '{terms.client}' have no entity in common; "
-                "check that both write the key alike, or leave that client out"
-            )
-        content = asdict(terms) | {
-            "partial": partial,
-            "min_count": min_count,
-            "intercept": formula.intercept,
-        }
-        asks.append(design_ask(terms.client, "open_block", session, content, use=use))
-    replies = yield asks
-    blocks = []
-    for terms, reply in zip(formula.clients, replies, strict=True):
-        told = from_json(OpenedBlock, reply.text, f"{reply.site}: what it tells of its columns")
-        # `seen` is by rows of the client's own table; the fit counts entities with a response, in ascending
-        # order.
-        at = np.searchsorted(entities, rows[terms.client][reply.arrays["seen"]])
-        blocks.append(
-            BlockDesign(
-                terms.client,
-                told.names,
-                told.term_names,
-                at.astype(np.int64),
-                told.n_partial,
-            )
+        asked = BlockQuestion(
+            **asdict(terms), partial=partial, min_count=min_count, intercept=formula.intercept
         )
-    return Design(formula, active, entities, has, tuple(blocks), n_entities - len(entities))
+        use = _shared(rows[terms.client], entities, active, terms.client)
+        asks.append(design_ask(terms.client, "open_block", session, asked, use=use))
+    replies = yield asks
+    blocks = tuple(_told(reply, rows[reply.site], entities) for reply in replies)
+    return Design(formula, active, entities, has, blocks, n_entities - len(entities))
+
+
+def _shared(rows: Ints, entities: Ints, active: str, client: str) -> Bools:
+    """Rows of a client whose entities have a response; others enter no fit, and their levels are not told."""
+    use: Bools = np.isin(rows, entities)
+    if not use.any():
+        raise DesignError(
+            f"clients '{active}' (the response) and '{client}' have no entity in common; "
+            "check that both write the key alike, or leave that client out"
+        )
+    return use
+
+
+def _told(reply: Reply, rows: Ints, entities: Ints) -> BlockDesign:
+    told = from_json(OpenedBlock, reply.text, f"{reply.site}: what it tells of its columns")
+    # `seen` is by rows of the client's own table; the fit counts entities with a response, ascending.
+    at = np.searchsorted(entities, rows[reply.arrays["seen"]]).astype(np.int64)
+    return BlockDesign(reply.site, told.names, told.term_names, at, told.n_partial)
 
 
 def _check_response(active: str, formula: Formula, n_entities: int, n: int, missing: Missing) -> None:

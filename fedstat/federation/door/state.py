@@ -217,7 +217,9 @@ class State:
             There is none; the words of `absent` say so, and what is to be asked first.
         """
         if name not in self._items:
-            default = f"this session keeps no '{name}' here: a step was asked too early; make the model again"
+            default = (
+                f"this session keeps no '{name}' here: the question is out of turn; make the model again"
+            )
             raise MessageError(f"{self.site}: {absent or default}")
         item: Kept = self._items[name]
         entities = self._counts[name]
