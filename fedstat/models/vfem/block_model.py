@@ -27,7 +27,7 @@ from fedstat.models.vfem.protocol import Iterated
 from fedstat.models.vfem.statements.outcome import HeldInSession, VFEMOutcome
 from fedstat.typing import Floats
 
-Results = TypeVar("Results", bound=BlockResults)
+Results = TypeVar("Results", bound=BlockResults[Any])
 Method: TypeAlias = Literal["vfem", "cc", "impute", "single"]
 CrossSource: TypeAlias = Literal["secure", "sketch", "exact"]
 SketchKind: TypeAlias = Literal["structured", "gaussian"]

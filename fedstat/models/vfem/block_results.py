@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -35,6 +35,7 @@ from fedstat.models.vfem.statements.outcome import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+Predictions = TypeVar("Predictions", bound=MeanPredictions)
 METHODS = {
     "vfem": "maximum likelihood",
     "cc": "complete entities only",
@@ -60,7 +61,7 @@ class VFEMRecord:
     ledger: SavedLedger | None = None
 
 
-class BlockResults(Saveable, FederatedResults):
+class BlockResults(Saveable, FederatedResults, Generic[Predictions]):
     """Results of VFEM, whatever the distribution of the response.
 
     Attributes
@@ -216,8 +217,28 @@ class BlockResults(Saveable, FederatedResults):
             return self.fittedvalues.rename(None)
         return self._prediction(partition, mean_only=True).predicted_mean.rename(None)
 
-    def _prediction(self, partition: ClientPartition | None, *, mean_only: bool) -> MeanPredictions:
-        """Predictions of the entities of a partition, by default that of the fit."""
+    def get_prediction(self, partition: ClientPartition | None = None) -> Predictions:
+        """Predict the mean response with intervals, which are wider for entities that lack more.
+
+        They account for all estimated parameters. Beside the linear predictor of each entity, the standard
+        error of the mean needs projections of every client's columns on the covariance of the estimates.
+        These leave the institution too, and disclose its columns of these entities to the coordinator;
+        :meth:`predict` does without.
+
+        Parameters
+        ----------
+        partition : ClientPartition, optional
+            As in :meth:`predict`; by default that of the fit.
+
+        Returns
+        -------
+        PredictionResults or GLMPredictionResults
+            Where the response is normal, with intervals of a new response as well.
+        """
+        return self._prediction(partition, mean_only=False)
+
+    def _prediction(self, partition: ClientPartition | None, *, mean_only: bool) -> Predictions:
+        """Predict for the entities of a partition, by default that of the fit."""
         raise NotImplementedError
 
     def _linear(self, partition: ClientPartition | None, *, mean_only: bool) -> LinearPredictors:

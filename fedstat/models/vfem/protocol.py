@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fedstat.federation.rounds.engine import Rounds
-from fedstat.models.vertical.layout import Layout
-from fedstat.models.vfem.blocks.request import ask
 from fedstat.models.vfem.covariance.protocol import (
     CovarianceOptions,
     glm_covariance,
@@ -18,6 +16,7 @@ from fedstat.models.vfem.covariance.sem_protocol import sem_covariance
 from fedstat.models.vfem.iteration.fit import VFEMFit
 from fedstat.models.vfem.iteration.glm_protocol import QuasiNewtonIteration
 from fedstat.models.vfem.iteration.protocol import EMIteration
+from fedstat.models.vfem.iteration.state import Iteration
 from fedstat.models.vfem.moments.cross_products import check_dealers
 from fedstat.typing import Array, Floats
 
@@ -26,12 +25,7 @@ from fedstat.typing import Array, Floats
 class Iterated:
     """What the iterative exchange hands over.
 
-    Parameters
-    ----------
-    fit : VFEMFit
-    covariance : Covariance or None
-    fitted : mapping of str to (n,) array
-        Fitted values and residuals, where the coordinator sits at the response holder.
+    `fitted` are fitted values and residuals (n,), where the coordinator sits at the response holder.
     """
 
     fit: VFEMFit
@@ -40,16 +34,14 @@ class Iterated:
 
 
 def fit_normal(
-    iteration: EMIteration,
-    first_point: Rounds[Mapping[str, Floats] | None],
-    options: CovarianceOptions,
+    iteration: EMIteration, first_point: Rounds[Mapping[str, Floats] | None], options: CovarianceOptions
 ) -> Rounds[Iterated]:
     """Fit a normal response by iteration."""
     cov_type, cross = options.cov_type, options.cross
     check_dealers(iteration.layout, cross)
     iteration.first = yield from first_point
     fit = yield from iteration.maximise()
-    fitted = yield from ask_fitted(iteration.layout, "fitted", iteration.session, cross.at)
+    fitted = yield from ask_fitted(iteration, "fitted", cross.at)
     covariance = None
     if cov_type == "sem":
         covariance = yield from sem_covariance(iteration, cross, fit.a, fit.s2)
@@ -62,16 +54,17 @@ def fit_glm(iteration: QuasiNewtonIteration, options: CovarianceOptions) -> Roun
     """Fit a response that is not normal."""
     check_dealers(iteration.layout, options.cross)
     fit = yield from iteration.maximise()
-    fitted = yield from ask_fitted(iteration.layout, "glm_fitted", iteration.session, options.cross.at)
+    fitted = yield from ask_fitted(iteration, "glm_fitted", options.cross.at)
     covariance = None
     if options.cov_type != "none":
         covariance = yield from glm_covariance(iteration, options)
     return Iterated(fit, covariance, fitted)
 
 
-def ask_fitted(layout: Layout, step: str, session: str, at: str | None) -> Rounds[Mapping[str, Array]]:
+def ask_fitted(iteration: Iteration, step: str, at: str | None) -> Rounds[Mapping[str, Array]]:
     """Ask for fitted values where the coordinator sits at the response holder; nothing elsewhere."""
-    if at != layout.active:
+    active = iteration.layout.active
+    if at != active:
         return {}
-    (reply,) = yield [ask(layout.active, step, session)]
+    (reply,) = yield [iteration.ask(active, step)]
     return reply.arrays

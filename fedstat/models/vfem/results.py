@@ -20,7 +20,12 @@ from fedstat.models.vfem.statements.outcome import warn_unless_converged
 from fedstat.models.vfem.statements.refit import refit
 
 
-class VFEMResults(MomentStatements, BlockResults, saved_as="fedstat vfem results 2", record=VFEMRecord):
+class VFEMResults(
+    MomentStatements,
+    BlockResults[PredictionResults],
+    saved_as="fedstat vfem results 2",
+    record=VFEMRecord,
+):
     """Results of :meth:`fedstat.VFEMRegression.fit`, with statsmodels' names and meanings.
 
     ``llf`` is the log-likelihood of what is observed, less the largest value that the likelihood of
@@ -87,24 +92,6 @@ class VFEMResults(MomentStatements, BlockResults, saved_as="fedstat vfem results
 
     # -- prediction ------------------------------------------------------------------------------
 
-    def get_prediction(self, partition: ClientPartition | None = None) -> PredictionResults:
-        """Predict with intervals, which are wider for entities that lack more.
-
-        Beside the linear predictor of each entity, the standard error of the mean needs projections of every
-        client's columns on the covariance of the estimates. These leave the institution too, and
-        disclose its columns of these entities to the coordinator; :meth:`predict` does without.
-
-        Parameters
-        ----------
-        partition : ClientPartition, optional
-            As in :meth:`predict`; by default that of the fit.
-
-        Returns
-        -------
-        PredictionResults
-        """
-        return self._prediction(partition, mean_only=False)
-
     def _prediction(self, partition: ClientPartition | None, *, mean_only: bool) -> PredictionResults:
         return PredictionResults(self._linear(partition, mean_only=mean_only), self.fit_.s2)
 
@@ -131,7 +118,9 @@ class VFEMResults(MomentStatements, BlockResults, saved_as="fedstat vfem results
         return rows
 
 
-class VFEMGLMResults(BlockResults, saved_as="fedstat vfem glm results 2", record=VFEMRecord):
+class VFEMGLMResults(
+    BlockResults[GLMPredictionResults], saved_as="fedstat vfem glm results 2", record=VFEMRecord
+):
     """Results of :meth:`fedstat.models.vfem.glm_model.VFEMGLM.fit`, with statsmodels' names and meanings.
 
     ``llf`` is the log-likelihood of what is observed, less the largest value that the likelihood of
@@ -179,23 +168,6 @@ class VFEMGLMResults(BlockResults, saved_as="fedstat vfem glm results 2", record
         return self._per_entity("residuals")
 
     # -- prediction ------------------------------------------------------------------------------
-
-    def get_prediction(self, partition: ClientPartition | None = None) -> GLMPredictionResults:
-        """Predict the mean response with intervals that account for all estimated parameters.
-
-        The standard error of the mean needs projections of every client's columns on the covariance of
-        the estimates, which disclose the columns to the coordinator; :meth:`predict` does without.
-
-        Parameters
-        ----------
-        partition : ClientPartition, optional
-            As in :meth:`predict`; by default that of the fit.
-
-        Returns
-        -------
-        GLMPredictionResults
-        """
-        return self._prediction(partition, mean_only=False)
 
     def _prediction(self, partition: ClientPartition | None, *, mean_only: bool) -> GLMPredictionResults:
         return GLMPredictionResults(self._linear(partition, mean_only=mean_only), self.fit_.distribution)

@@ -12,7 +12,6 @@ from typing import Any
 
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.inference.covariance import delta_method, invert_information, nearest_psd
-from fedstat.models.vfem.blocks.request import ask
 from fedstat.models.vfem.covariance.information import (
     Eliminated,
     InformationSums,
@@ -55,7 +54,7 @@ def ask_information(
         rows, mis, has = lay.rows[k], lay.missing[:, j], seen[:, j]
         totals = [mis @ curvatures.kappa, mis @ curvatures.e, has @ curvatures.h, has @ curvatures.z]
         own: dict[str, Any] = {name: values[rows] for name, values in weights.items()}
-        asks.append(ask(k, step, iteration.session, **own, others=seen[lay.code[rows]], sums=totals))
+        asks.append(iteration.ask(k, step, **own, others=seen[lay.code[rows]], sums=totals))
     replies = yield asks
     return InformationSums(lay, curvatures, [reply.arrays for reply in replies])
 
@@ -94,7 +93,7 @@ def glm_covariance(iteration: QuasiNewtonIteration, options: CovarianceOptions) 
     Returns that of (a, 0, beta_1, mu_1, ..., beta_K, mu_K, t_1, ..., t_K).
     """
     lay = iteration.layout
-    (reply,) = yield [ask(lay.active, "glm_curvature", iteration.session, patterns=len(lay.counts))]
+    (reply,) = yield [iteration.ask(lay.active, "glm_curvature", patterns=len(lay.counts))]
     curvatures = PatternCurvatures(*reply.arrays["sums"].T)
     weights = {name: reply.arrays[name] for name in ("h", "cross")}
     sums = yield from ask_information(iteration, "glm_information", curvatures, weights)
@@ -109,8 +108,8 @@ def score_products(
     """Sum over entities of the products of the effective scores of psi."""
     lay = iteration.layout
     *clients, response = yield [
-        *[ask(k, "scores", iteration.session) for k in lay.clients],
-        ask(lay.active, "response_products", iteration.session, missing=lay.missing),
+        *[iteration.ask(k, "scores") for k in lay.clients],
+        iteration.ask(lay.active, "response_products", missing=lay.missing),
     ]
     within = [reply.arrays["gram"] for reply in clients]
     wanted = StagedColumns("scores", tuple(len(gram) for gram in within))

@@ -17,7 +17,6 @@ from fedstat.errors import EstimationError
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.inference.covariance import delta_method, symmetrise
 from fedstat.models.vertical.layout import Layout
-from fedstat.models.vfem.blocks.request import ask
 from fedstat.models.vfem.covariance.information import block_places, project
 from fedstat.models.vfem.covariance.psi import Covariance, Places
 from fedstat.models.vfem.iteration.protocol import EMIteration
@@ -87,16 +86,18 @@ class EMMap:
     """What stays fixed between evaluations of the exact EM map.
 
     Per client the sums of its columns by presence of the others (1 + K, p_k), and their cross-products `S2`;
-    `cross` are those between clients, on entities that both have. `padded` linear predictors come for all
-    entities, so that masks may hide their terms.
+    `cross` are those between clients, on entities that both have.
     """
 
-    layout: Layout
-    session: str
+    iteration: EMIteration
     sums: list[Floats]
     S2: list[Floats]
     cross: Mapping[tuple[int, int], Floats]
-    padded: bool
+
+    @property
+    def layout(self) -> Layout:
+        """Who takes part."""
+        return self.iteration.layout
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -110,28 +111,27 @@ class EMMap:
 
     def evaluate(self, point: SEMPoint) -> Rounds[tuple[SEMPoint, Floats]]:
         """Return the image of a point, and E sum (1, u)(1, u)' there, u = x - mu."""
-        lay, clients = self.layout, range(len(self.S2))
+        lay, ask = self.layout, self.iteration.ask
         replies = yield [
-            ask(lay.clients[k], "sem_predictor", self.session, beta=point.beta[k], mu=point.mu[k])
-            for k in clients
+            ask(name, "sem_predictor", beta=point.beta[k], mu=point.mu[k])
+            for k, name in enumerate(lay.clients)
         ]
         eta = np.zeros(lay.n)
         for name, reply in zip(lay.clients, replies, strict=True):
             part = reply.arrays["linear_predictor"]
-            eta[slice(None) if self.padded else lay.rows[name]] += part
+            # Under masks every client sends all entities, zero where it lacks them.
+            eta[slice(None) if self.iteration.masked else lay.rows[name]] += part
         w = [S @ b for S, b in zip(point.Sigma, point.beta, strict=True)]
         t = np.array([b @ v for b, v in zip(point.beta, w, strict=True)])
         a = point.beta0 + sum(float(m @ b) for m, b in zip(point.mu, point.beta, strict=True))
-        question = {"a": a, "s2": point.s2, "eta": eta, "t_missing": lay.missing @ t}
-        (response,) = yield [ask(lay.active, "residuals", self.session, **question)]
-        z = response.arrays["z"]
-        v = point.s2 + lay.missing @ t
+        t_missing = lay.missing @ t
+        (response,) = yield [ask(lay.active, "residuals", a=a, s2=point.s2, eta=eta, t_missing=t_missing)]
+        z, v = response.arrays["z"], point.s2 + t_missing
         sums = np.column_stack([response.arrays["z1"], response.arrays["z2"], lay.counts / v])
         replies = yield [
             ask(
                 name,
                 "sem_sums",
-                self.session,
                 z=z[lay.rows[name]],
                 missing=lay.missing[:, k] @ sums,
                 s2=point.s2,
@@ -246,15 +246,13 @@ def sem_covariance(
     lay = iteration.layout
     seen = ~lay.missing
     replies = yield [
-        ask(k, "sem_constants", iteration.session, others=seen[lay.code[lay.rows[k]]]) for k in lay.clients
+        iteration.ask(k, "sem_constants", others=seen[lay.code[lay.rows[k]]]) for k in lay.clients
     ]
     parts = [reply.arrays for reply in replies]
     wanted = StagedColumns("columns", tuple(len(part["S2"]) for part in parts))
     products = yield from cross_products(lay, iteration.session, wanted, options)
     blocks, moved = project([part["S2"] for part in parts], products)
-    em = EMMap(
-        lay, iteration.session, [p["s1"] for p in parts], [p["S2"] for p in parts], blocks, iteration.masked
-    )
+    em = EMMap(iteration, [p["s1"] for p in parts], [p["S2"] for p in parts], blocks)
     beta, mu = [p["beta"] for p in parts], [p["mu"] for p in parts]
     beta0 = fit_a - sum(float(m @ b) for m, b in zip(mu, beta, strict=True))
     centre = SEMPoint(beta0, fit_s2, beta, mu, [p["Sigma"] for p in parts])
