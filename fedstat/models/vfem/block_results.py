@@ -183,6 +183,7 @@ class BlockResults(Saveable, FederatedResults, Generic[Predictions]):
             raise ModelError(
                 f"compare_lr_test: one fit has method='{self.method}', the other '{restricted.method}'"
             )
+        # The likelihood of what is observed compares only over the same records.
         for client, patterns in restricted.counts.patterns.items():
             if self.counts.patterns.get(client) != patterns:
                 raise ModelError(

@@ -45,6 +45,7 @@ from fedstat.models.vfem.statements.outcome import (
 from fedstat.typing import Floats
 
 OPTIONS_OF_INIT = IterationOptions(tol_score=1e-4, tol_change=np.inf)
+"""Of the fit that gives the first coefficients: a small score will do, whatever still moves."""
 INSTEAD = ", or fit with exchange='iterative', which releases values per entity"
 """What VFEM offers where too many entities are in missing patterns that are too small."""
 

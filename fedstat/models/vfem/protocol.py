@@ -39,6 +39,7 @@ def fit_normal(
     """Fit a normal response by iteration."""
     cov_type, cross = options.cov_type, options.cross
     check_dealers(iteration.layout, cross)
+    # Before the fit is under masks: the fit of the first point has masks of its own.
     iteration.first = yield from first_point
     fit = yield from iteration.maximise()
     fitted = yield from ask_fitted(iteration, "fitted", cross.at)

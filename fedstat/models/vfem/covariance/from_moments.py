@@ -90,6 +90,7 @@ def em_jacobian(standard: Standard, at: EMPoint) -> Floats:
     rows = []
     for i in range(len(theta)):
         moved = theta.astype(complex)
+        # Im f(x + ih) / h has no difference in which digits could cancel, so that h may be tiny.
         moved[i] += 1j * COMPLEX_STEP
         image = em_step(standard, unpack(standard.moments, moved))
         rows.append(pack(standard.moments, image).imag / COMPLEX_STEP)

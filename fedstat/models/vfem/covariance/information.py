@@ -97,6 +97,7 @@ def project(within: Sequence[Floats], products: CrossProducts) -> tuple[dict[tup
     if not products.blocks:
         return {}, 0.0
     whole, places = assemble(within, products.blocks), block_places(within)
+    # At unit diagonal, so that the distance does not depend on the units of the columns.
     root = np.sqrt(np.maximum(np.diag(whole), np.finfo(float).tiny))
     near, moved = nearest_psd(whole / np.outer(root, root))
     near *= np.outer(root, root)
@@ -163,6 +164,7 @@ def eliminate(at: InformationSums, H: Floats) -> Eliminated:
     K = len(at.parts)
     h, j, N = np.zeros((places.total, K)), np.zeros((places.total, K)), np.zeros(K)
     J = np.zeros_like(H)
+    # Column k: second derivatives by psi and t_k, through which alone Sigma_k enters the likelihood of y.
     for k, part in enumerate(at.parts):
         h[0, k], h[1, k] = mis[:, k] @ sums.z_v, mis[:, k] @ sums.kappa
         for m, other in enumerate(at.parts):
@@ -214,6 +216,7 @@ def effective_score_map(at: InformationSums, Q: Floats) -> Floats:
     starts = np.cumsum([0, *[2 * p + 1 for p in places.sizes]])
     last, K = starts[-1], len(at.parts)
     A = np.zeros((places.total, last + 2 + K))
+    # z is the score of a, and -e that of s2.
     A[0, last] = A[1, last + 1] = 1.0
     for k, part in enumerate(at.parts):
         p, absent = places.sizes[k], last + 2 + k

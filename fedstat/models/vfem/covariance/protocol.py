@@ -114,6 +114,7 @@ def score_products(
     within = [reply.arrays["gram"] for reply in clients]
     wanted = StagedColumns("scores", tuple(len(gram) for gram in within))
     products = yield from cross_products(lay, iteration.session, wanted, options)
+    # The response holder stands last, as a client whose products with all others are known exactly.
     last = {(k, len(clients)): reply.arrays["with_response"] for k, reply in enumerate(clients)}
     whole = assemble([*within, response.arrays["gram"]], {**products.blocks, **last})
     return delta_method(nearest_psd(whole)[0], effective_score_map(sums, eliminated.Q))

@@ -185,6 +185,7 @@ class EMMap:
         n, s2, counts = self.layout.n, at.point.s2, self.layout.counts
         point, v, sums, parts = at.point, at.v, at.sums, at.parts
         gradient = np.concatenate([[s2 * sums[:, 0].sum()], *[part["gradient"] for part in parts]])
+        # One regression over all blocks: the clients know their own parts of the gradient only.
         step = np.linalg.solve(P, gradient)
         error = s2 * s2 * sums[:, 1].sum() + np.sum(counts * (v - s2) * s2 / v)
         beta = [b + step[here] for here, b in zip(self.places, point.beta, strict=True)]
@@ -288,6 +289,7 @@ def differentiate(em: EMMap, centre: SEMPoint) -> Rounds[tuple[Floats, Floats]]:
 
 def solve_sem(information: Floats, DM: Floats) -> Floats:
     """V = I_oc^-1 (I - DM)^-1."""
+    # (I - DM)^-1 is a geometric series, and no covariance where that diverges.
     if np.abs(np.linalg.eigvals(DM)).max() >= 1.0:
         raise EstimationError(
             "supplemented EM: the EM map does not contract at the estimate; use cov_type='observed'"

@@ -80,6 +80,7 @@ def sum_information(
     check_lengths(data.name, others=(at.others, n), sums=(at.sums, 4))
     kappa, e, h_seen, z_seen = at.sums
     U, w, beta = client.X - theta.mu, theta.Sigma @ theta.beta, theta.beta
+    # Products of these with another client's are the sums over common entities of h u_j u_k'.
     root = np.sqrt(at.h)[:, None] * U * client.scale
     client.staged = {"U": U, "weights": at.h, "others": at.others, "root": root}
     elimination = eliminate_sigma(client, theta, float(e))
@@ -88,6 +89,7 @@ def sum_information(
     by_cross = weighted_sums(U, at.cross, ~at.others, data.min_count)
     own = np.zeros((2 * p, 2 * p))
     own[:p, :p] = 4.0 * kappa * np.outer(w, w) + 2.0 * e * theta.Sigma
+    # m has the product mu'beta in it: beside the second derivatives the first, z, stays.
     own[:p, p:] = z_seen * np.eye(p) - np.outer(by_h[0], beta)
     own[p:, :p] = own[:p, p:].T
     own[p:, p:] = h_seen * np.outer(beta, beta) + n * np.linalg.inv(theta.Sigma)

@@ -44,6 +44,7 @@ class Points:
 
     def mixed(self, weights: Floats, layout: Layout) -> tuple[Floats, Floats]:
         """Return eta (n,), the sum of centred linear predictors, and t (K,) at a mixture of the points."""
+        # The newest weight goes to the newest row; rows of forgotten points weigh nothing.
         ring = np.zeros(len(self.predictors))
         ring[(self.newest - np.arange(len(weights))[::-1]) % len(ring)] = weights
         differences = np.append(weights[:-1], 1.0)  # from the newest point

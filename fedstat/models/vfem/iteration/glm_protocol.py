@@ -83,6 +83,7 @@ class QuasiNewtonIteration(Iteration):
         *_, reply = yield asks
         mean, self.null = reply.arrays["null"]
         self.memory = Memory(options.memory)
+        # At coefficients of zero the maximum over the intercept is known.
         intercept = float(self.distribution.make().link(np.array([mean]))[0])
         zero = {"of_steps": np.zeros(0), "of_scores": np.zeros(1)}
         point = yield from self._evaluate(intercept, [zero] * len(lay.clients), 0.0)
@@ -100,6 +101,7 @@ class QuasiNewtonIteration(Iteration):
         arrays = [reply.arrays for reply in replies]
         if not all(a["inside"] for a in arrays):
             return None
+        # What is missing enters by its pattern: the mean and the variance of the absent linear predictors.
         (reply,) = yield [
             self.ask(
                 lay.active,
@@ -141,6 +143,7 @@ class QuasiNewtonIteration(Iteration):
         sy = sy + np.sum([reply.arrays["sy"] for reply in replies], axis=0)
         yhy = yhy + np.sum([reply.arrays["yhy"] for reply in replies], axis=0)
         self.weights, self.slope = quasi_newton(sy, yhy)
+        # Nothing moved to the first point, which must not pass for convergence.
         self.enter(
             at.log_likelihood,
             float(np.sqrt(yhy[-1, -1] / lay.n)),
@@ -156,6 +159,7 @@ class QuasiNewtonIteration(Iteration):
         weights = {"of_steps": self.weights.steps, "of_scores": self.weights.scores}
         own = float(self.memory.direction(self.weights, self._scale)[0])
         before, length, self.at_the_edge = self.point, 1.0, False
+        # Near the maximum the likelihood moves by less than its own rounding.
         slack = ROUNDING * abs(before.log_likelihood)
         while length >= SHORTEST:
             intercept = before.intercept + length * own
@@ -172,6 +176,7 @@ class QuasiNewtonIteration(Iteration):
 
     def separated(self) -> bool:
         """Whether linear predictors run off, to where the response has no variance or beyond all bounds."""
+        # Fitted means of 0 or 1 leave no information on the intercept.
         collapsed = self.point.h.sum() < COLLAPSE * self.first_information
         return bool(collapsed or self.edges >= MOST_EDGES)
 

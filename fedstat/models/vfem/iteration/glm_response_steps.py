@@ -71,6 +71,7 @@ def glm_evaluate(
     if int(response.code.max()) >= G or (spread < 0.0).any():
         raise MessageError(f"{data.name}: array 'spread' must be a variance for each missing pattern")
     m, v = predictor + centre[response.code], spread[response.code]
+    # Out there the integral needs ever more nodes, and no data lie there.
     if np.abs(m).max() > LARGEST_MEAN or v.max() > LARGEST_VARIANCE:
         return {"inside": np.array(0)}
     response.m, response.v = m, v

@@ -134,6 +134,7 @@ def local_score(block: Client, theta: Theta, z: Floats, missing: Floats) -> Floa
     by_beta = column_sums(block.X, z) + mu * z_mis + 2.0 * lv_mis * (Sigma @ beta)
     by_mu = z_mis * beta + cho_solve(factor, block.s1 - n * mu)
     by_Sigma = 0.5 * cho_solve(factor, cho_solve(factor, scatter - n * Sigma).T)
+    # Rounding must not take Sigma out of the symmetric matrices over many steps.
     by_Sigma = 0.5 * (by_Sigma + by_Sigma.T) + lv_mis * np.outer(beta, beta)
     return np.concatenate([by_beta, by_mu, by_Sigma.ravel()])
 
@@ -151,6 +152,7 @@ def glm_move(
     client = glm_client(state)
     kept, p = len(client.memory.steps), len(client.trial.mu)
     check_lengths(data.name, of_steps=(of_steps, kept), of_scores=(of_scores, kept + 1))
+    # A length of zero must give the accepted point to the bit.
     move = np.zeros_like(client.memory.point)
     if length != 0.0:
         weights = Weights(of_steps, of_scores)

@@ -48,14 +48,19 @@ def m_step(
     w = Sigma @ beta
     z_mis, z2_mis, h_mis = missing
     n_mis = n - n_seen
+    # Gradient of s2 times the expected complete-data log-likelihood: seen rows, then missing ones.
     g = s2 * (column_sums(client.X, z) - mu * z.sum() + w * (z2_mis - h_mis))
+    # TWFL (6): missing rows stand at their conditional mean, mu + w z.
     mu_new = mu + (client.s1 - n_seen * mu + w * z_mis) / n
     d = mu - mu_new
     cross = np.outer(d, w) * z_mis + np.outer(client.s1, mu_new) * -1.0
     scatter = client.S2 + n_seen * np.outer(mu_new, mu_new) + cross + cross.T
+    # Their conditional covariance is Sigma - ww'/v: missing rows bring it along.
     scatter += n_mis * (Sigma + np.outer(d, d)) + np.outer(w, w) * (z2_mis - h_mis)
     Sigma_new = scatter / n
+    # Without a rate Newton's step, with the Hessian n Sigma of this block: blocks are independent.
     direction = client.eta / n * g if client.eta else np.linalg.solve(n * Sigma_new, g)
+    # Moves are scores times the inverse complete-data information: no derivative is needed.
     R = cho_solve(factor, Sigma_new - Sigma)
     score2 = (
         g @ cho_solve(factor, g) / (n * s2)

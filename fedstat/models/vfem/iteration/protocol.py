@@ -76,6 +76,7 @@ class EMIteration(Iteration):
 
     def _set_rate(self, eigenvalues: list[Floats]) -> Rounds[None]:
         ends = np.array(eigenvalues)
+        # The step by which gradient ascent on a quadratic contracts fastest.
         eta = self.options.learning_rate or 2.0 / (ends[:, 0].min() + ends[:, 1].max())
         yield [self.ask(k, "set_rate", eta=eta) for k in self.layout.clients]
 
@@ -89,6 +90,7 @@ class EMIteration(Iteration):
             return None
         (reply,) = yield [self.ask(lay.active, "residuals", a=a, s2=s2, eta=eta, t_missing=lay.missing @ t)]
         z, z1, z2 = (reply.arrays[name] for name in ("z", "z1", "z2"))
+        # Of the entities that it lacks a client is told three sums by pattern, and no value.
         sums = np.column_stack([z1, z2, lay.counts / v])
         replies = yield [
             self.ask(
@@ -106,6 +108,7 @@ class EMIteration(Iteration):
         self.forget = not all(reply.arrays["inside"] for reply in replies)
         if self.forget:
             return None
+        # Only now: a point that one client refuses must never be mixed.
         self.points.take(lay, replies)
         self.latest = EvaluatedResponse(a, s2, v, z1, z2)
         return replies
@@ -146,6 +149,8 @@ class EMIteration(Iteration):
             if not self.options.acceleration or np.count_nonzero(self.weights) == 1:
                 self.move = "plain"
             return "go"
+        # A mixture is a guess, and given up for the plain step. That one falls only where the steps of beta,
+        # which the clients make side by side, add up to too long a one.
         if self.move != "mixed":
             return "shorten"
         self.weights, self.move = one_hot(self.accepted, size), "plain"
@@ -174,6 +179,7 @@ class EMIteration(Iteration):
         self.points.take(lay, replies)
         recentring = sum(float(reply.arrays["recentring"]) for reply in replies)
         self.response.shorten(self.accepted, self.omega, recentring)
+        # Products with moves of another length do not compare: the history begins anew.
         self.gram, self.weights, self.move, self.accepted = np.empty((0, 0)), np.ones(1), "shortened", -1
 
     def climb(self) -> Rounds[None]:

@@ -83,6 +83,7 @@ def quasi_newton(sy: Floats, yhy: Floats) -> tuple[Weights, float]:
         alpha[j] = sy[j] @ scores / curvature[j]
         scores[j] -= alpha[j]
     if use:
+        # The first guess H is scaled by s'y / y'Hy of the latest step, so that a length of one mostly does.
         scores *= curvature[use[-1]] / length[use[-1]]
     for j in use:
         steps[j] += alpha[j] - (yhy[j] @ scores + sy[:, j] @ steps) / curvature[j]

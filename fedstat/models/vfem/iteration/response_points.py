@@ -72,6 +72,7 @@ class ResponsePoints:
     def score(self, at: EvaluatedResponse) -> ResponseScore:
         """Evaluate the likelihood and its score at (a, s2)."""
         n, a, s2 = self.counts.sum(), at.a, at.s2
+        # v z^2 is r^2 / v, r the residual.
         log_likelihood = -0.5 * np.sum(self.counts * np.log(2.0 * np.pi * at.v) + at.v * at.z2)
         a_move, s2_move = self._moves(at)
         score2 = n * (a_move**2 / s2 + 0.5 * (s2_move / s2) ** 2)
@@ -83,6 +84,7 @@ class ResponsePoints:
 
     def _moves(self, at: EvaluatedResponse) -> tuple[float, float]:
         n, s2 = self.counts.sum(), at.s2
+        # Expected squared errors: (s2 z)^2 of what is known of each, and s2 (v - s2) / v of what is not.
         new = s2 * s2 * at.z2.sum() / n + np.sum(self.counts * (at.v - s2) * s2 / at.v) / n
         return float(s2 * at.z1.sum() / n), float(new - s2)
 
@@ -101,6 +103,7 @@ class ResponsePoints:
             del self.points[0], self.evaluated[0]
         self.reference = self.reference or evaluated.s2
         n = self.counts.sum()
+        # The complete-data information of (a, s2), held fixed as that of the clients is.
         metric = np.array([n / self.reference, 0.5 * n / self.reference**2])
         moves = [e.image - e.at for e in self.evaluated if e is not None]
         return np.array([np.sum(moves[-1] * metric * move) for move in moves])

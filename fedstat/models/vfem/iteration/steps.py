@@ -115,10 +115,12 @@ def step(
     state.tell(client.weights(z, "residuals"))
     if forget:
         client.points, client.evaluated = client.previous
+    # Another client may find the point inadmissible: this evaluation is then taken back.
     client.previous = list(client.points), list(client.evaluated)
     client.omega = float(omega)
     theta = mix(client.points, weights)
     try:
+        # Weights of both signs may mix covariances to a matrix that is none.
         factor = cho_factor(theta.Sigma, lower=True)
     except np.linalg.LinAlgError:
         return {"inside": np.array(0)}

@@ -104,6 +104,7 @@ def multiplied_products(
             pairs[j, k] = one, two
         else:
             blocks[j, k] = np.zeros((one.width, two.width))
+            # Without a common entity the product is zero, and nothing is missed.
             few += common > 0
     asking = conversation(session, options.at)
     multiplied = yield from asking.multiply(list(pairs.values()), dealing_sites(layout), 1, layout.n)

@@ -67,6 +67,7 @@ def multiply_columns(
     client = client_of(state)
     check_lengths(data.name, columns=(columns, len(rows)))
     _, mine, theirs = np.intersect1d(client.rows, rows, assume_unique=True, return_indices=True)
+    # Rows that are filled in with their mean hide no other: they count as no entity.
     own, held = staged(data, state, int(stage)), client.held[mine]
     state.tell(GivenWeights(columns[theirs[held]], "columns"))
     if held.any():  # the product over none is zero, whatever the columns

@@ -116,6 +116,7 @@ class GLMPredictionResults(MeanPredictions):
         For an entity with every block it is that of statsmodels.
         """
         mean = self.predicted_mean.to_numpy()
+        # On the scale of the link no limit leaves the range of the mean.
         centre = self._link(mean)
         half = normal_quantile(alpha) * self.se_mean.to_numpy() * self._link.deriv(mean)
         limits = {0: self._link.inverse(centre - half), 1: self._link.inverse(centre + half)}

@@ -86,6 +86,7 @@ def fit_normal(
     below `tol`. Covariances of columns that no entity has together stay where they started; nothing depends
     on them. Raises EstimationError where the covariance becomes singular, or the iteration does not end.
     """
+    # One metric for all moves: Anderson mixes by their lengths.
     root = np.linalg.inv(np.linalg.cholesky(cov))
     least = COLLAPSED * smallest_eigenvalue(cov)
     size = len(mean)

@@ -134,6 +134,7 @@ def cov_name(outcome: VFEMOutcome) -> str:
 def reported_covariance(covariance: Covariance, fit: VFEMFit) -> Floats:
     """Covariance of (beta0, beta) from that of psi, of which (a, s2, beta_1, mu_1, ...) comes first."""
     jacobian = origin_jacobian(fit, tuple(fit.beta))
+    # Where t_1, ..., t_K follow psi, no coefficient depends on them.
     d = jacobian.shape[1]
     return delta_method(covariance.psi[:d, :d], jacobian)
 
