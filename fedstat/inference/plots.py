@@ -57,7 +57,8 @@ def axes_for(
     if title:
         # A name may hold a dollar sign, which is no formula.
         ax.set_title(title, loc="left", fontsize="medium", parse_math=False)
-    ax.spines[list(hidden)].set_visible(False)
+    for side in hidden:
+        ax.spines[side].set_visible(False)
     return ax
 
 

@@ -4,6 +4,7 @@ import builtins
 import importlib
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from fedstat.inference import plots
@@ -58,3 +59,10 @@ def test_missing_matplotlib_names_the_extra(result, monkeypatch):
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(ImportError, match=r"pip install fedstat\[plot\]"):
         plots.plot_coefficients(result.tidy())
+
+
+def test_a_picture_without_hidden_spines_keeps_them_all(plt):
+    trace = pd.DataFrame({"score": [1.0, 0.1], "move": ["EM", "Newton"]}, index=[1, 2])
+    ax = plots.plot_convergence(trace, tolerance=1e-3)
+    assert ax.get_title(loc="left") == "Convergence"
+    assert all(spine.get_visible() for spine in ax.spines.values())

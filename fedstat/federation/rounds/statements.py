@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from fedstat.errors import DisclosureWarning, MessageError, ReceiptError
+from fedstat.errors import DisclosureWarning, MessageError, ReceiptError, warn
 from fedstat.federation.account.head import AccountHead, told
 from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.account.link import NumbersPassed, canonical
@@ -116,7 +115,7 @@ def ask_heads(heads: Mapping[str, AccountHead], session: str) -> Rounds[dict[str
     }
     for site, head in now.items():
         for time in set(head.lost) - set(heads[site].lost):
-            warnings.warn(LOSS.format(site=site, time=told(time)), DisclosureWarning, stacklevel=4)
+            warn(LOSS.format(site=site, time=told(time)), DisclosureWarning)
     return now
 
 
@@ -141,5 +140,5 @@ def receipted(protocol: Rounds[Fit], sites: Sequence[str], session: str, ledger:
     began = found[0].session if found else session
     ledger.receipt = Receipt(began, ledger.at, passed, dict(zip(sites, found, strict=True)))
     if ledger.receipt.alarm:
-        warnings.warn(ledger.receipt.alarm, DisclosureWarning, stacklevel=4)
+        warn(ledger.receipt.alarm, DisclosureWarning)
     return fit

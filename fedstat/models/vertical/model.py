@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self
 
-from fedstat.errors import DataWarning, ModelError
+from fedstat.errors import DataWarning, ModelError, warn
 from fedstat.federation.account.ledger import CoordinatorAccount, Ledger
 from fedstat.federation.design.by_columns import Design, Missing, agree_design
 from fedstat.federation.design.formula.parse import Formula, parse_formula
@@ -132,11 +131,10 @@ class VerticalModel(Explainable):
             return
         counts = [f"{b.n_partial:,} at '{b.client}'" for b in self.design.blocks if b.n_partial]
         if counts:
-            warnings.warn(
+            warn(
                 f"entities with only some of a client's columns were taken as missing there: "
                 f"{', '.join(counts)}. ClientPartition(partial='mean' or 'error') are the alternatives.",
                 DataWarning,
-                stacklevel=6,
             )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal, get_args
@@ -11,7 +10,7 @@ from typing import Any, ClassVar, Literal, get_args
 import numpy as np
 import statsmodels.genmod.families as sm_families
 
-from fedstat.errors import ConvergenceWarning, ModelError
+from fedstat.errors import ConvergenceWarning, ModelError, warn
 from fedstat.federation.design.by_columns import Missing
 from fedstat.federation.design.formula.parse import Formula
 from fedstat.federation.rounds.engine import Rounds
@@ -329,9 +328,8 @@ def warn_unless_converged(outcome: Outcome) -> None:
     path = outcome.fitted.path
     wrong = int((~path.converged).sum())
     if wrong:
-        warnings.warn(
+        warn(
             f"{wrong} of the {len(path.lambdas)} fits of the path did not converge (largest violation "
             f"{np.nanmax(path.kkt):.1e} of lambda_max, tolerance {outcome.plan.setup.tol:.0e}); see .path",
             ConvergenceWarning,
-            stacklevel=3,
         )

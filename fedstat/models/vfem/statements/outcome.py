@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from fedstat.errors import ConvergenceWarning, DataWarning
+from fedstat.errors import ConvergenceWarning, DataWarning, warn
 from fedstat.inference.covariance import delta_method
 from fedstat.inference.estimate import INTERCEPT, Estimate
 from fedstat.inference.summary import ClientBlock
@@ -166,21 +165,19 @@ def client_blocks(model: VerticalModel, layout: Layout) -> tuple[ClientBlock, ..
 def warn_of_merges(plan: MergePlan, n: int) -> None:
     """Warn where many entities count otherwise than they are, because their patterns are small."""
     if plan.changes > LARGEST_SHARE * n:
-        warnings.warn(
+        warn(
             f"{plan.changes:,} of {n:,} entities ({100 * plan.changes / n:.1f} %) are in missing patterns "
             "with too few to be released, and count as missing at institutions that have them: standard "
             "errors grow, and estimates may be biased unless blocks are missing completely at random",
             DataWarning,
-            stacklevel=4,
         )
 
 
 def warn_unless_converged(fit: VFEMFit) -> None:
     """Warn of a fit that stopped before its tolerances, at the line that asked for it."""
     if not fit.converged:
-        warnings.warn(
+        warn(
             f"VFEM did not converge: {fit.reason} ({len(fit.trace)} iterations, relative score "
             f"{fit.trace[-1].score:.1e}); raise maxiter or loosen the tolerances",
             ConvergenceWarning,
-            stacklevel=3,
         )

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import replace
 
 import numpy as np
 
-from fedstat.errors import DataWarning, EstimationError
+from fedstat.errors import DataWarning, EstimationError, warn
 from fedstat.federation.design.by_columns import Design
 from fedstat.federation.door.guards import ENTITIES_PER_EQUATION
 from fedstat.models.vertical.layout import Layout, complete_at, lay_out
@@ -35,7 +34,7 @@ def make_layout(design: Design, *, incomplete: bool = False) -> Layout:
 def warn_of_incomplete(layout: Layout) -> None:
     """Warn of entities that are left out, because an institution lacks them."""
     if layout.left_out:
-        warnings.warn(f"{describe_incomplete(layout)}.", DataWarning, stacklevel=3)
+        warn(f"{describe_incomplete(layout)}.", DataWarning)
 
 
 def describe_incomplete(layout: Layout) -> str:

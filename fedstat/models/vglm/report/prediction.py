@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
 
-from fedstat.errors import DataWarning, ModelError
+from fedstat.errors import DataWarning, ModelError, warn
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.inference.estimate import Estimate
 from fedstat.kernels.glm.specification import DistributionSpec
@@ -71,10 +70,9 @@ def predict_means(predictor: Predictor, partition: ClientPartition) -> pd.Series
     mean = means_of(predictor.family, eta)
     wrong = int((np.isnan(mean) & ~np.isnan(eta)).sum())
     if wrong:
-        warnings.warn(
+        warn(
             f"predict: {wrong:,} of {len(eta):,} entities are left out (nan): {predictor.family} has no mean "
             "at their linear predictors; with a log link every entity has one",
             DataWarning,
-            stacklevel=3,
         )
     return pd.Series(mean, index=partition.entities)
