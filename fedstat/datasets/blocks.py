@@ -91,6 +91,7 @@ def _block_population(
         owner=owner,
         loadings=loadings,
         factor_correlation=factor_correlation(owner, loadings, between),
+        # signs and sizes that repeat, so that the truth depends on nothing but p
         beta=np.resize([1.0, -0.5, 0.8, -0.3, 0.6], owner.size),
         r2=r2,
         mean=mean,

@@ -31,6 +31,7 @@ def set_entry(path: Path, table: str, name: str, value: str) -> None:
         here = [place for place in range(start, end) if _name(lines[place]) == name]
         if here:
             return [*lines[: here[0]], line, *lines[here[0] + 1 :]]
+        # before the blank lines that part the table from the next one
         while end > start and not lines[end - 1].strip():
             end -= 1
         return [*lines[:end], line, *lines[end:]]

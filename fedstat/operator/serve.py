@@ -39,8 +39,9 @@ class Service:
     def run(self, poll: float) -> None:
         """Answer until told to stop; whom the owner trusts is read again when it changes."""
         while not self.asked_to_stop:
-            description = read_description(self.folder)
+            # first the time, then the content: a change between the two is seen at the next look
             self._described = self._changed_at()
+            description = read_description(self.folder)
             heed(self.site, description)
             flare_commands.require_coordinator(self.folder, description)
             serve_folder(

@@ -50,20 +50,17 @@ def init(folder: Path, name: str, data: str | None, exchange: str, key: Sequence
         check_flare_name(name)
     identity = make_folder(folder, DESCRIPTION)
     fingerprint = identity.public.fingerprint
-    # a path that was given on the command line is relative to where the command was run
-    path = "records.csv" if data is None else str(Path(data).resolve())
-    text = TEMPLATE.format(
-        folder=folder,
-        layout=BY_KEY if key else BY_ROWS,
-        key=f"key = [{', '.join(map(quoted, key))}]" if key else '# key = "patient_id"',
-        name=quoted(name),
-        exchange="# exchange =" if over_flare else f"exchange = {quoted(str(Path(exchange).resolve()))}",
-        kind=quoted(kind_of_file(path)),
-        kinds=", ".join(map(quoted, SOURCE_KINDS)),
-        path=quoted(path),
-        fingerprint=quoted(fingerprint),
-    )
     begin_account(folder, identity)
+    # paths that were given on the command line are relative to where the command was run
+    path = "records.csv" if data is None else str(Path(data).resolve())
+    entries = {
+        "folder": folder,
+        "name": quoted(name),
+        "layout": BY_KEY if key else BY_ROWS,
+        "exchange": "# exchange =" if over_flare else f"exchange = {quoted(str(Path(exchange).resolve()))}",
+        "fingerprint": quoted(fingerprint),
+    }
+    text = TEMPLATE.format(**entries, **_source_entries(path, key))
     (folder / DESCRIPTION).write_text(text, encoding="utf-8")
     (folder / POLICY).write_text(Policy.strict().to_toml(), encoding="utf-8")
     files = [
@@ -79,6 +76,16 @@ def init(folder: Path, name: str, data: str | None, exchange: str, key: Sequence
     if over_flare:
         print(f"      ask for a certificate by    fedstat site request {typed(folder)}")
     return 0
+
+
+def _source_entries(path: str, key: Sequence[str]) -> dict[str, str]:
+    """Entries of site.toml that say where the records are."""
+    return {
+        "kind": quoted(kind_of_file(path)),
+        "kinds": ", ".join(map(quoted, SOURCE_KINDS)),
+        "path": quoted(path),
+        "key": f"key = [{', '.join(map(quoted, key))}]" if key else '# key = "patient_id"',
+    }
 
 
 def pin(folder: Path, card: Path) -> int:

@@ -218,6 +218,7 @@ def _unique_rows(presence: Bools) -> tuple[Bools, Array]:
     # eight clients to a byte: rows of bytes are sorted much faster than rows of bool
     packed = np.packbits(presence, axis=1)
     _, first, counts = np.unique(packed, axis=0, return_index=True, return_counts=True)
+    # sorted from none to all present, and wanted the other way round
     return presence[first[::-1]], counts[::-1]
 
 

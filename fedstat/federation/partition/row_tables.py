@@ -134,6 +134,7 @@ def _variation_problems(tables: Mapping[str, HeldTable], common: Sequence[str]) 
 
 def _values_seen(parts: Iterable[pd.Series[Any]]) -> int:
     """How many different values there are: 0, 1, or 2 for more."""
+    # one value a site is enough: what is constant at each may still differ between them
     firsts: list[Any] = []
     for part in parts:
         present = part.dropna()

@@ -96,23 +96,10 @@ class UnreachableError(Exception):
 
 
 def open_database(site: str, address: str, where: str) -> Database:
-    """Read a connection string, and choose how a read-only session is had.
+    """Find out how a database is read, from the connection string in SQLAlchemy's form; nothing is read yet.
 
-    Parameters
-    ----------
-    site : str
-        The institution.
-    address : str
-        Connection string in SQLAlchemy's form.
-    where : str
-        Where it was found, for errors.
-
-    Raises
-    ------
-    PartitionError
-        It is none, or of a database that is not known to hold a session read-only.
-    ImportError
-        SQLAlchemy is not installed.
+    PartitionError where it cannot be used, or no read-only session is known for such a database; the string
+    itself is in no error, only `where` its owner keeps it.
     """
     try:
         import sqlalchemy  # noqa: PLC0415

@@ -145,4 +145,5 @@ def raise_points(where: str, points: Array, scalar: X25519PrivateKey) -> Array:
 
 def as_tokens(points: Array) -> Array:
     """Write points as fixed strings of bytes, shape (n,), which compare and sort."""
+    # numpy drops zero bytes at the end, which makes no two strings of one length equal
     return np.ascontiguousarray(points).view(f"S{POINT_BYTES}").ravel()

@@ -47,18 +47,11 @@ HEAD = """\
 
 @dataclass(frozen=True, slots=True)
 class PublishedColumn:
-    """What everybody may know of a column.
+    """What everybody may know of a column: a "number" or a "category".
 
-    Parameters
-    ----------
-    kind : {"number", "category"}
-    range : (float, float) or None
-        Between which all numbers lie; None where the owner does not say, and then no logarithm, root or
-        spline of the column can be asked for.
-    levels : tuple
-        Of a category, in the order in which a model takes them; of a number: its codes, for ``C(x)``.
-    knots : tuple of float
-        Where splines of the column may have knots, ascending.
+    All numbers lie in `range`; where the owner does not say, no logarithm, root or spline of the column can
+    be asked for. `levels` are those of a category, in the order in which a model takes them, or the codes of
+    a number, for ``C(x)``. `knots`, ascending, are where splines may have some.
     """
 
     kind: Kind
@@ -67,13 +60,7 @@ class PublishedColumn:
     knots: tuple[float, ...] = ()
 
     def check(self) -> None:
-        """Require bounds and knots that ascend, and levels that differ.
-
-        Raises
-        ------
-        PartitionError
-            They do not.
-        """
+        """Require bounds and knots that ascend, and levels that differ."""
         places = [*(self.range or ())[:1], *self.knots, *(self.range or ())[1:]]
         if any(b <= a for a, b in pairwise(places)):
             raise PartitionError("a published range and its knots have to ascend: range = [low, high]")
@@ -87,13 +74,7 @@ Published: TypeAlias = Mapping[str, PublishedColumn]
 
 
 def read_published(text: str, where: str) -> Published:
-    """Read the text of a ``columns.toml``.
-
-    Raises
-    ------
-    PartitionError
-        It is no TOML, or an entry has no meaning; names the place and not the value.
-    """
+    """Read the text of a ``columns.toml``; PartitionError names the place and not the value."""
     try:
         content = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
@@ -181,11 +162,7 @@ def look_through(table: Table) -> dict[str, _Seen]:
 def propose(table: Table, min_level_count: int) -> dict[str, PublishedColumn]:
     """Propose a description of a table to its owner.
 
-    Parameters
-    ----------
-    table : Table
-    min_level_count : int
-        Rows of a level that is proposed; rarer ones are left out, for the owner to merge or to write down.
+    Levels of fewer rows are left out, for the owner to merge or to write down.
     """
     found = {name: one.propose(min_level_count) for name, one in look_through(table).items()}
     return {name: column for name, column in found.items() if column is not None}

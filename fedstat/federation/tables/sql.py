@@ -79,6 +79,7 @@ class SqlTable:
                 sums[name] = _checksum(sums[name], frame[name])
             n_rows += len(frame)
             yield frame
+        # the first pass over a column sets what later ones are held against
         kept = {name: self._checksums.setdefault(name, value) for name, value in sums.items()}
         if n_rows != self.n_rows:
             raise self._changed(f"{n_rows:,} rows came, and there were {self.n_rows:,} when it was opened")

@@ -103,6 +103,7 @@ class ParquetTable:
                     "partition was made. Make the partition again."
                 )
             for batch in file.iter_batches(self.rows_per_chunk, columns=list(columns)):
+                # selected again: a batch comes in the order of the file
                 yield batch.select(list(columns)).to_pandas(
                     ignore_metadata=True, split_blocks=True, types_mapper=_dtype_of
                 )

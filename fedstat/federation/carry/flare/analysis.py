@@ -18,6 +18,7 @@ from fedstat.federation.carry.flare.kit import ANALYST, FLARE, SERVER, START, US
 from fedstat.federation.carry.flare.provision import require_flare
 from fedstat.federation.crypto.keys import Identity
 
+# seconds: between two looks, for a login, for jobs to wind down, and since a site was last heard of
 PAUSE, LOGIN, LAST, FRESH = 0.5, 10.0, 12.0, 35.0
 ENDED = "FINISHED"
 

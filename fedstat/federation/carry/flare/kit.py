@@ -21,6 +21,7 @@ FLARE, SERVER, ANALYST, KIT = "flare", "server", "analyst", "kit"
 USER = "analyst@fedstat.org"
 """Name under which the analyst submits the job."""
 
+# seconds, as the controller of the job takes them
 TIMEOUT, AGAIN_AFTER, START, IDLE = 3600.0, 10.0, 120.0, 4 * 3600.0
 ALLOWED = [f"fedstat.federation.carry.flare.job.{name}" for name in ("FlareController", "FlareExecutor")]
 NO_CODE = {"clone_job": "none", "byoc": "none", "shell_commands": "none", "server-predeployed-flwr": "none"}
@@ -36,6 +37,7 @@ def write_local(kit: str | Path) -> None:
     resources = json.loads((kit / "local" / "resources.json.default").read_text())
     resources |= {"class_list_enforcement_mode": "enforce", "class_allow_list": ALLOWED}
     resources["allow_log_streaming"] = False
+    # what a site logs is for its owner, and names what went wrong with his records
     logs = ("log_receiver", "site_log_streamer")
     resources["components"] = [part for part in resources["components"] if part["id"] not in logs]
     if "snapshot_persistor" in resources:
