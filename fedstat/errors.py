@@ -15,7 +15,8 @@
         ├── MessageError     it is malformed: unknown step, wrong array, shape or value
         │   └── SessionError the site was started again, and does not know the session any more
         ├── PolicyError      it is well formed, and the site's owner does not allow it
-        │   └── DescriptionError it goes beyond what the site publishes of its columns; no row was read
+        │   ├── DescriptionError it goes beyond what the site publishes of its columns; no row was read
+        │   └── ConsentError it needs the owner's consent first, or a line of the policy; no row was read
         └── SecurityError    it is not from whom, or not what, it should be: key, signature, seal or mask
 
     FedstatWarning (UserWarning)
@@ -90,6 +91,10 @@ class PolicyError(DoorError):
 
 class DescriptionError(PolicyError):
     """What is asked goes beyond what the site publishes of its columns; decided without a look at a row."""
+
+
+class ConsentError(PolicyError):
+    """What is asked needs the owner's consent, or a line of the policy; decided without a look at a row."""
 
 
 class SecurityError(DoorError):

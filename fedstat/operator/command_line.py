@@ -120,6 +120,12 @@ SITE = (
         (argument("name", help="of the site, or 'coordinator'"),),
     ),
     Command(
+        "consent",
+        "Vertical layout: consent to one alignment of the site's keys with those of other sites.",
+        site_commands.consent,
+        (argument("names", nargs="+", metavar="SITE", help="the other sites of the alignment"),),
+    ),
+    Command(
         "serve",
         "Answer questions until SIGTERM or Ctrl-C.",
         serve.serve,

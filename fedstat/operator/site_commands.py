@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 from fedstat.errors import FedstatError, PartitionError, SecurityError
@@ -123,6 +124,23 @@ def revoke(folder: Path, name: str) -> int:
         raise PartitionError(f"'{name}' is not trusted here; trusted are {', '.join(known) or 'none'}")
     print(f"{description.name} no longer trusts {name}. {meaning}")
     print("A site that serves now heeds it before its next question.")
+    return 0
+
+
+def consent(folder: Path, names: Sequence[str]) -> int:
+    """Consent to one alignment of the site's keys with those of other sites."""
+    description = read_description(folder)
+    strange = [name for name in names if name not in description.pinned or name == description.name]
+    if strange:
+        raise PartitionError(
+            f"no key of {', '.join(strange)} is pinned here; consent to alignments with sites whose key you "
+            "have compared: fedstat site pin FOLDER CARD"
+        )
+    now = datetime.now(UTC).isoformat(timespec="microseconds")
+    for name in names:
+        set_entry(folder / DESCRIPTION, "consent", name, now)
+    print(f"{description.name} consents to one alignment of its keys with {', '.join(names)}, from now on.")
+    print("None of them sees a key. Who enters keys that it has made up learns which of them are here.")
     return 0
 
 

@@ -42,6 +42,10 @@ path = {path}
 # Fingerprints of the institutions that this one makes masks with, its own among them.
 [pinned]
 {name} = {fingerprint}
+
+# Vertical layout: consent to one alignment of keys with each of these. Enter it with:
+#     fedstat site consent FOLDER SITE ...
+[consent]
 """
 
 BY_ROWS = """\

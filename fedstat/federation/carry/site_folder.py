@@ -50,7 +50,8 @@ class SiteDescription:
     `data` describes the source. `coordinator` is the fingerprint of its key, empty where none is trusted;
     `pinned` has one by site, its own among them. `site_column` is the name by which a formula may ask for
     the site, empty in the vertical layout; `seed` the secret that the sites share for common random
-    projections; `exchange` the folder through which questions come, empty where another carrier brings them.
+    projections; `exchange` the folder through which questions come, empty where another carrier brings them;
+    `consent` says when the owner has consented to an alignment, by site.
     """
 
     name: str
@@ -60,6 +61,7 @@ class SiteDescription:
     site_column: str = ""
     seed: int | None = None
     exchange: str = ""
+    consent: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def source(self) -> Source:
@@ -94,13 +96,11 @@ def read_toml(path: Path, remedy: str) -> dict[str, Any]:
 def read_entries(kind: type[T], path: Path, remedy: str) -> T:
     """Read a TOML file as a record; entries that have a default may be left out."""
     content = read_toml(path, remedy)
-    for table in ("pinned", "sites"):
+    for table in ("pinned", "sites", "consent"):
         keys = content.get(table)
         wrong = [name for name in keys if not isinstance(keys[name], str)] if isinstance(keys, dict) else []
         if wrong:
-            raise PartitionError(
-                f"'{path}', [{table}]: expected a fingerprint in quotes for {', '.join(wrong)}"
-            )
+            raise PartitionError(f"'{path}', [{table}]: expected a text in quotes for {', '.join(wrong)}")
     return from_plain(kind, content, f"'{path}'", PartitionError, defaults=True)
 
 
@@ -110,9 +110,10 @@ def changed_at(folder: Path) -> int:
 
 
 def heed(site: Site, description: SiteDescription) -> None:
-    """Take over whom the owner trusts now."""
-    site.trust.pinned.clear()
-    site.trust.pinned.update(description.pinned)
+    """Take over whom the owner trusts now, and what it consents to."""
+    for held, told in ((site.trust.pinned, description.pinned), (site.trust.consents, description.consent)):
+        held.clear()
+        held.update(told)
 
 
 def _from_folder(folder: Path, data: Mapping[str, Any]) -> dict[str, Any]:
@@ -207,7 +208,7 @@ def open_site(folder: str | Path) -> Site:
         policy,
         description.seed,
         description.site_column,
-        Trust(dict(description.pinned), identity),
+        Trust(dict(description.pinned), identity, dict(description.consent)),
         open_account(folder, description.name, identity, table.n_rows),
         read_site_columns(folder, description.name, table),
         refusal_log(folder),

@@ -203,6 +203,21 @@ class CaseWeights:
     columns: Sequence[str]
 
 
+@dataclass(frozen=True, slots=True)
+class AlignmentAsked:
+    """The site's keys are to be aligned with those of other sites."""
+
+    others: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ListToRaise:
+    """A list of keys from elsewhere, of a length, is to be raised at a site that has its `own` number."""
+
+    length: int
+    own: int
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class GivenWeights:
     """Weights, (n,) or (n, q), of any sign, that came from outside and with which rows enter sums.

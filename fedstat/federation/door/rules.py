@@ -7,6 +7,7 @@ from typing import Any
 
 from fedstat.errors import DoorError
 from fedstat.federation.door import differencing, facts, guards, weights
+from fedstat.federation.door.aligning import check_alignment, check_list
 from fedstat.federation.door.descriptions import check_evaluation, check_factors
 from fedstat.federation.door.leverage import check_leverage
 from fedstat.federation.door.state import SiteData, State
@@ -39,6 +40,8 @@ def _working_weights(data: SiteData, fact: facts.WorkingWeights) -> None:
 
 
 RULES: Mapping[type, Callable[[SiteData, Any], None]] = {
+    facts.AlignmentAsked: check_alignment,
+    facts.ListToRaise: check_list,
     facts.FactorsAsked: check_factors,
     facts.Evaluated: check_evaluation,
     facts.Entities: lambda data, fact: guards.check_entities(data, fact.n),

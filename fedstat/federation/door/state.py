@@ -23,16 +23,15 @@ Kept = TypeVar("Kept")
 
 @dataclass(slots=True)
 class Trust:
-    """A site's keys, and the fingerprints that its owner has pinned.
+    """A site's keys, the fingerprints that its owner has pinned, and what the owner has consented to.
 
-    Parameters
-    ----------
-    pinned : dict of str to str
-        Fingerprint of every site that this one exchanges secrets with, its own among them.
+    `pinned` has the fingerprint of every site that this one exchanges secrets with, its own among them, and
+    `consents` when the owner consented to one alignment of keys with a site.
     """
 
     pinned: dict[str, str] = field(default_factory=dict)
     _identity: Identity | None = None
+    consents: dict[str, str] = field(default_factory=dict)
 
     @property
     def identity(self) -> Identity:

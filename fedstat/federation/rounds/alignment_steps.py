@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from fedstat.errors import MessageError, SecurityError
 from fedstat.federation.crypto.boxes import Channel
+from fedstat.federation.door.facts import AlignmentAsked, ListToRaise
 from fedstat.federation.door.site import FAMILIES
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
@@ -90,6 +91,7 @@ def enter_keys(
     # Once a session: under another scalar, lists that are on their way would not match any longer.
     if "lists" in state or "order" in state:
         raise MessageError(f"{data.name}: its keys were entered already in this session")
+    state.tell(AlignmentAsked(tuple(site for site in ring if site != data.name)))
     scalar = X25519PrivateKey.generate()
     raised = raise_points(data.name, keys.points(state.use("salt", bytes)), scalar)
     # Sorted, the list tells nothing of the order of the records.
@@ -199,6 +201,8 @@ def _raised(data: SiteData, state: State, ring: list[str], points: Array) -> Arr
     opened = _channel(data, state, before).open(points.tobytes())
     if len(opened) % POINT_BYTES:
         raise SecurityError(f"{data.name}: the list from '{before}' is not one of points")
+    # Whoever ends up with the tokens can compare only lists that this site has raised.
+    state.tell(ListToRaise(len(opened) // POINT_BYTES, _keys(data).n_rows))
     lists = _lists(state)
     state.keep("lists", ListsToRaise(lists.scalar, lists.left - 1))
     return raise_points(f"{data.name}: the list from '{before}'", as_points(opened), lists.scalar)

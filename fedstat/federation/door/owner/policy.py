@@ -22,7 +22,7 @@ from fedstat.federation.door.owner.policy_file import (
 )
 from fedstat.federation.message import Kind
 
-WORDS = ("masked_only", "two_sites", "remember", "formulas", "evaluation", "reasons")
+WORDS = ("masked_only", "two_sites", "remember", "formulas", "evaluation", "reasons", "alignment")
 """Rules that are switches: one value of each is the strict one."""
 STRICT: Mapping[str, Any] = {
     "refused_kinds": frozenset({"raw columns", "per entity", "sketch"}),
@@ -33,6 +33,7 @@ STRICT: Mapping[str, Any] = {
     "evaluation": "once",
     "reasons": "logged",
     "max_refusals": 10,
+    "alignment": "ask",
 }
 """Where the policy of a served site departs from that of one process."""
 
@@ -92,6 +93,11 @@ class Policy:
     max_refusals : int
         Refusals that depend on rows after which one who asks gets no more answers, until the owner says so;
         0: any number.
+    alignment : {"allow", "ask"}
+        "ask" wants the owner's consent to every alignment of keys, by 'fedstat site consent'.
+    max_keys : int or None
+        Most keys that another site may enter into an alignment; None: twice as many as the site has itself
+        where the owner is asked, and any number where not.
     privacy : Budget or None
         With a budget, what depends on the data leaves only where an accountant charges its release; no
         family of this version keeps such accounts.
@@ -116,6 +122,8 @@ class Policy:
     evaluation: Literal["any", "once"] = "any"
     reasons: Literal["told", "logged"] = "told"
     max_refusals: int = 0
+    alignment: Literal["allow", "ask"] = "allow"
+    max_keys: int | None = None
     privacy: Budget | None = None
 
     def __post_init__(self) -> None:
@@ -139,7 +147,7 @@ class Policy:
 
         Values per entity, columns and sketches do not leave; sums leave masked, over three sites or more;
         formulas are simple; a model is evaluated once; refusals that depend on rows do not say why, and ten
-        of them are the end.
+        of them are the end; keys are aligned once the owner has consented.
 
         Parameters
         ----------

@@ -170,6 +170,22 @@ KEYS: tuple[Key, ...] = (
         "Refusals that depend on rows, each a bit about them, after which whoever asked gets no more answers "
         "until 'fedstat site answer-again'. 0: no limit.",
     ),
+    Key(
+        "alignment",
+        '"allow" or "ask"',
+        lambda value: value in ("allow", "ask"),
+        "Whether keys are aligned with those of other institutions as soon as the coordinator says so, "
+        '"allow", or once for every "fedstat site consent", "ask": who enters keys that it made up learns '
+        "which of them are here.",
+    ),
+    Key(
+        "max_keys",
+        "a whole number of at least 1",
+        lambda value: value is None or _whole(1)(value),
+        "Most keys that another institution may enter into an alignment. By default twice as many as there "
+        "are here, or any number where alignment is allowed without consent.",
+        "max_keys = 100_000",
+    ),
 )
 PRIVACY = (
     "A privacy budget. With one, whatever depends on the data leaves only where an accountant charges its "
