@@ -55,7 +55,9 @@ class LocalFit:
     passes: int
 
 
-def fit_local(chunks: Chunks, family: DistributionSpec, *, maxiter: int = 50, tol: float = 1e-10) -> LocalFit:
+def fit_local(
+    chunks: Chunks, distribution: DistributionSpec, *, maxiter: int = 50, tol: float = 1e-10
+) -> LocalFit:
     """Fit by Fisher scoring and Newton steps with halving; what hinders is told in the result, never raised.
 
     `chunks` returns the same rows each time; `tol` bounds the squared length of the last step in standard
@@ -63,10 +65,10 @@ def fit_local(chunks: Chunks, family: DistributionSpec, *, maxiter: int = 50, to
     """
     rows = survey(chunks())
     # Steps on a subsample cost a fraction of one on all rows, and end near the estimate of these.
-    few = _Scoring(lambda: [rows.sample], family, rows).run(None, maxiter, tol)
+    few = _Scoring(lambda: [rows.sample], distribution, rows).run(None, maxiter, tol)
     if rows.step == 1:
         return few
-    return _Scoring(chunks, family, rows).run(few.beta if few.converged else None, maxiter, tol)
+    return _Scoring(chunks, distribution, rows).run(few.beta if few.converged else None, maxiter, tol)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +117,8 @@ def join(parts: list[Rows]) -> Rows:
 class _Scoring:
     """One run of Fisher scoring."""
 
-    def __init__(self, chunks: Chunks, family: DistributionSpec, rows: Survey) -> None:
-        self.chunks, self.family, self.rows = chunks, family, rows
+    def __init__(self, chunks: Chunks, distribution: DistributionSpec, rows: Survey) -> None:
+        self.chunks, self.distribution, self.rows = chunks, distribution, rows
         self.beta = np.zeros(rows.p)
         self.sums = Sums(rows.n, 0.0, self.beta, np.zeros((rows.p, rows.p)), np.inf, np.inf)
         self.first = self.sums.information
@@ -148,8 +150,8 @@ class _Scoring:
         self.passes += 1
         # Of a canonical link scoring is Newton's method; of others it is the safer one far away, the slower
         # one near.
-        newton = self.iterations > SCORING and not self.family.canonical
-        return evaluate(self.chunks(), beta, self.family, observed=newton, center=self.rows.mean)
+        newton = self.iterations > SCORING and not self.distribution.canonical
+        return evaluate(self.chunks(), beta, self.distribution, observed=newton, center=self.rows.mean)
 
     def _step(self) -> Floats | None:
         """Return Newton's step where scoring was slow and the log-likelihood is concave, else scoring's."""
@@ -182,7 +184,7 @@ class _Scoring:
     def _constant_predictor(self) -> Floats:
         """Return the coefficients whose linear predictor is nearest to that of the mean response."""
         with np.errstate(all="ignore"):
-            eta = float(self.family.make().link(np.array([self.rows.mean]))[0])
+            eta = float(self.distribution.make().link(np.array([self.rows.mean]))[0])
         rows = (replace(rows, y=np.full(len(rows), eta)) for rows in self.chunks())
         self.passes += 1
         # Least squares on a constant response: exact where the columns hold an intercept.
@@ -206,7 +208,7 @@ class _Scoring:
 
     def _is_last(self, step: Floats, tol: float) -> bool:
         rest = max(self.sums.weight - self.rows.p, 1.0)
-        dispersion = self.sums.pearson / rest if self.family.estimates_scale else 1.0
+        dispersion = self.sums.pearson / rest if self.distribution.estimates_scale else 1.0
         small = self._length(step) <= 1e-12 * self._length(self.beta)
         return bool(small or step @ self.sums.score <= tol * dispersion)
 

@@ -32,7 +32,7 @@ STEP = 0.6
 """Of the trapezoidal rule, in standard deviations of the integrand at its mode."""
 
 LARGEST_STEP = (0.6, 0.0, 0.3)
-"""By family: the logit's poles are at +-i pi; exp(-exp(eta)) is bounded within +-i pi/2."""
+"""By pair: the logit's poles are at +-i pi; exp(-exp(eta)) is bounded within +-i pi/2."""
 
 NEGLIGIBLE = -38.0
 """Log of a term, relative to the largest, that does not count any more."""
@@ -48,12 +48,12 @@ LARGEST_MEAN, LARGEST_VARIANCE = 200.0, 400.0
 
 
 @njit(cache=True, nogil=True)
-def density(family: int, y: float, eta: float) -> tuple[float, float, float]:
+def density(pair: int, y: float, eta: float) -> tuple[float, float, float]:
     """Return log f(y; eta), but for what depends on y alone, the mean, and its derivative by eta.
 
     The links are canonical: the derivative is the variance, and y less the mean the score.
     """
-    if family == LOGIT:
+    if pair == LOGIT:
         e = math.exp(-abs(eta))
         d = 1.0 / (1.0 + e)
         return y * eta - max(eta, 0.0) - math.log1p(e), d if eta >= 0.0 else e * d, e * d * d
@@ -62,26 +62,26 @@ def density(family: int, y: float, eta: float) -> tuple[float, float, float]:
 
 
 @njit(cache=True, nogil=True)
-def find_mode(family: int, y: float, m: float, v: float) -> tuple[float, float]:
+def find_mode(pair: int, y: float, m: float, v: float) -> tuple[float, float]:
     """Return the mode of f(y; m + e) exp(-e^2/2v) in e, and the standard deviation of a normal there."""
     e = 0.0
     for _ in range(MODE_STEPS):
-        _, mu, W = density(family, y, m + e)
+        _, mu, W = density(pair, y, m + e)
         move = (y - mu - e / v) / (W + 1.0 / v)
         # Newton's steps overshoot where the density is flat; none is longer than this.
         move = min(max(move, -LARGEST_MOVE), LARGEST_MOVE)
         e += move
         if abs(move) < 1e-3:
             break
-    _, _, W = density(family, y, m + e)
+    _, _, W = density(pair, y, m + e)
     return e, 1.0 / math.sqrt(W + 1.0 / v)
 
 
 @njit(cache=True, nogil=True)
-def add_powers(family: int, y: float, mu: float, W: float, weight: float, A: Floats) -> None:
+def add_powers(pair: int, y: float, mu: float, W: float, weight: float, A: Floats) -> None:
     """Add the weighted derivatives f^(j)(y; eta) / f(y; eta), j = 1..4, to A."""
     s = y - mu
-    W1, W2 = (W * (1.0 - 2.0 * mu), W * (1.0 - 6.0 * W)) if family == LOGIT else (W, W)
+    W1, W2 = (W * (1.0 - 2.0 * mu), W * (1.0 - 6.0 * W)) if pair == LOGIT else (W, W)
     s2 = s * s
     A[0] += weight * s
     A[1] += weight * (s2 - W)
@@ -90,30 +90,30 @@ def add_powers(family: int, y: float, mu: float, W: float, weight: float, A: Flo
 
 
 @njit(cache=True, nogil=True)
-def integrate(family: int, y: float, m: float, v: float, A: Floats) -> float:
+def integrate(pair: int, y: float, m: float, v: float, A: Floats) -> float:
     """Return log p(m, v), and fill A with A_1..A_4."""
     A[:] = 0.0
     if v <= 0.0:
-        log_f, mu, W = density(family, y, m)
-        add_powers(family, y, mu, W, 1.0, A)
+        log_f, mu, W = density(pair, y, m)
+        add_powers(pair, y, mu, W, 1.0, A)
         return log_f
-    mode, sd = find_mode(family, y, m, v)
-    log_f, mu, W = density(family, y, m + mode)
+    mode, sd = find_mode(pair, y, m, v)
+    log_f, mu, W = density(pair, y, m + mode)
     top = log_f - 0.5 * mode * mode / v
-    step = min(STEP * sd, LARGEST_STEP[family])
+    step = min(STEP * sd, LARGEST_STEP[pair])
     total = 1.0
-    add_powers(family, y, mu, W, 1.0, A)
+    add_powers(pair, y, mu, W, 1.0, A)
     # Outwards from the mode, to either side.
     for side in (-step, step):
         e = mode + side
-        log_f, mu, W = density(family, y, m + e)
+        log_f, mu, W = density(pair, y, m + e)
         height = log_f - 0.5 * e * e / v - top
         while height > NEGLIGIBLE:
             weight = math.exp(height)
             total += weight
-            add_powers(family, y, mu, W, weight, A)
+            add_powers(pair, y, mu, W, weight, A)
             e += side
-            log_f, mu, W = density(family, y, m + e)
+            log_f, mu, W = density(pair, y, m + e)
             height = log_f - 0.5 * e * e / v - top
     A /= total
     return top + math.log(total * step / math.sqrt(v)) - HALF_LOG_2PI
@@ -144,21 +144,21 @@ def integrate_probit(y: float, m: float, v: float, A: Floats) -> float:
 
 
 @njit(cache=True, nogil=True)
-def marginal_likelihood(family: int, y: Floats, m: Floats, v: Floats) -> Floats:
+def marginal_likelihood(pair: int, y: Floats, m: Floats, v: Floats) -> Floats:
     """Log-likelihood of each entity and its derivatives by mean and variance of the linear predictor: (6, n).
 
-    `family` is LOGIT, PROBIT or LOG; y, m and v are (n,): response, and mean and variance of the linear
+    `pair` is LOGIT, PROBIT or LOG; y, m and v are (n,): response, and mean and variance of the linear
     predictor given what is seen (v zero: all is seen). The rows are LOG_P, BY_M, BY_V, BY_MM, BY_MV, BY_VV.
     """
     n = len(y)
     out = np.empty((6, n))
     A = np.empty(4)
     for i in range(n):
-        if family == PROBIT:
+        if pair == PROBIT:
             out[LOG_P, i] = integrate_probit(y[i], m[i], v[i], A)
         else:
-            out[LOG_P, i] = integrate(family, y[i], m[i], v[i], A)
-            if family == LOG:
+            out[LOG_P, i] = integrate(pair, y[i], m[i], v[i], A)
+            if pair == LOG:
                 out[LOG_P, i] -= math.lgamma(y[i] + 1.0)
         out[BY_M, i] = A[0]
         # The heat equation: a derivative by v is half the second one by m.
@@ -187,7 +187,7 @@ def logistic_mean(m: float, v: float) -> tuple[float, float, float]:
 
 
 @njit(cache=True, nogil=True)
-def marginal_mean(family: int, m: Floats, v: Floats) -> Floats:
+def marginal_mean(pair: int, m: Floats, v: Floats) -> Floats:
     """Average the mean response over what is missing: E[mu(m + e)] and its derivatives by m and v, (3, n).
 
     The arguments are those of :func:`marginal_likelihood`.
@@ -195,10 +195,10 @@ def marginal_mean(family: int, m: Floats, v: Floats) -> Floats:
     n = len(m)
     out = np.zeros((3, n))
     for i in range(n):
-        if family == LOG:
+        if pair == LOG:
             mu = math.exp(m[i] + 0.5 * v[i])
             out[0, i], out[1, i], out[2, i] = mu, mu, 0.5 * mu
-        elif family == PROBIT:
+        elif pair == PROBIT:
             scale = 1.0 / math.sqrt(1.0 + v[i])
             t = scale * m[i]
             phi = math.exp(-0.5 * t * t - HALF_LOG_2PI)

@@ -1,4 +1,4 @@
-"""Rows of one site as the kernels of generalized linear models take them, and what a family allows there."""
+"""Rows of one site as the kernels of generalized linear models take them, and what a distribution allows."""
 
 from __future__ import annotations
 
@@ -62,22 +62,22 @@ def linear_predictor(rows: Rows, beta: Floats) -> Floats:
     return eta if rows.offset is None else eta + rows.offset
 
 
-def in_domain(eta: Floats, mu: Floats, family: DistributionSpec) -> Bools:
-    """Tell at which rows family and link allow the mean: linear predictor (m,), mean (m,) -> (m,)."""
+def in_domain(eta: Floats, mu: Floats, distribution: DistributionSpec) -> Bools:
+    """Tell at which rows distribution and link allow the mean: linear predictor (m,), mean (m,) -> (m,)."""
     fine = np.isfinite(mu)
     # The inverse of such a power has a value at negative eta as well, of which eta is not the link (sqrt:
     # eta^2).
-    if family.link_power not in (None, 1.0, -1.0):
+    if distribution.link_power not in (None, 1.0, -1.0):
         fine &= eta > 0.0
-    if family.name == "Binomial":
-        closed = family.link_entry.closed
+    if distribution.name == "Binomial":
+        closed = distribution.link_entry.closed
         return fine & ((mu >= 0.0) & (mu <= 1.0) if closed else (mu > 0.0) & (mu < 1.0))
-    return fine if family.variance_power == 0.0 else fine & (mu > 0.0)
+    return fine if distribution.variance_power == 0.0 else fine & (mu > 0.0)
 
 
-def check_response(rows: Rows, family: DistributionSpec) -> str:
+def check_response(rows: Rows, distribution: DistributionSpec) -> str:
     """Return what is wrong with the response: a phrase with the number of rows, or ''."""
-    right = family.support.holds(np.asarray(rows.y))
+    right = distribution.support.holds(np.asarray(rows.y))
     count = len(right) - int(right.sum())
-    where = family.support.otherwise
+    where = distribution.support.otherwise
     return f"{count} row{'s' if count > 1 else ''} with a response {where}" if count else ""

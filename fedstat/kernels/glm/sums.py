@@ -66,7 +66,7 @@ class NullSums(NamedTuple):
 def evaluate(
     chunks: Iterable[Rows],
     beta: Floats | None,
-    family: DistributionSpec,
+    distribution: DistributionSpec,
     *,
     observed: bool = False,
     meat: bool = False,
@@ -86,7 +86,12 @@ def evaluate(
         for chunk in chunks:
             middle = float(np.mean(chunk.y)) if center is None and len(chunk) else center or 0.0
             step = partial(
-                _evaluate_piece, beta=beta, family=family, observed=observed, meat=meat, center=middle
+                _evaluate_piece,
+                beta=beta,
+                distribution=distribution,
+                observed=observed,
+                meat=meat,
+                center=middle,
             )
             pieces = chunk.pieces()
             for sums in pool.map(step, pieces) if len(pieces) > 1 else map(step, pieces):
@@ -97,14 +102,14 @@ def evaluate(
 
 
 def _evaluate_piece(
-    rows: Rows, beta: Floats | None, family: DistributionSpec, observed: bool, meat: bool, center: float
+    rows: Rows, beta: Floats | None, distribution: DistributionSpec, observed: bool, meat: bool, center: float
 ) -> Sums:
-    loop = family.loop
+    loop = distribution.loop
     with np.errstate(all="ignore"):
         if beta is None:
-            sums = _start(rows, family, center)
+            sums = _start(rows, distribution, center)
         elif loop is None or meat:
-            sums = _general(rows, beta, family, observed, meat)
+            sums = _general(rows, beta, distribution, observed, meat)
         else:
             sums = _canonical(rows, beta, loop, observed)
     finite = np.isfinite(sums.deviance) and np.isfinite(sums.score).all()
@@ -163,28 +168,28 @@ class RowMeans:
         return float(self.family.deviance(rows.y, self.mu, var, freq)), float(pearson)
 
 
-def row_means(rows: Rows, family: DistributionSpec, eta: Floats, mu: Floats | None = None) -> RowMeans:
+def row_means(rows: Rows, distribution: DistributionSpec, eta: Floats, mu: Floats | None = None) -> RowMeans:
     """Return the rows at a linear predictor (m,), or at their means."""
-    sm_family = family.make()
-    if family.name == "Binomial" and rows.trials is not None:
+    sm_family = distribution.make()
+    if distribution.name == "Binomial" and rows.trials is not None:
         sm_family.n = rows.trials
     if mu is None:
         mu = np.asarray(sm_family.fitted(eta), dtype=float)
-        mu = np.maximum(mu, family.link_entry.smallest)
+        mu = np.maximum(mu, distribution.link_entry.smallest)
     weight = np.ones(len(rows)) if rows.weight is None else rows.weight
     slope, V = sm_family.link.deriv(mu), sm_family.variance(mu)
-    return RowMeans(sm_family, eta, mu, slope, V, weight, in_domain(eta, mu, family))
+    return RowMeans(sm_family, eta, mu, slope, V, weight, in_domain(eta, mu, distribution))
 
 
-def _start(rows: Rows, family: DistributionSpec, center: float) -> Sums:
+def _start(rows: Rows, distribution: DistributionSpec, center: float) -> Sums:
     # As statsmodels starts: half way between response and mean, which is inside the domain.
-    if family.name == "Binomial":
+    if distribution.name == "Binomial":
         mu = (rows.y + 0.5) / 2.0
-    elif family.variance_power == 0.0 or center > 0.0:
+    elif distribution.variance_power == 0.0 or center > 0.0:
         mu = (rows.y + center) / 2.0
     else:
         mu = (rows.y + 0.1) / 2.0  # no events: any positive mean will do
-    at = row_means(rows, family, np.asarray(family.make().link(mu), dtype=float), mu)
+    at = row_means(rows, distribution, np.asarray(distribution.make().link(mu), dtype=float), mu)
     z = at.eta + at.slope * (rows.y - mu) - (0.0 if rows.offset is None else rows.offset)
     w = at.weight * at.expected
     usable = np.isfinite(z) & np.isfinite(w)
@@ -192,15 +197,15 @@ def _start(rows: Rows, family: DistributionSpec, center: float) -> Sums:
     return Sums(len(rows), rows.count, *_weighted_sums(rows.X, w * z, w), *at.fit(rows))
 
 
-def _general(rows: Rows, beta: Floats, family: DistributionSpec, observed: bool, meat: bool) -> Sums:
-    at = row_means(rows, family, linear_predictor(rows, beta))
+def _general(rows: Rows, beta: Floats, distribution: DistributionSpec, observed: bool, meat: bool) -> Sums:
+    at = row_means(rows, distribution, linear_predictor(rows, beta))
     if not at.inside.all():
         return _outside(rows, observed, meat)
     r, w = at.residual(rows.y), at.weight * at.expected
     score, information = _weighted_sums(rows.X, at.weight * r, w)
     sums = Sums(len(rows), rows.count, score, information, *at.fit(rows))
-    sums.spread = _spread(np.array([w, _sizes(at, r, family)]))
-    if observed and family.canonical:
+    sums.spread = _spread(np.array([w, _sizes(at, r, distribution)]))
+    if observed and distribution.canonical:
         sums.observed = information.copy()
     elif observed:
         # Minus the derivative of a score by its linear predictor is w (1 + r bend); its expectation is w.
@@ -214,9 +219,11 @@ def _general(rows: Rows, beta: Floats, family: DistributionSpec, observed: bool,
     return sums
 
 
-def _sizes(at: RowMeans, r: Floats, family: DistributionSpec) -> Floats:
+def _sizes(at: RowMeans, r: Floats, distribution: DistributionSpec) -> Floats:
     """Return sizes of the scores by linear predictor: (m,); zero where these are bounded, or linear."""
-    if family.name == "Binomial" or (family.variance_power == 0.0 and family.link == "Identity"):
+    if distribution.name == "Binomial" or (
+        distribution.variance_power == 0.0 and distribution.link == "Identity"
+    ):
         return np.zeros_like(r)
     return np.asarray(np.abs(at.weight * r))
 
@@ -226,22 +233,24 @@ def _spread(sizes: Floats) -> Floats:
     return np.column_stack([sizes.sum(axis=1), np.einsum("ij,ij->i", sizes, sizes)])
 
 
-def row_weights(rows: Rows, beta: Floats, family: DistributionSpec) -> Floats:
+def row_weights(rows: Rows, beta: Floats, distribution: DistributionSpec) -> Floats:
     """Return the working weights and the sizes of the scores, as in :class:`Sums`, by row: (2, m)."""
     with np.errstate(all="ignore"):
-        at = row_means(rows, family, linear_predictor(rows, beta))
-        return np.array([at.weight * at.expected, _sizes(at, at.residual(rows.y), family)])
+        at = row_means(rows, distribution, linear_predictor(rows, beta))
+        return np.array([at.weight * at.expected, _sizes(at, at.residual(rows.y), distribution)])
 
 
-def row_scores(rows: Rows, beta: Floats, family: DistributionSpec) -> Floats:
+def row_scores(rows: Rows, beta: Floats, distribution: DistributionSpec) -> Floats:
     """Return the score of each row for dispersion one, its weights included: (m, p)."""
     with np.errstate(all="ignore"):
-        at = row_means(rows, family, linear_predictor(rows, beta))
+        at = row_means(rows, distribution, linear_predictor(rows, beta))
         scores: Floats = (at.weight * at.residual(rows.y))[:, None] * rows.X
     return scores
 
 
-def log_likelihood(chunks: Iterable[Rows], beta: Floats, family: DistributionSpec, scale: float) -> float:
+def log_likelihood(
+    chunks: Iterable[Rows], beta: Floats, distribution: DistributionSpec, scale: float
+) -> float:
     """Return the log-likelihood for a dispersion `scale` as statsmodels' ``GLMResults.llf`` sums it.
 
     Minus infinity where a mean lies outside the family's domain; NaN where statsmodels knows no likelihood
@@ -250,7 +259,7 @@ def log_likelihood(chunks: Iterable[Rows], beta: Floats, family: DistributionSpe
     total = 0.0
     with np.errstate(all="ignore"):
         for rows in (piece for chunk in chunks for piece in chunk.pieces()):
-            at = row_means(rows, family, linear_predictor(rows, beta))
+            at = row_means(rows, distribution, linear_predictor(rows, beta))
             if not at.inside.all():
                 return -np.inf
             var = np.ones(len(rows)) if rows.var is None else rows.var
@@ -260,7 +269,10 @@ def log_likelihood(chunks: Iterable[Rows], beta: Floats, family: DistributionSpe
 
 
 def null_sums(
-    chunks: Iterable[Rows], intercept: float | None, family: DistributionSpec, scale: float | None = None
+    chunks: Iterable[Rows],
+    intercept: float | None,
+    distribution: DistributionSpec,
+    scale: float | None = None,
 ) -> NullSums:
     """Return the sums of the model with an intercept and the offset only; the rows' design is not used.
 
@@ -269,6 +281,6 @@ def null_sums(
     """
     constant = [replace(rows, X=np.ones((len(rows), 1))) for rows in chunks]
     beta = None if intercept is None else np.array([float(intercept)])
-    sums = evaluate(constant, beta, family)
-    llf = np.nan if scale is None or beta is None else log_likelihood(constant, beta, family, scale)
+    sums = evaluate(constant, beta, distribution)
+    llf = np.nan if scale is None or beta is None else log_likelihood(constant, beta, distribution, scale)
     return NullSums(float(sums.score[0]), float(sums.information[0, 0]), sums.deviance, llf)

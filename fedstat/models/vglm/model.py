@@ -278,7 +278,7 @@ class VerticalGLM(VerticalModel):
         ledger = copy.deepcopy(self._agreement)
         plan = FitPlan(
             layout=self.layout,
-            family=self.distribution,
+            distribution=self.distribution,
             conversation=Conversation(FAMILY, self._session, ledger.at),
             small=SmallPatterns(self.partition.min_count, max_moved),
             # Without a penalty there is nothing that first estimates could divide, or steps linearise.

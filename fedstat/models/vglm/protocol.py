@@ -43,7 +43,7 @@ def fit_normal(plan: FitPlan, run: Run) -> Outcome:
     code = deal_folds(layout.n, parts, plan.least, plan.random)
 
     def protocol() -> Rounds[Grams]:
-        units = yield from stage(layout, plan.family, plan.conversation)
+        units = yield from stage(layout, plan.distribution, plan.conversation)
         every = np.ones((parts, len(layout.clients)), dtype=bool)
         return (yield from exchange_grams(layout, units, code, every, plan.conversation))
 
@@ -95,25 +95,25 @@ def fit_other(plan: FitPlan, run: Run) -> Outcome:
     """Fit any family by linear predictors and weighted Grams, or by ADMM."""
     choice, passing = plan.choice, plan.passing
     layout, other = halve(plan.layout, plan.random) if choice.split else (plan.layout, None)
-    apart = None if other is None else _study(plan, other)
+    apart = None if other is None else _oracle(plan, other)
     further = Further(_deal(plan, layout), choice.inference == "debiased", apart)
-    study = _study(plan, layout, further)
+    oracle = _oracle(plan, layout, further)
 
     # Before folds choose, the criterion that is made for prediction does.
     criterion: Select = "aic" if choice.select == "cv" else choice.select
 
     def select(path: Path) -> int:
-        return choose(score_path(path, layout.n, plan.family.name), criterion)
+        return choose(score_path(path, layout.n, plan.distribution.name), criterion)
 
     if passing.exchange == "admm":
-        protocol = admm_path(study, plan.family, plan.setup, select, passing.eps, passing.maxiter)
+        protocol = admm_path(oracle, plan.distribution, plan.setup, select, passing.eps, passing.maxiter)
     else:
         exact = passing.path == "exact"
-        protocol = fit_path(study, plan.family, plan.setup, select, exact=exact, further=further)
+        protocol = fit_path(oracle, plan.distribution, plan.setup, select, exact=exact, further=further)
     fitted, units, first = run(protocol)
     scale = None if fitted.refit is None else fitted.refit.scale
-    null = log_likelihood(plan.family.name, first, layout.n, units.constant, scale)
-    criteria: Criteria = score_path(fitted.path, layout.n, plan.family.name)
+    null = log_likelihood(plan.distribution.name, first, layout.n, units.constant, scale)
+    criteria: Criteria = score_path(fitted.path, layout.n, plan.distribution.name)
     if fitted.cv is not None:
         criteria = replace(criteria, cv=fitted.cv[0], cv_se=fitted.cv[1])
     parts = 1 if further.folds is None else further.folds.parts
@@ -128,7 +128,7 @@ def _deal(plan: FitPlan, layout: Layout) -> Folds | None:
     return Folds(code, choice.parts, choice.select == "cv", choice.draws, plan.random)
 
 
-def _study(plan: FitPlan, layout: Layout, further: Further | None = None) -> LossOracle:
+def _oracle(plan: FitPlan, layout: Layout, further: Further | None = None) -> LossOracle:
     """Reserve the weighted Grams of folds and of debiased estimates; the others are left for the fit."""
     reserved = 0
     if further is not None:

@@ -100,7 +100,7 @@ class VerticalGLMResults(
         refit = make_refit(response, outcome)
         estimate = make_estimate(response, outcome, refit)
         layout, means = outcome.layout, mean_predictors(estimate, outcome)
-        predictor = Predictor(estimate, layout.clients, outcome.family, {}, layout.active, means)
+        predictor = Predictor(estimate, layout.clients, outcome.distribution, {}, layout.active, means)
         notes = fit_notes(outcome, ledger.at)
         debiased = make_debiased(response, outcome)
         return cls(estimate, ledger, selection, refit, predictor, notes, model, debiased)

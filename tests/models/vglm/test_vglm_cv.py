@@ -154,9 +154,9 @@ def test_no_linear_predictor_is_added_where_the_choice_stays(monkeypatch):
     original = protocol.use_folds
 
     def watched(course, *args, **options):
-        before = course.study.points
+        before = course.oracle.points
         fit = yield from original(course, *args, **options)
-        points.append((course.study.points - before, fit))
+        points.append((course.oracle.points - before, fit))
         return fit
 
     monkeypatch.setattr(protocol, "use_folds", watched)

@@ -58,10 +58,10 @@ class Grams:
         return np.asarray(chosen.sum(axis=0))
 
 
-def stage(layout: Layout, family: DistributionSpec, conversation: Conversation) -> Rounds[Units]:
+def stage(layout: Layout, distribution: DistributionSpec, conversation: Conversation) -> Rounds[Units]:
     """Choose the entities of a fit, and standardise the columns."""
     replies = yield [_stage_ask(layout, k, conversation) for k in layout.clients] + [
-        conversation.ask(layout.active, "stage_response", family.to_json(), keep=layout.response_keep)
+        conversation.ask(layout.active, "stage_response", distribution.to_json(), keep=layout.response_keep)
     ]
     shift, scale = np.concatenate([reply.arrays["units"] for reply in replies[:-1]], axis=1)
     mean, sd, constant = replies[-1].arrays["moments"].tolist()

@@ -54,7 +54,7 @@ class StagedResponse:
     """The response during a fit: (n,), with mean, standard deviation, distribution, and rows of the table."""
 
     y: Floats
-    family: DistributionSpec
+    distribution: DistributionSpec
     mean: float
     sd: float
     rows: Ints

@@ -54,7 +54,7 @@ class ExchangeRules:
     remembers: bool
     columns: Mapping[str, ColumnsOf] = field(default_factory=dict)
     weights: Mapping[str, WeightsOf] = field(default_factory=dict)
-    constant: Callable[[DistributionSpec, Floats], float] = lambda family, y: 0.0
+    constant: Callable[[DistributionSpec, Floats], float] = lambda distribution, y: 0.0
 
     def division(self, place: str, code: Ints, rows: Ints) -> DivisionOfRows:
         """Say how rows of the table are divided; within a session it counts if the family's doors say so."""
@@ -93,12 +93,12 @@ def stage_response(
     """
     opened = response_of(state)
     check_lengths(data.name, keep=(keep, len(opened)))
-    y, family = np.ascontiguousarray(opened[keep], dtype=np.float64), DistributionSpec.from_json(text)
+    y, distribution = np.ascontiguousarray(opened[keep], dtype=np.float64), DistributionSpec.from_json(text)
     state.tell(Entities(len(y)), rules.division(RESPONSES, np.where(keep, 0, -1), np.arange(len(keep))))
-    check_response(data.name, family.name, y)
-    staged = StagedResponse(y, family, float(y.mean()), float(y.std()), np.flatnonzero(keep))
+    check_response(data.name, distribution.name, y)
+    staged = StagedResponse(y, distribution, float(y.mean()), float(y.std()), np.flatnonzero(keep))
     state.keep("staged response", staged, len(y))
-    return {"moments": np.array([y.mean(), y.std(), rules.constant(family, y) / len(y)])}, ""
+    return {"moments": np.array([y.mean(), y.std(), rules.constant(distribution, y) / len(y)])}, ""
 
 
 def sum_products(

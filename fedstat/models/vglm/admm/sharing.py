@@ -43,7 +43,7 @@ class Sharing:
     of the response has begun, `sound` whether the fits before the path met their tolerances.
     """
 
-    study: LossOracle
+    oracle: LossOracle
     setup: Setup
     eps: float
     maxiter: int
@@ -55,23 +55,23 @@ class Sharing:
 
     def begin(self) -> Rounds[tuple[Floats, float]]:
         """Prepare the clients; return the lambdas, and the largest that selects."""
-        study, layout, setup = self.study, self.study.layout, self.setup
+        oracle, layout, setup = self.oracle, self.oracle.layout, self.setup
         text = json.dumps(asdict(setup.penalty))
         labels = np.repeat(np.arange(len(setup.groups.sizes)), setup.groups.sizes)
         free = np.repeat(~setup.groups.penalised, setup.groups.sizes)
         at = layout.places()
         yield [
-            study.ask(k, "admm_start", text, labels=labels[at[k]], free=free[at[k]]) for k in layout.clients
+            oracle.ask(k, "admm_start", text, labels=labels[at[k]], free=free[at[k]]) for k in layout.clients
         ]
         if setup.adaptive:
             self.sound &= yield from self._settle(0.0)
-            yield [study.ask(k, "admm_adapt", power=setup.adaptive) for k in layout.clients]
+            yield [oracle.ask(k, "admm_adapt", power=setup.adaptive) for k in layout.clients]
         if setup.adaptive or free.any():
             self.sound &= yield from self._settle(NOTHING)  # with what has no penalty alone
-        (reply,) = yield [study.ask(layout.active, "respond", eta=self.eta)]
+        (reply,) = yield [oracle.ask(layout.active, "respond", eta=self.eta)]
         residual = reply.arrays["residual"]
         # From the gradient where nothing is selected, each client tells one number: its own lambda_max.
-        replies = yield [study.ask(k, "admm_largest", residual=residual) for k in layout.clients]
+        replies = yield [oracle.ask(k, "admm_largest", residual=residual) for k in layout.clients]
         scale = max(float(reply.arrays["largest"]) for reply in replies)
         if setup.lambdas is not None:
             return setup.lambdas, scale
@@ -79,12 +79,12 @@ class Sharing:
 
     def follow(self, units: Units) -> Rounds[Path]:
         """Solve at every lambda, each from the one before."""
-        study, layout, setup = self.study, self.study.layout, self.setup
+        oracle, layout, setup = self.oracle, self.oracle.layout, self.setup
         lambdas, scale = yield from self.begin()
         b, a, loss, kkt, good = [], [], [], [], []
         for lam in lambdas:
             met, violation, value = yield from self._solve(float(lam))
-            replies = yield [study.ask(k, "admm_coefficients") for k in layout.clients]
+            replies = yield [oracle.ask(k, "admm_coefficients") for k in layout.clients]
             b.append(np.concatenate([reply.arrays["beta"] for reply in replies]))
             a.append(self.intercept)
             loss.append(value)
@@ -104,18 +104,18 @@ class Sharing:
 
     def _set(self, lam: float, linearise: bool) -> list[Ask]:
         """Set lambda at the clients, and whether the penalty is linearised where they are."""
-        study = self.study
-        return [study.ask(k, "admm_set", lam=lam, linearise=linearise) for k in study.layout.clients]
+        oracle = self.oracle
+        return [oracle.ask(k, "admm_set", lam=lam, linearise=linearise) for k in oracle.layout.clients]
 
     def _solve(self, lam: float) -> Rounds[tuple[bool, float, float]]:
         """Solve at one lambda; return whether tolerances were met, the violation, and the loss."""
-        study, layout = self.study, self.study.layout
+        oracle, layout = self.oracle, self.oracle.layout
         for lasso in range(1 if self.setup.penalty.convex else MOST_LINEARISED):
             yield self._set(lam, lasso > 0)
             met = yield from self._iterate()
-            (reply,) = yield [study.ask(layout.active, "respond", eta=self.eta)]
+            (reply,) = yield [oracle.ask(layout.active, "respond", eta=self.eta)]
             residual, loss = reply.arrays["residual"], float(reply.arrays["loss"])
-            replies = yield [study.ask(k, "admm_certify", residual=residual) for k in layout.clients]
+            replies = yield [oracle.ask(k, "admm_certify", residual=residual) for k in layout.clients]
             violation = max([abs(residual.mean()), *[float(one.arrays["violation"]) for one in replies]])
             if violation <= self.eps * lam / 10.0:
                 break
@@ -123,13 +123,13 @@ class Sharing:
 
     def _iterate(self) -> Rounds[bool]:
         """Iterate to the tolerances of primal and dual residual; False where they were not met."""
-        study, layout = self.study, self.study.layout
+        oracle, layout = self.oracle, self.oracle.layout
         blocks, root = len(layout.clients) + 1, np.sqrt(layout.n)
         move = yield from self._respond(not self.started)
         self.started = True
         for number in range(self.maxiter):
-            asks = [study.ask(k, "admm_move", move=move[0], rho=self.rho) for k in layout.clients]
-            study.points += 1
+            asks = [oracle.ask(k, "admm_move", move=move[0], rho=self.rho) for k in layout.clients]
+            oracle.points += 1
             replies = yield asks
             self.intercept += float(move[0].mean())
             self.eta = self.intercept + np.sum([r.arrays["linear_predictor"] for r in replies], axis=0)
@@ -147,15 +147,15 @@ class Sharing:
 
     def _respond(self, start: bool) -> Rounds[tuple[Floats, list[float]]]:
         """Hand the sum to the holder of the response; return the move, and the norms."""
-        blocks = len(self.study.layout.clients) + 1
+        blocks = len(self.oracle.layout.clients) + 1
         arrays: dict[str, Any] = {"eta": self.eta, "blocks": blocks, "rho": self.rho, "start": start}
-        (reply,) = yield [self.study.ask(self.study.layout.active, "admm_respond", **arrays)]
+        (reply,) = yield [self.oracle.ask(self.oracle.layout.active, "admm_respond", **arrays)]
         return reply.arrays["move"], reply.arrays["sizes"].tolist()
 
 
 def admm_path(
-    study: LossOracle,
-    family: DistributionSpec,
+    oracle: LossOracle,
+    distribution: DistributionSpec,
     setup: Setup,
     select: Callable[[Path], int],
     eps: float,
@@ -165,18 +165,18 @@ def admm_path(
 
     The arguments are those of :func:`~fedstat.models.vglm.newton.fit.fit_path`.
     """
-    layout = study.layout
-    units = yield from stage(layout, family, study.conversation)
-    b0 = float(family.make().link(units.mean))
-    (reply,) = yield [study.ask(layout.active, "respond", eta=np.full(layout.n, b0))]
-    sharing = Sharing(study, setup, eps, maxiter, b0, np.full(layout.n, b0))
-    path = yield from study.masked(sharing.follow(units))
+    layout = oracle.layout
+    units = yield from stage(layout, distribution, oracle.conversation)
+    b0 = float(distribution.make().link(units.mean))
+    (reply,) = yield [oracle.ask(layout.active, "respond", eta=np.full(layout.n, b0))]
+    sharing = Sharing(oracle, setup, eps, maxiter, b0, np.full(layout.n, b0))
+    path = yield from oracle.masked(sharing.follow(units))
     chosen = select(path)
     b = path.standardised[chosen]
     a = path.intercepts[chosen] + path.coefficients[chosen] @ units.shift
-    point = yield from study.masked(study.evaluate(np.concatenate([[a], b])))
+    point = yield from oracle.masked(oracle.evaluate(np.concatenate([[a], b])))
     assert point is not None
-    H = yield from study.hessian(point)
-    refit = yield from refit_support(study, point, H, path.selected[chosen], units, family)
-    fitted = SelectedPath(path, chosen, refit, study.points, study.grams, study.dealers)
+    H = yield from oracle.hessian(point)
+    refit = yield from refit_support(oracle, point, H, path.selected[chosen], units, distribution)
+    fitted = SelectedPath(path, chosen, refit, oracle.points, oracle.grams, oracle.dealers)
     return fitted, units, float(reply.arrays["loss"])

@@ -180,19 +180,19 @@ def admm_respond(
     # The scaled dual is the dual over rho: it is scaled anew when rho changes (Boyd et al. 2011, 3.4.1).
     u = shared.u * (shared.rho / r)
     relaxed = OVER_RELAXATION * mean + (1.0 - OVER_RELAXATION) * shared.z
-    z = nearest(response.family.name, relaxed + u, response.y, N, r)
+    z = nearest(response.distribution.name, relaxed + u, response.y, N, r)
     norm = np.linalg.norm
     sizes = [norm(mean - z), r * norm(z - shared.z), norm(mean), norm(z)]
     shared.u, shared.z, shared.rho = u + relaxed - z, z, r
     return {"move": z - mean - shared.u, "sizes": np.array([*sizes, r * norm(shared.u)])}
 
 
-def nearest(family: str, a: Floats, y: Floats, N: int, rho: float) -> Floats:
+def nearest(distribution: str, a: Floats, y: Floats, N: int, rho: float) -> Floats:
     """Minimise ``loss(N z) + N rho (z - a)^2 / 2`` for every entity: (n,) -> (n,).
 
     Newton's steps on the derivative, which increases, within a bracket of its root.
     """
-    point = POINTS[family]
+    point = POINTS[distribution]
     at = N * a
     ends = np.stack([at, N * (a + point(at, y)[1] / rho)])
     low, high = ends.min(axis=0), ends.max(axis=0)

@@ -99,25 +99,25 @@ def residual_variance(S: Floats, units: Units) -> float:
 
 
 def debiased_fit(
-    course: PathFollower, point: LossPoint, H: Floats, family: DistributionSpec
+    follower: PathFollower, point: LossPoint, H: Floats, distribution: DistributionSpec
 ) -> Rounds[DebiasedFit]:
     """Go to the lasso with the smallest AIC, and debias it there.
 
     From the point where the fit ended, with the Hessian (p + 1, p + 1) as far as it is known.
     """
-    study, setup = course.study, lasso_setup(course.setup)
-    n, scale = study.layout.n, lambda_max(course.gradient, LASSO, setup.groups)
+    oracle, setup = follower.oracle, lasso_setup(follower.setup)
+    n, scale = oracle.layout.n, lambda_max(follower.gradient, LASSO, setup.groups)
     grid = lambda_grid(scale, ratio=RATIO, size=SIZE)
 
     def select(path: Path) -> int:
-        return choose(score_path(path, n, family.name), "aic")
+        return choose(score_path(path, n, distribution.name), "aic")
 
-    lasso = replace(course, setup=setup, lambdas=grid, select=select, steps=None, scale=scale, seen={})
+    lasso = replace(follower, setup=setup, lambdas=grid, select=select, steps=None, scale=scale, seen={})
     path, best, at = yield from lasso.quadratic(point, H)
-    H = yield from study.hessian(at)
+    H = yield from oracle.hessian(at)
     dispersion = 1.0
-    if family.estimates_scale:
+    if distribution.estimates_scale:
         dispersion = pearson_scale(at.residual, at.weight, n - 1 - int(path.selected[best].sum()))
     found = debias(at.b, at.score, H, n, dispersion)
-    turn = study.unit * study.turn
-    return DebiasedFit.of(found, course.units, turn, dispersion, float(path.lambdas[best]))
+    turn = oracle.unit * oracle.turn
+    return DebiasedFit.of(found, follower.units, turn, dispersion, float(path.lambdas[best]))

@@ -94,8 +94,8 @@ class PathStart:
 
 
 def fit_path(
-    study: LossOracle,
-    family: DistributionSpec,
+    oracle: LossOracle,
+    distribution: DistributionSpec,
     setup: Setup,
     select: Callable[[Path], int],
     *,
@@ -109,27 +109,27 @@ def fit_path(
     estimate.
     """
     further = further or Further()
-    start = yield from _start_path(study, family, setup)
-    course, fit = yield from _follow_path(study, family, start, select, exact=exact)
+    start = yield from _start_path(oracle, distribution, setup)
+    follower, fit = yield from _follow_path(oracle, distribution, start, select, exact=exact)
     if further.folds is not None:
-        study.left += further.folds.parts
-        fit = yield from use_folds(course, family, fit, further.folds, exact=exact)
+        oracle.left += further.folds.parts
+        fit = yield from use_folds(follower, distribution, fit, further.folds, exact=exact)
     support, apart = fit.path.selected[fit.chosen], further.apart
     if apart is None:
-        refit = yield from refit_support(study, fit.point, fit.H, support, start.units, family)
+        refit = yield from refit_support(oracle, fit.point, fit.H, support, start.units, distribution)
     else:
-        refit = yield from refit_apart(apart, support, family)
+        refit = yield from refit_apart(apart, support, distribution)
     debiased = None
     if further.debiased:
-        debiased = yield from debiased_fit(course, fit.point, fit.H, family)
-    studies = [study] if apart is None else [study, apart]
+        debiased = yield from debiased_fit(follower, fit.point, fit.H, distribution)
+    oracles = [oracle] if apart is None else [oracle, apart]
     found = SelectedPath(
         path=fit.path,
         chosen=fit.chosen,
         refit=refit,
-        points=sum(one.points for one in studies),
-        grams=sum(one.grams for one in studies),
-        dealers=study.dealers,
+        points=sum(one.points for one in oracles),
+        grams=sum(one.grams for one in oracles),
+        dealers=oracle.dealers,
         cv=fit.cv,
         halves=fit.halves,
         debiased=debiased,
@@ -137,20 +137,20 @@ def fit_path(
     return found, start.units, start.intercept_alone.loss
 
 
-def _start_path(study: LossOracle, family: DistributionSpec, setup: Setup) -> Rounds[PathStart]:
+def _start_path(oracle: LossOracle, distribution: DistributionSpec, setup: Setup) -> Rounds[PathStart]:
     """Standardise the columns, fit the intercept, and turn to the coordinates of the groups."""
-    units = yield from stage(study.layout, family, study.conversation)
-    first = yield from _intercept_alone(study, family, units)
-    # At the null model every weight is the same: the Gram of the columns, whatever the family.
-    H = yield from study.hessian(first)
-    study.T, groups = orthonormaliser(H[1:, 1:] / H[0, 0], setup.groups)
-    first = replace(first, score=np.concatenate([first.score[:1], first.score[1:] @ study.T]))
-    return PathStart(units, replace(setup, groups=groups), first, study.turned(H))
+    units = yield from stage(oracle.layout, distribution, oracle.conversation)
+    first = yield from _intercept_alone(oracle, distribution, units)
+    # At the null model every weight is the same: the Gram of the columns, whatever the distribution.
+    H = yield from oracle.hessian(first)
+    oracle.T, groups = orthonormaliser(H[1:, 1:] / H[0, 0], setup.groups)
+    first = replace(first, score=np.concatenate([first.score[:1], first.score[1:] @ oracle.T]))
+    return PathStart(units, replace(setup, groups=groups), first, oracle.turned(H))
 
 
 def _follow_path(
-    study: LossOracle,
-    family: DistributionSpec,
+    oracle: LossOracle,
+    distribution: DistributionSpec,
     start: PathStart,
     select: Callable[[Path], int],
     *,
@@ -160,57 +160,59 @@ def _follow_path(
     setup, point, H = start.setup, start.intercept_alone, start.H
     steps = of_columns = None
     if setup.from_unpenalised:
-        whole = yield from _whole(study, family, point, H)
+        whole = yield from _whole(oracle, distribution, point, H)
         setup = setup.adapted(whole.b[1:])
         steps, of_columns = setup.linear_steps(whole.b), setup.linear_steps(whole.b[1:])
-    null = yield from _null(study, setup, point, H)
+    null = yield from _null(oracle, setup, point, H)
     gradient, point = -null.score[1:], null
     lambdas, scale = setup.grid(gradient, of_columns), lambda_max(gradient, setup.penalty, setup.groups)
-    course = PathFollower(study, setup, lambdas, start.units, select, steps, scale, gradient)
-    if steps is not None and not exact and study.left > 0:
+    follower = PathFollower(oracle, setup, lambdas, start.units, select, steps, scale, gradient)
+    if steps is not None and not exact and oracle.left > 0:
         # The steps' lassos are near the estimate without a penalty, and so is their quadratic model.
-        point, H = whole, (yield from study.hessian(whole))
-        course.seen = {np.inf: null, 0.0: whole}
-    path, chosen, at = yield from (course.exact if exact else course.quadratic)(point, H)
-    return course, FoldFit(path, chosen, at, H)
+        point, H = whole, (yield from oracle.hessian(whole))
+        follower.seen = {np.inf: null, 0.0: whole}
+    path, chosen, at = yield from (follower.exact if exact else follower.quadratic)(point, H)
+    return follower, FoldFit(path, chosen, at, H)
 
 
-def _intercept_alone(study: LossOracle, family: DistributionSpec, units: Units) -> Rounds[LossPoint]:
-    """Go to the mean response, the estimate of an intercept whatever family and link are."""
-    b = np.zeros(study.layout.p + 1)
-    b[0] = family.make().link(units.mean)
-    first = yield from study.masked(study.evaluate(b))
+def _intercept_alone(oracle: LossOracle, distribution: DistributionSpec, units: Units) -> Rounds[LossPoint]:
+    """Go to the mean response, the estimate of an intercept whatever distribution and link are."""
+    b = np.zeros(oracle.layout.p + 1)
+    b[0] = distribution.make().link(units.mean)
+    first = yield from oracle.masked(oracle.evaluate(b))
     if first is None:
-        raise EstimationError(f"{family} has no deviance at the mean response; rescale the response")
-    study.unit, size = own_units(family, first.residual, first.weight)
-    study.tol = MAXIMUM * size
-    return replace(first, b=first.b / study.unit, score=first.score * study.unit)
+        raise EstimationError(f"{distribution} has no deviance at the mean response; rescale the response")
+    oracle.unit, size = own_units(distribution, first.residual, first.weight)
+    oracle.tol = MAXIMUM * size
+    return replace(first, b=first.b / oracle.unit, score=first.score * oracle.unit)
 
 
-def _whole(study: LossOracle, family: DistributionSpec, first: LossPoint, H: Floats) -> Rounds[LossPoint]:
+def _whole(
+    oracle: LossOracle, distribution: DistributionSpec, first: LossPoint, H: Floats
+) -> Rounds[LossPoint]:
     """Maximise the likelihood without a penalty."""
-    (whole,) = yield from solve(study, [_free(study.layout.p)], first, H, 100.0 * study.tol)
-    if _separated(family, whole.point) or not whole.violation <= FARTHEST * study.tol:
+    (whole,) = yield from solve(oracle, [_free(oracle.layout.p)], first, H, 100.0 * oracle.tol)
+    if _separated(distribution, whole.point) or not whole.violation <= FARTHEST * oracle.tol:
         raise EstimationError(
-            f"the {study.layout.p} columns have no estimate without a penalty: half the mean deviance is "
+            f"the {oracle.layout.p} columns have no estimate without a penalty: half the mean deviance is "
             f"{whole.point.loss:.1e}, the score {whole.violation:.1e}. Leave out adaptive and steps, which "
             "start from it, or use fewer columns"
         )
     return whole.point
 
 
-def _separated(family: DistributionSpec, at: LossPoint) -> bool:
-    return family.name == "Binomial" and at.loss < PERFECT
+def _separated(distribution: DistributionSpec, at: LossPoint) -> bool:
+    return distribution.name == "Binomial" and at.loss < PERFECT
 
 
-def _null(study: LossOracle, setup: Setup, first: LossPoint, H: Floats) -> Rounds[LossPoint]:
+def _null(oracle: LossOracle, setup: Setup, first: LossPoint, H: Floats) -> Rounds[LossPoint]:
     """Fit the unpenalised coefficients alone."""
     free = setup.groups.columns(~setup.groups.penalised)
     if not len(free):
         return first
     at = np.concatenate([[0], 1 + free])
-    (null,) = yield from solve(study, [_free(len(free))], first, H, study.tol, at=at)
-    if not null.violation <= FARTHEST * study.tol:
+    (null,) = yield from solve(oracle, [_free(len(free))], first, H, oracle.tol, at=at)
+    if not null.violation <= FARTHEST * oracle.tol:
         raise EstimationError(
             f"the {len(free)} unpenalised columns alone have no estimate: score {null.violation:.1e}; "
             "penalise those that do not have to be in the model"
@@ -223,44 +225,44 @@ def _free(p: int) -> Terms:
     return FREE.at(0.0, Groups.single(p + 1))
 
 
-def refit_apart(study: LossOracle, support: Bools, family: DistributionSpec) -> Rounds[Refit | None]:
+def refit_apart(oracle: LossOracle, support: Bools, distribution: DistributionSpec) -> Rounds[Refit | None]:
     """Maximise the likelihood on the support over other entities."""
-    units = yield from stage(study.layout, family, study.conversation)
-    first = yield from _intercept_alone(study, family, units)
-    H = yield from study.hessian(first)
-    return (yield from refit_support(study, first, H, support, units, family))
+    units = yield from stage(oracle.layout, distribution, oracle.conversation)
+    first = yield from _intercept_alone(oracle, distribution, units)
+    H = yield from oracle.hessian(first)
+    return (yield from refit_support(oracle, first, H, support, units, distribution))
 
 
 def refit_support(
-    study: LossOracle,
+    oracle: LossOracle,
     start: LossPoint,
     H: Floats,
     support: Bools,
     units: Units,
-    family: DistributionSpec,
+    distribution: DistributionSpec,
 ) -> Rounds[Refit | None]:
     """Maximise the likelihood on the support; None where no weighted Gram may be released any more."""
-    layout, names = study.layout, ("Intercept", *study.layout.names)
-    moving = np.abs(study.T[support]).max(axis=0, initial=0.0) > 0.0
+    layout, names = oracle.layout, ("Intercept", *oracle.layout.names)
+    moving = np.abs(oracle.T[support]).max(axis=0, initial=0.0) > 0.0
     at = np.concatenate([[0], 1 + np.flatnonzero(moving)])
-    (found,) = yield from solve(study, [_free(len(at) - 1)], start, H, study.tol, at=at)
-    if _separated(family, found.point) or not found.violation <= FARTHEST * study.tol:
+    (found,) = yield from solve(oracle, [_free(len(at) - 1)], start, H, oracle.tol, at=at)
+    if _separated(distribution, found.point) or not found.violation <= FARTHEST * oracle.tol:
         raise EstimationError(
             f"the {len(at) - 1} columns of the chosen fit have no estimate without a penalty: half the mean "
             f"deviance is {found.point.loss:.1e}, the score {found.violation:.1e}; they may separate the "
             "response. Use fewer columns, or a larger lambda"
         )
     # Without one at the estimate there is no covariance, and an approximate one would claim too much.
-    if layout.most_grams <= study.grams:
+    if layout.most_grams <= oracle.grams:
         return None
-    H = yield from study.hessian(found.point)
+    H = yield from oracle.hessian(found.point)
     info = layout.n * H[np.ix_(at, at)]
     inverse = invert_information(info, [names[i] for i in at])
     # The support is whole groups: its columns, and no others, are combinations of the coordinates that move.
     own = np.concatenate([[0], 1 + np.flatnonzero(support)])
-    J = study.unit * to_units(support, units) @ study.turn[np.ix_(own, at)]
+    J = oracle.unit * to_units(support, units) @ oracle.turn[np.ix_(own, at)]
     scale = 1.0
-    if family.estimates_scale:
+    if distribution.estimates_scale:
         scale = pearson_scale(found.point.residual, found.point.weight, layout.n - len(at))
-    llf = log_likelihood(family.name, found.point.loss, layout.n, units.constant, scale)
+    llf = log_likelihood(distribution.name, found.point.loss, layout.n, units.constant, scale)
     return Refit(support, J @ found.point.b[at], scale * J @ inverse @ J.T, llf, scale, found.point.loss)

@@ -49,51 +49,51 @@ class FoldModels:
         )
         return point, self.hessians[folds].sum(axis=0) / share
 
-    def cross_validate(self, course: PathFollower) -> tuple[Floats, Floats]:
+    def cross_validate(self, follower: PathFollower) -> tuple[Floats, Floats]:
         """Return the mean deviance of folds left out, with its standard error: (L,) each."""
-        errors = np.empty((len(self.shares), len(course.lambdas)))
+        errors = np.empty((len(self.shares), len(follower.lambdas)))
         for fold in range(len(errors)):
             here = np.arange(len(errors)) == fold
             # The model of the others leads to their path, and the fold's own judges it.
             others = self.over(~here)
-            b = course.over(*others).model_path(*others, {})[0]
+            b = follower.over(*others).model_path(*others, {})[0]
             errors[fold] = 2.0 * model_losses(*self.over(here), b)
         return weighted_mean(errors, self.shares)
 
     def stability(
-        self, course: PathFollower, draws: int, random: np.random.Generator
+        self, follower: PathFollower, draws: int, random: np.random.Generator
     ) -> tuple[Floats, Floats]:
         """See :func:`fedstat.models.vglm.path.folds.stability`."""
 
         def selected(half: Ints) -> Bools:
             here = self.over(half)
-            b = course.over(*here).model_path(*here, {})[0]
+            b = follower.over(*here).model_path(*here, {})[0]
             # In the columns' coordinates: what is selected are columns.
-            return np.asarray(b[:, 1:] @ course.study.T.T != 0.0)
+            return np.asarray(b[:, 1:] @ follower.oracle.T.T != 0.0)
 
         return stability(selected, len(self.shares), draws, random)
 
 
 def model_folds(
-    study: LossOracle, family: DistributionSpec, point: LossPoint, code: Ints, parts: int
+    oracle: LossOracle, distribution: DistributionSpec, point: LossPoint, code: Ints, parts: int
 ) -> Rounds[FoldModels]:
     """Obtain the models at a point: one round of scores, and a weighted Gram for each fold."""
     masks = [(code == fold).astype(np.float64) for fold in range(parts)]
-    layout = study.layout
+    layout = oracle.layout
     replies = yield [
-        study.ask(k, "sum_scores", residual=point.residual * mask) for mask in masks for k in layout.clients
+        oracle.ask(k, "sum_scores", residual=point.residual * mask) for mask in masks for k in layout.clients
     ]
     sums = iter(reply.arrays["scores"] for reply in replies)
     scores, hessians, losses = [], [], []
     # The coordinator knows the response from the residuals: losses by fold need no further question.
-    y = recover_response(family, point.eta, point.residual)
+    y = recover_response(distribution, point.eta, point.residual)
     for mask in masks:
-        score = np.concatenate([next(sums) for _ in layout.clients]) @ study.T
-        scores.append(study.unit * np.concatenate([[point.residual @ mask], score]) / layout.n)
-        H = yield from study.hessian(replace(point, weight=point.weight * mask))
+        score = np.concatenate([next(sums) for _ in layout.clients]) @ oracle.T
+        scores.append(oracle.unit * np.concatenate([[point.residual @ mask], score]) / layout.n)
+        H = yield from oracle.hessian(replace(point, weight=point.weight * mask))
         hessians.append(H)
         here = mask > 0.0
-        losses.append(respond_at(family, point.eta[here], y[here])[0] * mask.sum() / layout.n)
+        losses.append(respond_at(distribution, point.eta[here], y[here])[0] * mask.sum() / layout.n)
     shares = np.array([mask.mean() for mask in masks])
     return FoldModels(point, shares, np.array(losses), np.array(scores), np.array(hessians))
 
@@ -128,38 +128,38 @@ class FoldFit:
 
 
 def use_folds(
-    course: PathFollower, family: DistributionSpec, fit: FoldFit, folds: Folds, *, exact: bool
+    follower: PathFollower, distribution: DistributionSpec, fit: FoldFit, folds: Folds, *, exact: bool
 ) -> Rounds[FoldFit]:
     """Model the loss by fold at the fit; choose by cross-validation until the choice stays; draw halves."""
-    study = course.study
+    oracle = follower.oracle
     for _ in range(MOST_CENTRES):
-        models = yield from model_folds(study, family, fit.point, folds.code, folds.parts)
+        models = yield from model_folds(oracle, distribution, fit.point, folds.code, folds.parts)
         fit = replace(fit, H=models.hessians.sum(axis=0))
         if not folds.choose:
             break
-        cv = models.cross_validate(course)
+        cv = models.cross_validate(follower)
         best, fit = int(np.argmin(cv[0])), replace(fit, cv=cv)
         if best == fit.chosen:
             break
-        last = yield from course.again(best, fit.point, fit.H)
-        path = with_fit(course, fit.path, best, last, None if exact else fit.H)
+        last = yield from follower.again(best, fit.point, fit.H)
+        path = with_fit(follower, fit.path, best, last, None if exact else fit.H)
         fit = replace(fit, path=path, chosen=best, point=last.point)
         # Hessians by fold at another point would be more than the doors release.
-        if study.left < folds.parts:
+        if oracle.left < folds.parts:
             break
     if not folds.draws:
         return fit
-    return replace(fit, halves=models.stability(course, folds.draws, folds.random))
+    return replace(fit, halves=models.stability(follower, folds.draws, folds.random))
 
 
-def with_fit(course: PathFollower, path: Path, place: int, found: CertifiedPoint, H: Floats | None) -> Path:
+def with_fit(follower: PathFollower, path: Path, place: int, found: CertifiedPoint, H: Floats | None) -> Path:
     """Put a fit in its place of a path; with a Hessian all others become those of the model there."""
     if H is not None:
-        b, loss, kkt = course.model_path(found.point, H, {place: found})
-        return course.path(b, loss, kkt, course.setup.tol, place)
+        b, loss, kkt = follower.model_path(found.point, H, {place: found})
+        return follower.path(b, loss, kkt, follower.setup.tol, place)
     size = len(path.lambdas)
     fits = np.tile(found.point.b, (size, 1)), np.full(size, found.point.loss), np.full(size, found.violation)
-    one, here = course.path(*fits, course.setup.tol, place), np.arange(size) == place
+    one, here = follower.path(*fits, follower.setup.tol, place), np.arange(size) == place
     names = ("intercepts", "loss", "kkt", "converged")
     rows = {name: np.where(here, getattr(one, name), getattr(path, name)) for name in names}
     for name in ("coefficients", "standardised"):

@@ -41,7 +41,7 @@ class PathFollower:
     lambda_max, and `gradient` (p,) that of the loss at the null model.
     """
 
-    study: LossOracle
+    oracle: LossOracle
     setup: Setup
     lambdas: Floats
     units: Units
@@ -70,7 +70,7 @@ class PathFollower:
         problems = [self.problem(i) for i in range(len(self.lambdas))]
         loose = self.unit * max(1.0, LOOSE / self.setup.tol)
         linearise = self.linearise
-        found = yield from solve(self.study, problems, point, H, loose, linearise=linearise, only=self.steps)
+        found = yield from solve(self.oracle, problems, point, H, loose, linearise=linearise, only=self.steps)
         b, loss, kkt = stacked(found)
         chosen = self.select(self.path(b, loss, kkt, LOOSE))
         start = found[chosen].point
@@ -83,7 +83,7 @@ class PathFollower:
         # The penalty itself, not its lasso, leads there; unless the lasso is what is wanted.
         linearise, problem = self.steps is not None, [self.problem(place)]
         (found,) = yield from solve(
-            self.study, problem, near, H, self.unit, linearise=linearise, only=self.steps
+            self.oracle, problem, near, H, self.unit, linearise=linearise, only=self.steps
         )
         return found
 
@@ -108,9 +108,9 @@ class PathFollower:
             start = yield from self._start(b[place], place, known, point)
             terms = self.problem(place)
             newton = ProximalNewton(
-                study=self.study,
+                oracle=self.oracle,
                 problems=[terms],
-                at=np.arange(self.study.layout.p + 1),
+                at=np.arange(self.oracle.layout.p + 1),
                 unit=self.unit,
                 point=start,
                 H=H.copy(),
@@ -124,8 +124,8 @@ class PathFollower:
             point, H = known[place].point, newton.H
             if self.seen:
                 self.seen[float(self.lambdas[place])] = point
-            if self.study.left > 0 and len(self.lambdas) > 1:
-                H = yield from self.study.hessian(point)
+            if self.oracle.left > 0 and len(self.lambdas) > 1:
+                H = yield from self.oracle.hessian(point)
         # It would go on: what has been solved is the path.
         known |= ends
         solved = sorted(known)
@@ -148,16 +148,16 @@ class PathFollower:
     ) -> Rounds[LossPoint]:
         """Go to the model's fit, or where it is worse than the nearest solution, stay at that."""
         if not known:
-            reached = yield from self.study.masked(self.study.evaluate(b))
+            reached = yield from self.oracle.masked(self.oracle.evaluate(b))
             return last if reached is None else reached
         terms = self.problem(place)
         best = min((one.point for one in known.values()), key=lambda at: at.loss + terms.value(at.b))
         highest = best.loss + terms.value(best.b) - terms.value(b)
-        reached = yield from self.study.masked(self.study.evaluate(b, highest))
+        reached = yield from self.oracle.masked(self.oracle.evaluate(b, highest))
         return best if reached is None else reached
 
     def over(self, point: LossPoint, H: Floats) -> PathFollower:
-        """Return the course of other entities, whose unpenalised fit is that of their quadratic model."""
+        """Return the follower of other entities, whose unpenalised fit is that of their quadratic model."""
         if self.steps is None:
             return self
         whole = point.b + np.linalg.lstsq(H, point.score, rcond=1e-10)[0]
@@ -214,8 +214,8 @@ class PathFollower:
         converged = ~(kkt > tols)
         iterations = np.zeros(len(b), dtype=np.int64)
         fits = PenalisedPath(self.lambdas, b[:, 1:], loss, iterations, kkt, converged, self.scale)
-        b = self.study.unit * b
-        return Path.of(fits, b[:, 1:] @ self.study.T.T, b[:, 0], self.units, self.setup.groups)
+        b = self.oracle.unit * b
+        return Path.of(fits, b[:, 1:] @ self.oracle.T.T, b[:, 0], self.units, self.setup.groups)
 
 
 def stacked(found: Sequence[CertifiedPoint]) -> tuple[Floats, Floats, Floats]:

@@ -96,12 +96,14 @@ class LossOracle:
         H, self.dealers = yield from weighted_gram(self.layout, point.weight, self.conversation)
         return self.unit**2 * self.turned(H)
 
-    def masked(self, course: Rounds[Result]) -> Rounds[Result]:
+    def masked(self, protocol: Rounds[Result]) -> Rounds[Result]:
         """Run a part of the protocol with masked linear predictors, if they are to be masked."""
-        return mask_sums(course, self.layout.clients, self.conversation.session) if self.hidden else course
+        return (
+            mask_sums(protocol, self.layout.clients, self.conversation.session) if self.hidden else protocol
+        )
 
     def turned(self, H: Floats) -> Floats:
-        """Bring a matrix of (1, X) to the coordinates of the study."""
+        """Bring a matrix of (1, X) to the coordinates of the oracle."""
         return np.asarray(self.turn.T @ H @ self.turn)
 
     @property
@@ -130,7 +132,7 @@ class ProximalNewton:
     certified, or by all to the fixed point.
     """
 
-    study: LossOracle
+    oracle: LossOracle
     problems: list[Terms]
     at: Ints
     unit: float
@@ -146,11 +148,11 @@ class ProximalNewton:
 
     def run(self) -> Rounds[list[CertifiedPoint]]:
         """Solve all problems."""
-        study = self.study
+        oracle = self.oracle
         while True:
-            if (yield from study.masked(self._descend())):
+            if (yield from oracle.masked(self._descend())):
                 return self.found
-            self.H = yield from study.hessian(self.point)
+            self.H = yield from oracle.hessian(self.point)
             self.fresh = True
 
     def _descend(self) -> Rounds[bool]:
@@ -171,7 +173,7 @@ class ProximalNewton:
                 if not moved:
                     self.steps = MOST_STEPS
             self.steps, self.fresh = self.steps + 1, self.fresh and not moved
-            if stale and not self.fresh and self.study.left > 0:
+            if stale and not self.fresh and self.oracle.left > 0:
                 return False
             if not moved:
                 self.steps = MOST_STEPS
@@ -217,7 +219,7 @@ class ProximalNewton:
             full[at] = inner
             # Armijo's rule, with room for the rounding of the loss.
             bound = current - 1e-4 * t * decrease + 1e-13 * abs(current) - model.value(inner)
-            reached = yield from self.study.evaluate(full, bound)
+            reached = yield from self.oracle.evaluate(full, bound)
             if reached is not None:
                 self._learn(reached)
                 return True
@@ -234,7 +236,7 @@ class ProximalNewton:
 
 
 def solve(
-    study: LossOracle,
+    oracle: LossOracle,
     problems: list[Terms],
     point: LossPoint,
     H: Floats,
@@ -247,7 +249,7 @@ def solve(
     """Solve some problems, each from the solution of the one before; see :class:`ProximalNewton`."""
     moving = np.arange(len(point.b)) if at is None else at
     newton = ProximalNewton(
-        study=study,
+        oracle=oracle,
         problems=problems,
         at=moving,
         unit=unit,

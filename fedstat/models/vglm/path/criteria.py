@@ -31,13 +31,17 @@ class Criteria:
     cv_se: Floats | None = None
 
 
-def score_path(path: Path, n: int, family: str = "Gaussian") -> Criteria:
+def score_path(path: Path, n: int, distribution: str = "Gaussian") -> Criteria:
     """Compute the information criteria of a path over n entities.
 
     A dispersion is estimated at every fit, by maximum likelihood.
     """
     chosen = np.count_nonzero(path.coefficients, axis=1).astype(float)
-    doubled = profiled(2.0 * n * path.loss, n) if family == "Gaussian" else minus_twice(family, path.loss, n)
+    doubled = (
+        profiled(2.0 * n * path.loss, n)
+        if distribution == "Gaussian"
+        else minus_twice(distribution, path.loss, n)
+    )
     df = chosen + 1.0
     free = int(path.groups.sizes[~path.groups.penalised].sum())
     # Columns that must be in the model are no candidates of a search (Chen and Chen 2008).

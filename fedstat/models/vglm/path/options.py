@@ -110,7 +110,7 @@ class FitPlan:
     """
 
     layout: Layout
-    family: DistributionSpec
+    distribution: DistributionSpec
     conversation: Conversation
     small: SmallPatterns
     setup: Setup

@@ -17,7 +17,7 @@ from fedstat.models.vglm.report.outcome import Outcome
 
 def fit_notes(outcome: Outcome, at: str | None) -> list[str]:
     """Write the notes of one fit; `at` is where the coordinator sits."""
-    fitted, layout, family = outcome.fitted, outcome.layout, outcome.family
+    fitted, layout, distribution = outcome.fitted, outcome.layout, outcome.distribution
     if outcome.observed is not None:
         how = _blocks(layout, outcome, outcome.observed)
     else:
@@ -26,7 +26,7 @@ def fit_notes(outcome: Outcome, at: str | None) -> list[str]:
         *([f"{describe_incomplete(layout)}."] if layout.left_out else []),
         *how,
         *_steps(outcome),
-        *_dispersion(family),
+        *_dispersion(distribution),
         *_debiased(layout, fitted.debiased),
         *_dealers(fitted),
     ]
@@ -113,14 +113,14 @@ def _steps(outcome: Outcome) -> Iterator[str]:
         )
 
 
-def _dispersion(family: DistributionSpec) -> Iterator[str]:
-    if family.estimates_scale and family.name != "Gaussian":
+def _dispersion(distribution: DistributionSpec) -> Iterator[str]:
+    if distribution.estimates_scale and distribution.name != "Gaussian":
         yield (
             "Standard errors and the log-likelihood take Pearson's estimate of the dispersion; criteria take "
             "that of maximum likelihood. Penalties are on coefficients in the unit of the linear predictor "
             "in which the weight of an entity at the mean response is one."
         )
-    if not family.canonical:
+    if not distribution.canonical:
         yield "The link is not canonical: standard errors come from the expected information."
 
 

@@ -59,9 +59,9 @@ class Outcome:
         return self.plan.layout
 
     @property
-    def family(self) -> DistributionSpec:
+    def distribution(self) -> DistributionSpec:
         """Distribution of the response, and link."""
-        return self.plan.family
+        return self.plan.distribution
 
     @property
     def left_out(self) -> int:
@@ -115,7 +115,7 @@ class Selection:
             numbers=None if halves is None else halves[1],
             select=outcome.plan.choice.select,
             penalty=outcome.plan.setup.penalty.name,
-            family=outcome.family.name,
+            family=outcome.distribution.name,
             null=outcome.null,
             inference=outcome.plan.choice.inference,
             split_p=outcome.fitted.split_p,
@@ -166,14 +166,14 @@ def make_refit(response: str, outcome: Outcome) -> Estimate | None:
         llf=refit.llf,
         rsquared=_rsquared(outcome, refit.loss, refit=True),
         scale=refit.scale,
-        cov_type=information(outcome.family),
+        cov_type=information(outcome.distribution),
         reasons={"rsquared": NO_RSQUARED},
     )
 
 
-def information(family: DistributionSpec) -> str:
+def information(distribution: DistributionSpec) -> str:
     """Name the information of standard errors; of a canonical link, the expected one is the observed."""
-    return "observed" if family.canonical else "expected"
+    return "observed" if distribution.canonical else "expected"
 
 
 def make_debiased(response: str, outcome: Outcome) -> Estimate | None:
@@ -213,7 +213,7 @@ def make_estimate(response: str, outcome: Outcome, refit: Estimate | None) -> Es
         cov = np.full((layout.p + 1, layout.p + 1), np.nan)
         cov[np.ix_(known, known)] = refit.cov
     reason = BIASED.format(penalty=setup.penalty.name.replace("_", " ")) if convex else SPENT
-    kind, loss = information(outcome.family), float(path.loss[at])
+    kind, loss = information(outcome.distribution), float(path.loss[at])
     n = outcome.n or layout.n - outcome.left_out
     scale = None if refit is None else refit.scale
     return _estimate(
@@ -226,7 +226,7 @@ def make_estimate(response: str, outcome: Outcome, refit: Estimate | None) -> Es
         df_model=float(np.count_nonzero(path.coefficients[at])),
         converged=bool(path.converged[at]) and (refit is None or refit.converged),
         convergence=f"violation of stationarity {path.kkt[at]:.1e} of lambda_max",
-        llf=log_likelihood(outcome.family.name, loss, n, outcome.units.constant, scale),
+        llf=log_likelihood(outcome.distribution.name, loss, n, outcome.units.constant, scale),
         rsquared=_rsquared(outcome, loss),
         scale=1.0 if refit is None else refit.scale,
         cov_type=kind if setup.unpenalised else f"{kind}, conditional on selection",
@@ -246,7 +246,7 @@ def mean_predictors(estimate: Estimate, outcome: Outcome) -> dict[str, float]:
 def _rsquared(outcome: Outcome, loss: float, *, refit: bool = False) -> float | None:
     if outcome.observed is not None:
         return outcome.observed.refit_rsquared if refit else outcome.observed.rsquared
-    if outcome.family.name != "Gaussian" or outcome.plan.choice.split:
+    if outcome.distribution.name != "Gaussian" or outcome.plan.choice.split:
         return None
     return 1.0 - 2.0 * loss / outcome.units.sd**2
 

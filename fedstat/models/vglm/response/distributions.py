@@ -32,108 +32,110 @@ POINTS: Mapping[str, Point] = {
 """Distributions whose link has a mean for every linear predictor, as ADMM wants it."""
 
 
-def check_distribution(family: DistributionSpec) -> None:
+def check_distribution(distribution: DistributionSpec) -> None:
     """Require a distribution and link that a vertical fit takes."""
-    if family.link not in family.entry.vertical_links:
+    if distribution.link not in distribution.entry.vertical_links:
         taken = {name: one.vertical_links for name, one in DISTRIBUTIONS.items() if one.vertical_links}
         listed = ", ".join(f"{name} ({' or '.join(links)})" for name, links in taken.items())
-        raise ModelError(f"family: expected one of {listed}; received {family}")
+        raise ModelError(f"family: expected one of {listed}; received {distribution}")
 
 
-def likelihood_of(family: str) -> Likelihood:
+def likelihood_of(distribution: str) -> Likelihood:
     """Return the likelihood of a distribution that a vertical fit takes."""
-    found = DISTRIBUTIONS[family].likelihood
+    found = DISTRIBUTIONS[distribution].likelihood
     assert found is not None
     return found
 
 
-def respond_at(family: DistributionSpec, eta: Floats, y: Floats) -> tuple[float, Floats, Floats]:
+def respond_at(distribution: DistributionSpec, eta: Floats, y: Floats) -> tuple[float, Floats, Floats]:
     """Compare responses with linear predictors, (n,) each.
 
     Returns half the mean deviance, OUTSIDE where a linear predictor has no mean; and of every entity's
     log-likelihood for dispersion one, by its linear predictor, the first derivative (n,) and minus the
     expected second one (n,), which of a canonical link is the observed one.
     """
-    point = POINTS.get(family.name)
+    point = POINTS.get(distribution.name)
     if point is not None:
         return point(eta, y)
-    made = family.make()
+    made = distribution.make()
     with np.errstate(all="ignore"):
-        mean, gain, weight = _means(family, eta)
+        mean, gain, weight = _means(distribution, eta)
         residual = (y - mean) * gain
         loss = float(made.deviance(y, mean)) / len(y) / 2.0
     finite = np.isfinite(residual) & np.isfinite(weight)
-    if not (finite & in_domain(eta, mean, family)).all() or not loss < OUTSIDE:
+    if not (finite & in_domain(eta, mean, distribution)).all() or not loss < OUTSIDE:
         return OUTSIDE, np.zeros(len(y)), np.zeros(len(y))
     return loss, residual, weight
 
 
-def _means(family: DistributionSpec, eta: Floats) -> tuple[Floats, Floats, Floats]:
+def _means(distribution: DistributionSpec, eta: Floats) -> tuple[Floats, Floats, Floats]:
     """Means, derivative of the natural parameter by the linear predictor, and weights: (n,) each."""
-    made = family.make()
+    made = distribution.make()
     mean = np.asarray(made.fitted(eta), dtype=np.float64)
     slope, variance = made.link.deriv(mean), made.variance(mean)
     return mean, 1.0 / (slope * variance), 1.0 / (slope**2 * variance)
 
 
-def recover_response(family: DistributionSpec, eta: Floats, residual: Floats) -> Floats:
+def recover_response(distribution: DistributionSpec, eta: Floats, residual: Floats) -> Floats:
     """Find the response, to the last digits, from linear predictor and residual: (n,) -> (n,)."""
-    mean, gain, _ = _means(family, eta)
+    mean, gain, _ = _means(distribution, eta)
     y = mean + residual / gain
     # Events and counts are whole: rounding takes back what the residual lost.
-    return y if family.entry.single is None else np.asarray(np.round(y))
+    return y if distribution.entry.single is None else np.asarray(np.round(y))
 
 
-def own_units(family: DistributionSpec, residual: Floats, weight: Floats) -> tuple[float, float]:
+def own_units(distribution: DistributionSpec, residual: Floats, weight: Floats) -> tuple[float, float]:
     """Units of linear predictors, and of residuals by them, at the mean response: residuals and weights (n,).
 
     Of the gamma and the inverse normal family both depend on the unit of the response. In its own unit a
     linear predictor has a weight of one, as in least squares: penalties that are not convex, and masks of a
     fixed precision, then treat a response alike whatever its unit.
     """
-    if not family.estimates_scale:
+    if not distribution.estimates_scale:
         return 1.0, 1.0
     unit = 1.0 / float(np.sqrt(np.mean(weight)))
     return unit, unit * float(np.sqrt(np.mean(residual**2)))
 
 
-def means_of(family: DistributionSpec, eta: Floats) -> Floats:
+def means_of(distribution: DistributionSpec, eta: Floats) -> Floats:
     """Return the means of linear predictors, nan where there is none: (n,) -> (n,)."""
     with np.errstate(all="ignore"):
-        mean = np.asarray(family.make().link.inverse(eta), dtype=np.float64)
-    return np.where(mean > 0.0, mean, np.nan) if family.link_entry.sign is not None else mean
+        mean = np.asarray(distribution.make().link.inverse(eta), dtype=np.float64)
+    return np.where(mean > 0.0, mean, np.nan) if distribution.link_entry.sign is not None else mean
 
 
 # ---- log-likelihood and dispersion -----------------------------------------------------------------
 
 
-def saturated(family: DistributionSpec, y: Floats) -> float:
+def saturated(distribution: DistributionSpec, y: Floats) -> float:
     """Part of the log-likelihood that neither coefficients nor dispersion change."""
-    return likelihood_of(family.name).saturated(y, family.alpha)
+    return likelihood_of(distribution.name).saturated(y, distribution.alpha)
 
 
-def log_likelihood(family: str, loss: float, n: int, constant: float, scale: float | None = None) -> float:
+def log_likelihood(
+    distribution: str, loss: float, n: int, constant: float, scale: float | None = None
+) -> float:
     """Log-likelihood of n entities at half a mean deviance; `constant` is :func:`saturated` over n.
 
     `scale` is the dispersion, where it is estimated; by default that of maximum likelihood, which the normal
     distribution takes always, as in statsmodels.
     """
-    likelihood = likelihood_of(family)
+    likelihood = likelihood_of(distribution)
     if likelihood.term is None:
         return n * (constant - loss)
-    if scale is None or family == "Gaussian":
+    if scale is None or distribution == "Gaussian":
         scale = likelihood.likeliest_scale(loss)
     return n * (constant + likelihood.term(loss, scale))
 
 
-def minus_twice(family: str, loss: Floats, n: int) -> Floats:
+def minus_twice(distribution: str, loss: Floats, n: int) -> Floats:
     """Minus twice the largest log-likelihood at half mean deviances, up to a constant: (L,) -> (L,).
 
     A quadratic model may promise a deviance below zero, where a dispersion has no estimate: infinite there.
     """
-    if likelihood_of(family).term is None:
+    if likelihood_of(distribution).term is None:
         return 2.0 * n * loss
-    values = [-2.0 * log_likelihood(family, float(v), n, 0.0) if v > 0.0 else np.inf for v in loss]
+    values = [-2.0 * log_likelihood(distribution, float(v), n, 0.0) if v > 0.0 else np.inf for v in loss]
     return np.array(values)
 
 

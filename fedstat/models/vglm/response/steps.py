@@ -25,7 +25,7 @@ def respond(data: SiteData, state: State, eta: Floats) -> dict[str, Array]:
     check_lengths(data.name, eta=(eta, len(response.y)))
     if not np.isfinite(eta).all():
         raise MessageError(f"{data.name}: array 'eta' must be finite")
-    loss, residual, weight = respond_at(response.family, eta, response.y)
+    loss, residual, weight = respond_at(response.distribution, eta, response.y)
     return {"loss": np.array(loss), "residual": residual, "weight": weight}
 
 
