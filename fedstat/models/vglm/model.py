@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal, get_args
 
@@ -34,7 +34,7 @@ from fedstat.models.vglm.path.options import (
     read_lambdas,
 )
 from fedstat.models.vglm.path.setup import Setup, make_groups
-from fedstat.models.vglm.protocol import fit_blocks, fit_normal, fit_other
+from fedstat.models.vglm.protocol import Run, fit_blocks, fit_normal, fit_other
 from fedstat.models.vglm.report.outcome import Outcome
 from fedstat.models.vglm.response.distributions import POINTS, check_distribution
 from fedstat.models.vglm.results import VerticalGLMResults
@@ -275,24 +275,38 @@ class VerticalGLM(VerticalModel):
             tol=tol,
             steps=steps,
         )
-        ledger = copy.deepcopy(self._agreement)
-        plan = FitPlan(
+        plan = self._fit_plan(choice, passing, setup, max_moved, np.random.default_rng(random_state))
+        return self._run(fit_blocks if self.em else fit_normal if normal else fit_other, plan)
+
+    def _fit_plan(
+        self,
+        choice: ChoiceOptions,
+        passing: ExchangeOptions,
+        setup: Setup,
+        max_moved: float,
+        random: np.random.Generator,
+    ) -> FitPlan:
+        """Put options and what was agreed on with the institutions together."""
+        return FitPlan(
             layout=self.layout,
             distribution=self.distribution,
-            conversation=Conversation(FAMILY, self._session, ledger.at),
+            conversation=Conversation(FAMILY, self._session, self._agreement.at),
             small=SmallPatterns(self.partition.min_count, max_moved),
             # Without a penalty there is nothing that first estimates could divide, or steps linearise.
             setup=replace(setup, adaptive=0.0, steps=None) if setup.unpenalised else setup,
             choice=choice,
             # One institution's linear predictor is the sum: there is nothing to hide it among.
-            passing=replace(passing, hidden=masked and len(self.layout.clients) > 1),
-            random=np.random.default_rng(random_state),
+            passing=replace(passing, hidden=passing.hidden and len(self.layout.clients) > 1),
+            random=random,
         )
+
+    def _run(self, fit: Callable[[FitPlan, Run], Outcome], plan: FitPlan) -> VerticalGLMResults:
+        """Carry out a plan, with an account that begins with what making the model has released."""
+        ledger = copy.deepcopy(self._agreement)
 
         def run(protocol: Rounds[Any]) -> Any:
             return self.engine.run(self.receipted(protocol, ledger), ledger)
 
-        fit = fit_blocks if self.em else fit_normal if normal else fit_other
         outcome = fit(plan, run)
         result = VerticalGLMResults.of(self, outcome, ledger)
         warn_unless_converged(outcome)

@@ -70,8 +70,12 @@ def fit_normal(plan: FitPlan, run: Run) -> Outcome:
         p_values = split_pvalues(grams, setup, choice.select, choice.splits, layout.names, plan.random)
         fitted = replace(fitted, split_p=p_values)
     variance = units.sd**2 * (S[-1, -1] / n - (S[0, -1] / n) ** 2)
-    null = n / -2.0 * (np.log(2.0 * np.pi * variance) + 1.0)
-    return Outcome(plan, fitted, criteria, float(null), units, parts, n=n)
+    return Outcome(plan, fitted, criteria, normal_null(n, variance), units, parts, n=n)
+
+
+def normal_null(n: int, variance: float) -> float:
+    """Largest log-likelihood of a normal response of this variance with an intercept alone."""
+    return float(n / -2.0 * (np.log(2.0 * np.pi * variance) + 1.0))
 
 
 def fit_blocks(plan: FitPlan, run: Run) -> Outcome:
@@ -84,11 +88,11 @@ def fit_blocks(plan: FitPlan, run: Run) -> Outcome:
     chosen = choose(criteria, plan.choice.select)
     support = np.ones(layout.p, dtype=bool) if setup.unpenalised else found.path.selected[chosen]
     refit, explained = refit_blocks(standard, support)
-    null = n / -2.0 * (np.log(2.0 * np.pi * found.units.sd**2) + 1.0)
     fitted = SelectedPath(found.path, chosen, refit, 0, 0, exchange.dealers)
     rsquared = explained if setup.unpenalised else float(found.rsquared[chosen])
     observed = Observed(exchange, rsquared, explained, found.means[chosen])
-    return Outcome(plan, fitted, criteria, float(null), found.units, observed=observed)
+    null = normal_null(n, found.units.sd**2)
+    return Outcome(plan, fitted, criteria, null, found.units, observed=observed)
 
 
 def fit_other(plan: FitPlan, run: Run) -> Outcome:
