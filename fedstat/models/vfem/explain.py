@@ -1,4 +1,4 @@
-"""What is known of a VFEM fit before it runs: how many iterations it takes, and what masks do not hide."""
+"""Forecasts of a VFEM fit: how many iterations it takes, and what masks do not hide."""
 
 from __future__ import annotations
 

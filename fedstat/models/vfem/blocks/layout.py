@@ -1,4 +1,4 @@
-"""Which entities and blocks take part in a fit of VFEM, by method."""
+"""The entities and blocks that take part in a fit of VFEM, by method."""
 
 from __future__ import annotations
 

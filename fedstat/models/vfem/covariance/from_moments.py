@@ -9,17 +9,18 @@ from __future__ import annotations
 from typing import Literal, TypeAlias
 
 import numpy as np
+from scipy.linalg import block_diag
 
 from fedstat.errors import NotAvailableError
 from fedstat.inference.covariance import symmetrise
-from fedstat.models.vertical.covariance import client_order, in_units, information_inverse
+from fedstat.models.vertical.covariance import in_units, information_inverse
 from fedstat.models.vertical.fit import MomentsFit, fit_moments
 from fedstat.models.vertical.likelihood import Standard, block_covariance, residuals
 from fedstat.models.vertical.moments import PatternMoments
 from fedstat.models.vfem.covariance.moments_em import EMPoint, centred, em_step, expected_gram
 from fedstat.models.vfem.covariance.psi import Covariance
 from fedstat.models.vfem.covariance.sem_protocol import SEMPoint, complete_information, solve_sem, to_psi
-from fedstat.typing import Array, Floats, Ints
+from fedstat.typing import Floats
 
 CovType: TypeAlias = Literal["observed", "expected", "sem", "robust", "none"]
 HOW = "moments"
@@ -68,14 +69,7 @@ def sem_covariance(fit: MomentsFit) -> Covariance:
     standard, moments = fit.standard, fit.moments
     Sigma = block_covariance(standard, fit.point, residuals(standard, fit.point))
     at = EMPoint(fit.point.b, np.exp(fit.point.log_s2), fit.point.beta, fit.point.mu, Sigma)
-    places = [moments.places(k) for k in range(len(moments.sizes))]
-    centre = SEMPoint(
-        fit.point.b,
-        float(np.exp(fit.point.log_s2)),
-        [at.beta[here] for here in places],
-        [at.mu[here] for here in places],
-        [Sigma[here, here] for here in places],
-    )
+    centre = split(moments, at)
     complete = complete_information(centre, centred(expected_gram(standard, at), at.mu), int(moments.nobs))
     V = solve_sem(complete, em_jacobian(standard, at))
     psi = np.zeros((2 + 2 * standard.P, len(V)))
@@ -86,40 +80,26 @@ def sem_covariance(fit: MomentsFit) -> Covariance:
 
 def em_jacobian(standard: Standard, at: EMPoint) -> Floats:
     """Return d M_j / d theta_i at (i, j), theta = (beta0, s2, beta_1, mu_1, ..., vech Sigma_1, ...)."""
-    theta = pack(standard.moments, at)
+    moments = standard.moments
+    theta = split(moments, at).pack()
     rows = []
     for i in range(len(theta)):
         moved = theta.astype(complex)
         # Im f(x + ih) / h has no difference in which digits could cancel, so that h may be tiny.
         moved[i] += 1j * COMPLEX_STEP
-        image = em_step(standard, unpack(standard.moments, moved))
-        rows.append(pack(standard.moments, image).imag / COMPLEX_STEP)
+        image = em_step(standard, join(SEMPoint.unpack(moved, moments.sizes)))
+        rows.append(split(moments, image).pack().imag / COMPLEX_STEP)
     return np.array(rows)
 
 
-def lower_triangles(moments: PatternMoments) -> tuple[Ints, Ints]:
-    """Rows and columns of vech Sigma_1, ..., vech Sigma_K in the block diagonal matrix."""
-    places = [np.tril_indices(p) for p in moments.sizes]
-    starts = np.cumsum([0, *moments.sizes[:-1]])
-    rows, columns = (
-        np.concatenate([place[side] + start for place, start in zip(places, starts, strict=True)])
-        for side in (0, 1)
-    )
-    return rows, columns
+def split(moments: PatternMoments, at: EMPoint) -> SEMPoint:
+    """Parameters of all columns by client."""
+    places = [moments.places(k) for k in range(len(moments.sizes))]
+    beta, mu = ([values[here] for here in places] for values in (at.beta, at.mu))
+    return SEMPoint(at.beta0, at.s2, beta, mu, [at.Sigma[here, here] for here in places])
 
 
-def pack(moments: PatternMoments, at: EMPoint) -> Array:
-    """(beta0, s2, beta_1, mu_1, ..., vech Sigma_1, ...)."""
-    first = np.concatenate([[at.beta0, at.s2], at.beta, at.mu])[client_order(moments)]
-    return np.concatenate([first, at.Sigma[lower_triangles(moments)]])
-
-
-def unpack(moments: PatternMoments, theta: Array) -> EMPoint:
-    """Read :func:`pack`."""
-    P = len(moments.names)
-    first = np.empty(2 + 2 * P, dtype=theta.dtype)
-    first[client_order(moments)] = theta[: 2 + 2 * P]
-    rows, columns = lower_triangles(moments)
-    Sigma = np.zeros((P, P), dtype=theta.dtype)
-    Sigma[rows, columns] = Sigma[columns, rows] = theta[2 + 2 * P :]
-    return EMPoint(first[0], first[1], first[2 : 2 + P], first[2 + P :], Sigma)
+def join(point: SEMPoint) -> EMPoint:
+    """Parameters of all columns from those by client."""
+    beta, mu = np.concatenate(point.beta), np.concatenate(point.mu)
+    return EMPoint(point.beta0, point.s2, beta, mu, np.asarray(block_diag(*point.Sigma)))

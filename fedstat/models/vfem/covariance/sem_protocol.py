@@ -29,40 +29,34 @@ DIFFERENCE = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class SEMPoint:
-    """Parameters of the EM map: beta0, s2, and per client beta, mu, Sigma."""
+    """Parameters of the EM map: beta0, s2, and per client beta, mu, Sigma; complex for a complex step."""
 
-    beta0: float
-    s2: float
-    beta: list[Floats]
-    mu: list[Floats]
-    Sigma: list[Floats]
+    beta0: complex
+    s2: complex
+    beta: list[Array]
+    mu: list[Array]
+    Sigma: list[Array]
 
-    def pack(self) -> Floats:
+    def pack(self) -> Array:
         """(beta0, s2, beta_1, mu_1, ..., vech Sigma_1, ...)."""
-        both = [part for k in range(len(self.beta)) for part in (self.beta[k], self.mu[k])]
+        both = [part for pair in zip(self.beta, self.mu, strict=True) for part in pair]
         return np.concatenate(
             [[self.beta0, self.s2], *both, *[S[np.tril_indices(len(S))] for S in self.Sigma]]
         )
 
     @staticmethod
-    def unpack(theta: Floats, sizes: tuple[int, ...]) -> SEMPoint:
+    def unpack(theta: Array, sizes: tuple[int, ...]) -> SEMPoint:
         """Read :meth:`pack`."""
-        places = Places(sizes)
+        places, clients = Places(sizes), range(len(sizes))
         at, Sigma = places.total, []
         for p in sizes:
             i, j = np.tril_indices(p)
-            S = np.zeros((p, p))
+            S = np.zeros((p, p), dtype=theta.dtype)
             S[i, j] = S[j, i] = theta[at : at + len(i)]
             Sigma.append(S)
             at += len(i)
-        clients = range(len(sizes))
-        return SEMPoint(
-            float(theta[0]),
-            float(theta[1]),
-            [theta[places.beta(k)] for k in clients],
-            [theta[places.mu(k)] for k in clients],
-            Sigma,
-        )
+        beta, mu = [theta[places.beta(k)] for k in clients], [theta[places.mu(k)] for k in clients]
+        return SEMPoint(theta[0], theta[1], beta, mu, Sigma)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +68,7 @@ class EvaluatedSEM:
     """
 
     point: SEMPoint
-    a: float
+    a: complex
     w: list[Floats]
     v: Floats
     sums: Floats
