@@ -16,7 +16,7 @@ from fedstat.federation.design.by_columns import FAMILY
 from fedstat.federation.design.checks import check_references
 from fedstat.federation.design.coding import plain_state
 from fedstat.federation.design.levels import SiteColumns, agree_kinds, agree_levels
-from fedstat.federation.design.row_steps import INTERCEPT, varying
+from fedstat.federation.design.row_steps import INTERCEPT, NamedColumns, RowsCoding, varying
 from fedstat.federation.design.site_rows import RowsQuestion
 from fedstat.federation.design.states import agree_states
 from fedstat.federation.message import Ask, Reply
@@ -112,8 +112,8 @@ def agree_rows(
 
 def open_asks(agreement: RowsAgreement, session: str) -> list[Ask]:
     """Ask every site to code its rows."""
-    content = {"question": agreement.question.to_json(), "spec": agreement.spec.to_json()}
-    return [rows_ask(session)(row.site, "open_rows", content) for row in agreement.sites]
+    text = records.to_json(RowsCoding(agreement.question.to_json(), agreement.spec.to_json()))
+    return [rows_ask(session)(row.site, "open_rows", text) for row in agreement.sites]
 
 
 def moment_asks(agreement: RowsAgreement, session: str) -> list[Ask]:
@@ -126,17 +126,20 @@ def opened_design(agreement: RowsAgreement, replies: Sequence[Reply], summed: Se
 
     A DesignError tells of sites that code the columns differently, and of a column that is constant over all.
     """
-    schemas = [json.loads(reply.text) for reply in replies]
-    for row, schema in zip(agreement.sites, schemas, strict=True):
+    told = [
+        records.from_json(NamedColumns, reply.text, f"{reply.site}: what it tells of its columns")
+        for reply in replies
+    ]
+    for row, columns in zip(agreement.sites, told, strict=True):
         # Levels were agreed, so that this is a site that codes by another version, or against the agreement.
-        if schema != schemas[0]:
+        if columns != told[0]:
             raise DesignError(
                 f"sites {agreement.sites[0].site!r} and {row.site!r} code the formula to different columns"
             )
     mean, spread = pool_moments(np.sum([reply.arrays["moments"] for reply in summed], axis=0))
     intercept = agreement.question.intercept
     head = (INTERCEPT,) if intercept else ()
-    names = (*head, *schemas[0]["names"])
+    names = (*head, *told[0].names)
     varies = varying(mean, spread, intercept)
     if not varies.all():
         raise DesignError(
@@ -144,7 +147,7 @@ def opened_design(agreement: RowsAgreement, replies: Sequence[Reply], summed: Se
             "Leave the term out, or merge the levels that it separates."
         )
     n = np.array([row.n for row in agreement.sites], dtype=np.int64)
-    return RowsDesign(names, (*head, *schemas[0]["term_names"]), intercept, n, mean, spread)
+    return RowsDesign(names, (*head, *told[0].term_names), intercept, n, mean, spread)
 
 
 def pool_moments(sums: Floats) -> tuple[Floats, Floats]:

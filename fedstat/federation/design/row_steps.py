@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -67,6 +66,14 @@ class OpenRows:
             if len(rows.frame):
                 X, _, _ = design_matrix(rows, self.question, self.terms, self.spec, self.data.name)
                 yield rows, self.standardise(X)
+
+    def settle(self, mean: Floats, spread: Floats) -> None:
+        """Take the site's own means and deviations, (p,), and standardise what is held."""
+        self.own = np.array([mean, spread])
+        self.shift, self.scale = standardisation(mean, spread, self.question.intercept)
+        self.varies = varying(mean, spread, self.question.intercept)
+        if self.held is not None:
+            self.standardise(self.held[1])
 
     def standardise(self, X: Floats) -> Floats:
         """Shift and scale in place."""
@@ -175,10 +182,26 @@ def translation(own_shift: Floats, own_scale: Floats, shift: Floats, scale: Floa
     return T
 
 
+@dataclass(frozen=True, slots=True)
+class RowsCoding:
+    """A :class:`RowsQuestion` and the :class:`BlockSpec` by which its rows are to be coded, each in JSON."""
+
+    question: str
+    spec: str
+
+
+@dataclass(frozen=True, slots=True)
+class NamedColumns:
+    """Design columns without the intercept, and the term of each."""
+
+    names: tuple[str, ...]
+    term_names: tuple[str, ...]
+
+
 def open_rows(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
     """Code the rows, tell the door what was counted, and name the columns."""
-    content = json.loads(text)
-    question, spec = RowsQuestion.from_json(content["question"]), BlockSpec.from_json(content["spec"])
+    asked = records.from_json(RowsCoding, text, f"{data.name}: the question about its rows")
+    question, spec = RowsQuestion.from_json(asked.question), BlockSpec.from_json(asked.spec)
     state.tell(*question.asked())
     opened = OpenRows(data, question, spec, question.read_terms())
     # Before it is coded: with far more columns than rows it may be very large.
@@ -193,18 +216,14 @@ def open_rows(data: SiteData, state: State, text: str) -> tuple[dict[str, Array]
             # A table of one chunk is kept as coded; with a second one, every pass reads and codes again.
             opened.held = (rows, X) if chunk == 0 else None
     n, mean, spread = tally.tell_counts(state)
-    opened.own = np.array([mean, spread])
-    opened.shift, opened.scale = standardisation(mean, spread, question.intercept)
-    opened.varies = varying(mean, spread, question.intercept)
-    if opened.held is not None:
-        opened.standardise(opened.held[1])
+    opened.settle(mean, spread)
     head = (INTERCEPT,) if question.intercept else ()
     # Judged on standardised columns, where a direction that few rows have does not hide behind units.
     design = DesignDirections(lambda: (X for _, X in opened.chunks()), tally.n, (*head, *tally.names))
     state.tell(design, tally.rows_used)
     state.play(question.needed)
     state.keep("rows", opened, int(n[0]), columns=len(tally.names))
-    return {}, json.dumps({"names": tally.names, "term_names": tally.term_names})
+    return {}, records.to_json(NamedColumns(tally.names, tally.term_names))
 
 
 def sum_columns(data: SiteData, state: State) -> dict[str, Array]:

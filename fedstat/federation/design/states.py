@@ -231,15 +231,7 @@ def _settle(transform: Transform, sums: Floats, recurrence: Recurrence | None) -
     A DesignError tells of too few distinct values.
     """
     if recurrence is not None:
-        _, squares, moment = sums.sum(axis=0)
-        if recurrence.is_spent(float(squares)):
-            raise DesignError(
-                f"{transform.text!r}: the column has too few distinct values over all sites for a polynomial "
-                f"of degree {recurrence.degree}. Lower the degree."
-            )
-        if not recurrence.add(float(squares), float(moment)):
-            return None
-        return {"alpha": dict(enumerate(recurrence.alpha)), "norms2": dict(enumerate(recurrence.norms))}
+        return _grow(transform, sums, recurrence)
     n, mean, spread = combine_moments(sums)
     # center() is scale() without its second half; both keep their state in the form of formulaic's scale.
     options = {"center": True, "scale": transform.function == "scale", "ddof": 1.0} | dict(transform.options)
@@ -256,6 +248,19 @@ def _settle(transform: Transform, sums: Floats, recurrence: Recurrence | None) -
         "center": mean if options["center"] else None,
         "scale": float(np.sqrt(squares / rest)) if options["scale"] else None,
     }
+
+
+def _grow(transform: Transform, sums: Floats, recurrence: Recurrence) -> dict[Any, Any] | None:
+    """Add a degree to a polynomial."""
+    _, squares, moment = sums.sum(axis=0)
+    if recurrence.is_spent(float(squares)):
+        raise DesignError(
+            f"{transform.text!r}: the column has too few distinct values over all sites for a polynomial "
+            f"of degree {recurrence.degree}. Lower the degree."
+        )
+    if not recurrence.add(float(squares), float(moment)):
+        return None
+    return {"alpha": dict(enumerate(recurrence.alpha)), "norms2": dict(enumerate(recurrence.norms))}
 
 
 def _degree(transform: Transform) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,7 +12,7 @@ import pandas as pd
 from fedstat.federation.design.block import code_rows
 from fedstat.federation.design.by_columns import FAMILY
 from fedstat.federation.design.by_rows import RowsAgreement
-from fedstat.federation.design.row_steps import OPEN_ROWS, STEPS, OpenRows, standardisation, varying
+from fedstat.federation.design.row_steps import OPEN_ROWS, STEPS, NamedColumns, OpenRows
 from fedstat.federation.design.site_rows import RowsQuestion, WholeRows
 from fedstat.federation.door.facts import RowCount
 from fedstat.federation.door.owner.policy import Policy
@@ -22,6 +21,7 @@ from fedstat.federation.forecast.dry_site import DrySite
 from fedstat.federation.forecast.invention import draw_effects, draw_response, generator
 from fedstat.federation.message import Step
 from fedstat.kernels.glm.specification import DistributionSpec
+from fedstat.records import to_json
 from fedstat.typing import Array, Floats
 
 OPEN = "open_rows"
@@ -53,8 +53,8 @@ class RowsInvention:
 
     def _opener(self) -> Step:
         """Make a step that opens drawn rows; of what stands behind them their number alone is judged."""
-        names, term_names = coded_names(self.agreement)
-        answer = json.dumps({"names": names, "term_names": term_names})
+        columns = coded_names(self.agreement)
+        names, answer = columns.names, to_json(columns)
 
         def open_rows(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
             n = next(row.n for row in self.agreement.sites if row.site == data.name)
@@ -83,12 +83,9 @@ class RowsInvention:
 
 def open_drawn(data: SiteData, agreement: RowsAgreement, rows: WholeRows, X: Floats) -> OpenRows:
     """Open (m, q) drawn columns, standardised as a site standardises its own."""
-    question = agreement.question
-    mean, spread = X.mean(axis=0), X.std(axis=0)
-    shift, scale = standardisation(mean, spread, question.intercept)
-    out = OpenRows(data, question, agreement.spec, question.read_terms(), shift, scale)
-    out.varies, out.own = varying(mean, spread, question.intercept), np.array([mean, spread])
-    out.held = (rows, out.standardise(np.ascontiguousarray(X)))
+    question, held = agreement.question, (rows, np.ascontiguousarray(X))
+    out = OpenRows(data, question, agreement.spec, question.read_terms(), held=held)
+    out.settle(X.mean(axis=0), X.std(axis=0))
     return out
 
 
@@ -107,14 +104,14 @@ def draw_groups(question: RowsQuestion, site: str, m: int, nested: tuple[str, ..
     return pd.DataFrame({name: [f"{site} {i % k}" for i in range(m)] for name, k in levels.items()})
 
 
-def coded_names(agreement: RowsAgreement) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def coded_names(agreement: RowsAgreement) -> NamedColumns:
     """Names of the design columns without the intercept, and the term of each: no row is needed for that."""
     spec, terms = agreement.spec, agreement.question.read_terms()
     if not terms:
-        return (), ()
+        return NamedColumns((), ())
     empty: dict[str, Any] = {name: pd.Series([], dtype=float) for name in spec.columns}
     for name, levels in spec.levels.items():
         if spec.kinds[name] == "category":  # a number inside C() has levels as well
             empty[name] = pd.Series(pd.Categorical([], levels))
     coded = code_rows(empty, terms, spec, 0, "")
-    return coded.names, coded.term_names
+    return NamedColumns(coded.names, coded.term_names)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from fedstat.errors import SecurityError
 from fedstat.federation.crypto.keys import Agreement, PairKeys, PublicIdentity
@@ -16,9 +17,18 @@ from fedstat.federation.door.site import FAMILIES
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Ask, Declared, Step
 from fedstat.federation.rounds.engine import Rounds
+from fedstat.records import from_json, to_json
 from fedstat.typing import Array
 
 FAMILY = "secure"
+
+
+@dataclass(frozen=True, slots=True)
+class KeysQuestion:
+    """A session that needs keys, and the public identity of every site, in JSON."""
+
+    session: str
+    public: Mapping[str, str]
 
 
 def introduce(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
@@ -31,14 +41,14 @@ def announce(data: SiteData, state: State, text: str) -> tuple[dict[str, Array],
 
     A SecurityError where an identity is not the one that this site's owner pinned.
     """
-    content = json.loads(text)
-    public = {name: PublicIdentity.from_json(key) for name, key in content["public"].items()}
+    asked = from_json(KeysQuestion, text, f"{data.name}: the question about keys")
+    public = {name: PublicIdentity.from_json(key) for name, key in asked.public.items()}
     # The coordinator carries the identities, and could put its own in their place: only pinned ones count.
     pinned = {name: data.trust.pinned.get(name, "") for name in public}
     unknown = sorted(name for name, fingerprint in pinned.items() if not fingerprint)
     if unknown:
         raise SecurityError(f"{data.name}: its owner has pinned no key of {', '.join(unknown)}")
-    agreement = Agreement(data.trust.identity, content["session"], data.name, public, pinned)
+    agreement = Agreement(data.trust.identity, asked.session, data.name, public, pinned)
     state.keep("agreement", agreement)
     return {}, agreement.announce()
 
@@ -74,7 +84,7 @@ def agree_keys(sites: Sequence[str], session: str) -> Rounds[None]:
 
     replies = yield [ask(site, "introduce", "{}") for site in sites]
     public = {site: reply.text for site, reply in zip(sites, replies, strict=True)}
-    content = json.dumps({"session": session, "public": public})
+    content = to_json(KeysQuestion(session, public))
     replies = yield [ask(site, "announce", content) for site in sites]
     announced = {site: reply.text for site, reply in zip(sites, replies, strict=True)}
     yield [ask(site, "finish", json.dumps(announced)) for site in sites]
