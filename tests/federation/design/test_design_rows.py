@@ -133,11 +133,11 @@ def test_more_levels_than_a_factor_has_are_refused():
 
 
 def ask(site, step, content, session="s"):
-    before, kept = len(site.ledger.entries), len(site._data.answered)
+    before, kept = len(site.ledger.entries), site._data.memory.released
     try:
         return unpack_reply(site.answer(pack_ask(rows_ask(session)(site.name, step, content))))
     except FedstatError as error:
-        assert len(site.ledger.entries) == before and len(site._data.answered) == kept
+        assert len(site.ledger.entries) == before and site._data.memory.released is kept
         assert not isinstance(error, MessageError) or site.name in str(error) or "question" in str(error)
         raise
 
