@@ -199,10 +199,8 @@ class _Descent:
         batch_size = n if self.batch_size is None else self.batch_size
         # Of batches of a few rows, calls from Python cost more than the arithmetic.
         if self.rows.is_logit:
-            X, y, offset, weight = self.rows.X, self.rows.y, self.rows.offset, self.rows.weight
-            _logit_epoch(
-                X, y, offset, weight, order, batch_size, self.learning_rate, self.mu, self.anchor, self.w
-            )
+            rows = (self.rows.X, self.rows.y, self.rows.offset, self.rows.weight)
+            _logit_epoch(rows, order, batch_size, self.learning_rate, self.mu, self.anchor, self.w)
         else:
             for start in range(0, n, batch_size):
                 self._step(self.rows.take(order[start : start + batch_size]))
@@ -236,10 +234,7 @@ class _Descent:
 
 @njit(cache=True, nogil=True)
 def _logit_epoch(
-    X: Floats,
-    y: Floats,
-    offset: Floats,
-    weight: Floats,
+    rows: tuple[Floats, Floats, Floats, Floats],
     order: Ints,
     batch_size: int,
     learning_rate: float,
@@ -247,7 +242,8 @@ def _logit_epoch(
     anchor: Floats,
     w: Floats,
 ) -> None:
-    """Pass over the rows in the given order, (n,), for a logistic model; changes w, (p,)."""
+    """Pass over rows (X, y, offset, weight) of a logistic model in the given order, (n,); changes w, (p,)."""
+    X, y, offset, weight = rows
     n, p = X.shape
     gradient = np.empty(p)
     for start in range(0, n, batch_size):

@@ -101,9 +101,16 @@ class VerticalGLMResults(
         estimate = make_estimate(response, outcome, refit)
         layout, means = outcome.layout, mean_predictors(estimate, outcome)
         predictor = Predictor(estimate, layout.clients, outcome.distribution, {}, layout.active, means)
-        notes = fit_notes(outcome, ledger.at)
-        debiased = make_debiased(response, outcome)
-        return cls(estimate, ledger, selection, refit, predictor, notes, model, debiased)
+        return cls(
+            estimate=estimate,
+            ledger=ledger,
+            selection=selection,
+            refit=refit,
+            predictor=predictor,
+            notes=fit_notes(outcome, ledger.at),
+            model=model,
+            debiased=make_debiased(response, outcome),
+        )
 
     # -- selection -------------------------------------------------------------------------------
 

@@ -49,13 +49,7 @@ class PredictedBlocks:
 
 
 def present_clients(clients: Sequence[str], partition: ClientPartition) -> tuple[str, ...]:
-    """Clients of a fit that a partition has, too.
-
-    Raises
-    ------
-    ModelError
-        The partition is horizontal.
-    """
+    """Clients of a fit that a partition has, too; a ModelError where it is horizontal."""
     if partition.layout != "vertical":
         raise ModelError("predict: expected a vertical partition, received a horizontal one")
     return tuple(k for k in clients if k in partition.sites)
@@ -71,10 +65,7 @@ def predict_blocks(
 ) -> Rounds[PredictedBlocks]:
     """Code the columns of some clients as in the fit, and add up their linear predictors.
 
-    Raises
-    ------
-    DesignError
-        A client's columns cannot be coded as in the fit.
+    A DesignError where a client's columns cannot be coded so.
     """
     asking = Conversation(family, partition.new_session(), None)
     linear = np.full(partition.n_entities, blocks.mean)

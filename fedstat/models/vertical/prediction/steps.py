@@ -20,14 +20,11 @@ def predict_block(data: SiteData, state: State, beta: Floats) -> dict[str, Array
     return {"linear_predictor": row_dots(X, beta)}
 
 
+PREDICTOR = Declared("per entity", "linear predictor x'beta of the client's block", maskable=True)
 STEPS: Mapping[str, Step] = {
     "predict_block": Step(
         predict_block,
         {"beta": Declared("aggregate", "coefficients", dtype="float64")},
-        {
-            "linear_predictor": Declared(
-                "per entity", "linear predictor x'beta of the client's block", maskable=True
-            )
-        },
+        {"linear_predictor": PREDICTOR},
     )
 }

@@ -29,8 +29,11 @@ from fedstat.kernels.penalised.path import lambda_max
 from fedstat.kernels.penalised.penalties import Penalty, Terms
 from fedstat.kernels.rows import column_sums, gram, row_dots
 from fedstat.models.vertical.exchange.staged import staged_block, staged_response
+from fedstat.models.vertical.prediction.steps import PREDICTOR
+from fedstat.models.vglm.newton.steps import RESIDUAL
 from fedstat.models.vglm.path.setup import adapted
 from fedstat.models.vglm.response.distributions import POINTS
+from fedstat.models.vglm.response.steps import TOTAL_PREDICTOR
 from fedstat.records import from_json
 from fedstat.typing import Array, Bools, Floats, Ints
 
@@ -211,7 +214,6 @@ def nearest(distribution: str, a: Floats, y: Floats, N: int, rho: float) -> Floa
     return np.asarray(t / N)
 
 
-RESIDUAL = Declared("per entity", "residual of the response", dtype="float64", weighs="residuals")
 RHO = Declared("control", "penalty parameter", 0)
 STEPS: Mapping[str, Step] = {
     "admm_start": Step(
@@ -252,11 +254,7 @@ STEPS: Mapping[str, Step] = {
             ),
             "rho": RHO,
         },
-        {
-            "linear_predictor": Declared(
-                "per entity", "linear predictor x'beta of the client's block", maskable=True
-            )
-        },
+        {"linear_predictor": PREDICTOR},
     ),
     "admm_certify": Step(
         admm_certify,
@@ -274,9 +272,7 @@ STEPS: Mapping[str, Step] = {
     "admm_respond": Step(
         admm_respond,
         {
-            "eta": Declared(
-                "per entity", "sum of the clients' linear predictors", dtype="float64", weighs=""
-            ),
+            "eta": TOTAL_PREDICTOR,
             "blocks": Declared("control", "number of blocks", 0),
             "rho": RHO,
             "start": Declared("control", "whether the fit begins", 0),

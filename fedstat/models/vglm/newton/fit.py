@@ -166,7 +166,16 @@ def _follow_path(
     null = yield from _null(oracle, setup, point, H)
     gradient, point = -null.score[1:], null
     lambdas, scale = setup.grid(gradient, of_columns), lambda_max(gradient, setup.penalty, setup.groups)
-    follower = PathFollower(oracle, setup, lambdas, start.units, select, steps, scale, gradient)
+    follower = PathFollower(
+        oracle=oracle,
+        setup=setup,
+        lambdas=lambdas,
+        units=start.units,
+        select=select,
+        steps=steps,
+        scale=scale,
+        gradient=gradient,
+    )
     if steps is not None and not exact and oracle.left > 0:
         # The steps' lassos are near the estimate without a penalty, and so is their quadratic model.
         point, H = whole, (yield from oracle.hessian(whole))

@@ -12,6 +12,7 @@ from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
 from fedstat.kernels.rows import column_sums, gram, row_dots
 from fedstat.models.vertical.exchange.staged import require_groups, staged_block
+from fedstat.models.vertical.prediction.steps import PREDICTOR
 from fedstat.typing import Array, Floats
 
 WEIGHTED = "weighted"
@@ -61,20 +62,17 @@ def weights_released(data: SiteData, state: State) -> tuple[Floats, int]:
     return staged.weight, max(staged.grams, 1)
 
 
+RESIDUAL = Declared("per entity", "residual of the response", dtype="float64", weighs="residuals")
 WEIGHED = (Entities, GivenWeights, GroupSums)
 STEPS: Mapping[str, Step] = {
     "linear_predictor": Step(
         linear_predictor,
         {"beta": Declared("control", "coefficients of standardised columns", dtype="float64")},
-        {
-            "linear_predictor": Declared(
-                "per entity", "linear predictor x'beta of the client's block", maskable=True
-            )
-        },
+        {"linear_predictor": PREDICTOR},
     ),
     "sum_scores": Step(
         sum_scores,
-        {"residual": Declared("per entity", "residual of the response", dtype="float64", weighs="residuals")},
+        {"residual": RESIDUAL},
         {
             "scores": Declared(
                 "aggregate", "sums of the columns times residuals", behind=(Entities, GivenWeights)

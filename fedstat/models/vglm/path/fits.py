@@ -40,15 +40,15 @@ class Path:
         """Bring coefficients b (L, p) of standardised columns, and intercepts a (L,), to the data's units."""
         beta = b / units.scale
         return cls(
-            found.lambdas,
-            a - beta @ units.shift,
-            beta,
-            b,
-            found.loss,
-            found.kkt,
-            found.converged,
-            found.scale,
-            groups,
+            lambdas=found.lambdas,
+            intercepts=a - beta @ units.shift,
+            coefficients=beta,
+            standardised=b,
+            loss=found.loss,
+            kkt=found.kkt,
+            converged=found.converged,
+            scale=found.scale,
+            groups=groups,
         )
 
 

@@ -29,10 +29,11 @@ def respond(data: SiteData, state: State, eta: Floats) -> dict[str, Array]:
     return {"loss": np.array(loss), "residual": residual, "weight": weight}
 
 
+TOTAL_PREDICTOR = Declared("per entity", "sum of the clients' linear predictors", dtype="float64", weighs="")
 STEPS: Mapping[str, Step] = {
     "respond": Step(
         respond,
-        {"eta": Declared("per entity", "sum of the clients' linear predictors", dtype="float64", weighs="")},
+        {"eta": TOTAL_PREDICTOR},
         {
             "loss": Declared("aggregate", "half the mean deviance", 0, behind=(Entities,)),
             "residual": Declared("per entity", "residual of the response"),
