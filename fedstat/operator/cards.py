@@ -10,7 +10,7 @@ from pathlib import Path
 from fedstat.errors import PartitionError
 from fedstat.federation.account.entry import COORDINATOR
 from fedstat.federation.carry.site_folder import IDENTITY, read_entries
-from fedstat.federation.crypto.keys import Identity
+from fedstat.federation.crypto.keys import Identity, plain_fingerprint
 from fedstat.operator.entries import quoted
 from fedstat.operator.screen import columns
 from fedstat.operator.templates import CARD
@@ -64,7 +64,7 @@ def read_card(path: Path) -> Card:
     card = read_entries(Card, path, "a card is the card.toml of a site's or a coordinator's folder")
     if card.role not in (SITE, COORDINATOR):
         raise PartitionError(f'\'{path}\': role: expected "{SITE}" or "{COORDINATOR}"')
-    if not FINGERPRINT.fullmatch(re.sub(r"[\s:]", "", card.fingerprint).lower()):
+    if not FINGERPRINT.fullmatch(plain_fingerprint(card.fingerprint)):
         raise PartitionError(f"'{path}': fingerprint: expected 64 hexadecimal digits, maybe in groups")
     check_name(card.name)
     return card

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Callable
-from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from fedstat.errors import PartitionError
 from fedstat.federation.files import write_whole
+from fedstat.operator.status import now
 
 
 def quoted(text: str) -> str:
@@ -41,12 +41,11 @@ def set_entry(path: Path, table: str, name: str, value: str) -> None:
 
 def withdraw_entry(path: Path, table: str, name: str) -> None:
     """Put an entry behind a '#', with the time; PartitionError as for :func:`set_entry`, or without one."""
-    when = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
     def edit(lines: list[str]) -> list[str]:
         start, end = _bounds(lines, table)
         return [
-            f"# withdrawn {when}: {line}" if start <= place < end and _name(line) == name else line
+            f"# withdrawn {now()}: {line}" if start <= place < end and _name(line) == name else line
             for place, line in enumerate(lines)
         ]
 

@@ -25,6 +25,7 @@ from fedstat.federation.carry.site_folder import (
     read_description,
     read_site_policy,
 )
+from fedstat.federation.crypto.keys import plain_fingerprint
 from fedstat.federation.door.families import load_families
 from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.door.owner.question import refusals
@@ -251,7 +252,7 @@ def _show_trust(description: SiteDescription, fingerprint: str, problems: list[s
     print(columns(rows) + "\n")
     if not coordinator:
         problems.append("no coordinator is trusted: fedstat site pin FOLDER CARD")
-    if description.pinned.get(name, "").replace(" ", "") != fingerprint.replace(" ", ""):
+    if plain_fingerprint(description.pinned.get(name, "")) != plain_fingerprint(fingerprint):
         problems.append(f"[pinned] has another key for '{name}' than {IDENTITY}; pin its own card")
     if not pinned:
         print("  Without other sites no masked sum is possible.\n")

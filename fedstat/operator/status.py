@@ -11,6 +11,7 @@ from typing import Any
 
 from fedstat.federation.account.chain import SiteAccount
 from fedstat.federation.account.entry import REFUSAL
+from fedstat.federation.account.head import told
 from fedstat.federation.carry.site_folder import SiteDescription, read_description
 from fedstat.federation.files import write_whole
 from fedstat.operator.screen import columns, heading, typed
@@ -20,7 +21,7 @@ STATUS = "status.json"
 
 def now() -> str:
     """Time in UTC, to the second."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    return told(time.time_ns())
 
 
 def write_status(home: Path, state: str, name: str, began: str, more: Mapping[str, Any]) -> None:

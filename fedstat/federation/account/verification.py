@@ -14,6 +14,7 @@ from fedstat.federation.account.entry import COORDINATOR, SIGNED_FIELDS, TEXT, E
 from fedstat.federation.account.link import ChainLink, canonical, extend, genesis
 from fedstat.federation.account.receipt import Receipt, Statement, coordinator_digest
 from fedstat.federation.account.released import counted
+from fedstat.federation.crypto.keys import plain_fingerprint
 
 MOST_TOLD = 20
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
@@ -132,8 +133,7 @@ def _statement_problems(
         problems.append(f"the statement is that of '{statement.site}'")
     if statement.session != session:
         problems.append(f"the statement is on another session, '{statement.session}'")
-    plain = "".join(fingerprint.replace(":", "").split()).lower()
-    if statement.keys.digest.hex() != plain:
+    if statement.keys.digest.hex() != plain_fingerprint(fingerprint):
         problems.append("the statement is by another key than the one whose fingerprint was given")
     if not _is_signed(statement):
         problems.append("the signature is wrong: the statement was changed after the site signed it")

@@ -18,6 +18,7 @@ from pathlib import Path
 from fedstat.errors import EngineError, SecurityError
 from fedstat.federation.account.head import AccountHead
 from fedstat.federation.account.receipt import Receipt
+from fedstat.federation.crypto.keys import plain_fingerprint
 from fedstat.federation.files import write_whole
 from fedstat.records import from_json, to_json
 
@@ -45,7 +46,7 @@ class KeptHeads:
         return {
             site: kept[site].head
             for site, key in self.fingerprints.items()
-            if site in kept and kept[site].key == plain(key)
+            if site in kept and kept[site].key == plain_fingerprint(key)
         }
 
     def take(self, receipt: Receipt) -> None:
@@ -57,7 +58,7 @@ class KeptHeads:
         for site, statement in receipt.statements.items():
             if statement.account is None or site not in self.fingerprints:
                 continue
-            right = statement.keys.digest.hex() == plain(self.fingerprints[site])
+            right = statement.keys.digest.hex() == plain_fingerprint(self.fingerprints[site])
             if not right or not statement.account.is_of(statement.keys):
                 raise SecurityError(f"{site}: the head of its account is not signed with its key")
             heads[site] = statement.account
@@ -67,10 +68,10 @@ class KeptHeads:
         """Keep those that are newer than what is there."""
         kept = self._read()
         newer = {
-            site: KeptHead(plain(self.fingerprints[site]), head)
+            site: KeptHead(plain_fingerprint(self.fingerprints[site]), head)
             for site, head in heads.items()
             if site not in kept
-            or kept[site].key != plain(self.fingerprints[site])
+            or kept[site].key != plain_fingerprint(self.fingerprints[site])
             or kept[site].head.time < head.time
         }
         if not newer:
@@ -86,8 +87,3 @@ class KeptHeads:
             return {}
         where = f"'{path}' (take it from a backup; without it an account that was put back is not found)"
         return from_json(dict[str, KeptHead], path.read_bytes(), where, SecurityError)
-
-
-def plain(fingerprint: str) -> str:
-    """Digits of a fingerprint alone."""
-    return "".join(fingerprint.replace(":", "").split()).lower()

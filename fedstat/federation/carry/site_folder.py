@@ -25,6 +25,7 @@ import pandas as pd
 
 from fedstat.errors import PartitionError, SecurityError
 from fedstat.federation.account.chain import SiteAccount
+from fedstat.federation.account.head import told
 from fedstat.federation.account.ledger_file import open_account
 from fedstat.federation.crypto.keys import Identity
 from fedstat.federation.door.families import load_families
@@ -111,9 +112,9 @@ def changed_at(folder: Path) -> int:
 
 def heed(site: Site, description: SiteDescription) -> None:
     """Take over whom the owner trusts now, and what it consents to."""
-    for held, told in ((site.trust.pinned, description.pinned), (site.trust.consents, description.consent)):
+    for held, given in ((site.trust.pinned, description.pinned), (site.trust.consents, description.consent)):
         held.clear()
-        held.update(told)
+        held.update(given)
 
 
 def _from_folder(folder: Path, data: Mapping[str, Any]) -> dict[str, Any]:
@@ -139,10 +140,7 @@ def read_site_policy(folder: str | Path) -> Policy:
 def read_site_columns(folder: str | Path, site: str, table: Table) -> Published:
     """Read ``columns.toml``, and hold the table against it; nothing is published where there is none.
 
-    Raises
-    ------
-    PartitionError
-        It cannot be read, or the table departs from it: for the owner, who is there when a site is opened.
+    PartitionError, for the owner who is there when a site is opened, where the table departs from it.
     """
     path = Path(folder, COLUMNS)
     if not path.exists():
@@ -171,10 +169,9 @@ def refusal_log(folder: str | Path) -> Callable[[str], None]:
     """Return what appends one line a refusal to ``refusals.log``."""
 
     def append(reason: str) -> None:
-        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         handle = os.open(Path(folder, REFUSALS), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         with os.fdopen(handle, "a", encoding="utf-8") as file:
-            file.write(f"{now} {' '.join(reason.split())}\n")
+            file.write(f"{told(time.time_ns())} {' '.join(reason.split())}\n")
 
     return append
 

@@ -149,7 +149,7 @@ def pin(expected: Mapping[str, str], public: Mapping[str, PublicIdentity]) -> No
     wrong = [
         f"'{name}' (pinned {expected[name]}, received {public[name].fingerprint})"
         for name in sorted(public)
-        if _plain(expected[name]) != public[name].digest.hex()
+        if plain_fingerprint(expected[name]) != public[name].digest.hex()
     ]
     if wrong:
         raise SecurityError(
@@ -294,5 +294,6 @@ class PairKeys:
         return HKDF(SHA256(), length, self._transcript, info).derive(self._shared[peer])
 
 
-def _plain(fingerprint: str) -> str:
+def plain_fingerprint(fingerprint: str) -> str:
+    """Digits of a fingerprint alone, without the spaces, colons and capitals that people write."""
     return "".join(fingerprint.replace(":", "").split()).lower()
