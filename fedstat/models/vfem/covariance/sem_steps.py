@@ -11,11 +11,11 @@ from collections.abc import Mapping
 import numpy as np
 from scipy.linalg import cho_factor
 
-from fedstat.federation.door.facts import Entities, GivenWeights
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
 from fedstat.kernels.rows import row_dots
 from fedstat.models.vfem.blocks.client import Theta, client_of
+from fedstat.models.vfem.blocks.declare import aggregate, weighted
 from fedstat.models.vfem.covariance.elimination import weighted_sums
 from fedstat.models.vfem.iteration.m_step import m_step
 from fedstat.typing import Array, Bools, Floats
@@ -77,25 +77,17 @@ def em_sums(
     return {"gradient": gradient, "mu": image.mu, "Sigma": image.Sigma, "u_z": u_z}
 
 
-def _aggregate(what: str, ndim: int = 1) -> Declared:
-    return Declared("aggregate", what, ndim, behind=(Entities,))
-
-
-def _weighted(what: str, ndim: int = 1) -> Declared:
-    return Declared("aggregate", what, ndim, behind=(Entities, GivenWeights))
-
-
 STEPS: Mapping[str, Step] = {
     "sem_constants": Step(
         constants,
         {"others": Declared("presence", "which clients have each entity", 2, dtype="bool")},
         {
-            "beta": _aggregate("coefficients of standardised columns"),
-            "mu": _aggregate("means of standardised columns"),
-            "Sigma": _aggregate("covariance of standardised columns", 2),
-            "scale": _aggregate("standard deviations of the columns"),
-            "s1": _aggregate("sums of the columns, by presence of other clients", 2),
-            "S2": _aggregate("cross-products within the block", 2),
+            "beta": aggregate("coefficients of standardised columns"),
+            "mu": aggregate("means of standardised columns"),
+            "Sigma": aggregate("covariance of standardised columns", 2),
+            "scale": aggregate("standard deviations of the columns"),
+            "s1": aggregate("sums of the columns, by presence of other clients", 2),
+            "S2": aggregate("cross-products within the block", 2),
         },
     ),
     "sem_predictor": Step(
@@ -121,10 +113,10 @@ STEPS: Mapping[str, Step] = {
             "Sigma": Declared("aggregate", "covariance near the estimate", 2),
         },
         {
-            "gradient": _weighted("gradient by the coefficients"),
-            "mu": _weighted("means after the M-step"),
-            "Sigma": _weighted("covariance after the M-step", 2),
-            "u_z": _weighted("products of columns and residuals, by absence of other clients", 2),
+            "gradient": weighted("gradient by the coefficients"),
+            "mu": weighted("means after the M-step"),
+            "Sigma": weighted("covariance after the M-step", 2),
+            "u_z": weighted("products of columns and residuals, by absence of other clients", 2),
         },
     ),
 }

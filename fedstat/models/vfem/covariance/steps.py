@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedstat.errors import MessageError
-from fedstat.federation.door.facts import Entities, GivenWeights
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
 from fedstat.kernels.rows import gram
 from fedstat.models.vfem.blocks.client import Client, Theta, client_of
+from fedstat.models.vfem.blocks.declare import aggregate, weighted
 from fedstat.models.vfem.blocks.response import active_of
 from fedstat.models.vfem.covariance.elimination import (
     Elimination,
@@ -144,21 +144,17 @@ def response_products(data: SiteData, state: State, missing: Bools) -> dict[str,
     return {"gram": F.T @ F}
 
 
-def _weighted(what: str, ndim: int = 1) -> Declared:
-    return Declared("aggregate", what, ndim, behind=(Entities, GivenWeights))
-
-
 OTHERS = Declared("presence", "which clients have each entity", 2, dtype="bool")
 INFORMATION: Mapping[str, Declared] = {
-    "beta": _weighted("coefficients"),
-    "w": _weighted("covariance of the block with its linear predictor"),
-    "own": _weighted("information on the block's coefficients and means", 2),
-    "gram": _weighted("weighted cross-products within the block", 2),
-    "by_v": _weighted("weighted sums of the columns, by presence of other clients", 2),
-    "by_z": _weighted("products of columns and residuals, by absence of other clients", 2),
-    "J": _weighted("information lost to the block's covariance", 2),
-    "j": _weighted("information lost to the block's covariance"),
-    "N": _weighted("information lost to the block's covariance", 0),
+    "beta": weighted("coefficients"),
+    "w": weighted("covariance of the block with its linear predictor"),
+    "own": weighted("information on the block's coefficients and means", 2),
+    "gram": weighted("weighted cross-products within the block", 2),
+    "by_v": weighted("weighted sums of the columns, by presence of other clients", 2),
+    "by_z": weighted("products of columns and residuals, by absence of other clients", 2),
+    "J": weighted("information lost to the block's covariance", 2),
+    "j": weighted("information lost to the block's covariance"),
+    "N": weighted("information lost to the block's covariance", 0),
 }
 STEPS: Mapping[str, Step] = {
     "information": Step(
@@ -184,21 +180,19 @@ STEPS: Mapping[str, Step] = {
         },
         {
             **INFORMATION,
-            "by_z": _weighted("weighted sums of the columns, by absence of other clients", 2),
+            "by_z": weighted("weighted sums of the columns, by absence of other clients", 2),
         },
     ),
     "scores": Step(
         scores,
         gives={
-            "gram": Declared("aggregate", "products of the scores within the block", 2, behind=(Entities,)),
-            "with_response": Declared(
-                "aggregate", "products of the scores with those of the response", 2, behind=(Entities,)
-            ),
+            "gram": aggregate("products of the scores within the block", 2),
+            "with_response": aggregate("products of the scores with those of the response", 2),
         },
     ),
     "response_products": Step(
         response_products,
         {"missing": Declared("presence", "missing patterns", 2)},
-        {"gram": Declared("aggregate", "products of the scores of the response", 2, behind=(Entities,))},
+        {"gram": aggregate("products of the scores of the response", 2)},
     ),
 }

@@ -199,18 +199,13 @@ class QuasiNewtonIteration(Iteration):
     def estimate(self) -> Rounds[VFEMFit]:
         """Collect the estimates of the accepted point."""
         by_client = yield from self.ask_estimates("glm_estimates")
-        beta, mu = ({k: a[name] for k, a in by_client.items()} for name in ("beta", "mu"))
+        # The intercept was that of standardised columns.
         beta0 = self.point.intercept - sum(float(a["shift"]) for a in by_client.values())
-        return VFEMFit(
-            a=beta0 + sum(float(mu[k] @ beta[k]) for k in beta),
+        return self.make_fit(
+            by_client,
+            a=beta0 + sum(float(a["mu"] @ a["beta"]) for a in by_client.values()),
             s2=1.0,
-            beta=beta,
-            mu=mu,
-            t={k: float(a["t"]) for k, a in by_client.items()},
             log_likelihood=self.point.log_likelihood,
-            trace=tuple(self.trace),
-            converged=self.converged,
-            reason=self.reason,
             distribution=self.distribution,
             null=float(self.null),
         )

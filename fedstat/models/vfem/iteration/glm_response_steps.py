@@ -29,6 +29,7 @@ from fedstat.kernels.glm.quadrature import (
 )
 from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.models.checks import check_response
+from fedstat.models.vfem.blocks.declare import aggregate
 from fedstat.models.vfem.blocks.glm_distribution import kernel_of, null_log_likelihood
 from fedstat.models.vfem.blocks.response import OPENING, GLMResponse, choose_response
 from fedstat.typing import Array, Bools, Floats, Ints
@@ -114,13 +115,7 @@ STEPS: Mapping[str, Step] = {
     "glm_start_response": Step(
         glm_start_response,
         OPENING,
-        {
-            "null": Declared(
-                "aggregate",
-                "mean of the response, and its log-likelihood under that mean",
-                behind=(Entities,),
-            )
-        },
+        {"null": aggregate("mean of the response, and its log-likelihood under that mean")},
         text_in=Declared("control", "family and link"),
     ),
     "glm_evaluate": Step(
@@ -154,9 +149,7 @@ STEPS: Mapping[str, Step] = {
         {
             "h": Declared("per entity", "curvature of the log-likelihood by the linear predictor"),
             "cross": Declared("per entity", "mixed derivative of the log-likelihood"),
-            "sums": Declared(
-                "aggregate", "sums of derivatives of the log-likelihood by pattern", 2, behind=(Entities,)
-            ),
+            "sums": aggregate("sums of derivatives of the log-likelihood by pattern", 2),
         },
     ),
     "glm_fitted": Step(

@@ -19,11 +19,11 @@ import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 
 from fedstat.errors import MessageError
-from fedstat.federation.door.facts import Entities
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
 from fedstat.kernels.rows import column_sums, gram, row_dots
 from fedstat.models.vfem.blocks.client import ITEM, OPENING, Client, Theta, stage_client
+from fedstat.models.vfem.blocks.declare import aggregate
 from fedstat.models.vfem.iteration.m_step import block_log_likelihood
 from fedstat.models.vfem.iteration.quasi_newton import Memory, Weights
 from fedstat.typing import Array, Bools, Floats, Ints
@@ -57,10 +57,8 @@ class GLMClient:
         """Multiply scores, (r, d), by the inverse of the block-diagonal local information."""
         theta, p = self.accepted, len(self.trial.mu)
         assert self.inverses is not None
-        by_beta, by_mu = (
-            scores[:, at] @ inverse
-            for at, inverse in zip((slice(p), slice(p, 2 * p)), self.inverses, strict=True)
-        )
+        of_beta, of_mu = self.inverses
+        by_beta, by_mu = scores[:, :p] @ of_beta, scores[:, p : 2 * p] @ of_mu
         by_Sigma = theta.Sigma @ scores[:, 2 * p :].reshape(-1, p, p) @ theta.Sigma
         return np.hstack([by_beta, by_mu, 2.0 / self.block.n_seen * by_Sigma.reshape(len(scores), -1)])
 
@@ -186,22 +184,12 @@ def glm_estimates(data: SiteData, state: State) -> dict[str, Array]:
     }
 
 
-def _aggregate(what: str, ndim: int = 1) -> Declared:
-    return Declared("aggregate", what, ndim, behind=(Entities,))
-
-
 def _inner(what: str) -> Declared:
     return Declared("control", what, 2, maskable=True)
 
 
 STEPS: Mapping[str, Step] = {
-    "glm_start": Step(
-        glm_start,
-        {
-            **OPENING,
-            "memory": Declared("control", "steps that are remembered", 0),
-        },
-    ),
+    "glm_start": Step(glm_start, {**OPENING, "memory": Declared("control", "steps that are remembered", 0)}),
     "glm_score": Step(
         glm_score,
         {
@@ -213,10 +201,7 @@ STEPS: Mapping[str, Step] = {
             ),
             "missing": Declared("aggregate", "sums of these over entities that the client lacks"),
         },
-        {
-            "sy": _inner("inner products of steps and scores"),
-            "yhy": _inner("inner products of scores"),
-        },
+        {"sy": _inner("inner products of steps and scores"), "yhy": _inner("inner products of scores")},
     ),
     "glm_move": Step(
         glm_move,
@@ -239,10 +224,10 @@ STEPS: Mapping[str, Step] = {
     "glm_estimates": Step(
         glm_estimates,
         gives={
-            "beta": _aggregate("coefficients"),
-            "mu": _aggregate("means"),
-            "shift": _aggregate("product of the columns' means and the coefficients", 0),
-            "t": _aggregate("variance of the block's linear predictor", 0),
+            "beta": aggregate("coefficients"),
+            "mu": aggregate("means"),
+            "shift": aggregate("product of the columns' means and the coefficients", 0),
+            "t": aggregate("variance of the block's linear predictor", 0),
         },
     ),
 }

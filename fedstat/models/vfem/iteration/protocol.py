@@ -204,16 +204,11 @@ class EMIteration(Iteration):
     def estimate(self) -> Rounds[VFEMFit]:
         """Collect the estimates of the last evaluated point."""
         by_client = yield from self.ask_estimates("estimates")
-        return VFEMFit(
+        return self.make_fit(
+            by_client,
             a=self.latest.a,
             s2=self.latest.s2,
-            beta={k: a["beta"] for k, a in by_client.items()},
-            mu={k: a["mu"] for k, a in by_client.items()},
-            t={k: float(a["t"]) for k, a in by_client.items()},
             log_likelihood=self.trace[-1].log_likelihood,
-            trace=tuple(self.trace),
-            converged=self.converged,
-            reason=self.reason,
             response_moments=self.response.moments,
         )
 

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 import numpy as np
 
 from fedstat.errors import EstimationError
-from fedstat.federation.door.facts import Entities
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
 from fedstat.kernels.rows import standardised_residuals
+from fedstat.models.vfem.blocks.declare import aggregate
 from fedstat.models.vfem.blocks.response import OPENING, Active, active_of, choose_response
 from fedstat.typing import Array, Bools, Floats, Ints
 
@@ -57,7 +57,7 @@ STEPS: Mapping[str, Step] = {
     "start_response": Step(
         start_response,
         OPENING,
-        {"moments": Declared("aggregate", "mean and variance of the response", behind=(Entities,))},
+        {"moments": aggregate("mean and variance of the response")},
     ),
     "residuals": Step(
         residuals,
@@ -69,8 +69,8 @@ STEPS: Mapping[str, Step] = {
         },
         {
             "z": Declared("per entity", "standardised residual of the response"),
-            "z1": Declared("aggregate", "sum of z by pattern", behind=(Entities,)),
-            "z2": Declared("aggregate", "sum of z^2 by pattern", behind=(Entities,)),
+            "z1": aggregate("sum of z by pattern"),
+            "z2": aggregate("sum of z^2 by pattern"),
         },
     ),
     "fitted": Step(

@@ -79,6 +79,18 @@ class Iteration:
         replies = yield [self.ask(k, step) for k in self.layout.clients]
         return {k: reply.arrays for k, reply in zip(self.layout.clients, replies, strict=True)}
 
+    def make_fit(self, by_client: Mapping[str, Mapping[str, Array]], **own: Any) -> VFEMFit:
+        """Put the clients' estimates together with those that belong to no client."""
+        return VFEMFit(
+            beta={k: a["beta"] for k, a in by_client.items()},
+            mu={k: a["mu"] for k, a in by_client.items()},
+            t={k: float(a["t"]) for k, a in by_client.items()},
+            trace=tuple(self.trace),
+            converged=self.converged,
+            reason=self.reason,
+            **own,
+        )
+
     def enter(self, log_likelihood: float, score: float, change: float, move: str) -> None:
         """Enter an evaluation, and tell whether the iteration has converged."""
         seconds = time.perf_counter() - self.began

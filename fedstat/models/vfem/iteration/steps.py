@@ -20,7 +20,6 @@ from collections.abc import Mapping
 import numpy as np
 from scipy.linalg import cho_factor
 
-from fedstat.federation.door.facts import Entities
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
 from fedstat.kernels.rows import row_dots
@@ -32,6 +31,7 @@ from fedstat.models.vfem.blocks.client import (
     client_of,
     stage_client,
 )
+from fedstat.models.vfem.blocks.declare import aggregate
 from fedstat.models.vfem.iteration.m_step import (
     block_log_likelihood,
     largest_change,
@@ -194,9 +194,7 @@ STEPS: Mapping[str, Step] = {
         },
         {
             **POINTS,
-            "eigenvalues": Declared(
-                "aggregate", "extreme eigenvalues of the local covariance", behind=(Entities,)
-            ),
+            "eigenvalues": aggregate("extreme eigenvalues of the local covariance"),
         },
     ),
     "set_rate": Step(set_rate, {"eta": Declared("control", "learning rate", 0)}),
@@ -223,9 +221,9 @@ STEPS: Mapping[str, Step] = {
     "estimates": Step(
         estimates,
         gives={
-            "beta": Declared("aggregate", "coefficients", behind=(Entities,)),
-            "mu": Declared("aggregate", "means", behind=(Entities,)),
-            "t": Declared("aggregate", "variance of the block's linear predictor", 0, behind=(Entities,)),
+            "beta": aggregate("coefficients"),
+            "mu": aggregate("means"),
+            "t": aggregate("variance of the block's linear predictor", 0),
         },
     ),
 }

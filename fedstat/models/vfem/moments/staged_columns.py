@@ -13,6 +13,7 @@ from fedstat.federation.message import Declared, Step, check_lengths
 from fedstat.kernels.sketch import SKETCHES
 from fedstat.models.vertical.exchange.steps import ColumnsOf
 from fedstat.models.vfem.blocks.client import ITEM, Client, client_of
+from fedstat.models.vfem.blocks.declare import aggregate, weighted
 from fedstat.typing import Array, Floats, Ints
 
 SKETCH_KINDS = tuple(SKETCHES)
@@ -86,9 +87,7 @@ STEPS: Mapping[str, Step] = {
         },
         {
             "sketch": Declared("sketch", "random projection of the columns", 2, behind=(Entities,)),
-            "error": Declared(
-                "aggregate", "relative error of the sketch within the block", 0, behind=(Entities,)
-            ),
+            "error": aggregate("relative error of the sketch within the block", 0),
         },
     ),
     "release_columns": Step(
@@ -103,10 +102,6 @@ STEPS: Mapping[str, Step] = {
             "columns": Declared("raw columns", "another client's columns, centred and weighted", 2),
             "rows": Declared("presence", "positions of that client's entities", dtype="int64"),
         },
-        {
-            "products": Declared(
-                "aggregate", "cross-products of two clients' columns", 2, behind=(Entities, GivenWeights)
-            )
-        },
+        {"products": weighted("cross-products of two clients' columns", 2)},
     ),
 }

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from fedstat.federation.design.by_columns import block_of, response_of
-from fedstat.federation.door.facts import Entities, GivenWeights
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
+from fedstat.models.vfem.blocks.declare import weighted
 from fedstat.typing import Array, Bools, Floats
 
 
@@ -53,12 +53,6 @@ STEPS: Mapping[str, Step] = {
             "use": Declared("presence", "which entities are compared", dtype="bool"),
             "predicted": Declared("per entity", "predictions", weighs="predictions"),
         },
-        {
-            "sums": Declared(
-                "aggregate",
-                "number of predictions, their squared errors, squared deviations",
-                behind=(Entities, GivenWeights),
-            )
-        },
+        {"sums": weighted("number of predictions, their squared errors, squared deviations")},
     ),
 }
