@@ -130,25 +130,12 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One question to one site.
+    """One question to one site: which of the installed steps of a family it shall run, on which arrays.
 
-    Parameters
-    ----------
-    site : str
-        The institution that is asked.
-    family, step : str
-        Which of the installed steps it shall run.
-    arrays : mapping of str to ndarray
-        float64, int64, bool or uint8.
-    session : str
-        Keeps the local state of one fit apart from another's.
-    text : str
-        JSON, for steps that declare one.
-    masked : int or None
-        Round whose masks shall hide the maskable arrays of the answer; None: they come in clear.
-    turn : int or None
-        Which of the questions to this site in this session, from 1; a site in another process answers each
-        once. None within one process.
+    Arrays are float64, int64, bool or uint8; the text is JSON, for steps that declare one. `session` keeps
+    the local state of one fit apart from another's. `masked` is the round whose masks shall hide the maskable
+    arrays of the answer; None: they come in clear. `turn` counts the questions to this site in this session,
+    from 1, since a site in another process answers each once; None within one process.
     """
 
     site: str
@@ -163,19 +150,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What one site answered.
-
-    Parameters
-    ----------
-    site : str
-        The institution.
-    arrays : mapping of str to ndarray
-        What it released.
-    text : str
-        JSON: a schema.
-    entities : int
-        Number of the site's entities behind the arrays.
-    """
+    """What one site released: arrays, a schema as JSON, and the number of its entities behind the arrays."""
 
     site: str
     arrays: Mapping[str, Array]
@@ -320,10 +295,7 @@ def check_arrays(where: str, declared: Mapping[str, Declared], arrays: Mapping[s
 def check_lengths(where: str, **pairs: tuple[Array, int]) -> None:
     """Hold the lengths of arrays against what a site knows: compiled loops do not check their bounds.
 
-    Raises
-    ------
-    MessageError
-        Names the array, its length and the expected one.
+    A MessageError names the array, its length and the expected one.
     """
     for name, (array, length) in pairs.items():
         if len(array) != length:

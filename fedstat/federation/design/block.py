@@ -14,7 +14,6 @@ from fedstat.federation.design.coding import Coded, TransformStates, code_design
 from fedstat.federation.design.formula.parse import ClientTerms
 from fedstat.federation.design.formula.terms import Term
 from fedstat.federation.design.observed import Partial, column_means, find_rows, require_categories
-from fedstat.federation.design.response import build_response
 from fedstat.federation.design.spec import BlockSpec, coded_columns, read_terms
 from fedstat.federation.tables.columns import (
     Columns,
@@ -28,8 +27,6 @@ from fedstat.federation.tables.columns import (
     pick_columns,
 )
 from fedstat.typing import Bools, Floats
-
-__all__ = ["BlockSpec", "CodedBlock", "Partial", "apply_block", "build_block", "build_response", "code_rows"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,10 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from fedstat.errors import DesignError
-from fedstat.federation.design.block import CodedBlock, Partial, apply_block, build_block
+from fedstat.federation.design.block import CodedBlock, apply_block, build_block
 from fedstat.federation.design.formula.asked import response_asked, terms_asked
 from fedstat.federation.design.formula.parse import ClientTerms, Formula
+from fedstat.federation.design.observed import Partial
 from fedstat.federation.design.response import build_response
 from fedstat.federation.design.spec import BlockSpec, read_terms
 from fedstat.federation.door.facts import Entities, RowsByLevel

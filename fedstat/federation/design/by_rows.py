@@ -11,13 +11,13 @@ import numpy as np
 
 from fedstat import records
 from fedstat.errors import DesignError
-from fedstat.federation.design.block import BlockSpec
 from fedstat.federation.design.by_columns import FAMILY
 from fedstat.federation.design.checks import check_references
 from fedstat.federation.design.coding import plain_state
 from fedstat.federation.design.levels import SiteColumns, agree_kinds, agree_levels
 from fedstat.federation.design.row_steps import INTERCEPT, NamedColumns, RowsCoding, varying
 from fedstat.federation.design.site_rows import RowsQuestion
+from fedstat.federation.design.spec import BlockSpec
 from fedstat.federation.design.states import agree_states
 from fedstat.federation.message import Ask, Reply
 from fedstat.federation.rounds.engine import Rounds

@@ -10,13 +10,12 @@ import pandas as pd
 
 from fedstat import records
 from fedstat.errors import DesignError
-from fedstat.federation.design.block import BlockSpec
 from fedstat.federation.design.by_columns import FAMILY
 from fedstat.federation.design.by_columns import STEPS as DESIGN_STEPS
 from fedstat.federation.design.formula.terms import Term
 from fedstat.federation.design.levels import LevelCounts, SiteColumns
 from fedstat.federation.design.site_rows import RowsQuestion, WholeRows, design_matrix, whole_rows
-from fedstat.federation.design.spec import coded_columns
+from fedstat.federation.design.spec import BlockSpec, coded_columns
 from fedstat.federation.design.states import transform_sums
 from fedstat.federation.design.tally import RowTally, most_columns, unknown_levels
 from fedstat.federation.door.facts import (

@@ -10,7 +10,7 @@ import pandas as pd
 
 from fedstat import records
 from fedstat.errors import DesignError, FormulaError, MessageError
-from fedstat.federation.design.block import BlockSpec, code_rows
+from fedstat.federation.design.block import code_rows
 from fedstat.federation.design.coding import STATE_KEYS
 from fedstat.federation.design.formula.asked import (
     columns_asked,
@@ -22,7 +22,7 @@ from fedstat.federation.design.formula.expression import parse_expression
 from fedstat.federation.design.formula.terms import Term
 from fedstat.federation.design.formula.tree import Column, iter_transforms
 from fedstat.federation.design.response import build_offset, build_response
-from fedstat.federation.design.spec import read_terms
+from fedstat.federation.design.spec import BlockSpec, read_terms
 from fedstat.federation.door.facts import FactorsAsked
 from fedstat.federation.door.state import SiteData
 from fedstat.federation.tables.columns import as_numbers, at_column, column_kind, missing_cells, pick_columns

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 
 import pandas as pd
 
@@ -59,7 +60,7 @@ class DrySite(Site):
         """
         self.refused = list(refusals(self.name, self.owners, ask, FAMILIES[ask.family][ask.step]))
         if ask.masked is not None:
-            self._hold("two sites", "", check_mask, self.name, self.owners, self.n_masked)
+            self._hold("two sites", "", partial(check_mask, self.name, self.owners, self.n_masked))
         # The rules above are off here: else the first of them would hide what the steps have to say.
         counts = replace(ALLOWING_ALL, **{name: getattr(self.owners, name) for name in COUNTS})
         try:
@@ -73,16 +74,18 @@ class DrySite(Site):
     def _hold_reply(self, ask: Ask, reply: Reply) -> None:
         # Columns are open for the whole session; refused once, they would be refused again at every answer.
         columns = 0 if self._told_of_columns else self._states.get(ask.session, State(self.name)).columns
-        if not self._hold("maximum columns", "", check_columns, self.name, self.owners, ask, columns):
+        if not self._hold(
+            "maximum columns", "", partial(check_columns, self.name, self.owners, ask, columns)
+        ):
             self._told_of_columns = True  # refused, they are not open
         step, there = FAMILIES[ask.family][ask.step], set(released(reply))
         for name in (name for name in step.given if name in there):
-            arguments = (self.name, self.owners, ask, step, [name], reply.entities)
-            self._hold("minimum count", name, check_counts, *arguments)
+            check = partial(check_counts, self.name, self.owners, ask, step, [name], reply.entities)
+            self._hold("minimum count", name, check)
 
-    def _hold(self, rule: str, array: str, check: Callable[..., object], *arguments: object) -> bool:
+    def _hold(self, rule: str, array: str, check: Callable[[], object]) -> bool:
         try:
-            check(*arguments)
+            check()
         except PolicyError as error:
             self._note(error, array, rule)
             return False

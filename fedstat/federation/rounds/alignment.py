@@ -47,28 +47,25 @@ from fedstat.federation.message import Ask, Reply
 from fedstat.federation.rounds.alignment_steps import FAMILY, DescribedKeys
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.federation.rounds.key_agreement import agree_keys
-from fedstat.federation.tables.hashed_keys import (
-    POINT_BYTES,
-    as_tokens,
-)
+from fedstat.federation.tables.hashed_keys import POINT_BYTES, as_tokens
 from fedstat.records import from_json
 from fedstat.typing import Array, Ints
 
 
 @dataclass(frozen=True, slots=True)
 class EntityNumbers:
-    """What the coordinator knows after an alignment: size of the union, and numbers by site, ascending."""
+    """What the coordinator knows after an alignment: size of the union, and numbers by site.
 
-    n_entities: int
-    rows: Mapping[str, Ints]
-
-
-@dataclass(frozen=True, slots=True)
-class Numbered:
-    """Numbers before the sites have taken them, in the order of the list that each site made."""
+    They are in the order of the list that each site made; `rows` ascend.
+    """
 
     n_entities: int
     places: Mapping[str, Ints]
+
+    @property
+    def rows(self) -> Mapping[str, Ints]:
+        """Numbers of each site's entities, ascending."""
+        return MappingProxyType({site: np.sort(numbers) for site, numbers in self.places.items()})
 
 
 def align_entities(sites: Sequence[str], session: str) -> Rounds[EntityNumbers]:
@@ -84,11 +81,11 @@ def align_entities(sites: Sequence[str], session: str) -> Rounds[EntityNumbers]:
     """
     numbered = yield from number_entities(sites, session)
     yield [Ask(site, FAMILY, "take_places", {"places": numbered.places[site]}, session) for site in sites]
-    rows = {site: np.sort(numbered.places[site]) for site in sites}
-    return EntityNumbers(numbered.n_entities, MappingProxyType(rows))
+    # In the order of the partition: lists end at the site before their owner's, and are told in that order.
+    return EntityNumbers(numbered.n_entities, {site: numbered.places[site] for site in sites})
 
 
-def number_entities(sites: Sequence[str], session: str) -> Rounds[Numbered]:
+def number_entities(sites: Sequence[str], session: str) -> Rounds[EntityNumbers]:
     """Give the entities of all sites numbers, before sites are told; see :func:`align_entities`."""
     ring = json.dumps(list(sites))
 
@@ -139,7 +136,7 @@ def _agreed(replies: Sequence[Reply]) -> dict[str, int]:
     return {site: told.rows for site, told in described.items()}
 
 
-def _number(tokens: Mapping[str, Array], n_rows: Mapping[str, int]) -> Numbered:
+def _number(tokens: Mapping[str, Array], n_rows: Mapping[str, int]) -> EntityNumbers:
     """Give the union of all tokens numbers, in their sorted order."""
     for site, points in tokens.items():
         if points.shape != (n_rows[site], POINT_BYTES):
@@ -149,4 +146,4 @@ def _number(tokens: Mapping[str, Array], n_rows: Mapping[str, int]) -> Numbered:
     union, numbers = np.unique(as_tokens(np.concatenate(list(tokens.values()))), return_inverse=True)
     ends = np.cumsum([len(points) for points in tokens.values()])[:-1]
     parts = np.split(numbers.astype(np.int64, copy=False), ends)
-    return Numbered(len(union), dict(zip(tokens, parts, strict=True)))
+    return EntityNumbers(len(union), dict(zip(tokens, parts, strict=True)))

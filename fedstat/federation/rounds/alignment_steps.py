@@ -57,17 +57,9 @@ def describe_keys(data: SiteData, state: State, text: str) -> tuple[dict[str, Ar
 
 
 def draw_salt(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
-    """Draw the salt, and seal it for every other site, in the order of the ring.
+    """Draw the salt, and seal it for every other site, in the order of the ring in `text`.
 
-    Parameters
-    ----------
-    text : str
-        JSON: the ring, names of all sites.
-
-    Returns
-    -------
-    boxes : uint8 array, (K - 1, length of a box)
-        One sealed message per row.
+    Released are `boxes` (K - 1, length of a box), one sealed message per row.
     """
     ring = _ring(data, state, text)
     salt = secrets.token_bytes(SALT_BYTES)

@@ -62,15 +62,8 @@ def state_ledger(data: SiteData, state: State, text: str) -> tuple[dict[str, Arr
 def recall_head(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
     """Hold the account against its head as the coordinator kept it, and tell the head of now.
 
-    Parameters
-    ----------
-    text : str
-        The site's own signed head, as JSON: nobody else can make one.
-
-    Returns
-    -------
-    dict, str
-        The head as JSON; empty where the site keeps no account at rest.
+    The text is the site's own signed head, which nobody else can make; the answer is empty where the site
+    keeps no account at rest.
     """
     earlier = from_json(AccountHead, text, f"{data.name}: the head that it was shown")
     data.account.hold_against(data.name, data.trust.identity.public, earlier)
@@ -95,15 +88,8 @@ FAMILIES[RECEIPT] = STEPS
 def ask_heads(heads: Mapping[str, AccountHead], session: str) -> Rounds[dict[str, AccountHead]]:
     """Show sites what they signed, as it was kept; the heads of now, of those that keep an account at rest.
 
-    Raises
-    ------
-    SecurityError
-        The account of a site does not hold what it signed: its files were put back to an earlier state.
-
-    Warns
-    -----
-    DisclosureWarning
-        The owner of a site has declared since that its account was lost.
+    A SecurityError where the account of a site does not hold what it signed: its files were put back to an
+    earlier state. A DisclosureWarning where the owner of a site has declared since that its account was lost.
     """
     replies = yield [
         Ask(site, RECEIPT, "recall_head", {}, session, to_json(head)) for site, head in heads.items()

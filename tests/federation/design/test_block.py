@@ -13,8 +13,10 @@ import pandas as pd
 import pytest
 
 from fedstat.errors import DesignError, FormulaError
-from fedstat.federation.design.block import BlockSpec, CodedBlock, apply_block, build_block, build_response
+from fedstat.federation.design.block import CodedBlock, apply_block, build_block
 from fedstat.federation.design.formula.parse import ClientTerms, parse_formula, parse_pooled_formula
+from fedstat.federation.design.response import build_response
+from fedstat.federation.design.spec import BlockSpec
 
 N = 400
 

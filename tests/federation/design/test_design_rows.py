@@ -12,11 +12,11 @@ from formulaic import model_matrix
 
 from fedstat.errors import DesignError, FedstatError, MessageError, PolicyError
 from fedstat.federation.account.ledger import Ledger
-from fedstat.federation.design.block import BlockSpec
 from fedstat.federation.design.by_rows import agree_rows, moment_asks, open_asks, opened_design, rows_ask
 from fedstat.federation.design.formula.parse import parse_pooled_formula
 from fedstat.federation.design.row_steps import INTERCEPT, MOST_LEVELS, standardisation, translation
 from fedstat.federation.design.site_rows import RowsQuestion
+from fedstat.federation.design.spec import BlockSpec
 from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.door.site import Site
 from fedstat.federation.message import pack_ask, unpack_reply

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from fedstat.federation.design.formula.expression import parse_expression, parse_numeric
 from fedstat.federation.design.formula.terms import Term
@@ -21,6 +21,9 @@ from fedstat.federation.design.formula.tree import (
     iter_parts,
 )
 from fedstat.federation.door.facts import FactorAsked, FactorsAsked
+
+WRITTEN = (Number, Level, Arithmetic, Relation, Negative, Counts)
+"""Parts of a factor by which it is more than named functions of a column."""
 
 
 def terms_asked(terms: Sequence[Term]) -> FactorsAsked:
@@ -49,24 +52,16 @@ def columns_asked(names: Sequence[str]) -> FactorsAsked:
 
 
 def _factor(expression: Expression, tree: Tree) -> FactorAsked:
-    functions = list(_functions(tree))
     options: dict[str, object] = {}
     if isinstance(tree, Transform):
         options = dict(tree.options)
     elif isinstance(tree, Category):
         options = {"reference": tree.reference}
-    columns = tuple(dict.fromkeys(iter_columns(tree)))
-    return FactorAsked(expression.text, columns, tuple(functions), any(_written(tree)), options)
+    columns, parts = tuple(dict.fromkeys(iter_columns(tree))), list(iter_parts(tree))
+    functions = [part.function if isinstance(part, Transform) else "C" for part in parts if _calls(part)]
+    written = any(isinstance(part, WRITTEN) for part in parts)
+    return FactorAsked(expression.text, columns, tuple(functions), written, options)
 
 
-def _functions(tree: Tree) -> Iterator[str]:
-    for part in iter_parts(tree):
-        if isinstance(part, Transform):
-            yield part.function
-        elif isinstance(part, Category):
-            yield "C"
-
-
-def _written(tree: Tree) -> Iterator[bool]:
-    for part in iter_parts(tree):
-        yield isinstance(part, Number | Level | Arithmetic | Relation | Negative | Counts)
+def _calls(part: Tree) -> bool:
+    return isinstance(part, Transform | Category)

@@ -19,8 +19,6 @@ from fedstat.federation.design.formula.terms import (
 )
 from fedstat.federation.design.formula.tree import Counts, Expression, Tree
 
-__all__ = ["ClientTerms", "Formula", "parse_formula", "parse_pooled_formula"]
-
 
 @dataclass(frozen=True, slots=True)
 class ClientTerms:
@@ -149,14 +147,14 @@ def _parse(text: str, holdings: _Holdings, *, pooled: bool, extra: Sequence[str]
     _require_other_columns(right_side, response)
     clients = tuple(_by_client(right_side.terms, holdings))
     return Formula(
-        text,
-        response.text,
-        response_client or None,
-        response.columns,
-        right_side.intercept,
-        clients or (ClientTerms("", (), ()),),
-        tuple(offset.text for offset in right_side.offsets),
-        offset_columns,
+        text=text,
+        response=response.text,
+        response_client=response_client or None,
+        response_columns=response.columns,
+        intercept=right_side.intercept,
+        clients=clients or (ClientTerms("", (), ()),),
+        offsets=tuple(offset.text for offset in right_side.offsets),
+        offset_columns=offset_columns,
     )
 
 
