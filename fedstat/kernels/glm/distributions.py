@@ -48,34 +48,16 @@ def power_support(power: float) -> Support:
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """What statsmodels calls a family.
+    """What statsmodels calls a family; `kind` has ``variance``, ``deviance``, ``loglike`` and ``fitted``.
 
-    Parameters
-    ----------
-    kind : class
-        With statsmodels' names: ``variance(mu)``, ``deviance``, ``loglike``, ``fitted``.
-    estimates_scale : bool
-        Whether the dispersion is estimated rather than one.
-    variance_power : float or None
-        Exponent of a variance function that is a fixed power of the mean.
-    canonical : str or None
-        Link whose linear predictor is the natural parameter; where None, the power of the mean that is one
-        less the exponent of the variance.
-    support : Support or None
-        Of a row, which may stand for several; that of the exponent where None.
-    single : Support or None
-        Of one entity, where that is narrower.
-    loop : int or None
-        Compiled loop for the canonical link, see :mod:`fedstat.kernels.glm.loops`.
-    integrals : mapping of str to int
-        By link, its compiled likelihood under a normal linear predictor; see
-        :mod:`fedstat.kernels.glm.quadrature`.
-    numbers : tuple of str
-        Arguments of `kind`, which cross between institutions with the name.
-    likelihood : Likelihood or None
-        What fits over institutions with other columns need, by the deviance alone.
-    vertical_links : tuple of str
-        Links of such fits, the canonical one first; the others by Fisher scoring.
+    `estimates_scale` tells whether the dispersion is estimated rather than one. `variance_power` is the
+    exponent of a variance function that is a fixed power of the mean. `canonical` is the link whose linear
+    predictor is the natural parameter; where None, the power of the mean of one minus that exponent.
+    `support` is that of a row, which may stand for several (None: that of the exponent), `single` of one
+    entity, where that is narrower. `loop` is the compiled loop of :mod:`fedstat.kernels.glm.loops` for the
+    canonical link. `numbers` are arguments of `kind`, which cross between institutions with the name.
+    `likelihood` is what fits over institutions with other columns need, `vertical_links` the links of such
+    fits: the canonical one first, others by Fisher scoring.
     """
 
     kind: type[Any]

@@ -15,25 +15,14 @@ from statsmodels.genmod.families import links
 class Link:
     """A link g, with mean mu and linear predictor eta = g(mu).
 
-    Parameters
-    ----------
-    kind : class
-        With statsmodels' names: ``g(mu)`` by calling an instance, ``inverse(eta)``, the derivatives
-        ``deriv(mu)`` and ``deriv2(mu)``, and ``inverse_deriv(eta)``.
-    numbers : tuple of str
-        Arguments of `kind`, which cross between institutions with the name: ``power`` or ``alpha``.
-    power : float or None
-        Exponent of a link that is a fixed power of the mean; eta is then positive, unless it is 1 or -1.
-    sign : float or None
-        That of all linear predictors which have a mean, where others would get one that is not theirs.
-    closed : bool
-        Whether every eta has a probability as its mean, which is 0 or 1 by rounding only.
-    smallest : float
-        Mean in the place of one that is smaller than a number can be.
-    cdf : distribution or None
-        That of `kind`, where an instance might have another.
-    effect : str
-        What a coefficient adds to, with the name of the response.
+    An instance of `kind` is called as ``g(mu)``, and has statsmodels' ``inverse(eta)``, ``deriv(mu)``,
+    ``deriv2(mu)`` and ``inverse_deriv(eta)``. `numbers` are its arguments, which cross between institutions
+    with the name: ``power`` or ``alpha``. `power` is the exponent of a link that is a fixed power of the
+    mean; eta is then positive, unless it is 1 or -1. `sign` is that of all linear predictors which have a
+    mean, where others would get one that is not theirs. `closed` tells whether every eta has a probability as
+    its mean, which is 0 or 1 by rounding only; `smallest` stands for a mean that is smaller than a number can
+    be. `cdf` is the distribution of `kind`, where an instance might have another. `effect` is what a
+    coefficient adds to, with the name of the response.
     """
 
     kind: type[Any]

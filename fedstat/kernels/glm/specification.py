@@ -27,27 +27,12 @@ NUMBERS = ("power", "alpha", "var_power")
 
 @dataclass(frozen=True, slots=True)
 class DistributionSpec:
-    """A distribution of the response with its link, by name.
+    """A distribution with its link, by the names of their classes in statsmodels ("Binomial", "Logit").
 
-    Parameters
-    ----------
-    name : str
-        Class in ``statsmodels.genmod.families``, e.g. ``"Binomial"``.
-    link : str
-        Class in ``statsmodels.genmod.families.links``, e.g. ``"Logit"``.
-    power : float, optional
-        Exponent of the link ``"Power"``.
-    alpha : float, optional
-        Dispersion of ``"NegativeBinomial"``, and of the link of that name.
-    var_power : float, optional
-        Exponent of the variance function of ``"Tweedie"``: 0, or at least 1.
-    eql : bool
-        Whether Tweedie's log-likelihood is the extended quasi-likelihood.
-
-    Raises
-    ------
-    ModelError
-        The combination means nothing here.
+    `power` is the exponent of the link "Power"; `alpha` the dispersion of "NegativeBinomial", and of the link
+    of that name; `var_power` the exponent of Tweedie's variance function, 0 or at least 1, and `eql` whether
+    its log-likelihood is the extended quasi-likelihood. A ModelError where the combination means nothing
+    here.
     """
 
     name: str

@@ -201,74 +201,49 @@ def behind_product(
 
 CODE = Declared("presence", "fold or missing pattern of each entity", dtype="int64")
 GROUPS = Declared("control", "number of folds or missing patterns", 0)
-BY_GROUP = (GroupSums, LeftOut)
+TAKEN = (Entities, DivisionOfRows)
 KEEP = Declared("presence", "which of the client's entities take part", dtype="bool")
 ROWS = Declared(
     "presence", "positions of the block's entities among those of the response", dtype="int64", optional=True
 )
 
 
+def _summed(what: str, axes: int, behind: tuple[type, ...] = (*TAKEN, GroupSums, LeftOut)) -> Declared:
+    """Declare sums over the entities of each fold or pattern."""
+    return Declared("aggregate", f"{what} by fold or pattern", axes, behind=behind)
+
+
 def exchange_steps(rules: ExchangeRules) -> Mapping[str, Step]:
     """Make the steps by which institutions of a family exchange sums of products."""
-    taken = (Entities, DivisionOfRows)
+    filled = Declared("control", "number of entities, where means fill in", 0, optional=True)
+    units = Declared("aggregate", "means and standard deviations of the columns", 2, behind=TAKEN)
+    moments = Declared("aggregate", "mean and standard deviation of the response, a constant", behind=TAKEN)
+    grouped = {"code": CODE, "groups": GROUPS}
     return {
         "stage_block": Step(
-            partial(stage_block, rules),
-            {
-                "keep": KEEP,
-                "rows": ROWS,
-                "n": Declared("control", "number of entities, where means fill in", 0, optional=True),
-            },
-            {"units": Declared("aggregate", "means and standard deviations of the columns", 2, behind=taken)},
+            partial(stage_block, rules), {"keep": KEEP, "rows": ROWS, "n": filled}, {"units": units}
         ),
         "stage_response": Step(
             partial(stage_response, rules),
             {"keep": KEEP},
-            {
-                "moments": Declared(
-                    "aggregate", "mean and standard deviation of the response, a constant", behind=taken
-                )
-            },
+            {"moments": moments},
             Declared("control", "family of the response"),
         ),
         "sum_products": Step(
             partial(sum_products, rules),
-            {"code": CODE, "groups": GROUPS},
+            grouped,
             {
-                "sums": Declared(
-                    "aggregate", "sums of the columns by fold or pattern", 2, behind=(*taken, *BY_GROUP)
-                ),
-                "grams": Declared(
-                    "aggregate",
-                    "sums of products of the columns by fold or pattern",
-                    3,
-                    behind=(*taken, *BY_GROUP),
-                ),
+                "sums": _summed("sums of the columns", 2),
+                "grams": _summed("sums of products of the columns", 3),
             },
         ),
         "sum_with_response": Step(
             sum_with_response,
-            {"code": CODE, "groups": GROUPS, "rows": ROWS},
-            {
-                "products": Declared(
-                    "aggregate",
-                    "sums of products with the response by fold or pattern",
-                    2,
-                    behind=(Entities, GroupSums),
-                )
-            },
+            {**grouped, "rows": ROWS},
+            {"products": _summed("sums of products with the response", 2, (Entities, GroupSums))},
         ),
         "sum_response": Step(
-            sum_response,
-            {"code": CODE, "groups": GROUPS},
-            {
-                "sums": Declared(
-                    "aggregate",
-                    "sums of the response and its square by fold or pattern",
-                    2,
-                    behind=(*taken, *BY_GROUP),
-                )
-            },
+            sum_response, grouped, {"sums": _summed("sums of the response and its square", 2)}
         ),
         **product_steps(partial(columns_of, rules), partial(behind_product, rules)),
     }
