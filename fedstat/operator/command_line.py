@@ -120,6 +120,11 @@ SITE = (
         (argument("name", help="of the site, or 'coordinator'"),),
     ),
     Command(
+        "seed",
+        "Draw the secret that all sites share, for random projections and labels that several sites hold.",
+        site_commands.seed,
+    ),
+    Command(
         "consent",
         "Vertical layout: consent to one alignment of the site's keys with those of other sites.",
         site_commands.consent,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -19,6 +20,7 @@ from fedstat.federation.carry.site_folder import (
     DESCRIPTION,
     IDENTITY,
     POLICY,
+    SEED_DIGITS,
     SiteDescription,
     load_identity,
     open_records,
@@ -125,6 +127,25 @@ def revoke(folder: Path, name: str) -> int:
         raise PartitionError(f"'{name}' is not trusted here; trusted are {', '.join(known) or 'none'}")
     print(f"{description.name} no longer trusts {name}. {meaning}")
     print("A site that serves now heeds it before its next question.")
+    return 0
+
+
+def seed(folder: Path) -> int:
+    """Draw the secret that sites share, and write it into the description of this one."""
+    description = read_description(folder)
+    if description.seed:
+        raise PartitionError(
+            f"'{folder / DESCRIPTION}' has a seed already, which the other sites share; take that line out "
+            "of it, and of theirs, to draw another"
+        )
+    drawn = secrets.token_hex(SEED_DIGITS // 2)
+    set_entry(folder / DESCRIPTION, "", "seed", drawn)
+    print(
+        f"Drawn, and written into '{folder / DESCRIPTION}'. The other owners write the same line into "
+        "theirs:\n"
+    )
+    print(f"seed = {quoted(drawn)}\n")
+    print("Tell it to them, and not to the coordinator. A site that serves is started again.")
     return 0
 
 

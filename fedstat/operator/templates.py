@@ -14,9 +14,9 @@ name = {name}
 # Leave it out where another carrier brings them.
 {exchange}
 
-# Secret number, the same at all institutions and not known to the coordinator: for random projections, and
-# for labels of clusters that several institutions hold.
-# seed =
+# Secret of 128 bits, the same at all institutions and not known to the coordinator: for random projections,
+# and for labels of clusters that several institutions hold. One owner draws it: fedstat site seed {folder}
+seed = ""
 
 # Fingerprint of the only key whose questions are answered. Enter it with: fedstat site pin FOLDER CARD
 coordinator = ""

@@ -29,7 +29,7 @@ import fedstat as fs
 from fedstat.errors import ConvergenceWarning
 from fedstat.federation.crypto import product as secure
 from fedstat.kernels.sketch import SKETCHES
-from fedstat.models.vfem.moments.staged_columns import SKETCH_KINDS, STAGES
+from fedstat.models.vfem.moments.staged_columns import SKETCH_KINDS, STAGES, seed_of_stage
 
 N = 240
 KNOWN = np.arange(8)
@@ -136,8 +136,8 @@ class TestUnmaskedIterativeExchange:
             model.fit(exchange="iterative", masked=False, cross_products="sketch", sketch_size=2 * N)
         bank = model.partition.sites["Bank"]._data  # the coordinator sits there, and shares the seed
         stage = STAGES.index("information")
-        seed = np.random.SeedSequence([bank.shared_seed, stage]).generate_state(1, np.uint64)[0]
-        S = SKETCHES[SKETCH_KINDS[0]](np.eye(N), np.arange(N), N, 2 * N, int(seed))
+        seed = seed_of_stage(bank.shared_seed, stage)
+        S = SKETCHES[SKETCH_KINDS[0]](np.eye(N), np.arange(N), N, 2 * N, seed)
         (projected,) = wire.sent_by("Registry", "sketch", "sketch")
         columns = np.linalg.lstsq(S, projected, rcond=None)[0]
         X = truth(model, "Registry")

@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 import tomllib
 from collections.abc import Callable, Mapping
@@ -41,6 +42,9 @@ from fedstat.records import from_plain
 
 DESCRIPTION, POLICY, IDENTITY = "site.toml", "policy.toml", "identity.json"
 COLUMNS, REFUSALS = "columns.toml", "refusals.log"
+SEED_DIGITS, LEAST_DIGITS = 32, 8
+SEED = re.compile(f"[0-9a-fA-F]{{{SEED_DIGITS}}}")
+"""A seed; one with fewer different digits is hardly drawn: it is one of twenty million."""
 T = TypeVar("T")
 
 
@@ -60,7 +64,7 @@ class SiteDescription:
     coordinator: str = ""
     pinned: Mapping[str, str] = field(default_factory=dict)
     site_column: str = ""
-    seed: int | None = None
+    seed: str | int = ""
     exchange: str = ""
     consent: Mapping[str, str] = field(default_factory=dict)
 
@@ -69,9 +73,27 @@ class SiteDescription:
         """Where its records are."""
         return Source.from_mapping(self.name, self.data)
 
+    @property
+    def shared_seed(self) -> int | None:
+        """The secret as a number; None where there is none.
+
+        Whoever knows one label of a cluster, or one product of columns, tries seeds until one fits, so that
+        it has to be drawn, and long: a number that somebody thought of is found in a second.
+        """
+        if self.seed == "":
+            return None
+        seed = str(self.seed)
+        if not SEED.fullmatch(seed) or len(set(seed.lower())) < LEAST_DIGITS:
+            raise PartitionError(
+                f"{self.name}: seed: expected {SEED_DIGITS} hexadecimal digits in quotes, drawn at random "
+                "(128 bits), and the same at all sites: one owner draws it by 'fedstat site seed FOLDER', "
+                "and tells it to the others, not to the coordinator"
+            )
+        return int(seed, 16)
+
     def check(self) -> None:
-        """Find what is wrong with the source when the file is read, and not when records are asked for."""
-        _ = self.source
+        """Find what is wrong when the file is read, and not when records or the seed are asked for."""
+        _ = self.source, self.shared_seed
 
 
 def read_description(folder: str | Path) -> SiteDescription:
@@ -203,7 +225,7 @@ def open_site(folder: str | Path) -> Site:
         description.name,
         table,
         policy,
-        description.seed,
+        description.shared_seed,
         description.site_column,
         Trust(dict(description.pinned), identity, dict(description.consent)),
         open_account(folder, description.name, identity, table.n_rows),

@@ -85,7 +85,9 @@ class SiteData:
         if self.shared_seed is None:
             raise PartitionError(
                 f"{self.name}: it has no secret in common with the other sites, which sketches and labels "
-                "that several sites hold need. All owners write one number, seed = ..., into their site.toml"
+                "that several sites hold need. One owner draws it by 'fedstat site seed FOLDER', and all "
+                "write "
+                'that line, seed = "...", into their site.toml'
             )
         return self.shared_seed
 

@@ -24,6 +24,8 @@ from fedstat.federation.tables.published import Published, propose
 from fedstat.federation.tables.table import Table
 from fedstat.typing import Ints
 
+SEED_BITS = 128
+
 
 @dataclass(frozen=True, slots=True)
 class PartitionOptions:
@@ -42,7 +44,7 @@ class PartitionOptions:
     def open_sites(self, tables: Mapping[str, Table], site_column: str = "") -> dict[str, Site]:
         """One site per client, all with the same shared secret and each other's fingerprints."""
         rules = site_policies(tuple(tables), self.policy, self.policies)
-        seed = secrets.randbits(63) if self.shared_seed is None else self.shared_seed
+        seed = secrets.randbits(SEED_BITS) if self.shared_seed is None else self.shared_seed
         sites = {
             client: Site(
                 client, table, rules[client], seed, site_column, published=described(table, rules[client])

@@ -123,7 +123,8 @@ class ClientPartition(PartitionViews):
             Policies of single clients, in the place of the common one.
         shared_seed : int, optional
             Secret that the clients share, from which common sketches are drawn; give one to
-            repeat a fit number for number. Drawn from the operating system when not given.
+            repeat a fit number for number. Drawn from the operating system, 128 bits, when not given: a
+            short number can be found by trying, which matters where sites are served, and is refused there.
         new_data : bool
             True for entities that are only to be predicted for: constant columns, columns without
             a value and clients without rows are then allowed.

@@ -44,7 +44,7 @@ class RowClusters:
 def hash_labels(labels: pd.Index, key: int) -> Ints:
     """Keyed 62-bit hashes of labels; whole numbers and the same number with a fraction of zero agree."""
     # The key is the sites' own: without it a coordinator could hash likely labels and compare.
-    secret = key.to_bytes(16, "little", signed=True)
+    secret = (key % 2**128).to_bytes(16, "little")
     out = np.empty(len(labels), dtype=np.int64)
     for i, label in enumerate(labels):
         plain = int(label) if isinstance(label, float) and label.is_integer() else label

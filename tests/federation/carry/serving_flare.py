@@ -18,6 +18,7 @@ import psutil
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 
 import fedstat as fs
+from fedstat.federation.account.ledger_file import begin_account
 from fedstat.federation.carry.flare.carrier import FlareCarrier
 from fedstat.federation.carry.flare.kit import FOLDER, write_job, write_key, write_local
 from fedstat.federation.carry.journal import Journal
@@ -97,16 +98,17 @@ def write_sites(partition: fs.ClientPartition, kits: Path, coordinator: Identity
     for name, site in partition.sites.items():
         place = kits / name / "local" / FOLDER
         shutil.rmtree(place, ignore_errors=True)
-        place.mkdir()
+        place.mkdir(mode=0o700)
         data = site._data
         table = data.table.table if partition.site_column else data.table
         table.frame.to_parquet(place / "table.parquet")
         site.trust.identity.save(place / "identity.json")
+        begin_account(place, site.trust.identity)
         lines = [
             f"name = {json.dumps(name)}",
             f"coordinator = {json.dumps(coordinator.public.fingerprint)}",
             f"site_column = {json.dumps(partition.site_column)}",
-            f"seed = {data.shared_seed}",
+            f'seed = "{data.shared_seed:032x}"',
             "[data]",
             'kind = "parquet"',
             'path = "table.parquet"',

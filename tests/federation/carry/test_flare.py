@@ -29,6 +29,7 @@ from fedstat.federation.crypto.keys import Identity
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::fedstat.errors.ConvergenceWarning")]
 
+SEED = 0x6B1F0C52A94E7D3386E0D1B7F2A5C948
 SITES = ("east", "north", "south", "west")
 BLOCKS = ("Platform", "Credit Agency", "Industry and Commerce Bureau", "Law-enforcement Agency")
 
@@ -37,13 +38,13 @@ def hospitals() -> fs.ClientPartition:
     frame = fs.datasets.make_hospitals()
     names = dict(zip(sorted(frame["hospital"].unique()), SITES, strict=True))
     frame["hospital"] = frame["hospital"].astype(str).map(names)
-    return fs.ClientPartition.from_frame(frame, by="hospital", shared_seed=1)
+    return fs.ClientPartition.from_frame(frame, by="hospital", shared_seed=SEED)
 
 
 def enterprises() -> fs.ClientPartition:
     frames = fs.datasets.load_sme()
     renamed = {site: frames[block] for site, block in zip(SITES, BLOCKS, strict=True)}
-    return fs.ClientPartition.from_frames(renamed, on="enterprise_id", shared_seed=1)
+    return fs.ClientPartition.from_frames(renamed, on="enterprise_id", shared_seed=SEED)
 
 
 def logistic(partition):

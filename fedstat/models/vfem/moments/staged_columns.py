@@ -38,6 +38,15 @@ def staged_weights(data: SiteData, state: State) -> tuple[Floats | None, int]:
     return client.staged.get("weights"), 1
 
 
+def seed_of_stage(shared: int, stage: int) -> int:
+    """Seed of the projection of one stage, which is as hard to find as the one that clients share."""
+    # A short seed makes no longer one, and draws what it always drew.
+    words = 2 if shared.bit_length() > 64 else 1
+    return int.from_bytes(
+        np.random.SeedSequence([shared, stage]).generate_state(words, "<u8").tobytes(), "little"
+    )
+
+
 def sketch(data: SiteData, state: State, stage: Array, size: Array, kind: Array) -> dict[str, Array]:
     """Release a random projection of the staged columns, the same one at every client.
 
@@ -46,7 +55,7 @@ def sketch(data: SiteData, state: State, stage: Array, size: Array, kind: Array)
     lengths.
     """
     client, columns = client_of(state), staged(data, state, int(stage))
-    seed = int(np.random.SeedSequence([data.common_seed, int(stage)]).generate_state(1, np.uint64)[0])
+    seed = seed_of_stage(data.common_seed, int(stage))
     # A projection of its own at every client would make each product zero on average.
     draw = SKETCHES[SKETCH_KINDS[int(kind)]]
     projected = draw(columns, client.rows, client.n, int(size), seed)
