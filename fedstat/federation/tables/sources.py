@@ -130,25 +130,12 @@ class Source:
 
 
 def open_source(source: Source) -> Table:
-    """Open a site's records, without the key.
+    """Open a site's records without their key, as the table of a site in the horizontal layout.
 
     Parquet files and queries are streamed: what they need in memory is one chunk. A text file is held in
-    memory; write one that is too large for it to Parquet.
-
-    Returns
-    -------
-    Table
-        To be the table of a :class:`~fedstat.federation.door.site.Site` in the horizontal layout.
-
-    Raises
-    ------
-    PartitionError
-        The records are not there, cannot be read, or are not what the schema declares; or the query is one
-        that writes.
-    SecurityError
-        Others may read the file with the connection string.
-    ImportError
-        The extra that this kind of source needs is not installed, and which.
+    memory; write one that is too large for it to Parquet. PartitionError where the records are not there,
+    cannot be read, or are not what the schema declares, or the query is one that writes; SecurityError where
+    others may read the file with the connection string; ImportError names the extra that is not installed.
     """
     return SOURCE_KINDS[source.kind].open(source, source.key)
 

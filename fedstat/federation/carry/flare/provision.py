@@ -173,15 +173,8 @@ def assemble(request: Path, signed: bytes, kit: Path) -> None:
     with TemporaryDirectory(dir=kit.parent) as place:
         path = Path(place, "it.signed.zip")
         path.write_bytes(signed)
-        words = (
-            "-w",
-            place,
-            "--request-dir",
-            str(request.resolve()),
-            "--fingerprint",
-            f"SHA256:{fingerprint}",
-        )
-        told = _flare(kit.parent, "package", str(path), *words)
+        asked, root_is = ("--request-dir", str(request.resolve())), ("--fingerprint", f"SHA256:{fingerprint}")
+        told = _flare(kit.parent, "package", str(path), "-w", place, *asked, *root_is)
         shutil.rmtree(kit, ignore_errors=True)
         shutil.move(told["output_dir"], kit)
     kit.chmod(0o700)
