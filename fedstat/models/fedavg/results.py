@@ -10,7 +10,6 @@ import pandas as pd
 
 from fedstat.errors import ModelError, NotAvailableError
 from fedstat.federation.account.ledger import Ledger
-from fedstat.inference.estimate import Estimate
 from fedstat.inference.plots import plot_loss
 from fedstat.inference.results import FederatedResults
 from fedstat.inference.tables import number
@@ -35,18 +34,11 @@ LABELS = {"momentum": "Momentum", "q": "q", "lipschitz": "Lipschitz", "mu": "mu"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class FedAvgBasis(RowsBasis):
-    """What results keep of the model, with the name of its algorithm."""
-
-    method_name: str
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class FedAvgRecord(RowsRecord):
     """What a file of results holds."""
 
     fit: FedAvgFit
-    basis: FedAvgBasis
+    basis: RowsBasis
 
     def check(self) -> None:
         """Require parts of one fit; their shapes are checked before."""
@@ -72,8 +64,6 @@ class FedAvgResults(Saveable, RowsResults, saved_as="fedstat fedavg results 1", 
     Attributes
     ----------
     family : statsmodels family
-    seed : int
-        Seed of the run; with it the run repeats number for number.
     fit_ : FedAvgFit
         Sums over sites at the estimate.
     model : HorizontalModel or None
@@ -81,18 +71,11 @@ class FedAvgResults(Saveable, RowsResults, saved_as="fedstat fedavg results 1", 
     """
 
     fit_: FedAvgFit
-    basis: FedAvgBasis
 
-    def __init__(
-        self,
-        estimate: Estimate,
-        ledger: Ledger | None,
-        fit: FedAvgFit,
-        basis: FedAvgBasis,
-        model: HorizontalModel | None = None,
-    ) -> None:
-        super().__init__(estimate, ledger, fit, basis, model)
-        self.method_name, self.seed = basis.method_name, fit.options.seed
+    @property
+    def seed(self) -> int:
+        """Seed of the run; with it the run repeats number for number."""
+        return self.fit_.options.seed
 
     @classmethod
     def of(cls, model: HorizontalModel, fit: FedAvgFit, ledger: Ledger) -> FedAvgResults:
@@ -110,9 +93,7 @@ class FedAvgResults(Saveable, RowsResults, saved_as="fedstat fedavg results 1", 
             llf_is_maximum=False,
             reasons={"cov_params": NO_ERROR, "rsquared": "a GLM has none"},
         )
-        site_column = model.partition.site_column
-        basis = FedAvgBasis(model.model_name, model.agreement, site_column, model.method_name)
-        return cls(estimate, ledger, fit, basis, model)
+        return cls(estimate, ledger, fit, RowsBasis.of(model), model)
 
     def to_record(self) -> FedAvgRecord:
         """Take the results apart for a file."""

@@ -31,7 +31,7 @@ class GLMResults(Saveable, GLMStatements, saved_as="fedstat glm results 3", reco
     family : statsmodels family
     fit_ : GLMFit
         Sums over sites at the estimate.
-    basis : Basis
+    basis : GLMBasis
         What is kept of the model, with which new rows are coded.
     model : HorizontalModel or None
         None where the results were read from a file.
@@ -63,9 +63,7 @@ class GLMResults(Saveable, GLMStatements, saved_as="fedstat glm results 3", reco
             cov_type=choice.cov_type,
             reasons={"rsquared": "a GLM has pseudo_rsquared() instead"},
         )
-        basis = GLMBasis(
-            model.model_name, model.agreement, model.partition.site_column, choice.clusters, choice.strata
-        )
+        basis = GLMBasis.of(model, clusters=choice.clusters, strata=choice.strata)
         return cls(estimate, ledger, fit, basis, overdispersion, model)
 
     def score_test(self, terms: str) -> ScoreTest:

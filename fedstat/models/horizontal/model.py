@@ -23,7 +23,7 @@ from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.rounds.engine import Engine, Fit, Rounds
 from fedstat.federation.rounds.statements import receipted
 from fedstat.kernels.glm.specification import DistributionSpec
-from fedstat.models.checks import check_choice, check_layout
+from fedstat.models.checks import check_layout
 from fedstat.models.explain import Explainable, ForecastPlan
 from fedstat.models.horizontal.session import RowsSession
 
@@ -63,7 +63,8 @@ class HorizontalModel(Explainable):
         complete: Sequence[str] = (),
         missing: Missing = "drop",
     ) -> None:
-        check_choice("missing", missing, ("drop", "raise"))
+        if missing not in ("raise", "drop"):
+            raise ModelError(f'missing: expected "drop" or "raise", received {missing!r}')
         self.formula, self.partition = formula, partition
         self.distribution = DistributionSpec.of(self.default_family() if family is None else family)
         self.family = self.distribution.make()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, Protocol, Self, cast
 
 import pandas as pd
 
@@ -37,8 +37,15 @@ class RowsBasis:
     """
 
     model_name: str
+    method_name: str
     agreement: RowsAgreement
     site_column: str
+
+    @classmethod
+    def of(cls, model: HorizontalModel, **more: Any) -> Self:
+        """Take it from a model; a family adds `more` of its own."""
+        site_column = model.partition.site_column
+        return cls(model.model_name, model.method_name, model.agreement, site_column, **more)
 
     @property
     def left_out(self) -> int:
@@ -125,7 +132,7 @@ class RowsResults(FederatedResults):
         self.model = cast("HorizontalModel", model)  # None after load
         self.distribution = fit.distribution
         self.family: Any = fit.distribution.make()
-        self.model_name = basis.model_name
+        self.model_name, self.method_name = basis.model_name, basis.method_name
 
     @property
     def deviance(self) -> float:
