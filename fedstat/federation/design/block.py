@@ -13,7 +13,13 @@ from fedstat.federation.design.checks import check_design, check_levels, check_r
 from fedstat.federation.design.coding import Coded, TransformStates, code_design, plain_state, restore_state
 from fedstat.federation.design.formula.parse import ClientTerms
 from fedstat.federation.design.formula.terms import Term
-from fedstat.federation.design.observed import Partial, column_means, find_rows, require_categories
+from fedstat.federation.design.observed import (
+    ObservedRows,
+    Partial,
+    column_means,
+    find_rows,
+    require_categories,
+)
 from fedstat.federation.design.spec import BlockSpec, coded_columns, read_terms
 from fedstat.federation.tables.columns import (
     Columns,
@@ -69,14 +75,7 @@ def build_block(
     """
     client = terms.client
     parsed = read_terms(terms.terms, terms.columns)
-    series = pick_columns(frame, terms.columns, client)
-    rows = find_rows(series, partial, client, use, len(frame))
-    if not rows.seen.any():
-        raise DesignError(
-            f"client {client!r} has no entity with all of {', '.join(map(repr, terms.columns))} "
-            f"({rows.n_partial:,} with some of them). Use fewer of its columns, or leave the client out."
-        )
-    considered = {name: one[rows.seen] for name, one in series.items()}
+    rows, considered = _seen_columns(frame, terms, partial, use)
     kinds = {name: column_kind(one, client, name) for name, one in considered.items()}
     # Kinds and levels of the rows that enter alone: others may hold levels that no entity in use has.
     coded_names = coded_columns(parsed, kinds)
@@ -104,6 +103,21 @@ def build_block(
         means=means,
     )
     return CodedBlock(spec, rows.seen, coded.X, rows.n_partial)
+
+
+def _seen_columns(
+    frame: pd.DataFrame, terms: ClientTerms, partial: Partial, use: Bools | None
+) -> tuple[ObservedRows, dict[str, pd.Series]]:
+    """Find the rows that enter, one at least, and their columns."""
+    client = terms.client
+    series = pick_columns(frame, terms.columns, client)
+    rows = find_rows(series, partial, client, use, len(frame))
+    if not rows.seen.any():
+        raise DesignError(
+            f"client {client!r} has no entity with all of {', '.join(map(repr, terms.columns))} "
+            f"({rows.n_partial:,} with some of them). Use fewer of its columns, or leave the client out."
+        )
+    return rows, {name: one[rows.seen] for name, one in series.items()}
 
 
 def _check_columns(columns: Columns, client: str, min_count: int, intercept: bool) -> None:
