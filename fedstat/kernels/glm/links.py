@@ -46,7 +46,7 @@ LINKS: dict[str, Link] = {
     "Identity": Link(links.Identity, power=1.0, effect="mean of {}"),
     "InversePower": Link(links.InversePower, power=-1.0, sign=1.0),
     "InverseSquared": Link(links.InverseSquared, power=-2.0, sign=1.0),
-    "Sqrt": Link(links.Sqrt, power=0.5),
+    "Sqrt": Link(links.Sqrt, power=0.5, sign=1.0),
     "Power": Link(links.Power, numbers=("power",)),
     "NegativeBinomial": Link(links.NegativeBinomial, numbers=("alpha",), sign=-1.0),
 }

@@ -320,7 +320,8 @@ class VerticalGLM(VerticalModel):
                 "inference='conditional': sums by missing pattern are not released by fold as well. Leave "
                 "exchange, inference, select='cv' and draws out, or use missing='drop'"
             )
-        if passing.exchange == "admm" and self.distribution.name not in POINTS:
+        canonical = self.distribution.name in POINTS and self.distribution.canonical
+        if passing.exchange == "admm" and not canonical:
             raise ModelError(
                 f"exchange='admm' is of the families {', '.join(POINTS)}; with {self.distribution} use "
                 "exchange='products'"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import statsmodels.api as sm
@@ -11,6 +14,7 @@ from vglm_study import make_model, make_table, pooled_columns
 
 from fedstat.errors import DataWarning, EstimationError, ModelError
 from fedstat.federation.message import Ask, pack_ask, unpack_reply
+from fedstat.kernels.glm.distributions import DISTRIBUTIONS
 from fedstat.kernels.glm.likelihoods import GAMMA, NEARLY_PERFECT
 from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.kernels.glm.sums import Rows
@@ -278,3 +282,24 @@ def test_rounds_are_within_the_range_that_was_foretold(kind, arguments):
     model = model_of(kind, draw(kind, 800))
     low, _, most = np.sum([counts for _, counts in model.explain(**arguments).rounds], axis=0)
     assert low <= model.fit(**arguments).ledger.rounds - model._agreement.rounds <= most
+
+
+@pytest.mark.parametrize("family", [sm.families.Poisson, sm.families.Binomial])
+def test_a_link_of_a_vertical_fit_is_one_entry(family, monkeypatch):
+    link = {"Poisson": links.Sqrt, "Binomial": links.Probit}[family.__name__]
+    entry = DISTRIBUTIONS[family.__name__]
+    taken = (*entry.vertical_links, link.__name__)
+    monkeypatch.setitem(DISTRIBUTIONS, family.__name__, replace(entry, vertical_links=taken))
+    table, random = make_table(), np.random.default_rng(1)
+    eta = 3.0 + 0.3 * (table["x1"] - table["x1"].mean()) / table["x1"].std()
+    table["y"] = (
+        random.poisson(eta**2) if entry.variance_power else (random.random(len(eta)) < eta / 6.0) * 1.0
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        result = make_model(table, family=family(link())).fit(lam=0.0)
+        terms = dict.fromkeys(name.split("[")[0] for name in result.params.index[1:])
+        pooled = sm.GLM.from_formula(f"y ~ {' + '.join(terms)}", table, family=family(link())).fit(tol=1e-12)
+    np.testing.assert_allclose(result.params, pooled.params[result.params.index], atol=1e-6)
+    np.testing.assert_allclose(result.bse, pooled.bse[result.params.index], rtol=1e-6)
+    assert result.llf == pytest.approx(pooled.llf, rel=1e-9)

@@ -29,7 +29,7 @@ POINTS: Mapping[str, Point] = {
     for name, one in DISTRIBUTIONS.items()
     if one.likelihood is not None and one.likelihood.point is not None
 }
-"""Distributions whose link has a mean for every linear predictor, as ADMM wants it."""
+"""Distributions whose canonical link has a mean for every linear predictor, as ADMM wants it."""
 
 
 def check_distribution(distribution: DistributionSpec) -> None:
@@ -54,9 +54,8 @@ def respond_at(distribution: DistributionSpec, eta: Floats, y: Floats) -> tuple[
     log-likelihood for dispersion one, by its linear predictor, the first derivative (n,) and minus the
     expected second one (n,), which of a canonical link is the observed one.
     """
-    point = POINTS.get(distribution.name)
-    if point is not None:
-        return point(eta, y)
+    if distribution.name in POINTS and distribution.canonical:
+        return POINTS[distribution.name](eta, y)
     made = distribution.make()
     with np.errstate(all="ignore"):
         mean, gain, weight = _means(distribution, eta)
@@ -101,7 +100,8 @@ def means_of(distribution: DistributionSpec, eta: Floats) -> Floats:
     """Return the means of linear predictors, nan where there is none: (n,) -> (n,)."""
     with np.errstate(all="ignore"):
         mean = np.asarray(distribution.make().link.inverse(eta), dtype=np.float64)
-    return np.where(mean > 0.0, mean, np.nan) if distribution.link_entry.sign is not None else mean
+    sign = distribution.link_entry.sign
+    return mean if sign is None else np.where(sign * eta > 0.0, mean, np.nan)
 
 
 # ---- log-likelihood and dispersion -----------------------------------------------------------------
