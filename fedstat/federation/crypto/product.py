@@ -35,7 +35,10 @@ these; a weight that is constant within the groups is applied to the result.
   from the protocol can choose its columns at will, and so spoil the result or select rows, as it can
   in any computation of a product; it learns of the other's columns only with the help of the coordinator.
 
-Every seed serves ONE product: two openings with the same U differ by the difference of the data. Uniform
+Every seed serves ONE product: two openings with the same U differ by the difference of the data. What is
+expanded is therefore a hash of the dealer's seed and of all that was agreed on (:meth:`MatrixProduct.digest`,
+:func:`bind_seed`): the same seed under another number, session or division of the rows gives another U, and
+who was told other groups than the rest obtains noise. The clients compare the digest as well. Uniform
 means: expanded by ChaCha20 (RFC 8439), hence indistinguishable from uniform as long as that cipher holds.
 
 References
@@ -52,6 +55,7 @@ Nir, Y. and Langley, A. (2018). ChaCha20 and Poly1305 for IETF protocols. RFC 84
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -59,6 +63,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedstat.errors import EstimationError, MessageError, ModelError, SecurityError
+from fedstat.federation.crypto.keys import encode as join
 from fedstat.federation.crypto.keystream import LARGEST_STREAM, WORD_BYTES, keystream
 from fedstat.kernels import ring
 from fedstat.typing import Array, Bools, Floats, Ints
@@ -104,6 +109,12 @@ class MatrixProduct:
         """Shape of X_b, V and F: (n, q)."""
         return self.rows, self.columns_b
 
+    def digest(self, session: str, number: str, bits: int, group: Ints) -> bytes:
+        """SHA-256 of all that the clients and the dealer must have been told alike, groups (n,) included."""
+        shape = (self.rows, self.columns_a, self.columns_b, self.groups, bits)
+        told = (session, number, self.client_a, self.client_b, *map(str, shape))
+        return hashlib.sha256(join("fedstat product 1", *told, group.astype("<i8").tobytes())).digest()
+
 
 @dataclass(frozen=True, slots=True)
 class Stream:
@@ -130,6 +141,11 @@ class Stream:
 def new_seed() -> bytes:
     """Return a fresh seed from the operating system: 32 bytes, for ONE product."""
     return secrets.token_bytes(SEED_BYTES)
+
+
+def bind_seed(seed: bytes, digest: bytes) -> bytes:
+    """Return the seed of one product, from a dealer's and from what the product is."""
+    return hashlib.sha256(join("fedstat triple 1", digest, seed)).digest()
 
 
 def encode(X: Floats, f: int, client: str, columns: Sequence[str] | None = None) -> Ints:

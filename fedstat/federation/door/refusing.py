@@ -10,15 +10,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from fedstat.errors import ConsentError, DescriptionError, FedstatError, FormulaError, PolicyError
+from fedstat.errors import (
+    ConsentError,
+    DescriptionError,
+    FedstatError,
+    FormulaError,
+    PolicyError,
+    SecurityError,
+)
 from fedstat.federation.account.chain import SiteAccount
 from fedstat.federation.account.entry import policy_rule
 from fedstat.federation.door.owner.policy import Policy
 
 KEPT = 100
 """Reasons that a process keeps in memory for its owner."""
-FROM_THE_QUESTION = (ConsentError, DescriptionError, FormulaError)
-"""Errors that follow from question, policy and public description alone, and leave in full."""
+FROM_THE_QUESTION = (ConsentError, DescriptionError, FormulaError, SecurityError)
+"""Errors that follow from question, policy, public description and keys alone, and leave in full."""
 
 
 @dataclass(slots=True)

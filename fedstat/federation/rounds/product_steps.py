@@ -8,6 +8,7 @@ Which columns these are, and how many entities must stand behind a sum, is for t
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,9 +18,10 @@ from typing import TypeAlias
 import numpy as np
 
 from fedstat import records
-from fedstat.errors import MessageError
+from fedstat.errors import MessageError, SecurityError
 from fedstat.federation.crypto import product as secure
 from fedstat.federation.crypto.boxes import Channel
+from fedstat.federation.crypto.keys import PairKeys
 from fedstat.federation.door.facts import Entities, GroupSums
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
@@ -44,13 +46,22 @@ class Part:
     peer: str
     dealer: str
 
+    def digest(self, keys: PairKeys, group: Ints) -> bytes:
+        """Digest of what was told here of the product and its groups, under the session of the keys."""
+        return self.product.digest(keys.session, self.number, self.bits, group)
+
 
 @dataclass(frozen=True, slots=True)
 class OpenProduct:
-    """A product that this client has opened: its rows (n,), encoded columns (n, p), and what was dealt."""
+    """A product that this client has opened: rows and their groups (n,), encoded columns (n, p), the deal.
+
+    `digest` is that of what this client was told of the product; the other one's must be the same.
+    """
 
     part: Part
     rows: Ints
+    group: Ints
+    digest: bytes
     seed: bytes
     Z_b: Ints
     encoded: Ints
@@ -58,11 +69,21 @@ class OpenProduct:
     channel: Channel
     mask: bytes
 
-    def share(self, group: Ints, message: Array) -> Ints:
-        """Share of the product by pattern, from what the other client opened: (groups, p, q)."""
-        product = self.part.product
+    def share(self, message: Array) -> Ints:
+        """Share of the product by pattern, from what the other client opened: (groups, p, q).
+
+        A SecurityError where the other client was told of another product, or of other groups.
+        """
+        product, group = self.part.product, self.group
+        content = self.channel.open(message.tobytes())
+        # Sums over groups that differ at a few rows would tell of these rows.
+        if content[: len(self.digest)] != self.digest:
+            raise SecurityError(
+                f"{self.channel.site}: was told of another product than '{self.part.peer}', or of other "
+                "groups of the rows; nothing of it was released"
+            )
         shape = product.shape_b if self.part.first else product.shape_a
-        other = np.frombuffer(self.channel.open(message.tobytes()), dtype=np.int64).reshape(shape).copy()
+        other = np.frombuffer(content[len(self.digest) :], dtype=np.int64).reshape(shape).copy()
         if self.part.first:
             return secure.share_a(product, self.seed, self.encoded, other, group, self.mask)
         return secure.share_b(product, self.seed, other, self.Z_b.reshape(product.shape), group, self.mask)
@@ -84,7 +105,9 @@ def deal_product(data: SiteData, state: State, text: str, group: Ints) -> tuple[
     part = read_part(text)
     keys = keys_of(state)
     seed_a, seed_b = secure.new_seed(), secure.new_seed()
-    Z_b = secure.deal(part.product, seed_a, seed_b, group)
+    digest = part.digest(keys, group)
+    bound_a, bound_b = (secure.bind_seed(seed, digest) for seed in (seed_a, seed_b))
+    Z_b = secure.deal(part.product, bound_a, bound_b, group)
     a, b = (Channel(keys, c, f"deal {part.number}") for c in (part.product.client_a, part.product.client_b))
     return {"for_a": as_bytes(a.seal(seed_a)), "for_b": as_bytes(b.seal(seed_b + Z_b.tobytes()))}, ""
 
@@ -94,48 +117,66 @@ Behind: TypeAlias = Callable[[SiteData, State, Part, Ints, Ints], GroupSums]
 
 
 def open_product(
-    columns_of: ColumnsOf, data: SiteData, state: State, text: str, rows: Ints, dealt: Array
+    columns_of: ColumnsOf, data: SiteData, state: State, text: str, rows: Ints, group: Ints, dealt: Array
 ) -> tuple[dict[str, Array], str]:
     """Send the other client this client's columns less a random table.
 
-    `text` is a :class:`Part`, `rows` (n,) are those that take part, in the agreed order. `dealt` is the
+    `text` is a :class:`Part`, `rows` (n,) are those that take part, in the agreed order, `group` (n,) the
+    pattern of each: both clients send each other a digest of these, and share nothing unless it agrees.
+    `dealt` is the
     dealer's seed (and, at client B, its share of the triple): sealed by a dealing client, plain from the
     coordinator.
     """
     part, keys = read_part(text), keys_of(state)
     X, units = columns_of(data, state, part.columns)
     check_positions(data.name, rows, len(X))
+    check_lengths(data.name, group=(group, len(rows)))
     # With the triple, what the clients open shows their columns: whoever carries either must not read it.
     material = dealt.tobytes()
     if part.dealer:
         material = Channel(keys, part.dealer, f"deal {part.number}").open(material)
     seed, triple = material[: secure.SEED_BYTES], material[secure.SEED_BYTES :]
+    remember_seed(data, state, seed)
+    digest = part.digest(keys, group)
+    seed = secure.bind_seed(seed, digest)
     Z_b = np.frombuffer(triple, dtype=np.int64).copy()
     encoded = secure.encode(X[rows], part.bits, data.name)
     opened = (secure.open_a if part.first else secure.open_b)(part.product, seed, encoded)
     channel = Channel(keys, part.peer, f"open {part.number}")
     # Both clients derive one mask, which cancels in the sum of their shares and hides each of them.
     mask = keys.secret(part.peer, f"mask {part.number}")
-    state.keep(f"product {part.number}", OpenProduct(part, rows, seed, Z_b, encoded, units, channel, mask))
-    return {"opened": as_bytes(channel.seal(opened.tobytes()))}, ""
+    held = OpenProduct(part, rows, group, digest, seed, Z_b, encoded, units, channel, mask)
+    state.keep(f"product {part.number}", held)
+    return {"opened": as_bytes(channel.seal(digest + opened.tobytes()))}, ""
+
+
+def remember_seed(data: SiteData, state: State, seed: bytes) -> None:
+    """Take no seed of a dealer twice in a session; in another one it would give another random table."""
+    used: frozenset[bytes] = state.look_at("dealt") if "dealt" in state else frozenset()
+    mark = hashlib.sha256(seed).digest()
+    if mark in used:
+        raise SecurityError(
+            f"{data.name}: a dealer's seed came a second time; two products under one random table would "
+            "show the difference of their columns"
+        )
+    state.keep("dealt", used | {mark})
 
 
 def share_product(
-    behind: Behind, data: SiteData, state: State, text: str, group: Ints, opened: Array
+    behind: Behind, data: SiteData, state: State, text: str, opened: Array
 ) -> tuple[dict[str, Array], str]:
     """Release this client's share of a product by pattern; only the sum of both shares means anything.
 
-    `text` numbers the product, `group` (n,) is the pattern of each row that takes part, `opened` what the
-    other client opened, sealed. Released are `share` (groups, p, q), and where columns are not standardised
-    `units` (p,) or (q,), by which this client's side of the product is to be multiplied.
+    `text` numbers the product, `opened` is what the other client opened, sealed. Released are `share`
+    (groups, p, q), and where columns are not standardised `units` (p,) or (q,), by which this client's side
+    of the product is to be multiplied.
     """
     name = f"product {json.loads(text)}"
     held = state.use(name, OpenProduct, "this product was not opened here; ask 'open_product' first")
     # A share is of the entities that both have, and may rest on fewer than the client's columns do.
-    state.rest_on(len(group))
-    check_lengths(data.name, group=(group, len(held.rows)))
-    state.tell(behind(data, state, held.part, held.rows, group))
-    share = held.share(group, opened)
+    state.rest_on(len(held.rows))
+    state.tell(behind(data, state, held.part, held.rows, held.group))
+    share = held.share(opened)
     # A triple serves once: two openings under one random table differ by the difference of the columns.
     state.forget(name)
     return {"share": share} | ({} if held.units is None else {"units": held.units}), ""
@@ -163,11 +204,14 @@ def product_steps(columns_of: ColumnsOf, behind: Behind) -> Mapping[str, Step]:
     return {
         "deal_product": Step(deal_product, {"group": GROUP}, {"for_a": DEALT, "for_b": DEALT}, PART),
         "open_product": Step(
-            partial(open_product, columns_of), {"rows": ROWS, "dealt": DEALT}, {"opened": SEALED}, PART
+            partial(open_product, columns_of),
+            {"rows": ROWS, "group": GROUP, "dealt": DEALT},
+            {"opened": SEALED},
+            PART,
         ),
         "share_product": Step(
             partial(share_product, behind),
-            {"group": GROUP, "opened": SEALED},
+            {"opened": SEALED},
             {
                 "share": Declared(
                     "masked share",

@@ -153,7 +153,9 @@ class Run:
     def deal(self) -> tuple[Array, Array]:
         """Deal a triple at the coordinator, who sits at no institution."""
         seed_a, seed_b = secure.new_seed(), secure.new_seed()
-        Z_b = secure.deal(self.product, seed_a, seed_b, self.group)
+        digest = self.product.digest(self.conversation.session, self.number, self.bits, self.group)
+        bound_a, bound_b = (secure.bind_seed(seed, digest) for seed in (seed_a, seed_b))
+        Z_b = secure.deal(self.product, bound_a, bound_b, self.group)
         return as_bytes(seed_a), as_bytes(seed_b + Z_b.tobytes())
 
     def open_asks(self, dealt: tuple[Array, Array]) -> list[Ask]:
@@ -161,7 +163,7 @@ class Run:
         texts = self.describe(True), self.describe(False)
         asked = zip(self.sides, texts, self.rows, dealt, strict=True)
         return [
-            self.conversation.ask(side.site, "open_product", text, rows=rows, dealt=one)
+            self.conversation.ask(side.site, "open_product", text, rows=rows, group=self.group, dealt=one)
             for side, text, rows, one in asked
         ]
 
@@ -169,9 +171,7 @@ class Run:
         """Hand each client what the other showed, and ask for its share."""
         number = json.dumps(self.number)
         return [
-            self.conversation.ask(
-                side.site, "share_product", number, group=self.group, opened=other.arrays["opened"]
-            )
+            self.conversation.ask(side.site, "share_product", number, opened=other.arrays["opened"])
             for side, other in zip(self.sides, opened[::-1], strict=True)
         ]
 

@@ -1,0 +1,146 @@
+"""A coordinator, or a dealer, that departs from the protocol of secure products.
+
+Groups that two clients are not told alike, a dealer's seed that serves twice: what a table of masked numbers
+hides follows from either, where a site takes what it is told.
+"""
+
+import json
+import secrets
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import fedstat as fs
+from fedstat.errors import SecurityError
+from fedstat.federation.account.ledger import Ledger
+from fedstat.federation.crypto import product as secure
+from fedstat.federation.door.families import load_families
+from fedstat.federation.message import Ask, pack_ask, unpack_reply
+from fedstat.federation.rounds.engine import LocalEngine
+from fedstat.federation.rounds.key_agreement import agree_keys
+from fedstat.kernels.ring import fractional_bits
+
+load_families()
+N, G = 400, 20
+BITS = fractional_bits(N)
+RNG = np.random.default_rng(2)
+COLUMNS = {"P": ["p"], "A": ["A0", "A1"], "B": ["B0", "B1"]}
+FRAMES = {"P": pd.DataFrame({"k": range(N), "y": RNG.normal(size=N), "p": RNG.normal(size=N)})} | {
+    c: pd.DataFrame(
+        {
+            "k": range(N),
+            f"{c}0": np.round(RNG.lognormal(3, 1, N), 2),
+            f"{c}1": (RNG.random(N) < 0.3).astype(float),
+        }
+    )
+    for c in "AB"
+}
+GROUP = np.repeat(np.arange(G), N // G)
+TRUTH = FRAMES["A"][COLUMNS["A"]].to_numpy()
+TRUTH = (TRUTH - TRUTH.mean(0)) / TRUTH.std(0)
+
+
+def as_array(data):
+    return np.frombuffer(data, dtype=np.uint8)
+
+
+class Coordinator:
+    """Asks sites of one session whatever it wants."""
+
+    def __init__(self, sites, policy="open"):
+        frames = {c: FRAMES[c] for c in sites}
+        self.partition = fs.ClientPartition.from_frames(frames, on="k", policy=policy)
+        self.session = secrets.token_hex(8)
+        use = np.ones(N, dtype=bool)
+        for c in sites:
+            text = {"terms": COLUMNS[c], "columns": COLUMNS[c], "partial": "drop"}
+            self.ask(
+                c, "open_block", json.dumps(text | {"min_count": 5, "intercept": True}), "design", use=use
+            )
+            self.ask(c, "stage_block", keep=use, rows=np.arange(N), n=np.array(N))
+        LocalEngine(self.partition.sites).run(agree_keys(sites, self.session), Ledger())
+
+    def ask(self, site, step, text="", family="vfem", **arrays):
+        request = pack_ask(Ask(site, family, step, arrays, self.session, text))
+        return unpack_reply(self.partition.sites[site].answer(request)).arrays
+
+    def describe(self, a, b, dealer="", number="1", groups=1, first=True):
+        product = {"client_a": a, "client_b": b, "rows": N, "groups": groups}
+        product |= {"columns_a": len(COLUMNS[a]), "columns_b": len(COLUMNS[b])}
+        part = {"number": number, "product": product, "bits": BITS, "columns": "block", "first": first}
+        return json.dumps(part | {"peer": b if first else a, "dealer": dealer}), secure.MatrixProduct(
+            **product
+        )
+
+    def multiply(self, number, group_a, group_b):
+        """A product of A and B that the coordinator deals for, with the random tables that it drew."""
+        told_a, product = self.describe("A", "B", "", number, G)
+        told_b, _ = self.describe("A", "B", "", number, G, first=False)
+        drawn = secure.new_seed(), secure.new_seed()
+        seed_a, seed_b = (
+            secure.bind_seed(seed, product.digest(self.session, number, BITS, group))
+            for seed, group in zip(drawn, (group_a, group_b), strict=True)
+        )
+        Z_b = secure.deal(product, seed_a, seed_b, group_a)
+        rows = np.arange(N)
+        dealt = as_array(drawn[0]), as_array(drawn[1] + Z_b.tobytes())
+        a = self.ask("A", "open_product", told_a, rows=rows, group=group_a, dealt=dealt[0])["opened"]
+        b = self.ask("B", "open_product", told_b, rows=rows, group=group_b, dealt=dealt[1])["opened"]
+        share_a = self.ask("A", "share_product", json.dumps(number), opened=b)["share"]
+        share_b = self.ask("B", "share_product", json.dumps(number), opened=a)["share"]
+        return share_a + share_b, secure._stream_u(product, seed_a)[:N], secure._stream_v(product, seed_b)[:N]
+
+
+def rows_from_groups_that_differ():
+    """Rows of A, from two products; in the second, B was told that chosen rows are in the group before.
+
+    The rest of group g is then -(x_i - u_i) v_i' modulo 2^64, and an odd v can be divided by.
+    """
+    asking = Coordinator(["A", "B"])
+    moved, targets = GROUP.copy(), np.arange(0, N, N // G)[1::2]
+    moved[targets] -= 1
+    honest, _, _ = asking.multiply("1", GROUP, GROUP)
+    got, U, V = asking.multiply("2", GROUP, moved)
+    found = {}
+    for i in targets:
+        rest, v = (got - honest)[GROUP[i]], [int(w) for w in V[i]]
+        j = next((j for j in range(2) if v[j] % 2), None)
+        if j is not None:
+            x = [(-int(rest[a, j]) * pow(v[j] % 2**64, -1, 2**64) + int(U[i, a])) % 2**64 for a in range(2)]
+            found[i] = np.ldexp(np.array([w - 2**64 if w >= 2**63 else w for w in x], float), -BITS)
+    return found
+
+
+def test_groups_that_two_clients_are_not_told_alike(monkeypatch):
+    with pytest.raises(SecurityError, match="A: was told of another product than 'B'"):
+        rows_from_groups_that_differ()
+    # Without the comparison rows follow.
+    monkeypatch.setattr(secure.MatrixProduct, "digest", lambda *told: bytes(32))
+    found = rows_from_groups_that_differ()
+    assert found
+    assert all(np.abs(x - TRUTH[i]).max() < 1e-4 for i, x in found.items())
+
+
+def test_a_dealers_seed_serves_once():
+    asking, rows, seed = Coordinator(["A", "B"]), np.arange(N), as_array(secure.new_seed())
+    for number in ("1", "2"):
+        text, _ = asking.describe("A", "B", number=number, groups=G)
+        given = {"rows": rows, "group": GROUP, "dealt": seed}
+        if number == "1":
+            asking.ask("A", "open_product", text, **given)
+            continue
+        with pytest.raises(SecurityError, match="a dealer's seed came a second time"):
+            asking.ask("A", "open_product", text, **given)
+
+
+def test_the_same_seed_in_another_session_gives_another_random_table():
+    product, seed = secure.MatrixProduct("A", "B", N, 2, 2, G), secure.new_seed()
+    told = [
+        ("s", "1", BITS, GROUP),
+        ("t", "1", BITS, GROUP),
+        ("s", "2", BITS, GROUP),
+        ("s", "1", BITS, GROUP % 7),
+    ]
+    tables = [secure._stream_u(product, secure.bind_seed(seed, product.digest(*one)))[:N] for one in told]
+    assert not any((one == tables[0]).any() for one in tables[1:])
