@@ -59,19 +59,15 @@ class Estimate:
     params, cov           (d,), (d, d); `cov` None where the method has none, nan where a parameter has none
     names, clients        unique, as printed (``"Sex[T.male]"``); client ``""`` for one of none
     terms                 term of the formula of each coefficient
-    nobs                  entities in the fit
-    df_model              degrees of freedom of the model, the intercept not counted
     convergence           what to say of the iteration, such as ``"relative score 3e-2 after 500 rounds"``
     llf                   log-likelihood: maximised, or that at the estimate where not `llf_is_maximum`
-    density_of            variables whose joint density `llf` is; empty: the response given all others
-    n_parameters          counted by AIC and BIC; None: ``df_model`` and the intercept
+    density_of            variables whose joint density `llf` is, none: the response given all others; two
+                          likelihoods compare only where it agrees
+    n_parameters          counted by AIC and BIC; None: ``df_model``, without the intercept, and that
     scale                 residual variance or dispersion
     privacy               what was spent, in words
-    blocks                what each client brought
     reasons               why ``cov_params``, ``llf`` or ``rsquared`` does not exist
     ====================  ==================================================================================
-
-    Two likelihoods compare only where `density_of` agrees.
     """
 
     params: Floats
