@@ -46,6 +46,19 @@ from fedstat.typing import Floats
 
 OPTIONS_OF_INIT = IterationOptions(tol_score=1e-4, tol_change=np.inf)
 """Of the fit that gives the first coefficients: a small score will do, whatever still moves."""
+OF_ITERATION = (
+    "masked",
+    "cross_products",
+    "sketch",
+    "sketch_size",
+    "step",
+    "acceleration",
+    "memory",
+    "learning_rate",
+    "init",
+    "progress",
+)
+"""Arguments of a fit that have no meaning where moments are exchanged."""
 INSTEAD = ", or fit with exchange='iterative', which releases values per entity"
 """What VFEM offers where too many entities are in missing patterns that are too small."""
 
@@ -238,23 +251,13 @@ class VFEMRegression(VFEMModel):
             More than 5 % of the entities are in patterns that are too small to be released, and `max_moved`
             allows it.
         """
+        arguments = dict(locals())
         check_choice("method", method, get_args(Method))
         check_choice("cov_type", cov_type, get_args(CovType))
         check_choice("exchange", exchange, ("moments", "iterative"))
         if exchange == "moments":
             check_cov_type(cov_type)
-            refuse_iterative(
-                masked=masked,
-                cross_products=cross_products,
-                sketch=sketch,
-                sketch_size=sketch_size,
-                step=step,
-                acceleration=acceleration,
-                memory=memory,
-                learning_rate=learning_rate,
-                init=init,
-                progress=progress,
-            )
+            refuse_iterative(arguments)
         if not 0.0 <= max_moved <= 1.0:
             raise ModelError(f"max_moved: expected a share between 0 and 1, received {max_moved!r}")
         options = IterationOptions(
@@ -324,13 +327,14 @@ class VFEMRegression(VFEMModel):
         return dict(zip([b.client for b in blocks], np.split(values, edges), strict=True))
 
 
-def refuse_iterative(**arguments: object) -> None:
+def refuse_iterative(arguments: Mapping[str, object]) -> None:
     """Refuse, by name, what belongs to the iterative exchange, unless it is the default."""
     defaults = inspect.signature(VFEMRegression.fit).parameters
     given = [
         name
-        for name, value in arguments.items()
-        if not (isinstance(value, str | int | None) and value == defaults[name].default)
+        for name in OF_ITERATION
+        # An array of first coefficients compares entry by entry, and is no default in any case.
+        if not isinstance(arguments[name], str | int | None) or arguments[name] != defaults[name].default
     ]
     if given:
         raise ModelError(
