@@ -1,5 +1,7 @@
 """A protocol carried to dry sites: what is entered, what is refused, and what is foreseen of its length."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -72,13 +74,13 @@ def protocol(rounds=2):
     yield asks("columns", ("B", "C"))
 
 
-def rehearse(run, at=None, policies=None):
+def rehearse(run, at=None, policies=None, repeated=()):
     sites = {}
     for name, n in SITES.items():
         sites[name], state = DrySite(name, (policies or {}).get(name, Policy()), n), State(name)
         state.keep("X", np.ones((n, 5)), n, columns=5)
         sites[name].open("s", state)
-    rehearsal = Rehearsal(sites)
+    rehearsal = Rehearsal(sites, repeated)
     with pytest.raises(Rehearsed):
         rehearsal.run(run, Ledger(at=at))
     return rehearsal.course()
@@ -93,6 +95,22 @@ def test_what_passes_is_entered_as_an_engine_enters_it():
     assert {entry.sender for entry in course.entries} == {"B", "C"}
     assert course.rounds == (("count",), ("count",), ("columns",))
     assert course.n_masked == 0 and not course.cut_short
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_a_repeated_step_runs_once_and_is_entered_as_often_as_it_is_asked(hidden, monkeypatch):
+    def course(repeated):
+        run, runs = protocol(rounds=4), []
+        step = replace(STEPS["count"], run=lambda data, state: runs.append(data.name) or count(data, state))
+        monkeypatch.setitem(FAMILIES, "toy", STEPS | {"count": step})
+        run = masked(run, tuple(SITES), "s") if hidden else run
+        policies = {"B": Policy(min_count=10), "C": Policy(masked_only=True)}
+        return rehearse(run, policies=policies, repeated=repeated), len(runs)
+
+    whole, every = course(())
+    short, once = course({"count"})
+    assert (short.entries, short.rounds, short.refused) == (whole.entries, whole.rounds, whole.refused)
+    assert every == 4 * once
 
 
 def test_masks_make_up_shape_and_bytes_and_leave_the_sum():
