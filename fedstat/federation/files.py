@@ -18,6 +18,15 @@ else:
     LOCKS = True
 
 
+OTHERS, WRITERS = 0o077, 0o022
+"""What a mode lets others than the owner do: anything, or write."""
+
+
+def is_open(path: Path, to: int = OTHERS) -> bool:
+    """Whether a file or folder that is there lets others do something; never where modes mean nothing."""
+    return os.name == "posix" and path.exists() and bool(path.stat().st_mode & to)
+
+
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file that is there whole or not at all, also where two threads write it at once.
 
@@ -46,9 +55,14 @@ def read_private(path: str | Path, longest: int = -1, where: str = "", remedy: s
 
     A SecurityError, between the words `where` and `remedy`, where others may read it.
     """
-    with open(path, "rb") as file:
-        mode = os.fstat(file.fileno()).st_mode & 0o777
-        if os.name == "posix" and mode & 0o077:
+    # A link is followed: secrets may lie in a store of their own. A pipe is not waited for.
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    with open(descriptor, "rb") as file:
+        mode = os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(mode):
+            raise SecurityError(f"{where}'{path}' is not a plain file; put it back{remedy}")
+        mode &= 0o777
+        if os.name == "posix" and mode & OTHERS:
             raise SecurityError(
                 f"{where}'{path}' may be read by others (mode {mode:04o}); make it private with chmod "
                 f"600{remedy}"

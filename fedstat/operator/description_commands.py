@@ -13,6 +13,7 @@ from fedstat.federation.carry.site_folder import (
     read_description,
     read_site_policy,
 )
+from fedstat.federation.files import write_whole
 from fedstat.federation.tables.published import (
     Published,
     description_problems,
@@ -36,7 +37,7 @@ def describe(folder: Path) -> int:
         return 1 if problems else 0
     least = read_site_policy(folder).min_level_count
     published = propose(table, least)
-    path.write_text(write_published(published), encoding="utf-8")
+    write_whole(path, write_published(published).encode())
     show_columns(published, table.columns)
     print(f"  This is a proposal, made from the records and written to '{path}': read it before others do.")
     print("  Ranges are rounded outwards to two digits; better is what everybody knows of a column.")

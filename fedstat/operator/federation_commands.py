@@ -15,6 +15,7 @@ from fedstat.federation.carry.flare.provision import check_address, check_flare_
 from fedstat.federation.carry.remote import Carrier, Closing, RemoteEngine, RemoteSite
 from fedstat.federation.carry.site_folder import IDENTITY
 from fedstat.federation.door.families import load_families
+from fedstat.federation.files import write_whole
 from fedstat.federation.partition.connect import (
     FEDERATION,
     coordinator_identity,
@@ -49,7 +50,7 @@ def new(
     name = name or folder.name
     fingerprint = make_folder(folder, FEDERATION).public.fingerprint
     text = TEMPLATE.format(folder=folder, name=quoted(name), layout=LAYOUTS[layout], carried=carried)
-    (folder / FEDERATION).write_text(text, encoding="utf-8")
+    write_whole(folder / FEDERATION, text.encode())
     files = [
         (IDENTITY, "private keys, for this account alone; whoever has them asks in your name"),
         (FEDERATION, "the sites, and how they are reached"),

@@ -23,6 +23,7 @@ from fedstat.federation.carry.site_folder import (
     SEED_DIGITS,
     SiteDescription,
     load_identity,
+    mode_problems,
     open_records,
     read_description,
     read_site_policy,
@@ -32,6 +33,7 @@ from fedstat.federation.door.families import load_families
 from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.door.owner.question import refusals
 from fedstat.federation.door.site import FAMILIES, RECEIPT
+from fedstat.federation.files import write_whole
 from fedstat.federation.message import Ask, Step
 from fedstat.federation.rounds.schema import table_schema
 from fedstat.federation.tables.checks import content_problems
@@ -65,8 +67,9 @@ def init(folder: Path, name: str, data: str | None, exchange: str, key: Sequence
         "fingerprint": quoted(fingerprint),
     }
     text = TEMPLATE.format(**entries, **_source_entries(path, key))
-    (folder / DESCRIPTION).write_text(text, encoding="utf-8")
-    (folder / POLICY).write_text(Policy.strict().to_toml(), encoding="utf-8")
+    folder.chmod(0o700)  # one that was there before may be open to others
+    write_whole(folder / DESCRIPTION, text.encode())
+    write_whole(folder / POLICY, Policy.strict().to_toml().encode())
     files = [
         (IDENTITY, "private keys, for this account alone; keep a copy where you keep passwords"),
         (DESCRIPTION, "where the records are and who is trusted: fill it in"),
@@ -178,7 +181,7 @@ def check(folder: Path) -> int:
     _show_policy(description.name, policy)
     problems += _description_problems(folder, policy)
     _show_trust(description, fingerprint, problems)
-    problems += _account_problems(folder, description.name)
+    problems += [*mode_problems(folder), *_account_problems(folder, description.name)]
     if description.exchange:
         problems += _exchange_problems(description.exchange)
     else:

@@ -142,5 +142,5 @@ def test_a_malformed_consent_is_named(served):
     home, _ = served
     text = (home / "Bank" / "site.toml").read_text()
     (home / "Bank" / "site.toml").write_text(text + "Tax = 7\n")
-    with pytest.raises(PartitionError, match=r"\[consent\]: expected a text in quotes for Tax"):
+    with pytest.raises(PartitionError, match=r"\[consent\]: expected a time in quotes for Tax"):
         read_description(home / "Bank")

@@ -1,5 +1,7 @@
 """The folder of one institution: where its data are, its keys, whom it trusts, what may leave and what left.
 
+It is its owner's alone (mode 0700, its files 0600), and not served where others may read or write it.
+
 ::
 
     site.toml       name, where the data are, fingerprints of the coordinator and of the other sites
@@ -17,7 +19,7 @@ import os
 import re
 import time
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,13 +30,15 @@ from fedstat.errors import PartitionError, SecurityError
 from fedstat.federation.account.chain import SiteAccount
 from fedstat.federation.account.head import told
 from fedstat.federation.account.ledger_file import open_account
+from fedstat.federation.account.ledger_lines import ANSWERED, HEAD, LEDGER, SECRET
 from fedstat.federation.crypto.keys import Identity
 from fedstat.federation.door.families import load_families
 from fedstat.federation.door.memory import ReleasedGroups
 from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.door.site import Site
 from fedstat.federation.door.state import Trust
-from fedstat.federation.tables.linked import LinkedTable
+from fedstat.federation.files import is_open
+from fedstat.federation.tables.linked import ALIGNMENT, LinkedTable
 from fedstat.federation.tables.published import Published, description_problems, read_published
 from fedstat.federation.tables.sources import Source, open_source, read_source
 from fedstat.federation.tables.table import FrameTable, Table
@@ -42,6 +46,8 @@ from fedstat.records import from_plain
 
 DESCRIPTION, POLICY, IDENTITY = "site.toml", "policy.toml", "identity.json"
 COLUMNS, REFUSALS = "columns.toml", "refusals.log"
+PRIVATE = (DESCRIPTION, POLICY, IDENTITY, REFUSALS, LEDGER, HEAD, SECRET, ANSWERED, ALIGNMENT)
+"""Files that nobody but the owner may read or write (mode 0600)."""
 SEED_DIGITS, LEAST_DIGITS = 32, 8
 SEED = re.compile(f"[0-9a-fA-F]{{{SEED_DIGITS}}}")
 """A seed; one with fewer different digits is hardly drawn: it is one of twenty million."""
@@ -119,11 +125,11 @@ def read_toml(path: Path, remedy: str) -> dict[str, Any]:
 def read_entries(kind: type[T], path: Path, remedy: str) -> T:
     """Read a TOML file as a record; entries that have a default may be left out."""
     content = read_toml(path, remedy)
-    for table in ("pinned", "sites", "consent"):
+    for table, what in (("pinned", "fingerprint"), ("sites", "fingerprint"), ("consent", "time")):
         keys = content.get(table)
         wrong = [name for name in keys if not isinstance(keys[name], str)] if isinstance(keys, dict) else []
         if wrong:
-            raise PartitionError(f"'{path}', [{table}]: expected a text in quotes for {', '.join(wrong)}")
+            raise PartitionError(f"'{path}', [{table}]: expected a {what} in quotes for {', '.join(wrong)}")
     return from_plain(kind, content, f"'{path}'", PartitionError, defaults=True)
 
 
@@ -210,13 +216,28 @@ def open_records(folder: str | Path, description: SiteDescription) -> Table:
     return FrameTable(pd.concat(list(table.chunks(table.columns)), ignore_index=True))
 
 
+def mode_problems(folder: str | Path) -> Iterator[str]:
+    """Name what others than the owner may read or write of a site, with the commands that mend it."""
+    folder = Path(folder)
+    files = [folder / name for name in PRIVATE if is_open(folder / name)]
+    commands = [f"chmod 700 '{folder}'"] if is_open(folder) else []
+    commands += [f"chmod 600 {' '.join(repr(str(path)) for path in files)}"] if files else []
+    if commands:
+        yield (
+            f"others may read or write the folder of the site, '{folder}', or its files, in which its "
+            f"secrets, its rules and the rows behind its answers stand: {'; '.join(commands)}"
+        )
+
+
 def open_site(folder: str | Path) -> Site:
     """Open the site of a folder, which goes on with the account that is there.
 
     PartitionError where its description, data or policy cannot be used, SecurityError where others may read
-    the keys, the account is not whole, or it remembers answers over another number of records, EngineError
-    where another process serves the site.
+    or write its folder, the account is not whole, or it remembers answers over another number of records,
+    EngineError where another process serves the site.
     """
+    for problem in mode_problems(folder):
+        raise SecurityError(problem)
     description = read_description(folder)
     load_families()
     identity = load_identity(folder)

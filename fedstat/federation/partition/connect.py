@@ -18,7 +18,7 @@ from typing import Any
 
 import pandas as pd
 
-from fedstat.errors import NotAvailableError, PartitionError
+from fedstat.errors import NotAvailableError, PartitionError, SecurityError
 from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.carry.flare.analysis import open_analysis
 from fedstat.federation.carry.flare.kit import FLARE, START
@@ -30,6 +30,7 @@ from fedstat.federation.carry.site_folder import IDENTITY, load_identity, read_e
 from fedstat.federation.crypto.keys import Identity
 from fedstat.federation.door.families import load_families
 from fedstat.federation.door.owner.policy import Policy
+from fedstat.federation.files import WRITERS, is_open
 from fedstat.federation.partition.connect_vertical import linked, vertical_problems
 from fedstat.federation.partition.describe import Layout
 from fedstat.federation.partition.local_sites import PartitionOptions, PartitionParts
@@ -80,6 +81,11 @@ def read_federation(path: str | Path) -> FederationDescription:
     """Read ``federation.toml``, given itself or by its folder."""
     path = Path(path)
     path = path / FEDERATION if path.is_dir() else path
+    if is_open(path, WRITERS):
+        raise SecurityError(
+            f"others may write '{path}', and so put sites of their own in the place of those that were "
+            f"pinned: chmod go-w '{path}'"
+        )
     file = read_entries(FederationFile, path, f"make it with 'fedstat federation new {path.parent}'")
     if file.layout not in LAYOUTS:
         raise PartitionError(

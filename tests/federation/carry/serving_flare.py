@@ -116,6 +116,7 @@ def write_sites(partition: fs.ClientPartition, kits: Path, coordinator: Identity
             *(f"{json.dumps(peer)} = {json.dumps(key)}" for peer, key in site.trust.pinned.items()),
         ]
         (place / "site.toml").write_text("\n".join(lines))
+        (place / "site.toml").chmod(0o600)
 
 
 def provision(home: Path, sites: Sequence[str], port: int) -> Path:

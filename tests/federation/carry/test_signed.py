@@ -33,6 +33,7 @@ def folder(tmp_path):
         'path = "table.csv"',
     ]
     (tmp_path / "site.toml").write_text("\n".join(lines))
+    (tmp_path / "site.toml").chmod(0o600)
     return tmp_path
 
 
