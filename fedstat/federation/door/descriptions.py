@@ -19,6 +19,8 @@ from fedstat.federation.tables.published import PublishedColumn
 
 MOST_DEGREE = 3
 """Of a polynomial or spline: its recurrence is a sum of powers, of which many determine a small group."""
+LINEAR = frozenset({"center", "scale"})
+"""Functions that may stand outside another: the column that they make tells what the inner one does."""
 LARGEST_EXPONENT = 700.0
 """exp() of more is no number."""
 ALLOW = 'The owner may allow it by the line  formulas = "any"  in policy.toml'
@@ -71,14 +73,19 @@ def _problem(data: SiteData, factor: facts.FactorAsked) -> str:
         return f"the site publishes no column '{absent[0]}'"
     if factor.written:
         return "a factor is one column or one function of one column, without arithmetic or written numbers"
-    if len(factor.functions) > 1:
-        return "a function of a function is not on its list"
     if not factor.functions:
         return ""
-    (function,), (name,) = factor.functions, factor.columns
+    (*outer, function), (name,) = factor.functions, factor.columns
+    if not set(outer) <= LINEAR:
+        return "a function of a function is not on its list, but for center and scale"
     column = columns[name]
+    if outer:
+        return _standard(column, factor.options) or FUNCTIONS[function.removeprefix("np.")](column, {})
     if function == "C":
         return _coding(column, factor.options)
+    if function == facts.COMPARED:
+        inside = factor.options["against"] in (*column.levels, *column.knots)
+        return "" if inside else "it is compared with what is no published level or knot"
     if column.kind != "number":
         return f"column '{name}' is published as a category"
     return FUNCTIONS[function.removeprefix("np.")](column, factor.options)

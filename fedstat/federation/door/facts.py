@@ -13,6 +13,9 @@ from dataclasses import dataclass, field
 
 from fedstat.typing import Array, Bools, Floats, Ints
 
+COMPARED = "comparison"
+"""In the place of a function: a column held against one written level, as in ``visits > 0``."""
+
 
 @dataclass(frozen=True, slots=True)
 class FactorAsked:

@@ -9,6 +9,7 @@ from fedstat.federation.design.formula.terms import Term
 from fedstat.federation.design.formula.tree import (
     Arithmetic,
     Category,
+    Column,
     Counts,
     Expression,
     Level,
@@ -20,7 +21,7 @@ from fedstat.federation.design.formula.tree import (
     iter_columns,
     iter_parts,
 )
-from fedstat.federation.door.facts import FactorAsked, FactorsAsked
+from fedstat.federation.door.facts import COMPARED, FactorAsked, FactorsAsked
 
 WRITTEN = (Number, Level, Arithmetic, Relation, Negative, Counts)
 """Parts of a factor by which it is more than named functions of a column."""
@@ -33,10 +34,16 @@ def terms_asked(terms: Sequence[Term]) -> FactorsAsked:
 
 
 def response_asked(text: str) -> FactorsAsked:
-    """Tell of the left side; ``cbind(a, b)`` is two factors."""
+    """Tell of the left side; ``cbind(a, b)`` and ``cbind(a, n - a)`` are two factors."""
     expression = parse_expression(text, response=True)
-    tree = expression.tree
-    sides = (tree.successes, tree.failures) if isinstance(tree, Counts) else (tree,)
+    sides: tuple[Tree, ...] = (expression.tree,)
+    match expression.tree:
+        case Counts(successes=events, failures=Arithmetic(symbol="-", left=trials, right=same)) if (
+            events == same
+        ):
+            sides = (events, trials)
+        case Counts(successes=events, failures=failures):
+            sides = (events, failures)
     return FactorsAsked([_factor(expression, side) for side in sides])
 
 
@@ -52,6 +59,10 @@ def columns_asked(names: Sequence[str]) -> FactorsAsked:
 
 
 def _factor(expression: Expression, tree: Tree) -> FactorAsked:
+    match tree:
+        case Relation(left=Column(name=name), right=Number(value=against) | Level(value=against)):
+            # A cut at a published level is one of few; at a number of the asker's it could be beside one row.
+            return FactorAsked(expression.text, (name,), (COMPARED,), options={"against": against})
     options: dict[str, object] = {}
     if isinstance(tree, Transform):
         options = dict(tree.options)

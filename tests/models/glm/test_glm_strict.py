@@ -1,0 +1,37 @@
+"""Models over rows under the strict policy: what a site starts with does not stand in the way of a model."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from pooled import partition
+from test_glm_pooled import CASES, FRAME, federated
+
+import fedstat as fs
+from fedstat.federation.door.owner.policy import Policy
+
+ONE_LINE = {
+    "poisson offset term": {"formulas": "any"},  # log(days / 100): a number is written in it
+    "spline": {"formulas": "any"},  # no knots are published
+    "comparison": {"formulas": "any"},  # 0 is no published level of the count
+}
+
+
+@pytest.mark.filterwarnings("ignore::fedstat.errors.DataWarning")
+@pytest.mark.filterwarnings("ignore::statsmodels.tools.sm_exceptions.DomainWarning")
+@pytest.mark.parametrize("case", CASES)
+def test_a_pooled_model_is_fitted_with_one_line_of_policy_at_most(case):
+    response, distribution, right, roles = CASES[case]
+    names = {"freq": "freq_weights", "var": "var_weights"}
+    known = {names.get(role, role): name for role, name in roles.items()}
+    strict = Policy.strict(**ONE_LINE.get(case, {}))
+    model = fs.FederatedGLM.from_formula(
+        f"{response} ~ {right}",
+        partition(FRAME, policy=strict),
+        family=distribution,
+        labels=["ward", "region"],
+        **known,
+    )
+    result, loose = model.fit(), federated(case)
+    np.testing.assert_allclose(result.params, loose.params, rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(result.bse, loose.bse, rtol=1e-6)
