@@ -36,6 +36,8 @@ from fedstat.records import from_plain
 
 MOST_LEVELS = 50
 """Distinct values up to which a column of whole numbers is proposed with levels as well."""
+TINY = 1e-290
+"""Below which a bound is not rounded to digits."""
 DIGITS = 2
 """Significant digits of a proposed bound, rounded outwards, so that it is no row's value."""
 HEAD = """\
@@ -117,7 +119,8 @@ class _Seen:
         self.kind = column_kind(present, "", name)
         if self.kind == "number":
             numbers = present.to_numpy(dtype=np.float64)
-            self.low, self.high = min(self.low, numbers.min()), max(self.high, numbers.max())
+            self.low = min(self.low, float(numbers.min()))
+            self.high = max(self.high, float(numbers.max()))
         if self.levels is None:
             self.levels = Counter()
         counts = present.value_counts()
@@ -132,7 +135,9 @@ class _Seen:
             return PublishedColumn("category", levels=tuple(common)) if common else None
         coded = len(common) == len(self.levels) <= MOST_LEVELS and all(float(x).is_integer() for x in common)
         codes = tuple(sorted(common)) if coded else ()
-        return PublishedColumn("number", outwards(self.low, self.high), codes)
+        # Codes that are published say what the range is.
+        low, high = (self.low, self.high) if codes else outwards(self.low, self.high)
+        return PublishedColumn("number", (low, high) if low < high else None, codes)
 
 
 def outwards(low: float, high: float) -> tuple[float, float]:
@@ -141,8 +146,9 @@ def outwards(low: float, high: float) -> tuple[float, float]:
 
 
 def _rounded(value: float, rounding: Any) -> float:
-    if value == 0.0:
-        return 0.0
+    if abs(value) < TINY:
+        outwards_is_away = value != 0.0 and (rounding is math.ceil) == (value > 0.0)
+        return math.copysign(TINY, value) if outwards_is_away else 0.0
     unit = 10.0 ** (math.floor(math.log10(abs(value))) - DIGITS + 1)
     # The next bound, not the nearest: a value that has two digits itself would be published.
     step = rounding(value / unit) + (-1 if rounding is math.floor else 1)

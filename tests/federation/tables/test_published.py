@@ -1,0 +1,88 @@
+"""What a site publishes of its columns: proposed beyond the values, written, read, held against the rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedstat.errors import PartitionError
+from fedstat.federation.tables.published import (
+    PublishedColumn,
+    description_problems,
+    outwards,
+    propose,
+    read_published,
+    write_published,
+)
+from fedstat.federation.tables.table import FrameTable
+
+
+def table(n=60):
+    rng = np.random.default_rng(0)
+    return FrameTable(
+        pd.DataFrame(
+            {
+                "age": rng.integers(20, 90, n),
+                "income": rng.lognormal(10, 1, n),
+                "sex": rng.choice(["f", "m"], n),
+                "rare": ["usual"] * (n - 1) + ["only one"],
+                "seen": rng.random(n) < 0.5,
+                "empty": np.nan,
+                "ill": rng.integers(0, 2, n).astype(float),
+                'odd "name"': rng.normal(size=n),
+            }
+        )
+    )
+
+
+def test_a_proposal_is_read_as_it_was_written_and_fits_its_table():
+    held = table()
+    proposed = propose(held, 3)
+    assert read_published(write_published(proposed), "columns.toml") == proposed
+    assert "empty" not in proposed and proposed["ill"] == PublishedColumn("number", (0.0, 1.0), (0.0, 1.0))
+    assert proposed["sex"].levels == ("f", "m") and proposed["seen"].levels == (False, True)
+    problems = list(description_problems("Kiel", proposed, held))
+    assert len(problems) == 1 and "'rare' has 1 level(s)" in problems[0] and "only one" not in problems[0]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.floats(-1e12, 1e12), min_size=2, max_size=30, unique=True))
+def test_no_bound_that_is_proposed_is_a_value(values):
+    low, high = outwards(min(values), max(values))
+    assert low <= min(values) and max(values) <= high
+    assert low == 0.0 or low not in values
+    assert high == 0.0 or high not in values
+    assert low * min(values) >= 0.0 and high * max(values) >= 0.0
+
+
+def test_departures_are_told_to_the_owner():
+    held = table()
+    published = dict(propose(held, 3)) | {
+        "age": PublishedColumn("number", (30.0, 40.0)),
+        "income": PublishedColumn("category", levels=("low", "high")),
+        "gone": PublishedColumn("number"),
+    }
+    text = "; ".join(description_problems("Kiel", published, held))
+    assert "'age' has values outside its published range" in text
+    assert "'income' is published as a category and holds a number" in text
+    assert "'gone' is published, and not in the table" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[age", "is not TOML"),
+        ('[age]\nkind = "number"\nrange = [5.0, 1.0]', "have to ascend"),
+        ('[age]\nkind = "number"\nrange = [0.0, 9.0]\nknots = [10.0]', "have to ascend"),
+        ('[sex]\nkind = "category"', "levels"),
+        ('[sex]\nkind = "category"\nlevels = ["f", "f"]', "stands twice"),
+        ('[sex]\nkind = "text"', "kind"),
+        ("[" * 5000, "is not TOML"),
+    ],
+)
+def test_a_description_without_meaning_is_refused(text, words):
+    with pytest.raises(PartitionError, match=words):
+        read_published(text, "columns.toml")
