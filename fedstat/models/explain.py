@@ -6,19 +6,24 @@ import copy
 import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import wraps
 from typing import Any, ClassVar
 
 import pandas as pd
 
 from fedstat.errors import NotAvailableError
 from fedstat.federation.account.entry import COORDINATOR
+from fedstat.federation.account.ledger import Ledger
+from fedstat.federation.design.formula.parse import Formula
 from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.door.owner.question import Refusal
 from fedstat.federation.forecast.adversary import who_learns
+from fedstat.federation.forecast.analysis_plan import AnalysisWords, PlanMaker
 from fedstat.federation.forecast.dry_site import DrySite
 from fedstat.federation.forecast.forecast import Forecast, Loop, Planned
 from fedstat.federation.forecast.rehearsal import DryRun, Rehearsal, Rehearsed
 from fedstat.federation.partition.partition import ClientPartition
+from fedstat.federation.rounds.approval import propose_plans
 from fedstat.federation.rounds.engine import Engine
 from fedstat.inference.explanation import Explanation
 from fedstat.kernels.glm.specification import DistributionSpec
@@ -73,9 +78,17 @@ class Explainable:
 
     partition: ClientPartition
     engine: Engine
+    formula: Formula
+    _session: str
     fit: Callable[..., Any]
     distribution: DistributionSpec = DistributionSpec("Gaussian", "Identity")
     _plan: ClassVar[type[ForecastPlan] | None] = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        # Here, so that no family can forget it: its questions would be refused where an owner is asked.
+        if "fit" in vars(cls):
+            cls.fit = asking_owners(cls.fit)
 
     def explain(self, **arguments: Any) -> Explanation:
         """Say what :meth:`fit` would ask for and what would leave each institution, and ask nothing.
@@ -107,6 +120,14 @@ class Explainable:
             )
         return explain_fit(self, self._plan(self, settled(self.fit, arguments)), arguments)
 
+    def new_ledger(self) -> Ledger:
+        """Start an account for one run."""
+        raise NotImplementedError
+
+    def _columns_read(self, site: str) -> Sequence[str]:
+        """Name the columns of a site that the model reads."""
+        raise NotImplementedError
+
     def _invent_sites(self, plan: ForecastPlan, policies: Mapping[str, Policy]) -> Mapping[str, DrySite]:
         """Make sites with an invented design of this model."""
         raise NotImplementedError
@@ -117,16 +138,56 @@ def explain_fit(model: Explainable, plan: ForecastPlan, arguments: Mapping[str, 
     course = rehearse(model, plan, arguments)
     forecast = Forecast(course, plan.loops(course))
     planned = forecast.planned()
-    learned = [*who_learns(planned, course.at, course.n_masked, course.dealers), *plan.learned(forecast)]
-    call = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
     return Explanation(
-        call=f"{type(model).__name__}.fit({call})",
+        call=call_of(model, arguments),
         table=as_table(planned, course.at, plan.guessed),
         rounds=[(", ".join(steps), counts) for steps, counts in forecast.rounds()],
         refused={site: by_rule(found) for site, found in forecast.refusals().items()},
-        learned=learned,
+        learned=learned_from(plan, forecast),
         notes=[*plan.notes(forecast), *course_notes(course)],
     )
+
+
+def call_of(model: Explainable, arguments: Mapping[str, Any]) -> str:
+    """Write a fit as it would be called."""
+    call = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
+    return f"{type(model).__name__}.fit({call})"
+
+
+def learned_from(plan: ForecastPlan, forecast: Forecast) -> list[tuple[str, str]]:
+    """Say who could learn what: pairs of a party and a sentence."""
+    course = forecast.course
+    known = who_learns(forecast.planned(), course.at, course.n_masked, course.dealers)
+    return [*known, *plan.learned(forecast)]
+
+
+def asking_owners(fit: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a fit ask for the consent of the owners who want to be asked, before it asks anything else."""
+
+    @wraps(fit)
+    def asking(self: Explainable, *args: Any, **arguments: Any) -> Any:
+        sites = [name for name, site in self.partition.sites.items() if site.policy.approval == "owner"]
+        # The fit of a forecast is that which the plan is made of.
+        if sites and not isinstance(self.engine, Rehearsal):
+            propose(self, sites, inspect.signature(fit).bind(self, *args, **arguments).arguments)
+        return fit(self, *args, **arguments)
+
+    return asking
+
+
+def propose(model: Explainable, sites: Sequence[str], bound: Mapping[str, Any]) -> None:
+    """Propose a fit's plan to the owners of these sites; a ConsentError where not all have consented."""
+    if model._plan is None:
+        return
+    arguments = {name: value for name, value in bound.items() if name != "self"}
+    plan = model._plan(model, settled(model.fit, arguments))
+    course = rehearse(model, plan, arguments)
+    forecast = Forecast(course, plan.loops(course))
+    learned = tuple(f"{who}: {sentence}" for who, sentence in learned_from(plan, forecast))
+    words = AnalysisWords(call_of(model, arguments), model.formula.text, str(model.distribution), learned)
+    maker = PlanMaker(forecast, words, plan.guessed)
+    plans = {site: maker.plan(site, model._columns_read(site)) for site in sites}
+    model.engine.run(propose_plans(plans, model._session), model.new_ledger())
 
 
 def rehearse(model: Explainable, plan: ForecastPlan, arguments: Mapping[str, Any]) -> DryRun:

@@ -25,6 +25,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from fedstat.errors import SecurityError
+from fedstat.federation.account.decision import Decision
 from fedstat.federation.account.entry import (
     COORDINATOR,
     Content,
@@ -63,6 +64,10 @@ class ChainStore(Protocol):
 
     def refused(self, asker: str, count: int) -> None:
         """Keep how many refusals one who asks has had."""
+        ...
+
+    def decided(self, decision: Decision) -> None:
+        """Keep what the owner decided about a plan."""
         ...
 
     def answered(self, arrays: Mapping[str, Array], n_rows: int) -> None:
@@ -194,9 +199,9 @@ class SiteAccount:
     released or received: a repetition tells nothing new. A mark is the keyed digest of a content, and tells
     nothing without the secret. `columns` were in play in any session; `entities` are the most behind an
     answer; `refusals` counts those that depended on rows, by who asked; `spent` names what was answered and
-    is answered once. `disputed` says why the account is not whole, `losses` are the times at which its owner
-    declared that the one before was lost, with the reasons. `recalled` are the rows behind answers of an
-    earlier process.
+    is answered once; `decisions` are the owner's newest about plans, by digest. `disputed` says why the
+    account is not whole, `losses` are the times at which its owner declared that the one before was lost,
+    with the reasons. `recalled` are the rows behind answers of an earlier process.
     """
 
     def __init__(self, secret: bytes | None = None) -> None:
@@ -207,6 +212,7 @@ class SiteAccount:
         self.entities = 0
         self.refusals: Counter[str] = Counter()
         self.spent: set[str] = set()
+        self.decisions: dict[str, Decision] = {}
         self.disputed = ""
         self.losses: list[tuple[str, str]] = []
         self.recalled: dict[str, Array] = {}
@@ -267,6 +273,12 @@ class SiteAccount:
         self.spent.add(once)
         if self.store is not None:
             self.store.spent(once)
+
+    def decide(self, decision: Decision) -> None:
+        """Keep what the owner decided about a plan."""
+        self.decisions[decision.plan] = decision
+        if self.store is not None:
+            self.store.decided(decision)
 
     def count_refusal(self, asker: str) -> None:
         """Count a refusal that depended on rows."""

@@ -29,6 +29,7 @@ import numpy as np
 
 from fedstat.errors import EngineError, SecurityError
 from fedstat.federation.account.chain import Chain, SiteAccount
+from fedstat.federation.account.decision import Decision
 from fedstat.federation.account.head import AccountHead, fold
 from fedstat.federation.account.ledger_lines import (
     ANSWERED,
@@ -119,6 +120,10 @@ class LedgerFile:
     def refused(self, asker: str, count: int) -> None:
         """Append how many refusals one who asks has had."""
         self.append([to_plain(RefusalsLine(asker, count))])
+
+    def decided(self, decision: Decision) -> None:
+        """Append what the owner decided about a plan."""
+        self.append([to_plain(decision)])
 
     def disputed(self, why: str) -> None:
         """Append that the account does not hold what the site signed."""

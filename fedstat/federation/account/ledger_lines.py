@@ -16,6 +16,7 @@ from typing import Annotated, Any
 
 from fedstat.errors import SecurityError
 from fedstat.federation.account.chain import Chain, SiteAccount
+from fedstat.federation.account.decision import Decision
 from fedstat.federation.account.head import AccountHead, Nanoseconds, first_digest, fold, told
 from fedstat.federation.account.link import canonical, read_link
 from fedstat.federation.crypto.keys import PublicIdentity
@@ -158,6 +159,9 @@ class Reading:
     def _spend(self, line: dict[str, Any]) -> None:
         self.account.spent.add(from_plain(SpentLine, line, LEDGER, SecurityError).spent)
 
+    def _decide(self, line: dict[str, Any]) -> None:
+        self.account.decide(from_plain(Decision, line, LEDGER, SecurityError))
+
     def _remember(self, line: dict[str, Any]) -> None:
         self.answered = from_plain(AnsweredLine, line, LEDGER, SecurityError)
 
@@ -177,6 +181,7 @@ _TAKERS: Mapping[str, Any] = {
     "columns": Reading._note,
     "spent": Reading._spend,
     "refused": Reading._refuse,
+    "verdict": Reading._decide,
     "answered": Reading._remember,
     "begun": Reading._begin,
     "disputed": Reading._dispute,

@@ -12,6 +12,7 @@ OWN = (
     "design.row_steps",
     "design.by_columns",
     "rounds.alignment_steps",
+    "rounds.approval",
     "rounds.schema",
     "rounds.statements",
 )

@@ -22,6 +22,8 @@ from fedstat.federation.account.chain import Chain, SiteAccount
 from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.crypto.masks import WIDE, Masker
 from fedstat.federation.door.memory import ReleasedGroups
+from fedstat.federation.door.owner.approval import APPROVAL, Approvals, PlanStore
+from fedstat.federation.door.owner.plan import AnalysisPlan
 from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.door.owner.question import check_ask, check_columns, check_counts, check_mask
 from fedstat.federation.door.refusing import Refusals
@@ -53,8 +55,8 @@ TOOK_ITS_PLACE = (
 )
 RECEIPT = "receipt"
 """Family that asks for a site's statement on what has passed: it holds no data, and no policy refuses it."""
-BEFORE_ALIGNING = ("schema", "secure", "align")
-"""Families that ask nothing of which the order of the records matters."""
+BEFORE_ALIGNING = ("schema", "secure", "align", APPROVAL)
+"""Families that ask nothing of which the order of the records matters, and no part of an analysis."""
 
 
 class Site:
@@ -80,6 +82,8 @@ class Site:
         What the owner has published of the columns.
     log : callable, optional
         Takes the reason of every refusal that does not leave; for the owner.
+    plans : PlanStore, optional
+        Where plans wait for the owner beyond the life of this process.
     """
 
     def __init__(
@@ -93,6 +97,7 @@ class Site:
         account: SiteAccount | None = None,
         published: Published | None = None,
         log: Callable[[str], None] | None = None,
+        plans: PlanStore | None = None,
     ) -> None:
         self.name = name
         self.policy = policy if policy is not None else Policy()
@@ -105,6 +110,7 @@ class Site:
         described = dict(published or {})
         if site_column:  # every site has a level of its own, which is its name
             described[site_column] = PublishedColumn("category", levels=(name,))
+        self.approvals = Approvals(name, account, plans)
         self._data = SiteData(
             name,
             held,
@@ -113,6 +119,7 @@ class Site:
             trust=trust or Trust(),
             account=account,
             published=described,
+            approvals=self.approvals,
         )
         self.refusals = Refusals(name, account, log)
         self._states: dict[str, State] = {}
@@ -127,6 +134,19 @@ class Site:
     def account(self) -> SiteAccount:
         """The site's own account of all that passed its door."""
         return self._data.account
+
+    @property
+    def pending(self) -> Mapping[str, AnalysisPlan]:
+        """Plans of analyses that wait for the owner's consent, by digest."""
+        return self.approvals.pending
+
+    def approve(self, digest: str, who: str = "owner") -> None:
+        """Consent, as the owner, to one run of a plan, by its digest or the beginning of it."""
+        self.approvals.decide(digest, "approved", who)
+
+    def deny(self, digest: str, who: str = "owner") -> None:
+        """Deny a plan, as the owner."""
+        self.approvals.decide(digest, "denied", who)
 
     def remember(self, released: ReleasedGroups | None) -> None:
         """Hold new answers against those of an earlier process as well."""
@@ -195,16 +215,21 @@ class Site:
             self._check_not_forgotten(ask, chain)
             self._check_aligned(ask)
         state = self._states.get(ask.session, State(self.name))
+        asks_owner = self.policy.approval == "owner" and ask.family not in (RECEIPT, *BEFORE_ALIGNING)
+        if asks_owner:
+            state.analysis.admit(self.approvals, ask, step)
         earlier, released = state.copy(), self._data.memory.released
         try:
             clear, reply, n_sites = self._prepare(ask, step, state)
+            if asks_owner:
+                state.analysis.hold(self.approvals, ask, clear.arrays, state.in_play)
             packed = pack_reply(reply)
         except FedstatError as error:
             # An answer that does not leave must leave no trace either: the next one counts from here.
             state.restore(earlier)
             self._data.memory.released = released
-            # A statement is on the account, and never on rows.
-            about_rows = ask.family != RECEIPT
+            # A statement is on the account, a plan on what will be asked, and neither on rows.
+            about_rows = ask.family not in (RECEIPT, APPROVAL)
             outward = self.refusals.outward(self.policy, error, asker) if about_rows else error
             if outward is error:
                 raise

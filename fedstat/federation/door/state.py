@@ -14,6 +14,7 @@ from fedstat.federation.account.chain import SiteAccount
 from fedstat.federation.crypto.keys import Identity
 from fedstat.federation.door.facts import Entities
 from fedstat.federation.door.memory import AnswersRemembered
+from fedstat.federation.door.owner.approval import Approvals, FollowedPlan
 from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.tables.published import Published
 from fedstat.federation.tables.table import FrameTable, LabelledTable, Table
@@ -62,6 +63,8 @@ class SiteData:
         The site's own account of all that passed its door.
     published : mapping of str to PublishedColumn
         What the owner has published of the columns, from which formulas are judged.
+    approvals : Approvals
+        Plans of analyses that were proposed, and what the owner has decided.
     """
 
     name: str
@@ -72,6 +75,7 @@ class SiteData:
     trust: Trust = field(default_factory=lambda: Trust())
     account: SiteAccount = field(default_factory=SiteAccount)
     published: Published = field(default_factory=dict)
+    approvals: Approvals = field(default_factory=lambda: Approvals("", SiteAccount()))
 
     @property
     def common_seed(self) -> int:
@@ -132,6 +136,8 @@ class State:
         self._judge: Callable[[Any], None] | None = None
         self.told: set[type] = set()
         self.in_play: set[str] = set()
+        # Not restored after a refusal: what was asked for counts.
+        self.analysis = FollowedPlan()
 
     def __contains__(self, name: object) -> bool:
         return name in self._items

@@ -88,6 +88,12 @@ class Forecast:
             for steps in dict.fromkeys(self.course.rounds)
         ]
 
+    def most(self, site: str, family: str, step: str) -> int:
+        """Count how often a step is asked of a site at the most."""
+        address = (site, family, step)
+        count = sum((one.site, one.family, one.step) == address for one in self.course.asked)
+        return max(self._counts((step,), count))
+
     def planned(self) -> list[Planned]:
         """List what would leave each institution, array by array, as the ledger's releases do."""
         found: dict[Key, list[Entry]] = {}

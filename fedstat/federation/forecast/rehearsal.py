@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import NoReturn, TypeAlias
 
 from fedstat.errors import EstimationError, PolicyError
-from fedstat.federation.account.entry import Entry
+from fedstat.federation.account.entry import TEXT, Entry
 from fedstat.federation.account.ledger import Ledger
+from fedstat.federation.door.owner.plan import bound_text
 from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.door.owner.question import Refusal, rules_in_force
 from fedstat.federation.door.site import FAMILIES, RECEIPT
@@ -32,6 +34,19 @@ class Rehearsed(Exception):  # noqa: N818  (no error: the end of a fit that was 
 
 
 @dataclass(frozen=True, slots=True)
+class StepAsked:
+    """One question of a rehearsal, with its text as an owner consents to it and the numbers that it gave."""
+
+    site: str
+    family: str
+    step: str
+    masked: bool
+    text: str
+    gave: Mapping[str, int]
+    entities: int
+
+
+@dataclass(frozen=True, slots=True)
 class DryRun:
     """What a rehearsal went through.
 
@@ -40,7 +55,8 @@ class DryRun:
     array is and the policy that it meets; `refused` what policies would refuse, by site and step. `n_masked`
     counts the sites of the masked sums, 0 where there are none; `dealers` name who deals for the secure
     product of each two institutions, empty for the coordinator. `earlier` are kinds of what has left each
-    institution already, when the model was made. `cut_short` is the step at which a refusal ended it, because
+    institution already, when the model was made. `asked` are all questions, also those in place at the
+    coordinator's own institution. `cut_short` is the step at which a refusal ended it, because
     no policy could let it pass.
     """
 
@@ -53,6 +69,7 @@ class DryRun:
     dealers: Mapping[tuple[str, str], str]
     earlier: Mapping[str, tuple[str, ...]]
     cut_short: str
+    asked: tuple[StepAsked, ...] = ()
 
     def rules(self, entry: Entry) -> tuple[str, ...]:
         """Rules of the sender's policy that an array meets; none for what the coordinator sends."""
@@ -91,6 +108,7 @@ class Rehearsal:
         self._dealers: dict[tuple[str, str], str] = {}
         self._earlier: Mapping[str, tuple[str, ...]] = {}
         self._cut_short = ""
+        self._asked: list[StepAsked] = []
 
     def course(self) -> DryRun:
         """Return what the rehearsal went through."""
@@ -106,6 +124,7 @@ class Rehearsal:
             dealers=self._dealers,
             earlier=self._earlier,
             cut_short=self._cut_short,
+            asked=tuple(self._asked),
         )
 
     def run(self, protocol: Rounds[Fit], ledger: Ledger) -> NoReturn:
@@ -141,6 +160,13 @@ class Rehearsal:
         if same is not None:
             self._answers[same] = reply
         enter(ask, reply, self._ledger)
+        # What is hidden travels as several words a number: its first axis is none of its own.
+        gives = FAMILIES[ask.family][ask.step].gives
+        hidden = {name for name in reply.arrays if ask.masked is not None and gives[name].maskable}
+        gave = {name: prod(array.shape[name in hidden :]) for name, array in reply.arrays.items()}
+        gave |= {TEXT: 0} if reply.text else {}
+        masked, text = ask.masked is not None, bound_text(ask)
+        self._asked.append(StepAsked(ask.site, ask.family, ask.step, masked, text, gave, reply.entities))
         return reply
 
     def _hear(self, ask: Ask) -> Reply:

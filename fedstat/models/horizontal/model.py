@@ -177,6 +177,9 @@ class HorizontalModel(Explainable):
         """Close a run with the sites' statements on it; see :func:`receipted`."""
         return receipted(protocol, tuple(self.partition.sites), self._session, ledger)
 
+    def _columns_read(self, site: str) -> Sequence[str]:
+        return self.question.needed
+
     def _invent_sites(self, plan: ForecastPlan, policies: Mapping[str, Policy]) -> Mapping[str, DrySite]:
         return RowsInvention(self.agreement, self.distribution, plan.nested).sites(policies)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self
 
 from fedstat.errors import DataWarning, ModelError, warn
@@ -121,6 +121,12 @@ class VerticalModel(Explainable):
     def receipted(self, protocol: Rounds[Fit], ledger: Ledger) -> Rounds[Fit]:
         """Close a run with the sites' statements on it; see :func:`receipted`."""
         return receipted(protocol, tuple(self.partition.sites), self._session, ledger)
+
+    def _columns_read(self, site: str) -> Sequence[str]:
+        formula = self.formula
+        response = formula.response_columns if formula.response_client == site else ()
+        read = [column for terms in formula.clients if terms.client == site for column in terms.columns]
+        return tuple(dict.fromkeys((*response, *read)))
 
     def _invent_sites(self, plan: ForecastPlan, policies: Mapping[str, Policy]) -> Mapping[str, DrySite]:
         rows, session = self.partition.rows, self._session

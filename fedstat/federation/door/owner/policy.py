@@ -98,6 +98,9 @@ class Policy:
     max_keys : int or None
         Most keys that another site may enter into an alignment; None: twice as many as the site has itself
         where the owner is asked, and any number where not.
+    approval : {"auto", "owner"}
+        "owner" asks the owner to consent to the plan of every analysis, by 'fedstat site approve'; "auto"
+        needs nobody where the other rules let it pass.
     privacy : Budget or None
         With a budget, what depends on the data leaves only where an accountant charges its release; no
         family of this version keeps such accounts.
@@ -124,6 +127,7 @@ class Policy:
     max_refusals: int = 0
     alignment: Literal["allow", "ask"] = "allow"
     max_keys: int | None = None
+    approval: Literal["auto", "owner"] = "auto"
     privacy: Budget | None = None
 
     def __post_init__(self) -> None:

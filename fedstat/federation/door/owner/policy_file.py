@@ -186,6 +186,13 @@ KEYS: tuple[Key, ...] = (
         "are here, or any number where alignment is allowed without consent.",
         "max_keys = 100_000",
     ),
+    Key(
+        "approval",
+        '"auto" or "owner"',
+        lambda value: value in ("auto", "owner"),
+        'Whether an analysis that the other rules let pass needs nobody, "auto", or waits until its plan is '
+        "approved, \"owner\": 'fedstat site pending' shows the plans, and every approval is for one run.",
+    ),
 )
 PRIVACY = (
     "A privacy budget. With one, whatever depends on the data leaves only where an accountant charges its "

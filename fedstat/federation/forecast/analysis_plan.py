@@ -1,0 +1,82 @@
+"""From a forecast to the plan that the owner of one site is asked to consent to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from fedstat.federation.account.entry import TEXT
+from fedstat.federation.door.owner.plan import AnalysisPlan, PlannedStep, ReleasedArray
+from fedstat.federation.door.site import BEFORE_ALIGNING, FAMILIES
+from fedstat.federation.forecast.forecast import Forecast, Planned
+from fedstat.federation.forecast.rehearsal import StepAsked
+
+ROOM = 2
+"""Times the most that a forecast tells of rounds whose number the data decide: a fit that is refused at its
+end has shown all and gives nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnalysisWords:
+    """What the coordinator says that an analysis is, and who could learn what from it."""
+
+    call: str
+    formula: str
+    distribution: str
+    learned: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanMaker:
+    """Makes the plan of every site from one forecast; `guessed` are steps whose sizes are not known."""
+
+    forecast: Forecast
+    words: AnalysisWords
+    guessed: frozenset[str]
+
+    def plan(self, site: str, columns: Sequence[str]) -> AnalysisPlan:
+        """Plan for one site, of which these columns are read."""
+        words = self.words
+        steps = tuple(self._steps(site))
+        rounds = sum(max(counts) * self._room(kinds) for kinds, counts in self.forecast.rounds())
+        return AnalysisPlan(
+            site, words.call, words.formula, words.distribution, tuple(columns), steps, rounds, words.learned
+        )
+
+    def _steps(self, site: str) -> Iterator[PlannedStep]:
+        asked: dict[tuple[str, str], list[StepAsked]] = {}
+        for one in self.forecast.course.asked:
+            if one.site == site and one.family not in BEFORE_ALIGNING:
+                asked.setdefault((one.family, one.step), []).append(one)
+        shapes = {(row.step, row.array): prod(row.shape) for row in self._planned(site)}
+        for (family, step), found in asked.items():
+            most = self.forecast.most(site, family, step) * self._room((step,))
+            masked = all(one.masked for one in found)
+            texts = tuple(sorted({one.text for one in found}))
+            gives = tuple(self._gives(family, step, found, shapes, masked))
+            yield PlannedStep(family, step, most, masked, texts, gives)
+
+    def _gives(
+        self,
+        family: str,
+        step: str,
+        found: Sequence[StepAsked],
+        shapes: dict[tuple[str, str], int],
+        masked: bool,
+    ) -> Iterator[ReleasedArray]:
+        for name, declared in FAMILIES[family][step].given.items():
+            sizes = [one.gave[name] for one in found if name in one.gave]
+            if not sizes:
+                continue
+            unknown = step in self.guessed or name == TEXT
+            numbers = 0 if unknown else max(*sizes, shapes.get((step, name), 0))
+            hidden = masked and declared.maskable
+            entities = max(one.entities for one in found)
+            yield ReleasedArray(name, declared.kind, declared.what, hidden, numbers, entities)
+
+    def _room(self, steps: tuple[str, ...]) -> int:
+        return ROOM if any(loop.steps.issuperset(steps) for loop in self.forecast.loops) else 1
+
+    def _planned(self, site: str) -> Iterator[Planned]:
+        yield from (row for row in self.forecast.planned() if row.sender == site)

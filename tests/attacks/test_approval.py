@@ -1,0 +1,281 @@
+"""A site whose owner approves every analysis answers the plan that was approved, and no other.
+
+Every departure is tried without approval, where it has to succeed, and with it, where nothing leaves.
+"""
+
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import fedstat as fs
+from fedstat.errors import ConsentError, FedstatError, MessageError, PartitionError
+from fedstat.federation.door.owner.plan import described, read_plan
+from fedstat.federation.message import Ask, pack_ask, unpack_ask, unpack_reply
+from fedstat.federation.rounds.engine import LocalEngine
+from fedstat.records import to_json
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def people(n=600, sites=3):
+    rng = np.random.default_rng(1)
+    return pd.DataFrame(
+        {
+            "site": np.repeat([f"S{k}" for k in range(sites)], n // sites),
+            "age": rng.integers(20, 90, n).astype(float),
+            "z": rng.normal(size=n),
+            "income": np.round(rng.lognormal(10, 0.6, n), 2),
+            "y": (rng.random(n) < 0.4).astype(float),
+        }
+    )
+
+
+OWNER = fs.Policy.strict(approval="owner")
+POLICIES = {"auto": fs.Policy.strict(), "owner": OWNER}
+
+
+def rows(policy=OWNER):
+    return fs.ClientPartition.from_frame(people(), by="site", policy=policy)
+
+
+def model(partition, formula="y ~ age + z"):
+    return fs.GLORE.from_formula(formula, partition)
+
+
+def approve_all(partition):
+    for site in partition.sites.values():
+        for digest in list(site.pending):
+            site.approve(digest)
+
+
+def approved(fit, partition):
+    """Run a fit that waits, consent to it at all sites, and run it again."""
+    with pytest.raises(ConsentError, match="pending"):
+        fit()
+    approve_all(partition)
+    return fit()
+
+
+class Departing:
+    """Sites as a coordinator meets them that puts other questions in the place of those that it proposed."""
+
+    def __init__(self, partition, change):
+        self.doors = {name: site.answer for name, site in partition.sites.items()}
+        self.change = change
+
+    def through(self, name):
+        def answer(request):
+            first, *more = self.change(unpack_ask(request))
+            reply = self.doors[name](pack_ask(first))
+            for ask in more:
+                self.doors[name](pack_ask(ask))
+            return reply
+
+        return type("Door", (), {"answer": staticmethod(answer)})()
+
+    @property
+    def engine(self):
+        return LocalEngine({name: self.through(name) for name in self.doors})
+
+
+def departs(policy, change):
+    """Fit as approved, with questions changed on their way; what the sites say, or None where they answer."""
+    partition = rows(replace(POLICIES[policy], masked_only=False))
+    fitted = model(partition)
+    if policy == "owner":
+        with pytest.raises(ConsentError):
+            fitted.fit(masked=False)
+        approve_all(partition)
+    fitted.engine = Departing(partition, change).engine
+    try:
+        fitted.fit(masked=False)
+    except FedstatError as error:
+        return str(error)
+    return None
+
+
+def test_a_plan_waits_and_the_approved_analysis_gives_the_same_numbers():
+    partition = rows()
+    fitted = model(partition)
+    entered = {name: site.account.entities for name, site in partition.sites.items()}
+    with pytest.raises(ConsentError) as caught:
+        fitted.fit()
+    text = str(caught.value)
+    for name, site in partition.sites.items():
+        (digest,) = site.pending
+        assert f"{name}: its policy (approval)" in text and digest in text and "fedstat site approve" in text
+        assert site.account.entities == entered[name]
+        assert site.account.refusals.total() == 0
+    approve_all(partition)
+    found = fitted.fit().params
+    assert not any(site.pending for site in partition.sites.values())
+    np.testing.assert_array_equal(found, model(rows(POLICIES["auto"])).fit().params)
+
+
+def test_the_same_analysis_has_the_same_plan_and_a_consent_serves_once():
+    first, second = rows(), rows()
+    for partition in (first, second):
+        with pytest.raises(ConsentError):
+            model(partition).fit()
+    digests = [[*site.pending] for site in first.sites.values()]
+    assert digests == [[*site.pending] for site in second.sites.values()]
+    approve_all(first)
+    model(first).fit()
+    with pytest.raises(ConsentError, match=digests[0][0]):
+        model(first).fit()
+    with pytest.raises(ConsentError, match="pending"):
+        model(second, "y ~ z").fit()
+    assert len(second.sites["S0"].pending) == 2
+
+
+def test_a_denied_plan_is_refused_until_the_owner_decides_anew():
+    partition = rows()
+    with pytest.raises(ConsentError):
+        model(partition).fit()
+    (digest,) = partition.sites["S0"].pending
+    partition.sites["S0"].deny(digest[:10])
+    with pytest.raises(ConsentError, match=r"S0.*denied"):
+        model(partition).fit()
+    with pytest.raises(PartitionError, match="no plans"):
+        partition.sites["S0"].approve("12")
+    assert partition.sites["S0"].account.decisions[digest].verdict == "denied"
+
+
+def test_the_owner_reads_what_would_be_answered():
+    partition = rows()
+    with pytest.raises(ConsentError):
+        model(partition, "income ~ log(age)").fit(local=False)
+    (plan,) = partition.sites["S1"].pending.values()
+    text = "\n".join(described(plan))
+    assert "Columns of S1 that it reads: income, age" in text
+    assert "response income; terms log(age)" in text
+    assert "only in a masked sum" in text and "sum_scores (glm), at most" in text
+
+
+def other_formula(ask):
+    """Ask for another column than was proposed."""
+    text = ask.text.replace("age", "income") if ask.step == "open_rows" else ask.text
+    return [replace(ask, text=text)]
+
+
+def other_family(ask):
+    return [replace(ask, text=ask.text.replace("Binomial", "Gaussian"))] if ask.step == "start" else [ask]
+
+
+def more_rounds(ask):
+    """Ask for the sums at further points: each is as many equations in the rows."""
+    if ask.step != "sum_scores" or "beta" not in ask.arrays:
+        return [ask]
+    beta = ask.arrays["beta"]
+    return [ask, *(replace(ask, arrays={**ask.arrays, "beta": beta + 0.01 * k}) for k in range(40))]
+
+
+def in_clear(ask):
+    return [replace(ask, masked=None)]
+
+
+def other_step(ask):
+    if ask.step != "judge":
+        return [ask]
+    return [ask, replace(ask, step="fit_alone", arrays={}, text="")]
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        (other_formula, "something else than in the plan"),
+        (more_rounds, "more than 16 times"),
+        (other_step, "'fit_alone' more than 1 times"),
+        (other_family, "something else than in the plan"),
+    ],
+)
+def test_another_analysis_than_the_one_approved_is_refused(change, said):
+    assert said not in (departs("auto", change) or "")
+    answer = departs("owner", change)
+    assert answer is not None and "its policy (approval)" in answer and said in answer
+
+
+def test_sums_that_were_to_be_masked_are_not_asked_in_clear():
+    policy = replace(OWNER, masked_only=False, two_sites="warn")
+    partition = rows(policy)
+    fitted = model(partition)
+    with pytest.raises(ConsentError):
+        fitted.fit()
+    approve_all(partition)
+    fitted.engine = Departing(partition, in_clear).engine
+    with pytest.raises(ConsentError, match="without masks"):
+        fitted.fit()
+
+
+def test_a_step_that_no_plan_has_is_refused_before_and_after():
+    partition = rows()
+    ask = Ask("S0", "glm", "fit_alone", {}, "s")
+    with pytest.raises(FedstatError, match=r"its policy \(approval\).*none that was proposed"):
+        partition.sites["S0"].answer(pack_ask(ask))
+    fitted = model(partition)
+    approved(lambda: fitted.fit(local=False), partition)
+    with pytest.raises(ConsentError, match="not in the plan"):
+        partition.sites["S0"].answer(pack_ask(replace(ask, session=fitted._session)))
+
+
+def test_a_plan_says_of_its_arrays_what_the_site_declares():
+    partition = rows()
+    fitted = model(partition)
+    with pytest.raises(ConsentError):
+        fitted.fit()
+    (plan,) = partition.sites["S0"].pending.values()
+    plan = replace(read_plan(to_json(plan), ""), prepared=())
+    harmless = replace(plan.steps[-1].gives[0], what="nothing to worry about")
+    told = replace(plan, steps=(*plan.steps[:-1], replace(plan.steps[-1], gives=(harmless,))))
+    ask = Ask("S0", "approval", "propose_plan", {}, fitted._session, to_json(told))
+    with pytest.raises(MessageError, match="not declared so"):
+        partition.sites["S0"].answer(pack_ask(ask))
+
+
+def test_what_was_asked_before_the_plan_stands_in_it_whatever_the_coordinator_says():
+    partition = rows()
+    fitted, other = model(partition), model(partition, "y ~ income")
+    with pytest.raises(ConsentError):
+        fitted.fit()
+    (honest,) = partition.sites["S0"].pending.values()
+    plan = replace(honest, prepared=())
+    ask = Ask("S0", "approval", "propose_plan", {}, other._session, to_json(plan))
+    unpack_reply(partition.sites["S0"].answer(pack_ask(ask)))
+    (_, told) = partition.sites["S0"].pending.values()
+    assert told.digest != honest.digest
+    assert "terms income" in "\n".join(described(told))
+
+
+def institutions(policy):
+    rng = np.random.default_rng(2)
+    X = rng.normal(size=(400, 6))
+    k = range(400)
+    return fs.ClientPartition.from_frames(
+        {
+            "A": pd.DataFrame(
+                {"k": k, "y": X.sum(axis=1) + rng.normal(size=400), "a": X[:, 0], "b": X[:, 1]}
+            ),
+            "B": pd.DataFrame({"k": k, "c": X[:, 2], "d": X[:, 3]}).iloc[:340],
+            "C": pd.DataFrame({"k": k, "e": X[:, 4], "f": X[:, 5]}).iloc[60:],
+        },
+        on="k",
+        policy=policy,
+    )
+
+
+@pytest.mark.parametrize("kind", [fs.VFEMRegression, fs.VerticalGLM])
+def test_institutions_with_different_columns(kind):
+    missing = {"missing": "em"} if kind is fs.VerticalGLM else {}
+    partition = institutions(OWNER)
+    fitted = kind.from_formula("y ~ a + c + e", partition, **missing)
+    found = approved(fitted.fit, partition).params
+    plain = kind.from_formula("y ~ a + c + e", institutions(fs.Policy.strict()), **missing)
+    np.testing.assert_array_equal(found, plain.fit().params)
