@@ -12,9 +12,12 @@ import pandas as pd
 import pytest
 
 import fedstat as fs
-from fedstat.errors import SecurityError
+from fedstat.errors import DescriptionError, SecurityError
 from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.crypto import product as secure
+from fedstat.federation.crypto.boxes import Channel
+from fedstat.federation.door import rules
+from fedstat.federation.door.facts import DealtBy
 from fedstat.federation.door.families import load_families
 from fedstat.federation.message import Ask, pack_ask, unpack_reply
 from fedstat.federation.rounds.engine import LocalEngine
@@ -144,3 +147,58 @@ def test_the_same_seed_in_another_session_gives_another_random_table():
     ]
     tables = [secure._stream_u(product, secure.bind_seed(seed, product.digest(*one)))[:N] for one in told]
     assert not any((one == tables[0]).any() for one in tables[1:])
+
+
+# ---- who deals -------------------------------------------------------------------------------------
+
+
+def columns_from_a_dealer(dealer, policy="open", first="A"):
+    """A's columns, where the coordinator sits at P and says who deals for A and P; `first` is told as A."""
+    asking, seed = Coordinator(["A", "B", "P"], policy), secure.new_seed()
+    keys = asking.partition.sites["P"]._states[asking.session].look_at("keys")
+    text, product = asking.describe("A", "P", dealer)
+    text = text.replace('"client_a": "A"', f'"client_a": "{first}"')
+    group, rows = np.zeros(N, dtype=np.int64), np.arange(N)
+    dealt = Channel(keys, "A", "deal 1").seal(seed) if dealer else seed
+    box = asking.ask("A", "open_product", text, rows=rows, group=group, dealt=as_array(dealt))["opened"]
+    E = np.frombuffer(Channel(keys, "A", "open 1").open(box.tobytes())[32:], np.int64).reshape(N, 2)
+    seed = secure.bind_seed(seed, product.digest(asking.session, "1", BITS, group))
+    return np.ldexp((E + secure._stream_u(product, seed)[:N]).astype(float), -BITS)
+
+
+def test_the_coordinator_deals_where_the_owner_allows_it_alone():
+    """It sits at the other institution here, and has the columns of the first one."""
+    assert np.abs(columns_from_a_dealer("") - TRUTH).max() < 1e-4
+    with pytest.raises(DescriptionError, match=r'A: its policy \(dealer\) .* dealer = "any"'):
+        columns_from_a_dealer("", "strict")
+
+
+def test_neither_client_of_a_product_deals(monkeypatch):
+    for policy in ("open", "strict"):
+        for dealer in ("P", "A"):
+            with pytest.raises(SecurityError, match=f"A: '{dealer}' would deal"):
+                columns_from_a_dealer(dealer, policy)
+    with pytest.raises(fs.errors.MessageError, match="'X' and 'P' is not one with 'P'"):
+        columns_from_a_dealer("P", first="X")
+    monkeypatch.setitem(rules.RULES, DealtBy, lambda *told: None)
+    assert np.abs(columns_from_a_dealer("P") - TRUTH).max() < 1e-4
+
+
+@pytest.mark.parametrize("kind", [fs.VFEMRegression, fs.VerticalGLM])
+def test_a_third_institution_deals_by_default(kind):
+    for coordinator in (None, "apart"):
+        partition = fs.ClientPartition.from_frames(FRAMES, on="k", policy="strict")
+        result = kind.from_formula("y ~ .", partition, coordinator=coordinator).fit()
+        assert np.isfinite(result.params).all()
+    two = fs.ClientPartition.from_frames({c: FRAMES[c] for c in "PA"}, on="k", policy="strict")
+    with pytest.raises(DescriptionError, match='dealer = "any"'):
+        kind.from_formula("y ~ .", two).fit()
+    rule = fs.Policy.strict(dealer="any")
+    two = fs.ClientPartition.from_frames({c: FRAMES[c] for c in "PA"}, on="k", policy=rule)
+    assert np.isfinite(kind.from_formula("y ~ .", two).fit().params).all()
+
+
+def test_the_packaged_example_fits_under_the_strict_policy():
+    partition = fs.ClientPartition.from_frames(fs.datasets.load_sme(), on="enterprise_id", policy="strict")
+    result = fs.VFEMRegression.from_formula("NPGR ~ .", partition).fit()
+    assert "coordinator" not in set(result.dealers["dealer"])

@@ -57,6 +57,14 @@ class Evaluated:
 
 
 @dataclass(frozen=True, slots=True)
+class DealtBy:
+    """Who deals the random numbers of a product, "" for the coordinator, and whose columns are multiplied."""
+
+    dealer: str
+    clients: tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class Entities:
     """So many entities are behind the answer; what the state keeps is counted without being told."""
 

@@ -8,6 +8,7 @@ from typing import Any
 from fedstat.errors import DoorError
 from fedstat.federation.door import differencing, facts, guards, weights
 from fedstat.federation.door.aligning import check_alignment, check_list
+from fedstat.federation.door.dealing import check_dealer
 from fedstat.federation.door.descriptions import check_evaluation, check_factors
 from fedstat.federation.door.leverage import check_leverage
 from fedstat.federation.door.state import SiteData, State
@@ -44,6 +45,7 @@ RULES: Mapping[type, Callable[[SiteData, Any], None]] = {
     facts.ListToRaise: check_list,
     facts.FactorsAsked: check_factors,
     facts.Evaluated: check_evaluation,
+    facts.DealtBy: check_dealer,
     facts.Entities: lambda data, fact: guards.check_entities(data, fact.n),
     facts.RowCount: lambda data, fact: guards.check_rows(data, fact.n, fact.parameters),
     facts.RowsUsed: lambda data, fact: differencing.check_difference(data, fact.used, fact.events),

@@ -110,5 +110,5 @@ class DrySite(Site):
         return self._instead.get((ask.family, ask.step), step)
 
 
-COUNTS = ("min_count", "min_events", "min_level_count", "max_parameters")
-"""Rules of a policy that need the answer."""
+COUNTS = ("min_count", "min_events", "min_level_count", "max_parameters", "dealer")
+"""Rules of a policy that need the answer, or all of the question."""

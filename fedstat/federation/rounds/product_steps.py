@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
 
@@ -22,7 +22,7 @@ from fedstat.errors import MessageError, SecurityError
 from fedstat.federation.crypto import product as secure
 from fedstat.federation.crypto.boxes import Channel
 from fedstat.federation.crypto.keys import PairKeys
-from fedstat.federation.door.facts import Entities, GroupSums
+from fedstat.federation.door.facts import DealtBy, Entities, GroupSums
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
 from fedstat.federation.rounds.key_agreement import keys_of
@@ -45,6 +45,10 @@ class Part:
     first: bool
     peer: str
     dealer: str
+
+    def dealt_by(self, dealer: str) -> DealtBy:
+        """Tell who deals for whom."""
+        return DealtBy(dealer, (self.product.client_a, self.product.client_b))
 
     def digest(self, keys: PairKeys, group: Ints) -> bytes:
         """Digest of what was told here of the product and its groups, under the session of the keys."""
@@ -103,6 +107,7 @@ def check_positions(name: str, rows: Ints, n: int) -> None:
 def deal_product(data: SiteData, state: State, text: str, group: Ints) -> tuple[dict[str, Array], str]:
     """Deal a multiplication triple to two other clients, sealed."""
     part = read_part(text)
+    state.tell(part.dealt_by(data.name))
     keys = keys_of(state)
     seed_a, seed_b = secure.new_seed(), secure.new_seed()
     digest = part.digest(keys, group)
@@ -127,7 +132,12 @@ def open_product(
     dealer's seed (and, at client B, its share of the triple): sealed by a dealing client, plain from the
     coordinator.
     """
-    part, keys = read_part(text), keys_of(state)
+    part = read_part(text)
+    own, peer = (part.product.client_a, part.product.client_b)[:: 1 if part.first else -1]
+    if (own, peer) != (data.name, part.peer):
+        raise MessageError(f"{data.name}: a product of '{own}' and '{peer}' is not one with '{part.peer}'")
+    state.tell(part.dealt_by(part.dealer))
+    keys = keys_of(state)
     X, units = columns_of(data, state, part.columns)
     check_positions(data.name, rows, len(X))
     check_lengths(data.name, group=(group, len(rows)))
@@ -206,7 +216,7 @@ def product_steps(columns_of: ColumnsOf, behind: Behind) -> Mapping[str, Step]:
         "open_product": Step(
             partial(open_product, columns_of),
             {"rows": ROWS, "group": GROUP, "dealt": DEALT},
-            {"opened": SEALED},
+            {"opened": replace(SEALED, behind=(DealtBy,))},
             PART,
         ),
         "share_product": Step(

@@ -189,13 +189,13 @@ def in_pairs(runs: Sequence[Run], replies: Sequence[Reply]) -> Iterator[tuple[Ru
 
 
 def choose_dealer(a: str, b: str, sites: Sequence[str], at: str | None, otherwise: str = "") -> str:
-    """Choose who deals for two institutions: a third one, or the coordinator where it is at none ('').
+    """Choose who deals for two institutions: a third one, or else the coordinator where it is at none ('').
 
     A ModelError where there are two institutions, and the coordinator sits at one of them.
     """
-    if at is None:
-        return ""
     third = [site for site in sites if site not in (a, b)]
+    if not third and at is None:
+        return ""
     if not third:
         raise ModelError(
             f"the coordinator sits at '{at}', and there is no third institution to deal the random numbers "

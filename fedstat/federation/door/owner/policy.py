@@ -22,7 +22,7 @@ from fedstat.federation.door.owner.policy_file import (
 )
 from fedstat.federation.message import Kind
 
-WORDS = ("masked_only", "two_sites", "remember", "formulas", "evaluation", "reasons", "alignment")
+WORDS = ("masked_only", "two_sites", "remember", "formulas", "evaluation", "reasons", "alignment", "dealer")
 """Rules that are switches: one value of each is the strict one."""
 STRICT: Mapping[str, Any] = {
     "refused_kinds": frozenset({"raw columns", "per entity", "sketch"}),
@@ -34,6 +34,7 @@ STRICT: Mapping[str, Any] = {
     "reasons": "logged",
     "max_refusals": 10,
     "alignment": "ask",
+    "dealer": "third party",
 }
 """Where the policy of a served site departs from that of one process."""
 
@@ -101,6 +102,9 @@ class Policy:
     approval : {"auto", "owner"}
         "owner" asks the owner to consent to the plan of every analysis, by 'fedstat site approve'; "auto"
         needs nobody where the other rules let it pass.
+    dealer : {"third party", "any"}
+        Who may deal the random numbers of a secure product of this site's columns: a third site, or the
+        coordinator as well. It is never one of the two sites whose columns are multiplied.
     privacy : Budget or None
         With a budget, what depends on the data leaves only where an accountant charges its release; no
         family of this version keeps such accounts.
@@ -128,6 +132,7 @@ class Policy:
     alignment: Literal["allow", "ask"] = "allow"
     max_keys: int | None = None
     approval: Literal["auto", "owner"] = "auto"
+    dealer: Literal["third party", "any"] = "any"
     privacy: Budget | None = None
 
     def __post_init__(self) -> None:

@@ -193,6 +193,14 @@ KEYS: tuple[Key, ...] = (
         'Whether an analysis that the other rules let pass needs nobody, "auto", or waits until its plan is '
         "approved, \"owner\": 'fedstat site pending' shows the plans, and every approval is for one run.",
     ),
+    Key(
+        "dealer",
+        '"third party" or "any"',
+        lambda value: value in ("third party", "any"),
+        "Who deals the random numbers by which the columns here are multiplied with those of another "
+        'institution: a "third party", which is an institution, or "any", the coordinator as well. Whoever '
+        "deals must not join forces with the other institution, or the two of them have the columns.",
+    ),
 )
 PRIVACY = (
     "A privacy budget. With one, whatever depends on the data leaves only where an accountant charges its "
