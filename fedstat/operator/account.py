@@ -25,6 +25,8 @@ def ledger(folder: Path, session: str | None, as_json: bool) -> int:
     account = read_account(folder, name, load_identity(folder).public)
     for when, reason in account.losses if not as_json else ():
         print(f"Its owner declared on {when} that the account before was lost: {reason}\n")
+    for decision in account.decisions.values() if not as_json else ():
+        print(f"{decision}\n")
     chains = account.chains
     if not chains:
         print(f"{name} has not answered anything yet.")

@@ -63,6 +63,8 @@ CARRIER = argument(
     help="what brings questions to sites: signed files in a folder (default), or NVIDIA FLARE",
 )
 
+DIGEST = argument("digest", help="of the plan, or the first digits of it, as 'fedstat site pending' shows it")
+
 SITE = (
     Command(
         "init",
@@ -101,6 +103,9 @@ SITE = (
         "Answer those again whose questions were refused too often because of the records.",
         description_commands.answer_again,
     ),
+    Command("pending", "Show the plans of analyses that wait for consent.", description_commands.pending),
+    Command("approve", "Consent to one run of a plan.", description_commands.approve, (DIGEST,)),
+    Command("deny", "Refuse a plan.", description_commands.deny, (DIGEST,)),
     Command(
         "declare-loss",
         "Declare that the site's account, or its memory of earlier answers, was lost; the others are told.",

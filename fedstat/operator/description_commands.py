@@ -1,10 +1,12 @@
-"""Commands by which a site's owner publishes what its columns are, and lets refused questions go on."""
+"""Commands by which a site's owner says what may be asked: what columns are, who goes on, which analysis."""
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 
 from fedstat.federation.account.ledger_file import open_account
+from fedstat.federation.carry.plan_folder import PlanFolder
 from fedstat.federation.carry.site_folder import (
     COLUMNS,
     REFUSALS,
@@ -13,6 +15,7 @@ from fedstat.federation.carry.site_folder import (
     read_description,
     read_site_policy,
 )
+from fedstat.federation.door.owner.plan import described
 from fedstat.federation.files import write_whole
 from fedstat.federation.tables.published import (
     Published,
@@ -22,6 +25,8 @@ from fedstat.federation.tables.published import (
     write_published,
 )
 from fedstat.operator.screen import columns, heading, typed
+
+WIDTH = 100
 
 
 def describe(folder: Path) -> int:
@@ -70,3 +75,39 @@ def answer_again(folder: Path) -> int:
     print(f"{description.name}: {total} refusal(s) that depended on rows are forgiven; '{folder / REFUSALS}'")
     print("says why each was. Whoever bisects a value asks the same thing again and again.")
     return 0
+
+
+def pending(folder: Path) -> int:
+    """Show the plans of analyses that wait for the owner, in plain words."""
+    name, plans = read_description(folder).name, plan_folder(folder).waiting()
+    for digest, plan in plans.items():
+        print(heading(f"Plan {digest}"))
+        for line in described(plan):
+            print(textwrap.fill(line, WIDTH, initial_indent="  ", subsequent_indent="      "))
+        print(f"\n  To consent to one run    fedstat site approve {typed(folder)} {digest:.12}")
+        print(f"  To refuse it             fedstat site deny {typed(folder)} {digest:.12}\n")
+    if not plans:
+        print(f"No plan waits at {name}.")
+        if read_site_policy(folder).approval == "auto":
+            print('Its policy asks nobody; approval = "owner" in policy.toml has every analysis wait.')
+    return 0
+
+
+def approve(folder: Path, digest: str) -> int:
+    """Consent to one run of a plan."""
+    plan = plan_folder(folder).decide(load_identity(folder), digest, "approved")
+    print(f"{plan.site} answers one run of plan {plan.digest}, and nothing beyond it:")
+    print(f"{plan.call}, of {plan.formula}. Who asked runs the same analysis again.")
+    return 0
+
+
+def deny(folder: Path, digest: str) -> int:
+    """Refuse a plan."""
+    plan = plan_folder(folder).decide(load_identity(folder), digest, "denied")
+    print(f"{plan.site} does not answer plan {plan.digest}, and says so to whoever proposes it again.")
+    return 0
+
+
+def plan_folder(folder: Path) -> PlanFolder:
+    """Open the plans of a site."""
+    return PlanFolder(read_description(folder).name, folder, load_identity(folder).public)

@@ -147,6 +147,9 @@ def test_a_denied_plan_is_refused_until_the_owner_decides_anew():
     with pytest.raises(PartitionError, match="no plans"):
         partition.sites["S0"].approve("12")
     assert partition.sites["S0"].account.decisions[digest].verdict == "denied"
+    approve_all(partition)
+    partition.sites["S0"].approve(digest)
+    assert model(partition).fit().converged
 
 
 def test_the_owner_reads_what_would_be_answered():

@@ -176,6 +176,10 @@ class Journal:
         """Hand out no run in these sessions again."""
         self._write(self.folder / LOST, to_json(sorted(self._lost() | sessions)).encode())
 
+    def lose_run(self) -> None:
+        """Hand out no run in the sessions of this one again: an owner who agrees changes the answers."""
+        self.lose(self._sessions_of(self._run))
+
     def _lost(self) -> set[str]:
         path = self.folder / LOST
         return set(self._read(path, tuple[str, ...])) if path.exists() else set()

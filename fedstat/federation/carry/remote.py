@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Protocol, runtime_checkable
 
-from fedstat.errors import EngineError, FedstatError, MessageError, SessionError
+from fedstat.errors import ConsentError, EngineError, FedstatError, MessageError, SessionError
 from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.carry.heads import KeptHeads
 from fedstat.federation.carry.journal import Journal
@@ -131,7 +131,12 @@ class RemoteEngine(RoundEngine):
 
     def run(self, protocol: Rounds[Fit], ledger: Ledger) -> Fit:
         """Run a protocol; see :meth:`RoundEngine.run`."""
-        fit = super().run(protocol, ledger)
+        try:
+            fit = super().run(protocol, ledger)
+        except ConsentError:
+            if self._journal is not None:
+                self._journal.lose_run()
+            raise
         if self._heads is not None and ledger.receipt is not None:
             self._heads.take(ledger.receipt)
         return fit

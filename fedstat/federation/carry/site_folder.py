@@ -10,6 +10,7 @@ It is its owner's alone (mode 0700, its files 0600), and not served where others
     refusals.log    why questions were refused, for its owner alone (mode 0600)
     identity.json   the site's private keys, for its owner alone (mode 0600)
     ledger.jsonl    what left; see :mod:`fedstat.federation.account.ledger_file`
+    pending, decided  plans of analyses; see :mod:`fedstat.federation.carry.plan_folder`
     alignment.npz   vertical layout: numbers of the entities; see :mod:`fedstat.federation.tables.linked`
 """
 
@@ -31,6 +32,7 @@ from fedstat.federation.account.chain import SiteAccount
 from fedstat.federation.account.head import told
 from fedstat.federation.account.ledger_file import open_account
 from fedstat.federation.account.ledger_lines import ANSWERED, HEAD, LEDGER, SECRET
+from fedstat.federation.carry.plan_folder import PlanFolder
 from fedstat.federation.crypto.keys import Identity
 from fedstat.federation.door.families import load_families
 from fedstat.federation.door.memory import ReleasedGroups
@@ -252,7 +254,9 @@ def open_site(folder: str | Path) -> Site:
         open_account(folder, description.name, identity, table.n_rows),
         read_site_columns(folder, description.name, table),
         refusal_log(folder),
+        PlanFolder(description.name, Path(folder), identity.public),
     )
+    site.approvals.take_up()
     # rows behind answers of earlier processes: a difference to a new answer would tell of single entities
     site.remember(recalled(site.account))
     return site

@@ -63,13 +63,13 @@ class Approvals:
         return self._waiting if self.store is None else self.store.waiting()
 
     def decide(self, digest: str, verdict: Literal["approved", "denied"], who: str) -> None:
-        """Decide about a plan that waits, given by its digest or the beginning of it."""
-        whole = find_digest(self.site, digest, self.pending)
+        """Decide about a plan, also anew, given by its digest or the beginning of it."""
+        whole = find_digest(self.site, digest, self.pending.keys() | self.account.decisions.keys())
         self._settle(Decision(whole, verdict, who, time.time_ns()))
 
     def status(self, digest: str) -> Status:
         """Tell how it stands with a plan; a consent that has served is none."""
-        self._take_up()
+        self.take_up()
         decision = self.account.decisions.get(digest)
         if decision is None or decision.name in self.account.spent:
             return "pending"
@@ -105,7 +105,8 @@ class Approvals:
         # Before anything leaves: an attempt that fails later has shown something, and asks again.
         self.account.spend(self.account.decisions[digest].name)
 
-    def _take_up(self) -> None:
+    def take_up(self) -> None:
+        """Enter into the account what the owner has decided elsewhere."""
         for decision in () if self.store is None else self.store.decided():
             self._settle(decision)
 
@@ -134,7 +135,7 @@ def find_digest(site: str, given: str, plans: Iterable[str]) -> str:
     found = [digest for digest in plans if given and digest.startswith(given.lower())]
     if len(found) != 1:
         raise PartitionError(
-            f"{site}: {len(found) or 'no'} plans that wait have a digest that begins with '{given}'. "
+            f"{site}: {len(found) or 'no'} plans have a digest that begins with '{given}'. "
             "'fedstat site pending FOLDER' lists those that do"
         )
     return found[0]

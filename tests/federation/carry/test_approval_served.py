@@ -1,0 +1,137 @@
+"""Plans that wait in the folders of served sites: proposed, listed, approved, denied, put in the account."""
+
+from __future__ import annotations
+
+import json
+import time
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+from operating import main, make_federation, run, serve, wait
+
+import fedstat as fs
+from fedstat.errors import ConsentError
+from fedstat.federation.account.decision import Decision
+from fedstat.federation.account.ledger_file import read_account
+from fedstat.federation.carry.plan_folder import DECISION, PENDING, SignedDecision
+from fedstat.federation.carry.site_folder import load_identity, open_site
+from fedstat.federation.crypto.keys import Identity
+from fedstat.federation.door.owner.policy import Policy
+from fedstat.records import to_json
+
+POLICY = Policy(approval="owner")
+NAMES = ("East", "West")
+
+
+def frames(n=120):
+    rng = np.random.default_rng(3)
+    return {
+        name: pd.DataFrame({"age": rng.normal(50.0, 9.0, n), "y": (rng.random(n) < 0.4).astype(float)})
+        for name in NAMES
+    }
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    home = tmp_path_factory.mktemp("approval")
+    make_federation(home, frames(), policy=POLICY)
+    running = [serve(home / name) for name in NAMES]
+    try:
+        for name, process in zip(NAMES, running, strict=True):
+            wait(home / name, process)
+        yield home
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+
+
+def fit(home, formula="y ~ age", **given):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        partition = fs.ClientPartition.connect(home / "study", **given)
+        return fs.GLORE.from_formula(formula, partition).fit(local=False)
+
+
+def digests(home, name):
+    return sorted(path.stem for path in (home / name / PENDING).glob("*.json"))
+
+
+def test_an_analysis_waits_is_approved_and_runs_once(home, tmp_path, capsys):
+    journal = tmp_path / "journal"
+    with pytest.raises(ConsentError) as caught:
+        fit(home, journal=journal)
+    waiting = {name: digests(home, name)[0] for name in NAMES}
+    assert all(f"{name}: its policy (approval)" in str(caught.value) for name in NAMES)
+    assert all(digest in str(caught.value) for digest in waiting.values())
+    path = home / "East" / PENDING / f"{waiting['East']}.json"
+    assert path.stat().st_mode & 0o777 == 0o600 and path.parent.stat().st_mode & 0o777 == 0o700
+
+    capsys.readouterr()
+    assert main(["site", "pending", str(home / "East")]) == 0
+    shown = capsys.readouterr().out
+    assert f"Plan {waiting['East']}" in shown and "response y; terms age" in shown
+
+    assert main(["site", "approve", str(home / "East"), waiting["East"][:12]]) == 0
+    with pytest.raises(ConsentError) as caught:
+        fit(home, journal=journal)
+    assert "East" not in str(caught.value) and waiting["West"] in str(caught.value)
+
+    # The same analysis, with the journal in which it waited: what was kept then is not handed out again.
+    assert main(["site", "approve", str(home / "West"), waiting["West"]]) == 0
+    found = fit(home, journal=journal).params
+    paths = {name: home / f"{name}.csv" for name in NAMES}
+    here = fs.ClientPartition.from_files(paths, layout="horizontal")
+    np.testing.assert_allclose(found, fs.GLORE.from_formula("y ~ age", here).fit(local=False).params)
+
+    for name in NAMES:
+        account = read_account(home / name, name, load_identity(home / name).public)
+        decision = account.decisions[waiting[name]]
+        assert decision.verdict == "approved" and decision.name in account.spent
+        assert not digests(home, name)
+    capsys.readouterr()
+    assert main(["site", "ledger", str(home / "East")]) == 0
+    assert f"approved by {decision.who} on" in capsys.readouterr().out
+
+    with pytest.raises(ConsentError, match=waiting["East"]):
+        fit(home)
+
+
+def test_a_denied_analysis_and_a_decision_that_the_owner_did_not_make(home):
+    with pytest.raises(ConsentError):
+        fit(home, "y ~ 1")
+    known = set(digests(home, "East"))
+    with pytest.raises(ConsentError):
+        fit(home, "age ~ y")
+    (digest,) = set(digests(home, "East")) - known
+    decision = Decision(digest, "approved", "owner", time.time_ns())
+    forged = to_json(SignedDecision.of(decision, Identity.generate()))
+    path = home / "East" / PENDING / f"{digest}{DECISION}"
+    path.write_text(forged)
+    path.chmod(0o600)
+    with pytest.raises(ConsentError, match=f"pending.*{digest}"):
+        fit(home, "age ~ y")
+    path.unlink()
+    assert main(["site", "deny", str(home / "East"), digest]) == 0
+    with pytest.raises(ConsentError, match=r"East.*denied"):
+        fit(home, "age ~ y")
+
+
+def test_what_is_there_and_is_no_plan_is_passed_over(home, tmp_path):
+    folder = tmp_path / "North"
+    data = tmp_path / "North.csv"
+    frames()["East"].to_csv(data, index=False)
+    assert main(["site", "init", str(folder), "--name", "North", "--data", str(data)]) == 0
+    (folder / PENDING).mkdir(mode=0o700)
+    for name, content in {"ab.json": "[" * 4000, "cd.json": "{}", "ef.decision": json.dumps([1])}.items():
+        (folder / PENDING / name).write_text(content)
+        (folder / PENDING / name).chmod(0o600)
+    site = open_site(folder)
+    assert not site.pending and not site.account.decisions
+    site.account.store.close()
+    answer = run("site", "approve", folder, "ab")
+    assert answer.returncode == 1 and "not the plan that was proposed" in answer.stderr
+    assert replace(POLICY, approval="auto") == Policy()
