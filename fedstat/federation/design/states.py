@@ -150,7 +150,9 @@ def transform_sums(data: SiteData, state: State, text: str) -> tuple[dict[str, A
             total[j] = _add(total[j], x, recurrence)
             extremes[j].add(x)
     behind: Bools = np.concatenate(used)
-    state.tell(RowCount(int(behind.sum())))
+    # All rounds of a polynomial give the power sums up to twice its degree: few rows would follow from them.
+    powers = max((2 * r.degree + 1 for r in growing.values() if r is not None), default=0)
+    state.tell(RowCount(int(behind.sum()), powers))
     state.tell(*(column.variation(f"'{key}'") for key, column in zip(growing, extremes, strict=True)))
     state.tell(RowsUsed(behind))
     state.rest_on(int(behind.sum()))
