@@ -281,7 +281,11 @@ def test_a_head_that_the_site_did_not_sign_disputes_nothing(doors):
     site.account.store.close()
 
 
-@pytest.mark.parametrize("alter", [cut, without_refusals, partial(gone, "ledger.jsonl")], ids=str)
+@pytest.mark.parametrize(
+    "alter",
+    [cut, without_refusals, partial(gone, "ledger.jsonl")],
+    ids=["cut", "without refusals", "gone"],
+)
 def test_a_ledger_that_is_altered_while_it_is_served_is_found(doors, alter):
     site = open_site(doors.home / "North")
     alter(doors.home / "North")
