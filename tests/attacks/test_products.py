@@ -16,12 +16,15 @@ from fedstat.errors import DescriptionError, SecurityError
 from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.crypto import product as secure
 from fedstat.federation.crypto.boxes import Channel
+from fedstat.federation.crypto.checksum import opened_bytes
 from fedstat.federation.door import rules
 from fedstat.federation.door.facts import DealtBy
 from fedstat.federation.door.families import load_families
 from fedstat.federation.message import Ask, pack_ask, unpack_reply
+from fedstat.federation.rounds import products
 from fedstat.federation.rounds.engine import LocalEngine
 from fedstat.federation.rounds.key_agreement import agree_keys
+from fedstat.federation.rounds.product_steps import deal_shares
 from fedstat.kernels.ring import fractional_bits
 
 load_families()
@@ -85,9 +88,9 @@ class Coordinator:
             secure.bind_seed(seed, product.digest(self.session, number, BITS, group))
             for seed, group in zip(drawn, (group_a, group_b), strict=True)
         )
-        Z_b = secure.deal(product, seed_a, seed_b, group_a)
+        Z_b = deal_shares(product, seed_a, seed_b, group_a)
         rows = np.arange(N)
-        dealt = as_array(drawn[0]), as_array(drawn[1] + Z_b.tobytes())
+        dealt = as_array(drawn[0]), as_array(drawn[1] + Z_b)
         a = self.ask("A", "open_product", told_a, rows=rows, group=group_a, dealt=dealt[0])["opened"]
         b = self.ask("B", "open_product", told_b, rows=rows, group=group_b, dealt=dealt[1])["opened"]
         share_a = self.ask("A", "share_product", json.dumps(number), opened=b)["share"]
@@ -149,6 +152,27 @@ def test_the_same_seed_in_another_session_gives_another_random_table():
     assert not any((one == tables[0]).any() for one in tables[1:])
 
 
+# ---- what is dealt ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [1, 2**20, 2**45, 2**59, 2**62])
+def test_a_wrong_triple_is_found(error, monkeypatch):
+    """A shift of every element stays within the range of products, and moves the estimate."""
+    deal = secure.deal
+    monkeypatch.setattr(secure, "deal", lambda *told: deal(*told) + np.int64(error))
+    model = fs.VFEMRegression.from_formula("y ~ .", fs.ClientPartition.from_frames(FRAMES, on="k"))
+    with pytest.raises(SecurityError, match=r"the shares of|its checksum says"):
+        model.fit()
+
+
+def test_without_a_checksum_a_wrong_triple_moves_the_estimate(monkeypatch):
+    model = fs.VFEMRegression.from_formula("y ~ .", fs.ClientPartition.from_frames(FRAMES, on="k"))
+    right, deal = model.fit(), secure.deal
+    monkeypatch.setattr(products, "check_product", lambda *told: None)
+    monkeypatch.setattr(secure, "deal", lambda *told: deal(*told) + np.int64(40 * 4**BITS))
+    assert ((model.fit().params - right.params) / right.bse).abs().max() > 1
+
+
 # ---- who deals -------------------------------------------------------------------------------------
 
 
@@ -161,7 +185,9 @@ def columns_from_a_dealer(dealer, policy="open", first="A"):
     group, rows = np.zeros(N, dtype=np.int64), np.arange(N)
     dealt = Channel(keys, "A", "deal 1").seal(seed) if dealer else seed
     box = asking.ask("A", "open_product", text, rows=rows, group=group, dealt=as_array(dealt))["opened"]
-    E = np.frombuffer(Channel(keys, "A", "open 1").open(box.tobytes())[32:], np.int64).reshape(N, 2)
+    E = np.frombuffer(
+        Channel(keys, "A", "open 1").open(box.tobytes())[32 + opened_bytes(N) :], np.int64
+    ).reshape(N, 2)
     seed = secure.bind_seed(seed, product.digest(asking.session, "1", BITS, group))
     return np.ldexp((E + secure._stream_u(product, seed)[:N]).astype(float), -BITS)
 

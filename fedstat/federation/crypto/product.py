@@ -224,7 +224,8 @@ def combine(product: MatrixProduct, a: Ints, b: Ints, f: int) -> Floats:
 
     It is the exact product of the encoded columns, of f fractional bits each, rounded once to float64.
     SecurityError where the sum is out of the range that encoded columns allow: seeds, rows or groups did not
-    agree. Such a mistake passes in one element with probability 3/4, so that only many elements tell.
+    agree. Such a mistake passes in one element with probability 3/4: a checksum tells of all
+    (:mod:`fedstat.federation.crypto.checksum`).
     """
     a = _agreed(a, product.shape, product.client_a, "share of the product")
     b = _agreed(b, product.shape, product.client_b, "share of the product")

@@ -21,6 +21,7 @@ from fedstat import records
 from fedstat.errors import MessageError, SecurityError
 from fedstat.federation.crypto import product as secure
 from fedstat.federation.crypto.boxes import Channel
+from fedstat.federation.crypto.checksum import Checked, deal_checksum
 from fedstat.federation.crypto.keys import PairKeys
 from fedstat.federation.door.facts import DealtBy, Entities, GroupSums
 from fedstat.federation.door.state import SiteData, State
@@ -59,6 +60,8 @@ class Part:
 class OpenProduct:
     """A product that this client has opened: rows and their groups (n,), encoded columns (n, p), the deal.
 
+    `Z` are B's shares of the triple, flat, those of the checksum at the end.
+
     `digest` is that of what this client was told of the product; the other one's must be the same.
     """
 
@@ -67,14 +70,15 @@ class OpenProduct:
     group: Ints
     digest: bytes
     seed: bytes
-    Z_b: Ints
+    Z: Ints
     encoded: Ints
+    checked: Checked
     units: Floats | None
     channel: Channel
     mask: bytes
 
-    def share(self, message: Array) -> Ints:
-        """Share of the product by pattern, from what the other client opened: (groups, p, q).
+    def share(self, message: Array) -> tuple[Ints, Ints]:
+        """Shares of product (groups, p, q) and checksum (groups,), from what the other client opened.
 
         A SecurityError where the other client was told of another product, or of other groups.
         """
@@ -87,10 +91,14 @@ class OpenProduct:
                 "groups of the rows; nothing of it was released"
             )
         shape = product.shape_b if self.part.first else product.shape_a
-        other = np.frombuffer(content[len(self.digest) :], dtype=np.int64).reshape(shape).copy()
+        start = len(self.digest) + self.checked.bytes_opened
+        other = np.frombuffer(content[start:], dtype=np.int64).reshape(shape).copy()
+        Z, Z_check = np.split(self.Z, [len(self.Z) - product.groups]) if len(self.Z) else (self.Z, self.Z)
+        check = self.checked.share(content[len(self.digest) : start], group, Z_check, self.mask)
         if self.part.first:
-            return secure.share_a(product, self.seed, self.encoded, other, group, self.mask)
-        return secure.share_b(product, self.seed, other, self.Z_b.reshape(product.shape), group, self.mask)
+            return secure.share_a(product, self.seed, self.encoded, other, group, self.mask), check
+        Z_b = Z.reshape(product.shape)
+        return secure.share_b(product, self.seed, other, Z_b, group, self.mask), check
 
 
 def read_part(text: str) -> Part:
@@ -112,9 +120,15 @@ def deal_product(data: SiteData, state: State, text: str, group: Ints) -> tuple[
     seed_a, seed_b = secure.new_seed(), secure.new_seed()
     digest = part.digest(keys, group)
     bound_a, bound_b = (secure.bind_seed(seed, digest) for seed in (seed_a, seed_b))
-    Z_b = secure.deal(part.product, bound_a, bound_b, group)
+    Z_b = deal_shares(part.product, bound_a, bound_b, group)
     a, b = (Channel(keys, c, f"deal {part.number}") for c in (part.product.client_a, part.product.client_b))
-    return {"for_a": as_bytes(a.seal(seed_a)), "for_b": as_bytes(b.seal(seed_b + Z_b.tobytes()))}, ""
+    return {"for_a": as_bytes(a.seal(seed_a)), "for_b": as_bytes(b.seal(seed_b + Z_b))}, ""
+
+
+def deal_shares(product: secure.MatrixProduct, seed_a: bytes, seed_b: bytes, group: Ints) -> bytes:
+    """B's shares of what a dealer deals: of the product's triple, and of the checksum's."""
+    Z_b = secure.deal(product, seed_a, seed_b, group)
+    return Z_b.tobytes() + deal_checksum(product, seed_a, seed_b, group).tobytes()
 
 
 ColumnsOf: TypeAlias = Callable[[SiteData, State, str], tuple[Floats, Floats | None]]
@@ -149,15 +163,17 @@ def open_product(
     remember_seed(data, state, seed)
     digest = part.digest(keys, group)
     seed = secure.bind_seed(seed, digest)
-    Z_b = np.frombuffer(triple, dtype=np.int64).copy()
+    Z = np.frombuffer(triple, dtype=np.int64).copy()
     encoded = secure.encode(X[rows], part.bits, data.name)
     opened = (secure.open_a if part.first else secure.open_b)(part.product, seed, encoded)
     channel = Channel(keys, part.peer, f"open {part.number}")
     # Both clients derive one mask, which cancels in the sum of their shares and hides each of them.
     mask = keys.secret(part.peer, f"mask {part.number}")
-    held = OpenProduct(part, rows, group, digest, seed, Z_b, encoded, units, channel, mask)
+    check = keys.secret(part.peer, f"check {part.number}")
+    checked = Checked.of(part.product, part.first, seed, encoded, check)
+    held = OpenProduct(part, rows, group, digest, seed, Z, encoded, checked, units, channel, mask)
     state.keep(f"product {part.number}", held)
-    return {"opened": as_bytes(channel.seal(digest + opened.tobytes()))}, ""
+    return {"opened": as_bytes(channel.seal(digest + checked.opened() + opened.tobytes()))}, ""
 
 
 def remember_seed(data: SiteData, state: State, seed: bytes) -> None:
@@ -178,18 +194,21 @@ def share_product(
     """Release this client's share of a product by pattern; only the sum of both shares means anything.
 
     `text` numbers the product, `opened` is what the other client opened, sealed. Released are `share`
-    (groups, p, q), and where columns are not standardised `units` (p,) or (q,), by which this client's side
-    of the product is to be multiplied.
+    (groups, p, q), `check` (groups,) and `weights` (p,) or (q,) of its checksum, and where columns are not
+    standardised `units` (p,) or (q,), by which this client's side of the product is to be multiplied.
     """
     name = f"product {json.loads(text)}"
     held = state.use(name, OpenProduct, "this product was not opened here; ask 'open_product' first")
     # A share is of the entities that both have, and may rest on fewer than the client's columns do.
     state.rest_on(len(held.rows))
     state.tell(behind(data, state, held.part, held.rows, held.group))
-    share = held.share(opened)
+    share, check = held.share(opened)
     # A triple serves once: two openings under one random table differ by the difference of the columns.
     state.forget(name)
-    return {"share": share} | ({} if held.units is None else {"units": held.units}), ""
+    weights = held.checked.weights
+    return {"share": share, "check": check, "weights": weights} | (
+        {} if held.units is None else {"units": held.units}
+    ), ""
 
 
 def as_bytes(message: bytes) -> Array:
@@ -229,6 +248,12 @@ def product_steps(columns_of: ColumnsOf, behind: Behind) -> Mapping[str, Step]:
                     3,
                     behind=(Entities, GroupSums),
                 ),
+                "check": Declared(
+                    "masked share",
+                    "share of a checksum of the products, by pattern",
+                    behind=(Entities, GroupSums),
+                ),
+                "weights": Declared("control", "random weights of the columns in the checksum"),
                 "units": Declared(
                     "aggregate",
                     "root mean squares of the columns that are multiplied",

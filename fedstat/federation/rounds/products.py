@@ -15,10 +15,11 @@ import numpy as np
 
 from fedstat.errors import ModelError
 from fedstat.federation.crypto import product as secure
+from fedstat.federation.crypto.checksum import check_product
 from fedstat.federation.message import Ask, Reply
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.federation.rounds.key_agreement import agree_keys
-from fedstat.federation.rounds.product_steps import Part, as_bytes
+from fedstat.federation.rounds.product_steps import Part, as_bytes, deal_shares
 from fedstat.kernels.ring import fractional_bits
 from fedstat.records import to_json
 from fedstat.typing import Array, Floats, Ints
@@ -155,8 +156,8 @@ class Run:
         seed_a, seed_b = secure.new_seed(), secure.new_seed()
         digest = self.product.digest(self.conversation.session, self.number, self.bits, self.group)
         bound_a, bound_b = (secure.bind_seed(seed, digest) for seed in (seed_a, seed_b))
-        Z_b = secure.deal(self.product, bound_a, bound_b, self.group)
-        return as_bytes(seed_a), as_bytes(seed_b + Z_b.tobytes())
+        Z_b = deal_shares(self.product, bound_a, bound_b, self.group)
+        return as_bytes(seed_a), as_bytes(seed_b + Z_b)
 
     def open_asks(self, dealt: tuple[Array, Array]) -> list[Ask]:
         """Ask both clients for what they show each other."""
@@ -178,6 +179,12 @@ class Run:
     def combine(self, a: Reply, b: Reply) -> Multiplied:
         """Put both shares together, in the units of the columns."""
         products = secure.combine(self.product, a.arrays["share"], b.arrays["share"], self.bits)
+        check_product(
+            self.product,
+            a.arrays["share"] + b.arrays["share"],
+            a.arrays["check"] + b.arrays["check"],
+            (a.arrays["weights"], b.arrays["weights"]),
+        )
         if "units" in a.arrays:
             products = products * np.outer(a.arrays["units"], b.arrays["units"])
         return Multiplied(*self.sides, products, self.dealer)

@@ -1,0 +1,137 @@
+"""A checksum of a secure product: one number for every group, by which a wrong triple is found.
+
+Beside their columns, clients A and B multiply one random combination of each, ``x_a = X_a r`` and
+``x_b = X_b t`` modulo a prime, by a triple of one column from the same dealer. The coordinator is told r and
+t with the shares, when it is too late to choose an error by them, and holds ``r'(X_a'X_b)t`` against
+``x_a'x_b`` (Freivalds 1979). An error in any element of a product passes with probability below 2^-19: the
+range of the products alone lets three out of four single ones pass. Nothing more is disclosed, since the
+checksum is a function of the product.
+
+Modulo 2^64 an error of 2^60 would pass one time in sixteen; a prime has no such divisors.
+
+References
+----------
+Freivalds, R. (1979). Fast probabilistic algorithms. Mathematical Foundations of Computer Science, 57-69.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedstat.errors import MessageError, SecurityError
+from fedstat.federation.crypto.keystream import keystream
+from fedstat.federation.crypto.product import MatrixProduct
+from fedstat.typing import Ints
+
+PRIME = 2**31 - 1
+WEIGHTS = 2**20
+"""Weights are below this, so that a combination of :data:`COLUMNS` columns fits into 64 bits."""
+COLUMNS = 2**12
+EXACT_ROWS = 2**22
+"""Numbers below the prime of which a float64 holds the sum."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """One client's combination x (n,) of its encoded columns, its weights (p,), and the dealer's seed."""
+
+    product: MatrixProduct
+    first: bool
+    seed: bytes
+    weights: Ints
+    x: Ints
+
+    @classmethod
+    def of(cls, product: MatrixProduct, first: bool, seed: bytes, X: Ints, secret: bytes) -> Checked:
+        """Combine encoded columns (n, p) with weights that the two clients' secret gives."""
+        weights = _words(secret, b"A" if first else b"B", X.shape[1], WEIGHTS)
+        return cls(product, first, seed, weights, combine_columns(X, weights))
+
+    @property
+    def bytes_opened(self) -> int:
+        """Length of what either client opens: 4 bytes for a row, in whole words of 8."""
+        return opened_bytes(self.product.rows)
+
+    def opened(self) -> bytes:
+        """Return what the other client is shown: the combination less a random column of the dealer."""
+        shown = np.zeros(self.bytes_opened // 4, "<u4")
+        shown[: len(self.x)] = (self.x - _column(self.product, self.seed, self.first)) % PRIME
+        return shown.tobytes()
+
+    def share(self, opened: bytes, group: Ints, Z_b: Ints, mask_seed: bytes) -> Ints:
+        """Share of the checksum by group, (G,), from what the other client opened, and B's of the triple."""
+        other = np.frombuffer(opened, "<u4")[: self.product.rows].astype(np.int64)
+        mask = _words(mask_seed, b"check", self.product.groups)
+        if self.first:
+            return (
+                _sum(self.product, self.x * other, group) + _share_a(self.product, self.seed) + mask
+            ) % PRIME
+        if Z_b.shape != mask.shape:
+            raise MessageError("dealer: expected a share of a checksum for every group")
+        own = _column(self.product, self.seed, False)
+        return (_sum(self.product, other * own, group) + Z_b - mask) % PRIME
+
+
+def opened_bytes(rows: int) -> int:
+    """Length of what a client opens for a checksum."""
+    return 8 * ((rows + 1) // 2)
+
+
+def deal_checksum(product: MatrixProduct, seed_a: bytes, seed_b: bytes, group: Ints) -> Ints:
+    """Return B's share of a triple of one column, by group: (G,); beside :func:`product.deal`."""
+    u, v = _column(product, seed_a, True), _column(product, seed_b, False)
+    return (_sum(product, u * v, group) - _share_a(product, seed_a)) % PRIME
+
+
+def check_product(product: MatrixProduct, total: Ints, checks: Ints, weights: tuple[Ints, Ints]) -> None:
+    """Hold products by group (G, p, q), as integers, against the sum of both shares of the checksum (G,).
+
+    A SecurityError where they differ: what was dealt, or a share, is wrong.
+    """
+    r, t = weights
+    if (
+        r.shape != (product.columns_a,)
+        or t.shape != (product.columns_b,)
+        or checks.shape != (product.groups,)
+    ):
+        raise MessageError(f"checksum of {product.client_a} and {product.client_b}: received another shape")
+    left = (total % PRIME * (r % PRIME)[:, None] % PRIME).sum(axis=1)
+    if ((left % PRIME * (t % PRIME) % PRIME).sum(axis=1) % PRIME != checks % PRIME).any():
+        raise SecurityError(
+            f"the product of the columns of {product.client_a} and {product.client_b} is not what its "
+            "checksum says: what was dealt, or a share, is wrong; nothing of it is used"
+        )
+
+
+def combine_columns(X: Ints, weights: Ints) -> Ints:
+    """Combine columns (n, p) modulo the prime: (n,)."""
+    if X.size and (X.max() >= 2**31 or X.min() <= -(2**31)):
+        X = X % PRIME
+    out = np.zeros(len(X), np.int64)
+    for j in range(0, X.shape[1], COLUMNS):
+        out += X[:, j : j + COLUMNS] @ weights[j : j + COLUMNS] % PRIME
+    return out % PRIME
+
+
+def _sum(product: MatrixProduct, values: Ints, group: Ints) -> Ints:
+    """Sum by group modulo the prime."""
+    total = np.zeros(product.groups, np.int64)
+    for start in range(0, len(values), EXACT_ROWS):
+        rows = slice(start, start + EXACT_ROWS)
+        sums = np.bincount(group[rows], weights=values[rows] % PRIME, minlength=product.groups)
+        total += sums.astype(np.int64)
+    return total % PRIME
+
+
+def _column(product: MatrixProduct, seed: bytes, first: bool) -> Ints:
+    return _words(seed, b"u" if first else b"v", product.rows)
+
+
+def _share_a(product: MatrixProduct, seed_a: bytes) -> Ints:
+    return _words(seed_a, b"z", product.groups)
+
+
+def _words(seed: bytes, label: bytes, count: int, below: int = PRIME) -> Ints:
+    return keystream(seed, label.ljust(12, b"\0"), count) % below
