@@ -17,7 +17,7 @@ from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.design.formula.parse import Formula
 from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.door.owner.question import Refusal
-from fedstat.federation.forecast.adversary import who_learns
+from fedstat.federation.forecast.adversary import listed, who_learns
 from fedstat.federation.forecast.analysis_plan import AnalysisWords, PlanMaker
 from fedstat.federation.forecast.dry_site import DrySite
 from fedstat.federation.forecast.forecast import Forecast, Loop, Planned
@@ -144,7 +144,7 @@ def explain_fit(model: Explainable, plan: ForecastPlan, arguments: Mapping[str, 
         rounds=[(", ".join(steps), counts) for steps, counts in forecast.rounds()],
         refused={site: by_rule(found) for site, found in forecast.refusals().items()},
         learned=learned_from(plan, forecast),
-        notes=[*plan.notes(forecast), *course_notes(course)],
+        notes=[*plan.notes(forecast), *course_notes(course), *consent_notes(model)],
     )
 
 
@@ -166,13 +166,18 @@ def asking_owners(fit: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(fit)
     def asking(self: Explainable, *args: Any, **arguments: Any) -> Any:
-        sites = [name for name, site in self.partition.sites.items() if site.policy.approval == "owner"]
+        sites = owners_asked(self.partition)
         # The fit of a forecast is that which the plan is made of.
         if sites and not isinstance(self.engine, Rehearsal):
             propose(self, sites, inspect.signature(fit).bind(self, *args, **arguments).arguments)
         return fit(self, *args, **arguments)
 
     return asking
+
+
+def owners_asked(partition: ClientPartition) -> list[str]:
+    """List the sites whose owners consent to every analysis."""
+    return [name for name, site in partition.sites.items() if site.policy.approval == "owner"]
 
 
 def propose(model: Explainable, sites: Sequence[str], bound: Mapping[str, Any]) -> None:
@@ -238,6 +243,12 @@ def by_rule(refusals: Sequence[Refusal]) -> dict[str, list[str]]:
     for one in refusals:
         out.setdefault(one.rule, {})[one.message] = None
     return {rule: list(messages) for rule, messages in out.items()}
+
+
+def consent_notes(model: Explainable) -> Iterator[str]:
+    """Say whose owners have to consent first."""
+    if owners := owners_asked(model.partition):
+        yield f"This waits for the consent of the owners of {listed(owners)}: fit() proposes it to them."
 
 
 def course_notes(course: DryRun) -> Iterator[str]:

@@ -257,6 +257,44 @@ def test_what_was_asked_before_the_plan_stands_in_it_whatever_the_coordinator_sa
     assert "terms income" in "\n".join(described(told))
 
 
+def test_sums_for_transforms_wait_as_well():
+    partition = rows()
+    formula = "y ~ scale(age) + poly(z, 2)"
+    entries = len(partition.sites["S0"].ledger.entries)
+    with pytest.raises(ConsentError, match="pending"):
+        model(partition, formula)
+    assert not [e for e in partition.sites["S0"].ledger.entries[entries:] if e.kind == "aggregate"]
+    (plan,) = partition.sites["S0"].pending.values()
+    assert [step.step for step in plan.steps] == ["survey_rows", "transform_sums"]
+    approve_all(partition)
+    fitted = model(partition, formula)
+    plain = model(rows(POLICIES["auto"]), formula)
+    np.testing.assert_array_equal(approved(fitted.fit, partition).params, plain.fit().params)
+
+
+def test_a_consent_is_used_by_one_session_alone():
+    partition = rows()
+    one, other = model(partition), model(partition)
+    for fitted in (one, other):
+        with pytest.raises(ConsentError):
+            fitted.fit()
+    (plan,) = partition.sites["S0"].pending.values()
+    approve_all(partition)
+    one.fit()
+    (opening,) = read_plan(to_json(plan), "").steps[0].texts
+    with pytest.raises(ConsentError, match="pending"):
+        partition.sites["S0"].answer(pack_ask(Ask("S0", "design", "open_rows", {}, other._session, opening)))
+
+
+def test_a_plan_has_so_many_rounds_of_averaging():
+    table = people(800, 4)
+    partition = fs.ClientPartition.from_frame(table, by="site", policy=OWNER)
+    averaged = fs.FedAvg.from_formula("y ~ age + z", partition)
+    assert len(approved(lambda: averaged.fit(rounds=5, seed=1), partition).params) == 3
+    with pytest.raises(ConsentError, match="pending"):
+        averaged.fit(rounds=6, seed=1)
+
+
 def institutions(policy):
     rng = np.random.default_rng(2)
     X = rng.normal(size=(400, 6))

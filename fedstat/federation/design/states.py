@@ -35,6 +35,7 @@ from fedstat.federation.rounds.engine import Rounds
 from fedstat.federation.tables.columns import as_numbers
 from fedstat.typing import Array, Bools, Floats
 
+NUMBERS_OF_A_TRANSFORM = 3
 ROUNDING = 1e-20
 """Variance that rounding explains, relative to the square of a column's size."""
 
@@ -94,6 +95,13 @@ def stateful(terms: Sequence[Term]) -> list[Transform]:
     found = [t for term in terms for factor in term for t in iter_transforms(factor.tree)]
     needed = [t for t in reversed(found) if t.function in STATE_KEYS and not dict(t.options).get("raw")]
     return list({t.text: t for t in needed}.values())
+
+
+def most_sums(question: RowsQuestion) -> tuple[int, int]:
+    """Count how often sums for transforms are asked at the most, and of how many transforms."""
+    summed = [t for t in stateful(question.read_terms()) if t.function != "bs"]
+    # A polynomial comes back once for each degree, and its state is known after one more.
+    return sum(int(_degree(t)) + 1 if t.function == "poly" else 1 for t in summed), len(summed)
 
 
 def agree_states(question: RowsQuestion, sites: Sequence[str], ask: Any) -> Rounds[TransformStates]:

@@ -7,14 +7,16 @@ from dataclasses import dataclass
 from math import prod
 
 from fedstat.federation.account.entry import TEXT
-from fedstat.federation.door.owner.plan import AnalysisPlan, PlannedStep, ReleasedArray
+from fedstat.federation.design.site_rows import RowsQuestion
+from fedstat.federation.design.states import NUMBERS_OF_A_TRANSFORM, most_sums
+from fedstat.federation.door.owner.plan import DESIGN, AnalysisPlan, PlannedStep, ReleasedArray
 from fedstat.federation.door.site import BEFORE_ALIGNING, FAMILIES
 from fedstat.federation.forecast.forecast import Forecast, Planned
 from fedstat.federation.forecast.rehearsal import StepAsked
 
-ROOM = 2
-"""Times the most that a forecast tells of rounds whose number the data decide: a fit that is refused at its
-end has shown all and gives nothing."""
+ROOM, LEAST = 2, 12
+"""Times the most that a forecast tells of rounds whose number the data decide, and the least of them: a fit
+that is refused at its end has shown all and gives nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,29 @@ class AnalysisWords:
     formula: str
     distribution: str
     learned: tuple[str, ...]
+
+
+def plan_agreement(site: str, words: AnalysisWords, question: RowsQuestion) -> AnalysisPlan:
+    """Plan the agreement on rows, where transforms need sums before a fit can be foreseen."""
+    steps, (times, sums) = FAMILIES[DESIGN], most_sums(question)
+    surveyed, summed = steps["survey_rows"].given[TEXT], steps["transform_sums"].given["sums"]
+    text = question.to_json()
+    survey = ReleasedArray(TEXT, surveyed.kind, surveyed.what, False, 0, 0)
+    given = ReleasedArray("sums", summed.kind, summed.what, False, NUMBERS_OF_A_TRANSFORM * sums, 0)
+    planned = (
+        PlannedStep(DESIGN, "survey_rows", 1, False, (text,), (survey,)),
+        PlannedStep(DESIGN, "transform_sums", times, False, (text,), (given,)),
+    )
+    return AnalysisPlan(
+        site,
+        words.call,
+        words.formula,
+        words.distribution,
+        question.needed,
+        planned,
+        1 + times,
+        words.learned,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +64,7 @@ class PlanMaker:
         """Plan for one site, of which these columns are read."""
         words = self.words
         steps = tuple(self._steps(site))
-        rounds = sum(max(counts) * self._room(kinds) for kinds, counts in self.forecast.rounds())
+        rounds = sum(self._with_room(kinds, max(counts)) for kinds, counts in self.forecast.rounds())
         return AnalysisPlan(
             site, words.call, words.formula, words.distribution, tuple(columns), steps, rounds, words.learned
         )
@@ -51,7 +76,7 @@ class PlanMaker:
                 asked.setdefault((one.family, one.step), []).append(one)
         shapes = {(row.step, row.array): prod(row.shape) for row in self._planned(site)}
         for (family, step), found in asked.items():
-            most = self.forecast.most(site, family, step) * self._room((step,))
+            most = self._with_room((step,), self.forecast.most(site, family, step))
             masked = all(one.masked for one in found)
             texts = tuple(sorted({one.text for one in found}))
             gives = tuple(self._gives(family, step, found, shapes, masked))
@@ -75,8 +100,9 @@ class PlanMaker:
             entities = max(one.entities for one in found)
             yield ReleasedArray(name, declared.kind, declared.what, hidden, numbers, entities)
 
-    def _room(self, steps: tuple[str, ...]) -> int:
-        return ROOM if any(loop.steps.issuperset(steps) for loop in self.forecast.loops) else 1
+    def _with_room(self, steps: tuple[str, ...], most: int) -> int:
+        decided = any(loop.steps.issuperset(steps) for loop in self.forecast.loops)
+        return max(ROOM * most, LEAST) if decided else most
 
     def _planned(self, site: str) -> Iterator[Planned]:
         yield from (row for row in self.forecast.planned() if row.sender == site)

@@ -16,15 +16,18 @@ from fedstat.federation.design.by_rows import RowsAgreement, agree_rows
 from fedstat.federation.design.formula.expression import name_expression
 from fedstat.federation.design.formula.parse import Formula, parse_pooled_formula
 from fedstat.federation.design.site_rows import RowsQuestion
+from fedstat.federation.design.states import most_sums
 from fedstat.federation.door.owner.policy import Policy
+from fedstat.federation.forecast.analysis_plan import AnalysisWords, plan_agreement
 from fedstat.federation.forecast.dry_site import DrySite
 from fedstat.federation.forecast.invented_rows import RowsInvention
 from fedstat.federation.partition.partition import ClientPartition
+from fedstat.federation.rounds.approval import propose_plans
 from fedstat.federation.rounds.engine import Engine, Fit, Rounds
 from fedstat.federation.rounds.statements import receipted
 from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.models.checks import check_layout
-from fedstat.models.explain import Explainable, ForecastPlan
+from fedstat.models.explain import Explainable, ForecastPlan, owners_asked
 from fedstat.models.horizontal.session import RowsSession
 
 
@@ -78,6 +81,7 @@ class HorizontalModel(Explainable):
         self.engine: Engine = partition.engine
         self._session = secrets.token_hex(8)
         self._agreement_ledger = Ledger()
+        self._propose_agreement()
         # Levels, transforms and rows are agreed on here, once: every fit of this model codes alike.
         self.agreement: RowsAgreement = self.engine.run(
             agree_rows(
@@ -176,6 +180,17 @@ class HorizontalModel(Explainable):
     def receipted(self, protocol: Rounds[Fit], ledger: Ledger) -> Rounds[Fit]:
         """Close a run with the sites' statements on it; see :func:`receipted`."""
         return receipted(protocol, tuple(self.partition.sites), self._session, ledger)
+
+    def _propose_agreement(self) -> None:
+        """Ask owners for their consent to sums that transforms need, before which no fit can be planned."""
+        owners = owners_asked(self.partition)
+        if not owners or not most_sums(self.question)[1]:
+            return
+        learned = ("Coordinator: receives each site's own sums for the transforms of the formula.",)
+        call = f"{type(self).__name__}.from_formula"
+        words = AnalysisWords(call, self.formula.text, str(self.distribution), learned)
+        plans = {site: plan_agreement(site, words, self.question) for site in owners}
+        self.engine.run(propose_plans(plans, self._session), self._agreement_ledger)
 
     def _columns_read(self, site: str) -> Sequence[str]:
         return self.question.needed

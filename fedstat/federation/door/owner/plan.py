@@ -22,6 +22,8 @@ DESIGN = "design"
 """Family whose texts are the formula, and so bound to the letter."""
 DRAWN = "number"
 """Field of a text that names a product anew in every round."""
+TARGETS = "targets"
+"""Field of a text of a design that names transforms, with their state so far."""
 READS: Mapping[str, str] = {
     "response": "response",
     "terms": "terms",
@@ -128,12 +130,14 @@ def bound_text(ask: Ask) -> str:
 
     Estimates that come back in a text, such as a parameter of the distribution, are not known in advance.
     """
-    if ask.family == DESIGN or not ask.text:
-        return ask.text
     try:
         content = json.loads(ask.text)
     except (ValueError, RecursionError):
         return ask.text
+    if ask.family == DESIGN:
+        # What is asked again for every state of a transform is bound by the question that it is about.
+        targets = isinstance(content, dict) and TARGETS in content
+        return str(content.get("question")) if targets else ask.text
     if not isinstance(content, dict | list):
         return ""
     if isinstance(content, dict):
