@@ -67,17 +67,19 @@ def coordinator_learns(planned: Sequence[Planned], at: str | None) -> Iterator[s
 
 def masks_hide(planned: Sequence[Planned], n_masked: int) -> Iterator[str]:
     """Say what masks leave to see."""
-    rows = [row for row in planned if row.masked]
-    if not rows:
-        return
-    yield (
-        f"receives under masks: {_whats(rows)}. It learns the sums over {n_masked} institutions, and no "
-        "institution's part."
-    )
-    if any(row.kind == "per entity" for row in rows):
+    each = [row for row in planned if row.masked and row.kind == "per entity"]
+    rows = [row for row in planned if row.masked and row.kind != "per entity"]
+    if rows:
         yield (
-            "learns these sums entity by entity, in every round. At an entity of which one institution alone "
-            "has a record the sum is that one's part; the sums of many rounds together tell of the rows."
+            f"receives under masks: {_whats(rows)}. It learns the sums over {n_masked} institutions, and no "
+            "institution's part."
+        )
+    if each:
+        yield (
+            f"receives sums over {n_masked} institutions entity by entity, in every round: {_whats(each)}. "
+            "Masks hide an institution's part of one round: about as many rounds as there are columns give "
+            "the rows of all institutions away. At an entity of which one institution alone has a record the "
+            "sum is that one's part."
         )
 
 

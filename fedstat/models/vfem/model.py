@@ -188,11 +188,11 @@ class VFEMRegression(VFEMModel):
             below, but for `maxiter`, belong to it, and so does cov_type="robust".
         masked : bool
             Of exchange="iterative": whether institutions hide their linear predictors, likelihoods and scores
-            by pairwise masks, so that the coordinator and the response holder learn sums over institutions;
-            linear predictors then go out for all entities, zero where an institution has no record. At an
-            entity of which one institution alone, beside the receiver, has a record the sum is its own part
-            (the summary counts them); the sums of all rounds together still tell of the rows; with two
-            institutions each knows the other's part. ``False`` sends every institution's own.
+            by pairwise masks, so that the coordinator and the response holder learn sums over institutions,
+            which hides an institution's part of one round and not of many. Linear predictors then go out for
+            all entities, zero where an institution has no record; where one institution alone, beside the
+            receiver, has a record the sum is its own part (the summary counts them). With two institutions
+            each knows the other's part. ``False`` sends every institution's own.
         cross_products : {"secure", "sketch", "exact"}
             Of exchange="iterative": where products of two clients' columns come from. Secure multiplication,
             exact, of which nobody sees more than the products; it needs a third institution, or a

@@ -50,7 +50,7 @@ class VerticalGLM(VerticalModel):
     back in the units of the data. The intercept is not penalised.
 
     For the normal family every institution releases sums of products once; products of two institutions'
-    columns come from secure multiplication. For the other families, Newton steps exchange masked linear
+    columns come from secure multiplication. For the other families, Newton steps exchange sums of linear
     predictors, residuals, and a few weighted sums of products.
 
     Make one with :meth:`from_formula`.
@@ -226,8 +226,8 @@ class VerticalGLM(VerticalModel):
         random_state : int, optional
             Of folds and halves.
         masked : bool
-            Whether linear predictors of the other families are added up under pairwise masks. The sums of
-            all steps together still tell of the rows; see the notes of the summary.
+            Whether linear predictors of the other families are added up under pairwise masks, which hides an
+            institution's part of one step and not of many; see the notes of the summary.
         tol : float
             Largest violation of the stationarity conditions, as a share of the largest lambda.
         max_moved : float

@@ -63,10 +63,7 @@ LEARNED = {
         ITERATIVE | {"masked": False},
         "(per entity): linear predictor x'beta of the client's block. Every number is an equation",
     ),
-    "per entity, under masks": (
-        ITERATIVE,
-        "It learns the sums over 3 institutions, and no institution's part",
-    ),
+    "per entity, in sums": (ITERATIVE, "Masks hide an institution's part of one round"),
     "single contributors": (ITERATIVE, "own linear predictor at"),
     "sketches": (
         ITERATIVE | {"cross_products": "sketch"},
@@ -96,6 +93,7 @@ def test_single_contributors_are_counted():
 
 REFUSALS = {
     "per entity": ({"refused_kinds": frozenset({"per entity"})}, ITERATIVE | {"masked": False}),
+    "per entity, in sums": ({"refused_kinds": frozenset({"per entity"})}, ITERATIVE),
     "masked only": ({"masked_only": True}, ITERATIVE | {"masked": False}),
     "families": ({"families": frozenset({"design", "vfem"})}, {}),
     "patterns": ({"min_count": 90}, {}),
@@ -115,7 +113,7 @@ def test_a_refusal_is_told_as_the_site_will_say_it(case):
 
 
 def test_what_passes_under_masks_is_told_to_pass():
-    strict = fs.Policy(refused_kinds=frozenset({"per entity", "raw columns"}), masked_only=True)
+    strict = fs.Policy(refused_kinds=frozenset({"raw columns"}), masked_only=True)
     model = model_of(policies={"B": strict, "C": strict})
     for arguments in ({}, ITERATIVE | {"cov_type": "expected"}):
         assert model.explain(**arguments).passes

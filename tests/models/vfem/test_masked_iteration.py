@@ -138,11 +138,11 @@ def test_an_owner_who_wants_masks_gets_them(study):
         fit_with(policies, study, **PLAIN)
 
 
-def test_an_owner_who_refuses_values_per_entity_lets_them_into_a_masked_sum(study):
+def test_an_owner_who_refuses_values_per_entity_refuses_their_sums_too(study):
     policies = dict.fromkeys(study.columns, Policy(refused_kinds=frozenset({"per entity"})))
-    assert fit_with(policies, study, **ITERATIVE).converged
-    with pytest.raises(PolicyError, match=r"refused kinds.*'linear_predictor' of step 'start'"):
-        fit_with(policies, study, **PLAIN)
+    for options in (ITERATIVE, PLAIN):
+        with pytest.raises(PolicyError, match=r"refused kinds.*'linear_predictor' of step 'start'"):
+            fit_with(policies, study, **options)
 
 
 def two_clients():

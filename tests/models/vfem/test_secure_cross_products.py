@@ -51,7 +51,7 @@ def test_no_column_leaves_and_shares_alone_are_random(study, cov_type):
 
 
 def test_owners_who_refuse_sketches_and_columns_do_not_hinder(study):
-    policy = Policy(refused_kinds=frozenset({"raw columns", "sketch", "per entity"}))
+    policy = Policy(refused_kinds=frozenset({"raw columns", "sketch"}))
     partition = study.partition(policies=dict.fromkeys(study.columns, policy))
     model = fs.VFEMRegression.from_formula("y ~ .", partition)
     assert model.fit(**ITERATIVE).converged

@@ -63,10 +63,10 @@ LEARNED = {
     "sums by fold": ("normal", {"select": "cv"}, "in each of 5 random parts of the entities"),
     "dealers": ("normal", {}, "Registry deals the random numbers for the products of Bank and Clinic"),
     "predictors": ("binary", {}, "determine the rows of ALL institutions, masked or not"),
+    "predictors in sums": ("binary", {}, "Masks hide an institution's part of one round"),
     "predictors at known coefficients": ("binary", {}, "coefficients are known, as they are here."),
     "predictors of admm": ("normal", {"exchange": "admm", "lam": 0.5}, "at the end of each lambda only."),
     "responses": ("binary", {}, "learn the response of every entity from its residuals and weights"),
-    "masks": ("binary", {}, "It learns the sums over 3 institutions, and no institution's part"),
 }
 
 

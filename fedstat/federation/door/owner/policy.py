@@ -66,7 +66,7 @@ class Policy:
         Families that may ask; None allows every installed one.
     refused_kinds : frozenset of Kind
         Kinds of values that may not leave, e.g. ``frozenset({"raw columns"})``; those of a masked sum are
-        not refused.
+        not refused, but for values per entity, which masks do not hide over many rounds.
     masked_only : bool
         Whether arrays of which only the sum over sites is needed leave in no other way than masked.
     two_sites : {"warn", "refuse"}

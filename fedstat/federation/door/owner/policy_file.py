@@ -83,7 +83,8 @@ KEYS: tuple[Key, ...] = (
         lambda value: _names(value) and value <= set(KINDS),
         "Kinds of values that may not leave. From harmless to disclosing: control, schema, presence, sealed, "
         "masked share, aggregate, sketch, per entity, raw columns. A kind that is refused may still enter a "
-        "masked sum, which hides this institution's part.",
+        "masked sum, which hides this institution's part; not so values per entity, of which every part "
+        "follows from the sums of many rounds.",
         'refused_kinds = ["per entity", "raw columns"]',
         listed=True,
     ),
@@ -338,7 +339,7 @@ def write_policy(values: Mapping[str, Any], budget: tuple[float, float] | None) 
     parts = [_comment(HEAD)]
     for key in KEYS:
         value = values[key.name]
-        line = f"# {key.example}" if value is None else f"{key.name} = {_toml(value)}"
+        line = f"# {key.example}" if value is None else toml_line(key.name, value)
         parts.append(f"{_comment(key.comment)}\n{line}")
     given = "epsilon = 1.0\ndelta = 1e-06"
     if budget is None:
@@ -346,6 +347,11 @@ def write_policy(values: Mapping[str, Any], budget: tuple[float, float] | None) 
     else:
         section = f"[privacy]\nepsilon = {_toml(budget[0])}\ndelta = {_toml(budget[1])}"
     return "\n\n".join([*parts, f"{_comment(PRIVACY)}\n{section}"]) + "\n"
+
+
+def toml_line(name: str, value: object) -> str:
+    """Line of a policy file, as an owner would write it."""
+    return f"{name} = {_toml(value)}"
 
 
 def _comment(text: str) -> str:

@@ -9,6 +9,7 @@ from typing import TypeAlias
 from fedstat.errors import PolicyError
 from fedstat.federation.crypto.masks import TWO_SITES, hides
 from fedstat.federation.door.owner.policy import Policy
+from fedstat.federation.door.owner.policy_file import toml_line
 from fedstat.federation.message import COUNTED, Ask, Declared, Kind, Step
 
 DATA_KINDS: tuple[Kind, ...] = ("sealed", "masked share", "aggregate", "sketch", "per entity", "raw columns")
@@ -19,6 +20,16 @@ HIDDEN: Mapping[str, str] = {
     "masked share": "It is random by itself, and the sum with the other share is released. ",
 }
 MASKED = "It is hidden in a masked sum, and the sum is released. "
+DISCLOSED: Mapping[Kind, str] = {
+    "per entity": "A number for each entity is an equation about its row: from linear predictors of as many "
+    "rounds as there are columns the rows of all institutions follow, masked or not, and from residuals the "
+    "responses. ",
+    "raw columns": "They are the values themselves. ",
+    "sketch": "Whoever has the seed of a sketch solves it for the columns. ",
+}
+"""What follows from a kind of values, for who asks why it is refused."""
+UNHIDDEN: tuple[Kind, ...] = ("per entity",)
+"""Kinds that a masked sum does not hide: entity by entity, sums of many rounds give each part away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +61,15 @@ def _hidden(ask: Ask, declared: Declared) -> bool:
 
 def _refused_kind(question: Question) -> str:
     policy, ask, declared, where = question
-    if declared.kind not in policy.refused_kinds or _hidden(ask, declared):
+    kind = declared.kind
+    unhidden = kind in UNHIDDEN
+    if kind not in policy.refused_kinds or (_hidden(ask, declared) and not unhidden):
         return ""
-    remedy = "Fit with masked=True, or ask" if declared.maskable else "Ask"
+    remedy = "Fit with masked=True, or ask" if declared.maskable and not unhidden else "Ask"
+    line = toml_line("refused_kinds", policy.refused_kinds - {kind})
     return (
-        f"does not let '{declared.kind}' leave: {where}. {remedy} for less, leave the site out, or have the "
-        "owner allow the kind"
+        f"does not let '{kind}' leave: {where}. {DISCLOSED.get(kind, '')}{remedy} for less, leave the site "
+        f"out, or have the owner allow the kind by the line  {line}  in policy.toml"
     )
 
 
@@ -115,7 +129,7 @@ def rules_in_force(policy: Policy, declared: Declared, n_masked: int = 0) -> Ite
     """
     if policy.families is not None:
         yield "families"
-    if policy.refused_kinds and not n_masked:
+    if policy.refused_kinds and (not n_masked or declared.kind in UNHIDDEN):
         yield "refused kinds"
     if policy.masked_only and declared.maskable:
         yield "masked only"

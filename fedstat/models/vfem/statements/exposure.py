@@ -17,8 +17,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.crypto.masks import TWO_SITES, hides
 from fedstat.models.vertical.layout import Layout
+from fedstat.models.vertical.solving import rounds_of_predictors, solvable
 from fedstat.models.vfem.covariance.psi import Covariance
 
 MOMENTS = "exchange='moments' has no value per entity. "
@@ -40,19 +42,19 @@ def count_exposed(layout: Layout, at: str | None) -> dict[str, int]:
     return dict(zip(layout.clients, exposed.sum(axis=0).tolist(), strict=True))
 
 
-def masked_notes(layout: Layout, at: str | None, remedy: str) -> Iterator[str]:
-    """Say what masked iterations disclose to a coordinator `at` a site, and what to do where that is much."""
+def masked_notes(layout: Layout, ledger: Ledger, remedy: str) -> Iterator[str]:
+    """Say what masked iterations disclose to the coordinator, and what to do where that is much."""
+    at = ledger.at
     if len(layout.clients) == 1:
         yield "One institution has columns: nothing is added up, and its linear predictors were not masked."
         return
     receivers = "the coordinator" if at == layout.active else "the coordinator and the response holder"
     yield (
-        "Linear predictors, likelihoods and scores were added up over institutions under pairwise masks, "
-        f"among parties that follow the protocol (semi-honest): {receivers} learned the sum for every entity "
-        "in every round, and every institution the residuals of its entities. The sums of all rounds "
-        "together still tell of the rows: about as many rounds as there are columns show the joint column "
-        f"space of the institutions. {remedy}See .ledger.releases()."
+        "Linear predictors were added up over institutions, among parties that follow the protocol "
+        f"(semi-honest): {receivers} learned the sum for every entity in every round, and every institution "
+        f"the residuals of its entities. {remedy}See .ledger.releases()."
     )
+    yield from solvable(rounds_of_predictors(ledger, layout.clients), layout.p)
     if at != layout.active:
         yield "Residuals and sums together give the coordinator the response of every entity."
     parts = [

@@ -10,6 +10,7 @@ import numpy as np
 from fedstat.federation.account.ledger import Ledger
 from fedstat.models.vertical.exchange.patterns import PatternExchange
 from fedstat.models.vertical.layout import Layout
+from fedstat.models.vertical.solving import rounds_of_predictors, solvable
 from fedstat.models.vfem.blocks.glm_distribution import NORMAL
 from fedstat.models.vfem.statements.exposure import MOMENTS, masked_notes, secure_product_notes
 from fedstat.models.vfem.statements.outcome import EntityCounts, HeldInSession, VFEMOutcome
@@ -134,9 +135,10 @@ def _iterations(layout: Layout, outcome: VFEMOutcome, ledger: Ledger) -> Iterato
     normal = is_normal(outcome)
     others = [k for k in layout.clients if k != ledger.at]
     if others and outcome.options.masked:
-        yield from masked_notes(layout, ledger.at, remedy=MOMENTS if normal else "")
+        yield from masked_notes(layout, ledger, remedy=MOMENTS if normal else "")
     elif others:
         yield UNMASKED_NORMAL if normal else UNMASKED_OTHER
+        yield from solvable(rounds_of_predictors(ledger, layout.clients), layout.p)
     if outcome.covariance is not None and outcome.covariance.how == "exact":
         yield "Cross-products by plain exchange: institutions' columns were disclosed to other institutions."
 

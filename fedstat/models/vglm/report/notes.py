@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from fedstat.federation.crypto.masks import TWO_SITES, hides
 from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.models.vertical.layout import Layout
+from fedstat.models.vertical.solving import solvable
 from fedstat.models.vglm.em.blocks import Observed
 from fedstat.models.vglm.newton.debiased import DebiasedFit
 from fedstat.models.vglm.newton.fit import SelectedPath
@@ -87,16 +88,10 @@ def _iterations(layout: Layout, outcome: Outcome, at: str | None) -> Iterator[st
             "The coordinator knows the coefficients at the end of each lambda only; the sums of many rounds "
             "still span the columns of all institutions."
         )
-    # Equations about the rows of an entity, one for each linear predictor at coefficients that are known.
-    elif fitted.points > layout.p:
-        yield (
-            f"The coefficients are known to the coordinator: from {fitted.points:,} linear predictors of "
-            f"every entity, more than the {layout.p} columns, it could solve for the rows of ALL "
-            "institutions, masked or not. Use one lambda (lam=...) or path='quadratic', a "
-            "coordinator to whom all institutions would show their rows, or the normal family, which has no "
-            "value per entity."
-        )
-    elif not hidden and len(layout.clients) > 1:
+    else:
+        yield "The coefficients of every round are known to the coordinator."
+    yield from solvable(fitted.points, layout.p)
+    if not hidden and len(layout.clients) > 1:
         yield "Linear predictors were not masked: every institution's own went to the coordinator."
     if hidden and not hides(len(layout.clients)):
         yield TWO_SITES

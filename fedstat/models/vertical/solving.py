@@ -1,0 +1,40 @@
+"""What whoever holds linear predictors of many rounds could solve for, counted in bits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from fedstat.federation.account.ledger import Ledger
+
+BITS = 53
+"""Of a number that passes, and at most of a value in a column; a column of two values has one."""
+PREDICTOR = "linear_predictor"
+
+
+def rounds_of_predictors(ledger: Ledger, clients: Sequence[str]) -> int:
+    """Most linear predictors of the same entities that one of the clients released, masked or not."""
+    given = [one.sender for one in ledger.entries if one.array == PREDICTOR and one.kind == "per entity"]
+    return max((given.count(client) for client in clients), default=0)
+
+
+def solvable(numbers: int, columns: int) -> Iterator[str]:
+    """Say what so many numbers for each entity tell of so many columns of all institutions together."""
+    held, unknown = numbers * BITS, columns * BITS
+    yield (
+        f"What the coordinator and the response holder could solve for: {numbers:,} numbers for every entity "
+        f"are {held:,} bits, against at most {unknown:,} of the {columns} columns ({BITS} a number, 1 "
+        f"where a column has two values). {_verdict(numbers, columns)} Masks hide an institution's part of "
+        "one round and not of many."
+    )
+
+
+def _verdict(numbers: int, columns: int) -> str:
+    if numbers >= columns:
+        return (
+            "That is enough for the rows of ALL institutions, masked or not: take them as disclosed. Fits of "
+            "the normal family from sums that are exchanged once have no value per entity."
+        )
+    return (
+        f"That is too few for {columns} columns of many values, and enough for "
+        f"{'all' if numbers * BITS >= columns else numbers * BITS} of them if they have two."
+    )

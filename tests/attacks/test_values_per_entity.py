@@ -1,0 +1,140 @@
+"""What numbers per entity give away in vertical fits beyond the normal family: rows and responses.
+
+Every attack succeeds where nothing is protected; under the strict policy nothing per entity leaves.
+"""
+
+import warnings
+
+import numpy as np
+import pandas as pd
+import pytest
+import statsmodels.api as sm
+from recovery import relative_error
+from wiretap import tapped
+
+import fedstat as fs
+from fedstat.errors import PolicyError
+from fedstat.federation.door.owner.policy import Policy
+
+BINARY, COUNT = sm.families.Binomial(), sm.families.Poisson()
+WIDTHS = {"A": 3, "B": 3, "C": 2}
+LINE = 'refused_kinds = ["raw columns", "sketch"]'
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def study(missing=0.0, n=600, count=False):
+    """A holder of the response, and institutions that lack entities; their last columns are binary."""
+    rng = np.random.default_rng(5)
+    eta, frames = np.full(n, -0.3), {}
+    for client, p in WIDTHS.items():
+        X = np.round(50 + 10 * rng.normal(size=(n, p)) @ np.linalg.cholesky(0.3 + 0.7 * np.eye(p)).T, 1)
+        X[:, -1] = rng.random(n) < 0.4
+        eta = eta + ((X - X.mean(0)) / X.std(0)) @ rng.choice([-1.0, 0.7, 1.2], size=p) * 0.4
+        here = rng.random(n) >= missing
+        frames[client] = pd.DataFrame(X, columns=[f"{client}{i}" for i in range(p)]).assign(k=np.arange(n))[
+            here
+        ]
+    y = rng.poisson(np.exp(0.3 * eta)) if count else rng.random(n) < 1 / (1 + np.exp(-eta))
+    return {"Holder": pd.DataFrame({"k": np.arange(n), "y": y.astype(float)}), **frames}
+
+
+def model_of(kind, frames, policy, family=BINARY):
+    partition = fs.ClientPartition.from_frames(frames, on="k", policy=policy)
+    return getattr(fs, kind).from_formula("y ~ .", partition, family=family)
+
+
+def listened(kind, frames, family=BINARY, **fit):
+    model = model_of(kind, frames, "open", family)
+    with tapped(model) as wire:
+        result = model.fit(**fit)
+    return wire, result
+
+
+# ---- rows --------------------------------------------------------------------------------------------
+
+
+def predictors_of_vfem(wire, frames):
+    """Masked sums (n, T) of all rounds, less the intercept, and who has which entity."""
+    own = np.column_stack([np.isin(np.arange(600), frames[c].k) for c in WIDTHS])
+    E = np.array(wire.handed_to("Holder", "glm_evaluate", "predictor")).T
+    H = E - E[~own.any(axis=1)][:1]
+    return H[:, np.ptp(H, axis=0) > 0], own
+
+
+def unmasked(H, own):
+    """Predictors of every client, where two or more have an entity, from those where one alone does."""
+    V = [
+        np.linalg.svd(H[own[:, j] & (own.sum(axis=1) == 1)], full_matrices=False)[2][:p]
+        for j, p in enumerate(WIDTHS.values())
+    ]
+    parts = {}
+    for pattern in np.unique(own, axis=0):
+        here, there = (own == pattern).all(axis=1), np.flatnonzero(pattern)
+        if len(there) > 1:
+            u = np.linalg.lstsq(np.vstack([V[j] for j in there]).T, H[here].T, rcond=1e-13)[0].T
+            for j in there:
+                parts.setdefault(j, []).append((np.flatnonzero(here), u[:, : len(V[j])] @ V[j]))
+                u = u[:, len(V[j]) :]
+    return parts
+
+
+def test_masks_of_iterations_are_undone():
+    frames = study(missing=0.4)
+    wire, result = listened("VFEMRegression", frames, cov_type="none")
+    H, own = predictors_of_vfem(wire, frames)
+    for j, found in unmasked(H, own).items():
+        frame = frames["ABC"[j]].set_index("k")
+        for rows, part in found:
+            X = np.column_stack([np.ones(len(rows)), frame.loc[rows]])
+            rest = part[:, -1] - X @ np.linalg.lstsq(X, part[:, -1], rcond=None)[0]
+            assert np.linalg.norm(rest) < 1e-5 * np.linalg.norm(part[:, -1])
+    notes = " ".join(result.summary().notes)
+    assert "enough for the rows of ALL institutions, masked or not" in notes and "under pairwise" not in notes
+
+
+def rows_of_vglm(wire, frames):
+    """Standardised columns from linear predictors at coefficients that the coordinator chose, beside the truth."""
+    X = np.column_stack([frames[c].drop(columns="k") for c in WIDTHS])
+    B = np.hstack([wire.handed_to(c, "linear_predictor", "beta") for c in WIDTHS])
+    H = np.array(wire.handed_to("Holder", "respond", "eta"))
+    Z = (X - X.mean(axis=0)) / X.std(axis=0)
+    return np.linalg.lstsq(B, H - H.mean(axis=1, keepdims=True), rcond=1e-13)[0].T, Z
+
+
+def test_rows_follow_from_linear_predictors_at_known_coefficients():
+    frames = study()
+    wire, result = listened("VerticalGLM", frames, path="exact")
+    guess, Z = rows_of_vglm(wire, frames)
+    assert relative_error(guess, Z) < 1e-4
+    assert "enough for the rows of ALL institutions, masked or not" in " ".join(result.summary().notes)
+
+
+# ---- the policy --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize("kind", ["VFEMRegression", "VerticalGLM"])
+def test_the_strict_policy_refuses_with_the_reason_and_the_line_that_would_allow_it(kind, masked):
+    model = model_of(kind, study(missing=0.0), "strict")
+    with (
+        tapped(model) as wire,
+        pytest.raises(PolicyError, match="rows of all institutions follow") as told,
+    ):
+        model.fit(masked=masked)
+    assert LINE in str(told.value) and "policy.toml" in str(told.value)
+    assert not any(a.size >= 600 and a.dtype != np.uint8 for _, r in wire.passed for a in r.arrays.values())
+    assert not any(site.account.refusals.total() for site in model.partition.sites.values())
+
+
+@pytest.mark.parametrize("kind", ["VFEMRegression", "VerticalGLM"])
+def test_with_that_line_the_fit_goes_through(kind, tmp_path):
+    (tmp_path / "policy.toml").write_text(LINE + "\n")
+    policy = Policy.from_toml(tmp_path / "policy.toml", Policy.strict())
+    few = {"lam": 0.05} if kind == "VerticalGLM" else {"cov_type": "none"}
+    assert model_of(kind, study(), policy).fit(**few).nobs == 600
