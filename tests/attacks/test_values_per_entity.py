@@ -99,7 +99,7 @@ def test_masks_of_iterations_are_undone():
 
 
 def rows_of_vglm(wire, frames):
-    """Standardised columns from linear predictors at coefficients that the coordinator chose, beside the truth."""
+    """Standardised columns from linear predictors at coefficients that are known, beside the truth."""
     X = np.column_stack([frames[c].drop(columns="k") for c in WIDTHS])
     B = np.hstack([wire.handed_to(c, "linear_predictor", "beta") for c in WIDTHS])
     H = np.array(wire.handed_to("Holder", "respond", "eta"))
