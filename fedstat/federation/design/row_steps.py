@@ -138,11 +138,13 @@ def survey_rows(data: SiteData, state: State, text: str) -> tuple[dict[str, Arra
         if len(rows.frame):
             survey.add(rows.frame, question.columns, terms)
     state.rest_on(n)
+    behind = RowsUsed(np.concatenate(used) if used else np.zeros(0, dtype=bool))
     if n:
-        state.tell(RowCount(n))
+        # Rows without a weight are not behind the sums; too few with one are called so, and no difference.
+        state.tell(RowCount(int(behind.used.sum())))
     state.tell(*(RowsByLevel(name, list(total.values())) for name, total in survey.counts.items()))
     if n:
-        state.tell(RowsUsed(np.concatenate(used)))
+        state.tell(behind)
     return {}, records.to_json(SiteColumns(n_rows, n, survey.kinds, survey.levels()))
 
 
