@@ -8,7 +8,7 @@ import pytest
 from fedstat.models import INSTALLED
 
 PACKAGE = Path(__file__).parents[1] / "fedstat"
-FOUNDATION = ("errors", "typing", "records")
+FOUNDATION = ("errors", "typing", "records", "documented")
 FEDERATION = (
     "message",
     "files",
@@ -31,6 +31,7 @@ MAY_IMPORT = {
     "errors": set(),
     "typing": {"errors"},
     "records": {"errors", "typing"},
+    "documented": set(),
     "data": set(),
     "datasets": {*FOUNDATION, "data"},
     "kernels": {*FOUNDATION},

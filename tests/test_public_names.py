@@ -10,6 +10,7 @@ import pytest
 import fedstat
 import fedstat.datasets
 import fedstat.errors
+from fedstat.documented import REFERENCE
 from fedstat.models import INSTALLED
 
 PUBLIC = [
@@ -115,3 +116,9 @@ def test_docstrings_are_numpydoc(name, value):
     if arguments(value):
         found = sections(value) | sections(constructed_by(value))
         assert found & {"Parameters", "Attributes"}, f"{name}: its arguments are not documented"
+
+
+@pytest.mark.parametrize("name, value", list(documented()), ids=lambda v: v if isinstance(v, str) else "")
+def test_help_shows_arguments_in_full(name, value):
+    """What is described elsewhere is filled in, by :func:`fedstat.documented.described_in`."""
+    assert not REFERENCE.search(inspect.getdoc(value) or ""), name

@@ -18,7 +18,7 @@ from scipy.special import xlogy
 from statsmodels.genmod.families import Binomial, links
 
 from fedstat.errors import EstimationError
-from fedstat.kernels.glm.rows import in_domain
+from fedstat.kernels.glm.rows import Rows, in_domain
 from fedstat.kernels.glm.specification import DistributionSpec, Family
 from fedstat.kernels.rows import column_sums, row_dots
 from fedstat.typing import Bools, Floats, Ints
@@ -26,88 +26,51 @@ from fedstat.typing import Bools, Floats, Ints
 REMEDY = "use a smaller learning_rate, or standardise the covariates (standardize=True)"
 
 
-def local_sgd(
-    X: Floats,
-    y: Floats,
-    beta: Floats,
-    family: Family,
-    *,
-    epochs: int,
-    batch_size: int | None,
-    learning_rate: float,
-    rng: np.random.Generator,
-    offset: Floats | None = None,
-    weights: Floats | None = None,
+@dataclass(frozen=True, slots=True)
+class DescentOptions:
+    """Passes E over the rows, rows B of a step, and its length per unit of gradient.
+
+    With batch_size None all rows make one gradient step an epoch, without a draw. FedProx minimises ``h(w) =
+    F_k(w) + mu/2 ||w - beta||^2``, inexactly where gamma > 0 (Li et al. 2020, Algorithm 2, Definition 2).
+    """
+
+    epochs: int
+    batch_size: int | None
+    learning_rate: float
+    mu: float = 0.0
+    gamma: float = 0.0
+
+
+def local_descent(
+    rows: Rows, beta: Floats, family: Family, options: DescentOptions, rng: np.random.Generator
 ) -> Floats:
     """Run mini-batch stochastic gradient descent from beta (p,): ClientUpdate of McMahan et al. 2017.
 
-    X (n, p) is C-contiguous, its intercept a column of ones; y, offset and weights are (n,), the last
-    counting a row so many times, or binomial trials where y is a proportion. `epochs` E are passes over the
-    rows, before each of which `rng` shuffles them; `batch_size` B rows make a step, fewer at the end of an
-    epoch. With None all rows make one gradient step an epoch, without a draw. `learning_rate` is the length
-    of a step per unit of gradient. An EstimationError where the steps leave the finite numbers or the
-    family's domain.
+    Before each epoch `rng` shuffles the rows; the last batch of an epoch may be smaller. With gamma > 0 it
+    ends after the first epoch with ``||grad h(w)|| <= gamma ||grad F_k(beta)||``. An EstimationError where
+    the steps leave the finite numbers or the family's domain.
     """
-    rows = _Rows.of(X, y, family, offset, weights)
-    descent = _Descent(rows, batch_size, learning_rate, rng, beta, mu=0.0)
-    for _ in range(epochs):
+    own = _Rows.of(rows, family)
+    descent = _Descent(own, options, rng, beta)
+    enough = options.gamma * float(np.linalg.norm(own.gradient(beta))) if options.gamma > 0.0 else 0.0
+    for _ in range(options.epochs):
         descent.run_epoch()
+        if options.gamma > 0.0 and descent.gradient_norm() <= enough:
+            break
     return descent.check()
 
 
-def local_proximal(
-    X: Floats,
-    y: Floats,
-    beta: Floats,
-    family: Family,
-    *,
-    mu: float,
-    gamma: float,
-    epochs: int,
-    batch_size: int | None,
-    learning_rate: float,
-    rng: np.random.Generator,
-    offset: Floats | None = None,
-    weights: Floats | None = None,
-) -> tuple[Floats, float]:
-    """Minimise ``h(w) = F_k(w) + mu/2 ||w - beta||^2`` inexactly from beta (Li et al. 2020, Algorithm 2).
-
-    After each epoch of :func:`local_sgd`, with the gradient of the penalty added to each step, the site stops
-    if ``||grad h(w)|| <= gamma ||grad F_k(beta)||`` (Definition 2); gamma = 0 uses all epochs, and with mu =
-    0 as well the result is that of :func:`local_sgd`. Returns w (p,), and ``||grad h(w)|| / ||grad
-    F_k(beta)||`` over all rows of the site.
-    """
-    rows = _Rows.of(X, y, family, offset, weights)
-    descent = _Descent(rows, batch_size, learning_rate, rng, beta, mu)
-    start = float(np.linalg.norm(rows.gradient(beta)))
-    for _ in range(epochs):
-        descent.run_epoch()
-        if gamma > 0.0 and descent.gradient_norm() <= gamma * start:
-            break
-    w = descent.check()
-    end = descent.gradient_norm()
-    return w, end / start if start > 0.0 else np.inf if end > 0.0 else 0.0
-
-
-def mean_loss(
-    X: Floats,
-    y: Floats,
-    beta: Floats,
-    family: Family,
-    *,
-    offset: Floats | None = None,
-    weights: Floats | None = None,
-) -> float:
-    """Return F_k(beta), half the mean deviance of one site's rows; arguments as in :func:`local_sgd`.
+def mean_loss(rows: Rows, beta: Floats, family: Family) -> float:
+    """Return F_k(beta), half the mean deviance of one site's rows.
 
     An EstimationError where it is not finite: the family does not allow a mean.
     """
-    rows = _Rows.of(X, y, family, offset, weights)
+    own = _Rows.of(rows, family)
     with np.errstate(all="ignore"):
-        loss = rows.half_deviance(beta) / len(y)
-    if not (np.isfinite(loss) and rows.allow(beta).all()):
+        loss = own.half_deviance(beta) / len(rows)
+    if not (np.isfinite(loss) and own.allow(beta).all()):
         raise EstimationError(
-            f"the mean loss of {DistributionSpec.of(family)} over {len(y)} rows is not defined at these "
+            f"the mean loss of {DistributionSpec.of(family)} over {len(rows)} rows is not defined at these "
             f"coefficients; {REMEDY}, or take a family and link that allow every linear predictor"
         )
     return loss
@@ -124,15 +87,12 @@ class _Rows:
     family: Family
 
     @classmethod
-    def of(cls, X: Floats, y: Floats, family: Family, offset: Floats | None, weights: Floats | None) -> _Rows:
-        return cls(
-            X,
-            y,
-            np.zeros(len(y)) if offset is None else offset,
-            # Mean one: a learning rate means the same whatever the unit of the weights.
-            np.ones(len(y)) if weights is None else weights / weights.mean(),
-            family,
-        )
+    def of(cls, rows: Rows, family: Family) -> _Rows:
+        n, weight = len(rows), rows.weight
+        offset = np.zeros(n) if rows.offset is None else rows.offset
+        # Mean one: a learning rate means the same whatever the unit of the weights.
+        weight = np.ones(n) if weight is None else weight / weight.mean()
+        return cls(rows.X, rows.y, offset, weight, family)
 
     @property
     def is_logit(self) -> bool:
@@ -174,20 +134,10 @@ class _Descent:
     """Steps ``w <- w - eta (grad F_B(w) + mu (w - anchor))`` from w = anchor, over mini-batches B."""
 
     def __init__(
-        self,
-        rows: _Rows,
-        batch_size: int | None,
-        learning_rate: float,
-        rng: np.random.Generator,
-        anchor: Floats,
-        mu: float,
+        self, rows: _Rows, options: DescentOptions, rng: np.random.Generator, anchor: Floats
     ) -> None:
-        self.rows = rows
-        self.batch_size = batch_size
-        self.learning_rate = learning_rate
-        self.rng = rng
+        self.rows, self.options, self.rng = rows, options, rng
         self.anchor = anchor.copy()
-        self.mu = mu
         self.w = anchor.copy()
         self.epoch = 0
 
@@ -195,12 +145,13 @@ class _Descent:
         """Pass over all rows once."""
         self.epoch += 1
         n = len(self.rows.y)
-        order = np.arange(n) if self.batch_size is None else self.rng.permutation(n)
-        batch_size = n if self.batch_size is None else self.batch_size
+        how = self.options
+        order = np.arange(n) if how.batch_size is None else self.rng.permutation(n)
+        batch_size = n if how.batch_size is None else how.batch_size
         # Of batches of a few rows, calls from Python cost more than the arithmetic.
         if self.rows.is_logit:
             rows = (self.rows.X, self.rows.y, self.rows.offset, self.rows.weight)
-            _logit_epoch(rows, order, batch_size, self.learning_rate, self.mu, self.anchor, self.w)
+            _logit_epoch(rows, order, batch_size, how.learning_rate, how.mu, self.anchor, self.w)
         else:
             for start in range(0, n, batch_size):
                 self._step(self.rows.take(order[start : start + batch_size]))
@@ -209,12 +160,12 @@ class _Descent:
 
     def _step(self, batch: _Rows) -> None:
         with np.errstate(all="ignore"):
-            pull = self.mu * (self.w - self.anchor)
-            self.w -= self.learning_rate * (batch.gradient(self.w) + pull)
+            pull = self.options.mu * (self.w - self.anchor)
+            self.w -= self.options.learning_rate * (batch.gradient(self.w) + pull)
 
     def gradient_norm(self) -> float:
         """Return ||grad h(w)|| over all rows."""
-        return float(np.linalg.norm(self.rows.gradient(self.w) + self.mu * (self.w - self.anchor)))
+        return float(np.linalg.norm(self.rows.gradient(self.w) + self.options.mu * (self.w - self.anchor)))
 
     def check(self) -> Floats:
         """Return w, or raise an EstimationError where the family does not allow its means."""
@@ -228,7 +179,7 @@ class _Descent:
     def _give_up(self, what: str) -> None:
         raise EstimationError(
             f"local gradient descent reached {what} in epoch {self.epoch}, with learning_rate = "
-            f"{self.learning_rate:g}; {REMEDY}"
+            f"{self.options.learning_rate:g}; {REMEDY}"
         )
 
 

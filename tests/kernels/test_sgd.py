@@ -10,7 +10,7 @@ from statsmodels.genmod.families import links
 
 from fedstat.errors import EstimationError
 from fedstat.kernels import sgd
-from fedstat.kernels.sgd import local_proximal, local_sgd, mean_loss
+from fedstat.kernels.glm.rows import Rows
 
 FAMILIES = {
     "logit": families.Binomial(),
@@ -28,7 +28,23 @@ RUN = {"epochs": 3, "batch_size": 16, "learning_rate": 0.1}
 
 
 def mean_gradient(X, y, beta, family, offset=None, weights=None):
-    return sgd._Rows.of(X, y, family, offset, weights).gradient(beta)
+    return sgd._Rows.of(Rows(X, y, offset, weights), family).gradient(beta)
+
+
+def mean_loss(X, y, beta, family, *, offset=None, weights=None):
+    return sgd.mean_loss(Rows(X, y, offset, weights), beta, family)
+
+
+def local_sgd(X, y, beta, family, *, rng, offset=None, weights=None, **options):
+    return sgd.local_descent(Rows(X, y, offset, weights), beta, family, sgd.DescentOptions(**options), rng)
+
+
+def local_proximal(X, y, beta, family, *, mu, **options):
+    """Coefficients, and the norm of the gradient that they leave, relative to that at the start."""
+    w = local_sgd(X, y, beta, family, mu=mu, **options)
+    known = {name: options.get(name) for name in ("offset", "weights")}
+    left = mean_gradient(X, y, w, family, **known) + mu * (w - beta)
+    return w, np.linalg.norm(left) / np.linalg.norm(mean_gradient(X, y, beta, family, **known))
 
 
 def draw(family, n=203, seed=0):

@@ -28,18 +28,25 @@ def check_levels(category: pd.Categorical, client: str, name: str, min_count: in
             f"{at_column(client, name)} is constant: every entity has the same level. Leave it out."
         )
     counts = np.bincount(category.codes, minlength=len(levels)).tolist()
-    rare = [(level, count) for level, count in zip(levels, counts, strict=True) if count < min_count]
+    check_counts(at_column(client, name), dict(zip(levels, counts, strict=True)), min_count, "entities")
+
+
+def check_counts(
+    where: str, counts: Mapping[LevelValue, int], min_count: int, counted: str, over: str = ""
+) -> None:
+    """Require enough of what is counted of every level; a DesignError lists those that have too few."""
+    rare = [level for level, count in counts.items() if count < min_count]
     if not rare:
         return
     if len(rare) > MAX_SHOWN:
         remedy = "It looks like an identifier or free text: leave it out, or group it first."
     else:
-        largest = levels[int(np.argmax(counts))]
-        remedy = f"Merge them with another level (the largest is {largest!r}), or drop their entities."
-    listed = list_levels([level for level, _ in rare], [count for _, count in rare])
+        largest = max(counts, key=lambda level: counts[level])
+        remedy = f"Merge them with another level (the largest is {largest!r}), or leave their {counted} out."
+    listed = list_levels(rare, [counts[level] for level in rare])
     raise DesignError(
-        f"{at_column(client, name)}: {listed} with fewer than {min_count} entities, of {len(levels):,} "
-        f"levels in all. {remedy}"
+        f"{where}: {listed} with fewer than {min_count} {counted}{over}, of {len(counts):,} levels in all. "
+        f"{remedy}"
     )
 
 

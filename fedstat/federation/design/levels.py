@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedstat.errors import DesignError
-from fedstat.federation.tables.columns import MAX_SHOWN, Kind, LevelValue, list_levels
+from fedstat.federation.design.checks import check_counts
+from fedstat.federation.tables.columns import Kind, LevelValue, at_column
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,11 @@ def _agree(name: str, sites: Mapping[str, SiteColumns], min_count: int) -> tuple
         levels = [level for level in declared[0] if level in counts]
     else:
         levels = _sorted(name, counts, told)
-    _check_counts(name, levels, counts, min_count)
+    if len(levels) < 2:
+        raise DesignError(f"column {name!r} has the same level at every site. Leave it out.")
+    check_counts(
+        at_column("", name), {level: counts[level] for level in levels}, min_count, "rows", " over all sites"
+    )
     return tuple(levels)
 
 
@@ -86,23 +91,3 @@ def _sorted(name: str, counts: Mapping[LevelValue, int], told: Mapping[str, Leve
     levels: list[Any] = sorted(counts)
     # A site whose column has a missing value holds 1.0 where others hold 1: one level, written one way.
     return [float(level) for level in levels] if any(isinstance(x, float) for x in levels) else levels
-
-
-def _check_counts(
-    name: str, levels: list[LevelValue], counts: Mapping[LevelValue, int], min_count: int
-) -> None:
-    if len(levels) < 2:
-        raise DesignError(f"column {name!r} has the same level at every site. Leave it out.")
-    rare = [level for level in levels if counts[level] < min_count]
-    if rare:
-        listed = list_levels(rare, [counts[level] for level in rare])
-        largest = max(levels, key=lambda level: counts[level])
-        remedy = (
-            f"Merge them with another level (the largest is {largest!r}), or leave their rows out."
-            if len(rare) <= MAX_SHOWN
-            else "It looks like an identifier or free text: leave it out, or group it first."
-        )
-        raise DesignError(
-            f"column {name!r}: {listed} with fewer than {min_count} rows over all sites, of {len(levels):,} "
-            f"levels. {remedy}"
-        )

@@ -10,6 +10,7 @@ from typing import Literal
 
 from narwhals.typing import IntoDataFrame
 
+from fedstat.documented import described_in
 from fedstat.errors import PartitionError
 from fedstat.federation.carry.remote import Carrier, RemoteEngine
 from fedstat.federation.design.observed import Partial
@@ -152,6 +153,7 @@ class ClientPartition(PartitionViews):
         return cls._of(PartitionParts(layout, key, alignment, options, sites, site_column))
 
     @classmethod
+    @described_in(from_frames)
     def from_frame(
         cls,
         frame: IntoDataFrame,
@@ -208,6 +210,7 @@ class ClientPartition(PartitionViews):
         return cls._of(PartitionParts(layout, key, alignment, options, sites, site_column))
 
     @classmethod
+    @described_in(from_frames)
     def from_files(
         cls,
         paths: Mapping[str, str | Path],

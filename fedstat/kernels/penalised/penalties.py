@@ -35,11 +35,23 @@ from fedstat.kernels.penalised.groups import Groups, group_norms
 from fedstat.typing import Bools, Floats, Ints
 
 LASSO, SCAD, MCP = 0, 1, 2
-KINDS = {"lasso": LASSO, "elastic_net": LASSO, "scad": SCAD, "mcp": MCP}
-SHAPES = {"scad": 3.7, "mcp": 3.0}
-"""Shape a where none is given: Fan and Li (2001), Breheny and Huang (2011)."""
 
-SMALLEST_SHAPES = {"scad": 2.0, "mcp": 1.0}
+
+@dataclass(frozen=True, slots=True)
+class PenaltyEntry:
+    """Its compiled form Q, the shape a where none is given (0: it has none), and what a has to exceed."""
+
+    kind: int
+    shape: float = 0.0
+    above: float = 0.0
+
+
+PENALTIES = {
+    "lasso": PenaltyEntry(LASSO),
+    "elastic_net": PenaltyEntry(LASSO),
+    "scad": PenaltyEntry(SCAD, 3.7, 2.0),  # Fan and Li (2001)
+    "mcp": PenaltyEntry(MCP, 3.0, 1.0),  # Breheny and Huang (2011)
+}
 TermArrays: TypeAlias = tuple[int, float, Floats, Floats, Floats, Ints]
 """Kind and shape a, then level, ridge and weight (m,) of each group, and where groups start (m + 1,)."""
 
@@ -204,7 +216,7 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Penalty:
-    """A penalty by name, one of KINDS; a ModelError where the combination means nothing.
+    """A penalty by name, one of PENALTIES; a ModelError where the combination means nothing.
 
     `a` is how soon the penalty levels off: where None 3.7 for SCAD and 3 for MCP (ncvreg's gamma). `alpha` in
     (0, 1] is the share of the selecting part, the rest being ridge; below one for the elastic net.
@@ -215,30 +227,32 @@ class Penalty:
     alpha: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.name not in KINDS:
-            raise ModelError(f"no penalty {self.name!r}; expected one of {', '.join(KINDS)}")
+        if self.name not in PENALTIES:
+            raise ModelError(f"no penalty {self.name!r}; expected one of {', '.join(PENALTIES)}")
         if not 0.0 < self.alpha <= 1.0:
             raise ModelError(f"penalty {self.name}: expected alpha in (0, 1], received {self.alpha!r}")
-        if KINDS[self.name] == LASSO and (self.alpha < 1.0) != (self.name == "elastic_net"):
+        if self.convex and (self.alpha < 1.0) != (self.name == "elastic_net"):
             raise ModelError(
                 f"penalty {self.name} with alpha = {self.alpha!r}: expected alpha below one for elastic_net, "
                 "and alpha = 1 for lasso"
             )
-        smallest = SMALLEST_SHAPES.get(self.name)
-        if self.a is not None and smallest is None:
+        if self.a is None:
+            return
+        entry = PENALTIES[self.name]
+        if not entry.shape:
             raise ModelError(f"penalty {self.name} has no shape a; leave it out")
-        if self.a is not None and smallest is not None and not smallest < self.a < np.inf:
-            raise ModelError(f"penalty {self.name}: expected a > {smallest:g}, received {self.a!r}")
+        if not entry.above < self.a < np.inf:
+            raise ModelError(f"penalty {self.name}: expected a > {entry.above:g}, received {self.a!r}")
 
     @property
     def kind(self) -> int:
         """LASSO, SCAD or MCP."""
-        return KINDS[self.name]
+        return PENALTIES[self.name].kind
 
     @property
     def shape(self) -> float:
         """The a in use; 0 where there is none."""
-        return SHAPES.get(self.name, 0.0) if self.a is None else self.a
+        return PENALTIES[self.name].shape if self.a is None else self.a
 
     @property
     def convex(self) -> bool:

@@ -13,6 +13,7 @@ import numpy as np
 import statsmodels.genmod.families as sm_families
 from numpy.typing import ArrayLike
 
+from fedstat.documented import described_in
 from fedstat.errors import ConvergenceWarning, ModelError, warn
 from fedstat.federation.crypto.masks import hides
 from fedstat.federation.design.site_rows import RowsQuestion
@@ -227,15 +228,21 @@ class FedAvgM(FedAvg):
     method_name: ClassVar[str] = "averaging with momentum"
 
     @takes_common
+    @described_in(FedAvg.fit)
     def fit(self, common: CommonArguments, *, momentum: float = 0.9) -> FedAvgResults:
         """Run the rounds, and tell how far from the maximum of the likelihood they end.
 
         Parameters
         ----------
         rounds, fraction, local_epochs, batch_size, learning_rate, seed, standardize, init, masked
-            As in :meth:`FedAvg.fit`, as is what is returned, raised and warned of.
+            As in :meth:`FedAvg.fit`.
         momentum : float
             Share of the move before, beta in [0, 1); 0 is FedAvg.
+
+        Returns
+        -------
+        FedAvgResults
+            Errors and warnings are those of :meth:`FedAvg.fit`.
         """
         check_interval("momentum", momentum, "[0, 1)")
         return self._average(common, Momentum(momentum=float(momentum)))
@@ -257,6 +264,7 @@ class QFedAvg(FedAvg):
     method_name: ClassVar[str] = "averaging for fair losses"
 
     @takes_common
+    @described_in(FedAvg.fit)
     def fit(
         self, common: CommonArguments, *, q: float = 0.2, lipschitz: float | None = None
     ) -> FedAvgResults:
@@ -265,12 +273,17 @@ class QFedAvg(FedAvg):
         Parameters
         ----------
         rounds, fraction, local_epochs, batch_size, learning_rate, seed, standardize, init, masked
-            As in :meth:`FedAvg.fit`, as is what is returned, raised and warned of.
+            As in :meth:`FedAvg.fit`.
         q : float
             Fairness, at least 0; 0 is the average over sites, each counted once.
         lipschitz : float, optional
             Estimate L of the Lipschitz constant of the gradients; by default one over the learning rate, as
             in the publication.
+
+        Returns
+        -------
+        FedAvgResults
+            Errors and warnings are those of :meth:`FedAvg.fit`.
         """
         check_interval("q", q, "[0, inf)")
         if lipschitz is None:
@@ -297,18 +310,23 @@ class FedProx(FedAvg):
     method_name: ClassVar[str] = "proximal averaging"
 
     @takes_common
+    @described_in(FedAvg.fit)
     def fit(self, common: CommonArguments, *, mu: float = 0.1, gamma: float = 0.0) -> FedAvgResults:
         """Run the rounds, and tell how far from the maximum of the likelihood they end.
 
         Parameters
         ----------
         rounds, fraction, local_epochs, batch_size, learning_rate, seed, standardize, init, masked
-            As in :meth:`FedAvg.fit`, as is what is returned, raised and warned of. `local_epochs` is the most
-            that a site runs where gamma is positive.
+            As in :meth:`FedAvg.fit`.
         mu : float
             Weight of the proximal term, at least 0; with mu = gamma = 0 it is FedAvg.
         gamma : float
-            Inexactness at which a site may stop, in [0, 1); 0: it runs all epochs.
+            Inexactness at which a site may stop before its last epoch, in [0, 1); 0: it runs all epochs.
+
+        Returns
+        -------
+        FedAvgResults
+            Errors and warnings are those of :meth:`FedAvg.fit`.
         """
         check_interval("mu", mu, "[0, inf)")
         check_interval("gamma", gamma, "[0, 1)")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -22,7 +21,7 @@ from fedstat.kernels.glm.rows import Rows
 from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.kernels.glm.sums import Sums, evaluate, log_likelihood
 from fedstat.kernels.server_updates import fair_part
-from fedstat.kernels.sgd import local_proximal, local_sgd, mean_loss
+from fedstat.kernels.sgd import DescentOptions, local_descent, mean_loss
 from fedstat.models.horizontal.rows import (
     SCORES,
     describe_sums,
@@ -129,37 +128,21 @@ def run_epochs(
         raise MessageError(f"{data.name}: expected 1 to {MOST_EPOCHS:,} epochs in a round, received {epochs}")
     # The site's name makes orders differ between sites, and independent of who else is drawn.
     rng = np.random.default_rng((int(seed), int(number), *data.name.encode()))
-    how = {
-        "epochs": int(epochs),
-        "batch_size": int(batch_size) or None,
-        "learning_rate": float(learning_rate),
-        "rng": rng,
-    }
+    near = () if proximal is None else proximal.tolist()
+    options = DescentOptions(int(epochs), int(batch_size) or None, float(learning_rate), *near)
     # Pairwise masks cancel only if every site adds its own, also one that was not drawn.
     if not drawn:
         return {"beta": np.zeros(site.p), "weight": np.array(0.0), "loss": np.zeros(2)}
     try:
-        reached, loss = descend(site, beta, how, proximal)
+        family = site.distribution.make()
+        loss = mean_loss(site.rows, beta, family)
+        reached = local_descent(site.rows, beta, family, options, rng)
         moved, weight = site.count * reached, site.count
         if fair is not None:
             moved, weight = fair_part(beta, reached, loss, *fair.tolist())
     except EstimationError as error:
         raise EstimationError(f"site {data.name!r}, round {int(number) + 1}: {error}") from error
     return {"beta": moved, "weight": np.array(weight), "loss": site.count * np.array([loss, 1.0])}
-
-
-def descend(
-    site: DescentRows, beta: Floats, how: dict[str, Any], proximal: Floats | None
-) -> tuple[Floats, float]:
-    """Return the coefficients after a descent as :func:`local_sgd` describes it, and the loss before."""
-    rows, family = site.rows, site.distribution.make()
-    known: dict[str, Any] = {"offset": rows.offset, "weights": rows.weight}
-    loss = float(mean_loss(rows.X, rows.y, beta, family, **known))
-    if proximal is None:
-        return local_sgd(rows.X, rows.y, beta, family, **how, **known), loss
-    mu, gamma = proximal.tolist()
-    after, _ = local_proximal(rows.X, rows.y, beta, family, mu=mu, gamma=gamma, **how, **known)
-    return after, loss
 
 
 def sum_scores(data: SiteData, state: State, beta: Floats, fair: Floats | None = None) -> dict[str, Array]:

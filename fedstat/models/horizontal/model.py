@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Self
 
 import statsmodels.genmod.families as sm_families
 
+from fedstat.documented import takes_arguments_of
 from fedstat.errors import DataWarning, DesignError, FormulaError, ModelError, warn
 from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.design.by_columns import Missing
@@ -37,15 +38,11 @@ class HorizontalModel(Explainable):
     Parameters
     ----------
     formula : Formula
+        A parsed formula.
     partition : ClientPartition
         In the horizontal layout.
-    family : statsmodels family, optional
-    offset, exposure, freq_weights, var_weights : str, optional
-        Columns.
-    labels, complete : sequence of str
-        Columns of clusters and strata that a covariance shall use, and those that rows must have as well.
-    missing : {"drop", "raise"}
-        Whether rows that lack a value which the model reads are left out, or an error.
+    **settings
+        As in :meth:`from_formula`.
     """
 
     model_name: ClassVar[str] = "Federated model"
@@ -96,20 +93,8 @@ class HorizontalModel(Explainable):
         self._tell_of_missing(missing)
 
     @classmethod
-    def from_formula(
-        cls,
-        formula: str,
-        partition: ClientPartition,
-        *,
-        family: Any = None,
-        offset: str | None = None,
-        exposure: str | None = None,
-        freq_weights: str | None = None,
-        var_weights: str | None = None,
-        labels: Sequence[str] = (),
-        complete: Sequence[str] = (),
-        missing: Missing = "drop",
-    ) -> Self:
+    @takes_arguments_of(__init__)
+    def from_formula(cls, formula: str, partition: ClientPartition, **settings: Any) -> Self:
         """Make a model from a formula.
 
         Parameters
@@ -150,18 +135,7 @@ class HorizontalModel(Explainable):
         # Columns of some sites parse as well, so that the error can name the sites that lack them.
         partly = [name for name in held if name not in partition.pooled_columns]
         parsed = parse_pooled_formula(formula, partition.pooled_columns, (partition.site_column, *partly))
-        return cls(
-            parsed,
-            partition,
-            family=family,
-            offset=offset,
-            exposure=exposure,
-            freq_weights=freq_weights,
-            var_weights=var_weights,
-            labels=labels,
-            complete=complete,
-            missing=missing,
-        )
+        return cls(parsed, partition, **settings)
 
     def open_session(self, family: str, masked: bool) -> RowsSession:
         """Address a fit by the steps of a family."""
@@ -225,11 +199,11 @@ class HorizontalModel(Explainable):
             formula.response_columns,
             terms.terms,
             terms.columns,
-            offsets,
-            tuple(dict.fromkeys(columns)),
-            formula.intercept,
-            dict(self.weights),
-            tuple(labels),
+            offsets=offsets,
+            offset_columns=tuple(dict.fromkeys(columns)),
+            intercept=formula.intercept,
+            weights=dict(self.weights),
+            labels=tuple(labels),
         )
 
     def _check_held(self, role: str, name: object) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from fedstat.federation.design.by_columns import BlockDesign, Design
 from fedstat.federation.door.guards import ENTITIES_PER_EQUATION
+from fedstat.inference.summary import ClientBlock
 from fedstat.models.vertical.merges import keep_only
 from fedstat.models.vertical.moments import number_patterns
 from fedstat.typing import Bools, Floats, Ints
@@ -128,3 +129,11 @@ def complete_at(blocks: Sequence[BlockDesign], n: int) -> Bools:
     for block in blocks:
         counts[block.rows] += 1
     return np.asarray(counts == len(blocks))
+
+
+def client_blocks(layout: Layout) -> tuple[ClientBlock, ...]:
+    """List what each client brought, the response holder first where it holds no columns."""
+    rows = [] if layout.active in layout.clients else [ClientBlock(layout.active, 0, layout.n, 0.0)]
+    pairs = zip(layout.clients, layout.sizes, strict=True)
+    has = {client: len(layout.kept[client]) for client in layout.clients}
+    return (*rows, *[ClientBlock(k, size, has[k], 1.0 - has[k] / layout.n) for k, size in pairs])

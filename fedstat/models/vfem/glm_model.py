@@ -89,7 +89,7 @@ class VFEMGLM(VFEMModel):
         sketch : {"structured", "gaussian"}
             Kind of projection.
         sketch_size : int
-            Its rows.
+            Its rows; the relative error of a product is about sqrt(2 / rows).
         memory : int
             Earlier steps that shape the next one.
         maxiter : int

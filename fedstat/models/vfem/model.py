@@ -9,6 +9,7 @@ from typing import Any, Literal, Self, get_args, overload
 
 import numpy as np
 
+from fedstat.documented import described_in
 from fedstat.errors import ModelError
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.rounds.engine import Rounds
@@ -17,6 +18,7 @@ from fedstat.models.checks import check_choice, check_whole
 from fedstat.models.vertical.exchange.patterns import SmallPatterns, exchange_patterns
 from fedstat.models.vertical.layout import Layout
 from fedstat.models.vertical.merges import LARGEST_SHARE
+from fedstat.models.vertical.model import VerticalModel
 from fedstat.models.vfem.block_model import (
     CrossSource,
     Init,
@@ -109,6 +111,7 @@ class VFEMRegression(VFEMModel):
     ) -> VFEMGLM: ...
 
     @classmethod
+    @described_in(VerticalModel.from_formula)
     def from_formula(
         cls, formula: str, partition: ClientPartition, *, family: Family | None = None, **options: Any
     ) -> Self | VFEMGLM:
@@ -116,28 +119,18 @@ class VFEMRegression(VFEMModel):
 
         Parameters
         ----------
-        formula : str
-            ``response ~ terms``; ``.`` is every other column of every client. Allowed are ``+ - : * ^``,
-            ``C()``, ``log``, ``exp``, ``sqrt``, ``scale``, ``center``, ``bs``, ``poly`` and ``Q()``.
-        partition : ClientPartition
-            In the vertical layout.
+        formula, partition
+            As in :meth:`VerticalModel.from_formula`.
         family : statsmodels family, optional
             Of the response; normal by default. ``Binomial()``, with the logit or the probit link, and
             ``Poisson()`` make a :class:`VFEMGLM`.
-        missing : {"raise", "drop"}
-            Whether entities without a response are an error or are left out and counted.
-        coordinator : str, optional
-            The institution at which the coordinator sits, or ``"apart"`` for none of them. By default it
-            sits at the one that holds the response, and apart where two institutions take part: a
-            product of their columns needs random numbers from a third party that colludes with neither.
+        missing, coordinator
+            As in :meth:`VerticalModel.from_formula`.
 
         Raises
         ------
-        FormulaError
-            The formula holds something that is not allowed, an unknown column, or a term that needs
-            columns of two clients.
-        DesignError
-            The columns that it names cannot enter a model; see the message.
+        FormulaError, DesignError
+            As :meth:`VerticalModel.from_formula`.
         ModelError
             The family is another one.
         """
@@ -145,6 +138,7 @@ class VFEMRegression(VFEMModel):
             return super().from_formula(formula, partition, **options)
         return VFEMGLM.from_formula(formula, partition, family=family, **options)
 
+    @described_in(VFEMGLM.fit)
     def fit(
         self,
         *,
@@ -170,9 +164,8 @@ class VFEMRegression(VFEMModel):
 
         Parameters
         ----------
-        method : {"vfem", "cc", "impute", "single"}
-            All entities; those that every client has; all, with the client's mean in the place of a
-            missing block; or the columns of the response holder alone.
+        method
+            As in :meth:`VFEMGLM.fit`.
         cov_type : {"observed", "expected", "sem", "robust", "none"}
             Inverse observed information; the same with cross-products between clients at their
             expectation, zero, so that none are asked for (needs missingness completely at random);
@@ -198,10 +191,8 @@ class VFEMRegression(VFEMModel):
             exact, of which nobody sees more than the products; it needs a third institution, or a
             coordinator apart, to deal random numbers. Random projections that the clients draw from a seed
             they share. Or a plain exchange of columns, which discloses them.
-        sketch : {"structured", "gaussian"}
-            Kind of projection.
-        sketch_size : int
-            Its rows; the relative error of a product is about sqrt(2 / rows).
+        sketch, sketch_size
+            As in :meth:`VFEMGLM.fit`.
         step : {"gradient", "local-newton"}
             M-step for the coefficients: TWFL (8), or Newton's with the client's own covariance.
         acceleration : {"anderson", None}
@@ -219,10 +210,8 @@ class VFEMRegression(VFEMModel):
         tol_score : float
             Stop when the score, in the complete-data information and per root of entities, is below. (With
             moments Newton's method goes on until the maximum is within 1e-9 standard errors.)
-        tol_change : float
-            and no parameter, of standardised columns, moved by more.
-        progress : bool
-            Print iteration, log-likelihood, score and the time left to standard error.
+        tol_change, progress
+            As in :meth:`VFEMGLM.fit`.
         max_moved : float
             With exchange="moments": largest share of the entities in missing patterns that are too small to
             be released, and count as missing at an institution that has them.

@@ -11,10 +11,9 @@ import numpy as np
 from fedstat.errors import ConvergenceWarning, DataWarning, warn
 from fedstat.inference.covariance import delta_method
 from fedstat.inference.estimate import INTERCEPT, Estimate
-from fedstat.inference.summary import ClientBlock
 from fedstat.models.vertical.exchange.patterns import PatternExchange
 from fedstat.models.vertical.fit import MomentsFit
-from fedstat.models.vertical.layout import Layout
+from fedstat.models.vertical.layout import Layout, client_blocks
 from fedstat.models.vertical.merges import LARGEST_SHARE, MergePlan
 from fedstat.models.vertical.model import VerticalModel
 from fedstat.models.vfem.blocks.glm_distribution import NORMAL
@@ -112,7 +111,7 @@ def make_estimate(model: VerticalModel, layout: Layout, outcome: VFEMOutcome, no
         scale=fit.s2,
         privacy="none (no noise is added)",
         cov_type=cov_name(outcome),
-        blocks=client_blocks(model, layout),
+        blocks=client_blocks(layout),
         reasons=NO_COVARIANCE if normal else NO_COVARIANCE | NO_RSQUARED,
     )
 
@@ -148,18 +147,6 @@ def origin_jacobian(fit: VFEMFit, clients: tuple[str, ...]) -> Floats:
         J[at : at + places.sizes[j], places.beta(j)] = np.eye(places.sizes[j])
         at += places.sizes[j]
     return J
-
-
-def client_blocks(model: VerticalModel, layout: Layout) -> tuple[ClientBlock, ...]:
-    """List what each client brought, the response holder first where it holds no columns."""
-    rows = []
-    if layout.active not in layout.clients:
-        rows.append(ClientBlock(layout.active, 0, layout.n, 0.0))
-    for block in model.design.blocks:
-        if block.client in layout.clients:
-            has = len(layout.kept[block.client])
-            rows.append(ClientBlock(block.client, len(block.names), has, 1.0 - has / layout.n))
-    return tuple(rows)
 
 
 def warn_of_merges(plan: MergePlan, n: int) -> None:

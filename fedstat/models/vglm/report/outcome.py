@@ -9,10 +9,9 @@ from typing import Annotated, Any, TypeAlias
 import numpy as np
 
 from fedstat.inference.estimate import INTERCEPT, Estimate
-from fedstat.inference.summary import ClientBlock
 from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.models.vertical.exchange.protocol import Units
-from fedstat.models.vertical.layout import Layout
+from fedstat.models.vertical.layout import Layout, client_blocks
 from fedstat.models.vglm.em.blocks import Observed
 from fedstat.models.vglm.newton.fit import SelectedPath
 from fedstat.models.vglm.path.criteria import Criteria
@@ -249,11 +248,3 @@ def _rsquared(outcome: Outcome, loss: float, *, refit: bool = False) -> float | 
     if outcome.distribution.name != "Gaussian" or outcome.plan.choice.split:
         return None
     return 1.0 - 2.0 * loss / outcome.units.sd**2
-
-
-def client_blocks(layout: Layout) -> tuple[ClientBlock, ...]:
-    """List what each client brought, the response holder first where it holds no columns."""
-    rows = [] if layout.active in layout.clients else [ClientBlock(layout.active, 0, layout.n, 0.0)]
-    pairs = zip(layout.clients, layout.sizes, strict=True)
-    has = {client: len(layout.kept[client]) for client in layout.clients}
-    return (*rows, *[ClientBlock(k, size, has[k], 1.0 - has[k] / layout.n) for k, size in pairs])
