@@ -27,6 +27,7 @@ CLAIMS = {
         assert any(own in told for _, told in masked.learned)
         assert len(site.ledger.entries) == entries
         assert logistic.explain().passes and len(clear) == 0
+        assert approved.converged and list(owned.sites["Hungary"].pending) not in ([], [digest])
     """,
     "adding-a-family": """
         known = {

@@ -12,9 +12,17 @@ from typing import Any
 from fedstat.errors import EngineError, PartitionError, SecurityError
 from fedstat.federation.account.ledger_file import LedgerFile
 from fedstat.federation.carry.folder import serve_folder
-from fedstat.federation.carry.site_folder import DESCRIPTION, changed_at, heed, open_site, read_description
+from fedstat.federation.carry.site_folder import (
+    DESCRIPTION,
+    SiteDescription,
+    changed_at,
+    heed,
+    open_site,
+    read_description,
+)
 from fedstat.federation.door.site import Site
 from fedstat.operator import flare_commands
+from fedstat.operator.description_commands import plan_folder
 from fedstat.operator.screen import typed
 from fedstat.operator.status import counts, now, show_status, write_status
 
@@ -120,9 +128,7 @@ def status(folder: Path) -> int:
     """Show whether a site is served, over a folder or over NVIDIA FLARE, and what it has done."""
     if flare_commands.is_carried(folder):
         return flare_commands.site_status(folder)
-    return show_status(
-        folder, folder, _is_served, lambda site: {"waiting": _waiting(site.exchange, site.name)}
-    )
+    return show_status(folder, folder, _is_served, lambda site: _left_to_do(folder, site))
 
 
 def _is_served(folder: Path) -> bool:
@@ -134,6 +140,14 @@ def _is_served(folder: Path) -> bool:
     except SecurityError:  # there is none, which the site will say when it is started
         return False
     return False
+
+
+def _left_to_do(folder: Path, site: SiteDescription) -> dict[str, int]:
+    """Count what waits for the site, and what for its owner."""
+    return {
+        "waiting": _waiting(site.exchange, site.name),
+        "plans waiting for consent": len(plan_folder(folder).waiting()),
+    }
 
 
 def _waiting(exchange: str, name: str) -> int:

@@ -240,6 +240,8 @@ def _show_policy(site: str, policy: Policy) -> None:
         if family != RECEIPT:
             rows.append(_family_row(site, policy, family, steps, never))
     print(columns(rows, head=True))
+    if policy.approval == "owner":
+        print("\n  Every analysis waits for its owner: fedstat site pending, approve, deny")
     if never:
         print("\n  Refused in any way:")
         print(textwrap.fill(", ".join(never), 96, initial_indent="    ", subsequent_indent="    "))

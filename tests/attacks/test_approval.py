@@ -243,6 +243,53 @@ def test_a_plan_says_of_its_arrays_what_the_site_declares():
         partition.sites["S0"].answer(pack_ask(ask))
 
 
+def proposed(change):
+    """Have the owner of a site consent to a plan that says less than what is then asked."""
+    partition = rows(replace(OWNER, masked_only=False))
+    fitted = model(partition)
+    with pytest.raises(ConsentError):
+        fitted.fit(masked=False)
+    site = partition.sites["S0"]
+    (plan,) = site.pending.values()
+    plan = change(replace(plan, prepared=()))
+    unpack_reply(
+        site.answer(pack_ask(Ask("S0", "approval", "propose_plan", {}, fitted._session, to_json(plan))))
+    )
+    approve_all(partition)
+    opening = Ask("S0", "design", "open_rows", {}, fitted._session, plan.steps[0].texts[0])
+    summing = Ask("S0", "design", "sum_columns", {}, fitted._session)
+    for ask in (opening, summing):
+        site.answer(pack_ask(ask))
+
+
+def fewer_numbers(plan):
+    first, second, *more = plan.steps
+    gives = tuple(replace(array, numbers=2) for array in second.gives)
+    return replace(plan, steps=(first, replace(second, gives=gives), *more))
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        (lambda plan: replace(plan, columns=("y", "age")), "columns z are not in"),
+        (fewer_numbers, "'moments' of step 'sum_columns'"),
+    ],
+)
+def test_a_plan_that_says_less_than_is_asked_is_worth_nothing(change, said):
+    proposed(lambda plan: plan)
+    with pytest.raises(ConsentError, match=said):
+        proposed(change)
+
+
+def test_words_from_elsewhere_do_not_move_the_owners_cursor():
+    partition = rows()
+    with pytest.raises(ConsentError):
+        model(partition).fit()
+    (plan,) = partition.sites["S0"].pending.values()
+    told = "".join(described(replace(plan, call="fit()\x1b[2J\n", learned=("nothing\r",))))
+    assert told.isprintable() and "survey_rows" in told
+
+
 def test_what_was_asked_before_the_plan_stands_in_it_whatever_the_coordinator_says():
     partition = rows()
     fitted, other = model(partition), model(partition, "y ~ income")

@@ -24,7 +24,7 @@ APPROVAL = "approval"
 """Family that proposes plans."""
 PREPARING: tuple[Kind, ...] = ("control", "schema", "presence")
 """Kinds of values that are told before there can be a plan."""
-MOST_WAITING = 100
+MOST_WAITING, MOST_PREPARED = 100, 1000
 Status: TypeAlias = Literal["approved", "pending", "denied"]
 
 
@@ -165,7 +165,7 @@ class FollowedPlan:
             It is not in the plan, or there is none, or no consent.
         """
         if self.plan is None:
-            if _prepares(ask, step):
+            if _prepares(ask, step) and len(self.prepared) < MOST_PREPARED:
                 return
             raise self._refusal(
                 approvals,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -168,10 +169,19 @@ def misdeclared(plan: AnalysisPlan, families: Mapping[str, Mapping[str, Step]]) 
 
 def described(plan: AnalysisPlan) -> Iterator[str]:
     """Say in plain words what a plan asks for, line by line, for the site's owner."""
+    for line in _lines(plan):
+        # Names come from elsewhere: what moves a terminal's cursor could write over what is asked for.
+        yield "".join(letter if letter.isprintable() else "?" for letter in line)
+
+
+def _lines(plan: AnalysisPlan) -> Iterator[str]:
     yield f"Analysis, in the coordinator's words: {plan.call}, of {plan.formula}, {plan.distribution}"
     yield f"Columns of {plan.site} that it reads: {', '.join(plan.columns) or 'none'}"
     for text in dict.fromkeys(_asked_texts(plan)):
         yield from _read(text)
+    asked = Counter(one.step for one in plan.prepared)
+    told = ", ".join(f"{step} ({times} times)" if times > 1 else step for step, times in asked.items())
+    yield f"Told before it, of names, kinds, levels, counts and who has which entity: {told or 'nothing'}"
     yield f"Rounds, at the most: {plan.rounds:,}"
     yield "Steps, in their order, and what each gives:"
     for step in plan.steps:
