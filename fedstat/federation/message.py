@@ -114,6 +114,9 @@ class Step:
         The arrays that come in and go out.
     text_in, text_out : Declared, optional
         What a plain JSON text that travels along says, either way.
+    after : frozenset of str, optional
+        Steps of the family of which one stands directly before it in a session; None: it may come at any
+        time. See :mod:`fedstat.federation.door.conduct`.
     """
 
     run: Callable[..., Any]
@@ -121,6 +124,7 @@ class Step:
     gives: Mapping[str, Declared] = field(default_factory=dict)
     text_in: Declared | None = None
     text_out: Declared | None = None
+    after: frozenset[str] | None = None
 
     @property
     def given(self) -> dict[str, Declared]:

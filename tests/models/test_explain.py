@@ -3,7 +3,8 @@
 An explanation runs a fit's own steps on invented designs, so that it cannot fall behind the family; what can
 go wrong is the design, or a number that should not matter and does. For every family and exchange: whatever
 the fit released was told, with sender, receiver, step, array, kind, masks, entities and shape, and nothing
-else was told but for rounds whose number depends on the data.
+else was told but for rounds whose number depends on the data. On the way all sites insist on the order of
+steps that families declare.
 """
 
 import numpy as np
@@ -13,6 +14,8 @@ import statsmodels.genmod.families as families
 
 import fedstat as fs
 from fedstat.federation.account.ledger import Ledger
+from fedstat.federation.door import site as door
+from fedstat.federation.door.conduct import check_order
 
 KEY = ["sender", "receiver", "step", "array", "kind", "what", "masked", "entities", "shape"]
 SOMETIMES = {"shorten"}
@@ -249,7 +252,17 @@ def keyed(table):
     return {tuple(row[:-1]): row[-1] for row in table[KEY].itertuples(index=False, name=None)}
 
 
+@pytest.fixture
+def ordered(monkeypatch):
+    """Sites answer steps in the order that families declare, whatever else they allow."""
+    declared = fs.Policy(order="declared")
+    monkeypatch.setattr(
+        door, "check_order", lambda site, _, ask, step, last: check_order(site, declared, ask, step, last)
+    )
+
+
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.usefixtures("ordered")
 @pytest.mark.filterwarnings("ignore::fedstat.errors.FedstatWarning")
 def test_what_a_fit_releases_was_told(name):
     make, arguments = CASES[name]
@@ -272,3 +285,18 @@ def test_what_a_fit_releases_was_told(name):
     assert low <= rounds <= most and usual / 3.0 <= rounds <= 3.0 * usual
     if low == most and not guessed:
         assert explanation.totals()["sends"].sum() == released["bytes"].sum()
+
+
+@pytest.mark.usefixtures("ordered")
+@pytest.mark.filterwarnings("ignore::fedstat.errors.FedstatWarning")
+def test_what_is_asked_after_a_fit_is_in_order_as_well():
+    for made in (vfem(), vfem(coordinator="apart"), vglm(penalty="lasso"), vglm("sick", penalty="lasso")):
+        fitted = made.fit()
+        fitted.predict(made.partition)
+        made.fit()
+    vfem().fit().get_prediction()
+    glm = horizontal("sick ~ x", BINOMIAL)
+    fitted = glm.fit()
+    fitted.evaluate()
+    fitted.score_test("w")
+    glm.fit(masked=False)

@@ -18,6 +18,7 @@ from fedstat.federation.design.site_rows import RowsQuestion, WholeRows, design_
 from fedstat.federation.design.spec import BlockSpec, coded_columns
 from fedstat.federation.design.states import transform_sums
 from fedstat.federation.design.tally import RowTally, most_columns, unknown_levels
+from fedstat.federation.door.conduct import in_order
 from fedstat.federation.door.facts import (
     ColumnVariation,
     DesignDirections,
@@ -283,4 +284,9 @@ STEPS: Mapping[str, Step] = {
         },
     ),
 }
-FAMILIES[FAMILY] = {**DESIGN_STEPS, **STEPS}
+ORDER: Mapping[str, str] = {
+    "sum_columns": "open_rows",
+    "transform_sums": "survey_rows transform_sums",
+    "release_spec": "open_block",
+}
+FAMILIES[FAMILY] = in_order({**DESIGN_STEPS, **STEPS}, ORDER)

@@ -8,7 +8,7 @@ from typing import Any
 from fedstat.errors import DoorError
 from fedstat.federation.door import differencing, facts, guards, weights
 from fedstat.federation.door.aligning import check_alignment, check_list
-from fedstat.federation.door.dealing import check_dealer
+from fedstat.federation.door.conduct import check_dealer
 from fedstat.federation.door.descriptions import check_evaluation, check_factors
 from fedstat.federation.door.leverage import check_leverage
 from fedstat.federation.door.state import SiteData, State

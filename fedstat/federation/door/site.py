@@ -21,6 +21,7 @@ from fedstat.errors import (
 from fedstat.federation.account.chain import Chain, SiteAccount
 from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.crypto.masks import WIDE, Masker
+from fedstat.federation.door.conduct import check_order
 from fedstat.federation.door.memory import ReleasedGroups
 from fedstat.federation.door.owner.approval import APPROVAL, Approvals, PlanStore
 from fedstat.federation.door.owner.plan import AnalysisPlan
@@ -215,6 +216,7 @@ class Site:
             self._check_not_forgotten(ask, chain)
             self._check_aligned(ask)
         state = self._states.get(ask.session, State(self.name))
+        check_order(self.name, self.policy, ask, step, state.last)
         asks_owner = self.policy.approval == "owner" and ask.family not in (RECEIPT, *BEFORE_ALIGNING)
         if asks_owner:
             state.analysis.admit(self.approvals, ask, step)
@@ -242,6 +244,7 @@ class Site:
         left = chain.reply(ask, step, reply, clear.arrays, n_sites)
         if ask.family == RECEIPT:
             return packed
+        state.last[ask.family] = ask.step
         self._keep_state(ask.session, state)
         self.ledger.begin_round()
         self.ledger.enter(left)

@@ -136,6 +136,7 @@ class State:
         self._judge: Callable[[Any], None] | None = None
         self.told: set[type] = set()
         self.in_play: set[str] = set()
+        self.last: dict[str, str] = {}  # the latest step of each family
         # Not restored after a refusal: what was asked for counts.
         self.analysis = FollowedPlan()
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from fedstat.errors import SecurityError
 from fedstat.federation.crypto.keys import Agreement, PairKeys, PublicIdentity
 from fedstat.federation.crypto.masks import Masker
+from fedstat.federation.door.conduct import in_order
 from fedstat.federation.door.site import FAMILIES
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Ask, Declared, Step
@@ -73,7 +74,7 @@ STEPS: Mapping[str, Step] = {
     "announce": Step(announce, text_in=PUBLIC, text_out=PUBLIC),
     "finish": Step(finish, text_in=PUBLIC),
 }
-FAMILIES[FAMILY] = STEPS
+FAMILIES[FAMILY] = in_order(STEPS, {"announce": "introduce", "finish": "announce"})
 
 
 def agree_keys(sites: Sequence[str], session: str) -> Rounds[None]:

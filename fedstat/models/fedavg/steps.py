@@ -234,3 +234,9 @@ STEPS: Mapping[str, Step] = {
         },
     ),
 }
+ORDER: Mapping[str, str] = {
+    "run_epochs": "run_epochs start",
+    "sum_scores": "run_epochs start",
+    "sum_likelihood": "sum_scores",
+}
+"""Which steps stand directly before which."""

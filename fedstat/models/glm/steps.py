@@ -288,3 +288,12 @@ STEPS: Mapping[str, Step] = {
         },
     ),
 }
+ORDER: Mapping[str, str] = {
+    "fit_alone": "start",
+    "sum_scores": "fit_alone start sum_scores",
+    "judge": "sum_scores",
+    "sum_nb2": "judge sum_nb2",
+    "list_clusters": "judge",
+    "sum_clusters": "list_clusters",
+}
+"""Which steps stand directly before which; coefficients that a fit starts from are told at any time."""

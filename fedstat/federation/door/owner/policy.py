@@ -22,7 +22,17 @@ from fedstat.federation.door.owner.policy_file import (
 )
 from fedstat.federation.message import Kind
 
-WORDS = ("masked_only", "two_sites", "remember", "formulas", "evaluation", "reasons", "alignment", "dealer")
+WORDS = (
+    "masked_only",
+    "two_sites",
+    "remember",
+    "formulas",
+    "evaluation",
+    "reasons",
+    "alignment",
+    "dealer",
+    "order",
+)
 """Rules that are switches: one value of each is the strict one."""
 STRICT: Mapping[str, Any] = {
     "refused_kinds": frozenset({"raw columns", "per entity", "sketch"}),
@@ -35,6 +45,7 @@ STRICT: Mapping[str, Any] = {
     "max_refusals": 10,
     "alignment": "ask",
     "dealer": "third party",
+    "order": "declared",
 }
 """Where the policy of a served site departs from that of one process."""
 
@@ -105,6 +116,8 @@ class Policy:
     dealer : {"third party", "any"}
         Who may deal the random numbers of a secure product of this site's columns: a third site, or the
         coordinator as well. It is never one of the two sites whose columns are multiplied.
+    order : {"declared", "any"}
+        Whether steps of a family are answered in the order of its protocols alone.
     privacy : Budget or None
         With a budget, what depends on the data leaves only where an accountant charges its release; no
         family of this version keeps such accounts.
@@ -133,6 +146,7 @@ class Policy:
     max_keys: int | None = None
     approval: Literal["auto", "owner"] = "auto"
     dealer: Literal["third party", "any"] = "any"
+    order: Literal["declared", "any"] = "any"
     privacy: Budget | None = None
 
     def __post_init__(self) -> None:

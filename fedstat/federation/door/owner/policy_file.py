@@ -202,6 +202,13 @@ KEYS: tuple[Key, ...] = (
         'institution: a "third party", which is an institution, or "any", the coordinator as well. Whoever '
         "deals must not join forces with the other institution, or the two of them have the columns.",
     ),
+    Key(
+        "order",
+        '"declared" or "any"',
+        lambda value: value in ("declared", "any"),
+        'Whether the steps of a fit are answered in the order in which its protocol asks them, "declared", '
+        'or in "any": out of turn, whoever asks can compare answers that no fit compares.',
+    ),
 )
 PRIVACY = (
     "A privacy budget. With one, whatever depends on the data leaves only where an accountant charges its "

@@ -213,6 +213,15 @@ def _summed(what: str, axes: int, behind: tuple[type, ...] = (*TAKEN, GroupSums,
     return Declared("aggregate", f"{what} by fold or pattern", axes, behind=behind)
 
 
+EXCHANGE_ORDER: Mapping[str, str] = {
+    "sum_products": "stage_block stage_response",
+    "sum_with_response": "sum_products",
+    "sum_response": "stage_response sum_with_response",
+    "share_product": "open_product share_product",
+}
+"""Which steps stand directly before which; the others may come at any time, or as the family says."""
+
+
 def exchange_steps(rules: ExchangeRules) -> Mapping[str, Step]:
     """Make the steps by which institutions of a family exchange sums of products."""
     filled = Declared("control", "number of entities, where means fill in", 0, optional=True)

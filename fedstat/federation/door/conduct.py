@@ -1,0 +1,84 @@
+"""How a protocol conducts itself: in which order it asks, and who deals for its products.
+
+A protocol asks its steps in an order; another one gives what no fit asks for: scores at residuals of the
+asker's making, one after the other, or sums by a second division without the fit between. A family declares
+for a step which of its steps may stand directly before it; steps that begin something, and those that read
+nothing, may come at any time, since a fit may be broken off and another one begun.
+
+With the random table of a client, what it opened is its columns. The other client is shown what it opened,
+and whoever deals knows the table: so the dealer is a third party, and one that does not carry the messages
+where an owner wants more than a coordinator's word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from fedstat.errors import DescriptionError, DoorError, SecurityError
+from fedstat.federation.door import facts
+from fedstat.federation.door.owner.policy import Policy
+from fedstat.federation.door.state import SiteData
+from fedstat.federation.message import Ask, Step
+
+
+def in_order(steps: Mapping[str, Step], after: Mapping[str, str]) -> Mapping[str, Step]:
+    """Enter which steps may stand directly before each, names with blanks between.
+
+    Raises
+    ------
+    DoorError
+        The family has no such step.
+    """
+    before = {name: frozenset(text.split()) for name, text in after.items()}
+    unknown = sorted(frozenset(before).union(*before.values()) - frozenset(steps))
+    if unknown:
+        raise DoorError(f"an order names steps that the family does not have: {', '.join(unknown)}")
+    return {name: replace(step, after=before.get(name)) for name, step in steps.items()}
+
+
+def check_order(site: str, policy: Policy, ask: Ask, step: Step, last: Mapping[str, str]) -> None:
+    """Refuse a step that no protocol of its family asks at this point.
+
+    Parameters
+    ----------
+    last : mapping of str to str
+        The latest step of each family that was answered in the session.
+
+    Raises
+    ------
+    DescriptionError
+        Names the line of the policy that would allow it.
+    """
+    if policy.order == "any" or step.after is None or last.get(ask.family) in step.after:
+        return
+    raise DescriptionError(
+        f"{site}: its policy (order) answers steps in the order of a fit: '{ask.step}' of family "
+        f"'{ask.family}' comes after {', '.join(map(repr, sorted(step.after)))}, and not after "
+        f'{last.get(ask.family, "no other")!r}. The owner may allow any by the line  order = "any"  in '
+        "policy.toml"
+    )
+
+
+def check_dealer(data: SiteData, fact: facts.DealtBy) -> None:
+    """Require a dealer that is no party to the product, and where the owner says so not the coordinator.
+
+    Raises
+    ------
+    SecurityError
+        One of the two clients deals.
+    DescriptionError
+        The coordinator deals; names the line of the policy that would allow it.
+    """
+    first, second = fact.clients
+    if fact.dealer in fact.clients:
+        raise SecurityError(
+            f"{data.name}: '{fact.dealer}' would deal the random numbers for the product of its own columns "
+            f"and those of another ('{first}' and '{second}'); with these numbers it could read them"
+        )
+    if not fact.dealer and data.policy.dealer == "third party":
+        raise DescriptionError(
+            f"{data.name}: its policy (dealer) wants a third institution to deal the random numbers for the "
+            f"product of '{first}' and '{second}', and the coordinator would. Take a third institution into "
+            'the model, or have the owner allow it by the line  dealer = "any"  in policy.toml'
+        )

@@ -1,0 +1,42 @@
+"""Which steps stand directly before which, in the exchanges of VFEM."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fedstat.models.vertical.exchange.steps import EXCHANGE_ORDER
+
+CROSS = "glm_information information scores"
+"""Steps that leave columns behind which are multiplied with those of others, in one of four ways."""
+
+ORDER: Mapping[str, str] = {
+    **EXCHANGE_ORDER,
+    "open_product": f"{CROSS} deal_product open_product response_products sem_constants sum_products "
+    "sum_response",
+    "sketch": f"{CROSS} sem_constants",
+    "release_columns": f"{CROSS} response_products",
+    "multiply_columns": f"{CROSS} multiply_columns release_columns",
+    # the iteration of the publication
+    "set_rate": "start start_response",
+    "step": "residuals set_rate shorten start step",
+    "shorten": "shorten step",
+    "residuals": "deal_product residuals sem_predictor set_rate shorten start_response step",
+    "estimates": "shorten step",
+    "fitted": "estimates residuals",
+    "information": "estimates fitted",
+    "scores": "multiply_columns release_columns share_product sketch",
+    "response_products": "deal_product fitted scores",
+    "sem_constants": "estimates fitted",
+    "sem_predictor": "sem_sums share_product sketch",
+    "sem_sums": "residuals sem_predictor",
+    # responses that are not normal
+    "glm_move": "glm_score glm_start glm_start_response",
+    "glm_evaluate": "glm_evaluate glm_move glm_start_response",
+    "glm_score": "glm_evaluate glm_move",
+    "glm_estimates": "glm_evaluate glm_move glm_score",
+    "glm_fitted": "glm_estimates glm_evaluate",
+    "glm_curvature": "glm_estimates glm_fitted",
+    "glm_information": "glm_curvature glm_estimates",
+    # new entities
+    "project_block": "predict_block",
+}

@@ -1,0 +1,62 @@
+"""Steps that are asked out of the order in which any fit asks them."""
+
+import json
+import secrets
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import fedstat as fs
+from fedstat.errors import DescriptionError, DoorError
+from fedstat.federation.door.conduct import in_order
+from fedstat.federation.door.families import load_families
+from fedstat.federation.door.site import FAMILIES
+from fedstat.federation.message import Ask, pack_ask, unpack_reply
+
+load_families()
+N, TARGET = 400, 7
+RNG = np.random.default_rng(2)
+FRAMES = {"P": pd.DataFrame({"k": range(N), "y": RNG.normal(size=N)})} | {
+    c: pd.DataFrame({"k": range(N), f"{c}0": RNG.lognormal(3, 1, N), f"{c}1": RNG.normal(size=N)})
+    for c in "AB"
+}
+
+
+def row_from_two_divisions(policy):
+    """The row of one entity, from sums over two divisions in which it stands in another group."""
+    partition = fs.ClientPartition.from_frames(FRAMES, on="k", policy=policy)
+    session, every = secrets.token_hex(8), np.ones(N, dtype=bool)
+
+    def ask(step, text="", family="vfem", **arrays):
+        request = pack_ask(Ask("A", family, step, arrays, session, text))
+        return unpack_reply(partition.sites["A"].answer(request)).arrays
+
+    text = {"terms": ["A0", "A1"], "columns": ["A0", "A1"], "partial": "drop", "min_count": 5}
+    ask("open_block", json.dumps(text | {"intercept": True}), "design", use=every)
+    shift, scale = ask("stage_block", keep=every)["units"]
+    code = np.arange(N) % 2
+    other = np.where(np.arange(N) == TARGET, 0, code)
+    one, two = (ask("sum_products", code=x, groups=np.array(2))["sums"] for x in (code, other))
+    return (two - one)[0] * scale + shift
+
+
+def test_sums_over_a_second_division_are_out_of_order():
+    truth = FRAMES["A"].loc[TARGET, ["A0", "A1"]].to_numpy(float)
+    assert np.allclose(row_from_two_divisions("open"), truth)
+    with pytest.raises(DescriptionError, match=r"A: its policy \(order\) .* order = \"any\""):
+        row_from_two_divisions("strict")
+
+
+def test_every_step_that_tells_of_rows_has_a_place_in_the_order():
+    """Free are steps that begin something, and what is drawn or asked of new entities."""
+    begin = {"stage_block", "stage_response", "start", "start_response", "glm_start", "glm_start_response"}
+    new = {"predict_block", "prediction_errors", "predictor_moments"}
+    for family in ("vfem", "vglm", "glm", "fedavg", "evaluation"):
+        free = {name for name, step in FAMILIES[family].items() if step.after is None}
+        assert free <= begin | new | {"deal_product"}, family
+
+
+def test_an_order_names_steps_that_there_are():
+    with pytest.raises(DoorError, match="does not have: nothing"):
+        in_order(FAMILIES["glm"], {"judge": "nothing"})
