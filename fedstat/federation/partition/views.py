@@ -21,6 +21,7 @@ from fedstat.federation.partition.describe import (
     missing_shares,
     presence_matrix,
 )
+from fedstat.federation.partition.division import Division
 from fedstat.federation.partition.row_tables import common_columns
 from fedstat.federation.rounds.engine import Engine, LocalEngine
 from fedstat.federation.tables.linked import new_session
@@ -49,6 +50,7 @@ class PartitionViews:
     _engine: Engine | None = field(default=None, repr=False)
     _aligned_as: str = field(default="", repr=False)
     coordinator: str = ""
+    division: Division = field(default_factory=Division, repr=False)
 
     @property
     def engine(self) -> Engine:

@@ -25,7 +25,8 @@ class Layout:
     `n` entities in the fit, `n_design` with a response. `keep` tells which rows of a client's opened block
     take part, `kept` their ascending positions among the n entities, `response_keep` which rows of the active
     institution; `absent` counts entities with a response that a client lacks. With `filled`, missing blocks
-    count as seen at their mean, so that nothing is missing.
+    count as seen at their mean, so that nothing is missing. `aside` records are left out as in an earlier
+    fit.
     """
 
     clients: tuple[str, ...]
@@ -40,6 +41,7 @@ class Layout:
     response_keep: Bools
     absent: Mapping[str, int]
     filled: bool = False
+    aside: int = 0
 
     # ---- columns -------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.design.formula.parse import Formula
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.models.checks import check_choice, check_whole
+from fedstat.models.vertical.division import divide_as_before
 from fedstat.models.vertical.layout import Layout
 from fedstat.models.vertical.model import VerticalModel
 from fedstat.models.vfem.block_results import BlockResults
@@ -80,7 +81,9 @@ class VFEMModel(VerticalModel):
 
     def _begin(self, method: Method) -> tuple[Layout, Ledger]:
         """Lay out a fit, with an account of its own that goes on from that of the agreement."""
-        return self._layout(method), copy.deepcopy(self._agreement)
+        complete = method in ("cc", "single")
+        layout = divide_as_before(self._layout(method), self.partition, complete=complete)
+        return layout, copy.deepcopy(self._agreement)
 
     def _fit_by_iteration(self, wanted: IterativeFit, results: type[Results]) -> Results:
         layout, ledger = self._begin(wanted.method)

@@ -15,6 +15,7 @@ from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.kernels.glm.specification import DistributionSpec, Family
 from fedstat.models.checks import check_choice, check_whole
+from fedstat.models.vertical.division import keep_division
 from fedstat.models.vertical.exchange.patterns import SmallPatterns, exchange_patterns
 from fedstat.models.vertical.layout import Layout
 from fedstat.models.vertical.merges import LARGEST_SHARE
@@ -276,6 +277,7 @@ class VFEMRegression(VFEMModel):
         small = SmallPatterns(self.partition.min_count, max_moved, INSTEAD)
         exchanging = exchange_patterns(layout, small, conversation(self._session, ledger.at))
         exchange = self.engine.run(self.receipted(exchanging, ledger), ledger)
+        keep_division(layout, self.partition, exchange.plan, exchange.released)
         found, covariance = estimate_from_moments(exchange.moments, cov_type, options.maxiter)
         warn_of_merges(exchange.plan, layout.n)
         outcome = VFEMOutcome(method, cov_type, "zero", options, by_client(found), covariance)

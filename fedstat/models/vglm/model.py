@@ -19,6 +19,7 @@ from fedstat.kernels.glm.specification import DistributionSpec, Family
 from fedstat.kernels.penalised.path import Algorithm
 from fedstat.kernels.penalised.penalties import Penalty
 from fedstat.models.checks import check_choice, check_positive, check_whole
+from fedstat.models.vertical.division import divide_as_before, keep_division
 from fedstat.models.vertical.exchange.patterns import SmallPatterns
 from fedstat.models.vertical.merges import LARGEST_SHARE
 from fedstat.models.vertical.model import VerticalModel
@@ -138,7 +139,8 @@ class VerticalGLM(VerticalModel):
         self.adaptive, self.group_terms = float(adaptive), group_terms
         self.unpenalised = tuple(unpenalised)
         super().__init__(formula, partition, missing="drop" if missing == "em" else missing, **kwargs)
-        self.layout = make_layout(self.design, incomplete=self.em)
+        layout = make_layout(self.design, incomplete=self.em)
+        self.layout = divide_as_before(layout, partition, complete=not self.em)
         self._groups = make_groups(self.layout, group_terms, self.unpenalised)
         warn_of_incomplete(self.layout)
 
@@ -308,6 +310,9 @@ class VerticalGLM(VerticalModel):
             return self.engine.run(self.receipted(protocol, ledger), ledger)
 
         outcome = fit(plan, run)
+        if outcome.observed is not None:
+            exchange = outcome.observed.exchange
+            keep_division(plan.layout, self.partition, exchange.plan, exchange.released)
         result = VerticalGLMResults.of(self, outcome, ledger)
         warn_unless_converged(outcome)
         return result

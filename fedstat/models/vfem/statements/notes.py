@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from fedstat.federation.account.ledger import Ledger
+from fedstat.models.vertical.division import division_notes
 from fedstat.models.vertical.exchange.patterns import PatternExchange
 from fedstat.models.vertical.layout import Layout
 from fedstat.models.vertical.solving import rounds_of_predictors, solvable
@@ -67,6 +68,7 @@ def fit_notes(
     model = NORMAL_RESPONSE if is_normal(outcome) else OTHER_RESPONSE
     return [
         *count_notes(outcome.method, counts),
+        *division_notes(layout),
         model[outcome.method],
         *_small_sample(layout, outcome),
         *_covariance(layout, outcome, ledger),

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from fedstat.federation.crypto.masks import TWO_SITES, hides
 from fedstat.kernels.glm.specification import DistributionSpec
+from fedstat.models.vertical.division import division_notes
 from fedstat.models.vertical.layout import Layout
 from fedstat.models.vertical.solving import solvable
 from fedstat.models.vglm.em.blocks import Observed
@@ -25,6 +26,7 @@ def fit_notes(outcome: Outcome, at: str | None) -> list[str]:
         how = _sums(layout, outcome.folds) if fitted.points == 0 else _iterations(layout, outcome, at)
     return [
         *([f"{describe_incomplete(layout)}."] if layout.left_out else []),
+        *division_notes(layout),
         *how,
         *_steps(outcome),
         *_dispersion(distribution),
