@@ -11,7 +11,7 @@ from fedstat.federation.design.site_rows import RowsQuestion
 from fedstat.federation.design.states import NUMBERS_OF_A_TRANSFORM, most_sums
 from fedstat.federation.door.owner.plan import DESIGN, AnalysisPlan, PlannedStep, ReleasedArray
 from fedstat.federation.door.site import BEFORE_ALIGNING, FAMILIES
-from fedstat.federation.forecast.forecast import Forecast, Planned
+from fedstat.federation.forecast.forecast import Forecast
 from fedstat.federation.forecast.rehearsal import StepAsked
 
 ROOM, LEAST = 2, 12
@@ -28,6 +28,13 @@ class AnalysisWords:
     distribution: str
     learned: tuple[str, ...]
 
+    def plan(
+        self, site: str, columns: Sequence[str], steps: tuple[PlannedStep, ...], rounds: int
+    ) -> AnalysisPlan:
+        """Put a plan together."""
+        words = (self.call, self.formula, self.distribution)
+        return AnalysisPlan(site, *words, tuple(columns), steps, rounds, self.learned)
+
 
 def plan_agreement(site: str, words: AnalysisWords, question: RowsQuestion) -> AnalysisPlan:
     """Plan the agreement on rows, where transforms need sums before a fit can be foreseen."""
@@ -40,16 +47,7 @@ def plan_agreement(site: str, words: AnalysisWords, question: RowsQuestion) -> A
         PlannedStep(DESIGN, "survey_rows", 1, False, (text,), (survey,)),
         PlannedStep(DESIGN, "transform_sums", times, False, (text,), (given,)),
     )
-    return AnalysisPlan(
-        site,
-        words.call,
-        words.formula,
-        words.distribution,
-        question.needed,
-        planned,
-        1 + times,
-        words.learned,
-    )
+    return words.plan(site, question.needed, planned, 1 + times)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,19 +60,16 @@ class PlanMaker:
 
     def plan(self, site: str, columns: Sequence[str]) -> AnalysisPlan:
         """Plan for one site, of which these columns are read."""
-        words = self.words
-        steps = tuple(self._steps(site))
         rounds = sum(self._with_room(kinds, max(counts)) for kinds, counts in self.forecast.rounds())
-        return AnalysisPlan(
-            site, words.call, words.formula, words.distribution, tuple(columns), steps, rounds, words.learned
-        )
+        return self.words.plan(site, columns, tuple(self._steps(site)), rounds)
 
     def _steps(self, site: str) -> Iterator[PlannedStep]:
         asked: dict[tuple[str, str], list[StepAsked]] = {}
         for one in self.forecast.course.asked:
             if one.site == site and one.family not in BEFORE_ALIGNING:
                 asked.setdefault((one.family, one.step), []).append(one)
-        shapes = {(row.step, row.array): prod(row.shape) for row in self._planned(site)}
+        planned = [row for row in self.forecast.planned() if row.sender == site]
+        shapes = {(row.step, row.array): prod(row.shape) for row in planned}
         for (family, step), found in asked.items():
             most = self._with_room((step,), self.forecast.most(site, family, step))
             masked = all(one.masked for one in found)
@@ -103,6 +98,3 @@ class PlanMaker:
     def _with_room(self, steps: tuple[str, ...], most: int) -> int:
         decided = any(loop.steps.issuperset(steps) for loop in self.forecast.loops)
         return max(ROOM * most, LEAST) if decided else most
-
-    def _planned(self, site: str) -> Iterator[Planned]:
-        yield from (row for row in self.forecast.planned() if row.sender == site)

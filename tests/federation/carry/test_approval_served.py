@@ -13,13 +13,14 @@ import pytest
 from operating import main, make_federation, run, serve, wait
 
 import fedstat as fs
-from fedstat.errors import ConsentError
+from fedstat.errors import ConsentError, EngineError
 from fedstat.federation.account.decision import Decision
 from fedstat.federation.account.ledger_file import read_account
 from fedstat.federation.carry.plan_folder import DECISION, PENDING, SignedDecision
 from fedstat.federation.carry.site_folder import load_identity, open_site
 from fedstat.federation.crypto.keys import Identity
 from fedstat.federation.door.owner.policy import Policy
+from fedstat.federation.partition.connect import open_carrier, read_federation
 from fedstat.records import to_json
 
 POLICY = Policy(approval="owner")
@@ -135,3 +136,32 @@ def test_what_is_there_and_is_no_plan_is_passed_over(home, tmp_path):
     answer = run("site", "approve", folder, "ab")
     assert answer.returncode == 1 and "not the plan that was proposed" in answer.stderr
     assert replace(POLICY, approval="auto") == Policy()
+
+
+class Tiring:
+    """A carrier that gives up after so many questions."""
+
+    def __init__(self, carrier, questions):
+        self.carrier, self.left = carrier, questions
+
+    def carry(self, site, request):
+        if not self.left:
+            raise EngineError("the line is cut")
+        self.left -= 1
+        return self.carrier.carry(site, request)
+
+
+def test_an_interrupted_analysis_goes_on_under_the_same_consent(home, tmp_path):
+    journal, formula = tmp_path / "journal", "y ~ age - 1"
+    known = {name: set(digests(home, name)) for name in NAMES}
+    with pytest.raises(ConsentError):
+        fit(home, formula, journal=journal)
+    for name in NAMES:
+        (digest,) = set(digests(home, name)) - known[name]
+        assert main(["site", "approve", str(home / name), digest]) == 0
+    carrier = Tiring(open_carrier(read_federation(home / "study")), 16)
+    with pytest.raises(EngineError, match="line is cut"):
+        fit(home, formula, journal=journal, carrier=carrier)
+    assert fit(home, formula, journal=journal).converged
+    with pytest.raises(ConsentError, match="pending"):
+        fit(home, formula)
