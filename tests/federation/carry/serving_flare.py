@@ -24,6 +24,7 @@ from fedstat.federation.carry.flare.kit import FOLDER, write_job, write_key, wri
 from fedstat.federation.carry.journal import Journal
 from fedstat.federation.carry.remote import RemoteEngine, RemoteSite
 from fedstat.federation.crypto.keys import Identity
+from fedstat.federation.files import write_private
 
 SERVER, ANALYST = "localhost", "analyst@fedstat.org"
 PROJECT = """
@@ -104,6 +105,7 @@ def write_sites(partition: fs.ClientPartition, kits: Path, coordinator: Identity
         table.frame.to_parquet(place / "table.parquet")
         site.trust.identity.save(place / "identity.json")
         begin_account(place, site.trust.identity)
+        write_private(place / "policy.toml", site.policy.to_toml().encode())
         lines = [
             f"name = {json.dumps(name)}",
             f"coordinator = {json.dumps(coordinator.public.fingerprint)}",

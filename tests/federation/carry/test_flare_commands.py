@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from operating import command
+from operating import OPEN, command
 
 import fedstat as fs
 from fedstat.errors import EngineError, PartitionError
@@ -65,6 +65,7 @@ def make_folders(home: Path) -> Path:
         patients[patients["hospital"] == label].drop(columns="hospital").to_csv(table, index=False)
         given = ["--name", name, "--data", str(table), "--carrier", "flare"]
         assert main(["site", "init", str(home / name), *given]) == 0
+        (home / name / "policy.toml").write_text(OPEN.to_toml())  # a strict site adds up no two sites
         assert main(["site", "pin", str(home / name), str(study)]) == 0
         assert main(["federation", "join", str(study), str(home / name)]) == 0
     for name in SITES:
