@@ -262,7 +262,8 @@ class FederatedResults(EstimateNumbers):
 
     def _summary_notes(self) -> list[str]:
         """Sentences below the tables."""
-        est, notes = self.estimate, []
+        est, setting = self.estimate, getattr(self._ledger, "setting", "")
+        notes: list[str] = [setting] if setting else []
         if est.cov is None:
             notes.append("No standard errors, tests and intervals: " + self._reason("cov_params"))
         elif undetermined := [n for n, se in zip(est.names, self.bse, strict=True) if np.isnan(se)]:

@@ -24,7 +24,10 @@ Reader: TypeAlias = Callable[[Mapping[str, str], Mapping[str, Array]], Any]
 
 READERS: dict[str, Reader] = {}
 """Readers by the format that a file declares; a family's are there once it is imported."""
-FORMER = re.compile(r"fedstat (glm results [12]|vertical glm results 1|vfem (glm )?results 1)")
+FORMER = re.compile(
+    r"fedstat (glm results [1-3]|vertical glm results 1|vglm results [12]|vfem (glm )?results [12]|"
+    r"fedavg results 1)"
+)
 """Formats of version 0.1.0 before a file was a record of fields."""
 
 
@@ -132,6 +135,7 @@ class SavedLedger:
     entries: tuple[Entry, ...]
     rounds: int
     receipt: str | None
+    setting: str
 
     @classmethod
     def of(cls, ledger: LedgerLike | None) -> SavedLedger | None:
@@ -139,9 +143,9 @@ class SavedLedger:
         if not isinstance(ledger, Ledger):
             return None
         receipt = None if ledger.receipt is None else ledger.receipt.to_json()
-        return cls(ledger.at, tuple(ledger.entries), ledger.rounds, receipt)
+        return cls(ledger.at, tuple(ledger.entries), ledger.rounds, receipt, ledger.setting)
 
     def restore(self) -> Ledger:
         """Rebuild the ledger."""
         receipt = None if self.receipt is None else Receipt.from_json(self.receipt)
-        return Ledger(self.at, list(self.entries), self.rounds, receipt=receipt)
+        return Ledger(self.at, list(self.entries), self.rounds, receipt=receipt, setting=self.setting)

@@ -63,6 +63,8 @@ class Ledger:
         The same and more, entry by entry as the sites' own chains have it; the ledgers of one model share it.
     receipt : Receipt or None
         The sites' signed statements on a run, once it has ended.
+    setting : str
+        What to say of where the sites were; empty where each was in a process of its own.
     """
 
     at: str | None = None
@@ -70,6 +72,7 @@ class Ledger:
     rounds: int = 0
     account: CoordinatorAccount = field(default_factory=CoordinatorAccount, repr=False, compare=False)
     receipt: Receipt | None = field(default=None, repr=False, compare=False)
+    setting: str = field(default="", repr=False, compare=False)
 
     def begin_round(self) -> None:
         """Start a round trip between institutions."""

@@ -219,6 +219,8 @@ class PartitionViews:
             lines.append(line if isinstance(table, FrameTable) else f"{line}, {elsewhere}")
         if self.layout == "horizontal":
             lines.append(f"  {len(self.pooled_columns)} columns are at every client")
+        if setting := getattr(self.engine, "setting", ""):
+            lines.append(setting)
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:

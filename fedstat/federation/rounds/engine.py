@@ -7,6 +7,8 @@ from typing import Protocol, TypeAlias, TypeVar
 
 from fedstat.errors import FedstatError, MessageError
 from fedstat.federation.account.ledger import Ledger
+from fedstat.federation.door.owner.claims import one_process
+from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.door.site import FAMILIES, RECEIPT
 from fedstat.federation.message import Ask, Reply, pack_ask, unpack_reply
 
@@ -26,6 +28,9 @@ class Engine(Protocol):
 class RoundEngine:
     """Runs protocols round by round; a subclass says how the questions of a round are answered."""
 
+    setting = ""
+    """What a ledger says of where the sites are."""
+
     def run(self, protocol: Rounds[Fit], ledger: Ledger) -> Fit:
         """Run a protocol to its end, and return what it returns; a DoorError where a site refuses.
 
@@ -36,6 +41,7 @@ class RoundEngine:
         it sits (``ledger.at``) leaves no institution and is not entered, nor are the sites' statements on
         what has passed; the account (``ledger.account``) has all of it.
         """
+        ledger.setting = self.setting
         self._begin_run()
         try:
             asks = next(protocol)
@@ -68,6 +74,8 @@ class LocalEngine(RoundEngine):
 
     def __init__(self, sites: Mapping[str, Door]) -> None:
         self._doors: dict[str, Callable[[bytes], bytes]] = {n: s.answer for n, s in sites.items()}
+        policies = [getattr(site, "policy", None) for site in sites.values()]
+        self.setting = one_process(policy for policy in policies if isinstance(policy, Policy))
 
     def _round(self, asks: Sequence[Ask], ledger: Ledger) -> list[Reply]:
         return [self._carry(ask, ledger) for ask in asks]

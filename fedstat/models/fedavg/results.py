@@ -53,7 +53,7 @@ class FedAvgRecord(RowsRecord):
             raise ModelError("coefficients, sites, columns and sums are not of one fit")
 
 
-class FedAvgResults(Saveable, RowsResults, saved_as="fedstat fedavg results 1", record=FedAvgRecord):
+class FedAvgResults(Saveable, RowsResults, saved_as="fedstat fedavg results 2", record=FedAvgRecord):
     """Results of :meth:`fedstat.FedAvg.fit` and its relatives: coefficients without standard errors.
 
     A fixed number of rounds has no tolerance to reach. Score and information of all sites at the last

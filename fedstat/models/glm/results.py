@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-class GLMResults(Saveable, GLMStatements, saved_as="fedstat glm results 3", record=GLMRecord):
+class GLMResults(Saveable, GLMStatements, saved_as="fedstat glm results 4", record=GLMRecord):
     """Results of :meth:`fedstat.FederatedGLM.fit`, with statsmodels' names and meanings.
 
     Attributes

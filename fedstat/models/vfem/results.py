@@ -23,7 +23,7 @@ from fedstat.models.vfem.statements.refit import refit
 class VFEMResults(
     MomentStatements,
     BlockResults[PredictionResults],
-    saved_as="fedstat vfem results 2",
+    saved_as="fedstat vfem results 3",
     record=VFEMRecord,
 ):
     """Results of :meth:`fedstat.VFEMRegression.fit`, with statsmodels' names and meanings.
@@ -119,7 +119,7 @@ class VFEMResults(
 
 
 class VFEMGLMResults(
-    BlockResults[GLMPredictionResults], saved_as="fedstat vfem glm results 2", record=VFEMRecord
+    BlockResults[GLMPredictionResults], saved_as="fedstat vfem glm results 3", record=VFEMRecord
 ):
     """Results of :meth:`fedstat.models.vfem.glm_model.VFEMGLM.fit`, with statsmodels' names and meanings.
 

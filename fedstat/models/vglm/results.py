@@ -59,7 +59,7 @@ class SelectionRecord:
 
 
 class VerticalGLMResults(
-    Saveable, FederatedResults, saved_as="fedstat vglm results 2", record=SelectionRecord
+    Saveable, FederatedResults, saved_as="fedstat vglm results 3", record=SelectionRecord
 ):
     """Results of :meth:`fedstat.VerticalGLM.fit`, with statsmodels' names and meanings.
 

@@ -107,6 +107,6 @@ def test_parts_that_are_not_of_one_fit_are_refused(results, path):
 
 
 def refused(path, content, arrays):
-    path.write_bytes(pack({"format": "fedstat fedavg results 1", "content": json.dumps(content)}, arrays))
+    path.write_bytes(pack({"format": "fedstat fedavg results 2", "content": json.dumps(content)}, arrays))
     with pytest.raises(ModelError, match="the file is not whole"):
         fs.load(path)

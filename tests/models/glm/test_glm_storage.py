@@ -263,7 +263,7 @@ def test_a_truncated_file_is_refused(result, path):
 
 @pytest.mark.parametrize("content", [None, "{", "[]", "{}", "null", "3", '"text"', "[" * 100_000])
 def test_a_header_without_results_is_refused(path, content):
-    header = {"format": "fedstat glm results 3"} | ({} if content is None else {"content": content})
+    header = {"format": "fedstat glm results 4"} | ({} if content is None else {"content": content})
     path.write_bytes(pack(header, {"params": np.ones(2)}))
     with pytest.raises(ModelError, match=r"result\.fed: the file is not whole"):
         fs.load(path)
@@ -271,7 +271,7 @@ def test_a_header_without_results_is_refused(path, content):
 
 def test_a_later_format_is_refused(path):
     path.write_bytes(pack({"format": "fedstat glm results 99"}, {"x": np.ones(2)}))
-    with pytest.raises(ModelError, match=r"expected one of the formats.*glm results 3.*received.*99"):
+    with pytest.raises(ModelError, match=r"expected one of the formats.*glm results 4.*received.*99"):
         fs.load(path)
 
 

@@ -217,11 +217,11 @@ def test_a_truncated_file_is_refused(result, path):
         ({}, "expected one of the formats .*received None"),
         ({"format": "fedstat vfem results 99"}, "received 'fedstat vfem results 99'"),
         ({"format": "fedstat vfem results 1"}, "saved by an earlier fedstat 0.1.0"),
-        ({"format": "fedstat vfem results 2"}, "the file is not whole"),
-        ({"format": "fedstat vfem results 2", "content": "{"}, "the file is not whole"),
-        ({"format": "fedstat vfem results 2", "content": "[]"}, "the file is not whole"),
-        ({"format": "fedstat vfem results 2", "content": "{}"}, "the file is not whole"),
-        ({"format": "fedstat vfem results 2", "content": "null"}, "the file is not whole"),
+        ({"format": "fedstat vfem results 3"}, "the file is not whole"),
+        ({"format": "fedstat vfem results 3", "content": "{"}, "the file is not whole"),
+        ({"format": "fedstat vfem results 3", "content": "[]"}, "the file is not whole"),
+        ({"format": "fedstat vfem results 3", "content": "{}"}, "the file is not whole"),
+        ({"format": "fedstat vfem results 3", "content": "null"}, "the file is not whole"),
     ],
 )
 def test_other_formats_are_refused(path, header, complaint):

@@ -1,0 +1,46 @@
+"""Where all tables are in one process the partition says so, as do every summary and a saved fit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from statsmodels.genmod.families import Gaussian
+
+import fedstat as fs
+from fedstat.federation.carry.remote import RemoteEngine
+from fedstat.federation.door.owner.claims import ONE_PROCESS, REHEARSAL
+
+
+def partition(**given):
+    rng = np.random.default_rng(0)
+    x, z = rng.normal(size=(2, 240))
+    frame = pd.DataFrame({"x": x, "z": z, "y": x + z + rng.normal(size=240)})
+    return fs.ClientPartition.from_frame(frame.assign(site=np.repeat(list("ABC"), 80)), by="site", **given)
+
+
+def columns():
+    frame = partition()._frames["A"].reset_index(drop=True)
+    return fs.ClientPartition.from_frame(frame, columns={"P": ["y"], "Q": ["x"], "R": ["z"]})
+
+
+def test_a_partition_and_its_fits_say_that_nothing_is_protected(tmp_path):
+    assert repr(partition()).splitlines()[-1] == ONE_PROCESS
+    fits = {
+        "rows": fs.GLORE.from_formula("y > 0 ~ x + z", partition()).fit(),
+        "averaged": fs.FedAvg.from_formula("y > 0 ~ x", partition()).fit(rounds=2, seed=1, standardize=True),
+        "columns": fs.VFEMRegression.from_formula("y ~ .", columns()).fit(),
+        "refitted": fs.VFEMRegression.from_formula("y ~ .", columns()).fit().refit("y ~ x"),
+        "selected": fs.VerticalGLM.from_formula("y ~ .", columns()).fit(),
+    }
+    for name, fitted in fits.items():
+        assert ONE_PROCESS in fitted.summary().notes, name
+        if name != "refitted":
+            fitted.save(tmp_path / name)
+            assert ONE_PROCESS in fs.load(tmp_path / name).summary().notes, name
+
+
+def test_a_rehearsal_says_that_it_is_one():
+    strict = partition(policy="strict")
+    assert repr(strict).splitlines()[-1] == REHEARSAL
+    assert REHEARSAL in fs.FederatedGLM.from_formula("y ~ x", strict, family=Gaussian()).fit().summary().notes
+    assert RemoteEngine({}).setting == ""
