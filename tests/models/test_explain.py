@@ -7,6 +7,8 @@ else was told but for rounds whose number depends on the data. On the way all si
 steps that families declare.
 """
 
+from contextlib import contextmanager
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -252,24 +254,24 @@ def keyed(table):
     return {tuple(row[:-1]): row[-1] for row in table[KEY].itertuples(index=False, name=None)}
 
 
-@pytest.fixture
-def ordered(monkeypatch):
+@contextmanager
+def ordered():
     """Sites answer steps in the order that families declare, whatever else they allow."""
     declared = fs.Policy(order="declared")
-    monkeypatch.setattr(
-        door, "check_order", lambda site, _, ask, step, last: check_order(site, declared, ask, step, last)
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(door, "check_order", lambda site, _, *asked: check_order(site, declared, *asked))
+        yield
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.usefixtures("ordered")
 @pytest.mark.filterwarnings("ignore::fedstat.errors.FedstatWarning")
 def test_what_a_fit_releases_was_told(name):
     make, arguments = CASES[name]
     model = make()
     explanation = model.explain(**arguments)
     table = explanation.tidy()
-    released, rounds = passed(model, model.fit(**arguments))
+    with ordered():
+        released, rounds = passed(model, model.fit(**arguments))
     told, real = keyed(table), keyed(released[~released["step"].isin(SOMETIMES)])
     assert set(told) == set(real)
     open_ended = set(table.loc[table["messages_low"] < table["messages_high"], "step"])
@@ -287,16 +289,16 @@ def test_what_a_fit_releases_was_told(name):
         assert explanation.totals()["sends"].sum() == released["bytes"].sum()
 
 
-@pytest.mark.usefixtures("ordered")
 @pytest.mark.filterwarnings("ignore::fedstat.errors.FedstatWarning")
 def test_what_is_asked_after_a_fit_is_in_order_as_well():
-    for made in (vfem(), vfem(coordinator="apart"), vglm(penalty="lasso"), vglm("sick", penalty="lasso")):
-        fitted = made.fit()
-        fitted.predict(made.partition)
-        made.fit()
-    vfem().fit().get_prediction()
-    glm = horizontal("sick ~ x", BINOMIAL)
-    fitted = glm.fit()
-    fitted.evaluate()
-    fitted.score_test("w")
-    glm.fit(masked=False)
+    with ordered():
+        for made in (vfem(), vfem(coordinator="apart"), vglm(penalty="lasso"), vglm("sick", penalty="lasso")):
+            fitted = made.fit()
+            fitted.predict(made.partition)
+            made.fit()
+        vfem().fit().get_prediction()
+        glm = horizontal("sick ~ x", BINOMIAL)
+        fitted = glm.fit()
+        fitted.evaluate()
+        fitted.score_test("w")
+        glm.fit(masked=False)
