@@ -84,6 +84,9 @@ class Declared:
     weighs : str or None
         Of what a step takes: in words, the weights of rows that it is, "residuals" for instance; the door
         holds them against the rule on weights before the answer leaves. Empty: it weighs no rows.
+    common : bool
+        Of what a step takes: it is the same at every site, and masks hide nothing but from who told sites
+        different ones: these do not cancel.
     sensitivity : float or None
         By how much the array's Euclidean length changes at most where one entity's record is replaced; None:
         nothing bounds it, and no mechanism can be put before it.
@@ -98,6 +101,7 @@ class Declared:
     wide: bool = False
     behind: tuple[type, ...] = ()
     weighs: str | None = None
+    common: bool = False
     sensitivity: float | None = None
 
 

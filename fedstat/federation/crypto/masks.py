@@ -148,7 +148,8 @@ def decode_sum(name: str, words: Words, encoding: Encoding) -> Array:
     if top.size and not (top.min() >= -largest and top.max() <= largest):
         raise SecurityError(
             f"array '{name}': its masks did not cancel. A site is missing or entered twice, or the sites do "
-            "not share the same session, round, array and encoding; ask again in a new session"
+            "not share the same session, round, array and encoding, or were not told alike what all are to "
+            "be told; ask again in a new session"
         )
     if encoding.whole:
         whole: Ints = top.copy()

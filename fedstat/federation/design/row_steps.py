@@ -267,7 +267,7 @@ STEPS: Mapping[str, Step] = {
     ),
     "open_rows": Step(
         open_rows,
-        text_in=Declared("aggregate", "coding of the columns, with the state of transforms"),
+        text_in=Declared("aggregate", "coding of the columns, with the state of transforms", common=True),
         text_out=Declared("schema", "names of the design columns", behind=OPEN_ROWS),
     ),
     "sum_columns": Step(

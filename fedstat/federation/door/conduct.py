@@ -8,17 +8,23 @@ nothing, may come at any time, since a fit may be broken off and another one beg
 With the random table of a client, what it opened is its columns. The other client is shown what it opened,
 and whoever deals knows the table: so the dealer is a third party, and one that does not carry the messages
 where an owner wants more than a coordinator's word.
+
+What all sites are to be told alike, means and deviations to standardise by for instance, is bound into the
+masks of their sums: a coordinator that tells all sites but one a scale at which their parts vanish would have
+that one's part, and has a sum whose masks do not cancel.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
 
 from fedstat.errors import DescriptionError, DoorError, SecurityError
+from fedstat.federation.crypto.keys import encode
 from fedstat.federation.door import facts
 from fedstat.federation.door.owner.policy import Policy
-from fedstat.federation.door.state import SiteData
+from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Ask, Step
 
 
@@ -82,3 +88,30 @@ def check_dealer(data: SiteData, fact: facts.DealtBy) -> None:
             f"product of '{first}' and '{second}', and the coordinator would. Take a third institution into "
             'the model, or have the owner allow it by the line  dealer = "any"  in policy.toml'
         )
+
+
+def note_answered(state: State, ask: Ask, step: Step) -> None:
+    """Keep which step came last, and what all sites were told alike with one that begins something."""
+    state.last[ask.family] = ask.step
+    if step.after is None:
+        state.begun[f"{ask.family} {ask.step}"] = digest_common(ask, step)
+
+
+def bind_common(state: State, ask: Ask, step: Step) -> str:
+    """Digest of what a session's sites are to have been told alike, up to this question; '' for nothing."""
+    begun = {**state.begun, "": digest_common(ask, step)}
+    told = [part for name, digest in sorted(begun.items()) if digest for part in (name, digest)]
+    return hashlib.sha256(encode("fedstat common 1", *told)).hexdigest() if told else ""
+
+
+def digest_common(ask: Ask, step: Step) -> bytes:
+    """SHA-256 of what comes with a question and is declared the same at every site; empty for nothing."""
+    parts: list[str | bytes] = []
+    if step.text_in is not None and step.text_in.common:
+        parts.append(ask.text)
+    for name in sorted(
+        name for name, declared in step.takes.items() if declared.common and name in ask.arrays
+    ):
+        array = ask.arrays[name]
+        parts += [name, str(array.dtype), str(array.shape), array.tobytes()]
+    return hashlib.sha256(encode(ask.family, ask.step, *parts)).digest() if parts else b""

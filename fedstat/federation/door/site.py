@@ -21,7 +21,7 @@ from fedstat.errors import (
 from fedstat.federation.account.chain import Chain, SiteAccount
 from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.crypto.masks import WIDE, Masker
-from fedstat.federation.door.conduct import check_order
+from fedstat.federation.door.conduct import bind_common, check_order, note_answered
 from fedstat.federation.door.memory import ReleasedGroups
 from fedstat.federation.door.owner.approval import APPROVAL, Approvals, PlanStore
 from fedstat.federation.door.owner.plan import AnalysisPlan
@@ -244,7 +244,7 @@ class Site:
         left = chain.reply(ask, step, reply, clear.arrays, n_sites)
         if ask.family == RECEIPT:
             return packed
-        state.last[ask.family] = ask.step
+        note_answered(state, ask, step)
         self._keep_state(ask.session, state)
         self.ledger.begin_round()
         self.ledger.enter(left)
@@ -278,7 +278,7 @@ class Site:
         check_counts(self.name, self.policy, ask, step, released(reply), state.entities)
         if masker is None:
             return reply, reply, 1
-        hidden = replace(reply, arrays=mask(masker, ask, step, reply.arrays))
+        hidden = replace(reply, arrays=mask(masker, ask, step, reply.arrays, bind_common(state, ask, step)))
         return reply, hidden, len(masker.sites)
 
     def _judge(self, state: State, fact: Any) -> None:
@@ -358,11 +358,16 @@ def released(reply: Reply) -> list[str]:
     return [*reply.arrays, *(["text"] if reply.text else [])]
 
 
-def mask(masker: Masker, ask: Ask, step: Step, arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """Hide the arrays of which the coordinator needs the sum over sites only."""
+def mask(masker: Masker, ask: Ask, step: Step, arrays: Mapping[str, Array], bound: str) -> dict[str, Array]:
+    """Hide the arrays of which the coordinator needs the sum over sites only.
+
+    Masks cancel where sites were told alike what is `bound`.
+    """
     assert ask.masked is not None
     hidden = dict(arrays)
     for name in (name for name in arrays if step.gives[name].maskable):
         encoding = WIDE if step.gives[name].wide else None
-        hidden[name] = masker.mask(f"{ask.family} {ask.step} {name}", arrays[name], ask.masked, encoding)
+        hidden[name] = masker.mask(
+            f"{ask.family} {ask.step} {name}{bound}", arrays[name], ask.masked, encoding
+        )
     return hidden

@@ -137,6 +137,7 @@ class State:
         self.told: set[type] = set()
         self.in_play: set[str] = set()
         self.last: dict[str, str] = {}  # the latest step of each family
+        self.begun: dict[str, bytes] = {}  # what all sites were told alike, by the step that it came with
         # Not restored after a refusal: what was asked for counts.
         self.analysis = FollowedPlan()
 

@@ -185,17 +185,19 @@ def sum_likelihood(data: SiteData, state: State, beta: Floats, dispersion: Float
     return {"defined": np.array(finite), "llf": np.array(llf if finite else 0.0)}
 
 
-BETA = Declared("aggregate", "coefficients")
+BETA = Declared("aggregate", "coefficients", common=True)
 FAIR = Declared("control", "q and Lipschitz constant of q-FedAvg, and a mean loss", optional=True)
 STEPS: Mapping[str, Step] = {
     "start": Step(
         start,
         {
-            "shift": Declared("aggregate", "means of the columns over all sites, or zeros"),
-            "scale": Declared("aggregate", "standard deviations of the columns over all sites, or ones"),
+            "shift": Declared("aggregate", "means of the columns over all sites, or zeros", common=True),
+            "scale": Declared(
+                "aggregate", "standard deviations of the columns over all sites, or ones", common=True
+            ),
         },
         {"rows": summed("number of rows, weights counted", 0, behind=OPEN_ROWS)},
-        Declared("control", "family and link"),
+        Declared("control", "family and link", common=True),
     ),
     "run_epochs": Step(
         run_epochs,

@@ -190,7 +190,7 @@ STEPS: Mapping[str, Step] = {
         sum_clusters,
         {
             **COLUMNS,
-            "beta": Declared("aggregate", BETA),
+            "beta": Declared("aggregate", BETA, common=True),
             "shared": Declared("presence", "keyed hashes of clusters that several sites have", dtype="int64"),
             "spanning": Declared("presence", "keyed hashes of strata that several sites have", dtype="int64"),
         },

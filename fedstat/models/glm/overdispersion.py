@@ -63,9 +63,9 @@ STEPS: Mapping[str, Step] = {
     "sum_nb2": Step(
         sum_nb2,
         {
-            "beta": Declared("aggregate", BETA),
+            "beta": Declared("aggregate", BETA, common=True),
             **COLUMNS,
-            "alpha": Declared("aggregate", "overdispersion of the negative binomial", 0),
+            "alpha": Declared("aggregate", "overdispersion of the negative binomial", 0, common=True),
         },
         {
             "inside": INSIDE,

@@ -225,11 +225,11 @@ def judge(
 
 
 COLUMNS = {
-    "shift": Declared("aggregate", "means of the columns over all sites"),
-    "scale": Declared("aggregate", "standard deviations of the columns over all sites"),
+    "shift": Declared("aggregate", "means of the columns over all sites", common=True),
+    "scale": Declared("aggregate", "standard deviations of the columns over all sites", common=True),
 }
 BETA = "coefficients of the standardised columns"
-NULL = Declared("aggregate", "intercept of the model without covariates", 0, optional=True)
+NULL = Declared("aggregate", "intercept of the model without covariates", 0, optional=True, common=True)
 
 
 def _own(what: str, ndim: int = 1) -> Declared:
@@ -240,7 +240,7 @@ STEPS: Mapping[str, Step] = {
     "start": Step(
         start,
         gives={"response": summed("sums of weights and response", behind=OPEN_ROWS)},
-        text_in=Declared("control", "family and link"),
+        text_in=Declared("control", "family and link", common=True),
     ),
     "fit_alone": Step(
         fit_alone,
@@ -257,7 +257,7 @@ STEPS: Mapping[str, Step] = {
         {
             "observed": Declared("control", "whether to sum the observed information", 0),
             **COLUMNS,
-            "beta": Declared("aggregate", BETA, optional=True),
+            "beta": Declared("aggregate", BETA, optional=True, common=True),
             "null": NULL,
         },
         {
@@ -270,7 +270,7 @@ STEPS: Mapping[str, Step] = {
         judge,
         {
             **COLUMNS,
-            "beta": Declared("aggregate", BETA),
+            "beta": Declared("aggregate", BETA, common=True),
             "dispersion": Declared(
                 "aggregate", "dispersion, for the likelihoods with and without covariates"
             ),
