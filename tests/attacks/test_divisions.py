@@ -47,6 +47,7 @@ def groups_released(policy, departs=False):
     for columns, method in itertools.product(chosen, ("vfem", "impute")):
         if departs:
             partition.division.without.clear()
+            partition.division.left_out = np.zeros(0, dtype=np.int64)
         model = fs.VFEMRegression.from_formula(f"y ~ {' + '.join(columns)}", partition)
         with tapped(model) as wire:
             try:
