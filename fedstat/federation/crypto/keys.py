@@ -22,6 +22,7 @@ protected: who talks with whom, and an institution whose identity file was stole
 from __future__ import annotations
 
 import hashlib
+import hmac
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,6 +108,10 @@ class Identity:
         return PublicIdentity(
             self.signing.public_key().public_bytes_raw(), self.agreement.public_key().public_bytes_raw()
         )
+
+    def secret(self, purpose: str) -> bytes:
+        """Derive 32 bytes that nobody else knows, the same for a purpose as long as the keys last."""
+        return hmac.digest(self.signing.private_bytes_raw(), encode("fedstat secret 1", purpose), "sha256")
 
     def save(self, path: str | Path) -> None:
         """Write the keys to a new file that its owner alone may read (mode 0600).

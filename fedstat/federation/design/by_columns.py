@@ -14,11 +14,13 @@ import numpy as np
 
 from fedstat.errors import DesignError
 from fedstat.federation.design.block import CodedBlock, apply_block, build_block
+from fedstat.federation.design.detail import block_detail, response_detail
 from fedstat.federation.design.formula.asked import response_asked, terms_asked
 from fedstat.federation.design.formula.parse import ClientTerms, Formula
 from fedstat.federation.design.observed import Partial
 from fedstat.federation.design.response import build_response
 from fedstat.federation.design.spec import BlockSpec, read_terms
+from fedstat.federation.door.bits import ColumnsDetail
 from fedstat.federation.door.facts import Entities, RowsByLevel
 from fedstat.federation.door.site import FAMILIES
 from fedstat.federation.door.state import SiteData, State
@@ -37,7 +39,8 @@ class BlockDesign:
     """One institution's part of the design: its p columns, and the term of each.
 
     `rows` (n_k,) are the positions, ascending, of the entities that it has among the n of the design;
-    `n_partial` counts entities with some but not all of the columns.
+    `n_partial` counts entities with some but not all of the columns; `detail` has the columns of few values
+    where the site's owner has sums judged by their bits.
     """
 
     client: str
@@ -45,6 +48,7 @@ class BlockDesign:
     term_names: tuple[str, ...]
     rows: Ints
     n_partial: int
+    detail: ColumnsDetail | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,7 @@ class Design:
     response_keep: Bools
     blocks: tuple[BlockDesign, ...]
     n_dropped: int
+    response_detail: ColumnsDetail | None = None
 
     @property
     def n(self) -> int:
@@ -106,6 +111,13 @@ class OpenedBlock:
     n_partial: int
 
 
+@dataclass(frozen=True, slots=True)
+class DetailedBlock(OpenedBlock):
+    """The same, and which of the columns have few values, where the site's owner has sums judged by these."""
+
+    detail: ColumnsDetail | None = None
+
+
 def open_response(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
     """Compute the response and say which rows have one."""
     asked = from_json(ResponseQuestion, text, f"{data.name}: the question about the response")
@@ -117,7 +129,9 @@ def open_response(data: SiteData, state: State, text: str) -> tuple[dict[str, Ar
     has = np.isfinite(response)
     state.play(asked.columns)
     state.keep("response", response, int(has.sum()))
-    return {"has": has}, ""
+    detail = response_detail(data, asked.response)
+    state.keep("response detail", detail)
+    return {"has": has}, "" if detail is None else to_json(detail)
 
 
 def open_block(data: SiteData, state: State, text: str, use: Bools) -> tuple[dict[str, Array], str]:
@@ -136,7 +150,7 @@ def open_block(data: SiteData, state: State, text: str, use: Bools) -> tuple[dic
     # Levels leave with their names; one that few entities have may tell who they are.
     for name in block.spec.levels:
         state.tell(RowsByLevel(name, data.frame[name][block.seen].value_counts().tolist()))
-    return _opened(state, block)
+    return _opened(data, state, block)
 
 
 def open_new_block(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
@@ -145,15 +159,17 @@ def open_new_block(data: SiteData, state: State, text: str) -> tuple[dict[str, A
     coding = BlockSpec.from_json(asked.spec)
     state.tell(terms_asked(read_terms(coding.terms, coding.columns)))
     block = apply_block(data.frame, coding, partial=asked.partial, client=data.name)
-    return _opened(state, block)
+    return _opened(data, state, block)
 
 
-def _opened(state: State, block: CodedBlock) -> tuple[dict[str, Array], str]:
+def _opened(data: SiteData, state: State, block: CodedBlock) -> tuple[dict[str, Array], str]:
     state.play(block.spec.columns)
     state.keep("block", block, len(block.X), columns=block.X.shape[1])
     spec = block.spec
-    told = OpenedBlock(spec.names, spec.term_names, spec.levels, block.n_partial)
-    return {"seen": block.seen}, to_json(told)
+    detail = block_detail(data, spec)
+    state.keep("block detail", detail)
+    told = (spec.names, spec.term_names, spec.levels, block.n_partial)
+    return {"seen": block.seen}, to_json(DetailedBlock(*told, detail) if detail else OpenedBlock(*told))
 
 
 def release_spec(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
@@ -180,6 +196,7 @@ STEPS: Mapping[str, Step] = {
         open_response,
         gives={"has": Declared("presence", "which entities have a response")},
         text_in=Declared("schema", "the response"),
+        text_out=Declared("schema", "published levels of the response", behind=(Entities,)),
     ),
     "open_block": Step(
         open_block,
@@ -232,8 +249,8 @@ def agree_design(
     if active is None:
         raise DesignError("the response is held by every client: this model needs it at one client only")
     question = ResponseQuestion(formula.response, formula.response_columns)
-    (reply,) = yield [design_ask(active, "open_response", session, question)]
-    has = reply.arrays["has"]
+    (reply_of_response,) = yield [design_ask(active, "open_response", session, question)]
+    has = reply_of_response.arrays["has"]
     entities = rows[active][has]
     _check_response(active, formula, n_entities, len(entities), missing)
     asks = []
@@ -245,7 +262,11 @@ def agree_design(
         asks.append(design_ask(terms.client, "open_block", session, asked, use=use))
     replies = yield asks
     blocks = tuple(_told(reply, rows[reply.site], entities) for reply in replies)
-    return Design(formula, active, entities, has, blocks, n_entities - len(entities))
+    detail = None
+    if reply_of_response.text:
+        where = f"{active}: what it tells of its response"
+        detail = from_json(ColumnsDetail, reply_of_response.text, where)
+    return Design(formula, active, entities, has, blocks, n_entities - len(entities), detail)
 
 
 def _shared(rows: Ints, entities: Ints, active: str, client: str) -> Bools:
@@ -260,10 +281,11 @@ def _shared(rows: Ints, entities: Ints, active: str, client: str) -> Bools:
 
 
 def _told(reply: Reply, rows: Ints, entities: Ints) -> BlockDesign:
-    told = from_json(OpenedBlock, reply.text, f"{reply.site}: what it tells of its columns")
+    where = f"{reply.site}: what it tells of its columns"
+    told = from_json(DetailedBlock, reply.text, where, defaults=True)
     # `seen` is by rows of the client's own table; the fit counts entities with a response, ascending.
     at = np.searchsorted(entities, rows[reply.arrays["seen"]]).astype(np.int64)
-    return BlockDesign(reply.site, told.names, told.term_names, at, told.n_partial)
+    return BlockDesign(reply.site, told.names, told.term_names, at, told.n_partial, told.detail)
 
 
 def _check_response(active: str, formula: Formula, n_entities: int, n: int, missing: Missing) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from fedstat.federation.door.bits import PLAIN, ColumnsDetail
 from fedstat.typing import Array, Bools, Floats, Ints
 
 COMPARED = "comparison"
@@ -119,12 +120,18 @@ class GroupSums:
         Matrices of products with different weights that are released over the same entities.
     weights : (n,) array, optional
         With which the entities enter: in every group they are to spread.
+    detail : ColumnsDetail
+        Those of the site's own columns that have few values.
+    beside : int
+        Columns of others that were multiplied with them.
     """
 
     code: Ints
     columns: int | None = None
     times: int = 1
     weights: Floats | None = None
+    detail: ColumnsDetail = PLAIN
+    beside: int = 0
 
 
 @dataclass(frozen=True, slots=True)

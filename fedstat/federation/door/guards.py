@@ -12,7 +12,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedstat.errors import PolicyError
+from fedstat.errors import DescriptionError, PolicyError
+from fedstat.federation.door.bits import ColumnsDetail, least_for_bits
+from fedstat.federation.door.facts import GroupSums
 from fedstat.federation.door.state import SiteData
 from fedstat.federation.door.weights import check_given_weights
 from fedstat.federation.tables.columns import MAX_SHOWN
@@ -145,6 +147,28 @@ def check_indicators(data: SiteData, ones: Ints, n: int, names: Sequence[str]) -
                 f"{data.name}: its policy (minimum rows per level) wants none or at least {least} rows on "
                 f"either side of design column '{name}'; it has fewer. Merge levels, or leave the term out"
             )
+
+
+def check_bits(data: SiteData, fact: GroupSums) -> None:
+    """Require so many entities of every group that columns of few values are not determined by its sums.
+
+    Raises
+    ------
+    DescriptionError
+        From the sizes of the groups asked for and the published levels; names the line of the policy.
+    """
+    if data.policy.discrete == "any" or not fact.detail.levelled:
+        return
+    least = least_for_bits((fact.detail, ColumnsDetail(fact.beside)), fact.times)
+    counts = np.unique(fact.code[fact.code >= 0], return_counts=True)[1]
+    if len(counts) and counts.min() < least:
+        more = "" if data.policy.rounding == "dither" else ' (fewer with  rounding = "dither")'
+        raise DescriptionError(
+            f"{data.name}: its policy (bits of columns of few values) wants at least {least:,} entities "
+            f"behind sums of products of these columns{more}; a group asked for has {counts.min():,}. Merge "
+            'groups, or leave columns out; the owner may allow it by the line  discrete = "any"  in '
+            "policy.toml"
+        )
 
 
 def check_groups(

@@ -40,6 +40,11 @@ def _working_weights(data: SiteData, fact: facts.WorkingWeights) -> None:
     weights.refuse_working_weights(data)
 
 
+def _group_sums(data: SiteData, fact: facts.GroupSums) -> None:
+    guards.check_groups(data, fact.code, fact.columns, fact.times, fact.weights)
+    guards.check_bits(data, fact)
+
+
 RULES: Mapping[type, Callable[[SiteData, Any], None]] = {
     facts.AlignmentAsked: check_alignment,
     facts.ListToRaise: check_list,
@@ -49,9 +54,7 @@ RULES: Mapping[type, Callable[[SiteData, Any], None]] = {
     facts.Entities: lambda data, fact: guards.check_entities(data, fact.n),
     facts.RowCount: lambda data, fact: guards.check_rows(data, fact.n, fact.parameters),
     facts.RowsUsed: lambda data, fact: differencing.check_difference(data, fact.used, fact.events),
-    facts.GroupSums: lambda data, fact: guards.check_groups(
-        data, fact.code, fact.columns, fact.times, fact.weights
-    ),
+    facts.GroupSums: _group_sums,
     facts.LeftOut: lambda data, fact: guards.check_left_out(data, fact.n),
     facts.ClusterRows: lambda data, fact: guards.check_clusters(data, fact.rows),
     facts.OutcomeCounts: lambda data, fact: guards.check_events(data, fact.counts, fact.response),

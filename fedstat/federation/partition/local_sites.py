@@ -88,6 +88,6 @@ class PartitionParts:
 
 def described(table: Table, policy: Policy) -> Published | None:
     """Propose what an owner would publish, where the policy asks for it: in a rehearsal there is no owner."""
-    if policy.formulas == "any":
+    if policy.formulas == policy.discrete == "any":
         return None
     return propose(table, policy.min_level_count)

@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from fedstat.federation.design.by_columns import BlockDesign, Design
+from fedstat.federation.door.bits import ColumnsDetail
 from fedstat.federation.door.guards import ENTITIES_PER_EQUATION
 from fedstat.inference.summary import ClientBlock
 from fedstat.models.vertical.merges import keep_only
@@ -26,7 +27,8 @@ class Layout:
     take part, `kept` their ascending positions among the n entities, `response_keep` which rows of the active
     institution; `absent` counts entities with a response that a client lacks. With `filled`, missing blocks
     count as seen at their mean, so that nothing is missing. `aside` records are left out as in an earlier
-    fit.
+    fit. `details` of each client and that of the response
+    have the columns of few values, None where the site's owner does not have them judged.
     """
 
     clients: tuple[str, ...]
@@ -42,6 +44,8 @@ class Layout:
     absent: Mapping[str, int]
     filled: bool = False
     aside: int = 0
+    details: tuple[ColumnsDetail | None, ...] = ()
+    response_detail: ColumnsDetail | None = None
 
     # ---- columns -------------------------------------------------------------------------------
 
@@ -122,6 +126,8 @@ def lay_out(design: Design, blocks: Sequence[BlockDesign], use: Bools, *, filled
         response_keep=keep_only(design.response_keep, use),
         absent={block.client: design.n - len(block.rows) for block in blocks if len(block.rows) < design.n},
         filled=filled,
+        details=tuple(block.detail for block in blocks),
+        response_detail=design.response_detail,
     )
 
 

@@ -6,7 +6,8 @@ hold p_g + 1 linear equations in the n_g values of that column, beside its lengt
 determine the column; and to anybody the matrix fixes the rows up to a rotation, which leaves little to choose
 where n_g is hardly larger. A pattern is therefore released with at least twice as many entities as
 equations, :func:`least_entities`, so that half of every column stays undetermined, whoever colludes. That
-is no bound on what columns of few distinct values disclose: an owner may want more (`min_count`).
+is no bound on what columns of few distinct values disclose: where an owner has these judged by their bits, a
+pattern needs as many entities as :func:`~fedstat.federation.door.bits.least_for_bits` says as well.
 
 An entity may always be treated as if a client lacked it: that is exact when blocks are missing
 completely at random, and costs the information of the block that is left out. The plan follows from the
@@ -24,6 +25,7 @@ from typing import TypeAlias
 import numpy as np
 
 from fedstat.errors import EstimationError, ModelError
+from fedstat.federation.door.bits import ColumnsDetail, least_for_bits
 from fedstat.federation.door.guards import ENTITIES_PER_EQUATION
 from fedstat.typing import Bools, Floats, Ints
 
@@ -63,14 +65,35 @@ def least_entities(columns: int, min_count: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """How many entities a released pattern needs: `sizes` are the columns of each of K clients."""
+    """How many entities a released pattern needs: `sizes` are the columns of each of K clients.
+
+    `details` of each client and that of the response have the columns of few values where the sites' owners
+    have sums judged by their bits; see :mod:`fedstat.federation.door.bits`.
+    """
 
     min_count: int
     sizes: tuple[int, ...]
+    details: tuple[ColumnsDetail | None, ...] = ()
+    response: ColumnsDetail | None = None
 
     def least(self, pattern: Pattern) -> int:
         """Fewest entities of a pattern."""
-        return least_entities(sum(compress(self.sizes, pattern)), self.min_count)
+        least = least_entities(sum(compress(self.sizes, pattern)), self.min_count)
+        if not self.in_bits:
+            return least
+        seen = compress(zip(self.sizes, self.details, strict=True), pattern)
+        own = [ColumnsDetail(size) if detail is None else detail for size, detail in seen]
+        return max(least, least_for_bits((*own, self.response or ColumnsDetail(1))))
+
+    @property
+    def in_bits(self) -> bool:
+        """Whether a site has columns of few values judged by their bits."""
+        return any(detail is not None and detail.levelled for detail in (*self.details, self.response))
+
+    @property
+    def by_equations(self) -> Rule:
+        """The rule without the bits of columns of few values."""
+        return Rule(self.min_count, self.sizes)
 
 
 def plan_merges(

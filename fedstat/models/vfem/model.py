@@ -18,7 +18,6 @@ from fedstat.models.checks import check_choice, check_whole
 from fedstat.models.vertical.division import keep_division
 from fedstat.models.vertical.exchange.patterns import SmallPatterns, exchange_patterns
 from fedstat.models.vertical.layout import Layout
-from fedstat.models.vertical.merges import LARGEST_SHARE
 from fedstat.models.vertical.model import VerticalModel
 from fedstat.models.vfem.block_model import (
     CrossSource,
@@ -159,7 +158,7 @@ class VFEMRegression(VFEMModel):
         tol_score: float = 1e-8,
         tol_change: float = 1e-6,
         progress: bool = False,
-        max_moved: float = LARGEST_SHARE,
+        max_moved: float | None = None,
     ) -> VFEMResults:
         """Maximise the likelihood of the observed data.
 
@@ -213,9 +212,10 @@ class VFEMRegression(VFEMModel):
             moments Newton's method goes on until the maximum is within 1e-9 standard errors.)
         tol_change, progress
             As in :meth:`VFEMGLM.fit`.
-        max_moved : float
+        max_moved : float, optional
             With exchange="moments": largest share of the entities in missing patterns that are too small to
-            be released, and count as missing at an institution that has them.
+            be released, and count as missing at an institution that has them. By default .05, or any share
+            where an owner's policy has sums judged by the bits of columns of few values.
 
         Returns
         -------
@@ -248,7 +248,7 @@ class VFEMRegression(VFEMModel):
         if exchange == "moments":
             check_cov_type(cov_type)
             refuse_iterative(arguments)
-        if not 0.0 <= max_moved <= 1.0:
+        if max_moved is not None and not 0.0 <= max_moved <= 1.0:
             raise ModelError(f"max_moved: expected a share between 0 and 1, received {max_moved!r}")
         options = IterationOptions(
             step=step,
@@ -271,7 +271,7 @@ class VFEMRegression(VFEMModel):
         return result
 
     def _fit_moments(
-        self, method: Method, cov_type: CovType, options: IterationOptions, max_moved: float
+        self, method: Method, cov_type: CovType, options: IterationOptions, max_moved: float | None
     ) -> VFEMResults:
         layout, ledger = self._begin(method)
         small = SmallPatterns(self.partition.min_count, max_moved, INSTEAD)

@@ -21,7 +21,6 @@ from fedstat.kernels.penalised.penalties import Penalty
 from fedstat.models.checks import check_choice, check_positive, check_whole
 from fedstat.models.vertical.division import divide_as_before, keep_division
 from fedstat.models.vertical.exchange.patterns import SmallPatterns
-from fedstat.models.vertical.merges import LARGEST_SHARE
 from fedstat.models.vertical.model import VerticalModel
 from fedstat.models.vglm.explain import VGLMPlan
 from fedstat.models.vglm.path.criteria import Select
@@ -165,7 +164,7 @@ class VerticalGLM(VerticalModel):
         random_state: int | None = None,
         masked: bool = True,
         tol: float = 1e-7,
-        max_moved: float = LARGEST_SHARE,
+        max_moved: float | None = None,
     ) -> VerticalGLMResults:
         """Fit a path of penalised models, choose one, and refit on the columns that it selects.
 
@@ -232,9 +231,10 @@ class VerticalGLM(VerticalModel):
             institution's part of one step and not of many; see the notes of the summary.
         tol : float
             Largest violation of the stationarity conditions, as a share of the largest lambda.
-        max_moved : float
+        max_moved : float, optional
             Of missing="em": largest share of the entities in missing patterns that are too small to be
-            released, and count as missing at an institution that has them.
+            released, and count as missing at an institution that has them. By default .05, or any share where
+            an owner's policy has sums judged by the bits of columns of few values.
 
         Returns
         -------
@@ -261,7 +261,7 @@ class VerticalGLM(VerticalModel):
         check_steps(steps, self.penalty, algorithm, exchange)
         check_whole("n_lambdas", n_lambdas, 2)
         check_positive("tol", tol)
-        if not 0.0 <= max_moved <= 1.0:
+        if max_moved is not None and not 0.0 <= max_moved <= 1.0:
             raise ModelError(f"max_moved: expected a share between 0 and 1, received {max_moved!r}")
         normal = self.distribution.name == "Gaussian" and exchange == "products"
         self._check_together(choice, passing, normal)
@@ -285,7 +285,7 @@ class VerticalGLM(VerticalModel):
         choice: ChoiceOptions,
         passing: ExchangeOptions,
         setup: Setup,
-        max_moved: float,
+        max_moved: float | None,
         random: np.random.Generator,
     ) -> FitPlan:
         """Put options and what was agreed on with the institutions together."""

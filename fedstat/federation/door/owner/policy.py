@@ -28,6 +28,8 @@ WORDS = (
     "remember",
     "formulas",
     "evaluation",
+    "discrete",
+    "rounding",
     "reasons",
     "alignment",
     "dealer",
@@ -41,6 +43,8 @@ STRICT: Mapping[str, Any] = {
     "remember": "all",
     "formulas": "simple",
     "evaluation": "once",
+    "discrete": "bits",
+    "rounding": "dither",
     "reasons": "logged",
     "max_refusals": 10,
     "alignment": "ask",
@@ -100,6 +104,11 @@ class Policy:
         all that the site publishes of that column; see :mod:`fedstat.federation.door.descriptions`.
     evaluation : {"any", "once"}
         "once" lets a model be evaluated one time, on edges that do not depend on rows.
+    discrete : {"any", "bits"}
+        "bits" releases sums of products by group only over so many entities that columns of few values are
+        not determined by them; see :mod:`fedstat.federation.door.bits`.
+    rounding : {"none", "dither"}
+        "dither" moves the columns of such sums by up to half a hundredth of their standard deviation.
     reasons : {"told", "logged"}
         Whether a refusal that depends on rows says why to whoever asked, or to the owner's log alone.
     max_refusals : int
@@ -140,6 +149,8 @@ class Policy:
     remember: Literal["all", "rows", "nothing"] = "rows"
     formulas: Literal["any", "simple"] = "any"
     evaluation: Literal["any", "once"] = "any"
+    discrete: Literal["any", "bits"] = "any"
+    rounding: Literal["none", "dither"] = "none"
     reasons: Literal["told", "logged"] = "told"
     max_refusals: int = 0
     alignment: Literal["allow", "ask"] = "allow"

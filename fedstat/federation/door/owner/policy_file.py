@@ -158,6 +158,22 @@ KEYS: tuple[Key, ...] = (
         'rows, or "any" number of times, on any edges, between which single rows can lie.',
     ),
     Key(
+        "discrete",
+        '"any" or "bits"',
+        lambda value: value in ("any", "bits"),
+        'Sums of products by group and columns of few values, such as 0 and 1, in small groups: "bits" wants '
+        "so many entities that the sums do not determine such a column for who knows all others; how many "
+        'values a column has stands in columns.toml. "any": as for columns of many values.',
+    ),
+    Key(
+        "rounding",
+        '"none" or "dither"',
+        lambda value: value in ("none", "dither"),
+        'Sums of products by group: "dither" moves every value by up to half a hundredth of the standard '
+        'deviation of its column, so that a sum carries 10 bits about it at most, and not 53; with "bits" '
+        "above, a fifth of the entities will do. Estimates move by a small part of their standard errors.",
+    ),
+    Key(
         "reasons",
         '"told" or "logged"',
         lambda value: value in ("told", "logged"),

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fedstat.errors import EstimationError
+from fedstat.federation.door.bits import EXACT
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.federation.rounds.products import Conversation
 from fedstat.kernels.glm.specification import DistributionSpec
@@ -31,7 +32,7 @@ class PatternExchange:
     `dealers` has a site for each pair of institutions, '' for the coordinator; `released` which of the
     entities that a client brought count as seen, (m,); `numbers` how many different numbers, each a sum over
     the entities of a pattern, hold columns of an institution; `smallest` the entities behind the smallest of
-    these sums.
+    these sums. `by_bits` says what it cost that columns of few values are judged by their bits.
     """
 
     moments: PatternMoments
@@ -40,6 +41,22 @@ class PatternExchange:
     released: Mapping[str, Bools]
     numbers: Mapping[str, int]
     smallest: int
+    by_bits: CostOfBits | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CostOfBits:
+    """What merging cost because sums were judged by the bits of columns of few values.
+
+    `lost` are entities that count as missing for it, by client that has them; `short` how many more entities
+    the patterns that were merged for it would need, in all; `sites` whose policies ask for it, and of these
+    `exact` whose sums are not dithered.
+    """
+
+    lost: Mapping[str, int]
+    short: int
+    sites: tuple[str, ...]
+    exact: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +64,13 @@ class SmallPatterns:
     """Which missing patterns are too small to be released, and what is done about them.
 
     A pattern needs `min_count` entities, and :func:`~fedstat.models.vertical.merges.least_entities`; at most
-    a share `max_moved` of all may count as missing, or be left out, because theirs has fewer. `otherwise`
-    ends the error with what else the family offers.
+    a share `max_moved` of all may count as missing, or be left out, because theirs has fewer: by default 5 %,
+    or any share where owners have sums judged by bits. `otherwise` ends the error with what else the family
+    offers.
     """
 
     min_count: int
-    max_moved: float = LARGEST_SHARE
+    max_moved: float | None = None
     otherwise: str = ""
 
 
@@ -64,10 +82,11 @@ def exchange_patterns(
     An EstimationError where too many entities have a pattern with too few, or those of a client all have; a
     ModelError where there is nobody to deal for two institutions.
     """
-    rule = Rule(small.min_count, layout.sizes)
-    plan = plan_merges(
-        ~layout.missing, layout.counts, rule, largest_share=small.max_moved, otherwise=small.otherwise
-    )
+    rule = Rule(small.min_count, layout.sizes, layout.details, layout.response_detail)
+    share = small.max_moved
+    if share is None:
+        share = 1.0 if rule.in_bits else LARGEST_SHARE
+    plan = plan_merges(~layout.missing, layout.counts, rule, largest_share=share, otherwise=small.otherwise)
     never = [k for j, k in enumerate(layout.clients) if not plan.patterns[:, j].any()]
     if never:
         raise EstimationError(
@@ -92,7 +111,40 @@ def exchange_patterns(
         scale=np.append(units.scale, units.sd),
     )
     numbers, smallest = count_numbers(layout, plan), int(moments.n.min())
-    return PatternExchange(moments, plan, grams.dealers, released, numbers, smallest)
+    cost = cost_of_bits(layout, rule, plan)
+    return PatternExchange(moments, plan, grams.dealers, released, numbers, smallest, cost)
+
+
+def cost_of_bits(layout: Layout, rule: Rule, plan: MergePlan) -> CostOfBits | None:
+    """Compare a plan with the one that would hold if columns of few values were as others."""
+    if not rule.in_bits:
+        return None
+    patterns, n = ~layout.missing, layout.counts
+    before = plan_merges(patterns, n, rule.by_equations, largest_share=1.0)
+
+    def shown(of: MergePlan) -> Ints:
+        seen = [of.shows(of.target, k) for k in range(len(layout.clients))]
+        return np.array([n[own].sum() for own in seen], dtype=np.int64)
+
+    lost = (shown(before) - shown(plan)).tolist()
+    sizes = dict(
+        zip(
+            map(tuple, before.patterns.tolist()),
+            np.bincount(before.target[before.target >= 0], n[before.target >= 0], len(before.patterns)),
+            strict=True,
+        )
+    )
+    short = sum(max(rule.least(pattern) - int(m), 0) for pattern, m in sizes.items())
+    details = {**dict(zip(layout.clients, layout.details, strict=True))}
+    sites = {k: d for k, d in details.items() if d is not None and d.levelled}
+    if layout.response_detail is not None and layout.response_detail.levelled:
+        sites[layout.active] = layout.response_detail
+    return CostOfBits(
+        {k: m for k, m in zip(layout.clients, lost, strict=True) if m > 0},
+        short,
+        tuple(sites),
+        tuple(k for k, d in sites.items() if d.carried == EXACT),
+    )
 
 
 def as_released(layout: Layout, code: Ints, shown: Mapping[str, Bools]) -> Layout:

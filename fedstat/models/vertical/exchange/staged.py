@@ -8,6 +8,8 @@ import numpy as np
 
 from fedstat.errors import EstimationError, MessageError
 from fedstat.federation.design.by_columns import block_of
+from fedstat.federation.door.bits import PLAIN, ColumnsDetail
+from fedstat.federation.door.dither import dithered
 from fedstat.federation.door.facts import GroupSums
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import check_lengths
@@ -27,7 +29,8 @@ class StagedBlock:
 
     `keep` (n_seen,) are the rows of the opened block that take part; `held` (n,) those of X that are its own:
     others are filled in with their mean, and hide nothing. `weight` (n,) are the latest row weights, empty
-    before the first, and `grams` counts the weighted Gram matrices that were released.
+    before the first, and `grams` counts the weighted Gram matrices that were released. `detail` has the
+    columns of few values, `beside` how many columns of others were multiplied with these, by product.
     """
 
     X: Floats
@@ -37,10 +40,13 @@ class StagedBlock:
     held: Bools
     weight: Floats = field(default_factory=lambda: np.empty(0))
     grams: int = 0
+    detail: ColumnsDetail = PLAIN
+    beside: dict[str, int] = field(default_factory=dict)
 
     def groups(self, code: Ints, columns: int, times: int = 1, weights: Floats | None = None) -> GroupSums:
         """Tell of products of so many columns by group, (n,): rows that are filled in do not count."""
-        return GroupSums(np.where(self.held, code, -1), columns, times, weights)
+        held = np.where(self.held, code, -1)
+        return GroupSums(held, columns, times, weights, self.detail, sum(self.beside.values()))
 
     def among_all(self, code: Ints) -> Ints:
         """Bring groups of the entities of the fit to the rows of the block, -1 where they take no part."""
@@ -58,6 +64,8 @@ class StagedResponse:
     mean: float
     sd: float
     rows: Ints
+    detail: ColumnsDetail = PLAIN
+    beside: dict[str, int] = field(default_factory=dict)
 
     @property
     def standardised(self) -> Floats:
@@ -89,7 +97,7 @@ def standardise_block(
     """
     block = block_of(state)
     check_lengths(data.name, keep=(keep, len(block.X)))
-    X = np.ascontiguousarray(block.X[keep])
+    X = np.ascontiguousarray(dithered(data, block.X)[keep])
     n_own = len(X)
     if n_own < 2:
         raise EstimationError(
@@ -108,9 +116,15 @@ def standardise_block(
         check_positions(data.name, rows, n)
         # Rows that are filled in do not count among the entities behind a sum.
         X, held = fill_with_mean(X, rows, n), np.isin(np.arange(n), rows)
-    staged = StagedBlock(X, shift, scale, keep, held)
+    staged = StagedBlock(X, shift, scale, keep, held, detail=detail_of(state, "block"))
     state.keep("staged block", staged, n_own)
     return staged
+
+
+def detail_of(state: State, what: str) -> ColumnsDetail:
+    """Columns of few values of what was opened; none where the owner does not have them judged."""
+    name = f"{what} detail"
+    return (state.look_at(name) if name in state else None) or PLAIN
 
 
 def fill_with_mean(X: Floats, rows: Ints, n: int) -> Floats:

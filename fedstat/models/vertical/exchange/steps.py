@@ -16,6 +16,7 @@ import numpy as np
 
 from fedstat.errors import MessageError
 from fedstat.federation.design.by_columns import block_of, response_of
+from fedstat.federation.door.dither import dithered
 from fedstat.federation.door.facts import DivisionOfRows, Entities, GroupSums, LeftOut
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
@@ -26,6 +27,7 @@ from fedstat.models.checks import check_response
 from fedstat.models.vertical.exchange.staged import (
     StagedBlock,
     StagedResponse,
+    detail_of,
     require_groups,
     staged_block,
     staged_response,
@@ -96,9 +98,19 @@ def stage_response(
     y, distribution = np.ascontiguousarray(opened[keep], dtype=np.float64), DistributionSpec.from_json(text)
     state.tell(Entities(len(y)), rules.division(RESPONSES, np.where(keep, 0, -1), np.arange(len(keep))))
     check_response(data.name, distribution.name, y)
-    staged = StagedResponse(y, distribution, float(y.mean()), float(y.std()), np.flatnonzero(keep))
+    if distribution.name == "Gaussian":  # others have linear predictors of every entity, and no such sums
+        y = moved_response(data, opened)[keep]
+    mean, sd, rows = float(y.mean()), float(y.std()), np.flatnonzero(keep)
+    staged = StagedResponse(y, distribution, mean, sd, rows, detail_of(state, "response"))
     state.keep("staged response", staged, len(y))
     return {"moments": np.array([y.mean(), y.std(), rules.constant(distribution, y) / len(y)])}, ""
+
+
+def moved_response(data: SiteData, opened: Floats) -> Floats:
+    """Dither a response, (rows,), where there is one."""
+    y, has = np.array(opened, dtype=np.float64), np.isfinite(opened)
+    y[has] = dithered(data, y[has, None])[:, 0]
+    return y
 
 
 def sum_products(
@@ -141,16 +153,19 @@ def sum_with_response(
         y = y[rows]
     check_lengths(data.name, code=(code, len(X)), response=(y, len(X)))
     require_groups(data.name, code, G, X.shape[1])
+    staged.beside["own response"] = 1
     state.tell(staged.groups(code, X.shape[1]))
     return {"products": np.array([column_sums(X, np.where(code == g, y, 0.0)) for g in range(G)])}
 
 
 def sum_response(data: SiteData, state: State, code: Ints, groups: Array) -> dict[str, Array]:
     """Sum the standardised response and its square by fold or missing pattern: ``sums`` (2, G)."""
-    y, G = staged_response(state).standardised, int(groups)
+    staged, G = staged_response(state), int(groups)
+    y = staged.standardised
     check_lengths(data.name, code=(code, len(y)))
     require_groups(data.name, code, G, 2)
-    state.tell(GroupSums(code, 0), left_out(code), DivisionOfRows("", code, staged_response(state).rows))
+    sums = GroupSums(code, 0, detail=staged.detail)
+    state.tell(sums, left_out(code), DivisionOfRows("", code, staged.rows))
     here = code >= 0
     return {"sums": np.array([np.bincount(code[here], v[here], minlength=G) for v in (y, y * y)])}
 
@@ -188,9 +203,14 @@ def behind_product(
     each = part.product.columns_a * part.product.columns_b
     require_groups(data.name, group, part.product.groups, each)
     columns = part.product.columns_a + part.product.columns_b - 1
+    others = part.product.columns_b if part.first else part.product.columns_a
     if part.columns == RESPONSE:
-        return GroupSums(group, columns)
+        response = staged_response(state)
+        response.beside[part.number] = others
+        beside = sum(response.beside.values())
+        return GroupSums(group, columns, detail=response.detail, beside=beside)
     staged: StagedBlock = state.look_at("staged block")  # the opened columns are of its rows
+    staged.beside[part.number] = others
     code = np.full(len(staged.X), -1, dtype=np.int64)
     code[rows] = group
     weights, times = None, 1

@@ -9,6 +9,7 @@ import numpy as np
 
 from fedstat.federation.account.ledger import Ledger
 from fedstat.models.vertical.division import division_notes
+from fedstat.models.vertical.exchange.notes import dither_notes, merge_notes
 from fedstat.models.vertical.exchange.patterns import PatternExchange
 from fedstat.models.vertical.layout import Layout
 from fedstat.models.vertical.solving import rounds_of_predictors, solvable
@@ -157,12 +158,8 @@ def _moments(
     if outcome.refitted:
         yield "A part of a larger model, fitted from the sums of that one: nothing further was exchanged."
     yield from _adversary(layout, exchange, ledger)
-    plan = exchange.plan
-    if plan.changes:
-        yield (
-            f"Patterns with few entities are not released: {plan.moved:,} entities count as missing at an "
-            f"institution that has them, and {plan.left_out:,} that would lack everything are left out."
-        )
+    yield from merge_notes(exchange)
+    yield from dither_notes(layout)
 
 
 def _adversary(layout: Layout, exchange: PatternExchange, ledger: Ledger) -> Iterator[str]:

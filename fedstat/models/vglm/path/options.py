@@ -9,13 +9,13 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 
 from fedstat.errors import ModelError
-from fedstat.federation.door.guards import ENTITIES_PER_EQUATION
 from fedstat.federation.rounds.products import Conversation
 from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.kernels.penalised.penalties import Penalty
 from fedstat.models.checks import check_choice, check_positive, check_whole
 from fedstat.models.vertical.exchange.patterns import SmallPatterns
 from fedstat.models.vertical.layout import Layout
+from fedstat.models.vertical.merges import Rule
 from fedstat.models.vglm.path.criteria import Select
 from fedstat.models.vglm.path.setup import Setup
 from fedstat.typing import Floats
@@ -121,7 +121,9 @@ class FitPlan:
     @property
     def least(self) -> int:
         """Entities of a fold, at least."""
-        return max(self.small.min_count, ENTITIES_PER_EQUATION * (self.layout.p + 1))
+        layout = self.layout
+        rule = Rule(self.small.min_count, layout.sizes, layout.details, layout.response_detail)
+        return rule.least((True,) * len(layout.sizes))
 
 
 def check_steps(steps: int | None, penalty: Penalty, algorithm: str, exchange: str) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from fedstat.federation.crypto.masks import TWO_SITES, hides
 from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.models.vertical.division import division_notes
+from fedstat.models.vertical.exchange.notes import dither_notes, merge_notes
 from fedstat.models.vertical.layout import Layout
 from fedstat.models.vertical.solving import solvable
 from fedstat.models.vglm.em.blocks import Observed
@@ -32,6 +33,7 @@ def fit_notes(outcome: Outcome, at: str | None) -> list[str]:
         *_dispersion(distribution),
         *_debiased(layout, fitted.debiased),
         *_dealers(fitted),
+        *dither_notes(layout),
     ]
 
 
@@ -44,7 +46,7 @@ def _sums(layout: Layout, folds: int) -> Iterator[str]:
 
 
 def _blocks(layout: Layout, outcome: Outcome, observed: Observed) -> Iterator[str]:
-    moments, plan = observed.exchange.moments, observed.exchange.plan
+    moments = observed.exchange.moments
     if layout.absent:
         lacking = ", ".join(f"{count:,} at {client}" for client, count in layout.absent.items())
         yield (
@@ -62,11 +64,7 @@ def _blocks(layout: Layout, outcome: Outcome, observed: Observed) -> Iterator[st
         "Sums of the columns and of their products were exchanged once, by missing pattern; no value per "
         f"entity left an institution. At least {int(moments.n.min()):,} entities stand behind every sum."
     )
-    if plan.changes:
-        yield (
-            f"Patterns with few entities are not released: {plan.moved:,} entities count as missing at an "
-            f"institution that has them, and {plan.left_out:,} that would lack everything are left out."
-        )
+    yield from merge_notes(observed.exchange)
 
 
 def _iterations(layout: Layout, outcome: Outcome, at: str | None) -> Iterator[str]:

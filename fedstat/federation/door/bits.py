@@ -1,0 +1,78 @@
+"""How many entities a group needs before its columns of few values are determined by sums over it.
+
+A column of L levels has log2(L) bits an entity; a product sum over n entities carries at most those of its
+digits, or, of two columns with levels, what a table of counts can hold. Who knows all other columns
+looks for the values of one that give the sums: where the sums carry more bits than the values have, there
+is one answer. What counts is published (levels) or in the question (groups): never the rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated
+
+from fedstat.records import Least
+
+EXACT = 53.0
+"""Bits that an exact sum carries: of a double."""
+DITHERED = 10.0
+"""The same of a dithered column, rounded up: 8.4 by :data:`fedstat.federation.door.dither.WIDTH`."""
+
+
+@dataclass(frozen=True, slots=True)
+class LevelledColumn:
+    """A column of few values: how many, and the design columns made of it, of it `alone` or with others."""
+
+    levels: Annotated[int, Least(2)]
+    columns: Annotated[int, Least(1)]
+    alone: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnsDetail:
+    """Design columns of an institution that are made of columns of few values, and the `plain` others.
+
+    `carried` are the bits of a sum of products about one of its columns.
+    """
+
+    plain: Annotated[int, Least(0)] = 0
+    levelled: tuple[LevelledColumn, ...] = ()
+    carried: Annotated[float, Least(1)] = EXACT
+
+
+PLAIN = ColumnsDetail()
+"""No columns of few values that anybody has judged."""
+
+
+@cache
+def least_for_bits(details: tuple[ColumnsDetail, ...], times: int = 1) -> int:
+    """Fewest entities of a group over which all these columns are multiplied with one another."""
+    plain = sum(detail.plain for detail in details)
+    unknown = [(one, detail.carried) for detail in details for one in detail.levelled]
+    least = 0
+    for place, (one, carried) in enumerate(unknown):
+        others = [other for at, (other, _) in enumerate(unknown) if at != place]
+        least = max(least, _fewest(one, carried, plain, others, times))
+    return least
+
+
+def _fewest(
+    one: LevelledColumn, carried: float, plain: int, others: Sequence[LevelledColumn], times: int
+) -> int:
+    """Fewest entities whose values of one column have more bits than the sums tell."""
+    own, n = math.log2(one.levels), 1
+    while True:
+        count = math.log2(n + 1)
+        told = (one.levels - 1) * count + one.columns * plain * carried
+        for other in others:
+            digits = one.columns * other.columns * carried
+            # Of two columns with levels a sum is a count, beside the sums of either.
+            table = (one.levels - 1) * (other.levels - 1) * count
+            told += min(digits, table) if one.alone and other.alone else digits
+        enough = math.floor(times * told / own) + 1
+        if enough <= n:
+            return n
+        n = enough

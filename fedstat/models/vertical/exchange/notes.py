@@ -1,0 +1,51 @@
+"""The sentences on sums by missing pattern: what was merged, what it cost, what gives it back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fedstat.federation.door.bits import EXACT
+from fedstat.models.vertical.exchange.patterns import CostOfBits, PatternExchange
+from fedstat.models.vertical.layout import Layout
+
+DITHERED = (
+    "Every value moved by up to half a hundredth of its column's standard deviation before it was summed, by "
+    "secrets of {sites}: standard errors contain it, and estimates move by a small part of these from one "
+    "set of keys to another."
+)
+
+
+def merge_notes(exchange: PatternExchange) -> Iterator[str]:
+    """Say which entities count otherwise than they are."""
+    plan = exchange.plan
+    if plan.changes:
+        yield (
+            f"Patterns with few entities are not released: {plan.moved:,} entities count as missing at an "
+            f"institution that has them, and {plan.left_out:,} that would lack everything are left out."
+        )
+    if exchange.by_bits is not None and exchange.by_bits.lost:
+        yield cost_of_merging(exchange.by_bits)
+
+
+def who_dithers(layout: Layout) -> list[str]:
+    """Sites whose columns are dithered before they are summed, as far as they told it."""
+    details = [*zip(layout.clients, layout.details, strict=False), (layout.active, layout.response_detail)]
+    return list(dict.fromkeys(site for site, detail in details if detail and detail.carried < EXACT))
+
+
+def dither_notes(layout: Layout) -> Iterator[str]:
+    """Say whose columns were dithered."""
+    if sites := who_dithers(layout):
+        yield DITHERED.format(sites=", ".join(sites))
+
+
+def cost_of_merging(cost: CostOfBits) -> str:
+    """Say what it cost that columns of few values are not determined by the sums, and what gives it back."""
+    lost = ", ".join(f"{m:,} at {client}" for client, m in cost.lost.items())
+    exact = f'rounding = "dither" at {", ".join(cost.exact)} a part of them, ' if cost.exact else ""
+    return (
+        "Of these, so that sums do not determine columns of few values (indicators, say), entities count as "
+        f"missing: {lost}. Standard errors grow as if these records were not there: "
+        f"{exact}{cost.short:,} more entities in the patterns concerned, fewer columns, or the line  "
+        f'discrete = "any"  in policy.toml of {", ".join(cost.sites)} would give them back.'
+    )

@@ -1,0 +1,174 @@
+"""Columns of zeros and ones in small released patterns: the coordinator lists what fits the released sums.
+
+It sits at the bank, which holds the response y and a column a. Of a pattern it is released sum(b), and from
+secure products sum(b y) and sum(b a): all assignments that fit are listed by meeting in the middle.
+"""
+
+import numpy as np
+import pandas as pd
+import pytest
+from recovery import relative_error
+
+import fedstat as fs
+from fedstat.errors import DescriptionError, EstimationError
+from fedstat.federation.door.bits import DITHERED, EXACT, ColumnsDetail, LevelledColumn, least_for_bits
+from fedstat.federation.door.dither import WIDTH, dithered
+from fedstat.federation.door.facts import GroupSums
+from fedstat.federation.door.guards import check_bits
+from fedstat.federation.door.site import Site
+from fedstat.models.vertical.merges import Rule
+
+MOST = 32
+
+
+def assignments(V, total, sums, tolerance):
+    """All b in {0,1}^n with sum(b) = total and V'b near the sums, V (n, 2): at most 20."""
+    h = len(V) // 2
+
+    def half(part):
+        bits = ((np.arange(2 ** len(part))[:, None] >> np.arange(len(part))) & 1).astype(np.int8)
+        return bits, bits.sum(axis=1), bits @ part
+
+    (A, ca, sa), (B, cb, sb) = half(V[:h]), half(V[h:])
+    order = np.argsort(sb[:, 0])
+    first, found = sb[order, 0], []
+    low = np.searchsorted(first, sums[0] - tolerance[0] - sa[:, 0])
+    high = np.searchsorted(first, sums[0] + tolerance[0] - sa[:, 0])
+    for i in np.flatnonzero(high > low):
+        near = order[low[i] : high[i]]
+        fits = (ca[i] + cb[near] == total) & (np.abs(sa[i] + sb[near] - sums) < tolerance).all(axis=1)
+        found += [np.concatenate([A[i], B[j]]) for j in near[fits]]
+        if len(found) > 20:
+            break
+    return found
+
+
+def study(seed, n=200, share=0.2):
+    rng = np.random.default_rng(seed)
+    k = np.arange(n)
+    bank = pd.DataFrame({"k": k, "y": rng.normal(size=n), "a": rng.normal(size=n)})
+    court = pd.DataFrame({"k": k, "convicted": (rng.random(n) < 0.4).astype(float)})[rng.random(n) < share]
+    registry = pd.DataFrame({"k": k, "c": rng.normal(size=n)})[rng.random(n) < 0.8]
+    return {"Bank": bank, "Court": court, "Registry": registry}
+
+
+def attack(frames, policy):
+    """Errors of the attack on every pattern that shows the court's column, with how many answers fit."""
+    bank, court, registry = frames.values()
+    partition = fs.ClientPartition.from_frames(frames, on="k", policy=policy)
+    moments = (
+        fs.VFEMRegression.from_formula("y ~ .", partition)
+        .fit(cov_type="none", max_moved=1.0)
+        .exchange.moments
+    )
+    at = {c: j for j, c in enumerate(moments.clients)}
+    has = np.column_stack([np.isin(bank.k, f.k) for f in (bank, court, registry)])
+    names = ["1", *moments.names, "y"]
+    b, known = names.index("convicted"), [names.index("y"), names.index("a")]
+    slack = 0.0 if policy.rounding == "none" else WIDTH / np.sqrt(12.0)
+    found = []
+    for g in np.flatnonzero(moments.patterns[:, at["Court"]]):
+        members = has[:, 1] & (has[:, 2] | ~moments.patterns[g, at["Registry"]])
+        if moments.patterns[:, at["Court"]].sum() > 1:
+            members &= has[:, 2] == moments.patterns[g, at["Registry"]]
+        G, c, s, m = moments.grams[g], moments.centre, moments.scale, moments.n[g]
+        assert members.sum() == m
+        Z = (bank[["y", "a"]].to_numpy()[members] - c[[i - 1 for i in known]]) / s[[i - 1 for i in known]]
+        truth = court.set_index("k").convicted.reindex(bank.k[members]).to_numpy()
+        # What is released of the column, in its own unit: its total, and products with y and a.
+        total = c[b - 1] * m + s[b - 1] * G[0, b]
+        sums = c[b - 1] * Z.sum(axis=0) + s[b - 1] * G[known, b]
+        noise = slack * s[b - 1] * np.linalg.norm(Z, axis=0)
+        fits = []
+        if m <= MOST:
+            fits = assignments(Z, round(total), sums, 3e-8 * m + 2.0 * noise)
+        if fits:
+            guess = np.mean(fits, axis=0)
+        else:  # the smallest column that fits
+            W = np.column_stack([np.ones(len(Z)), Z])
+            guess = W @ np.linalg.solve(W.T @ W, np.array([total, *sums]))
+        found.append((int(m), len(fits), relative_error(guess[:, None], truth[:, None])))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_exact_sums_of_small_groups_give_every_value_and_under_bits_no_such_sums_leave(seed):
+    frames = study(seed)
+    got = [one for one in attack(frames, fs.Policy.open()) if one[0] <= MOST]
+    assert got and all(fits == 1 and error == 0.0 for _, fits, error in got)
+    try:
+        left = attack(frames, fs.Policy.strict())
+    except EstimationError:
+        return  # all of the court's entities are in patterns that are not released
+    assert all(error > 0.5 for _, _, error in left)
+
+
+def test_what_is_released_under_strict_determines_nothing():
+    frames = study(5, n=400, share=0.3)
+    left = attack(frames, fs.Policy.strict())
+    assert left and min(m for m, _, _ in left) > MOST
+    assert all(error > 0.5 for _, _, error in left)
+
+
+def test_dither_alone_leaves_several_answers_to_groups_that_exact_sums_determine():
+    frames = study(1)
+    small = [one for one in attack(frames, fs.Policy.open()) if 24 < one[0] <= MOST]
+    moved = [one for one in attack(frames, fs.Policy(rounding="dither")) if 24 < one[0] <= MOST]
+    assert small and all(fits == 1 for _, fits, _ in small)
+    assert all(fits > 1 for _, fits, _ in moved)
+
+
+def indicator(columns=1, levels=2, alone=True):
+    return LevelledColumn(levels, columns, alone)
+
+
+def test_entities_that_a_column_of_few_values_needs():
+    # The page of the rule: some ten entities for every column beside it when dithered, fifty when exact.
+    for carried in (EXACT, DITHERED):
+        for p in (1, 5, 20):
+            least = least_for_bits((ColumnsDetail(p, (indicator(),), carried),))
+            assert p * carried < least <= p * carried + 12
+    # Counts of two columns of few values are less than a double holds.
+    assert least_for_bits((ColumnsDetail(0, (indicator(), indicator()), EXACT),)) < 12
+    assert least_for_bits((ColumnsDetail(0, (indicator(), indicator(alone=False)), EXACT),)) > EXACT
+    # More levels have more bits, and so have their sums.
+    assert least_for_bits((ColumnsDetail(5, (indicator(1, 16),), DITHERED),)) < 5 * DITHERED
+    assert least_for_bits((ColumnsDetail(5, (indicator(15, 16),), DITHERED),)) > 15 * 5 * DITHERED / 4
+    assert least_for_bits((ColumnsDetail(30),)) == 0
+    twice = least_for_bits((ColumnsDetail(5, (indicator(),), DITHERED),), 2)
+    assert twice > 100
+
+
+def test_the_plan_knows_the_columns_of_all_that_a_pattern_shows():
+    judged = ColumnsDetail(2, (indicator(),), DITHERED)
+    rule = Rule(5, (3, 4), (judged, None), None)
+    assert rule.least((True, False)) == least_for_bits((judged, ColumnsDetail(1)))
+    assert rule.least((True, True)) == least_for_bits((judged, ColumnsDetail(5)))
+    assert rule.least((False, True)) == Rule(5, (3, 4)).least((False, True)) == 10
+
+
+def test_a_door_refuses_from_published_levels_and_sizes_of_groups():
+    policy = fs.Policy(discrete="bits", rounding="dither")
+    site = Site("Court", pd.DataFrame({"b": [0.0, 1.0] * 20}), policy)
+    detail = ColumnsDetail(0, (indicator(),), DITHERED)
+    code = np.repeat([0, 1], [25, 15])
+    check_bits(site._data, GroupSums(code, 1, detail=detail, beside=1))
+    with pytest.raises(DescriptionError, match=r'a group asked for has 15.*discrete = "any"'):
+        check_bits(site._data, GroupSums(code, 2, detail=detail, beside=2))
+    check_bits(site._data, GroupSums(code, 2, beside=2))
+
+
+def test_values_move_alike_in_every_guise_and_at_every_asking():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=50)
+    frame = pd.DataFrame({"x": x})
+    site, other = (Site("A", frame, fs.Policy(rounding="dither")) for _ in range(2))
+    X = np.column_stack([x, 3.0 - 2.0 * x, x**2])
+    first = dithered(site._data, X)
+    moves = (first - X) / X.std(axis=0)
+    assert np.abs(moves).max() <= WIDTH / 2.0
+    np.testing.assert_allclose(moves[:, 1], -moves[:, 0], atol=1e-12)
+    assert abs(np.corrcoef(moves[:, 0], moves[:, 2])[0, 1]) < 0.5
+    np.testing.assert_array_equal(dithered(site._data, X), first)
+    assert not np.allclose(dithered(other._data, X), first, atol=1e-4)
+    np.testing.assert_array_equal(dithered(Site("A", frame)._data, X), X)
