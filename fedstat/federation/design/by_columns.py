@@ -20,12 +20,12 @@ from fedstat.federation.design.formula.parse import ClientTerms, Formula
 from fedstat.federation.design.observed import Partial
 from fedstat.federation.design.response import build_response
 from fedstat.federation.design.spec import BlockSpec, read_terms
-from fedstat.federation.door.bits import ColumnsDetail
 from fedstat.federation.door.facts import Entities, RowsByLevel
 from fedstat.federation.door.site import FAMILIES
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Ask, Declared, Reply, Step
 from fedstat.federation.rounds.engine import Rounds
+from fedstat.federation.tables.bits import ColumnsDetail
 from fedstat.federation.tables.columns import LevelValue
 from fedstat.records import from_json, to_json
 from fedstat.typing import Array, Bools, Floats, Ints

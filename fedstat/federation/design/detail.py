@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from fedstat.federation.design.formula.asked import response_asked, terms_asked
 from fedstat.federation.design.formula.terms import term_text
 from fedstat.federation.design.spec import BlockSpec, read_terms
-from fedstat.federation.door.bits import DITHERED, EXACT, ColumnsDetail, LevelledColumn
 from fedstat.federation.door.facts import COMPARED, FactorAsked
 from fedstat.federation.door.state import SiteData
+from fedstat.federation.tables.bits import DITHERED, EXACT, ColumnsDetail, LevelledColumn
 
 
 def block_detail(data: SiteData, spec: BlockSpec) -> ColumnsDetail | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fedstat.federation.door.bits import PLAIN, ColumnsDetail
+from fedstat.federation.tables.bits import PLAIN, ColumnsDetail
 from fedstat.typing import Array, Bools, Floats, Ints
 
 COMPARED = "comparison"
@@ -122,8 +122,8 @@ class GroupSums:
         With which the entities enter: in every group they are to spread.
     detail : ColumnsDetail
         Those of the site's own columns that have few values.
-    beside : int
-        Columns of others that were multiplied with them.
+    beside : mapping of int to int
+        How many columns of others were multiplied with them, by group.
     """
 
     code: Ints
@@ -131,7 +131,7 @@ class GroupSums:
     times: int = 1
     weights: Floats | None = None
     detail: ColumnsDetail = PLAIN
-    beside: int = 0
+    beside: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

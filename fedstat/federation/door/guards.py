@@ -13,10 +13,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedstat.errors import DescriptionError, PolicyError
-from fedstat.federation.door.bits import ColumnsDetail, least_for_bits
 from fedstat.federation.door.facts import GroupSums
 from fedstat.federation.door.state import SiteData
 from fedstat.federation.door.weights import check_given_weights
+from fedstat.federation.tables.bits import ColumnsDetail, least_for_bits
 from fedstat.federation.tables.columns import MAX_SHOWN
 from fedstat.typing import Floats, Ints
 
@@ -159,13 +159,15 @@ def check_bits(data: SiteData, fact: GroupSums) -> None:
     """
     if data.policy.discrete == "any" or not fact.detail.levelled:
         return
-    least = least_for_bits((fact.detail, ColumnsDetail(fact.beside)), fact.times)
-    counts = np.unique(fact.code[fact.code >= 0], return_counts=True)[1]
-    if len(counts) and counts.min() < least:
+    for group, n in zip(*np.unique(fact.code[fact.code >= 0], return_counts=True), strict=True):
+        beside = ColumnsDetail(fact.beside.get(int(group), 0))
+        least = least_for_bits((fact.detail, beside), fact.times)
+        if n >= least:
+            continue
         more = "" if data.policy.rounding == "dither" else ' (fewer with  rounding = "dither")'
         raise DescriptionError(
             f"{data.name}: its policy (bits of columns of few values) wants at least {least:,} entities "
-            f"behind sums of products of these columns{more}; a group asked for has {counts.min():,}. Merge "
+            f"behind sums of products of these columns{more}; a group asked for has {n:,}. Merge "
             'groups, or leave columns out; the owner may allow it by the line  discrete = "any"  in '
             "policy.toml"
         )

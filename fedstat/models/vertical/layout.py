@@ -9,8 +9,8 @@ from functools import cached_property
 import numpy as np
 
 from fedstat.federation.design.by_columns import BlockDesign, Design
-from fedstat.federation.door.bits import ColumnsDetail
 from fedstat.federation.door.guards import ENTITIES_PER_EQUATION
+from fedstat.federation.tables.bits import ColumnsDetail
 from fedstat.inference.summary import ClientBlock
 from fedstat.models.vertical.merges import keep_only
 from fedstat.models.vertical.moments import number_patterns

@@ -7,7 +7,7 @@ determine the column; and to anybody the matrix fixes the rows up to a rotation,
 where n_g is hardly larger. A pattern is therefore released with at least twice as many entities as
 equations, :func:`least_entities`, so that half of every column stays undetermined, whoever colludes. That
 is no bound on what columns of few distinct values disclose: where an owner has these judged by their bits, a
-pattern needs as many entities as :func:`~fedstat.federation.door.bits.least_for_bits` says as well.
+pattern needs as many entities as :func:`~fedstat.federation.tables.bits.least_for_bits` says as well.
 
 An entity may always be treated as if a client lacked it: that is exact when blocks are missing
 completely at random, and costs the information of the block that is left out. The plan follows from the
@@ -25,8 +25,8 @@ from typing import TypeAlias
 import numpy as np
 
 from fedstat.errors import EstimationError, ModelError
-from fedstat.federation.door.bits import ColumnsDetail, least_for_bits
 from fedstat.federation.door.guards import ENTITIES_PER_EQUATION
+from fedstat.federation.tables.bits import ColumnsDetail, least_for_bits
 from fedstat.typing import Bools, Floats, Ints
 
 LARGEST_SHARE = 0.05
@@ -68,7 +68,7 @@ class Rule:
     """How many entities a released pattern needs: `sizes` are the columns of each of K clients.
 
     `details` of each client and that of the response have the columns of few values where the sites' owners
-    have sums judged by their bits; see :mod:`fedstat.federation.door.bits`.
+    have sums judged by their bits; see :mod:`fedstat.federation.tables.bits`.
     """
 
     min_count: int

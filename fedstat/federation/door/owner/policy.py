@@ -106,7 +106,7 @@ class Policy:
         "once" lets a model be evaluated one time, on edges that do not depend on rows.
     discrete : {"any", "bits"}
         "bits" releases sums of products by group only over so many entities that columns of few values are
-        not determined by them; see :mod:`fedstat.federation.door.bits`.
+        not determined by them; see :mod:`fedstat.federation.tables.bits`.
     rounding : {"none", "dither"}
         "dither" moves the columns of such sums by up to half a hundredth of their standard deviation.
     reasons : {"told", "logged"}

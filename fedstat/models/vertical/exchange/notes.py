@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fedstat.federation.door.bits import EXACT
+from fedstat.federation.tables.bits import EXACT
 from fedstat.models.vertical.exchange.patterns import CostOfBits, PatternExchange
 from fedstat.models.vertical.layout import Layout
 

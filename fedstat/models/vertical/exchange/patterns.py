@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fedstat.errors import EstimationError
-from fedstat.federation.door.bits import EXACT
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.federation.rounds.products import Conversation
+from fedstat.federation.tables.bits import EXACT
 from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.models.vertical.exchange.protocol import exchange_grams, stage
 from fedstat.models.vertical.layout import Layout
@@ -95,6 +95,7 @@ def exchange_patterns(
         )
     # Sites sum over the coarser patterns in the first place: finer sums never exist, and no difference of
     # two releases shows the few.
+    cost = cost_of_bits(layout, rule, plan)
     code = plan.target[layout.code]
     released = {k: plan.shows(code[layout.rows[k]], j) for j, k in enumerate(layout.clients)}
     layout, code = as_released(layout, code, released), code[code >= 0]
@@ -111,7 +112,6 @@ def exchange_patterns(
         scale=np.append(units.scale, units.sd),
     )
     numbers, smallest = count_numbers(layout, plan), int(moments.n.min())
-    cost = cost_of_bits(layout, rule, plan)
     return PatternExchange(moments, plan, grams.dealers, released, numbers, smallest, cost)
 
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from fedstat.errors import EstimationError, MessageError
 from fedstat.federation.design.by_columns import block_of
-from fedstat.federation.door.bits import PLAIN, ColumnsDetail
-from fedstat.federation.door.dither import dithered
 from fedstat.federation.door.facts import GroupSums
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import check_lengths
 from fedstat.federation.rounds.product_steps import check_positions
+from fedstat.federation.tables.bits import PLAIN, ColumnsDetail
 from fedstat.kernels.glm.specification import DistributionSpec
+from fedstat.models.vertical.exchange.dither import dithered
 from fedstat.typing import Bools, Floats, Ints
 
 CONSTANT = 1e-12
@@ -24,13 +25,35 @@ MOST_NUMBERS = 2**26
 
 
 @dataclass(slots=True)
+class ColumnsBeside:
+    """How many columns of others were multiplied with those of an institution in a fit, by product and group.
+
+    Columns of few values are judged by the sums of all products together.
+    """
+
+    products: dict[str, dict[int, int]] = field(default_factory=dict)
+
+    def add(self, product: str, columns: int, code: Ints) -> None:
+        """Note a product over groups, (n,); one that is asked again counts once."""
+        self.products[product] = dict.fromkeys(np.unique(code[code >= 0]).tolist(), columns)
+
+    @property
+    def counts(self) -> dict[int, int]:
+        """Columns by group."""
+        total: Counter[int] = Counter()
+        for product in self.products.values():
+            total.update(product)
+        return dict(total)
+
+
+@dataclass(slots=True)
 class StagedBlock:
     """A client's standardised columns (n, p) during a fit; means and standard deviations (p,) in their units.
 
     `keep` (n_seen,) are the rows of the opened block that take part; `held` (n,) those of X that are its own:
     others are filled in with their mean, and hide nothing. `weight` (n,) are the latest row weights, empty
     before the first, and `grams` counts the weighted Gram matrices that were released. `detail` has the
-    columns of few values, `beside` how many columns of others were multiplied with these, by product.
+    columns of few values, `beside` with which columns of others these were multiplied.
     """
 
     X: Floats
@@ -41,12 +64,12 @@ class StagedBlock:
     weight: Floats = field(default_factory=lambda: np.empty(0))
     grams: int = 0
     detail: ColumnsDetail = PLAIN
-    beside: dict[str, int] = field(default_factory=dict)
+    beside: ColumnsBeside = field(default_factory=ColumnsBeside)
 
     def groups(self, code: Ints, columns: int, times: int = 1, weights: Floats | None = None) -> GroupSums:
         """Tell of products of so many columns by group, (n,): rows that are filled in do not count."""
         held = np.where(self.held, code, -1)
-        return GroupSums(held, columns, times, weights, self.detail, sum(self.beside.values()))
+        return GroupSums(held, columns, times, weights, self.detail, self.beside.counts)
 
     def among_all(self, code: Ints) -> Ints:
         """Bring groups of the entities of the fit to the rows of the block, -1 where they take no part."""
@@ -65,7 +88,7 @@ class StagedResponse:
     sd: float
     rows: Ints
     detail: ColumnsDetail = PLAIN
-    beside: dict[str, int] = field(default_factory=dict)
+    beside: ColumnsBeside = field(default_factory=ColumnsBeside)
 
     @property
     def standardised(self) -> Floats:

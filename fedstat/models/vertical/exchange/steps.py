@@ -16,7 +16,6 @@ import numpy as np
 
 from fedstat.errors import MessageError
 from fedstat.federation.design.by_columns import block_of, response_of
-from fedstat.federation.door.dither import dithered
 from fedstat.federation.door.facts import DivisionOfRows, Entities, GroupSums, LeftOut
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
@@ -24,6 +23,7 @@ from fedstat.federation.rounds.product_steps import Part, check_positions, produ
 from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.kernels.rows import column_sums, gram
 from fedstat.models.checks import check_response
+from fedstat.models.vertical.exchange.dither import dithered
 from fedstat.models.vertical.exchange.staged import (
     StagedBlock,
     StagedResponse,
@@ -153,7 +153,7 @@ def sum_with_response(
         y = y[rows]
     check_lengths(data.name, code=(code, len(X)), response=(y, len(X)))
     require_groups(data.name, code, G, X.shape[1])
-    staged.beside["own response"] = 1
+    staged.beside.add("own response", 1, code)
     state.tell(staged.groups(code, X.shape[1]))
     return {"products": np.array([column_sums(X, np.where(code == g, y, 0.0)) for g in range(G)])}
 
@@ -206,11 +206,10 @@ def behind_product(
     others = part.product.columns_b if part.first else part.product.columns_a
     if part.columns == RESPONSE:
         response = staged_response(state)
-        response.beside[part.number] = others
-        beside = sum(response.beside.values())
-        return GroupSums(group, columns, detail=response.detail, beside=beside)
+        response.beside.add(part.number, others, group)
+        return GroupSums(group, columns, detail=response.detail, beside=response.beside.counts)
     staged: StagedBlock = state.look_at("staged block")  # the opened columns are of its rows
-    staged.beside[part.number] = others
+    staged.beside.add(part.number, others, group)
     code = np.full(len(staged.X), -1, dtype=np.int64)
     code[rows] = group
     weights, times = None, 1

@@ -19,7 +19,7 @@ from fedstat.records import Least
 EXACT = 53.0
 """Bits that an exact sum carries: of a double."""
 DITHERED = 10.0
-"""The same of a dithered column, rounded up: 8.4 by :data:`fedstat.federation.door.dither.WIDTH`."""
+"""The same of a dithered column, rounded up: 8.4 by :data:`fedstat.models.vertical.exchange.dither.WIDTH`."""
 
 
 @dataclass(frozen=True, slots=True)
