@@ -10,6 +10,7 @@ from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.inference.compare import compare
 from fedstat.models import INSTALLED
+from fedstat.models.threats import threats
 
 if TYPE_CHECKING:  # for editors and type checkers, which do not read INSTALLED; a new family works without
     from fedstat.models.fedavg.model import FedAvg as FedAvg
@@ -32,6 +33,7 @@ __all__ = [
     "datasets",
     "errors",
     "load",
+    "threats",
     "verify_receipt",
 ]
 __all__ += [name for names in INSTALLED.values() for name in names]

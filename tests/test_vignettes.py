@@ -170,7 +170,7 @@ CLAIMS = {
     "receipts": """
         assert fs.verify_receipt(receipt, partition.fingerprints).ok
         assert not fs.verify_receipt(receipt, dict.fromkeys(partition.fingerprints, ""), strict=False).ok
-        assert (receipt.released["ratio"] < 0.5).all()
+        assert (receipt.released["ratio"] < 0.5).all() and (receipt.released["bits a value"] > 1).any()
         assert (iterative.receipt().released["ratio"] >= 1).any()
         assert "DisclosureWarning" in {warning.category.__name__ for warning in told}
     """,

@@ -142,7 +142,7 @@ class Explanation:
             tuple(self.learned) or (("Nobody", "learns anything that another has."),),
             "ll",
             (20, 89),
-            "Who could learn what, if all keep to the protocol and keep what they see",
+            "Who could learn what, if institutions keep to the protocol and keep what they see",
             wrap=True,
         )
 

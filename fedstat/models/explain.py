@@ -15,6 +15,7 @@ from fedstat.errors import NotAvailableError
 from fedstat.federation.account.entry import COORDINATOR
 from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.design.formula.parse import Formula
+from fedstat.federation.door.owner.claims import beyond_one_fit
 from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.door.owner.question import Refusal
 from fedstat.federation.forecast.adversary import listed, who_learns
@@ -143,7 +144,7 @@ def explain_fit(model: Explainable, plan: ForecastPlan, arguments: Mapping[str, 
         table=as_table(planned, course.at, plan.guessed),
         rounds=[(", ".join(steps), counts) for steps, counts in forecast.rounds()],
         refused={site: by_rule(found) for site, found in forecast.refusals().items()},
-        learned=learned_from(plan, forecast),
+        learned=[*learned_from(plan, forecast), *learned_beyond(model.partition)],
         notes=[*plan.notes(forecast), *course_notes(course), *consent_notes(model)],
     )
 
@@ -159,6 +160,12 @@ def learned_from(plan: ForecastPlan, forecast: Forecast) -> list[tuple[str, str]
     course = forecast.course
     known = who_learns(forecast.planned(), course.at, course.n_masked, course.dealers)
     return [*known, *plan.learned(forecast)]
+
+
+def learned_beyond(partition: ClientPartition) -> Iterator[tuple[str, str]]:
+    """Say who could learn what by other means than this fit, under the policies that the sites have."""
+    here = bool(getattr(partition.engine, "setting", ""))
+    return beyond_one_fit([site.policy for site in partition.sites.values()], here)
 
 
 def asking_owners(fit: Callable[..., Any]) -> Callable[..., Any]:

@@ -119,7 +119,7 @@ class Receipt:
 
     @property
     def lines(self) -> list[Exposure]:
-        """Equations against unknowns; see :mod:`fedstat.federation.account.released`."""
+        """Numbers that left against values in play; see :mod:`fedstat.federation.account.released`."""
         return compare([one.counts for one in self.statements.values()], self.at)
 
     @property
@@ -131,7 +131,8 @@ class Receipt:
         DataFrame
             ``about``, ``in the hands of``, ``this session`` and ``other sessions`` (distinct numbers; all
             fits of one model are one session), ``equations`` (their sum), ``unknowns`` (entities times
-            columns in play), ``ratio``, ``verdict``.
+            columns in play), ``ratio``, ``bits a value`` (53 for each number that leaves exactly),
+            ``verdict``.
         """
         return table(self.lines)
 

@@ -1,8 +1,9 @@
 """Counts of the numbers that left an institution, beside the values that they are functions of.
 
-Every released number that is a function of a site's data is an equation on that data. With fewer equations
-than unknown values the data are not determined; with as many they may be solved for (so it is with linear
-predictors of a dozen rounds). Counting is a necessary check and no proof of privacy: a single equation can
+Every released number that is a function of a site's data is an equation on that data. With as many equations
+as unknown values they may be solved for (so it is with linear predictors of a dozen rounds). With fewer,
+columns of few values may be determined all the same: a number that leaves exactly has 53 bits, a value of
+zero or one has one. Counting is a necessary check and no proof of privacy: a single equation can
 disclose a value (a maximum, a sum over one row, a total that differs by one person from another), columns of
 zeros and ones have fewer unknowns than cells, and the receiver may know much beforehand. It errs on the other
 side as well: equations may depend on each other, and bring unknowns of their own (the coefficients).
@@ -33,11 +34,13 @@ from fedstat.typing import Array
 SHARE = "masked share"
 DATA_KINDS = frozenset({SHARE, "aggregate", "sketch", "per entity", "raw columns"})
 SYMMETRIC = 1e-10
-FEW, CLOSE, MANY = (
-    "far fewer equations than unknowns",
-    "close",
+LITTLE, FEW, MANY = (
+    "less than a bit a value",
+    "bits enough for columns of few values",
     "as many equations as unknowns: rows may be solved for",
 )
+BITS = 53
+"""Of a number that leaves exactly; a value of zero or one has one bit."""
 NOTHING = "no equations"
 
 
@@ -104,11 +107,16 @@ class Exposure:
         return self.equations / self.unknowns if self.unknowns else math.inf
 
     @property
+    def bits(self) -> float:
+        """Bits that left per unknown value."""
+        return BITS * self.ratio
+
+    @property
     def verdict(self) -> str:
         """The ratio in words."""
         if not self.equations:
             return NOTHING
-        return FEW if self.ratio < 0.5 else CLOSE if self.ratio < 1.0 else MANY
+        return MANY if self.ratio >= 1.0 else FEW if self.bits >= 1.0 else LITTLE
 
 
 def compare(sites: Sequence[SiteCounts], at: str | None) -> list[Exposure]:
@@ -158,6 +166,7 @@ def table(lines: Sequence[Exposure]) -> pd.DataFrame:
             "equations": [line.equations for line in lines],
             "unknowns": [line.unknowns for line in lines],
             "ratio": [round(line.ratio, 3) for line in lines],
+            "bits a value": [round(line.bits, 1) for line in lines],
             "verdict": [line.verdict for line in lines],
         }
     )

@@ -10,26 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from fedstat.federation.account.entry import COORDINATOR
 from fedstat.federation.crypto.masks import TWO_SITES, hides
+from fedstat.federation.door.owner.claims import MEANS, TOLD
 from fedstat.federation.forecast.forecast import Planned
 
 MOST_NAMED = 4
-MEANS: Mapping[str, str] = {
-    "raw columns": "It then has these columns",
-    "per entity": "Every number is an equation in the columns of its entity: about as many rounds as an "
-    "institution has columns give its rows away",
-    "sketch": "Without the seed that the institutions share it shows products of columns; with the seed it "
-    "shows the columns, the better the more rows it has",
-    "aggregate": "They describe each institution by itself, and together they may tell more than each alone",
-    "masked share": "A share is random by itself; two of them add up to products of two institutions' "
-    "columns, which it learns",
-}
-TOLD: Mapping[str, str] = {
-    "raw columns": "It then has another institution's columns",
-    "per entity": "Numbers per entity narrow down what the others hold of these entities",
-    "sketch": "It shares the seed, so that the sketch shows the columns",
-    "aggregate": "They are sums or estimates over institutions; where there are two, one's own part "
-    "subtracted leaves the other's",
-}
 
 
 def who_learns(

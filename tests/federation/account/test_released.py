@@ -8,8 +8,8 @@ from signed_study import SITES, STEPS, Study
 
 from fedstat.errors import DisclosureWarning
 from fedstat.federation.account.released import (
-    CLOSE,
     FEW,
+    LITTLE,
     MANY,
     NOTHING,
     Exposure,
@@ -61,9 +61,9 @@ def test_rounding_does_not_make_a_matrix_asymmetric():
 
 @pytest.mark.parametrize(
     ("run", "earlier", "verdict"),
-    [(0, 0, NOTHING), (49, 0, FEW), (50, 0, CLOSE), (99, 0, CLOSE), (100, 0, MANY), (60, 40, MANY)],
+    [(0, 0, NOTHING), (1, 0, LITTLE), (2, 0, FEW), (99, 0, FEW), (100, 0, MANY), (60, 40, MANY)],
 )
-def test_verdicts_change_at_a_half_and_at_one(run, earlier, verdict):
+def test_verdicts_change_at_a_bit_and_at_a_number_for_each_value(run, earlier, verdict):
     assert line(run, 100, earlier).verdict == verdict
 
 

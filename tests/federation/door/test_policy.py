@@ -119,7 +119,7 @@ REFUSALS = {
     "privacy budget": (
         {"privacy": BUDGET},
         "total",
-        r"\(privacy budget\) lets nothing .*array 'total' of step 'total' \(sum of x\). No family .*\[priv",
+        r"\(privacy budget\) lets no sum .*array 'total' of step 'total' \(sum of x\). No family .*\[priv",
     ),
     "a budget and a box": (
         {"privacy": BUDGET},

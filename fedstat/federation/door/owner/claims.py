@@ -1,16 +1,137 @@
-"""What each party can learn under which policy: the one place of the sentences that are said about it."""
+"""What each party can learn under which policy: the one place of the sentences that are said about it.
+
+README, summaries, explanations and pages print these and no others, so that a claim that no longer holds is
+corrected once. What a rule of the strict policy keeps in is told by what is learned without it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 from fedstat.federation.door.owner.policy import Policy
 
 ONE_PROCESS = "one process: nothing is protected"
 REHEARSAL = "one process: a rehearsal of the strict policy, nothing is protected"
+ALL_ROWS = "All rows: whoever runs the process can read its tables, whatever a policy says."
+
+ANALYST, COORDINATOR, CLIENT = "Analyst", "Coordinator", "Another institution"
+DEPARTING, INTRUDER = "Coordinator that departs", "Intruder at files"
+PARTIES: Mapping[str, str] = {
+    ANALYST: "uses the public interface as often as wanted, over sessions",
+    COORDINATOR: "keeps to the protocol, and keeps all messages",
+    CLIENT: "keeps to the protocol, knows its own columns, and may be joined by the coordinator",
+    DEPARTING: "asks any well-formed question, in any order, of any institutions",
+    INTRUDER: "reads and writes the exchange folder, or what a site keeps on disk",
+}
+
+BEYOND = (ANALYST, DEPARTING, INTRUDER)
+"""Parties that do more than keep what passes in one fit."""
+
+STRICT_LEARNS: Mapping[str, str] = {
+    ANALYST: "Estimates with their errors, each institution's own fit, sums over the rows of three or more, "
+    "what is published of columns, counts of rows, and one bit for each of {max_refusals} refusals; an "
+    "institution's part of a sum by leaving it out. Of fewer than {min_count} entities no sum. Sums are exact "
+    "and have no noise: very many analyses of the same rows tell more than each alone.",
+    COORDINATOR: "What an analyst learns, all messages, and sums that transforms need. Of institutions with "
+    "different columns the sums of their products, by pattern of records: continuous columns are not "
+    "determined by them, columns of few values in small patterns can be.",
+    CLIENT: "Coefficients, and of a product random numbers. Joined by the coordinator: a sum less its own "
+    "part, which is that of the last when all others join; products of its own columns with another's, as "
+    "many equations as it has columns.",
+    DEPARTING: "What a coordinator learns, each institution's part of a sum by leaving that one out, and an "
+    "estimate that is wrong for all. Steps in another order, rows that differ by a few from earlier ones, "
+    "weights on few rows, and itself as dealer are refused.",
+    INTRUDER: "Who asks whom, when and how much, and what passes neither masked nor sealed. What it alters or "
+    "puts back is not answered, and an account that it alters is not served; what it removes stops an "
+    "analysis. Who reads a site's own files has its keys and records.",
+}
+"""By party, at a site that is served under :meth:`Policy.strict`."""
+
+WITHOUT: Mapping[str, Mapping[str, str]] = {
+    "refused_kinds": {
+        ANALYST: "Whole columns, by predictions.",
+        COORDINATOR: "Rows, from some dozens of rounds with a number per entity, masked or not.",
+        CLIENT: "The response of its entities, from residuals.",
+        DEPARTING: "Any column, by one question.",
+    },
+    "masked_only": {COORDINATOR: "Each institution's part of every sum."},
+    "two_sites": {CLIENT: "The other's part of a sum over two, masked or not."},
+    "remember": {ANALYST: "A row, from two analyses whose entities differ by it."},
+    "formulas": {ANALYST: "A known person's response, from two fits that differ by a column made for it."},
+    "evaluation": {ANALYST: "Responses and predictions of single rows, between the cuts of evaluations."},
+    "reasons": {ANALYST: "Values, by bisection: texts of refusals state counts of rows."},
+    "max_refusals": {ANALYST: "Values, by bisection: one bit a refusal, and no end of them."},
+    "alignment": {CLIENT: "Which of the keys that it makes up the institution has."},
+    "dealer": {COORDINATOR: "With one of two institutions for which it deals, the other's columns."},
+    "order": {DEPARTING: "What no analysis asks for, by steps out of their order."},
+    "min_count": {ANALYST: "Sums over fewer entities; with a count of one, single values."},
+    "min_events": {ANALYST: "Sums over the few rows of a rare outcome."},
+    "min_level_count": {ANALYST: "Sums over the few rows of a rare level."},
+    "max_parameters": {ANALYST: "As many numbers as rows, which are then determined."},
+}
+"""What each rule of the strict policy keeps in, by party: it is learned where the rule is looser."""
+
+
+MEANS: Mapping[str, str] = {
+    "raw columns": "It then has these columns",
+    "per entity": "Every number is an equation in the columns of its entity: about as many rounds as an "
+    "institution has columns give its rows away",
+    "sketch": "Without the seed that the institutions share it shows products of columns; with the seed it "
+    "shows the columns, the better the more rows it has",
+    "aggregate": "They describe each institution by itself, and together they may tell more than each alone",
+    "masked share": "A share is random by itself; two of them add up to products of two institutions' "
+    "columns, which it learns",
+}
+"""What the coordinator makes of a kind of values in clear, most disclosing first."""
+TOLD: Mapping[str, str] = {
+    "raw columns": "It then has another institution's columns",
+    "per entity": "Numbers per entity narrow down what the others hold of these entities",
+    "sketch": "It shares the seed, so that the sketch shows the columns",
+    "aggregate": "They are sums or estimates over institutions; where there are two, one's own part "
+    "subtracted leaves the other's",
+}
+"""What an institution makes of a kind of values that it is told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Threat:
+    """What a party can learn; `line` is the one of ``policy.toml`` that lets it, empty for the strict one."""
+
+    party: str
+    line: str
+    learns: str
 
 
 def one_process(policies: Iterable[Policy]) -> str:
     """Say what a policy is worth where whoever asks can read the tables."""
     rules = list(policies)
     return REHEARSAL if rules and all(policy.is_strict for policy in rules) else ONE_PROCESS
+
+
+def threats_under(policy: Policy) -> Iterator[Threat]:
+    """Say what each party can learn at a site that is served with this policy, party by party."""
+    strict = Policy.strict()
+    refusals = min(policy.max_refusals or strict.max_refusals, strict.max_refusals)
+    named = {"min_count": max(policy.min_count, strict.min_count), "max_refusals": refusals}
+    loosened = [(written(policy, rule), WITHOUT.get(rule, {})) for rule in policy.looser_than_strict()]
+    for party, learns in STRICT_LEARNS.items():
+        yield Threat(party, "", learns.format(**named))
+        yield from (Threat(party, line, adds[party]) for line, adds in loosened if party in adds)
+
+
+def beyond_one_fit(policies: Iterable[Policy], here: bool) -> Iterator[tuple[str, str]]:
+    """Say who learns what by other means than keeping what passes in one fit; `here`: in one process."""
+    rules = list(policies)
+    if here:
+        yield "Everybody here", ALL_ROWS
+    if not here or one_process(rules) == REHEARSAL:
+        told = (one for policy in rules for one in threats_under(policy) if one.party in BEYOND)
+        yield from dict.fromkeys((one.party, one.learns) for one in told)
+
+
+def written(policy: Policy, rule: str) -> str:
+    """Write the line of a policy file that sets a rule."""
+    value = getattr(policy, rule)
+    return f"{rule} = {json.dumps(sorted(value) if isinstance(value, frozenset) else value)}"

@@ -88,7 +88,7 @@ def _unaccounted(question: Question) -> str:
         return ""
     why = MASKED if hidden else HIDDEN.get(declared.kind, "")
     return (
-        "lets nothing that depends on the data leave unless an accountant charges it to the budget, and "
+        "lets no sum and no value of rows leave unless an accountant charges it to the budget, and "
         f"none does for {where}. {why}No family of this version keeps such accounts: leave the site out, or "
         "have the owner take [privacy] out of the policy"
     )

@@ -1,0 +1,63 @@
+"""The threat model as a table: who can learn what, under which policy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+
+from fedstat.federation.door.owner.claims import ALL_ROWS, ONE_PROCESS, PARTIES, threats_under
+from fedstat.federation.door.owner.policy import Policy, site_policies
+from fedstat.inference.tables import Sheet, SheetSummary
+
+HEADERS = ("Who", "Under", "Can learn")
+EVERYBODY, STRICT = "Everybody", "strict"
+
+
+class ThreatTable(SheetSummary):
+    """Who can learn what under a policy; prints as a table, and :meth:`tidy` is the same as a frame."""
+
+    def __init__(self, rows: pd.DataFrame) -> None:
+        self._rows = rows
+        cells = tuple(tuple(row) for row in rows.itertuples(index=False))
+        sheet = Sheet(HEADERS, cells, "lll", (19, 24, 65), "Who can learn what", wrap=True)
+        notes = [f"{party} {does}." for party, does in PARTIES.items()]
+        super().__init__([sheet], notes)
+
+    def tidy(self) -> pd.DataFrame:
+        """One row per party and line of the policy: ``party``, ``under``, ``learns``.
+
+        ``under`` is "one process", "strict", or the line of the policy file that lets it be learned.
+        """
+        return self._rows.copy()
+
+    def as_markdown(self) -> str:
+        """Return the table as Markdown."""
+        rows = [HEADERS, ("---",) * 3, *self._rows.itertuples(index=False)]
+        return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def threats(policy: Policy | str | Path | None = None) -> ThreatTable:
+    """Say who can learn what: an analyst, coordinators, other institutions, and intruders.
+
+    Parameters
+    ----------
+    policy : Policy, path, "open" or "strict", optional
+        That of a site that is served; by default what is learned in one process, under the strict policy,
+        and in addition with every line that loosens it.
+
+    Returns
+    -------
+    ThreatTable
+        It can be printed; ``tidy()`` is a DataFrame.
+
+    Raises
+    ------
+    PartitionError
+        The policy is none, or its file has no meaning.
+    """
+    # An open policy has every rule but the minimum counts loosened.
+    (rules,) = site_policies(("site",), "open" if policy is None else policy).values()
+    rows = [("Everybody", ONE_PROCESS.partition(":")[0], ALL_ROWS)] if policy is None else []
+    rows += [(one.party, one.line or STRICT, one.learns) for one in threats_under(rules)]
+    return ThreatTable(pd.DataFrame(rows, columns=["party", "under", "learns"]))
