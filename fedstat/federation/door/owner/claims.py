@@ -32,8 +32,8 @@ BEYOND = (ANALYST, DEPARTING, INTRUDER)
 STRICT_LEARNS: Mapping[str, str] = {
     ANALYST: "Estimates with their errors, each institution's own fit, sums over the rows of three or more, "
     "what is published of columns, counts of rows, and one bit for each of {max_refusals} refusals; an "
-    "institution's part of a sum by leaving it out. Of fewer than {min_count} entities no sum. Sums are exact "
-    "and have no noise: very many analyses of the same rows tell more than each alone.",
+    "institution's part of a sum by leaving it out. Of fewer than {min_count} entities no sum. Sums are "
+    "exact and have no noise: very many analyses of the same rows tell more than each alone.",
     COORDINATOR: "What an analyst learns, all messages, and sums that transforms need. Of institutions with "
     "different columns the sums of their products, by pattern of records: continuous columns are not "
     "determined by them, columns of few values in small patterns can be.",
@@ -43,8 +43,8 @@ STRICT_LEARNS: Mapping[str, str] = {
     DEPARTING: "What a coordinator learns, each institution's part of a sum by leaving that one out, and an "
     "estimate that is wrong for all. Steps in another order, rows that differ by a few from earlier ones, "
     "weights on few rows, and itself as dealer are refused.",
-    INTRUDER: "Who asks whom, when and how much, and what passes neither masked nor sealed. What it alters or "
-    "puts back is not answered, and an account that it alters is not served; what it removes stops an "
+    INTRUDER: "Who asks whom, when and how much, and what passes neither masked nor sealed. What it alters "
+    "or puts back is not answered, and an account that it alters is not served; what it removes stops an "
     "analysis. Who reads a site's own files has its keys and records.",
 }
 """By party, at a site that is served under :meth:`Policy.strict`."""
