@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import io
+import math
 import os
 import secrets
 import stat
+import zipfile
+import zlib
 from pathlib import Path
 from typing import IO
 
+import numpy as np
+
 from fedstat.errors import SecurityError
+from fedstat.typing import Array
 
 try:
     import fcntl
@@ -18,6 +25,8 @@ else:
     LOCKS = True
 
 
+SMALL, MOST_PACKED = 16 * 2**20, 100
+"""Bytes that any file of arrays may unpack to, and how many more for each of its own."""
 OTHERS, WRITERS = 0o077, 0o022
 """What a mode lets others than the owner do: anything, or write."""
 
@@ -85,6 +94,43 @@ def open_regular(path: Path) -> IO[bytes]:
         os.close(descriptor)
         raise SecurityError(f"'{path.name}': not a plain file; only these are read here")
     return open(descriptor, "rb")
+
+
+def read_arrays(content: bytes) -> dict[str, Array]:
+    """Read the bytes of a file of arrays (``.npz``); a ValueError where it is none.
+
+    Its sizes are held against each other, and against those of the file, before anything is allocated: a few
+    kilobytes may claim, or unpack to, all memory that there is.
+    """
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as file:
+            if sum(info.file_size for info in file.infolist()) > SMALL + MOST_PACKED * len(content):
+                raise ValueError("larger than such a file is")
+            return {info.filename.removesuffix(".npy"): _array(file.read(info)) for info in file.infolist()}
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, LookupError, TypeError) as error:
+        raise ValueError("no file of arrays") from error
+    except (
+        SyntaxError,
+        MemoryError,
+        ArithmeticError,
+        AttributeError,
+    ) as error:  # of a header, which is Python
+        raise ValueError("an array without its shape") from error
+
+
+def _array(content: bytes) -> Array:
+    stream = io.BytesIO(content)
+    version = np.lib.format.read_magic(stream)
+    read_header = (
+        np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    )
+    shape, fortran, dtype = read_header(stream)
+    if dtype.hasobject or min(shape, default=0) < 0:
+        raise ValueError("an array of objects")
+    if math.prod(shape) * dtype.itemsize != len(content) - stream.tell():
+        raise ValueError("an array of another size than it claims")
+    flat = np.frombuffer(content, dtype, offset=stream.tell())
+    return flat.reshape(shape, order="F" if fortran else "C").copy()
 
 
 def check_folder(path: Path) -> None:

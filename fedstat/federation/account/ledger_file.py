@@ -50,7 +50,7 @@ from fedstat.federation.account.ledger_lines import (
 )
 from fedstat.federation.account.link import ChainLink, canonical
 from fedstat.federation.crypto.keys import Identity, PublicIdentity
-from fedstat.federation.files import lock, read_private, write_private, write_whole
+from fedstat.federation.files import lock, read_arrays, read_private, write_private, write_whole
 from fedstat.records import from_json, to_json, to_plain
 from fedstat.typing import Array
 
@@ -311,8 +311,7 @@ def recall(folder: Path, named: AnsweredLine) -> dict[str, Array]:
     for place in (folder / NEXT, path):
         content = read_private(place) if place.exists() else b""
         if hashlib.sha256(content).hexdigest() == named.answered:
-            with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
-                kept = {name: arrays[name] for name in arrays.files}
+            kept = read_arrays(content)
             place.replace(path)
             return kept
     raise SecurityError(

@@ -155,7 +155,7 @@ class Journal:
 
     def _as_then(self, ask: Ask) -> Ask:
         """Put the session of then in the place of the present one."""
-        session = self._sessions[ask.session]
+        session = self._sessions.get(ask.session, ask.session)
         # Sessions are random; the agreement on keys names its own in its text.
         text = ask.text.replace(ask.session, session) if len(session) >= LEAST_REPLACED else ask.text
         return replace(ask, session=session, text=text)

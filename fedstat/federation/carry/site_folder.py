@@ -120,7 +120,7 @@ def read_toml(path: Path, remedy: str) -> dict[str, Any]:
         raise PartitionError(f"'{path}' is absent; {remedy}") from error
     except (OSError, UnicodeDecodeError) as error:
         raise PartitionError(f"'{path}' cannot be read ({type(error).__name__})") from error
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # numbers and nesting without end are errors of their own
         raise PartitionError(f"'{path}' is not a TOML file: {error}") from error
 
 

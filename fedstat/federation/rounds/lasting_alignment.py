@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import io
 import json
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,13 +27,13 @@ from typing import Any
 import numpy as np
 
 from fedstat.errors import MessageError, PartitionError
-from fedstat.federation.files import write_whole
+from fedstat.federation.files import read_arrays, write_whole
 from fedstat.federation.message import Ask
 from fedstat.federation.rounds.alignment import number_entities
 from fedstat.federation.rounds.alignment_steps import FAMILY
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.federation.tables.linked import ALIGNMENT
-from fedstat.typing import Bools, Ints
+from fedstat.typing import Array, Bools, Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,18 +88,28 @@ def load_alignment(folder: Path) -> LastingAlignment | None:
     if not path.exists():
         return None
     try:
-        with np.load(path, allow_pickle=False) as content:
-            head = json.loads(content["head"].tobytes())
-            sites = [str(site) for site in head["sites"]]
-            listed = {site: content[f"listed {place}"] for place, site in enumerate(sites)}
-            seen = {site: content[f"seen {place}"] for place, site in enumerate(sites)}
+        content = read_arrays(path.read_bytes())
+        head = json.loads(content["head"].tobytes())
+        sites = [str(site) for site in head["sites"]]
+        listed = {site: content[f"listed {place}"] for place, site in enumerate(sites)}
+        seen = {site: content[f"seen {place}"] for place, site in enumerate(sites)}
+        for site in sites:
+            _check_numbers(listed[site], seen[site], int(head["n_entities"]))
         return LastingAlignment(
             str(head["name"]), int(head["n_entities"]), MappingProxyType(listed), MappingProxyType(seen)
         )
-    except (OSError, ValueError, LookupError, TypeError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
         raise PartitionError(
             f"'{path}' is no alignment of a federation; run 'fedstat federation align {folder}' again"
         ) from error
+
+
+def _check_numbers(listed: Array, seen: Array, n_entities: int) -> None:
+    """Require ascending numbers of entities, and a mark for each; a ValueError where they are none."""
+    if listed.dtype != np.int64 or seen.dtype != np.bool_ or listed.ndim != 1 or listed.shape != seen.shape:
+        raise ValueError("numbers")
+    if len(listed) and not (listed[0] >= 0 and listed[-1] < n_entities and (np.diff(listed) > 0).all()):
+        raise ValueError("numbers out of range")
 
 
 def align_lastingly(sites: Sequence[str], session: str, name: str) -> Rounds[LastingAlignment]:

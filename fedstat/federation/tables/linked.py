@@ -12,7 +12,6 @@ import hashlib
 import io
 import re
 import secrets
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,12 +20,12 @@ import numpy as np
 import pandas as pd
 
 from fedstat.errors import EngineError, MessageError, PartitionError
-from fedstat.federation.files import read_private, write_whole
+from fedstat.federation.files import read_arrays, read_private, write_whole
 from fedstat.federation.tables.checks import columns_besides
 from fedstat.federation.tables.hashed_keys import KeyTable, as_tokens
 from fedstat.federation.tables.keys import align_block, seen_rows
 from fedstat.federation.tables.table import FrameTable
-from fedstat.typing import Array, Bools, Ints
+from fedstat.typing import Bools, Ints
 
 ALIGNMENT = "alignment.npz"
 ALIGNED_BY = "the coordinator runs 'fedstat federation align FOLDER'"
@@ -111,16 +110,15 @@ class LinkedTable(FrameTable):
             ) from error
 
     def _take_up(self, path: Path) -> None:
-        private = io.BytesIO(read_private(path))
+        content = read_private(path)
         try:
-            with np.load(private, allow_pickle=False) as content:
-                kept: dict[str, Array] = {name: content[name] for name in content.files}
+            kept = read_arrays(content)
             alignment = kept["name"].tobytes().decode()
             order, fingerprint = self._fingerprint(kept["salt"].tobytes())
             self.changed = fingerprint != kept["fingerprint"].tobytes()
             numbers = kept["numbers"].astype(np.int64, casting="safe")
             fits = self.changed or numbers.shape == (self.keys.n_rows,)
-        except (OSError, ValueError, LookupError, TypeError, zipfile.BadZipFile):
+        except (ValueError, LookupError, TypeError):
             fits = False
         if not fits:
             raise PartitionError(f"'{path}' is no alignment of this site; remove it, and {ALIGNED_BY}")

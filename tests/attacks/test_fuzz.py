@@ -1,0 +1,61 @@
+"""No file and no message of a stranger ends, holds or fills a process; ledgers stay whole."""
+
+import os
+import tracemalloc
+
+import pytest
+from fuzzing import FITS, MEMORY, SLOW, bomb, claim, make_targets, partition, run
+
+from fedstat.errors import PartitionError
+from fedstat.federation.account.ledger_file import read_account
+from fedstat.federation.carry.site_folder import load_identity
+from fedstat.federation.rounds.lasting_alignment import load_alignment
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture(scope="module")
+def targets(tmp_path_factory):
+    home = tmp_path_factory.mktemp("fuzzed")
+    made = make_targets(home)
+    run(made, 4 * len(made), seed=0)  # what is compiled or imported once is at rest
+    yield made, home
+    made["exchange folder"].close()
+
+
+def check(targets, inputs, seed):
+    made, home = targets
+    tally = run(made, inputs, seed)
+    print(tally)
+    assert not tally.crashes, "\n".join(tally.crashes[:20])
+    assert tally.inputs >= inputs and tally.slowest[0] < SLOW, str(tally)
+    assert tally.memory < MEMORY, str(tally)
+    keys = load_identity(home / "North").public
+    account = read_account(home / "North", "North", keys)
+    assert sum(len(chain.links) for chain in account.chains) > inputs / len(made) / 4
+
+
+@pytest.mark.parametrize("content", [bomb(), claim()], ids=["packed", "claimed"])
+def test_a_small_file_does_not_fill_the_memory(tmp_path, content):
+    assert len(content) < 2**20
+    (tmp_path / "alignment.npz").write_bytes(content)
+    tracemalloc.start()
+    with pytest.raises(PartitionError, match="no alignment"):
+        load_alignment(tmp_path)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 32 * 2**20
+
+
+def test_the_fits_in_whose_midst_questions_are_asked_are_fits():
+    for number, fit in enumerate(FITS):
+        fit(partition(number >= 5))
+
+
+def test_a_few_thousand_malformed_files_and_messages(targets):
+    check(targets, 2500, seed=1)
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_malformed_files_and_messages(targets):
+    check(targets, 100_000, seed=int(os.environ.get("FEDSTAT_FUZZ_SEED", "2")))
