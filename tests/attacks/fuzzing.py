@@ -26,7 +26,7 @@ import pandas as pd
 from statsmodels.genmod.families import Binomial
 
 import fedstat as fs
-from fedstat.errors import FedstatError
+from fedstat.errors import ConsentError, FedstatError
 from fedstat.federation.account.head import AccountHead
 from fedstat.federation.account.ledger_file import read_account
 from fedstat.federation.account.receipt import Receipt
@@ -36,6 +36,7 @@ from fedstat.federation.carry.journal import Journal
 from fedstat.federation.carry.site_folder import load_identity, open_records, open_site, read_description
 from fedstat.federation.crypto.envelopes import Envelope, open_signed, sign
 from fedstat.federation.crypto.keys import Identity, PublicIdentity
+from fedstat.federation.door.owner.plan import described, read_plan
 from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.message import Ask, Reply, pack_ask, pack_reply, unpack_ask, unpack_reply
 from fedstat.federation.partition.connect import read_federation
@@ -45,15 +46,16 @@ from fedstat.federation.tables.linked import LinkedTable
 from fedstat.federation.tables.published import read_published
 from fedstat.operator.cards import read_card
 from fedstat.operator.command_line import main
-from fedstat.records import from_json
+from fedstat.records import from_json, to_json
 
 SLOW, PATIENCE, MEMORY = 1.0, 30.0, 200 * 2**20
 """Processor seconds of one input, seconds until one is given up, and bytes above those at rest."""
 TOKENS = [
-    b"[", b"[" * 3000, b"{" * 3000, b'"', b"]", b"}", b"\\", b"\0", b"\xff\xfe", b"\xed\xa0\x80",
-    b"nan", b"-inf", b"1e999", b"-1", b"0", b"9" * 40, b"9" * 5000, b"null", b"true", b"\n", b"=", b"[[", b"''", b"\x1a",
-    "\u202e\U0001d54f".encode(), b"'" * 3, b"2026-13-45T99:99:99Z", b"0x" + b"f" * 400, b"inf",
-]  # fmt: skip
+    *(b"[", b"[" * 3000, b"{" * 3000, b'"', b"]", b"}", b"\\", b"\0", b"\xff\xfe", b"\xed\xa0\x80"),
+    *(b"nan", b"inf", b"-inf", b"1e999", b"-1", b"0", b"9" * 40, b"9" * 5000, b"null", b"true", b"\n"),
+    *(b"=", b"[[", b"''", b"\x1a", "\u202e\U0001d54f".encode(), b"'" * 3, b"2026-13-45T99:99:99Z"),
+    b"0x" + b"f" * 400,
+]
 VALUES = [
     None,
     True,
@@ -296,13 +298,24 @@ FITS = (
 """Fits in whose midst questions with faults are asked; the last three are over rows."""
 
 
-def partition(over_rows: bool) -> fs.ClientPartition:
-    frames = records()
+def partition(over_rows: bool, **rules) -> fs.ClientPartition:
+    frames, given = records(), {"shared_seed": 1, "policy": Policy(**rules)}
     if not over_rows:
-        return fs.ClientPartition.from_frames(frames, on="id", shared_seed=1)
+        return fs.ClientPartition.from_frames(frames, on="id", **given)
     north = frames["North"].assign(c=frames["South"]["c"]).drop(columns="id")
     rows = pd.concat([north.assign(h=h, y=north["y"] + i / 9) for i, h in enumerate("pqr")])
-    return fs.ClientPartition.from_frame(rows, by="h", shared_seed=1)
+    return fs.ClientPartition.from_frame(rows, by="h", **given)
+
+
+def consented(sites: fs.ClientPartition, number: int) -> None:
+    """A fit that the owners consent to, where they are asked."""
+    with suppress(ConsentError):
+        FITS[number](sites)
+        return
+    for site in sites.sites.values():
+        for digest in list(site.pending):
+            site.approve(digest)
+    FITS[number](sites)
 
 
 def questions(rng: Random, one: Callable[[str, Callable[[], object]], None]) -> None:
@@ -311,7 +324,7 @@ def questions(rng: Random, one: Callable[[str, Callable[[], object]], None]) -> 
     Some are understood, and the fit goes on from there or fails, by itself: only they are looked at.
     """
     number, passed = int(rng.integers(len(FITS))), 0
-    sites = partition(number >= 5)
+    sites = partition(number >= 5, approval=pick(rng, ["auto", "owner"]))
     most, rate = int(rng.integers(400, 700)), rng.random()
 
     def wrapped(answer):
@@ -328,7 +341,7 @@ def questions(rng: Random, one: Callable[[str, Callable[[], object]], None]) -> 
     for site in sites.sites.values():
         site.answer = wrapped(site.answer)
     with suppress(Exception):
-        FITS[number](sites)
+        consented(sites, number)
 
 
 def fresh(site):
@@ -470,6 +483,7 @@ def make_targets(home: Path) -> dict[str, Callable[[Random], object]]:
             study / "alignment.npz", mangled_arrays, lambda _: load_alignment(study)
         ),
         "journals, rounds": in_file(rounds, text_of, lambda _: replay(home / "journal")),
+        "plans": in_text(a_plan(), lambda text: list(described(read_plan(text, "a plan")))),
         "saved results": in_file(home / "saved", mangled, fs.load),
         "records": in_file(home / "North.csv", mangled, lambda _: open_records(north, linked)),
     }
@@ -485,6 +499,13 @@ def saved_result(home: Path) -> bytes:
     partition = fs.ClientPartition.from_frames(records(), on="id", shared_seed=1)
     fs.VFEMRegression.from_formula("y ~ a + b + d", partition).fit().save(home / "saved")
     return (home / "saved").read_bytes()
+
+
+def a_plan() -> bytes:
+    sites = partition(False, approval="owner")
+    with suppress(ConsentError):
+        FITS[0](sites)
+    return to_json(next(iter(sites.sites["North"].pending.values()))).encode()
 
 
 def check_receipt(text: bytes, keys: PublicIdentity) -> None:

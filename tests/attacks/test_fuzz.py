@@ -4,7 +4,7 @@ import os
 import tracemalloc
 
 import pytest
-from fuzzing import FITS, MEMORY, SLOW, bomb, claim, make_targets, partition, run
+from fuzzing import FITS, MEMORY, SLOW, bomb, claim, consented, make_targets, partition, run
 
 from fedstat.errors import PartitionError
 from fedstat.federation.account.ledger_file import read_account
@@ -48,8 +48,8 @@ def test_a_small_file_does_not_fill_the_memory(tmp_path, content):
 
 
 def test_the_fits_in_whose_midst_questions_are_asked_are_fits():
-    for number, fit in enumerate(FITS):
-        fit(partition(number >= 5))
+    for number in range(len(FITS)):
+        consented(partition(number >= 5, approval="owner"), number)
 
 
 def test_a_few_thousand_malformed_files_and_messages(targets):
