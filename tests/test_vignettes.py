@@ -22,7 +22,7 @@ CLAIMS = {
         assert explanation.passes and explanation.rounds and result.converged
         assert table["bytes"].sum() == asked["bytes"].sum()
         assert sum(n for _, (_, n, _) in explanation.rounds) == result.ledger.rounds - 1
-        assert masked.passes and list(in_clear.refused) == ["Judicial Organ"]
+        assert not masked.passes and list(in_clear.refused) == ["Judicial Organ"]
         own = "learn Judicial Organ's own linear predictor at 4 of"
         assert any(own in told for _, told in masked.learned)
         assert len(site.ledger.entries) == entries

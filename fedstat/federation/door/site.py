@@ -154,6 +154,11 @@ class Site:
         self._data.memory.released = released
 
     @property
+    def published(self) -> Published:
+        """What the owner publishes of the columns."""
+        return self._data.published
+
+    @property
     def fingerprint(self) -> str:
         """Of the site's keys."""
         return self.trust.identity.public.fingerprint

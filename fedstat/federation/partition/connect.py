@@ -29,7 +29,6 @@ from fedstat.federation.carry.remote import Carrier, RemoteEngine, RemoteSite
 from fedstat.federation.carry.site_folder import IDENTITY, load_identity, read_entries
 from fedstat.federation.crypto.keys import Identity
 from fedstat.federation.door.families import load_families
-from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.files import WRITERS, is_open
 from fedstat.federation.partition.connect_vertical import linked, vertical_problems
 from fedstat.federation.partition.describe import Layout
@@ -102,13 +101,14 @@ def read_federation(path: str | Path) -> FederationDescription:
 
 
 class ConnectedSite:
-    """A site of a connected partition: its name, its fingerprint, and the policy that it told of.
+    """A site of a connected partition: its name, its fingerprint, and what it told of.
 
-    The policy is for a forecast; it is the site that heeds it.
+    Policy and description are for a forecast; it is the site that heeds them.
     """
 
-    def __init__(self, name: str, fingerprint: str, policy: Policy) -> None:
-        self.name, self.fingerprint, self.policy = name, fingerprint, policy
+    def __init__(self, name: str, fingerprint: str, schema: TableSchema) -> None:
+        self.name, self.fingerprint = name, fingerprint
+        self.policy, self.published = schema.policy, schema.published
 
     def __repr__(self) -> str:
         return f"ConnectedSite({self.name!r})"
@@ -157,7 +157,7 @@ def connect(
     engine = RemoteEngine(remote, None if journal is None else Journal(Path(journal)), heads)
     schemas = engine.run(ask_schemas(tuple(fingerprints), secrets.token_hex(8)), Ledger())
     tables = {name: ConnectedTable(name, schema) for name, schema in schemas.items()}
-    sites = {name: ConnectedSite(name, key, schemas[name].policy) for name, key in fingerprints.items()}
+    sites = {name: ConnectedSite(name, key, schemas[name]) for name, key in fingerprints.items()}
     options = PartitionOptions("drop", federation.min_count)
     if federation.layout == "horizontal":
         alignment, site_column = _stacked(schemas, tables)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,13 @@ from fedstat.federation.rounds.engine import Engine, LocalEngine
 from fedstat.federation.tables import checks as check
 from fedstat.federation.tables.hashed_keys import KeyTable
 from fedstat.federation.tables.keys import Alignment
-from fedstat.federation.tables.published import Published, propose
+from fedstat.federation.tables.published import (
+    IntoPublished,
+    Published,
+    as_published,
+    description_problems,
+    propose,
+)
 from fedstat.federation.tables.table import Table
 from fedstat.typing import Ints
 
@@ -37,6 +43,7 @@ class PartitionOptions:
     policies: Mapping[str, Policy | str | Path] | None = None
     shared_seed: int | None = None
     new_data: bool = False
+    published: Mapping[str, IntoPublished] | None = None
 
     def __post_init__(self) -> None:
         check.refuse(check.option_problems(self.partial, self.min_count))
@@ -45,9 +52,16 @@ class PartitionOptions:
         """One site per client, all with the same shared secret and each other's fingerprints."""
         rules = site_policies(tuple(tables), self.policy, self.policies)
         seed = secrets.randbits(SEED_BITS) if self.shared_seed is None else self.shared_seed
+        given = dict(self.published or {})
+        check.refuse(f"published names '{name}', which is no client" for name in given if name not in tables)
         sites = {
             client: Site(
-                client, table, rules[client], seed, site_column, published=described(table, rules[client])
+                client,
+                table,
+                rules[client],
+                seed,
+                site_column,
+                published=described(client, table, rules[client], given.get(client)),
             )
             for client, table in tables.items()
         }
@@ -63,7 +77,7 @@ class PartitionOptions:
         """Let sites that hold the clients' keys, and nothing else, number their entities."""
         # sites that hold keys and no column: nothing else can leave while entities are numbered
         keys = {client: KeyTable(client, frame, key) for client, frame in tables.items()}
-        sites = self.open_sites(keys)
+        sites = replace(self, published=None).open_sites(keys)
         for site in sites.values():
             site.trust.consents.update(dict.fromkeys(sites, "by whoever made the partition"))
         protocol = align_entities(tuple(sites), secrets.token_hex(8))
@@ -86,8 +100,15 @@ class PartitionParts:
     coordinator: str = ""
 
 
-def described(table: Table, policy: Policy) -> Published | None:
-    """Propose what an owner would publish, where the policy asks for it: in a rehearsal there is no owner."""
+def described(client: str, table: Table, policy: Policy, given: IntoPublished | None) -> Published | None:
+    """Take a description, or propose what an owner would publish, where the policy asks for it.
+
+    A PartitionError where the table is not as described: whoever gives both is its owner here.
+    """
+    if given is not None:
+        published = as_published(given, f"published[{client!r}]")
+        check.refuse(description_problems(client, published, table))
+        return published
     if policy.formulas == policy.discrete == "any":
         return None
     return propose(table, policy.min_level_count)

@@ -22,6 +22,7 @@ from fedstat.federation.partition.row_tables import row_problems, stack_tables
 from fedstat.federation.partition.views import PartitionViews
 from fedstat.federation.tables import checks as check
 from fedstat.federation.tables.keys import link_tables, split_columns, split_rows
+from fedstat.federation.tables.published import IntoPublished
 from fedstat.federation.tables.reading import (
     NA_VALUES,
     IntoTable,
@@ -87,6 +88,7 @@ class ClientPartition(PartitionViews):
         policies: Mapping[str, Policy | str | Path] | None = None,
         shared_seed: int | None = None,
         new_data: bool = False,
+        published: Mapping[str, IntoPublished] | None = None,
     ) -> ClientPartition:
         """Take one table per client: linked by a key (vertical), or stacked (horizontal).
 
@@ -129,13 +131,16 @@ class ClientPartition(PartitionViews):
         new_data : bool
             True for entities that are only to be predicted for: constant columns, columns without
             a value and clients without rows are then allowed.
+        published : mapping of str to path or mapping, optional
+            By client, what its owner publishes of its columns: a ``columns.toml``, or what such a file says.
+            By default proposed from the client's table where its policy judges questions from it.
 
         Raises
         ------
         PartitionError
             If the tables cannot be linked or used; all problems that were found are listed.
         """
-        options = PartitionOptions(partial, min_count, policy, policies, shared_seed, new_data)
+        options = PartitionOptions(partial, min_count, policy, policies, shared_seed, new_data, published)
         check.refuse(check.layout_problems(layout, on, site_column))
         check.refuse(check.align_problems(align, layout))
         key = check.key_names(on)
@@ -167,6 +172,7 @@ class ClientPartition(PartitionViews):
         policies: Mapping[str, Policy | str | Path] | None = None,
         shared_seed: int | None = None,
         new_data: bool = False,
+        published: Mapping[str, IntoPublished] | None = None,
     ) -> ClientPartition:
         """Split one table among clients, as in a simulation.
 
@@ -181,7 +187,7 @@ class ClientPartition(PartitionViews):
             ``site_column``; clients come in sorted or categorical order and hold all other columns.
         on : str or sequence of str, optional
             Key columns; without them every row is an entity.
-        partial, min_count, policy, policies, shared_seed, new_data
+        partial, min_count, policy, policies, shared_seed, new_data, published
             As in :meth:`from_frames`.
 
         Raises
@@ -189,7 +195,7 @@ class ClientPartition(PartitionViews):
         PartitionError
             If not exactly one of ``columns`` and ``by`` is given, or the table cannot be used.
         """
-        options = PartitionOptions(partial, min_count, policy, policies, shared_seed, new_data)
+        options = PartitionOptions(partial, min_count, policy, policies, shared_seed, new_data, published)
         if (columns is None) == (by is None):
             raise PartitionError(
                 "give either columns={client: [...]} (clients hold different columns) "
@@ -226,6 +232,7 @@ class ClientPartition(PartitionViews):
         policies: Mapping[str, Policy | str | Path] | None = None,
         shared_seed: int | None = None,
         new_data: bool = False,
+        published: Mapping[str, IntoPublished] | None = None,
     ) -> ClientPartition:
         """Take one CSV, TSV or Parquet file per client.
 
@@ -244,7 +251,7 @@ class ClientPartition(PartitionViews):
             a level.
         dtype : mapping of str to str, optional
             Types of columns of text files, e.g. ``{"id": "str"}`` for keys with leading zeros.
-        partial, min_count, policy, policies, shared_seed, new_data
+        partial, min_count, policy, policies, shared_seed, new_data, published
             As in :meth:`from_frames`.
 
         Raises
@@ -265,6 +272,7 @@ class ClientPartition(PartitionViews):
             policies=policies,
             shared_seed=shared_seed,
             new_data=new_data,
+            published=published,
         )
 
     @classmethod

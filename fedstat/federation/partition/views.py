@@ -114,6 +114,23 @@ class PartitionViews:
             self._tables, self.rows, self.n_entities, key=self.key, empty_rows=self.empty_rows
         )
 
+    def published(self) -> pd.DataFrame:
+        """List what the owners publish of their columns, from which questions are judged.
+
+        Returns
+        -------
+        DataFrame
+            One row per client and column: ``kind``, ``low`` and ``high`` of the range, ``levels`` and
+            ``knots``. A column that is not here cannot be asked for where formulas are "simple".
+        """
+        rows = [
+            (client, name, one.kind, *(one.range or (None, None)), one.levels, one.knots)
+            for client, site in self.sites.items()
+            for name, one in site.published.items()
+        ]
+        columns = ["client", "column", "kind", "low", "high", "levels", "knots"]
+        return pd.DataFrame(rows, columns=columns).set_index(["client", "column"])
+
     def correlation(self, *, alpha: float = 0.05, threshold: float = 0.1) -> BlockCorrelation:
         """Spearman rank correlations within and between clients, with a test of independence.
 

@@ -15,6 +15,7 @@ from fedstat.federation.message import Ask, Declared, Step
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.federation.tables.kinds import arrow_kind, kind
 from fedstat.federation.tables.linked import LinkedTable
+from fedstat.federation.tables.published import Published
 from fedstat.federation.tables.sql import SqlTable
 from fedstat.federation.tables.table import FrameTable, LabelledTable, ParquetTable, Table
 from fedstat.typing import Array
@@ -40,7 +41,8 @@ class TableSchema:
     """What a site tells of its table: what each column holds, None for one without a value.
 
     `site_column` is the name under which the site itself stands in a formula, empty for none; by the owner's
-    `policy` a fit can be explained before it asks; `link` is there in the vertical layout only.
+    `policy` a fit can be explained before it asks; `link` is there in the vertical layout only; `published`
+    is what the owner says of the columns, from which questions are judged.
     """
 
     columns: Mapping[str, str | None]
@@ -48,6 +50,7 @@ class TableSchema:
     site_column: str = ""
     policy: Policy = field(default_factory=Policy)
     link: LinkSchema | None = None
+    published: Published = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,7 @@ class TableTold:
     site_column: str
     policy: str
     link: LinkSchema | None
+    published: Published
 
 
 def table_schema(site: str, table: Table, policy: Policy) -> TableSchema:
@@ -89,9 +93,11 @@ def _kind(table: Table, name: str) -> str | None:
 
 
 def describe_table(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
-    """Tell names and types of the columns, how many rows there are, how they are linked, and the policy."""
+    """Tell what the columns are and are published to be, the number of rows, their link, and the policy."""
     found = table_schema(data.name, data.table, data.policy)
-    told = TableTold(found.columns, found.n_rows, found.site_column, found.policy.to_toml(), found.link)
+    policy = found.policy.to_toml()
+    published = {name: one for name, one in data.published.items() if name in found.columns}
+    told = TableTold(found.columns, found.n_rows, found.site_column, policy, found.link, published)
     return {}, records.to_json(told)
 
 
@@ -99,7 +105,9 @@ STEPS: Mapping[str, Step] = {
     "describe_table": Step(
         describe_table,
         text_in=Declared("control", "nothing"),
-        text_out=Declared("schema", "names and types of the columns, number of rows, policy"),
+        text_out=Declared(
+            "schema", "names, types and public description of the columns, number of rows, policy"
+        ),
     ),
 }
 FAMILIES[FAMILY] = STEPS
@@ -122,4 +130,4 @@ def _read(site: str, text: str) -> TableSchema:
         policy = Policy.from_text(f"{site}: its policy", told.policy)
     except PartitionError as error:
         raise MessageError(f"{where} is malformed") from error
-    return TableSchema(told.columns, told.n_rows, told.site_column, policy, told.link)
+    return TableSchema(told.columns, told.n_rows, told.site_column, policy, told.link, told.published)

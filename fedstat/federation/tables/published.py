@@ -24,6 +24,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -32,7 +33,7 @@ import pandas as pd
 from fedstat.errors import PartitionError
 from fedstat.federation.tables.columns import Kind, LevelValue, column_kind, find_levels
 from fedstat.federation.tables.table import Table
-from fedstat.records import from_plain
+from fedstat.records import from_plain, to_plain
 
 MOST_LEVELS = 50
 """Distinct values up to which a column of whole numbers is proposed with levels as well."""
@@ -73,6 +74,7 @@ class PublishedColumn:
 
 
 Published: TypeAlias = Mapping[str, PublishedColumn]
+IntoPublished: TypeAlias = str | Path | Mapping[str, PublishedColumn | Mapping[str, Any]]
 
 
 def read_published(text: str, where: str) -> Published:
@@ -82,6 +84,17 @@ def read_published(text: str, where: str) -> Published:
     except (ValueError, RecursionError) as error:
         raise PartitionError(f"{where}: is not TOML ({type(error).__name__})") from None
     return from_plain(dict[str, PublishedColumn], content, where, PartitionError, defaults=True)
+
+
+def as_published(given: IntoPublished, where: str) -> Published:
+    """Take a description from a ``columns.toml``, or from a mapping of what such a file says."""
+    if isinstance(given, str | Path):
+        try:
+            return read_published(Path(given).read_text(encoding="utf-8"), f"'{given}'")
+        except OSError as error:
+            raise PartitionError(f"{where}: '{given}' cannot be read ({type(error).__name__})") from None
+    plain = {name: to_plain(one) if isinstance(one, PublishedColumn) else one for name, one in given.items()}
+    return from_plain(dict[str, PublishedColumn], plain, where, PartitionError, defaults=True)
 
 
 def write_published(published: Published) -> str:
