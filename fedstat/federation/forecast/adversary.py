@@ -100,8 +100,8 @@ def collusions(at: str | None, n_masked: int, dealers: Mapping[tuple[str, str], 
     if dealers:
         yield (
             f"{where[0].upper()}{where[1:]} and one institution of a product know the sums of products and "
-            "that one's columns: equations in the other's columns, too few to solve as long as a pattern has "
-            "many more entities than columns."
+            "that one's columns: equations in the other's columns. Continuous ones are not determined by them "
+            "where a pattern has twice as many entities as columns; those of few values can be."
         )
 
 
