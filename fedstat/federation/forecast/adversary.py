@@ -100,8 +100,9 @@ def collusions(at: str | None, n_masked: int, dealers: Mapping[tuple[str, str], 
     if dealers:
         yield (
             f"{where[0].upper()}{where[1:]} and one institution of a product know the sums of products and "
-            "that one's columns: equations in the other's columns. Continuous ones are not determined by them "
-            "where a pattern has twice as many entities as columns; those of few values can be."
+            "that one's columns: equations in the other's columns. Continuous ones are not determined by "
+            "them where a pattern has twice as many entities as columns; those of few values can be, where "
+            "a policy does not judge sums by bits (discrete)."
         )
 
 

@@ -32,11 +32,11 @@ BEYOND = (ANALYST, DEPARTING, INTRUDER)
 STRICT_LEARNS: Mapping[str, str] = {
     ANALYST: "Estimates with their errors, each institution's own fit, sums over the rows of three or more, "
     "what is published of columns, counts of rows, and one bit for each of {max_refusals} refusals; an "
-    "institution's part of a sum by leaving it out. Of fewer than {min_count} entities no sum. Sums are "
-    "exact and have no noise: very many analyses of the same rows tell more than each alone.",
+    "institution's part of a sum by leaving it out. Of fewer than {min_count} entities no sum. Sums over "
+    "rows are exact: very many analyses of the same rows tell more than each alone.",
     COORDINATOR: "What an analyst learns, all messages, and sums that transforms need. Of institutions with "
-    "different columns the sums of their products, by pattern of records: continuous columns are not "
-    "determined by them, columns of few values in small patterns can be.",
+    "different columns the sums of their products by pattern of records, rounded at random, by which no "
+    "column is determined in a pattern, whether its values are many or few.",
     CLIENT: "Coefficients, and of a product random numbers. Joined by the coordinator: a sum less its own "
     "part, which is that of the last when all others join; products of its own columns with another's, as "
     "many equations as it has columns.",
@@ -65,6 +65,12 @@ WITHOUT: Mapping[str, Mapping[str, str]] = {
     "max_refusals": {ANALYST: "Values, by bisection: one bit a refusal, and no end of them."},
     "alignment": {CLIENT: "Which of the keys that it makes up the institution has."},
     "dealer": {COORDINATOR: "With one of two institutions for which it deals, the other's columns."},
+    "discrete": {
+        COORDINATOR: "Columns of few values in small patterns, such as 0 and 1: sums determine them."
+    },
+    "rounding": {
+        COORDINATOR: "Sums to 53 bits and not 10; larger patterns are wanted where bits are judged."
+    },
     "order": {DEPARTING: "What no analysis asks for, by steps out of their order."},
     "min_count": {ANALYST: "Sums over fewer entities; with a count of one, single values."},
     "min_events": {ANALYST: "Sums over the few rows of a rare outcome."},
