@@ -362,8 +362,9 @@ def institutions(policy):
 @pytest.mark.parametrize("kind", [fs.VFEMRegression, fs.VerticalGLM])
 def test_institutions_with_different_columns(kind):
     missing = {"missing": "em"} if kind is fs.VerticalGLM else {}
-    partition = institutions(OWNER)
+    # Without dither, which differs between two sets of keys.
+    partition = institutions(replace(OWNER, rounding="none"))
     fitted = kind.from_formula("y ~ a + c + e", partition, **missing)
     found = approved(fitted.fit, partition).params
-    plain = kind.from_formula("y ~ a + c + e", institutions(fs.Policy.strict()), **missing)
+    plain = kind.from_formula("y ~ a + c + e", institutions(fs.Policy.strict(rounding="none")), **missing)
     np.testing.assert_array_equal(found, plain.fit().params)

@@ -116,8 +116,10 @@ def test_one_division_serves_all_methods_where_answers_are_remembered():
             for method in ("vfem", "impute", "vfem")
         ]
     first, imputed, again = fits["strict"]
-    pd.testing.assert_series_equal(first.params, fits["open"][0].params)
-    pd.testing.assert_series_equal(first.bse, fits["open"][0].bse)
+    # Values are dithered before they are summed, by secrets of the sites.
+    apart = ((first.params - fits["open"][0].params) / first.bse).abs().max()
+    assert 0.0 < apart < 0.05
+    np.testing.assert_allclose(first.bse, fits["open"][0].bse, rtol=5e-3)
     np.testing.assert_allclose(again.params, first.params, rtol=1e-9)
     assert "as in an earlier fit of this partition" in str(imputed.summary())
     assert "as in an earlier fit" not in str(first.summary()) + str(fits["open"][1].summary())

@@ -174,3 +174,22 @@ def test_values_move_alike_in_every_guise_and_at_every_asking():
     np.testing.assert_array_equal(dithered(site._data, X), first)
     assert not np.allclose(dithered(other._data, X), first, atol=1e-4)
     np.testing.assert_array_equal(dithered(Site("A", frame)._data, X), X)
+
+
+@pytest.mark.filterwarnings("ignore::fedstat.errors.DataWarning")
+def test_a_summary_says_what_merging_cost_and_what_gives_it_back():
+    frames = fs.datasets.load_sme()
+    agency = frames["Credit Agency"]
+    frames = frames | {"Credit Agency": agency.assign(EMP=(agency.EMP > 0.5).astype(float))}
+    fits = {}
+    for name, policy in {"open": "open", "strict": "strict"}.items():
+        partition = fs.ClientPartition.from_frames(frames, on="enterprise_id", policy=policy)
+        fits[name] = fs.VFEMRegression.from_formula("NPGR ~ .", partition).fit()
+    strict, cost = fits["strict"], fits["strict"].exchange.by_bits
+    assert fits["open"].exchange.by_bits is None and "discrete" not in str(fits["open"].summary())
+    assert set(cost.sites) == {"Credit Agency"} and cost.lost["Credit Agency"] > 0 < cost.short
+    text = " ".join(str(strict.summary()).split())
+    assert f"{cost.lost['Credit Agency']:,} at Credit Agency" in text
+    assert 'discrete = "any" in policy.toml of Credit Agency' in text
+    assert "Every value moved by up to half a hundredth" in text
+    assert 1.0 < (strict.bse / fits["open"].bse).max() < 1.2

@@ -81,9 +81,11 @@ class Rule:
         least = least_entities(sum(compress(self.sizes, pattern)), self.min_count)
         if not self.in_bits:
             return least
-        seen = compress(zip(self.sizes, self.details, strict=True), pattern)
-        own = [ColumnsDetail(size) if detail is None else detail for size, detail in seen]
-        return max(least, least_for_bits((*own, self.response or ColumnsDetail(1))))
+        seen = [*compress(zip(self.sizes, self.details, strict=True), pattern), (1, self.response)]
+        total = sum(size for size, _ in seen)
+        # As a door judges its own columns: of others' it knows the number, and not how many values they have.
+        judged = ((detail, ColumnsDetail(total - size)) for size, detail in seen if detail is not None)
+        return max([least, *(least_for_bits(pair) for pair in judged)])
 
     @property
     def in_bits(self) -> bool:

@@ -42,10 +42,10 @@ def dither_notes(layout: Layout) -> Iterator[str]:
 def cost_of_merging(cost: CostOfBits) -> str:
     """Say what it cost that columns of few values are not determined by the sums, and what gives it back."""
     lost = ", ".join(f"{m:,} at {client}" for client, m in cost.lost.items())
-    exact = f'rounding = "dither" at {", ".join(cost.exact)} a part of them, ' if cost.exact else ""
+    exact = f' rounding = "dither" at {", ".join(cost.exact)} (a part of them);' if cost.exact else ""
     return (
         "Of these, so that sums do not determine columns of few values (indicators, say), entities count as "
-        f"missing: {lost}. Standard errors grow as if these records were not there: "
-        f"{exact}{cost.short:,} more entities in the patterns concerned, fewer columns, or the line  "
-        f'discrete = "any"  in policy.toml of {", ".join(cost.sites)} would give them back.'
+        f"missing: {lost}. Standard errors grow as if these records were not there. What gives them back:"
+        f"{exact} {cost.short:,} more entities in the patterns concerned; fewer columns; or the line  "
+        f'discrete = "any"  in policy.toml of {", ".join(cost.sites)}.'
     )

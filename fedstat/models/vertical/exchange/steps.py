@@ -145,8 +145,8 @@ def sum_with_response(
     `rows` (n_k,) are positions of the block's entities among those of the response; by default they are the
     same.
     """
-    staged, y, G = staged_block(state), staged_response(state).standardised, int(groups)
-    X = staged.X
+    staged, response, G = staged_block(state), staged_response(state), int(groups)
+    X, y = staged.X, response.standardised
     if rows is not None:
         check_lengths(data.name, rows=(rows, len(X)))
         check_positions(data.name, rows, len(y))
@@ -154,7 +154,9 @@ def sum_with_response(
     check_lengths(data.name, code=(code, len(X)), response=(y, len(X)))
     require_groups(data.name, code, G, X.shape[1])
     staged.beside.add("own response", 1, code)
-    state.tell(staged.groups(code, X.shape[1]))
+    response.beside.add("own columns", X.shape[1], code)
+    of_response = GroupSums(code, 0, detail=response.detail, beside=response.beside.counts)
+    state.tell(staged.groups(code, X.shape[1]), of_response)
     return {"products": np.array([column_sums(X, np.where(code == g, y, 0.0)) for g in range(G)])}
 
 
