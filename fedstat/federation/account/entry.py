@@ -113,7 +113,18 @@ def _entry(
     else:
         # What is hidden travels as several words a number: its first axis is no part of its shape.
         shape, size = content.shape[1:] if hidden else content.shape, content.nbytes
-    entry = Entry(*way, ask.step, name, line.kind, line.what, shape, size, entities, hidden, ask.family)
+    entry = Entry(
+        *way,
+        step=ask.step,
+        array=name,
+        kind=line.kind,
+        what=line.what,
+        shape=shape,
+        bytes=size,
+        entities=entities,
+        masked=hidden,
+        family=ask.family,
+    )
     return entry, content
 
 

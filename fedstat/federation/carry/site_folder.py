@@ -245,16 +245,16 @@ def open_site(folder: str | Path) -> Site:
     identity = load_identity(folder)
     table, policy = open_records(folder, description), read_site_policy(folder)
     site = Site(
-        description.name,
-        table,
-        policy,
-        description.shared_seed,
-        description.site_column,
-        Trust(dict(description.pinned), identity, dict(description.consent)),
-        open_account(folder, description.name, identity, table.n_rows),
-        read_site_columns(folder, description.name, table),
-        refusal_log(folder),
-        PlanFolder(description.name, Path(folder), identity.public),
+        name=description.name,
+        table=table,
+        policy=policy,
+        shared_seed=description.shared_seed,
+        site_column=description.site_column,
+        trust=Trust(dict(description.pinned), identity, dict(description.consent)),
+        account=open_account(folder, description.name, identity, table.n_rows),
+        published=read_site_columns(folder, description.name, table),
+        log=refusal_log(folder),
+        plans=PlanFolder(description.name, Path(folder), identity.public),
     )
     site.approvals.take_up()
     # rows behind answers of earlier processes: a difference to a new answer would tell of single entities

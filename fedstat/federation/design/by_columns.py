@@ -189,12 +189,13 @@ def response_of(state: State) -> Floats:
     return state.use("response", np.ndarray, absent)
 
 
-PRESENT = Declared("presence", "which entities the institution has")
+# Whether an entity is there hangs on its own record alone: replacing that changes one entry, by one.
+PRESENT = Declared("presence", "which entities the institution has", sensitivity=1.0)
 SCHEMA = Declared("schema", "column names, levels and counts", behind=(Entities,))
 STEPS: Mapping[str, Step] = {
     "open_response": Step(
         open_response,
-        gives={"has": Declared("presence", "which entities have a response")},
+        gives={"has": Declared("presence", "which entities have a response", sensitivity=1.0)},
         text_in=Declared("schema", "the response"),
         text_out=Declared("schema", "published levels of the response", behind=(Entities,)),
     ),

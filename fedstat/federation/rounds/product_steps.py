@@ -171,7 +171,19 @@ def open_product(
     mask = keys.secret(part.peer, f"mask {part.number}")
     check = keys.secret(part.peer, f"check {part.number}")
     checked = Checked.of(part.product, part.first, seed, encoded, check)
-    held = OpenProduct(part, rows, group, digest, seed, Z, encoded, checked, units, channel, mask)
+    held = OpenProduct(
+        part=part,
+        rows=rows,
+        group=group,
+        digest=digest,
+        seed=seed,
+        Z=Z,
+        encoded=encoded,
+        checked=checked,
+        units=units,
+        channel=channel,
+        mask=mask,
+    )
     state.keep(f"product {part.number}", held)
     return {"opened": as_bytes(channel.seal(digest + checked.opened() + opened.tobytes()))}, ""
 

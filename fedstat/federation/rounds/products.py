@@ -127,7 +127,16 @@ class Run:
         # Positions among the rows of each site, of which some may count as missing.
         rows = np.flatnonzero(a.code >= 0)[at_a], np.flatnonzero(b.code >= 0)[at_b]
         product = secure.MatrixProduct(a.site, b.site, len(common), a.width, b.width, groups)
-        return cls(asking, number, sides, dealer, product, bits, rows, a.code[rows[0]])
+        return cls(
+            conversation=asking,
+            number=number,
+            sides=sides,
+            dealer=dealer,
+            product=product,
+            bits=bits,
+            rows=rows,
+            group=a.code[rows[0]],
+        )
 
     def describe(self, first: bool) -> str:
         """Describe one client's part of it."""

@@ -115,14 +115,14 @@ class Total:
         first = replies[0].arrays
         parts = [(reply.arrays["score"], reply.arrays["information"]) for reply in replies]
         return cls(
-            add(replies, "score"),
-            add(replies, "information"),
-            add(replies, "observed") if "observed" in first else None,
-            weight,
-            deviance,
-            pearson,
-            add(replies, "null") if "null" in first else None,
-            None if hidden else parts,
+            score=add(replies, "score"),
+            information=add(replies, "information"),
+            observed=add(replies, "observed") if "observed" in first else None,
+            weight=weight,
+            deviance=deviance,
+            pearson=pearson,
+            null=add(replies, "null") if "null" in first else None,
+            by_site=None if hidden else parts,
         )
 
     def step(self) -> tuple[Floats, Floats]:

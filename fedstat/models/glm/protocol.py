@@ -194,22 +194,22 @@ class Newton:
         # A site without a finite sum sends zero, which must not pass for its part.
         defined = add(judged, "defined") == len(judged)
         return GLMFit(
-            gamma,
-            total,
-            self.coordinates,
-            dispersion,
-            self.null,
-            np.where(defined, add(judged, "fit"), np.nan),
-            add(judged, "meat") if wanted.meat else None,
-            add(judged, "between") if wanted.between else None,
-            add(judged, "apart") if self.session.masked else None,
-            tuple(self.trace),
-            self.converged,
-            self.reason,
-            tuple(self.local_fits(total)),
-            self.n,
-            self.options.rounds,
-            self.distribution,
+            gamma=gamma,
+            total=total,
+            coordinates=self.coordinates,
+            dispersion=dispersion,
+            null=self.null,
+            fit=np.where(defined, add(judged, "fit"), np.nan),
+            meat=add(judged, "meat") if wanted.meat else None,
+            between=add(judged, "between") if wanted.between else None,
+            apart=add(judged, "apart") if self.session.masked else None,
+            trace=tuple(self.trace),
+            converged=self.converged,
+            reason=self.reason,
+            local=tuple(self.local_fits(total)),
+            n=self.n,
+            rounds=self.options.rounds,
+            distribution=self.distribution,
         )
 
     def _check_units(self, total: Total) -> None:

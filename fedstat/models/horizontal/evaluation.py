@@ -96,6 +96,7 @@ STEPS: Mapping[str, Step] = {
         bin_counts,
         {"beta": BETA, "inner": Declared("control", "edges of the bins of the linear predictor")},
         {
+            # No sensitivity: one row more or less in a bin decides with which neighbour it is counted.
             "bins": Declared(
                 "aggregate",
                 "rows, sums of response and of predicted mean by bin",

@@ -156,7 +156,18 @@ def summarise(staged: StagedBlock, rows: Ints, n: int, memory: int) -> Client:
     s1, S2 = column_sums(X, ones), gram(X, ones)
     S = S2 / len(X) - np.outer(s1, s1) / len(X) ** 2
     log_det = float(np.linalg.slogdet(S)[1])
-    return Client(X, rows, n, staged.shift, staged.scale, s1, S2, log_det, memory, held=staged.held)
+    return Client(
+        X=X,
+        rows=rows,
+        n=n,
+        shift=staged.shift,
+        scale=staged.scale,
+        s1=s1,
+        S2=S2,
+        log_det=log_det,
+        memory=memory,
+        held=staged.held,
+    )
 
 
 def check_collinear(name: str, columns: tuple[str, ...], X: Floats, n_own: int) -> None:
