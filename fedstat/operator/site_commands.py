@@ -47,6 +47,14 @@ from fedstat.operator.screen import columns, heading, tell_problems, typed
 from fedstat.operator.templates import BY_KEY, BY_ROWS
 from fedstat.operator.templates import SITE as TEMPLATE
 
+FILES = (
+    (IDENTITY, "private keys, for this account alone; keep a copy where you keep passwords"),
+    (DESCRIPTION, "where the records are and who is trusted: fill it in"),
+    (POLICY, "what may leave: every rule is explained there; it starts strict"),
+    (LEDGER, "the account of what leaves, begun now: the site does not serve without it"),
+)
+"""Of a new site's folder."""
+
 
 def init(folder: Path, name: str, data: str | None, exchange: str, key: Sequence[str], carrier: str) -> int:
     """Make a site's folder: keys, templates and public card."""
@@ -70,13 +78,7 @@ def init(folder: Path, name: str, data: str | None, exchange: str, key: Sequence
     folder.chmod(0o700)  # one that was there before may be open to others
     write_whole(folder / DESCRIPTION, text.encode())
     write_whole(folder / POLICY, Policy.strict().to_toml().encode())
-    files = [
-        (IDENTITY, "private keys, for this account alone; keep a copy where you keep passwords"),
-        (DESCRIPTION, "where the records are and who is trusted: fill it in"),
-        (POLICY, "what may leave: every rule is explained there; it starts strict"),
-        (LEDGER, "the account of what leaves, begun now: the site does not serve without it"),
-    ]
-    card = Card(name, SITE, fingerprint).hand_out(folder, files)
+    card = Card(name, SITE, fingerprint).hand_out(folder, FILES)
     print(f"\nNext: fill in {DESCRIPTION}, then    fedstat site describe {typed(folder)}")
     print(f"      read the {COLUMNS} that it proposes, and    fedstat site check {typed(folder)}")
     print(f"      give '{card}' to the others, and    fedstat site pin {typed(folder)} THEIR_CARD")

@@ -17,7 +17,6 @@ from fedstat.models.fedavg.protocol import FedAvgFit
 from fedstat.models.fedavg.rules import Fair
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.results import MASKED, RowsBasis, RowsRecord, RowsResults, rows_estimate
-from fedstat.models.saved import Saveable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -53,7 +52,7 @@ class FedAvgRecord(RowsRecord):
             raise ModelError("coefficients, sites, columns and sums are not of one fit")
 
 
-class FedAvgResults(Saveable, RowsResults, saved_as="fedstat fedavg results 2", record=FedAvgRecord):
+class FedAvgResults(RowsResults, saved_as="fedstat fedavg results 2", record=FedAvgRecord):
     """Results of :meth:`fedstat.FedAvg.fit` and its relatives: coefficients without standard errors.
 
     A fixed number of rounds has no tolerance to reach. Score and information of all sites at the last
@@ -94,18 +93,6 @@ class FedAvgResults(Saveable, RowsResults, saved_as="fedstat fedavg results 2", 
             reasons={"cov_params": NO_ERROR, "rsquared": "a GLM has none"},
         )
         return cls(estimate, ledger, fit, RowsBasis.of(model), model)
-
-    def to_record(self) -> FedAvgRecord:
-        """Take the results apart for a file."""
-        return FedAvgRecord(**self._kept(), fit=self.fit_, basis=self.basis)
-
-    @classmethod
-    def of_record(cls, record: FedAvgRecord) -> FedAvgResults:
-        """Rebuild results that have no partition."""
-        ledger = None if record.ledger is None else record.ledger.restore()
-        result = cls(record.estimate, ledger, record.fit, record.basis)
-        result._auc = record.auc
-        return result
 
     # -- statements ------------------------------------------------------------------------------
 

@@ -116,11 +116,8 @@ def sum_clusters(
     T = model.translation(data.name, beta, shift, scale)
     groups = state.use("glm groups", RowClusters, "clusters were not listed; ask 'list_clusters' first")
     p = len(beta)
-    for name, hashes, size in (("shared", shared, p), ("spanning", spanning, p * p)):
-        if (np.diff(hashes) <= 0).any() or len(hashes) * size > MOST:
-            raise MessageError(
-                f"{data.name}: array '{name}' must ascend, and stand for at most {MOST:,} sums"
-            )
+    _check_hashes(data.name, "shared", shared, p)
+    _check_hashes(data.name, "spanning", spanning, p * p)
     # Three disjoint kinds: shared clusters, others of spanning strata, and those of this site's own strata.
     single: Bools = np.isin(groups.cluster, shared)
     spans: Bools = np.isin(groups.stratum, spanning) & ~single
@@ -145,6 +142,12 @@ def sum_clusters(
         "within": within,
         "lonely": lonely,
     }
+
+
+def _check_hashes(site: str, name: str, hashes: Ints, size: int) -> None:
+    """Require hashes that ascend, and that stand for no more sums, `size` each, than a message may hold."""
+    if (np.diff(hashes) <= 0).any() or len(hashes) * size > MOST:
+        raise MessageError(f"{site}: array '{name}' must ascend, and stand for at most {MOST:,} sums")
 
 
 def _within_strata(scores: Floats, stratum: Ints) -> tuple[Floats, Ints]:

@@ -51,23 +51,10 @@ def reached(fit: GLMFit) -> bool:
 
 def estimate_lines(result: GLMStatements) -> list[tuple[str, str]]:
     """Labels and values of the estimate."""
-    est, fit, spec = result.estimate, result.fit_, result.distribution
-    link = spec.link if spec.power is None else f"{spec.link} ({spec.power:g})"
-    power = [] if spec.var_power is None else [("Variance Power", f"{spec.var_power:g}")]
-    how = "estimated" if result.overdispersion is not None else "given"
-    alpha = [] if spec.alpha is None else [("Alpha", f"{number(spec.alpha)} ({how})")]
-    method = "Newton's method on site sums"
-    if fit.rounds is not None:
-        method = f"{fit.rounds} Newton step{'s' * (fit.rounds > 1)} on site sums"
+    est, fit = result.estimate, result.fit_
     converged = "not sought" if fit.rounds is not None and not reached(fit) else "yes"
     return [
-        ("Dep. Variable", est.response),
-        ("Model", result.model_name),
-        ("Model Family", spec.name),
-        *power,
-        *alpha,
-        ("Link Function", link),
-        ("Method", method),
+        *_model_lines(result),
         ("No. Observations", f"{est.nobs:,}"),
         *_event_lines(result),
         *_role_lines(result),
@@ -82,6 +69,26 @@ def estimate_lines(result: GLMStatements) -> list[tuple[str, str]]:
         ("BIC", result._or_dash(lambda: result.bic, 2)),
         ("Covariance Type", _covariance(result)),
         ("Converged", converged if est.converged else "NO"),
+    ]
+
+
+def _model_lines(result: GLMStatements) -> list[tuple[str, str]]:
+    fit, spec = result.fit_, result.distribution
+    link = spec.link if spec.power is None else f"{spec.link} ({spec.power:g})"
+    power = [] if spec.var_power is None else [("Variance Power", f"{spec.var_power:g}")]
+    how = "estimated" if result.overdispersion is not None else "given"
+    alpha = [] if spec.alpha is None else [("Alpha", f"{number(spec.alpha)} ({how})")]
+    method = "Newton's method on site sums"
+    if fit.rounds is not None:
+        method = f"{fit.rounds} Newton step{'s' * (fit.rounds > 1)} on site sums"
+    return [
+        ("Dep. Variable", result.estimate.response),
+        ("Model", result.model_name),
+        ("Model Family", spec.name),
+        *power,
+        *alpha,
+        ("Link Function", link),
+        ("Method", method),
     ]
 
 

@@ -222,18 +222,8 @@ class Newton:
 
     def climb(self, wanted: Wanted) -> Rounds[tuple[Floats, Total, list[Reply]]]:
         """Take Newton's steps until they are small; judge in the last round where it can be foreseen."""
-        K = len(self.session.sites)
-        gamma = self.first_point()
-        total = None if gamma is None else (yield from self.evaluate(gamma))
-        if total is None and self.options.rounds is not None:
-            raise EstimationError(
-                "rounds: no site has a fit of its own to start from, or their mean lies outside the family's "
-                "domain; fit without rounds"
-            )
-        if total is None:
-            gamma, total = yield from self.start_without_fits()
+        gamma, total = yield from self.start()
         check_rank(total.information, self.coordinates)
-        assert gamma is not None
         judged: list[Reply] = []
         before = total.information
         while not self.finished(total):
@@ -246,29 +236,48 @@ class Newton:
             step, _ = total.step()
             if not self.halved and diverges([row.move for row in self.trace], [r.step for r in self.trace]):
                 raise self.runaway(step, before, total)
-            for halving in range(MAX_HALVINGS):
-                trial = gamma + step * 0.5**halving
-                # Means outside the domain, or a deviance that rises, halve the step.
-                asks = self.evaluate_asks(trial)
-                # One round less, if this is the last point; wasted arrays, if it is not.
-                if self.expects_last():
-                    asks += self.judge_asks(trial, total, self.dispersion(total), wanted)
-                replies = yield asks
-                new = Total.of(replies[:K], self.session.masked)
-                if new is not None and not rises(new.deviance, total.deviance):
-                    break
-                # Few rows weigh after growing steps: all outcomes are separated, no step helps.
-                if few_weigh(replies[:K]) and runs_away(self.trace):
-                    raise self.runaway(step, before, total, complete=True)
-            else:
-                raise EstimationError(
-                    f"no step lowers the deviance ({len(self.trace)} evaluations) and keeps the means "
-                    f"inside the domain of family {self.distribution}, with weight on more than a few rows "
-                    "of every site; choose another link, or transform columns with long tails"
-                )
-            self.halved = self.halved + 1 if halving else 0
-            before, gamma, total, judged = total.information, trial, new, replies[K:]
+            earlier, before = before, total.information
+            gamma, total, judged = yield from self.descend(gamma, total, earlier, wanted)
         return gamma, total, judged
+
+    def descend(
+        self, gamma: Floats, total: Total, before: Floats, wanted: Wanted
+    ) -> Rounds[tuple[Floats, Total, list[Reply]]]:
+        """Take Newton's step, halved until the deviance falls; `before` is the information one step ago."""
+        K, (step, _) = len(self.session.sites), total.step()
+        for halving in range(MAX_HALVINGS):
+            trial = gamma + step * 0.5**halving
+            # Means outside the domain, or a deviance that rises, halve the step.
+            asks = self.evaluate_asks(trial)
+            # One round less, if this is the last point; wasted arrays, if it is not.
+            if self.expects_last():
+                asks += self.judge_asks(trial, total, self.dispersion(total), wanted)
+            replies = yield asks
+            new = Total.of(replies[:K], self.session.masked)
+            if new is not None and not rises(new.deviance, total.deviance):
+                self.halved = self.halved + 1 if halving else 0
+                return trial, new, replies[K:]
+            # Few rows weigh after growing steps: all outcomes are separated, no step helps.
+            if few_weigh(replies[:K]) and runs_away(self.trace):
+                raise self.runaway(step, before, total, complete=True)
+        raise EstimationError(
+            f"no step lowers the deviance ({len(self.trace)} evaluations) and keeps the means "
+            f"inside the domain of family {self.distribution}, with weight on more than a few rows "
+            "of every site; choose another link, or transform columns with long tails"
+        )
+
+    def start(self) -> Rounds[tuple[Floats, Total]]:
+        """First point: the mean of the sites' own fits, or the start of IRLS."""
+        gamma = self.first_point()
+        total = None if gamma is None else (yield from self.evaluate(gamma))
+        if gamma is not None and total is not None:
+            return gamma, total
+        if self.options.rounds is not None:
+            raise EstimationError(
+                "rounds: no site has a fit of its own to start from, or their mean lies outside the family's "
+                "domain; fit without rounds"
+            )
+        return (yield from self.start_without_fits())
 
     def runaway(
         self, step: Floats, before: Floats, total: Total, *, complete: bool = False

@@ -16,14 +16,13 @@ from fedstat.models.glm.statements import GLMStatements
 from fedstat.models.glm.variance import CovarianceChoice
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.results import rows_estimate
-from fedstat.models.saved import Saveable
 from fedstat.typing import Floats
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-class GLMResults(Saveable, GLMStatements, saved_as="fedstat glm results 4", record=GLMRecord):
+class GLMResults(GLMStatements, saved_as="fedstat glm results 4", record=GLMRecord):
     """Results of :meth:`fedstat.FederatedGLM.fit`, with statsmodels' names and meanings.
 
     Attributes
@@ -38,6 +37,8 @@ class GLMResults(Saveable, GLMStatements, saved_as="fedstat glm results 4", reco
     overdispersion : Overdispersion or None
         The negative binomial's alpha with its standard error, where it was estimated.
     """
+
+    _also_kept = ("overdispersion",)
 
     @classmethod
     def of(
@@ -93,20 +94,6 @@ class GLMResults(Saveable, GLMStatements, saved_as="fedstat glm results 4", reco
                 "the larger one"
             )
         return score_test(self, terms)
-
-    # -- keeping ---------------------------------------------------------------------------------
-
-    def to_record(self) -> GLMRecord:
-        """Take the results apart for a file."""
-        return GLMRecord(**self._kept(), fit=self.fit_, basis=self.basis, overdispersion=self.overdispersion)
-
-    @classmethod
-    def of_record(cls, record: GLMRecord) -> GLMResults:
-        """Rebuild results that have no partition."""
-        ledger = None if record.ledger is None else record.ledger.restore()
-        result = cls(record.estimate, ledger, record.fit, record.basis, record.overdispersion)
-        result._auc = record.auc
-        return result
 
     # -- summary ---------------------------------------------------------------------------------
 

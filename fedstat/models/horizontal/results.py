@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, Self, cast
+from typing import Any, ClassVar, Literal, Protocol, Self, cast
 
 import pandas as pd
 
@@ -20,7 +20,7 @@ from fedstat.models.checks import check_choice
 from fedstat.models.horizontal.evaluation import evaluate_rows
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.prediction import PredictedRows, predict_rows
-from fedstat.models.saved import SavedLedger
+from fedstat.models.saved import Saveable, SavedLedger
 
 NO_LIKELIHOOD = "the family does not define a log-likelihood here"
 MASKED = (
@@ -100,7 +100,7 @@ def rows_estimate(
     )
 
 
-class RowsResults(FederatedResults):
+class RowsResults(Saveable, FederatedResults):
     """What follows from any fit over rows.
 
     Attributes
@@ -118,6 +118,8 @@ class RowsResults(FederatedResults):
     basis: RowsBasis
     evaluation_ledger: Ledger | None = None
     _auc: float | None = None
+    _also_kept: ClassVar[tuple[str, ...]] = ()
+    """Fields of the record beside estimate, account, fit and basis."""
 
     def __init__(
         self,
@@ -233,6 +235,17 @@ class RowsResults(FederatedResults):
 
     # -- keeping ---------------------------------------------------------------------------------
 
-    def _kept(self) -> dict[str, Any]:
-        """Fields of :class:`RowsRecord`."""
-        return {"estimate": self.estimate, "auc": self._auc, "ledger": SavedLedger.of(self._ledger)}
+    def to_record(self) -> Any:
+        """Take the results apart for a file."""
+        also = {name: getattr(self, name) for name in ("basis", *self._also_kept)}
+        ledger = SavedLedger.of(self._ledger)
+        return self.record(estimate=self.estimate, auc=self._auc, ledger=ledger, fit=self.fit_, **also)
+
+    @classmethod
+    def of_record(cls, record: Any) -> Self:
+        """Rebuild results that have no partition."""
+        ledger = None if record.ledger is None else record.ledger.restore()
+        also = {name: getattr(record, name) for name in cls._also_kept}
+        result = cls(record.estimate, ledger, record.fit, record.basis, **also)
+        result._auc = record.auc
+        return result

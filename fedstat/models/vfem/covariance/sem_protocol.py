@@ -106,6 +106,22 @@ class EMMap:
     def evaluate(self, point: SEMPoint) -> Rounds[tuple[SEMPoint, Floats]]:
         """Return the image of a point, and E sum (1, u)(1, u)' there, u = x - mu."""
         lay, ask = self.layout, self.iteration.ask
+        eta = yield from self.predict(point)
+        w = [S @ b for S, b in zip(point.Sigma, point.beta, strict=True)]
+        t = np.array([b @ v for b, v in zip(point.beta, w, strict=True)])
+        a = point.beta0 + sum(float(m @ b) for m, b in zip(point.mu, point.beta, strict=True))
+        t_missing = lay.missing @ t
+        (response,) = yield [ask(lay.active, "residuals", a=a, s2=point.s2, eta=eta, t_missing=t_missing)]
+        z, v = response.arrays["z"], point.s2 + t_missing
+        sums = np.column_stack([response.arrays["z1"], response.arrays["z2"], lay.counts / v])
+        parts = yield from self.ask_sums(point, z, sums)
+        at = EvaluatedSEM(point, a, w, v, sums, parts)
+        P = self.expected_gram(at)
+        return self.image(at, P), P
+
+    def predict(self, point: SEMPoint) -> Rounds[Floats]:
+        """Sum of the clients' linear predictors about their means: (n,)."""
+        lay, ask = self.layout, self.iteration.ask
         replies = yield [
             ask(name, "sem_predictor", beta=point.beta[k], mu=point.mu[k])
             for k, name in enumerate(lay.clients)
@@ -115,13 +131,11 @@ class EMMap:
             part = reply.arrays["linear_predictor"]
             # Under masks every client sends all entities, zero where it lacks them.
             eta[slice(None) if self.iteration.masked else lay.rows[name]] += part
-        w = [S @ b for S, b in zip(point.Sigma, point.beta, strict=True)]
-        t = np.array([b @ v for b, v in zip(point.beta, w, strict=True)])
-        a = point.beta0 + sum(float(m @ b) for m, b in zip(point.mu, point.beta, strict=True))
-        t_missing = lay.missing @ t
-        (response,) = yield [ask(lay.active, "residuals", a=a, s2=point.s2, eta=eta, t_missing=t_missing)]
-        z, v = response.arrays["z"], point.s2 + t_missing
-        sums = np.column_stack([response.arrays["z1"], response.arrays["z2"], lay.counts / v])
+        return eta
+
+    def ask_sums(self, point: SEMPoint, z: Floats, sums: Floats) -> Rounds[list[Mapping[str, Array]]]:
+        """Each client's part of the expected cross-products: residuals z (n,), their sums by pattern."""
+        lay, ask = self.layout, self.iteration.ask
         replies = yield [
             ask(
                 name,
@@ -135,10 +149,7 @@ class EMMap:
             )
             for k, name in enumerate(lay.clients)
         ]
-        parts = [reply.arrays for reply in replies]
-        at = EvaluatedSEM(point, a, w, v, sums, parts)
-        P = self.expected_gram(at)
-        return self.image(at, P), P
+        return [reply.arrays for reply in replies]
 
     def expected_gram(self, at: EvaluatedSEM) -> Floats:
         """E sum (1, u)(1, u)' given what is seen."""

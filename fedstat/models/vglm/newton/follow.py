@@ -106,20 +106,7 @@ class PathFollower:
             if place in all_known:
                 return self.path(b, loss, kkt, self.setup.tol, place), place, all_known[place].point
             start = yield from self._start(b[place], place, known, point)
-            terms = self.problem(place)
-            newton = ProximalNewton(
-                oracle=self.oracle,
-                problems=[terms],
-                at=np.arange(self.oracle.layout.p + 1),
-                unit=self.unit,
-                point=start,
-                H=H.copy(),
-                linearise=self.linearise,
-                only=self.steps,
-            )
-            if self.linearise and self.steps is None:
-                # The model was solved from its lasso: linearising there is the next step of the same kind.
-                newton.model = terms.linearised(start.b)
+            newton = self._newton(place, start, H)
             (known[place],) = yield from newton.run()
             point, H = known[place].point, newton.H
             if self.seen:
@@ -127,7 +114,28 @@ class PathFollower:
             if self.oracle.left > 0 and len(self.lambdas) > 1:
                 H = yield from self.oracle.hessian(point)
         # It would go on: what has been solved is the path.
-        known |= ends
+        return self._solved_path(known | ends)
+
+    def _newton(self, place: int, start: LossPoint, H: Floats) -> ProximalNewton:
+        """Newton's method for the problem at one of the lambdas, from a point."""
+        terms = self.problem(place)
+        newton = ProximalNewton(
+            oracle=self.oracle,
+            problems=[terms],
+            at=np.arange(self.oracle.layout.p + 1),
+            unit=self.unit,
+            point=start,
+            H=H.copy(),
+            linearise=self.linearise,
+            only=self.steps,
+        )
+        if self.linearise and self.steps is None:
+            # The model was solved from its lasso: linearising there is the next step of the same kind.
+            newton.model = terms.linearised(start.b)
+        return newton
+
+    def _solved_path(self, known: Mapping[int, CertifiedPoint]) -> tuple[Path, int, LossPoint]:
+        """Make a path of the lambdas at which a solution is known."""
         solved = sorted(known)
         self.lambdas = self.lambdas[solved]
         found = [known[i] for i in solved]

@@ -204,13 +204,6 @@ def make_estimate(response: str, outcome: Outcome, refit: Estimate | None) -> Es
     if setup.unpenalised and refit is not None:
         params = refit.params
     convex = setup.penalty.convex and path.lambdas[at] > 0.0
-    cov, support = None, None if outcome.fitted.refit is None else outcome.fitted.refit.support
-    # SCAD and MCP have the covariance of the columns that they select (Fan and Li 2001, theorem 2): the bias
-    # of a lasso does not vanish, and the other half's covariance is that of other estimates.
-    if refit is not None and refit.cov is not None and support is not None and not convex and not split:
-        known = np.flatnonzero(np.append(True, support))
-        cov = np.full((layout.p + 1, layout.p + 1), np.nan)
-        cov[np.ix_(known, known)] = refit.cov
     reason = BIASED.format(penalty=setup.penalty.name.replace("_", " ")) if convex else SPENT
     kind, loss = information(outcome.distribution), float(path.loss[at])
     n = outcome.n or layout.n - outcome.left_out
@@ -220,7 +213,8 @@ def make_estimate(response: str, outcome: Outcome, refit: Estimate | None) -> Es
         outcome,
         np.arange(layout.p),
         params=params,
-        cov=cov,
+        # The bias of a lasso does not vanish, and the other half's covariance is that of other estimates.
+        cov=None if convex or split else _selected_cov(outcome, refit),
         nobs=n,
         df_model=float(np.count_nonzero(path.coefficients[at])),
         converged=bool(path.converged[at]) and (refit is None or refit.converged),
@@ -232,6 +226,17 @@ def make_estimate(response: str, outcome: Outcome, refit: Estimate | None) -> Es
         reasons={"cov_params": APART if split else reason, "rsquared": NO_RSQUARED},
         llf_is_maximum=setup.unpenalised,
     )
+
+
+def _selected_cov(outcome: Outcome, refit: Estimate | None) -> Floats | None:
+    """Covariance of SCAD and MCP: that of the columns which they select (Fan and Li 2001, theorem 2)."""
+    fitted, p = outcome.fitted, outcome.layout.p
+    if refit is None or refit.cov is None or fitted.refit is None:
+        return None
+    known = np.flatnonzero(np.append(True, fitted.refit.support))
+    cov = np.full((p + 1, p + 1), np.nan)
+    cov[np.ix_(known, known)] = refit.cov
+    return cov
 
 
 def mean_predictors(estimate: Estimate, outcome: Outcome) -> dict[str, float]:
