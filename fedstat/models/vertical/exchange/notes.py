@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 
 from fedstat.federation.tables.bits import EXACT
 from fedstat.models.vertical.exchange.patterns import CostOfBits, PatternExchange
@@ -48,4 +49,26 @@ def cost_of_merging(cost: CostOfBits) -> str:
         f"missing: {lost}. Standard errors grow as if these records were not there. What gives them back:"
         f"{exact} {cost.short:,} more entities in the patterns concerned; fewer columns; or the line  "
         f'discrete = "any"  in policy.toml of {", ".join(cost.sites)}.'
+    )
+
+
+def sums_note(how: str, smallest: int) -> str:
+    """Say that nothing but sums left, `how` divided (", by fold"), and over how many entities at least."""
+    return (
+        f"Sums of the columns and of their products were exchanged once{how}; no value per entity left an "
+        f"institution. At least {smallest:,} entities stand behind every sum."
+    )
+
+
+def dealer_notes(dealers: Mapping[tuple[str, str], str], see: str = "") -> Iterator[str]:
+    """Say who dealt random numbers for products of two institutions, and what collusion would tell."""
+    pairs = Counter(dealer or "the coordinator" for dealer in dealers.values())
+    if not pairs:
+        return
+    listed = ", ".join(f"{dealer} for {count} pair{'s' * (count > 1)}" for dealer, count in pairs.items())
+    yield (
+        "Products between institutions come from secure multiplication among parties that follow the "
+        "protocol and may keep what they see (semi-honest). Random numbers for two institutions are dealt by "
+        f"a third ({listed}{see}), which must not collude with either of the two. The coordinator and an "
+        "institution together know the sums of the others' products with columns that they can read."
     )

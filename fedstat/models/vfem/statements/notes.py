@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 
 import numpy as np
 
 from fedstat.federation.account.ledger import Ledger
 from fedstat.models.vertical.division import division_notes
-from fedstat.models.vertical.exchange.notes import dither_notes, merge_notes
+from fedstat.models.vertical.exchange.notes import dealer_notes, dither_notes, merge_notes, sums_note
 from fedstat.models.vertical.exchange.patterns import PatternExchange
 from fedstat.models.vertical.layout import Layout
 from fedstat.models.vertical.solving import rounds_of_predictors, solvable
@@ -151,28 +150,13 @@ def _moments(
 ) -> Iterator[str]:
     numbers = ", ".join(f"{count:,} of {site}" for site, count in exchange.numbers.items())
     yield (
-        "Sums of the columns and of their products were exchanged once, by missing pattern; no value per "
-        f"entity left an institution. At least {exchange.smallest:,} entities stand behind every sum. "
+        f"{sums_note(', by missing pattern', exchange.smallest)} "
         f"Numbers released, products of two institutions counted at both: {numbers}."
     )
     if outcome.refitted:
         yield "A part of a larger model, fitted from the sums of that one: nothing further was exchanged."
-    yield from _adversary(layout, exchange, ledger)
+    yield from dealer_notes(exchange.dealers, "; see .dealers")
+    if exchange.dealers and len({*layout.clients, layout.active}) == 2 and ledger.at is None:
+        yield "Two institutions take part: the coordinator sits at neither, since a third party has to deal."
     yield from merge_notes(exchange)
     yield from dither_notes(layout)
-
-
-def _adversary(layout: Layout, exchange: PatternExchange, ledger: Ledger) -> Iterator[str]:
-    pairs = Counter(dealer or "the coordinator" for dealer in exchange.dealers.values())
-    if not pairs:
-        return
-    listed = ", ".join(f"{dealer} for {count} pair{'s' * (count > 1)}" for dealer, count in pairs.items())
-    yield (
-        "Products between institutions come from secure multiplication among parties that follow the "
-        "protocol and may keep what they see (semi-honest). Random numbers for two institutions are dealt "
-        f"by a third ({listed}; see .dealers), which must not collude with either of the two. The "
-        "coordinator and an institution together know the sums of the others' products with columns that "
-        "they can read."
-    )
-    if len(exchange.dealers) and len({*layout.clients, layout.active}) == 2 and ledger.at is None:
-        yield "Two institutions take part: the coordinator sits at neither, since a third party has to deal."

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 
 from fedstat.federation.crypto.masks import TWO_SITES, hides
 from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.models.vertical.division import division_notes
-from fedstat.models.vertical.exchange.notes import dither_notes, merge_notes
+from fedstat.models.vertical.exchange.notes import dealer_notes, dither_notes, merge_notes, sums_note
 from fedstat.models.vertical.layout import Layout
 from fedstat.models.vertical.solving import solvable
 from fedstat.models.vglm.em.blocks import Observed
 from fedstat.models.vglm.newton.debiased import DebiasedFit
-from fedstat.models.vglm.newton.fit import SelectedPath
 from fedstat.models.vglm.path.entities import describe_incomplete
 from fedstat.models.vglm.report.outcome import Outcome
 
@@ -32,17 +30,14 @@ def fit_notes(outcome: Outcome, at: str | None) -> list[str]:
         *_steps(outcome),
         *_dispersion(distribution),
         *_debiased(layout, fitted.debiased),
-        *_dealers(fitted),
+        *dealer_notes(fitted.dealers),
         *dither_notes(layout),
     ]
 
 
 def _sums(layout: Layout, folds: int) -> Iterator[str]:
     parts = f", for each of {folds} random parts of the entities" if folds > 1 else ""
-    yield (
-        f"Sums of the columns and of their products were exchanged once{parts}; no value per entity left an "
-        f"institution. At least {layout.n // folds:,} entities stand behind every sum."
-    )
+    yield sums_note(parts, layout.n // folds)
 
 
 def _blocks(layout: Layout, outcome: Outcome, observed: Observed) -> Iterator[str]:
@@ -60,10 +55,7 @@ def _blocks(layout: Layout, outcome: Outcome, observed: Observed) -> Iterator[st
         "come from its information and allow for the estimated means and covariances of the blocks; the "
         "residual variance is that of maximum likelihood. R-squared is that of an entity with every block."
     )
-    yield (
-        "Sums of the columns and of their products were exchanged once, by missing pattern; no value per "
-        f"entity left an institution. At least {int(moments.n.min()):,} entities stand behind every sum."
-    )
+    yield sums_note(", by missing pattern", int(moments.n.min()))
     yield from merge_notes(observed.exchange)
 
 
@@ -126,16 +118,3 @@ def _debiased(layout: Layout, found: DebiasedFit | None) -> Iterator[str]:
             f"for {found.relaxed} of {layout.p} columns, whose standard errors it would have raised by more "
             "than a quarter; the others have no bias of the first order."
         )
-
-
-def _dealers(fitted: SelectedPath) -> Iterator[str]:
-    counts = Counter(dealer or "the coordinator" for dealer in fitted.dealers.values())
-    if not counts:
-        return
-    listed = ", ".join(f"{dealer} for {count} pair{'s' * (count > 1)}" for dealer, count in counts.items())
-    yield (
-        "Products between institutions come from secure multiplication among parties that follow the "
-        "protocol and may keep what they see (semi-honest). Random numbers for two institutions are dealt by "
-        f"a third ({listed}), which must not collude with either. The coordinator and an institution "
-        "together know the sums of the others' products with columns that they can read."
-    )
