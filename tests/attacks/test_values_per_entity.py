@@ -115,6 +115,41 @@ def test_rows_follow_from_linear_predictors_at_known_coefficients():
     assert "enough for the rows of ALL institutions, masked or not" in " ".join(result.summary().notes)
 
 
+# ---- responses ---------------------------------------------------------------------------------------
+
+
+def correlations(wire, client, step, name, y):
+    """Of every message with a number per entity to an institution, with the response; 0 of a constant."""
+    told = [z for z in wire.handed_to(client, step, name) if z.shape == y.shape]
+    return np.array([abs(np.corrcoef(z, y)[0, 1]) if np.ptp(z) > 1e-9 else 0.0 for z in told])
+
+
+@pytest.mark.parametrize("family", [BINARY, COUNT], ids=["binary", "count"])
+@pytest.mark.parametrize("fit", [{}, {"select": "cv", "folds": 3, "random_state": 1}], ids=["bic", "folds"])
+def test_residuals_of_a_selecting_fit_stay_with_the_holder(family, fit):
+    frames = study(count=family is COUNT)
+    wire, result = listened("VerticalGLM", frames, family, **fit)
+    y = frames["Holder"].y.to_numpy()
+    best = np.corrcoef(result.predict().to_numpy(), y)[0, 1]
+    for client in WIDTHS:
+        found = correlations(wire, client, "sum_scores", "residual", y)
+        assert found[0] == 0.0  # before, 1.0: the first message was the response less its mean
+        assert found.max() < best + 0.1  # what the fit predicts, and no more
+    said = [r for a, r in wire.passed if a.site == "Holder"]
+    released = [v for r in said for v in r.arrays.values() if v.size >= 600 and v.dtype != np.uint8]
+    assert not released
+    notes = " ".join(result.summary().notes)
+    assert "residuals stayed with the response holder" in notes
+
+
+@pytest.mark.parametrize("fit", [{"exchange": "admm", "lam": 0.05}], ids=["admm"])
+def test_where_residuals_are_sent_the_summary_says_so(fit):
+    wire, result = listened("VerticalGLM", study(), **fit)
+    y = study()["Holder"].y.to_numpy()
+    assert correlations(wire, "A", "admm_move", "move", y).max() > 0.9
+    assert "residuals and weights, which tell the response" in " ".join(result.summary().notes)
+
+
 # ---- the policy --------------------------------------------------------------------------------------
 
 

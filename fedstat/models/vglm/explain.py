@@ -14,12 +14,12 @@ from fedstat.models.vglm.path.options import read_lambdas
 
 POINTS = frozenset({"linear_predictor", "admm_move"})
 """Steps that release linear predictors."""
-NEWTON = frozenset({"linear_predictor", "respond", "sum_scores"})
+NEWTON = frozenset({"linear_predictor", "respond", "respond_openly", "sum_scores"})
 GRAMS = frozenset(
     {"weigh", "introduce", "announce", "finish", "deal_product", "open_product", "share_product"}
 )
 MOVES = frozenset({"admm_move", "admm_respond"})
-LASSOS = frozenset({"admm_set", "admm_certify", "respond"})
+LASSOS = frozenset({"admm_set", "admm_certify", "respond_openly"})
 LONGER = 3
 """Times the steps of the rehearsal that a long fit takes; a short one ends where it selects nothing."""
 
@@ -52,6 +52,7 @@ class VGLMPlan(ForecastPlan):
     def __init__(self, model: Any, given: Mapping[str, Any]) -> None:
         super().__init__(model, given)
         self._layout: Layout = model.layout
+        self._canonical = bool(model.distribution.canonical)
         self._convex = bool(model.penalty.convex)
         self._normal = model.distribution.name == "Gaussian" and given["exchange"] == "products"
         self._admm = given["exchange"] == "admm"
@@ -121,9 +122,14 @@ class VGLMPlan(ForecastPlan):
                 else ", as they are here."
             ),
         )
+        multiplied = any("open_product" in steps for steps in forecast.course.rounds)
+        alone = layout.clients == (layout.active,)
+        shown = self._admm or not self._canonical or not (multiplied or alone)
         yield (
             "Institutions",
-            "learn the response of every entity from its residuals and weights.",
+            "learn the response of every entity from its residuals and weights."
+            if shown
+            else "learn fitted means less the mean response: of the response what the fit predicts.",
         )
 
     def _parts(self) -> str:

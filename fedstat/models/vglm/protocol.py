@@ -141,7 +141,8 @@ def _oracle(plan: FitPlan, layout: Layout, further: Further | None = None) -> Lo
         _check_grams(layout, FEWEST_GRAMS + reserved)
     # One is kept for the standard errors of what is selected.
     left = max(layout.most_grams - 1 - reserved, 1)
-    return LossOracle(layout, plan.conversation, plan.passing.hidden, np.eye(layout.p), left)
+    code = None if further is None or further.folds is None else further.folds.code
+    return LossOracle(layout, plan.conversation, plan.passing.hidden, np.eye(layout.p), left, code=code)
 
 
 def _check_grams(layout: Layout, needed: int) -> None:

@@ -86,7 +86,8 @@ def pooled_glm(kind, params, table=None):
 def test_without_a_penalty_it_is_maximum_likelihood(kind):
     result = model_of(kind).fit(lam=0.0)
     glm = pooled_glm(kind, result.params)
-    np.testing.assert_allclose((result.params.to_numpy() - glm.params) / glm.bse, 0.0, atol=1e-8)
+    # Products with the response are had once, in fixed point: to the eighth digit of a standard error.
+    np.testing.assert_allclose((result.params.to_numpy() - glm.params) / glm.bse, 0.0, atol=5e-7)
     np.testing.assert_allclose(result.bse, glm.bse, rtol=1e-8)
     assert result.refit.scale == pytest.approx(glm.scale, rel=1e-9)
     assert result.llf == pytest.approx(glm.llf, abs=1e-7)
@@ -197,15 +198,7 @@ def test_the_holder_answers_outside_of_the_domain_without_a_number_per_entity(ki
         ask = Ask("Bank", "vglm", "respond", {"eta": eta}, model._session, "")
         arrays = unpack_reply(site.answer(pack_ask(ask))).arrays
         assert arrays["loss"] == rf.OUTSIDE
-        assert not arrays["residual"].any() and not arrays["weight"].any()
-
-
-@pytest.mark.parametrize("kind", FAMILIES)
-def test_the_response_follows_from_residuals(kind):
-    spec, y = DistributionSpec.of(FAMILIES[kind]), TABLES[kind]["y"].to_numpy()
-    eta = np.asarray(FAMILIES[kind].link(np.full(len(y), y.mean())))
-    _, residual, _ = rf.respond_at(spec, eta, y)
-    np.testing.assert_allclose(rf.recover_response(spec, eta, residual), y, rtol=1e-9)
+        assert set(arrays) == {"loss", "sums"} and not arrays["sums"].any()
 
 
 @pytest.mark.parametrize("kind", ["gamma", "inverse normal, log", "negative binomial, log"])

@@ -66,7 +66,8 @@ LEARNED = {
     "predictors in sums": ("binary", {}, "Masks hide an institution's part of one round"),
     "predictors at known coefficients": ("binary", {}, "coefficients are known, as they are here."),
     "predictors of admm": ("normal", {"exchange": "admm", "lam": 0.5}, "at the end of each lambda only."),
-    "responses": ("binary", {}, "learn the response of every entity from its residuals and weights"),
+    "means": ("binary", {}, "less the mean response: of the response what the fit predicts"),
+    "responses": ("binary", {"exchange": "admm", "lam": 0.5}, "learn the response of every entity from its"),
 }
 
 

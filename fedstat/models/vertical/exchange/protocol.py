@@ -90,7 +90,7 @@ def exchange_grams(
     own = [side for side in sides if side.site == layout.active]
     *replies, of_response = yield (
         [conversation.ask(s.site, "sum_products", code=s.code, groups=groups) for s in sides]
-        + [_own_ask(layout, s, groups, conversation) for s in own]
+        + [own_ask(layout, s, groups, conversation) for s in own]
         + [conversation.ask(layout.active, "sum_response", code=code, groups=groups)]
     )
     for side, reply in zip(sides, replies, strict=False):
@@ -103,7 +103,7 @@ def exchange_grams(
     return Grams(mirrored(products), units, dealers)
 
 
-def _own_ask(layout: Layout, side: Side, groups: int, conversation: Conversation) -> Ask:
+def own_ask(layout: Layout, side: Side, groups: int, conversation: Conversation) -> Ask:
     """Ask the holder of the response for its products with a block of its own, which may lack entities."""
     rows: dict[str, Any] = {} if len(side.rows) == layout.n else {"rows": side.rows}
     return conversation.ask(side.site, "sum_with_response", code=side.code, groups=groups, **rows)

@@ -19,6 +19,7 @@ from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.kernels.penalised.path import PenalisedPath, lambda_grid
 from fedstat.models.vertical.exchange.protocol import Units, stage
 from fedstat.models.vglm.newton.fit import SelectedPath, refit_support
+from fedstat.models.vglm.newton.of_response import OfResponse
 from fedstat.models.vglm.newton.proximal import LossOracle
 from fedstat.models.vglm.path.fits import Path
 from fedstat.models.vglm.path.setup import Setup
@@ -68,7 +69,7 @@ class Sharing:
             yield [oracle.ask(k, "admm_adapt", power=setup.adaptive) for k in layout.clients]
         if setup.adaptive or free.any():
             self.sound &= yield from self._settle(NOTHING)  # with what has no penalty alone
-        (reply,) = yield [oracle.ask(layout.active, "respond", eta=self.eta)]
+        (reply,) = yield [oracle.ask(layout.active, "respond_openly", eta=self.eta)]
         residual = reply.arrays["residual"]
         # From the gradient where nothing is selected, each client tells one number: its own lambda_max.
         replies = yield [oracle.ask(k, "admm_largest", residual=residual) for k in layout.clients]
@@ -113,7 +114,7 @@ class Sharing:
         for lasso in range(1 if self.setup.penalty.convex else MOST_LINEARISED):
             yield self._set(lam, lasso > 0)
             met = yield from self._iterate()
-            (reply,) = yield [oracle.ask(layout.active, "respond", eta=self.eta)]
+            (reply,) = yield [oracle.ask(layout.active, "respond_openly", eta=self.eta)]
             residual, loss = reply.arrays["residual"], float(reply.arrays["loss"])
             replies = yield [oracle.ask(k, "admm_certify", residual=residual) for k in layout.clients]
             violation = max([abs(residual.mean()), *[float(one.arrays["violation"]) for one in replies]])
@@ -167,8 +168,10 @@ def admm_path(
     """
     layout = oracle.layout
     units = yield from stage(layout, distribution, oracle.conversation)
+    # Every move of ADMM depends on the response of its entity: nothing is spared by asking for sums.
+    oracle.response = OfResponse(distribution, units.mean)
     b0 = float(distribution.make().link(units.mean))
-    (reply,) = yield [oracle.ask(layout.active, "respond", eta=np.full(layout.n, b0))]
+    (reply,) = yield [oracle.ask(layout.active, "respond_openly", eta=np.full(layout.n, b0))]
     sharing = Sharing(oracle, setup, eps, maxiter, b0, np.full(layout.n, b0))
     path = yield from oracle.masked(sharing.follow(units))
     chosen = select(path)

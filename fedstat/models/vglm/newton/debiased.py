@@ -24,7 +24,6 @@ from fedstat.models.vglm.path.criteria import choose, score_path
 from fedstat.models.vglm.path.fits import Path, to_units
 from fedstat.models.vglm.path.normal import normal_path
 from fedstat.models.vglm.path.setup import Setup
-from fedstat.models.vglm.response.distributions import pearson_scale
 from fedstat.typing import Floats
 
 LASSO = Penalty("lasso")
@@ -117,7 +116,7 @@ def debiased_fit(
     H = yield from oracle.hessian(at)
     dispersion = 1.0
     if distribution.estimates_scale:
-        dispersion = pearson_scale(at.residual, at.weight, n - 1 - int(path.selected[best].sum()))
+        dispersion = at.pearson / (n - 1 - int(path.selected[best].sum()))
     found = debias(at.b, at.score, H, n, dispersion)
     turn = oracle.unit * oracle.turn
     return DebiasedFit.of(found, follower.units, turn, dispersion, float(path.lambdas[best]))

@@ -1,9 +1,10 @@
-"""Proximal Newton over institutions: linear predictors up, residuals down, and now and then a weighted Gram.
+"""Proximal Newton over institutions: linear predictors up, means down, and now and then a weighted Gram.
 
-A point takes one round of masked linear predictors, one question to the holder of the response, and one round
-of scores. A Hessian takes the sums of the institutions' own weighted products, and secure products between
-them; it is kept from one step, and from one lambda, to the next for as long as it brings the point nearer. At
-the null model all weights are the same, so that the first Hessian is the plain Gram of the columns.
+A point takes one round of sums of linear predictors, one question to the holder of the response, and one
+round of scores; see :mod:`fedstat.models.vglm.newton.of_response` for what they show of the response. A
+Hessian takes the sums of the institutions' own weighted products, and secure products between them; it is
+kept from one step, and from one lambda, to the next for as long as it brings the point nearer. At the null
+model all weights are the same, so that the first Hessian is the plain Gram of the columns.
 
 Between two Hessians the steps themselves tell of the curvature. Linear predictors at known coefficients are
 equations about the rows of an entity, too: as many as there are columns determine them. A path at which only
@@ -28,14 +29,14 @@ from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.kernels.penalised.groups import Groups, orthonormaliser
 from fedstat.kernels.penalised.path import lambda_max
 from fedstat.kernels.penalised.penalties import Penalty, Terms
-from fedstat.models.vertical.exchange.protocol import Units, stage
+from fedstat.models.vertical.exchange.protocol import Units
 from fedstat.models.vglm.newton.debiased import DebiasedFit, debiased_fit
 from fedstat.models.vglm.newton.fold_models import FoldFit, Folds, use_folds
 from fedstat.models.vglm.newton.follow import PathFollower
 from fedstat.models.vglm.newton.proximal import MAXIMUM, LossOracle, LossPoint, solve
 from fedstat.models.vglm.path.fits import Path, Refit, to_units
 from fedstat.models.vglm.path.setup import Setup
-from fedstat.models.vglm.response.distributions import log_likelihood, own_units, pearson_scale
+from fedstat.models.vglm.response.distributions import log_likelihood, own_units
 from fedstat.typing import Bools, Floats
 
 FREE = Penalty("lasso")
@@ -53,7 +54,7 @@ class SelectedPath:
     `points` are linear predictors, `grams` weighted Gram matrices; `dealers` dealt for pairs of institutions.
     `cv` has the mean deviance of folds left out with its standard error, (L,) each; `halves` (L, p) and (L,)
     are those of :func:`~fedstat.models.vglm.path.folds.stability`, `split_p` (p,) of
-    :func:`~fedstat.models.vglm.path.multiple_splits.split_pvalues`.
+    :func:`~fedstat.models.vglm.path.multiple_splits.split_pvalues`. `shown`: residuals were sent.
     """
 
     path: Path
@@ -66,6 +67,7 @@ class SelectedPath:
     halves: tuple[Floats, Floats] | None = None
     debiased: DebiasedFit | None = None
     split_p: Floats | None = None
+    shown: bool = True
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,7 +115,7 @@ def fit_path(
     follower, fit = yield from _follow_path(oracle, distribution, start, select, exact=exact)
     if further.folds is not None:
         oracle.left += further.folds.parts
-        fit = yield from use_folds(follower, distribution, fit, further.folds, exact=exact)
+        fit = yield from use_folds(follower, fit, further.folds, exact=exact)
     support, apart = fit.path.selected[fit.chosen], further.apart
     if apart is None:
         refit = yield from refit_support(oracle, fit.point, fit.H, support, start.units, distribution)
@@ -133,13 +135,14 @@ def fit_path(
         cv=fit.cv,
         halves=fit.halves,
         debiased=debiased,
+        shown=oracle.response.sums is None,
     )
     return found, start.units, start.intercept_alone.loss
 
 
 def _start_path(oracle: LossOracle, distribution: DistributionSpec, setup: Setup) -> Rounds[PathStart]:
     """Standardise the columns, fit the intercept, and turn to the coordinates of the groups."""
-    units = yield from stage(oracle.layout, distribution, oracle.conversation)
+    units = yield from oracle.begin(distribution)
     first = yield from _intercept_alone(oracle, distribution, units)
     # At the null model every weight is the same: the Gram of the columns, whatever the distribution.
     H = yield from oracle.hessian(first)
@@ -191,7 +194,7 @@ def _intercept_alone(oracle: LossOracle, distribution: DistributionSpec, units: 
     first = yield from oracle.masked(oracle.evaluate(b))
     if first is None:
         raise EstimationError(f"{distribution} has no deviance at the mean response; rescale the response")
-    oracle.unit, size = own_units(distribution, first.residual, first.weight)
+    oracle.unit, size = own_units(distribution, first.squares / oracle.layout.n, first.weight)
     oracle.tol = MAXIMUM * size
     return replace(first, b=first.b / oracle.unit, score=first.score * oracle.unit)
 
@@ -236,7 +239,7 @@ def _free(p: int) -> Terms:
 
 def refit_apart(oracle: LossOracle, support: Bools, distribution: DistributionSpec) -> Rounds[Refit | None]:
     """Maximise the likelihood on the support over other entities."""
-    units = yield from stage(oracle.layout, distribution, oracle.conversation)
+    units = yield from oracle.begin(distribution)
     first = yield from _intercept_alone(oracle, distribution, units)
     H = yield from oracle.hessian(first)
     return (yield from refit_support(oracle, first, H, support, units, distribution))
@@ -272,6 +275,6 @@ def refit_support(
     J = oracle.unit * to_units(support, units) @ oracle.turn[np.ix_(own, at)]
     scale = 1.0
     if distribution.estimates_scale:
-        scale = pearson_scale(found.point.residual, found.point.weight, layout.n - len(at))
+        scale = found.point.pearson / (layout.n - len(at))
     llf = log_likelihood(distribution.name, found.point.loss, layout.n, units.constant, scale)
     return Refit(support, J @ found.point.b[at], scale * J @ inverse @ J.T, llf, scale, found.point.loss)

@@ -14,12 +14,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fedstat.federation.rounds.engine import Rounds
-from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.models.vglm.newton.follow import PathFollower, model_losses
 from fedstat.models.vglm.newton.proximal import CertifiedPoint, LossOracle, LossPoint
 from fedstat.models.vglm.path.fits import Path
 from fedstat.models.vglm.path.folds import stability, weighted_mean
-from fedstat.models.vglm.response.distributions import recover_response, respond_at
 from fedstat.typing import Bools, Floats, Ints
 
 MOST_CENTRES = 3
@@ -74,28 +72,30 @@ class FoldModels:
         return stability(selected, len(self.shares), draws, random)
 
 
-def model_folds(
-    oracle: LossOracle, distribution: DistributionSpec, point: LossPoint, code: Ints, parts: int
-) -> Rounds[FoldModels]:
+def model_folds(oracle: LossOracle, point: LossPoint, code: Ints, parts: int) -> Rounds[FoldModels]:
     """Obtain the models at a point: one round of scores, and a weighted Gram for each fold."""
     masks = [(code == fold).astype(np.float64) for fold in range(parts)]
     layout = oracle.layout
+    asks = [oracle.ask(layout.active, "respond_by_fold", eta=point.eta, code=code, groups=parts)]
+    residual = oracle.response.at(point.eta)[0]
+    if oracle.response.sums is None:
+        asks.append(oracle.ask(layout.active, oracle.response.step, eta=point.eta))
+    by_fold, *openly = yield asks
+    for reply in openly:
+        residual = reply.arrays["residual"]
     replies = yield [
-        oracle.ask(k, "sum_scores", residual=point.residual * mask) for mask in masks for k in layout.clients
+        oracle.ask(k, "sum_scores", residual=residual * mask) for mask in masks for k in layout.clients
     ]
     sums = iter(reply.arrays["scores"] for reply in replies)
-    scores, hessians, losses = [], [], []
-    # The coordinator knows the response from the residuals: losses by fold need no further question.
-    y = recover_response(distribution, point.eta, point.residual)
-    for mask in masks:
-        score = np.concatenate([next(sums) for _ in layout.clients]) @ oracle.T
-        scores.append(oracle.unit * np.concatenate([[point.residual @ mask], score]) / layout.n)
+    scores, hessians = [], []
+    for fold, mask in enumerate(masks):
+        score = np.concatenate([next(sums) for _ in layout.clients]) + oracle.response.score(fold)
+        total = by_fold.arrays["totals"][fold]
+        scores.append(oracle.unit * np.concatenate([[total], score @ oracle.T]) / layout.n)
         H = yield from oracle.hessian(replace(point, weight=point.weight * mask))
         hessians.append(H)
-        here = mask > 0.0
-        losses.append(respond_at(distribution, point.eta[here], y[here])[0] * mask.sum() / layout.n)
     shares = np.array([mask.mean() for mask in masks])
-    return FoldModels(point, shares, np.array(losses), np.array(scores), np.array(hessians))
+    return FoldModels(point, shares, by_fold.arrays["losses"], np.array(scores), np.array(hessians))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,13 +127,11 @@ class FoldFit:
     halves: tuple[Floats, Floats] | None = None
 
 
-def use_folds(
-    follower: PathFollower, distribution: DistributionSpec, fit: FoldFit, folds: Folds, *, exact: bool
-) -> Rounds[FoldFit]:
+def use_folds(follower: PathFollower, fit: FoldFit, folds: Folds, *, exact: bool) -> Rounds[FoldFit]:
     """Model the loss by fold at the fit; choose by cross-validation until the choice stays; draw halves."""
     oracle = follower.oracle
     for _ in range(MOST_CENTRES):
-        models = yield from model_folds(oracle, distribution, fit.point, folds.code, folds.parts)
+        models = yield from model_folds(oracle, fit.point, folds.code, folds.parts)
         fit = replace(fit, H=models.hessians.sum(axis=0))
         if not folds.choose:
             break

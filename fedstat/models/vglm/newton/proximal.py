@@ -12,10 +12,13 @@ from fedstat.federation.message import Ask
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.federation.rounds.masked_sums import masked as mask_sums
 from fedstat.federation.rounds.products import Conversation
+from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.kernels.penalised.path import LinearSteps
 from fedstat.kernels.penalised.penalties import Terms
 from fedstat.kernels.penalised.proximal import HALVINGS, proximal_step
+from fedstat.models.vertical.exchange.protocol import Units, stage
 from fedstat.models.vertical.layout import Layout
+from fedstat.models.vglm.newton.of_response import OfResponse, learn_of_response
 from fedstat.models.vglm.newton.weighted_gram import weighted_gram
 from fedstat.models.vglm.response.distributions import OUTSIDE
 from fedstat.typing import Floats, Ints
@@ -34,8 +37,9 @@ Result = TypeVar("Result")
 class LossPoint:
     """Coefficients b of (1, X T), (p + 1,), with what was learned there.
 
-    `loss` is half the mean deviance, `score` (p + 1,) its negative gradient; weight, linear predictor and
-    residual are those of every entity, (n,).
+    `loss` is half the mean deviance, `score` (p + 1,) its negative gradient; weight and linear predictor are
+    those of every entity, (n,), `squares` and `pearson` the sums of squared residuals, as they are and over
+    the weights.
     """
 
     b: Floats
@@ -43,7 +47,8 @@ class LossPoint:
     score: Floats
     weight: Floats
     eta: Floats
-    residual: Floats
+    squares: float
+    pearson: float
 
 
 @dataclass(slots=True, eq=False)
@@ -52,8 +57,9 @@ class LossOracle:
 
     Linear predictors are masked if `hidden`. T (p, p) changes the coordinates of the standardised columns,
     `unit` is that of the linear predictor, and so of the coefficients, `tol` the score at which a likelihood
-    is at its maximum. `left` weighted Gram matrices may still be released, beside the one for standard
-    errors; `points` linear predictors and `grams` matrices were; `dealers` dealt for pairs of institutions.
+    is at its maximum. `code` (n,) are folds, and `response` is what is known of it. `left` weighted Gram
+    matrices may still be released, beside the one for standard errors; `points` linear predictors and `grams`
+    matrices were; `dealers` dealt for pairs of institutions.
     """
 
     layout: Layout
@@ -66,6 +72,17 @@ class LossOracle:
     points: int = 0
     grams: int = 0
     dealers: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    code: Ints | None = None
+    response: OfResponse = field(init=False)
+
+    def begin(self, distribution: DistributionSpec) -> Rounds[Units]:
+        """Standardise the columns, and learn of the response what is told once."""
+        layout, code = self.layout, self.code
+        units = yield from stage(layout, distribution, self.conversation)
+        folds = np.zeros(layout.n, dtype=np.int64) if code is None else code
+        told = yield from learn_of_response(layout, distribution, units, folds, self.conversation)
+        self.response, self.dealers = told
+        return units
 
     def ask(self, site: str, step: str, text: str = "", **arrays: Any) -> Ask:
         """Address one step."""
@@ -80,20 +97,27 @@ class LossOracle:
         parts = layout.split(self.T @ b[1:])
         replies = yield [self.ask(k, "linear_predictor", beta=parts[k]) for k in layout.clients]
         eta = self.unit * (b[0] + np.sum([reply.arrays["linear_predictor"] for reply in replies], axis=0))
-        (reply,) = yield [self.ask(layout.active, "respond", eta=eta)]
-        loss, residual = float(reply.arrays["loss"]), reply.arrays["residual"]
+        response = self.response
+        bound: dict[str, Any] = (
+            {"highest": highest} if response.sums is not None and np.isfinite(highest) else {}
+        )
+        (reply,) = yield [self.ask(layout.active, response.step, eta=eta, **bound)]
+        loss, (total, squares, pearson) = float(reply.arrays["loss"]), reply.arrays["sums"].tolist()
         # Before scores are asked for: of a point to which no step leads, no sum of columns is released.
         if loss >= OUTSIDE or not loss <= highest:
             return None
+        of_mean, weight = response.at(eta)
+        residual = reply.arrays.get("residual", of_mean)
         replies = yield [self.ask(k, "sum_scores", residual=residual) for k in layout.clients]
-        score = np.concatenate([reply.arrays["scores"] for reply in replies]) @ self.T
-        score = self.unit * np.concatenate([[residual.sum()], score]) / layout.n
-        return LossPoint(b, loss, score, reply.arrays["weight"], eta, residual)
+        score = (np.concatenate([reply.arrays["scores"] for reply in replies]) + response.score()) @ self.T
+        score = self.unit * np.concatenate([[total], score]) / layout.n
+        return LossPoint(b, loss, score, weight, eta, squares, pearson)
 
     def hessian(self, point: LossPoint) -> Rounds[Floats]:
         """Obtain the information over n at a point."""
         self.left, self.grams = self.left - 1, self.grams + 1
-        H, self.dealers = yield from weighted_gram(self.layout, point.weight, self.conversation)
+        H, dealers = yield from weighted_gram(self.layout, point.weight, self.conversation)
+        self.dealers = {**self.dealers, **dealers}
         return self.unit**2 * self.turned(H)
 
     def masked(self, protocol: Rounds[Result]) -> Rounds[Result]:

@@ -20,7 +20,7 @@ def weighted_gram(
     sides = list_sides(layout, WEIGHTED, np.zeros(layout.n, dtype=np.int64), every)
     products = np.zeros((1, layout.p + 1, layout.p + 1))
     products[0, 0, 0] = weight.sum()
-    # Institutions know the weights, which follow from the response; what is theirs are the columns.
+    # Of a canonical link weights follow from linear predictors alone, and tell nothing of the response.
     replies = yield [conversation.ask(side.site, "weigh", weight=weight) for side in sides]
     for side, reply in zip(sides, replies, strict=True):
         products[0, 0, side.place] = reply.arrays["sums"]

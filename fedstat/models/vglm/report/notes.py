@@ -65,10 +65,16 @@ def _iterations(layout: Layout, outcome: Outcome, at: str | None) -> Iterator[st
     if outcome.plan.choice.split:
         over = f"{outcome.n:,} or the other {layout.n - outcome.n:,}"
     who = "the response holder" if at == layout.active else "the coordinator and the response holder"
+    told = (
+        "residuals and weights, which tell the response, to every institution"
+        if fitted.shown
+        else "fitted means, which tell of the response what the fit predicts, to every institution; "
+        "residuals stayed with the response holder"
+    )
     yield (
         f"{fitted.points:,} sums of linear predictors over institutions went to {who}, entity by entity, and "
-        f"residuals and weights, which tell the response, to every institution; "
-        f"{fitted.grams} weighted Gram matrices of {layout.p} columns were released over {over} entities."
+        f"{told}; {fitted.grams} weighted Gram matrices of {layout.p} columns were released over {over} "
+        "entities."
     )
     if outcome.folds > 1:
         yield (

@@ -75,16 +75,8 @@ def _means(distribution: DistributionSpec, eta: Floats) -> tuple[Floats, Floats,
     return mean, 1.0 / (slope * variance), 1.0 / (slope**2 * variance)
 
 
-def recover_response(distribution: DistributionSpec, eta: Floats, residual: Floats) -> Floats:
-    """Find the response, to the last digits, from linear predictor and residual: (n,) -> (n,)."""
-    mean, gain, _ = _means(distribution, eta)
-    y = mean + residual / gain
-    # Events and counts are whole: rounding takes back what the residual lost.
-    return y if distribution.entry.single is None else np.asarray(np.round(y))
-
-
-def own_units(distribution: DistributionSpec, residual: Floats, weight: Floats) -> tuple[float, float]:
-    """Units of linear predictors, and of residuals by them, at the mean response: residuals and weights (n,).
+def own_units(distribution: DistributionSpec, square: float, weight: Floats) -> tuple[float, float]:
+    """Units of linear predictors, and of residuals by them, at the mean response: mean square, weights (n,).
 
     Of the gamma and the inverse normal family both depend on the unit of the response. In its own unit a
     linear predictor has a weight of one, as in least squares: penalties that are not convex, and masks of a
@@ -93,7 +85,7 @@ def own_units(distribution: DistributionSpec, residual: Floats, weight: Floats) 
     if not distribution.estimates_scale:
         return 1.0, 1.0
     unit = 1.0 / float(np.sqrt(np.mean(weight)))
-    return unit, unit * float(np.sqrt(np.mean(residual**2)))
+    return unit, unit * float(np.sqrt(square))
 
 
 def means_of(distribution: DistributionSpec, eta: Floats) -> Floats:
@@ -137,8 +129,3 @@ def minus_twice(distribution: str, loss: Floats, n: int) -> Floats:
         return 2.0 * n * loss
     values = [-2.0 * log_likelihood(distribution, float(v), n, 0.0) if v > 0.0 else np.inf for v in loss]
     return np.array(values)
-
-
-def pearson_scale(residual: Floats, weight: Floats, df: int) -> float:
-    """Pearson's statistic over its degrees of freedom, from residuals and weights of the entities."""
-    return float(np.sum(residual**2 / weight)) / df
