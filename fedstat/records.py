@@ -243,6 +243,8 @@ class _Reader:
         if kind is float and type(plain) is int and abs(plain) <= EXACT:
             plain = float(plain)
         # True is an int to isinstance, and 1 == True: types are compared themselves everywhere here.
+        if kind is str and not is_text(plain):
+            raise _unfit(WORDS[str], plain, place)
         if type(plain) is not kind or (self.finite and kind is float and not math.isfinite(plain)):
             raise _unfit(WORDS[kind], plain, place)
         return plain
@@ -258,7 +260,7 @@ class _Reader:
         if depth > DEEPEST:
             raise _UnfitError(f"{_place(place)}more than {DEEPEST} levels deep")
         if isinstance(plain, dict):
-            return {_require(str, k, place): self._any(v, place, depth + 1) for k, v in plain.items()}
+            return {self._scalar(str, k, place): self._any(v, place, depth + 1) for k, v in plain.items()}
         if isinstance(plain, list):
             return [self._any(value, place, depth + 1) for value in plain]
         if type(plain) not in SCALARS:
@@ -354,6 +356,17 @@ _BY_ORIGIN: Mapping[Any, Callable[[_Reader, tuple[Any, ...], Any, str], Any]] = 
     dict: _Reader._mapping,
     Mapping: _Reader._mapping,
 }
+
+
+def is_text(plain: object) -> bool:
+    """Whether a value is a text that can be written: JSON may hold halves of characters, UTF-8 may not."""
+    if not isinstance(plain, str):
+        return False
+    try:
+        plain.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _require(kind: type, plain: Any, place: str) -> Any:

@@ -17,6 +17,7 @@ import safetensors.numpy
 
 from fedstat import errors
 from fedstat.errors import DoorError, FedstatError, MessageError
+from fedstat.records import is_text
 from fedstat.typing import Array
 
 Kind: TypeAlias = Literal[
@@ -207,7 +208,7 @@ def unpack(data: bytes) -> tuple[dict[str, str], dict[str, Array]]:
         RecursionError,
     ) as error:
         raise MessageError(f"{len(data)} bytes that are not a fedstat message") from error
-    if not isinstance(header, dict) or any(not isinstance(value, str) for value in header.values()):
+    if not isinstance(header, dict) or not all(map(is_text, header.values())):
         raise MessageError(f"{len(data)} bytes that are not a fedstat message")
     for name, array in arrays.items():
         _check_type(name, array)

@@ -76,10 +76,19 @@ VALUES = [
     {},
     [[]],
 ]
-VALUES += [["a"], {"a": 1}, json.loads("[" * 60 + "]" * 60), "[" * 9000, "../../etc/passwd", "\u202e"]
+VALUES += [
+    "\ud800",
+    ["a"],
+    {"a": 1},
+    json.loads("[" * 60 + "]" * 60),
+    "[" * 9000,
+    "../../etc/passwd",
+    "\u202e",
+]
 NUMBERS = [0.0, -0.0, 1.0, -1.0, np.nan, np.inf, -np.inf, 1e308, -1e308, 5e-324, 2.0**53, 1e18]
 WHOLE = [0, 1, -1, 2, 63, 2**31, 2**53, 2**62, -(2**63), 2**63 - 1, 10**9, 10**12]
 Random = np.random.Generator
+HALF = "half a character"
 
 
 def pick(rng: Random, choices):
@@ -161,6 +170,12 @@ def mangled_array(rng: Random, array):
     return out.reshape(array.shape)
 
 
+def halved(packed: bytes) -> bytes:
+    length = int.from_bytes(packed[:8], "little")
+    header = packed[8 : 8 + length].replace(HALF.encode(), b"\\\\ud800")
+    return len(header).to_bytes(8, "little") + header + packed[8 + length :]
+
+
 def mangled_ask(rng: Random, ask: Ask) -> bytes:
     """A question with a fault: in its address, its text, an array, or its bytes."""
     content = {
@@ -185,7 +200,10 @@ def mangled_ask(rng: Random, ask: Ask) -> bytes:
         case _ if arrays:
             name = pick(rng, list(arrays))
             arrays[name] = mangled_array(rng, arrays[name])
+    if rng.random() < 0.05:  # half a character, which JSON can write and UTF-8 cannot
+        content[pick(rng, ["site", "family", "step", "session", "text"])] = HALF
     packed = pack_ask(Ask(arrays=arrays, **content))
+    packed = halved(packed)
     if rng.random() < 0.1:  # a shape that claims more than there is
         return packed.replace(
             b'"shape":[', b'"shape":[' + pick(rng, [b"1000000000000,", b"9999999999,", b"-1,"]), 1

@@ -3,12 +3,15 @@
 import os
 import tracemalloc
 
+import pandas as pd
 import pytest
-from fuzzing import FITS, MEMORY, SLOW, bomb, claim, consented, make_targets, partition, run
+from fuzzing import FITS, HALF, MEMORY, SLOW, bomb, claim, consented, halved, make_targets, partition, run
 
-from fedstat.errors import PartitionError
+from fedstat.errors import MessageError, PartitionError
 from fedstat.federation.account.ledger_file import read_account
 from fedstat.federation.carry.site_folder import load_identity
+from fedstat.federation.door.site import Site
+from fedstat.federation.message import Ask, pack_ask
 from fedstat.federation.rounds.lasting_alignment import load_alignment
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -45,6 +48,14 @@ def test_a_small_file_does_not_fill_the_memory(tmp_path, content):
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert most < 32 * 2**20
+
+
+@pytest.mark.parametrize("name", ["site", "family", "step", "session", "text"])
+def test_half_a_character_is_no_text(name):
+    asked = dict.fromkeys(["site", "family", "step", "session", "text"], "A") | {name: HALF}
+    site = Site("A", pd.DataFrame({"x": [1.0, 2.0]}))
+    with pytest.raises(MessageError, match="not a fedstat message"):
+        site.answer(halved(pack_ask(Ask(**asked))))
 
 
 def test_the_fits_in_whose_midst_questions_are_asked_are_fits():
