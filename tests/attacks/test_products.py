@@ -86,7 +86,7 @@ class Coordinator:
         told_b, _ = self.describe("A", "B", "", number, G, first=False)
         drawn = secure.new_seed(), secure.new_seed()
         seed_a, seed_b = (
-            secure.bind_seed(seed, product.digest(self.session, number, BITS, group))
+            secure.bind_seed(seed, product.digest("", number, BITS, group))
             for seed, group in zip(drawn, (group_a, group_b), strict=True)
         )
         Z_b = deal_shares(product, seed_a, seed_b, group_a)
@@ -189,7 +189,7 @@ def columns_from_a_dealer(dealer, policy="open", first="A"):
     E = np.frombuffer(
         Channel(keys, "A", "open 1").open(box.tobytes())[32 + opened_bytes(N) :], np.int64
     ).reshape(N, 2)
-    seed = secure.bind_seed(seed, product.digest(asking.session, "1", BITS, group))
+    seed = secure.bind_seed(seed, product.digest(asking.session if dealer else "", "1", BITS, group))
     return np.ldexp((E + secure._stream_u(product, seed)[:N]).astype(float), -BITS)
 
 

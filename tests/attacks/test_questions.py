@@ -180,7 +180,7 @@ def test_columns_do_not_leave_by_predictions():
     frames = fs.datasets.load_sme()
     for policy in ("open", "strict"):
         partition = fs.ClientPartition.from_frames(frames, on="enterprise_id", policy=policy)
-        small = fs.VFEMRegression.from_formula("NPGR ~ EMP + ASC", partition).fit().refit("NPGR ~ EMP")
+        small = fs.VFEMRegression.from_formula("NPGR ~ EMP + ASC + FOI", partition).fit().refit("NPGR ~ EMP")
         if policy == "strict":
             with pytest.raises(PolicyError, match="refused kinds"):
                 small.predict(partition)

@@ -53,7 +53,9 @@ class Part:
 
     def digest(self, keys: PairKeys, group: Ints) -> bytes:
         """Digest of what was told here of the product and its groups, under the session of the keys."""
-        return self.product.digest(keys.session, self.number, self.bits, group)
+        # A coordinator that takes up an analysis deals before it knows under which session that went on.
+        session = keys.session if self.dealer else ""
+        return self.product.digest(session, self.number, self.bits, group)
 
 
 @dataclass(frozen=True, slots=True)

@@ -163,7 +163,7 @@ class Run:
     def deal(self) -> tuple[Array, Array]:
         """Deal a triple at the coordinator, who sits at no institution."""
         seed_a, seed_b = secure.new_seed(), secure.new_seed()
-        digest = self.product.digest(self.conversation.session, self.number, self.bits, self.group)
+        digest = self.product.digest("", self.number, self.bits, self.group)
         bound_a, bound_b = (secure.bind_seed(seed, digest) for seed in (seed_a, seed_b))
         Z_b = deal_shares(self.product, bound_a, bound_b, self.group)
         return as_bytes(seed_a), as_bytes(seed_b + Z_b)

@@ -32,13 +32,21 @@ def refit(
     smaller.design = replace(model.design, formula=formula, blocks=blocks)
     # Who has an entity, and which entities take part, stays as it was in the larger fit.
     layout = make_layout(model.design, outcome.method)
-    clients = tuple(client for client in layout.clients if client in clients_of(formula))
-    moments = exchange.moments.submodel([name for b in blocks for name in b.names if b.client in clients])
+    kept = [block for block in blocks if block.client in layout.clients]
+    names = tuple(name for block in kept for name in block.names)
+    layout = replace(
+        layout,
+        clients=tuple(block.client for block in kept),
+        sizes=tuple(len(block.names) for block in kept),
+        names=names,
+        terms=tuple(term for block in kept for term in block.term_names),
+    )
+    moments = exchange.moments.submodel(list(names))
     asked = cov_type or cast(CovType, outcome.cov_type)
     found, covariance = estimate_from_moments(moments, asked, outcome.options.maxiter)
     return (
         smaller,
-        replace(layout, clients=clients),
+        layout,
         replace(outcome, cov_type=asked, fit=by_client(found), covariance=covariance, refitted=True),
         HeldInSession(exchange=replace(exchange, moments=moments), moments_fit=found),
     )
