@@ -122,3 +122,10 @@ def test_docstrings_are_numpydoc(name, value):
 def test_help_shows_arguments_in_full(name, value):
     """What is described elsewhere is filled in, by :func:`fedstat.documented.described_in`."""
     assert not REFERENCE.search(inspect.getdoc(value) or ""), name
+
+
+def test_settings_that_are_passed_on_are_shown():
+    """A model over rows takes them in its constructor, and from_formula hands them on."""
+    shown = arguments(fedstat.GLORE.from_formula)
+    assert shown[:3] == ["formula", "partition", "family"]
+    assert shown == arguments(constructed_by(fedstat.GLORE))

@@ -25,7 +25,8 @@ from fedstat.federation.forecast.forecast import Forecast, Loop, Planned
 from fedstat.federation.forecast.rehearsal import DryRun, Rehearsal, Rehearsed
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.rounds.approval import propose_plans
-from fedstat.federation.rounds.engine import Engine
+from fedstat.federation.rounds.engine import Engine, Fit, Rounds
+from fedstat.federation.rounds.statements import receipted
 from fedstat.inference.explanation import Explanation
 from fedstat.kernels.glm.specification import DistributionSpec
 
@@ -124,6 +125,10 @@ class Explainable:
     def new_ledger(self) -> Ledger:
         """Start an account for one run."""
         raise NotImplementedError
+
+    def receipted(self, protocol: Rounds[Fit], ledger: Ledger) -> Rounds[Fit]:
+        """Close a run with the sites' statements on it; see :func:`receipted`."""
+        return receipted(protocol, tuple(self.partition.sites), self._session, ledger)
 
     def _columns_read(self, site: str) -> Sequence[str]:
         """Name the columns of a site that the model reads."""

@@ -25,7 +25,6 @@ from fedstat.federation.forecast.invented_rows import RowsInvention
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.rounds.approval import propose_plans
 from fedstat.federation.rounds.engine import Engine, Fit, Rounds
-from fedstat.federation.rounds.statements import receipted
 from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.models.checks import check_layout
 from fedstat.models.explain import Explainable, ForecastPlan, owners_asked
@@ -150,10 +149,6 @@ class HorizontalModel(Explainable):
         """Start the account of a fit with what the agreement released."""
         # Two fits of one model must not enter each other's account.
         return copy.deepcopy(self._agreement_ledger)
-
-    def receipted(self, protocol: Rounds[Fit], ledger: Ledger) -> Rounds[Fit]:
-        """Close a run with the sites' statements on it; see :func:`receipted`."""
-        return receipted(protocol, tuple(self.partition.sites), self._session, ledger)
 
     def _propose_agreement(self) -> None:
         """Ask owners for their consent to sums that transforms need, before which no fit can be planned."""

@@ -13,8 +13,7 @@ from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.forecast.dry_site import DrySite
 from fedstat.federation.forecast.invented_columns import invent_columns
 from fedstat.federation.partition.partition import ClientPartition
-from fedstat.federation.rounds.engine import Engine, Fit, Rounds
-from fedstat.federation.rounds.statements import receipted
+from fedstat.federation.rounds.engine import Engine
 from fedstat.models.checks import check_layout
 from fedstat.models.explain import Explainable, ForecastPlan
 
@@ -117,10 +116,6 @@ class VerticalModel(Explainable):
     def new_ledger(self) -> Ledger:
         """Start an account for one run."""
         return Ledger(None if self.coordinator == "apart" else self.coordinator, account=self._account)
-
-    def receipted(self, protocol: Rounds[Fit], ledger: Ledger) -> Rounds[Fit]:
-        """Close a run with the sites' statements on it; see :func:`receipted`."""
-        return receipted(protocol, tuple(self.partition.sites), self._session, ledger)
 
     def _columns_read(self, site: str) -> Sequence[str]:
         formula = self.formula
