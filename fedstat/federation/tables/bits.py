@@ -4,6 +4,10 @@ A column of L levels has log2(L) bits an entity; a product sum over n entities c
 digits, or, of two columns with levels, what a table of counts can hold. Who knows all other columns
 looks for the values of one that give the sums: where the sums carry more bits than the values have, there
 is one answer. What counts is published (levels) or in the question (groups): never the rows.
+
+What remains: bits are counted for the sums of one fit. Fits that put ever other columns (functions and
+interactions of one's own) beside the same column over the same groups add to them, and no count is kept of
+these; an owner who expects many analyses asks to approve each.
 """
 
 from __future__ import annotations

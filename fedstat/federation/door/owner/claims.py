@@ -35,8 +35,9 @@ STRICT_LEARNS: Mapping[str, str] = {
     "institution's part of a sum by leaving it out. Of fewer than {min_count} entities no sum. Sums over "
     "rows are exact: very many analyses of the same rows tell more than each alone.",
     COORDINATOR: "What an analyst learns, all messages, and sums that transforms need. Of institutions with "
-    "different columns the sums of their products by pattern of records, rounded at random, by which no "
-    "column is determined in a pattern, whether its values are many or few.",
+    "different columns the sums of their products by pattern of records, of values moved a little, by which "
+    "no column is determined in a pattern of one fit, whether its values are many or few; fits with ever "
+    "other columns beside it add up.",
     CLIENT: "Coefficients, and of a product random numbers. Joined by the coordinator: a sum less its own "
     "part, which is that of the last when all others join; products of its own columns with another's, as "
     "many equations as it has columns.",

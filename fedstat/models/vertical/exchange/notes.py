@@ -34,6 +34,12 @@ def who_dithers(layout: Layout) -> list[str]:
     return list(dict.fromkeys(site for site, detail in details if detail and detail.carried < EXACT))
 
 
+def noise_added(layout: Layout | None) -> str:
+    """Say in a word what was spent on privacy: dither is no noise of differential privacy."""
+    dithers = layout is not None and who_dithers(layout)
+    return "none (columns are dithered)" if dithers else "none (no noise is added)"
+
+
 def dither_notes(layout: Layout) -> Iterator[str]:
     """Say whose columns were dithered."""
     if sites := who_dithers(layout):

@@ -11,7 +11,7 @@ import numpy as np
 from fedstat.errors import ConvergenceWarning, DataWarning, warn
 from fedstat.inference.covariance import delta_method
 from fedstat.inference.estimate import INTERCEPT, Estimate
-from fedstat.models.vertical.exchange.notes import who_dithers
+from fedstat.models.vertical.exchange.notes import noise_added
 from fedstat.models.vertical.exchange.patterns import PatternExchange
 from fedstat.models.vertical.fit import MomentsFit
 from fedstat.models.vertical.layout import Layout, client_blocks
@@ -96,7 +96,6 @@ def make_estimate(model: VerticalModel, layout: Layout, outcome: VFEMOutcome, no
     blocks = [b for b in model.design.blocks if b.client in layout.clients]
     params = np.concatenate([[fit.beta0], *[fit.beta[b.client] for b in blocks]])
     row, normal = fit.trace[-1], fit.distribution == NORMAL
-    dithers = normal and who_dithers(layout)
     return Estimate(
         params=params,
         cov=None if outcome.covariance is None else reported_covariance(outcome.covariance, fit),
@@ -111,7 +110,7 @@ def make_estimate(model: VerticalModel, layout: Layout, outcome: VFEMOutcome, no
         llf=fit.log_likelihood,
         rsquared=explained_share(fit, outcome.method) if normal else None,
         scale=fit.s2,
-        privacy=f"none ({'columns are dithered' if dithers else 'no noise is added'})",
+        privacy=noise_added(layout if normal else None),
         cov_type=cov_name(outcome),
         blocks=client_blocks(layout),
         reasons=NO_COVARIANCE if normal else NO_COVARIANCE | NO_RSQUARED,

@@ -10,6 +10,7 @@ import numpy as np
 
 from fedstat.inference.estimate import INTERCEPT, Estimate
 from fedstat.kernels.glm.specification import DistributionSpec
+from fedstat.models.vertical.exchange.notes import noise_added
 from fedstat.models.vertical.exchange.protocol import Units
 from fedstat.models.vertical.layout import Layout, client_blocks
 from fedstat.models.vglm.em.blocks import Observed
@@ -141,7 +142,7 @@ def _estimate(response: str, outcome: Outcome, columns: Ints, **found: Any) -> E
         clients=("", *[layout.owners[j] for j in columns]),
         terms=(INTERCEPT, *[layout.terms[j] for j in columns]),
         response=response,
-        privacy="none (no noise is added)",
+        privacy=noise_added(layout),
         blocks=client_blocks(layout),
         **found,
     )
