@@ -8,11 +8,14 @@ import pandas as pd
 import pytest
 
 import fedstat as fs
-from fedstat.errors import DescriptionError, DoorError
+from fedstat.errors import DescriptionError, DoorError, PolicyError
 from fedstat.federation.door.conduct import in_order
 from fedstat.federation.door.families import load_families
 from fedstat.federation.door.site import FAMILIES
+from fedstat.federation.door.state import SiteData
+from fedstat.federation.door.weights import check_given_weights, working_weights_spread
 from fedstat.federation.message import Ask, pack_ask, unpack_reply
+from fedstat.federation.tables.table import FrameTable
 
 load_families()
 N, TARGET = 400, 7
@@ -60,3 +63,48 @@ def test_every_step_that_tells_of_rows_has_a_place_in_the_order():
 def test_an_order_names_steps_that_there_are():
     with pytest.raises(DoorError, match="does not have: nothing"):
         in_order(FAMILIES["glm"], {"judge": "nothing"})
+
+
+def row_from_residuals(policy):
+    """The row of one entity, from sums of scores at residuals that differ there alone."""
+    partition = fs.ClientPartition.from_frames(FRAMES, on="k", policy=policy)
+    session, every = secrets.token_hex(8), np.ones(N, dtype=bool)
+
+    def ask(step, text="", family="vglm", **arrays):
+        request = pack_ask(Ask("A", family, step, arrays, session, text))
+        return unpack_reply(partition.sites["A"].answer(request)).arrays
+
+    text = {"terms": ["A0", "A1"], "columns": ["A0", "A1"], "partial": "drop", "min_count": 5}
+    ask("open_block", json.dumps(text | {"intercept": True}), "design", use=every)
+    shift, scale = ask("stage_block", keep=every)["units"]
+    residuals = np.ones((2, N))
+    residuals[1, TARGET] = 2.0
+    one, two = (ask("sum_scores", residual=r)["scores"] for r in residuals)
+    return (two - one) * scale + shift
+
+
+def test_residuals_of_the_askers_making_are_not_taken():
+    truth = FRAMES["A"].loc[TARGET, ["A0", "A1"]].to_numpy(float)
+    assert np.allclose(row_from_residuals("open"), truth)
+    for policy in ("strict", fs.Policy.strict(order="any")):
+        with pytest.raises(PolicyError, match="takes no 'per entity' either"):
+            row_from_residuals(policy)
+
+
+def test_no_row_has_more_than_its_share_of_a_weighted_sum():
+    """One row in two hundred with a third of all weight, which 200 others do not hide."""
+    weights = np.ones(200)
+    weights[TARGET] = 100.0
+    judged = {
+        name: SiteData("S", FrameTable(pd.DataFrame()), None, getattr(fs.Policy, name)())
+        for name in ("open", "strict")
+    }
+    check_given_weights(judged["open"], weights, "weights")
+    with pytest.raises(PolicyError, match=r"max_share = 0\.2"):
+        check_given_weights(judged["strict"], weights, "weights")
+    totals = np.array([[weights.sum(), weights @ weights]])
+    spread = {
+        name: working_weights_spread(data, lambda: weights[None], totals) for name, data in judged.items()
+    }
+    assert spread == {"open": True, "strict": False}
+    assert working_weights_spread(judged["strict"], lambda: np.ones((1, 5)), np.array([[5.0, 5.0]]))

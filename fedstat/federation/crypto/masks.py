@@ -175,13 +175,16 @@ class Masker:
         self._used: set[bytes] = set()
         self._lock = Lock()
 
-    def mask(self, name: str, values: Array, round_number: int, encoding: Encoding | None = None) -> Ints:
+    def mask(
+        self, name: str, values: Array, round_number: int, encoding: Encoding | None = None, bound: str = ""
+    ) -> Ints:
         r"""Hide an array that will be added over the sites: int64 array, shape (limbs, \*values.shape).
 
         It is uniform for whoever lacks this site's keys. The name is unique within the round; name, round
-        (from 0, below 2^32) and encoding, by default that of the values' type, are the same at every site.
-        EstimationError where a value is out of range (no mask was used then), SecurityError where the masks
-        of this round and array were used before, MessageError for an array too long or of another type.
+        (from 0, below 2^32) and encoding, by default that of the values' type, are the same at every site; so
+        is `bound`, which says what all were told, or the masks do not cancel. EstimationError where a value
+        is out of range (no mask was used then), SecurityError where the masks of this round and array were
+        used before, MessageError for an array too long or of another type.
         """
         encoding = encoding or encoding_of(values)
         if values.size * encoding.limbs > MOST_WORDS:
@@ -190,29 +193,30 @@ class Masker:
                 "masked at once; send parts"
             )
         words = encode_values(name, values, len(self.sites), encoding)
-        nonce = self._claim(name, round_number)
+        nonce = self._claim(name, round_number, bound)
         for peer, key in self._keys.items():
             masks = keystream(key, nonce, words.size).view(np.uint64).reshape(words.shape)
             # Both sites draw the same words: by the order of names one adds and the other subtracts them.
             (_add if self.site < peer else _subtract)(words, masks)
         return words.view(np.int64).reshape(encoding.limbs, *values.shape)
 
-    def _claim(self, name: str, round_number: int) -> bytes:
+    def _claim(self, name: str, round_number: int, bound: str) -> bytes:
         """Nonce of a round and array, given out once."""
         if not 0 <= round_number < MOST_ROUNDS:
             raise SecurityError(
                 f"{self.site}: round {round_number} of array '{name}' is outside 0 to {MOST_ROUNDS - 1}; "
                 "start a new session"
             )
-        array = hashlib.sha256(encode("fedstat array 1", name)).digest()[:8]
+        array = hashlib.sha256(encode("fedstat array 1", name, *([bound] if bound else []))).digest()[:8]
         nonce = int(round_number).to_bytes(4, "little") + array
+        used = encode(str(round_number), name)
         with self._lock:
-            if nonce in self._used:
+            if used in self._used or nonce in self._used:
                 raise SecurityError(
                     f"{self.site}: array '{name}' of round {round_number} was masked before; the same masks "
                     "on other values would disclose their difference. Ask in a new round"
                 )
-            self._used.add(nonce)
+            self._used |= {used, nonce}
         return nonce
 
 

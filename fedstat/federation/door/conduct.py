@@ -99,7 +99,7 @@ def note_answered(state: State, ask: Ask, step: Step) -> None:
 
 def bind_common(state: State, ask: Ask, step: Step) -> str:
     """Digest of what a session's sites are to have been told alike, up to this question; '' for nothing."""
-    begun = {**state.begun, "": digest_common(ask, step)}
+    begun = {**state.begun, f"{ask.family} {ask.step}": digest_common(ask, step)}
     told = [part for name, digest in sorted(begun.items()) if digest for part in (name, digest)]
     return hashlib.sha256(encode("fedstat common 1", *told)).hexdigest() if told else ""
 

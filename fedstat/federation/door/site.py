@@ -373,6 +373,6 @@ def mask(masker: Masker, ask: Ask, step: Step, arrays: Mapping[str, Array], boun
     for name in (name for name in arrays if step.gives[name].maskable):
         encoding = WIDE if step.gives[name].wide else None
         hidden[name] = masker.mask(
-            f"{ask.family} {ask.step} {name}{bound}", arrays[name], ask.masked, encoding
+            f"{ask.family} {ask.step} {name}", arrays[name], ask.masked, encoding, bound
         )
     return hidden

@@ -50,17 +50,21 @@ def count_heavy(weights: Floats) -> int:
 
 
 def is_spread(data: SiteData, weights: Floats) -> bool:
-    """Whether more than a few rows make up a weighted sum; few are fewer than the owner wants behind one.
+    """Whether more than a few rows make up a weighted sum, and none has more of it than its owner allows.
+
+    Few are fewer than the owner wants behind a sum.
 
     Parameters
     ----------
     weights : (n,) array
         Not negative; all zero where nothing is to be told.
     """
-    few = data.policy.min_count - 1
+    few, share = data.policy.min_count - 1, data.policy.max_share
     if few < 1 or not weights.any() or len(weights) <= few:
         return True
     scaled = weights / weights.max()
+    if share * scaled.sum() < 1.0 - 1e-9:
+        return False
     rest = np.partition(scaled, len(scaled) - few)[: len(scaled) - few].sum()
     return bool(rest >= REST_OF_WEIGHT * scaled.sum())
 
@@ -83,8 +87,8 @@ def check_given_weights(data: SiteData, weights: Floats, what: str) -> None:
     if not all(is_spread(data, np.abs(one)) for one in np.atleast_2d(weights.T)):
         raise PolicyError(
             f"{data.name}: its policy (minimum count) wants at least {data.min_count} entities behind a sum; "
-            f"nearly all of these {what} belong to fewer, as where columns separate the response. Use fewer "
-            "columns or, where there is a penalty, a larger lambda"
+            f"nearly all of these {what} belong to fewer{_or_one(data)}, as where columns separate the "
+            "response. Use fewer columns or, where there is a penalty, a larger lambda"
         )
 
 
@@ -98,7 +102,9 @@ def working_weights_spread(data: SiteData, each: Callable[[], Floats], totals: F
     """
     few = data.policy.min_count - 1
     pairs = [(0.0, np.inf)] if totals is None else totals.tolist()
-    if all(few * squares <= ((1.0 - REST_OF_WEIGHT) * total) ** 2 for total, squares in pairs):
+    # One row has a share of at most 1 / sqrt(n), likewise.
+    most = min((1.0 - REST_OF_WEIGHT) / max(few, 1) ** 0.5, data.policy.max_share)
+    if all(squares <= (most * total) ** 2 for total, squares in pairs):
         return True
     return all(is_spread(data, weights) for weights in each() if np.isfinite(weights).all())
 
@@ -113,6 +119,12 @@ def refuse_working_weights(data: SiteData) -> None:
     """
     raise PolicyError(
         f"{data.name}: its policy (minimum count) wants at least {data.min_count} rows behind sums at any "
-        "coefficients; at these nearly all weight is on fewer. In a fit that means outcomes that are nearly "
-        "separated, or very long tails: leave out the term that separates them, or transform it"
+        f"coefficients; at these nearly all weight is on fewer{_or_one(data)}. In a fit that means outcomes "
+        "that are nearly separated, or very long tails: leave out the term that separates them, or "
+        "transform it"
     )
+
+
+def _or_one(data: SiteData) -> str:
+    share = data.policy.max_share
+    return "" if share == 1.0 else f", or one row has more of it than its share (max_share = {share:g})"

@@ -231,7 +231,7 @@ class Newton:
                 raise EstimationError(
                     f"the maximum lies on the edge of what family {self.distribution} allows: means go to "
                     "the end of their range at some rows; choose a link whose means stay inside, such as the "
-                    "log or logit"
+                    "log or logit. Or a site's policy lets no row weigh so much (its line max_share)"
                 )
             step, _ = total.step()
             if not self.halved and diverges([row.move for row in self.trace], [r.step for r in self.trace]):

@@ -290,7 +290,7 @@ STEPS: Mapping[str, Step] = {
 }
 ORDER: Mapping[str, str] = {
     "fit_alone": "start",
-    "sum_scores": "fit_alone start sum_scores",
+    "sum_scores": "fit_alone judge start sum_scores",
     "judge": "sum_scores",
     "sum_nb2": "judge sum_nb2",
     "list_clusters": "judge",

@@ -13,6 +13,8 @@ from fedstat.federation.door.owner.policy import Policy
 ONE_LINE = {
     "poisson offset term": {"formulas": "any"},  # log(days / 100): a number is written in it
     "spline": {"formulas": "any"},  # no knots are published
+    "gaussian inverse": {"max_share": 1.0},  # on the way some rows have most of the weight
+    "gamma inverse": {"max_share": 1.0},
     "comparison": {"formulas": "any"},  # 0 is no published level of the count
 }
 

@@ -50,6 +50,7 @@ STRICT: Mapping[str, Any] = {
     "alignment": "ask",
     "dealer": "third party",
     "order": "declared",
+    "max_share": 0.2,
 }
 """Where the policy of a served site departs from that of one process."""
 
@@ -125,6 +126,9 @@ class Policy:
     dealer : {"third party", "any"}
         Who may deal the random numbers of a secure product of this site's columns: a third site, or the
         coordinator as well. It is never one of the two sites whose columns are multiplied.
+    max_share : float
+        Largest share of the weight of a sum at coefficients, or with weights, from outside that one row may
+        have.
     order : {"declared", "any"}
         Whether steps of a family are answered in the order of its protocols alone.
     privacy : Budget or None
@@ -158,6 +162,7 @@ class Policy:
     approval: Literal["auto", "owner"] = "auto"
     dealer: Literal["third party", "any"] = "any"
     order: Literal["declared", "any"] = "any"
+    max_share: float = 1.0
     privacy: Budget | None = None
 
     def __post_init__(self) -> None:
@@ -202,12 +207,14 @@ class Policy:
         least, held = Policy(), ("min_count", "min_events", "min_level_count")
         fewer = (name for name in held if getattr(self, name) < getattr(least, name))
         more = self.max_parameters > least.max_parameters
+        heavy = self.max_share > STRICT["max_share"]
         many = not 0 < self.max_refusals <= STRICT["max_refusals"]
         return (
             *([] if kinds else ["refused_kinds"]),
             *same,
             *fewer,
             *(["max_parameters"] if more else []),
+            *(["max_share"] if heavy else []),
             *(["max_refusals"] if many else []),
         )
 

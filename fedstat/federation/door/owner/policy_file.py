@@ -225,6 +225,13 @@ KEYS: tuple[Key, ...] = (
         'Whether the steps of a fit are answered in the order in which its protocol asks them, "declared", '
         'or in "any": out of turn, whoever asks can compare answers that no fit compares.',
     ),
+    Key(
+        "max_share",
+        "a number above 0 and at most 1",
+        lambda value: is_number(value) and 0 < value <= 1,
+        "Largest share of all weight that one row may have in a sum at coefficients, or with weights, that "
+        "whoever asks has chosen: at some, a sum over all rows is that of one.",
+    ),
 )
 PRIVACY = (
     "A privacy budget. With one, whatever depends on the data leaves only where an accountant charges its "
@@ -253,13 +260,7 @@ def check_values(where: str, values: Mapping[str, object]) -> None:
 
 
 def check_budget(where: str, epsilon: object, delta: object) -> None:
-    """Hold a privacy budget against what it may be.
-
-    Raises
-    ------
-    PartitionError
-        As :func:`check_values`.
-    """
+    """Hold a privacy budget against what it may be; errors are those of :func:`check_values`."""
     above = ". A larger one would allow some records to be published" if is_number(delta) else ""
     for name, value, fits, remedy in (
         ("epsilon", epsilon, is_number(epsilon) and epsilon > 0, ""),

@@ -111,6 +111,17 @@ def refusals(site: str, policy: Policy, ask: Ask, step: Step) -> Iterator[Refusa
             f"{site}: its policy (families) allows {sorted(policy.families)}, not '{ask.family}', which asks "
             f"for step '{ask.step}'. The owner may add it to the list",
         )
+    for name, declared in step.takes.items():
+        # With weights of its own making, whoever asks singles out rows in any sum.
+        if declared.weighs and name in ask.arrays and declared.kind in policy.refused_kinds:
+            line = toml_line("refused_kinds", policy.refused_kinds - {declared.kind})
+            yield Refusal(
+                "refused kinds",
+                "",
+                f"{site}: its policy (refused kinds) takes no '{declared.kind}' either: step '{ask.step}' "
+                f"comes with {declared.weighs} of each row. The owner may allow the kind by the line  {line}"
+                "  in policy.toml",
+            )
     for name, declared in step.given.items():
         where = f"array '{name}' of step '{ask.step}' ({declared.what})"
         for rule, check in RULES.items():
