@@ -173,3 +173,16 @@ def test_with_that_line_the_fit_goes_through(kind, tmp_path):
     policy = Policy.from_toml(tmp_path / "policy.toml", Policy.strict())
     few = {"lam": 0.05} if kind == "VerticalGLM" else {"cov_type": "none"}
     assert model_of(kind, study(), policy).fit(**few).nobs == 600
+
+
+@pytest.mark.parametrize("columns", [False, True], ids=["holder alone", "holder with columns"])
+@pytest.mark.parametrize(
+    "fit",
+    [{}, {"select": "cv", "folds": 3, "random_state": 1, "n_lambdas": 8}, {"exchange": "admm", "lam": 0.05}],
+    ids=["path", "folds", "admm"],
+)
+def test_the_declared_order_is_that_of_every_fit(columns, fit):
+    frames = study()
+    if columns:
+        frames["A"] = frames["A"].merge(frames.pop("Holder"), on="k")
+    assert model_of("VerticalGLM", frames, Policy(order="declared")).fit(**fit).nobs == 600
