@@ -142,6 +142,18 @@ def test_residuals_of_a_selecting_fit_stay_with_the_holder(family, fit):
     assert "residuals stayed with the response holder" in notes
 
 
+@pytest.mark.parametrize("family", [BINARY, COUNT], ids=["binary", "count"])
+def test_the_first_message_of_iterations_tells_the_response_and_the_summary_says_so(family):
+    frames = study(missing=0.3, count=family is COUNT)
+    wire, result = listened("VFEMRegression", frames, family, cov_type="none")
+    y = frames["Holder"].set_index("k").y
+    for client in WIDTHS:
+        own = y.reindex(np.sort(frames[client].k)).to_numpy()
+        z = wire.handed_to(client, "glm_score", "z")[0]
+        np.testing.assert_array_equal(np.round(z - z.min()), own - own.min())
+    assert "learns the response of each of its entities" in " ".join(result.summary().notes)
+
+
 @pytest.mark.parametrize("fit", [{"exchange": "admm", "lam": 0.05}], ids=["admm"])
 def test_where_residuals_are_sent_the_summary_says_so(fit):
     wire, result = listened("VerticalGLM", study(), **fit)

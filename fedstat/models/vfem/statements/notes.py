@@ -54,6 +54,10 @@ UNMASKED_OTHER = (
     "receiver can recover an institution's raw rows: use masked=False only where that is allowed. "
     "See .ledger.releases()."
 )
+RESPONSE_TOLD = (
+    "Every institution learns the response of each of its entities from the first message: at coefficients "
+    "of zero a residual is the response less its mean."
+)
 SMALL_SAMPLE = 0.02
 EXPECTED = (
     "Standard errors take cross-products between institutions at their expectation, zero: this needs "
@@ -136,6 +140,8 @@ def _covariance(layout: Layout, outcome: VFEMOutcome, ledger: Ledger) -> Iterato
 def _iterations(layout: Layout, outcome: VFEMOutcome, ledger: Ledger) -> Iterator[str]:
     normal = is_normal(outcome)
     others = [k for k in layout.clients if k != ledger.at]
+    if not normal and any(k != layout.active for k in layout.clients):
+        yield RESPONSE_TOLD
     if others and outcome.options.masked:
         yield from masked_notes(layout, ledger, remedy=MOMENTS if normal else "")
     elif others:
