@@ -29,6 +29,7 @@ PUBLIC = [
     "datasets",
     "errors",
     "load",
+    "threats",
     "verify_receipt",
 ]
 PUBLIC = sorted({*PUBLIC, *(name for names in INSTALLED.values() for name in names)})

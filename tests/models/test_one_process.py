@@ -25,6 +25,7 @@ def columns():
 
 def test_a_partition_and_its_fits_say_that_nothing_is_protected(tmp_path):
     assert repr(partition()).splitlines()[-1] == ONE_PROCESS
+    assert ONE_PROCESS in partition()._repr_html_()
     fits = {
         "rows": fs.GLORE.from_formula("y > 0 ~ x + z", partition()).fit(),
         "averaged": fs.FedAvg.from_formula("y > 0 ~ x", partition()).fit(rounds=2, seed=1, standardize=True),

@@ -236,9 +236,11 @@ class PartitionViews:
             lines.append(line if isinstance(table, FrameTable) else f"{line}, {elsewhere}")
         if self.layout == "horizontal":
             lines.append(f"  {len(self.pooled_columns)} columns are at every client")
-        if setting := getattr(self.engine, "setting", ""):
-            lines.append(setting)
-        return "\n".join(lines)
+        return "\n".join([*lines, *self._setting()])
 
     def _repr_html_(self) -> str:
-        return self.describe()._repr_html_()
+        return "\n".join([self.describe()._repr_html_(), *(f"<p>{line}</p>" for line in self._setting())])
+
+    def _setting(self) -> list[str]:
+        """Say that nothing is protected, where all is in one process."""
+        return list(filter(None, [getattr(self.engine, "setting", "")]))
