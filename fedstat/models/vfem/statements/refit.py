@@ -40,6 +40,7 @@ def refit(
         sizes=tuple(len(block.names) for block in kept),
         names=names,
         terms=tuple(term for block in kept for term in block.term_names),
+        details=tuple(block.detail for block in kept),
     )
     moments = exchange.moments.submodel(list(names))
     asked = cov_type or cast(CovType, outcome.cov_type)
