@@ -379,7 +379,7 @@ def test_without_covariance():
 
 def test_summary_names_family_and_limits():
     text = " ".join(str(model_of(lambda t: t["y"]).fit().summary()).split())
-    for part in ("Binomial", "Logit", "Pseudo R2 (CS)", "LL-Null", "count as jointly normal", "masks"):
+    for part in ("Binomial", "Logit", "Pseudo R2 (CS)", "LL-Null", "count as jointly normal", "Masks hide"):
         assert part in text, part
 
 
