@@ -581,10 +581,10 @@ def exchange(home: Path, folder: Path, coordinator: Identity):
     served = open_site(folder)
     asks = Path(read_description(folder).exchange, "North", "asks")
     asks.mkdir(parents=True, exist_ok=True)
-    told = Ask("North", "schema", "describe_table", {}, "exchange", "{}")
 
     def target(rng: Random) -> None:
         number = rng.bytes(16).hex()
+        told = Ask("North", "schema", "describe_table", {}, number, "{}")
         question = mangled_ask(rng, told)
         if rng.random() < 0.5:
             data = sign(coordinator, Envelope("coordinator", "North", number, question))
