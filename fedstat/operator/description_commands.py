@@ -71,6 +71,8 @@ def answer_again(folder: Path) -> int:
     refused = {asker: count for asker, count in account.refusals.items() if count}
     for asker in refused:
         account.set_refusals(asker, 0)
+    if account.store is not None:
+        account.store.close()
     total = sum(refused.values())
     print(f"{description.name}: {total} refusal(s) that depended on rows are forgiven; '{folder / REFUSALS}'")
     print("says why each was. Whoever bisects a value asks the same thing again and again.")

@@ -1,4 +1,4 @@
-"""What a site's owner decided about a plan: who, when, and about which."""
+"""Decision of a site's owner about a plan: who, when, and about which."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many values design columns can have, from what a site has published, and never from its rows."""
+"""Number of values that design columns can have, from what a site has published, and never from its rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a protocol conducts itself: in which order it asks, and who deals for its products.
+"""Conduct of a protocol: in which order it asks, and who deals for its products.
 
 A protocol asks its steps in an order; another one gives what no fit asks for: scores at residuals of the
 asker's making, one after the other, or sums by a second division without the fit between. A family declares

@@ -1,4 +1,4 @@
-"""What a site's owner wants of the rows behind an answer: one rule, one function, which the door calls.
+"""Rules of a site's owner about the rows behind an answer: one rule, one function, which the door calls.
 
 Steps tell facts (:mod:`fedstat.federation.door.facts`), and call none of these. The rules of minimum rows,
 rows per level and parameters per row are those of DataSHIELD (``nfilter.tab``, ``nfilter.glm``), with their

@@ -1,4 +1,4 @@
-"""What all sums that ever left a site can be combined to: the groups of rows behind them, kept for ever.
+"""Groups of rows behind all sums that ever left a site, and what these sums can be combined to.
 
 A sum over a group of rows is a row of zeros and ones that is multiplied with the table. Differences, and any
 other combinations, of sums are combinations of these rows; one that is zero but for fewer than `min_count`

@@ -1,4 +1,4 @@
-"""How a site says no: what leaves of a refusal, what stays in its log, and when it stops answering.
+"""Refusals of a site: what leaves of them, what stays in its log, and when it stops answering.
 
 A refusal that depends on rows is a bit about them. Whoever may ask as often as wanted finds any value by
 bisection, whatever the text says: so under ``reasons = "logged"`` the text is one word and the rule, and

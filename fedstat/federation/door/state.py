@@ -1,4 +1,4 @@
-"""What a site holds: its rows and rules, whom it trusts, and what it remembers of every fit."""
+"""State of a site: its rows and rules, whom it trusts, and what it remembers of every fit."""
 
 from __future__ import annotations
 

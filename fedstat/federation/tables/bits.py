@@ -1,4 +1,4 @@
-"""How many entities a group needs before its columns of few values are determined by sums over it.
+"""Entities that a group needs before its columns of few values are no more determined by sums over it.
 
 A column of L levels has log2(L) bits an entity; a product sum over n entities carries at most those of its
 digits, or, of two columns with levels, what a table of counts can hold. Who knows all other columns

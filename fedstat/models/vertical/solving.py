@@ -1,4 +1,4 @@
-"""What whoever holds linear predictors of many rounds could solve for, counted in bits."""
+"""Count in bits of what whoever holds linear predictors of many rounds could solve for."""
 
 from __future__ import annotations
 

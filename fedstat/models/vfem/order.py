@@ -1,4 +1,4 @@
-"""Which steps stand directly before which, in the exchanges of VFEM."""
+"""Order of the steps in the exchanges of VFEM: which stand directly before which."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which steps stand directly before which, in the exchanges of VerticalGLM."""
+"""Order of the steps in the exchanges of VerticalGLM: which stand directly before which."""
 
 from __future__ import annotations
 

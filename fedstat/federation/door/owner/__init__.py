@@ -1,1 +1,1 @@
-"""What a site's owner decides: the policy, its file, and what follows from a question alone."""
+"""Decisions of a site's owner: the policy, its file, and what follows from a question alone."""

@@ -1,4 +1,4 @@
-"""What each party can learn under which policy: the one place of the sentences that are said about it.
+"""Sentences on what each party can learn under which policy, in one place for all who say them.
 
 README, summaries, explanations and pages print these and no others, so that a claim that no longer holds is
 corrected once. What a rule of the strict policy keeps in is told by what is learned without it.

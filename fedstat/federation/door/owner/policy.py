@@ -1,4 +1,4 @@
-"""What the owner of a site allows to leave it.
+"""Policy of a site: what its owner allows to leave it.
 
 The rules are enforced in :meth:`fedstat.federation.door.site.Site.answer` and nowhere else. Those for what
 only a step can count stand in :mod:`fedstat.federation.door.guards`: steps tell facts, the door judges them.

@@ -1,4 +1,4 @@
-"""What follows from a question and its declarations: refusals before a row is looked at, counts after."""
+"""Rules that follow from a question and its declarations: refusals before a row is read, counts after."""
 
 from __future__ import annotations
 

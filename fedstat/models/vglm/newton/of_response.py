@@ -1,4 +1,4 @@
-"""What Newton's method is told of the response: sums once, so that residuals stay with its holder.
+"""Sums of the response for Newton's method: told once, so that residuals stay with its holder.
 
 With a canonical link the score at linear predictors eta is ``X'y - X'mu(eta)``. The response is in the first
 part alone, which does not depend on eta and comes once, from secure products of every institution's columns
