@@ -46,6 +46,10 @@ from fedstat.typing import Array
 class ChainStore(Protocol):
     """Where a site's chains outlive its process."""
 
+    def close(self) -> None:
+        """Let another process write."""
+        ...
+
     def opened(self, chain: Chain) -> None:
         """Keep that a session was opened."""
         ...
