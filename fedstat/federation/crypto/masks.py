@@ -13,9 +13,9 @@ x_k for whoever lacks the masks of one pair.
 |x| >= 2^-12 = 2.4e-4 goes in exactly, smaller ones to within 2^-65 = 2.7e-20. The sum is taken without
 rounding and does not depend on the order of sites; it comes out to the last place of a double. Per site
 |x| <= 2^47/K = 1.4e14/K is allowed; the bits between that and 2^63 show whether masks have cancelled: those
-that have not pass in one element with probability 2^-15. :meth:`Encoding.for_bound` serves other magnitudes,
-and ``Encoding(1, 32)`` halves the bytes at a resolution of 2.3e-10. Sums of products of columns in any units
-are carried in 192.192 bits (:data:`WIDE`): up to 2^175/K = 4.8e52/K, to within 2^-193 = 8e-59. Integers and
+that have not pass in one element with probability 2^-15. Other bits of scale serve other magnitudes, and
+``Encoding(1, 32)`` halves the bytes, to within 2.3e-10. Sums of products of columns in any units are
+carried in 192.192 bits (:data:`WIDE`): up to 2^175/K = 4.8e52/K, to within 2^-193 = 8e-59. Integers and
 booleans are carried exactly.
 
 *Adversary.* Semi-honest coordinator and sites. The coordinator and any c of K sites together learn the sum
@@ -72,21 +72,10 @@ class Encoding:
     limbs: int = 2
     scale_bits: int = 64
 
-    @classmethod
-    def for_bound(cls, bound: float, terms: int) -> Encoding:
-        """Finest encoding in two limbs of numbers up to `bound` in magnitude, at each of `terms` sites."""
-        _, exponent = math.frexp(bound)
-        return cls(2, 127 - GUARD_BITS - exponent - math.ceil(math.log2(terms)))
-
     @property
     def whole(self) -> bool:
         """Whether it carries integers."""
         return self.limbs == 1 and self.scale_bits == 0
-
-    @property
-    def resolution(self) -> float:
-        """Distance between two numbers that it can tell apart."""
-        return math.ldexp(1.0, -self.scale_bits)
 
     def limit(self, terms: int) -> float:
         """Largest magnitude at one of so many sites."""
