@@ -77,6 +77,7 @@ FITS = {
     "vglm": lambda: vglm(lam=0.05),
     "vglm em": lambda: vglm(complete=False, missing="em", lam=0.05),
     "vglm binomial": lambda: vglm("z", lam=0.05),
+    "vglm folds": lambda: vglm("z", select="cv", n_lambdas=3, folds=3),
     "vglm admm": lambda: vglm("z", exchange="admm", lam=0.05),
 }
 

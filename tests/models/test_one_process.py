@@ -28,7 +28,7 @@ def test_a_partition_and_its_fits_say_that_nothing_is_protected(tmp_path):
     assert ONE_PROCESS in partition()._repr_html_()
     fits = {
         "rows": fs.GLORE.from_formula("y > 0 ~ x + z", partition()).fit(),
-        "averaged": fs.FedAvg.from_formula("y > 0 ~ x", partition()).fit(rounds=2, seed=1, standardize=True),
+        "averaged": fs.FedAvg.from_formula("y > 0 ~ x", partition()).fit(seed=1, standardize=True),
         "columns": fs.VFEMRegression.from_formula("y ~ .", columns()).fit(),
         "refitted": fs.VFEMRegression.from_formula("y ~ .", columns()).fit().refit("y ~ x"),
         "selected": fs.VerticalGLM.from_formula("y ~ .", columns()).fit(),

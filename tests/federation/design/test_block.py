@@ -266,7 +266,7 @@ def test_constant_columns(table: pd.DataFrame) -> None:
 def test_rare_levels(table: pd.DataFrame) -> None:
     table.loc[:3, "s"] = "rare"
     table.loc[4:5, "s"] = "rarer"
-    refused("s", table, "'s'", "'rare' (4)", "'rarer' (2)", "fewer than 5", "Merge", "drop")
+    refused("s", table, "'s'", "'rare' (4)", "'rarer' (2)", "fewer than 5", "Merge", "leave their")
     assert build("s", table, min_count=2).spec.names == ("s[T.b]", "s[T.c]", "s[T.rare]", "s[T.rarer]")
 
 

@@ -17,6 +17,7 @@ from scipy.optimize import brentq
 from scipy.special import expit
 
 import fedstat as fs
+from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.door.site import FAMILIES
 from fedstat.federation.door.state import State
 from fedstat.federation.message import Reply
@@ -92,7 +93,8 @@ def open_sites(frames):
     data, states, kept = {}, {}, {}
     for k, frame in frames.items():
         X = frame[[f"{k}1", f"{k}2"]].to_numpy()
-        data[k], states[k], kept[k] = SimpleNamespace(name=k, min_count=5), State(k), frame["id"].to_numpy()
+        data[k] = SimpleNamespace(name=k, min_count=5, policy=Policy.open())
+        states[k], kept[k] = State(k), frame["id"].to_numpy()
         states[k].keep("block", SimpleNamespace(X=X, spec=SimpleNamespace(names=(f"{k}1", f"{k}2"))), len(X))
     states["H"].keep("response", frames["H"]["y"].to_numpy(), n)
     keep = {k: np.ones(len(rows), dtype=bool) for k, rows in kept.items()}

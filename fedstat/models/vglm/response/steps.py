@@ -29,7 +29,10 @@ def respond(data: SiteData, state: State, eta: Floats, highest: Array | None = N
     """
     loss, residual, weight = _compared(data, state, eta)
     if loss >= OUTSIDE or (highest is not None and not loss <= float(highest)):
-        return {"loss": np.array(loss), "sums": np.zeros(3)}
+        # How far it is beyond would be told by the few rows that took it there.
+        return {"loss": np.array(OUTSIDE), "sums": np.zeros(3)}
+    # Up to what does not depend on the response the loss is the sum of y eta: predictors weigh responses.
+    state.tell(GivenWeights(eta - np.median(eta), PREDICTORS))
     # Whoever has sums of columns times the fitted means has those times residuals: they are not to be few.
     state.tell(GivenWeights(residual, "residuals"))
     return {"loss": np.array(loss), "sums": _sums(staged_response(state).distribution, residual, weight)}
@@ -51,6 +54,7 @@ def respond_by_fold(data: SiteData, state: State, eta: Floats, code: Ints, group
     require_groups(data.name, code, G, 2)
     folds = [code == g for g in range(G)]
     state.tell(GroupSums(code, 0), left_out(code), DivisionOfRows("", code, response.rows))
+    state.tell(*(GivenWeights(eta[here] - np.median(eta), PREDICTORS) for here in folds))
     state.tell(*(GivenWeights(residual[here], "residuals") for here in folds))
     at = (respond_at(response.distribution, eta[here], response.y[here])[0] for here in folds)
     losses = [loss * here.sum() / n for loss, here in zip(at, folds, strict=True)]
@@ -71,6 +75,7 @@ def _sums(distribution: DistributionSpec, residual: Floats, weight: Floats) -> F
     return np.array([residual.sum(), np.sum(residual**2), pearson])
 
 
+PREDICTORS = "deviations of linear predictors from their median"
 TOTAL_PREDICTOR = Declared("per entity", "sum of the clients' linear predictors", dtype="float64", weighs="")
 SAID: Mapping[str, Declared] = {
     "loss": Declared("aggregate", "half the mean deviance", 0, behind=(Entities,)),
