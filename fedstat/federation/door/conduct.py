@@ -90,8 +90,17 @@ def check_dealer(data: SiteData, fact: facts.DealtBy) -> None:
         )
 
 
+OPENS_ROWS = ("design", "open_rows")
+"""Family and step with which every fit over rows begins."""
+
+
 def note_answered(state: State, ask: Ask, step: Step) -> None:
     """Keep which step came last, and what all sites were told alike with one that begins something."""
+    if (ask.family, ask.step) == OPENS_ROWS:
+        # Of a fit that was broken off some sites were told more than others. Its order is forgotten as well:
+        # else a sum could follow a scale that only one site was told, when that is no longer bound.
+        state.begun.clear()
+        state.last.clear()
     state.last[ask.family] = ask.step
     if step.after is None:
         state.begun[f"{ask.family} {ask.step}"] = digest_common(ask, step)
