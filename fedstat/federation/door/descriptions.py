@@ -4,12 +4,14 @@ A column of the asker's making can single out one person: ``log(exp(z + exp(-1e4
 for those who are 41, and two fits with and without it tell their responses. A refusal that depends on rows,
 such as that of ``log(income - t)``, tells one value by bisection. So a factor is one column, or one function
 of one column from a short list, on what the owner has published; then the columns that can ever be made are
-few and are known beforehand.
+few and are known beforehand. High powers are columns of which one row is nearly all, and so are products of
+many numbers: a term multiplies functions of different columns, few of which are numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from fedstat.errors import DescriptionError
@@ -18,7 +20,7 @@ from fedstat.federation.door.state import SiteData
 from fedstat.federation.tables.published import PublishedColumn
 
 MOST_DEGREE = 3
-"""Of a polynomial or spline: its recurrence is a sum of powers, of which many determine a small group."""
+"""Of a polynomial, a spline or a product: sums of many powers determine a small group, or are of one row."""
 LINEAR = frozenset({"center", "scale"})
 """Functions that may stand outside another: the column that they make tells what the inner one does."""
 LARGEST_EXPONENT = 700.0
@@ -27,21 +29,21 @@ ALLOW = 'The owner may allow it by the line  formulas = "any"  in policy.toml'
 
 
 def check_factors(data: SiteData, fact: facts.FactorsAsked) -> None:
-    """Require that every factor is simple, and defined on all that the site has published.
+    """Require that every factor and term is simple, and defined on all that the site has published.
 
     Raises
     ------
     DescriptionError
-        Names the rule, the site, the factor and the line of the policy that would allow it.
+        Names the rule, the site, the factor or term, and the line of the policy that would allow it.
     """
     if data.policy.formulas == "any":
         return
-    for factor in fact.factors:
-        problem = _problem(data, factor)
+    found = ((factor.text, _problem(data, factor)) for factor in fact.factors)
+    of_products = ((text, _problem_of_product(data, factors)) for text, factors in fact.products.items())
+    for text, problem in chain(found, of_products):
         if problem:
             raise DescriptionError(
-                f"{data.name}: its policy (simple formulas) does not compute '{factor.text}': "
-                f"{problem}. {ALLOW}"
+                f"{data.name}: its policy (simple formulas) does not compute '{text}': {problem}. {ALLOW}"
             )
 
 
@@ -89,6 +91,24 @@ def _problem(data: SiteData, factor: facts.FactorAsked) -> str:
     if column.kind != "number":
         return f"column '{name}' is published as a category"
     return FUNCTIONS[function.removeprefix("np.")](column, factor.options)
+
+
+def _problem_of_product(data: SiteData, factors: Sequence[facts.FactorAsked]) -> str:
+    """Say what is against a product of allowed factors; nothing where it is allowed."""
+    names = [name for factor in factors for name in factor.columns]
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        return f"a term holds a column once, and '{twice[0]}' stands in several of its factors"
+    many = [factor for factor in factors if _is_number(data, factor)]
+    return "" if len(many) <= MOST_DEGREE else f"a term multiplies {MOST_DEGREE} numbers at most"
+
+
+def _is_number(data: SiteData, factor: facts.FactorAsked) -> bool:
+    """Whether a factor may have more than two values: categories are coded by zeros and ones."""
+    if facts.COMPARED in factor.functions or "C" in factor.functions:
+        return False
+    columns = (data.published[name] for name in factor.columns)
+    return any(one.kind == "number" and len(one.levels) != 2 for one in columns)
 
 
 def _coding(column: PublishedColumn, options: Mapping[str, Any]) -> str:

@@ -45,9 +45,13 @@ class FactorAsked:
 
 @dataclass(frozen=True, slots=True)
 class FactorsAsked:
-    """What a question wants computed from the columns of a site; told before any row is read."""
+    """What a question wants computed from a site's columns, and which `products` of it, by their text.
+
+    It is told before any row is read.
+    """
 
     factors: Sequence[FactorAsked]
+    products: Mapping[str, Sequence[FactorAsked]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

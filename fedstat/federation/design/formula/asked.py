@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fedstat.federation.design.formula.expression import parse_expression, parse_numeric
-from fedstat.federation.design.formula.terms import Term
+from fedstat.federation.design.formula.terms import Term, term_text
 from fedstat.federation.design.formula.tree import (
     Arithmetic,
     Category,
@@ -28,9 +28,12 @@ WRITTEN = (Number, Level, Arithmetic, Relation, Negative, Counts)
 
 
 def terms_asked(terms: Sequence[Term]) -> FactorsAsked:
-    """Tell of the factors of the right side."""
-    found = {factor.text: factor for term in terms for factor in term}
-    return FactorsAsked([_factor(factor, factor.tree) for factor in found.values()])
+    """Tell of the factors of the right side, and of the products of several."""
+    found = {factor.text: _factor(factor, factor.tree) for term in terms for factor in term}
+    products = {term_text(term): tuple(found[factor.text] for factor in term) for term in terms}
+    return FactorsAsked(
+        list(found.values()), {text: term for text, term in products.items() if len(term) > 1}
+    )
 
 
 def response_asked(text: str) -> FactorsAsked:

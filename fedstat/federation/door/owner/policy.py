@@ -102,7 +102,8 @@ class Policy:
         of a few rows do not both leave: those of models over rows, all, or none.
     formulas : {"any", "simple"}
         "simple" computes a factor only where it is one column or one function of one column, and defined on
-        all that the site publishes of that column; see :mod:`fedstat.federation.door.descriptions`.
+        all that the site publishes of that column, and products of different columns; see
+        :mod:`fedstat.federation.door.descriptions`.
     evaluation : {"any", "once"}
         "once" lets a model be evaluated one time, on edges that do not depend on rows.
     discrete : {"any", "bits"}

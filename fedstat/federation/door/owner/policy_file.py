@@ -147,7 +147,8 @@ KEYS: tuple[Key, ...] = (
         lambda value: value in ("any", "simple"),
         'What may be computed from the columns. "simple": a factor is one column, or one function of one '
         "column (log, sqrt, exp, scale, center, C, poly and bs of low degree), and is defined on all that "
-        'columns.toml publishes. "any": arithmetic and written numbers as well, with which whoever asks can '
+        "columns.toml publishes; a product holds every column once, and three numbers at most. "
+        '"any": arithmetic and written numbers as well, with which whoever asks can '
         "make a column that tells one person apart from all others.",
     ),
     Key(
