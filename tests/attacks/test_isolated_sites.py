@@ -1,5 +1,6 @@
 """A coordinator that tells all sites but one a scale at which their parts of a sum vanish."""
 
+import json
 from contextlib import suppress
 from dataclasses import replace
 
@@ -8,37 +9,41 @@ import pandas as pd
 import pytest
 
 import fedstat as fs
-from fedstat.errors import SecurityError
+from fedstat.errors import DescriptionError, SecurityError
 from fedstat.federation.crypto.masks import unmask_sum
+from fedstat.federation.door import rules
 from fedstat.federation.door import site as door
 from fedstat.federation.message import pack_ask, unpack_reply
 from fedstat.federation.rounds.engine import LocalEngine
+
+pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.FedstatWarning", "ignore::RuntimeWarning")
 
 RNG = np.random.default_rng(3)
 N = 600
 TABLE = pd.DataFrame(
     {
-        "site": np.repeat(["S0", "S1", "S2"], N // 3),
+        "site": np.repeat(["S0", "S1", "S2", "S3"], N // 4),
         "age": RNG.normal(50.0, 10.0, N),
         "z": RNG.normal(size=N),
         "y": (RNG.random(N) < 0.4).astype(float),
     }
 )
+SITES = ("S0", "S1", "S2", "S3")
 TARGET = "S0"
 
 
 class Isolating(LocalEngine):
     """Tells every site but the target something else than the fit, and keeps the parts of a sum."""
 
-    def __init__(self, sites, step, array, change, released):
+    def __init__(self, sites, step, change, released):
         super().__init__(sites)
         self.sites, self.parts, self.truth = sites, [], None
-        self.step, self.array, self.change, self.released = step, array, change, released
+        self.step, self.change, self.released = step, change, released
 
     def _carry(self, ask, ledger):
         if ask.step == self.step and ask.site != TARGET:
-            ask = replace(ask, arrays=ask.arrays | {self.array: self.change(ask.arrays[self.array])})
-        wanted = ask.step in ("sum_scores", "run_epochs") and len(self.parts) < 3
+            ask = self.change(ask)
+        wanted = ask.step in ("sum_scores", "run_epochs") and len(self.parts) < len(self.sites)
         if wanted and ask.site == TARGET:
             request = pack_ask(replace(ask, masked=None))
             self.truth = unpack_reply(self.sites[TARGET].answer(request)).arrays[self.released]
@@ -53,29 +58,56 @@ class Isolating(LocalEngine):
         return np.linalg.norm((found - self.truth)[1:]) / np.linalg.norm(self.truth[1:])
 
 
-def attack(kind, step, array, change, released, **options):
+def attack(kind, step, change, released):
     model = kind.from_formula("y ~ age + z", fs.ClientPartition.from_frame(TABLE, by="site"))
-    model.engine = Isolating(model.partition.sites, step, array, change, released)
+    model.engine = Isolating(model.partition.sites, step, change, released)
+    options = {"rounds": 1} if kind is fs.FedAvg else {}
     with suppress(fs.errors.EstimationError):  # what comes after is of no interest
         model.fit(masked=True, **options)
     return model.engine.isolated()
 
 
-def huge(array):
-    return np.full_like(array, 1e150)
+def huge(ask):
+    return replace(ask, arrays=ask.arrays | {"scale": np.full_like(ask.arrays["scale"], 1e150)})
+
+
+def others(ask):
+    """Three sites are drawn, and whoever is asked is not among them."""
+    return replace(ask, text=json.dumps([site for site in SITES if site != ask.site]))
+
+
+def nobody(ask):
+    return replace(ask, text=json.dumps([TARGET]))
+
+
+def still(ask):
+    """No step is taken: the parts of the others are their rows times what they were told."""
+    return replace(
+        ask, arrays=ask.arrays | {"learning_rate": np.array(0.0), "beta": 0.0 * ask.arrays["beta"]}
+    )
 
 
 CASES = {
-    "scale": (fs.GLORE, "sum_scores", "scale", huge, "score"),
-    "scale at the start": (fs.FedAvg, "start", "scale", huge, "beta"),
+    "scale": (fs.GLORE, "sum_scores", huge, "score"),
+    "scale at the start": (fs.FedAvg, "start", huge, "beta"),
+    "sites drawn": (fs.FedAvg, "run_epochs", others, "beta"),
+    "length of a step": (fs.FedAvg, "run_epochs", still, "beta"),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.filterwarnings("ignore::fedstat.errors.FedstatWarning", "ignore::RuntimeWarning")
 def test_a_site_is_not_isolated_by_what_the_others_are_told(name, monkeypatch):
     with pytest.raises(SecurityError, match="its masks did not cancel"):
         attack(*CASES[name])
-    if name == "scale":  # without the binding its part is read from the masked sum
+    if name != "scale at the start":  # without the binding its part is read from the masked sum
         monkeypatch.setattr(door, "bind_common", lambda *told: "")
         assert attack(*CASES[name]) < 1e-6
+
+
+def test_a_part_is_not_hidden_by_fewer_than_three_sites(monkeypatch):
+    case = (fs.FedAvg, "run_epochs", nobody, "beta")
+    with pytest.raises(DescriptionError, match=r"S1: a masked sum over 4 sites .* 1 of them would add"):
+        attack(*case)
+    monkeypatch.setattr(door, "bind_common", lambda *told: "")
+    monkeypatch.setattr(rules, "check_drawn", lambda *told: None)
+    assert attack(*case) < 1e-6

@@ -22,6 +22,7 @@ from dataclasses import replace
 
 from fedstat.errors import DescriptionError, DoorError, SecurityError
 from fedstat.federation.crypto.keys import encode
+from fedstat.federation.crypto.masks import hides
 from fedstat.federation.door import facts
 from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.door.state import SiteData, State
@@ -87,6 +88,23 @@ def check_dealer(data: SiteData, fact: facts.DealtBy) -> None:
             f"{data.name}: its policy (dealer) wants a third institution to deal the random numbers for the "
             f"product of '{first}' and '{second}', and the coordinator would. Take a third institution into "
             'the model, or have the owner allow it by the line  dealer = "any"  in policy.toml'
+        )
+
+
+def check_drawn(site: str, drawn: tuple[str, ...], masked: tuple[str, ...]) -> None:
+    """Require that of the sites that mask a sum all add to it, or so many that their sum hides each.
+
+    Raises
+    ------
+    DescriptionError
+        They are fewer, or others; nothing is to be hidden where nobody masks.
+    """
+    adding = set(drawn) & set(masked)
+    few = adding != set(masked) and not hides(len(adding))
+    if masked and (few or adding != set(drawn)):
+        raise DescriptionError(
+            f"{site}: a masked sum over {len(masked)} sites is asked for, to which {len(adding)} of them "
+            "would add: their parts are hidden where all add, or three or more. Let more sites be drawn"
         )
 
 

@@ -70,6 +70,13 @@ class DealtBy:
 
 
 @dataclass(frozen=True, slots=True)
+class SitesDrawn:
+    """Of the sites that mask a sum these add their parts to it, and the others zeros."""
+
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Entities:
     """So many entities are behind the answer; what the state keeps is counted without being told."""
 

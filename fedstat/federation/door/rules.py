@@ -8,7 +8,7 @@ from typing import Any
 from fedstat.errors import DoorError
 from fedstat.federation.door import differencing, facts, guards, weights
 from fedstat.federation.door.aligning import check_alignment, check_list
-from fedstat.federation.door.conduct import check_dealer
+from fedstat.federation.door.conduct import check_dealer, check_drawn
 from fedstat.federation.door.descriptions import check_evaluation, check_factors
 from fedstat.federation.door.leverage import check_leverage
 from fedstat.federation.door.state import SiteData, State
@@ -17,6 +17,8 @@ from fedstat.typing import Array
 
 IMPLIED = (facts.Entities,)
 """Facts that the state counts by itself; none counted are none there are."""
+OF_THE_SESSION = (facts.DivisionOfRows, facts.SitesDrawn)
+"""Facts that are held against what the session keeps."""
 
 
 class AnsweredInstead(Exception):  # noqa: N818 (it is no error: a part of the protocol)
@@ -87,6 +89,8 @@ def judge(data: SiteData, state: State, fact: Any) -> None:
         differencing.check_division(data, fact.code, fact.rows)
         if fact.place:
             differencing.check_apart(data, state, fact.place, fact.code)
+    elif isinstance(fact, facts.SitesDrawn):
+        check_drawn(data.name, fact.names, state.hidden_among)
     else:
         RULES[type(fact)](data, fact)
 
@@ -140,7 +144,7 @@ def check_declared(where: str, step: Step) -> None:
                 f"{where}: array '{name}' is declared '{declared.kind}', and nothing to stand behind it. Say "
                 "by behind=(...) which facts of fedstat.federation.door.facts do: Entities at least"
             )
-        unknown = [fact for fact in declared.behind if fact not in RULES and fact is not facts.DivisionOfRows]
+        unknown = [fact for fact in declared.behind if fact not in (*RULES, *OF_THE_SESSION)]
         if unknown:
             raise DoorError(f"{where}: array '{name}' rests on {unknown[0].__name__}, which no rule judges")
     for name, declared in step.takes.items():

@@ -262,7 +262,7 @@ class Site:
         """
         where = f"{self.name}, step '{ask.step}'"
         masker = None if ask.masked is None else self._masker(ask, state)
-        state.begin(lambda fact: self._judge(state, fact))
+        state.begin(lambda fact: self._judge(state, fact), () if masker is None else masker.sites)
         try:
             reply = self._run(ask, step, state)
         except AnsweredInstead as instead:

@@ -135,6 +135,7 @@ class State:
         self._behind: int | None = None
         self._judge: Callable[[Any], None] | None = None
         self.told: set[type] = set()
+        self.hidden_among: tuple[str, ...] = ()  # sites that mask the present answer
         self.in_play: set[str] = set()
         self.last: dict[str, str] = {}  # the latest step of each family
         self.begun: dict[str, bytes] = {}  # what all sites were told alike, by the step that it came with
@@ -154,9 +155,9 @@ class State:
         """Most design columns of this site that are open at once."""
         return max(self._columns.values(), default=0)
 
-    def begin(self, judge: Callable[[Any], None] | None = None) -> None:
+    def begin(self, judge: Callable[[Any], None] | None = None, hidden_among: tuple[str, ...] = ()) -> None:
         """Start counting for a new ask, whose facts the door judges."""
-        self._behind, self._judge, self.told = None, judge, set()
+        self._behind, self._judge, self.told, self.hidden_among = None, judge, set(), hidden_among
 
     def tell(self, *facts: Any) -> None:
         """Say what stands behind the answer: see :mod:`fedstat.federation.door.facts`.

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from fedstat import records
 from fedstat.errors import EstimationError, ModelError
 from fedstat.federation.design.by_rows import RowsDesign
 from fedstat.federation.design.row_steps import standardisation, translation
@@ -147,8 +148,7 @@ class Federation:
         drawn = self.drawn(number)
         asked = self.sites if self.session.masked else drawn  # masks cancel over all sites only
         replies = yield [
-            self.session.ask(site, "run_epochs", arrays | {"drawn": np.array(site in drawn)})
-            for site in asked
+            self.session.ask(site, "run_epochs", arrays, records.to_json(drawn)) for site in asked
         ]
         loss, rows = add(replies, "loss").tolist()
         self.trace.append(RoundTrace(number, loss / rows, len(drawn)))

@@ -189,6 +189,11 @@ class FedAvgResults(RowsResults, saved_as="fedstat fedavg results 2", record=Fed
             notes.append(
                 f"Updates and sums were masked over {len(self.estimate.blocks)} sites: {MASKED.format('')}"
             )
+        if self.fit_.masked and self.fit_.options.fraction < 1.0:
+            notes.append(
+                "Rounds drew different sites: where coefficients hardly move any more, sums of rounds that "
+                "differ by one site come near to that site's part. With fraction=1 none do."
+            )
         if self.estimate.llf is not None:
             notes.append("The log-likelihood is that of these coefficients, not a maximum: no AIC, no BIC.")
         if self.basis.left_out:

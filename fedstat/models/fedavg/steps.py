@@ -12,8 +12,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from fedstat import records
 from fedstat.errors import EstimationError, MessageError
 from fedstat.federation.design.row_steps import OPEN_ROWS, OpenRows, rows_of
+from fedstat.federation.door.facts import SitesDrawn
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
 from fedstat.kernels.glm.local import join
@@ -97,22 +99,23 @@ def site_rows(data: SiteData, state: State, beta: Floats) -> DescentRows:
 def run_epochs(
     data: SiteData,
     state: State,
+    text: str,
     beta: Floats,
     epochs: Ints,
     batch_size: Ints,
     learning_rate: Floats,
     seed: Ints,
     number: Ints,
-    drawn: Array,
     proximal: Floats | None = None,
     fair: Floats | None = None,
-) -> dict[str, Array]:
+) -> tuple[dict[str, Array], str]:
     """Descend from beta (p,) for some epochs (ClientUpdate of McMahan et al. 2017, Algorithm 1).
 
-    `batch_size` is rows per step, B, 0 for all of them; `seed` of the run and `number` of the round, from 0,
-    determine with the site's name the order of the rows; a site that is not `drawn` adds zeros, so that masks
-    cancel. `proximal` (2,) are mu and gamma of FedProx (Li et al. 2020, Algorithm 2), `fair` (3,) q and L of
-    q-FedAvg and a loss, see :func:`fedstat.kernels.server_updates.fair_part`.
+    `text` names the sites drawn in the round, the same at every site; one that is not drawn adds zeros, so
+    that masks cancel. `batch_size` is rows per step, B, 0 for all of them; `seed` of the run and `number` of
+    the round, from 0, determine with the site's name the order of the rows. `proximal` (2,) are mu and gamma
+    of FedProx (Li et al. 2020, Algorithm 2), `fair` (3,) q and L of q-FedAvg and a loss, see
+    :func:`fedstat.kernels.server_updates.fair_part`.
 
     Released is what is added up over the sites of a round: ``beta`` (p,), the coefficients reached, times the
     rows, and ``weight``, the rows; for q-FedAvg ``Delta_k`` and ``h_k``. ``loss`` (2,): the mean loss F_k
@@ -126,13 +129,15 @@ def run_epochs(
         check_lengths(data.name, fair=(fair, 3))
     if not 0 < int(epochs) <= MOST_EPOCHS:
         raise MessageError(f"{data.name}: expected 1 to {MOST_EPOCHS:,} epochs in a round, received {epochs}")
+    drawn = records.from_json(tuple[str, ...], text, f"{data.name}: the sites drawn in a round")
+    state.tell(SitesDrawn(drawn))
     # The site's name makes orders differ between sites, and independent of who else is drawn.
     rng = np.random.default_rng((int(seed), int(number), *data.name.encode()))
     near = () if proximal is None else proximal.tolist()
     options = DescentOptions(int(epochs), int(batch_size) or None, float(learning_rate), *near)
     # Pairwise masks cancel only if every site adds its own, also one that was not drawn.
-    if not drawn:
-        return {"beta": np.zeros(site.p), "weight": np.array(0.0), "loss": np.zeros(2)}
+    if data.name not in drawn:
+        return {"beta": np.zeros(site.p), "weight": np.array(0.0), "loss": np.zeros(2)}, ""
     try:
         family = site.distribution.make()
         loss = mean_loss(site.rows, beta, family)
@@ -142,7 +147,7 @@ def run_epochs(
             moved, weight = fair_part(beta, reached, loss, *fair.tolist())
     except EstimationError as error:
         raise EstimationError(f"site {data.name!r}, round {int(number) + 1}: {error}") from error
-    return {"beta": moved, "weight": np.array(weight), "loss": site.count * np.array([loss, 1.0])}
+    return {"beta": moved, "weight": np.array(weight), "loss": site.count * np.array([loss, 1.0])}, ""
 
 
 def sum_scores(data: SiteData, state: State, beta: Floats, fair: Floats | None = None) -> dict[str, Array]:
@@ -186,7 +191,17 @@ def sum_likelihood(data: SiteData, state: State, beta: Floats, dispersion: Float
 
 
 BETA = Declared("aggregate", "coefficients", common=True)
-FAIR = Declared("control", "q and Lipschitz constant of q-FedAvg, and a mean loss", optional=True)
+FAIR = Declared(
+    "control", "q and Lipschitz constant of q-FedAvg, and a mean loss", optional=True, common=True
+)
+EPOCHS = (*OPEN_ROWS, SitesDrawn)
+
+
+def _chosen(what: str, ndim: int = 0, dtype: str = "", *, optional: bool = False) -> Declared:
+    """Declare what the coordinator chooses of a round: a step of length zero tells no less than not drawn."""
+    return Declared("control", what, ndim, optional=optional, dtype=dtype, common=True)
+
+
 STEPS: Mapping[str, Step] = {
     "start": Step(
         start,
@@ -203,20 +218,20 @@ STEPS: Mapping[str, Step] = {
         run_epochs,
         {
             "beta": BETA,
-            "epochs": Declared("control", "passes over the rows", 0, dtype="int64"),
-            "batch_size": Declared("control", "rows per gradient step", 0, dtype="int64"),
-            "learning_rate": Declared("control", "length of a gradient step", 0),
-            "seed": Declared("control", "seed of the run", 0, dtype="int64"),
-            "number": Declared("control", "number of the round", 0, dtype="int64"),
-            "drawn": Declared("control", "whether the site takes part in the round", 0, dtype="bool"),
-            "proximal": Declared("control", "mu and gamma of FedProx", optional=True),
+            "epochs": _chosen("passes over the rows", dtype="int64"),
+            "batch_size": _chosen("rows per gradient step", dtype="int64"),
+            "learning_rate": _chosen("length of a gradient step"),
+            "seed": _chosen("seed of the run", dtype="int64"),
+            "number": _chosen("number of the round", dtype="int64"),
+            "proximal": _chosen("mu and gamma of FedProx", 1, optional=True),
             "fair": FAIR,
         },
         {
-            "beta": summed("coefficients after the site's epochs, weighted", behind=OPEN_ROWS),
-            "weight": summed("their weight", 0, behind=OPEN_ROWS),
-            "loss": summed("loss of the site's rows before them, and rows", behind=OPEN_ROWS),
+            "beta": summed("coefficients after the site's epochs, weighted", behind=EPOCHS),
+            "weight": summed("their weight", 0, behind=EPOCHS),
+            "loss": summed("loss of the site's rows before them, and rows", behind=EPOCHS),
         },
+        Declared("control", "sites drawn in the round", common=True),
     ),
     "sum_scores": Step(
         sum_scores,
@@ -229,7 +244,7 @@ STEPS: Mapping[str, Step] = {
     ),
     "sum_likelihood": Step(
         sum_likelihood,
-        {"beta": BETA, "dispersion": Declared("aggregate", "dispersion", 0)},
+        {"beta": BETA, "dispersion": Declared("aggregate", "dispersion", 0, common=True)},
         {
             "defined": Declared("control", "whether the sum is finite", 0, maskable=True),
             "llf": summed("log-likelihood", 0, behind=OPEN_ROWS),

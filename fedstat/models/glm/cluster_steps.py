@@ -194,8 +194,12 @@ STEPS: Mapping[str, Step] = {
         {
             **COLUMNS,
             "beta": Declared("aggregate", BETA, common=True),
-            "shared": Declared("presence", "keyed hashes of clusters that several sites have", dtype="int64"),
-            "spanning": Declared("presence", "keyed hashes of strata that several sites have", dtype="int64"),
+            "shared": Declared(
+                "presence", "keyed hashes of clusters that several sites have", dtype="int64", common=True
+            ),
+            "spanning": Declared(
+                "presence", "keyed hashes of strata that several sites have", dtype="int64", common=True
+            ),
         },
         {
             "counts": summed("clusters by stratum that several sites have", behind=BEHIND),

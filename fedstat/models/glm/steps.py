@@ -272,9 +272,9 @@ STEPS: Mapping[str, Step] = {
             **COLUMNS,
             "beta": Declared("aggregate", BETA, common=True),
             "dispersion": Declared(
-                "aggregate", "dispersion, for the likelihoods with and without covariates"
+                "aggregate", "dispersion, for the likelihoods with and without covariates", common=True
             ),
-            "null": Declared("aggregate", "intercept of the model without covariates", 0),
+            "null": Declared("aggregate", "intercept of the model without covariates", 0, common=True),
             "meat": Declared("control", "whether to sum products of rows' scores", 0),
             "between": Declared("control", "whether to sum products of sites' scores", 0),
             "apart": Declared("control", "whether to sum the score test of equal coefficients", 0),

@@ -122,3 +122,9 @@ def test_where_a_site_gives_no_score_the_distance_is_not_known(masked):
     result = fit(fs.FedAvg, formula="binary ~ x", **at)
     assert np.isinf(result.distance).all() and not result.converged
     assert np.isfinite(result.deviance)
+
+
+@pytest.mark.parametrize("fraction", [1.0, 0.75])
+def test_the_summary_says_what_rounds_of_different_sites_tell(fraction):
+    text = " ".join(str(fit(fs.FedAvg, rounds=2, fraction=fraction).summary()).split())
+    assert ("Rounds drew different sites" in text) == (fraction < 1.0)

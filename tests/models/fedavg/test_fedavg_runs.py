@@ -220,7 +220,6 @@ ASK = {
     "learning_rate": np.array(0.1),
     "seed": np.array(1),
     "number": np.array(0),
-    "drawn": np.array(True),
 }
 
 
@@ -241,7 +240,7 @@ def started():
         ("run_epochs", {"seed": np.array(-1)}, "failed"),
         ("run_epochs", {"proximal": np.zeros(3)}, "array 'proximal' has 3 rows, expected 2"),
         ("run_epochs", {"fair": np.ones(2)}, "array 'fair' has 2 rows, expected 3"),
-        ("run_epochs", {"drawn": np.array(1)}, "'drawn' is of type int64, expected bool"),
+        ("run_epochs", {"drawn": np.array(True)}, r"unknown \['drawn'\]"),
         ("run_epochs", {"rows": np.zeros(3)}, r"unknown \['rows'\]"),
         ("start", {"shift": np.zeros(3), "scale": np.ones(2)}, "array 'shift' has 3 rows, expected 2"),
         ("start", {"shift": np.zeros(2), "scale": np.array([1.0, 0.0])}, "'scale' must be positive"),
@@ -252,7 +251,7 @@ def test_a_malformed_question_is_refused(started, step, changes, complaint):
     arrays = (ASK if step == "run_epochs" else {}) | changes
     before = len(site.ledger.entries)
     with pytest.raises(MessageError, match=complaint):
-        site.answer(pack_ask(Ask("S1", "fedavg", step, arrays, session)))
+        site.answer(pack_ask(Ask("S1", "fedavg", step, arrays, session, '["S1"]' * (step == "run_epochs"))))
     assert len(site.ledger.entries) == before
 
 
