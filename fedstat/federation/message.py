@@ -122,6 +122,8 @@ class Step:
     after : frozenset of str, optional
         Steps of the family of which one stands directly before it in a session; None: it may come at any
         time. See :mod:`fedstat.federation.door.conduct`.
+    begins : bool
+        Every fit begins with it: what the session was told before, and in which order, no longer counts.
     """
 
     run: Callable[..., Any]
@@ -130,6 +132,7 @@ class Step:
     text_in: Declared | None = None
     text_out: Declared | None = None
     after: frozenset[str] | None = None
+    begins: bool = False
 
     @property
     def given(self) -> dict[str, Declared]:

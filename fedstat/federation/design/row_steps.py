@@ -269,6 +269,7 @@ STEPS: Mapping[str, Step] = {
         open_rows,
         text_in=Declared("aggregate", "coding of the columns, with the state of transforms", common=True),
         text_out=Declared("schema", "names of the design columns", behind=OPEN_ROWS),
+        begins=True,
     ),
     "sum_columns": Step(
         sum_columns,

@@ -108,13 +108,9 @@ def check_drawn(site: str, drawn: tuple[str, ...], masked: tuple[str, ...]) -> N
         )
 
 
-OPENS_ROWS = ("design", "open_rows")
-"""Family and step with which every fit over rows begins."""
-
-
 def note_answered(state: State, ask: Ask, step: Step) -> None:
     """Keep which step came last, and what all sites were told alike with one that begins something."""
-    if (ask.family, ask.step) == OPENS_ROWS:
+    if step.begins:
         # Of a fit that was broken off some sites were told more than others. Its order is forgotten as well:
         # else a sum could follow a scale that only one site was told, when that is no longer bound.
         state.begun.clear()

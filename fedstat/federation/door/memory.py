@@ -109,18 +109,18 @@ class AnswersRemembered:
 
 def independent(basis: Bools, more: Bools) -> Bools:
     """Add to independent rows (r, c) those of (G, c) that are no combination of others."""
-    known, Q = basis, _orthonormal(basis)
+    Q = _orthonormal(basis)
     rest = more.astype(np.float64)
     rest -= (rest @ Q) @ Q.T
     size = np.sqrt(np.maximum(more.sum(axis=1), 1.0))
     open_ = np.flatnonzero(np.linalg.norm(rest, axis=1) > TOLERANCE * size)
     if not len(open_):
-        return known
+        return basis
     # The pivots of what is left are rows that add a direction each.
     R, pivot = qr(rest[open_].T, mode="r", pivoting=True)
     sizes = np.abs(np.diag(R))
     added = open_[pivot[: int((sizes > TOLERANCE * max(sizes.max(), 1.0)).sum())]]
-    return np.concatenate([known, more[added]])
+    return np.concatenate([basis, more[added]])
 
 
 def _orthonormal(basis: Bools) -> Floats:

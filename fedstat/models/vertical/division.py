@@ -9,7 +9,7 @@ import numpy as np
 
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.models.vertical.layout import Layout
-from fedstat.models.vertical.merges import MergePlan, keep_only
+from fedstat.models.vertical.merges import MergePlan
 from fedstat.typing import Bools, Ints
 
 
@@ -22,17 +22,8 @@ def divide_as_before(layout: Layout, partition: ClientPartition, *, complete: bo
         for k in layout.clients:
             used[layout.kept[k][~shown[k]]] = False
         shown = {k: used[layout.kept[k]] for k in layout.clients}
-    if used.all() and all(own.all() for own in shown.values()):
-        return layout
-    place = np.cumsum(used) - 1
-    return replace(
-        layout,
-        n=int(used.sum()),
-        keep={k: keep_only(layout.keep[k], own) for k, own in shown.items()},
-        kept={k: place[layout.kept[k][own]] for k, own in shown.items()},
-        response_keep=keep_only(layout.response_keep, used),
-        aside=sum(int(np.count_nonzero(~own)) for own in shown.values()),
-    )
+    aside = sum(int(np.count_nonzero(~own)) for own in shown.values())
+    return replace(layout.narrowed(used, shown), aside=aside)
 
 
 def keep_division(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -108,6 +108,23 @@ class Layout:
     def counts(self) -> Floats:
         """Entities of each pattern: (G,)."""
         return self._patterns[2]
+
+    def narrowed(self, used: Bools, shown: Mapping[str, Bools] | None = None) -> Layout:
+        """Lay out a fit of some of the entities, (n,) of bool, and some of each client's records of them.
+
+        `shown` tells which of the entities that a client brought, (m,), still count as seen; all by default.
+        """
+        shown = {k: used[self.kept[k]] for k in self.clients} if shown is None else shown
+        if used.all() and all(own.all() for own in shown.values()):
+            return self
+        place = np.cumsum(used) - 1
+        return replace(
+            self,
+            n=int(used.sum()),
+            keep={k: keep_only(self.keep[k], own) for k, own in shown.items()},
+            kept={k: place[self.kept[k][own]] for k, own in shown.items()},
+            response_keep=keep_only(self.response_keep, used),
+        )
 
 
 def lay_out(design: Design, blocks: Sequence[BlockDesign], use: Bools, *, filled: bool = False) -> Layout:

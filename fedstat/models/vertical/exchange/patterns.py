@@ -7,7 +7,7 @@ are left out (:mod:`fedstat.models.vertical.merges`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from fedstat.federation.tables.bits import EXACT
 from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.models.vertical.exchange.protocol import exchange_grams, stage
 from fedstat.models.vertical.layout import Layout
-from fedstat.models.vertical.merges import LARGEST_SHARE, MergePlan, Rule, keep_only, plan_merges
+from fedstat.models.vertical.merges import LARGEST_SHARE, MergePlan, Rule, plan_merges
 from fedstat.models.vertical.moments import PatternMoments
 from fedstat.typing import Bools, Ints
 
@@ -98,7 +98,8 @@ def exchange_patterns(
     cost = cost_of_bits(layout, rule, plan)
     code = plan.target[layout.code]
     released = {k: plan.shows(code[layout.rows[k]], j) for j, k in enumerate(layout.clients)}
-    layout, code = as_released(layout, code, released), code[code >= 0]
+    # Means over entities that count as missing would tell of these, beside the sums over all others.
+    layout, code = layout.narrowed(code >= 0, released), code[code >= 0]
     units = yield from stage(layout, NORMAL, conversation)
     grams = yield from exchange_grams(layout, units, code, plan.patterns, conversation)
     moments = PatternMoments(
@@ -144,25 +145,6 @@ def cost_of_bits(layout: Layout, rule: Rule, plan: MergePlan) -> CostOfBits | No
         short,
         tuple(sites),
         tuple(k for k, d in sites.items() if d.carried == EXACT),
-    )
-
-
-def as_released(layout: Layout, code: Ints, shown: Mapping[str, Bools]) -> Layout:
-    """Lay out a fit of what released patterns show: of each entity (n,) its pattern, -1 for none.
-
-    `shown` tells which of the entities that a client brought are in a pattern that shows it. Means over
-    entities that count as missing would tell of these, beside the sums over all others.
-    """
-    used = code >= 0
-    if used.all() and all(own.all() for own in shown.values()):
-        return layout
-    place = np.cumsum(used) - 1
-    return replace(
-        layout,
-        n=int(used.sum()),
-        keep={k: keep_only(layout.keep[k], own) for k, own in shown.items()},
-        kept={k: place[layout.rows[k][own]] for k, own in shown.items()},
-        response_keep=keep_only(layout.response_keep, used),
     )
 
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from fedstat.errors import DataWarning, EstimationError, warn
 from fedstat.federation.design.by_columns import Design
 from fedstat.federation.door.guards import ENTITIES_PER_EQUATION
 from fedstat.models.vertical.layout import Layout, complete_at, lay_out
-from fedstat.models.vertical.merges import keep_only
-from fedstat.typing import Bools, Ints
+from fedstat.typing import Ints
 
 
 def make_layout(design: Design, *, incomplete: bool = False) -> Layout:
@@ -60,17 +57,4 @@ def deal_folds(n: int, folds: int, least: int, random: np.random.Generator) -> I
 def halve(layout: Layout, random: np.random.Generator) -> tuple[Layout, Layout]:
     """Divide the entities of a fit into random halves."""
     first = deal_folds(layout.n, 2, 1, random) == 0
-    return take_entities(layout, first), take_entities(layout, ~first)
-
-
-def take_entities(layout: Layout, which: Bools) -> Layout:
-    """Lay out a fit of some of the entities: (n,) bool; all are complete."""
-    n = int(which.sum())
-    return replace(
-        layout,
-        n=n,
-        keep={client: keep_only(rows, which) for client, rows in layout.keep.items()},
-        # Positions are counted anew, and every institution has all of them.
-        kept=dict.fromkeys(layout.clients, np.arange(n)),
-        response_keep=keep_only(layout.response_keep, which),
-    )
+    return layout.narrowed(first), layout.narrowed(~first)
