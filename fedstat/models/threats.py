@@ -58,6 +58,6 @@ def threats(policy: Policy | str | Path | None = None) -> ThreatTable:
     """
     # An open policy has every rule but the minimum counts loosened.
     (rules,) = site_policies(("site",), "open" if policy is None else policy).values()
-    rows = [("Everybody", ONE_PROCESS.partition(":")[0], ALL_ROWS)] if policy is None else []
+    rows = [(EVERYBODY, ONE_PROCESS.partition(":")[0], ALL_ROWS)] if policy is None else []
     rows += [(one.party, one.line or STRICT, one.learns) for one in threats_under(rules)]
     return ThreatTable(pd.DataFrame(rows, columns=["party", "under", "learns"]))

@@ -3,11 +3,11 @@
 Every departure is tried without approval, where it has to succeed, and with it, where nothing leaves.
 """
 
-import warnings
 from dataclasses import replace
 
 import numpy as np
 import pandas as pd
+import people
 import pytest
 
 import fedstat as fs
@@ -17,25 +17,7 @@ from fedstat.federation.message import Ask, pack_ask, unpack_ask, unpack_reply
 from fedstat.federation.rounds.engine import LocalEngine
 from fedstat.records import to_json
 
-
-@pytest.fixture(autouse=True)
-def _quiet():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
-def people(n=600, sites=3):
-    rng = np.random.default_rng(1)
-    return pd.DataFrame(
-        {
-            "site": np.repeat([f"S{k}" for k in range(sites)], n // sites),
-            "age": rng.integers(20, 90, n).astype(float),
-            "z": rng.normal(size=n),
-            "income": np.round(rng.lognormal(10, 0.6, n), 2),
-            "y": (rng.random(n) < 0.4).astype(float),
-        }
-    )
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 # Consent by itself: what is out of the order of a fit would be refused before a plan is looked at.
@@ -44,7 +26,7 @@ POLICIES = {"auto": fs.Policy.strict(), "owner": OWNER}
 
 
 def rows(policy=OWNER):
-    return fs.ClientPartition.from_frame(people(), by="site", policy=policy)
+    return people.rows(policy)
 
 
 def model(partition, formula="y ~ age + z"):
@@ -335,7 +317,7 @@ def test_a_consent_is_used_by_one_session_alone():
 
 
 def test_a_plan_has_so_many_rounds_of_averaging():
-    table = people(800, 4)
+    table = people.people(800, 4)
     partition = fs.ClientPartition.from_frame(table, by="site", policy=OWNER)
     averaged = fs.FedAvg.from_formula("y ~ age + z", partition)
     assert len(approved(lambda: averaged.fit(rounds=5, seed=1), partition).params) == 3

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import warnings
 
 import numpy as np
 import pandas as pd
@@ -15,14 +14,9 @@ import fedstat as fs
 from fedstat.errors import PolicyError
 from fedstat.federation.door.owner.policy import Policy
 
+pytestmark = pytest.mark.filterwarnings("ignore")
+
 CLIENTS = ("a", "b", "c", "d")
-
-
-@pytest.fixture(autouse=True)
-def _quiet():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 def institutions(n=400):

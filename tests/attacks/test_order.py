@@ -26,22 +26,31 @@ FRAMES = {"P": pd.DataFrame({"k": range(N), "y": RNG.normal(size=N)})} | {
 }
 
 
+class Opened:
+    """Client A, whose columns a coordinator has opened and staged, and asks on of as it likes."""
+
+    def __init__(self, policy, family):
+        self.site = fs.ClientPartition.from_frames(FRAMES, on="k", policy=policy).sites["A"]
+        self.session, self.family, every = secrets.token_hex(8), family, np.ones(N, dtype=bool)
+        text = {"terms": ["A0", "A1"], "columns": ["A0", "A1"], "partial": "drop", "min_count": 5}
+        self._ask("design", "open_block", json.dumps(text | {"intercept": True}), use=every)
+        self.shift, self.scale = self.ask("stage_block", keep=every)["units"]
+
+    def ask(self, step, **arrays):
+        return self._ask(self.family, step, "", **arrays)
+
+    def _ask(self, family, step, text, **arrays):
+        request = pack_ask(Ask("A", family, step, arrays, self.session, text))
+        return unpack_reply(self.site.answer(request)).arrays
+
+
 def row_from_two_divisions(policy):
     """The row of one entity, from sums over two divisions in which it stands in another group."""
-    partition = fs.ClientPartition.from_frames(FRAMES, on="k", policy=policy)
-    session, every = secrets.token_hex(8), np.ones(N, dtype=bool)
-
-    def ask(step, text="", family="vfem", **arrays):
-        request = pack_ask(Ask("A", family, step, arrays, session, text))
-        return unpack_reply(partition.sites["A"].answer(request)).arrays
-
-    text = {"terms": ["A0", "A1"], "columns": ["A0", "A1"], "partial": "drop", "min_count": 5}
-    ask("open_block", json.dumps(text | {"intercept": True}), "design", use=every)
-    shift, scale = ask("stage_block", keep=every)["units"]
+    client = Opened(policy, "vfem")
     code = np.arange(N) % 2
     other = np.where(np.arange(N) == TARGET, 0, code)
-    one, two = (ask("sum_products", code=x, groups=np.array(2))["sums"] for x in (code, other))
-    return (two - one)[0] * scale + shift
+    one, two = (client.ask("sum_products", code=x, groups=np.array(2))["sums"] for x in (code, other))
+    return (two - one)[0] * client.scale + client.shift
 
 
 def test_sums_over_a_second_division_are_out_of_order():
@@ -67,20 +76,11 @@ def test_an_order_names_steps_that_there_are():
 
 def row_from_residuals(policy):
     """The row of one entity, from sums of scores at residuals that differ there alone."""
-    partition = fs.ClientPartition.from_frames(FRAMES, on="k", policy=policy)
-    session, every = secrets.token_hex(8), np.ones(N, dtype=bool)
-
-    def ask(step, text="", family="vglm", **arrays):
-        request = pack_ask(Ask("A", family, step, arrays, session, text))
-        return unpack_reply(partition.sites["A"].answer(request)).arrays
-
-    text = {"terms": ["A0", "A1"], "columns": ["A0", "A1"], "partial": "drop", "min_count": 5}
-    ask("open_block", json.dumps(text | {"intercept": True}), "design", use=every)
-    shift, scale = ask("stage_block", keep=every)["units"]
+    client = Opened(policy, "vglm")
     residuals = np.ones((2, N))
     residuals[1, TARGET] = 2.0
-    one, two = (ask("sum_scores", residual=r)["scores"] for r in residuals)
-    return (two - one) * scale + shift
+    one, two = (client.ask("sum_scores", residual=r)["scores"] for r in residuals)
+    return (two - one) * client.scale + client.shift
 
 
 def test_residuals_of_the_askers_making_are_not_taken():

@@ -3,8 +3,6 @@
 Every attack succeeds where nothing is protected; under the strict policy nothing per entity leaves.
 """
 
-import warnings
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -16,16 +14,11 @@ import fedstat as fs
 from fedstat.errors import PolicyError
 from fedstat.federation.door.owner.policy import Policy
 
+pytestmark = pytest.mark.filterwarnings("ignore")
+
 BINARY, COUNT = sm.families.Binomial(), sm.families.Poisson()
 WIDTHS = {"A": 3, "B": 3, "C": 2}
 LINE = 'refused_kinds = ["raw columns", "sketch"]'
-
-
-@pytest.fixture(autouse=True)
-def _quiet():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 def study(missing=0.0, n=600, count=False):

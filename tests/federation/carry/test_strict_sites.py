@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 
 import numpy as np
@@ -14,20 +15,33 @@ from fedstat.federation.door.owner.policy import Policy
 from fedstat.operator.command_line import main
 
 
-@pytest.fixture(scope="module")
-def strict(tmp_path_factory):
-    home = tmp_path_factory.mktemp("strict")
-    data = fs.datasets.make_logistic_sites(seed=1)
-    frames = {name: part.drop(columns=data.site) for name, part in data.train.groupby(data.site)}
+def frames_of(data):
+    return {name: part.drop(columns=data.site) for name, part in data.train.groupby(data.site)}
+
+
+@contextlib.contextmanager
+def serving(home, frames):
+    """Describe and serve strict sites until they are no longer needed; the federation's folder."""
     study = make_federation(home, frames, policy=Policy.strict())
     for name in frames:
         assert main(["site", "describe", str(home / name)]) == 0
     processes = {name: serve(home / name) for name in frames}
-    for name, process in processes.items():
-        wait(home / name, process)
-    yield home, study, data, frames
-    for process in processes.values():
-        process.kill()
+    try:
+        for name, process in processes.items():
+            wait(home / name, process)
+        yield study
+    finally:
+        for process in processes.values():
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture(scope="module")
+def strict(tmp_path_factory):
+    home = tmp_path_factory.mktemp("strict")
+    data = fs.datasets.make_logistic_sites(seed=1)
+    with serving(home, frames_of(data)) as study:
+        yield home, study, data, frames_of(data)
 
 
 @pytest.mark.filterwarnings("ignore::fedstat.errors.FedstatWarning")
@@ -55,18 +69,11 @@ def test_what_is_refused_at_a_distance_says_one_word_or_follows_from_the_questio
 
 
 def test_reasons_stay_in_the_owners_log(tmp_path):
-    data = fs.datasets.make_logistic_sites(seed=2)
-    frames = {name: part.drop(columns=data.site) for name, part in data.train.groupby(data.site)}
+    frames = frames_of(fs.datasets.make_logistic_sites(seed=2))
     site = next(iter(frames))
     frames[site] = frames[site].assign(y=0.0)
     frames[site].iloc[0, frames[site].columns.get_loc("y")] = 1.0
-    study = make_federation(tmp_path, frames, policy=Policy.strict())
-    for name in frames:
-        assert main(["site", "describe", str(tmp_path / name)]) == 0
-    processes = {name: serve(tmp_path / name) for name in frames}
-    for name, process in processes.items():
-        wait(tmp_path / name, process)
-    try:
+    with serving(tmp_path, frames) as study:
         partition = fs.ClientPartition.connect(study)
         for _ in range(2):
             with pytest.raises(PolicyError) as caught:
@@ -74,10 +81,6 @@ def test_reasons_stay_in_the_owners_log(tmp_path):
             assert re.fullmatch(
                 rf"{site}: refused; its policy \([a-z ]+\)\. .* log of its owner", str(caught.value)
             )
-    finally:
-        for process in processes.values():
-            process.kill()
-            process.wait()
     log = (tmp_path / site / "refusals.log").read_text()
     assert log.count("minimum events") == 2 and (tmp_path / site / "refusals.log").stat().st_mode & 0o77 == 0
     assert main(["site", "answer-again", str(tmp_path / site)]) == 0
