@@ -21,7 +21,7 @@ from fedstat.federation.door import rules
 from fedstat.federation.door.facts import DealtBy
 from fedstat.federation.door.families import load_families
 from fedstat.federation.message import Ask, pack_ask, unpack_reply
-from fedstat.federation.rounds import products
+from fedstat.federation.rounds import product_steps, products
 from fedstat.federation.rounds.engine import LocalEngine
 from fedstat.federation.rounds.key_agreement import agree_keys
 from fedstat.federation.rounds.product_steps import deal_shares
@@ -43,6 +43,7 @@ FRAMES = {"P": pd.DataFrame({"k": range(N), "y": RNG.normal(size=N), "p": RNG.no
     )
     for c in "AB"
 }
+EVERY = np.arange(N)
 GROUP = np.repeat(np.arange(G), N // G)
 TRUTH = FRAMES["A"][COLUMNS["A"]].to_numpy()
 TRUTH = (TRUTH - TRUTH.mean(0)) / TRUTH.std(0)
@@ -72,28 +73,27 @@ class Coordinator:
         request = pack_ask(Ask(site, family, step, arrays, self.session, text))
         return unpack_reply(self.partition.sites[site].answer(request)).arrays
 
-    def describe(self, a, b, dealer="", number="1", groups=1, first=True):
-        product = {"client_a": a, "client_b": b, "rows": N, "groups": groups}
+    def describe(self, a, b, dealer="", number="1", groups=1, first=True, n=N):
+        product = {"client_a": a, "client_b": b, "rows": n, "groups": groups}
         product |= {"columns_a": len(COLUMNS[a]), "columns_b": len(COLUMNS[b])}
         part = {"number": number, "product": product, "bits": BITS, "columns": "block", "first": first}
         return json.dumps(part | {"peer": b if first else a, "dealer": dealer}), secure.MatrixProduct(
             **product
         )
 
-    def multiply(self, number, group_a, group_b):
+    def multiply(self, number, group_a, group_b, rows=(EVERY, EVERY)):
         """A product of A and B that the coordinator deals for, with the random tables that it drew."""
-        told_a, product = self.describe("A", "B", "", number, G)
-        told_b, _ = self.describe("A", "B", "", number, G, first=False)
+        told_a, product = self.describe("A", "B", "", number, G, n=len(group_a))
+        told_b, _ = self.describe("A", "B", "", number, G, first=False, n=len(group_a))
         drawn = secure.new_seed(), secure.new_seed()
         seed_a, seed_b = (
             secure.bind_seed(seed, product.digest("", number, BITS, group))
             for seed, group in zip(drawn, (group_a, group_b), strict=True)
         )
         Z_b = deal_shares(product, seed_a, seed_b, group_a)
-        rows = np.arange(N)
         dealt = as_array(drawn[0]), as_array(drawn[1] + Z_b)
-        a = self.ask("A", "open_product", told_a, rows=rows, group=group_a, dealt=dealt[0])["opened"]
-        b = self.ask("B", "open_product", told_b, rows=rows, group=group_b, dealt=dealt[1])["opened"]
+        a = self.ask("A", "open_product", told_a, rows=rows[0], group=group_a, dealt=dealt[0])["opened"]
+        b = self.ask("B", "open_product", told_b, rows=rows[1], group=group_b, dealt=dealt[1])["opened"]
         share_a = self.ask("A", "share_product", json.dumps(number), opened=b)["share"]
         share_b = self.ask("B", "share_product", json.dumps(number), opened=a)["share"]
         return share_a + share_b, secure._stream_u(product, seed_a)[:N], secure._stream_v(product, seed_b)[:N]
@@ -127,6 +127,37 @@ def test_groups_that_two_clients_are_not_told_alike(monkeypatch):
     found = rows_from_groups_that_differ()
     assert found
     assert all(np.abs(x - TRUTH[i]).max() < 1e-4 for i, x in found.items())
+
+
+def shift_of_entities():
+    """Difference of what is told of A and B from the product of A's entities with B's next ones."""
+    rows, group = np.arange(N), GROUP[1:]
+    got, _, _ = Coordinator(["A", "B"]).multiply("1", group, group, (rows[:-1], rows[1:]))
+    other = FRAMES["B"][COLUMNS["B"]].to_numpy()
+    other = (other - other.mean(0)) / other.std(0)
+    mixed = [TRUTH[:-1][group == g].T @ other[1:][group == g] for g in range(G)]
+    return np.abs(np.ldexp(got.astype(float), -2 * BITS) - mixed).max()
+
+
+def test_rows_of_different_entities_are_not_multiplied(monkeypatch):
+    with pytest.raises(SecurityError, match="A: the rows of this product are not of the same entities"):
+        shift_of_entities()
+    # Without the comparison a product mixes the rows that the coordinator chooses.
+    monkeypatch.setattr(product_steps, "mark_entities", lambda *told: bytes(16))
+    assert shift_of_entities() < 1e-4
+
+
+@pytest.mark.parametrize("untold", [True, False])
+def test_means_are_filled_in_for_entities_of_which_numbers_leave_anyway(untold, monkeypatch):
+    """Who lets no value of an entity leave takes no rows of which a client does not say whose they are."""
+    monkeypatch.setattr(product_steps, "mark_entities", lambda *told: bytes(16))
+    policy = "open" if untold else fs.Policy(refused_kinds=frozenset({"per entity"}))
+    asking = Coordinator(["A", "B"], policy)
+    if untold:
+        assert asking.multiply("1", GROUP, GROUP)[0].shape == (G, 2, 2)
+    else:
+        with pytest.raises(SecurityError, match="not of the same entities"):
+            asking.multiply("1", GROUP, GROUP)
 
 
 def test_a_dealers_seed_serves_once():

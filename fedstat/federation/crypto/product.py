@@ -38,8 +38,9 @@ these; a weight that is constant within the groups is applied to the result.
 Every seed serves ONE product: two openings with the same U differ by the difference of the data. What is
 expanded is therefore a hash of the dealer's seed and of all that was agreed on (:meth:`MatrixProduct.digest`,
 :func:`bind_seed`): the same seed under another number, session or division of the rows gives another U, and
-who was told other groups than the rest obtains noise. The clients compare the digest as well. Uniform
-means: expanded by ChaCha20 (RFC 8439), hence indistinguishable from uniform as long as that cipher holds.
+who was told other groups than the rest obtains noise. The clients compare the digest as well, and a keyed
+one of the entities in their rows, which a coordinator may have aligned otherwise. Uniform means: expanded by
+ChaCha20 (RFC 8439), hence indistinguishable from uniform as long as that cipher holds.
 
 References
 ----------

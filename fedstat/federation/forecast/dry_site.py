@@ -21,6 +21,8 @@ from fedstat.federation.door.owner.question import Refusal, check_columns, check
 from fedstat.federation.door.site import FAMILIES, Site, released
 from fedstat.federation.door.state import State
 from fedstat.federation.message import Ask, Reply, Step, pack_ask, unpack_reply
+from fedstat.federation.tables.table import FrameTable
+from fedstat.typing import Ints
 
 ALLOWING_ALL = Policy(min_count=0, min_events=0, min_level_count=0, max_parameters=1e9, remember="nothing")
 """A policy that allows all."""
@@ -31,13 +33,20 @@ COMMON_SEED = 1
 class DrySite(Site):
     """A site of which name, policy and the number of records are known, and whose design is invented.
 
-    `instead` are steps, by family and name, that stand in the place of those that read records.
+    `instead` are steps, by family and name, that stand in the place of those that read records; `entities`
+    (n_rows,) number those of the records.
     """
 
     def __init__(
-        self, name: str, policy: Policy, n_rows: int, instead: Mapping[tuple[str, str], Step] | None = None
+        self,
+        name: str,
+        policy: Policy,
+        n_rows: int,
+        instead: Mapping[tuple[str, str], Step] | None = None,
+        entities: Ints | None = None,
     ) -> None:
-        super().__init__(name, pd.DataFrame(index=range(n_rows)), policy, COMMON_SEED)
+        table = FrameTable(pd.DataFrame(index=range(n_rows)), entities)
+        super().__init__(name, table, policy, COMMON_SEED)
         self.owners = policy  # :attr:`policy` is the one in force at the moment
         self._instead = instead or {}
         self._told_of_columns = False

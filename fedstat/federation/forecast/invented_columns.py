@@ -43,7 +43,9 @@ def invent_columns(
     response = np.full(len(design.response_keep), np.nan)
     response[design.response_keep] = draw_response(distribution, predictor, rng)
     states[design.active].keep("response", response, design.n)
-    sites = {name: DrySite(name, policy, len(rows[name])) for name, policy in policies.items()}
+    sites = {
+        name: DrySite(name, policy, len(rows[name]), entities=rows[name]) for name, policy in policies.items()
+    }
     for name, site in sites.items():
         site.open(session, states[name])
     return sites

@@ -9,6 +9,7 @@ Which columns these are, and how many entities must stand behind a sum, is for t
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -22,11 +23,12 @@ from fedstat.errors import MessageError, SecurityError
 from fedstat.federation.crypto import product as secure
 from fedstat.federation.crypto.boxes import Channel
 from fedstat.federation.crypto.checksum import Checked, deal_checksum
-from fedstat.federation.crypto.keys import PairKeys
+from fedstat.federation.crypto.keys import PairKeys, encode
 from fedstat.federation.door.facts import DealtBy, Entities, GroupSums
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
 from fedstat.federation.rounds.key_agreement import keys_of
+from fedstat.federation.tables.table import entities_of
 from fedstat.typing import Array, Floats, Ints
 
 
@@ -64,13 +66,15 @@ class OpenProduct:
 
     `Z` are B's shares of the triple, flat, those of the checksum at the end.
 
-    `digest` is that of what this client was told of the product; the other one's must be the same.
+    `told` is the mark of what this client was told of the product, `entities` that of who its rows are; the
+    other one's must be the same.
     """
 
     part: Part
     rows: Ints
     group: Ints
-    digest: bytes
+    told: bytes
+    entities: bytes
     seed: bytes
     Z: Ints
     encoded: Ints
@@ -79,28 +83,40 @@ class OpenProduct:
     channel: Channel
     mask: bytes
 
-    def share(self, message: Array) -> tuple[Ints, Ints]:
+    def share(self, message: Array, untold: bool) -> tuple[Ints, Ints]:
         """Shares of product (groups, p, q) and checksum (groups,), from what the other client opened.
 
-        A SecurityError where the other client was told of another product, or of other groups.
+        A SecurityError where the other client was told of another product, or of other groups, or its rows
+        are of other entities; `untold` allows rows of which a client cannot say whose they are.
         """
         product, group = self.part.product, self.group
         content = self.channel.open(message.tobytes())
         # Sums over groups that differ at a few rows would tell of these rows.
-        if content[: len(self.digest)] != self.digest:
+        if not hmac.compare_digest(content[:MARK], self.told):
             raise SecurityError(
                 f"{self.channel.site}: was told of another product than '{self.part.peer}', or of other "
                 "groups of the rows; nothing of it was released"
             )
+        self._check_entities(content[MARK : 2 * MARK], untold)
         shape = product.shape_b if self.part.first else product.shape_a
-        start = len(self.digest) + self.checked.bytes_opened
+        start = 2 * MARK + self.checked.bytes_opened
         other = np.frombuffer(content[start:], dtype=np.int64).reshape(shape).copy()
         Z, Z_check = np.split(self.Z, [len(self.Z) - product.groups]) if len(self.Z) else (self.Z, self.Z)
-        check = self.checked.share(content[len(self.digest) : start], group, Z_check, self.mask)
+        check = self.checked.share(content[2 * MARK : start], group, Z_check, self.mask)
         if self.part.first:
             return secure.share_a(product, self.seed, self.encoded, other, group, self.mask), check
         Z_b = Z.reshape(product.shape)
         return secure.share_b(product, self.seed, other, Z_b, group, self.mask), check
+
+    def _check_entities(self, of_peer: bytes, untold: bool) -> None:
+        """Require rows of the same entities in the same order, which a product would mix otherwise."""
+        if untold and UNTOLD in (of_peer, self.entities):
+            return
+        if not hmac.compare_digest(of_peer, self.entities) or of_peer == UNTOLD:
+            raise SecurityError(
+                f"{self.channel.site}: the rows of this product are not of the same entities, in the same "
+                f"order, as those of '{self.part.peer}'; nothing of it was released. Align the sites again"
+            )
 
 
 def read_part(text: str) -> Part:
@@ -133,20 +149,40 @@ def deal_shares(product: secure.MatrixProduct, seed_a: bytes, seed_b: bytes, gro
     return Z_b.tobytes() + deal_checksum(product, seed_a, seed_b, group).tobytes()
 
 
+MARK = 16
+"""Bytes of a keyed digest: who cannot compute it finds no two things of one mark."""
+UNTOLD = bytes(MARK)
+"""In the place of a mark, where means are filled in for entities that a client does not know."""
+
+
+def mark_entities(data: SiteData, key: bytes, rows: Ints) -> bytes:
+    """Mark the entities in some rows of the table, in order, under a key that the two clients alone have."""
+    if (rows < 0).any():
+        return UNTOLD
+    return hmac.digest(key, encode("entities", entities_of(data.table)[rows].tobytes()), "sha256")[:MARK]
+
+
+RowsOf: TypeAlias = Callable[[State, str], Ints]
 ColumnsOf: TypeAlias = Callable[[SiteData, State, str], tuple[Floats, Floats | None]]
 Behind: TypeAlias = Callable[[SiteData, State, Part, Ints, Ints], GroupSums]
 
 
 def open_product(
-    columns_of: ColumnsOf, data: SiteData, state: State, text: str, rows: Ints, group: Ints, dealt: Array
+    columns_of: ColumnsOf,
+    rows_of: RowsOf,
+    data: SiteData,
+    state: State,
+    text: str,
+    rows: Ints,
+    group: Ints,
+    dealt: Array,
 ) -> tuple[dict[str, Array], str]:
     """Send the other client this client's columns less a random table.
 
     `text` is a :class:`Part`, `rows` (n,) are those that take part, in the agreed order, `group` (n,) the
-    pattern of each: both clients send each other a digest of these, and share nothing unless it agrees.
-    `dealt` is the
-    dealer's seed (and, at client B, its share of the triple): sealed by a dealing client, plain from the
-    coordinator.
+    pattern of each: both clients send each other a mark of these and of who the rows are, and share nothing
+    unless they agree. `dealt` is the dealer's seed (and, at client B, its share of the triple): sealed by a
+    dealing client, plain from the coordinator.
     """
     part = read_part(text)
     own, peer = (part.product.client_a, part.product.client_b)[:: 1 if part.first else -1]
@@ -172,12 +208,14 @@ def open_product(
     # Both clients derive one mask, which cancels in the sum of their shares and hides each of them.
     mask = keys.secret(part.peer, f"mask {part.number}")
     check = keys.secret(part.peer, f"check {part.number}")
+    key = keys.secret(part.peer, f"marks {part.number}")
     checked = Checked.of(part.product, part.first, seed, encoded, check)
     held = OpenProduct(
         part=part,
         rows=rows,
         group=group,
-        digest=digest,
+        told=hmac.digest(key, encode("product", digest), "sha256")[:MARK],
+        entities=mark_entities(data, key, rows_of(state, part.columns)[rows]),
         seed=seed,
         Z=Z,
         encoded=encoded,
@@ -187,7 +225,8 @@ def open_product(
         mask=mask,
     )
     state.keep(f"product {part.number}", held)
-    return {"opened": as_bytes(channel.seal(digest + checked.opened() + opened.tobytes()))}, ""
+    marks = held.told + held.entities
+    return {"opened": as_bytes(channel.seal(marks + checked.opened() + opened.tobytes()))}, ""
 
 
 def remember_seed(data: SiteData, state: State, seed: bytes) -> None:
@@ -216,7 +255,8 @@ def share_product(
     # A share is of the entities that both have, and may rest on fewer than the client's columns do.
     state.rest_on(len(held.rows))
     state.tell(behind(data, state, held.part, held.rows, held.group))
-    share, check = held.share(opened)
+    # Means are filled in where numbers for each entity leave, and those hide less than a product does.
+    share, check = held.share(opened, untold="per entity" not in data.policy.refused_kinds)
     # A triple serves once: two openings under one random table differ by the difference of the columns.
     state.forget(name)
     weights = held.checked.weights
@@ -237,17 +277,18 @@ SEALED = Declared("sealed", "columns less a random table, for one other institut
 DEALT = Declared("sealed", "seed and share of a random triple, for one institution", dtype="uint8")
 
 
-def product_steps(columns_of: ColumnsOf, behind: Behind) -> Mapping[str, Step]:
+def product_steps(columns_of: ColumnsOf, rows_of: RowsOf, behind: Behind) -> Mapping[str, Step]:
     """Make the steps by which institutions of a family multiply their columns.
 
     ``columns_of(data, state, which)`` gives the columns (rows, q) that are called so, at a mean square of
-    one, and their units (q,), or None where they are standardised. ``behind(data, state, part, rows, group)``
+    one, and their units (q,), or None where they are standardised; ``rows_of(state, which)`` the rows of the
+    site's table that these are, (rows,), -1 for filled in. ``behind(data, state, part, rows, group)``
     tells what the products of `rows`, (n,), by `group`, (n,), rest on.
     """
     return {
         "deal_product": Step(deal_product, {"group": GROUP}, {"for_a": DEALT, "for_b": DEALT}, PART),
         "open_product": Step(
-            partial(open_product, columns_of),
+            partial(open_product, columns_of, rows_of),
             {"rows": ROWS, "group": GROUP, "dealt": DEALT},
             {"opened": replace(SEALED, behind=(DealtBy,))},
             PART,

@@ -22,7 +22,7 @@ from fedstat.federation.rounds.key_agreement import agree_keys
 from fedstat.federation.rounds.product_steps import Part, as_bytes, deal_shares
 from fedstat.kernels.ring import fractional_bits
 from fedstat.records import to_json
-from fedstat.typing import Array, Floats, Ints
+from fedstat.typing import Array, Bools, Floats, Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,8 @@ class Side:
 
     `place` is where they stand in the matrix of products; `rows` (m,) are the positions of its entities among
     those of the fit, ascending; `code` (m,) the pattern of each by which products are summed, -1 for those
-    that count as missing here.
+    that count as missing here. `own` (m,) tells which are records of the client, all where it is None: the
+    columns are zero in the others, of which it could not say which entities they are.
     """
 
     site: str
@@ -39,6 +40,7 @@ class Side:
     place: slice
     rows: Ints
     code: Ints
+    own: Bools | None = None
 
     @property
     def width(self) -> int:
@@ -46,9 +48,14 @@ class Side:
         return int(self.place.stop - self.place.start)
 
     @property
+    def chosen(self) -> Ints:
+        """Which of its rows do not count as missing, and are its own."""
+        return np.flatnonzero(self.code >= 0 if self.own is None else (self.code >= 0) & self.own)
+
+    @property
     def present(self) -> Ints:
-        """Positions of the entities that do not count as missing."""
-        return self.rows[self.code >= 0]
+        """Positions of these among the entities of the fit."""
+        return self.rows[self.chosen]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +132,7 @@ class Run:
         a, b = sides
         common, at_a, at_b = np.intersect1d(a.present, b.present, assume_unique=True, return_indices=True)
         # Positions among the rows of each site, of which some may count as missing.
-        rows = np.flatnonzero(a.code >= 0)[at_a], np.flatnonzero(b.code >= 0)[at_b]
+        rows = a.chosen[at_a], b.chosen[at_b]
         product = secure.MatrixProduct(a.site, b.site, len(common), a.width, b.width, groups)
         return cls(
             conversation=asking,

@@ -45,7 +45,7 @@ def _alignment(entities: pd.Index[Any], blocks: Mapping[str, AlignedBlock]) -> A
         block.rows.flags.writeable = False
     return Alignment(
         entities,
-        {c: FrameTable(block.frame) for c, block in blocks.items()},
+        {c: FrameTable(block.frame, block.rows) for c, block in blocks.items()},
         {c: block.rows for c, block in blocks.items()},
         {c: block.n_empty for c, block in blocks.items()},
     )

@@ -25,7 +25,7 @@ from fedstat.federation.tables.checks import columns_besides
 from fedstat.federation.tables.hashed_keys import KeyTable, as_tokens
 from fedstat.federation.tables.keys import align_block, seen_rows
 from fedstat.federation.tables.table import FrameTable
-from fedstat.typing import Bools, Ints
+from fedstat.typing import Array, Bools, Ints
 
 ALIGNMENT = "alignment.npz"
 ALIGNED_BY = "the coordinator runs 'fedstat federation align FOLDER'"
@@ -47,6 +47,7 @@ class LinkedTable(FrameTable):
         self.keys = KeyTable(site, frame, key)
         self._rows = frame[columns_besides(frame, key)].reset_index(drop=True)
         self.seen: Bools = seen_rows(self._rows)
+        self._order: Ints | None = None
         self.alignment, self.changed = "", False
         self._path = None if folder is None else Path(folder, ALIGNMENT)
         super().__init__(self._rows[self.seen])
@@ -68,6 +69,14 @@ class LinkedTable(FrameTable):
             self._write(self._path, alignment, numbers)
         self._bring_in_order(alignment, numbers)
 
+    @property
+    def entities(self) -> Array:
+        """Digests of the records' keys, (n_rows, 32), for this process alone: they are without a salt."""
+        if self._entities is None:
+            digests = self.keys.points(b"")[self.seen]
+            self._entities = digests if self._order is None else digests[self._order]
+        return self._entities
+
     def check_session(self, session: str) -> None:
         """Require that a session rests on the alignment that the records are in the order of."""
         if not self.alignment:
@@ -87,6 +96,7 @@ class LinkedTable(FrameTable):
 
     def _bring_in_order(self, alignment: str, numbers: Ints) -> None:
         self.frame = align_block(self._rows, numbers).frame
+        self._order, self._entities = np.argsort(numbers[self.seen]), None
         self.alignment, self.changed = alignment, False
 
     def _write(self, path: Path, alignment: str, numbers: Ints) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from fedstat.errors import DesignError
+from fedstat.typing import Array
 
 ROWS_PER_CHUNK = 262_144
 NO_PYARROW = "Parquet files are read by pyarrow: pip install fedstat[parquet]"
@@ -44,9 +45,13 @@ class Table(Protocol):
 
 
 class FrameTable:
-    """A table in memory, its own single chunk; `frame` (n_rows, p) is not copied, and under a RangeIndex."""
+    """A table in memory, its own single chunk; `frame` (n_rows, p) is not copied, and under a RangeIndex.
 
-    def __init__(self, frame: pd.DataFrame) -> None:
+    `entities` tells which entity each row is of, (n_rows,) or (n_rows, w), written alike at all sites; by
+    default the places of the rows.
+    """
+
+    def __init__(self, frame: pd.DataFrame, entities: Array | None = None) -> None:
         # rows are meant by position: with an index of the caller's own pandas would align by label
         in_order = pd.RangeIndex(len(frame))
         same = isinstance(frame.index, pd.RangeIndex) and frame.index.equals(in_order)
@@ -56,6 +61,12 @@ class FrameTable:
         self.frame = frame
         self.columns: tuple[str, ...] = tuple(frame.columns)
         self.n_rows = len(frame)
+        self._entities = entities
+
+    @property
+    def entities(self) -> Array:
+        """Which entity each row is of, (n_rows,) or (n_rows, w), written alike at all sites."""
+        return np.arange(self.n_rows) if self._entities is None else self._entities
 
     def chunks(self, columns: Sequence[str]) -> Iterator[pd.DataFrame]:
         """Yield the one frame; see :meth:`Table.chunks`."""
@@ -145,6 +156,12 @@ class LabelledTable:
             constant = pd.Categorical.from_codes(code, pd.Index([self.label]))
             labelled.insert(place, self.name, pd.Series(constant, index=frame.index))
             yield labelled
+
+
+def entities_of(table: Table) -> Array:
+    """Return which entity each row is of: see :class:`FrameTable`; places in a table that is streamed."""
+    held = table.table if isinstance(table, LabelledTable) else table
+    return held.entities if isinstance(held, FrameTable) else np.arange(held.n_rows)
 
 
 def _dtype_of(arrow_type: Any) -> Any:

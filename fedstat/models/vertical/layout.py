@@ -86,6 +86,10 @@ class Layout:
         """Positions of the entities that count as seen by each client: `kept`, or all where means fill in."""
         return dict.fromkeys(self.clients, np.arange(self.n)) if self.filled else self.kept
 
+    def own(self, client: str) -> Bools | None:
+        """Which of the entities in :attr:`rows` a client has a record of; None for all."""
+        return np.isin(self.rows[client], self.kept[client]) if self.filled else None
+
     @cached_property
     def _patterns(self) -> tuple[Bools, Ints, Floats]:
         missing = np.ones((self.n, len(self.clients)), dtype=bool)

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 from forked import Forked
 
@@ -19,6 +20,7 @@ from fedstat.federation.carry.remote import RemoteEngine, RemoteSite
 from fedstat.federation.crypto.keys import Identity
 from fedstat.federation.door.families import load_families
 from fedstat.federation.door.site import Site
+from fedstat.federation.tables.table import FrameTable
 
 
 def write_sites(partition: fs.ClientPartition, home: Path, coordinator: Identity) -> None:
@@ -29,6 +31,7 @@ def write_sites(partition: fs.ClientPartition, home: Path, coordinator: Identity
         data = site._data
         table = data.table.table if partition.site_column else data.table
         table.frame.to_parquet(place / "table.parquet")
+        np.save(place / "entities.npy", table.entities)
         site.trust.identity.save(place / "identity.json")
         content = {
             "pinned": site.trust.pinned,
@@ -80,7 +83,7 @@ def serve_table(home: Path, name: str, folder: Path) -> None:
     place = home / name
     content = json.loads((place / "site.json").read_text())
     load_families()
-    table = pd.read_parquet(place / "table.parquet")
+    table = FrameTable(pd.read_parquet(place / "table.parquet"), np.load(place / "entities.npy"))
     site = Site(name, table, None, content["seed"], content["site_column"])
     site.trust._identity = Identity.load(place / "identity.json")
     site.trust.pinned.update(content["pinned"])

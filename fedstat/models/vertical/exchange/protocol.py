@@ -117,7 +117,8 @@ def list_sides(layout: Layout, columns: str, code: Ints, shown: Bools) -> list[S
         own = code[rows]
         # Groups in which the columns do not count as seen are left out here, so that nothing of them is
         # summed.
-        sides.append(Side(client, columns, place, rows, np.where((own >= 0) & seen[own], own, -1)))
+        shown_code = np.where((own >= 0) & seen[own], own, -1)
+        sides.append(Side(client, columns, place, rows, shown_code, layout.own(client)))
     return sides
 
 

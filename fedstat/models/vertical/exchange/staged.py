@@ -53,7 +53,8 @@ class StagedBlock:
     `keep` (n_seen,) are the rows of the opened block that take part; `held` (n,) those of X that are its own:
     others are filled in with their mean, and hide nothing. `weight` (n,) are the latest row weights, empty
     before the first, and `grams` counts the weighted Gram matrices that were released. `detail` has the
-    columns of few values, `beside` with which columns of others these were multiplied.
+    columns of few values, `beside` with which columns of others these were multiplied. `table_rows` (n,) are
+    the rows of the site's table, -1 for those that are filled in.
     """
 
     X: Floats
@@ -65,6 +66,7 @@ class StagedBlock:
     grams: int = 0
     detail: ColumnsDetail = PLAIN
     beside: ColumnsBeside = field(default_factory=ColumnsBeside)
+    table_rows: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
     def groups(self, code: Ints, columns: int, times: int = 1, weights: Floats | None = None) -> GroupSums:
         """Tell of products of so many columns by group, (n,): rows that are filled in do not count."""
@@ -134,12 +136,15 @@ def standardise_block(
             f"{data.name}: constant among the {n_own:,} entities of this fit: {', '.join(names)}; drop them"
         )
     X, held = (X - shift) / scale, np.ones(n_own, dtype=np.bool_)
+    table_rows = np.flatnonzero(block.seen)[keep]
     if rows is not None:
         check_lengths(data.name, rows=(rows, n_own))
         check_positions(data.name, rows, n)
         # Rows that are filled in do not count among the entities behind a sum.
         X, held = fill_with_mean(X, rows, n), np.isin(np.arange(n), rows)
-    staged = StagedBlock(X, shift, scale, keep, held, detail=detail_of(state, "block"))
+        own, table_rows = table_rows, np.full(n, -1, dtype=np.int64)
+        table_rows[rows] = own
+    staged = StagedBlock(X, shift, scale, keep, held, detail=detail_of(state, "block"), table_rows=table_rows)
     state.keep("staged block", staged, n_own)
     return staged
 

@@ -193,6 +193,14 @@ def columns_of(
     return columns / units, units
 
 
+def table_rows(state: State, which: str) -> Ints:
+    """Rows of the site's table, (rows,), that the columns called so are of; -1 where means fill in."""
+    if which == RESPONSE:
+        return staged_response(state).rows
+    staged: StagedBlock = state.look_at("staged block")
+    return staged.table_rows
+
+
 def left_out(code: Ints) -> LeftOut:
     """Tell of entities in no group: the means are over all that take part, and would tell of a few."""
     return LeftOut(int(np.count_nonzero(code < 0)))
@@ -275,5 +283,5 @@ def exchange_steps(rules: ExchangeRules) -> Mapping[str, Step]:
         "sum_response": Step(
             sum_response, grouped, {"sums": _summed("sums of the response and its square", 2)}
         ),
-        **product_steps(partial(columns_of, rules), partial(behind_product, rules)),
+        **product_steps(partial(columns_of, rules), table_rows, partial(behind_product, rules)),
     }
