@@ -171,7 +171,8 @@ class VerticalGLM(VerticalModel):
         Parameters
         ----------
         select : {"bic", "ebic", "aic", "cv"}
-            What chooses: an information criterion, or cross-validation. Degrees of freedom are the
+            What chooses: an information criterion, or cross-validation; of fits that it finds equal, the one
+            with the largest lambda. Degrees of freedom are the
             coefficients that are not zero, which for an elastic net is more than it spends. A dispersion
             that is estimated is that of maximum likelihood at every fit. Cross-validation
             is exact for the normal family. For the others it is that of quadratic models of every fold's

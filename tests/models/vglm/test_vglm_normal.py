@@ -13,6 +13,7 @@ from fedstat.federation.door.owner.policy import Policy
 from fedstat.kernels.penalised.gram import gram_path
 from fedstat.kernels.penalised.groups import Groups
 from fedstat.kernels.penalised.penalties import Penalty
+from fedstat.models.vglm.path.criteria import first_smallest
 
 TABLE = make_table()
 PENALTIES = [("lasso", {}), ("elastic_net", {"alpha": 0.5}), ("scad", {}), ("mcp", {"a": 2.5})]
@@ -85,8 +86,27 @@ def test_bic_is_that_of_the_fits_and_chooses_the_smallest():
     df = np.count_nonzero(result.path_params.to_numpy(), axis=1)
     bic = n * np.log(rss / n) + np.log(n) * df
     np.testing.assert_allclose(result.path["bic"], bic, rtol=1e-7)
-    assert result.lam == result.path.index[np.argmin(bic)]
+    assert result.path.loc[result.lam, "bic"] == pytest.approx(bic.min(), rel=1e-9)
     assert set(result.params[result.params != 0.0].index) >= {"x0", "x3", "x5", "f[T.b]"}
+
+
+def test_of_lambdas_with_one_fit_the_largest_is_chosen():
+    """Where SCAD is flat at all that is selected, the fit is least squares on it whatever lambda is."""
+    places = []
+    for seed in range(4):
+        table = make_table(400, seed)
+        table["y"] = 5.0 * table["x0"] - 4.0 * table["x3"] + np.random.default_rng(seed).normal(size=400)
+        result = make_model(table, penalty=("scad", "mcp")[seed % 2]).fit(n_lambdas=80)
+        bic = result.path["bic"].to_numpy()
+        same = np.flatnonzero(bic <= bic.min() + 1e-6)
+        assert np.ptp(result.path_params.iloc[same], axis=0).max() < 1e-5
+        assert result.lam == result.path.index[same[0]]
+        places.append((len(same), np.argmin(bic) - same[0]))
+    # The smallest number itself is elsewhere: rounding puts it anywhere among equals.
+    assert np.max(places, axis=0).min() > 3
+    assert first_smallest(np.array([3.0, 1.0 + 1e-12, 1.0, 2.0])) == 1
+    assert first_smallest(np.array([3.0, 1.0 + 1e-6, 1.0, 2.0])) == 2
+    assert first_smallest(np.array([1e-9, 0.0]), 400) == 0
 
 
 def test_columns_without_penalty_stay_and_terms_come_whole():

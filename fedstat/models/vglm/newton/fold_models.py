@@ -16,6 +16,7 @@ import numpy as np
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.models.vglm.newton.follow import PathFollower, model_losses
 from fedstat.models.vglm.newton.proximal import CertifiedPoint, LossOracle, LossPoint
+from fedstat.models.vglm.path.criteria import first_smallest
 from fedstat.models.vglm.path.fits import Path
 from fedstat.models.vglm.path.folds import stability, weighted_mean
 from fedstat.typing import Bools, Floats, Ints
@@ -136,7 +137,7 @@ def use_folds(follower: PathFollower, fit: FoldFit, folds: Folds, *, exact: bool
         if not folds.choose:
             break
         cv = models.cross_validate(follower)
-        best, fit = int(np.argmin(cv[0])), replace(fit, cv=cv)
+        best, fit = first_smallest(cv[0]), replace(fit, cv=cv)
         if best == fit.chosen:
             break
         last = yield from follower.again(best, fit.point, fit.H)

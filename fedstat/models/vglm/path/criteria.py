@@ -13,16 +13,19 @@ from fedstat.models.vglm.response.distributions import minus_twice
 from fedstat.typing import Floats
 
 Select: TypeAlias = Literal["bic", "ebic", "aic", "cv"]
+TIE = 1e-9
+"""Difference of equals, a deviance per entity or a share: more than tolerance and rounding leave."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Criteria:
-    """What speaks for each fit of a path, (L,) each: smaller is better.
+    """What speaks for each fit of a path over `n` entities, (L,) each: smaller is better.
 
     `df` counts the coefficients that are not zero, the intercept included. `cv` is the cross-validated mean
     deviance (of the normal family the mean squared error), with its standard error over folds.
     """
 
+    n: int
     df: Floats
     aic: Floats
     bic: Floats
@@ -52,11 +55,23 @@ def score_path(path: Path, n: int, distribution: str = "Gaussian") -> Criteria:
         chosen=np.maximum(chosen - free, 0.0),
         candidates=path.coefficients.shape[1] - free,
     )
-    return Criteria(df, *(np.asarray(v) for v in (aic(doubled, df), bic(doubled, df, n), extended)))
+    return Criteria(n, df, *(np.asarray(v) for v in (aic(doubled, df), bic(doubled, df, n), extended)))
 
 
 def choose(criteria: Criteria, select: Select) -> int:
-    """Return the place of the best fit; of equals the one with the larger lambda."""
+    """Return the place of the best fit; of equals the one with the largest lambda, which selects least.
+
+    Where a concave penalty is flat many lambdas have one fit, and rounding would choose among them.
+    """
     values = {"aic": criteria.aic, "bic": criteria.bic, "ebic": criteria.ebic, "cv": criteria.cv}[select]
     assert values is not None
-    return int(np.argmin(values))
+    return first_smallest(values) if select == "cv" else first_smallest(values, criteria.n)
+
+
+def first_smallest(values: Floats, unit: float | None = None) -> int:
+    """Return the place of the smallest value; of those equal to it but for rounding, (L,), the first.
+
+    They differ by less than TIE units, the smallest value itself being one if None.
+    """
+    best = float(values.min())
+    return int(np.argmax(values <= best + TIE * (abs(best) if unit is None else unit)))
