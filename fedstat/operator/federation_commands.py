@@ -16,14 +16,14 @@ from fedstat.federation.carry.remote import Carrier, Closing, RemoteEngine, Remo
 from fedstat.federation.carry.site_folder import IDENTITY
 from fedstat.federation.door.families import load_families
 from fedstat.federation.files import write_whole
-from fedstat.federation.partition.connect import (
+from fedstat.federation.partition.connect import schema_problems
+from fedstat.federation.partition.connect_vertical import align_federation, alignment_problems, standing
+from fedstat.federation.partition.federation_file import (
     FEDERATION,
     coordinator_identity,
     open_carrier,
     read_federation,
-    schema_problems,
 )
-from fedstat.federation.partition.connect_vertical import align_federation, alignment_problems, standing
 from fedstat.federation.rounds.engine import LocalEngine
 from fedstat.federation.rounds.lasting_alignment import LastingAlignment, load_alignment
 from fedstat.federation.rounds.schema import TableSchema, ask_schemas

@@ -24,18 +24,19 @@ from fedstat.federation.carry.site_folder import (
     DESCRIPTION,
     SiteDescription,
     load_identity,
+    open_records,
     read_description,
+    read_site_columns,
     read_site_policy,
 )
 from fedstat.federation.files import write_whole
-from fedstat.federation.partition.connect import (
+from fedstat.federation.partition.federation_file import (
     FEDERATION,
     FederationDescription,
     coordinator_identity,
     open_carrier,
     read_federation,
 )
-from fedstat.federation.tables.sources import open_source
 from fedstat.operator.participant import FlareProcess, is_running
 from fedstat.operator.screen import columns, heading, tell_problems, typed
 from fedstat.operator.status import counts, show_status
@@ -119,7 +120,7 @@ def serve_site(folder: Path) -> int:
     require_coordinator(folder, description)
     load_identity(folder)
     read_site_policy(folder)
-    open_source(description.source)
+    read_site_columns(folder, description.name, open_records(folder, description))
     client = json.loads((kit / "startup" / "fed_client.json").read_text())
     host, _, port = client["servers"][0]["service"]["target"].rpartition(":")
     return FlareProcess("client", description.name, folder / FLARE, kit.resolve(), (host, int(port))).run()

@@ -39,7 +39,7 @@ from fedstat.federation.crypto.keys import Identity, PublicIdentity
 from fedstat.federation.door.owner.plan import described, read_plan
 from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.message import Ask, Reply, pack_ask, pack_reply, unpack_ask, unpack_reply
-from fedstat.federation.partition.connect import read_federation
+from fedstat.federation.partition.federation_file import read_federation
 from fedstat.federation.rounds.lasting_alignment import LastingAlignment, load_alignment
 from fedstat.federation.rounds.schema import TableTold
 from fedstat.federation.tables.linked import LinkedTable

@@ -10,7 +10,7 @@ from fedstat.errors import SecurityError
 from fedstat.federation.carry.site_folder import PRIVATE, open_site
 from fedstat.federation.files import read_private
 from fedstat.federation.message import Ask, pack_ask
-from fedstat.federation.partition.connect import read_federation
+from fedstat.federation.partition.federation_file import read_federation
 from fedstat.operator.command_line import main
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="modes are those of POSIX")

@@ -60,6 +60,14 @@ BEFORE_ALIGNING = ("schema", "secure", "align", APPROVAL)
 """Families that ask nothing of which the order of the records matters, and no part of an analysis."""
 
 
+class Answer:
+    """An answer in clear, as it leaves, packed, and over how many sites what is hidden in it is a sum."""
+
+    def __init__(self, clear: Reply, reply: Reply, n_sites: int) -> None:
+        self.clear, self.reply, self.n_sites = clear, reply, n_sites
+        self.packed = pack_reply(reply)
+
+
 class Site:
     """One institution.
 
@@ -215,24 +223,43 @@ class Site:
         self.account.check_undisputed(self.name)
         chain.ask(ask, step)
         check_arrays(f"{self.name}, step '{ask.step}'", step.takes, ask.arrays)
+        state = self._states.get(ask.session, State(self.name))
         if ask.family != RECEIPT:
             self.refusals.check_patience(self.policy, asker)
             check_ask(self.name, self.policy, ask, step)
             self._check_not_forgotten(ask, chain)
             self._check_aligned(ask)
-        state = self._states.get(ask.session, State(self.name))
         check_order(self.name, self.policy, ask, step, state.last)
-        asks_owner = self.policy.approval == "owner" and ask.family not in (RECEIPT, *BEFORE_ALIGNING)
-        if asks_owner:
+        if self._asks_owner(ask):
             state.analysis.admit(self.approvals, ask, step)
+        before = self._data.memory.released
+        answer = self._answer_or_undo(ask, step, state, asker)
+        self.account.note(state.in_play, state.entities)
+        now = self._data.memory.released
+        if now is not None and now is not before:
+            self.account.keep_answered(now.to_arrays(), self._data.table.n_rows)
+        left = chain.reply(ask, step, answer.reply, answer.clear.arrays, answer.n_sites)
+        if ask.family == RECEIPT:
+            return answer.packed
+        note_answered(state, ask, step)
+        self._keep_state(ask.session, state)
+        self.ledger.begin_round()
+        self.ledger.enter(left)
+        return answer.packed
+
+    def _asks_owner(self, ask: Ask) -> bool:
+        """Whether a question is part of an analysis to which the owner wants to consent."""
+        return self.policy.approval == "owner" and ask.family not in (RECEIPT, *BEFORE_ALIGNING)
+
+    def _answer_or_undo(self, ask: Ask, step: Step, state: State, asker: str) -> Answer:
+        """Prepare an answer; one that does not leave leaves no trace: the next one counts from here."""
         earlier, released = state.copy(), self._data.memory.released
         try:
-            clear, reply, n_sites = self._prepare(ask, step, state)
-            if asks_owner:
-                state.analysis.hold(self.approvals, ask, clear.arrays, state.in_play)
-            packed = pack_reply(reply)
+            answer = self._prepare(ask, step, state)
+            if self._asks_owner(ask):
+                state.analysis.hold(self.approvals, ask, answer.clear.arrays, state.in_play)
+            return answer
         except FedstatError as error:
-            # An answer that does not leave must leave no trace either: the next one counts from here.
             state.restore(earlier)
             self._data.memory.released = released
             # A statement is on the account, a plan on what will be asked, and neither on rows.
@@ -242,24 +269,9 @@ class Site:
                 raise
             # Without its cause: a traceback that is sent on would quote what the text does not.
             raise outward from None
-        self.account.note(state.in_play, state.entities)
-        now = self._data.memory.released
-        if now is not None and now is not released:
-            self.account.keep_answered(now.to_arrays(), self._data.table.n_rows)
-        left = chain.reply(ask, step, reply, clear.arrays, n_sites)
-        if ask.family == RECEIPT:
-            return packed
-        note_answered(state, ask, step)
-        self._keep_state(ask.session, state)
-        self.ledger.begin_round()
-        self.ledger.enter(left)
-        return packed
 
-    def _prepare(self, ask: Ask, step: Step, state: State) -> tuple[Reply, Reply, int]:
-        """Run a step, hold its answer against declaration and policy, and hide what is to be hidden.
-
-        Returns the answer in clear, as it leaves, and over how many sites what is hidden is a sum.
-        """
+    def _prepare(self, ask: Ask, step: Step, state: State) -> Answer:
+        """Run a step, hold its answer against declaration and policy, and hide what is to be hidden."""
         where = f"{self.name}, step '{ask.step}'"
         masker = None if ask.masked is None else self._masker(ask, state)
         state.begin(lambda fact: self._judge(state, fact), () if masker is None else masker.sites)
@@ -282,9 +294,9 @@ class Site:
         check_columns(self.name, self.policy, ask, state.columns)
         check_counts(self.name, self.policy, ask, step, released(reply), state.entities)
         if masker is None:
-            return reply, reply, 1
+            return Answer(reply, reply, 1)
         hidden = replace(reply, arrays=mask(masker, ask, step, reply.arrays, bind_common(state, ask, step)))
-        return reply, hidden, len(masker.sites)
+        return Answer(reply, hidden, len(masker.sites))
 
     def _judge(self, state: State, fact: Any) -> None:
         """Hold what a step tells against the owner's policy."""

@@ -181,8 +181,7 @@ def open_product(
 
     `text` is a :class:`Part`, `rows` (n,) are those that take part, in the agreed order, `group` (n,) the
     pattern of each: both clients send each other a mark of these and of who the rows are, and share nothing
-    unless they agree. `dealt` is the dealer's seed (and, at client B, its share of the triple): sealed by a
-    dealing client, plain from the coordinator.
+    unless they agree. For `dealt` see :func:`read_deal`.
     """
     part = read_part(text)
     own, peer = (part.product.client_a, part.product.client_b)[:: 1 if part.first else -1]
@@ -193,15 +192,9 @@ def open_product(
     X, units = columns_of(data, state, part.columns)
     check_positions(data.name, rows, len(X))
     check_lengths(data.name, group=(group, len(rows)))
-    # With the triple, what the clients open shows their columns: whoever carries either must not read it.
-    material = dealt.tobytes()
-    if part.dealer:
-        material = Channel(keys, part.dealer, f"deal {part.number}").open(material)
-    seed, triple = material[: secure.SEED_BYTES], material[secure.SEED_BYTES :]
-    remember_seed(data, state, seed)
+    seed, Z = read_deal(data, state, part, dealt)
     digest = part.digest(keys, group)
     seed = secure.bind_seed(seed, digest)
-    Z = np.frombuffer(triple, dtype=np.int64).copy()
     encoded = secure.encode(X[rows], part.bits, data.name)
     opened = (secure.open_a if part.first else secure.open_b)(part.product, seed, encoded)
     channel = Channel(keys, part.peer, f"open {part.number}")
@@ -227,6 +220,20 @@ def open_product(
     state.keep(f"product {part.number}", held)
     marks = held.told + held.entities
     return {"opened": as_bytes(channel.seal(marks + checked.opened() + opened.tobytes()))}, ""
+
+
+def read_deal(data: SiteData, state: State, part: Part, dealt: Array) -> tuple[bytes, Ints]:
+    """Read the dealer's seed, which must be new, and at client B its shares of the triple, else none.
+
+    Sealed by a dealing client, plain from the coordinator.
+    """
+    # With the triple, what the clients open shows their columns: whoever carries either must not read it.
+    material = dealt.tobytes()
+    if part.dealer:
+        material = Channel(keys_of(state), part.dealer, f"deal {part.number}").open(material)
+    seed, triple = material[: secure.SEED_BYTES], material[secure.SEED_BYTES :]
+    remember_seed(data, state, seed)
+    return seed, np.frombuffer(triple, dtype=np.int64).copy()
 
 
 def remember_seed(data: SiteData, state: State, seed: bytes) -> None:

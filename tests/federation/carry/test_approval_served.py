@@ -20,7 +20,7 @@ from fedstat.federation.carry.plan_folder import DECISION, PENDING, SignedDecisi
 from fedstat.federation.carry.site_folder import load_identity, open_site
 from fedstat.federation.crypto.keys import Identity
 from fedstat.federation.door.owner.policy import Policy
-from fedstat.federation.partition.connect import open_carrier, read_federation
+from fedstat.federation.partition.federation_file import open_carrier, read_federation
 from fedstat.records import to_json
 
 POLICY = Policy(approval="owner")

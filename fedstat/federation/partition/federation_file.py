@@ -1,0 +1,132 @@
+"""``federation.toml``: who the sites are, and what carries questions to them.
+
+::
+
+    federation.toml    layout, carrier, and the fingerprints of the sites
+    identity.json      the coordinator's private keys, for its owner alone (mode 0600)
+    heads.json         what the sites signed of their accounts: see :mod:`fedstat.federation.carry.heads`
+    alignment.npz      vertical layout: see :mod:`fedstat.federation.rounds.lasting_alignment`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from fedstat.errors import PartitionError, SecurityError
+from fedstat.federation.carry.flare.analysis import open_analysis
+from fedstat.federation.carry.flare.kit import FLARE, START
+from fedstat.federation.carry.folder import FolderCarrier
+from fedstat.federation.carry.remote import Carrier
+from fedstat.federation.carry.site_folder import IDENTITY, load_identity, read_entries
+from fedstat.federation.crypto.keys import Identity
+from fedstat.federation.files import WRITERS, is_open
+from fedstat.federation.partition.describe import Layout
+
+FEDERATION, FOLDER = "federation.toml", "folder"
+LAYOUTS = ("horizontal", "vertical")
+APART = "apart"
+
+
+@dataclass(frozen=True, slots=True)
+class FederationFile:
+    """The entries of ``federation.toml``.
+
+    `layout` is "horizontal" or "vertical"; `sites` has a fingerprint by site, in the order of the partition;
+    `name` is for people. `exchange` is the folder through which questions go and answers come, relative to
+    that of the file, `timeout` the seconds until a site counts as silent, `min_count` the fewest entities of
+    a category level in a design. `carrier` brings questions to the sites: "folder", "flare", whose server is
+    at `host` and `port`, or the name of one that is handed to :func:`connect`. `coordinator` is the site at
+    whose institution this coordinator is, or "apart".
+    """
+
+    layout: str
+    sites: Mapping[str, str]
+    name: str = ""
+    exchange: str = "exchange"
+    timeout: float = 3600.0
+    min_count: int = 5
+    carrier: str = FOLDER
+    host: str = ""
+    port: int = 0
+    coordinator: str = APART
+
+
+@dataclass(frozen=True, slots=True)
+class FederationDescription(FederationFile):
+    """What ``federation.toml`` says, and the `folder` where it is, with the coordinator's keys."""
+
+    layout: Layout
+    folder: Path = Path()
+
+
+def read_federation(path: str | Path) -> FederationDescription:
+    """Read ``federation.toml``, given itself or by its folder."""
+    path = Path(path)
+    path = path / FEDERATION if path.is_dir() else path
+    if is_open(path, WRITERS):
+        raise SecurityError(
+            f"others may write '{path}', and so put sites of their own in the place of those that were "
+            f"pinned: chmod go-w '{path}'"
+        )
+    file = read_entries(FederationFile, path, f"make it with 'fedstat federation new {path.parent}'")
+    if file.layout not in LAYOUTS:
+        raise PartitionError(
+            f"'{path}': layout: expected \"horizontal\" (sites hold different rows of the same columns) or "
+            '"vertical" (different columns of entities that they share)'
+        )
+    if file.coordinator != APART and file.coordinator not in file.sites:
+        raise PartitionError(
+            f"'{path}': coordinator: expected \"{APART}\", or the site at whose institution it is"
+        )
+    entries = {entry.name: getattr(file, entry.name) for entry in fields(file)}
+    entries |= {"exchange": str(path.parent / file.exchange), "folder": path.parent}
+    return FederationDescription(**entries)
+
+
+def open_carrier(
+    federation: FederationDescription, timeout: float | None = None, sites: Sequence[str] | None = None
+) -> Carrier:
+    """Open what the file of a federation names, with the coordinator's keys.
+
+    `timeout`, by default that of the file, is the seconds until a site counts as silent and in which it has
+    to connect; without any of `sites`, by default all, no job of NVIDIA FLARE is started. PartitionError
+    where the file names another carrier or the keys are absent, SecurityError where others may read them; see
+    also :func:`fedstat.federation.carry.flare.analysis.open_analysis`.
+    """
+    if federation.carrier != FLARE:
+        return folder_carrier(federation, timeout)
+    return open_analysis(
+        federation.folder,
+        coordinator_identity(federation.folder),
+        federation.sites,
+        tuple(federation.sites) if sites is None else sites,
+        federation.timeout,
+        START if timeout is None else timeout,
+    )
+
+
+def folder_carrier(federation: FederationDescription, timeout: float | None = None) -> FolderCarrier:
+    """Open the folder of a federation, with the coordinator's keys."""
+    if federation.carrier != FOLDER:
+        raise PartitionError(
+            f'\'{federation.folder / FEDERATION}\': carrier: expected "{FOLDER}" or "{FLARE}"; '
+            "another one is opened by the analyst and handed to ClientPartition.connect(..., carrier=...)"
+        )
+    return FolderCarrier(
+        Path(federation.exchange),
+        coordinator_identity(federation.folder),
+        federation.sites,
+        federation.timeout if timeout is None else timeout,
+    )
+
+
+def coordinator_identity(folder: Path) -> Identity:
+    """Read the coordinator's keys."""
+    if not (folder / IDENTITY).exists():
+        raise PartitionError(
+            f"'{folder / IDENTITY}', the coordinator's keys, is absent; take it from a backup, or make a new "
+            "federation, whose fingerprint the sites then have to pin"
+        )
+    return load_identity(folder)
