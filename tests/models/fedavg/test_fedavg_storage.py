@@ -89,12 +89,6 @@ def test_what_was_loaded_can_be_evaluated_on_a_partition(results, path):
     assert loaded.evaluate(partition()).auc == result.evaluate().auc
 
 
-def test_what_was_loaded_can_be_saved_again(results, path, tmp_path):
-    loaded, again = round_trip(results["momentum"], path), tmp_path / "again.fed"
-    loaded.save(again)
-    assert again.read_bytes() == path.read_bytes()
-
-
 def test_parts_that_are_not_of_one_fit_are_refused(results, path):
     results["in clear"].save(path)
     header, arrays = unpack(path.read_bytes())

@@ -198,15 +198,6 @@ def test_what_needs_the_sites_is_refused_with_a_remedy(results, path):
         _ = loaded.auc
 
 
-@pytest.mark.parametrize("case", FITS)
-def test_what_was_loaded_can_be_saved_again(results, case, path, tmp_path):
-    loaded, again = round_trip(results[case], path), tmp_path / "again.fed"
-    loaded.save(again)
-    (header, arrays), (other, others) = unpack(path.read_bytes()), unpack(again.read_bytes())
-    assert json.loads(other["content"]) == json.loads(header["content"])
-    assert {k: v.tobytes() for k, v in others.items()} == {k: v.tobytes() for k, v in arrays.items()}
-
-
 def test_unusual_names_come_back(path):
     frame = FRAME.assign(site="Ämter «" + FRAME["site"] + '» "ü"', größe=FRAME["x"])
     result = fs.GLORE.from_formula("binary ~ größe + z", partition(frame)).fit()
@@ -240,39 +231,6 @@ def lists_of(value):
 
 def _numbers(values):
     return all(isinstance(item, int | float) for item in values)
-
-
-def test_nothing_in_the_file_runs(result, path):
-    """A JSON header and flat arrays; no trace of a pickle."""
-    result.save(path)
-    data = path.read_bytes()
-    length = int.from_bytes(data[:8], "little")
-    assert isinstance(json.loads(data[8 : 8 + length]), dict)
-    for sign in (b"\x80\x04\x95", b"\x80\x05\x95", b"cnumpy", b"numpy.core", b"numpy._core", b"copyreg"):
-        assert sign not in data
-
-
-def test_a_truncated_file_is_refused(result, path):
-    result.save(path)
-    data = path.read_bytes()
-    for length in np.linspace(0, len(data) - 1, 40).astype(int):
-        path.write_bytes(data[:length])
-        with pytest.raises(ModelError, match="not a file of results that fedstat saved"):
-            fs.load(path)
-
-
-@pytest.mark.parametrize("content", [None, "{", "[]", "{}", "null", "3", '"text"', "[" * 100_000])
-def test_a_header_without_results_is_refused(path, content):
-    header = {"format": "fedstat glm results 4"} | ({} if content is None else {"content": content})
-    path.write_bytes(pack(header, {"params": np.ones(2)}))
-    with pytest.raises(ModelError, match=r"result\.fed: the file is not whole"):
-        fs.load(path)
-
-
-def test_a_later_format_is_refused(path):
-    path.write_bytes(pack({"format": "fedstat glm results 99"}, {"x": np.ones(2)}))
-    with pytest.raises(ModelError, match=r"expected one of the formats.*glm results 4.*received.*99"):
-        fs.load(path)
 
 
 @pytest.mark.parametrize("case", ["exposure", "probit", "counts"])

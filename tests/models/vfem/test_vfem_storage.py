@@ -102,15 +102,6 @@ def test_the_ledger_comes_back(result, path):
     assert loaded.ledger.kinds_by_client() == result.ledger.kinds_by_client()
 
 
-def test_what_was_loaded_can_be_saved_again(result, path, tmp_path):
-    loaded = round_trip(result, path)
-    again = tmp_path / "again.fed"
-    loaded.save(again)
-    (header, arrays), (other, others) = unpack(path.read_bytes()), unpack(again.read_bytes())
-    assert json.loads(other["content"]) == json.loads(header["content"])
-    assert {k: v.tobytes() for k, v in others.items()} == {k: v.tobytes() for k, v in arrays.items()}
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -182,52 +173,6 @@ def test_no_value_of_an_entity_is_in_the_file(result, path):
         loaded.predict()
     with pytest.raises(NotAvailableError, match="read from a file and has no partition"):
         loaded.get_prediction()
-
-
-def test_nothing_in_the_file_runs(result, path):
-    """A JSON header and flat arrays; no trace of a pickle."""
-    result.save(path)
-    data = path.read_bytes()
-    length = int.from_bytes(data[:8], "little")
-    assert isinstance(json.loads(data[8 : 8 + length]), dict)
-    for sign in (b"\x80\x04\x95", b"\x80\x05\x95", b"cnumpy", b"numpy.core", b"numpy._core", b"copyreg"):
-        assert sign not in data
-
-
-def test_garbage_is_refused(path):
-    rng = np.random.default_rng(0)
-    for size in (0, 1, 7, 8, 9, 100, 5_000):
-        path.write_bytes(rng.bytes(size))
-        with pytest.raises(ModelError, match="not a file of results that fedstat saved"):
-            fs.load(path)
-
-
-def test_a_truncated_file_is_refused(result, path):
-    result.save(path)
-    data = path.read_bytes()
-    for length in np.linspace(0, len(data) - 1, 40).astype(int):
-        path.write_bytes(data[:length])
-        with pytest.raises(ModelError, match="not a file of results that fedstat saved"):
-            fs.load(path)
-
-
-@pytest.mark.parametrize(
-    ("header", "complaint"),
-    [
-        ({}, "expected one of the formats .*received None"),
-        ({"format": "fedstat vfem results 99"}, "received 'fedstat vfem results 99'"),
-        ({"format": "fedstat vfem results 1"}, "saved by an earlier fedstat 0.1.0"),
-        ({"format": "fedstat vfem results 3"}, "the file is not whole"),
-        ({"format": "fedstat vfem results 3", "content": "{"}, "the file is not whole"),
-        ({"format": "fedstat vfem results 3", "content": "[]"}, "the file is not whole"),
-        ({"format": "fedstat vfem results 3", "content": "{}"}, "the file is not whole"),
-        ({"format": "fedstat vfem results 3", "content": "null"}, "the file is not whole"),
-    ],
-)
-def test_other_formats_are_refused(path, header, complaint):
-    path.write_bytes(pack(header, {"x": np.ones(2)}))
-    with pytest.raises(ModelError, match=rf"result.fed: .*{complaint}"):
-        fs.load(path)
 
 
 def test_a_file_that_lost_a_part_is_refused(result, path):
