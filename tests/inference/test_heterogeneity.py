@@ -12,7 +12,6 @@ from statsmodels.stats.multitest import multipletests
 
 from fedstat.errors import EstimationError, ModelError
 from fedstat.inference.heterogeneity.heterogeneity import adjust_holm, heterogeneity
-from fedstat.inference.heterogeneity.random_effects import combine, i2_interval
 
 NAMES = ("Intercept", "age", "sex[T.male]", "$dose_")
 SITES = {"Basel": (300, 0.0), "Bern": (260, 0.2), "Genève": (190, 1.1), "Zürich": (240, -0.7)}
@@ -93,7 +92,7 @@ def logistic():
 
 def test_random_effects_equal_statsmodels(case):
     *_, fits, result = case
-    random, table = result.random_effects(), result.to_frame()
+    random, table = result.random_effects("DL", "z"), result.to_frame()
     assert (table["Q"] > table["df"]).sum() >= 1
     for j, name in enumerate(NAMES):
         b, v = np.array([[fit.beta[j], fit.cov[j, j]] for fit in fits]).T
@@ -101,7 +100,7 @@ def test_random_effects_equal_statsmodels(case):
             theirs = combine_effects(b, v, method_re="dl")
         assert_allclose(table.loc[name, "Q"], theirs.q, rtol=1e-9)
         assert_allclose(table.loc[name, "I2"], max(theirs.i2, 0.0), rtol=1e-9)
-        assert_allclose(table.loc[name, "tau2"], max(theirs.tau2, 0.0), rtol=1e-9)
+        assert_allclose(random.loc[name, "tau2"], max(theirs.tau2, 0.0), rtol=1e-9)
         assert_allclose(table.loc[name, "p_value"], stats.chi2.sf(theirs.q, 3), rtol=1e-9)
         if theirs.tau2 > 0:  # statsmodels goes on with a negative variance
             assert_allclose(random.loc[name, "estimate"], theirs.mean_effect_re, rtol=1e-10)
@@ -110,39 +109,9 @@ def test_random_effects_equal_statsmodels(case):
             assert_allclose(interval, theirs.conf_int(use_t=False)[1], rtol=1e-9)
 
 
-def test_statistics_follow_from_raw_estimates():
-    b, v = np.array([0.1, 0.9, -0.4, 0.5, 1.4]), np.array([0.04, 0.09, 0.02, 0.3, 0.1])
-    found, w = combine(b, v), 1 / v
-    mean = (w * b).sum() / w.sum()
-    Q = (w * (b - mean) ** 2).sum()
-    tau2 = (Q - 4) / (w.sum() - (w**2).sum() / w.sum())
-    star = 1 / (v + tau2)
-    centre, se = (star * b).sum() / star.sum(), np.sqrt(1 / star.sum())
-    half = stats.t.ppf(0.975, 3) * np.sqrt(tau2 + se**2)
-    assert_allclose([found.Q, found.I2, found.tau2], [Q, 1 - 4 / Q, tau2])
-    assert_allclose([found.re_estimate, found.re_std_error], [centre, se])
-    assert_allclose([found.pred_low, found.pred_high], [centre - half, centre + half])
-
-
-def test_equal_estimates_have_no_variance_between_sites():
-    found = combine(np.full(3, 0.7), np.array([0.1, 0.2, 0.4]))
-    assert_allclose([found.Q, found.I2, found.tau2], 0.0, atol=1e-25)
-    assert_allclose([found.re_estimate, found.re_std_error], [0.7, (10 + 5 + 2.5) ** -0.5])
-
-
-def test_interval_of_i2_is_the_published_one():
-    """Harrer et al. (2021), Doing Meta-Analysis in R, chapter 5: Q = 45.50 of 18 studies, by R's meta."""
-    assert_allclose(i2_interval(45.50, 18), [0.379, 0.775], atol=5e-4)
-    assert_allclose(1 - 17 / 45.50, 0.626, atol=5e-4)
-
-
-def test_interval_of_i2_where_studies_agree():
-    """Higgins and Thompson (2002): below Q = m the standard error of ln H depends on m alone."""
-    low, high = i2_interval(3.0, 5)
-    upper = np.sqrt(3.0 / 4) * np.exp(stats.norm.ppf(0.975) * np.sqrt(1 / 6 * (1 - 1 / 27)))
-    assert (low, high) == (0.0, pytest.approx(1 - 1 / upper**2))
-    assert np.isnan(i2_interval(1.5, 2)).all()
-    assert 0.0 <= i2_interval(9.0, 2)[0] < 1 - 1 / 9 < i2_interval(9.0, 2)[1] < 1.0
+def test_choices_are_checked(logistic):
+    with pytest.raises(ModelError, match=r"expected test to be one of 'adhoc', 'knha', 'z', received 't'"):
+        logistic[-1].random_effects(test="t")
 
 
 # -- the joint test ----------------------------------------------------------------------------------
@@ -268,7 +237,7 @@ def test_flags_are_large_i2_that_survives_holm(case):
     assert result.flagged == tuple(table.index[(table["I2"] > 0.5) & (holm < 0.05)]) == ("$dose_",)
     words = " ".join(result.summary().as_text().split())
     assert "The sites differ in: $dose_ (I2" in words
-    assert "random effects is too short" in words
+    assert "t quantiles on 3 degrees of freedom" in words
 
 
 def test_sites_that_agree_are_not_said_to_be_equal():

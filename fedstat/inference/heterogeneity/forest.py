@@ -39,7 +39,9 @@ def plot_forest(
     z = float(stats.norm.isf(alpha / 2.0))
     y = np.arange(len(rows) + 3) + np.repeat([0.0, GAP], [len(rows), 3])
     estimate = np.append(rows["estimate"].to_numpy(), [combined["estimate"], combined["re_estimate"]])
-    half = z * np.append(rows["std_error"].to_numpy(), [combined["std_error"], combined["re_std_error"]])
+    # The mean of random effects has t quantiles; it is half of its interval as it stands.
+    further = (combined["re_high"] - combined["re_low"]) / 2.0
+    half = np.append(z * np.append(rows["std_error"].to_numpy(), combined["std_error"]), further)
     _draw_sites(ax, y[:-3], estimate[:-2], half[:-2])
     _draw_absent(ax, y[:-3], rows["problem"][rows["estimate"].isna()], estimate[:-2])
     _draw_diamond(ax, y[-3], estimate[-2], half[-2], COMMON)

@@ -1,4 +1,4 @@
-"""One coefficient over sites: Cochran's Q, I2, and the mean of DerSimonian and Laird."""
+"""One coefficient over sites: Cochran's Q, I2, the mean of random effects, and a further site."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
+from fedstat.errors import ModelError
+from fedstat.inference.heterogeneity.between_sites import VARIANCES, further_site, weighted_mean
 from fedstat.typing import Floats
 
 NAN = float("nan")
@@ -38,36 +40,71 @@ class Combination:
     pred_high: float = NAN
 
 
-def combine(estimates: Floats, variances: Floats, alpha: float = 0.05) -> Combination:
+@dataclass(frozen=True, slots=True)
+class Combining:
+    """How `combine` finds tau2, the interval of the mean and that of a further site; in metafor's words.
+
+    `method`: "REML" or "DL". `test`: "knha", Hartung's and Knapp's standard error with t on m - 1 degrees of
+    freedom over m sites; "adhoc", the same never below that of known variances; "z", that of known variances
+    with a normal quantile. `prediction`: "confidence" as in
+    :func:`fedstat.inference.heterogeneity.between_sites.further_site`, or "t", that of metafor's ``predict``.
+    """
+
+    method: str = "REML"
+    test: str = "adhoc"
+    prediction: str = "confidence"
+
+    def __post_init__(self) -> None:
+        for what, allowed in CHOICES.items():
+            if getattr(self, what) not in allowed:
+                listed = ", ".join(map(repr, allowed))
+                raise ModelError(
+                    f"random_effects: expected {what} to be one of {listed}, received {getattr(self, what)!r}"
+                )
+
+
+CHOICES = {
+    "method": tuple(VARIANCES),
+    "test": ("adhoc", "knha", "z"),
+    "prediction": ("confidence", "t"),
+}
+USUAL = Combining()
+
+
+def combine(estimates: Floats, variances: Floats, alpha: float = 0.05, how: Combining = USUAL) -> Combination:
     """Compare sites' own estimates (K,) of one coefficient, with positive variances (K,), and average them.
 
     Sites where either is nan are left out; `alpha` is one minus the level of intervals. With weights
     w = 1 / variance over m sites: Q = sum w (b - mean)^2 on df = m - 1 (Cochran 1954), I2 = (Q - df) / Q
-    (Higgins and Thompson 2002) and tau2 = (Q - df) / (sum w - sum w^2 / sum w) (DerSimonian and Laird 1986),
-    both not below zero. The interval of the mean is normal, and too short for few sites; that of a further
-    site has t on m - 2 degrees of freedom (Higgins, Thompson and Spiegelhalter 2009) and needs three sites.
+    (Higgins and Thompson 2002), not below zero. tau2 and the intervals are found as `how` says; that of a
+    further site needs three sites.
 
     References
     ----------
     Cochran, The combination of estimates from different experiments, Biometrics 10 (1954) 101-129.
     DerSimonian and Laird, Meta-analysis in clinical trials, Controlled Clinical Trials 7 (1986) 177-188.
+    Viechtbauer, Bias and efficiency of meta-analytic variance estimators in the random-effects model,
+    J. Educ. Behav. Statist. 30 (2005) 261-293.
     Higgins and Thompson, Quantifying heterogeneity in a meta-analysis, Stat. Medicine 21 (2002) 1539-1558.
-    Higgins, Thompson and Spiegelhalter, A re-evaluation of random-effects meta-analysis, J. R. Statist.
-    Soc. A 172 (2009) 137-159.
+    Knapp and Hartung, Improved tests for a random effects meta-regression with a single covariate,
+    Stat. Medicine 22 (2003) 2693-2710.
+    Nagashima, Noma and Furukawa, Prediction intervals for random-effects meta-analysis: a confidence
+    distribution approach, Stat. Methods Med. Res. 28 (2019) 1689-1702.
     """
     known = np.isfinite(estimates) & np.isfinite(variances)
     b, v = estimates[known], variances[known]
     m = len(b)
     if m < 2:
         return Combination(m)
-    w = 1.0 / v
-    Q = float(w @ (b - w @ b / w.sum()) ** 2)
-    # By moments: the expectation of Q is m - 1 where the effects are equal.
-    tau2 = max(0.0, (Q - (m - 1)) / float(w.sum() - w @ w / w.sum()))
-    w_re = 1.0 / (v + tau2)
-    mean, se = float(w_re @ b / w_re.sum()), float(w_re.sum() ** -0.5)
-    half = float(stats.norm.isf(alpha / 2.0)) * se
-    further = float(stats.t.isf(alpha / 2.0, m - 2)) * (tau2 + se**2) ** 0.5 if m > 2 else NAN
+    Q = float(weighted_mean(b, v, 0.0)[2])
+    tau2 = VARIANCES[how.method](b, v)
+    mean, se, quantile = _mean(b, v, tau2, alpha, how.test)
+    pred = NAN, NAN
+    if m > 2 and how.prediction == "t":
+        further = quantile * (tau2 + se**2) ** 0.5
+        pred = mean - further, mean + further
+    elif m > 2:
+        pred = further_site(b, v, alpha)
     low, high = i2_interval(Q, m, alpha)
     return Combination(
         sites=m,
@@ -80,11 +117,22 @@ def combine(estimates: Floats, variances: Floats, alpha: float = 0.05) -> Combin
         tau2=tau2,
         re_estimate=mean,
         re_std_error=se,
-        re_low=mean - half,
-        re_high=mean + half,
-        pred_low=mean - further,
-        pred_high=mean + further,
+        re_low=mean - quantile * se,
+        re_high=mean + quantile * se,
+        pred_low=pred[0],
+        pred_high=pred[1],
     )
+
+
+def _mean(b: Floats, v: Floats, tau2: float, alpha: float, test: str) -> tuple[float, float, float]:
+    """Mean effect, its standard error, and the quantile of its interval."""
+    mean, variance, Q = (float(part) for part in weighted_mean(b, v, tau2))
+    if test == "z":
+        return mean, variance**0.5, float(stats.norm.isf(alpha / 2.0))
+    # The spread of the estimates about their mean, against what known variances make of it.
+    spread = Q / (len(b) - 1)
+    factor = max(spread, 1.0) if test == "adhoc" else spread
+    return mean, (variance * factor) ** 0.5, float(stats.t.isf(alpha / 2.0, len(b) - 1))
 
 
 def i2_interval(Q: float, m: int, alpha: float = 0.05) -> tuple[float, float]:

@@ -107,8 +107,8 @@ def _notes(result: SiteComparison) -> list[str]:
     most = int(result.table["sites"].max())
     if 1 < most < FEW_SITES:
         notes.append(
-            f"With {most} sites Q has little power, tau is poorly determined, and the normal interval of the "
-            "random effects is too short."
+            f"With {most} sites Q has little power, and tau is poorly determined: the interval of the random "
+            f"effects has t quantiles on {most - 1} degree{'s' * (most > 2)} of freedom, and is wide."
         )
     parts = (
         "The score test and the changes (one Newton step, in standard errors of the common model) come from "
@@ -118,7 +118,8 @@ def _notes(result: SiteComparison) -> list[str]:
         "estimate without each site needs their parts, see fit(masked=False)."
     )
     notes.append(
-        "Q, I2, tau and the random effects (DerSimonian and Laird) compare the sites' own estimates. "
+        "Q, I2, tau and the random effects (REML, with Hartung and Knapp's standard errors) compare the "
+        "sites' own estimates. "
         f"{parts} I2 is the share of the spread that is not chance, with its "
         f"{100 * (1 - result.alpha):g} % interval."
     )

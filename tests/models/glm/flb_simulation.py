@@ -89,7 +89,7 @@ def run(job):
     own = compared.estimates.to_numpy(), compared.std_errors.to_numpy()
     methods |= {f"own fit, {site}": One(b, se) for site, b, se in zip(SITES, *own, strict=True)}
     methods["meta, fixed effects"] = One(*weigh_by_precision(*own))
-    table = compared.random_effects()
+    table = compared.random_effects("DL", "z")
     methods["meta, random effects"] = One(table["estimate"].to_numpy(), table["std_error"].to_numpy())
     if family:
         methods |= {name: one(descend(model, partition, number)) for name, model in FAMILY.items()}
