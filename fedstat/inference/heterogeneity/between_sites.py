@@ -39,7 +39,8 @@ def restricted_likelihood(b: Floats, v: Floats) -> float:
 
     def loss(tau2: Floats | float) -> Floats:
         _, variance, Q = weighted_mean(b, v, tau2)
-        return np.log(v + np.asarray(tau2)[..., None]).sum(axis=-1) - np.log(variance) + Q
+        logs = np.log(v + np.asarray(tau2)[..., None]).sum(axis=-1)
+        return np.asarray(logs - np.log(variance) + Q)
 
     # It may have two maxima: the best of a grid is refined, and zero is one of its points.
     grid = np.append(0.0, GRID * max(float(np.var(b, ddof=1)), float(v.mean())))
@@ -98,4 +99,4 @@ def _where_q_is(Q: Floats, b: Floats, v: Floats) -> Floats:
         middle = (low + high) / 2.0
         above = weighted_mean(b, v, middle)[2] > Q
         low, high = np.where(above, middle, low), np.where(above, high, middle)
-    return (low + high) / 2.0
+    return np.asarray((low + high) / 2.0)
