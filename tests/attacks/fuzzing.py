@@ -20,6 +20,7 @@ from functools import partial
 from io import BytesIO
 from itertools import count
 from pathlib import Path
+from shutil import copytree
 
 import numpy as np
 import pandas as pd
@@ -465,7 +466,7 @@ def make_targets(home: Path) -> dict[str, Callable[[Random], object]]:
         "questions": questions,
         "replies": in_text(reply, unpack_reply, mangled),
         "envelopes": envelopes(coordinator),
-        "exchange folder": exchange(home, north, coordinator),
+        "exchange folder": exchange(copytree(north, home / "served"), coordinator),
         "policy.toml": in_file(north / "policy.toml", mangled, Policy.from_toml),
         "policies on their way": in_text(
             (north / "policy.toml").read_bytes(),
@@ -576,8 +577,11 @@ def envelopes(identity: Identity):
     return target
 
 
-def exchange(home: Path, folder: Path, coordinator: Identity):
-    """Files of strangers and of the coordinator in the folder of a served site, which keeps its account."""
+def exchange(folder: Path, coordinator: Identity):
+    """Files of strangers and of the coordinator in the folder of a served site, which keeps its account.
+
+    The site's folder is its own: who finds its files altered answers nothing more.
+    """
     served = open_site(folder)
     asks = Path(read_description(folder).exchange, "North", "asks")
     asks.mkdir(parents=True, exist_ok=True)
