@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 import fedstat as fs
-from fedstat.errors import DescriptionError, SecurityError
+from fedstat.errors import DescriptionError, PolicyError, SecurityError
 from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.crypto import product as secure
 from fedstat.federation.crypto.boxes import Channel
@@ -81,7 +81,7 @@ class Coordinator:
             **product
         )
 
-    def multiply(self, number, group_a, group_b, rows=(EVERY, EVERY)):
+    def multiply(self, number, group_a, group_b, rows=(EVERY, EVERY), both=None):
         """A product of A and B that the coordinator deals for, with the random tables that it drew."""
         told_a, product = self.describe("A", "B", "", number, G, n=len(group_a))
         told_b, _ = self.describe("A", "B", "", number, G, first=False, n=len(group_a))
@@ -91,9 +91,14 @@ class Coordinator:
             for seed, group in zip(drawn, (group_a, group_b), strict=True)
         )
         Z_b = deal_shares(product, seed_a, seed_b, group_a)
+        more = {} if both is None else {"both": both}
         dealt = as_array(drawn[0]), as_array(drawn[1] + Z_b)
-        a = self.ask("A", "open_product", told_a, rows=rows[0], group=group_a, dealt=dealt[0])["opened"]
-        b = self.ask("B", "open_product", told_b, rows=rows[1], group=group_b, dealt=dealt[1])["opened"]
+        a = self.ask("A", "open_product", told_a, rows=rows[0], group=group_a, dealt=dealt[0], **more)[
+            "opened"
+        ]
+        b = self.ask("B", "open_product", told_b, rows=rows[1], group=group_b, dealt=dealt[1], **more)[
+            "opened"
+        ]
         share_a = self.ask("A", "share_product", json.dumps(number), opened=b)["share"]
         share_b = self.ask("B", "share_product", json.dumps(number), opened=a)["share"]
         return share_a + share_b, secure._stream_u(product, seed_a)[:N], secure._stream_v(product, seed_b)[:N]
@@ -147,17 +152,35 @@ def test_rows_of_different_entities_are_not_multiplied(monkeypatch):
     assert shift_of_entities() < 1e-4
 
 
-@pytest.mark.parametrize("untold", [True, False])
-def test_means_are_filled_in_for_entities_of_which_numbers_leave_anyway(untold, monkeypatch):
-    """Who lets no value of an entity leave takes no rows of which a client does not say whose they are."""
-    monkeypatch.setattr(product_steps, "mark_entities", lambda *told: bytes(16))
-    policy = "open" if untold else fs.Policy(refused_kinds=frozenset({"per entity"}))
-    asking = Coordinator(["A", "B"], policy)
-    if untold:
-        assert asking.multiply("1", GROUP, GROUP)[0].shape == (G, 2, 2)
-    else:
-        with pytest.raises(SecurityError, match="not of the same entities"):
-            asking.multiply("1", GROUP, GROUP)
+def row_from_products_that_differ(policy):
+    """The product of one row of A with one of B, from two products: in one it is in another group."""
+    asking, moved = Coordinator(["A", "B"], policy), GROUP.copy()
+    moved[N // G] -= 1
+    first, again = (asking.multiply(str(k), group, group)[0] for k, group in enumerate((GROUP, moved)))
+    return np.ldexp((again - first)[0].astype(float), -2 * BITS)
+
+
+def test_groups_of_two_products_do_not_differ_by_a_row():
+    other = FRAMES["B"][COLUMNS["B"]].to_numpy()
+    other = (other - other.mean(0)) / other.std(0)
+    found = row_from_products_that_differ("open")
+    np.testing.assert_allclose(found, np.outer(TRUTH[N // G], other[N // G]), atol=1e-6)
+    with pytest.raises(PolicyError, match=r"A: refused; its policy \(differencing\)"):
+        row_from_products_that_differ(fs.Policy.strict(order="any", dealer="any", discrete="any"))
+
+
+def filled_in_for(hidden):
+    """A product in which A is told that B lacks some entities, and B that A does."""
+    asking = Coordinator(["A", "B"])
+    return asking.multiply("1", GROUP, GROUP, both=~np.isin(EVERY, hidden))[0]
+
+
+def test_no_entity_that_both_have_is_called_filled_in(monkeypatch):
+    """Of an entity that is filled in, nobody compares whose it is."""
+    with pytest.raises(SecurityError, match="not of the same entities"):
+        filled_in_for([3])
+    monkeypatch.setattr(product_steps.OpenProduct, "_check_entities", lambda *told: None)
+    assert filled_in_for([3]).shape == (G, 2, 2)
 
 
 def test_a_dealers_seed_serves_once():

@@ -14,7 +14,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -24,12 +24,12 @@ from fedstat.federation.crypto import product as secure
 from fedstat.federation.crypto.boxes import Channel
 from fedstat.federation.crypto.checksum import Checked, deal_checksum
 from fedstat.federation.crypto.keys import PairKeys, encode
-from fedstat.federation.door.facts import DealtBy, Entities, GroupSums
+from fedstat.federation.door.facts import DealtBy, DivisionOfRows, Entities, GroupSums
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
 from fedstat.federation.rounds.key_agreement import keys_of
 from fedstat.federation.tables.table import entities_of
-from fedstat.typing import Array, Floats, Ints
+from fedstat.typing import Array, Bools, Floats, Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,8 @@ class OpenProduct:
     `Z` are B's shares of the triple, flat, those of the checksum at the end.
 
     `told` is the mark of what this client was told of the product, `entities` that of who its rows are; the
-    other one's must be the same.
+    other one's must be the same. Both clients have records of `both` (n,); where means are filled in for
+    others, `own` (n,) are this one's records, and else empty.
     """
 
     part: Part
@@ -75,6 +76,8 @@ class OpenProduct:
     group: Ints
     told: bytes
     entities: bytes
+    both: Bools
+    own: Bools
     seed: bytes
     Z: Ints
     encoded: Ints
@@ -83,11 +86,11 @@ class OpenProduct:
     channel: Channel
     mask: bytes
 
-    def share(self, message: Array, untold: bool) -> tuple[Ints, Ints]:
+    def share(self, message: Array) -> tuple[Ints, Ints]:
         """Shares of product (groups, p, q) and checksum (groups,), from what the other client opened.
 
         A SecurityError where the other client was told of another product, or of other groups, or its rows
-        are of other entities; `untold` allows rows of which a client cannot say whose they are.
+        are of other entities.
         """
         product, group = self.part.product, self.group
         content = self.channel.open(message.tobytes())
@@ -97,22 +100,25 @@ class OpenProduct:
                 f"{self.channel.site}: was told of another product than '{self.part.peer}', or of other "
                 "groups of the rows; nothing of it was released"
             )
-        self._check_entities(content[MARK : 2 * MARK], untold)
+        start = 2 * MARK + len(np.packbits(self.own))
+        self._check_entities(content[MARK : 2 * MARK], content[2 * MARK : start])
         shape = product.shape_b if self.part.first else product.shape_a
-        start = 2 * MARK + self.checked.bytes_opened
-        other = np.frombuffer(content[start:], dtype=np.int64).reshape(shape).copy()
+        end = start + self.checked.bytes_opened
+        other = np.frombuffer(content[end:], dtype=np.int64).reshape(shape).copy()
         Z, Z_check = np.split(self.Z, [len(self.Z) - product.groups]) if len(self.Z) else (self.Z, self.Z)
-        check = self.checked.share(content[2 * MARK : start], group, Z_check, self.mask)
+        check = self.checked.share(content[start:end], group, Z_check, self.mask)
         if self.part.first:
             return secure.share_a(product, self.seed, self.encoded, other, group, self.mask), check
         Z_b = Z.reshape(product.shape)
         return secure.share_b(product, self.seed, other, Z_b, group, self.mask), check
 
-    def _check_entities(self, of_peer: bytes, untold: bool) -> None:
+    def _check_entities(self, mark: bytes, own: bytes) -> None:
         """Require rows of the same entities in the same order, which a product would mix otherwise."""
-        if untold and UNTOLD in (of_peer, self.entities):
-            return
-        if not hmac.compare_digest(of_peer, self.entities) or of_peer == UNTOLD:
+        told = np.frombuffer(own, dtype=np.uint8)
+        theirs = np.unpackbits(told, count=len(self.own)).astype(np.bool_)
+        # Of an entity that both have, neither may be told that the other lacks it.
+        shared = np.array_equal(self.own & theirs, self.both) or not len(self.own)
+        if not (shared and hmac.compare_digest(mark, self.entities)):
             raise SecurityError(
                 f"{self.channel.site}: the rows of this product are not of the same entities, in the same "
                 f"order, as those of '{self.part.peer}'; nothing of it was released. Align the sites again"
@@ -151,20 +157,16 @@ def deal_shares(product: secure.MatrixProduct, seed_a: bytes, seed_b: bytes, gro
 
 MARK = 16
 """Bytes of a keyed digest: who cannot compute it finds no two things of one mark."""
-UNTOLD = bytes(MARK)
-"""In the place of a mark, where means are filled in for entities that a client does not know."""
 
 
 def mark_entities(data: SiteData, key: bytes, rows: Ints) -> bytes:
     """Mark the entities in some rows of the table, in order, under a key that the two clients alone have."""
-    if (rows < 0).any():
-        return UNTOLD
     return hmac.digest(key, encode("entities", entities_of(data.table)[rows].tobytes()), "sha256")[:MARK]
 
 
 RowsOf: TypeAlias = Callable[[State, str], Ints]
 ColumnsOf: TypeAlias = Callable[[SiteData, State, str], tuple[Floats, Floats | None]]
-Behind: TypeAlias = Callable[[SiteData, State, Part, Ints, Ints], GroupSums]
+Behind: TypeAlias = Callable[[SiteData, State, Part, Ints, Ints, Bools], tuple[Any, ...]]
 
 
 def open_product(
@@ -176,12 +178,14 @@ def open_product(
     rows: Ints,
     group: Ints,
     dealt: Array,
+    both: Bools | None = None,
 ) -> tuple[dict[str, Array], str]:
     """Send the other client this client's columns less a random table.
 
     `text` is a :class:`Part`, `rows` (n,) are those that take part, in the agreed order, `group` (n,) the
     pattern of each: both clients send each other a mark of these and of who the rows are, and share nothing
-    unless they agree. For `dealt` see :func:`read_deal`.
+    unless they agree. Where means are filled in, `both` (n,) says of which rows both clients have records,
+    and they show each other which they have. For `dealt` see :func:`read_deal`.
     """
     part = read_part(text)
     own, peer = (part.product.client_a, part.product.client_b)[:: 1 if part.first else -1]
@@ -192,6 +196,12 @@ def open_product(
     X, units = columns_of(data, state, part.columns)
     check_positions(data.name, rows, len(X))
     check_lengths(data.name, group=(group, len(rows)))
+    of_table = rows_of(state, part.columns)[rows]
+    mine = of_table >= 0
+    shared = mine if both is None else both
+    check_lengths(data.name, both=(shared, len(rows)))
+    if not (mine >= shared).all() or (both is None and not mine.all()):
+        raise MessageError(f"{data.name}: array 'both' must name rows of which it has records, or all are")
     seed, Z = read_deal(data, state, part, dealt)
     digest = part.digest(keys, group)
     seed = secure.bind_seed(seed, digest)
@@ -207,8 +217,10 @@ def open_product(
         part=part,
         rows=rows,
         group=group,
-        told=hmac.digest(key, encode("product", digest), "sha256")[:MARK],
-        entities=mark_entities(data, key, rows_of(state, part.columns)[rows]),
+        told=hmac.digest(key, encode("product", digest, shared.tobytes()), "sha256")[:MARK],
+        entities=mark_entities(data, key, of_table[shared]),
+        both=shared,
+        own=mine if both is not None else mine[:0],
         seed=seed,
         Z=Z,
         encoded=encoded,
@@ -218,7 +230,7 @@ def open_product(
         mask=mask,
     )
     state.keep(f"product {part.number}", held)
-    marks = held.told + held.entities
+    marks = held.told + held.entities + np.packbits(held.own).tobytes()
     return {"opened": as_bytes(channel.seal(marks + checked.opened() + opened.tobytes()))}, ""
 
 
@@ -261,9 +273,8 @@ def share_product(
     held = state.use(name, OpenProduct, "this product was not opened here; ask 'open_product' first")
     # A share is of the entities that both have, and may rest on fewer than the client's columns do.
     state.rest_on(len(held.rows))
-    state.tell(behind(data, state, held.part, held.rows, held.group))
-    # Means are filled in where numbers for each entity leave, and those hide less than a product does.
-    share, check = held.share(opened, untold="per entity" not in data.policy.refused_kinds)
+    state.tell(*behind(data, state, held.part, held.rows, held.group, held.both))
+    share, check = held.share(opened)
     # A triple serves once: two openings under one random table differ by the difference of the columns.
     state.forget(name)
     weights = held.checked.weights
@@ -280,6 +291,9 @@ def as_bytes(message: bytes) -> Array:
 PART = Declared("control", "shape and names of a product of two institutions' columns")
 GROUP = Declared("presence", "missing pattern of the entities that both have", dtype="int64")
 ROWS = Declared("presence", "which of its entities both have", dtype="int64")
+BOTH = Declared(
+    "presence", "of which both have records, where means are filled in", dtype="bool", optional=True
+)
 SEALED = Declared("sealed", "columns less a random table, for one other institution", dtype="uint8")
 DEALT = Declared("sealed", "seed and share of a random triple, for one institution", dtype="uint8")
 
@@ -289,14 +303,14 @@ def product_steps(columns_of: ColumnsOf, rows_of: RowsOf, behind: Behind) -> Map
 
     ``columns_of(data, state, which)`` gives the columns (rows, q) that are called so, at a mean square of
     one, and their units (q,), or None where they are standardised; ``rows_of(state, which)`` the rows of the
-    site's table that these are, (rows,), -1 for filled in. ``behind(data, state, part, rows, group)``
+    site's table that these are, (rows,), -1 for filled in. ``behind(data, state, part, rows, group, both)``
     tells what the products of `rows`, (n,), by `group`, (n,), rest on.
     """
     return {
         "deal_product": Step(deal_product, {"group": GROUP}, {"for_a": DEALT, "for_b": DEALT}, PART),
         "open_product": Step(
             partial(open_product, columns_of, rows_of),
-            {"rows": ROWS, "group": GROUP, "dealt": DEALT},
+            {"rows": ROWS, "group": GROUP, "dealt": DEALT, "both": BOTH},
             {"opened": replace(SEALED, behind=(DealtBy,))},
             PART,
         ),
@@ -308,19 +322,19 @@ def product_steps(columns_of: ColumnsOf, rows_of: RowsOf, behind: Behind) -> Map
                     "masked share",
                     "share of the products by pattern: random but for the sum",
                     3,
-                    behind=(Entities, GroupSums),
+                    behind=(Entities, GroupSums, DivisionOfRows),
                 ),
                 "check": Declared(
                     "masked share",
                     "share of a checksum of the products, by pattern",
-                    behind=(Entities, GroupSums),
+                    behind=(Entities, GroupSums, DivisionOfRows),
                 ),
                 "weights": Declared("control", "random weights of the columns in the checksum"),
                 "units": Declared(
                     "aggregate",
                     "root mean squares of the columns that are multiplied",
                     optional=True,
-                    behind=(Entities, GroupSums),
+                    behind=(Entities, GroupSums, DivisionOfRows),
                 ),
             },
             Declared("control", "which product"),

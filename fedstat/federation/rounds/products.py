@@ -31,8 +31,8 @@ class Side:
 
     `place` is where they stand in the matrix of products; `rows` (m,) are the positions of its entities among
     those of the fit, ascending; `code` (m,) the pattern of each by which products are summed, -1 for those
-    that count as missing here. `own` (m,) tells which are records of the client, all where it is None: the
-    columns are zero in the others, of which it could not say which entities they are.
+    that count as missing here. `own` (m,) tells which are records of the client, all where it is None: in the
+    others means are filled in, and it cannot say which entities they are.
     """
 
     site: str
@@ -48,14 +48,13 @@ class Side:
         return int(self.place.stop - self.place.start)
 
     @property
-    def chosen(self) -> Ints:
-        """Which of its rows do not count as missing, and are its own."""
-        return np.flatnonzero(self.code >= 0 if self.own is None else (self.code >= 0) & self.own)
-
-    @property
     def present(self) -> Ints:
-        """Positions of these among the entities of the fit."""
-        return self.rows[self.chosen]
+        """Positions of the entities that do not count as missing."""
+        return self.rows[self.code >= 0]
+
+    def owns(self, rows: Ints) -> Bools:
+        """Which of some of its rows are its own."""
+        return np.ones(len(rows), dtype=np.bool_) if self.own is None else self.own[rows]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +112,10 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One secure product on its way; of the m entities that both have, rows at either side and pattern."""
+    """One secure product on its way; of the m entities that both have, rows at either side and pattern.
+
+    Where means are filled in, `both` (m,) are the entities of which both have a record.
+    """
 
     conversation: Conversation
     number: str
@@ -123,6 +125,7 @@ class Run:
     bits: int
     rows: tuple[Ints, Ints]
     group: Ints
+    both: Bools | None = None
 
     @classmethod
     def of(
@@ -132,7 +135,8 @@ class Run:
         a, b = sides
         common, at_a, at_b = np.intersect1d(a.present, b.present, assume_unique=True, return_indices=True)
         # Positions among the rows of each site, of which some may count as missing.
-        rows = a.chosen[at_a], b.chosen[at_b]
+        rows = np.flatnonzero(a.code >= 0)[at_a], np.flatnonzero(b.code >= 0)[at_b]
+        filled = not (a.own is None and b.own is None)
         product = secure.MatrixProduct(a.site, b.site, len(common), a.width, b.width, groups)
         return cls(
             conversation=asking,
@@ -143,6 +147,7 @@ class Run:
             bits=bits,
             rows=rows,
             group=a.code[rows[0]],
+            both=a.owns(rows[0]) & b.owns(rows[1]) if filled else None,
         )
 
     def describe(self, first: bool) -> str:
@@ -178,9 +183,12 @@ class Run:
     def open_asks(self, dealt: tuple[Array, Array]) -> list[Ask]:
         """Ask both clients for what they show each other."""
         texts = self.describe(True), self.describe(False)
+        more = {} if self.both is None else {"both": self.both}
         asked = zip(self.sides, texts, self.rows, dealt, strict=True)
         return [
-            self.conversation.ask(side.site, "open_product", text, rows=rows, group=self.group, dealt=one)
+            self.conversation.ask(
+                side.site, "open_product", text, rows=rows, group=self.group, dealt=one, **more
+            )
             for side, text, rows, one in asked
         ]
 

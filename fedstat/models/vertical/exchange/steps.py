@@ -207,9 +207,14 @@ def left_out(code: Ints) -> LeftOut:
 
 
 def behind_product(
-    rules: ExchangeRules, data: SiteData, state: State, part: Part, rows: Ints, group: Ints
-) -> GroupSums:
-    """Tell what the products of some rows by group rest on; one of the columns may be the response."""
+    rules: ExchangeRules, data: SiteData, state: State, part: Part, rows: Ints, group: Ints, both: Bools
+) -> tuple[GroupSums, GroupSums, DivisionOfRows]:
+    """Tell what the products of some rows by group rest on; one of the columns may be the response.
+
+    They are sums over the rows of which `both` clients have records, also where means are filled in.
+    """
+    of_table = table_rows(state, part.columns)[rows]
+    summed = GroupSums(group[both]), DivisionOfRows("", group[both], of_table[both])
     each = part.product.columns_a * part.product.columns_b
     require_groups(data.name, group, part.product.groups, each)
     columns = part.product.columns_a + part.product.columns_b - 1
@@ -217,7 +222,7 @@ def behind_product(
     if part.columns == RESPONSE:
         response = staged_response(state)
         response.beside.add(part.number, others, group)
-        return GroupSums(group, columns, detail=response.detail, beside=response.beside.counts)
+        return GroupSums(group, columns, detail=response.detail, beside=response.beside.counts), *summed
     staged: StagedBlock = state.look_at("staged block")  # the opened columns are of its rows
     staged.beside.add(part.number, others, group)
     code = np.full(len(staged.X), -1, dtype=np.int64)
@@ -225,7 +230,7 @@ def behind_product(
     weights, times = None, 1
     if part.columns in rules.weights:
         weights, times = rules.weights[part.columns](data, state)
-    return staged.groups(code, columns, times, weights)
+    return staged.groups(code, columns, times, weights), *summed
 
 
 CODE = Declared("presence", "fold or missing pattern of each entity", dtype="int64")

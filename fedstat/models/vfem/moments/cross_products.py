@@ -92,22 +92,14 @@ def multiplied_products(
     """
     edges = np.cumsum([0, *columns.widths])
     which = BLOCK if columns.stage == "columns" else columns.stage
-    # Means that are filled in are zero in the columns, and not in what follows from coefficients.
     sides = [
-        Side(
-            k,
-            which,
-            slice(edges[j], edges[j + 1]),
-            layout.rows[k],
-            np.zeros_like(layout.rows[k]),
-            layout.own(k) if which == BLOCK else None,
-        )
-        for j, k in enumerate(layout.clients)
+        Side(k, which, slice(edges[j], edges[j + 1]), rows, np.zeros_like(rows), layout.own(k))
+        for j, (k, rows) in enumerate(layout.rows.items())
     ]
     blocks, pairs, few = {}, {}, 0
     for j, k in combinations(range(len(sides)), 2):
         one, two = sides[j], sides[k]
-        common = len(np.intersect1d(one.present, two.present, assume_unique=True))
+        common = len(np.intersect1d(one.rows, two.rows, assume_unique=True))
         if common >= least_entities(one.width + two.width - 1, options.min_count):
             pairs[j, k] = one, two
         else:
