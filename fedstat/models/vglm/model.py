@@ -196,9 +196,10 @@ class VerticalGLM(VerticalModel):
             small effects that the lasso itself leaves out. The entities have to determine the estimate
             without a penalty, and the path begins at a larger lambda, where the first selects nothing.
         path : {"quadratic", "exact"}
-            Of other families than the normal one: whether fits at other lambdas than the chosen one are
-            those of a quadratic model of the loss at the chosen one, or exact. Every exact fit takes some
-            rounds of linear predictors, and about as many of these as there are columns tell of the rows.
+            Of other families than the normal one: whether fits are solved at a few lambdas that lead to the
+            chosen one, the others being proposals of a quadratic model of the loss there (``status`` of
+            :attr:`VerticalGLMResults.path`), or at all of them. Every solved fit takes some rounds of linear
+            predictors, and about as many of these as there are columns tell of the rows.
         exchange : {"products", "admm"}
             What passes. "products": as the class says. "admm": in every round the masked linear predictors
             of the institutions' own penalised least squares, any family; coefficients reach the coordinator
@@ -231,7 +232,8 @@ class VerticalGLM(VerticalModel):
             Whether linear predictors of the other families are added up under pairwise masks, which hides an
             institution's part of one step and not of many; see the notes of the summary.
         tol : float
-            Largest violation of the stationarity conditions, as a share of the largest lambda.
+            Largest violation of the stationarity conditions, as a share of the largest lambda, of every fit
+            that is solved; with exchange="admm" `eps` is in its place.
         max_moved : float, optional
             Of missing="em": largest share of the entities in missing patterns that are too small to be
             released, and count as missing at an institution that has them. By default .05, or any share where
@@ -346,11 +348,11 @@ class VerticalGLM(VerticalModel):
 
 def warn_unless_converged(outcome: Outcome) -> None:
     """Warn of fits that are no stationary points."""
-    path = outcome.fitted.path
-    wrong = int((~path.converged).sum())
+    path, tol = outcome.fitted.path, outcome.plan.setup.tol
+    wrong = int((path.solved & ~path.converged).sum())
     if wrong:
         warn(
-            f"{wrong} of the {len(path.lambdas)} fits of the path did not converge (largest violation "
-            f"{np.nanmax(path.kkt):.1e} of lambda_max, tolerance {outcome.plan.setup.tol:.0e}); see .path",
+            f"{wrong} of the {path.solved.sum()} fits of the path that were solved did not converge (largest "
+            f"violation {np.nanmax(path.kkt):.1e} of lambda_max, tolerance {tol:.0e}); see .path",
             ConvergenceWarning,
         )

@@ -121,19 +121,19 @@ class VerticalGLMResults(
 
     @property
     def path(self) -> pd.DataFrame:
-        """One row per lambda: half the mean deviance, criteria, violation of stationarity, convergence."""
-        s = self.selection
-        columns = {"loss": s.loss, **s.criteria, "kkt": s.kkt, "converged": s.converged}
-        return pd.DataFrame(columns, index=pd.Index(s.lambdas, name="lambda"))
+        """One row per lambda: half the mean deviance, criteria, status, violation of stationarity.
+
+        A fit of ``status`` "solved" has ``kkt``, the violation at its coefficients as a share of lambda_max.
+        One "proposed" by a quadratic model of the loss is approximate, has none and has not ``converged``.
+        """
+        return self.selection.table
 
     @property
     def path_params(self) -> pd.DataFrame:
-        """Coefficients at every lambda."""
-        s = self.selection
+        """Coefficients at every lambda; :attr:`path` tells which are solutions."""
+        s, index = self.selection, self.path.index
         values = np.column_stack([s.intercepts, s.coefficients])
-        return pd.DataFrame(
-            values, index=pd.Index(s.lambdas, name="lambda"), columns=list(self.estimate.names)
-        )
+        return pd.DataFrame(values, index=index, columns=list(self.estimate.names))
 
     @property
     def refit(self) -> RefitResults:
@@ -301,11 +301,11 @@ class VerticalGLMResults(
     # -- pictures --------------------------------------------------------------------------------
 
     def plot_path(self, ax: Axes | None = None) -> Axes:
-        """Draw the coefficients of standardised size over lambda, coloured by client."""
-        return plots.plot_path(self.estimate, self.selection.lambdas, self.path_params, self.lam, ax)
+        """Draw the coefficients over lambda, coloured by client; dotted where they are proposed."""
+        return plots.plot_path(self.estimate, self.selection.solved, self.path_params, self.lam, ax)
 
     def plot_criterion(self, criterion: str | None = None, ax: Axes | None = None) -> Axes:
-        """Draw a criterion over lambda; by default the one that chose.
+        """Draw a criterion over lambda, hollow where the fit is proposed; by default the one that chose.
 
         Parameters
         ----------
@@ -379,6 +379,8 @@ class VerticalGLMResults(
             rows["Selected"] = f"{np.count_nonzero(s.coefficients[s.chosen])} of {s.coefficients.shape[1]}"
             rows["Lambda"] = number(self.lam)
             rows["Chosen by"] = s.select if len(s.lambdas) > 1 else "given"
+        if not s.solved.all():
+            rows["Lambdas solved"] = f"{s.solved.sum()} of {len(s.lambdas)}"
         rows["KKT violation"] = f"{s.kkt[s.chosen]:.1e} of lambda_max"
         return list(rows.items())
 

@@ -111,7 +111,8 @@ def debiased_fit(
     def select(path: Path) -> int:
         return choose(score_path(path, n, distribution.name), "aic")
 
-    lasso = replace(follower, setup=setup, lambdas=grid, select=select, steps=None, scale=scale, seen={})
+    lasso = replace(follower, setup=setup, lambdas=grid, select=select, steps=None, scale=scale)
+    lasso.seen, lasso.solved = {}, {}
     path, best, at = yield from lasso.quadratic(point, H)
     H = yield from oracle.hessian(at)
     dispersion = 1.0

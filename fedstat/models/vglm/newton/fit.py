@@ -115,7 +115,7 @@ def fit_path(
     follower, fit = yield from _follow_path(oracle, distribution, start, select, exact=exact)
     if further.folds is not None:
         oracle.left += further.folds.parts
-        fit = yield from use_folds(follower, fit, further.folds, exact=exact)
+        fit = yield from use_folds(follower, fit, further.folds)
     support, apart = fit.path.selected[fit.chosen], further.apart
     if apart is None:
         refit = yield from refit_support(oracle, fit.point, fit.H, support, start.units, distribution)

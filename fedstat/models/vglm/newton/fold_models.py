@@ -15,7 +15,7 @@ import numpy as np
 
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.models.vglm.newton.follow import PathFollower, model_losses
-from fedstat.models.vglm.newton.proximal import CertifiedPoint, LossOracle, LossPoint
+from fedstat.models.vglm.newton.proximal import LossOracle, LossPoint
 from fedstat.models.vglm.path.criteria import first_smallest
 from fedstat.models.vglm.path.fits import Path
 from fedstat.models.vglm.path.folds import stability, weighted_mean
@@ -128,9 +128,9 @@ class FoldFit:
     halves: tuple[Floats, Floats] | None = None
 
 
-def use_folds(follower: PathFollower, fit: FoldFit, folds: Folds, *, exact: bool) -> Rounds[FoldFit]:
+def use_folds(follower: PathFollower, fit: FoldFit, folds: Folds) -> Rounds[FoldFit]:
     """Model the loss by fold at the fit; choose by cross-validation until the choice stays; draw halves."""
-    oracle = follower.oracle
+    oracle, solved = follower.oracle, follower.solved
     for _ in range(MOST_CENTRES):
         models = yield from model_folds(oracle, fit.point, folds.code, folds.parts)
         fit = replace(fit, H=models.hessians.sum(axis=0))
@@ -140,27 +140,15 @@ def use_folds(follower: PathFollower, fit: FoldFit, folds: Folds, *, exact: bool
         best, fit = first_smallest(cv[0]), replace(fit, cv=cv)
         if best == fit.chosen:
             break
-        last = yield from follower.again(best, fit.point, fit.H)
-        path = with_fit(follower, fit.path, best, last, None if exact else fit.H)
-        fit = replace(fit, path=path, chosen=best, point=last.point)
+        if best not in solved:
+            proposed = follower.model_path(fit.point, fit.H, {})[0][best]
+            solved[best], _ = yield from follower.follow_proposal(best, proposed, solved, fit.point, fit.H)
+        point = solved[best].point
+        path = follower.path(*follower.model_path(point, fit.H, solved))
+        fit = replace(fit, path=path, chosen=best, point=point)
         # Hessians by fold at another point would be more than the doors release.
         if oracle.left < folds.parts:
             break
     if not folds.draws:
         return fit
     return replace(fit, halves=models.stability(follower, folds.draws, folds.random))
-
-
-def with_fit(follower: PathFollower, path: Path, place: int, found: CertifiedPoint, H: Floats | None) -> Path:
-    """Put a fit in its place of a path; with a Hessian all others become those of the model there."""
-    if H is not None:
-        b, loss, kkt = follower.model_path(found.point, H, {place: found})
-        return follower.path(b, loss, kkt, follower.setup.tol, place)
-    size = len(path.lambdas)
-    fits = np.tile(found.point.b, (size, 1)), np.full(size, found.point.loss), np.full(size, found.violation)
-    one, here = follower.path(*fits, follower.setup.tol, place), np.arange(size) == place
-    names = ("intercepts", "loss", "kkt", "converged")
-    rows = {name: np.where(here, getattr(one, name), getattr(path, name)) for name in names}
-    for name in ("coefficients", "standardised"):
-        rows[name] = np.where(here[:, None], getattr(one, name), getattr(path, name))
-    return replace(path, **rows)

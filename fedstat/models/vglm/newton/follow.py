@@ -25,9 +25,6 @@ from fedstat.models.vglm.path.setup import Setup
 from fedstat.typing import Floats
 
 MOST_EXPANSIONS = 6
-LOOSE = 1e-4
-"""Violation, as a share of lambda_max, of fits of a path that are not chosen."""
-
 NEAR = 1e-3
 """Distance in the metric of the Hessian within which a model of the loss lacks nothing that counts."""
 
@@ -38,7 +35,8 @@ class PathFollower:
 
     With `steps`, local linear approximations of a nonconvex penalty start from the unpenalised fit; `seen`
     has, by lambda, the points at which the loss is then known, the null model at infinity. `scale` is
-    lambda_max, and `gradient` (p,) that of the loss at the null model.
+    lambda_max, and `gradient` (p,) that of the loss at the null model. `solved` are the fits of the path that
+    are solutions, by their places; all others are what a model proposes.
     """
 
     oracle: LossOracle
@@ -50,6 +48,7 @@ class PathFollower:
     scale: float = 1.0
     gradient: Floats = field(default_factory=lambda: np.empty(0))
     seen: dict[float, LossPoint] = field(default_factory=dict)
+    solved: dict[int, CertifiedPoint] = field(default_factory=dict)
 
     @property
     def unit(self) -> float:
@@ -66,26 +65,15 @@ class PathFollower:
         return self.setup.penalty.at(float(self.lambdas[place]), with_intercept(self.setup.groups))
 
     def exact(self, point: LossPoint, H: Floats) -> Rounds[tuple[Path, int, LossPoint]]:
-        """Solve at every lambda, from the largest on; then once more, to the tolerance, at the chosen one."""
-        problems = [self.problem(i) for i in range(len(self.lambdas))]
-        loose = self.unit * max(1.0, LOOSE / self.setup.tol)
-        linearise = self.linearise
-        found = yield from solve(self.oracle, problems, point, H, loose, linearise=linearise, only=self.steps)
-        b, loss, kkt = stacked(found)
-        chosen = self.select(self.path(b, loss, kkt, LOOSE))
-        start = found[chosen].point
-        last = yield from self.again(chosen, start, H)
-        b[chosen], loss[chosen], kkt[chosen] = last.point.b, last.point.loss, last.violation
-        return self.path(b, loss, kkt, LOOSE, chosen), chosen, last.point
+        """Solve at every lambda, from the largest on, and choose one of the solutions.
 
-    def again(self, place: int, near: LossPoint, H: Floats) -> Rounds[CertifiedPoint]:
-        """Solve one of the problems, to the tolerance, from a point that is near."""
-        # The penalty itself, not its lasso, leads there; unless the lasso is what is wanted.
-        linearise, problem = self.steps is not None, [self.problem(place)]
-        (found,) = yield from solve(
-            self.oracle, problem, near, H, self.unit, linearise=linearise, only=self.steps
+        All to one tolerance: solved once more, a fit of a concave penalty may go to another stationary point.
+        """
+        problems = [self.problem(i) for i in range(len(self.lambdas))]
+        found = yield from solve(
+            self.oracle, problems, point, H, self.unit, linearise=self.linearise, only=self.steps
         )
-        return found
+        return self._solved_path(dict(enumerate(found)))
 
     def quadratic(self, point: LossPoint, H: Floats) -> Rounds[tuple[Path, int, LossPoint]]:
         """Solve where the path of the quadratic model proposes, until it proposes what has been solved.
@@ -102,19 +90,28 @@ class PathFollower:
             # At the largest lambda a solution may hold a coefficient that is next to nothing.
             all_known = known | ends if known else known
             b, loss, kkt = self.model_path(point, H, all_known)
-            place = self.select(self.path(b, loss, kkt, self.setup.tol))
+            path = self.path(b, loss, kkt)
+            place = self.select(path)
             if place in all_known:
-                return self.path(b, loss, kkt, self.setup.tol, place), place, all_known[place].point
-            start = yield from self._start(b[place], place, known, point)
-            newton = self._newton(place, start, H)
-            (known[place],) = yield from newton.run()
-            point, H = known[place].point, newton.H
-            if self.seen:
-                self.seen[float(self.lambdas[place])] = point
+                self.solved = all_known
+                return path, place, all_known[place].point
+            known[place], H = yield from self.follow_proposal(place, b[place], known, point, H)
+            point = known[place].point
             if self.oracle.left > 0 and len(self.lambdas) > 1:
                 H = yield from self.oracle.hessian(point)
         # It would go on: what has been solved is the path.
         return self._solved_path(known | ends)
+
+    def follow_proposal(
+        self, place: int, b: Floats, known: Mapping[int, CertifiedPoint], last: LossPoint, H: Floats
+    ) -> Rounds[tuple[CertifiedPoint, Floats]]:
+        """Solve one of the problems from what a model proposes for it; return as well the latest Hessian."""
+        start = yield from self._start(b, place, known, last)
+        newton = self._newton(place, start, H)
+        (found,) = yield from newton.run()
+        if self.seen:
+            self.seen[float(self.lambdas[place])] = found.point
+        return found, newton.H
 
     def _newton(self, place: int, start: LossPoint, H: Floats) -> ProximalNewton:
         """Newton's method for the problem at one of the lambdas, from a point."""
@@ -139,9 +136,9 @@ class PathFollower:
         solved = sorted(known)
         self.lambdas = self.lambdas[solved]
         found = [known[i] for i in solved]
-        b, loss, kkt = stacked(found)
-        place = self.select(self.path(b, loss, kkt, self.setup.tol))
-        return self.path(b, loss, kkt, self.setup.tol, place), place, found[place].point
+        self.solved, path = dict(enumerate(found)), self.path(*stacked(found))
+        place = self.select(path)
+        return path, place, found[place].point
 
     def _ends(self, null: LossPoint) -> dict[int, CertifiedPoint]:
         """Return what is solved at the start: the largest lambda, where it selects nothing."""
@@ -213,13 +210,10 @@ class PathFollower:
         mine = _signed_distances(b - point.b, H, self.lambdas - here)
         return np.asarray(mine**3 * np.interp(mine, away[order], ratio[order]))
 
-    def path(self, b: Floats, loss: Floats, violation: Floats, tol: float, chosen: int | None = None) -> Path:
-        """Bring fits of the path to the units of the data; the chosen one has to meet the tolerance."""
+    def path(self, b: Floats, loss: Floats, violation: Floats) -> Path:
+        """Bring fits of the path to the units of the data; one without a known violation is a proposal."""
         kkt = violation / (self.scale if self.scale > 0.0 else 1.0)
-        tols = np.full(len(b), tol)
-        if chosen is not None:
-            tols[chosen] = self.setup.tol
-        converged = ~(kkt > tols)
+        converged = kkt <= self.setup.tol
         iterations = np.zeros(len(b), dtype=np.int64)
         fits = PenalisedPath(self.lambdas, b[:, 1:], loss, iterations, kkt, converged, self.scale)
         b = self.oracle.unit * b

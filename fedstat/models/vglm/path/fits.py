@@ -17,7 +17,8 @@ class Path:
     """Fits along L values of lambda: intercepts (L,) and coefficients (L, p) in the units of the data.
 
     `standardised` (L, p) are coefficients of standardised columns, `loss` half the mean deviance; `kkt` the
-    largest violation of the stationarity conditions, as a share of `scale`, which is lambda_max.
+    largest violation of the stationarity conditions, as a share of `scale`, which is lambda_max; nan where a
+    fit is not solved but proposed by a quadratic model of the loss.
     """
 
     lambdas: Floats
@@ -34,6 +35,11 @@ class Path:
     def selected(self) -> Bools:
         """Which coefficients are not zero: (L, p)."""
         return np.asarray(self.coefficients != 0.0)
+
+    @property
+    def solved(self) -> Bools:
+        """Which fits are solutions with a certificate, and not proposals: (L,)."""
+        return np.asarray(np.isfinite(self.kkt))
 
     @classmethod
     def of(cls, found: PenalisedPath, b: Floats, a: Floats, units: Units, groups: Groups) -> Path:

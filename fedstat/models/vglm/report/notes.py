@@ -88,6 +88,13 @@ def _iterations(layout: Layout, outcome: Outcome, at: str | None) -> Iterator[st
         )
     else:
         yield "The coefficients of every round are known to the coordinator."
+    solved = fitted.path.solved
+    if not solved.all():
+        yield (
+            f"Of {len(solved)} lambdas {solved.sum()} are solved, to the violation of stationarity in .path; "
+            "fits at the others are proposed by a quadratic model of the loss at the chosen one: their "
+            "coefficients, criteria and lambdas of entry are approximate. path='exact' solves all."
+        )
     yield from solvable(fitted.points, layout.p)
     if not hidden and len(layout.clients) > 1:
         yield "Linear predictors were not masked: every institution's own went to the coordinator."

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, TypeAlias
 
 import numpy as np
+import pandas as pd
 
 from fedstat.inference.estimate import INTERCEPT, Estimate
 from fedstat.kernels.glm.specification import DistributionSpec
@@ -125,6 +126,19 @@ class Selection:
     def lam(self) -> float:
         """The lambda that was chosen."""
         return float(self.lambdas[self.chosen])
+
+    @property
+    def solved(self) -> Bools:
+        """Which fits are solutions with a certificate; the others were proposed by a quadratic model."""
+        return np.asarray(np.isfinite(self.kkt))
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """One row per lambda."""
+        numbers = {"loss": self.loss, **self.criteria, "kkt": self.kkt}
+        table = pd.DataFrame(numbers, index=pd.Index(self.lambdas, name="lambda"))
+        status = np.where(self.solved, "solved", "proposed")
+        return table.assign(converged=self.converged & self.solved, status=status)
 
     @property
     def entry(self) -> Floats:

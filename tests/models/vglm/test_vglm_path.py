@@ -1,0 +1,123 @@
+"""What is printed of a path, beside the stationarity conditions written out over pooled rows."""
+
+from __future__ import annotations
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+import statsmodels.api as sm
+from penalty_values import slope
+from vglm_study import make_model, make_table, pooled_columns
+
+import fedstat as fs
+from fedstat.kernels.penalised.penalties import Penalty
+
+pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.DisclosureWarning")
+
+FAMILIES = {
+    "normal": sm.families.Gaussian(),
+    "binary": sm.families.Binomial(),
+    "count": sm.families.Poisson(),
+}
+
+
+def heavy_table(seed, n=1_500, p=40, df=2, rho=0.8):
+    """A rare response of correlated columns with heavy tails, as ratios of balance sheets are."""
+    rng = np.random.default_rng([seed, 9])
+    root = np.linalg.cholesky(rho ** np.abs(np.subtract.outer(np.arange(p), np.arange(p))))
+    X = rng.normal(size=(n, p)) @ root.T / np.sqrt(rng.chisquare(df, size=(n, 1)) / df)
+    beta = np.zeros(p)
+    beta[::4] = 0.5 * (-1.0) ** np.arange(p // 4)
+    table = pd.DataFrame(X, columns=[f"x{j}" for j in range(p)])
+    chance = 1.0 / (1.0 + np.exp(-np.clip(X @ beta - 3.0, -8.0, 4.0)))
+    return table.assign(y=(rng.random(n) < chance).astype(float))
+
+
+def heavy_model(seed):
+    table = heavy_table(seed)
+    columns = {"Bank": ["y", *table.columns[:20]], "Bureau": list(table.columns[20:40])}
+    partition = fs.ClientPartition.from_frame(table, columns=columns)
+    return table, fs.VerticalGLM.from_formula("y ~ .", partition, family=FAMILIES["binary"])
+
+
+def true_violations(X, y, result, penalty, response):
+    """Largest violation of the stationarity conditions of every fit, as a share of lambda_max."""
+    Z, sd = (X - X.mean(axis=0)) / X.std(axis=0), X.std(axis=0)
+    link, out = FAMILIES[response].link, []
+    for lam, b in zip(result.path.index, result.path_params.to_numpy(), strict=True):
+        residual = y - link.inverse(b[0] + X @ b[1:])
+        pull, size = Z.T @ residual / len(y), np.abs(b[1:] * sd)
+        level = np.array([slope(Penalty(penalty), lam, t) for t in size])
+        off = np.where(b[1:] == 0.0, np.abs(pull) - level, np.abs(pull - np.sign(b[1:]) * level))
+        out.append(max(off.max(), abs(residual.mean())))
+    return np.array(out) / np.abs(Z.T @ (y - y.mean()) / len(y)).max()
+
+
+@pytest.mark.parametrize("seed", [0, 1, 3])
+def test_the_chosen_fit_is_one_of_the_path_and_the_smallest(seed):
+    """Heavy tails make stationary points of SCAD that are far apart: 32 columns for the path's 14."""
+    table, model = heavy_model(seed)
+    result = model.fit(path="exact", n_lambdas=25)
+    path, columns = result.path, result.params.index[1:]
+    assert path.loc[result.lam, "bic"] == pytest.approx(path["bic"].min(), abs=1e-6)
+    np.testing.assert_array_equal(result.path_params.loc[result.lam], result.params)
+    # From the lasso of its lambda: which other lambdas were asked for does not matter.
+    alone = model.fit(lam=result.lam, path="exact")
+    np.testing.assert_allclose(alone.params, result.params, atol=1e-5)
+    assert (path["status"] == "solved").all() and path["converged"].all()
+    X, y = table[columns].to_numpy(), table["y"].to_numpy()
+    assert true_violations(X, y, result, "scad", "binary").max() <= 1.01e-7
+
+
+FITS = [
+    ("normal", "scad", {}),
+    ("binary", "scad", {"path": "exact", "n_lambdas": 12}),
+    ("binary", "mcp", {"path": "exact", "n_lambdas": 12, "algorithm": "descent", "tol": 1e-6}),
+    ("count", "lasso", {"path": "exact", "n_lambdas": 12, "select": "cv", "random_state": 2}),
+    ("binary", "scad", {}),
+    ("binary", "scad", {"select": "cv", "random_state": 2}),
+    ("count", "mcp", {}),
+    ("normal", "lasso", {"exchange": "admm", "lambdas": [1.2, 0.6], "eps": 1e-5}),
+    ("binary", "scad", {"exchange": "admm", "lambdas": [0.15, 0.1], "eps": 1e-5}),
+]
+
+
+@pytest.mark.parametrize(("response", "penalty", "given"), FITS, ids=str)
+def test_a_violation_that_is_printed_is_that_of_the_printed_coefficients(response, penalty, given):
+    table = make_table(400, 1, response)
+    result = make_model(table, family=FAMILIES[response], penalty=penalty).fit(**given)
+    path, X = result.path, pooled_columns(table, result.params.index[1:])
+    true = true_violations(X, table["y"].to_numpy(), result, penalty, response)
+    solved, tol = (path["status"] == "solved").to_numpy(), given.get("tol", 1e-7)
+    np.testing.assert_allclose(path["kkt"][solved], true[solved], rtol=0.02, atol=2e-8)
+    assert "exchange" in given or path["kkt"].max() <= tol
+    assert f"{path.loc[result.lam, 'kkt']:.1e} of lambda_max" in str(result.summary())
+    # What was not solved claims nothing: neither a violation, nor that it has converged.
+    assert path["kkt"].notna().equals(path["status"] == "solved")
+    assert path["converged"].equals(path["status"] == "solved")
+    proposes = response != "normal" and not {"path", "exchange"} & set(given)
+    assert solved.all() != proposes and path.loc[result.lam, "status"] == "solved"
+    if proposes:
+        assert true[~solved].max() > 1e-3
+        text = " ".join(str(result.summary()).split())
+        assert f"Lambdas solved: {solved.sum()} of 50" in text
+        assert f"Of 50 lambdas {solved.sum()} are solved" in text
+    else:
+        assert "proposed" not in str(result.summary())
+
+
+def test_proposals_are_drawn_as_what_they_are():
+    make = {kind: make_model(make_table(400, 1, kind), family=FAMILIES[kind]) for kind in FAMILIES}
+    fit, normal = make["binary"].fit(n_lambdas=20), make["normal"].fit(n_lambdas=20)
+    places = (fit.path["status"] == "solved").tolist()
+    lines = fit.plot_path().lines[:12]
+    assert {line.get_linestyle() for line in lines} == {":"} and lines[0].get_markevery() == places
+    assert {line.get_linestyle() for line in normal.plot_path().lines[:12]} == {"-"}
+    ax = fit.plot_criterion()
+    assert ax.get_legend_handles_labels()[1] == ["solved", "proposed"]
+    points = [line for line in ax.lines if line.get_marker() == "o"]
+    assert [len(line.get_xdata()) for line in points] == [sum(places), 20 - sum(places)]
+    assert points[1].get_markerfacecolor() == "white" != points[0].get_markerfacecolor()
+    assert normal.plot_criterion().get_legend() is None
+    plt.close("all")
