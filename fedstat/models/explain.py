@@ -18,7 +18,7 @@ from fedstat.federation.design.formula.parse import Formula
 from fedstat.federation.door.owner.claims import beyond_one_fit
 from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.door.owner.question import Refusal
-from fedstat.federation.forecast.adversary import listed, who_learns
+from fedstat.federation.forecast.adversary import listed
 from fedstat.federation.forecast.analysis_plan import AnalysisWords, PlanMaker
 from fedstat.federation.forecast.dry_site import DrySite
 from fedstat.federation.forecast.forecast import Forecast, Loop, Planned
@@ -29,6 +29,7 @@ from fedstat.federation.rounds.engine import Engine, Fit, Rounds
 from fedstat.federation.rounds.statements import receipted
 from fedstat.inference.explanation import Explanation
 from fedstat.kernels.glm.specification import DistributionSpec
+from fedstat.models.consent import learned_in, owners_asked
 
 PLANNED = ("sender", "receiver", "step", "array", "kind", "what", "masked", "shape", "entities")
 COUNTED = ("messages", "messages_low", "messages_high", "bytes", "bytes_low", "bytes_high")
@@ -162,9 +163,7 @@ def call_of(model: Explainable, arguments: Mapping[str, Any]) -> str:
 
 def learned_from(plan: ForecastPlan, forecast: Forecast) -> list[tuple[str, str]]:
     """Say who could learn what: pairs of a party and a sentence."""
-    course = forecast.course
-    known = who_learns(forecast.planned(), course.at, course.n_masked, course.dealers)
-    return [*known, *plan.learned(forecast)]
+    return [*learned_in(forecast), *plan.learned(forecast)]
 
 
 def learned_beyond(partition: ClientPartition) -> Iterator[tuple[str, str]]:
@@ -185,11 +184,6 @@ def asking_owners(fit: Callable[..., Any]) -> Callable[..., Any]:
         return fit(self, *args, **arguments)
 
     return asking
-
-
-def owners_asked(partition: ClientPartition) -> list[str]:
-    """List the sites whose owners consent to every analysis."""
-    return [name for name, site in partition.sites.items() if site.policy.approval == "owner"]
 
 
 def propose(model: Explainable, sites: Sequence[str], bound: Mapping[str, Any]) -> None:

@@ -3,6 +3,7 @@
 Every departure is tried without approval, where it has to succeed, and with it, where nothing leaves.
 """
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -287,19 +288,74 @@ def test_what_was_asked_before_the_plan_stands_in_it_whatever_the_coordinator_sa
     assert "terms income" in "\n".join(described(told))
 
 
-def test_sums_for_transforms_wait_as_well():
-    partition = rows()
-    formula = "y ~ scale(age) + poly(z, 2)"
-    entries = len(partition.sites["S0"].ledger.entries)
+TRANSFORMED = "y ~ scale(age) + poly(z, 2) + bs(income, knots=(2e4,), lower_bound=0, upper_bound=1e6)"
+
+
+def transforming():
+    return fs.Policy.strict(approval="owner", formulas="any")
+
+
+def test_sums_for_transforms_wait_in_the_plan_of_the_fit():
+    partition = rows(transforming())
+    site = partition.sites["S0"]
+    fitted = model(partition, TRANSFORMED)
+    explained = fitted.explain()
+    assert "transform_sums" in set(explained.table["step"])
     with pytest.raises(ConsentError, match="pending"):
-        model(partition, formula)
-    assert not [e for e in partition.sites["S0"].ledger.entries[entries:] if e.kind == "aggregate"]
-    (plan,) = partition.sites["S0"].pending.values()
-    assert [step.step for step in plan.steps] == ["survey_rows", "transform_sums"]
+        fitted.fit()
+    assert not [e for e in site.ledger.entries if e.kind == "aggregate"]
+    (plan,) = site.pending.values()
+    assert [(one.step, one.most) for one in plan.steps][:2] == [("transform_sums", 3), ("open_rows", 1)]
     approve_all(partition)
-    fitted = model(partition, formula)
-    plain = model(rows(POLICIES["auto"]), formula)
-    np.testing.assert_array_equal(approved(fitted.fit, partition).params, plain.fit().params)
+    # In a process of its own, as by a script that is run again.
+    again = model(partition, TRANSFORMED)
+    plain = model(rows(fs.Policy.strict(formulas="any")), TRANSFORMED).fit()
+    found = again.fit()
+    np.testing.assert_array_equal(found.params, plain.params)
+    for result in (found, approved(again.fit, partition)):
+        assert "transform_sums" in set(result.ledger.to_frame()["step"])
+
+
+def other_knots(ask):
+    """Ask for another spline than stands in the formula that was approved."""
+    text = ask.text.replace("20000.0", "90000.0") if ask.step == "open_rows" else ask.text
+    return [replace(ask, text=text)]
+
+
+def other_state(ask):
+    """Centre at another number than the sums tell: which one is not known before."""
+    text = re.sub(r"(center\W+)[0-9.]+", r"\g<1>1.0", ask.text) if ask.step == "open_rows" else ask.text
+    return [replace(ask, text=text)]
+
+
+def other_transform(ask):
+    text = ask.text.replace("scale(age)", "scale(income)") if ask.step == "transform_sums" else ask.text
+    return [replace(ask, text=text)]
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [(other_knots, "something else"), (other_transform, "something else"), (other_state, None)],
+)
+def test_other_transforms_than_the_ones_approved_are_refused(change, said):
+    partition = rows(transforming())
+    fitted = model(partition, TRANSFORMED)
+    with pytest.raises(ConsentError):
+        fitted.fit()
+    approve_all(partition)
+    seen = []
+
+    def watched(ask):
+        seen.extend(one.text != ask.text for one in change(ask))
+        return change(ask)
+
+    fitted.engine = Departing(partition, watched).engine
+    if said is None:
+        fitted.fit()
+    else:
+        with pytest.raises(ConsentError, match=said):
+            fitted.fit()
+    assert any(seen)
 
 
 def test_a_consent_is_used_by_one_session_alone():

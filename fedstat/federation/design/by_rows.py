@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from fedstat.federation.design.levels import SiteColumns, agree_kinds, agree_lev
 from fedstat.federation.design.row_steps import INTERCEPT, NamedColumns, RowsCoding, varying
 from fedstat.federation.design.site_rows import RowsQuestion
 from fedstat.federation.design.spec import BlockSpec
-from fedstat.federation.design.states import agree_states
+from fedstat.federation.design.states import agree_states, assumed_states
 from fedstat.federation.message import Ask, Reply
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.federation.tables.columns import Kind
@@ -39,7 +39,10 @@ class SiteRows:
 
 @dataclass(frozen=True, slots=True)
 class RowsAgreement:
-    """What was agreed before rows are coded: levels and states, without names; sites in partition order."""
+    """What was agreed before rows are coded: levels and states, without names; sites in partition order.
+
+    Until :func:`agree_transforms` the states are assumed.
+    """
 
     question: RowsQuestion
     spec: BlockSpec
@@ -74,7 +77,23 @@ def rows_ask(session: str) -> Callable[[str, str, Any], Ask]:
 def agree_rows(
     question: RowsQuestion, sites: Sequence[str], session: str, *, site_column: str = "", min_count: int = 5
 ) -> Rounds[RowsAgreement]:
-    """Agree on levels and on the state of transforms.
+    """Agree on levels, see :func:`agree_coding`, and on the state of transforms."""
+    found = yield from agree_coding(question, sites, session, site_column=site_column, min_count=min_count)
+    # After kinds and levels, so that what is wrong with a column is told before its rows are read again.
+    return (yield from agree_transforms(found, session))
+
+
+def agree_transforms(agreement: RowsAgreement, session: str) -> Rounds[RowsAgreement]:
+    """Agree on the state of transforms."""
+    sites = [row.site for row in agreement.sites]
+    state = yield from agree_states(agreement.question, sites, rows_ask(session))
+    return replace(agreement, spec=replace(agreement.spec, state=plain_state(state)))
+
+
+def agree_coding(
+    question: RowsQuestion, sites: Sequence[str], session: str, *, site_column: str = "", min_count: int = 5
+) -> Rounds[RowsAgreement]:
+    """Agree on levels, without sums for transforms.
 
     The levels of `site_column` are the sites, in their order; every other level must have `min_count` rows in
     all. A DesignError tells of a column that holds numbers at one site and categories at another, of a rare
@@ -97,15 +116,13 @@ def agree_rows(
     levels = agree_levels(columns, site_column=site_column, min_count=min_count)
     terms = question.read_terms()
     check_references(terms, levels, "")
-    # After kinds and levels, so that what is wrong with a column is told before its rows are read again.
-    state = yield from agree_states(question, sites, ask)
     spec = BlockSpec(
         terms=question.terms,
         columns=question.columns,
         intercept=question.intercept,
         kinds=kinds,
         levels=levels,
-        state=plain_state(state),
+        state=plain_state(assumed_states(question)),
     )
     return RowsAgreement(question, spec, counted)
 

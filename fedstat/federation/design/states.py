@@ -30,14 +30,15 @@ from fedstat.federation.design.site_rows import RowsQuestion, whole_rows
 from fedstat.federation.design.spec import Figures
 from fedstat.federation.door.facts import ColumnVariation, RowCount, RowsUsed
 from fedstat.federation.door.state import SiteData, State
-from fedstat.federation.message import Ask
+from fedstat.federation.message import Ask, Reply
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.federation.tables.columns import as_numbers
 from fedstat.typing import Array, Bools, Floats
 
-NUMBERS_OF_A_TRANSFORM = 3
 ROUNDING = 1e-20
 """Variance that rounding explains, relative to the square of a column's size."""
+ASSUMED = (1e3, 1.0, 1e3)
+"""Sums of one site for a transform, before the real ones are asked for."""
 
 
 @dataclass(slots=True)
@@ -97,11 +98,21 @@ def stateful(terms: Sequence[Term]) -> list[Transform]:
     return list({t.text: t for t in needed}.values())
 
 
-def most_sums(question: RowsQuestion) -> tuple[int, int]:
-    """Count how often sums for transforms are asked at the most, and of how many transforms."""
-    summed = [t for t in stateful(question.read_terms()) if t.function != "bs"]
-    # A polynomial comes back once for each degree, and its state is known after one more.
-    return sum(int(_degree(t)) + 1 if t.function == "poly" else 1 for t in summed), len(summed)
+def needs_sums(question: RowsQuestion) -> bool:
+    """Tell whether some transform has a state that follows from sums over rows."""
+    return any(t.function != "bs" for t in stateful(question.read_terms()))
+
+
+def assumed_states(question: RowsQuestion) -> TransformStates:
+    """States of the shape of the real ones, for what is known of a design before sums are asked for."""
+    protocol = agree_states(question, ("",), lambda site, step, content: Ask(site, "", step))
+    replies = [Reply("", {"sums": np.tile(ASSUMED, (len(stateful(question.read_terms())), 1))})]
+    try:
+        next(protocol)
+        while True:
+            protocol.send(replies)
+    except StopIteration as settled:
+        return dict(settled.value)
 
 
 def agree_states(question: RowsQuestion, sites: Sequence[str], ask: Any) -> Rounds[TransformStates]:
@@ -134,6 +145,11 @@ def agree_states(question: RowsQuestion, sites: Sequence[str], ask: Any) -> Roun
     return state
 
 
+def powers_told(asked: TransformQuestion) -> int:
+    """Count the power sums that all rounds of a polynomial give, from which few rows would follow."""
+    return max((2 * r.degree + 1 for r in asked.targets.values() if r is not None), default=0)
+
+
 def transform_sums(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
     """Sum what the next transforms need over this site's whole rows.
 
@@ -158,9 +174,7 @@ def transform_sums(data: SiteData, state: State, text: str) -> tuple[dict[str, A
             total[j] = _add(total[j], x, recurrence)
             extremes[j].add(x)
     behind: Bools = np.concatenate(used)
-    # All rounds of a polynomial give the power sums up to twice its degree: few rows would follow from them.
-    powers = max((2 * r.degree + 1 for r in growing.values() if r is not None), default=0)
-    state.tell(RowCount(int(behind.sum()), powers))
+    state.tell(RowCount(int(behind.sum()), powers_told(asked)))
     state.tell(*(column.variation(f"'{key}'") for key, column in zip(growing, extremes, strict=True)))
     state.tell(RowsUsed(behind))
     state.rest_on(int(behind.sum()))

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from math import prod
 
 from fedstat.federation.account.entry import TEXT
-from fedstat.federation.design.site_rows import RowsQuestion
-from fedstat.federation.design.states import NUMBERS_OF_A_TRANSFORM, most_sums
-from fedstat.federation.door.owner.plan import DESIGN, AnalysisPlan, PlannedStep, ReleasedArray
+from fedstat.federation.door.owner.plan import AnalysisPlan, PlannedStep, ReleasedArray
 from fedstat.federation.door.site import BEFORE_ALIGNING, FAMILIES
 from fedstat.federation.forecast.forecast import Forecast
 from fedstat.federation.forecast.rehearsal import StepAsked
@@ -34,20 +32,6 @@ class AnalysisWords:
         """Put a plan together."""
         words = (self.call, self.formula, self.distribution)
         return AnalysisPlan(site, *words, tuple(columns), steps, rounds, self.learned)
-
-
-def plan_agreement(site: str, words: AnalysisWords, question: RowsQuestion) -> AnalysisPlan:
-    """Plan the agreement on rows, where transforms need sums before a fit can be foreseen."""
-    steps, (times, sums) = FAMILIES[DESIGN], most_sums(question)
-    surveyed, summed = steps["survey_rows"].given[TEXT], steps["transform_sums"].given["sums"]
-    text = question.to_json()
-    survey = ReleasedArray(TEXT, surveyed.kind, surveyed.what, False, 0, 0)
-    given = ReleasedArray("sums", summed.kind, summed.what, False, NUMBERS_OF_A_TRANSFORM * sums, 0)
-    planned = (
-        PlannedStep(DESIGN, "survey_rows", 1, False, (text,), (survey,)),
-        PlannedStep(DESIGN, "transform_sums", times, False, (text,), (given,)),
-    )
-    return words.plan(site, question.needed, planned, 1 + times)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from fedstat.federation.design.by_columns import FAMILY
 from fedstat.federation.design.by_rows import RowsAgreement
 from fedstat.federation.design.row_steps import OPEN_ROWS, STEPS, NamedColumns, OpenRows
 from fedstat.federation.design.site_rows import RowsQuestion, WholeRows
+from fedstat.federation.design.states import ASSUMED, TransformQuestion, powers_told
 from fedstat.federation.door.facts import RowCount
 from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.door.state import SiteData, State
@@ -21,10 +22,10 @@ from fedstat.federation.forecast.dry_site import DrySite
 from fedstat.federation.forecast.invention import draw_effects, draw_response, generator
 from fedstat.federation.message import Step
 from fedstat.kernels.glm.specification import DistributionSpec
-from fedstat.records import to_json
+from fedstat.records import from_json, to_json
 from fedstat.typing import Array, Floats
 
-OPEN = "open_rows"
+OPEN, SUM = "open_rows", "transform_sums"
 ROWS, ROWS_A_COLUMN = 400, 20
 """Rows that are drawn at most, and for each column: answers are sums, whose shapes do not depend on them."""
 
@@ -45,11 +46,22 @@ class RowsInvention:
 
     def sites(self, policies: Mapping[str, Policy]) -> dict[str, DrySite]:
         """Make sites that open drawn rows of the agreed columns where they are asked to open their own."""
-        instead = {(FAMILY, OPEN): self._opener()}
+        instead = {(FAMILY, OPEN): self._opener(), (FAMILY, SUM): replace(STEPS[SUM], run=self._sum)}
         return {
             row.site: DrySite(row.site, policies[row.site], row.n_rows, instead)
             for row in self.agreement.sites
         }
+
+    def _sum(self, data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
+        """Sum for transforms; of what stands behind it the number of rows alone is judged."""
+        asked = from_json(TransformQuestion, text, "")
+        state.tell(RowCount(self._n_rows(data.name), powers_told(asked)))
+        state.told.update(STEPS[SUM].gives["sums"].behind)
+        state.rest_on(self._n_rows(data.name))
+        return {"sums": np.tile(ASSUMED, (len(asked.targets), 1))}, ""
+
+    def _n_rows(self, site: str) -> int:
+        return next(row.n for row in self.agreement.sites if row.site == site)
 
     def _opener(self) -> Step:
         """Make a step that opens drawn rows; of what stands behind them their number alone is judged."""
@@ -57,7 +69,7 @@ class RowsInvention:
         names, answer = columns.names, to_json(columns)
 
         def open_rows(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
-            n = next(row.n for row in self.agreement.sites if row.site == data.name)
+            n = self._n_rows(data.name)
             state.tell(RowCount(n, len(names) + self.agreement.question.intercept))
             state.told.update(OPEN_ROWS)  # the other facts are about rows that are not there
             state.keep("rows", self._draw(data, n, len(names)), n, columns=len(names))

@@ -13,21 +13,20 @@ from fedstat.documented import takes_arguments_of
 from fedstat.errors import DataWarning, DesignError, FormulaError, ModelError, warn
 from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.design.by_columns import Missing
-from fedstat.federation.design.by_rows import RowsAgreement, agree_rows
+from fedstat.federation.design.by_rows import RowsAgreement, agree_coding, agree_rows, agree_transforms
 from fedstat.federation.design.formula.expression import name_expression
 from fedstat.federation.design.formula.parse import Formula, parse_pooled_formula
 from fedstat.federation.design.site_rows import RowsQuestion
-from fedstat.federation.design.states import most_sums
+from fedstat.federation.design.states import needs_sums
 from fedstat.federation.door.owner.policy import Policy
-from fedstat.federation.forecast.analysis_plan import AnalysisWords, plan_agreement
 from fedstat.federation.forecast.dry_site import DrySite
 from fedstat.federation.forecast.invented_rows import RowsInvention
 from fedstat.federation.partition.partition import ClientPartition
-from fedstat.federation.rounds.approval import propose_plans
 from fedstat.federation.rounds.engine import Engine, Fit, Rounds
 from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.models.checks import check_layout
-from fedstat.models.explain import Explainable, ForecastPlan, owners_asked
+from fedstat.models.consent import owners_asked
+from fedstat.models.explain import Explainable, ForecastPlan
 from fedstat.models.horizontal.session import RowsSession
 
 
@@ -77,18 +76,9 @@ class HorizontalModel(Explainable):
         self.engine: Engine = partition.engine
         self._session = secrets.token_hex(8)
         self._agreement_ledger = Ledger()
-        self._propose_agreement()
+        self._assumed = bool(owners_asked(partition)) and needs_sums(self.question)
         # Levels, transforms and rows are agreed on here, once: every fit of this model codes alike.
-        self.agreement: RowsAgreement = self.engine.run(
-            agree_rows(
-                self.question,
-                self.sites,
-                self._session,
-                site_column=partition.site_column,
-                min_count=partition.min_count,
-            ),
-            self._agreement_ledger,
-        )
+        self.agreement: RowsAgreement = self.engine.run(self._agree(), self._agreement_ledger)
         self._tell_of_missing(missing)
 
     @classmethod
@@ -138,28 +128,37 @@ class HorizontalModel(Explainable):
 
     def open_session(self, family: str, masked: bool) -> RowsSession:
         """Address a fit by the steps of a family."""
-        return RowsSession(family, self.sites, self._session, self.agreement, masked)
+        return RowsSession(family, self.sites, self._session, lambda: self.agreement, masked)
 
     def run(self, session: RowsSession, protocol: Rounds[Fit]) -> tuple[Fit, Ledger]:
         """Run a fit's protocol, masked if it shall be, and keep its account."""
         ledger = self.new_ledger()
-        return self.engine.run(self.receipted(session.hide(protocol), ledger), ledger), ledger
+        protocol = self.after_transforms(session.hide(protocol), ledger)
+        return self.engine.run(self.receipted(protocol, ledger), ledger), ledger
 
     def new_ledger(self) -> Ledger:
         """Start the account of a fit with what the agreement released."""
         # Two fits of one model must not enter each other's account.
         return copy.deepcopy(self._agreement_ledger)
 
-    def _propose_agreement(self) -> None:
-        """Ask owners for their consent to sums that transforms need, before which no fit can be planned."""
-        owners = owners_asked(self.partition)
-        if not owners or not most_sums(self.question)[1]:
-            return
-        learned = ("Coordinator: receives each site's own sums for the transforms of the formula.",)
-        call = f"{type(self).__name__}.from_formula"
-        words = AnalysisWords(call, self.formula.text, str(self.distribution), learned)
-        plans = {site: plan_agreement(site, words, self.question) for site in owners}
-        self.engine.run(propose_plans(plans, self._session), self._agreement_ledger)
+    def _agree(self) -> Rounds[RowsAgreement]:
+        """Agree on levels, and on transforms unless an owner has to consent to sums for them first."""
+        return (
+            yield from (agree_coding if self._assumed else agree_rows)(
+                self.question,
+                self.sites,
+                self._session,
+                site_column=self.partition.site_column,
+                min_count=self.partition.min_count,
+            )
+        )
+
+    def after_transforms(self, protocol: Rounds[Fit], ledger: Ledger) -> Rounds[Fit]:
+        """Agree on transforms, where that is still to be done, before a protocol goes on."""
+        if self._assumed:
+            self.agreement = yield from agree_transforms(self.agreement, self._session)
+            self._assumed, self._agreement_ledger = False, copy.deepcopy(ledger)
+        return (yield from protocol)
 
     def _columns_read(self, site: str) -> Sequence[str]:
         return self.question.needed

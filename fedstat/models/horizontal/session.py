@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,8 +27,13 @@ class RowsSession:
     family: str
     sites: tuple[str, ...]
     session: str
-    agreement: RowsAgreement
+    agreed: Callable[[], RowsAgreement]
     masked: bool
+
+    @property
+    def agreement(self) -> RowsAgreement:
+        """What has been agreed on so far: transforms perhaps at the beginning of the fit only."""
+        return self.agreed()
 
     def ask(self, site: str, step: str, arrays: Mapping[str, Array], text: str = "") -> Ask:
         """Address one step."""

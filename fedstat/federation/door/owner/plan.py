@@ -25,6 +25,10 @@ DRAWN = "number"
 """Field of a text that names a product anew in every round."""
 TARGETS = "targets"
 """Field of a text of a design that names transforms, with their state so far."""
+QUESTION, CODING, STATES = "question", "spec", "state"
+"""Fields of a text of a design: what is asked of rows, and the coding of columns, which has the states."""
+WRITTEN = "bs("
+"""Beginning of a transform whose state is written in the formula, and does not follow from sums."""
 READS: Mapping[str, str] = {
     "response": "response",
     "terms": "terms",
@@ -136,14 +140,33 @@ def bound_text(ask: Ask) -> str:
     except (ValueError, RecursionError):
         return ask.text
     if ask.family == DESIGN:
-        # What is asked again for every state of a transform is bound by the question that it is about.
-        targets = isinstance(content, dict) and TARGETS in content
-        return str(content.get("question")) if targets else ask.text
+        return _bound_design(content) or ask.text
     if not isinstance(content, dict | list):
         return ""
     if isinstance(content, dict):
         content = {name: value for name, value in content.items() if name != DRAWN}
     return canonical(_without_numbers(content))
+
+
+def _bound_design(content: Any) -> str:
+    """Return what of a design's text is bound where it depends on sums for transforms; empty where none does.
+
+    What is asked again for every state of a transform is bound by the question that it is about; in the
+    coding of rows, states that follow from sums are not known before.
+    """
+    if not isinstance(content, dict) or QUESTION not in content:
+        return ""
+    if TARGETS in content:
+        return str(content[QUESTION])
+    try:
+        coding = json.loads(content[CODING])
+        states = {
+            text: state if text.startswith(WRITTEN) else _without_numbers(state)
+            for text, state in coding[STATES].items()
+        }
+        return canonical({**content, CODING: canonical({**coding, STATES: states})})
+    except (LookupError, TypeError, AttributeError, ValueError, RecursionError):
+        return ""
 
 
 def _without_numbers(content: Any) -> Any:
