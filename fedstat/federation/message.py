@@ -124,6 +124,9 @@ class Step:
         time. See :mod:`fedstat.federation.door.conduct`.
     begins : bool
         Every fit begins with it: what the session was told before, and in which order, no longer counts.
+    public : bool
+        Whether it reads no row: what it gives, and whether it gives it, follows from the question, from keys,
+        and from what the site's owner has published or keeps account of.
     """
 
     run: Callable[..., Any]
@@ -133,6 +136,7 @@ class Step:
     text_out: Declared | None = None
     after: frozenset[str] | None = None
     begins: bool = False
+    public: bool = False
 
     @property
     def given(self) -> dict[str, Declared]:

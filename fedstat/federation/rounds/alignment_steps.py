@@ -212,6 +212,7 @@ STEPS: Mapping[str, Step] = {
         describe_keys,
         text_in=Declared("control", "nothing"),
         text_out=Declared("schema", "names and types of the key, number of records"),
+        public=True,
     ),
     "draw_salt": Step(
         draw_salt,

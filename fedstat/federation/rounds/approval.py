@@ -49,6 +49,7 @@ STEPS: Mapping[str, Step] = {
         propose_plan,
         text_in=Declared("control", "the plan of the analysis"),
         text_out=Declared("control", "whether its owner has consented"),
+        public=True,
     )
 }
 FAMILIES[APPROVAL] = STEPS

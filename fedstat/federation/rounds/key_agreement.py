@@ -70,9 +70,9 @@ def keys_of(state: State) -> PairKeys:
 
 PUBLIC = Declared("control", "public keys, signed")
 STEPS: Mapping[str, Step] = {
-    "introduce": Step(introduce, text_in=Declared("control", "nothing"), text_out=PUBLIC),
-    "announce": Step(announce, text_in=PUBLIC, text_out=PUBLIC),
-    "finish": Step(finish, text_in=PUBLIC),
+    "introduce": Step(introduce, text_in=Declared("control", "nothing"), text_out=PUBLIC, public=True),
+    "announce": Step(announce, text_in=PUBLIC, text_out=PUBLIC, public=True),
+    "finish": Step(finish, text_in=PUBLIC, public=True),
 }
 FAMILIES[FAMILY] = in_order(STEPS, {"announce": "introduce", "finish": "announce"})
 

@@ -108,6 +108,7 @@ STEPS: Mapping[str, Step] = {
         text_out=Declared(
             "schema", "names, types and public description of the columns, number of rows, policy"
         ),
+        public=True,
     ),
 }
 FAMILIES[FAMILY] = STEPS

@@ -75,11 +75,13 @@ STEPS: Mapping[str, Step] = {
         recall_head,
         text_in=Declared("control", "an earlier head of the site's account"),
         text_out=Declared("control", "its head now"),
+        public=True,
     ),
     "state_ledger": Step(
         state_ledger,
         text_in=Declared("control", "digest of the coordinator's ledger"),
         text_out=Declared("control", "the site's signed account of what passed"),
+        public=True,
     ),
 }
 FAMILIES[RECEIPT] = STEPS

@@ -50,7 +50,7 @@ STEPS = {
     "total": Step(
         total, gives={"total": Declared("aggregate", "sum of x", 0, maskable=True, behind=(Entities,))}
     ),
-    "asked": Step(asked, gives={"asked": Declared("control", "times asked", 0)}),
+    "asked": Step(asked, gives={"asked": Declared("control", "times asked", 0)}, public=True),
     "likelihood": Step(total, gives={"part": Declared("control", "log-likelihood", 0, maskable=True)}),
     "open": Step(open_columns),
     "rows": Step(rows, gives={"rows": Declared("raw columns", "x itself")}),
@@ -119,7 +119,7 @@ REFUSALS = {
     "privacy budget": (
         {"privacy": BUDGET},
         "total",
-        r"\(privacy budget\) lets no sum .*array 'total' of step 'total' \(sum of x\). No family .*\[priv",
+        r"\(privacy budget\) lets nothing .*array 'total' of step 'total' \(sum of x\). No family .*\[priv",
     ),
     "a budget and a box": (
         {"privacy": BUDGET},
@@ -130,6 +130,11 @@ REFUSALS = {
         {"privacy": BUDGET},
         "likelihood",
         r"\(privacy budget\) .*array 'part' of step 'likelihood'",
+    ),
+    "a budget and a step that gives nothing": (
+        {"privacy": BUDGET},
+        "open",
+        r"\(privacy budget\) lets no step read rows .*for step 'open'. No family",
     ),
     "a budget and a share": (
         {"privacy": BUDGET},

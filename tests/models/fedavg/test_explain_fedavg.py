@@ -7,7 +7,6 @@ import pandas as pd
 import pytest
 
 import fedstat as fs
-from fedstat.federation.door.owner.policy import Budget
 
 RNG = np.random.default_rng(3)
 FRAME = pd.DataFrame({"x": RNG.normal(size=240), "z": RNG.normal(size=240)})
@@ -27,9 +26,9 @@ def test_what_a_sites_coefficients_tell_is_said_where_they_come_in_clear():
 
 
 def test_a_refusal_is_told_as_the_site_will_say_it():
-    policy = fs.Policy(privacy=Budget(1.0, 1e-7))
+    policy = fs.Policy(refused_kinds=frozenset({"aggregate"}))
     model = model_of(fs.FedAvg, policies={"S2": policy})
-    told = chain(*model.explain(rounds=2).refused["S2"].values())
-    with pytest.raises(fs.errors.PolicyError, match=r"S2: its policy \(privacy budget\)") as refusal:
-        model.fit(rounds=2)
+    told = chain(*model.explain(rounds=2, masked=False).refused["S2"].values())
+    with pytest.raises(fs.errors.PolicyError, match=r"S2: its policy \(refused kinds\)") as refusal:
+        model.fit(rounds=2, masked=False)
     assert str(refusal.value) in told

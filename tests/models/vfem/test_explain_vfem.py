@@ -97,7 +97,6 @@ REFUSALS = {
     "masked only": ({"masked_only": True}, ITERATIVE | {"masked": False}),
     "families": ({"families": frozenset({"design", "vfem"})}, {}),
     "patterns": ({"min_count": 90}, {}),
-    "budget": ({"privacy": fs.federation.door.owner.policy.Budget(1.0, 0.0)}, {}),
 }
 
 

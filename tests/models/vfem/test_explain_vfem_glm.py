@@ -61,7 +61,6 @@ REFUSALS = {
     "per entity, in sums": ({"refused_kinds": frozenset({"per entity"})}, {}),
     "masked only": ({"masked_only": True}, {"masked": False}),
     "families": ({"families": frozenset({"design", "secure"})}, {}),
-    "budget": ({"privacy": fs.federation.door.owner.policy.Budget(1.0, 0.0)}, {}),
 }
 
 

@@ -133,8 +133,8 @@ class Policy:
     order : {"declared", "any"}
         Whether steps of a family are answered in the order of its protocols alone.
     privacy : Budget or None
-        With a budget, what depends on the data leaves only where an accountant charges its release; no
-        family of this version keeps such accounts.
+        With a budget, what depends on rows leaves only where an accountant charges its release, refusals that
+        depend on them included; no family of this version keeps such accounts. Public descriptions are told.
 
     Raises
     ------

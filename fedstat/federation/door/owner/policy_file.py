@@ -235,9 +235,10 @@ KEYS: tuple[Key, ...] = (
     ),
 )
 PRIVACY = (
-    "A privacy budget. With one, whatever depends on the data leaves only where an accountant charges its "
+    "A privacy budget. With one, whatever depends on rows leaves only where an accountant charges its "
     f"release to the budget; delta is at most {LARGEST_DELTA:g}. No model of this version keeps such "
-    "accounts, so that with a budget nothing leaves but names, levels, counts and who has which entity."
+    "accounts, so that with a budget nothing leaves but what you publish of the columns, and how many rows "
+    "there are."
 )
 BUDGET = {"epsilon": "a number above 0", "delta": f"a number of at least 0 and at most {LARGEST_DELTA:g}"}
 SECTIONS = ("privacy",)

@@ -12,9 +12,6 @@ from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.door.owner.policy_file import toml_line
 from fedstat.federation.message import COUNTED, Ask, Declared, Kind, Step
 
-DATA_KINDS: tuple[Kind, ...] = ("sealed", "masked share", "aggregate", "sketch", "per entity", "raw columns")
-"""Kinds of values that depend on the data; names, levels, counts and presence count as public."""
-
 HIDDEN: Mapping[str, str] = {
     "sealed": "It is hidden on its way, and the product of columns that it serves is released. ",
     "masked share": "It is random by itself, and the sum with the other share is released. ",
@@ -51,8 +48,12 @@ class Refusal:
     message: str
 
 
-Question: TypeAlias = tuple[Policy, Ask, Declared, str]
+Question: TypeAlias = tuple[Policy, Ask, Step, Declared, str]
 """A policy, what is asked, and one declared array of the answer with its place in words."""
+NO_ACCOUNT = (
+    "No family of this version keeps such accounts: leave the site out, or have the owner take [privacy] out "
+    "of the policy"
+)
 
 
 def _hidden(ask: Ask, declared: Declared) -> bool:
@@ -60,7 +61,7 @@ def _hidden(ask: Ask, declared: Declared) -> bool:
 
 
 def _refused_kind(question: Question) -> str:
-    policy, ask, declared, where = question
+    policy, ask, _, declared, where = question
     kind = declared.kind
     unhidden = kind in UNHIDDEN
     if kind not in policy.refused_kinds or (_hidden(ask, declared) and not unhidden):
@@ -74,23 +75,20 @@ def _refused_kind(question: Question) -> str:
 
 
 def _not_masked(question: Question) -> str:
-    policy, ask, declared, where = question
+    policy, ask, _, declared, where = question
     if not policy.masked_only or not declared.maskable or _hidden(ask, declared):
         return ""
     return f"lets {where} leave in a masked sum only; fit with masked=True"
 
 
 def _unaccounted(question: Question) -> str:
-    policy, ask, declared, where = question
-    hidden = _hidden(ask, declared)
-    # What is maskable is a site's part of a sum, whatever its kind.
-    if policy.privacy is None or (declared.kind not in DATA_KINDS and not declared.maskable):
+    policy, ask, step, declared, where = question
+    if policy.privacy is None or step.public:
         return ""
-    why = MASKED if hidden else HIDDEN.get(declared.kind, "")
+    why = MASKED if _hidden(ask, declared) else HIDDEN.get(declared.kind, "")
     return (
-        "lets no sum and no value of rows leave unless an accountant charges it to the budget, and "
-        f"none does for {where}. {why}No family of this version keeps such accounts: leave the site out, or "
-        "have the owner take [privacy] out of the policy"
+        "lets nothing that depends on rows leave unless an accountant charges it to the budget, and none "
+        f"does for {where}. {why}{NO_ACCOUNT}"
     )
 
 
@@ -125,9 +123,17 @@ def refusals(site: str, policy: Policy, ask: Ask, step: Step) -> Iterator[Refusa
     for name, declared in step.given.items():
         where = f"array '{name}' of step '{ask.step}' ({declared.what})"
         for rule, check in RULES.items():
-            problem = check((policy, ask, declared, where))
+            problem = check((policy, ask, step, declared, where))
             if problem:
                 yield Refusal(rule, name, f"{site}: its policy ({rule}) {problem}")
+    if policy.privacy is not None and not step.public and not step.given:
+        # Whether it is answered at all may depend on rows.
+        yield Refusal(
+            "privacy budget",
+            "",
+            f"{site}: its policy (privacy budget) lets no step read rows that no accountant charges to the "
+            f"budget, and none does for step '{ask.step}'. {NO_ACCOUNT}",
+        )
 
 
 def rules_in_force(policy: Policy, declared: Declared, n_masked: int = 0) -> Iterator[str]:

@@ -1,0 +1,111 @@
+"""With a privacy budget all that depends on rows is charged or refused: also levels, presence, and texts."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import fedstat as fs
+from fedstat.errors import DescriptionError, PolicyError
+from fedstat.federation.door.families import load_families
+from fedstat.federation.door.owner.policy import Budget, Policy
+from fedstat.federation.door.owner.question import refusals
+from fedstat.federation.door.site import FAMILIES, Site
+from fedstat.federation.message import Ask, pack_ask, unpack_reply
+from fedstat.federation.tables.table import FrameTable
+
+load_families()
+BUDGET = Policy(privacy=Budget(1.0, 1e-7))
+N = 60
+RNG = np.random.default_rng(8)
+FRAME = pd.DataFrame(
+    {"id": range(N), "y": RNG.normal(size=N), "x": RNG.lognormal(size=N), "g": ["a", "b", "c"] * (N // 3)}
+)
+PUBLIC = {
+    *(("secure", step) for step in ("introduce", "announce", "finish")),
+    *(("receipt", step) for step in ("recall_head", "state_ledger")),
+    ("align", "describe_keys"),
+    ("schema", "describe_table"),
+    ("approval", "propose_plan"),
+}
+"""Steps that a budget lets pass: keys, the site's account, the owner's decisions, and what it publishes."""
+
+
+def passing(policy):
+    """Steps of which something leaves under a policy, or that run at all, in clear or under masks."""
+    return {
+        (family, name)
+        for family, steps in FAMILIES.items()
+        for name, step in steps.items()
+        for masked in (None, 0)
+        if not list(refusals("S", policy, Ask("S", family, name, masked=masked), step))
+    }
+
+
+def test_a_budget_stops_every_step_that_reads_rows():
+    every = {(family, name) for family, steps in FAMILIES.items() for name in steps}
+    assert passing(Policy.open()) == every
+    assert passing(BUDGET) == PUBLIC
+
+
+class Unread(FrameTable):
+    """A table of which no value is read but by the types of its columns."""
+
+    def chunks(self, columns):
+        for frame in super().chunks(columns):
+            yield frame.iloc[:0]
+
+    @property
+    def entities(self):
+        raise AssertionError("rows were read")
+
+
+def test_what_passes_says_nothing_of_rows():
+    """The description of a table is the same whatever its rows say, but for how many there are."""
+    told = []
+    for frame in (FRAME, FRAME.assign(y=0.0, x=-1.0, g="a")):
+        site = Site("Bank", Unread(frame[["y", "x", "g"]]), BUDGET)
+        asked = pack_ask(Ask("Bank", "schema", "describe_table", text="{}"))
+        told.append(unpack_reply(site.answer(asked)).text)
+    assert told[0] == told[1] and json.loads(told[0])["n_rows"] == N
+
+
+def texts(policy, formula, by):
+    """What an analyst is told of a formula, by tables that differ in one row."""
+    told = []
+    for value, level in ((1.0, "a"), (-1.0, "z")):
+        frame = FRAME.copy()
+        frame.loc[7, ["x", "g"]] = value, level
+        if by == "rows":
+            parts = {s: frame.iloc[k::2].drop(columns="id") for k, s in enumerate("AB")}
+            partition = fs.ClientPartition.from_frames(parts, layout="horizontal", policy=policy)
+        else:
+            parts = {"A": frame[["id", "y"]], "B": frame[["id", "x", "g"]]}
+            partition = fs.ClientPartition.from_frames(parts, on="id", policy=policy)
+        kind = fs.FederatedGLM if by == "rows" else fs.VFEMRegression
+        try:
+            kind.from_formula(formula, partition)
+            told.append("made")
+        except fs.errors.FedstatError as error:
+            told.append(f"{type(error).__name__}: {error}")
+    return told
+
+
+@pytest.mark.parametrize("by", ["rows", "columns"])
+def test_a_refusal_under_a_budget_does_not_depend_on_rows(by):
+    one, other = texts("open", "y ~ log(x) + g", by)
+    assert one != other
+    one, other = texts(BUDGET, "y ~ log(x) + g", by)
+    assert one == other and "its policy (privacy budget)" in one and "[privacy]" in one
+
+
+def test_an_owner_is_told_how_to_go_on():
+    with pytest.raises(PolicyError, match=r"have the owner take \[privacy\] out") as refusal:
+        fs.VFEMRegression.from_formula(
+            "y ~ x",
+            fs.ClientPartition.from_frames(
+                {"A": FRAME[["id", "y"]], "B": FRAME[["id", "x"]]}, on="id", policies={"B": BUDGET}
+            ),
+        )
+    assert not isinstance(refusal.value, DescriptionError) and str(refusal.value).startswith("B: ")
