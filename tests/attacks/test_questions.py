@@ -1,4 +1,4 @@
-"""Values found by asking: texts of refusals, columns that single a person out, evaluations, predictions.
+"""Values found by asking: texts of refusals, columns that single a person out, predictions.
 
 Every attack is tried where nothing is protected, and has to succeed there; under the strict policy it learns
 nothing but refusals, of which those that depend on rows are counted.
@@ -141,15 +141,6 @@ def test_refusals_that_depend_on_rows_are_counted_and_end():
     site.account.set_refusals("", 0)
     with pytest.raises(PolicyError, match="minimum events"):
         fs.GLORE.from_formula("y ~ age", partition).fit()
-
-
-def test_a_response_is_evaluated_once():
-    result = fs.GLORE.from_formula("y ~ age + z", rows("strict")).fit()
-    result.evaluate()
-    with pytest.raises(DescriptionError, match='evaluation = "any"'):
-        result.evaluate(bins=7)
-    again = fs.GLORE.from_formula("y ~ age + z", rows("open")).fit()
-    assert again.evaluate(bins=5).auc != again.evaluate(bins=7).auc
 
 
 def test_columns_do_not_leave_by_predictions():

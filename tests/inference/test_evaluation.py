@@ -1,5 +1,7 @@
 """Discrimination and calibration from counts, against the same from rows; pseudo R-squared."""
 
+import re
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -70,19 +72,19 @@ def test_auc_is_that_of_the_binned_predictions(frames, evaluation):
 def test_bounds_hold_the_auc_of_the_rows(frames, least, width):
     table = counted(frames, least).to_frame()
     exact = [area(frame["p"], frame["event"]) for frame in [*frames, pd.concat(frames)]]
-    assert (table["auc_low"] <= exact).all()
-    assert (exact <= table["auc_high"]).all()
-    assert (table["auc_low"] <= table["auc"]).all()
-    assert (table["auc"] <= table["auc_high"]).all()
-    assert (table["auc_high"] - table["auc_low"]).iloc[-1] < width
+    assert (table["auc_at_least"] <= exact).all()
+    assert (exact <= table["auc_at_most"]).all()
+    assert (table["auc_at_least"] <= table["auc"]).all()
+    assert (table["auc"] <= table["auc_at_most"]).all()
+    assert (table["auc_at_most"] - table["auc_at_least"]).iloc[-1] < width
 
 
 def test_bounds_are_reached_by_rows_in_their_bins(frames, evaluation):
     all_ = pd.concat(frames)
     bins = np.floor(all_["p"] * B)
     table = evaluation.to_frame().loc[ALL]
-    assert_allclose(table["auc_high"], area(bins + 0.5 * all_["event"], all_["event"]), rtol=1e-12)
-    assert_allclose(table["auc_low"], area(bins - 0.5 * all_["event"], all_["event"]), rtol=1e-12)
+    assert_allclose(table["auc_at_most"], area(bins + 0.5 * all_["event"], all_["event"]), rtol=1e-12)
+    assert_allclose(table["auc_at_least"], area(bins - 0.5 * all_["event"], all_["event"]), rtol=1e-12)
 
 
 def test_bounds_allow_for_rows_that_moved():
@@ -90,8 +92,34 @@ def test_bounds_allow_for_rows_that_moved():
     n, events = np.array([[5.0, 0, 5], [0, 6, 0]]), np.array([[0.0, 0, 5], [0, 6, 0]])
     found = discrimination(events, n - events, least=5)
     assert found.auc == 1.0
-    assert_allclose([found.low, found.high], [5 * 5 / (11 * 5), 1.0])
-    assert discrimination(events, n - events).low == 1.0
+    assert_allclose([found.at_least, found.at_most], [5 * 5 / (11 * 5), 1.0])
+    assert discrimination(events, n - events).at_least == 1.0
+
+
+def exact_interval(score, event):
+    """DeLong, DeLong and Clarke-Pearson (1988) from rows, as R's pROC::ci.auc prints it."""
+    x, y = score[event == 1], score[event == 0]
+    both, own_x, own_y = stats.rankdata(np.r_[x, y]), stats.rankdata(x), stats.rankdata(y)
+    of_events, of_others = (both[: len(x)] - own_x) / len(y), 1.0 - (both[len(x) :] - own_y) / len(x)
+    error = np.sqrt(of_events.var(ddof=1) / len(x) + of_others.var(ddof=1) / len(y))
+    half = stats.norm.ppf(0.975) * error
+    return np.clip([of_events.mean() - half, of_events.mean() + half], 0.0, 1.0)
+
+
+@pytest.mark.parametrize("least", [0, 5])
+def test_the_interval_is_that_of_the_rows(frames, least):
+    table = counted(frames, least).to_frame()
+    for who, frame in zip([*SITES, ALL], [*frames, pd.concat(frames)], strict=True):
+        exact = exact_interval(frame["p"].to_numpy(), frame["event"].to_numpy())
+        found = table.loc[who, ["auc_low", "auc_high"]].to_numpy(dtype=float)
+        width = exact[1] - exact[0]
+        assert_allclose(found, exact, atol=0.05 * width)  # a twentieth: what bins can shift
+
+
+def test_an_interval_stays_between_zero_and_one():
+    found = discrimination(np.array([[0.0, 3.0]]), np.array([[20.0, 1.0]]))
+    assert found.auc + 2.0 * found.std_error > 1.0 == found.conf_int()[1]
+    assert_allclose(found.conf_int(0.5)[0], found.auc - stats.norm.ppf(0.75) * found.std_error)
 
 
 def test_standard_error_is_the_published_one():
@@ -232,6 +260,7 @@ def test_summary_holds_every_site_and_says_how(frames):
     assert max(map(len, text.splitlines())) <= 98
     assert all(site in text for site in (*SITES, ALL))
     assert "Bins of fewer than 5 rows" in text
+    assert re.search(r"AUC +std err +0.025 +0.975", text) and "known to lie between" in text
     assert "fewer than" not in counted(frames).summary().as_text()
 
 

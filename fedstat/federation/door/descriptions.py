@@ -10,9 +10,12 @@ many numbers: a term multiplies functions of different columns, few of which are
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any
+
+import numpy as np
 
 from fedstat.errors import DescriptionError
 from fedstat.federation.door import facts
@@ -25,6 +28,8 @@ LINEAR = frozenset({"center", "scale"})
 """Functions that may stand outside another: the column that they make tells what the inner one does."""
 LARGEST_EXPONENT = 700.0
 """exp() of more is no number."""
+EVALUATION = "evaluation "
+"""Begins the name under which a site notes that it has answered one."""
 ALLOW = 'The owner may allow it by the line  formulas = "any"  in policy.toml'
 
 
@@ -48,23 +53,28 @@ def check_factors(data: SiteData, fact: facts.FactorsAsked) -> None:
 
 
 def check_evaluation(data: SiteData, fact: facts.Evaluated) -> None:
-    """Let models of a response be evaluated once: between the edges of two evaluations single rows lie.
+    """Let one model be evaluated at a site: between the cuts of two evaluations single rows lie.
+
+    Of another response as well, since coefficients, and with them the cuts, are the asker's. What has left
+    before may leave again.
 
     Raises
     ------
     DescriptionError
-        One was evaluated before; names the line of the policy that would allow more.
+        Another one was evaluated before; names the line of the policy that would allow more.
     """
     if data.policy.evaluation == "any":
         return
-    once = f"evaluation of {fact.response}"
-    if once in data.account.spent:
+    this = EVALUATION + hashlib.sha256(np.ascontiguousarray(fact.sums).tobytes()).hexdigest()
+    if this in data.account.spent:
+        return
+    if any(once.startswith(EVALUATION) for once in data.account.spent):
         raise DescriptionError(
-            f"{data.name}: its policy (evaluation once) has answered one evaluation of models of "
-            f"'{fact.response}', and answers no other: cuts at other places leave single rows between. The "
-            'owner may allow more by the line  evaluation = "any"  in policy.toml'
+            f"{data.name}: its policy (evaluation once) has answered the evaluation of one model, and "
+            "answers no other: cuts at other places leave single rows between. The owner may allow more by "
+            'the line  evaluation = "any"  in policy.toml'
         )
-    data.account.spend(once)
+    data.account.spend(this)
 
 
 def _problem(data: SiteData, factor: facts.FactorAsked) -> str:

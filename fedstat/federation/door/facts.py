@@ -54,11 +54,11 @@ class FactorsAsked:
     products: Mapping[str, Sequence[FactorAsked]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Evaluated:
-    """A model of this response is held against the rows, in bins: cuts that the asker chooses."""
+    """A model is held against the rows, in cells of its predictions, with these sums by cell."""
 
-    response: str
+    sums: Floats
 
 
 @dataclass(frozen=True, slots=True)

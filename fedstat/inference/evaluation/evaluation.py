@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
+from scipy import stats
 
 from fedstat.errors import EstimationError, ModelError, NotAvailableError
 from fedstat.inference.evaluation.calibration import plot_calibration
@@ -20,6 +21,8 @@ ALL = "all sites"
 ROUNDING = 1e-6
 """By how much events may exceed rows: proportions times trials are not whole in floating point."""
 WIDTHS = (24, 10, 10, 10, 8, 7, 7, 7, 7)
+LEVEL = 0.95
+"""Of the intervals that a summary prints."""
 
 
 def merge_small_bins(counts: Ints, least: int) -> Ints:
@@ -59,14 +62,27 @@ class Discrimination:
     """Area under the receiver operating characteristic, from counts in bins; nan without both outcomes.
 
     By the trapezoid rule: within a bin an event and a non-event count as a tie, one half. The standard error
-    is that of Hanley and McNeil (1982), equation 1, see `discrimination`. The AUC of the rows lies from `low`
-    to `high`: within each bin all events are ranked below, or above, all non-events.
+    is that of Hanley and McNeil (1982), equation 1, see `discrimination`. The AUC of the rows lies from
+    `at_least` to `at_most`, which is no interval for that of the population: within each bin all events are
+    ranked below, or above, all non-events.
     """
 
     auc: float = float("nan")
     std_error: float = float("nan")
-    low: float = float("nan")
-    high: float = float("nan")
+    at_least: float = float("nan")
+    at_most: float = float("nan")
+
+    def conf_int(self, alpha: float = 1.0 - LEVEL) -> tuple[float, float]:
+        """Give the normal interval of level 1 - alpha, within 0 and 1.
+
+        Examples
+        --------
+        >>> low, high = Discrimination(0.9, 0.02).conf_int()
+        >>> print(f"{low:.3f} to {high:.3f}")
+        0.861 to 0.939
+        """
+        half = float(stats.norm.isf(alpha / 2.0)) * self.std_error
+        return max(self.auc - half, 0.0), min(self.auc + half, 1.0)
 
 
 def discrimination(events: Floats, others: Floats, least: int = 0) -> Discrimination:
@@ -214,8 +230,9 @@ class Evaluation:
         -------
         DataFrame
             ``n``, ``observed`` (events, or the sum of the response), ``expected``, ``ratio`` (observed over
-            expected); for a binary response ``auc``, ``auc_std_error`` and the bounds ``auc_low``,
-            ``auc_high``.
+            expected); for a binary response ``auc``, ``auc_std_error``, its 95 % interval ``auc_low``,
+            ``auc_high``, and ``auc_at_least``, ``auc_at_most``, between which the AUC of these rows lies,
+            as far as bins tell.
         """
         sums = {what: self._with_total(v.sum(axis=1)) for what, v in self._sums().items()}
         frame = pd.DataFrame(sums, index=pd.Index([*self.sites, ALL], name="site"))
@@ -224,7 +241,9 @@ class Evaluation:
             found = self.discrimination.values()
             frame["auc"] = [d.auc for d in found]
             frame["auc_std_error"] = [d.std_error for d in found]
-            frame["auc_low"], frame["auc_high"] = [d.low for d in found], [d.high for d in found]
+            frame["auc_low"], frame["auc_high"] = np.transpose([d.conf_int() for d in found])
+            frame["auc_at_least"] = [d.at_least for d in found]
+            frame["auc_at_most"] = [d.at_most for d in found]
         return frame
 
     def calibration(self) -> pd.DataFrame:
@@ -248,10 +267,10 @@ class Evaluation:
         )
 
     def summary(self) -> SheetSummary:
-        """One line per site and one for all: rows, events, expected, ratio, AUC with its bounds."""
+        """One line per site and one for all: rows, events, expected, ratio, AUC with its interval."""
         heads = ["n", "events" if self.binary else "observed", "expected", "ratio"]
-        heads += ["AUC", "std err", "from", "to"] if self.binary else []
-        frame = self.to_frame()
+        heads += ["AUC", "std err", *(f"{q:.3f}" for q in (0.5 - LEVEL / 2, 0.5 + LEVEL / 2))] * self.binary
+        frame = self.to_frame().iloc[:, : len(heads)]
         rows = tuple(
             (str(site), *self._cells(values))
             for site, values in zip(frame.index, frame.to_numpy().tolist(), strict=True)
@@ -303,11 +322,14 @@ class Evaluation:
     def _notes(self) -> list[str]:
         if not self.binary:
             return []
+        all_ = self.discrimination[ALL]
         notes = [
             f"AUC from counts in {len(self.edges) - 1} bins of the prediction, where ties within a bin count "
-            "one half; the AUC of the rows lies between 'from' and 'to'. Standard error: Hanley and McNeil "
-            "(1982), its two probabilities counted from the bins. The AUC of all sites also ranks rows of "
-            "different sites against each other."
+            "one half, with a normal 95 % interval. Standard error: Hanley and McNeil (1982), its two "
+            "probabilities counted from the bins. The AUC of all sites also ranks rows of different sites "
+            "against each other.",
+            f"By bins the AUC of these rows, all sites, is known to lie between {all_.at_least:.3f} and "
+            f"{all_.at_most:.3f}; that is no interval for other rows.",
         ]
         if self.least > 1:
             notes.append(f"Bins of fewer than {self.least} rows at a site were counted with a neighbour.")

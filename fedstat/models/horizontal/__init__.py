@@ -1,7 +1,6 @@
 """Shared by families over sites with different rows: model, session, rows, predictions, evaluation."""
 
-from fedstat.federation.door.conduct import in_order
 from fedstat.federation.door.site import FAMILIES
 from fedstat.models.horizontal.evaluation import FAMILY, STEPS
 
-FAMILIES[FAMILY] = in_order(STEPS, {"bin_counts": "predictor_moments"})
+FAMILIES[FAMILY] = STEPS

@@ -7,13 +7,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
-from scipy import stats
+from scipy.special import expit
 
 from fedstat.errors import MessageError, ModelError
 from fedstat.federation.account.ledger import Ledger
-from fedstat.federation.design.by_rows import RowsAgreement, SiteRows, open_asks
+from fedstat.federation.design.by_rows import RowsAgreement, RowsDesign, SiteRows, open_asks
 from fedstat.federation.design.row_steps import OPEN_ROWS, rows_of, translation
-from fedstat.federation.design.states import combine_moments
 from fedstat.federation.door.facts import Evaluated
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Ask, Declared, Step, check_lengths
@@ -26,49 +25,64 @@ from fedstat.models.horizontal.rows import glm_rows
 from fedstat.typing import Array, Floats
 
 FAMILY = "evaluation"
-FEWEST, MOST = 20, 100
-ROWS_PER_BIN = 10
-"""Rows that the smallest site has per bin on average; sites join the bins that are too small."""
+STEP, FURTHEST = 0.05, 8.0
+"""Width of a bin of log odds, and where the outer bins of a probability begin."""
+LOGARITHMS = (-25.0, 30.0)
+"""Between these lie the bins of the logarithm of a mean, in whatever units it is."""
+HALF, BEND, WIDTHS = 80, 4.0, 10.0
+"""Bins of other predictors on either side, how much wider the outer ones are, and how far they reach."""
 
 
-def predictor_moments(data: SiteData, state: State, beta: Floats) -> dict[str, Array]:
-    """Release rows, mean and squared deviations of the linear predictor; beta (p,) in the data's units."""
-    total = np.zeros(3)
-    for _, eta, _ in _predictions(data, state, beta):
-        total = combine_moments(np.array([total, [len(eta), eta.mean(), ((eta - eta.mean()) ** 2).sum()]]))
-    return {"moments": total}
+def bin_edges(distribution: DistributionSpec, centre: float, width: float) -> Floats:
+    """Ascending edges between the bins of a linear predictor, (B - 1,); they depend on no row.
+
+    Probabilities, and means whose logarithm is linear, have the same edges whatever the model. Others have
+    some about a `centre`, the wider the farther from it, in units of a `width`: those of the released model.
+    """
+    if distribution.name == "Binomial":
+        log_odds = STEP * np.arange(-round(FURTHEST / STEP), round(FURTHEST / STEP) + 1)
+        return np.unique(distribution.make().link(expit(log_odds)))
+    if distribution.link == "Log":
+        return np.arange(LOGARITHMS[0], LOGARITHMS[1] + STEP / 2.0, STEP)
+    t = np.arange(-HALF, HALF + 1) / HALF
+    return np.asarray(centre + width * WIDTHS * np.sinh(BEND * t) / np.sinh(BEND))
+
+
+def place_of_bins(design: RowsDesign, beta: Floats) -> tuple[float, float]:
+    """Return mean of a fit's linear predictor without offset, and its deviation were columns independent."""
+    return float(design.mean @ beta), float(np.linalg.norm(design.spread * beta)) or 1.0
 
 
 def bin_counts(
-    data: SiteData, state: State, text: str, beta: Floats, inner: Floats
+    data: SiteData, state: State, text: str, beta: Floats, centre: Floats, width: Floats
 ) -> tuple[dict[str, Array], str]:
     """Count rows, and sum response and predicted mean, by bins of the linear predictor.
 
-    `text` is distribution and link, `beta` (p,) in the units of the data, `inner` (B - 1,) the ascending
-    edges between bins. Released are ``bins`` (3, B): rows (or trials), sum of the response, sum of the
+    `text` is distribution and link, `beta` (p,) in the units of the data; for `centre` and `width` see
+    :func:`bin_edges`. Released are ``bins`` (3, B): rows (or trials), sum of the response, sum of the
     predicted means; bins with fewer rows than the owner's policy allows are counted with a neighbour.
     ``least`` is that number of rows.
     """
-    link = DistributionSpec.from_json(text).make().link
-    state.tell(Evaluated(rows_of(state).question.response))
-    if not (np.diff(inner) > 0.0).all():
-        raise MessageError(f"{data.name}: array 'inner' must ascend")
-    B = len(inner) + 1
-    rows_in = np.zeros(B, dtype=np.int64)
-    sums = np.zeros((3, B))
-    for y, eta, weight in _predictions(data, state, beta):
-        at = np.searchsorted(inner, eta)
-        rows_in += np.bincount(at, minlength=B)
-        for j, values in enumerate((weight, weight * y, weight * link.inverse(eta))):
-            sums[j] += np.bincount(at, weights=values, minlength=B)
+    distribution = DistributionSpec.from_json(text)
+    if not float(width) > 0.0:
+        raise MessageError(f"{data.name}: array 'width' must be positive")
+    edges, link = bin_edges(distribution, float(centre), float(width)), distribution.make().link
+    parts = list(_predictions(data, state, beta))
+    y, eta, weight = (np.concatenate(part) for part in zip(*parts, strict=True))
+    at, B = np.searchsorted(edges, eta), len(edges) + 1
     # Merged where the rows are: the coordinator never sees a small count.
-    groups = merge_small_bins(rows_in, data.min_count)
-    merged = np.array([np.bincount(groups, weights=row, minlength=B) for row in sums])
-    return {"bins": merged, "least": np.array(data.min_count)}, ""
+    cell = merge_small_bins(np.bincount(at, minlength=B), data.min_count)[at]
+    by_row = (weight, weight * y, weight * link.inverse(eta))
+    sums = np.array([np.bincount(cell, weights=values, minlength=B) for values in by_row])
+    state.tell(Evaluated(sums))
+    return {"bins": sums, "least": np.array(data.min_count)}, ""
 
 
 def _predictions(data: SiteData, state: State, beta: Floats) -> Iterator[tuple[Floats, Floats, Floats]]:
-    """Yield response (a proportion where there are trials), linear predictor and weight by chunk."""
+    """Yield response (a proportion where there are trials), linear predictor and weight by chunk.
+
+    Rows without a weight are left out: they are behind no other sum either.
+    """
     opened = rows_of(state)
     check_lengths(data.name, beta=(beta, len(opened.shift)))
     zeros, ones = np.zeros_like(opened.shift), np.ones_like(opened.scale)
@@ -78,23 +92,18 @@ def _predictions(data: SiteData, state: State, beta: Floats) -> Iterator[tuple[F
         weight = np.ones(len(rows.y))
         for factor in (rows.freq, rows.trials):
             weight = weight if factor is None else weight * factor
-        yield rows.y, linear_predictor(rows, own), weight
+        used = whole.used[whole.whole]
+        yield rows.y[used], linear_predictor(rows, own)[used], weight[used]
 
 
-BETA = Declared("aggregate", "coefficients in the units of the data")
 STEPS: Mapping[str, Step] = {
-    "predictor_moments": Step(
-        predictor_moments,
-        {"beta": BETA},
-        {
-            "moments": Declared(
-                "aggregate", "rows, mean and squared deviations of the linear predictor", behind=OPEN_ROWS
-            )
-        },
-    ),
     "bin_counts": Step(
         bin_counts,
-        {"beta": BETA, "inner": Declared("control", "edges of the bins of the linear predictor")},
+        {
+            "beta": Declared("aggregate", "coefficients in the units of the data"),
+            "centre": Declared("aggregate", "mean of the linear predictor of the fit", 0),
+            "width": Declared("aggregate", "its deviation were columns independent", 0),
+        },
         {
             # No sensitivity: one row more or less in a bin decides with which neighbour it is counted.
             "bins": Declared(
@@ -112,51 +121,37 @@ STEPS: Mapping[str, Step] = {
 
 def evaluate_rows(
     agreement: RowsAgreement,
+    design: RowsDesign,
     distribution: DistributionSpec,
     beta: Floats,
     partition: ClientPartition,
-    bins: int | None = None,
 ) -> tuple[Evaluation, Ledger]:
-    """Evaluate coefficients (p,), in the units of the data, on a partition's rows: those of the fit, or new.
+    """Evaluate coefficients (p,), in the units of the data, on a partition's rows.
 
-    By default there are as many bins of the linear predictor as leave the smallest site enough rows in each.
+    `design` is that of the fit.
     """
     if not isinstance(partition, ClientPartition) or partition.layout != "horizontal":
         raise ModelError("evaluate: expected a horizontal ClientPartition")
-    if bins is not None and bins < 2:
-        raise ModelError(f"evaluate: expected two bins or more, received {bins}")
     sites = tuple(SiteRows(name, 0, 0) for name in partition.sites)
     ledger = Ledger()
     engine: Engine = partition.engine
-    protocol = _protocol(replace(agreement, sites=sites), distribution, beta, bins)
+    protocol = _protocol(replace(agreement, sites=sites), distribution, beta, place_of_bins(design, beta))
     return engine.run(protocol, ledger), ledger
 
 
 def _protocol(
-    agreement: RowsAgreement, distribution: DistributionSpec, beta: Floats, bins: int | None
+    agreement: RowsAgreement, distribution: DistributionSpec, beta: Floats, place: tuple[float, float]
 ) -> Rounds[Evaluation]:
     session, names = secrets.token_hex(8), tuple(row.site for row in agreement.sites)
 
-    def ask(site: str, step: str, text: str = "", **arrays: Array) -> Ask:
-        return Ask(site, FAMILY, step, arrays, session, text)
-
-    opening = open_asks(agreement, session)
-    moments = [ask(site, "predictor_moments", beta=beta) for site in names]
-    # Opening and moments in one round: a site answers in the order in which it is asked.
-    replies = yield [one for pair in zip(opening, moments, strict=True) for one in pair]
-    parts = np.array([reply.arrays["moments"] for reply in replies[1::2]])
-    n, mean, squares = combine_moments(parts)
-    # A constant predictor has no spread; bins of any width will do.
-    spread = float(np.sqrt(squares / n)) or 1.0
-    usual = min(max(int(parts[:, 0].min()) // ROWS_PER_BIN, FEWEST), MOST)
-    # Normal quantiles: bins hold about equally many rows as far as linear predictors are normal.
-    inner = mean + spread * stats.norm.ppf(np.linspace(0, 1, (bins or usual) + 1)[1:-1])
-    replies = yield [
-        ask(site, "bin_counts", distribution.to_json(), beta=beta, inner=inner) for site in names
-    ]
+    arrays = {"beta": beta, "centre": np.array(place[0]), "width": np.array(place[1])}
+    asks = [Ask(site, FAMILY, "bin_counts", arrays, session, distribution.to_json()) for site in names]
+    # Both in one round: a site answers in the order in which it is asked.
+    replies = yield [one for pair in zip(open_asks(agreement, session), asks, strict=True) for one in pair]
+    replies = replies[1::2]
     counted = np.array([reply.arrays["bins"] for reply in replies])
     return Evaluation(
-        edges=np.concatenate([[-np.inf], inner, [np.inf]]),
+        edges=np.concatenate([[-np.inf], bin_edges(distribution, *place), [np.inf]]),
         sites=names,
         n=counted[:, 0],
         observed=counted[:, 1],

@@ -191,20 +191,20 @@ class RowsResults(Saveable, FederatedResults):
 
     # -- evaluation ------------------------------------------------------------------------------
 
-    def evaluate(self, partition: ClientPartition | None = None, *, bins: int | None = None) -> Evaluation:
+    def evaluate(self, partition: ClientPartition | None = None) -> Evaluation:
         """Discrimination and calibration from counts in bins of the linear predictor.
+
+        The edges of the bins depend on family, link and coefficients, and not on rows.
 
         Parameters
         ----------
         partition : ClientPartition, optional
             New rows; by default those of the fit, on which the figures flatter.
-        bins : int, optional
-            By default as many as leave the smallest site enough rows in each.
 
         Returns
         -------
         Evaluation
-            AUC over all and by site with bounds, observed and expected, ``plot_calibration()``.
+            AUC over all and by site with intervals, observed and expected, ``plot_calibration()``.
 
         Raises
         ------
@@ -220,7 +220,7 @@ class RowsResults(Saveable, FederatedResults):
                 )
             partition = self.model.partition
         evaluation, self.evaluation_ledger = evaluate_rows(
-            self.basis.agreement, self.distribution, self.estimate.params, partition, bins
+            self.basis.agreement, self.fit_.design, self.distribution, self.estimate.params, partition
         )
         # Kept, so that compare() and files can show it without asking the sites again.
         self._auc = evaluation.auc if evaluation.binary else None

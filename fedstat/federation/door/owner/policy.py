@@ -105,7 +105,7 @@ class Policy:
         all that the site publishes of that column, and products of different columns; see
         :mod:`fedstat.federation.door.descriptions`.
     evaluation : {"any", "once"}
-        "once" lets a model be evaluated one time, on edges that do not depend on rows.
+        "once" answers the evaluation of one model, of whatever response, and that again.
     discrete : {"any", "bits"}
         "bits" releases sums of products by group only over so many entities that columns of few values are
         not determined by them; see :mod:`fedstat.federation.tables.bits`.
@@ -186,7 +186,7 @@ class Policy:
         """Return the policy with which a site that is served starts; its owner may loosen single rules.
 
         Values per entity, columns and sketches do not leave; sums leave masked, over three sites or more;
-        formulas are simple; a model is evaluated once; refusals that depend on rows do not say why, and ten
+        formulas are simple; one model is evaluated; refusals that depend on rows do not say why, and ten
         of them are the end; keys are aligned once the owner has consented.
 
         Parameters

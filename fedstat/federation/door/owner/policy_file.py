@@ -155,8 +155,8 @@ KEYS: tuple[Key, ...] = (
         "evaluation",
         '"any" or "once"',
         lambda value: value in ("any", "once"),
-        'How often the fit of a model may be held against the rows: "once", on edges that do not depend on '
-        'rows, or "any" number of times, on any edges, between which single rows can lie.',
+        'How often the fits of models may be held against the rows: "once" answers for one model, and the '
+        "same again, since single rows lie between the cuts of two.",
     ),
     Key(
         "discrete",
