@@ -7,14 +7,19 @@ another institution's standardised column is n / sqrt(n - 1) times the value of 
 
 import warnings
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import pytest
+from wiretap import tapped
 
 import fedstat as fs
-from fedstat.errors import DescriptionError
+from fedstat.errors import DescriptionError, PolicyError
+from fedstat.federation.door import leverage
+from fedstat.federation.door.leverage import largest_shares, most_of_group
 from fedstat.federation.door.owner.policy import Policy
+from fedstat.federation.message import pack_ask
 from fedstat.federation.rounds.products import Run
 
 N = 400
@@ -38,9 +43,10 @@ def study():
     rng = np.random.default_rng(3)
     k = np.arange(N)
     x = np.append(rng.normal(50, 9, N - 1).round(1), 90.0)[np.r_[:17, -1, 17 : N - 1]]
-    more = {f"x{j}": rng.normal(50, 9, N).round(1) for j in range(8)}
+    more = {"heavy": rng.normal(size=N) + 1e3 * (k == 17), "flag": (k == 17) * 1.0}
+    more |= {f"x{j}": rng.normal(50, 9, N).round(1) for j in range(8)}
     return {
-        "Bank": pd.DataFrame({"k": k, "y": rng.normal(size=N), "w": rng.normal(size=N)}),
+        "Bank": pd.DataFrame({"k": k, "y": rng.normal(size=N), "w": rng.normal(size=N), "v": x}),
         "Registry": pd.DataFrame({"k": k, "x": x, "sex": k % 2, **more}),
         "Court": pd.DataFrame({"k": k, "z": rng.normal(100, 15, N).round(1)}),
     }
@@ -73,7 +79,7 @@ def error(model, term, policy, row=17):
 
 @pytest.mark.parametrize("model", MODELS)
 def test_powers_of_a_column_in_many_guises_are_not_asked_for(model):
-    for policy in (Policy.open(), Policy.strict(formulas="any")):
+    for policy in (Policy.open(), Policy.strict(formulas="any", max_share=1.0)):
         assert error(model, POWERS, policy) < 0.05
     with pytest.raises(DescriptionError, match="a term holds a column once, and 'x' stands in several"):
         error(model, POWERS, Policy.strict())
@@ -84,3 +90,116 @@ def test_products_of_many_numbers_are_not_asked_for():
     with pytest.raises(DescriptionError, match="multiplies 3 numbers at most"):
         error("VFEM", columns, Policy.strict())
     error("VFEM", "x0:x1:x2:C(sex)", Policy.strict())
+
+
+OPEN_BUT_STRICT = {
+    "a function of a wide range": "exp(x)",
+    "a column as it stands": "heavy",
+    "an indicator of one": "flag",
+}
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("case", OPEN_BUT_STRICT)
+def test_no_sum_leaves_of_a_column_of_which_one_row_is_nearly_all(model, case):
+    term = OPEN_BUT_STRICT[case]
+    for policy in (Policy.open(), Policy.strict(max_share=1.0)):
+        assert error(model, term, policy) < 0.2
+    with pytest.raises(PolicyError, match=r"^Registry: refused; its policy \(largest share\)"):
+        error(model, term, Policy.strict())
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_nor_of_such_a_response(model):
+    frames = study()
+    partition = fs.ClientPartition.from_frames(frames, on="k", policy="strict")
+    with pytest.raises(PolicyError, match=r"^Bank: refused; its policy \(largest share\)"):
+        MODELS[model].from_formula("exp(v) ~ x + z + w", partition).fit()
+
+
+def in_a_pattern(policy):
+    """Error at the one entity of a released pattern that has an indicator which many others have."""
+    frames = study()
+    has = np.r_[np.arange(250), 300:N]  # of 300 to 399, who lack the court's record but for z2
+    frames["Registry"] = frames["Registry"].assign(
+        often=np.where(frames["Registry"].k < 250, frames["Registry"].k % 3 == 0, frames["Registry"].k == 321)
+        * 1.0
+    )
+    frames["Other"] = frames["Court"].rename(columns={"z": "z2"}).iloc[has]
+    frames["Court"] = frames["Court"].iloc[:300]
+    partition = fs.ClientPartition.from_frames(frames, on="k", policy=policy)
+    moments = fs.VFEMRegression.from_formula("y ~ often + z + z2 + w", partition).fit().exchange.moments
+    names = ["1", *moments.names, "y"]
+    has_court, has_other = (moments.patterns[:, moments.clients.index(c)] for c in ("Court", "Other"))
+    (g,) = np.flatnonzero(~has_court & has_other)
+    G, at = moments.grams[g], [names.index("often"), names.index("z2")]
+    b, z = at
+    # The indicator less its least value, whose sum is known: it is zero but for one.
+    low = -moments.centre[b - 1] / moments.scale[b - 1]
+    one = (G[b, z] - low * G[0, z]) * moments.scale[b - 1]
+    z2 = frames["Other"].z2
+    return abs(one - (z2[321] - moments.centre[z - 1]) / moments.scale[z - 1])
+
+
+def test_a_row_is_not_all_of_a_column_in_a_released_pattern():
+    for policy in (Policy.open(), Policy.strict(max_share=1.0)):
+        assert in_a_pattern(policy) < 0.2
+    with pytest.raises(PolicyError, match=r"^Registry: refused; its policy \(largest share\)"):
+        in_a_pattern(Policy.strict())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_shares_are_those_of_their_definition(seed):
+    """Leverages are the diagonal of the hat matrix of columns and a constant."""
+    rng = np.random.default_rng(seed)
+    X = 100.0 + rng.standard_t(2, size=(40, 3)) @ rng.normal(size=(3, 3))
+    W = np.column_stack([np.ones(40), X - 100.0])
+    hat = W @ np.linalg.inv(W.T @ W) @ W.T
+    D = X - X.mean(axis=0)
+    share, leverage = largest_shares(np.column_stack([X, np.ones(40), X[:, 0]]))
+    of_others = 40 / 39
+    assert leverage == pytest.approx(of_others * (hat.diagonal().max() - 1 / 40), rel=1e-8)
+    assert share == pytest.approx(of_others * (D**2 / (D**2).sum(axis=0)).max(), rel=1e-10)
+
+
+def test_a_row_of_a_small_group_may_be_what_chance_makes_it():
+    """Of normal rows one in ten thousand groups has more, by simulation one in two thousand at most."""
+    rng = np.random.default_rng(2)
+    for n, p in ((6, 1), (8, 3), (14, 2)):
+        most = [largest_shares(rng.normal(size=(n, p)))[1] for _ in range(4000)]
+        assert np.mean(np.array(most) > most_of_group(n, p)) <= 5e-4
+        assert np.quantile(most, 0.99) < most_of_group(n, p) < 1.0
+    assert most_of_group(30, 1) == most_of_group(500, 9) == 0.75
+
+
+def test_a_group_that_was_refused_is_not_taken_for_one_that_was_judged():
+    frames = study()
+    partition = fs.ClientPartition.from_frames(frames, on="k", policy="strict")
+    fit = fs.VFEMRegression.from_formula("y ~ x0 + z + w", partition)
+    site = partition.sites["Registry"]
+    judged = leverage.largest_shares
+    with tapped(fit) as wire:
+        fit.fit()
+    asks = [ask for ask, _ in wire.passed if ask.site == "Registry" and ask.family == "vfem"]
+    at = next(j for j, ask in enumerate(asks) if ask.step == "sum_products")
+    for ask in asks[:at]:
+        site.answer(pack_ask(replace(ask, turn=None)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(leverage, "largest_shares", lambda X: (1.0, *judged(X)[1:]))
+        for _ in range(2):
+            with pytest.raises(PolicyError, match="largest share"):
+                site.answer(pack_ask(replace(asks[at], turn=None)))
+    site.answer(pack_ask(replace(asks[at], turn=None)))
+
+
+def test_a_combination_of_columns_is_not_that_of_one_row():
+    rng = np.random.default_rng(1)
+    frames = study()
+    r = frames["Registry"]
+    frames["Registry"] = r.assign(x1=r.x0 + 0.05 * rng.normal(size=N) + 9.0 * (r.k == 17))
+    fit = lambda policy: fs.VFEMRegression.from_formula(  # noqa: E731
+        "y ~ x0 + x1 + z + w", fs.ClientPartition.from_frames(frames, on="k", policy=policy)
+    ).fit()
+    fit("open")
+    with pytest.raises(PolicyError, match="largest share"):
+        fit("strict")

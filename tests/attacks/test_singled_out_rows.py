@@ -187,7 +187,7 @@ class Prober:
             state = before.copy()
             site._data.memory.released = None
             with Changed(state, length, changed):
-                return self.answer(site, replace(ask, arrays=arrays, masked=None), step, state)[0].arrays
+                return self.answer(site, replace(ask, arrays=arrays, masked=None), step, state).clear.arrays
 
         try:
             told, own, other = (release(changed) for changed in ([], rows, rest))

@@ -20,7 +20,7 @@ from fedstat.federation.design.formula.parse import ClientTerms, Formula
 from fedstat.federation.design.observed import Partial
 from fedstat.federation.design.response import build_response
 from fedstat.federation.design.spec import BlockSpec, read_terms
-from fedstat.federation.door.facts import Entities, RowsByLevel
+from fedstat.federation.door.facts import Entities, RowsByLevel, SummedColumns
 from fedstat.federation.door.site import FAMILIES
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Ask, Declared, Reply, Step
@@ -150,6 +150,8 @@ def open_block(data: SiteData, state: State, text: str, use: Bools) -> tuple[dic
     # Levels leave with their names; one that few entities have may tell who they are.
     for name in block.spec.levels:
         state.tell(RowsByLevel(name, data.frame[name][block.seen].value_counts().tolist()))
+    # Means and deviations of columns, and states of transforms, leave of a block that is open.
+    state.tell(SummedColumns(block.X))
     return _opened(data, state, block)
 
 

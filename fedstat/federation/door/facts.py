@@ -118,6 +118,14 @@ class DivisionOfRows:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class SummedColumns:
+    """Columns whose moments leave, (n, p); where their products do, the group of each row, -1 for none."""
+
+    values: Floats
+    code: Ints | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class GroupSums:
     """Sums are taken by group.
 
@@ -135,6 +143,8 @@ class GroupSums:
         Those of the site's own columns that have few values.
     beside : mapping of int to int
         How many columns of others were multiplied with them, by group.
+    summed : SummedColumns, optional
+        The site's own columns, in groups over which they were not summed before.
     """
 
     code: Ints
@@ -143,6 +153,7 @@ class GroupSums:
     weights: Floats | None = None
     detail: ColumnsDetail = PLAIN
     beside: Mapping[int, int] = field(default_factory=dict)
+    summed: SummedColumns | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,15 +3,23 @@
 A sum over all rows of a column that is zero but in one row is that row. The column need not stand in the
 design: any combination of columns does, since score and information of the combination follow from those of
 the columns. Such rows have leverage one; a group of k rows has a hat matrix with an eigenvalue of one.
+
+Sums of products with another institution's column z tell of z in row i as much as the row has of the
+columns: of a column that has a share s of its squared deviations in that row, whoever divides the sum by its
+length has z_i but for sqrt(1 - s) of the deviation of z; and who knows all columns in row i, its fitted value
+but for sqrt(1 - h_i), h_i the leverage.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 
 import numpy as np
+from scipy.stats import beta
 
 from fedstat.errors import PolicyError
+from fedstat.federation.door.facts import SummedColumns
 from fedstat.federation.door.guards import check_concentration, rest_of_variation
 from fedstat.federation.door.state import SiteData
 from fedstat.typing import Floats, Ints
@@ -24,6 +32,10 @@ EXACT = 1e-6
 """How much less than one the share may be of a direction that a group of rows holds alone."""
 
 WORTH_A_LOOK = 0.1
+MOST_OF_GROUP = 0.75
+"""Share of one row in a column's squared deviations: half of the other column's deviation remains unknown."""
+BY_CHANCE = 1e-4
+"""How often a group of normal rows may have more; of some ten rows one has most of a column by chance."""
 
 
 def check_leverage(
@@ -70,6 +82,64 @@ def check_leverage(
             f"combination of columns; fewer are singled out by {', '.join(involved)} together. Merge levels, "
             "or leave a term out"
         )
+
+
+def check_shares(data: SiteData, fact: SummedColumns) -> None:
+    """Require that no row of a group is nearly all of a column, or of a combination of columns.
+
+    An owner who lets one row have all weight of a sum allows this as well.
+
+    Raises
+    ------
+    PolicyError
+        Names the rule, the site and a remedy, and no column: what few rows have may tell who they are.
+    """
+    if data.policy.max_share >= 1.0 or not fact.values.size:
+        return
+    code = np.zeros(len(fact.values), dtype=np.int64) if fact.code is None else fact.code
+    for group in np.unique(code[code >= 0]):
+        X = fact.values[code == group]
+        n, p = X.shape
+        share, leverage = largest_shares(X)
+        if share > most_of_group(n, 1) or (fact.code is not None and leverage > most_of_group(n, p)):
+            raise PolicyError(
+                f"{data.name}: its policy (largest share) releases no sum over rows of which one is nearly "
+                f"all of a column: {share:.2f} of its squared deviations, or {leverage:.2f} of those of a "
+                f"combination of columns (of {n:,} rows one may be {most_of_group(n, 1):.2f} and "
+                f"{most_of_group(n, p):.2f}). Transform the column, for instance by a logarithm, or leave it "
+                "out; the owner may allow it by the line  max_share = 1.0  in policy.toml"
+            )
+
+
+@cache
+def most_of_group(n: int, p: int) -> float:
+    """Largest share that one of n rows may have of combinations of p columns.
+
+    That of a normal row has the distribution Beta(p / 2, (n - p - 1) / 2).
+    """
+    free = n - p - 1
+    return 1.0 if free < 1 else max(MOST_OF_GROUP, float(beta.isf(BY_CHANCE / n, p / 2.0, free / 2.0)))
+
+
+def largest_shares(X: Floats) -> tuple[float, float]:
+    """Largest share of one of n rows in the deviations of a column, and of a combination of columns, (n, p).
+
+    Of the deviations from the mean of the other rows, so that a row that alone differs has all of them.
+    """
+    D = X - X.mean(axis=0)
+    squares = np.einsum("ij,ij->j", D, D)
+    varies = squares > DEPENDENT * np.einsum("ij,ij->j", X, X)
+    if not varies.any():
+        return 0.0, 0.0
+    D = D[:, varies] / np.sqrt(squares[varies])
+    values, vectors = np.linalg.eigh(D.T @ D)
+    kept = values > DEPENDENT * values[-1]
+    # Of most rows the length alone tells that they have no high leverage.
+    long = D[np.einsum("ij,ij->i", D, D) >= WORTH_A_LOOK * values[kept][0]]
+    U = long @ (vectors[:, kept] / np.sqrt(values[kept]))
+    own = np.einsum("ij,ij->i", U, U)
+    of_others = len(X) / (len(X) - 1.0)
+    return of_others * float((D**2).max()), of_others * float(own.max(initial=0.0))
 
 
 def find_singled_out(X: Floats, basis: Floats, few: int) -> Floats | None:

@@ -10,7 +10,7 @@ from fedstat.federation.door import differencing, facts, guards, weights
 from fedstat.federation.door.aligning import check_alignment, check_list
 from fedstat.federation.door.conduct import check_dealer, check_drawn
 from fedstat.federation.door.descriptions import check_evaluation, check_factors
-from fedstat.federation.door.leverage import check_leverage
+from fedstat.federation.door.leverage import check_leverage, check_shares
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import COUNTED, Step
 from fedstat.typing import Array
@@ -45,6 +45,8 @@ def _working_weights(data: SiteData, fact: facts.WorkingWeights) -> None:
 def _group_sums(data: SiteData, fact: facts.GroupSums) -> None:
     guards.check_groups(data, fact.code, fact.columns, fact.times, fact.weights)
     guards.check_bits(data, fact)
+    if fact.summed is not None:
+        check_shares(data, fact.summed)
 
 
 RULES: Mapping[type, Callable[[SiteData, Any], None]] = {
@@ -57,6 +59,7 @@ RULES: Mapping[type, Callable[[SiteData, Any], None]] = {
     facts.RowCount: lambda data, fact: guards.check_rows(data, fact.n, fact.parameters),
     facts.RowsUsed: lambda data, fact: differencing.check_difference(data, fact.used, fact.events),
     facts.GroupSums: _group_sums,
+    facts.SummedColumns: check_shares,
     facts.LeftOut: lambda data, fact: guards.check_left_out(data, fact.n),
     facts.ClusterRows: lambda data, fact: guards.check_clusters(data, fact.rows),
     facts.OutcomeCounts: lambda data, fact: guards.check_events(data, fact.counts, fact.response),

@@ -73,7 +73,10 @@ WITHOUT: Mapping[str, Mapping[str, str]] = {
         COORDINATOR: "Sums to 53 bits and not 10; larger patterns are wanted where bits are judged."
     },
     "order": {DEPARTING: "What no analysis asks for, by steps out of their order."},
-    "max_share": {DEPARTING: "Most of a row, by weights that leave a sum to it but for a rest."},
+    "max_share": {
+        COORDINATOR: "Values of one row in others' columns, beside a column of which it is nearly all.",
+        DEPARTING: "Most of a row, by weights that leave a sum to it but for a rest.",
+    },
     "min_count": {ANALYST: "Sums over fewer entities; with a count of one, single values."},
     "min_events": {ANALYST: "Sums over the few rows of a rare outcome."},
     "min_level_count": {ANALYST: "Sums over the few rows of a rare level."},

@@ -129,7 +129,9 @@ class Policy:
         coordinator as well. It is never one of the two sites whose columns are multiplied.
     max_share : float
         Largest share of the weight of a sum at coefficients, or with weights, from outside that one row may
-        have.
+        have. Below 1, sums of products by group leave only where no row has more than three quarters of the
+        squared deviations of a column, or of a combination of columns; see
+        :mod:`fedstat.federation.door.leverage`.
     order : {"declared", "any"}
         Whether steps of a family are answered in the order of its protocols alone.
     privacy : Budget or None

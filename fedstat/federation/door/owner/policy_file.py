@@ -231,7 +231,9 @@ KEYS: tuple[Key, ...] = (
         "a number above 0 and at most 1",
         lambda value: is_number(value) and 0 < value <= 1,
         "Largest share of all weight that one row may have in a sum at coefficients, or with weights, that "
-        "whoever asks has chosen: at some, a sum over all rows is that of one.",
+        "whoever asks has chosen: at some, a sum over all rows is that of one. Below 1, products with "
+        "columns of other institutions are not summed either where one row has more than three quarters of "
+        "the squared deviations of a column: they would be values of that row. Roots or logarithms help.",
     ),
 )
 PRIVACY = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from fedstat.errors import EstimationError, MessageError
 from fedstat.federation.design.by_columns import block_of
-from fedstat.federation.door.facts import GroupSums
+from fedstat.federation.door.facts import GroupSums, SummedColumns
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import check_lengths
 from fedstat.federation.rounds.product_steps import check_positions
@@ -54,7 +55,8 @@ class StagedBlock:
     others are filled in with their mean, and hide nothing. `weight` (n,) are the latest row weights, empty
     before the first, and `grams` counts the weighted Gram matrices that were released. `detail` has the
     columns of few values, `beside` with which columns of others these were multiplied. `table_rows` (n,) are
-    the rows of the site's table, -1 for those that are filled in.
+    the rows of the site's table, -1 for those that are filled in; `groups_judged` are digests of the rows
+    over which the columns were summed.
     """
 
     X: Floats
@@ -67,11 +69,17 @@ class StagedBlock:
     detail: ColumnsDetail = PLAIN
     beside: ColumnsBeside = field(default_factory=ColumnsBeside)
     table_rows: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    groups_judged: dict[bytes, bool] = field(default_factory=dict)
 
     def groups(self, code: Ints, columns: int, times: int = 1, weights: Floats | None = None) -> GroupSums:
         """Tell of products of so many columns by group, (n,): rows that are filled in do not count."""
         held = np.where(self.held, code, -1)
-        return GroupSums(held, columns, times, weights, self.detail, self.beside.counts)
+        summed = newly_summed(self.X, held, self.groups_judged)
+        return GroupSums(held, columns, times, weights, self.detail, self.beside.counts, summed)
+
+    def summed(self, code: Ints, rows: Ints) -> SummedColumns:
+        """Tell of sums of the columns by group, (m,), of some rows."""
+        return newly_summed(self.X, spread(code, rows, len(self.X)), self.groups_judged)
 
     def among_all(self, code: Ints) -> Ints:
         """Bring groups of the entities of the fit to the rows of the block, -1 where they take no part."""
@@ -80,7 +88,7 @@ class StagedBlock:
         return out
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StagedResponse:
     """The response during a fit: (n,), with mean, standard deviation, distribution, and rows of the table."""
 
@@ -91,11 +99,40 @@ class StagedResponse:
     rows: Ints
     detail: ColumnsDetail = PLAIN
     beside: ColumnsBeside = field(default_factory=ColumnsBeside)
+    groups_judged: dict[bytes, bool] = field(default_factory=dict)
+
+    def groups(self, code: Ints, rows: Ints | None = None, columns: int = 0) -> GroupSums:
+        """Tell of sums and products of the response by group, (m,), of some of its rows or of all."""
+        summed = self.summed(code, np.arange(len(self.y)) if rows is None else rows)
+        return GroupSums(code, columns, detail=self.detail, beside=self.beside.counts, summed=summed)
+
+    def summed(self, code: Ints, rows: Ints) -> SummedColumns:
+        """Tell of sums of the response by group, (m,), of some rows."""
+        return newly_summed(self.standardised[:, None], spread(code, rows, len(self.y)), self.groups_judged)
 
     @property
     def standardised(self) -> Floats:
         """Mean 0, mean square 1."""
         return np.asarray((self.y - self.mean) / self.sd)
+
+
+def newly_summed(X: Floats, code: Ints, judged: dict[bytes, bool]) -> SummedColumns:
+    """Columns by group, (n,), without groups that were `judged` before: one product follows the other."""
+    new = np.array(code)
+    for group in np.unique(code[code >= 0]):
+        rows = np.flatnonzero(code == group)
+        digest = hashlib.sha256(rows.tobytes()).digest()
+        if digest in judged:
+            new[rows] = -1
+        judged[digest] = True
+    return SummedColumns(X, new)
+
+
+def spread(code: Ints, rows: Ints, n: int) -> Ints:
+    """Bring groups of some rows, (m,), to all n, -1 for the others."""
+    out = np.full(n, -1, dtype=np.int64)
+    out[rows] = code
+    return out
 
 
 def staged_block(state: State) -> StagedBlock:

@@ -16,7 +16,7 @@ import numpy as np
 
 from fedstat.errors import MessageError
 from fedstat.federation.design.by_columns import block_of, response_of
-from fedstat.federation.door.facts import DivisionOfRows, Entities, GroupSums, LeftOut
+from fedstat.federation.door.facts import DivisionOfRows, Entities, GroupSums, LeftOut, SummedColumns
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
 from fedstat.federation.rounds.product_steps import Part, check_positions, product_steps
@@ -29,6 +29,7 @@ from fedstat.models.vertical.exchange.staged import (
     StagedResponse,
     detail_of,
     require_groups,
+    spread,
     staged_block,
     staged_response,
     standardise_block,
@@ -82,6 +83,7 @@ def stage_block(
     among_all = rules.division(SUMMED, np.where(keep, 0, -1), np.flatnonzero(block.seen))
     state.tell(Entities(int(np.count_nonzero(keep))), among_all)
     staged = standardise_block(data, state, keep, rows, 0 if n is None else int(n))
+    state.tell(SummedColumns(staged.X[staged.held]))
     return {"units": np.array([staged.shift, staged.scale])}
 
 
@@ -102,6 +104,7 @@ def stage_response(
         y = moved_response(data, opened)[keep]
     mean, sd, rows = float(y.mean()), float(y.std()), np.flatnonzero(keep)
     staged = StagedResponse(y, distribution, mean, sd, rows, detail_of(state, "response"))
+    state.tell(SummedColumns(y[:, None]))
     state.keep("staged response", staged, len(y))
     return {"moments": np.array([y.mean(), y.std(), rules.constant(distribution, y) / len(y)])}, ""
 
@@ -155,8 +158,9 @@ def sum_with_response(
     require_groups(data.name, code, G, X.shape[1])
     staged.beside.add("own response", 1, code)
     response.beside.add("own columns", X.shape[1], code)
-    of_response = GroupSums(code, 0, detail=response.detail, beside=response.beside.counts)
-    state.tell(staged.groups(code, X.shape[1]), of_response)
+    place = np.arange(len(X)) if rows is None else rows
+    held = response.summed(code[staged.held], place[staged.held])  # where means fill in, nothing is added
+    state.tell(staged.groups(code, X.shape[1]), response.groups(code, rows), held)
     return {"products": np.array([column_sums(X, np.where(code == g, y, 0.0)) for g in range(G)])}
 
 
@@ -166,8 +170,7 @@ def sum_response(data: SiteData, state: State, code: Ints, groups: Array) -> dic
     y = staged.standardised
     check_lengths(data.name, code=(code, len(y)))
     require_groups(data.name, code, G, 2)
-    sums = GroupSums(code, 0, detail=staged.detail)
-    state.tell(sums, left_out(code), DivisionOfRows("", code, staged.rows))
+    state.tell(staged.groups(code), left_out(code), DivisionOfRows("", code, staged.rows))
     here = code >= 0
     return {"sums": np.array([np.bincount(code[here], v[here], minlength=G) for v in (y, y * y)])}
 
@@ -214,7 +217,9 @@ def behind_product(
     They are sums over the rows of which `both` clients have records, also where means are filled in.
     """
     of_table = table_rows(state, part.columns)[rows]
-    summed = GroupSums(group[both]), DivisionOfRows("", group[both], of_table[both])
+    own = staged_response(state) if part.columns == RESPONSE else state.look_at("staged block")
+    columns_summed = own.summed(group[both], rows[both])
+    summed = GroupSums(group[both], summed=columns_summed), DivisionOfRows("", group[both], of_table[both])
     each = part.product.columns_a * part.product.columns_b
     require_groups(data.name, group, part.product.groups, each)
     columns = part.product.columns_a + part.product.columns_b - 1
@@ -222,11 +227,10 @@ def behind_product(
     if part.columns == RESPONSE:
         response = staged_response(state)
         response.beside.add(part.number, others, group)
-        return GroupSums(group, columns, detail=response.detail, beside=response.beside.counts), *summed
+        return response.groups(group, rows, columns), *summed
     staged: StagedBlock = state.look_at("staged block")  # the opened columns are of its rows
     staged.beside.add(part.number, others, group)
-    code = np.full(len(staged.X), -1, dtype=np.int64)
-    code[rows] = group
+    code = spread(group, rows, len(staged.X))
     weights, times = None, 1
     if part.columns in rules.weights:
         weights, times = rules.weights[part.columns](data, state)
