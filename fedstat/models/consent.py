@@ -35,7 +35,7 @@ class FurtherAnalysis:
     """What is asked of the sites of a partition beside a fit, such as an evaluation.
 
     `call`, `formula` and `distribution` say what it is; `invent` makes sites without data that can answer
-    it, under the policies of the real ones, and `columns` names those of a site that it reads.
+    it, under the policies of the real ones, and `columns` names by site those that it reads.
     """
 
     partition: ClientPartition
@@ -43,20 +43,21 @@ class FurtherAnalysis:
     formula: str
     distribution: str
     invent: Callable[[Mapping[str, Policy]], Mapping[str, DrySite]]
-    columns: Callable[[str], Sequence[str]]
+    columns: Mapping[str, Sequence[str]]
 
-    def run(self, protocol: Callable[[], Rounds[Fit]], ledger: Ledger) -> Fit:
+    def run(self, protocol: Rounds[Fit], rehearsed: Callable[[], Rounds[Fit]], ledger: Ledger) -> Fit:
         """Ask what a protocol asks, in one session, once the owners who want to be asked have consented.
+
+        `rehearsed` is the same protocol, for sites without data.
 
         Raises
         ------
         ConsentError
             Not all have; names sites, digests and commands.
         """
-        asking = protocol()
         if owners := owners_asked(self.partition):
-            asking = proposing(self._plans(owners, protocol(), ledger), asking)
-        return self.partition.engine.run(asking, ledger)
+            protocol = proposing(self._plans(owners, rehearsed(), ledger), protocol)
+        return self.partition.engine.run(protocol, ledger)
 
     def _plans(self, owners: Sequence[str], protocol: Rounds[Any], ledger: Ledger) -> dict[str, AnalysisPlan]:
         policies = {name: site.policy for name, site in self.partition.sites.items()}
@@ -68,7 +69,7 @@ class FurtherAnalysis:
         learned = tuple(f"{who}: {sentence}" for who, sentence in learned_in(forecast))
         words = AnalysisWords(self.call, self.formula, self.distribution, learned)
         maker = PlanMaker(forecast, words, frozenset())
-        return {site: maker.plan(site, self.columns(site)) for site in owners}
+        return {site: maker.plan(site, self.columns.get(site, ())) for site in owners}
 
 
 def proposing(plans: Mapping[str, AnalysisPlan], protocol: Rounds[Fit]) -> Rounds[Fit]:

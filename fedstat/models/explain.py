@@ -16,6 +16,7 @@ from fedstat.federation.account.entry import COORDINATOR
 from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.design.formula.parse import Formula
 from fedstat.federation.door.owner.claims import beyond_one_fit
+from fedstat.federation.door.owner.plan import PlannedStep
 from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.door.owner.question import Refusal
 from fedstat.federation.forecast.adversary import listed
@@ -135,6 +136,10 @@ class Explainable:
         """Name the columns of a site that the model reads."""
         raise NotImplementedError
 
+    def _told_afterwards(self, site: str) -> Iterator[PlannedStep]:
+        """Plan what results may ask of a site in the session of their fit."""
+        yield from ()
+
     def _invent_sites(self, plan: ForecastPlan, policies: Mapping[str, Policy]) -> Mapping[str, DrySite]:
         """Make sites with an invented design of this model."""
         raise NotImplementedError
@@ -197,7 +202,10 @@ def propose(model: Explainable, sites: Sequence[str], bound: Mapping[str, Any]) 
     learned = tuple(f"{who}: {sentence}" for who, sentence in learned_from(plan, forecast))
     words = AnalysisWords(call_of(model, arguments), model.formula.text, str(model.distribution), learned)
     maker = PlanMaker(forecast, words, plan.guessed)
-    plans = {site: maker.plan(site, model._columns_read(site)) for site in sites}
+    plans = {
+        site: maker.plan(site, model._columns_read(site), tuple(model._told_afterwards(site)))
+        for site in sites
+    }
     model.engine.run(propose_plans(plans, model._session), model.new_ledger())
 
 

@@ -407,3 +407,90 @@ def test_institutions_with_different_columns(kind):
     found = approved(fitted.fit, partition).params
     plain = kind.from_formula("y ~ a + c + e", institutions(fs.Policy.strict(rounding="none")), **missing)
     np.testing.assert_array_equal(found, plain.fit().params)
+
+
+def test_an_evaluation_has_a_plan_of_its_own():
+    partition = rows()
+    result = approved(model(partition).fit, partition)
+    found = approved(result.evaluate, partition)
+    plain = model(rows(POLICIES["auto"])).fit().evaluate()
+    assert found.auc == plain.auc
+    np.testing.assert_array_equal(found.n, plain.n)
+
+
+def test_of_an_evaluation_the_counts_are_told_that_were_approved(monkeypatch):
+    partition = rows(replace(OWNER, evaluation="any"))
+    result = approved(model(partition).fit, partition)
+    with pytest.raises(ConsentError):
+        result.evaluate()
+    (plan,) = partition.sites["S0"].pending.values()
+    assert [step.step for step in plan.steps] == ["open_rows", "bin_counts"]
+    assert plan.call == "evaluate()" and set(plan.columns) == {"y", "age", "z"}
+    assert all(array.numbers for step in plan.steps for array in step.gives if array.array != "text")
+    approve_all(partition)
+
+    def twice(ask):
+        return [ask, ask] if ask.step == "bin_counts" else [ask]
+
+    engine = Departing(partition, twice).engine
+    monkeypatch.setattr(fs.ClientPartition, "engine", property(lambda self: engine))
+    with pytest.raises(ConsentError, match="more than 1 times"):
+        result.evaluate()
+
+
+def test_a_score_test_has_a_plan_of_its_own():
+    partition = rows(transforming())
+    result = approved(model(partition).fit, partition)
+    terms = "scale(bmi)"
+    found = approved(lambda: result.score_test(terms), partition)
+    plain = model(rows(fs.Policy.strict(formulas="any"))).fit().score_test(terms)
+    assert found == plain
+    with pytest.raises(ConsentError, match="pending"):
+        result.score_test(terms)
+
+
+PREDICTED = replace(OWNER, refused_kinds=frozenset(), masked_only=False, rounding="none")
+
+
+@pytest.mark.parametrize("kind", [fs.VFEMRegression, fs.VerticalGLM])
+def test_predictions_have_a_plan_of_their_own(kind, tmp_path):
+    missing = {"missing": "em"} if kind is fs.VerticalGLM else {}
+    partition, other = institutions(PREDICTED), institutions(replace(PREDICTED, approval="auto"))
+    formula = "y ~ scale(a) + c + e"
+    result = approved(kind.from_formula(formula, partition, **missing).fit, partition)
+    plain = kind.from_formula(formula, other, **missing).fit()
+    # How columns were coded is in the plan of the fit: a file of results is no analysis.
+    result.save(tmp_path / "fit")
+    found = approved(lambda: result.predict(partition), partition)
+    pd.testing.assert_series_equal(found, plain.predict(other))
+    if kind is fs.VFEMRegression:
+        more = approved(result.get_prediction, partition).summary_frame()
+        pd.testing.assert_frame_equal(more, plain.get_prediction().summary_frame())
+        smaller = result.refit("y ~ c + e")
+        smaller.save(tmp_path / "smaller")
+    with pytest.raises(ConsentError, match="pending"):
+        result.predict(partition)
+    (plan,) = partition.sites["B"].pending.values()
+    assert plan.call == "predict()" and plan.columns == ("c",)
+    assert {array.kind: array.numbers for array in plan.steps[-1].gives} == {"per entity": 340}
+
+
+def test_how_well_new_entities_are_predicted_is_one_analysis():
+    partition, other = institutions(PREDICTED), institutions(replace(PREDICTED, approval="auto"))
+    result = approved(fs.VFEMRegression.from_formula("y ~ a + c + e", partition).fit, partition)
+    plain = fs.VFEMRegression.from_formula("y ~ a + c + e", other).fit()
+    found = approved(lambda: result.prediction_rsquared(partition), partition)
+    assert found == plain.prediction_rsquared(other)
+
+
+def test_what_is_told_of_a_fit_afterwards_asks_nobody():
+    partition = institutions(replace(OWNER, rounding="none"))
+    result = approved(fs.VFEMRegression.from_formula("y ~ a + b + c + e", partition).fit, partition)
+    glore = rows()
+    pooled = approved(model(glore).fit, glore)
+    asked = [partition.sites["A"].account.entities, glore.sites["S0"].account.entities]
+    result.leave_one_out(), result.mcar_test(), result.independence_tests()
+    result.refit("y ~ a + c"), result.summary(), result.receipt()
+    pooled.heterogeneity.summary(), pooled.site_estimates, pooled.vif(), pooled.summary(), pooled.receipt()
+    assert [partition.sites["A"].account.entities, glore.sites["S0"].account.entities] == asked
+    assert not any(site.pending for site in (*partition.sites.values(), *glore.sites.values()))

@@ -34,6 +34,13 @@ class AnalysisWords:
         return AnalysisPlan(site, *words, tuple(columns), steps, rounds, self.learned)
 
 
+def told_afterwards(family: str, step: str) -> PlannedStep:
+    """Plan one question of a step that takes nothing, and tells a text."""
+    told = FAMILIES[family][step].given[TEXT]
+    gives = ReleasedArray(TEXT, told.kind, told.what, False, 0, 0)
+    return PlannedStep(family, step, 1, False, ("",), (gives,))
+
+
 @dataclass(frozen=True, slots=True)
 class PlanMaker:
     """Makes the plan of every site from one forecast; `guessed` are steps whose sizes are not known."""
@@ -42,10 +49,10 @@ class PlanMaker:
     words: AnalysisWords
     guessed: frozenset[str]
 
-    def plan(self, site: str, columns: Sequence[str]) -> AnalysisPlan:
-        """Plan for one site, of which these columns are read."""
+    def plan(self, site: str, columns: Sequence[str], afterwards: Sequence[PlannedStep] = ()) -> AnalysisPlan:
+        """Plan for one site, of which these columns are read; also steps that may be asked afterwards."""
         rounds = sum(self._with_room(kinds, max(counts)) for kinds, counts in self.forecast.rounds())
-        return self.words.plan(site, columns, tuple(self._steps(site)), rounds)
+        return self.words.plan(site, columns, (*self._steps(site), *afterwards), rounds)
 
     def _steps(self, site: str) -> Iterator[PlannedStep]:
         asked: dict[tuple[str, str], list[StepAsked]] = {}

@@ -13,6 +13,7 @@ from fedstat.models.glm.problems import check_rank
 from fedstat.models.glm.protocol import Newton, NewtonOptions
 from fedstat.models.glm.statements import GLMStatements
 from fedstat.models.glm.steps import FAMILY
+from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.typing import Floats
 
 
@@ -46,9 +47,13 @@ def score_test(result: GLMStatements, terms: str) -> ScoreTest:
             f"score_test: rows of the fit lack a column of {terms!r}: {listed}. Fit the smaller model on "
             "the rows that have it"
         )
-    session = larger.open_session(FAMILY, result.fit_.masked)
-    newton = Newton(session, result.distribution, NewtonOptions(), result.scale)
-    return larger.engine.run(session.hide(_protocol(newton, result)), larger.new_ledger())
+
+    def protocol(model: HorizontalModel) -> Rounds[ScoreTest]:
+        session = model.open_session(FAMILY, result.fit_.masked)
+        newton = Newton(session, result.distribution, NewtonOptions(), result.scale)
+        return session.hide(_protocol(newton, result))
+
+    return larger.run_beside(f"score_test({terms!r})", protocol)
 
 
 def _protocol(newton: Newton, result: GLMStatements) -> Rounds[ScoreTest]:

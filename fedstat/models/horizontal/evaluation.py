@@ -15,12 +15,14 @@ from fedstat.federation.design.by_rows import RowsAgreement, RowsDesign, SiteRow
 from fedstat.federation.design.row_steps import OPEN_ROWS, rows_of, translation
 from fedstat.federation.door.facts import Evaluated
 from fedstat.federation.door.state import SiteData, State
+from fedstat.federation.forecast.invented_rows import RowsInvention
 from fedstat.federation.message import Ask, Declared, Step, check_lengths
 from fedstat.federation.partition.partition import ClientPartition
-from fedstat.federation.rounds.engine import Engine, Rounds
+from fedstat.federation.rounds.engine import Rounds
 from fedstat.inference.evaluation.evaluation import Evaluation, merge_small_bins
 from fedstat.kernels.glm.rows import linear_predictor
 from fedstat.kernels.glm.specification import DistributionSpec
+from fedstat.models.consent import FurtherAnalysis
 from fedstat.models.horizontal.rows import glm_rows
 from fedstat.typing import Array, Floats
 
@@ -134,9 +136,29 @@ def evaluate_rows(
         raise ModelError("evaluate: expected a horizontal ClientPartition")
     sites = tuple(SiteRows(name, 0, 0) for name in partition.sites)
     ledger = Ledger()
-    engine: Engine = partition.engine
-    protocol = _protocol(replace(agreement, sites=sites), distribution, beta, place_of_bins(design, beta))
-    return engine.run(protocol, ledger), ledger
+
+    def protocol() -> Rounds[Evaluation]:
+        return _protocol(replace(agreement, sites=sites), distribution, beta, place_of_bins(design, beta))
+
+    analysis = _analysis(agreement, distribution, partition)
+    return analysis.run(protocol(), protocol, ledger), ledger
+
+
+def _analysis(
+    agreement: RowsAgreement, distribution: DistributionSpec, partition: ClientPartition
+) -> FurtherAnalysis:
+    """Say what an evaluation is, for owners who are asked."""
+    question = agreement.question
+    formula = f"{question.response} ~ {' + '.join(question.terms) or 1}"
+    rows = tuple(SiteRows(name, len(at), len(at)) for name, at in partition.rows.items())
+    return FurtherAnalysis(
+        partition,
+        "evaluate()",
+        formula,
+        str(distribution),
+        RowsInvention(replace(agreement, sites=rows), distribution).sites,
+        dict.fromkeys(partition.sites, question.needed),
+    )
 
 
 def _protocol(

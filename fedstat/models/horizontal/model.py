@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import statsmodels.genmod.families as sm_families
@@ -25,7 +25,7 @@ from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.rounds.engine import Engine, Fit, Rounds
 from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.models.checks import check_layout
-from fedstat.models.consent import owners_asked
+from fedstat.models.consent import FurtherAnalysis, owners_asked
 from fedstat.models.explain import Explainable, ForecastPlan
 from fedstat.models.horizontal.session import RowsSession
 
@@ -135,6 +135,19 @@ class HorizontalModel(Explainable):
         ledger = self.new_ledger()
         protocol = self.after_transforms(session.hide(protocol), ledger)
         return self.engine.run(self.receipted(protocol, ledger), ledger), ledger
+
+    def run_beside(self, call: str, protocol: Callable[[Self], Rounds[Fit]]) -> Fit:
+        """Run a protocol that is none of a fit, for which owners who want to be asked consent by itself."""
+        ledger = self.new_ledger()
+
+        def asking(model: Self) -> Rounds[Fit]:
+            return model.after_transforms(protocol(model), ledger)
+
+        invent = RowsInvention(self.agreement, self.distribution).sites
+        words = (call, self.formula.text, str(self.distribution))
+        columns = dict.fromkeys(self.sites, self.question.needed)
+        analysis = FurtherAnalysis(self.partition, *words, invent, columns)
+        return analysis.run(asking(self), lambda: asking(copy.copy(self)), ledger)
 
     def new_ledger(self) -> Ledger:
         """Start the account of a fit with what the agreement released."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self
 
 from fedstat.errors import DataWarning, ModelError, warn
 from fedstat.federation.account.ledger import CoordinatorAccount, Ledger
 from fedstat.federation.design.by_columns import Design, Missing, agree_design
 from fedstat.federation.design.formula.parse import Formula, parse_formula
+from fedstat.federation.door.owner.plan import DESIGN, PlannedStep
 from fedstat.federation.door.owner.policy import Policy
+from fedstat.federation.forecast.analysis_plan import told_afterwards
 from fedstat.federation.forecast.dry_site import DrySite
 from fedstat.federation.forecast.invented_columns import invent_columns
 from fedstat.federation.partition.partition import ClientPartition
@@ -51,6 +53,7 @@ class VerticalModel(Explainable):
         self.engine: Engine = partition.engine
         self._session = partition.new_session()
         self._account = CoordinatorAccount()
+        self.codings: dict[str, str] = {}  # as far as sites were asked for them after a fit
         self._agreement = self.new_ledger()
         self.design: Design = self.engine.run(
             agree_design(
@@ -122,6 +125,11 @@ class VerticalModel(Explainable):
         response = formula.response_columns if formula.response_client == site else ()
         read = [column for terms in formula.clients if terms.client == site for column in terms.columns]
         return tuple(dict.fromkeys((*response, *read)))
+
+    def _told_afterwards(self, site: str) -> Iterator[PlannedStep]:
+        if any(terms.client == site for terms in self.formula.clients):
+            # A file of results has it, and a prediction begins with it.
+            yield told_afterwards(DESIGN, "release_spec")
 
     def _invent_sites(self, plan: ForecastPlan, policies: Mapping[str, Policy]) -> Mapping[str, DrySite]:
         rows, session = self.partition.rows, self._session

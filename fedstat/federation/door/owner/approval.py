@@ -170,7 +170,7 @@ class FollowedPlan:
             raise self._refusal(
                 approvals,
                 f"asks its owner about every analysis, and step '{ask.step}' is of none that was proposed. "
-                "What a fit asks is proposed by fit(); other questions are not answered here",
+                "fit(), evaluate(), score_test() and predict() propose what they ask; no more is answered",
             )
         planned, address = self.plan.find(ask), (ask.family, ask.step)
         if planned is None:

@@ -8,15 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from fedstat.errors import ModelError
 from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.design.by_columns import design_ask
+from fedstat.federation.design.spec import BlockSpec
+from fedstat.federation.forecast.invented_entities import invent_entities
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.federation.rounds.products import Conversation
+from fedstat.kernels.glm.specification import DistributionSpec
+from fedstat.models.consent import FurtherAnalysis
 from fedstat.typing import Bools, Floats, Ints
 
 
@@ -58,6 +63,22 @@ def present_clients(clients: Sequence[str], partition: ClientPartition) -> tuple
 def new_ledger(partition: ClientPartition, holder: str) -> Ledger:
     """Start an account; the coordinator sits at the response holder where the partition has it."""
     return Ledger(at=partition.coordinator_at(holder))
+
+
+def prediction_analysis(
+    call: str, blocks: FittedBlocks, response: str, distribution: DistributionSpec, partition: ClientPartition
+) -> FurtherAnalysis:
+    """Say what a prediction is, for owners who are asked."""
+    specs = {k: BlockSpec.from_json(spec) for k, spec in blocks.specs.items()}
+    terms = [term for spec in specs.values() for term in spec.terms]
+    return FurtherAnalysis(
+        partition,
+        call,
+        f"{response} ~ {' + '.join(terms) or 1}",
+        str(distribution),
+        partial(invent_entities, partition.rows),
+        {k: spec.columns for k, spec in specs.items()},
+    )
 
 
 def predict_blocks(

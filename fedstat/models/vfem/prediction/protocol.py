@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -13,12 +13,14 @@ from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.design.by_columns import design_ask
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.rounds.engine import Rounds
+from fedstat.models.consent import FurtherAnalysis
 from fedstat.models.vertical.prediction.coding import ResponseSource
 from fedstat.models.vertical.prediction.protocol import (
     FittedBlocks,
     PredictedBlocks,
     new_ledger,
     predict_blocks,
+    prediction_analysis,
     present_clients,
 )
 from fedstat.models.vfem.blocks.request import FAMILY, ask
@@ -47,6 +49,10 @@ class VFEMPredictor:
         beta, mu = self.fit.beta, self.fit.mu
         means = {k: float(mu[k] @ beta[k]) for k in self.clients}
         return FittedBlocks(self.clients, self.specs, beta, self.fit.a, means)
+
+    def analysis(self, call: str, partition: ClientPartition) -> FurtherAnalysis:
+        """Say what a prediction is, for owners who are asked."""
+        return prediction_analysis(call, self.blocks, self.response.text, self.fit.distribution, partition)
 
     @property
     def places(self) -> Places:
@@ -94,8 +100,12 @@ def predict_linear(
             f"has {', '.join(partition.clients)}"
         )
     ledger = new_ledger(partition, predictor.response.client)
-    predicting = _linear_predictors(predictor, partition, present, mean_only or predictor.psi is None)
-    found, gradients = partition.engine.run(predicting, ledger)
+
+    def asking() -> Rounds[tuple[PredictedBlocks, Gradients | None]]:
+        return _linear_predictors(predictor, partition, present, mean_only or predictor.psi is None)
+
+    analysis = predictor.analysis("predict()" if mean_only else "get_prediction()", partition)
+    found, gradients = analysis.run(asking(), asking, ledger)
     missing, index = found.missing, partition.entities
     variance = missing @ np.array([predictor.fit.t[k] for k in predictor.clients])
     return LinearPredictors(
@@ -149,19 +159,21 @@ def prediction_rsquared(predictor: VFEMPredictor, partition: ClientPartition) ->
     lacking = [k for k in (*predictor.clients, holder) if k not in partition.sites]
     if lacking:
         raise ModelError(f"R-squared of predictions: the partition lacks client {', '.join(lacking)}")
-    predictions = predict_linear(predictor, partition, mean_only=True)
-    mean = predictions.mean.to_numpy()
-    complete = predictions.blocks.to_numpy() == len(predictor.clients)
+    rows, response = partition.rows[holder], predictor.response
+    question = {"response": response.text, "columns": response.columns}
 
-    def protocol() -> Rounds[Floats]:
-        session, rows = partition.new_session(), partition.rows[holder]
-        question = {"response": predictor.response.text, "columns": predictor.response.columns}
-        yield [design_ask(holder, "open_response", session, question)]
-        use = complete[rows]
-        (reply,) = yield [ask(holder, "prediction_errors", session, use=use, predicted=mean[rows[use]])]
+    def asking() -> Rounds[Floats]:
+        found, _ = yield from _linear_predictors(predictor, partition, predictor.clients, True)
+        use = ~found.missing[rows].any(axis=1)
+        yield [design_ask(holder, "open_response", found.session, question)]
+        predicted = found.linear[rows[use]]
+        (reply,) = yield [ask(holder, "prediction_errors", found.session, use=use, predicted=predicted)]
         return reply.arrays["sums"]
 
-    n, sse, sst = partition.engine.run(protocol(), new_ledger(partition, holder))
+    analysis = predictor.analysis("prediction_rsquared()", partition)
+    columns = {**analysis.columns, holder: (*analysis.columns.get(holder, ()), *response.columns)}
+    analysis = replace(analysis, columns=columns)
+    n, sse, sst = analysis.run(asking(), asking, new_ledger(partition, holder))
     if n < 2 or sst <= 0.0:
         raise ModelError(
             f"R-squared of predictions: {n:.0f} entities of the partition have the response and every block"

@@ -10,12 +10,15 @@ import pandas as pd
 
 from fedstat.errors import DataWarning, ModelError, warn
 from fedstat.federation.partition.partition import ClientPartition
+from fedstat.federation.rounds.engine import Rounds
 from fedstat.inference.estimate import Estimate
 from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.models.vertical.prediction.protocol import (
     FittedBlocks,
+    PredictedBlocks,
     new_ledger,
     predict_blocks,
+    prediction_analysis,
     present_clients,
 )
 from fedstat.models.vglm.response.distributions import means_of
@@ -63,8 +66,13 @@ def predict_means(predictor: Predictor, partition: ClientPartition) -> pd.Series
     lacking = [k for k in wanted if k not in needed]
     if lacking and not predictor.means:
         raise ModelError(f"predict: the partition lacks the client {', '.join(lacking)} of the fit")
-    predicting = predict_blocks(predictor.blocks, needed, partition, "vglm")
-    found = partition.engine.run(predicting, new_ledger(partition, predictor.holder))
+
+    def asking() -> Rounds[PredictedBlocks]:
+        return predict_blocks(predictor.blocks, needed, partition, "vglm")
+
+    response = predictor.estimate.response
+    analysis = prediction_analysis("predict()", predictor.blocks, response, predictor.family, partition)
+    found = analysis.run(asking(), asking, new_ledger(partition, predictor.holder))
     counts = (~found.missing).sum(axis=1)
     eta = np.where((counts == len(needed)) | bool(predictor.means), found.linear, np.nan)
     mean = means_of(predictor.family, eta)
