@@ -58,8 +58,10 @@ def read_constraints(hypothesis: Hypothesis, names: Sequence[str]) -> Constraint
     return _read_arrays(R, q, names)
 
 
-def t_test(params: Floats, cov: Floats, constraints: Constraints) -> ContrastResults:
-    """Test each constraint on its own against the normal distribution, for params (d,) with cov (d, d).
+def t_test(
+    params: Floats, cov: Floats, constraints: Constraints, *, df: float | None = None
+) -> ContrastResults:
+    """Test each constraint on its own for params (d,) with cov (d, d): normal, or t with `df`.
 
     A constraint on a coefficient without a variance gives nan; the others do not suffer.
     """
@@ -67,15 +69,18 @@ def t_test(params: Floats, cov: Floats, constraints: Constraints) -> ContrastRes
     with np.errstate(invalid="ignore", divide="ignore"):
         sd = np.sqrt([_covariance(row[None, :], cov)[0, 0] for row in constraints.R])
         z = (effect - constraints.q) / sd
-    result = ContrastResults(effect=effect, statistic=z, sd=sd, distribution="norm")
+    if df is None:
+        result = ContrastResults(effect=effect, statistic=z, sd=sd, distribution="norm")
+    else:
+        result = ContrastResults(effect=effect, t=z, sd=sd, df_denom=df)
     result.c_names = list(constraints.labels)
     return result
 
 
 def wald_test(
-    params: Floats, cov: Floats, constraints: Constraints, *, df_resid: float | None = None
+    params: Floats, cov: Floats, constraints: Constraints, *, df: float | None = None
 ) -> ContrastResults:
-    """Wald test of all constraints together: chi-squared, or F with `df_resid` in the denominator.
+    """Wald test of all constraints together: chi-squared, or F with `df` in the denominator.
 
     It warns where the constraints' covariance is not of full rank, and has fewer degrees of freedom then; a
     coefficient without a variance is a NotAvailableError.
@@ -91,8 +96,8 @@ def wald_test(
     rank = _rank(V, constraints)
     difference = constraints.R @ params - constraints.q
     W = float(difference @ np.linalg.pinv(V) @ difference)
-    if df_resid is not None:
-        return ContrastResults(F=W / rank, df_num=rank, df_denom=df_resid)
+    if df is not None:
+        return ContrastResults(F=W / rank, df_num=rank, df_denom=df)
     return ContrastResults(statistic=W, df_denom=rank, distribution="chi2", dist_args=(rank,))
 
 
@@ -104,8 +109,9 @@ def wald_test_terms(
     *,
     skip_single: bool = False,
     combine_terms: Sequence[str] = (),
+    df: float | None = None,
 ) -> WaldTestResults:
-    """Wald test of every term of the formula: all of its coefficients are zero.
+    """Wald test of every term of the formula: all of its coefficients are zero; `df` as in `wald_test`.
 
     `names` and `terms` are those of each coefficient. `skip_single` leaves out the terms with one
     coefficient; each text of `combine_terms` adds a test of all terms that contain it.
@@ -115,23 +121,26 @@ def wald_test_terms(
     if skip_single:
         groups = [(term, members) for term, members in groups if len(members) > 1]
     groups += [(text, np.flatnonzero([text in term for term in terms])) for text in combine_terms]
-    tests = [_zero_test(params, cov, names, members, term) for term, members in groups]
+    tests = [_zero_test(params, cov, names, members, term, df) for term, members in groups]
+    # Of a chi-squared test statsmodels keeps the degrees of freedom in the denominator's place.
     table = pd.DataFrame(
-        [(test.statistic, float(test.pvalue), int(test.df_denom)) for test in tests],
+        [(t.statistic, float(t.pvalue), int(t.df_denom if df is None else t.df_num)) for t in tests],
         index=[term for term, _ in groups],
         columns=["statistic", "pvalue", "df_constraint"],
     )
-    return WaldTestResults(None, "chi2", None, table=table)
+    if df is None:
+        return WaldTestResults(None, "chi2", None, table=table)
+    return WaldTestResults(None, "F", None, table=table.assign(df_denom=df))
 
 
 def _zero_test(
-    params: Floats, cov: Floats, names: Sequence[str], members: ArrayLike, term: str
+    params: Floats, cov: Floats, names: Sequence[str], members: ArrayLike, term: str, df: float | None
 ) -> ContrastResults:
     index = np.asarray(members, dtype=np.int64)
     if index.size == 0:
         raise ModelError(f"combine_terms: no term of the model contains {term!r}")
     R = np.eye(len(names))[index]
-    return wald_test(params, cov, Constraints(R, np.zeros(len(R)), (f"{term} = 0",)))
+    return wald_test(params, cov, Constraints(R, np.zeros(len(R)), (f"{term} = 0",)), df=df)
 
 
 def _covariance(R: Floats, cov: Floats) -> Floats:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
-from scipy import stats
+from scipy import optimize, special, stats
 
 from fedstat.errors import EstimationError, ModelError
 from fedstat.inference.estimate import Estimate
@@ -20,6 +21,21 @@ class LRTest(NamedTuple):
     df_diff: float
 
 
+class FTest(NamedTuple):
+    """F test of deviances: statistic, p-value, degrees of freedom of the numerator."""
+
+    statistic: float
+    pvalue: float
+    df_diff: float
+
+
+def check_nested(full: Estimate, restricted: Estimate) -> float:
+    """Return how many coefficients the restricted fit lacks; a ModelError where it is not nested."""
+    _check_same_data(full, restricted)
+    _check_smaller(full, restricted)
+    return full.df_model - restricted.df_model
+
+
 def lr_test(full: EstimateNumbers, restricted: EstimateNumbers) -> LRTest:
     """Likelihood ratio test of a fit against one that is nested in it.
 
@@ -29,9 +45,7 @@ def lr_test(full: EstimateNumbers, restricted: EstimateNumbers) -> LRTest:
     for fit in (full, restricted):
         if not fit.estimate.llf_is_maximum:
             raise ModelError("compare_lr_test: the log-likelihood of one of the two fits is not a maximum")
-    _check_same_data(full.estimate, restricted.estimate)
-    _check_nested(full.estimate, restricted.estimate)
-    df_diff = full.estimate.df_model - restricted.estimate.df_model
+    df_diff = check_nested(full.estimate, restricted.estimate)
     statistic = 2.0 * (full.llf - restricted.llf)
     # Two equal fits differ by rounding, which is no error.
     if statistic < -1e-8 * abs(full.llf):
@@ -41,6 +55,35 @@ def lr_test(full: EstimateNumbers, restricted: EstimateNumbers) -> LRTest:
             f"converged: {full.estimate.converged} (this), {restricted.estimate.converged} (restricted)"
         )
     return LRTest(statistic, float(stats.chi2.sf(statistic, df_diff)), df_diff)
+
+
+def gamma_loss(deviance: float, n: float) -> float:
+    """-2 log-likelihood of n values of gamma laws at its maximum over their shape, but for a constant.
+
+    With shape v it is ``n (2 log Gamma(v) + 2 v - 2 v log v) + v deviance``, least where ``log v - psi(v) =
+    deviance / 2n`` (McCullagh and Nelder 1989, 8.3).
+    """
+    s = deviance / (2.0 * n)
+    guess = (3.0 - s + np.sqrt((s - 3.0) ** 2 + 24.0 * s)) / (12.0 * s)
+    shape = optimize.brentq(lambda v: np.log(v) - special.psi(v) - s, guess / 4.0, 4.0 * guess, xtol=1e-300)
+    constant = 2.0 * (special.gammaln(shape) + shape - shape * np.log(shape))
+    return float(n * constant + shape * deviance)
+
+
+def least_squares_loss(deviance: float, n: float) -> float:
+    """-2 log-likelihood at its maximum over the dispersion, deviance / n, but for a constant.
+
+    Of a normal law, and of an inverse Gaussian one.
+    """
+    return float(n * np.log(deviance / n))
+
+
+LOSSES: Mapping[str, Callable[[float, float], float]] = {
+    "Gaussian": least_squares_loss,
+    "InverseGaussian": least_squares_loss,
+    "Gamma": gamma_loss,
+}
+"""-2 log-likelihood of the families of estimated dispersion that follows from the deviance."""
 
 
 def mcfadden(llf: float, llnull: float) -> float:
@@ -76,7 +119,7 @@ def _check_same_data(full: Estimate, restricted: Estimate) -> None:
             )
 
 
-def _check_nested(full: Estimate, restricted: Estimate) -> None:
+def _check_smaller(full: Estimate, restricted: Estimate) -> None:
     extra = [name for name in restricted.names if name not in full.names]
     if extra or restricted.df_model >= full.df_model:
         raise ModelError(

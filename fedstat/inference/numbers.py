@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -25,8 +25,6 @@ class EstimateNumbers:
 
     model_name = "Federated regression"
     method_name = ""
-    # statsmodels reads it where it prints results: tests are normal, not of Student's t.
-    use_t = False
 
     def __init__(self, estimate: Estimate, ledger: LedgerLike | None = None) -> None:
         self.estimate = estimate
@@ -50,7 +48,7 @@ class EstimateNumbers:
 
     @property
     def tvalues(self) -> pd.Series:
-        """Coefficients over their standard errors, standard normal where a coefficient is zero."""
+        """Coefficients over their standard errors; of zero coefficients they have the law of `use_t`."""
         return self.params / self.bse
 
     @property
@@ -61,7 +59,7 @@ class EstimateNumbers:
     @property
     def pvalues(self) -> pd.Series:
         """Two-sided p-values of each coefficient being zero."""
-        return self._series(2.0 * stats.norm.sf(np.abs(self.tvalues.to_numpy())))
+        return self._series(2.0 * self._law.sf(np.abs(self.tvalues.to_numpy())))
 
     def conf_int(self, alpha: float = 0.05) -> pd.DataFrame:
         """Intervals of level ``1 - alpha``.
@@ -73,8 +71,22 @@ class EstimateNumbers:
         """
         if not 0.0 < alpha < 1.0:
             raise ModelError(f"conf_int: expected alpha between 0 and 1, received {alpha}")
-        half = stats.norm.ppf(1.0 - alpha / 2.0) * self.bse
+        half = self._law.isf(alpha / 2.0) * self.bse
         return pd.DataFrame({0: self.params - half, 1: self.params + half})
+
+    @property
+    def df_inference(self) -> float | None:
+        """Degrees of freedom of Student's t behind tests and intervals; None where they are normal."""
+        return None
+
+    @property
+    def use_t(self) -> bool:
+        """Whether tests and intervals are of Student's t; statsmodels reads it where it prints results."""
+        return self.df_inference is not None
+
+    @property
+    def _law(self) -> Any:
+        return stats.norm if self.df_inference is None else stats.t(self.df_inference)
 
     def cov_params(self) -> pd.DataFrame:
         """Covariance matrix of the coefficients, by name."""

@@ -1,7 +1,7 @@
 """The statements made from an estimate: what every family's results inherit.
 
-Names and meanings are those of statsmodels' likelihood results, with pandas objects out and the
-normal distribution behind every test.
+Names and meanings are those of statsmodels' likelihood results, with pandas objects out; tests are normal,
+or of Student's t where a family says so (`use_t`, `df_inference`).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class FederatedResults(EstimateNumbers):
     # -- hypotheses ------------------------------------------------------------------------------
 
     def t_test(self, r_matrix: Hypothesis) -> ContrastResults:
-        """Test linear hypotheses one by one against the normal distribution.
+        """Test linear hypotheses one by one, against the law of `use_t`.
 
         Parameters
         ----------
@@ -69,17 +69,20 @@ class FederatedResults(EstimateNumbers):
         --------
         >>> result.t_test("Sex[T.male] = 0")  # doctest: +SKIP
         """
-        return hypotheses.t_test(self.estimate.params, self._cov(), self._read(r_matrix))
+        params, cov = self.estimate.params, self._cov()
+        return hypotheses.t_test(params, cov, self._read(r_matrix), df=self.df_inference)
 
-    def wald_test(self, r_matrix: Hypothesis, use_f: bool = False) -> ContrastResults:
-        """Test linear hypotheses together (Wald); `r_matrix` as in `t_test`."""
-        df_resid = self.df_resid if use_f else None
-        return hypotheses.wald_test(
-            self.estimate.params, self._cov(), self._read(r_matrix), df_resid=df_resid
-        )
+    def wald_test(self, r_matrix: Hypothesis, use_f: bool | None = None) -> ContrastResults:
+        """Test linear hypotheses together (Wald); `r_matrix` as in `t_test`.
+
+        The F form, with `df_inference` or else `df_resid` degrees of freedom in the denominator, is taken by
+        default where `use_t`, as in statsmodels.
+        """
+        df = (self.df_inference or self.df_resid) if (self.use_t if use_f is None else use_f) else None
+        return hypotheses.wald_test(self.estimate.params, self._cov(), self._read(r_matrix), df=df)
 
     def f_test(self, r_matrix: Hypothesis) -> ContrastResults:
-        """Wald test in its F form, with `df_resid` denominator degrees of freedom."""
+        """Wald test in its F form."""
         return self.wald_test(r_matrix, use_f=True)
 
     def wald_test_terms(
@@ -102,6 +105,7 @@ class FederatedResults(EstimateNumbers):
             est.terms,
             skip_single=skip_single,
             combine_terms=combine_terms or (),
+            df=self.df_inference,
         )
 
     def compare_lr_test(self, restricted: FederatedResults) -> LRTest:
@@ -184,6 +188,7 @@ class FederatedResults(EstimateNumbers):
                 kinds=None if self._ledger is None else self._ledger.kinds_by_client(),
                 notes=self._summary_notes(),
                 alarm=self._alarm(),
+                student=self.use_t,
             )
         )
 

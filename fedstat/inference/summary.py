@@ -40,8 +40,9 @@ class SummaryContent:
     """Everything that a summary prints: estimate `left`, federation `right`, as (label, value).
 
     `coefficients` are as `FederatedResults.tidy`; without `inference` the columns after ``estimate`` are not
-    printed. `kinds` are the kinds of values that left each client, None where no ledger was kept. Without
-    `blocks` there is no table of clients. `alarm` is printed as first line and first note.
+    printed, and `student` tells that tests are of Student's t. `kinds` are the kinds of values that left each
+    client, None where no ledger was kept. Without `blocks` there is no table of clients. `alarm` is printed
+    as first line and first note.
     """
 
     title: str
@@ -54,6 +55,7 @@ class SummaryContent:
     kinds: Mapping[str, Sequence[str]] | None
     notes: Sequence[str]
     alarm: str
+    student: bool = False
 
 
 def build_summary(content: SummaryContent) -> SheetSummary:
@@ -78,7 +80,8 @@ def coefficient_sheet(content: SummaryContent) -> Sheet:
     # Stable: within a client the order of the design stays, and those of no client come first.
     frame = content.coefficients.sort_values("client", key=_first_appearance, kind="stable")
     low, high = f"[{content.alpha / 2:.4g}", f"{1 - content.alpha / 2:.4g}]"
-    labels = ("coef", "std err", "z", "P>|z|", low, high)
+    z = "t" if content.student else "z"
+    labels = ("coef", "std err", z, f"P>|{z}|", low, high)
     count = len(labels) if content.inference else 1
     widths = tuple(NUMBERS.values())[:count]
     rows: list[tuple[str, ...]] = []

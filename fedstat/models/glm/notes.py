@@ -68,6 +68,7 @@ def estimate_lines(result: GLMStatements) -> list[tuple[str, str]]:
         ("AIC", result._or_dash(lambda: result.aic, 2)),
         ("BIC", result._or_dash(lambda: result.bic, 2)),
         ("Covariance Type", _covariance(result)),
+        ("Tests", "normal" if result.df_inference is None else f"t on {result.df_inference:,g} df"),
         ("Converged", converged if est.converged else "NO"),
     ]
 
@@ -284,11 +285,14 @@ def _likelihood_note(result: GLMStatements) -> str:
 
 def _cluster_note(result: GLMStatements) -> str:
     basis, K = result.basis, len(result.fit_.local)
-    if basis.clusters is None:
+    if basis.clusters is None or basis.counts is None:
         return ""
     strata = f" in strata by '{basis.strata}'" if basis.strata is not None else ""
-    few = ""
-    if basis.clusters == basis.site_column and K < FEW_CLUSTERS:
-        few = f" There are {K}: with so few they are too small as a rule, and normal intervals too short."
+    few, (clusters, _) = "", basis.counts
+    if clusters < FEW_CLUSTERS:
+        law = "normal intervals are too short"
+        if result.df_inference is not None:
+            law = f"t on {result.df_inference:g} df helps only in part"
+        few = f" There are {clusters}: with so few they are too small as a rule, and {law}."
     own = "" if K == 1 else " The test of heterogeneity does not allow for them."
     return f"Standard errors are for clusters by '{basis.clusters}'{strata}.{few}{own}"

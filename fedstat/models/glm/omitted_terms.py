@@ -1,4 +1,7 @@
-"""Score test of terms that a fit left out: the larger model, evaluated once at the smaller estimate."""
+"""Tests of terms that a fit left out, with the larger fit or without it.
+
+The score test evaluates the larger model once, at the smaller estimate.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,10 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
-from fedstat.errors import ModelError
+from fedstat.errors import ModelError, NotAvailableError
 from fedstat.federation.rounds.engine import Rounds
+from fedstat.inference.likelihood import LOSSES, FTest, LRTest, check_nested, lr_test
+from fedstat.inference.results import FederatedResults
 from fedstat.models.glm.problems import check_rank
 from fedstat.models.glm.protocol import Newton, NewtonOptions
 from fedstat.models.glm.statements import GLMStatements
@@ -71,3 +76,48 @@ def _protocol(newton: Newton, result: GLMStatements) -> Rounds[ScoreTest]:
     check_rank(total.information, newton.coordinates)
     statistic = float(total.score @ np.linalg.solve(total.information, total.score)) / result.scale
     return ScoreTest(statistic, float(stats.chi2.sf(statistic, len(extra))), len(extra))
+
+
+def compare_likelihoods(full: GLMStatements, restricted: FederatedResults) -> LRTest:
+    """Likelihood ratio test; the errors of :meth:`GLMResults.compare_lr_test`.
+
+    Pearson's dispersion, which statsmodels' log-likelihood is at, does not maximise it: the larger fit's
+    may then be the lower one. The maximum follows from the deviance.
+    """
+    small = _same_family("compare_lr_test", full, restricted)
+    if not (full.estimates_dispersion or small.estimates_dispersion) or full.distribution.least_squares:
+        return lr_test(full, small)
+    df_diff = check_nested(full.estimate, small.estimate)
+    family, weights = full.distribution.name, full.basis.agreement.question.weights
+    if family not in LOSSES or (family == "Gamma" and "var_weights" in weights):
+        raise NotAvailableError(
+            f"compare_lr_test: no likelihood of {full.distribution} is known at its maximum over the "
+            f"dispersion{' with var_weights' if family in LOSSES else ''}; use compare_f_test"
+        )
+    n = full.fit_.total.weight
+    statistic = LOSSES[family](small.deviance, n) - LOSSES[family](full.deviance, n)
+    # Two equal fits differ by rounding.
+    return LRTest(max(statistic, 0.0), float(stats.chi2.sf(statistic, df_diff)), df_diff)
+
+
+def compare_deviances(full: GLMStatements, restricted: FederatedResults) -> FTest:
+    """F test; the errors of :meth:`GLMResults.compare_f_test`."""
+    small = _same_family("compare_f_test", full, restricted)
+    if not full.estimates_dispersion:
+        raise NotAvailableError(
+            f"compare_f_test: the dispersion of {full.distribution} was taken as {full.scale:g} and not "
+            'estimated; use compare_lr_test, or fit with scale="X2"'
+        )
+    df_diff = check_nested(full.estimate, small.estimate)
+    statistic = max(small.deviance - full.deviance, 0.0) / df_diff / full.scale
+    return FTest(statistic, float(stats.f.sf(statistic, df_diff, full.df_resid)), df_diff)
+
+
+def _same_family(what: str, full: GLMStatements, restricted: FederatedResults) -> GLMStatements:
+    other = getattr(restricted, "distribution", None)
+    if not isinstance(restricted, GLMStatements) or other != full.distribution:
+        raise ModelError(
+            f"{what}: expected another fit with family {full.distribution}, received "
+            f"{other or type(restricted).__name__}"
+        )
+    return restricted

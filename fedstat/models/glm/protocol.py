@@ -175,12 +175,17 @@ class Newton:
 
     def dispersion(self, total: Total) -> float:
         """Dispersion at a point, as statsmodels' `scale` argument chooses it."""
-        if isinstance(self.scaletype, float):
-            return self.scaletype
-        if self.scaletype is None and not self.distribution.estimates_scale:
-            return 1.0
+        if not self.estimates_dispersion:
+            return self.scaletype if isinstance(self.scaletype, float) else 1.0
         rest = total.weight - len(total.score)
         return (total.deviance if self.scaletype == "dev" else total.pearson) / rest
+
+    @property
+    def estimates_dispersion(self) -> bool:
+        """Whether the dispersion is estimated, and not given or one."""
+        if self.scaletype is None:
+            return self.distribution.estimates_scale
+        return not isinstance(self.scaletype, float)
 
     def run(self, wanted: Wanted = NOTHING, local: bool = True) -> Rounds[GLMFit]:
         """Open, iterate, judge."""
@@ -323,8 +328,7 @@ class Newton:
 
     def expects_last(self) -> bool:
         """Whether the next point is foreseen to be the last, from the rate at which Newton's steps shrink."""
-        estimated = self.distribution.estimates_scale or self.scaletype is not None
-        if estimated and not isinstance(self.scaletype, float):
+        if self.estimates_dispersion:
             return False
         if self.options.rounds is not None:
             return len(self.trace) == self.options.rounds

@@ -12,10 +12,17 @@ from fedstat.models.horizontal.results import RowsBasis, RowsRecord
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GLMBasis(RowsBasis):
-    """What results keep of the model, with the columns of clusters and strata that the covariance uses."""
+    """What results keep of the model, with the columns of clusters and strata that the covariance uses.
+
+    `counts` are the numbers of these clusters and strata; `estimates_dispersion` whether the dispersion was
+    estimated; `df_inference` the degrees of freedom of Student's t, None where tests are normal.
+    """
 
     clusters: str | None = None
     strata: str | None = None
+    counts: tuple[int, int] | None = None
+    estimates_dispersion: bool = False
+    df_inference: float | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

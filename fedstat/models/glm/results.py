@@ -6,23 +6,24 @@ from typing import TYPE_CHECKING
 
 from fedstat.errors import NotAvailableError
 from fedstat.federation.account.ledger import Ledger
+from fedstat.inference.likelihood import FTest, LRTest
+from fedstat.inference.results import FederatedResults
 from fedstat.inference.tables import SheetSummary
 from fedstat.models.glm.fit import GLMFit
 from fedstat.models.glm.notes import estimate_lines, federation_lines, fit_notes, show_number, site_sheet
-from fedstat.models.glm.omitted_terms import ScoreTest, score_test
+from fedstat.models.glm.omitted_terms import ScoreTest, compare_deviances, compare_likelihoods, score_test
 from fedstat.models.glm.overdispersion import Overdispersion
 from fedstat.models.glm.record import GLMBasis, GLMRecord
 from fedstat.models.glm.statements import GLMStatements
-from fedstat.models.glm.variance import CovarianceChoice
+from fedstat.models.glm.variance import CovarianceChoice, Variance
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.results import rows_estimate
-from fedstat.typing import Floats
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-class GLMResults(GLMStatements, saved_as="fedstat glm results 4", record=GLMRecord):
+class GLMResults(GLMStatements, saved_as="fedstat glm results 5", record=GLMRecord):
     """Results of :meth:`fedstat.FederatedGLM.fit`, with statsmodels' names and meanings.
 
     Attributes
@@ -45,8 +46,10 @@ class GLMResults(GLMStatements, saved_as="fedstat glm results 4", record=GLMReco
         cls,
         model: HorizontalModel,
         fit: GLMFit,
-        cov: Floats,
+        variance: Variance,
         choice: CovarianceChoice,
+        estimates_dispersion: bool,
+        use_t: bool | None,
         ledger: Ledger,
         overdispersion: Overdispersion | None = None,
     ) -> GLMResults:
@@ -55,7 +58,7 @@ class GLMResults(GLMStatements, saved_as="fedstat glm results 4", record=GLMReco
             model,
             fit.design,
             params=fit.params,
-            cov=cov,
+            cov=variance.cov,
             converged=fit.converged,
             convergence=fit.reason,
             llf=float(fit.fit[0]),
@@ -64,8 +67,73 @@ class GLMResults(GLMStatements, saved_as="fedstat glm results 4", record=GLMReco
             cov_type=choice.cov_type,
             reasons={"rsquared": "a GLM has pseudo_rsquared() instead"},
         )
-        basis = GLMBasis.of(model, clusters=choice.clusters, strata=choice.strata)
+        df = fit.total.weight - len(fit.gamma)
+        if variance.counts is not None:
+            clusters, strata = variance.counts
+            df = clusters - (strata if choice.cov_type == "survey" else 1)
+        if use_t is None:
+            use_t = estimates_dispersion or variance.counts is not None
+        basis = GLMBasis.of(
+            model,
+            clusters=choice.clusters,
+            strata=choice.strata,
+            counts=variance.counts,
+            estimates_dispersion=estimates_dispersion,
+            df_inference=float(df) if use_t else None,
+        )
         return cls(estimate, ledger, fit, basis, overdispersion, model)
+
+    def compare_lr_test(self, restricted: FederatedResults) -> LRTest:
+        """Likelihood ratio test of this fit against a nested one, both at their maximum over the dispersion.
+
+        For Gamma, inverse Gaussian and Gaussian families that is not the log-likelihood printed, which is at
+        Pearson's dispersion as in statsmodels, and of which the larger fit may have the lower one.
+
+        Parameters
+        ----------
+        restricted : GLMResults
+            A fit of the same family to the same rows, with some of the coefficients left out.
+
+        Returns
+        -------
+        (statistic, pvalue, df_diff)
+
+        Raises
+        ------
+        ModelError
+            The two fits are not nested, not of the same data, or of two families.
+        NotAvailableError
+            The family's likelihood is not known at its maximum over an estimated dispersion (a
+            quasi-likelihood, Tweedie, Gamma with ``var_weights``); use :meth:`compare_f_test`.
+        EstimationError
+            The restricted fit has the larger log-likelihood.
+        """
+        return compare_likelihoods(self, restricted)
+
+    def compare_f_test(self, restricted: FederatedResults) -> FTest:
+        """F test of this fit against a nested one, for an estimated dispersion.
+
+        The difference of the deviances per coefficient over the dispersion of this fit, on `df_resid` degrees
+        of freedom; as R's ``anova(restricted, this, test="F")``. For the linear model it is the F test of
+        least squares.
+
+        Parameters
+        ----------
+        restricted : GLMResults
+            As for :meth:`compare_lr_test`.
+
+        Returns
+        -------
+        (statistic, pvalue, df_diff)
+
+        Raises
+        ------
+        ModelError
+            As for :meth:`compare_lr_test`.
+        NotAvailableError
+            The dispersion of this fit was not estimated.
+        """
+        return compare_deviances(self, restricted)
 
     def score_test(self, terms: str) -> ScoreTest:
         """Score (Rao) test of terms that the fit does not have.

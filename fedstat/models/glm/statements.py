@@ -73,6 +73,16 @@ class GLMStatements(RowsResults):
     # -- statements ------------------------------------------------------------------------------
 
     @property
+    def df_inference(self) -> float | None:
+        """Degrees of freedom of Student's t behind tests and intervals; None where they are normal."""
+        return self.basis.df_inference
+
+    @property
+    def estimates_dispersion(self) -> bool:
+        """Whether the dispersion was estimated, and not given or one."""
+        return self.basis.estimates_dispersion
+
+    @property
     def null_deviance(self) -> float:
         """Deviance of the model with an intercept (and offset) only."""
         return float(self.fit_.fit[2])
@@ -183,4 +193,4 @@ class GLMStatements(RowsResults):
         """Predict with standard errors and intervals; see :meth:`GLMPrediction.summary_frame`."""
         cov: Floats = self._cov()
         rows = self._predicted(frame)
-        return GLMPrediction(rows.linear, rows.standard_errors(cov), self.family)
+        return GLMPrediction(rows.linear, rows.standard_errors(cov), self.family, self._law)

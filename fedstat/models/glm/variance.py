@@ -26,18 +26,27 @@ class CovarianceChoice:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Variance:
+    """A covariance (p, p), and the numbers of clusters and strata behind it."""
+
+    cov: Floats
+    counts: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class ClusterSums:
     """Clusters' scores, added up by stratum.
 
     `counts` (S,) of clusters, `sums` (S, p) and `outer` (S, p, p) of their scores and outer products;
-    `within` (p, p) is the variance between clusters in the strata that lie within one site. `strata` counts
-    all strata, `lonely` those within one site that have a single cluster.
+    `within` (p, p) is the variance between clusters in the strata that lie within one site. `clusters` and
+    `strata` count all of them, `lonely` the strata within one site that have a single cluster.
     """
 
     counts: Floats
     sums: Floats
     outer: Floats
     within: Floats
+    clusters: int
     strata: int
     lonely: int
 
@@ -66,7 +75,8 @@ def cluster_sums(session: RowsSession, fit: GLMFit, clusters: str, strata: str |
             f"survey variance: labels of '{clusters}' lie in different '{strata}' at different sites; give "
             "clusters labels that are unique over strata"
         )
-    return add_clusters(replies, arrays, pairs)
+    listing = np.unique(np.concatenate([reply.arrays["clusters"] for reply in listed]))
+    return add_clusters(replies, arrays, pairs, len(listing))
 
 
 def _at_several(replies: Sequence[Reply], name: str) -> Ints:
@@ -75,8 +85,10 @@ def _at_several(replies: Sequence[Reply], name: str) -> Ints:
     return np.asarray(found[counts > 1])
 
 
-def add_clusters(replies: Sequence[Reply], asked: Mapping[str, Array], pairs: Ints) -> ClusterSums:
-    """Add the sites' sums up.
+def add_clusters(
+    replies: Sequence[Reply], asked: Mapping[str, Array], pairs: Ints, clusters: int
+) -> ClusterSums:
+    """Add the sites' sums over so many clusters up.
 
     `asked` holds ``shared`` and ``spanning``, the clusters and strata that several sites have; `pairs` (s, 2)
     the shared clusters, ascending, and the stratum of each, which is one of `spanning`.
@@ -88,7 +100,7 @@ def add_clusters(replies: Sequence[Reply], asked: Mapping[str, Array], pairs: In
         sums[h] += score
         outer[h] += np.outer(score, score)
     own, lonely = add(replies, "lonely").tolist()
-    return ClusterSums(counts, sums, outer, add(replies, "within"), len(counts) + own, lonely)
+    return ClusterSums(counts, sums, outer, add(replies, "within"), clusters, len(counts) + own, lonely)
 
 
 def sandwich(fit: GLMFit, meat: Floats, *, expected: bool = False) -> Floats:
@@ -109,21 +121,22 @@ def model_based(fit: GLMFit) -> Floats:
 
 
 def clustered(fit: GLMFit, sums: ClusterSums) -> Floats:
-    """Cluster-robust covariance with statsmodels' correction G / (G - 1) (n - 1) / (n - p)."""
-    G, p = float(sums.counts.sum()), len(fit.gamma)
+    """Cluster-robust covariance with statsmodels' correction G / (G - 1) (n - 1) / (n - p).
+
+    n counts a row of frequency weight f as f rows, as the scores do.
+    """
+    G, n, p = float(sums.clusters), fit.total.weight, len(fit.gamma)
     if G < 2:
         raise EstimationError("cov_type='cluster' needs two clusters or more; there is one")
-    factor = G / (G - 1.0) * (fit.n - 1.0) / (fit.n - p)
+    factor = G / (G - 1.0) * (n - 1.0) / (n - p)
     return factor * sandwich(fit, sums.outer.sum(axis=0))
 
 
-def clustered_by_site(fit: GLMFit, K: int) -> Floats:
-    """Cluster-robust covariance with the K sites as clusters, from the sum of their scores' products."""
+def sites_as_clusters(fit: GLMFit, K: int) -> ClusterSums:
+    """Take each of the K sites as a cluster of one stratum."""
     assert fit.between is not None
     p = len(fit.gamma)
-    # One stratum, in which each site is a cluster.
-    sums = ClusterSums(np.array([float(K)]), np.zeros((1, p)), fit.between[None], np.zeros((p, p)), 1, 0)
-    return clustered(fit, sums)
+    return ClusterSums(np.array([float(K)]), np.zeros((1, p)), fit.between[None], np.zeros((p, p)), K, 1, 0)
 
 
 def linearised(fit: GLMFit, sums: ClusterSums) -> Floats:

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy import stats
 
 from fedstat.errors import DesignError, ModelError
 from fedstat.federation.design.block import apply_block
@@ -84,11 +83,15 @@ def _exposure(frame: pd.DataFrame, name: str) -> Floats:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GLMPrediction:
-    """Predicted means with standard errors, from those of the linear predictor, by a statsmodels family."""
+    """Predicted means with standard errors, from those of the linear predictor, by a statsmodels family.
+
+    `law` is that of a standardised error: normal, or of Student's t.
+    """
 
     linear: pd.Series
     se_linear: pd.Series
     family: Any
+    law: Any
 
     @property
     def predicted_mean(self) -> pd.Series:
@@ -103,7 +106,7 @@ class GLMPrediction:
 
     def conf_int(self, alpha: float = 0.05) -> pd.DataFrame:
         """Intervals of the mean: those of the linear predictor, transformed."""
-        half = stats.norm.ppf(1.0 - alpha / 2.0) * self.se_linear
+        half = self.law.isf(alpha / 2.0) * self.se_linear
         ends = np.column_stack(
             [self.family.link.inverse((self.linear + sign * half).to_numpy()) for sign in (-1.0, 1.0)]
         )

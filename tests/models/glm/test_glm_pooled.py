@@ -165,8 +165,14 @@ def test_sandwich_is_that_of_statsmodels(case):
 def test_hc1_has_the_correction_for_coefficients(case):
     """statsmodels' GLM gives HC0 under this name; its own function with the correction is the reference."""
     ours, theirs = federated(case, cov_type="HC1"), reference(case)
-    expected = sm.stats.sandwich_covariance.cov_white_simple(theirs, use_correction=True)
-    agree_covariance(ours.cov_params(), expected)
+    expected = sm.stats.sandwich_covariance.cov_white_simple(theirs, use_correction=False)
+    n, p = weight_of_rows(case), len(theirs.params)
+    agree_covariance(ours.cov_params(), n / (n - p) * expected)
+
+
+def weight_of_rows(case):
+    """Rows, one of frequency weight f counted f times; statsmodels' corrections count it once."""
+    return FRAME["w"].sum() if "freq" in CASES[case][3] else len(FRAME)
 
 
 @pytest.mark.parametrize("groups", ["site", "ward", "region"])
@@ -176,7 +182,20 @@ def test_clusters_by_site_within_sites_and_across_sites(case, groups):
     codes = pd.factorize(FRAME[groups])[0]
     ours = federated(case, cov_type="cluster", cov_kwds={"groups": groups})
     theirs = reference(case, cov_type="cluster", cov_kwds={"groups": codes})
-    agree_covariance(ours.cov_params(), theirs.cov_params())
+    (n, rows), p = (weight_of_rows(case), len(FRAME)), len(theirs.params)
+    factor = (n - 1) / (n - p) * (rows - p) / (rows - 1)
+    agree_covariance(ours.cov_params(), factor * theirs.cov_params())
+
+
+@pytest.mark.parametrize(
+    "how", [{"cov_type": "HC1"}, {"cov_type": "cluster", "cov_kwds": {"groups": "ward"}}]
+)
+def test_frequency_weights_are_rows_written_so_often(how):
+    expanded = FRAME.loc[FRAME.index.repeat(FRAME["w"].astype(int))].reset_index(drop=True)
+    weighted, written = federated("gaussian freq", **how), federated("gaussian", expanded, **how)
+    agree_covariance(weighted.cov_params(), written.cov_params())
+    assert weighted.df_inference == written.df_inference
+    agree(weighted.pvalues, written.pvalues, "p-values")
 
 
 @pytest.mark.parametrize("scale", [2.5, "X2", "dev"])
