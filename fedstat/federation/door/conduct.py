@@ -87,7 +87,7 @@ def check_dealer(data: SiteData, fact: facts.DealtBy) -> None:
         raise DescriptionError(
             f"{data.name}: its policy (dealer) wants a third institution to deal the random numbers for the "
             f"product of '{first}' and '{second}', and the coordinator would. Take a third institution into "
-            'the model, or have the owner allow it by the line  dealer = "any"  in policy.toml'
+            'the partition, or have the owner allow it by the line  dealer = "any"  in policy.toml'
         )
 
 

@@ -28,7 +28,8 @@ class Layout:
     institution; `absent` counts entities with a response that a client lacks. With `filled`, missing blocks
     count as seen at their mean, so that nothing is missing. `aside` records are left out as in an earlier
     fit. `details` of each client and that of the response
-    have the columns of few values, None where the site's owner does not have them judged.
+    have the columns of few values, None where the site's owner does not have them judged. `bystanders` are
+    sites of the partition without columns in the model that deal where two institutions have no third.
     """
 
     clients: tuple[str, ...]
@@ -46,6 +47,7 @@ class Layout:
     aside: int = 0
     details: tuple[ColumnsDetail | None, ...] = ()
     response_detail: ColumnsDetail | None = None
+    bystanders: tuple[str, ...] = ()
 
     # ---- columns -------------------------------------------------------------------------------
 

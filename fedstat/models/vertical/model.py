@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Literal, Self
 
 from fedstat.errors import DataWarning, ModelError, warn
@@ -18,6 +19,7 @@ from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.rounds.engine import Engine
 from fedstat.models.checks import check_layout
 from fedstat.models.explain import Explainable, ForecastPlan
+from fedstat.models.vertical.layout import Layout
 
 
 class VerticalModel(Explainable):
@@ -130,6 +132,19 @@ class VerticalModel(Explainable):
         if any(terms.client == site for terms in self.formula.clients):
             # A file of results has it, and a prediction begins with it.
             yield told_afterwards(DESIGN, "release_spec")
+
+    def with_dealer(self, layout: Layout) -> Layout:
+        """Let a site of the partition that has no part in the model deal, where there is no other third.
+
+        Of two institutions that is the first other one, in the order of the partition, if an owner wants no
+        coordinator to deal, or the coordinator sits at one of the two. It is told which patterns of records
+        there are, and nothing of a row.
+        """
+        sites, taking_part = self.partition.sites, {*layout.clients, layout.active}
+        wanted = any(sites[name].policy.dealer == "third party" for name in taking_part)
+        if len(taking_part) != 2 or not (wanted or self._agreement.at in taking_part):
+            return layout
+        return replace(layout, bystanders=tuple(name for name in sites if name not in taking_part)[:1])
 
     def _invent_sites(self, plan: ForecastPlan, policies: Mapping[str, Policy]) -> Mapping[str, DrySite]:
         rows, session = self.partition.rows, self._session

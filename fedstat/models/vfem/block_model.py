@@ -83,7 +83,7 @@ class VFEMModel(VerticalModel):
         """Lay out a fit, with an account of its own that goes on from that of the agreement."""
         complete = method in ("cc", "single")
         layout = divide_as_before(self._layout(method), self.partition, complete=complete)
-        return layout, copy.deepcopy(self._agreement)
+        return self.with_dealer(layout), copy.deepcopy(self._agreement)
 
     def _fit_by_iteration(self, wanted: IterativeFit, results: type[Results]) -> Results:
         layout, ledger = self._begin(wanted.method)

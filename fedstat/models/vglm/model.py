@@ -139,7 +139,7 @@ class VerticalGLM(VerticalModel):
         self.unpenalised = tuple(unpenalised)
         super().__init__(formula, partition, missing="drop" if missing == "em" else missing, **kwargs)
         layout = make_layout(self.design, incomplete=self.em)
-        self.layout = divide_as_before(layout, partition, complete=not self.em)
+        self.layout = self.with_dealer(divide_as_before(layout, partition, complete=not self.em))
         self._groups = make_groups(self.layout, group_terms, self.unpenalised)
         warn_of_incomplete(self.layout)
 

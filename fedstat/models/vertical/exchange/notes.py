@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from fedstat.federation.tables.bits import EXACT
 from fedstat.models.vertical.exchange.patterns import CostOfBits, PatternExchange
@@ -66,8 +66,13 @@ def sums_note(how: str, smallest: int) -> str:
     )
 
 
-def dealer_notes(dealers: Mapping[tuple[str, str], str], see: str = "") -> Iterator[str]:
-    """Say who dealt random numbers for products of two institutions, and what collusion would tell."""
+def dealer_notes(
+    dealers: Mapping[tuple[str, str], str], see: str = "", bystanders: Sequence[str] = ()
+) -> Iterator[str]:
+    """Say who dealt random numbers for products of two institutions, and what collusion would tell.
+
+    `bystanders` have no part in the model.
+    """
     pairs = Counter(dealer or "the coordinator" for dealer in dealers.values())
     if not pairs:
         return
@@ -78,3 +83,9 @@ def dealer_notes(dealers: Mapping[tuple[str, str], str], see: str = "") -> Itera
         f"a third ({listed}{see}), which must not collude with either of the two. The coordinator and an "
         "institution together know the sums of the others' products with columns that they can read."
     )
+    for site in bystanders:
+        if site in dealers.values():
+            yield (
+                f"{site} has no part in this model, and deals as a third for two others: it is told how "
+                "many entities both have, by missing pattern."
+            )

@@ -23,8 +23,8 @@ from fedstat.typing import Bools, Floats, Ints
 
 
 def dealing_sites(layout: Layout) -> tuple[str, ...]:
-    """Institutions that may deal for two others: the clients and the response holder."""
-    return tuple(dict.fromkeys([*layout.clients, layout.active]))
+    """Institutions that may deal for two others: clients and response holder, after these a bystander."""
+    return tuple(dict.fromkeys([*layout.clients, layout.active, *layout.bystanders]))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

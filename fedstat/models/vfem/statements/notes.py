@@ -161,8 +161,13 @@ def _moments(
     )
     if outcome.refitted:
         yield "A part of a larger model, fitted from the sums of that one: nothing further was exchanged."
-    yield from dealer_notes(exchange.dealers, "; see .dealers")
-    if exchange.dealers and len({*layout.clients, layout.active}) == 2 and ledger.at is None:
+    yield from dealer_notes(exchange.dealers, "; see .dealers", layout.bystanders)
+    if (
+        exchange.dealers
+        and not layout.bystanders
+        and len({*layout.clients, layout.active}) == 2
+        and ledger.at is None
+    ):
         yield "Two institutions take part: the coordinator sits at neither, since a third party has to deal."
     yield from merge_notes(exchange)
     yield from dither_notes(layout)

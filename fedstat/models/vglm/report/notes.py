@@ -30,7 +30,7 @@ def fit_notes(outcome: Outcome, at: str | None) -> list[str]:
         *_steps(outcome),
         *_dispersion(distribution),
         *_debiased(layout, fitted.debiased),
-        *dealer_notes(fitted.dealers),
+        *dealer_notes(fitted.dealers, bystanders=layout.bystanders),
         *dither_notes(layout),
     ]
 
