@@ -101,7 +101,7 @@ class Coordinator:
         ]
         share_a = self.ask("A", "share_product", json.dumps(number), opened=b)["share"]
         share_b = self.ask("B", "share_product", json.dumps(number), opened=a)["share"]
-        return share_a + share_b, secure._stream_u(product, seed_a)[:N], secure._stream_v(product, seed_b)[:N]
+        return share_a + share_b, secure.stream_u(product, seed_a)[:N], secure._stream_v(product, seed_b)[:N]
 
 
 def rows_from_groups_that_differ():
@@ -205,7 +205,7 @@ def test_the_same_seed_in_another_session_gives_another_random_table():
         ("s", "2", BITS, GROUP),
         ("s", "1", BITS, GROUP % 7),
     ]
-    tables = [secure._stream_u(product, secure.bind_seed(seed, product.digest(*one)))[:N] for one in told]
+    tables = [secure.stream_u(product, secure.bind_seed(seed, product.digest(*one)))[:N] for one in told]
     assert not any((one == tables[0]).any() for one in tables[1:])
 
 
@@ -246,7 +246,7 @@ def columns_from_a_dealer(dealer, policy="open", first="A"):
         Channel(keys, "A", "open 1").open(box.tobytes())[32 + opened_bytes(N) :], np.int64
     ).reshape(N, 2)
     seed = secure.bind_seed(seed, product.digest(asking.session if dealer else "", "1", BITS, group))
-    return np.ldexp((E + secure._stream_u(product, seed)[:N]).astype(float), -BITS)
+    return np.ldexp((E + secure.stream_u(product, seed)[:N]).astype(float), -BITS)
 
 
 def test_the_coordinator_deals_where_the_owner_allows_it_alone():

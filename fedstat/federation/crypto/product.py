@@ -180,19 +180,19 @@ def deal(product: MatrixProduct, seed_a: bytes, seed_b: bytes, group: Ints) -> I
     Of the two fresh seeds A is sent the first, from which it expands its share, and B the second. Groups
     (n,) or seeds that do not have the agreed form are a MessageError.
     """
-    U, V = _stream_u(product, seed_a), _stream_v(product, seed_b)
+    U, V = stream_u(product, seed_a), _stream_v(product, seed_b)
     Z = ring.grouped_gram(U, V, _groups(product, group, "dealer"), product.groups)
-    return Z - _share_of_triple(product, seed_a)
+    return Z - share_of_triple(product, seed_a)
 
 
 def open_a(product: MatrixProduct, seed_a: bytes, X_a: Ints) -> Ints:
     """Return what A sends to B: ``E = X_a - U``, (n, p) int64 from encoded columns of the same shape."""
-    return _difference(_agreed(X_a, product.shape_a, product.client_a, "columns"), _stream_u(product, seed_a))
+    return _difference(agreed(X_a, product.shape_a, product.client_a, "columns"), stream_u(product, seed_a))
 
 
 def open_b(product: MatrixProduct, seed_b: bytes, X_b: Ints) -> Ints:
     """Return what B sends to A: ``F = X_b - V``, (n, q) int64 from encoded columns of the same shape."""
-    return _difference(_agreed(X_b, product.shape_b, product.client_b, "columns"), _stream_v(product, seed_b))
+    return _difference(agreed(X_b, product.shape_b, product.client_b, "columns"), _stream_v(product, seed_b))
 
 
 def share_a(product: MatrixProduct, seed_a: bytes, X_a: Ints, F: Ints, group: Ints, mask_seed: bytes) -> Ints:
@@ -202,10 +202,10 @@ def share_a(product: MatrixProduct, seed_a: bytes, X_a: Ints, F: Ints, group: In
     (n,), and a fresh seed of the mask that A and B share and nobody else knows. MessageError where one of
     them does not have the agreed form.
     """
-    X_a = _agreed(X_a, product.shape_a, product.client_a, "columns")
-    F = _agreed(F, product.shape_b, product.client_b, "opened columns")
+    X_a = agreed(X_a, product.shape_a, product.client_a, "columns")
+    F = agreed(F, product.shape_b, product.client_b, "opened columns")
     gram = ring.grouped_gram(X_a, F, _groups(product, group, product.client_a), product.groups)
-    return gram + _share_of_triple(product, seed_a) + _mask(product, mask_seed)
+    return gram + share_of_triple(product, seed_a) + _mask(product, mask_seed)
 
 
 def share_b(product: MatrixProduct, seed_b: bytes, E: Ints, Z_b: Ints, group: Ints, mask_seed: bytes) -> Ints:
@@ -213,8 +213,8 @@ def share_b(product: MatrixProduct, seed_b: bytes, E: Ints, Z_b: Ints, group: In
 
     As :func:`share_a`, from B's seed, what A opened (n, p) and B's share of the triple (groups, p, q).
     """
-    E = _agreed(E, product.shape_a, product.client_a, "opened columns")
-    Z_b = _agreed(Z_b, product.shape, "dealer", "share of the triple")
+    E = agreed(E, product.shape_a, product.client_a, "opened columns")
+    Z_b = agreed(Z_b, product.shape, "dealer", "share of the triple")
     V = _stream_v(product, seed_b)
     gram = ring.grouped_gram(E, V, _groups(product, group, product.client_b), product.groups)
     return gram + Z_b - _mask(product, mask_seed)
@@ -228,8 +228,8 @@ def combine(product: MatrixProduct, a: Ints, b: Ints, f: int) -> Floats:
     agree. Such a mistake passes in one element with probability 3/4: a checksum tells of all
     (:mod:`fedstat.federation.crypto.checksum`).
     """
-    a = _agreed(a, product.shape, product.client_a, "share of the product")
-    b = _agreed(b, product.shape, product.client_b, "share of the product")
+    a = agreed(a, product.shape, product.client_a, "share of the product")
+    b = agreed(b, product.shape, product.client_b, "share of the product")
     total = a + b  # modulo 2^64: the masks R and the shares of the triple wrap around and are gone
     if (np.abs(total.astype(np.float64)) > ring.LARGEST_SQUARES).any():
         raise SecurityError(
@@ -239,7 +239,7 @@ def combine(product: MatrixProduct, a: Ints, b: Ints, f: int) -> Floats:
     return ring.decode(total, 2 * f)
 
 
-def _stream_u(product: MatrixProduct, seed_a: bytes) -> Stream:
+def stream_u(product: MatrixProduct, seed_a: bytes) -> Stream:
     return Stream(_seed(seed_a, product.client_a), b"U", product.shape_a)
 
 
@@ -247,7 +247,7 @@ def _stream_v(product: MatrixProduct, seed_b: bytes) -> Stream:
     return Stream(_seed(seed_b, product.client_b), b"V", product.shape_b)
 
 
-def _share_of_triple(product: MatrixProduct, seed_a: bytes) -> Ints:
+def share_of_triple(product: MatrixProduct, seed_a: bytes) -> Ints:
     """Return Z_a: (groups, p, q)."""
     return _words(product, Stream(_seed(seed_a, product.client_a), b"Z", _flat(product)))
 
@@ -293,7 +293,7 @@ def _groups(product: MatrixProduct, group: Array, who: str) -> Ints:
     return group
 
 
-def _agreed(array: Array, shape: tuple[int, ...], who: str, what: str) -> Ints:
+def agreed(array: Array, shape: tuple[int, ...], who: str, what: str) -> Ints:
     if array.shape != shape or array.dtype != np.int64:
         raise MessageError(
             f"{who}: expected {what} as int64 of shape {shape}, received {array.dtype} of shape {array.shape}"

@@ -133,6 +133,11 @@ class VFEMGLM(VFEMModel):
 
     def _iterate(self, wanted: IterativeFit, layout: Layout, report: Progress | None) -> Rounds[Iterated]:
         iteration = QuasiNewtonIteration(
-            layout, wanted.options, self._session, report, distribution=self.distribution
+            layout,
+            wanted.options,
+            self._session,
+            report,
+            distribution=self.distribution,
+            at=wanted.covariance.cross.at,
         )
         return fit_glm(iteration, wanted.covariance)

@@ -2,26 +2,32 @@
 
 The observed-data likelihood is maximised by a quasi-Newton method of which every client keeps its own part
 (:mod:`fedstat.models.vfem.iteration.quasi_newton`). One iteration is two round trips to the clients: down,
-two numbers per entity, and up, inner products; down, the coefficients of a direction, and up, the linear
-predictors there. Of linear predictors, inner products and log-likelihoods sums over the clients are
+what shows each the sums of its columns with the derivatives at the response holder, and up, inner products;
+down, the coefficients of a direction, and up, the linear predictors there. Of linear predictors, inner products and log-likelihoods sums over the clients are
 needed only, so that masks may hide each client's part.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from fedstat.errors import EstimationError
+from fedstat.errors import EstimationError, ModelError
 from fedstat.federation.rounds.engine import Rounds
+from fedstat.federation.rounds.key_agreement import agree_keys
+from fedstat.federation.rounds.products import Conversation
+from fedstat.federation.rounds.running_sums import RunningSums
 from fedstat.kernels.glm.specification import DistributionSpec
+from fedstat.models.vertical.exchange.protocol import dealing_sites
+from fedstat.models.vfem.blocks.request import FAMILY
 from fedstat.models.vfem.iteration.fit import VFEMFit
 from fedstat.models.vfem.iteration.quasi_newton import Memory, Weights, quasi_newton
 from fedstat.models.vfem.iteration.state import Iteration
-from fedstat.typing import Floats
+from fedstat.typing import Array, Floats
 
 SUFFICIENT = 1e-4
 ROUNDING = 1e-12
@@ -44,16 +50,20 @@ class GLMPoint:
     """An evaluated point: intercept, likelihood, and what the clients are sent of it.
 
     The intercept is that of standardised columns, the log-likelihood that of response and blocks, `change`
-    the largest since the accepted point; z and h (n,) are L_m and -L_mm, and `sums` (G, 4) of L_m, L_v, -L_mm
-    and L_v^2 by pattern.
+    the largest since the accepted point; `sums` (G, 4) are those of L_m, L_v, -L_mm and L_v^2 by pattern, and
+    `shown` is what the response holder has sealed for a client.
     """
 
     intercept: float
     log_likelihood: float
     change: float
-    z: Floats
-    h: Floats
     sums: Floats
+    shown: Mapping[str, Array]
+
+    @property
+    def information(self) -> float:
+        """That on the intercept."""
+        return float(self.sums[:, 2].sum())
 
 
 @dataclass(slots=True)
@@ -61,10 +71,15 @@ class QuasiNewtonIteration(Iteration):
     """Steps of a quasi-Newton method, for a response that is not normal.
 
     The intercept belongs to no client: `memory` is the coordinator's own part of the method. `edges` counts
-    the iterations in a row that were cut short because a linear predictor left all bounds.
+    the iterations in a row that were cut short because a linear predictor left all bounds. The coordinator
+    sits `at` an institution or at none; `dealers` deal for each client and the response holder, None where
+    nobody can, and what stays at the response holder elsewhere is sent.
     """
 
     distribution: DistributionSpec = field(kw_only=True)
+    at: str | None = None
+    dealers: dict[str, str] | None = None
+    mean: float = 0.0
     null: float = 0.0
     memory: Memory = field(init=False)
     point: GLMPoint = field(init=False)
@@ -74,26 +89,61 @@ class QuasiNewtonIteration(Iteration):
     at_the_edge: bool = False
     edges: int = 0
 
-    def start(self) -> Rounds[None]:
-        """Open the fit at every site, and evaluate coefficients of zero."""
+    def maximise(self) -> Rounds[VFEMFit]:
+        """Maximise the observed-data likelihood."""
+        # Under keys of all sites, which those of the masks take the place of.
+        yield from self._open()
+        return (yield from self.hide(self._whole()))
+
+    def _open(self) -> Rounds[None]:
+        """Open the fit at every site, and the columns for sums with what stays at the response holder."""
         lay, options = self.layout, self.options
+        sites, sums = dealing_sites(lay), self._running()
+        try:
+            self.dealers = sums.dealers(sites)
+        except ModelError:
+            self.dealers = None
+        if self.dealers:
+            yield from agree_keys(sites, self.session)
         asks = [self.ask(k, "glm_start", **self.opening(k), memory=options.memory) for k in lay.clients]
         response = {"keep": lay.response_keep, "code": lay.code}
         asks.append(self.ask(lay.active, "glm_start_response", self.distribution.to_json(), **response))
         *_, reply = yield asks
-        mean, self.null = reply.arrays["null"]
-        self.memory = Memory(options.memory)
+        self.mean, self.null = reply.arrays["null"].tolist()
+        if self.dealers:
+            yield from sums.begin(self.dealers)
+
+    def _running(self) -> RunningSums:
+        """Sums of the columns of all clients but the response holder."""
+        lay = self.layout
+        widths = {k: p for k, p in zip(lay.clients, lay.sizes, strict=True) if k != lay.active}
+        return RunningSums(
+            Conversation(FAMILY, self.session, self.at),
+            lay.active,
+            {k: lay.rows[k] for k in widths},
+            widths,
+            lay.n,
+            self.options.maxiter,
+        )
+
+    def start(self) -> Rounds[None]:
+        """Evaluate coefficients of zero."""
+        lay = self.layout
+        self.memory = Memory(self.options.memory)
         # At coefficients of zero the maximum over the intercept is known.
-        intercept = float(self.distribution.make().link(np.array([mean]))[0])
+        intercept = float(self.distribution.make().link(np.array([self.mean]))[0])
         zero = {"of_steps": np.zeros(0), "of_scores": np.zeros(1)}
         point = yield from self._evaluate(intercept, [zero] * len(lay.clients), 0.0)
         assert point is not None
         self.point = point
 
     def _evaluate(
-        self, intercept: float, weights: Sequence[Mapping[str, Any]], length: float
+        self, intercept: float, weights: Sequence[Mapping[str, Any]], length: float, needed: float = -np.inf
     ) -> Rounds[GLMPoint | None]:
-        """Evaluate the likelihood along the direction; None where the point is not admissible."""
+        """Evaluate the likelihood along the direction; None where the point is not admissible.
+
+        None as well where the log-likelihood is below the one needed.
+        """
         lay = self.layout
         replies = yield [
             self.ask(k, "glm_move", length=length, **w) for k, w in zip(lay.clients, weights, strict=True)
@@ -101,41 +151,58 @@ class QuasiNewtonIteration(Iteration):
         arrays = [reply.arrays for reply in replies]
         if not all(a["inside"] for a in arrays):
             return None
+        of_blocks = sum(float(a["log_likelihood"]) for a in arrays)
+        lowest = {} if needed == -np.inf else {"lowest": needed - of_blocks}
         # What is missing enters by its pattern: the mean and the variance of the absent linear predictors.
         (reply,) = yield [
             self.ask(
                 lay.active,
                 "glm_evaluate",
+                json.dumps(list(self.dealers or ())),
                 predictor=intercept + np.sum([a["linear_predictor"] for a in arrays], axis=0),
                 centre=lay.missing @ np.array([float(a["centre"]) for a in arrays]),
                 spread=lay.missing @ np.array([float(a["spread"]) for a in arrays]),
+                **lowest,
             )
         ]
         own = reply.arrays
         if not own["inside"]:
             self.at_the_edge = True
+        if "sums" not in own:
             return None
+        shown: dict[str, Array] = {}
+        if self.dealers:
+            parts = np.split(own["shown"], np.cumsum(own["lengths"])[:-1])
+            shown = dict(zip(self.dealers, parts, strict=True))
         return GLMPoint(
             intercept,
-            float(own["log_likelihood"]) + sum(float(a["log_likelihood"]) for a in arrays),
+            float(own["log_likelihood"]) + of_blocks,
             max(float(a["change"]) for a in arrays),
-            own["z"],
-            own["h"],
             own["sums"],
+            shown,
         )
+
+    def _residuals(self) -> Rounds[Mapping[str, Mapping[str, Array]]]:
+        """What tells every client the sums of its columns: sealed, or where nobody can deal the numbers."""
+        lay = self.layout
+        if self.dealers is not None:
+            return {k: {"shown": shown} for k, shown in self.point.shown.items()}
+        (reply,) = yield [self.ask(lay.active, "glm_residuals")]
+        return {k: {"z": reply.arrays["z"][lay.rows[k]]} for k in lay.clients if k != lay.active}
 
     def take(self) -> Rounds[None]:
         """Accept the evaluated point: ask for products of scores, and combine the next direction."""
         lay, at = self.layout, self.point
         self.memory.take(np.array([at.intercept]), np.array([at.sums[:, 0].sum()]))
-        self.first_information = self.first_information or at.h.sum()
+        self.first_information = self.first_information or at.information
+        told = yield from self._residuals()
         replies = yield [
             self.ask(
                 k,
                 "glm_score",
-                z=at.z[lay.rows[k]],
-                h=at.h[lay.rows[k]],
                 missing=lay.missing[:, j] @ at.sums,
+                h=~lay.missing[:, j] @ at.sums[:, 2],
+                **told.get(k, {}),
             )
             for j, k in enumerate(lay.clients)
         ]
@@ -152,7 +219,7 @@ class QuasiNewtonIteration(Iteration):
         )
 
     def _scale(self, score: Floats) -> Floats:
-        return np.asarray(score / self.point.h.sum())
+        return np.asarray(score / self.point.information)
 
     def move(self) -> Rounds[bool]:
         """Go along the direction until the log-likelihood has risen enough; False where it does not."""
@@ -163,21 +230,21 @@ class QuasiNewtonIteration(Iteration):
         slack = ROUNDING * abs(before.log_likelihood)
         while length >= SHORTEST:
             intercept = before.intercept + length * own
-            point = yield from self._evaluate(intercept, [weights] * len(self.layout.clients), length)
             needed = before.log_likelihood + SUFFICIENT * length * self.slope - slack
-            if point is not None and point.log_likelihood >= needed:
+            point = yield from self._evaluate(intercept, [weights] * len(self.layout.clients), length, needed)
+            if point is not None:
                 self.point = point
                 self.edges = self.edges + 1 if self.at_the_edge else 0
                 return True
             length /= 2.0
         # The clients hold the last point that was tried; the estimates are those of the accepted one.
-        yield from self._evaluate(before.intercept, [weights] * len(self.layout.clients), 0.0)
+        yield from self._evaluate(before.intercept, [weights] * len(self.layout.clients), 0.0, np.inf)
         return False
 
     def separated(self) -> bool:
         """Whether linear predictors run off, to where the response has no variance or beyond all bounds."""
         # Fitted means of 0 or 1 leave no information on the intercept.
-        collapsed = self.point.h.sum() < COLLAPSE * self.first_information
+        collapsed = self.point.information < COLLAPSE * self.first_information
         return bool(collapsed or self.edges >= MOST_EDGES)
 
     def climb(self) -> Rounds[None]:

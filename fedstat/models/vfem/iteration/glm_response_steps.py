@@ -1,20 +1,24 @@
 """Steps of the response holder in the iterations of VFEM where the response is not normal.
 
-Released while iterating: two derivatives of the log-likelihood per entity, sums by missing pattern and
-scalars. Where the coordinator sits at this institution nothing of it leaves, but for the numbers per
-entity that clients are sent.
+Released while iterating: sums by missing pattern and scalars. Derivatives of the log-likelihood per entity
+stay here: what every client needs of them, the sums of its columns times these, it learns alone, by
+:mod:`fedstat.federation.rounds.running_steps`. Only where nobody can deal for that are they sent.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
 from fedstat.errors import MessageError
-from fedstat.federation.door.facts import Entities
+from fedstat.federation.door.facts import Entities, GivenWeights
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
+from fedstat.federation.rounds.product_steps import as_bytes
+from fedstat.federation.rounds.running_steps import SHOWN, seal_sums
 from fedstat.kernels.glm.quadrature import (
     BY_M,
     BY_MM,
@@ -56,15 +60,22 @@ def glm_start_response(
 
 
 def glm_evaluate(
-    data: SiteData, state: State, predictor: Floats, centre: Floats, spread: Floats
-) -> dict[str, Array]:
+    data: SiteData,
+    state: State,
+    text: str,
+    predictor: Floats,
+    centre: Floats,
+    spread: Floats,
+    lowest: Array | None = None,
+) -> tuple[dict[str, Array], str]:
     """Evaluate the likelihood of the response given what is seen of each entity.
 
     `predictor` (n,) is the intercept plus the clients' linear predictors of the blocks that an entity has;
     `centre` and `spread` (G,) are the sums of mu'beta and of beta'Sigma beta over the clients that miss in
-    each pattern. Released: ``inside``, which is 0, and nothing else comes, when a linear predictor is too
-    large to compute with; ``z`` L_m and ``h`` -L_mm per entity; ``sums`` (G, 4) of L_m, L_v, -L_mm and L_v^2
-    by pattern; ``log_likelihood``.
+    each pattern. `text` names the clients that learn the sums of their columns times L_m. Released:
+    ``inside``, which is 0, and nothing else comes, when a linear predictor is too large to compute with;
+    ``log_likelihood``, and unless it is below `lowest`: ``sums`` (G, 4) of L_m, L_v, -L_mm and L_v^2 by
+    pattern, and ``shown``, of the ``lengths`` (K,), for each client.
     """
     response = glm_response_of(state)
     G = len(centre)
@@ -74,17 +85,29 @@ def glm_evaluate(
     m, v = predictor + centre[response.code], spread[response.code]
     # Out there the integral needs ever more nodes, and no data lie there.
     if np.abs(m).max() > LARGEST_MEAN or v.max() > LARGEST_VARIANCE:
-        return {"inside": np.array(0)}
+        return {"inside": np.array(0)}, ""
     response.m, response.v = m, v
     terms = marginal_likelihood(response.kernel, response.y, m, v)
     if not np.isfinite(terms).all():
-        return {"inside": np.array(0)}
+        return {"inside": np.array(0)}, ""
     response.terms = terms
+    log_likelihood = np.array(terms[LOG_P].sum())
+    told = {"inside": np.array(1), "log_likelihood": log_likelihood}
+    # Of a point that is not accepted nothing else is said.
+    if lowest is not None and not log_likelihood >= lowest:
+        return told, ""
     # The likelihood is log-concave in m; below zero there is rounding alone.
     z, h = terms[BY_M], np.maximum(-terms[BY_MM], 0.0)
-    sums = response.by_pattern(np.array([z, terms[BY_V], h, terms[BY_V] ** 2]), G)
-    log_likelihood = np.array(terms[LOG_P].sum())
-    return {"inside": np.array(1), "z": z, "h": h, "sums": sums, "log_likelihood": log_likelihood}
+    told["sums"] = response.by_pattern(np.array([z, terms[BY_V], h, terms[BY_V] ** 2]), G)
+    shown = [as_bytes(seal_sums(data, state, client, z)) for client in json.loads(text)]
+    if shown:
+        told |= {"shown": np.concatenate(shown), "lengths": np.array([len(one) for one in shown])}
+    return told, ""
+
+
+def glm_residuals(data: SiteData, state: State) -> dict[str, Array]:
+    """Release the derivatives L_m of every entity, which tell its response, where nobody can deal."""
+    return {"z": glm_response_of(state).terms[BY_M]}
 
 
 def glm_curvature(data: SiteData, state: State, patterns: Array) -> dict[str, Array]:
@@ -124,15 +147,10 @@ STEPS: Mapping[str, Step] = {
             "predictor": Declared("per entity", "sum of the clients' linear predictors", weighs=""),
             "centre": Declared("control", "means of missing linear predictors, by pattern"),
             "spread": Declared("control", "variances of missing linear predictors, by pattern"),
+            "lowest": Declared("control", "likelihood below which nothing else is said", 0, optional=True),
         },
         {
             "inside": Declared("control", "whether the point is admissible", 0),
-            "z": Declared(
-                "per entity", "derivative of the log-likelihood by the linear predictor", optional=True
-            ),
-            "h": Declared(
-                "per entity", "curvature of the log-likelihood by the linear predictor", optional=True
-            ),
             "sums": Declared(
                 "aggregate",
                 "sums of derivatives of the log-likelihood by pattern",
@@ -141,7 +159,14 @@ STEPS: Mapping[str, Step] = {
                 behind=(Entities,),
             ),
             "log_likelihood": Declared("control", "log-likelihood", 0, optional=True),
+            "shown": replace(SHOWN, optional=True, behind=(Entities, GivenWeights)),
+            "lengths": Declared("control", "bytes for each institution", dtype="int64", optional=True),
         },
+        text_in=Declared("control", "which institutions learn sums"),
+    ),
+    "glm_residuals": Step(
+        glm_residuals,
+        gives={"z": Declared("per entity", "derivative of the log-likelihood by the linear predictor")},
     ),
     "glm_curvature": Step(
         glm_curvature,

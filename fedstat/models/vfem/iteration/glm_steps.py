@@ -5,15 +5,15 @@ The linear predictor of entity i given what is seen of it is normal with mean an
     m_i = b + sum_{k seen} x_i^k' beta_k + sum_{k missing} mu_k' beta_k,
     v_i = sum_{k missing} beta_k' Sigma_k beta_k.
 
-The response holder turns m_i and v_i into the likelihood and its derivatives L_m and L_v; with these
-numbers the score of (beta_k, mu_k, Sigma_k) is a sum over the client's own rows. Columns are standardised
-at their institution.
+The response holder turns m_i and v_i into the likelihood and its derivatives L_m and L_v; the score of
+(beta_k, mu_k, Sigma_k) is a sum over the client's own rows, of which it learns no more than that sum.
+Columns are standardised at their institution.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve
@@ -21,9 +21,12 @@ from scipy.linalg import cho_factor, cho_solve
 from fedstat.errors import MessageError
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
-from fedstat.kernels.rows import column_sums, gram, row_dots
+from fedstat.federation.rounds.running_steps import SHOWN, open_sums, running_steps
+from fedstat.kernels.glm.quadrature import BY_M
+from fedstat.kernels.rows import column_sums, row_dots
 from fedstat.models.vfem.blocks.client import ITEM, OPENING, Client, Theta, stage_client
 from fedstat.models.vfem.blocks.declare import aggregate
+from fedstat.models.vfem.iteration.glm_response_steps import glm_response_of
 from fedstat.models.vfem.iteration.m_step import block_log_likelihood
 from fedstat.models.vfem.iteration.quasi_newton import Memory, Weights
 from fedstat.typing import Array, Bools, Floats, Ints
@@ -95,41 +98,59 @@ def glm_start(
     return {}
 
 
-def glm_score(data: SiteData, state: State, z: Floats, h: Floats, missing: Floats) -> dict[str, Array]:
+def glm_score(
+    data: SiteData,
+    state: State,
+    missing: Floats,
+    h: Array,
+    shown: Array | None = None,
+    z: Floats | None = None,
+) -> dict[str, Array]:
     """Accept the latest point, and release products of the local score and of the latest steps.
 
-    z and h (n_k,) are L_m and -L_mm of the client's entities, `missing` (4,) the sums of L_m, L_v, -L_mm and
-    L_v^2 over those that it lacks. Released: ``sy`` S'[Y, g] and ``yhy`` [Y, g]'H[Y, g]; see
-    :class:`~fedstat.models.vfem.iteration.quasi_newton.Memory`.
+    `missing` (4,) are the sums of L_m, L_v, -L_mm and L_v^2 over entities that the client lacks, `h` that of
+    -L_mm over those that it has. Of L_m at these it learns the sums with its columns, which `shown` brings;
+    where nobody can deal, z (n_k,) is L_m itself, and the response holder has it. Released: ``sy`` S'[Y, g]
+    and ``yhy`` [Y, g]'H[Y, g]; see :class:`~fedstat.models.vfem.iteration.quasi_newton.Memory`.
     """
     client = glm_client(state)
-    n = client.block.n_seen
-    check_lengths(data.name, z=(z, n), h=(h, n), missing=(missing, 4))
-    state.tell(client.block.weights(z, "residuals"), client.block.weights(h, "weights"))
+    block = client.block
+    check_lengths(data.name, missing=(missing, 4))
+    if shown is not None:
+        by_beta = open_sums(state, shown)
+    else:
+        z = glm_response_of(state).terms[BY_M][block.rows] if z is None else z
+        check_lengths(data.name, z=(z, block.n_seen))
+        state.tell(block.weights(z, "residuals"))
+        by_beta = column_sums(block.X, z)
     theta = client.trial
-    client.inverses = local_inverses(client.block, theta, h, missing)
-    client.memory.take(pack(theta), local_score(client.block, theta, z, missing))
+    client.inverses = local_inverses(block, theta, float(h), missing)
+    client.memory.take(pack(theta), local_score(block, theta, by_beta, missing))
     sy, yhy = client.memory.products(client.scale_scores)
     return {"sy": sy, "yhy": yhy}
 
 
-def local_inverses(block: Client, theta: Theta, h: Floats, missing: Floats) -> tuple[Floats, Floats]:
-    """Inverse local information on beta and on mu; arguments as for :func:`glm_score`."""
+def local_inverses(block: Client, theta: Theta, h: float, missing: Floats) -> tuple[Floats, Floats]:
+    """Inverse local information on beta and on mu, with the mean weight for every row; see :func:`glm_score`.
+
+    Whatever stands here shapes the way and not its end; the weights of single rows tell of their response.
+    """
     w, (h_mis, squares) = theta.Sigma @ theta.beta, missing[2:]
     # Without terms of mean zero it is a sum of squares, and no direction can point downhill.
-    P = gram(block.X, h) + h_mis * np.outer(theta.mu, theta.mu) + 4.0 * squares * np.outer(w, w)
+    P = max(h, 0.0) / block.n_seen * block.S2 + h_mis * np.outer(theta.mu, theta.mu)
+    P += 4.0 * squares * np.outer(w, w)
     P += RIDGE * np.trace(P) / len(w) * np.eye(len(w))
     M = block.n_seen * np.linalg.inv(theta.Sigma) + h_mis * np.outer(theta.beta, theta.beta)
     return np.linalg.inv(P), np.linalg.inv(M)
 
 
-def local_score(block: Client, theta: Theta, z: Floats, missing: Floats) -> Floats:
-    """Score of (beta, mu, Sigma) of standardised columns; arguments as for :func:`glm_score`."""
+def local_score(block: Client, theta: Theta, by_beta: Floats, missing: Floats) -> Floats:
+    """Score of (beta, mu, Sigma) of standardised columns, from the columns' sums with L_m (p,)."""
     beta, mu, Sigma, n = theta.beta, theta.mu, theta.Sigma, block.n_seen
     z_mis, lv_mis = missing[:2]
     factor = cho_factor(Sigma, lower=True)
     scatter = block.S2 - np.outer(block.s1, mu) - np.outer(mu, block.s1) + n * np.outer(mu, mu)
-    by_beta = column_sums(block.X, z) + mu * z_mis + 2.0 * lv_mis * (Sigma @ beta)
+    by_beta = by_beta + mu * z_mis + 2.0 * lv_mis * (Sigma @ beta)
     by_mu = z_mis * beta + cho_solve(factor, block.s1 - n * mu)
     by_Sigma = 0.5 * cho_solve(factor, cho_solve(factor, scatter - n * Sigma).T)
     # Rounding must not take Sigma out of the symmetric matrices over many steps.
@@ -189,17 +210,20 @@ def _inner(what: str) -> Declared:
 
 
 STEPS: Mapping[str, Step] = {
+    **running_steps(lambda state: glm_client(state).block.X),
     "glm_start": Step(glm_start, {**OPENING, "memory": Declared("control", "steps that are remembered", 0)}),
     "glm_score": Step(
         glm_score,
         {
+            "missing": Declared("aggregate", "sums of derivatives over entities that the client lacks"),
+            "h": Declared("aggregate", "sum of curvatures over those that it has", 0),
+            "shown": replace(SHOWN, optional=True),
             "z": Declared(
-                "per entity", "derivative of the log-likelihood by the linear predictor", weighs="residuals"
+                "per entity",
+                "derivative of the log-likelihood by the linear predictor",
+                optional=True,
+                weighs="residuals",
             ),
-            "h": Declared(
-                "per entity", "curvature of the log-likelihood by the linear predictor", weighs="weights"
-            ),
-            "missing": Declared("aggregate", "sums of these over entities that the client lacks"),
         },
         {"sy": _inner("inner products of steps and scores"), "yhy": _inner("inner products of scores")},
     ),

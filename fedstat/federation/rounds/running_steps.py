@@ -1,0 +1,188 @@
+"""Steps of an institution in running sums: sums of its columns with numbers that another makes in rounds.
+
+As :mod:`fedstat.federation.crypto.running_sums` describes: the columns are opened once, and in every round
+the other institution seals what it shows by a function here, in a step of its family. What is sent from one
+institution to the other is sealed against the coordinator, who learns neither numbers nor sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
+
+import numpy as np
+
+from fedstat.errors import MessageError
+from fedstat.federation.crypto import product as secure
+from fedstat.federation.crypto import running_sums as running
+from fedstat.federation.crypto.boxes import Channel
+from fedstat.federation.door.facts import DealtBy, Entities, GivenWeights
+from fedstat.federation.door.state import SiteData, State
+from fedstat.federation.message import Declared, Step, check_lengths
+from fedstat.federation.rounds.key_agreement import keys_of
+from fedstat.federation.rounds.product_steps import (
+    DEALT,
+    PART,
+    SEALED,
+    Part,
+    as_bytes,
+    check_positions,
+    read_part,
+    remember_seed,
+)
+from fedstat.kernels import ring
+from fedstat.typing import Array, Floats, Ints
+
+LEAST_UNIT = 2.0**-200
+
+
+@dataclass(slots=True)
+class OpenedColumns:
+    """Columns of this institution that were opened: encoded, (n, p + 1) with their check and its weights.
+
+    `taken` rounds have come.
+    """
+
+    part: Part
+    seed: bytes
+    encoded: Ints
+    weights: Ints
+    channel: Channel
+    taken: int = 0
+
+
+@dataclass(slots=True)
+class TakenColumns:
+    """What another institution opened, E (n, p + 1), with this one's share Z (p + 1, T) of the triples.
+
+    `rows` (n,) are the positions of its entities here; `told` rounds have gone.
+    """
+
+    part: Part
+    seed: bytes
+    E: Ints
+    Z: Ints
+    rows: Ints
+    channel: Channel
+    told: int = 0
+
+
+def deal_sums(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
+    """Deal the triples of all rounds to two other institutions, sealed."""
+    part, keys = read_part(text), keys_of(state)
+    state.tell(part.dealt_by(data.name))
+    bound, boxes, seeds = part.digest(keys, NO_GROUPS), [], [secure.new_seed(), secure.new_seed()]
+    share = running.deal(part.product, *(secure.bind_seed(seed, bound) for seed in seeds))
+    for client, message in zip(
+        (part.product.client_a, part.product.client_b), (seeds[0], seeds[1] + share.tobytes()), strict=True
+    ):
+        boxes.append(as_bytes(Channel(keys, client, f"deal sums {part.number}").seal(message)))
+    return dict(zip(("for_a", "for_b"), boxes, strict=True)), ""
+
+
+NO_GROUPS = np.empty(0, dtype=np.int64)
+ColumnsOf: TypeAlias = Callable[[State], Floats]
+
+
+def begin(data: SiteData, state: State, text: str, dealt: Array) -> tuple[Part, bytes, bytes, Channel]:
+    """Take a dealer's message: the description, the bound seed, what came with it, the channel to the peer."""
+    part, keys = read_part(text), keys_of(state)
+    own, peer = (part.product.client_a, part.product.client_b)[:: 1 if part.first else -1]
+    if (own, peer) != (data.name, part.peer):
+        raise MessageError(f"{data.name}: sums of '{own}' with '{peer}' are not with '{part.peer}'")
+    state.tell(part.dealt_by(part.dealer))
+    material = dealt.tobytes()
+    if part.dealer:
+        material = Channel(keys, part.dealer, f"deal sums {part.number}").open(material)
+    seed, rest = material[: secure.SEED_BYTES], material[secure.SEED_BYTES :]
+    remember_seed(data, state, seed)
+    bound = secure.bind_seed(seed, part.digest(keys, NO_GROUPS))
+    return part, bound, rest, Channel(keys, part.peer, f"sums {part.number}")
+
+
+def open_columns(
+    columns_of: ColumnsOf, data: SiteData, state: State, text: str, dealt: Array
+) -> tuple[dict[str, Array], str]:
+    """Show another institution, once and sealed, this one's columns less a random table."""
+    part, seed, _, channel = begin(data, state, text, dealt)
+    encoded = secure.encode(columns_of(state), part.bits, data.name)
+    checked, weights = running.with_check(encoded)
+    opened = secure.open_a(part.product, seed, checked)
+    state.keep("opened columns", OpenedColumns(part, seed, checked, weights, channel))
+    return {"opened": as_bytes(channel.seal(opened.tobytes()))}, ""
+
+
+def take_columns(
+    data: SiteData, state: State, text: str, dealt: Array, opened: Array, rows: Ints
+) -> tuple[dict[str, Array], str]:
+    """Take what another institution opened, whose entities are at `rows` (n,) here; nothing leaves."""
+    part, seed, share, channel = begin(data, state, text, dealt)
+    check_lengths(data.name, rows=(rows, part.product.rows))
+    E = np.frombuffer(channel.open(opened.tobytes()), dtype=np.int64).reshape(part.product.shape_a)
+    Z = np.frombuffer(share, dtype=np.int64).reshape(part.product.shape[1:])
+    state.keep(f"columns of {part.peer}", TakenColumns(part, seed, E, Z, rows, channel))
+    return {}, ""
+
+
+def seal_sums(data: SiteData, state: State, peer: str, values: Floats) -> bytes:
+    """Seal what shows an institution the sums of its columns with some numbers, (n,) of all entities."""
+    taken = state.use(f"columns of {peer}", TakenColumns, f"took no columns of '{peer}' in this session")
+    check_positions(data.name, taken.rows, len(values))
+    z, t = values[taken.rows], taken.told
+    if t >= taken.part.product.columns_b:
+        raise MessageError(f"{data.name}: more rounds of sums than '{taken.part.dealer}' dealt for")
+    # A sum over numbers of which few count would tell of these.
+    state.tell(Entities(len(z)), GivenWeights(z, "residuals"))
+    unit = max(2.0 ** np.ceil(np.log2(max(float(np.sqrt(np.mean(z**2))), LEAST_UNIT))), LEAST_UNIT)
+    encoded = secure.encode(z[:, None] / unit, taken.part.bits, data.name)[:, 0]
+    f, s = running.show(taken.part.product, taken.seed, taken.E, taken.Z, encoded, t)
+    # Counted before it leaves: no random column serves twice.
+    taken.told += 1
+    head = np.array([unit]).tobytes() + np.array([t]).tobytes()
+    return taken.channel.seal(head + s.tobytes() + f.tobytes())
+
+
+def open_sums(state: State, shown: Array) -> Floats:
+    """Open what another institution sealed: sums of the columns with its numbers, (p,)."""
+    held = state.use("opened columns", OpenedColumns, "opened no columns in this session")
+    message = held.channel.open(shown.tobytes())
+    unit = float(np.frombuffer(message[:8])[0])
+    words = np.frombuffer(message[8:], dtype=np.int64)
+    t, q = int(words[0]), held.part.product.columns_a
+    if t < held.taken:
+        raise MessageError(f"{state.site}: round {t} of sums has been answered")
+    held.taken = t + 1
+    both = words[1 + q :], words[1 : 1 + q]
+    sums = running.add_up(held.part.product, held.seed, held.encoded, held.weights, both, t)
+    return ring.decode(sums, 2 * held.part.bits) * unit
+
+
+SHOWN = Declared(
+    "sealed", "residuals less random numbers, for the institution whose columns they meet", dtype="uint8"
+)
+
+
+def running_steps(columns_of: ColumnsOf) -> Mapping[str, Step]:
+    """Make the steps that open columns for running sums; ``columns_of(state)`` gives them, (n, p)."""
+    dealt = {"dealt": DEALT}
+    return {
+        "deal_sums": Step(deal_sums, {}, {"for_a": DEALT, "for_b": DEALT}, PART),
+        "open_columns": Step(
+            partial(open_columns, columns_of),
+            dealt,
+            {"opened": Declared("sealed", SEALED.what, dtype="uint8", behind=(DealtBy,))},
+            PART,
+        ),
+        "take_columns": Step(
+            take_columns,
+            {
+                **dealt,
+                "opened": SEALED,
+                "rows": Declared("presence", "positions of another's entities", dtype="int64"),
+            },
+            {},
+            PART,
+        ),
+    }
