@@ -240,6 +240,7 @@ def combine(product: MatrixProduct, a: Ints, b: Ints, f: int) -> Floats:
 
 
 def stream_u(product: MatrixProduct, seed_a: bytes) -> Stream:
+    """Return U: (n, p)."""
     return Stream(_seed(seed_a, product.client_a), b"U", product.shape_a)
 
 
@@ -294,6 +295,7 @@ def _groups(product: MatrixProduct, group: Array, who: str) -> Ints:
 
 
 def agreed(array: Array, shape: tuple[int, ...], who: str, what: str) -> Ints:
+    """Return an array that has the agreed form; a MessageError where it has not."""
     if array.shape != shape or array.dtype != np.int64:
         raise MessageError(
             f"{who}: expected {what} as int64 of shape {shape}, received {array.dtype} of shape {array.shape}"

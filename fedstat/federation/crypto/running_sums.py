@@ -7,7 +7,7 @@ with the random table U (n, p + 1) of A and columns v_t (n,) of B that one deale
 step  who                    what
 ====  =====================  ======================================================================
 0     dealer to A            a seed, from which A expands U and Z_a (p + 1, T)
-0     dealer to B            a seed, from which B expands v_1, ..., v_T; and ``Z_b = U'V - Z_a`` (:func:`deal`)
+0     dealer to B            a seed, from which B expands all v_t; and ``Z_b = U'V - Z_a`` (:func:`deal`)
 1     A to B, once           ``E = (X, Xr) - U`` with secret random weights r (:func:`with_check`)
 t     B to A                 ``f = z_t - v_t`` and ``s = E'v_t + Z_b[:, t]`` (:func:`show`)
 t     A                      ``(X, Xr)'f + Z_a[:, t] + s = (X, Xr)'z_t`` (:func:`add_up`)
@@ -47,16 +47,16 @@ class LaterColumns:
     shape: tuple[int, int]
 
     def column(self, t: int, rows: slice = slice(None)) -> Ints:
-        """Some rows of one column."""
+        """Expand some rows of one column."""
         start, stop, _ = rows.indices(self.shape[0])
         return keystream(self.seed, b"v%d" % t + bytes(11 - len(str(t))), stop - start, start)
 
     def __getitem__(self, rows: slice) -> Ints:
-        return np.column_stack([self.column(t, rows) for t in range(self.shape[1])])
+        return np.asarray(np.column_stack([self.column(t, rows) for t in range(self.shape[1])]))
 
 
 def of_rounds(a: str, b: str, rows: int, columns: int, rounds: int) -> MatrixProduct:
-    """What A, B and the dealer agree on: rows that A has, A's columns, rounds at most."""
+    """Describe what A, B and the dealer agree on: A's rows and columns, and rounds at most."""
     return MatrixProduct(a, b, rows, columns + CHECK, rounds)
 
 

@@ -18,7 +18,7 @@ from fedstat.errors import MessageError
 from fedstat.federation.crypto import product as secure
 from fedstat.federation.crypto import running_sums as running
 from fedstat.federation.crypto.boxes import Channel
-from fedstat.federation.door.facts import DealtBy, Entities, GivenWeights
+from fedstat.federation.door.facts import DealtBy, Entities, GivenWeights, GroupSums
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
 from fedstat.federation.rounds.key_agreement import keys_of
@@ -28,7 +28,6 @@ from fedstat.federation.rounds.product_steps import (
     SEALED,
     Part,
     as_bytes,
-    check_positions,
     read_part,
     remember_seed,
 )
@@ -42,13 +41,14 @@ LEAST_UNIT = 2.0**-200
 class OpenedColumns:
     """Columns of this institution that were opened: encoded, (n, p + 1) with their check and its weights.
 
-    `taken` rounds have come.
+    They are in units (p,) of their root mean squares; `taken` rounds have come.
     """
 
     part: Part
     seed: bytes
     encoded: Ints
     weights: Ints
+    units: Floats
     channel: Channel
     taken: int = 0
 
@@ -83,11 +83,11 @@ def deal_sums(data: SiteData, state: State, text: str) -> tuple[dict[str, Array]
 
 
 NO_GROUPS = np.empty(0, dtype=np.int64)
-ColumnsOf: TypeAlias = Callable[[State], Floats]
+ColumnsOf: TypeAlias = Callable[[SiteData, State, str, Ints], Floats]
 
 
 def begin(data: SiteData, state: State, text: str, dealt: Array) -> tuple[Part, bytes, bytes, Channel]:
-    """Take a dealer's message: the description, the bound seed, what came with it, the channel to the peer."""
+    """Take a dealer's message: the description, the bound seed, what came with it, the peer's channel."""
     part, keys = read_part(text), keys_of(state)
     own, peer = (part.product.client_a, part.product.client_b)[:: 1 if part.first else -1]
     if (own, peer) != (data.name, part.peer):
@@ -103,14 +103,20 @@ def begin(data: SiteData, state: State, text: str, dealt: Array) -> tuple[Part, 
 
 
 def open_columns(
-    columns_of: ColumnsOf, data: SiteData, state: State, text: str, dealt: Array
+    columns_of: ColumnsOf, data: SiteData, state: State, text: str, only: Ints, dealt: Array
 ) -> tuple[dict[str, Array], str]:
-    """Show another institution, once and sealed, this one's columns less a random table."""
+    """Show another institution, once and sealed, this one's columns less a random table.
+
+    They are of its entities at positions `only` (n,).
+    """
     part, seed, _, channel = begin(data, state, text, dealt)
-    encoded = secure.encode(columns_of(state), part.bits, data.name)
+    X = columns_of(data, state, part.columns, only)
+    units = np.sqrt(np.mean(X**2, axis=0))
+    units[units == 0.0] = 1.0
+    encoded = secure.encode(X / units, part.bits, data.name)
     checked, weights = running.with_check(encoded)
     opened = secure.open_a(part.product, seed, checked)
-    state.keep("opened columns", OpenedColumns(part, seed, checked, weights, channel))
+    state.keep(part.number, OpenedColumns(part, seed, checked, weights, units, channel))
     return {"opened": as_bytes(channel.seal(opened.tobytes()))}, ""
 
 
@@ -120,33 +126,49 @@ def take_columns(
     """Take what another institution opened, whose entities are at `rows` (n,) here; nothing leaves."""
     part, seed, share, channel = begin(data, state, text, dealt)
     check_lengths(data.name, rows=(rows, part.product.rows))
+    if len(rows) and (rows.min() < 0 or (np.diff(rows) <= 0).any()):
+        raise MessageError(f"{data.name}: array 'rows' must ascend")
     E = np.frombuffer(channel.open(opened.tobytes()), dtype=np.int64).reshape(part.product.shape_a)
     Z = np.frombuffer(share, dtype=np.int64).reshape(part.product.shape[1:])
-    state.keep(f"columns of {part.peer}", TakenColumns(part, seed, E, Z, rows, channel))
+    state.keep(f"taken {part.number}", TakenColumns(part, seed, E, Z, rows, channel))
     return {}, ""
 
 
-def seal_sums(data: SiteData, state: State, peer: str, values: Floats) -> bytes:
-    """Seal what shows an institution the sums of its columns with some numbers, (n,) of all entities."""
-    taken = state.use(f"columns of {peer}", TakenColumns, f"took no columns of '{peer}' in this session")
-    check_positions(data.name, taken.rows, len(values))
-    z, t = values[taken.rows], taken.told
-    if t >= taken.part.product.columns_b:
-        raise MessageError(f"{data.name}: more rounds of sums than '{taken.part.dealer}' dealt for")
-    # A sum over numbers of which few count would tell of these.
-    state.tell(Entities(len(z)), GivenWeights(z, "residuals"))
-    unit = max(2.0 ** np.ceil(np.log2(max(float(np.sqrt(np.mean(z**2))), LEAST_UNIT))), LEAST_UNIT)
-    encoded = secure.encode(z[:, None] / unit, taken.part.bits, data.name)[:, 0]
-    f, s = running.show(taken.part.product, taken.seed, taken.E, taken.Z, encoded, t)
+def name_of(columns: str, site: str) -> str:
+    """Name the sums of an institution's columns, as its family calls them."""
+    return f"sums of {columns} of {site}"
+
+
+def taken_of(state: State, columns: str, site: str) -> TakenColumns:
+    """Return what an institution opened here."""
+    absent = f"took no columns of '{site}' in this session"
+    return state.use(f"taken {name_of(columns, site)}", TakenColumns, absent)
+
+
+def seal_sums(data: SiteData, state: State, taken: TakenColumns, values: Floats) -> Array:
+    """Seal what shows an institution the sums of its columns with some numbers, (n,) of its entities."""
+    t, product = taken.told, taken.part.product
+    check_lengths(data.name, values=(values, product.rows))
+    if t >= product.columns_b:
+        raise MessageError(f"{data.name}: more rounds of sums than random numbers were dealt for")
+    # As many sums as entities would give the numbers away, and a sum of which few numbers count these.
+    every = np.zeros(len(values), dtype=np.int64)
+    state.tell(Entities(len(values)), GroupSums(every, product.columns_a - running.CHECK))
+    state.tell(GivenWeights(values, "residuals"))
+    size = max(float(np.sqrt(np.mean(values**2))), LEAST_UNIT)
+    unit = 2.0 ** np.ceil(np.log2(size))
+    encoded = secure.encode(values[:, None] / unit, taken.part.bits, data.name)[:, 0]
+    f, s = running.show(product, taken.seed, taken.E, taken.Z, encoded, t)
     # Counted before it leaves: no random column serves twice.
     taken.told += 1
     head = np.array([unit]).tobytes() + np.array([t]).tobytes()
-    return taken.channel.seal(head + s.tobytes() + f.tobytes())
+    return as_bytes(taken.channel.seal(head + s.tobytes() + f.tobytes()))
 
 
-def open_sums(state: State, shown: Array) -> Floats:
+def open_sums(state: State, columns: str, shown: Array) -> Floats:
     """Open what another institution sealed: sums of the columns with its numbers, (p,)."""
-    held = state.use("opened columns", OpenedColumns, "opened no columns in this session")
+    absent = "opened no such columns in this session"
+    held = state.use(name_of(columns, state.site), OpenedColumns, absent)
     message = held.channel.open(shown.tobytes())
     unit = float(np.frombuffer(message[:8])[0])
     words = np.frombuffer(message[8:], dtype=np.int64)
@@ -156,7 +178,7 @@ def open_sums(state: State, shown: Array) -> Floats:
     held.taken = t + 1
     both = words[1 + q :], words[1 : 1 + q]
     sums = running.add_up(held.part.product, held.seed, held.encoded, held.weights, both, t)
-    return ring.decode(sums, 2 * held.part.bits) * unit
+    return np.asarray(ring.decode(sums, 2 * held.part.bits) * unit * held.units)
 
 
 SHOWN = Declared(
@@ -165,13 +187,19 @@ SHOWN = Declared(
 
 
 def running_steps(columns_of: ColumnsOf) -> Mapping[str, Step]:
-    """Make the steps that open columns for running sums; ``columns_of(state)`` gives them, (n, p)."""
+    """Make the steps that open columns for running sums.
+
+    ``columns_of(data, state, which, only)`` gives those that are called so of some entities: (n, p).
+    """
     dealt = {"dealt": DEALT}
     return {
         "deal_sums": Step(deal_sums, {}, {"for_a": DEALT, "for_b": DEALT}, PART),
         "open_columns": Step(
             partial(open_columns, columns_of),
-            dealt,
+            {
+                **dealt,
+                "only": Declared("presence", "positions of entities among its own", dtype="int64"),
+            },
             {"opened": Declared("sealed", SEALED.what, dtype="uint8", behind=(DealtBy,))},
             PART,
         ),

@@ -139,5 +139,7 @@ class VFEMGLM(VFEMModel):
             report,
             distribution=self.distribution,
             at=wanted.covariance.cross.at,
+            curved=wanted.covariance.cov_type != "none",
+            min_count=wanted.covariance.cross.min_count,
         )
         return fit_glm(iteration, wanted.covariance)

@@ -40,7 +40,8 @@ ORDER: Mapping[str, str] = {
     "glm_estimates": "glm_evaluate glm_move glm_score",
     "glm_fitted": "glm_estimates glm_evaluate",
     "glm_curvature": "glm_estimates glm_fitted",
-    "glm_information": "glm_curvature glm_estimates",
+    "glm_curvature_openly": "glm_estimates glm_fitted",
+    "glm_information": "glm_curvature glm_curvature_openly glm_estimates",
     # new entities
     "project_block": "predict_block",
 }

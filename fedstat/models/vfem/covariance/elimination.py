@@ -8,10 +8,8 @@ import numpy as np
 from scipy.linalg import eigh
 
 from fedstat.errors import EstimationError
-from fedstat.federation.door.weights import count_heavy
-from fedstat.kernels.rows import column_sums
 from fedstat.models.vfem.blocks.client import Client, Theta
-from fedstat.typing import Bools, Floats
+from fedstat.typing import Floats
 
 FLAT = 1e-10
 """Curvature per entity in a direction of Sigma_k, in units of the estimate, below which it counts as none."""
@@ -80,21 +78,3 @@ def eliminate_sigma(client: Client, theta: Theta, e: float) -> Elimination:
 def units(client: Client) -> Floats:
     """Factors that take derivatives by (beta, mu) of standardised columns to the units of the data."""
     return np.concatenate([client.scale, 1.0 / client.scale])
-
-
-def weighted_sums(U: Floats, weights: Floats, groups: Bools, least: int) -> Floats:
-    """Return sums of w u over all rows, and over the rows of each group: (1 + K, p).
-
-    A sum to which fewer than `least` rows contribute nearly all, or all but so few, would disclose them: the
-    few count as zero, their expectation.
-    """
-    total = column_sums(U, weights)
-    sums = [total]
-    for group in groups.T:
-        # The sum over the others is the difference to the total, and is as good as released.
-        few, nearly_all = (count_heavy(weights[part]) < least for part in (group, ~group))
-        if few or nearly_all:
-            sums.append(total if nearly_all and group.any() else np.zeros_like(total))
-        else:
-            sums.append(column_sums(U, weights * group))
-    return np.array(sums)

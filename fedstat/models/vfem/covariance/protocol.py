@@ -6,12 +6,16 @@ curvatures), cross-products between clients, and for the robust covariance produ
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.inference.covariance import delta_method, invert_information, nearest_psd
+from fedstat.models.vfem.blocks.request import SQUARES
 from fedstat.models.vfem.covariance.information import (
     Eliminated,
     InformationSums,
@@ -24,7 +28,7 @@ from fedstat.models.vfem.covariance.information import (
     project,
 )
 from fedstat.models.vfem.covariance.psi import Covariance, psi_names
-from fedstat.models.vfem.iteration.glm_protocol import QuasiNewtonIteration
+from fedstat.models.vfem.iteration.glm_protocol import QuasiNewtonIteration, split
 from fedstat.models.vfem.iteration.protocol import EMIteration
 from fedstat.models.vfem.iteration.state import Iteration
 from fedstat.models.vfem.moments.cross_products import (
@@ -46,14 +50,14 @@ class CovarianceOptions:
 
 
 def ask_information(
-    iteration: Iteration, step: str, curvatures: PatternCurvatures, weights: Mapping[str, Floats]
+    iteration: Iteration, step: str, curvatures: PatternCurvatures, weights: Mapping[str, Mapping[str, Any]]
 ) -> Rounds[InformationSums]:
-    """Ask every client for its sums, given weights of every entity, (n,), under the names of the step's."""
+    """Ask every client for its sums, given what tells it of the weights of its entities."""
     lay, seen, asks = iteration.layout, ~iteration.layout.missing, []
     for j, k in enumerate(lay.clients):
         rows, mis, has = lay.rows[k], lay.missing[:, j], seen[:, j]
         totals = [mis @ curvatures.kappa, mis @ curvatures.e, has @ curvatures.h, has @ curvatures.z]
-        own: dict[str, Any] = {name: values[rows] for name, values in weights.items()}
+        own = dict(weights.get(k, {}))
         asks.append(iteration.ask(k, step, **own, others=seen[lay.code[rows]], sums=totals))
     replies = yield asks
     return InformationSums(lay, curvatures, [reply.arrays for reply in replies])
@@ -77,7 +81,8 @@ def information_covariance(iteration: EMIteration, options: CovarianceOptions) -
     """
     lay, at = iteration.layout, iteration.latest
     curvatures = PatternCurvatures.of_normal(lay.counts, at.v, at.z1, at.z2)
-    weights = {"inverse_v": 1.0 / at.v[lay.code]}
+    inverse_v = 1.0 / at.v[lay.code]
+    weights = {k: {"inverse_v": inverse_v[lay.rows[k]]} for k in lay.clients}
     sums = yield from ask_information(iteration, "information", curvatures, weights)
     eliminated, products, moved = yield from eliminate_sigmas(iteration, sums, options)
     cov = invert_information(eliminated.information, psi_names(lay.clients, options.names))
@@ -92,14 +97,41 @@ def glm_covariance(iteration: QuasiNewtonIteration, options: CovarianceOptions) 
 
     Returns that of (a, 0, beta_1, mu_1, ..., beta_K, mu_K, t_1, ..., t_K).
     """
+    sums = yield from (ask_sealed if iteration.dealers is not None else ask_openly)(iteration)
+    eliminated, products, moved = yield from eliminate_sigmas(iteration, sums, options)
+    joint = joint_covariance(sums, eliminated, psi_names(iteration.layout.clients, options.names))
+    return Covariance.of(joint, products, moved)
+
+
+def ask_openly(iteration: QuasiNewtonIteration) -> Rounds[InformationSums]:
+    """Send the curvatures of every entity, where nobody can deal for sums with them."""
     lay = iteration.layout
-    (reply,) = yield [iteration.ask(lay.active, "glm_curvature", patterns=len(lay.counts))]
+    (reply,) = yield [iteration.ask(lay.active, "glm_curvature_openly", patterns=len(lay.counts))]
     curvatures = PatternCurvatures(*reply.arrays["sums"].T)
     weights = {name: reply.arrays[name] for name in ("h", "cross")}
-    sums = yield from ask_information(iteration, "glm_information", curvatures, weights)
-    eliminated, products, moved = yield from eliminate_sigmas(iteration, sums, options)
-    joint = joint_covariance(sums, eliminated, psi_names(lay.clients, options.names))
-    return Covariance.of(joint, products, moved)
+    own = {k: {name: w[lay.rows[k]] for name, w in weights.items()} for k in lay.clients if k != lay.active}
+    return (yield from ask_information(iteration, "glm_information", curvatures, own))
+
+
+def ask_sealed(iteration: QuasiNewtonIteration) -> Rounds[InformationSums]:
+    """Send curvatures of the entities that two clients or more have, and seal sums for the others."""
+    lay, remote = iteration.layout, list(iteration.dealers or ())
+    text = json.dumps(remote)
+    (reply,) = yield [iteration.ask(lay.active, "glm_curvature", text, missing=lay.missing)]
+    arrays = reply.arrays
+    curvatures = PatternCurvatures(*arrays["sums"].T)
+    boxes, own = iter(split(arrays)), dict[str, dict[str, Any]]()
+    opened = {(one.site, one.columns) for one in iteration.openings}
+    for k in remote:
+        shown = [next(boxes) for _ in range(len(lay.clients) + ((k, SQUARES) in opened))]
+        at = iteration.alone(k)
+        own[k] = {
+            "h": arrays["h"][lay.rows[k]],
+            "alone": float(at @ curvatures.h) / max(float(at @ lay.counts), 1.0),
+            "shown": np.concatenate(shown),
+            "lengths": np.array([len(one) for one in shown]),
+        }
+    return (yield from ask_information(iteration, "glm_information", curvatures, own))
 
 
 def score_products(

@@ -16,7 +16,7 @@ from fedstat.federation.message import Declared, Step, check_lengths
 from fedstat.kernels.rows import row_dots
 from fedstat.models.vfem.blocks.client import Theta, client_of
 from fedstat.models.vfem.blocks.declare import aggregate, weighted
-from fedstat.models.vfem.covariance.elimination import weighted_sums
+from fedstat.models.vfem.blocks.kept import weighted_sums
 from fedstat.models.vfem.iteration.m_step import m_step
 from fedstat.typing import Array, Bools, Floats
 

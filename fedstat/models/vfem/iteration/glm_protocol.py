@@ -3,8 +3,8 @@
 The observed-data likelihood is maximised by a quasi-Newton method of which every client keeps its own part
 (:mod:`fedstat.models.vfem.iteration.quasi_newton`). One iteration is two round trips to the clients: down,
 what shows each the sums of its columns with the derivatives at the response holder, and up, inner products;
-down, the coefficients of a direction, and up, the linear predictors there. Of linear predictors, inner products and log-likelihoods sums over the clients are
-needed only, so that masks may hide each client's part.
+down, the coefficients of a direction, and up, the linear predictors there. Of linear predictors, inner
+products and log-likelihoods sums over the clients are needed only, so that masks may hide each client's part.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from fedstat.errors import EstimationError, ModelError
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.federation.rounds.key_agreement import agree_keys
 from fedstat.federation.rounds.products import Conversation
-from fedstat.federation.rounds.running_sums import RunningSums
+from fedstat.federation.rounds.running_sums import Opening, RunningSums
 from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.models.vertical.exchange.protocol import dealing_sites
-from fedstat.models.vfem.blocks.request import FAMILY
+from fedstat.models.vertical.merges import least_entities
+from fedstat.models.vfem.blocks.request import BLOCK, FAMILY, SQUARES
 from fedstat.models.vfem.iteration.fit import VFEMFit
 from fedstat.models.vfem.iteration.quasi_newton import Memory, Weights, quasi_newton
 from fedstat.models.vfem.iteration.state import Iteration
-from fedstat.typing import Array, Floats
+from fedstat.typing import Array, Bools, Floats
 
 SUFFICIENT = 1e-4
 ROUNDING = 1e-12
@@ -72,13 +73,17 @@ class QuasiNewtonIteration(Iteration):
 
     The intercept belongs to no client: `memory` is the coordinator's own part of the method. `edges` counts
     the iterations in a row that were cut short because a linear predictor left all bounds. The coordinator
-    sits `at` an institution or at none; `dealers` deal for each client and the response holder, None where
+    sits `at` an institution or at none; `curved`: curvatures will be asked for, as sums over `min_count`
+    entities or more. `dealers` deal for each client and the response holder, None where
     nobody can, and what stays at the response holder elsewhere is sent.
     """
 
     distribution: DistributionSpec = field(kw_only=True)
     at: str | None = None
+    curved: bool = True
+    min_count: int = 5
     dealers: dict[str, str] | None = None
+    openings: Sequence[Opening] = ()
     mean: float = 0.0
     null: float = 0.0
     memory: Memory = field(init=False)
@@ -112,19 +117,28 @@ class QuasiNewtonIteration(Iteration):
         self.mean, self.null = reply.arrays["null"].tolist()
         if self.dealers:
             yield from sums.begin(self.dealers)
+            self.openings = sums.openings
 
     def _running(self) -> RunningSums:
-        """Sums of the columns of all clients but the response holder."""
-        lay = self.layout
-        widths = {k: p for k, p in zip(lay.clients, lay.sizes, strict=True) if k != lay.active}
-        return RunningSums(
-            Conversation(FAMILY, self.session, self.at),
-            lay.active,
-            {k: lay.rows[k] for k in widths},
-            widths,
-            lay.n,
-            self.options.maxiter,
-        )
+        """Say what all clients but the response holder open for sums with what it keeps."""
+        lay, openings = self.layout, []
+        for k, p in zip(lay.clients, lay.sizes, strict=True):
+            if k == lay.active:
+                continue
+            rows = lay.rows[k]
+            # Beside those of every iteration, the covariance needs one for each client that may lack them.
+            rounds = self.options.maxiter + 1 + len(lay.clients) * self.curved
+            openings.append(Opening(k, BLOCK, 1 + p, np.arange(len(rows)), rows, rounds))
+            alone = np.flatnonzero(self.alone(k)[lay.code[rows]])
+            width = (p + 1) * (p + 2) // 2
+            if self.curved and len(alone) >= least_entities(width, self.min_count):
+                openings.append(Opening(k, SQUARES, width, alone, rows[alone], 1))
+        return RunningSums(Conversation(FAMILY, self.session, self.at), lay.active, openings, lay.n)
+
+    def alone(self, client: str) -> Bools:
+        """Which patterns have this client's columns and no others: (G,)."""
+        seen = ~self.layout.missing
+        return seen[:, self.layout.clients.index(client)] & (seen.sum(axis=1) == 1)
 
     def start(self) -> Rounds[None]:
         """Evaluate coefficients of zero."""
@@ -172,8 +186,7 @@ class QuasiNewtonIteration(Iteration):
             return None
         shown: dict[str, Array] = {}
         if self.dealers:
-            parts = np.split(own["shown"], np.cumsum(own["lengths"])[:-1])
-            shown = dict(zip(self.dealers, parts, strict=True))
+            shown = dict(zip(self.dealers, split(own), strict=True))
         return GLMPoint(
             intercept,
             float(own["log_likelihood"]) + of_blocks,
@@ -182,8 +195,8 @@ class QuasiNewtonIteration(Iteration):
             shown,
         )
 
-    def _residuals(self) -> Rounds[Mapping[str, Mapping[str, Array]]]:
-        """What tells every client the sums of its columns: sealed, or where nobody can deal the numbers."""
+    def _residuals(self) -> Rounds[dict[str, dict[str, Any]]]:
+        """Tell every client the sums of its columns: sealed, or where nobody can deal by the numbers."""
         lay = self.layout
         if self.dealers is not None:
             return {k: {"shown": shown} for k, shown in self.point.shown.items()}
@@ -276,3 +289,10 @@ class QuasiNewtonIteration(Iteration):
             distribution=self.distribution,
             null=float(self.null),
         )
+
+
+def split(arrays: Mapping[str, Array]) -> list[Array]:
+    """Take the sealed messages of an answer apart; none where nothing was sealed."""
+    if "shown" not in arrays:
+        return []
+    return list(np.split(arrays["shown"], np.cumsum(arrays["lengths"])[:-1]))

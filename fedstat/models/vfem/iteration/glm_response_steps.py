@@ -8,17 +8,16 @@ stay here: what every client needs of them, the sums of its columns times these,
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import numpy as np
 
 from fedstat.errors import MessageError
-from fedstat.federation.door.facts import Entities, GivenWeights
+from fedstat.federation.door.facts import Entities, GivenWeights, GroupSums
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
-from fedstat.federation.rounds.product_steps import as_bytes
-from fedstat.federation.rounds.running_steps import SHOWN, seal_sums
+from fedstat.federation.rounds.running_steps import SHOWN, name_of, seal_sums, taken_of
 from fedstat.kernels.glm.quadrature import (
     BY_M,
     BY_MM,
@@ -35,6 +34,8 @@ from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.models.checks import check_response
 from fedstat.models.vfem.blocks.declare import aggregate
 from fedstat.models.vfem.blocks.glm_distribution import kernel_of, null_log_likelihood
+from fedstat.models.vfem.blocks.kept import kept_weights
+from fedstat.models.vfem.blocks.request import BLOCK, SQUARES
 from fedstat.models.vfem.blocks.response import OPENING, GLMResponse, choose_response
 from fedstat.typing import Array, Bools, Floats, Ints
 
@@ -99,10 +100,21 @@ def glm_evaluate(
     # The likelihood is log-concave in m; below zero there is rounding alone.
     z, h = terms[BY_M], np.maximum(-terms[BY_MM], 0.0)
     told["sums"] = response.by_pattern(np.array([z, terms[BY_V], h, terms[BY_V] ** 2]), G)
-    shown = [as_bytes(seal_sums(data, state, client, z)) for client in json.loads(text)]
-    if shown:
-        told |= {"shown": np.concatenate(shown), "lengths": np.array([len(one) for one in shown])}
-    return told, ""
+    return told | seal_all(seal_of_block(data, state, client, z) for client in json.loads(text)), ""
+
+
+def seal_of_block(data: SiteData, state: State, client: str, values: Floats) -> Array:
+    """Seal the sums of a client's block with some numbers, (n,) of all entities."""
+    taken = taken_of(state, BLOCK, client)
+    return seal_sums(data, state, taken, values[taken.rows])
+
+
+def seal_all(boxes: Iterable[Array]) -> dict[str, Array]:
+    """Put sealed messages one after the other; nothing where there are none."""
+    shown = list(boxes)
+    if not shown:
+        return {}
+    return {"shown": np.concatenate(shown), "lengths": np.array([len(one) for one in shown])}
 
 
 def glm_residuals(data: SiteData, state: State) -> dict[str, Array]:
@@ -110,21 +122,48 @@ def glm_residuals(data: SiteData, state: State) -> dict[str, Array]:
     return {"z": glm_response_of(state).terms[BY_M]}
 
 
-def glm_curvature(data: SiteData, state: State, patterns: Array) -> dict[str, Array]:
+def glm_curvature(data: SiteData, state: State, text: str, missing: Bools) -> tuple[dict[str, Array], str]:
     """Release what the observed information needs of the last evaluation.
 
-    ``h`` -L_mm and ``cross`` -L_mv per entity; ``sums`` (G, 5) of -L_mm, -L_mv, -L_vv, -L_v and L_m by
-    missing pattern.
+    `missing` (G, K) tells which client misses in which pattern; `text` names those that learn sums. Released:
+    ``sums`` (G, 5) of -L_mm, -L_mv, -L_vv, -L_v and L_m by missing pattern; ``h`` -L_mm of the entities that
+    two clients or more have, whose columns are multiplied with it; and ``shown``, of the ``lengths``, by
+    client: sums of the block with -L_mv by absent client, and where squares were opened those with -L_mm.
     """
     response = glm_response_of(state)
-    if int(response.code.max()) >= int(patterns):
+    told = {"sums": sum_curvatures(data, response, len(missing))}
+    h, cross = np.maximum(-response.terms[BY_MM], 0.0), -response.terms[BY_MV]
+    told["h"] = np.where((~missing).sum(axis=1)[response.code] > 1, h, 0.0)
+    boxes = []
+    for client in json.loads(text):
+        rows = taken_of(state, BLOCK, client).rows
+        kept = kept_weights(cross[rows], missing[response.code[rows]], data.min_count)[1:]
+        for weights in kept:
+            values = np.zeros(len(cross))
+            values[rows] = weights
+            boxes.append(seal_of_block(data, state, client, values))
+        if f"taken {name_of(SQUARES, client)}" in state:
+            taken = taken_of(state, SQUARES, client)
+            boxes.append(seal_sums(data, state, taken, h[taken.rows]))
+    return told | seal_all(boxes), ""
+
+
+def glm_curvature_openly(data: SiteData, state: State, patterns: Array) -> dict[str, Array]:
+    """Release -L_mm and -L_mv of every entity, and ``sums`` as above, where nobody can deal."""
+    response = glm_response_of(state)
+    h, cross = np.maximum(-response.terms[BY_MM], 0.0), -response.terms[BY_MV]
+    return {"h": h, "cross": cross, "sums": sum_curvatures(data, response, int(patterns))}
+
+
+def sum_curvatures(data: SiteData, response: GLMResponse, patterns: int) -> Floats:
+    """Sum derivatives by pattern: (G, 5)."""
+    if int(response.code.max()) >= patterns:
         raise MessageError(f"{data.name}: expected the number of missing patterns")
     terms = response.terms
     h = np.maximum(-terms[BY_MM], 0.0)
-    sums = response.by_pattern(
-        np.array([h, -terms[BY_MV], -terms[BY_VV], -terms[BY_V], terms[BY_M]]), int(patterns)
+    return response.by_pattern(
+        np.array([h, -terms[BY_MV], -terms[BY_VV], -terms[BY_V], terms[BY_M]]), patterns
     )
-    return {"h": h, "cross": -terms[BY_MV], "sums": sums}
 
 
 def glm_fitted(data: SiteData, state: State) -> dict[str, Array]:
@@ -134,6 +173,12 @@ def glm_fitted(data: SiteData, state: State) -> dict[str, Array]:
     return {"fitted": mean, "residuals": response.y - mean}
 
 
+SEALED_SUMS = {
+    "shown": replace(SHOWN, optional=True, behind=(Entities, GivenWeights, GroupSums)),
+    "lengths": Declared("control", "bytes of each sealed message", dtype="int64", optional=True),
+}
+CURVATURE = Declared("per entity", "curvature of the log-likelihood by the linear predictor")
+CURVATURES = aggregate("sums of derivatives of the log-likelihood by pattern", 2)
 STEPS: Mapping[str, Step] = {
     "glm_start_response": Step(
         glm_start_response,
@@ -159,8 +204,7 @@ STEPS: Mapping[str, Step] = {
                 behind=(Entities,),
             ),
             "log_likelihood": Declared("control", "log-likelihood", 0, optional=True),
-            "shown": replace(SHOWN, optional=True, behind=(Entities, GivenWeights)),
-            "lengths": Declared("control", "bytes for each institution", dtype="int64", optional=True),
+            **SEALED_SUMS,
         },
         text_in=Declared("control", "which institutions learn sums"),
     ),
@@ -170,11 +214,17 @@ STEPS: Mapping[str, Step] = {
     ),
     "glm_curvature": Step(
         glm_curvature,
+        {"missing": Declared("presence", "which clients miss in each pattern", 2, dtype="bool")},
+        {"h": CURVATURE, "sums": CURVATURES, **SEALED_SUMS},
+        text_in=Declared("control", "which institutions learn sums"),
+    ),
+    "glm_curvature_openly": Step(
+        glm_curvature_openly,
         {"patterns": Declared("control", "number of missing patterns", 0)},
         {
-            "h": Declared("per entity", "curvature of the log-likelihood by the linear predictor"),
+            "h": CURVATURE,
             "cross": Declared("per entity", "mixed derivative of the log-likelihood"),
-            "sums": aggregate("sums of derivatives of the log-likelihood by pattern", 2),
+            "sums": CURVATURES,
         },
     ),
     "glm_fitted": Step(

@@ -21,11 +21,13 @@ from scipy.linalg import cho_factor, cho_solve
 from fedstat.errors import MessageError
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
+from fedstat.federation.rounds.product_steps import check_positions
 from fedstat.federation.rounds.running_steps import SHOWN, open_sums, running_steps
 from fedstat.kernels.glm.quadrature import BY_M
 from fedstat.kernels.rows import column_sums, row_dots
 from fedstat.models.vfem.blocks.client import ITEM, OPENING, Client, Theta, stage_client
 from fedstat.models.vfem.blocks.declare import aggregate
+from fedstat.models.vfem.blocks.request import BLOCK, SQUARES
 from fedstat.models.vfem.iteration.glm_response_steps import glm_response_of
 from fedstat.models.vfem.iteration.m_step import block_log_likelihood
 from fedstat.models.vfem.iteration.quasi_newton import Memory, Weights
@@ -117,7 +119,7 @@ def glm_score(
     block = client.block
     check_lengths(data.name, missing=(missing, 4))
     if shown is not None:
-        by_beta = open_sums(state, shown)
+        by_beta = open_sums(state, BLOCK, shown)[1:]
     else:
         z = glm_response_of(state).terms[BY_M][block.rows] if z is None else z
         check_lengths(data.name, z=(z, block.n_seen))
@@ -205,12 +207,26 @@ def glm_estimates(data: SiteData, state: State) -> dict[str, Array]:
     }
 
 
+def columns_opened(data: SiteData, state: State, which: str, only: Ints) -> Floats:
+    """Columns of some entities that are opened for sums: ones and the block, and squares and products."""
+    X = glm_client(state).block.X
+    check_positions(data.name, only, len(X))
+    X = X[only]
+    parts = [np.ones((len(X), 1)), X]
+    if which == SQUARES:
+        i, j = np.triu_indices(X.shape[1])
+        parts.append(X[:, i] * X[:, j])
+    elif which != BLOCK:
+        raise MessageError(f"{data.name}: has no columns '{which}' to open")
+    return np.hstack(parts)
+
+
 def _inner(what: str) -> Declared:
     return Declared("control", what, 2, maskable=True)
 
 
 STEPS: Mapping[str, Step] = {
-    **running_steps(lambda state: glm_client(state).block.X),
+    **running_steps(columns_opened),
     "glm_start": Step(glm_start, {**OPENING, "memory": Declared("control", "steps that are remembered", 0)}),
     "glm_score": Step(
         glm_score,
