@@ -63,8 +63,8 @@ def of_rounds(a: str, b: str, rows: int, columns: int, rounds: int) -> MatrixPro
 def deal(product: MatrixProduct, seed_a: bytes, seed_b: bytes) -> Ints:
     """Return B's share of the triples of all rounds, ``U'V - Z_a``: (p + 1, T)."""
     V, one = LaterColumns(seed_b, product.shape_b), np.zeros(product.rows, dtype=np.int64)
-    Z: Ints = ring.grouped_gram(stream_u(product, seed_a), V, one, 1) - share_of_triple(product, seed_a)
-    return Z[0]
+    Z = ring.grouped_gram(stream_u(product, seed_a), V, one, 1) - share_of_triple(product, seed_a)
+    return np.asarray(Z[0])
 
 
 def with_check(X: Ints) -> tuple[Ints, Ints]:

@@ -18,7 +18,8 @@ from fedstat.errors import MessageError
 from fedstat.federation.crypto import product as secure
 from fedstat.federation.crypto import running_sums as running
 from fedstat.federation.crypto.boxes import Channel
-from fedstat.federation.door.facts import DealtBy, Entities, GivenWeights, GroupSums
+from fedstat.federation.crypto.keys import PairKeys
+from fedstat.federation.door.facts import DealtBy, Entities, GivenWeights
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
 from fedstat.federation.rounds.key_agreement import keys_of
@@ -35,6 +36,7 @@ from fedstat.kernels import ring
 from fedstat.typing import Array, Floats, Ints
 
 LEAST_UNIT = 2.0**-200
+ROUND_BYTES = 8
 
 
 @dataclass(slots=True)
@@ -49,7 +51,7 @@ class OpenedColumns:
     encoded: Ints
     weights: Ints
     units: Floats
-    channel: Channel
+    keys: PairKeys
     taken: int = 0
 
 
@@ -65,7 +67,7 @@ class TakenColumns:
     E: Ints
     Z: Ints
     rows: Ints
-    channel: Channel
+    keys: PairKeys
     told: int = 0
 
 
@@ -86,8 +88,8 @@ NO_GROUPS = np.empty(0, dtype=np.int64)
 ColumnsOf: TypeAlias = Callable[[SiteData, State, str, Ints], Floats]
 
 
-def begin(data: SiteData, state: State, text: str, dealt: Array) -> tuple[Part, bytes, bytes, Channel]:
-    """Take a dealer's message: the description, the bound seed, what came with it, the peer's channel."""
+def begin(data: SiteData, state: State, text: str, dealt: Array) -> tuple[Part, bytes, bytes, PairKeys]:
+    """Take a dealer's message: the description, the bound seed, what came with it; and the keys."""
     part, keys = read_part(text), keys_of(state)
     own, peer = (part.product.client_a, part.product.client_b)[:: 1 if part.first else -1]
     if (own, peer) != (data.name, part.peer):
@@ -99,7 +101,12 @@ def begin(data: SiteData, state: State, text: str, dealt: Array) -> tuple[Part, 
     seed, rest = material[: secure.SEED_BYTES], material[secure.SEED_BYTES :]
     remember_seed(data, state, seed)
     bound = secure.bind_seed(seed, part.digest(keys, NO_GROUPS))
-    return part, bound, rest, Channel(keys, part.peer, f"sums {part.number}")
+    return part, bound, rest, keys
+
+
+def channel_of(part: Part, keys: PairKeys, t: int = -1) -> Channel:
+    """Make the channel of one round, or by default of what is opened: a round may be passed over."""
+    return Channel(keys, part.peer, f"{part.number} round {t}" if t >= 0 else f"open {part.number}")
 
 
 def open_columns(
@@ -109,28 +116,30 @@ def open_columns(
 
     They are of its entities at positions `only` (n,).
     """
-    part, seed, _, channel = begin(data, state, text, dealt)
+    part, seed, _, keys = begin(data, state, text, dealt)
     X = columns_of(data, state, part.columns, only)
     units = np.sqrt(np.mean(X**2, axis=0))
     units[units == 0.0] = 1.0
     encoded = secure.encode(X / units, part.bits, data.name)
     checked, weights = running.with_check(encoded)
     opened = secure.open_a(part.product, seed, checked)
-    state.keep(part.number, OpenedColumns(part, seed, checked, weights, units, channel))
-    return {"opened": as_bytes(channel.seal(opened.tobytes()))}, ""
+    state.keep(part.number, OpenedColumns(part, seed, checked, weights, units, keys))
+    return {"opened": as_bytes(channel_of(part, keys).seal(opened.tobytes()))}, ""
 
 
 def take_columns(
     data: SiteData, state: State, text: str, dealt: Array, opened: Array, rows: Ints
 ) -> tuple[dict[str, Array], str]:
     """Take what another institution opened, whose entities are at `rows` (n,) here; nothing leaves."""
-    part, seed, share, channel = begin(data, state, text, dealt)
+    part, seed, share, keys = begin(data, state, text, dealt)
     check_lengths(data.name, rows=(rows, part.product.rows))
     if len(rows) and (rows.min() < 0 or (np.diff(rows) <= 0).any()):
         raise MessageError(f"{data.name}: array 'rows' must ascend")
-    E = np.frombuffer(channel.open(opened.tobytes()), dtype=np.int64).reshape(part.product.shape_a)
+    E = np.frombuffer(channel_of(part, keys).open(opened.tobytes()), dtype=np.int64).reshape(
+        part.product.shape_a
+    )
     Z = np.frombuffer(share, dtype=np.int64).reshape(part.product.shape[1:])
-    state.keep(f"taken {part.number}", TakenColumns(part, seed, E, Z, rows, channel))
+    state.keep(f"taken {part.number}", TakenColumns(part, seed, E, Z, rows, keys))
     return {}, ""
 
 
@@ -151,32 +160,29 @@ def seal_sums(data: SiteData, state: State, taken: TakenColumns, values: Floats)
     check_lengths(data.name, values=(values, product.rows))
     if t >= product.columns_b:
         raise MessageError(f"{data.name}: more rounds of sums than random numbers were dealt for")
-    # As many sums as entities would give the numbers away, and a sum of which few numbers count these.
-    every = np.zeros(len(values), dtype=np.int64)
-    state.tell(Entities(len(values)), GroupSums(every, product.columns_a - running.CHECK))
-    state.tell(GivenWeights(values, "residuals"))
+    state.tell(Entities(len(values)), GivenWeights(values, "residuals"))
     size = max(float(np.sqrt(np.mean(values**2))), LEAST_UNIT)
     unit = 2.0 ** np.ceil(np.log2(size))
     encoded = secure.encode(values[:, None] / unit, taken.part.bits, data.name)[:, 0]
     f, s = running.show(product, taken.seed, taken.E, taken.Z, encoded, t)
     # Counted before it leaves: no random column serves twice.
     taken.told += 1
-    head = np.array([unit]).tobytes() + np.array([t]).tobytes()
-    return as_bytes(taken.channel.seal(head + s.tobytes() + f.tobytes()))
+    content = np.array([unit]).tobytes() + s.tobytes() + f.tobytes()
+    return as_bytes(t.to_bytes(ROUND_BYTES, "little") + channel_of(taken.part, taken.keys, t).seal(content))
 
 
 def open_sums(state: State, columns: str, shown: Array) -> Floats:
     """Open what another institution sealed: sums of the columns with its numbers, (p,)."""
     absent = "opened no such columns in this session"
     held = state.use(name_of(columns, state.site), OpenedColumns, absent)
-    message = held.channel.open(shown.tobytes())
-    unit = float(np.frombuffer(message[:8])[0])
-    words = np.frombuffer(message[8:], dtype=np.int64)
-    t, q = int(words[0]), held.part.product.columns_a
-    if t < held.taken:
-        raise MessageError(f"{state.site}: round {t} of sums has been answered")
+    box = shown.tobytes()
+    t = int.from_bytes(box[:ROUND_BYTES], "little")
+    if not held.taken <= t < held.part.product.columns_b:
+        raise MessageError(f"{state.site}: expected a round of sums that has not been answered")
+    message = channel_of(held.part, held.keys, t).open(box[ROUND_BYTES:])
     held.taken = t + 1
-    both = words[1 + q :], words[1 : 1 + q]
+    unit, words = float(np.frombuffer(message[:8])[0]), np.frombuffer(message[8:], dtype=np.int64)
+    both = words[held.part.product.columns_a :], words[: held.part.product.columns_a]
     sums = running.add_up(held.part.product, held.seed, held.encoded, held.weights, both, t)
     return np.asarray(ring.decode(sums, 2 * held.part.bits) * unit * held.units)
 

@@ -67,7 +67,8 @@ def test_local_scores_are_derivatives_of_the_pooled_likelihood():
             staged = StagedBlock(pooled.blocks[k][has], np.zeros(p), np.ones(p), own, own)
             block = summarise(staged, np.flatnonzero(has), len(m), 0)
             missing = np.array([terms[BY_M, ~has].sum(), terms[BY_V, ~has].sum(), 0.0, 0.0])
-            found = local_score(block, Theta(beta[k], mu[k], Sigma[k]), terms[BY_M, has], missing)
+            by_beta = staged.X.T @ terms[BY_M, has]
+            found = local_score(block, Theta(beta[k], mu[k], Sigma[k]), by_beta, missing)
             by_Sigma = found[2 * p :].reshape(p, p)
             twice = by_Sigma * (2.0 - np.eye(p))  # a parameter off the diagonal stands there twice
             np.testing.assert_allclose(found[:p], d_beta[k], rtol=1e-6, atol=1e-6)
@@ -357,7 +358,7 @@ def test_effects_that_too_few_entities_can_tell_are_refused():
 
 def test_the_door_of_a_site_with_few_entities_refuses_before_the_coordinator_can_tell():
     model = few_have_a_block()
-    with pytest.raises(PolicyError, match=r"Tax: its policy \(minimum count\).*belong to fewer"):
+    with pytest.raises(PolicyError, match=r"Registry: its policy \(minimum count\).*belong to fewer"):
         model.fit()
 
 

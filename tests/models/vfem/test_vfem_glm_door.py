@@ -6,16 +6,16 @@ import statsmodels.api as sm
 from glm_oracle import glm_study
 
 import fedstat as fs
-from fedstat.errors import EstimationError, MessageError, PolicyError
+from fedstat.errors import EstimationError, MessageError, ModelError, PolicyError
 from fedstat.federation.crypto.masks import unmask_sum
 from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.message import Ask, pack_ask, unpack_reply
+from fedstat.federation.rounds.running_sums import RunningSums
 from fedstat.models.vfem.iteration.glm_response_steps import STEPS as RESPONSE_STEPS
 from fedstat.models.vfem.iteration.glm_steps import STEPS
 
 BINOMIAL = sm.families.Binomial()
 HIDDEN = {"linear_predictor", "log_likelihood", "sy", "yhy"}
-HOLDER = {"open_response", "glm_start_response", "glm_evaluate", "glm_curvature"}
 
 
 def make(study, **options):
@@ -40,18 +40,37 @@ def test_every_part_of_a_sum_is_masked_and_nothing_else(study):
     rows = sent(make(study).fit())
     assert set(rows.loc[rows["masked"], "array"]) == HIDDEN
     clear = rows[~rows["masked"]]
-    assert set(clear["kind"]) <= {"control", "aggregate"}
+    assert set(clear["kind"]) <= {"control", "aggregate", "sealed"}
     assert set(clear.loc[clear["step"] == "glm_move", "array"]) == {"inside", "centre", "spread", "change"}
     assert set(rows.loc[rows["array"] == "linear_predictor", "shape"]) == {(250,)}
 
 
-def test_clients_are_sent_two_numbers_of_each_of_their_entities(study):
+def test_clients_are_sent_no_number_of_an_entity_in_the_clear(study):
     frame = make(study).fit().ledger.to_frame()
     told = frame[(frame["sender"] == "coordinator") & (frame["step"] == "glm_score")]
-    counts = study.table[["bank0", "court0", "tax0"]].notna().sum()
-    assert set(told["array"]) == {"z", "h", "missing"}
-    assert set(told.loc[told["array"].isin(["z", "h"]), "shape"]) == {(n,) for n in counts}
-    assert set(told.loc[told["array"].isin(["z", "h"]), "kind"]) == {"per entity"}
+    assert set(told["array"]) == {"shown", "h", "missing"}
+    assert set(told["kind"]) == {"sealed", "aggregate"}
+    at_end = frame[(frame["sender"] == "coordinator") & (frame["step"] == "glm_information")]
+    assert set(at_end.loc[at_end["kind"] == "per entity", "array"]) == {"h"}
+
+
+@pytest.mark.parametrize("missing", ["some", "none"])
+def test_sums_under_seal_give_what_residuals_in_the_clear_give(missing, monkeypatch):
+    """Where nobody can deal, residuals and curvatures are sent: that path is the oracle of the other."""
+    study = glm_study(holder="Registry")
+    if missing == "none":
+        study = type(study)(study.table.dropna(), study.columns, study.holder)
+    sealed = make(study).fit(tol_score=1e-10)
+
+    def nobody(self, sites):
+        raise ModelError("nobody can deal")
+
+    monkeypatch.setattr(RunningSums, "dealers", nobody)
+    openly = make(study).fit(tol_score=1e-10)
+    assert {"z", "cross"} <= set(openly.ledger.to_frame()["array"])
+    assert (abs(sealed.params - openly.params) < 1e-7 * openly.bse).all()
+    np.testing.assert_allclose(sealed.bse, openly.bse, rtol=1e-7)
+    assert "learns the response of each of its entities" in " ".join(openly.summary().notes)
 
 
 def test_a_coordinator_apart_finds_the_same(study):
@@ -114,8 +133,8 @@ def hostile(model, site, step, text="", **arrays):
 
 def test_lengths_are_checked_before_a_compiled_loop(model):
     n = client(model).block.n_seen
-    with pytest.raises(MessageError, match=f"'h' has {n + 1} rows, expected {n}"):
-        hostile(model, "Court", "glm_score", z=np.zeros(n), h=np.ones(n + 1), missing=np.zeros(4))
+    with pytest.raises(MessageError, match=f"'z' has {n + 1} rows, expected {n}"):
+        hostile(model, "Court", "glm_score", z=np.zeros(n + 1), h=1.0, missing=np.zeros(4))
     with pytest.raises(MessageError, match="'of_scores' has 1 rows"):
         kept = len(client(model).memory.steps)
         hostile(model, "Court", "glm_move", of_steps=np.zeros(kept), of_scores=np.zeros(1), length=1.0)
@@ -135,7 +154,7 @@ def test_the_response_holder_checks_patterns_and_families(model, study):
     with pytest.raises(MessageError, match="'predictor' has 1 rows"):
         hostile(model, "Registry", "glm_evaluate", **(few | {"predictor": np.zeros(1)}))
     with pytest.raises(MessageError, match="number of missing patterns"):
-        hostile(model, "Registry", "glm_curvature", patterns=1)
+        hostile(model, "Registry", "glm_curvature_openly", patterns=1)
     with pytest.raises(MessageError, match="not JSON"):
         hostile(
             model, "Registry", "glm_start_response", "Binomial", keep=keep, code=np.zeros(n, dtype=np.int64)
@@ -148,7 +167,7 @@ def test_the_response_holder_checks_patterns_and_families(model, study):
 def test_steps_out_of_turn_are_told_so(study):
     fresh = make(study)
     for site, step, arrays in (
-        ("Court", "glm_score", {"z": np.zeros(1), "h": np.zeros(1), "missing": np.zeros(4)}),
+        ("Court", "glm_score", {"z": np.zeros(1), "h": 0.0, "missing": np.zeros(4)}),
         ("Court", "glm_estimates", {}),
         ("Registry", "glm_fitted", {}),
     ):
@@ -201,7 +220,7 @@ def test_a_fit_goes_on_after_a_refusal_in_the_middle(study):
     def refuse_first(request):
         if b"glm_information" in request:
             with pytest.raises(MessageError, match="'z' has 1 rows"):
-                hostile(model, "Court", "glm_score", z=np.zeros(1), h=np.zeros(1), missing=np.zeros(4))
+                hostile(model, "Court", "glm_score", z=np.zeros(1), h=0.0, missing=np.zeros(4))
             refused.append(request)
         return answer(request)
 

@@ -54,7 +54,8 @@ WITHOUT: Mapping[str, Mapping[str, str]] = {
     "refused_kinds": {
         ANALYST: "Whole columns, by predictions.",
         COORDINATOR: "Rows, from some dozens of rounds with a number per entity, masked or not.",
-        CLIENT: "The response of its entities, from residuals.",
+        CLIENT: "The response of its entities, where residuals or curvatures are sent; sums of its columns "
+        "with them, where a third party deals.",
         DEPARTING: "Any column, by one question.",
     },
     "masked_only": {COORDINATOR: "Each institution's part of every sum."},

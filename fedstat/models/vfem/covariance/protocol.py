@@ -15,7 +15,7 @@ import numpy as np
 
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.inference.covariance import delta_method, invert_information, nearest_psd
-from fedstat.models.vfem.blocks.request import SQUARES
+from fedstat.models.vfem.blocks.request import BLOCK, SQUARES
 from fedstat.models.vfem.covariance.information import (
     Eliminated,
     InformationSums,
@@ -114,20 +114,23 @@ def ask_openly(iteration: QuasiNewtonIteration) -> Rounds[InformationSums]:
 
 
 def ask_sealed(iteration: QuasiNewtonIteration) -> Rounds[InformationSums]:
-    """Send curvatures of the entities that two clients or more have, and seal sums for the others."""
+    """Seal sums with the curvatures, and send those of entities that two clients or more have.
+
+    They are sent as well where a client alone has so few entities that sums over these would tell as much.
+    """
     lay, remote = iteration.layout, list(iteration.dealers or ())
-    text = json.dumps(remote)
-    (reply,) = yield [iteration.ask(lay.active, "glm_curvature", text, missing=lay.missing)]
+    squares = [one.site for one in iteration.openings if one.columns == SQUARES]
+    text, alone = json.dumps({BLOCK: remote, SQUARES: squares}), {k: iteration.alone(k) for k in remote}
+    each = ~np.any([alone[k] for k in squares], axis=0) if squares else np.ones(len(lay.counts), dtype=bool)
+    (reply,) = yield [iteration.ask(lay.active, "glm_curvature", text, missing=lay.missing, each=each)]
     arrays = reply.arrays
     curvatures = PatternCurvatures(*arrays["sums"].T)
     boxes, own = iter(split(arrays)), dict[str, dict[str, Any]]()
-    opened = {(one.site, one.columns) for one in iteration.openings}
     for k in remote:
-        shown = [next(boxes) for _ in range(len(lay.clients) + ((k, SQUARES) in opened))]
-        at = iteration.alone(k)
+        shown = [next(boxes) for _ in range(len(lay.clients) + (k in squares))]
         own[k] = {
             "h": arrays["h"][lay.rows[k]],
-            "alone": float(at @ curvatures.h) / max(float(at @ lay.counts), 1.0),
+            "alone": float(alone[k] @ curvatures.h) / max(float(alone[k] @ lay.counts), 1.0),
             "shown": np.concatenate(shown),
             "lengths": np.array([len(one) for one in shown]),
         }

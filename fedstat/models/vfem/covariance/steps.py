@@ -79,10 +79,10 @@ def glm_information(
 ) -> dict[str, Array]:
     """Local sums of the information of another response.
 
-    Of the entities that another client has as well comes `h` (n_k,), -L_mm; of those that no other has their
-    mean, `alone`, and the sums of the columns' products with -L_mm; and of -L_mv the sums of the columns by
-    absent client, sealed in `shown`, of these `lengths`. Where nobody can deal, `h` and `cross`, -L_mv, are
-    those of all entities; the response holder has them.
+    Of the entities that another client has as well comes `h` (n_k,), -L_mm; of those that no other has the
+    mean, `alone`, and unless they are few the sums of the columns' products with -L_mm; and of -L_mv the sums
+    of the columns by absent client, sealed in `shown`, of these `lengths`. Where nobody can deal, `h` and
+    `cross`, -L_mv, are those of all entities; the response holder has them.
     """
     client = glm_client(state)
     block, theta = client.block, client.accepted
@@ -100,9 +100,10 @@ def glm_information(
     elif alone is None or shown is None or lengths is None:
         raise MessageError(f"{data.name}: expected 'alone', 'shown' and 'lengths'")
     else:
-        h = np.where(others.sum(axis=1) == 1, float(alone), h)
-        state.tell(block.weights(h, "weights"))
         boxes = np.split(shown, np.cumsum(lengths)[:-1])
+        if len(boxes) > others.shape[1]:
+            h = np.where(others.sum(axis=1) == 1, float(alone), h)
+        state.tell(block.weights(h, "weights"))
         rows = sealed_rows(data, state, client, WeightedRows.of(U, h, 0.0 * h, others, data.min_count), boxes)
     return sum_information(state, block, theta, rows, sums)
 
@@ -112,8 +113,8 @@ def sealed_rows(
 ) -> WeightedRows:
     """Put the response holder's sums in the place of those of rows of which it keeps what they weigh.
 
-    `boxes` have those of -L_mv by absent client, and those of -L_mm at entities that no other client has,
-    unless these are few and their mean will do.
+    `boxes` have those of -L_mv by absent client, and unless these are few those of -L_mm at entities that no
+    other client has.
     """
     mu, p = client.accepted.mu, len(client.accepted.mu)
     K, alone = rows.others.shape[1], rows.others.sum(axis=1) == 1

@@ -138,7 +138,7 @@ class QuasiNewtonIteration(Iteration):
     def alone(self, client: str) -> Bools:
         """Which patterns have this client's columns and no others: (G,)."""
         seen = ~self.layout.missing
-        return seen[:, self.layout.clients.index(client)] & (seen.sum(axis=1) == 1)
+        return np.asarray(seen[:, self.layout.clients.index(client)] & (seen.sum(axis=1) == 1))
 
     def start(self) -> Rounds[None]:
         """Evaluate coefficients of zero."""

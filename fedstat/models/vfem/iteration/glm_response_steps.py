@@ -14,10 +14,11 @@ from dataclasses import replace
 import numpy as np
 
 from fedstat.errors import MessageError
+from fedstat.federation.crypto.running_sums import CHECK
 from fedstat.federation.door.facts import Entities, GivenWeights, GroupSums
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
-from fedstat.federation.rounds.running_steps import SHOWN, name_of, seal_sums, taken_of
+from fedstat.federation.rounds.running_steps import SHOWN, seal_sums, taken_of
 from fedstat.kernels.glm.quadrature import (
     BY_M,
     BY_MM,
@@ -100,7 +101,7 @@ def glm_evaluate(
     # The likelihood is log-concave in m; below zero there is rounding alone.
     z, h = terms[BY_M], np.maximum(-terms[BY_MM], 0.0)
     told["sums"] = response.by_pattern(np.array([z, terms[BY_V], h, terms[BY_V] ** 2]), G)
-    return told | seal_all(seal_of_block(data, state, client, z) for client in json.loads(text)), ""
+    return told | seal_all(seal_of_block(data, state, client, z) for client in json.loads(text or "[]")), ""
 
 
 def seal_of_block(data: SiteData, state: State, client: str, values: Floats) -> Array:
@@ -122,28 +123,32 @@ def glm_residuals(data: SiteData, state: State) -> dict[str, Array]:
     return {"z": glm_response_of(state).terms[BY_M]}
 
 
-def glm_curvature(data: SiteData, state: State, text: str, missing: Bools) -> tuple[dict[str, Array], str]:
+def glm_curvature(
+    data: SiteData, state: State, text: str, missing: Bools, each: Bools
+) -> tuple[dict[str, Array], str]:
     """Release what the observed information needs of the last evaluation.
 
-    `missing` (G, K) tells which client misses in which pattern; `text` names those that learn sums. Released:
-    ``sums`` (G, 5) of -L_mm, -L_mv, -L_vv, -L_v and L_m by missing pattern; ``h`` -L_mm of the entities that
-    two clients or more have, whose columns are multiplied with it; and ``shown``, of the ``lengths``, by
-    client: sums of the block with -L_mv by absent client, and where squares were opened those with -L_mm.
+    `missing` (G, K) tells which client misses in which pattern, `each` (G,) of which patterns curvatures
+    leave one by one; `text` lists the clients that learn sums, of block and of squares. Released: ``sums``
+    (G, 5) of -L_mm, -L_mv, -L_vv, -L_v and L_m by missing pattern; ``h`` -L_mm per entity, and ``shown``, of
+    the ``lengths``: by client, sums of the block with -L_mv by absent client, and of the squares with -L_mm.
     """
     response = glm_response_of(state)
     told = {"sums": sum_curvatures(data, response, len(missing))}
     h, cross = np.maximum(-response.terms[BY_MM], 0.0), -response.terms[BY_MV]
-    told["h"] = np.where((~missing).sum(axis=1)[response.code] > 1, h, 0.0)
-    boxes = []
-    for client in json.loads(text):
+    told["h"] = np.where(each[response.code], h, 0.0)
+    asked, boxes = json.loads(text), []
+    for client in asked[BLOCK]:
         rows = taken_of(state, BLOCK, client).rows
         kept = kept_weights(cross[rows], missing[response.code[rows]], data.min_count)[1:]
         for weights in kept:
             values = np.zeros(len(cross))
             values[rows] = weights
             boxes.append(seal_of_block(data, state, client, values))
-        if f"taken {name_of(SQUARES, client)}" in state:
+        if client in asked[SQUARES]:
             taken = taken_of(state, SQUARES, client)
+            # As many sums as entities would give the curvatures away.
+            state.tell(GroupSums(np.zeros_like(taken.rows), taken.part.product.columns_a - CHECK))
             boxes.append(seal_sums(data, state, taken, h[taken.rows]))
     return told | seal_all(boxes), ""
 
@@ -174,7 +179,7 @@ def glm_fitted(data: SiteData, state: State) -> dict[str, Array]:
 
 
 SEALED_SUMS = {
-    "shown": replace(SHOWN, optional=True, behind=(Entities, GivenWeights, GroupSums)),
+    "shown": replace(SHOWN, optional=True, behind=(Entities, GivenWeights)),
     "lengths": Declared("control", "bytes of each sealed message", dtype="int64", optional=True),
 }
 CURVATURE = Declared("per entity", "curvature of the log-likelihood by the linear predictor")
@@ -214,7 +219,10 @@ STEPS: Mapping[str, Step] = {
     ),
     "glm_curvature": Step(
         glm_curvature,
-        {"missing": Declared("presence", "which clients miss in each pattern", 2, dtype="bool")},
+        {
+            "missing": Declared("presence", "which clients miss in each pattern", 2, dtype="bool"),
+            "each": Declared("control", "patterns whose curvatures leave one by one", dtype="bool"),
+        },
         {"h": CURVATURE, "sums": CURVATURES, **SEALED_SUMS},
         text_in=Declared("control", "which institutions learn sums"),
     ),

@@ -20,7 +20,7 @@ import numpy as np
 from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.crypto.masks import TWO_SITES, hides
 from fedstat.models.vertical.layout import Layout
-from fedstat.models.vertical.solving import rounds_of_predictors, solvable
+from fedstat.models.vertical.solving import BITS, rounds_of_predictors, solvable
 from fedstat.models.vfem.covariance.psi import Covariance
 
 MOMENTS = "exchange='moments' has no value per entity. "
@@ -42,20 +42,61 @@ def count_exposed(layout: Layout, at: str | None) -> dict[str, int]:
     return dict(zip(layout.clients, exposed.sum(axis=0).tolist(), strict=True))
 
 
-def masked_notes(layout: Layout, ledger: Ledger, remedy: str) -> Iterator[str]:
+RESPONSE_TOLD = (
+    "Nobody could deal random numbers: every institution learns the response of each of its entities from "
+    "the first message, since at coefficients of zero a residual is the response less its mean. With a third "
+    "institution, or coordinator='apart', residuals stay with the response holder."
+)
+
+
+def response_notes(layout: Layout, ledger: Ledger) -> Iterator[str]:
+    """Say what institutions learned of a response that is not normal, in bits."""
+    others = [k for k in layout.clients if k != layout.active]
+    if any(one.array == "z" and one.step == "glm_score" for one in ledger.entries):
+        yield RESPONSE_TOLD
+        return
+    if not others:
+        return
+    told = [one for one in ledger.entries if one.array == "shown" and one.receiver in others]
+    widths, parts = dict(zip(layout.clients, layout.sizes, strict=True)), []
+    for k in others:
+        numbers = sum(one.receiver == k for one in told) * (1 + widths[k])
+        parts.append(f"{k} {numbers:,} ({BITS * numbers:,} bits) of {len(layout.kept[k]):,} entities")
+    yield (
+        "Residuals stayed with the response holder. Each institution learned sums of its own columns with "
+        f"them, sealed from the coordinator: {', '.join(parts)}. A binary response is one bit an entity: "
+        "these sums narrow the responses down, and in a small group whoever solves them has these."
+    )
+    if not any(one.array == "h" and one.step == "glm_information" for one in ledger.entries):
+        return
+    opened = [one.receiver for one in ledger.entries if (one.step, one.array) == ("open_columns", "only")]
+    seen = ~layout.missing
+    summed = seen[:, [opened.count(k) > 1 or k not in others for k in layout.clients]].any(axis=1)
+    told_each = layout.missing.any(axis=1) & seen.any(axis=1) & ~(summed & (seen.sum(axis=1) == 1))
+    if told_each.any():
+        yield (
+            "For standard errors the coordinator, and the institutions that have them, were told a curvature "
+            f"of {int(layout.counts[told_each].sum()):,} entities that two institutions or more have and "
+            "another lacks, or that one has and too few more to add up. It tells the response to who knows "
+            "the linear predictor, as the coordinator does; cov_type='none' sends none."
+        )
+
+
+def masked_notes(layout: Layout, ledger: Ledger, remedy: str, normal: bool = True) -> Iterator[str]:
     """Say what masked iterations disclose to the coordinator, and what to do where that is much."""
     at = ledger.at
     if len(layout.clients) == 1:
         yield "One institution has columns: nothing is added up, and its linear predictors were not masked."
         return
     receivers = "the coordinator" if at == layout.active else "the coordinator and the response holder"
+    residuals = ", and every institution the residuals of its entities" if normal else ""
     yield (
         "Linear predictors were added up over institutions, among parties that follow the protocol "
-        f"(semi-honest): {receivers} learned the sum for every entity in every round, and every institution "
-        f"the residuals of its entities. {remedy}See .ledger.releases()."
+        f"(semi-honest): {receivers} learned the sum for every entity in every round{residuals}. "
+        f"{remedy}See .ledger.releases()."
     )
     yield from solvable(rounds_of_predictors(ledger, layout.clients), layout.p)
-    if at != layout.active:
+    if at != layout.active and normal:
         yield "Residuals and sums together give the coordinator the response of every entity."
     parts = [
         f"{count:,} of {len(layout.kept[k]):,} at {k}"

@@ -13,7 +13,12 @@ from fedstat.models.vertical.exchange.patterns import PatternExchange
 from fedstat.models.vertical.layout import Layout
 from fedstat.models.vertical.solving import rounds_of_predictors, solvable
 from fedstat.models.vfem.blocks.glm_distribution import NORMAL
-from fedstat.models.vfem.statements.exposure import MOMENTS, masked_notes, secure_product_notes
+from fedstat.models.vfem.statements.exposure import (
+    MOMENTS,
+    masked_notes,
+    response_notes,
+    secure_product_notes,
+)
 from fedstat.models.vfem.statements.outcome import EntityCounts, HeldInSession, VFEMOutcome
 
 BASELINES = {
@@ -49,14 +54,9 @@ UNMASKED_NORMAL = (
     "use this exchange only where that is allowed. See .ledger.releases()."
 )
 UNMASKED_OTHER = (
-    "In every round each institution's linear predictor of every entity that it has, and two numbers "
-    "per entity of the response holder, leave their institution. From a dozen such rounds their "
-    "receiver can recover an institution's raw rows: use masked=False only where that is allowed. "
-    "See .ledger.releases()."
-)
-RESPONSE_TOLD = (
-    "Every institution learns the response of each of its entities from the first message: at coefficients "
-    "of zero a residual is the response less its mean."
+    "In every round each institution's linear predictor of every entity that it has leaves it. From a dozen "
+    "such rounds their receiver can recover an institution's raw rows: use masked=False only where that is "
+    "allowed. See .ledger.releases()."
 )
 SMALL_SAMPLE = 0.02
 EXPECTED = (
@@ -140,10 +140,10 @@ def _covariance(layout: Layout, outcome: VFEMOutcome, ledger: Ledger) -> Iterato
 def _iterations(layout: Layout, outcome: VFEMOutcome, ledger: Ledger) -> Iterator[str]:
     normal = is_normal(outcome)
     others = [k for k in layout.clients if k != ledger.at]
-    if not normal and any(k != layout.active for k in layout.clients):
-        yield RESPONSE_TOLD
+    if not normal:
+        yield from response_notes(layout, ledger)
     if others and outcome.options.masked:
-        yield from masked_notes(layout, ledger, remedy=MOMENTS if normal else "")
+        yield from masked_notes(layout, ledger, remedy=MOMENTS if normal else "", normal=normal)
     elif others:
         yield UNMASKED_NORMAL if normal else UNMASKED_OTHER
         yield from solvable(rounds_of_predictors(ledger, layout.clients), layout.p)
