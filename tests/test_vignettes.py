@@ -212,6 +212,9 @@ CLAIMS = {
         assert (oracle > 0.95 * drawn.loc["binomial", ("rmse", "published")]).all()
         assert inside.sum() >= 90 and false == 0 and bound < 12
         assert coverage.query("inference == 'debiased'")["coverage"].between(0.93, 0.97).all()
+        small = after.query("n == 200").groupby("inference")
+        assert small["missed"].mean()["conditional"] > 0.11 and small["rejected"].mean()["conditional"] > 0.5
+        assert small["rejected"].mean().round(2)["split"] == 0.07 and small["missed"].max()["split"] < 0.06
         assert (stability["false"] < stability["bound"]).all()
         assert abs(blocks.loc["missing='em'", "intercept"]) < 0.1
         assert blocks.loc["complete cases", "intercept"] < -0.2

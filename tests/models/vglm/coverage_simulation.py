@@ -11,6 +11,7 @@ import sys
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pandas as pd
@@ -37,6 +38,7 @@ Z, CELL = 1.959963984540054, ["model", "n", "p", "design"]
 class Setting:
     """One cell: entities, columns, correlation of the columns, coefficients that are not zero."""
 
+    skewed: ClassVar[bool] = False
     model: str
     n: int
     p: int

@@ -1,13 +1,17 @@
-"""Coverage of debiased and split intervals by simulation, and false selections under their bound.
+"""Coverage of intervals of all columns and of selected ones by simulation, and false selections.
 
-``coverage_simulation.py`` says what is drawn, and writes the same tables from the command line.
+``coverage_simulation.py`` and ``after_selection_simulation.py`` say what is drawn, and write the same tables
+from the command line.
 """
 
 from __future__ import annotations
 
+import after_selection_simulation
 import pandas as pd
 import pytest
 from coverage_simulation import CELL, SETTINGS, coverage, false_selections, write_table
+
+from fedstat.models.vglm.report.after_selection import APART_CALLED, APART_MISSED, CALLED, MISSED
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::fedstat.errors.FedstatWarning")]
 RUNS = {"linear": 600, "logistic": 500}
@@ -32,3 +36,14 @@ def test_false_selections_stay_below_their_bound(design):
     write_table("vglm_stability.csv", table, ["design", "n", "p", "threshold", "lambda"])
     assert (table["false"] <= table["bound"]).all()
     assert table["false"].max() > 0.5
+
+
+def test_what_summaries_say_of_intervals_after_selection_is_so():
+    (setting,) = [s for s in after_selection_simulation.SETTINGS if s.n == 200 and s.skewed]
+    table = after_selection_simulation.after_selection(setting, 400).set_index("inference")
+    said = {"conditional": (MISSED, CALLED), "split": (APART_MISSED, APART_CALLED)}
+    for inference, (missed, rejected) in said.items():
+        row = table.loc[inference]
+        # Half a unit of the last digit that is printed, and three Monte-Carlo errors.
+        assert abs(row["missed"] - missed) < 0.005 + 3.0 * row["missed_error"]
+        assert abs(row["rejected"] - rejected) < 0.005 + 3.0 * row["rejected_error"]

@@ -10,6 +10,7 @@ from vglm_study import COLUMNS, make_model, make_partition, make_table, pooled_c
 
 import fedstat as fs
 from fedstat.errors import ModelError, NotAvailableError
+from fedstat.models.vglm.report.after_selection import APART_CALLED, APART_MISSED, MISSED
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.DisclosureWarning")
 
@@ -57,6 +58,10 @@ def test_the_summary_says_that_it_is_conditional(name, request):
     assert "conditional on selection" in text.splitlines()[0]
     assert ("refit on the selected columns" in text.splitlines()[0]) == (name == "lasso")
     assert "They ignore the search among columns" in text.replace("\n    ", " ")
+    # Where intervals after a selection are printed, how far they can be trusted is as well.
+    for printed in (text, str(result.refit.summary())):
+        assert f"{MISSED:.2f} of the 95 % intervals after BIC missed" in " ".join(printed.split())
+        assert f"{APART_MISSED:.2f} and {APART_CALLED:.2f}" in " ".join(printed.split())
     assert "Selected:" in text and "KKT violation:" in text
     assert result.summary().as_html()
     full = make_model(TABLE).fit(lam=0.0)

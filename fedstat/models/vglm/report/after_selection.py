@@ -5,11 +5,19 @@ from __future__ import annotations
 from fedstat.inference.estimate import Estimate, LedgerLike
 from fedstat.inference.results import FederatedResults
 
+MISSED, CALLED, APART_MISSED, APART_CALLED = 0.12, 0.54, 0.06, 0.07
+"""Intervals that miss and null columns that are rejected, after BIC and by a split: vignette, simulation."""
+SIMULATED = (
+    " Simulated with 200 entities and 30 skewed columns, of which ten have effects of .05 to 1 residual "
+    f"standard deviations: {MISSED:.2f} of the 95 % intervals after BIC missed (false coverage rate), and "
+    f"{CALLED:.2f} of the selected columns without an effect had a p-value below .05; with inference='split' "
+    f"{APART_MISSED:.2f} and {APART_CALLED:.2f}."
+)
 CONDITIONAL = (
     "Conditional on selection: standard errors, tests and intervals take the selected columns as given. They "
     "ignore the search among columns, which is harmless only where no true coefficient is near zero. "
     "fit(inference='debiased') and fit(lam=0) have intervals of all columns that do not depend on a "
-    "selection, fit(inference='split') those of selected columns on other entities."
+    "selection, fit(inference='split') those of selected columns on other entities." + SIMULATED
 )
 DEBIASED = (
     "Debiased: a lasso tuned for prediction (smallest AIC), and one step of Newton with the nodewise lasso's "
@@ -19,9 +27,10 @@ DEBIASED = (
 )
 SPLIT = (
     "Sample splitting: a random half of the entities selected the columns, the other half estimated. "
-    "Intervals are honest for the coefficients of the model with these columns alone, which are those of the "
-    "model with all columns where none that matters was left out. Another split would select otherwise; "
-    "fit(inference='split', splits=50, folds=10) looks at many (normal family)."
+    "Intervals are conditional on these columns: they are for the coefficients of the model with these "
+    "alone, which are those of the model with all columns only where none that matters was left out. Another "
+    "split would select otherwise; fit(inference='split', splits=50, folds=10) looks at many (normal family)."
+    + SIMULATED
 )
 COVARIANCES = {"debiased": "debiased", "split": "observed, other half"}
 TITLES = {
