@@ -24,6 +24,7 @@ from fedstat.federation.door.facts import (
     DesignDirections,
     Entities,
     IndicatorCounts,
+    LevelsAsked,
     RowCount,
     RowsByLevel,
     RowsUsed,
@@ -135,17 +136,17 @@ def survey_rows(data: SiteData, state: State, text: str) -> tuple[dict[str, Arra
     used: list[Bools] = []
     for rows in whole_rows(data, question):
         n, n_rows = n + len(rows.frame), n_rows - rows.weightless
-        used.append(rows.used)
+        used.append(rows.whole)
         if len(rows.frame):
             survey.add(rows.frame, question.columns, terms)
     state.rest_on(n)
     behind = RowsUsed(np.concatenate(used) if used else np.zeros(0, dtype=bool))
-    if n:
-        # Rows without a weight are not behind the sums; too few with one are called so, and no difference.
-        state.tell(RowCount(int(behind.used.sum())))
+    if n:  # too few rows are called so, and no difference
+        state.tell(RowCount(n))
     state.tell(*(RowsByLevel(name, list(total.values())) for name, total in survey.counts.items()))
     if n:
-        state.tell(behind)
+        levels = {name: tuple(total) for name, total in survey.counts.items()}
+        state.tell(behind, LevelsAsked(behind.used, levels))
     return {}, records.to_json(SiteColumns(n_rows, n, survey.kinds, survey.levels()))
 
 
@@ -222,7 +223,7 @@ def open_rows(data: SiteData, state: State, text: str) -> tuple[dict[str, Array]
     head = (INTERCEPT,) if question.intercept else ()
     # Judged on standardised columns, where a direction that few rows have does not hide behind units.
     design = DesignDirections(lambda: (X for _, X in opened.chunks()), tally.n, (*head, *tally.names))
-    state.tell(design, tally.rows_used)
+    state.tell(design, tally.rows_used, LevelsAsked(tally.used, spec.levels))
     state.play(question.needed)
     state.keep("rows", opened, int(n[0]), columns=len(tally.names))
     return {}, records.to_json(NamedColumns(tally.names, tally.term_names))
@@ -246,7 +247,7 @@ def rows_of(state: State) -> OpenRows:
     return state.use("rows", OpenRows, absent)
 
 
-OPEN_ROWS = (Entities, RowCount, IndicatorCounts, DesignDirections, RowsUsed)
+OPEN_ROWS = (Entities, RowCount, IndicatorCounts, DesignDirections, RowsUsed, LevelsAsked)
 """Facts behind whatever rests on the rows that a session opened."""
 
 COUNTS = Declared("schema", "column kinds, levels and counts of rows")

@@ -104,8 +104,8 @@ class WholeRows:
     """The m rows of a chunk that lack nothing: their needed columns, and where in the chunk they are.
 
     `y` is (m,), or (m, 2) for counts; `offset` (m,) has the logarithm of the exposure in it; `weights` (m,)
-    are by role, without the exposure. `weightless` counts the rows that have a frequency weight of zero and
-    are left out.
+    are by role, without the exposure. `weightless` counts the rows that are left out for a weight, or
+    binomial trials, of zero.
     """
 
     frame: pd.DataFrame
@@ -121,19 +121,26 @@ class WholeRows:
         factors = [*self.weights.values(), *([self.y.sum(axis=1)] if self.y.ndim == 2 else [])]
         return np.prod(factors, axis=0) if factors else None
 
-    @property
-    def used(self) -> Bools:
-        """Rows of the chunk that are whole and have a weight."""
-        used, weight = self.whole.copy(), self.weight
-        if weight is not None:
-            used[self.whole] = weight > 0.0
-        return used
+    def with_weight(self) -> WholeRows:
+        """Leave out rows without a weight: they are behind no sum, and may be behind no count."""
+        if self.weight is None or (self.weight > 0.0).all():
+            return self
+        has, whole = self.weight > 0.0, self.whole.copy()
+        whole[self.whole] = has
+        return WholeRows(
+            self.frame[has],
+            whole,
+            self.y[has],
+            None if self.offset is None else self.offset[has],
+            {role: values[has] for role, values in self.weights.items()},
+            self.weightless + int((~has).sum()),
+        )
 
 
 def whole_rows(data: SiteData, question: RowsQuestion) -> Iterator[WholeRows]:
     """Read a site's table in chunks, without the rows that lack a value that the question reads.
 
-    Rows of frequency weight zero are left out as well. A DesignError tells of a column that is absent or of
+    Rows of weight zero are left out as well. A DesignError tells of a column that is absent or of
     an unsupported type, of a negative weight, an exposure that is not positive, and of a response or offset
     that is not finite.
     """
@@ -151,14 +158,8 @@ def whole_rows(data: SiteData, question: RowsQuestion) -> Iterator[WholeRows]:
             continue
         frame = chunk if whole.all() else chunk[whole]
         y = build_response(frame, question.response, question.response_columns, data.name)
-        yield WholeRows(
-            frame,
-            whole,
-            y,
-            _offset(frame, question, data.name),
-            _weights(frame, question, data.name),
-            weightless,
-        )
+        offset, weights = _offset(frame, question, data.name), _weights(frame, question, data.name)
+        yield WholeRows(frame, whole, y, offset, weights, weightless).with_weight()
 
 
 def _numbers(frame: pd.DataFrame, name: str, site: str) -> Floats:

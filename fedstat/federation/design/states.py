@@ -166,7 +166,7 @@ def transform_sums(data: SiteData, state: State, text: str) -> tuple[dict[str, A
     extremes = [Extremes(data.policy.min_level_count - 1) for _ in growing]
     used = []
     for rows in whole_rows(data, question):
-        used.append(rows.used)
+        used.append(rows.whole)
         if not len(rows.frame):
             continue
         for j, (key, recurrence) in enumerate(growing.items()):

@@ -48,7 +48,7 @@ class RowTally:
 
     def look(self, rows: WholeRows) -> None:
         """Enter which rows of a chunk are used, before they are coded."""
-        self._used.append(rows.used)
+        self._used.append(rows.whole)
         self._events.append(rows.whole.copy())
         self.n += len(rows.frame)
 
@@ -110,7 +110,7 @@ class RowTally:
 
     @property
     def used(self) -> Bools:
-        """Rows of the table that are whole and have a weight."""
+        """Rows of the table that are whole, weights included."""
         return np.concatenate(self._used) if self._used else np.zeros(0, dtype=bool)
 
     @property

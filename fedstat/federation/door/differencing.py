@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Mapping, Sequence
+
 import numpy as np
+import pandas as pd
 
 from fedstat.errors import PolicyError
 from fedstat.federation.door.memory import ReleasedGroups
 from fedstat.federation.door.state import SiteData, State
+from fedstat.federation.tables.columns import LevelValue
 from fedstat.typing import Bools, Ints
 
 SAME_ROWS = "Fit both models on the same rows: name the columns of the one in complete=[...] of the other"
@@ -35,6 +40,51 @@ def check_difference(data: SiteData, used: Bools, events: Bools | None = None) -
     _remember(data, np.where(used, 0, -1), "rows", SAME_ROWS)
     if events is not None:
         _remember(data, np.where(events & used, 0, -1), "outcomes of a comparison", SAME_OUTCOMES)
+
+
+def check_levels_apart(data: SiteData, used: Bools, levels: Mapping[str, Sequence[LevelValue]]) -> None:
+    """Refuse sums by level over rows that differ by a few rows of one level; otherwise remember them.
+
+    A level within rows is a group. Columns are judged one by one: of two, the rows that share a level of each
+    are often few, and no sum is over these alone.
+
+    Raises
+    ------
+    PolicyError
+        As :func:`check_difference`.
+    """
+    released = data.memory.released
+    if data.policy.remember != "all" or released is None:
+        return
+    for name, values in levels.items():
+        once = f"levels of {name} "
+        before = {text for text in data.account.spent if text.startswith(once)}
+        if once + _digest(used) in before:
+            continue
+        index = pd.Index(list(values), dtype=object)
+        chunks = (chunk[name].to_numpy(dtype=object) for chunk in data.table.chunks([name]))
+        code = np.concatenate([index.get_indexer(pd.Index(part, dtype=object)) for part in chunks])
+        after = released
+        for rows in (used, *_told(released, once, before)):
+            after = after.with_groups(np.where(rows, code, -1))
+        if after.fewest_isolated(min(data.policy.min_level_count, data.min_count)):
+            raise PolicyError(
+                f"{data.name}: its policy (differencing) refuses rows that differ in fewer than "
+                f"{data.policy.min_level_count} rows of a level of column '{name}' from those of earlier "
+                f"answers; the difference would disclose them. {SAME_ROWS}"
+            )
+        data.account.spend(once + _digest(used))
+
+
+def _told(released: ReleasedGroups, once: str, before: set[str]) -> list[Bools]:
+    """Rows over which levels were told; where some are combinations of others, all that can be."""
+    groups = list(released.groups) if before else []
+    told = [rows for rows in groups if once + _digest(rows) in before]
+    return told if len(told) == len(before) else groups
+
+
+def _digest(rows: Bools) -> str:
+    return hashlib.sha256(np.packbits(rows).tobytes()).hexdigest()
 
 
 def check_division(data: SiteData, code: Ints, rows: Ints) -> None:

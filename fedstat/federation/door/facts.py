@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fedstat.federation.tables.bits import PLAIN, ColumnsDetail
+from fedstat.federation.tables.columns import LevelValue
 from fedstat.typing import Array, Bools, Floats, Ints
 
 COMPARED = "comparison"
@@ -97,6 +98,14 @@ class RowsUsed:
 
     used: Bools
     events: Bools | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LevelsAsked:
+    """Rows of the table, (n_rows,), are counted and summed by these levels of columns."""
+
+    used: Bools
+    levels: Mapping[str, Sequence[LevelValue]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

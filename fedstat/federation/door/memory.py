@@ -84,6 +84,11 @@ class ReleasedGroups:
         fewest = int(rows.min(initial=min_count))
         return fewest if fewest < min_count else 0
 
+    @property
+    def groups(self) -> Bools:
+        """Rows of every group of the basis: (r, n_rows)."""
+        return self.basis[:, self.cells]
+
     def to_arrays(self) -> dict[str, Array]:
         """Arrays by name, for a file."""
         packed = np.packbits(self.basis, axis=1)

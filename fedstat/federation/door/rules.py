@@ -58,6 +58,7 @@ RULES: Mapping[type, Callable[[SiteData, Any], None]] = {
     facts.Entities: lambda data, fact: guards.check_entities(data, fact.n),
     facts.RowCount: lambda data, fact: guards.check_rows(data, fact.n, fact.parameters),
     facts.RowsUsed: lambda data, fact: differencing.check_difference(data, fact.used, fact.events),
+    facts.LevelsAsked: lambda data, fact: differencing.check_levels_apart(data, fact.used, fact.levels),
     facts.GroupSums: _group_sums,
     facts.SummedColumns: check_shares,
     facts.LeftOut: lambda data, fact: guards.check_left_out(data, fact.n),

@@ -81,10 +81,7 @@ def bin_counts(
 
 
 def _predictions(data: SiteData, state: State, beta: Floats) -> Iterator[tuple[Floats, Floats, Floats]]:
-    """Yield response (a proportion where there are trials), linear predictor and weight by chunk.
-
-    Rows without a weight are left out: they are behind no other sum either.
-    """
+    """Yield response (a proportion where there are trials), linear predictor and weight by chunk."""
     opened = rows_of(state)
     check_lengths(data.name, beta=(beta, len(opened.shift)))
     zeros, ones = np.zeros_like(opened.shift), np.ones_like(opened.scale)
@@ -94,8 +91,7 @@ def _predictions(data: SiteData, state: State, beta: Floats) -> Iterator[tuple[F
         weight = np.ones(len(rows.y))
         for factor in (rows.freq, rows.trials):
             weight = weight if factor is None else weight * factor
-        used = whole.used[whole.whole]
-        yield rows.y[used], linear_predictor(rows, own)[used], weight[used]
+        yield rows.y, linear_predictor(rows, own), weight
 
 
 STEPS: Mapping[str, Step] = {

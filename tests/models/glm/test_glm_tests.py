@@ -125,3 +125,14 @@ def test_models_with_and_without_a_column_are_fitted_to_the_same_rows():
 def test_score_test_of_a_collinear_term_is_named():
     with pytest.raises(EstimationError, match="collinear"):
         fit("binary ~ center(x)").score_test("x")
+
+
+def test_rows_with_a_variance_weight_of_zero_are_no_rows():
+    """As R's glm, and unlike statsmodels, which counts them in the degrees of freedom."""
+    none = np.arange(len(FRAME)) % 7 == 0
+    frame = FRAME.assign(v=np.where(none, 0.0, 1.0 + FRAME["z"].abs()))
+    ours = fs.FederatedGLM.from_formula("gauss ~ x + C(g)", partition(frame), var_weights="v").fit()
+    theirs = fit_pooled("gauss ~ x + C(g)", frame[~none], sm.families.Gaussian(), var="v")
+    assert (ours.nobs, ours.df_resid) == (theirs.nobs, theirs.df_resid)
+    np.testing.assert_allclose(ours.bse, theirs.bse, rtol=1e-8)
+    np.testing.assert_allclose(ours.llf, theirs.llf, rtol=1e-10)

@@ -1,0 +1,94 @@
+"""Counts of levels, over rows that the asker's choice of columns makes whole: two of them differ by few."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import fedstat as fs
+from fedstat.errors import PolicyError
+from fedstat.federation.design.site_rows import RowsQuestion
+from fedstat.federation.door.families import load_families
+from fedstat.federation.door.owner.policy import Policy
+from fedstat.federation.message import Ask, pack_ask, unpack_reply
+
+N = 120
+RNG = np.random.default_rng(7)
+PEOPLE = pd.DataFrame({"y": RNG.normal(size=N), "x": RNG.normal(size=N), "g": np.resize(["a", "b", "c"], N)})
+LACKING = [0, 3, 6, 9, 12, 1]
+"""Who lacks a column: five of level "a", and one of level "b"."""
+PEOPLE["lab"] = np.where(np.isin(np.arange(N), LACKING), np.nan, RNG.normal(size=N))
+PEOPLE["many"] = np.where(np.isin(np.arange(N), [*LACKING, 4, 7]), np.nan, RNG.normal(size=N))
+PEOPLE["w"] = np.where(np.isin(np.arange(N), [0, 3, 6, 9, 1]), 0.0, 1.0)
+PEOPLE["hits"], PEOPLE["misses"] = (PEOPLE["w"] * (np.arange(N) % 2 == half) for half in (0, 1))
+PEOPLE["one"] = np.where(np.arange(N) == 1, np.nan, 1.0) * PEOPLE["x"]
+
+
+load_families()
+pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.FedstatWarning")
+
+
+def site(policy, frame=PEOPLE):
+    three = dict.fromkeys("ABC", frame)
+    rules = Policy.strict(formulas="any", order="any") if policy == "strict" else policy
+    return fs.ClientPartition.from_frames(three, layout="horizontal", policy=rules).sites["A"]
+
+
+def survey(site, *columns, response=("y",), **roles):
+    """What a site tells of the rows that have all of some columns."""
+    left = response[0] if len(response) == 1 else f"cbind({', '.join(response)})"
+    names = ("g", *columns)
+    question = RowsQuestion(left, response, ("C(g)", *columns), names, weights=roles)
+    reply = site.answer(pack_ask(Ask("A", "design", "survey_rows", {}, "s", question.to_json())))
+    told = json.loads(unpack_reply(reply).text)
+    return told["n"], dict(zip(told["levels"]["g"]["levels"], told["levels"]["g"]["counts"], strict=True))
+
+
+def level_of_one(policy):
+    """The levels of those who lack a column, from two counts."""
+    here = site(policy)
+    (_, whole), (_, fewer) = survey(here), survey(here, "lab")
+    return {level: whole[level] - fewer[level] for level in whole}
+
+
+def test_two_fits_do_not_tell_the_level_of_one_row():
+    assert level_of_one("open") == {"a": 5, "b": 1, "c": 0}
+    with pytest.raises(PolicyError, match=r"A: refused; its policy \(differencing\)"):
+        level_of_one("strict")
+
+
+def test_rows_that_differ_by_enough_of_every_level_are_counted():
+    here = site("strict")
+    survey(here)
+    assert survey(here, "many")[1] == {"a": 35, "b": 37, "c": 40}
+
+
+def test_rows_are_held_against_those_with_the_same_levels_alone():
+    partition = fs.ClientPartition.from_frames(
+        dict.fromkeys("ABC", PEOPLE), layout="horizontal", policy="strict"
+    )
+    for formula in ("y ~ x", "y ~ lab", "y ~ C(g)", "y ~ C(g) + x"):
+        fs.FederatedGLM.from_formula(formula, partition).fit()
+    with pytest.raises(PolicyError, match="differencing"):
+        fs.FederatedGLM.from_formula("y ~ C(g) + lab", partition)
+
+
+def test_a_first_fit_with_many_levels_is_no_difference():
+    """Rows that share a level of each of two columns are few, and no sum is over these alone."""
+    frame = PEOPLE.assign(h=RNG.integers(0, 15, N).astype(str), k=RNG.integers(0, 15, N).astype(str))
+    partition = fs.ClientPartition.from_frames(
+        dict.fromkeys("ABC", frame), layout="horizontal", policy="strict"
+    )
+    fs.FederatedGLM.from_formula("y ~ x + g + h + k", partition).fit()
+
+
+@pytest.mark.parametrize(
+    "weighted", [{"freq_weights": "w"}, {"var_weights": "w"}, {"response": ("hits", "misses")}]
+)
+def test_counts_are_of_the_rows_with_a_weight(weighted):
+    """Else a row without one, which is behind no sum, would be told by the levels of two questions."""
+    here = site("open")
+    n, levels = survey(here, **weighted)
+    assert (n, levels) == (115, {"a": 36, "b": 39, "c": 40})
+    assert survey(here, "one", **weighted) == (n, levels)
