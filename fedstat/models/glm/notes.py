@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from scipy import stats
 
 from fedstat.errors import NotAvailableError
 from fedstat.inference.heterogeneity.heterogeneity import Heterogeneity
@@ -17,6 +18,15 @@ DIFFER = 0.05
 
 FEW_CLUSTERS = 30
 """Clusters below which the summary warns; few are 20 to 50 in Cameron and Miller (2015), section VI."""
+
+LEAST_EXCESS = 0.2
+"""Excess of Pearson's statistic per degree of freedom below which standard errors are 10 % off at most."""
+
+OTHER_MODELS = {
+    "Poisson": 'family NegativeBinomial() and alpha="ml", ',
+    "NegativeBinomial": 'alpha="ml", ',
+}
+Z95 = 1.959964
 
 REACHED = 1e-8
 """Newton's step, in standard errors, at which a fit of a given number of rounds is at the maximum."""
@@ -191,6 +201,7 @@ def fit_notes(result: GLMStatements) -> list[str]:
         _sites_note,
         _local_note,
         _alpha_note,
+        _excess_note,
         _likelihood_note,
         _cluster_note,
     )
@@ -269,6 +280,49 @@ def _alpha_note(result: GLMStatements) -> str:
         "Alpha was estimated by maximum likelihood (standard error "
         f"{number(result.overdispersion.std_error)}), which the standard errors of the coefficients account "
         "for."
+    )
+
+
+def excess(result: GLMStatements) -> float:
+    """Pearson's statistic per degree of freedom over the dispersion taken as known, where chance has no part.
+
+    Of counts and of numbers of events out of several; 0 where nothing is shown, and for single outcomes, of
+    which the statistic tells nothing.
+    """
+    question, name = result.basis.agreement.question, result.distribution.name
+    grouped = name == "Binomial" and len(question.response_columns) == 2
+    if result.estimates_dispersion or not (grouped or name in ("Poisson", "NegativeBinomial")):
+        return 0.0
+    ratio = result.pearson_chi2 / result.df_resid / result.scale
+    # A squared residual of a count of mean m has variance 2 + 1 / m; the mean is known without an offset.
+    mean = np.inf
+    if not (grouped or question.offsets or "exposure" in question.weights):
+        mean = float(result.family.link.inverse(np.array(result.fit_.null)))
+    chance = np.sqrt((2.0 + 1.0 / mean) / result.df_resid)
+    return ratio if ratio > 1.0 + max(LEAST_EXCESS, 4.0 * chance) else 0.0
+
+
+def excess_alarm(result: GLMStatements) -> str:
+    """First line of a summary whose standard errors suppose less variance than there is."""
+    ratio = excess(result)
+    if not ratio or result.cov_type != "nonrobust":
+        return ""
+    factor = f"standard errors are about {np.sqrt(ratio):.1f} times too small"
+    return f"OVERDISPERSED: Pearson chi2 / df = {ratio:.2f}; {factor}"
+
+
+def _excess_note(result: GLMStatements) -> str:
+    ratio, name = excess(result), result.distribution.name
+    if not ratio:
+        return ""
+    more = f"The response varies {ratio:.2f} times as much as {name} with dispersion {result.scale:g} allows."
+    tests = "AIC, BIC, likelihood ratio and score tests (that of equal coefficients among them)"
+    if result.cov_type != "nonrobust":
+        return f"{more} These standard errors allow for it; {tests} do not."
+    covered = 100.0 * (1.0 - 2.0 * stats.norm.sf(Z95 / np.sqrt(ratio)))
+    return (
+        f"{more} Intervals of nominal 95 % then cover about {covered:.0f} %, and {tests} find too much. Fit "
+        f'again with {OTHER_MODELS.get(name, "")}cov_type="HC1", or scale="X2" (a quasi-likelihood).'
     )
 
 

@@ -10,7 +10,14 @@ from fedstat.inference.likelihood import FTest, LRTest
 from fedstat.inference.results import FederatedResults
 from fedstat.inference.tables import SheetSummary
 from fedstat.models.glm.fit import GLMFit
-from fedstat.models.glm.notes import estimate_lines, federation_lines, fit_notes, show_number, site_sheet
+from fedstat.models.glm.notes import (
+    estimate_lines,
+    excess_alarm,
+    federation_lines,
+    fit_notes,
+    show_number,
+    site_sheet,
+)
 from fedstat.models.glm.omitted_terms import ScoreTest, compare_deviances, compare_likelihoods, score_test
 from fedstat.models.glm.overdispersion import Overdispersion
 from fedstat.models.glm.record import GLMBasis, GLMRecord
@@ -192,6 +199,9 @@ class GLMResults(GLMStatements, saved_as="fedstat glm results 5", record=GLMReco
 
     def _summary_right(self) -> list[tuple[str, str]]:
         return federation_lines(self)
+
+    def _alarm(self) -> str:
+        return super()._alarm() or excess_alarm(self)
 
     def _summary_notes(self) -> list[str]:
         return [*super()._summary_notes(), *fit_notes(self)]

@@ -50,3 +50,56 @@ def test_alpha_is_refused_where_it_has_no_meaning():
         model.fit(alpha="ml")
     with pytest.raises(ModelError, match="nonrobust"):
         fit(cov_type="HC0")
+
+
+# -- what the summary says -------------------------------------------------------------------------
+
+
+def words(response, family, **arguments):
+    roles = {name: arguments.pop(name) for name in ("exposure",) if name in arguments}
+    model = fs.FederatedGLM.from_formula(f"{response} ~ x + C(g)", partition(FRAME), family=family, **roles)
+    summary = model.fit(**arguments).summary()
+    return summary.as_text().splitlines()[0], " ".join(summary.notes)
+
+
+def test_overdispersed_counts_are_told_in_the_first_line():
+    X = np.asarray(model_matrix("x + C(g)", FRAME))
+    pooled = sm.GLM(FRAME["over"].to_numpy(), X, family=sm.families.Poisson()).fit()
+    ratio = pooled.pearson_chi2 / pooled.df_resid
+    first, notes = words("over", sm.families.Poisson())
+    assert f"OVERDISPERSED: Pearson chi2 / df = {ratio:.2f}" in first
+    for remedy in ('NegativeBinomial() and alpha="ml"', 'cov_type="HC1"', 'scale="X2"'):
+        assert remedy in notes
+
+
+@pytest.mark.parametrize("remedy", [{"cov_type": "HC1"}, {"scale": "X2"}])
+def test_remedies_silence_the_first_line(remedy):
+    first, notes = words("over", sm.families.Poisson(), **remedy)
+    assert "OVERDISPERSED" not in first
+    assert ("These standard errors allow for it" in notes) == ("cov_type" in remedy)
+    assert "OVERDISPERSED" not in fit().summary().as_text()
+
+
+@pytest.mark.parametrize(
+    ("response", "family", "roles"),
+    [
+        ("count", sm.families.Poisson(), {"exposure": "days"}),
+        ("cbind(events, n - events)", sm.families.Binomial(), {}),
+        ("binary", sm.families.Binomial(), {}),
+        ("rare", sm.families.Poisson(), {}),
+    ],
+)
+def test_data_of_the_model_raise_no_alarm(response, family, roles):
+    """Rare counts have a Pearson's statistic of large variance, 2 + 1 / mean for each."""
+    FRAME["rare"] = np.random.default_rng(6).poisson(0.03, len(FRAME))
+    first, notes = words(response, family, **roles)
+    assert "OVERDISPERSED" not in first
+    assert "The response varies" not in notes
+
+
+def test_events_that_vary_more_than_binomial_are_told():
+    rng = np.random.default_rng(2)
+    shares = rng.beta(2, 3, len(FRAME))
+    FRAME["many"] = rng.binomial(FRAME["n"].to_numpy() + 10, shares)
+    first, notes = words("cbind(many, n + 10 - many)", sm.families.Binomial())
+    assert "OVERDISPERSED" in first and "quasi-likelihood" in notes
