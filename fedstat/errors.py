@@ -21,6 +21,7 @@
 
     FedstatWarning (UserWarning)
     ├── DataWarning          rows or blocks were left out, and how many
+    ├── AssumptionWarning    the data contradict what the model assumes
     ├── DisclosureWarning    as many numbers left an institution as it has values in play
     └── ConvergenceWarning   an iteration stopped before its tolerance
 
@@ -107,6 +108,10 @@ class FedstatWarning(UserWarning):
 
 class DataWarning(FedstatWarning):
     """Something was left out of the analysis; the message counts it."""
+
+
+class AssumptionWarning(FedstatWarning):
+    """The data contradict an assumption of the model; the message names it, and what does without it."""
 
 
 class DisclosureWarning(FedstatWarning):

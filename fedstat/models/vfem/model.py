@@ -11,12 +11,14 @@ import numpy as np
 
 from fedstat.documented import described_in
 from fedstat.errors import ModelError
+from fedstat.federation.design.formula.parse import Formula
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.kernels.glm.specification import DistributionSpec, Family
 from fedstat.models.checks import check_choice, check_whole
 from fedstat.models.vertical.division import keep_division
 from fedstat.models.vertical.exchange.patterns import SmallPatterns, exchange_patterns
+from fedstat.models.vertical.law.pairs import Between
 from fedstat.models.vertical.layout import Layout
 from fedstat.models.vertical.model import VerticalModel
 from fedstat.models.vfem.block_model import (
@@ -28,7 +30,12 @@ from fedstat.models.vfem.block_model import (
     VFEMModel,
 )
 from fedstat.models.vfem.blocks.glm_distribution import NORMAL
-from fedstat.models.vfem.covariance.from_moments import CovType, check_cov_type, estimate_from_moments
+from fedstat.models.vfem.covariance.from_moments import (
+    CovType,
+    MomentsOptions,
+    check_cov_type,
+    estimate_from_moments,
+)
 from fedstat.models.vfem.explain import VFEMPlan
 from fedstat.models.vfem.glm_model import VFEMGLM
 from fedstat.models.vfem.iteration.fit import by_client
@@ -38,6 +45,7 @@ from fedstat.models.vfem.iteration.protocol import EMIteration
 from fedstat.models.vfem.moments.cross_products import conversation
 from fedstat.models.vfem.protocol import Iterated, fit_normal
 from fedstat.models.vfem.results import VFEMResults
+from fedstat.models.vfem.statements.assumptions import warn_of_dependence
 from fedstat.models.vfem.statements.outcome import (
     HeldInSession,
     VFEMOutcome,
@@ -69,10 +77,12 @@ class VFEMRegression(VFEMModel):
     """Linear regression with client-wise missing blocks.
 
     Clients hold different columns of the same entities, and an entity that a client never saw lacks
-    that client's whole block. The model is y = beta0 + sum_k x_k'beta_k + eps with normal errors and blocks
-    x_k ~ N(mu_k, Sigma_k) that are independent of each other; estimates maximise the likelihood of what
-    is observed, and are valid when missingness depends on observed values only (MAR). With one client and
-    nothing missing they are those of ordinary least squares.
+    that client's whole block. The model is y = beta0 + sum_k x_k'beta_k + eps with normal errors and jointly
+    normal columns, whose covariance is free between clients as well as within (``between="free"``), or, in
+    the publication's model, zero between clients (``between="independent"``): there coefficients are biased
+    where blocks correlate, however their records are missing. Estimates maximise the likelihood of what
+    is observed, and are valid when missingness depends on observed values only (MAR). With nothing missing
+    they are those of ordinary least squares.
 
     Make one with :meth:`from_formula`.
 
@@ -97,6 +107,13 @@ class VFEMRegression(VFEMModel):
     """
 
     _plan = VFEMPlan
+
+    def __init__(
+        self, formula: Formula, partition: ClientPartition, *, between: Between = "free", **kwargs: Any
+    ) -> None:
+        check_choice("between", between, get_args(Between))
+        self.between: Between = between
+        super().__init__(formula, partition, **kwargs)
 
     @overload
     @classmethod
@@ -123,7 +140,11 @@ class VFEMRegression(VFEMModel):
             As in :meth:`VerticalModel.from_formula`.
         family : statsmodels family, optional
             Of the response; normal by default. ``Binomial()``, with the logit or the probit link, and
-            ``Poisson()`` make a :class:`VFEMGLM`.
+            ``Poisson()`` make a :class:`VFEMGLM`, whose blocks are independent between clients.
+        between : {"free", "independent"}
+            Covariance of the columns of two clients: estimated, the default, or zero, as in the publication.
+            Clients that share hardly any entity count as independent given all other columns; the summary
+            names them. ``exchange="iterative"`` and other families have "independent" alone.
         missing, coordinator
             As in :meth:`VerticalModel.from_formula`.
 
@@ -136,6 +157,13 @@ class VFEMRegression(VFEMModel):
         """
         if family is None or DistributionSpec.of(family) == NORMAL:
             return super().from_formula(formula, partition, **options)
+        if options.get("between") == "independent":
+            options.pop("between")
+        if "between" in options:
+            raise ModelError(
+                f"between={options['between']!r}: a family that is not normal has independent "
+                "blocks, between='independent'; leave it out"
+            )
         return VFEMGLM.from_formula(formula, partition, family=family, **options)
 
     @described_in(VFEMGLM.fit)
@@ -248,6 +276,11 @@ class VFEMRegression(VFEMModel):
         if exchange == "moments":
             check_cov_type(cov_type)
             refuse_iterative(arguments)
+        elif self.between == "free":
+            raise ModelError(
+                "exchange='iterative' is that of the publication's model: "
+                "from_formula(..., between='independent'), or leave exchange='moments'"
+            )
         if max_moved is not None and not 0.0 <= max_moved <= 1.0:
             raise ModelError(f"max_moved: expected a share between 0 and 1, received {max_moved!r}")
         options = IterationOptions(
@@ -278,8 +311,11 @@ class VFEMRegression(VFEMModel):
         exchanging = exchange_patterns(layout, small, conversation(self._session, ledger.at))
         exchange = self.engine.run(self.receipted(exchanging, ledger), ledger)
         keep_division(layout, self.partition, exchange.plan, exchange.released)
-        found, covariance = estimate_from_moments(exchange.moments, cov_type, options.maxiter)
+        asked = MomentsOptions(cov_type, self.between if method == "vfem" else "independent", options.maxiter)
+        found, covariance = estimate_from_moments(exchange.moments, asked)
         warn_of_merges(exchange.plan, layout.n)
+        if method == "vfem" and self.between == "independent":
+            warn_of_dependence(exchange.moments)
         outcome = VFEMOutcome(method, cov_type, "zero", options, by_client(found), covariance)
         held = HeldInSession(exchange=exchange, moments_fit=found)
         return VFEMResults.of(self, layout, outcome, held, ledger)

@@ -44,4 +44,5 @@ ORDER: Mapping[str, str] = {
     "glm_information": "glm_curvature glm_curvature_openly glm_estimates",
     # new entities
     "project_block": "predict_block",
+    "project_by_pattern": "predict_by_pattern",
 }

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from typing import Literal
 
+import numpy as np
 import pandas as pd
+from scipy import stats
 
+from fedstat.errors import ModelError, NotAvailableError
 from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.partition.partition import ClientPartition
-from fedstat.inference.likelihood import cox_snell, mcfadden
+from fedstat.inference.likelihood import LRTest, check_nested, cox_snell, mcfadden
+from fedstat.inference.results import FederatedResults
 from fedstat.kernels.glm.specification import Family
 from fedstat.models.checks import check_choice
+from fedstat.models.vertical.law.fit import LawFit, without_effects
+from fedstat.models.vertical.law.pairs import Between
 from fedstat.models.vfem.block_results import BlockResults, VFEMRecord
 from fedstat.models.vfem.covariance.from_moments import CovType
 from fedstat.models.vfem.prediction.protocol import prediction_rsquared
 from fedstat.models.vfem.prediction.results import GLMPredictionResults, PredictionResults
 from fedstat.models.vfem.statements.moment_statements import MomentStatements
-from fedstat.models.vfem.statements.outcome import warn_unless_converged
+from fedstat.models.vfem.statements.outcome import as_between, warn_unless_converged
 from fedstat.models.vfem.statements.refit import refit
 
 
@@ -44,6 +50,11 @@ class VFEMResults(
     def init(self) -> str:
         """Where the iteration began."""
         return self._record.outcome.init
+
+    @property
+    def between(self) -> Between:
+        """Whether columns of two clients were free to depend, or independent."""
+        return as_between(self._record.outcome)
 
     @property
     def rsquared_adj(self) -> float:
@@ -89,6 +100,39 @@ class VFEMResults(
         smaller, layout, outcome, held = refit(model, self._record.outcome, exchange, formula, cov_type)
         warn_unless_converged(outcome.fit)
         return VFEMResults.of(smaller, layout, outcome, held, self.ledger)
+
+    def compare_lr_test(self, restricted: FederatedResults) -> LRTest:
+        """Likelihood ratio test against a fit with fewer columns on the same records.
+
+        With ``between="free"`` the columns that were left out stay in the law of the columns, where they tell
+        of those that are missing, so that the statistic is not twice the difference of both ``llf``.
+
+        Raises
+        ------
+        ModelError
+            The two are not nested, differ in family, method or ``between``, or an institution counts as
+            having other entities in the two; after ``exchange="moments"``, ``refit`` keeps these.
+        NotAvailableError
+            With ``between="free"``: the fit was read from a file.
+        """
+        fit = self.moments_fit
+        if self.between == "independent" or not isinstance(restricted, VFEMResults):
+            return super().compare_lr_test(restricted)
+        if not isinstance(fit, LawFit):
+            raise NotAvailableError(
+                "compare_lr_test: with between='free' it needs the moments of a fit in this session; use "
+                "wald_test on the larger fit"
+            )
+        if restricted.between != "free":
+            raise ModelError(
+                "compare_lr_test: one fit has between='free', the other between='independent'; "
+                "independence_lr_test() compares the two laws"
+            )
+        self._check_same_records(restricted)
+        df_diff = check_nested(self.estimate, restricted.estimate)
+        kept = np.isin(fit.moments.names, restricted.estimate.names)
+        statistic = 2.0 * (self.llf - without_effects(fit, kept).log_likelihood)
+        return LRTest(statistic, float(stats.chi2.sf(statistic, df_diff)), df_diff)
 
     # -- prediction ------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from fedstat.models.vfem.statements.normal_law import normal_step
 from moments_cases import four_clients, moments_of, theta_of
 from pattern_moments import complete, moments_of_arrays
 from scipy import stats
@@ -22,7 +23,6 @@ from fedstat.models.vfem.statements.assumptions import (
     little_test,
     unrestricted_law,
 )
-from fedstat.models.vfem.statements.normal_law import normal_step
 
 # Upper triangles of the sums of (1, x, y)(1, x, y)' of R's data set airquality, by who is seen of Ozone and
 # Solar.R; x = Ozone, Solar.R, ten times Wind, Month, Day, and y = Temp.

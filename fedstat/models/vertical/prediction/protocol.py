@@ -41,16 +41,28 @@ class FittedBlocks:
 
 
 @dataclass(frozen=True, slots=True)
-class PredictedBlocks:
-    """Linear predictors (n,) of the entities of a partition, and which blocks each lacks, (n, K).
+class OpenedBlocks:
+    """Columns of clients, coded as in a fit, in an open session.
 
-    `rows` are the entities of each client that was asked; `session` is that in which their columns are open.
+    `rows` are the entities of each client that was asked, `missing` (n, K) the blocks that entities lack.
     """
 
-    linear: Floats
     missing: Bools
     rows: Mapping[str, Ints]
     session: str
+
+
+@dataclass(frozen=True, slots=True)
+class PredictedBlocks:
+    """Linear predictors (n,) of the entities of a partition, and the columns that they come from."""
+
+    linear: Floats
+    opened: OpenedBlocks
+
+    @property
+    def missing(self) -> Bools:
+        """Which blocks each entity lacks, (n, K)."""
+        return self.opened.missing
 
 
 def present_clients(clients: Sequence[str], partition: ClientPartition) -> tuple[str, ...]:
@@ -81,18 +93,17 @@ def prediction_analysis(
     )
 
 
-def predict_blocks(
+def open_blocks(
     blocks: FittedBlocks, asked: Sequence[str], partition: ClientPartition, family: str
-) -> Rounds[PredictedBlocks]:
-    """Code the columns of some clients as in the fit, and add up their linear predictors.
+) -> Rounds[OpenedBlocks]:
+    """Code the columns of some clients as in the fit.
 
     A DesignError where a client's columns cannot be coded so.
     """
     asking = Conversation(family, partition.new_session(), None)
-    linear = np.full(partition.n_entities, blocks.mean)
-    missing = np.ones((len(linear), len(blocks.clients)), dtype=bool)
+    missing = np.ones((partition.n_entities, len(blocks.clients)), dtype=bool)
     if not asked:
-        return PredictedBlocks(linear, missing, {}, asking.session)
+        return OpenedBlocks(missing, {}, asking.session)
     opened = yield [
         design_ask(
             k, "open_new_block", asking.session, {"spec": blocks.specs[k], "partial": partition.partial}
@@ -100,9 +111,22 @@ def predict_blocks(
         for k in asked
     ]
     rows = {k: partition.rows[k][r.arrays["seen"]] for k, r in zip(asked, opened, strict=True)}
+    for k in asked:
+        missing[rows[k], blocks.clients.index(k)] = False
+    return OpenedBlocks(missing, rows, asking.session)
+
+
+def predict_blocks(
+    blocks: FittedBlocks, asked: Sequence[str], partition: ClientPartition, family: str
+) -> Rounds[PredictedBlocks]:
+    """Add up the linear predictors of some clients; a DesignError as in :func:`open_blocks`."""
+    linear = np.full(partition.n_entities, blocks.mean)
+    opened = yield from open_blocks(blocks, asked, partition, family)
+    if not asked:
+        return PredictedBlocks(linear, opened)
+    asking = Conversation(family, opened.session, None)
     replies = yield [asking.ask(k, "predict_block", beta=blocks.beta[k]) for k in asked]
     for k, reply in zip(asked, replies, strict=True):
         # `mean` has every block at its average: a block that is there stands in the place of it.
-        linear[rows[k]] += reply.arrays["linear_predictor"] - blocks.means.get(k, 0.0)
-        missing[rows[k], blocks.clients.index(k)] = False
-    return PredictedBlocks(linear, missing, rows, asking.session)
+        linear[opened.rows[k]] += reply.arrays["linear_predictor"] - blocks.means.get(k, 0.0)
+    return PredictedBlocks(linear, opened)

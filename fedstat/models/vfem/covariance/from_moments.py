@@ -6,6 +6,7 @@ out, so the inverse of its information is the covariance with every nuisance par
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -15,8 +16,12 @@ from fedstat.errors import NotAvailableError
 from fedstat.inference.covariance import symmetrise
 from fedstat.models.vertical.covariance import in_units, information_inverse
 from fedstat.models.vertical.fit import MomentsFit, fit_moments
+from fedstat.models.vertical.law.covariance import law_covariance
+from fedstat.models.vertical.law.fit import LawFit, fit_law
+from fedstat.models.vertical.law.pairs import Between, edges_between
 from fedstat.models.vertical.likelihood import Standard, block_covariance, residuals
 from fedstat.models.vertical.moments import PatternMoments
+from fedstat.models.vfem.covariance.law_sem import sem_of_law
 from fedstat.models.vfem.covariance.moments_em import EMPoint, centred, em_step, expected_gram
 from fedstat.models.vfem.covariance.psi import Covariance
 from fedstat.models.vfem.covariance.sem_protocol import SEMPoint, complete_information, solve_sem, to_psi
@@ -36,25 +41,50 @@ def check_cov_type(cov_type: CovType) -> None:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class MomentsOptions:
+    """How estimates are made from moments; see :meth:`fedstat.VFEMRegression.fit`."""
+
+    cov_type: CovType
+    between: Between
+    maxiter: int
+
+
 def estimate_from_moments(
-    moments: PatternMoments, cov_type: CovType, maxiter: int
-) -> tuple[MomentsFit, Covariance | None]:
+    moments: PatternMoments, asked: MomentsOptions
+) -> tuple[MomentsFit | LawFit, Covariance | None]:
     """Maximum likelihood estimates and their covariance."""
-    found = fit_moments(moments, maxiter=maxiter)
-    return found, None if cov_type == "none" else moments_covariance(found, cov_type)
+    found: MomentsFit | LawFit
+    if asked.between == "free":
+        edges = edges_between(moments, "free")
+        found = fit_law(moments, edges, maxiter=asked.maxiter)
+    else:
+        found = fit_moments(moments, maxiter=asked.maxiter)
+    return found, None if asked.cov_type == "none" else moments_covariance(found, asked.cov_type)
 
 
-def moments_covariance(fit: MomentsFit, cov_type: CovType = "observed") -> Covariance:
+def moments_covariance(fit: MomentsFit | LawFit, cov_type: CovType = "observed") -> Covariance:
     """Covariance of (a, s2, beta_1, mu_1, beta_2, mu_2, ...) in the units of the data, after convergence.
 
-    "observed" inverts the observed information, "expected" the same with cross-products between clients at
-    their expectation, zero; "sem" is supplemented EM.
+    "observed" inverts the observed information; "expected" that of data missing completely at random, where
+    blocks are independent between clients with cross-products of two clients at zero; "sem" is supplemented
+    EM.
     """
     check_cov_type(cov_type)
+    expected = cov_type == "expected"
+    if isinstance(fit, LawFit):
+        return free_covariance(fit, cov_type)
     if cov_type == "sem":
         return sem_covariance(fit)
-    expected = cov_type == "expected"
     return Covariance(information_inverse(fit, expected=expected), "none" if expected else HOW)
+
+
+def free_covariance(fit: LawFit, cov_type: CovType) -> Covariance:
+    """Covariance under a law that is free between clients; the concentration of the columns comes last."""
+    if cov_type == "sem":
+        V, asymmetry = sem_of_law(fit)
+        return Covariance(V, HOW, asymmetry=asymmetry)
+    return Covariance(law_covariance(fit, expected=cov_type == "expected"), HOW)
 
 
 # ---- supplemented EM -------------------------------------------------------------------------

@@ -5,10 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.models.vertical.fit import MomentsFit, TraceRow
+from fedstat.models.vertical.law.fit import LawFit
 from fedstat.models.vfem.blocks.glm_distribution import NORMAL
-from fedstat.typing import Floats
+from fedstat.typing import Bools, Floats
+
+
+@dataclass(frozen=True, slots=True)
+class NormalLaw:
+    """Mean (P + 1,) and covariance (P + 1, P + 1) of the columns, client by client, and the response.
+
+    `edges` (P, P) are the entries of the columns' concentration that were not fixed at zero.
+    """
+
+    mean: Floats
+    cov: Floats
+    edges: Bools
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +33,8 @@ class VFEMFit:
     a is the mean of the linear predictor, beta0 + sum_k mu_k'beta_k; s2 the residual variance, 1 where the
     response is not normal; beta, mu (p_k,) and t = beta_k'Sigma_k beta_k go by client. `response_moments`
     (2,) are mean and variance of a normal response, `null` the log-likelihood of the intercept alone for
-    another one. `reason` says why the iteration ended.
+    another one. `reason` says why the iteration ended. `law` is that of columns and response where blocks
+    are not independent between clients.
     """
 
     a: float
@@ -33,6 +49,7 @@ class VFEMFit:
     distribution: DistributionSpec = NORMAL
     response_moments: Floats | None = None
     null: float | None = None
+    law: NormalLaw | None = None
 
     @property
     def beta0(self) -> float:
@@ -40,9 +57,11 @@ class VFEMFit:
         return self.a - sum(float(self.mu[k] @ self.beta[k]) for k in self.beta)
 
 
-def by_client(found: MomentsFit) -> VFEMFit:
+def by_client(found: MomentsFit | LawFit) -> VFEMFit:
     """Return estimates from moments as the iterative exchange does."""
-    moments = found.moments
+    moments, law = found.moments, None
+    if isinstance(found, LawFit):
+        law = NormalLaw(np.append(found.mu, found.a), found.cov, found.moves.edges)
     places = {c: moments.places(k) for k, c in enumerate(moments.clients)}
     return VFEMFit(
         a=found.a,
@@ -55,4 +74,5 @@ def by_client(found: MomentsFit) -> VFEMFit:
         converged=found.converged,
         reason=found.reason,
         response_moments=moments.response_moments,
+        law=law,
     )

@@ -19,6 +19,7 @@ from fedstat.models.vertical.prediction.protocol import (
     FittedBlocks,
     PredictedBlocks,
     new_ledger,
+    open_blocks,
     predict_blocks,
     prediction_analysis,
     present_clients,
@@ -26,7 +27,8 @@ from fedstat.models.vertical.prediction.protocol import (
 from fedstat.models.vfem.blocks.request import FAMILY, ask
 from fedstat.models.vfem.covariance.psi import Places
 from fedstat.models.vfem.iteration.fit import VFEMFit
-from fedstat.typing import Floats
+from fedstat.models.vfem.prediction.by_pattern import predict_by_pattern
+from fedstat.typing import Bools, Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,31 +101,52 @@ def predict_linear(
             f"predict: expected at least one of the clients {', '.join(predictor.clients)}; the partition "
             f"has {', '.join(partition.clients)}"
         )
-    ledger = new_ledger(partition, predictor.response.client)
+    ledger, by_mean = new_ledger(partition, predictor.response.client), mean_only or predictor.psi is None
+    how = _by_block if predictor.fit.law is None else _by_pattern
 
-    def asking() -> Rounds[tuple[PredictedBlocks, Gradients | None]]:
-        return _linear_predictors(predictor, partition, present, mean_only or predictor.psi is None)
+    def asking() -> Rounds[tuple[Predicted, Bools]]:
+        return how(predictor, partition, present, by_mean)
 
     analysis = predictor.analysis("predict()" if mean_only else "get_prediction()", partition)
-    found, gradients = analysis.run(asking(), asking, ledger)
-    missing, index = found.missing, partition.entities
-    variance = missing @ np.array([predictor.fit.t[k] for k in predictor.clients])
+    found, missing = analysis.run(asking(), asking, ledger)
+    index = partition.entities
     return LinearPredictors(
-        mean=pd.Series(found.linear, index=index),
-        variance=pd.Series(variance, index=index),
+        mean=pd.Series(found.mean, index=index),
+        variance=pd.Series(found.variance, index=index),
         blocks=pd.Series((~missing).sum(axis=1), index=index),
-        gradients=gradients,
+        gradients=found.gradients,
         ledger=ledger,
     )
 
 
-def _linear_predictors(
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """Mean and variance of the linear predictor given what is seen, (n,), and their derivatives."""
+
+    mean: Floats
+    variance: Floats
+    gradients: Gradients | None
+
+
+def _by_block(
     predictor: VFEMPredictor, partition: ClientPartition, present: tuple[str, ...], mean_only: bool
-) -> Rounds[tuple[PredictedBlocks, Gradients | None]]:
+) -> Rounds[tuple[Predicted, Bools]]:
     found = yield from predict_blocks(predictor.blocks, present, partition, FAMILY)
-    if mean_only:
-        return found, None
-    return found, (yield from _derivatives(predictor, found))
+    variance = found.missing @ np.array([predictor.fit.t[k] for k in predictor.clients])
+    gradients = None if mean_only else (yield from _derivatives(predictor, found))
+    return Predicted(found.linear, variance, gradients), found.missing
+
+
+def _by_pattern(
+    predictor: VFEMPredictor, partition: ClientPartition, present: tuple[str, ...], mean_only: bool
+) -> Rounds[tuple[Predicted, Bools]]:
+    opened = yield from open_blocks(predictor.blocks, present, partition, FAMILY)
+    psi = None if mean_only else predictor.psi
+    found = yield from predict_by_pattern(predictor.fit, predictor.clients, psi, opened)
+    gradients = None
+    if found.gradient is not None:
+        gradients = Gradients(found.gradient, np.zeros_like(found.gradient))
+    return Predicted(found.mean, found.variance - predictor.fit.s2, gradients), opened.missing
 
 
 def _derivatives(predictor: VFEMPredictor, found: PredictedBlocks) -> Rounds[Gradients]:
@@ -131,12 +154,12 @@ def _derivatives(predictor: VFEMPredictor, found: PredictedBlocks) -> Rounds[Gra
     fit, places, number = predictor.fit, predictor.places, predictor.clients.index
     factor = covariance_factor(predictor)
     replies = yield [
-        ask(k, "project_block", found.session, mu=fit.mu[k], factor=factor[places.beta(number(k))])
-        for k in found.rows
+        ask(k, "project_block", found.opened.session, mu=fit.mu[k], factor=factor[places.beta(number(k))])
+        for k in found.opened.rows
     ]
     # a + sum (x - mu)'beta over the seen blocks moves by 1 with a, by x - mu with beta, by -beta with mu.
     by_mean = np.tile(factor[0], (len(found.linear), 1))
-    for (k, rows), reply in zip(found.rows.items(), replies, strict=True):
+    for (k, rows), reply in zip(found.opened.rows.items(), replies, strict=True):
         by_mean[rows] += reply.arrays["projection"] - fit.beta[k] @ factor[places.mu(number(k))]
     of_t = factor[places.total :]
     by_variance = found.missing @ of_t if len(of_t) else np.zeros_like(by_mean)

@@ -6,16 +6,50 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from fedstat.errors import MessageError
 from fedstat.federation.design.by_columns import block_of, response_of
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
+from fedstat.kernels.rows import row_dots
+from fedstat.models.vertical.prediction.steps import PREDICTOR
 from fedstat.models.vfem.blocks.declare import weighted
-from fedstat.typing import Array, Bools, Floats
+from fedstat.typing import Array, Bools, Floats, Ints
 
 
 def project_block(data: SiteData, state: State, mu: Floats, factor: Floats) -> dict[str, Array]:
     """Project the centred rows on a factor of the covariance of the estimates."""
     return {"projection": (block_of(state).X - mu) @ factor}
+
+
+def predict_by_pattern(data: SiteData, state: State, slopes: Floats, code: Ints) -> dict[str, Array]:
+    """Linear predictor of the opened rows, (n,), with the slopes (G, p) of the pattern of each."""
+    X = np.ascontiguousarray(block_of(state).X)
+    _check_code(data, code, len(X), len(slopes), slopes.shape[1], X.shape[1])
+    out = np.empty(len(X))
+    for g in np.unique(code):
+        out[code == g] = row_dots(np.ascontiguousarray(X[code == g]), np.ascontiguousarray(slopes[g]))
+    return {"linear_predictor": out}
+
+
+def project_by_pattern(
+    data: SiteData, state: State, mu: Floats, factors: Floats, code: Ints
+) -> dict[str, Array]:
+    """Project the centred rows on the factor (p, r) of the pattern of each, of (G, p, r)."""
+    X = block_of(state).X
+    _check_code(data, code, len(X), len(factors), factors.shape[1], X.shape[1])
+    check_lengths(data.name, mu=(mu, X.shape[1]))
+    out = np.empty((len(X), factors.shape[2]))
+    for g in np.unique(code):
+        out[code == g] = (X[code == g] - mu) @ factors[g]
+    return {"projection": out}
+
+
+def _check_code(data: SiteData, code: Ints, n: int, patterns: int, given: int, columns: int) -> None:
+    check_lengths(data.name, code=(code, n))
+    if len(code) and not 0 <= code.min() <= code.max() < patterns:
+        raise MessageError(f"{data.name}: array 'code' names a pattern that is not there")
+    if given != columns:
+        raise MessageError(f"{data.name}: {given} slopes for {columns} columns")
 
 
 def prediction_errors(data: SiteData, state: State, use: Bools, predicted: Floats) -> dict[str, Array]:
@@ -34,12 +68,31 @@ def prediction_errors(data: SiteData, state: State, use: Bools, predicted: Float
     return {"sums": np.array([len(y), error @ error, deviation @ deviation])}
 
 
+CODE = Declared("presence", "missing pattern of each entity", dtype="int64")
 STEPS: Mapping[str, Step] = {
     "project_block": Step(
         project_block,
         {
             "mu": Declared("aggregate", "means"),
             "factor": Declared("aggregate", "factor of the covariance of the estimates", 2),
+        },
+        {
+            "projection": Declared(
+                "raw columns", "columns projected on the covariance of the estimates", 2, maskable=True
+            )
+        },
+    ),
+    "predict_by_pattern": Step(
+        predict_by_pattern,
+        {"slopes": Declared("aggregate", "coefficients by missing pattern", 2), "code": CODE},
+        {"linear_predictor": PREDICTOR},
+    ),
+    "project_by_pattern": Step(
+        project_by_pattern,
+        {
+            "mu": Declared("aggregate", "means"),
+            "factors": Declared("aggregate", "factors of the covariance of the estimates by pattern", 3),
+            "code": CODE,
         },
         {
             "projection": Declared(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import combinations
 from typing import NamedTuple
 
@@ -9,19 +10,27 @@ import numpy as np
 from scipy import stats
 from scipy.linalg import solve_triangular
 
-from fedstat.errors import NotAvailableError
+from fedstat.errors import AssumptionWarning, NotAvailableError, warn
 from fedstat.inference.likelihood import LRTest
-from fedstat.models.vertical.fit import MomentsFit
+from fedstat.models.vertical.fit import MomentsFit, fit_moments
+from fedstat.models.vertical.law.derivatives import inverse_by_pattern, law_likelihood, observed
+from fedstat.models.vertical.law.fit import LawFit, fit_law
+from fedstat.models.vertical.law.pairs import edges_between, sparse_pairs
 from fedstat.models.vertical.likelihood import block_covariance, residuals
 from fedstat.models.vertical.moments import PatternMoments
-from fedstat.models.vfem.statements.normal_law import (
-    Normal,
-    fit_normal,
-    inverse_by_pattern,
-    normal_step,
-    observed,
-)
 from fedstat.typing import Floats
+
+REJECTED = 0.01
+"""P-value, times the number of pairs, below which independent blocks are warned of."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Normal:
+    """A normal law of standardised (x, y), (P + 1,), and its log-likelihood of what is seen."""
+
+    mean: Floats
+    cov: Floats
+    log_likelihood: float
 
 
 class LittleTest(NamedTuple):
@@ -50,8 +59,10 @@ class BlockIndependence(NamedTuple):
     mean_abs: float
 
 
-def joint_law(fit: MomentsFit) -> Normal:
-    """Law of standardised (x, y) at the estimates of VFEM, blocks independent between clients."""
+def joint_law(fit: MomentsFit | LawFit) -> Normal:
+    """Law of standardised (x, y) at the estimates of a fit."""
+    if isinstance(fit, LawFit):
+        return Normal(fit.point.mean, fit.point.cov, fit.joint)
     standard, point = fit.standard, fit.point
     at = residuals(standard, point)
     Sigma = block_covariance(standard, point, at)
@@ -59,24 +70,25 @@ def joint_law(fit: MomentsFit) -> Normal:
     variance = np.exp(point.log_s2) + point.beta @ w
     cov = np.block([[Sigma, w[:, None]], [w[None, :], np.array([[variance]])]])
     mean = np.append(point.mu, point.b + at.m.sum())
-    return Normal(mean, cov, normal_step(standard.moments, mean, cov)[2])
+    return Normal(mean, cov, law_likelihood(standard.moments, mean, cov))
 
 
-def unrestricted_law(fit: MomentsFit) -> Normal:
-    """Law of standardised (x, y) with all covariances free, by EM from that of the fit, if determined."""
-    start = joint_law(fit)
-    return fit_normal(fit.moments, start.mean, start.cov)
+def unrestricted_law(fit: MomentsFit | LawFit) -> Normal:
+    """Law of standardised (x, y) with all covariances free, where clients share enough entities."""
+    if not isinstance(fit, LawFit):
+        fit = fit_law(fit.standard, edges_between(fit.moments, "free"))
+    return joint_law(fit)
 
 
-def little_test(fit: MomentsFit, law: Normal | None = None) -> LittleTest:
+def little_test(fit: MomentsFit | LawFit, law: Normal | None = None) -> LittleTest:
     """Test that the means of what is seen differ between missing patterns by chance alone (MCAR).
 
     d2 = sum_g n_g (xbar_g - mu_g)' Sigma_g^-1 (xbar_g - mu_g) over the columns and the response that pattern
     g sees, chi-square with sum_g p_g - p degrees of freedom under MCAR. Sigma is the maximum likelihood
     estimate, as in R's naniar; a factor n / (n - 1) for it would make d2 smaller by the share 1 / n. Mean and
-    covariance under the null, `law`, are by default those of the model, :func:`joint_law`: blocks are
-    independent between clients, so that correlation between them may make it reject as well. Little's own
-    test has all covariances free: give :func:`unrestricted_law`.
+    covariance under the null, `law`, are by default those of the model, :func:`joint_law`. Where its blocks
+    are independent between clients correlation between them may make it reject as well; Little's own test has
+    all covariances free, as :func:`unrestricted_law`.
 
     References
     ----------
@@ -97,26 +109,43 @@ def little_test(fit: MomentsFit, law: Normal | None = None) -> LittleTest:
     return LittleTest(statistic, float(stats.chi2.sf(statistic, df)), df, len(n))
 
 
-def independence_lr_test(fit: MomentsFit, law: Normal | None = None) -> LRTest:
+def independence_lr_test(fit: MomentsFit | LawFit) -> LRTest:
     """Likelihood ratio of all covariances free against blocks independent between clients.
 
     Unlike the pairwise tests it is valid when missingness depends on what is seen (MAR). Its degrees of
-    freedom are p_j p_k summed over the pairs of clients that share entities. `law` is that of
-    :func:`unrestricted_law`, where it is at hand.
+    freedom are p_j p_k summed over the pairs of clients that share enough entities.
     """
-    sizes = fit.moments.sizes
-    pairs = [(j, k) for j, k in combinations(range(len(sizes)), 2) if shared(fit.moments, j, k) > 0.0]
+    moments = fit.moments
+    sizes, sparse = moments.sizes, {(pair.first, pair.second) for pair in sparse_pairs(moments)}
+    pairs = [pair for pair in combinations(range(len(sizes)), 2) if pair not in sparse]
     if not pairs:
-        raise NotAvailableError("no two clients have an entity in common, so no correlation can be seen")
+        raise NotAvailableError("no two clients share enough entities, so no correlation can be seen")
     df = sum(sizes[j] * sizes[k] for j, k in pairs)
-    law = law or unrestricted_law(fit)
-    statistic = 2.0 * (law.log_likelihood - joint_law(fit).log_likelihood)
+    restricted = fit_moments(moments) if isinstance(fit, LawFit) else fit
+    statistic = 2.0 * (unrestricted_law(fit).log_likelihood - joint_law(restricted).log_likelihood)
     return LRTest(statistic, float(stats.chi2.sf(statistic, df)), float(df))
 
 
-def shared(moments: PatternMoments, j: int, k: int) -> float:
-    """Entities that two clients both have."""
-    return float(moments.n[moments.patterns[:, j] & moments.patterns[:, k]].sum())
+def worst_pair(moments: PatternMoments) -> tuple[BlockIndependence, float] | None:
+    """Find the pair of clients whose blocks are most clearly correlated, and its p-value times the pairs."""
+    tests = [test for test in independence_tests(moments) if np.isfinite(test.pvalue)]
+    if not tests:
+        return None
+    worst = min(tests, key=lambda test: (test.pvalue, -test.canonical))
+    return worst, min(1.0, worst.pvalue * len(tests))
+
+
+def warn_of_dependence(moments: PatternMoments) -> None:
+    """Warn where blocks that count as independent are not."""
+    found = worst_pair(moments)
+    if found is not None and found[1] < REJECTED:
+        pair, pvalue = found
+        warn(
+            f"between='independent': the blocks of '{pair.first}' and '{pair.second}' are correlated "
+            f"(largest canonical correlation {pair.canonical:.2f} over {pair.n:,} entities, p {pvalue:.1e}); "
+            "coefficients are biased where blocks are missing. Fit with between='free'",
+            AssumptionWarning,
+        )
 
 
 def independence_tests(moments: PatternMoments) -> list[BlockIndependence]:

@@ -10,6 +10,7 @@ from scipy import stats
 
 from fedstat.errors import ModelError
 from fedstat.models.vertical.fit import MomentsFit, fit_moments
+from fedstat.models.vertical.law.fit import LawFit, without_effects
 from fedstat.models.vertical.likelihood import LikelihoodPoint, Standard
 from fedstat.models.vertical.moments import PatternMoments
 from fedstat.typing import Floats
@@ -45,21 +46,29 @@ class LeaveOneOut:
         )
 
 
-def leave_one_out(fit: MomentsFit) -> LeaveOneOut:
+def leave_one_out(fit: MomentsFit | LawFit) -> LeaveOneOut:
     """Fit without each column in turn.
+
+    Where columns depend between clients the column stays in their law: it has no coefficient, and tells of
+    those that are missing.
 
     Raises ModelError where there is one only, EstimationError where a smaller fit has no maximum.
     """
-    moments, P = fit.moments, fit.standard.P
+    moments, P = fit.moments, len(fit.moments.names)
     if P < 2:
         raise ModelError("leave_one_out: the fit has one column; without it there is no block left")
     params = np.full((P, 1 + P), np.nan)
-    fits = []
+    fits: list[MomentsFit | LawFit] = []
     for j in range(P):
         keep = np.arange(P) != j
-        smaller = fit_without(fit, moments, j)
-        params[j, np.append(True, keep)] = smaller.params
-        fits.append(smaller)
+        if isinstance(fit, LawFit):
+            restricted = without_effects(fit, keep)
+            params[j, np.append(True, keep)] = restricted.params[np.append(True, keep)]
+            fits.append(restricted)
+        else:
+            smaller = fit_without(fit, moments, j)
+            params[j, np.append(True, keep)] = smaller.params
+            fits.append(smaller)
     llf = np.array([smaller.log_likelihood for smaller in fits])
     statistic = 2.0 * (fit.log_likelihood - llf)
     return LeaveOneOut(

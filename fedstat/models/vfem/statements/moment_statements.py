@@ -7,17 +7,21 @@ from typing import Literal
 import pandas as pd
 
 from fedstat.errors import NotAvailableError
+from fedstat.inference.likelihood import LRTest
 from fedstat.models.checks import check_choice
 from fedstat.models.vertical.exchange.patterns import PatternExchange
 from fedstat.models.vertical.fit import MomentsFit
+from fedstat.models.vertical.law.fit import LawFit
 from fedstat.models.vfem.statements.assumptions import (
     LittleTest,
+    independence_lr_test,
     independence_tests,
     little_test,
     unrestricted_law,
 )
 from fedstat.models.vfem.statements.influence import leave_one_out
 from fedstat.models.vfem.statements.outcome import HeldInSession
+from fedstat.models.vfem.statements.sparse import COLUMNS, sensitivity
 
 
 class MomentStatements:
@@ -31,7 +35,7 @@ class MomentStatements:
         return self._held.exchange
 
     @property
-    def moments_fit(self) -> MomentsFit | None:
+    def moments_fit(self) -> MomentsFit | LawFit | None:
         """The fit from the moments, in this session."""
         return self._held.moments_fit
 
@@ -49,7 +53,7 @@ class MomentStatements:
         Parameters
         ----------
         structure : {"model", "unrestricted"}
-            Covariance under the null: blocks independent between clients, as the model has it, or free.
+            Covariance under the null: that of the model, or free between clients whatever the model.
 
         Returns
         -------
@@ -70,11 +74,47 @@ class MomentStatements:
         """
         return pd.DataFrame(independence_tests(self._moments().moments))
 
+    def independence_lr_test(self) -> LRTest:
+        """Likelihood ratio of columns that depend between clients against independent blocks.
+
+        Unlike :meth:`independence_tests` it is valid where missingness depends on what is seen.
+
+        Returns
+        -------
+        (statistic, pvalue, df_diff)
+
+        Raises
+        ------
+        NotAvailableError
+            No two clients share enough entities; or the fit has no moments.
+        """
+        return independence_lr_test(self._moments())
+
+    def sensitivity(self) -> pd.DataFrame:
+        """Extremes of the coefficients where two clients share too few entities for a covariance.
+
+        Such a pair counts as independent given all other columns. Nothing in the data says so: every partial
+        covariance of the two has the same likelihood. The extremes are those of a partial correlation of one
+        (with several columns, along the direction in which the coefficient moves fastest).
+
+        Returns
+        -------
+        DataFrame
+            A row for each such pair and coefficient: ``n`` entities that both have, the estimate, its
+            smallest and largest value, ``low`` and ``high``; empty where every pair shares enough.
+        """
+        fit = self._moments()
+        return sensitivity(fit) if isinstance(fit, LawFit) else pd.DataFrame(columns=COLUMNS)
+
     def leave_one_out(self) -> pd.DataFrame:
-        """Fit the model without each column in turn: likelihood ratio, p-value, R-squared."""
+        """Fit the model without each column in turn: likelihood ratio, p-value, R-squared.
+
+        With ``between="free"`` the column stays in the law of the columns, where it tells of those that are
+        missing, and only its coefficient goes.
+        """
         return leave_one_out(self._moments()).to_frame()
 
-    def _moments(self) -> MomentsFit:
+    def _moments(self) -> MomentsFit | LawFit:
         if self.moments_fit is None:
             raise NotAvailableError(
                 "this needs the moments of a fit in this session with exchange='moments'; the iterative "

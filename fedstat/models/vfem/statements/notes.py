@@ -10,16 +10,24 @@ from fedstat.federation.account.ledger import Ledger
 from fedstat.models.vertical.division import division_notes
 from fedstat.models.vertical.exchange.notes import dealer_notes, dither_notes, merge_notes, sums_note
 from fedstat.models.vertical.exchange.patterns import PatternExchange
+from fedstat.models.vertical.law.fit import LawFit
 from fedstat.models.vertical.layout import Layout
 from fedstat.models.vertical.solving import rounds_of_predictors, solvable
 from fedstat.models.vfem.blocks.glm_distribution import NORMAL
+from fedstat.models.vfem.statements.assumptions import REJECTED, worst_pair
 from fedstat.models.vfem.statements.exposure import (
     MOMENTS,
     masked_notes,
     response_notes,
     secure_product_notes,
 )
-from fedstat.models.vfem.statements.outcome import EntityCounts, HeldInSession, VFEMOutcome
+from fedstat.models.vfem.statements.outcome import (
+    EntityCounts,
+    HeldInSession,
+    VFEMOutcome,
+    reported_covariance,
+)
+from fedstat.models.vfem.statements.sparse import sparse_notes
 
 BASELINES = {
     "cc": "Only entities with every block are used: biased unless blocks are missing completely at random.",
@@ -32,10 +40,16 @@ BASELINES = {
 NORMAL_RESPONSE = BASELINES | {
     "vfem": (
         "Maximum likelihood under normal errors and normal blocks that are independent between "
-        "institutions; valid when missingness depends on observed values only (MAR). R-squared is that of "
-        "an entity with every block."
+        "institutions (between='independent'); valid when missingness depends on observed values only (MAR) "
+        "and blocks do not correlate: where they do, coefficients are biased however records are missing. "
+        "R-squared is that of an entity with every block."
     ),
 }
+FREE = (
+    "Maximum likelihood under normal errors and jointly normal columns, whose covariance is free between "
+    "institutions; valid when missingness depends on observed values only (MAR). R-squared is that of an "
+    "entity with every block."
+)
 OTHER_RESPONSE = BASELINES | {
     "vfem": (
         "Maximum likelihood under normal blocks that are independent between institutions; valid when "
@@ -63,17 +77,20 @@ EXPECTED = (
     "Standard errors take cross-products between institutions at their expectation, zero: this needs "
     "blocks that are missing completely at random and independent between institutions."
 )
+EXPECTED_FREE = (
+    "Standard errors come from the expected information: this needs columns that follow the normal law, and "
+    "blocks that are missing completely at random."
+)
 
 
 def fit_notes(
     layout: Layout, outcome: VFEMOutcome, held: HeldInSession, counts: EntityCounts, ledger: Ledger
 ) -> list[str]:
     """Write the notes of one fit."""
-    model = NORMAL_RESPONSE if is_normal(outcome) else OTHER_RESPONSE
     return [
         *count_notes(outcome.method, counts),
         *division_notes(layout),
-        model[outcome.method],
+        *_assumptions(outcome, held),
         *_small_sample(layout, outcome),
         *_covariance(layout, outcome, ledger),
         *(
@@ -82,6 +99,27 @@ def fit_notes(
             else _moments(layout, outcome, held.exchange, ledger)
         ),
     ]
+
+
+def _assumptions(outcome: VFEMOutcome, held: HeldInSession) -> Iterator[str]:
+    """Say what is assumed, and what in the data contradicts it or says nothing of it."""
+    fit, covariance = held.moments_fit, outcome.covariance
+    if isinstance(fit, LawFit):
+        yield FREE
+        errors = None
+        if covariance is not None:
+            errors = np.sqrt(np.diag(reported_covariance(covariance, outcome.fit)))[1:]
+        yield from sparse_notes(fit, errors)
+        return
+    model = NORMAL_RESPONSE if is_normal(outcome) else OTHER_RESPONSE
+    yield model[outcome.method]
+    if outcome.method == "vfem" and fit is not None and (found := worst_pair(fit.moments)):
+        pair, pvalue = found
+        yield (
+            f"Most correlated blocks: '{pair.first}' and '{pair.second}', largest canonical correlation "
+            f"{pair.canonical:.2f} over {pair.n:,} entities, p = {pvalue:.2g} (times the number of pairs)."
+            + (" The assumption does not hold: fit with between='free'." if pvalue < REJECTED else "")
+        )
 
 
 def is_normal(outcome: VFEMOutcome) -> bool:
@@ -118,7 +156,7 @@ def _covariance(layout: Layout, outcome: VFEMOutcome, ledger: Ledger) -> Iterato
     if covariance is None:
         return
     if outcome.cov_type == "expected" and len(layout.clients) > 1:
-        yield EXPECTED
+        yield EXPECTED if outcome.fit.law is None else EXPECTED_FREE
     if covariance.how == "sketch":
         yield (
             f"Cross-products between institutions come from a {covariance.size:,}-row sketch: the error of a "

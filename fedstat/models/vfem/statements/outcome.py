@@ -14,6 +14,8 @@ from fedstat.inference.estimate import INTERCEPT, Estimate
 from fedstat.models.vertical.exchange.notes import noise_added
 from fedstat.models.vertical.exchange.patterns import PatternExchange
 from fedstat.models.vertical.fit import MomentsFit
+from fedstat.models.vertical.law.fit import LawFit
+from fedstat.models.vertical.law.pairs import Between
 from fedstat.models.vertical.layout import Layout, client_blocks
 from fedstat.models.vertical.merges import LARGEST_SHARE, MergePlan
 from fedstat.models.vertical.model import VerticalModel
@@ -40,13 +42,21 @@ class VFEMOutcome:
     refitted: bool = False
 
 
+def as_between(outcome: VFEMOutcome) -> Between:
+    """Whether columns of two clients depend in the law that was fitted.
+
+    Methods without missing blocks say "independent": nothing depends on it there.
+    """
+    return "free" if outcome.fit.law is not None else "independent"
+
+
 @dataclass(frozen=True, slots=True)
 class HeldInSession:
     """What a fit leaves behind in its session, and no file holds: values per entity, or moments."""
 
     fitted: Mapping[str, Array] = field(default_factory=dict)
     exchange: PatternExchange | None = None
-    moments_fit: MomentsFit | None = None
+    moments_fit: MomentsFit | LawFit | None = None
 
     @property
     def left_out(self) -> int:
@@ -119,6 +129,8 @@ def make_estimate(model: VerticalModel, layout: Layout, outcome: VFEMOutcome, no
 
 def explained_share(fit: VFEMFit, method: str) -> float:
     """R-squared of an entity with every block; that of the response itself where no block is missing."""
+    if fit.law is not None:
+        return float(1.0 - fit.s2 / fit.law.cov[-1, -1])
     assert fit.response_moments is not None
     spread = fit.s2 + sum(fit.t.values()) if method == "vfem" else float(fit.response_moments[1])
     return 1.0 - fit.s2 / spread
@@ -133,7 +145,7 @@ def cov_name(outcome: VFEMOutcome) -> str:
 def reported_covariance(covariance: Covariance, fit: VFEMFit) -> Floats:
     """Covariance of (beta0, beta) from that of psi, of which (a, s2, beta_1, mu_1, ...) comes first."""
     jacobian = origin_jacobian(fit, tuple(fit.beta))
-    # Where t_1, ..., t_K follow psi, no coefficient depends on them.
+    # Where t_1, ..., t_K or a concentration follow psi, no coefficient depends on them.
     d = jacobian.shape[1]
     return delta_method(covariance.psi[:d, :d], jacobian)
 

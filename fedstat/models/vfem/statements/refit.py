@@ -16,9 +16,9 @@ from fedstat.models.vertical.exchange.patterns import PatternExchange
 from fedstat.models.vertical.layout import Layout
 from fedstat.models.vertical.model import VerticalModel
 from fedstat.models.vfem.blocks.layout import make_layout
-from fedstat.models.vfem.covariance.from_moments import CovType, estimate_from_moments
+from fedstat.models.vfem.covariance.from_moments import CovType, MomentsOptions, estimate_from_moments
 from fedstat.models.vfem.iteration.fit import by_client
-from fedstat.models.vfem.statements.outcome import HeldInSession, VFEMOutcome
+from fedstat.models.vfem.statements.outcome import HeldInSession, VFEMOutcome, as_between
 
 
 def refit(
@@ -44,7 +44,8 @@ def refit(
     )
     moments = exchange.moments.submodel(list(names))
     asked = cov_type or cast(CovType, outcome.cov_type)
-    found, covariance = estimate_from_moments(moments, asked, outcome.options.maxiter)
+    wanted = MomentsOptions(asked, as_between(outcome), outcome.options.maxiter)
+    found, covariance = estimate_from_moments(moments, wanted)
     return (
         smaller,
         layout,

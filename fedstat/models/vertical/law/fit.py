@@ -1,0 +1,220 @@
+"""Maximum likelihood of the normal law of columns and response: Newton's method on pattern moments.
+
+Derivatives are exact, so that some six steps reach the maximum that EM approaches in hundreds. Where the
+information is not positive definite the step is Fisher's scoring; either is halved until the log-likelihood
+rises. With all edges between institutions left out it is the law of
+:mod:`fedstat.models.vertical.likelihood`.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy.linalg import cho_factor, cho_solve
+
+from fedstat.errors import EstimationError
+from fedstat.models.vertical.fit import (
+    ROUNDING,
+    SMALLEST_STEP,
+    SUFFICIENT,
+    VANISHING,
+    TraceRow,
+    vanishing_message,
+)
+from fedstat.models.vertical.law.derivatives import (
+    LawDerivatives,
+    LawPoint,
+    Moves,
+    differentiate,
+    law_likelihood,
+)
+from fedstat.models.vertical.likelihood import Standard
+from fedstat.models.vertical.moments import PatternMoments
+from fedstat.typing import Bools, Floats
+
+SINGULAR = 1e-8
+"""Smallest eigenvalue of the correlation matrix of the columns below which it counts as singular."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LawFit:
+    """A law at its maximum; estimates in the units of the data.
+
+    `moments` are standardised and `point` the law of the standardised columns; `moves` what was free. `joint`
+    is the log-likelihood of columns and response as standardised, `log_likelihood` that of the response given
+    what is seen, in the units of the data: less the largest value that the columns' own likelihood takes.
+    """
+
+    moments: PatternMoments
+    point: LawPoint
+    moves: Moves
+    joint: float
+    log_likelihood: float
+    trace: tuple[TraceRow, ...]
+    converged: bool
+    reason: str
+
+    @property
+    def a(self) -> float:
+        """Mean of the response."""
+        return float(self.moments.centre[-1] + self.moments.scale[-1] * self.point.a)
+
+    @property
+    def s2(self) -> float:
+        """Residual variance of an entity with every column."""
+        return float(self.moments.scale[-1] ** 2 * self.point.s2)
+
+    @property
+    def beta(self) -> Floats:
+        """Coefficients, (P,)."""
+        return np.asarray(self.moments.scale[-1] * self.point.beta / self.moments.scale[:-1])
+
+    @property
+    def mu(self) -> Floats:
+        """Means of the columns, (P,)."""
+        return np.asarray(self.moments.centre[:-1] + self.moments.scale[:-1] * self.point.mu)
+
+    @property
+    def cov(self) -> Floats:
+        """Covariance of columns and response, (P + 1, P + 1)."""
+        return np.asarray(self.point.cov * np.outer(self.moments.scale, self.moments.scale))
+
+    @property
+    def t(self) -> Floats:
+        """Variance of each client's own linear predictor, (K,)."""
+        member = self.moments.owner == np.arange(len(self.moments.sizes))[:, None]
+        own = member * self.beta
+        return np.asarray(np.einsum("ki,ij,kj->k", own, self.cov[:-1, :-1], own))
+
+    @property
+    def params(self) -> Floats:
+        """Intercept at the origin of the columns, and coefficients: (1 + P,)."""
+        return np.append(self.a - self.mu @ self.beta, self.beta)
+
+    @property
+    def rsquared(self) -> float:
+        """Share of variance explained for a fully observed entity."""
+        return float(1.0 - self.point.s2 / self.point.cov[-1, -1])
+
+
+def all_effects(edges: Bools) -> Moves:
+    """Every coefficient, and of the concentration the entries given."""
+    return Moves(edges, np.ones(len(edges), dtype=bool))
+
+
+def fit_law(
+    moments: PatternMoments | Standard,
+    edges: Bools,
+    *,
+    tol: float = 1e-9,
+    maxiter: int = 200,
+    start: LawPoint | None = None,
+) -> LawFit:
+    """Maximise the likelihood of what is seen; `edges` (P, P) are pairs of columns that may depend.
+
+    It stops when the maximum is nearer than `tol` standard errors (the Newton decrement), or with
+    ``converged=False`` after `maxiter` steps; it starts from no effects and every block at its own moments.
+    An EstimationError where the moments determine no estimate.
+    """
+    standard = moments if isinstance(moments, Standard) else Standard(moments)
+    P = standard.P
+    first = start or LawPoint(np.zeros(P), 0.0, np.zeros(P), 1.0, standard.precision)
+    found = climb(standard.moments, first, all_effects(edges), tol, maxiter)
+    null = without_effects(found, np.zeros(P, dtype=bool), tol=1e-4)
+    # With no effect the columns' own likelihood and that of the response are apart.
+    alone = response_alone(standard.moments)
+    own = found.joint - (null.joint - alone)
+    return replace(found, log_likelihood=own - found.moments.nobs * float(np.log(found.moments.scale[-1])))
+
+
+def without_effects(fit: LawFit, effects: Bools, *, tol: float = 1e-6) -> LawFit:
+    """Fit the same law with the other coefficients at zero: what a likelihood ratio compares with."""
+    at = fit.point
+    beta = np.where(effects, at.beta, 0.0)
+    s2 = at.s2 + float((at.beta - beta) @ at.covariates @ (at.beta - beta))
+    start = LawPoint(at.mu, at.a, beta, s2, at.Q)
+    found = climb(fit.moments, start, Moves(fit.moves.edges, effects), tol, 200)
+    return replace(found, log_likelihood=fit.log_likelihood + found.joint - fit.joint)
+
+
+def response_alone(moments: PatternMoments) -> float:
+    """Largest log-likelihood of the standardised response by itself."""
+    mean, square = moments.grams[:, [0, -1], -1].sum(axis=0) / moments.nobs
+    return float(-0.5 * moments.nobs * (np.log(2.0 * np.pi * (square - mean**2)) + 1.0))
+
+
+def climb(moments: PatternMoments, point: LawPoint, moves: Moves, tol: float, maxiter: int) -> LawFit:
+    """Go up from a point by Newton's steps."""
+    trace: list[TraceRow] = []
+    began, move, change = time.perf_counter(), "start", np.inf
+    converged, reason = False, "the largest number of iterations was reached"
+    at = differentiate(moments, point, moves)
+    for iteration in range(1, maxiter + 1):
+        move_next, direction = ascent(moments, point, moves, at)
+        decrement = float(np.sqrt(np.maximum(at.score @ direction, 0.0)))
+        seconds, score = time.perf_counter() - began, decrement / np.sqrt(moments.nobs)
+        trace.append(TraceRow(iteration, at.log_likelihood, float(score), float(change), move, seconds))
+        if decrement <= tol:
+            converged, reason = move_next == "newton", "the distance to the optimum is below its tolerance"
+            if not converged:
+                reason = "a stationary point that is not a maximum was reached"
+            break
+        point, step = rise_along(moments, point, moves, at, direction)
+        change, move = np.abs(step * direction).max(), "shortened" if step < 1.0 else move_next
+        at = differentiate(moments, point, moves)
+    return LawFit(moments, point, moves, at.log_likelihood, np.nan, tuple(trace), converged, reason)
+
+
+def ascent(moments: PatternMoments, point: LawPoint, moves: Moves, at: LawDerivatives) -> tuple[str, Floats]:
+    """Newton's step where the information is positive definite, Fisher's scoring elsewhere."""
+    for move in ("newton", "scoring"):
+        if move == "scoring":
+            at = differentiate(moments, point, moves, expected=True)
+        # With ones on its diagonal: whether a factor exists is to depend on no unit.
+        root = np.sqrt(np.maximum(np.abs(np.diag(at.information)), np.finfo(float).tiny))
+        try:
+            factor = cho_factor(at.information / np.outer(root, root), lower=True)
+        except np.linalg.LinAlgError:
+            continue
+        return move, np.asarray(cho_solve(factor, at.score / root) / root)
+    raise EstimationError(not_determined(moments))
+
+
+def rise_along(
+    moments: PatternMoments, point: LawPoint, moves: Moves, at: LawDerivatives, direction: Floats
+) -> tuple[LawPoint, float]:
+    """Halve a step until the log-likelihood has risen enough; return the point and the step.
+
+    An EstimationError where it falls along the direction, however short the step, or a variance vanishes.
+    """
+    slope, step = float(at.score @ direction), 1.0
+    slack = ROUNDING * (abs(at.log_likelihood) + moments.nobs)
+    while step >= SMALLEST_STEP:
+        trial = moves.step(point, step * direction)
+        try:
+            if trial.s2 > 0.0:
+                risen = law_likelihood(moments, trial.mean, trial.cov)
+                if risen >= at.log_likelihood + SUFFICIENT * step * slope - slack:
+                    if trial.s2 <= VANISHING:
+                        raise EstimationError(vanishing_message(moments))
+                    if np.linalg.eigvalsh(trial.Q)[-1] > 1.0 / SINGULAR:
+                        raise EstimationError(not_determined(moments))
+                    return trial, step
+        except np.linalg.LinAlgError:  # beyond the edge of positive definite covariances
+            pass
+        step /= 2.0
+    raise EstimationError(not_determined(moments))
+
+
+def not_determined(moments: PatternMoments) -> str:
+    """Say why there is no maximum."""
+    both = moments.patterns.T @ (moments.patterns * moments.n[:, None])
+    j, k = np.unravel_index(both.argmin(), both.shape)
+    return (
+        "the covariance of all columns is not determined: "
+        f"'{moments.clients[j]}' and '{moments.clients[k]}' share {int(both[j, k]):,} of "
+        f"{int(moments.nobs):,} entities, and columns may be collinear across institutions; leave out "
+        "columns or clients, or fit with between='independent'"
+    )
