@@ -60,7 +60,7 @@ def make_model(gaps: bool, coordinator: str | None = None) -> fs.VFEMRegression:
     if gaps:
         frames["Court"] = frames["Court"][np.random.default_rng(3).random(N) < 0.7]
     partition = fs.ClientPartition.from_frames(frames, on="key")
-    return fs.VFEMRegression.from_formula("y ~ .", partition, coordinator=coordinator)
+    return fs.VFEMRegression.from_formula("y ~ .", partition, coordinator=coordinator, between="independent")
 
 
 def truth(model: fs.VFEMRegression, client: str) -> np.ndarray:

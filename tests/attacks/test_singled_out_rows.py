@@ -49,7 +49,10 @@ def partition(complete=False):
 
 def vfem(response="y", **options):
     model = fs.VFEMRegression.from_formula(
-        f"{response} ~ {COLUMNS}", partition(), **({"family": BINOMIAL} if response == "z" else {})
+        f"{response} ~ {COLUMNS}",
+        partition(),
+        **({"family": BINOMIAL} if response == "z" else {}),
+        between="independent",
     )
     return model.fit(**options)
 

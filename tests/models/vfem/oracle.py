@@ -158,6 +158,8 @@ class Study:
         return fs.ClientPartition.from_frames(self.frames(), on="id", **({"shared_seed": 7} | options))
 
     def model(self, formula="y ~ .", **options):
+        """Model of the publication, whose blocks are independent, unless the options say otherwise."""
+        options = {"between": "independent"} | options
         return fs.VFEMRegression.from_formula(formula, self.partition(), **options)
 
     def pooled(self):

@@ -16,7 +16,7 @@ def model_of(frames=None, policies=None, coordinator=None, formula="y ~ ."):
     partition = fs.ClientPartition.from_frames(
         JOINED if frames is None else frames, on="id", policies=policies
     )
-    return fs.VFEMRegression.from_formula(formula, partition, coordinator=coordinator)
+    return fs.VFEMRegression.from_formula(formula, partition, coordinator=coordinator, between="independent")
 
 
 def test_rounds_and_bytes_of_the_default_fit_are_those_of_its_ledger():

@@ -128,7 +128,9 @@ def test_a_part_looks_random_and_the_sum_is_the_linear_predictor(study):
 
 def fit_with(policies, study, **options):
     partition = study.partition(policies=policies)
-    return fs.VFEMRegression.from_formula("y ~ .", partition).fit(cov_type="none", **options)
+    return fs.VFEMRegression.from_formula("y ~ .", partition, between="independent").fit(
+        cov_type="none", **options
+    )
 
 
 def test_an_owner_who_wants_masks_gets_them(study):

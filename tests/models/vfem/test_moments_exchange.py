@@ -29,7 +29,7 @@ def model(n=600, seed=0, holder="Bank", coordinator=None, **policy):
     data = simulate(n=n, seed=seed, holder=holder)
     rules = Policy(**({"min_count": 1} | policy))
     partition = data.partition(min_count=rules.min_count, policies=dict.fromkeys(data.frames(), rules))
-    return fs.VFEMRegression.from_formula("y ~ .", partition, coordinator=coordinator)
+    return fs.VFEMRegression.from_formula("y ~ .", partition, coordinator=coordinator, between="independent")
 
 
 class FoundError(Exception):
@@ -156,7 +156,7 @@ def test_fitted_values_are_not_asked_for_and_say_how_to_get_them():
 def two_institutions(formula="y ~ .", **options):
     frames = simulate(n=300, holder="Bank").frames()
     partition = fs.ClientPartition.from_frames({k: frames[k] for k in ("Bank", "Court")}, on="id")
-    return fs.VFEMRegression.from_formula(formula, partition, **options)
+    return fs.VFEMRegression.from_formula(formula, partition, between="independent", **options)
 
 
 def test_two_institutions_have_the_coordinator_apart_unless_the_user_says_where():
@@ -172,9 +172,9 @@ def test_two_institutions_have_the_coordinator_apart_unless_the_user_says_where(
 
 def test_those_that_take_part_are_counted_not_those_of_the_partition():
     partition = simulate(n=300, holder="Bank").partition()
-    fitted = fs.VFEMRegression.from_formula("y ~ bank0 + court1", partition)
+    fitted = fs.VFEMRegression.from_formula("y ~ bank0 + court1", partition, between="independent")
     assert fitted.coordinator == "apart" and fitted.fit().converged
-    assert fs.VFEMRegression.from_formula("y ~ .", partition).coordinator == "Bank"
+    assert fs.VFEMRegression.from_formula("y ~ .", partition, between="independent").coordinator == "Bank"
 
 
 def test_one_institution_is_ordinary_least_squares():
@@ -201,8 +201,8 @@ def small_pattern(n_small, holder="Registry"):
 
 def test_a_pattern_with_hardly_more_entities_than_columns_is_not_released():
     """Bank and Court have five columns: twelve entities are the least."""
-    enough = fs.VFEMRegression.from_formula("y ~ .", small_pattern(12)).fit()
-    few = fs.VFEMRegression.from_formula("y ~ .", small_pattern(11)).fit()
+    enough = fs.VFEMRegression.from_formula("y ~ .", small_pattern(12), between="independent").fit()
+    few = fs.VFEMRegression.from_formula("y ~ .", small_pattern(11), between="independent").fit()
     assert (enough.exchange.plan.moved, few.exchange.plan.moved) == (0, 11)
     assert enough.exchange.smallest == 12
     assert few.exchange.plan.patterns.sum(axis=1).tolist() == [1, 2, 3]  # they stay with the Bank alone
@@ -213,7 +213,11 @@ def test_a_pattern_with_hardly_more_entities_than_columns_is_not_released():
 @pytest.mark.parametrize("holder", ["Bank", "Registry"])
 def test_means_are_those_of_what_is_released(holder):
     """Else they would tell, beside the sums by pattern, of the few entities that count as missing."""
-    found = fs.VFEMRegression.from_formula("y ~ .", small_pattern(11, holder)).fit().exchange
+    found = (
+        fs.VFEMRegression.from_formula("y ~ .", small_pattern(11, holder), between="independent")
+        .fit()
+        .exchange
+    )
     sums, seen = found.moments.grams[:, 0, 1:-1], found.moments.patterns[:, found.moments.owner]
     assert found.plan.moved == 11 and seen.any(axis=0).all()
     np.testing.assert_allclose(sums.sum(axis=0), 0.0, atol=1e-8)
@@ -221,7 +225,7 @@ def test_means_are_those_of_what_is_released(holder):
 
 
 def test_a_site_gives_no_sums_without_a_few_of_those_that_take_part():
-    fitted = fs.VFEMRegression.from_formula("y ~ .", small_pattern(30))
+    fitted = fs.VFEMRegression.from_formula("y ~ .", small_pattern(30), between="independent")
     ask = find_ask(fitted, "sum_products")
     code = ask.arrays["code"].copy()
     code[:3] = -1
@@ -232,7 +236,9 @@ def test_a_site_gives_no_sums_without_a_few_of_those_that_take_part():
 
 def test_the_site_insists_though_the_coordinator_asks(monkeypatch):
     for step in ("sum_products", "sum_with_response", "share_product"):
-        fitted = fs.VFEMRegression.from_formula("y ~ .", small_pattern(5, holder="Bank"))
+        fitted = fs.VFEMRegression.from_formula(
+            "y ~ .", small_pattern(5, holder="Bank"), between="independent"
+        )
         with monkeypatch.context() as careless:
             for rule in (pattern_merge, guards):
                 careless.setattr(rule, "ENTITIES_PER_EQUATION", 0)
@@ -246,7 +252,9 @@ def test_many_entities_in_small_patterns_are_told_and_more_are_refused():
         study = simulate(n=200, holder="Registry", missing="none")
         for k, names in enumerate(study.columns.values()):
             study.table.iloc[k * share : (k + 1) * share, study.table.columns.get_indexer(names)] = np.nan
-        return fs.VFEMRegression.from_formula("y ~ .", study.partition(min_count=30)).fit(**arguments)
+        return fs.VFEMRegression.from_formula(
+            "y ~ .", study.partition(min_count=30), between="independent"
+        ).fit(**arguments)
 
     with pytest.raises(EstimationError, match=r"too few to be released .*at most 5 % .*max_moved"):
         fitted(8)
@@ -348,7 +356,9 @@ def test_leaving_a_column_out_is_the_fit_without_it():
     fitted = model(n=1_500)
     full = fitted.fit(exchange="moments")
     name = full.params.index[-1]
-    smaller = fs.VFEMRegression.from_formula(f"y ~ . - {name}", fitted.partition).fit(exchange="moments")
+    smaller = fs.VFEMRegression.from_formula(f"y ~ . - {name}", fitted.partition, between="independent").fit(
+        exchange="moments"
+    )
     lr = full.leave_one_out()
     column = next(c for c in lr.columns if "stat" in c.lower())
     row = lr.loc[name] if name in lr.index else lr[lr.iloc[:, 0] == name].iloc[0]

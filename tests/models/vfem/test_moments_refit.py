@@ -36,11 +36,11 @@ FULL = "y ~ scale(bank0) + bs(bank1, df=4, extrapolation='clip') + court0 * regi
 
 @pytest.fixture(scope="module")
 def full(partition):
-    return fs.VFEMRegression.from_formula(FULL, partition).fit()
+    return fs.VFEMRegression.from_formula(FULL, partition, between="independent").fit()
 
 
 def fresh(partition, formula, **options):
-    return fs.VFEMRegression.from_formula(formula, partition).fit(**options)
+    return fs.VFEMRegression.from_formula(formula, partition, between="independent").fit(**options)
 
 
 FORMULAS = [

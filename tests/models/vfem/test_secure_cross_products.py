@@ -53,7 +53,7 @@ def test_no_column_leaves_and_shares_alone_are_random(study, cov_type):
 def test_owners_who_refuse_sketches_and_columns_do_not_hinder(study):
     policy = Policy(refused_kinds=frozenset({"raw columns", "sketch"}))
     partition = study.partition(policies=dict.fromkeys(study.columns, policy))
-    model = fs.VFEMRegression.from_formula("y ~ .", partition)
+    model = fs.VFEMRegression.from_formula("y ~ .", partition, between="independent")
     assert model.fit(**ITERATIVE).converged
     for how in ("sketch", "exact"):
         with pytest.raises(PolicyError, match="refused kinds"):
@@ -137,7 +137,7 @@ def test_an_entity_cannot_take_part_twice(study):
 
 def test_a_site_does_not_multiply_few_rows_whatever_it_is_asked(study):
     policies = {"Tax": Policy(min_count=250)}
-    model = fs.VFEMRegression.from_formula("y ~ .", study.partition(policies=policies))
+    model = fs.VFEMRegression.from_formula("y ~ .", study.partition(policies=policies), between="independent")
     with pytest.raises(PolicyError, match=r"Tax: .*minimum count"):
         model.fit(**ITERATIVE)
 

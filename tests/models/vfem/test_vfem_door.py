@@ -32,7 +32,9 @@ def arrays_of(family, step):
 @pytest.fixture(scope="module")
 def site():
     partition = simulate(n=200, holder="Bank").partition()
-    fs.VFEMRegression.from_formula("y ~ .", partition).fit(cov_type="none", **ITERATIVE)
+    fs.VFEMRegression.from_formula("y ~ .", partition, between="independent").fit(
+        cov_type="none", **ITERATIVE
+    )
     return partition.sites["Bank"]
 
 

@@ -212,7 +212,7 @@ def test_partly_filled_rows_can_be_filled_with_means():
     study = simulate(seed=6, n=300, missing="none", holder="Registry")
     study.table.loc[study.table.index[::7], "court1"] = np.nan
     filled = study.table.fillna(study.table.mean())
-    model = fs.VFEMRegression.from_formula("y ~ .", study.partition(partial="mean"))
+    model = fs.VFEMRegression.from_formula("y ~ .", study.partition(partial="mean"), between="independent")
     result = model.fit(**TIGHT)
     assert OLS.of(filled["y"], filled[study.covariates]).agrees(result)
 

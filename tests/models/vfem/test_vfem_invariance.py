@@ -36,7 +36,9 @@ def reference(study):
 
 def fit_frames(frames, **options):
     partition = fs.ClientPartition.from_frames(frames, on="id", shared_seed=7)
-    return fs.VFEMRegression.from_formula("y ~ .", partition).fit(**(TIGHT | SMALL | options))
+    return fs.VFEMRegression.from_formula("y ~ .", partition, between="independent").fit(
+        **(TIGHT | SMALL | options)
+    )
 
 
 def same_bits(one, other):
@@ -100,8 +102,8 @@ def test_a_second_fit_is_the_first_to_the_bit(study, cov_type):
 
 def test_two_models_on_one_partition_do_not_disturb_each_other(study):
     partition = study.partition()
-    wide = fs.VFEMRegression.from_formula("y ~ .", partition)
-    narrow = fs.VFEMRegression.from_formula("y ~ bank0 + court2", partition)
+    wide = fs.VFEMRegression.from_formula("y ~ .", partition, between="independent")
+    narrow = fs.VFEMRegression.from_formula("y ~ bank0 + court2", partition, between="independent")
     first = wide.fit(**SMALL)
     narrow.fit(**SMALL)
     assert same_bits(first, wide.fit(**SMALL))
@@ -109,7 +111,9 @@ def test_two_models_on_one_partition_do_not_disturb_each_other(study):
 
 def test_the_shared_seed_matters_to_sketches_alone(study):
     one, other = (
-        fs.VFEMRegression.from_formula("y ~ .", study.partition(shared_seed=seed)).fit(**SMALL)
+        fs.VFEMRegression.from_formula("y ~ .", study.partition(shared_seed=seed), between="independent").fit(
+            **SMALL
+        )
         for seed in (1, 2)
     )
     assert one.params.to_numpy().tobytes() == other.params.to_numpy().tobytes()

@@ -102,9 +102,11 @@ def test_fits_that_count_other_records_are_not_compared():
     study.table.loc[study.table.index[::6], "court1"] = np.nan
     partition = study.partition()
     with pytest.warns(DataWarning, match="50 at 'Court'"):
-        full = fs.VFEMRegression.from_formula("y ~ .", partition).fit(cov_type="none")
+        full = fs.VFEMRegression.from_formula("y ~ .", partition, between="independent").fit(cov_type="none")
     rest = " + ".join(name for name in study.covariates if name != "court1")
-    restricted = fs.VFEMRegression.from_formula(f"y ~ {rest}", partition).fit(cov_type="none")
+    restricted = fs.VFEMRegression.from_formula(f"y ~ {rest}", partition, between="independent").fit(
+        cov_type="none"
+    )
     with pytest.raises(ModelError, match="'Court' counts as having other entities in the two fits"):
         full.compare_lr_test(restricted)
 

@@ -23,7 +23,7 @@ def partition(data):
 
 
 def notes(partition, coordinator=None, **options):
-    model = fs.VFEMRegression.from_formula("y ~ .", partition, coordinator=coordinator)
+    model = fs.VFEMRegression.from_formula("y ~ .", partition, coordinator=coordinator, between="independent")
     return " ".join(model.fit(**(SKETCHED | options)).summary().notes)
 
 
@@ -53,7 +53,7 @@ def test_exchanged_columns_are_named(partition):
 
 
 def test_complete_cases_in_small_samples_say_how_much_is_left_out(partition):
-    model = fs.VFEMRegression.from_formula("y ~ .", partition)
+    model = fs.VFEMRegression.from_formula("y ~ .", partition, between="independent")
     result = model.fit(method="cc")
     percent = 100 * (np.sqrt(result.nobs / (result.nobs - 8)) - 1)
     assert percent > 2
@@ -68,7 +68,7 @@ def test_supplemented_em_reports_its_asymmetry(data):
 
 
 def test_intervals_after_mean_imputation_do_not_add_what_its_residuals_hold(data, partition):
-    result = fs.VFEMRegression.from_formula("y ~ .", partition).fit(method="impute")
+    result = fs.VFEMRegression.from_formula("y ~ .", partition, between="independent").fit(method="impute")
     prediction = result.get_prediction(partition)
     assert prediction.blocks.nunique() > 1
     np.testing.assert_allclose(prediction.var_resid, result.fit_.s2)

@@ -259,12 +259,12 @@ def test_a_horizontal_partition_is_refused():
     table = simulate(n=300, missing="none").table.assign(hospital=["a", "b", "c"] * 100)
     partition = fs.ClientPartition.from_frame(table, by="hospital")
     with pytest.raises(ModelError, match="needs a vertical partition"):
-        fs.VFEMRegression.from_formula("y ~ .", partition)
+        fs.VFEMRegression.from_formula("y ~ .", partition, between="independent")
 
 
 def test_what_is_not_a_partition_is_refused():
     with pytest.raises(ModelError, match=r"expected a fedstat.ClientPartition, received DataFrame"):
-        fs.VFEMRegression.from_formula("y ~ .", simulate(n=300).table)
+        fs.VFEMRegression.from_formula("y ~ .", simulate(n=300).table, between="independent")
 
 
 def test_a_fit_without_covariance_says_why():
@@ -320,7 +320,7 @@ def refusing(policies, **options):
 )
 def test_a_refusal_names_site_rule_and_array_and_ends_all(policy, options, site, rule, array, step):
     partition, released = refusing({site: Policy(**policy)})
-    model = fs.VFEMRegression.from_formula("y ~ .", partition)
+    model = fs.VFEMRegression.from_formula("y ~ .", partition, between="independent")
     with pytest.raises(PolicyError, match=rf"{site}: .*{rule}.*'{array}' of step '{step}'"):
         model.fit(**(ITERATIVE | options))
     account = partition.sites[site].ledger.entries
@@ -337,10 +337,10 @@ def test_a_refusal_names_site_rule_and_array_and_ends_all(policy, options, site,
 def test_a_refused_family_is_told_before_a_row_is_read():
     partition, released = refusing({"Court": Policy(families=frozenset({"glm"}))})
     with pytest.raises(PolicyError, match=r"Court: its policy \(families\) allows \['glm'\], not 'design'"):
-        fs.VFEMRegression.from_formula("y ~ .", partition)
+        fs.VFEMRegression.from_formula("y ~ .", partition, between="independent")
     assert released()["Court"] == 0
     partition, released = refusing({"Court": Policy(families=frozenset({"design"}))})
-    model = fs.VFEMRegression.from_formula("y ~ .", partition)
+    model = fs.VFEMRegression.from_formula("y ~ .", partition, between="independent")
     before = released()["Court"]
     with pytest.raises(PolicyError, match="not 'vfem'"):
         model.fit(**ITERATIVE)
@@ -350,5 +350,7 @@ def test_a_refused_family_is_told_before_a_row_is_read():
 def test_a_refused_kind_that_is_not_asked_for_does_not_matter():
     policy = Policy(refused_kinds=frozenset({"raw columns", "sketch"}))
     partition, _ = refusing(dict.fromkeys(("Bank", "Court", "Tax"), policy))
-    result = fs.VFEMRegression.from_formula("y ~ .", partition).fit(cov_type="expected", **ITERATIVE)
+    result = fs.VFEMRegression.from_formula("y ~ .", partition, between="independent").fit(
+        cov_type="expected", **ITERATIVE
+    )
     assert result.converged

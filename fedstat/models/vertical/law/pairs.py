@@ -23,6 +23,8 @@ LEAST_TOGETHER = 3
 NEARLY = 1.0 - 1e-9
 """Partial correlation of an extreme: at one the covariance is singular."""
 SMALL_MOVE = 1e-5
+STEPS = 201
+"""Of a coefficient's way from one extreme to the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +66,8 @@ def edges_between(moments: PatternMoments, between: Between) -> Bools:
 def extremes(fit: LawFit, pair: SparsePair) -> Floats:
     """Coefficients (2, P), in the units of the data, at two extremes of what the data do not determine.
 
-    For each coefficient M moves both ways along the steepest direction of the spectral ball: with one column
-    on either side these are the smallest and the largest value that any law of this likelihood has.
+    For each coefficient M goes through the spectral ball along its steepest direction: with one column on
+    either side these are the smallest and the largest value that any law of this likelihood has.
     """
     places = [fit.moments.places(k) for k in (pair.first, pair.second)]
     law = PartialLaw(fit.point.cov, *[np.arange(here.start, here.stop) for here in places])
@@ -79,10 +81,11 @@ def extremes(fit: LawFit, pair: SparsePair) -> Floats:
     out = np.empty((2, len(at)))
     for c, slope in enumerate(slopes):
         left, _, right = np.linalg.svd(slope, full_matrices=False)
-        steepest = NEARLY * left @ right
-        out[:, c] = law.moved(-steepest)[c], law.moved(steepest)[c]
+        # No coefficient need be monotone, and all move fastest near the ends.
+        along = [law.moved(r * left @ right)[c] for r in NEARLY * np.cos(np.linspace(0.0, np.pi, STEPS))]
+        out[:, c] = min(along), max(along)
     scale = fit.moments.scale
-    return np.asarray(np.sort(out, axis=0) * scale[-1] / scale[:-1])
+    return np.asarray(out * scale[-1] / scale[:-1])
 
 
 class PartialLaw:

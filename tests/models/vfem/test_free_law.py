@@ -1,0 +1,335 @@
+"""Columns that are free to depend between clients, against the likelihood of the rows written out."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pandas as pd
+import pytest
+from oracle import Study
+from pattern_moments import complete, moments_of_arrays
+from scipy import stats
+from scipy.optimize import minimize
+from statsmodels.tools.numdiff import approx_fprime, approx_hess
+
+import fedstat as fs
+from fedstat.errors import AssumptionWarning, ModelError, NotAvailableError
+from fedstat.models.vertical.fit import fit_moments
+from fedstat.models.vertical.law.derivatives import differentiate, law_likelihood
+from fedstat.models.vertical.law.fit import all_effects, fit_law
+from fedstat.models.vertical.law.pairs import edges_between, extremes, sparse_pairs
+
+SIZES = {"Bank": 2, "Court": 2, "Tax": 1}
+
+
+def draw(seed, n=700, rho=0.4, missing="mcar", apart=False):
+    """Correlated columns of three clients; "mar": records hang on the response and on a bank's column."""
+    rng = np.random.default_rng([seed, 77])
+    names = [f"{client.lower()}{j}" for client, size in SIZES.items() for j in range(size)]
+    Z = rng.normal(size=(n, 5)) * np.sqrt(1.0 - rho) + np.sqrt(rho) * rng.normal(size=(n, 1))
+    y = 2.0 + Z @ [1.0, -0.5, 0.8, 0.0, 0.6] + rng.normal(size=n)
+    table = pd.DataFrame(Z * [1.0, 10.0, 1.0, 0.1, 1.0] + [0.0, 5.0, 0.0, 0.0, -3.0], columns=names)
+    table.insert(0, "y", y)
+    lead = y / y.std() + Z[:, 0] if missing == "mar" else np.zeros(n)
+    lacks = {"Court": rng.random(n) < stats.norm.cdf(0.8 * lead - 0.2), "Tax": rng.random(n) < 0.6}
+    if apart:
+        lacks["Tax"] = ~lacks["Court"] | (rng.random(n) < 0.2)
+    columns = {client: [c for c in names if c.startswith(client.lower())] for client in SIZES}
+    for client, gone in lacks.items():
+        table.loc[gone, columns[client]] = np.nan
+    return Study(table, columns, "Bank")
+
+
+def moments_of(study):
+    X, y = study.table[study.covariates].to_numpy(), study.table["y"].to_numpy()
+    sizes = [len(names) for names in study.columns.values()]
+    return moments_of_arrays(X, y, sizes, clients=list(study.columns), names=study.covariates)
+
+
+def of_rows(study, moments, theta, edges):
+    """Log-likelihood of standardised rows at (a, s2, beta, mu, free entries of the concentration)."""
+    P = len(study.covariates)
+    i, j = np.nonzero(np.triu(edges))
+    Q = np.zeros((P, P))
+    Q[i, j] = Q[j, i] = theta[2 + 2 * P :]
+    a, s2, beta, mu = theta[0], theta[1], theta[2 : 2 + P], theta[2 + P : 2 + 2 * P]
+    Sigma = np.linalg.inv(Q)
+    w = Sigma @ beta
+    cov = np.block([[Sigma, w[:, None]], [w[None, :], np.array([[s2 + beta @ w]])]])
+    rows = (study.table[[*study.covariates, "y"]].to_numpy() - moments.centre) / moments.scale
+    seen, total, mean = ~np.isnan(rows), 0.0, np.append(mu, a)
+    for pattern in np.unique(seen, axis=0):
+        own = rows[(seen == pattern).all(axis=1)][:, pattern]
+        law = stats.multivariate_normal(mean[pattern], cov[np.ix_(pattern, pattern)])
+        total += np.sum(law.logpdf(own))
+    return total
+
+
+def theta_of(fit):
+    i, j = np.nonzero(np.triu(fit.moves.edges))
+    point = fit.point
+    return np.concatenate([[point.a, point.s2], point.beta, point.mu, point.Q[i, j]])
+
+
+DESIGNS = {"mcar": {}, "mar": {"missing": "mar"}, "two clients that share no entity": {"apart": True}}
+
+
+@pytest.mark.parametrize("design", DESIGNS)
+def test_score_and_information_are_those_of_the_rows(design):
+    study = draw(1, **DESIGNS[design])
+    fit = fit_law(moments_of(study), edges_between(moments_of(study), "free"))
+    edges, theta = fit.moves.edges, theta_of(fit)
+    assert fit.converged and edges.all() == (design != "two clients that share no entity")
+    assert fit.joint == pytest.approx(of_rows(study, fit.moments, theta, edges), rel=1e-12)
+
+    def of_theta(at):
+        return of_rows(study, fit.moments, at, edges)
+
+    information = -approx_hess(theta, of_theta)
+    score = approx_fprime(theta, of_theta, centered=True)
+    # In standard deviations of the score.
+    assert np.abs(score / np.sqrt(np.diag(information))).max() < 1e-6
+    numerical = np.sqrt(np.diag(np.linalg.inv(information)))
+    exact = differentiate(fit.moments, fit.point, fit.moves).information
+    np.testing.assert_allclose(np.sqrt(np.diag(np.linalg.inv(exact))), numerical, rtol=1e-5)
+
+
+def test_derivatives_are_those_of_the_likelihood_away_from_the_maximum():
+    moments = moments_of(draw(2, missing="mar")).standardised()
+    edges = np.ones((5, 5), dtype=bool)
+    edges[:2, 4] = edges[4, :2] = False
+    moves = all_effects(edges)
+    fit = fit_law(moments, edges)
+    rng = np.random.default_rng(0)
+    theta = rng.normal(scale=0.05, size=len(theta_of(fit)))
+    at = moves.step(fit.point, theta)
+
+    def likelihood(by):
+        law = moves.step(at, by)
+        return law_likelihood(moments, law.mean, law.cov)
+
+    found, zero = differentiate(moments, at, moves), np.zeros_like(theta)
+    score = approx_fprime(zero, likelihood, epsilon=1e-5, centered=True)
+    np.testing.assert_allclose(found.score, score, rtol=1e-6, atol=1e-5 * np.abs(score).max())
+    columns = [
+        -(differentiate(moments, moves.step(at, h), moves).score - found.score) / 1e-6
+        for h in 1e-6 * np.eye(len(theta))
+    ]
+    np.testing.assert_allclose(found.information, columns, atol=2e-5 * np.abs(found.information).max())
+
+
+def test_without_edges_between_clients_it_is_the_law_of_independent_blocks():
+    moments = moments_of(draw(3))
+    free, ours = fit_law(moments, edges_between(moments, "independent")), fit_moments(moments)
+    np.testing.assert_allclose(free.params, ours.params, rtol=1e-7)
+    assert free.log_likelihood == pytest.approx(ours.log_likelihood, rel=1e-10)
+    assert (free.s2, free.rsquared) == pytest.approx((ours.s2, ours.rsquared), rel=1e-7)
+    np.testing.assert_allclose(free.t, ours.t, rtol=1e-6)
+
+
+def test_complete_data_are_least_squares():
+    moments = complete(moments_of(draw(3)))
+    free, ours = fit_law(moments, np.ones((5, 5), dtype=bool)), fit_moments(moments)
+    np.testing.assert_allclose(free.params, ours.params, rtol=1e-9)
+    assert free.log_likelihood == pytest.approx(ours.log_likelihood, rel=1e-12)
+
+
+@pytest.fixture(scope="module")
+def study():
+    return draw(5, n=900, missing="mar")
+
+
+@pytest.fixture(scope="module")
+def result(study):
+    return study.model(between="free").fit()
+
+
+def test_free_is_the_default(study, result):
+    assert fs.VFEMRegression.from_formula("y ~ .", study.partition()).between == "free"
+    fit = fit_law(moments_of(study), np.ones((5, 5), dtype=bool))
+    np.testing.assert_allclose(result.params, fit.params, rtol=1e-6)
+    assert result.between == "free" and result.converged
+    assert "covariance is free between institutions" in " ".join(str(result.summary()).split())
+
+
+def test_covariances_agree(study, result):
+    """Supplemented EM is the observed information in another way; expected, of MCAR, is near it."""
+    sem = study.model(between="free").fit(cov_type="sem")
+    np.testing.assert_allclose(sem.bse, result.bse, rtol=1e-6)
+    assert sem.covariance.asymmetry < 1e-6
+    mcar = draw(6, n=4_000).model(between="free")
+    ratio = mcar.fit(cov_type="expected").bse / mcar.fit().bse
+    assert ratio.between(0.96, 1.04).all()
+    with pytest.raises(NotAvailableError, match="fourth moments"):
+        mcar.fit(cov_type="robust")
+
+
+def test_predictions_condition_on_what_is_seen(study, result):
+    fit = fit_law(moments_of(study), np.ones((5, 5), dtype=bool))
+    mean, cov = np.append(fit.mu, fit.a), fit.cov
+    X = study.table[study.covariates].to_numpy()
+    expected, variance = np.empty(len(X)), np.empty(len(X))
+    for i, row in enumerate(X):
+        has = np.flatnonzero(~np.isnan(row))
+        slopes = np.linalg.solve(cov[np.ix_(has, has)], cov[has, -1])
+        expected[i] = mean[-1] + slopes @ (row[has] - mean[has])
+        variance[i] = cov[-1, -1] - slopes @ cov[has, -1]
+    prediction = result.get_prediction()
+    np.testing.assert_allclose(prediction.predicted_mean, expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(prediction.var_resid, variance, rtol=1e-5)
+    np.testing.assert_allclose(result.predict(result.model.partition), prediction.predicted_mean)
+
+
+def test_standard_errors_of_predictions_are_those_of_the_delta_method(study, result):
+    fit = fit_law(moments_of(study), np.ones((5, 5), dtype=bool))
+    V = np.linalg.inv(differentiate(fit.moments, fit.point, fit.moves).information)
+    X = (study.table[study.covariates].to_numpy() - fit.moments.centre[:-1]) / fit.moments.scale[:-1]
+    errors = result.get_prediction().se_mean.to_numpy()
+    patterns, first = np.unique(np.isnan(X), axis=0, return_index=True)
+    assert len(patterns) == 4
+    for row in first:
+        has = ~np.isnan(X[row])
+
+        def predicted(by, has=has, row=row):
+            law = fit.moves.step(fit.point, by)
+            cov, mean = law.cov, law.mean
+            seen = np.flatnonzero(has)
+            slopes = np.linalg.solve(cov[np.ix_(seen, seen)], cov[seen, -1])
+            return mean[-1] + slopes @ (X[row, seen] - mean[seen])
+
+        gradient = approx_fprime(np.zeros(len(V)), predicted, epsilon=1e-5, centered=True)
+        expected = fit.moments.scale[-1] * np.sqrt(gradient @ V @ gradient)
+        assert errors[row] == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_file_keeps_what_predictions_need(result, tmp_path):
+    result.save(tmp_path / "fit")
+    again = fs.load(tmp_path / "fit")
+    partition = result.model.partition
+    frame = again.get_prediction(partition).summary_frame()
+    pd.testing.assert_frame_equal(frame, result.get_prediction().summary_frame(), check_names=False)
+    assert again.between == "free"
+    with pytest.raises(NotAvailableError, match="wald_test"):
+        again.compare_lr_test(result.refit("y ~ bank0"))
+
+
+def test_likelihood_ratios_keep_what_is_left_out_in_the_law(study, result):
+    """Twice the fall of the joint likelihood of the rows where the coefficients are zero."""
+    moments = moments_of(study)
+    edges = np.ones((5, 5), dtype=bool)
+    smaller = result.refit("y ~ . - tax0 - court1")
+    fresh = fit_law(moments.submodel(["bank0", "bank1", "court0"]), edges[:3, :3])
+    np.testing.assert_allclose(smaller.params, fresh.params, rtol=1e-6)
+    test = result.compare_lr_test(smaller)
+    fit = fit_law(moments, edges)
+    theta, fixed = theta_of(fit), [2 + 3, 2 + 4]
+    free = np.setdiff1d(np.arange(len(theta)), fixed)
+
+    def negative(values):
+        at = np.zeros_like(theta)
+        at[free] = values
+        return -of_rows(study, fit.moments, at, edges)
+
+    lowest = minimize(negative, theta[free], method="BFGS", options={"gtol": 1e-4})
+    assert test.statistic == pytest.approx(2.0 * (fit.joint + lowest.fun), abs=1e-4)
+    assert test.df_diff == 2
+    table = result.leave_one_out()
+    assert table.loc["tax0", "statistic"] == pytest.approx(
+        result.compare_lr_test(result.refit("y ~ . - tax0")).statistic, rel=1e-6
+    )
+    with pytest.raises(ModelError, match="independence_lr_test"):
+        result.compare_lr_test(study.model().fit())
+
+
+def test_independence_is_tested_and_warned_of(study, result):
+    test = result.independence_lr_test()
+    assert test.df_diff == 8 and test.pvalue < 1e-20
+    with pytest.warns(AssumptionWarning, match="between='free'"):
+        other = study.model().fit()
+    assert other.independence_lr_test() == pytest.approx(tuple(test))
+    notes = " ".join(str(other.summary()).split())
+    assert "Most correlated blocks" in notes and "The assumption does not hold" in notes
+
+
+def test_nothing_is_warned_of_where_blocks_are_independent():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", AssumptionWarning)
+        result = draw(8, rho=0.0).model().fit()
+    assert "does not hold" not in str(result.summary())
+
+
+# ---- clients that share no entity ----------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def apart():
+    return draw(9, n=1_500, apart=True)
+
+
+def test_two_clients_that_share_no_entity_are_named_with_how_much_hangs_on_it(apart):
+    result = apart.model(between="free").fit()
+    notes = " ".join(str(result.summary()).split())
+    assert "'Court' and 'Tax' share 0 entities" in notes and ".sensitivity()" in notes
+    table = result.sensitivity()
+    assert set(zip(table["first"], table["second"], table["n"], strict=True)) == {("Court", "Tax", 0)}
+    assert (table["low"] <= table["high"]).all()
+    assert table.set_index("name").loc["tax0"].pipe(lambda row: row["low"] < 0.6 < row["high"])
+
+
+def test_extremes_have_the_likelihood_of_the_fit():
+    """One column a side: the smallest and largest coefficient over all laws of the same likelihood."""
+    rng = np.random.default_rng(3)
+    X = rng.multivariate_normal(np.zeros(3), 0.5 + 0.5 * np.eye(3), size=3_000)
+    y = X @ [1.0, 0.5, -0.5] + rng.normal(size=3_000)
+    X[:1_500, 1], X[1_500:, 2] = np.nan, np.nan
+    moments = moments_of_arrays(X, y, [1, 1, 1])
+    fit = fit_law(moments, edges_between(moments, "free"))
+    (pair,) = sparse_pairs(moments)
+    low, high = extremes(fit, pair)
+    scale, cov = fit.moments.scale, fit.point.cov
+    best = law_likelihood(fit.moments, fit.point.mean, cov)
+    rest, pair_at = [0, 3], [1, 2]
+    slopes = np.linalg.solve(cov[np.ix_(rest, rest)], cov[np.ix_(rest, pair_at)])
+    partial = cov[np.ix_(pair_at, pair_at)] - slopes.T @ cov[np.ix_(rest, pair_at)]
+    middle, reach = cov[1, 2] - partial[0, 1], np.sqrt(partial[0, 0] * partial[1, 1])
+    found = []
+    for value in middle + (1.0 - 1e-9) * reach * np.cos(np.linspace(0.0, np.pi, 4_001)):
+        trial = cov.copy()
+        trial[1, 2] = trial[2, 1] = value
+        assert law_likelihood(fit.moments, fit.point.mean, trial) == pytest.approx(best, rel=1e-7)
+        found.append(np.linalg.solve(trial[:-1, :-1], trial[:-1, -1]) * scale[-1] / scale[:-1])
+    np.testing.assert_allclose(low, np.min(found, axis=0), atol=0.01)
+    np.testing.assert_allclose(high, np.max(found, axis=0), atol=0.01)
+    assert (low <= fit.beta).all() and (fit.beta <= high).all()
+
+
+def test_iteration_and_other_families_say_what_they_assume(study):
+    with pytest.raises(ModelError, match="between='independent'"):
+        study.model(between="free").fit(exchange="iterative")
+    with pytest.raises(ModelError, match="between"):
+        study.model(between="dependent")
+
+
+def test_a_smaller_institution_is_told_alike(study):
+    """What leaves the institutions is the same as with independent blocks."""
+    free, ours = (study.model(between=law).fit().ledger for law in ("free", "independent"))
+    columns = ["sender", "receiver", "array", "kind", "numbers"]
+    kept = [c for c in columns if c in free.to_frame()]
+    pd.testing.assert_frame_equal(free.to_frame()[kept], ours.to_frame()[kept])
+
+
+def test_estimates_do_not_drift_with_correlation():
+    """y = 1 + a + b + e, half of b missing: independent blocks miss the truth, the free law does not."""
+    errors = {"free": [], "independent": []}
+    for seed in range(60):
+        rng = np.random.default_rng([seed, 5])
+        a = rng.normal(size=2_000)
+        b = 0.4 * a + np.sqrt(1 - 0.16) * rng.normal(size=2_000)
+        y = 1.0 + a + b + rng.normal(size=2_000)
+        X = np.column_stack([a, np.where(rng.random(2_000) < 0.5, np.nan, b)])
+        moments = moments_of_arrays(X, y, [1, 1])
+        for law, out in errors.items():
+            out.append(fit_law(moments, edges_between(moments, law)).params[1] - 1.0)
+    assert abs(np.mean(errors["free"])) < 0.02
+    assert np.mean(errors["independent"]) > 0.1
