@@ -96,7 +96,9 @@ def open_sites(frames):
         data[k] = SimpleNamespace(name=k, min_count=5, policy=Policy.open())
         states[k], kept[k] = State(k), frame["id"].to_numpy()
         seen = np.ones(len(X), dtype=bool)
-        states[k].keep("block", SimpleNamespace(X=X, seen=seen, spec=SimpleNamespace(names=(f"{k}1", f"{k}2"))), len(X))
+        states[k].keep(
+            "block", SimpleNamespace(X=X, seen=seen, spec=SimpleNamespace(names=(f"{k}1", f"{k}2"))), len(X)
+        )
     states["H"].keep("response", frames["H"]["y"].to_numpy(), n)
     keep = {k: np.ones(len(rows), dtype=bool) for k, rows in kept.items()}
     everybody = np.ones(n, dtype=bool)

@@ -186,11 +186,13 @@ def prediction_rsquared(predictor: VFEMPredictor, partition: ClientPartition) ->
     question = {"response": response.text, "columns": response.columns}
 
     def asking() -> Rounds[Floats]:
-        found, _ = yield from _linear_predictors(predictor, partition, predictor.clients, True)
+        # Of entities with every block; nothing that they lack has to be predicted.
+        found = yield from predict_blocks(predictor.blocks, predictor.clients, partition, FAMILY)
+        session = found.opened.session
         use = ~found.missing[rows].any(axis=1)
-        yield [design_ask(holder, "open_response", found.session, question)]
+        yield [design_ask(holder, "open_response", session, question)]
         predicted = found.linear[rows[use]]
-        (reply,) = yield [ask(holder, "prediction_errors", found.session, use=use, predicted=predicted)]
+        (reply,) = yield [ask(holder, "prediction_errors", session, use=use, predicted=predicted)]
         return reply.arrays["sums"]
 
     analysis = predictor.analysis("prediction_rsquared()", partition)
