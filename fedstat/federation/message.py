@@ -308,6 +308,23 @@ def check_arrays(where: str, declared: Mapping[str, Declared], arrays: Mapping[s
             raise MessageError(f"{where}: array '{name}' holds values that are not finite")
 
 
+FEW_NUMBERS, MOST_NUMBERS = 2**23, 2**26
+"""Numbers that any question may have a site allocate, 64 megabytes, and that none may, half a gigabyte."""
+NUMBERS_A_VALUE = 32
+
+
+def check_room(where: str, numbers: int, values: int) -> None:
+    """Hold what a question makes a site allocate against the values that the site has, before it does.
+
+    A MessageError: a shape is a few bytes, and names any number.
+    """
+    if not 0 <= numbers <= min(MOST_NUMBERS, max(FEW_NUMBERS, NUMBERS_A_VALUE * values)):
+        raise MessageError(
+            f"{where}: asked for {numbers:,} numbers at once, more than there is room for beside its "
+            "rows. Use fewer columns, folds or rows of a sketch, or merge small patterns"
+        )
+
+
 def check_lengths(where: str, **pairs: tuple[Array, int]) -> None:
     """Hold the lengths of arrays against what a site knows: compiled loops do not check their bounds.
 

@@ -16,6 +16,7 @@ BLOCK = 4096
 """Entities that are mixed with one another before they are hashed; a power of two."""
 
 GAUSSIAN_BLOCK = 256
+GAUSSIAN_DRAWN = 2**23
 
 
 @njit(cache=True, nogil=True)
@@ -100,8 +101,12 @@ def gaussian_sketch(X: Floats, rows: Ints, n: int, size: int, seed: int) -> Floa
         generator = stream(seed, block)
         here = slice(edges[block], edges[block + 1])
         at = rows[here] - block * GAUSSIAN_BLOCK
-        S = generator.standard_normal((GAUSSIAN_BLOCK, size))
-        out += S[at].T @ X[here]
+        # A long sketch is drawn in parts: the stream is the same.
+        step = max(GAUSSIAN_DRAWN // max(size, 1), 1)
+        for start in range(0, GAUSSIAN_BLOCK, step):
+            S = generator.standard_normal((min(step, GAUSSIAN_BLOCK - start), size))
+            part = (at >= start) & (at < start + step)
+            out += S[at[part] - start].T @ X[here][part]
     out /= np.sqrt(size)
     return out
 

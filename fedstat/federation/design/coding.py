@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,9 +30,11 @@ from fedstat.federation.design.formula.tree import (
     Transform,
     Tree,
 )
+from fedstat.federation.message import FEW_NUMBERS, MOST_NUMBERS, NUMBERS_A_VALUE
 from fedstat.federation.tables.columns import Columns
 from fedstat.typing import Array, Floats
 
+ROWS_A_NAME = 100
 TransformStates: TypeAlias = dict[str, dict[Any, Any]]
 
 STATE_KEYS: Mapping[str, frozenset[str]] = {
@@ -109,6 +112,7 @@ def code_design(
 
     Beside an intercept every factor loses a level to it. State that is not there yet is added to `state`.
     """
+    _check_width(terms, columns, n, client)
     factors = {factor.label: factor for term in terms for factor in term}
     values = {label: _factor_values(factor, columns, state, client) for label, factor in factors.items()}
     # formulaic is handed labels and values only: it looks factors up, and evaluates no text.
@@ -118,6 +122,37 @@ def code_design(
     spec = ModelSpec(SimpleFormula([*constant, *own]), na_action="ignore", output="numpy")
     matrix = PandasMaterializer(pd.DataFrame(index=range(n)), context=values).get_model_matrix(spec)
     return _without_intercept(matrix, own, intercept)
+
+
+def _check_width(terms: Sequence[Term], columns: Columns, n: int, client: str) -> None:
+    """Require a design that is not far larger than the columns that it is made of, before it is coded.
+
+    A DesignError: an interaction of splines or of many levels names any number of columns.
+    """
+    width = sum(math.prod(_width(factor, columns) for factor in term) for term in terms)
+    read = {name for term in terms for factor in term for name in factor.columns}
+    rows = n + ROWS_A_NAME  # a column has a name as well
+    square = min(2 * n * rows, MOST_NUMBERS)  # as many columns as entities, and some to spare
+    if rows * width > max(FEW_NUMBERS, NUMBERS_A_VALUE * n * len(read), square):
+        where = f" at client {client!r}" if client else ""
+        raise DesignError(
+            f"{width:,} design columns{where}, made of {len(read)} for {n:,} entities; expected more "
+            "entities than columns. Use fewer terms, levels or degrees of freedom."
+        )
+
+
+def _width(factor: Expression, columns: Columns) -> int:
+    """Columns that a factor makes, at most."""
+    match factor.tree:
+        case Column(name=name) | Category(column=name) if name in columns.categories:
+            return len(columns.categories[name].categories)
+        case Transform(function="poly", options=options):
+            return int(str(dict(options).get("degree", 1)))
+        case Transform(function="bs", options=options):
+            given: dict[str, Any] = dict(options)
+            knots = len(given.get("knots", ())) + int(given.get("degree", 3))
+            return max(int(given.get("df", 0)), knots) + 1
+    return 1
 
 
 def plain_state(state: object) -> Any:

@@ -98,6 +98,8 @@ class ReleasedGroups:
     def from_arrays(cls, arrays: Mapping[str, Array]) -> ReleasedGroups:
         """Take back what :meth:`to_arrays` gave; ValueError where the arrays do not belong together."""
         r, c = (int(size) for size in arrays["c"])
+        if arrays["basis"].shape != (r, (c + 7) // 8):
+            raise ValueError("the memory of earlier answers is not whole")
         cells = np.asarray(arrays["cells"], dtype=np.int64)
         basis = np.unpackbits(np.asarray(arrays["basis"], dtype=np.uint8), axis=1, count=c).astype(np.bool_)
         if basis.shape != (r, c) or (len(cells) and not 0 <= cells.min() <= cells.max() < c):

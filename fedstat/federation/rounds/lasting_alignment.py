@@ -95,6 +95,8 @@ def load_alignment(folder: Path) -> LastingAlignment | None:
         seen = {site: content[f"seen {place}"] for place, site in enumerate(sites)}
         for site in sites:
             _check_numbers(listed[site], seen[site], int(head["n_entities"]))
+        if int(head["n_entities"]) > sum(map(len, listed.values())):
+            raise ValueError("more entities than sites list")
         return LastingAlignment(
             str(head["name"]), int(head["n_entities"]), MappingProxyType(listed), MappingProxyType(seen)
         )

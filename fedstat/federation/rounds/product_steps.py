@@ -26,9 +26,10 @@ from fedstat.federation.crypto.checksum import Checked, deal_checksum
 from fedstat.federation.crypto.keys import PairKeys, encode
 from fedstat.federation.door.facts import DealtBy, DivisionOfRows, Entities, GroupSums
 from fedstat.federation.door.state import SiteData, State
-from fedstat.federation.message import Declared, Step, check_lengths
+from fedstat.federation.message import Declared, Step, check_lengths, check_room
 from fedstat.federation.rounds.key_agreement import keys_of
 from fedstat.federation.tables.table import entities_of
+from fedstat.kernels.ring import BLOCK
 from fedstat.typing import Array, Bools, Floats, Ints
 
 
@@ -125,6 +126,10 @@ class OpenProduct:
             )
 
 
+FEW_COLUMNS = 1024
+"""Columns, or groups, of a product however few rows it has."""
+
+
 def read_part(text: str) -> Part:
     """Read the description of a product, as if a stranger had written it."""
     return records.from_json(Part, text, "the description of a product")
@@ -140,6 +145,7 @@ def deal_product(data: SiteData, state: State, text: str, group: Ints) -> tuple[
     """Deal a multiplication triple to two other clients, sealed."""
     part = read_part(text)
     state.tell(part.dealt_by(data.name))
+    _check_size(data.name, part.product, group)
     keys = keys_of(state)
     seed_a, seed_b = secure.new_seed(), secure.new_seed()
     digest = part.digest(keys, group)
@@ -147,6 +153,15 @@ def deal_product(data: SiteData, state: State, text: str, group: Ints) -> tuple[
     Z_b = deal_shares(part.product, bound_a, bound_b, group)
     a, b = (Channel(keys, c, f"deal {part.number}") for c in (part.product.client_a, part.product.client_b))
     return {"for_a": as_bytes(a.seal(seed_a)), "for_b": as_bytes(b.seal(seed_b + Z_b))}, ""
+
+
+def _check_size(name: str, product: secure.MatrixProduct, group: Ints) -> None:
+    """Require no more columns and groups than the rows of a product justify: a dealer has none of its own."""
+    columns = product.columns_a + product.columns_b
+    if max(columns, product.groups) > max(FEW_COLUMNS, len(group)):
+        raise MessageError(f"{name}: {columns:,} columns in {product.groups:,} groups of {len(group):,} rows")
+    check_room(name, product.groups * product.columns_a * product.columns_b, len(group) * columns)
+    check_room(name, min(BLOCK, len(group)) * columns, len(group) * columns)
 
 
 def deal_shares(product: secure.MatrixProduct, seed_a: bytes, seed_b: bytes, group: Ints) -> bytes:

@@ -21,10 +21,11 @@ from fedstat.federation.crypto.boxes import Channel
 from fedstat.federation.crypto.keys import PairKeys
 from fedstat.federation.door.facts import DealtBy, Entities, GivenWeights
 from fedstat.federation.door.state import SiteData, State
-from fedstat.federation.message import Declared, Step, check_lengths
+from fedstat.federation.message import Declared, Step, check_lengths, check_room
 from fedstat.federation.rounds.key_agreement import keys_of
 from fedstat.federation.rounds.product_steps import (
     DEALT,
+    FEW_COLUMNS,
     PART,
     SEALED,
     Part,
@@ -33,6 +34,7 @@ from fedstat.federation.rounds.product_steps import (
     remember_seed,
 )
 from fedstat.kernels import ring
+from fedstat.kernels.ring import BLOCK
 from fedstat.typing import Array, Floats, Ints
 
 LEAST_UNIT = 2.0**-200
@@ -75,6 +77,11 @@ def deal_sums(data: SiteData, state: State, text: str) -> tuple[dict[str, Array]
     """Deal the triples of all rounds to two other institutions, sealed."""
     part, keys = read_part(text), keys_of(state)
     state.tell(part.dealt_by(data.name))
+    columns = part.product.columns_a + part.product.columns_b
+    if columns > max(FEW_COLUMNS, part.product.rows):
+        raise MessageError(f"{data.name}: {columns:,} columns and rounds of {part.product.rows:,} rows")
+    check_room(data.name, part.product.rows, data.table.n_rows)
+    check_room(data.name, BLOCK * columns, part.product.rows)
     bound, boxes, seeds = part.digest(keys, NO_GROUPS), [], [secure.new_seed(), secure.new_seed()]
     share = running.deal(part.product, *(secure.bind_seed(seed, bound) for seed in seeds))
     for client, message in zip(

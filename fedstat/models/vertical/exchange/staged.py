@@ -12,7 +12,7 @@ from fedstat.errors import EstimationError, MessageError
 from fedstat.federation.design.by_columns import block_of
 from fedstat.federation.door.facts import GroupSums, SummedColumns
 from fedstat.federation.door.state import SiteData, State
-from fedstat.federation.message import check_lengths
+from fedstat.federation.message import check_lengths, check_room
 from fedstat.federation.rounds.product_steps import check_positions
 from fedstat.federation.tables.bits import PLAIN, ColumnsDetail
 from fedstat.kernels.glm.specification import DistributionSpec
@@ -21,8 +21,8 @@ from fedstat.typing import Bools, Floats, Ints
 
 CONSTANT = 1e-12
 """Standard deviation, relative to the mean, below which a column counts as constant."""
-MOST_NUMBERS = 2**26
-"""Numbers of one answer, half a gigabyte: products of 8,000 columns, or of 1,000 columns in 64 patterns."""
+EMPTY_GROUPS = 1024
+"""Groups that a question may name however few rows there are: of most of them a site may have none."""
 
 
 @dataclass(slots=True)
@@ -177,6 +177,7 @@ def standardise_block(
     if rows is not None:
         check_lengths(data.name, rows=(rows, n_own))
         check_positions(data.name, rows, n)
+        check_room(data.name, n * X.shape[1], X.size)
         # Rows that are filled in do not count among the entities behind a sum.
         X, held = fill_with_mean(X, rows, n), np.isin(np.arange(n), rows)
         own, table_rows = table_rows, np.full(n, -1, dtype=np.int64)
@@ -199,15 +200,14 @@ def fill_with_mean(X: Floats, rows: Ints, n: int) -> Floats:
     return filled
 
 
-def require_groups(name: str, code: Ints, groups: int, each: int) -> None:
+def require_groups(name: str, code: Ints, groups: int, each: int, columns: int = 1) -> None:
     """Require groups from 0, or -1 for entities that take no part, and some that do; and sums that fit.
 
-    `each` numbers are released for a group: a question may name more groups than an answer has room for.
+    `each` numbers are released for a group of rows of so many columns: a question may name more groups than
+    an answer has room for.
     """
     if groups < 1 or len(code) == 0 or code.min() < -1 or not 0 <= code.max() < groups:
         raise MessageError(f"{name}: expected patterns or folds from 0 to {groups - 1}, or -1 for none")
-    if groups * each > MOST_NUMBERS:
-        raise MessageError(
-            f"{name}: {groups:,} patterns or folds of {each:,} numbers each are more than {MOST_NUMBERS:,}, "
-            "which is as many as one answer holds. Use fewer columns or folds, or merge small patterns"
-        )
+    if groups > max(EMPTY_GROUPS, len(code)):
+        raise MessageError(f"{name}: {groups:,} patterns or folds are more than its {len(code):,} rows")
+    check_room(name, groups * each, len(code) * columns)

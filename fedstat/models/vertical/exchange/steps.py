@@ -127,7 +127,7 @@ def sum_products(
     staged, G = staged_block(state), int(groups)
     X = staged.X
     check_lengths(data.name, code=(code, len(X)))
-    require_groups(data.name, code, G, X.shape[1] * (X.shape[1] + 1))
+    require_groups(data.name, code, G, X.shape[1] * (X.shape[1] + 1), X.shape[1])
     state.tell(staged.groups(code, X.shape[1]))
     # Fits of one session may take different entities: what was summed is remembered by row of the block.
     rows = np.flatnonzero(block_of(state).seen)
@@ -155,7 +155,7 @@ def sum_with_response(
         check_positions(data.name, rows, len(y))
         y = y[rows]
     check_lengths(data.name, code=(code, len(X)), response=(y, len(X)))
-    require_groups(data.name, code, G, X.shape[1])
+    require_groups(data.name, code, G, X.shape[1], X.shape[1])
     staged.beside.add("own response", 1, code)
     response.beside.add("own columns", X.shape[1], code)
     place = np.arange(len(X)) if rows is None else rows
@@ -221,8 +221,8 @@ def behind_product(
     columns_summed = own.summed(group[both], rows[both])
     summed = GroupSums(group[both], summed=columns_summed), DivisionOfRows("", group[both], of_table[both])
     each = part.product.columns_a * part.product.columns_b
-    require_groups(data.name, group, part.product.groups, each)
     columns = part.product.columns_a + part.product.columns_b - 1
+    require_groups(data.name, group, part.product.groups, each, columns)
     others = part.product.columns_b if part.first else part.product.columns_a
     if part.columns == RESPONSE:
         response = staged_response(state)

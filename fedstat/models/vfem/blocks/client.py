@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fedstat.errors import EstimationError
+from fedstat.errors import EstimationError, MessageError
 from fedstat.federation.design.by_columns import block_of
 from fedstat.federation.door.facts import GivenWeights
 from fedstat.federation.door.state import SiteData, State
-from fedstat.federation.message import Declared, check_lengths
+from fedstat.federation.message import Declared, check_lengths, check_room
 from fedstat.federation.rounds.product_steps import check_positions
 from fedstat.kernels.rows import column_sums, gram
 from fedstat.models.vertical.exchange.staged import StagedBlock, standardise_block
@@ -26,6 +26,7 @@ from fedstat.typing import Array, Bools, Floats, Ints
 
 ITEM = "vfem"
 """The one item of a fit that a client keeps: what goes back after a refusal goes back as a whole."""
+MOST_STEPS_KEPT = 100
 OWN_PART = 1e-4
 """Entry of a vector of length one above which its column takes part in a collinearity."""
 
@@ -141,6 +142,9 @@ def stage_client(
     """
     check_lengths(data.name, rows=(rows, int(np.count_nonzero(keep))))
     check_positions(data.name, rows, n)
+    check_room(data.name, n, n)
+    if not 0 <= memory <= MOST_STEPS_KEPT:
+        raise MessageError(f"{data.name}: expected at most {MOST_STEPS_KEPT} steps to remember")
     staged = standardise_block(data, state, keep, rows if filled else None, n)
     check_collinear(data.name, block_of(state).spec.names, staged.X, len(rows))
     client = summarise(staged, np.arange(n) if filled else rows, n, memory)

@@ -20,12 +20,12 @@ from scipy.linalg import cho_factor, cho_solve
 
 from fedstat.errors import MessageError
 from fedstat.federation.door.state import SiteData, State
-from fedstat.federation.message import Declared, Step, check_lengths
+from fedstat.federation.message import Declared, Step, check_lengths, check_room
 from fedstat.federation.rounds.product_steps import check_positions
 from fedstat.federation.rounds.running_steps import SHOWN, open_sums, running_steps
 from fedstat.kernels.glm.quadrature import BY_M
 from fedstat.kernels.rows import column_sums, row_dots
-from fedstat.models.vfem.blocks.client import ITEM, OPENING, Client, Theta, stage_client
+from fedstat.models.vfem.blocks.client import ITEM, MOST_STEPS_KEPT, OPENING, Client, Theta, stage_client
 from fedstat.models.vfem.blocks.declare import aggregate
 from fedstat.models.vfem.blocks.request import BLOCK, SQUARES
 from fedstat.models.vfem.iteration.glm_response_steps import glm_response_of
@@ -33,7 +33,6 @@ from fedstat.models.vfem.iteration.m_step import block_log_likelihood
 from fedstat.models.vfem.iteration.quasi_newton import Memory, Weights
 from fedstat.typing import Array, Bools, Floats, Ints
 
-MOST_STEPS_KEPT = 100
 NOT_STARTED = "this fit was not started here; ask 'glm_start' first"
 RIDGE = 1e-10
 """Where fitted means run off to 0 and 1 no curvature is left, and the step must stay finite."""
@@ -94,6 +93,7 @@ def glm_start(
     if not 1 <= int(memory) <= MOST_STEPS_KEPT:
         raise MessageError(f"{data.name}: expected 1 to {MOST_STEPS_KEPT} steps to remember")
     block = stage_client(data, state, keep, rows, int(n), bool(filled), memory=0)
+    check_room(data.name, int(n), block.X.size)
     block.padded = True
     first = block.first_point()
     state.keep(ITEM, GLMClient(block, Memory(int(memory), pack(first)), first), len(rows))

@@ -21,7 +21,7 @@ import numpy as np
 from scipy.linalg import cho_factor
 
 from fedstat.federation.door.state import SiteData, State
-from fedstat.federation.message import Declared, Step, check_lengths
+from fedstat.federation.message import Declared, Step, check_lengths, check_room
 from fedstat.kernels.rows import row_dots
 from fedstat.models.vfem.blocks.client import (
     OPENING,
@@ -65,6 +65,8 @@ def start(
     the first linear predictor and scalars, and the extreme eigenvalues of the local covariance.
     """
     client = stage_client(data, state, keep, rows, int(n), bool(filled), int(memory))
+    if padded:
+        check_room(data.name, int(n), client.X.size)
     client.padded = bool(padded)
     first = client.first_point(None if beta is None else np.asarray(beta, dtype=float) * client.scale)
     set_first_point(client, first)

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedstat.federation.door.facts import Entities, GivenWeights
 from fedstat.federation.door.state import SiteData, State
-from fedstat.federation.message import Declared, Step, check_lengths
+from fedstat.federation.message import Declared, Step, check_lengths, check_room
 from fedstat.kernels.sketch import SKETCHES
 from fedstat.models.vertical.exchange.steps import ColumnsOf
 from fedstat.models.vfem.blocks.client import ITEM, Client, client_of
@@ -55,6 +55,8 @@ def sketch(data: SiteData, state: State, stage: Array, size: Array, kind: Array)
     lengths.
     """
     client, columns = client_of(state), staged(data, state, int(stage))
+    # Structured sketches come in whole ones, of half the entities at most.
+    check_room(data.name, (int(size) + client.n) * columns.shape[1], columns.size)
     seed = seed_of_stage(data.common_seed, int(stage))
     # A projection of its own at every client would make each product zero on average.
     draw = SKETCHES[SKETCH_KINDS[int(kind)]]

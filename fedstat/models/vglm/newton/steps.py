@@ -41,7 +41,7 @@ def weigh(data: SiteData, state: State, weight: Floats) -> dict[str, Array]:
     every, p = np.zeros(len(weight), dtype=np.int64), staged.X.shape[1]
     # A fold's Gram has weights of zero elsewhere, and rests on the fold.
     of_fold = np.where(weight > 0.0, 0, -1)
-    require_groups(data.name, of_fold, 1, p * (p + 1))
+    require_groups(data.name, of_fold, 1, p * (p + 1), p)
     state.tell(GivenWeights(weight), GroupSums(every, p, staged.grams + 1), GroupSums(of_fold, p))
     state.rest_on(int(np.count_nonzero(weight)))
     staged.weight, staged.grams = weight, staged.grams + 1

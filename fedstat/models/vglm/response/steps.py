@@ -52,13 +52,15 @@ def respond_by_fold(data: SiteData, state: State, eta: Floats, code: Ints, group
     n = len(residual)
     check_lengths(data.name, code=(code, n))
     require_groups(data.name, code, G, 2)
-    folds = [code == g for g in range(G)]
+    folds = [code == g for g in np.unique(code[code >= 0])]
     state.tell(GroupSums(code, 0), left_out(code), DivisionOfRows("", code, response.rows))
     state.tell(*(GivenWeights(eta[here] - np.median(eta), PREDICTORS) for here in folds))
     state.tell(*(GivenWeights(residual[here], "residuals") for here in folds))
-    at = (respond_at(response.distribution, eta[here], response.y[here])[0] for here in folds)
-    losses = [loss * here.sum() / n for loss, here in zip(at, folds, strict=True)]
-    return {"losses": np.array(losses), "totals": np.array([residual @ here for here in folds])}
+    losses, totals = np.zeros((2, G))
+    for here in folds:
+        loss = respond_at(response.distribution, eta[here], response.y[here])[0]
+        losses[code[here][0]], totals[code[here][0]] = loss * here.sum() / n, residual @ here
+    return {"losses": losses, "totals": totals}
 
 
 def _compared(data: SiteData, state: State, eta: Floats) -> tuple[float, Floats, Floats]:
