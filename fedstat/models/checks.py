@@ -53,10 +53,14 @@ def check_whole(name: str, value: object, least: int) -> None:
         raise ModelError(f"{name}: expected a whole number, {least} or more, received {value!r}")
 
 
-def check_masked(masked: object, n_sites: int) -> bool:
-    """Whether to mask sums over so many sites: by default where that hides each site's part from all."""
+def check_masked(masked: object, n_sites: int, wanted: bool) -> bool:
+    """Whether to mask sums over so many sites: by default where that hides each site's part from all.
+
+    Two whose owners have `wanted` it mask as well: what they refuse then is a sum over two, and not that it
+    came in clear.
+    """
     if masked is None:
-        return hides(n_sites)
+        return hides(n_sites) or (wanted and n_sites == 2)
     check_choice("masked", masked, (True, False))
     if masked and n_sites < 2:
         raise ModelError("masked: a sum over one site is that site's part; expected two sites or more")

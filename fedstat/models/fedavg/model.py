@@ -103,8 +103,8 @@ class FedAvg(HorizontalModel):
         masked : bool, optional
             Whether sites weight their updates themselves and hide them, and their parts of all sums, by
             pairwise masks that cancel in the total: the coordinator sees no site's update. The estimate is
-            the same. By default where three sites or more are drawn in every round; it costs two rounds, and
-            `site_loss` needs False.
+            the same. By default where three sites or more are drawn in every round, or all of two whose
+            owners want masks; it costs two rounds, and `site_loss` needs False.
 
         Returns
         -------
@@ -139,7 +139,9 @@ class FedAvg(HorizontalModel):
 
     def _average(self, common: CommonArguments, rule: AveragingRule) -> FedAvgResults:
         options = common.options
-        session = self.open_session(FAMILY, check_drawn(common.masked, options.fraction, len(self.sites)))
+        session = self.open_session(
+            FAMILY, check_drawn(common.masked, options.fraction, len(self.sites), self.masks_wanted)
+        )
         federation = Federation(session, self.distribution, options, rule, common.init)
         fit, ledger = self.run(session, federation.run())
         result = FedAvgResults.of(self, fit, ledger)
@@ -333,15 +335,15 @@ class FedProx(FedAvg):
         return self._average(common, Averaging((float(mu), float(gamma))))
 
 
-def check_drawn(masked: object, fraction: float, n_sites: int) -> bool:
+def check_drawn(masked: object, fraction: float, n_sites: int, wanted: bool) -> bool:
     """Whether to mask; an error where a round draws so few sites that their sum would not hide a part."""
     # A mask hides a part among those drawn; of two, each could tell the other's.
     few = count_drawn(n_sites, fraction)
     if few == n_sites or hides(few):
-        return check_masked(masked, n_sites)
+        return check_masked(masked, n_sites, wanted)
     if masked is None:
         return False
-    if check_masked(masked, n_sites):
+    if check_masked(masked, n_sites, wanted):
         raise ModelError(
             f"masked: fraction={fraction:g} draws {few} of {n_sites} sites in a round, whose sum hides them "
             "too little; raise fraction so that three or more are drawn"

@@ -99,9 +99,10 @@ class FederatedGLM(HorizontalModel):
         masked : bool, optional
             Whether sites hide their parts of all sums by pairwise masks (Bonawitz et al. 2017), which cancel
             in the total: the coordinator learns what all sites add up to, and no part. The fit is the same.
-            By default where there are three sites or more; of two each can tell the other's part. It costs
-            two rounds; what compares single sites' parts (the fit without each site) needs False. Own fits,
-            and the sums that transforms such as ``center()`` need before the fit, are in clear all the same.
+            By default where there are three sites or more; of two each can tell the other's part, and they
+            mask where an owner lets no sum leave otherwise. It costs two rounds; what compares single sites'
+            parts (the fit without each site) needs False. Own fits, and the sums that transforms such as
+            ``center()`` need before the fit, are in clear all the same.
 
         Returns
         -------
@@ -134,7 +135,7 @@ class FederatedGLM(HorizontalModel):
             raise ModelError(f"scale: expected a number, 'X2' or 'dev', received {scale!r}")
         self._check_alpha(alpha, cov_type)
         choice = self._choose_covariance(cov_type, cov_kwds or {})
-        session = self.open_session(FAMILY, check_masked(masked, len(self.sites)))
+        session = self.open_session(FAMILY, check_masked(masked, len(self.sites), self.masks_wanted))
         newton = Newton(session, self.distribution, NewtonOptions(maxiter, tol, rounds), scale)
         if alpha is None:
             protocol = self._maximise(newton, choice, local)

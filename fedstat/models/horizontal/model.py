@@ -126,6 +126,11 @@ class HorizontalModel(Explainable):
         parsed = parse_pooled_formula(formula, partition.pooled_columns, (partition.site_column, *partly))
         return cls(parsed, partition, **settings)
 
+    @property
+    def masks_wanted(self) -> bool:
+        """Whether an owner lets sums leave masked only."""
+        return any(self.partition.sites[name].policy.masked_only for name in self.sites)
+
     def open_session(self, family: str, masked: bool) -> RowsSession:
         """Address a fit by the steps of a family."""
         return RowsSession(family, self.sites, self._session, lambda: self.agreement, masked)

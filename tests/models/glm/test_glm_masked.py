@@ -11,7 +11,7 @@ import statsmodels.api as sm
 from pooled import partition, table
 
 import fedstat as fs
-from fedstat.errors import EstimationError, ModelError, NotAvailableError, PolicyError
+from fedstat.errors import DescriptionError, EstimationError, ModelError, NotAvailableError, PolicyError
 from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.door.site import FAMILIES
 from fedstat.federation.message import Ask, pack_ask, unpack_ask, unpack_reply
@@ -210,12 +210,29 @@ def test_two_sites_are_in_clear_unless_asked_for():
     refuse = dict.fromkeys(("S3", "other"), Policy(two_sites="refuse"))
     with pytest.raises(PolicyError, match="two sites"):
         fit(frame=TWO, policies=refuse, masked=True)
+    wanted = dict.fromkeys(("S3", "other"), Policy(masked_only=True))
+    assert fit(frame=TWO, policies=wanted).fit_.masked
     with pytest.raises(PolicyError, match=r"masked only.*fit with masked=True"):
-        fit(frame=TWO, policies=dict.fromkeys(("S3", "other"), Policy(masked_only=True)))
+        fit(frame=TWO, policies=wanted, masked=False)
     with pytest.raises(ModelError, match="two sites or more"):
         fit(frame=FRAME.assign(site="alone"), masked=True)
     with pytest.raises(ModelError, match="masked: expected one of True, False"):
         fit(masked="yes")
+
+
+@pytest.mark.parametrize("family", [fs.GLORE, fs.FedAvg])
+def test_two_strict_sites_say_what_stands_in_the_way(family):
+    """The reason follows from the question: it leaves in full, and counts as no refusal about rows."""
+    partition = fs.ClientPartition.from_frame(TWO, by="site", policy="strict")
+    model = family.from_formula("binary ~ x", partition)
+    with pytest.raises(
+        DescriptionError, match=r"\(two sites\).*Add a third institution.*two_sites = \"warn\""
+    ):
+        model.fit()
+    assert not any(site.account.refusals.total() for site in partition.sites.values())
+    assert set(model.explain().refused["S3"]) == {"two sites"}
+    loose = fs.ClientPartition.from_frame(TWO, by="site", policy=Policy.strict(two_sites="warn"))
+    assert family.from_formula("binary ~ x", loose).fit() is not None
 
 
 def test_keys_cost_two_rounds():

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from fedstat.errors import PolicyError
+from fedstat.errors import DescriptionError, PolicyError
 from fedstat.federation.crypto.masks import TWO_SITES, hides
 from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.door.owner.policy_file import toml_line
@@ -175,11 +175,14 @@ def check_mask(site: str, policy: Policy, n_sites: int) -> None:
 
     Raises
     ------
-    PolicyError
-        Two sites, and the owner refuses that.
+    DescriptionError
+        Two sites, and the owner refuses that; names the line of the policy that would allow it.
     """
     if policy.two_sites == "refuse" and not hides(n_sites):
-        raise PolicyError(f"{site}: its policy (two sites) refuses. {TWO_SITES}")
+        raise DescriptionError(
+            f"{site}: its policy (two sites) refuses. {TWO_SITES} The owner may allow it by the line  "
+            'two_sites = "warn"  in policy.toml'
+        )
 
 
 def check_columns(site: str, policy: Policy, ask: Ask, columns: int) -> None:
