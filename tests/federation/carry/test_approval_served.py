@@ -17,10 +17,11 @@ from fedstat.errors import ConsentError, EngineError
 from fedstat.federation.account.decision import Decision
 from fedstat.federation.account.ledger_file import read_account
 from fedstat.federation.carry.plan_folder import DECISION, PENDING, SignedDecision
+from fedstat.federation.carry.signed import SignedSite, open_answer, sign_question
 from fedstat.federation.carry.site_folder import load_identity, open_site
 from fedstat.federation.crypto.keys import Identity
 from fedstat.federation.door.owner.policy import Policy
-from fedstat.federation.partition.federation_file import open_carrier, read_federation
+from fedstat.federation.partition.federation_file import coordinator_identity, open_carrier, read_federation
 from fedstat.records import to_json
 
 POLICY = Policy(approval="owner")
@@ -165,3 +166,38 @@ def test_an_interrupted_analysis_goes_on_under_the_same_consent(home, tmp_path):
     assert fit(home, formula, journal=journal).converged
     with pytest.raises(ConsentError, match="pending"):
         fit(home, formula)
+
+
+class InJob:
+    """Carries to sites as a job of NVIDIA FLARE holds them, which opens them through the link in their kit."""
+
+    def __init__(self, study, folders):
+        self.identity = coordinator_identity(study)
+        self.sites = {name: SignedSite(folder, name) for name, folder in folders.items()}
+        self.fingerprints = read_federation(study).sites
+
+    def carry(self, site, request):
+        number, question = sign_question(self.identity, site, request)
+        return open_answer(self.sites[site].answer(question), self.fingerprints[site], site, number, site)
+
+
+def test_plans_wait_in_a_job_of_flare_as_well(tmp_path, capsys):
+    study, links = make_federation(tmp_path, frames(), policy=POLICY), {}
+    for name in NAMES:
+        links[name] = tmp_path / "kits" / name
+        links[name].parent.mkdir(exist_ok=True)
+        links[name].symlink_to(tmp_path / name, target_is_directory=True)
+    carrier = InJob(study, links)
+    with pytest.raises(ConsentError, match=r"East.*pending"):
+        fit(tmp_path, "y ~ scale(age)", carrier=carrier)
+    for name in NAMES:
+        capsys.readouterr()
+        assert main(["site", "pending", str(tmp_path / name)]) == 0
+        shown = capsys.readouterr().out
+        assert "sums for the transforms" in shown
+        assert main(["site", "approve", str(tmp_path / name), *digests(tmp_path, name)]) == 0
+    assert fit(tmp_path, "y ~ scale(age)", carrier=carrier).converged
+    with pytest.raises(ConsentError, match=r"East.*pending"):
+        fit(tmp_path, "y ~ scale(age)", carrier=carrier)
+    for site in carrier.sites.values():
+        site._site.account.store.close()
