@@ -169,7 +169,7 @@ def test_an_interrupted_analysis_goes_on_under_the_same_consent(home, tmp_path):
 
 
 class InJob:
-    """Carries to sites as a job of NVIDIA FLARE holds them, which opens them through the link in their kit."""
+    """Carries to sites as a job of NVIDIA FLARE holds them, opened through the link in a kit."""
 
     def __init__(self, study, folders):
         self.identity = coordinator_identity(study)
