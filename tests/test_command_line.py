@@ -18,6 +18,8 @@ from fedstat.federation.account.ledger_file import open_account, read_account
 from fedstat.federation.carry.site_folder import open_site
 from fedstat.federation.crypto.keys import Identity
 from fedstat.federation.door.memory import ReleasedGroups
+from fedstat.federation.door.owner.claims import threats_under
+from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.message import Ask, pack_ask
 from fedstat.operator.command_line import main
 from fedstat.operator.entries import set_entry, withdraw_entry
@@ -83,6 +85,16 @@ def test_a_site_describes_its_columns_before_it_is_served(home, capsys):
     columns.write_text(columns.read_text().replace('["age"]', '["ago"]'))
     text = printed(capsys, "site", "describe", folder, code=1)
     assert "column 'ago' is published, and not in the table" in text and "Not published" in text
+    # It would not be served.
+    assert "column 'ago' is published" in printed(capsys, "site", "check", folder, code=1)
+
+
+def test_an_owner_reads_who_can_learn_what(home, capsys):
+    (home / "A" / "policy.toml").write_text('formulas = "any"\n')
+    text = " ".join(printed(capsys, "site", "threats", home / "A").split())
+    for threat in threats_under(Policy.strict(formulas="any")):
+        assert threat.learns in text
+    assert 'formulas = "any": A known person\'s response' in text
 
 
 def test_check_shows_what_others_see(home, capsys):
@@ -273,6 +285,7 @@ def test_a_site_served_for_real(home, capsys):
         assert text.count(" yes ") == 2 and "ClientPartition.connect" in text
         text = printed(capsys, "site", "status", A)
         assert "running" in text and "questions" in text
+        assert "It is served now" in printed(capsys, "site", "check", A)
         running[B].kill()
         running[B].wait()
         assert "ended without a word" in printed(capsys, "site", "status", B, code=1)

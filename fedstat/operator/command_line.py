@@ -103,6 +103,7 @@ SITE = (
         "Answer those again whose questions were refused too often because of the records.",
         description_commands.answer_again,
     ),
+    Command("threats", "Show who can learn what under the site's policy.", description_commands.threats),
     Command("pending", "Show the plans of analyses that wait for consent.", description_commands.pending),
     Command("approve", "Consent to one run of a plan.", description_commands.approve, (DIGEST,)),
     Command("deny", "Refuse a plan.", description_commands.deny, (DIGEST,)),

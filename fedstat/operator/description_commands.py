@@ -15,6 +15,7 @@ from fedstat.federation.carry.site_folder import (
     read_description,
     read_site_policy,
 )
+from fedstat.federation.door.owner.claims import PARTIES, threats_under
 from fedstat.federation.door.owner.plan import described
 from fedstat.federation.files import write_whole
 from fedstat.federation.tables.published import (
@@ -92,6 +93,20 @@ def pending(folder: Path) -> int:
         print(f"No plan waits at {name}.")
         if read_site_policy(folder).approval == "auto":
             print('Its policy asks nobody; approval = "owner" in policy.toml has every analysis wait.')
+    return 0
+
+
+def threats(folder: Path) -> int:
+    """Say who can learn what under the policy of a site, party by party."""
+    print(heading(f"Who can learn what of {read_description(folder).name}"))
+    told = ""
+    for threat in threats_under(read_site_policy(folder)):
+        if threat.party != told:
+            told = threat.party
+            print(f"  {told} ({PARTIES[told]})")
+        line = f"{threat.line}: {threat.learns}" if threat.line else threat.learns
+        print(textwrap.fill(line, WIDTH, initial_indent="    ", subsequent_indent="    "))
+    print("\nA line of policy.toml before a sentence is what lets it be learned.")
     return 0
 
 

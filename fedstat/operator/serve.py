@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedstat.errors import EngineError, PartitionError, SecurityError
-from fedstat.federation.account.ledger_file import LedgerFile
+from fedstat.errors import PartitionError
 from fedstat.federation.carry.folder import serve_folder
 from fedstat.federation.carry.site_folder import (
     DESCRIPTION,
@@ -24,7 +23,7 @@ from fedstat.federation.door.site import Site
 from fedstat.operator import flare_commands
 from fedstat.operator.description_commands import plan_folder
 from fedstat.operator.screen import typed
-from fedstat.operator.status import counts, now, show_status, write_status
+from fedstat.operator.status import counts, is_served, now, show_status, write_status
 
 POLL = 0.05
 ORDERLY = "stopped"
@@ -128,18 +127,7 @@ def status(folder: Path) -> int:
     """Show whether a site is served, over a folder or over NVIDIA FLARE, and what it has done."""
     if flare_commands.is_carried(folder):
         return flare_commands.site_status(folder)
-    return show_status(folder, folder, _is_served, lambda site: _left_to_do(folder, site))
-
-
-def _is_served(folder: Path) -> bool:
-    """Whether a process holds the ledger."""
-    try:
-        LedgerFile(folder, patience=0.0).close()
-    except EngineError:
-        return True
-    except SecurityError:  # there is none, which the site will say when it is started
-        return False
-    return False
+    return show_status(folder, folder, is_served, lambda site: _left_to_do(folder, site))
 
 
 def _left_to_do(folder: Path, site: SiteDescription) -> dict[str, int]:

@@ -26,6 +26,7 @@ from fedstat.federation.carry.site_folder import (
     mode_problems,
     open_records,
     read_description,
+    read_site_columns,
     read_site_policy,
 )
 from fedstat.federation.crypto.keys import plain_fingerprint
@@ -39,11 +40,12 @@ from fedstat.federation.rounds.schema import table_schema
 from fedstat.federation.tables.checks import content_problems
 from fedstat.federation.tables.linked import ALIGNED_BY, LinkedTable
 from fedstat.federation.tables.sources import SOURCE_KINDS, kind_of_file
-from fedstat.federation.tables.table import LabelledTable
+from fedstat.federation.tables.table import LabelledTable, Table
 from fedstat.operator.cards import COMPARE, SITE, Card, check_name, make_folder, read_card
 from fedstat.operator.entries import quoted, set_entry, withdraw_entry
 from fedstat.operator.flare_commands import site_problems
 from fedstat.operator.screen import columns, heading, tell_problems, typed
+from fedstat.operator.status import is_served
 from fedstat.operator.templates import BY_KEY, BY_ROWS
 from fedstat.operator.templates import SITE as TEMPLATE
 
@@ -179,9 +181,9 @@ def check(folder: Path) -> int:
     policy = read_site_policy(folder)
     print(heading(f"Site {description.name}"))
     print(f"  Fingerprint  {fingerprint}\n")
-    _show_table(folder, description, policy, problems)
+    table = _show_table(folder, description, policy, problems)
     _show_policy(description.name, policy)
-    problems += _description_problems(folder, policy)
+    problems += _description_problems(folder, description.name, policy, table)
     _show_trust(description, fingerprint, problems)
     problems += [*mode_problems(folder), *_account_problems(folder, description.name)]
     if description.exchange:
@@ -190,11 +192,17 @@ def check(folder: Path) -> int:
         problems += site_problems(folder)
     print(heading("Problems" if problems else "In order"))
     if not problems:
-        print(f"  Start it with    fedstat site serve {typed(folder)}")
+        how = f"Start it with    fedstat site serve {typed(folder)}"
+        print("  It is served now." if is_served(folder) else f"  {how}")
     return tell_problems(problems)
 
 
-def _description_problems(folder: Path, policy: Policy) -> Iterator[str]:
+def _description_problems(folder: Path, name: str, policy: Policy, table: Table | None) -> Iterator[str]:
+    if table is not None:
+        try:
+            read_site_columns(folder, name, table)
+        except FedstatError as error:
+            yield str(error)
     if policy.formulas == "simple" and not (folder / COLUMNS).exists():
         yield (
             f'no column is published, and by formulas = "simple" none can be asked for: '
@@ -202,7 +210,10 @@ def _description_problems(folder: Path, policy: Policy) -> Iterator[str]:
         )
 
 
-def _show_table(folder: Path, description: SiteDescription, policy: Policy, problems: list[str]) -> None:
+def _show_table(
+    folder: Path, description: SiteDescription, policy: Policy, problems: list[str]
+) -> Table | None:
+    """Show the records as others see them; None where they cannot be opened."""
     print(heading("What others see of the records"))
     name, label = description.name, description.site_column
     try:
@@ -211,7 +222,7 @@ def _show_table(folder: Path, description: SiteDescription, policy: Policy, prob
     except (FedstatError, ImportError) as error:
         problems.append(str(error))
         print("  nothing: see below\n")
-        return
+        return None
     rows = [(column, kind or "no value in any row") for column, kind in found.columns.items()]
     if label:
         rows.append((label, f"text: the site itself, '{name}' in every row"))
@@ -219,6 +230,7 @@ def _show_table(folder: Path, description: SiteDescription, policy: Policy, prob
     print(f"\n  {found.n_rows:,} rows\n")
     if isinstance(table, LinkedTable):
         _show_link(table, problems)
+    return table
 
 
 def _show_link(table: LinkedTable, problems: list[str]) -> None:
@@ -244,6 +256,7 @@ def _show_policy(site: str, policy: Policy) -> None:
     print(columns(rows, head=True))
     if policy.approval == "owner":
         print("\n  Every analysis waits for its owner: fedstat site pending, approve, deny")
+    print("\n  Who can learn what under it: fedstat site threats")
     if never:
         print("\n  Refused in any way:")
         print(textwrap.fill(", ".join(never), 96, initial_indent="    ", subsequent_indent="    "))

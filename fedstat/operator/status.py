@@ -9,9 +9,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from fedstat.errors import EngineError, SecurityError
 from fedstat.federation.account.chain import SiteAccount
 from fedstat.federation.account.entry import REFUSAL
 from fedstat.federation.account.head import told
+from fedstat.federation.account.ledger_file import LedgerFile
 from fedstat.federation.carry.site_folder import SiteDescription, read_description
 from fedstat.federation.files import write_whole
 from fedstat.operator.screen import columns, heading, typed
@@ -66,3 +68,14 @@ def show_status(
     content |= more(description)
     print(columns([(name, str(value)) for name, value in content.items() if name != "site"]))
     return 0 if running else 1
+
+
+def is_served(folder: Path) -> bool:
+    """Whether a process holds the ledger."""
+    try:
+        LedgerFile(folder, patience=0.0).close()
+    except EngineError:
+        return True
+    except SecurityError:  # there is none, which the site will say when it is started
+        return False
+    return False

@@ -128,7 +128,7 @@ def test_a_denied_plan_is_refused_until_the_owner_decides_anew():
     partition.sites["S0"].deny(digest[:10])
     with pytest.raises(ConsentError, match=r"S0.*denied"):
         model(partition).fit()
-    with pytest.raises(PartitionError, match="no plans"):
+    with pytest.raises(PartitionError, match="no plan has"):
         partition.sites["S0"].approve("12")
     assert partition.sites["S0"].account.decisions[digest].verdict == "denied"
     approve_all(partition)
@@ -270,8 +270,11 @@ def test_words_from_elsewhere_do_not_move_the_owners_cursor():
     with pytest.raises(ConsentError):
         model(partition).fit()
     (plan,) = partition.sites["S0"].pending.values()
-    told = "".join(described(replace(plan, call="fit()\x1b[2J\n", learned=("nothing\r",))))
+    lines = [*described(replace(plan, call="fit()\x1b[2J\n", learned=("nothing\r",)))]
+    told = "".join(lines)
     assert told.isprintable() and "survey_rows" in told
+    assert "judge (glm), once: " in told and " 1 number over 200 records" in told
+    assert len(set(lines)) == len(lines)
 
 
 def test_what_was_asked_before_the_plan_stands_in_it_whatever_the_coordinator_says():

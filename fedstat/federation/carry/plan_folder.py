@@ -109,7 +109,7 @@ class PlanFolder:
         write_whole(self.folder / place / name, content.encode())
 
     def _plans(self, place: str) -> list[Path]:
-        return sorted((self.folder / place).glob(f"*{PLAN}"), key=lambda path: path.stat().st_mtime_ns)
+        return sorted((self.folder / place).glob(f"*{PLAN}"), key=_changed)
 
     def _plan(self, path: Path) -> AnalysisPlan | None:
         if path.stem not in self._read:
@@ -128,6 +128,13 @@ class PlanFolder:
         except (FedstatError, OSError):
             return None
         return signed.decision if path.stem == signed.decision.plan and signed.is_of(self.keys) else None
+
+
+def _changed(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:  # a site that serves has put it aside meanwhile
+        return 0
 
 
 def _whoever() -> str:

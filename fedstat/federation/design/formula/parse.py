@@ -19,6 +19,9 @@ from fedstat.federation.design.formula.terms import (
 )
 from fedstat.federation.design.formula.tree import Counts, Expression, Tree
 
+FEW = 12
+"""Columns that are listed where a name is none of them."""
+
 
 @dataclass(frozen=True, slots=True)
 class ClientTerms:
@@ -129,6 +132,8 @@ class _Holdings:
             close.insert(0, folded[name.casefold()])
         if close:
             return f"Did you mean {', '.join(f'{held!r}{_at(self.owner[held])}' for held in close)}?"
+        if len(self.owner) <= FEW:
+            return f"There are {', '.join(f'{held!r}{_at(self.owner[held])}' for held in self.owner)}."
         counts = [f"{len(held)} columns{_at(client)}" for client, held in self.columns.items()]
         return f"Nothing similar among {'; '.join(counts)}."
 

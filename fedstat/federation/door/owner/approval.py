@@ -134,10 +134,8 @@ def find_digest(site: str, given: str, plans: Iterable[str]) -> str:
     """Complete the beginning of a digest; a PartitionError where no plan or several begin so."""
     found = [digest for digest in plans if given and digest.startswith(given.lower())]
     if len(found) != 1:
-        raise PartitionError(
-            f"{site}: {len(found) or 'no'} plans have a digest that begins with '{given}'. "
-            "'fedstat site pending FOLDER' lists those that do"
-        )
+        many = f"{len(found)} plans have digests that begin" if found else "no plan has a digest that begins"
+        raise PartitionError(f"{site}: {many} with '{given}'; 'fedstat site pending FOLDER' shows them whole")
     return found[0]
 
 

@@ -192,7 +192,7 @@ def misdeclared(plan: AnalysisPlan, families: Mapping[str, Mapping[str, Step]]) 
 
 def described(plan: AnalysisPlan) -> Iterator[str]:
     """Say in plain words what a plan asks for, line by line, for the site's owner."""
-    for line in _lines(plan):
+    for line in dict.fromkeys(_lines(plan)):
         # Names come from elsewhere: what moves a terminal's cursor could write over what is asked for.
         yield "".join(letter if letter.isprintable() else "?" for letter in line)
 
@@ -209,7 +209,8 @@ def _lines(plan: AnalysisPlan) -> Iterator[str]:
     yield "Steps, in their order, and what each gives:"
     for step in plan.steps:
         gives = "; ".join(map(_told, step.gives)) or "nothing"
-        yield f"  {step.step} ({step.family}), at most {step.most:,} times: {gives}"
+        often = "once" if step.most == 1 else f"at most {step.most:,} times"
+        yield f"  {step.step} ({step.family}), {often}: {gives}"
     sums = ", ".join(f"{n:,} ({kind})" for kind, n in plan.numbers().items() if n)
     yield f"Numbers that leave in all, at the most: {sums or 'none'}"
     yield "Who could learn what, in the coordinator's words:"
@@ -218,9 +219,10 @@ def _lines(plan: AnalysisPlan) -> Iterator[str]:
 
 def _told(array: ReleasedArray) -> str:
     hidden = ", only in a masked sum" if array.masked else ""
-    size = (
-        f"{array.numbers:,} numbers" if array.numbers else "a text" if array.array == "text" else "any size"
-    )
+    if array.numbers:
+        size = "1 number" if array.numbers == 1 else f"{array.numbers:,} numbers"
+    else:
+        size = "a text" if array.array == "text" else "any size"
     behind = f" over {array.entities:,} records" if array.entities else ""
     return f"{array.what} ({array.kind}{hidden}; {size}{behind})"
 

@@ -78,7 +78,11 @@ def _not_masked(question: Question) -> str:
     policy, ask, _, declared, where = question
     if not policy.masked_only or not declared.maskable or _hidden(ask, declared):
         return ""
-    return f"lets {where} leave in a masked sum only; fit with masked=True"
+    return (
+        f"lets {where} leave in a masked sum only; fit with masked=True, which hides a site's part where "
+        "there are three sites or more, or have the owner allow it in clear by the line  "
+        f"{toml_line('masked_only', False)}  in policy.toml"
+    )
 
 
 def _unaccounted(question: Question) -> str:
