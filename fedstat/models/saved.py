@@ -25,7 +25,7 @@ Reader: TypeAlias = Callable[[Mapping[str, str], Mapping[str, Array]], Any]
 READERS: dict[str, Reader] = {}
 """Readers by the format that a file declares; a family's are there once it is imported."""
 FORMER = re.compile(
-    r"fedstat (glm results [1-4]|vertical glm results 1|vglm results [12]|vfem (glm )?results [12]|"
+    r"fedstat (glm results [1-5]|vertical glm results 1|vglm results [12]|vfem (glm )?results [12]|"
     r"fedavg results 1)"
 )
 """Formats of version 0.1.0 before a file was a record of fields."""

@@ -27,6 +27,7 @@ class Fit:
     problem: str
     score: np.ndarray
     information: np.ndarray
+    own: object = None
 
 
 def tables(family, seed=3):

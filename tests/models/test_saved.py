@@ -97,7 +97,7 @@ def test_a_header_without_results_is_refused(files, family, content, tmp_path):
 @pytest.mark.parametrize(
     ("header", "complaint"),
     [
-        ({}, "expected one of the formats .*glm results 5.*received None"),
+        ({}, "expected one of the formats .*glm results 6.*received None"),
         ({"format": "fedstat vfem results 99"}, "received 'fedstat vfem results 99'"),
     ],
 )

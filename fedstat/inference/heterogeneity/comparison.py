@@ -21,7 +21,8 @@ class SiteComparison:
 
     `sites` has columns ``nobs`` and ``problem`` (why a site has no estimate of its own); `estimates` and
     `std_errors` are (sites, coefficients), nan where a site does not determine one; `table` is that of
-    `Heterogeneity.to_frame`; `joint` tests whether all coefficients are equal at all sites. `without_each`
+    `Heterogeneity.to_frame`; `joint` tests whether all coefficients are equal at all sites, and takes them to
+    have `one_dispersion` where that is estimated, and not each its own. `without_each`
     holds `left_out` and `change`, None where sums were masked. `flagged` coefficients have I2 above one half
     and a p-value of Q, adjusted after Holm, below `alpha`.
     """
@@ -31,6 +32,7 @@ class SiteComparison:
     std_errors: pd.DataFrame
     table: pd.DataFrame
     joint: JointTest
+    one_dispersion: bool
     without_each: tuple[pd.DataFrame, pd.DataFrame] | None
     flagged: tuple[str, ...]
     alpha: float

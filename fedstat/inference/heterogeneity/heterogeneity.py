@@ -20,6 +20,7 @@ from fedstat.errors import EstimationError, ModelError
 from fedstat.inference.heterogeneity.comparison import SiteComparison
 from fedstat.inference.heterogeneity.forest import plot_forest
 from fedstat.inference.heterogeneity.influence import SiteScores, joint_test
+from fedstat.inference.heterogeneity.own_dispersions import OwnPart, welch_test
 from fedstat.inference.heterogeneity.random_effects import USUAL, Combining, combine
 from fedstat.inference.heterogeneity.summary import build_heterogeneity_summary
 from fedstat.inference.tables import SheetSummary
@@ -40,6 +41,7 @@ class SiteFit:
     are nan where its rows do not determine a coefficient of the common model: for a column that is constant
     there, and for the intercept where that constant is not zero, because the site's own intercept then holds
     the effect of the column. `score` and `information` are for dispersion ONE, None where sums are masked.
+    `own` is what its own fit says with its own dispersion, None where that is not estimated.
     """
 
     site: str
@@ -49,6 +51,7 @@ class SiteFit:
     problem: str
     score: Vector | None
     information: Matrix | None
+    own: OwnPart | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -173,16 +176,18 @@ def heterogeneity(
     fits: Sequence[SiteFit],
     *,
     masked: MaskedParts | None = None,
+    estimated: bool = False,
     alpha: float = 0.05,
 ) -> Heterogeneity:
     """Compare the sites of one fit with coefficients beta (p,) and dispersion `scale`.
 
     The scores and informations of `fits` are for dispersion ONE, and are divided by `scale` HERE. At the
     maximum the scores sum to zero; what is left of a fit that stopped before is allowed for. `masked` is in
-    the place of scores and informations that are hidden. `alpha` is one minus the level of intervals, and the
-    level of `Heterogeneity.flagged`. The statistics are those of `random_effects.combine` and
-    `influence.SiteScores`; an EstimationError says that a shape does not fit or the information of all sites
-    is not positive definite.
+    the place of scores and informations that are hidden. Where the dispersion was `estimated`, the joint test
+    gives each site its own, if all have a fit of their own, and is `welch_test`. `alpha` is one minus the
+    level of intervals, and the level of `Heterogeneity.flagged`. The statistics are those of
+    `random_effects.combine` and `influence.SiteScores`; an EstimationError says that a shape does not fit or
+    the information of all sites is not positive definite.
     """
     if not 0.0 < alpha < 1.0 or not fits:
         raise ModelError(
@@ -207,6 +212,9 @@ def heterogeneity(
         return pd.DataFrame(values, index=index, columns=pd.Index(names))
 
     estimates, std_errors = grid(own[:, 0]), grid(np.sqrt(own[:, 1]))
+    own_parts = [fit.own for fit in fits if fit.own is not None]
+    if estimated and len(own_parts) == len(fits):
+        joint = welch_test(own_parts)
     table = _table(_combined(estimates, std_errors, alpha), beta, errors)
     return Heterogeneity(
         sites=pd.DataFrame({"nobs": [f.n for f in fits], "problem": [f.problem for f in fits]}, index=index),
@@ -214,6 +222,7 @@ def heterogeneity(
         std_errors=std_errors,
         table=table,
         joint=joint,
+        one_dispersion=estimated and not joint.own_dispersions,
         without_each=None if without is None else (grid(without[0]), grid(without[1])),
         flagged=tuple(table.index[(table["I2"] > LARGE_I2) & (table["p_holm"] < alpha)]),
         alpha=alpha,

@@ -20,11 +20,24 @@ LOADING = 1e-4
 
 
 class JointTest(NamedTuple):
-    """Score test of equal coefficients: statistic, p-value, degrees of freedom."""
+    """Test of equal coefficients: statistic, p-value, degrees of freedom.
+
+    It is chi-squared where `df_denom` is infinite (the score test), and F otherwise (own dispersions).
+    """
 
     statistic: float
     pvalue: float
     df: int
+    df_denom: float = float("inf")
+
+    @property
+    def own_dispersions(self) -> bool:
+        """Whether each site has its own dispersion in it."""
+        return bool(np.isfinite(self.df_denom))
+
+    def __str__(self) -> str:
+        law = f"F({self.df}, {self.df_denom:.0f})" if self.own_dispersions else f"chi2({self.df})"
+        return f"{law} = {self.statistic:.2f}"
 
 
 def quadratic_form(score: Floats, information: Floats) -> tuple[float, float]:

@@ -12,6 +12,10 @@ from fedstat.inference.tables import Sheet, SheetSummary, number
 
 FEW_SITES = 5
 """Fewest sites for which the variance between them is trusted."""
+ONE_DISPERSION = (
+    "The score test takes the dispersion (residual variance) as the same at all sites: where sites differ in "
+    "nothing else it rejects too often. Own fits of all sites (local=True) would give each its own."
+)
 MASKED = "masked sums: not known"
 HEADER_WIDTHS = (30, 16, 26, 20)
 COEFFICIENT_WIDTHS = (23, 10, 10, 8, 9, 4, 6, 6, 7, 6)
@@ -27,10 +31,10 @@ def build_heterogeneity_summary(result: SiteComparison) -> SheetSummary:
 def _header_sheet(result: SiteComparison) -> Sheet:
     joint, sites = result.joint, result.sites
     own = int(result.estimates.notna().any(axis=1).sum())
-    test = f"chi2({joint.df}) = {joint.statistic:.2f}"
+    law = "P > F (own dispersions):" if joint.own_dispersions else "P > chi2 (score test):"
     rows = (
-        ("Institutions:", str(len(sites)), "Equal coefficients:", test),
-        ("With estimates of their own:", str(own), "P > chi2 (score test):", _probability(joint.pvalue)),
+        ("Institutions:", str(len(sites)), "Equal coefficients:", str(joint)),
+        ("With estimates of their own:", str(own), law, _probability(joint.pvalue)),
         (
             "No. Observations:",
             f"{sites['nobs'].sum():,}",
@@ -110,20 +114,27 @@ def _notes(result: SiteComparison) -> list[str]:
             f"With {most} sites Q has little power, and tau is poorly determined: the interval of the random "
             f"effects has t quantiles on {most - 1} degree{'s' * (most > 2)} of freedom, and is wide."
         )
-    parts = (
-        "The score test and the changes (one Newton step, in standard errors of the common model) come from "
-        "the sites' scores at the common estimate."
+    if result.one_dispersion:
+        notes.append(ONE_DISPERSION)
+    changes = (
+        "the changes are one Newton step, in standard errors of the common model."
         if result.without_each is not None
-        else "The score test is a masked sum over sites, made from their scores at the common estimate; the "
-        "estimate without each site needs their parts, see fit(masked=False)."
+        else "the estimate without each site needs their parts of the sums, see fit(masked=False)."
     )
     notes.append(
         "Q, I2, tau and the random effects (REML, with Hartung and Knapp's standard errors) compare the "
         "sites' own estimates. "
-        f"{parts} I2 is the share of the spread that is not chance, with its "
+        f"{_joint_source(result)}; {changes} I2 is the share of the spread that is not chance, with its "
         f"{100 * (1 - result.alpha):g} % interval."
     )
     return notes
+
+
+def _joint_source(result: SiteComparison) -> str:
+    if result.joint.own_dispersions:
+        return "The joint test compares them too, each site with its own dispersion"
+    masked = "a masked sum over sites, " if result.without_each is None else ""
+    return f"The score test is {masked}made from the sites' scores at the common estimate"
 
 
 def _verdict(result: SiteComparison) -> str:
@@ -138,8 +149,9 @@ def _verdict(result: SiteComparison) -> str:
         )
     if result.joint.pvalue < result.alpha:
         also = ", and what changes without each of them" if result.without_each is not None else ""
+        test = "in all coefficients together" if result.joint.own_dispersions else "score test"
         return (
-            "The sites differ (score test), but not clearly in any single coefficient: compare their own "
+            f"The sites differ ({test}), but not clearly in any single coefficient: compare their own "
             f"estimates{also}."
         )
     return "The sites are not shown to differ. That does not show that they agree: see the intervals of I2."

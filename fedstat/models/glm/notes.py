@@ -26,6 +26,7 @@ OTHER_MODELS = {
     "Poisson": 'family NegativeBinomial() and alpha="ml", ',
     "NegativeBinomial": 'alpha="ml", ',
 }
+SCORE_TEST = "score test of equal coefficients"
 Z95 = 1.959964
 
 REACHED = 1e-8
@@ -161,7 +162,7 @@ def _joint_test(result: GLMStatements) -> str:
     if compared is None or not compared.joint.df:
         return "not defined"
     joint = compared.joint
-    return f"chi2({joint.df}) = {joint.statistic:.2f}, p {show_probability(joint.pvalue)}"
+    return f"{joint}, p {show_probability(joint.pvalue)}"
 
 
 def compare_sites(result: GLMStatements) -> tuple[Heterogeneity | None, str]:
@@ -253,10 +254,12 @@ def _sites_note(result: GLMStatements) -> str:
         return ""
     large = f" I2 is large for {', '.join(flagged)}." if flagged else ""
     if joint.pvalue < DIFFER:
-        test = f"chi2({joint.df}) = {joint.statistic:.2f}, p {show_probability(joint.pvalue)}"
-        verdict = f"The sites differ: score test of equal coefficients {test}.{large}"
+        kind = "test of equal coefficients (own dispersions)" if joint.own_dispersions else SCORE_TEST
+        verdict = f"The sites differ: {kind} {joint}, p {show_probability(joint.pvalue)}.{large}"
+        if compared.one_dispersion:
+            verdict += " It also sees residual variances that differ."
     elif flagged:
-        verdict = f"The sites differ by Cochran's Q, though not by the score test of all coefficients.{large}"
+        verdict = f"The sites differ by Cochran's Q, though not by the test of all coefficients.{large}"
     else:
         return ""
     return f"{verdict} One set of coefficients may describe no site; see .heterogeneity."

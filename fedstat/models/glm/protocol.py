@@ -12,6 +12,7 @@ from fedstat.errors import EstimationError
 from fedstat.federation.message import Ask, Reply
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.inference.heterogeneity.heterogeneity import SiteFit
+from fedstat.inference.heterogeneity.own_dispersions import OwnPart
 from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.models.glm.fit import (
     NOT_ASKED,
@@ -211,7 +212,7 @@ class Newton:
             trace=tuple(self.trace),
             converged=self.converged,
             reason=self.reason,
-            local=tuple(self.local_fits(total)),
+            local=tuple(self.local_fits(gamma, total)),
             n=self.n,
             rounds=self.options.rounds,
             distribution=self.distribution,
@@ -346,34 +347,42 @@ class Newton:
         self.null += score / information
         return bool(abs(score) < self.options.tol * np.sqrt(information))
 
-    def local_fits(self, total: Total) -> list[SiteFit]:
+    def local_fits(self, gamma: Floats, total: Total) -> list[SiteFit]:
         """Sites' own fits, and their parts of the sums, in the units of the data."""
         forward = np.linalg.inv(self.coordinates.back)
         out = []
         for k, site in enumerate(self.session.sites):
             n = int(self.coordinates.design.n[k])
-            beta, cov, problem = self._own_fit(k, n, total)
+            beta, cov, problem, own = self._own_fit(k, gamma, self.dispersion(total))
             score = information = None
             if total.by_site is not None:
                 score, information = total.by_site[k]
                 score, information = forward.T @ score, forward.T @ information @ forward
-            out.append(SiteFit(site, n, beta, cov, problem, score, information))
+            out.append(SiteFit(site, n, beta, cov, problem, score, information, own))
         return out
 
-    def _own_fit(self, k: int, n: int, total: Total) -> tuple[Floats | None, Floats | None, str]:
-        """Coefficients and covariance of a site's own fit, or why there are none."""
+    def _own_fit(
+        self, k: int, gamma: Floats, dispersion: float
+    ) -> tuple[Floats | None, Floats | None, str, OwnPart | None]:
+        """Coefficients and covariance of a site's own fit, or why there are none, and its part of a test."""
         if not self.alone:
-            return None, None, NOT_ASKED
+            return None, None, NOT_ASKED, None
         reply = self.alone[k]
         problem = str(json.loads(reply.text)["problem"])
         if problem:
-            return None, None, problem
+            return None, None, problem, None
+        beta, information = reply.arrays["beta"], reply.arrays["information"]
+        own, cov = self.coordinates.local(k, beta, information)
+        if not self.estimates_dispersion:
+            return own, dispersion * cov, "", None
         # As statsmodels estimates it from these rows alone: columns that are constant here do not count.
-        beta, cov = self.coordinates.local(k, reply.arrays["beta"], reply.arrays["information"])
-        if self.dispersion(total) != 1.0:
-            rest = n - int(self.coordinates.varies(k).sum())
-            cov = cov * float(reply.arrays["pearson"]) / max(rest, 1)
-        return beta, cov, ""
+        n = float(reply.arrays.get("count", self.coordinates.design.n[k]))
+        rest = max(n - float(self.coordinates.varies(k).sum()), 1.0)
+        phi, T = float(reply.arrays["pearson"]) / rest, self.coordinates.to_site(k)
+        part = None
+        if phi > 0.0:
+            part = OwnPart(T.T @ (information @ (beta - T @ gamma)) / phi, T.T @ information @ T / phi, rest)
+        return own, phi * cov, "", part
 
 
 def runs_away(trace: Sequence[NewtonEvaluation]) -> bool:

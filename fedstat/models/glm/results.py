@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-class GLMResults(GLMStatements, saved_as="fedstat glm results 5", record=GLMRecord):
+class GLMResults(GLMStatements, saved_as="fedstat glm results 6", record=GLMRecord):
     """Results of :meth:`fedstat.FederatedGLM.fit`, with statsmodels' names and meanings.
 
     Attributes

@@ -155,8 +155,8 @@ class GLMStatements(RowsResults):
         """How far the sites agree: Cochran's Q, I2, random effects, the fit without each site.
 
         It needs no message: sites sent their own fits with the start, and what the score test adds up with
-        the rest. Without own fits (``local=False``) there is no Q; of masked sums there is no fit without
-        each site.
+        the rest. Without own fits (``local=False``) there is no Q, and the joint test takes an estimated
+        dispersion as the same at all sites; of masked sums there is no fit without each site.
 
         Raises
         ------
@@ -176,7 +176,12 @@ class GLMStatements(RowsResults):
             )
         try:
             return heterogeneity(
-                est.names, est.params, self.scale, self.fit_.local, masked=self.fit_.masked_parts
+                est.names,
+                est.params,
+                self.scale,
+                self.fit_.local,
+                masked=self.fit_.masked_parts,
+                estimated=self.estimates_dispersion,
             )
         except EstimationError as error:
             raise NotAvailableError(f"no heterogeneity: {error}") from error

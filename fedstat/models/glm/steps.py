@@ -92,7 +92,8 @@ def fit_alone(data: SiteData, state: State, text: str) -> tuple[dict[str, Array]
 
     ``beta`` (p,) and ``information`` (p, p) are for the columns as the site standardised them, zero for those
     that are constant here and where there is no fit; ``columns`` (2, p) the means and deviations by which it
-    did; ``pearson`` is Pearson's statistic of the fit.
+    did; ``pearson`` is Pearson's statistic of the fit, and ``count`` the sum of the frequency weights, where
+    there are any.
     """
     model = model_of(state)
     p, varies = model.p, model.opened.varies
@@ -103,7 +104,10 @@ def fit_alone(data: SiteData, state: State, text: str) -> tuple[dict[str, Array]
         pearson = fit.pearson
         beta[varies], information[np.ix_(varies, varies)] = fit.beta, fit.information
     arrays = {"beta": beta, "information": information, "columns": model.opened.own}
-    return arrays | {"pearson": np.array(pearson)}, json.dumps({"problem": fit.problem})
+    arrays["pearson"] = np.array(pearson)
+    if "freq_weights" in model.opened.question.weights:
+        arrays["count"] = np.array(sum(rows.count for rows in model.chunks()))
+    return arrays, json.dumps({"problem": fit.problem})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -232,8 +236,8 @@ BETA = "coefficients of the standardised columns"
 NULL = Declared("aggregate", "intercept of the model without covariates", 0, optional=True, common=True)
 
 
-def _own(what: str, ndim: int = 1) -> Declared:
-    return Declared("aggregate", f"site's own fit: {what}", ndim, behind=OPEN_ROWS)
+def _own(what: str, ndim: int = 1, *, optional: bool = False) -> Declared:
+    return Declared("aggregate", f"site's own fit: {what}", ndim, behind=OPEN_ROWS, optional=optional)
 
 
 STEPS: Mapping[str, Step] = {
@@ -249,6 +253,7 @@ STEPS: Mapping[str, Step] = {
             "information": _own("information", 2),
             "columns": _own("means and deviations of the columns", 2),
             "pearson": _own("Pearson's statistic", 0),
+            "count": _own("sum of the frequency weights", 0, optional=True),
         },
         text_out=Declared("control", "what hindered the fit of the site's rows alone"),
     ),

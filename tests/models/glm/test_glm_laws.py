@@ -191,3 +191,62 @@ def test_what_cannot_be_compared_is_told():
         fit().compare_lr_test(smaller)
     with pytest.raises(ModelError, match="some of the coefficients"):
         smaller.compare_f_test(quasi)
+
+
+# -- sites with dispersions of their own -----------------------------------------------------------
+
+
+def noisy():
+    """Sites that differ in residual variance only, the smallest the noisiest."""
+    rng = np.random.default_rng(11)
+    rows = {"A": (40, 2.5), "B": (100, 1.0), "C": (400, 0.6)}
+    parts = [
+        pd.DataFrame({"site": s, "x": rng.normal(size=n), "e": rng.normal(0, v**0.5, n)})
+        for s, (n, v) in rows.items()
+    ]
+    frame = pd.concat(parts, ignore_index=True)
+    return frame.assign(y=1.0 + frame["x"] + frame["e"], w=rng.integers(1, 4, len(frame)).astype(float))
+
+
+def linear(frame, weights=None, **how):
+    roles = {} if weights is None else {"freq_weights": weights}
+    return fs.FederatedGLM.from_formula("y ~ x", partition(frame), family=F.Gaussian(), **roles).fit(**how)
+
+
+def test_the_joint_test_gives_each_site_its_own_dispersion():
+    """Oracle: generalised least squares, the stacked table weighted by the sites' residual variances."""
+    frame = noisy()
+    own = {site: sm.OLS(rows["y"], sm.add_constant(rows["x"])).fit() for site, rows in frame.groupby("site")}
+    weights = 1.0 / frame["site"].map({site: found.mse_resid for site, found in own.items()})
+    common = sm.WLS(frame["y"], sm.add_constant(frame["x"]), weights=weights).fit()
+    T = (weights * common.resid**2).sum() - sum(found.df_resid for found in own.values())
+    for masked in (True, False):
+        joint = linear(frame, masked=masked).heterogeneity.joint
+        assert joint.df == 4
+        assert 1.0 < T / (4 * joint.statistic) < 1.05
+    text = " ".join(linear(frame).heterogeneity.summary().as_text().split())
+    assert "P > F (own dispersions):" in text
+    assert "each site with its own dispersion" in text
+
+
+def test_without_own_fits_one_dispersion_is_told():
+    result = linear(noisy(), local=False)
+    assert not result.heterogeneity.joint.own_dispersions
+    assert "takes the dispersion (residual variance) as the same" in " ".join(
+        result.heterogeneity.summary().notes
+    )
+    assert fit("binary ~ x", F.Binomial(), local=False).heterogeneity.one_dispersion is False
+
+
+def test_own_dispersions_count_frequency_weights():
+    frame = noisy()
+    written = linear(frame.loc[frame.index.repeat(frame["w"].astype(int))].reset_index(drop=True))
+    weighted = linear(frame, "w")
+    assert_allclose(weighted.heterogeneity.std_errors, written.heterogeneity.std_errors, rtol=1e-7)
+    assert_allclose(weighted.heterogeneity.joint, written.heterogeneity.joint, rtol=1e-7)
+
+
+def test_results_in_a_file_keep_the_test(tmp_path):
+    result = linear(noisy())
+    result.save(tmp_path / "result.fed")
+    assert fs.load(tmp_path / "result.fed").heterogeneity.joint == result.heterogeneity.joint

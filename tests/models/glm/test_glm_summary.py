@@ -286,18 +286,16 @@ def test_sites_that_differ_are_noted_with_the_test_of_the_head():
     shifted = FRAME.assign(gauss=FRAME["gauss"] + 2.0 * (FRAME["site"] == "S3") * FRAME["x"])
     result = fit("gauss ~ x", F.Gaussian(), shifted)
     joint = result.heterogeneity.joint
-    shown = f"chi2({joint.df}) = {joint.statistic:.2f}, p < 0.001"
+    shown = f"F({joint.df}, {joint.df_denom:.0f}) = {joint.statistic:.2f}, p < 0.001"
     assert lines(result)["Heterogeneity"] == shown
-    assert f"The sites differ: score test of equal coefficients {shown}" in notes(result)
+    assert f"The sites differ: test of equal coefficients (own dispersions) {shown}" in notes(result)
     assert "I2 is large for" in notes(result)
 
 
 def test_one_coefficient_that_differs_is_noted_where_all_together_do_not():
     result = fit("gauss ~ x", F.Gaussian())
     assert result.heterogeneity.flagged == ("x",) and result.heterogeneity.joint.pvalue > 0.05
-    assert "by Cochran's Q, though not by the score test of all coefficients. I2 is large for x." in notes(
-        result
-    )
+    assert "by Cochran's Q, though not by the test of all coefficients. I2 is large for x." in notes(result)
 
 
 def test_the_joint_test_is_that_of_rows_from_all_sites():
