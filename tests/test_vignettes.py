@@ -152,6 +152,7 @@ CLAIMS = {
         assert (table["std err"] > table["its own std err"]).all()
         assert by_blocks["mean"].std().is_monotonic_increasing
         assert by_blocks["spread"].mean().is_monotonic_decreasing
+        assert result.mcar_test().pvalue < 1e-6
         left = passed[(passed["step"] == "glm_move") & (passed["array"] == "linear_predictor")]
         assert left["masked"].all() and len(left)
         assert covered["coverage"].between(0.935, 0.965).all() and covered["runs"].min() >= 200

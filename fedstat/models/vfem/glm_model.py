@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 from fedstat.federation.design.formula.parse import Formula
@@ -50,6 +51,8 @@ class VFEMGLM(VFEMModel):
     """
 
     _plan = VFEMGLMPlan
+    linear: Callable[[], VFEMModel] | None = None
+    """Makes the linear regression of the response on the same columns."""
 
     def __init__(self, formula: Formula, partition: Any, *, family: Family, **kwargs: Any) -> None:
         self.distribution = DistributionSpec.of(family)

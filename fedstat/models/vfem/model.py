@@ -164,7 +164,10 @@ class VFEMRegression(VFEMModel):
                 f"between={options['between']!r}: a family that is not normal has independent "
                 "blocks, between='independent'; leave it out"
             )
-        return VFEMGLM.from_formula(formula, partition, family=family, **options)
+        model = VFEMGLM.from_formula(formula, partition, family=family, **options)
+        # Tests of what is assumed of columns and missing patterns rest on its sums, whatever the response.
+        model.linear = lambda: cls.from_formula(formula, partition, **options)
+        return model
 
     @described_in(VFEMGLM.fit)
     def fit(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -21,6 +22,7 @@ from fedstat.models.vfem.block_results import BlockResults, VFEMRecord
 from fedstat.models.vfem.covariance.from_moments import CovType
 from fedstat.models.vfem.prediction.protocol import prediction_rsquared
 from fedstat.models.vfem.prediction.results import GLMPredictionResults, PredictionResults
+from fedstat.models.vfem.statements.assumptions import LittleTest
 from fedstat.models.vfem.statements.moment_statements import MomentStatements
 from fedstat.models.vfem.statements.outcome import as_between, warn_unless_converged
 from fedstat.models.vfem.statements.refit import refit
@@ -210,6 +212,53 @@ class VFEMGLMResults(
     def resid_response(self) -> pd.Series:
         """Response less :attr:`fittedvalues`."""
         return self._per_entity("residuals")
+
+    # -- tests of what is assumed ------------------------------------------------------------------
+
+    @cached_property
+    def linear(self) -> VFEMResults:
+        """Linear regression of the response on the same columns, from sums by missing pattern.
+
+        The fit has none. The first use asks for them as an analysis of its own, with the consents and
+        refusals of any other; its ledger says what left.
+
+        Raises
+        ------
+        NotAvailableError
+            The fit was read from a file.
+        """
+        make = getattr(self._need_model("tests of what is assumed"), "linear", None)
+        if make is None:
+            raise NotAvailableError(
+                "tests of what is assumed: make the model with VFEMRegression.from_formula(..., family=...)"
+            )
+        found: VFEMResults = make().fit(cov_type="none")
+        return found
+
+    def mcar_test(self) -> LittleTest:
+        """Little's test that blocks are missing completely at random, all covariances free.
+
+        It compares means of columns and response between missing patterns by their covariances, and needs no
+        normal response where patterns are not small. Asks for sums: see :attr:`linear`.
+
+        Returns
+        -------
+        (statistic, pvalue, df, patterns)
+        """
+        return self.linear.mcar_test()
+
+    def independence_tests(self) -> pd.DataFrame:
+        """Test every pair of clients for correlation between their blocks, which the fit takes for none.
+
+        Asks for sums: see :attr:`linear`.
+
+        Returns
+        -------
+        DataFrame
+            One row per pair: entities that both have, Bartlett's statistic, p-value, degrees of freedom,
+            largest canonical correlation, mean absolute correlation.
+        """
+        return self.linear.independence_tests()
 
     # -- prediction ------------------------------------------------------------------------------
 

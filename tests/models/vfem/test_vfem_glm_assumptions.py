@@ -1,0 +1,71 @@
+"""Tests of what VFEM assumes where the response is a count or binary: beside those of pooled rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import statsmodels.api as sm
+from glm_oracle import glm_study
+from pattern_moments import moments_of_arrays
+
+import fedstat as fs
+from fedstat.errors import ConsentError, NotAvailableError
+from fedstat.federation.door.owner.policy import Policy
+from fedstat.models.vertical.fit import fit_moments
+from fedstat.models.vfem.statements.assumptions import independence_tests, little_test, unrestricted_law
+
+FAMILIES = {"Binomial": sm.families.Binomial(), "Poisson": sm.families.Poisson()}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_they_are_those_of_pooled_rows(family, tmp_path):
+    study = glm_study(family=family)
+    model = fs.VFEMRegression.from_formula("y ~ .", study.partition(), family=FAMILIES[family])
+    result = model.fit(cov_type="none")
+    columns = [name for names in study.columns.values() for name in names]
+    sizes = [len(names) for names in study.columns.values()]
+    pooled = moments_of_arrays(
+        study.table[columns].to_numpy(), study.table["y"].to_numpy(), sizes, clients=list(study.columns)
+    )
+    fit = fit_moments(pooled)
+    np.testing.assert_allclose(result.mcar_test(), little_test(fit, unrestricted_law(fit)), rtol=1e-5)
+    pairs, expected = result.independence_tests(), independence_tests(pooled)
+    np.testing.assert_allclose(pairs["statistic"], [one.statistic for one in expected], rtol=1e-6)
+    np.testing.assert_allclose(pairs["canonical"], [one.canonical for one in expected], rtol=1e-6)
+    # One exchange of sums for all of them, in an account of its own.
+    rounds = result.linear.ledger.rounds
+    assert not {"per entity", "raw columns"} & set(result.linear.ledger.to_frame()["kind"])
+    result.mcar_test()
+    assert result.linear.ledger.rounds == rounds
+    result.save(tmp_path / "fit")
+    with pytest.raises(NotAvailableError, match="read from a file"):
+        fs.load(tmp_path / "fit").mcar_test()
+
+
+def test_owners_are_asked_before_sums_leave():
+    study = glm_study(family="Binomial")
+    partition = study.partition()
+    result = fs.VFEMRegression.from_formula("y ~ .", partition, family=FAMILIES["Binomial"]).fit()
+    for site in partition.sites.values():
+        site.policy = Policy(approval="owner")
+    with pytest.raises(ConsentError, match="pending"):
+        result.independence_tests()
+    assert all(len(site.pending) == 1 for site in partition.sites.values())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_response_that_is_not_normal_keeps_the_level(family):
+    """Rejections at .05 of 400 data sets of 500 entities; all but none where the response decides."""
+    rng, rejected = np.random.default_rng(5), {"chance": [], "response": []}
+    for _ in range(400):
+        X = rng.normal(size=(500, 4))
+        eta = -0.5 + X @ [0.5, -0.4, 0.3, 0.0]
+        y = rng.random(500) < 1.0 / (1.0 + np.exp(-eta)) if family == "Binomial" else rng.poisson(np.exp(eta))
+        chances = {"chance": np.full(500, 0.4), "response": np.where(y > 0, 0.6, 0.25)}
+        for name, chance in chances.items():
+            seen = X.copy()
+            seen[:, 2:][rng.random(500) < chance] = np.nan
+            test = little_test(fit_moments(moments_of_arrays(seen, y.astype(float), [2, 2])))
+            rejected[name].append(test.pvalue <= 0.05)
+    assert 0.025 <= np.mean(rejected["chance"]) <= 0.085
+    assert np.mean(rejected["response"]) > 0.95
