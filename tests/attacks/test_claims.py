@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+from people import people
 
 import fedstat as fs
-from fedstat.errors import PartitionError
-from fedstat.federation.door.owner.claims import ALL_ROWS, BEYOND, PARTIES, STRICT_LEARNS, WITHOUT
-from fedstat.federation.door.owner.policy import STRICT
+from fedstat.errors import PartitionError, PolicyError
+from fedstat.federation.door.owner.claims import (
+    ALL_ROWS,
+    BEYOND,
+    PARTIES,
+    STRICT_LEARNS,
+    WITH_BUDGET,
+    WITHOUT,
+)
+from fedstat.federation.door.owner.policy import STRICT, Budget
 
 ROOT = Path(__file__).parents[2]
 FORMER = (
@@ -38,6 +47,32 @@ def test_the_strict_policy_adds_nothing_and_each_line_its_own():
     few = fs.threats(fs.Policy.strict(min_count=1)).tidy()
     assert "min_count = 1" in set(few["under"])
     assert "fewer than 9 entities" in fs.threats(fs.Policy.strict(min_count=9)).tidy()["learns"][0]
+
+
+def test_with_a_budget_nothing_of_rows_is_learned():
+    table = fs.threats(fs.Policy.strict(privacy=Budget(1.0, 1e-9))).tidy()
+    assert list(table["party"]) == list(PARTIES)
+    assert set(table["learns"][table["under"] == "[privacy]"]) == {WITH_BUDGET}
+    assert list(table["under"]).count("strict") == 1
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("few", [3, 2])
+def test_own_fits_and_bins_are_of_as_many_rows_as_is_claimed(few):
+    """Three rows of a level enter an institution's own fit, two do not; a bin has five rows or more."""
+    assert "of a level or an outcome of fewer than 3 none" in fs.threats("strict").tidy()["learns"][0]
+    table = people(600)
+    table["level"] = np.where(np.arange(600) % 200 < few, "rare", "common")
+    table.loc[[0, 200, 400], "y"], table.loc[[1, 201, 401], "y"] = 1.0, 0.0
+    partition = fs.ClientPartition.from_frame(table, by="site", policy="strict")
+    if few < 3:
+        with pytest.raises(PolicyError):
+            fs.GLORE.from_formula("y ~ age + level", partition)
+        return
+    result = fs.GLORE.from_formula("y ~ age + level", partition).fit()
+    assert result.site_estimates["level[T.rare]"].notna().any()
+    counts = result.evaluate().n
+    assert counts[counts > 0].min() >= 5
 
 
 def test_the_whole_table_begins_with_one_process():

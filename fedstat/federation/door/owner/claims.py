@@ -31,24 +31,34 @@ BEYOND = (ANALYST, DEPARTING, INTRUDER)
 
 STRICT_LEARNS: Mapping[str, str] = {
     ANALYST: "Estimates with their errors, each institution's own fit, sums over the rows of three or more, "
-    "what is published of columns, counts of rows, and one bit for each of {max_refusals} refusals; an "
-    "institution's part of a sum by leaving it out. Of fewer than {min_count} entities no sum. Sums over "
-    "rows are exact: very many analyses of the same rows tell more than each alone.",
-    COORDINATOR: "What an analyst learns, all messages, and sums that transforms need. Of institutions with "
-    "different columns the sums of their products by pattern of records, of values moved a little, by which "
-    "no column is determined in a pattern of one fit, whether its values are many or few; fits with ever "
-    "other columns beside it add up.",
-    CLIENT: "Coefficients, and of a product random numbers. Joined by the coordinator: a sum less its own "
-    "part, which is that of the last when all others join; products of its own columns with another's, as "
-    "many equations as it has columns.",
+    "what is published of columns, counts of rows and of levels, and one bit for each of {max_refusals} "
+    "refusals; of one evaluated model each institution's counts and sums of responses and predicted means by "
+    "bin; an institution's part of a sum by leaving it out; of institutions with different columns what a "
+    "coordinator has of them. Of fewer than {min_count} entities no sum, of a level or an outcome of fewer "
+    "than {min_few} none. Sums over rows are exact: very many analyses of the same rows tell more than each "
+    "alone.",
+    COORDINATOR: "What an analyst learns, all messages, which institution has which entity, and the sums of "
+    "each that transforms need. Of institutions with different columns the sums of their products by "
+    "pattern of records, of values moved a little, by which no column is determined in a pattern of one "
+    "fit, whether its values are many or few; fits with ever other columns beside it add up.",
+    CLIENT: "Coefficients, means and deviations over all, which of its entities others "
+    "have, and of a product random numbers. Joined by the coordinator: a sum less its own part, which is "
+    "that of the last when all others join; products of its own columns with another's, as many equations "
+    "as it has columns.",
     DEPARTING: "What a coordinator learns, each institution's part of a sum by leaving that one out, and an "
     "estimate that is wrong for all. Steps in another order, rows that differ by a few from earlier ones, "
-    "weights on few rows, and itself as dealer are refused.",
+    "weights on few rows, products of rows of different entities, and itself as dealer are refused.",
     INTRUDER: "Who asks whom, when and how much, and what passes neither masked nor sealed. What it alters "
     "or puts back is not answered, and an account that it alters is not served; what it removes stops an "
     "analysis. Who reads a site's own files has its keys and records.",
 }
 """By party, at a site that is served under :meth:`Policy.strict`."""
+
+BUDGET = "[privacy]"
+WITH_BUDGET = (
+    "What is published of columns, and counts of rows: nothing leaves that depends on what rows hold."
+)
+"""What all but an intruder learn where a policy has a privacy budget, to which no model charges anything."""
 
 WITHOUT: Mapping[str, Mapping[str, str]] = {
     "refused_kinds": {
@@ -85,6 +95,9 @@ WITHOUT: Mapping[str, Mapping[str, str]] = {
 }
 """What each rule of the strict policy keeps in, by party: it is learned where the rule is looser."""
 
+
+FEW = ("min_level_count", "min_events")
+"""Rules on the rows of a level and of an outcome, of which there may be fewer than behind other sums."""
 
 MEANS: Mapping[str, str] = {
     "raw columns": "It then has these columns",
@@ -126,9 +139,16 @@ def threats_under(policy: Policy) -> Iterator[Threat]:
     """Say what each party can learn at a site that is served with this policy, party by party."""
     strict = Policy.strict()
     refusals = min(policy.max_refusals or strict.max_refusals, strict.max_refusals)
-    named = {"min_count": max(policy.min_count, strict.min_count), "max_refusals": refusals}
+    named = {
+        "min_count": max(policy.min_count, strict.min_count),
+        "min_few": min(max(getattr(p, rule) for p in (policy, strict)) for rule in FEW),
+        "max_refusals": refusals,
+    }
     loosened = [(written(policy, rule), WITHOUT.get(rule, {})) for rule in policy.looser_than_strict()]
     for party, learns in STRICT_LEARNS.items():
+        if policy.privacy is not None and party != INTRUDER:
+            yield Threat(party, BUDGET, WITH_BUDGET)
+            continue
         yield Threat(party, "", learns.format(**named))
         yield from (Threat(party, line, adds[party]) for line, adds in loosened if party in adds)
 
