@@ -3,6 +3,8 @@
 Every attack succeeds where nothing is protected; under the strict policy nothing per entity leaves.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -12,13 +14,14 @@ from wiretap import tapped
 
 import fedstat as fs
 from fedstat.errors import PolicyError
+from fedstat.federation.account.ledger_file import begin_account, open_account
 from fedstat.federation.door.owner.policy import Policy
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 BINARY, COUNT = sm.families.Binomial(), sm.families.Poisson()
 WIDTHS = {"A": 3, "B": 3, "C": 2}
-LINE = 'refused_kinds = ["raw columns", "sketch"]'
+LINE = "per_entity = 40"
 
 
 def study(missing=0.0, n=600, count=False):
@@ -207,6 +210,69 @@ def test_with_that_line_the_fit_goes_through(kind, tmp_path):
     policy = Policy.from_toml(tmp_path / "policy.toml", Policy.strict())
     few = {"lam": 0.05} if kind == "VerticalGLM" else {"cov_type": "none"}
     assert model_of(kind, study(), policy).fit(**few).nobs == 600
+
+
+def policy_of(tmp_path, line):
+    (tmp_path / "policy.toml").write_text(line + "\n")
+    return Policy.from_toml(tmp_path / "policy.toml", Policy.strict())
+
+
+@pytest.mark.parametrize("kind", ["VFEMRegression", "VerticalGLM"])
+def test_numbers_for_each_entity_are_capped_over_sessions(kind, tmp_path):
+    """With fewer than columns no row is determined: what is left of it is orthogonal to what was told."""
+    columns = sum(WIDTHS.values())
+    model = model_of(kind, study(), policy_of(tmp_path, f"per_entity = {columns - 1}"))
+    few = {"path": "exact"} if kind == "VerticalGLM" else {"cov_type": "none"}
+    with (
+        tapped(model) as wire,
+        pytest.raises(PolicyError, match="numbers for each entity leave over") as told,
+    ):
+        model.fit(**few)
+    assert "per_entity = " in str(told.value) and "371 bits" in str(told.value)
+    site = model.partition.sites["A"]
+    assert site.account.vectors == columns - 1 and not site.account.refusals.total()
+    name, step = ("predictor", "glm_evaluate") if kind == "VFEMRegression" else ("eta", None)
+    told_of = [
+        a.arrays[name]
+        for a, _ in wire.passed
+        if a.site == "Holder" and name in a.arrays and step in (None, a.step)
+    ]
+    H = np.array(told_of).T
+    X = np.column_stack([study()[c].drop(columns="k") for c in WIDTHS])
+    Z = (X - X.mean(axis=0)) / X.std(axis=0)
+    best = H @ np.linalg.lstsq(H, Z, rcond=1e-10)[0]  # whatever the coefficients are
+    error = np.linalg.norm(best - Z, axis=0) / np.linalg.norm(Z, axis=0)
+    assert np.median(error) > 0.4
+    # Another session of the same partition, and another family, count on.
+    other = "VerticalGLM" if kind == "VFEMRegression" else "VFEMRegression"
+    again = getattr(fs, other).from_formula("y ~ .", model.partition, family=BINARY)
+    with pytest.raises(PolicyError, match="have left"):
+        again.fit()
+    assert site.account.vectors == columns - 1
+
+
+def test_the_summary_counts_what_left_in_all_analyses():
+    partition = fs.ClientPartition.from_frames(study(), on="k")
+    notes = []
+    for _ in range(2):
+        model = fs.VFEMRegression.from_formula("y ~ .", partition, family=BINARY)
+        notes.append(" ".join(model.fit(cov_type="none").summary().notes))
+    assert "in other analyses" not in notes[0] and "in other analyses" in notes[1]
+
+
+def test_a_restart_does_not_forget_what_left(tmp_path):
+    partition = fs.ClientPartition.from_frames(study(), on="k")
+    site = partition.sites["A"]
+    identity = site.trust.identity
+    begin_account(tmp_path, identity)
+    account = open_account(tmp_path, "A", identity)
+    site._data = replace(site._data, account=account)
+    site.refusals.account = account
+    model = fs.VFEMRegression.from_formula("y ~ .", partition, family=BINARY)
+    model.fit(cov_type="none", masked=False)
+    account.store.close()
+    assert account.vectors > 5
+    assert open_account(tmp_path, "A", identity).vectors == account.vectors
 
 
 @pytest.mark.parametrize("columns", [False, True], ids=["holder alone", "holder with columns"])

@@ -112,6 +112,7 @@ class Chain:
         self.links: list[ChainLink] = []
         self.round = 0
         self.numbers = NumbersPassed()
+        self.vectors = 0
         self.resumed = False
         self._account = account
         self._secret = hmac.digest(account.secret, encode("session", str(ordinal), session), "sha256")
@@ -188,6 +189,9 @@ class Chain:
         if mark:
             self._account.seen.add(mark)
         self.numbers.add([link])
+        # What has left before tells nothing new.
+        out = link.entry.receiver == COORDINATOR and link.entry.kind == "per entity"
+        self.vectors += bool(out and link.numbers)
         self.links.append(link)
         self._digests.append(extend(self._digests[-1], link))
 
@@ -227,6 +231,11 @@ class SiteAccount:
     def chains(self) -> tuple[Chain, ...]:
         """All chains, in the order in which their sessions were opened."""
         return tuple(self._chains.values())
+
+    @property
+    def vectors(self) -> int:
+        """How many numbers for each entity have left, of all sessions."""
+        return sum(chain.vectors for chain in self._chains.values())
 
     @property
     def present(self) -> Chain:

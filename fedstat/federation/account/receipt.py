@@ -43,6 +43,7 @@ class Statement:
     `ordinal` is the session's place among those that the site opened, from 1, and `previous` the head of the
     one before, as it was then (empty for the first); `head` is the digest of the last entry. `coordinator` is
     the digest of the coordinator's ledger as it was shown to the site: later changes of it are found.
+    `vectors` are the numbers for each entity that have left, of all sessions.
     `earlier` to `entities` are those of :class:`~fedstat.federation.account.released.SiteCounts`. `account`
     is the head of the site's whole account at rest, where it has one. The signature (Ed25519) is over all but
     the entries, for which `head` stands.
@@ -63,6 +64,7 @@ class Statement:
     entries: tuple[ChainLink, ...]
     signature: str = ""
     account: AccountHead | None = None
+    vectors: Natural = 0
 
     @property
     def counts(self) -> SiteCounts:

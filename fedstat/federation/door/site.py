@@ -26,7 +26,13 @@ from fedstat.federation.door.memory import ReleasedGroups
 from fedstat.federation.door.owner.approval import APPROVAL, Approvals, PlanStore
 from fedstat.federation.door.owner.plan import AnalysisPlan
 from fedstat.federation.door.owner.policy import Policy
-from fedstat.federation.door.owner.question import check_ask, check_columns, check_counts, check_mask
+from fedstat.federation.door.owner.question import (
+    check_ask,
+    check_columns,
+    check_counts,
+    check_mask,
+    check_vectors,
+)
 from fedstat.federation.door.refusing import Refusals
 from fedstat.federation.door.rules import AnsweredInstead, Installed, check_told, judge, tell_weights
 from fedstat.federation.door.state import SiteData, State, Trust
@@ -293,6 +299,7 @@ class Site:
         check_told(where, step, state, released(reply))
         check_columns(self.name, self.policy, ask, state.columns)
         check_counts(self.name, self.policy, ask, step, released(reply), state.entities)
+        check_vectors(self.name, self.policy, step, released(reply), self.account.vectors)
         if masker is None:
             return Answer(reply, reply, 1)
         hidden = replace(reply, arrays=mask(masker, ask, step, reply.arrays, bind_common(state, ask, step)))

@@ -53,6 +53,7 @@ def state_ledger(data: SiteData, state: State, text: str) -> tuple[dict[str, Arr
         entities=account.entities,
         other_sessions=len(account.others),
         entries=tuple(links),
+        vectors=account.vectors,
         account=None if account.store is None else account.store.head,
     )
     signature = keys.signing.sign(canonical(statement.signed()).encode()).hex()

@@ -17,14 +17,20 @@ def rounds_of_predictors(ledger: Ledger, clients: Sequence[str]) -> int:
     return max((given.count(client) for client in clients), default=0)
 
 
-def solvable(numbers: int, columns: int) -> Iterator[str]:
-    """Say what so many numbers for each entity tell of so many columns of all institutions together."""
-    held, unknown = numbers * BITS, columns * BITS
+def solvable(numbers: int, columns: int, ledger: Ledger, sites: Sequence[str]) -> Iterator[str]:
+    """Say what so many numbers for each entity tell of so many columns of all institutions together.
+
+    Those of earlier analyses count as well, as far as these sites state them.
+    """
+    stated = {} if ledger.receipt is None else ledger.receipt.statements
+    so_far = max([numbers, *(stated[site].vectors for site in sites if site in stated)])
+    earlier = f", {so_far - numbers:,} of them in other analyses," if so_far > numbers else ""
+    held, unknown, numbers = so_far * BITS, columns * BITS, so_far
     yield (
-        f"What the coordinator and the response holder could solve for: {numbers:,} numbers for every entity "
-        f"are {held:,} bits, against at most {unknown:,} of the {columns} columns ({BITS} a number, 1 "
-        f"where a column has two values). {_verdict(numbers, columns)} Masks hide an institution's part of "
-        "one round and not of many."
+        f"What the coordinator and the response holder could solve for: {numbers:,} numbers for every "
+        f"entity{earlier} are {held:,} bits, against at most {unknown:,} of the {columns} columns "
+        f"({BITS} a number, 1 where a column has two values). {_verdict(numbers, columns)} Masks hide an "
+        "institution's part of one round and not of many."
     )
 
 

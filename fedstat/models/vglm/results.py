@@ -107,7 +107,7 @@ class VerticalGLMResults(
             selection=selection,
             refit=refit,
             predictor=predictor,
-            notes=fit_notes(outcome, ledger.at),
+            notes=fit_notes(outcome, ledger),
             model=model,
             debiased=make_debiased(response, outcome),
         )

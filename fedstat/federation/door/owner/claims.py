@@ -63,10 +63,14 @@ WITH_BUDGET = (
 WITHOUT: Mapping[str, Mapping[str, str]] = {
     "refused_kinds": {
         ANALYST: "Whole columns, by predictions.",
-        COORDINATOR: "Rows, from some dozens of rounds with a number per entity, masked or not.",
+        DEPARTING: "Any column, by one question.",
+    },
+    "per_entity": {
+        COORDINATOR: "Of every entity so many numbers, 53 bits each, masked or not: as many as columns are "
+        "its row.",
         CLIENT: "The response of its entities, where residuals or curvatures are sent; sums of its columns "
         "with them, where a third party deals.",
-        DEPARTING: "Any column, by one question.",
+        DEPARTING: "The response of every entity, by one question; rows, by as many as columns.",
     },
     "masked_only": {COORDINATOR: "Each institution's part of every sum."},
     "two_sites": {CLIENT: "The other's part of a sum over two, masked or not."},

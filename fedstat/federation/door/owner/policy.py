@@ -37,7 +37,8 @@ WORDS = (
 )
 """Rules that are switches: one value of each is the strict one."""
 STRICT: Mapping[str, Any] = {
-    "refused_kinds": frozenset({"raw columns", "per entity", "sketch"}),
+    "refused_kinds": frozenset({"raw columns", "sketch"}),
+    "per_entity": 0,
     "masked_only": True,
     "two_sites": "refuse",
     "remember": "all",
@@ -83,6 +84,9 @@ class Policy:
     refused_kinds : frozenset of Kind
         Kinds of values that may not leave, e.g. ``frozenset({"raw columns"})``; those of a masked sum are
         not refused, but for values per entity, which masks do not hide over many rounds.
+    per_entity : int or "any"
+        Most numbers for each entity, such as linear predictors, that ever leave, of all sessions together,
+        masked or not: about as many as the site has columns give its rows away. 0: none.
     masked_only : bool
         Whether arrays of which only the sum over sites is needed leave in no other way than masked.
     two_sites : {"warn", "refuse"}
@@ -166,6 +170,7 @@ class Policy:
     dealer: Literal["third party", "any"] = "any"
     order: Literal["declared", "any"] = "any"
     max_share: float = 1.0
+    per_entity: int | Literal["any"] = "any"
     privacy: Budget | None = None
 
     def __post_init__(self) -> None:
@@ -211,9 +216,11 @@ class Policy:
         fewer = (name for name in held if getattr(self, name) < getattr(least, name))
         more = self.max_parameters > least.max_parameters
         heavy = self.max_share > STRICT["max_share"]
+        vectors = self.per_entity != 0 and "per entity" not in self.refused_kinds
         many = not 0 < self.max_refusals <= STRICT["max_refusals"]
         return (
             *([] if kinds else ["refused_kinds"]),
+            *(["per_entity"] if vectors else []),
             *same,
             *fewer,
             *(["max_parameters"] if more else []),

@@ -89,6 +89,15 @@ KEYS: tuple[Key, ...] = (
         listed=True,
     ),
     Key(
+        "per_entity",
+        'a whole number of at least 0, or "any"',
+        lambda value: value == "any" or _whole(0)(value),
+        "Most numbers for each entity that ever leave, over all analyses, sessions and restarts, masked or "
+        "not; 0: none. Each is an equation about the row of its entity: fewer than this institution has "
+        "columns leave its rows open, as many give them away. A fit of VFEM with a binary response or count "
+        'takes 10 to 30. "any": no limit.',
+    ),
+    Key(
         "masked_only",
         "true or false",
         lambda value: isinstance(value, bool),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from fedstat.errors import DescriptionError, PolicyError
+from fedstat.federation.account.released import BITS
 from fedstat.federation.crypto.masks import TWO_SITES, hides
 from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.door.owner.policy_file import toml_line
@@ -25,7 +26,10 @@ DISCLOSED: Mapping[Kind, str] = {
     "sketch": "Whoever has the seed of a sketch solves it for the columns. ",
 }
 """What follows from a kind of values, for who asks why it is refused."""
-UNHIDDEN: tuple[Kind, ...] = ("per entity",)
+PER_ENTITY: Kind = "per entity"
+ALLOWED = toml_line("per_entity", 40)
+"""What an owner might write; a usual fit takes fewer."""
+UNHIDDEN: tuple[Kind, ...] = (PER_ENTITY,)
 """Kinds that a masked sum does not hide: entity by entity, sums of many rounds give each part away."""
 
 
@@ -74,6 +78,17 @@ def _refused_kind(question: Question) -> str:
     )
 
 
+def _per_entity(question: Question) -> str:
+    policy, _, _, declared, where = question
+    if declared.kind != PER_ENTITY or policy.per_entity != 0 or PER_ENTITY in policy.refused_kinds:
+        return ""
+    return (
+        f"does not let numbers for each entity leave: {where}. {DISCLOSED[PER_ENTITY]}Ask for less, leave "
+        "the site out, or have the owner allow so many of them, over all analyses, by the line  "
+        f"{ALLOWED}  in policy.toml"
+    )
+
+
 def _not_masked(question: Question) -> str:
     policy, ask, _, declared, where = question
     if not policy.masked_only or not declared.maskable or _hidden(ask, declared):
@@ -98,6 +113,7 @@ def _unaccounted(question: Question) -> str:
 
 RULES: Mapping[str, Callable[[Question], str]] = {
     "refused kinds": _refused_kind,
+    "per entity": _per_entity,
     "masked only": _not_masked,
     "privacy budget": _unaccounted,
 }
@@ -123,6 +139,14 @@ def refusals(site: str, policy: Policy, ask: Ask, step: Step) -> Iterator[Refusa
                 f"{site}: its policy (refused kinds) takes no '{declared.kind}' either: step '{ask.step}' "
                 f"comes with {declared.weighs} of each row. The owner may allow the kind by the line  {line}"
                 "  in policy.toml",
+            )
+        elif declared.weighs and name in ask.arrays and declared.kind == PER_ENTITY and not policy.per_entity:
+            yield Refusal(
+                "per entity",
+                "",
+                f"{site}: its policy (per entity) takes no numbers for each entity either: step '{ask.step}' "
+                f"comes with {declared.weighs} of each row. The owner may allow them by the line  {ALLOWED}  "
+                "in policy.toml",
             )
     for name, declared in step.given.items():
         where = f"array '{name}' of step '{ask.step}' ({declared.what})"
@@ -152,6 +176,8 @@ def rules_in_force(policy: Policy, declared: Declared, n_masked: int = 0) -> Ite
         yield "families"
     if policy.refused_kinds and (not n_masked or declared.kind in UNHIDDEN):
         yield "refused kinds"
+    if policy.per_entity != "any" and declared.kind == PER_ENTITY:
+        yield f"per entity {policy.per_entity}"
     if policy.masked_only and declared.maskable:
         yield "masked only"
     if n_masked and not hides(n_masked):
@@ -228,3 +254,23 @@ def check_counts(
                 f"array '{name}' of step '{ask.step}'; there are {entities}. Leave the site out, or use "
                 "columns that more of its entities have"
             )
+
+
+def check_vectors(site: str, policy: Policy, step: Step, names: Iterable[str], before: int) -> None:
+    """Hold the numbers for each entity that leave now, with those that have left, against the policy.
+
+    Raises
+    ------
+    DescriptionError
+        They are too many; names the line of the policy that would allow more.
+    """
+    now = sum(step.given[name].kind == PER_ENTITY for name in names)
+    if policy.per_entity == "any" or not now or before + now <= policy.per_entity:
+        return
+    line = toml_line("per_entity", max(2 * policy.per_entity, before + 40))
+    raise DescriptionError(
+        f"{site}: its policy (per entity) lets {policy.per_entity} numbers for each entity leave over all "
+        f"analyses, and {before} have left: {before * BITS:,} bits about each. More would narrow the rows "
+        f"down further, and as many as there are columns give them away. The owner may allow it by the line  "
+        f"{line}  in policy.toml"
+    )

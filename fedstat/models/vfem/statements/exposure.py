@@ -95,7 +95,8 @@ def masked_notes(layout: Layout, ledger: Ledger, remedy: str, normal: bool = Tru
         f"(semi-honest): {receivers} learned the sum for every entity in every round{residuals}. "
         f"{remedy}See .ledger.releases()."
     )
-    yield from solvable(rounds_of_predictors(ledger, layout.clients), layout.p)
+    others = [k for k in layout.clients if k != layout.active]
+    yield from solvable(rounds_of_predictors(ledger, others), layout.p, ledger, others)
     if at != layout.active and normal:
         yield "Residuals and sums together give the coordinator the response of every entity."
     parts = [

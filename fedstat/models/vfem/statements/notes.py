@@ -184,7 +184,7 @@ def _iterations(layout: Layout, outcome: VFEMOutcome, ledger: Ledger) -> Iterato
         yield from masked_notes(layout, ledger, remedy=MOMENTS if normal else "", normal=normal)
     elif others:
         yield UNMASKED_NORMAL if normal else UNMASKED_OTHER
-        yield from solvable(rounds_of_predictors(ledger, layout.clients), layout.p)
+        yield from solvable(rounds_of_predictors(ledger, others), layout.p, ledger, others)
     if outcome.covariance is not None and outcome.covariance.how == "exact":
         yield "Cross-products by plain exchange: institutions' columns were disclosed to other institutions."
 

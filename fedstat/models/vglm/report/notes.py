@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.crypto.masks import TWO_SITES, hides
 from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.models.vertical.division import division_notes
@@ -16,13 +17,13 @@ from fedstat.models.vglm.path.entities import describe_incomplete
 from fedstat.models.vglm.report.outcome import Outcome
 
 
-def fit_notes(outcome: Outcome, at: str | None) -> list[str]:
-    """Write the notes of one fit; `at` is where the coordinator sits."""
+def fit_notes(outcome: Outcome, ledger: Ledger) -> list[str]:
+    """Write the notes of one fit."""
     fitted, layout, distribution = outcome.fitted, outcome.layout, outcome.distribution
     if outcome.observed is not None:
         how = _blocks(layout, outcome, outcome.observed)
     else:
-        how = _sums(layout, outcome.folds) if fitted.points == 0 else _iterations(layout, outcome, at)
+        how = _sums(layout, outcome.folds) if fitted.points == 0 else _iterations(layout, outcome, ledger)
     return [
         *([f"{describe_incomplete(layout)}."] if layout.left_out else []),
         *division_notes(layout),
@@ -59,12 +60,12 @@ def _blocks(layout: Layout, outcome: Outcome, observed: Observed) -> Iterator[st
     yield from merge_notes(observed.exchange)
 
 
-def _iterations(layout: Layout, outcome: Outcome, at: str | None) -> Iterator[str]:
+def _iterations(layout: Layout, outcome: Outcome, ledger: Ledger) -> Iterator[str]:
     fitted, hidden = outcome.fitted, outcome.plan.passing.hidden
     over = f"{layout.n:,}"
     if outcome.plan.choice.split:
         over = f"{outcome.n:,} or the other {layout.n - outcome.n:,}"
-    who = "the response holder" if at == layout.active else "the coordinator and the response holder"
+    who = "the response holder" if ledger.at == layout.active else "the coordinator and the response holder"
     told = (
         "residuals and weights, which tell the response, to every institution"
         if fitted.shown
@@ -95,7 +96,8 @@ def _iterations(layout: Layout, outcome: Outcome, at: str | None) -> Iterator[st
             "fits at the others are proposed by a quadratic model of the loss at the chosen one: their "
             "coefficients, criteria and lambdas of entry are approximate. path='exact' solves all."
         )
-    yield from solvable(fitted.points, layout.p)
+    others = [k for k in layout.clients if k != layout.active]
+    yield from solvable(fitted.points, layout.p, ledger, others)
     if not hidden and len(layout.clients) > 1:
         yield "Linear predictors were not masked: every institution's own went to the coordinator."
     if hidden and not hides(len(layout.clients)):
