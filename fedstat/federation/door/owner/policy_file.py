@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import json
 import math
-import textwrap
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeGuard, get_args
 
 from fedstat.errors import PartitionError
+from fedstat.federation.door.owner.toml_text import comment_of, toml_line, toml_value
 from fedstat.federation.message import Kind
 
 KINDS: tuple[str, ...] = get_args(Kind)
@@ -373,37 +372,14 @@ def _check_names(where: str, found: tuple[str, ...], known: tuple[str, ...]) -> 
 
 def write_policy(values: Mapping[str, Any], budget: tuple[float, float] | None) -> str:
     """Text of a policy file, with a comment that explains every rule."""
-    parts = [_comment(HEAD)]
+    parts = [comment_of(HEAD)]
     for key in KEYS:
         value = values[key.name]
         line = f"# {key.example}" if value is None else toml_line(key.name, value)
-        parts.append(f"{_comment(key.comment)}\n{line}")
+        parts.append(f"{comment_of(key.comment)}\n{line}")
     given = "epsilon = 1.0\ndelta = 1e-06"
     if budget is None:
         section = "\n".join(f"# {line}" for line in ["[privacy]", *given.splitlines()])
     else:
-        section = f"[privacy]\nepsilon = {_toml(budget[0])}\ndelta = {_toml(budget[1])}"
-    return "\n\n".join([*parts, f"{_comment(PRIVACY)}\n{section}"]) + "\n"
-
-
-def toml_line(name: str, value: object) -> str:
-    """Line of a policy file, as an owner would write it."""
-    return f"{name} = {_toml(value)}"
-
-
-def _comment(text: str) -> str:
-    paragraphs = text.split("\n\n")
-    wrapped = (textwrap.wrap(" ".join(part.split()), 88) for part in paragraphs)
-    return "\n#\n".join("\n".join(f"# {line}" for line in lines) for lines in wrapped)
-
-
-def _toml(value: object) -> str:
-    match value:
-        case bool():
-            return str(value).lower()
-        case frozenset():
-            return f"[{', '.join(_toml(item) for item in sorted(value))}]"
-        case str():
-            return json.dumps(value, ensure_ascii=False)
-        case _:
-            return repr(value)
+        section = f"[privacy]\nepsilon = {toml_value(budget[0])}\ndelta = {toml_value(budget[1])}"
+    return "\n\n".join([*parts, f"{comment_of(PRIVACY)}\n{section}"]) + "\n"

@@ -10,7 +10,7 @@ from fedstat.errors import DescriptionError, PolicyError
 from fedstat.federation.account.released import BITS
 from fedstat.federation.crypto.masks import TWO_SITES, hides
 from fedstat.federation.door.owner.policy import Policy
-from fedstat.federation.door.owner.policy_file import toml_line
+from fedstat.federation.door.owner.toml_text import toml_line
 from fedstat.federation.message import COUNTED, Ask, Declared, Kind, Step
 
 HIDDEN: Mapping[str, str] = {
