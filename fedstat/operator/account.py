@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from fedstat.errors import PartitionError
@@ -13,7 +14,7 @@ from fedstat.federation.account.ledger_file import read_account
 from fedstat.federation.account.ledger_lines import LEDGER
 from fedstat.federation.account.link import LINK_FIELDS
 from fedstat.federation.account.loss import declare_loss
-from fedstat.federation.carry.site_folder import load_identity, open_records, read_description
+from fedstat.federation.carry.site_folder import load_identity, open_records, read_description, unfit
 from fedstat.operator.screen import columns, heading
 
 HEAD = ("step", "array", "kind", "masked", "messages", "largest", "bytes", "entities")
@@ -52,8 +53,9 @@ def ledger(folder: Path, session: str | None, as_json: bool) -> int:
 def declare(folder: Path, reason: str) -> int:
     """Declare that a site's account was lost, and say what became of it."""
     description = read_description(folder)
-    n_rows = open_records(folder, description).n_rows
-    loss = declare_loss(folder, description.name, load_identity(folder), reason, n_rows)
+    identity = load_identity(folder)
+    fits = partial(unfit, open_records(folder, description), identity)
+    loss = declare_loss(folder, description.name, identity, reason, fits)
     print(heading(f"Account of {description.name}"))
     print(f"  Found: {loss.found}\n")
     if loss.files:

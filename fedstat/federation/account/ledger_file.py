@@ -21,9 +21,9 @@ import io
 import os
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -55,6 +55,8 @@ from fedstat.records import from_json, to_json, to_plain
 from fedstat.typing import Array
 
 NEXT = "answered.next"
+Fits: TypeAlias = Callable[[Mapping[str, Array], int], str]
+"""Says why earlier answers over so many rows cannot be held against new ones; empty where they can."""
 SECRET_BYTES, HEAD_BYTES = 32, 2048
 PATIENCE = 10.0
 NO_LINK = getattr(os, "O_NOFOLLOW", 0)
@@ -217,19 +219,20 @@ def begin_file(folder: Path, identity: Identity) -> LedgerFile:
 
 
 def open_account(
-    folder: str | Path, site: str, identity: Identity, n_rows: int | None = None, patience: float = PATIENCE
+    folder: str | Path, site: str, identity: Identity, fits: Fits | None = None, patience: float = PATIENCE
 ) -> SiteAccount:
     """Open a site's account, and go on with it.
 
     Another process that serves the site is an EngineError; an account that is not whole, or was written under
-    other keys, or remembers answers over another number of records than `n_rows`, a SecurityError.
+    other keys, or remembers answers over records among which those there are cannot be known again (`fits`),
+    a SecurityError.
     """
     store, reading = open_whole(folder, site, identity, patience)
     account = reading.account
     try:
         account.check_undisputed(site)
         account.recalled = recall(store.folder, reading.answered)
-        if account.recalled and n_rows is not None and (why := changed_rows(reading.answered.rows, n_rows)):
+        if account.recalled and fits is not None and (why := fits(account.recalled, reading.answered.rows)):
             raise SecurityError(f"{site}: {why}")
     except SecurityError as error:
         store.close()

@@ -16,9 +16,9 @@ from fedstat.errors import SecurityError
 from fedstat.federation.account.head import told
 from fedstat.federation.account.ledger_file import (
     NEXT,
+    Fits,
     LedgerFile,
     begin_file,
-    changed_rows,
     open_whole,
     recall,
 )
@@ -48,12 +48,12 @@ class Loss:
     files: tuple[str, ...]
 
 
-def declare_loss(folder: str | Path, site: str, identity: Identity, reason: str, n_rows: int) -> Loss:
+def declare_loss(folder: str | Path, site: str, identity: Identity, reason: str, fits: Fits) -> Loss:
     """Declare that what a site has answered is not all known any more.
 
     An account whose lines are whole is gone on with; any other is set aside and begun anew. Earlier answers
-    are remembered where their file is the one that the ledger names, and was of as many rows as there are
-    now. EngineError where a process serves the site.
+    are remembered where their file is the one that the ledger names, and its rows `fits` those there are now.
+    EngineError where a process serves the site.
     """
     folder, forgotten, files = Path(folder), True, list[str]()
     aside = _new_folder(folder)
@@ -64,7 +64,7 @@ def declare_loss(folder: str | Path, site: str, identity: Identity, reason: str,
         found, files = str(error), _set_aside(folder, aside, (LEDGER, HEAD, ANSWERED, NEXT, SECRET))
         store = begin_file(folder, identity)
     else:
-        problem = _forgotten(folder, reading, n_rows)
+        problem = _forgotten(folder, reading, fits)
         found, forgotten = reading.account.disputed or problem, bool(problem)
         if forgotten:
             files = _set_aside(folder, aside, (ANSWERED, NEXT))
@@ -73,13 +73,13 @@ def declare_loss(folder: str | Path, site: str, identity: Identity, reason: str,
     return Loss(found or "nothing is amiss with the files themselves", forgotten, aside, tuple(files))
 
 
-def _forgotten(folder: Path, reading: Reading, n_rows: int) -> str:
+def _forgotten(folder: Path, reading: Reading, fits: Fits) -> str:
     """Say why earlier answers cannot be held against new ones; empty where they can."""
     try:
-        recall(folder, reading.answered)
+        kept = recall(folder, reading.answered)
     except SecurityError as error:
         return str(error)
-    return changed_rows(reading.answered.rows, n_rows) if reading.answered.answered else ""
+    return fits(kept, reading.answered.rows) if kept else ""
 
 
 def _declare(store: LedgerFile, reason: str, aside: str) -> None:

@@ -22,6 +22,7 @@ import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,21 +31,23 @@ import pandas as pd
 from fedstat.errors import PartitionError, SecurityError
 from fedstat.federation.account.chain import SiteAccount
 from fedstat.federation.account.head import told
-from fedstat.federation.account.ledger_file import open_account
+from fedstat.federation.account.ledger_file import changed_rows, open_account
 from fedstat.federation.account.ledger_lines import ANSWERED, HEAD, LEDGER, SECRET
 from fedstat.federation.carry.plan_folder import PlanFolder
 from fedstat.federation.crypto.keys import Identity
 from fedstat.federation.door.families import load_families
-from fedstat.federation.door.memory import ReleasedGroups
+from fedstat.federation.door.memory import AnswersRemembered
 from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.door.site import Site
 from fedstat.federation.door.state import Trust
 from fedstat.federation.files import is_open
 from fedstat.federation.tables.linked import ALIGNMENT, LinkedTable
 from fedstat.federation.tables.published import Published, description_problems, read_published
+from fedstat.federation.tables.row_marks import places_of, row_marks
 from fedstat.federation.tables.sources import Source, open_source, read_source
 from fedstat.federation.tables.table import FrameTable, Table
 from fedstat.records import from_plain
+from fedstat.typing import Array
 
 DESCRIPTION, POLICY, IDENTITY = "site.toml", "policy.toml", "identity.json"
 COLUMNS, REFUSALS = "columns.toml", "refusals.log"
@@ -182,15 +185,36 @@ def read_site_columns(folder: str | Path, site: str, table: Table) -> Published:
     return published
 
 
-def recalled(account: SiteAccount) -> ReleasedGroups | None:
-    """Take up the groups of rows behind the answers of earlier processes; None before the first.
+def unfit(table: Table, identity: Identity, kept: Mapping[str, Array], then: int) -> str:
+    """Say why answers over so many rows cannot be held against new ones; empty where they can.
+
+    Records with a key may come and go. Others are known by all that they hold: one that is gone may have been
+    changed, and a table with another column has none of them.
+    """
+    if "marks" not in kept:
+        return changed_rows(then, table.n_rows)
+    if isinstance(table, LinkedTable):
+        return ""
+    here = places_of(kept["marks"], row_marks(table, identity.secret("row marks")))
+    lost = len(kept["marks"]) - int((here >= 0).sum())
+    if not lost:
+        return ""
+    return (
+        f"there are {table.n_rows:,} records, and earlier answers were over {then:,}, of which {lost:,} are "
+        "gone or changed: without a key they cannot be known again, and a difference of two answers could "
+        "disclose a few rows"
+    )
+
+
+def recalled(account: SiteAccount, table: Table, identity: Identity) -> AnswersRemembered:
+    """Take up the groups of rows behind the answers of earlier processes.
 
     A SecurityError where they are not whole: a new answer might differ from earlier ones by one person's row.
     """
     if not account.recalled:
-        return None
+        return AnswersRemembered()
     try:
-        return ReleasedGroups.from_arrays(account.recalled)
+        return AnswersRemembered.from_arrays(account.recalled, table, identity.secret("row marks"))
     except (ValueError, LookupError, TypeError) as error:
         raise SecurityError("the memory of earlier answers is not whole; declare the loss") from error
 
@@ -251,12 +275,12 @@ def open_site(folder: str | Path) -> Site:
         shared_seed=description.shared_seed,
         site_column=description.site_column,
         trust=Trust(dict(description.pinned), identity, dict(description.consent)),
-        account=open_account(folder, description.name, identity, table.n_rows),
+        account=open_account(folder, description.name, identity, partial(unfit, table, identity)),
         published=read_site_columns(folder, description.name, table),
         log=refusal_log(folder),
         plans=PlanFolder(description.name, Path(folder), identity.public),
     )
     site.approvals.take_up()
     # rows behind answers of earlier processes: a difference to a new answer would tell of single entities
-    site.remember(recalled(site.account))
+    site.remember(recalled(site.account, table, identity))
     return site

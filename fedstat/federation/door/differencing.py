@@ -56,17 +56,23 @@ def check_levels_apart(data: SiteData, used: Bools, levels: Mapping[str, Sequenc
     released = data.memory.released
     if data.policy.remember != "all" or released is None:
         return
+    n_gone = len(released.cells) - len(used)
     for name, values in levels.items():
         once = f"levels of {name} "
         before = {text for text in data.account.spent if text.startswith(once)}
         if once + _digest(used) in before:
             continue
+        if before and n_gone:
+            raise PolicyError(
+                f"{data.name}: its policy (differencing) refuses levels of column '{name}', which were told "
+                "when it had records that are gone: of which level these were is not known any more"
+            )
         index = pd.Index(list(values), dtype=object)
         chunks = (chunk[name].to_numpy(dtype=object) for chunk in data.table.chunks([name]))
         code = np.concatenate([index.get_indexer(pd.Index(part, dtype=object)) for part in chunks])
         after = released
         for rows in (used, *_told(released, once, before)):
-            after = after.with_groups(np.where(rows, code, -1))
+            after = after.with_groups(np.where(rows[: len(code)], code, -1))
         if after.fewest_isolated(min(data.policy.min_level_count, data.min_count)):
             raise PolicyError(
                 f"{data.name}: its policy (differencing) refuses rows that differ in fewer than "

@@ -12,11 +12,13 @@ divisions and not with the number of answers: 10,000 unions of 60 patterns are 6
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from scipy.linalg import qr
 
+from fedstat.federation.tables.row_marks import MARK_BYTES, order_of, places_of, row_marks
+from fedstat.federation.tables.table import Table
 from fedstat.typing import Array, Bools, Floats, Ints
 
 TOLERANCE = 1e-7
@@ -50,6 +52,8 @@ class ReleasedGroups:
 
     def with_groups(self, code: Ints) -> ReleasedGroups:
         """Return what is known after sums by group as well; (n_rows,), -1 for rows in no group."""
+        # Rows that are gone come last, and are in no group any more.
+        code = np.concatenate([code, np.full(len(self.cells) - len(code), -1)])
         c, G = self.basis.shape[1], int(code.max(initial=-1)) + 1
         pair = self.cells * (G + 1) + (code + 1)
         counts = np.bincount(pair, minlength=c * (G + 1))
@@ -59,6 +63,19 @@ class ReleasedGroups:
         old, group = there // (G + 1), there % (G + 1) - 1
         asked = group == np.arange(G)[:, None]
         return ReleasedGroups(new_cell[pair], independent(self.basis[:, old], asked[asked.any(axis=1)]))
+
+    def carried(self, places: Ints) -> tuple[ReleasedGroups, Ints]:
+        """Return what is known of a table with other rows, and which rows are gone.
+
+        `places` (n,) are those of its rows among the earlier ones, -1 for new ones, which no sum has been
+        over. Rows that are gone stay in the groups that they were in, after all others: a sum without them
+        differs from one with them.
+        """
+        gone = np.setdiff1d(np.arange(len(self.cells)), places)
+        new = np.zeros((len(self.basis), 1), dtype=np.bool_)
+        here = np.where(places >= 0, self.cells[places], self.basis.shape[1])
+        basis = np.concatenate([self.basis, new], axis=1) if (places < 0).any() else self.basis
+        return ReleasedGroups(np.concatenate([here, self.cells[gone]]), basis), gone
 
     def fewest_isolated(self, min_count: int) -> int:
         """Rows that some combination of the sums isolates, if they are fewer than `min_count`; else 0.
@@ -109,9 +126,50 @@ class ReleasedGroups:
 
 @dataclass(slots=True)
 class AnswersRemembered:
-    """What a site remembers of all its answers: the groups of rows behind them; None before the first."""
+    """What a site remembers of all its answers: the groups of rows behind them; None before the first.
+
+    `marks` (n_rows, 16) are those of the table's rows, in an `order` of them, once they are asked for; `gone`
+    (k, 16) those of rows that it had earlier.
+    """
 
     released: ReleasedGroups | None = None
+    gone: Array = field(default_factory=lambda: np.empty((0, MARK_BYTES), dtype=np.uint8))
+    marks: Array | None = None
+    order: str = ""
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, Array], table: Table, secret: bytes) -> AnswersRemembered:
+        """Take back what :meth:`to_arrays` gave, for a table that may have other rows since.
+
+        ValueError where the arrays do not belong together.
+        """
+        released, known = ReleasedGroups.from_arrays(arrays), arrays.get("marks")
+        if known is None:
+            return cls(released, order=order_of(table))
+        if known.shape != (len(released.cells), MARK_BYTES):
+            raise ValueError("the memory of earlier answers is not whole")
+        marks = row_marks(table, secret)
+        released, gone = released.carried(places_of(known, marks))
+        return cls(released, known[gone], marks, order_of(table))
+
+    def to_arrays(self, table: Table, secret: bytes) -> dict[str, Array]:
+        """Arrays by name, for a file."""
+        if self.released is None:
+            return {}
+        if self.marks is None:
+            self.marks = row_marks(table, secret)
+        return self.released.to_arrays() | {"marks": np.concatenate([self.marks, self.gone])}
+
+    def follow(self, table: Table, secret: bytes) -> None:
+        """Bring what is remembered into the order that the rows of the table are in now."""
+        if order_of(table) == self.order and (self.marks is not None or not self.order):
+            return
+        marks = row_marks(table, secret)
+        if self.released is not None and self.marks is not None:
+            known = np.concatenate([self.marks, self.gone])
+            self.released, gone = self.released.carried(places_of(known, marks))
+            self.gone = known[gone]
+        self.marks, self.order = marks, order_of(table)
 
 
 def independent(basis: Bools, more: Bools) -> Bools:

@@ -22,7 +22,7 @@ from fedstat.federation.account.chain import Chain, SiteAccount
 from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.crypto.masks import WIDE, Masker
 from fedstat.federation.door.conduct import bind_common, check_order, note_answered
-from fedstat.federation.door.memory import ReleasedGroups
+from fedstat.federation.door.memory import AnswersRemembered
 from fedstat.federation.door.owner.approval import APPROVAL, Approvals, PlanStore
 from fedstat.federation.door.owner.plan import AnalysisPlan
 from fedstat.federation.door.owner.policy import Policy
@@ -163,9 +163,9 @@ class Site:
         """Deny a plan, as the owner."""
         self.approvals.decide(digest, "denied", who)
 
-    def remember(self, released: ReleasedGroups | None) -> None:
+    def remember(self, remembered: AnswersRemembered) -> None:
         """Hold new answers against those of an earlier process as well."""
-        self._data.memory.released = released
+        self._data = replace(self._data, memory=remembered)
 
     @property
     def published(self) -> Published:
@@ -238,12 +238,14 @@ class Site:
         check_order(self.name, self.policy, ask, step, state.last)
         if self._asks_owner(ask):
             state.analysis.admit(self.approvals, ask, step)
-        before = self._data.memory.released
+        memory = self._data.memory
+        memory.follow(self._data.table, self._data.mark_key)
+        before = memory.released
         answer = self._answer_or_undo(ask, step, state, asker)
         self.account.note(state.in_play, state.entities)
-        now = self._data.memory.released
-        if now is not None and now is not before:
-            self.account.keep_answered(now.to_arrays(), self._data.table.n_rows)
+        if memory.released is not before and self.account.store is not None:
+            kept = memory.to_arrays(self._data.table, self._data.mark_key)
+            self.account.keep_answered(kept, self._data.table.n_rows)
         left = chain.reply(ask, step, answer.reply, answer.clear.arrays, answer.n_sites)
         if ask.family == RECEIPT:
             return answer.packed

@@ -96,6 +96,11 @@ class SiteData:
         return self.shared_seed
 
     @property
+    def mark_key(self) -> bytes:
+        """Key of the marks by which rows are known again."""
+        return self.trust.identity.secret("row marks")
+
+    @property
     def min_count(self) -> int:
         """Smallest number of entities behind a sum, by the owner's policy."""
         return self.policy.min_count

@@ -1,0 +1,64 @@
+"""Marks by which a site knows its records again when its table has grown, or come in another order.
+
+A mark is a keyed digest: of the record's key where records have one, and else of all that the record holds.
+Two records that hold the same are told apart by which comes first, which matters to no sum.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import pandas as pd
+
+from fedstat.federation.tables.linked import LinkedTable
+from fedstat.federation.tables.table import LabelledTable, Table
+from fedstat.typing import Array, Ints
+
+MARK_BYTES = 16
+
+
+def row_marks(table: Table, secret: bytes) -> Array:
+    """Mark every row: (n_rows, 16) bytes."""
+    # What a table is labelled with is no part of its records.
+    table = table.table if isinstance(table, LabelledTable) else table
+    if isinstance(table, LinkedTable):
+        told = table.entities.tobytes()
+        width = len(told) // max(table.n_rows, 1)
+    else:
+        told, width = _contents(table).tobytes(), 16
+    pieces = (told[i : i + width] for i in range(0, len(told), max(width, 1)))
+    marks = b"".join(hashlib.blake2b(one, digest_size=MARK_BYTES, key=secret).digest() for one in pieces)
+    return np.frombuffer(marks, dtype=np.uint8).reshape(-1, MARK_BYTES)
+
+
+def places_of(known: Array, marks: Array) -> Ints:
+    """Find marks among known ones: (m, 16), (n, 16) -> (n,), -1 for new ones."""
+    if not len(known):
+        return np.full(len(marks), -1, dtype=np.int64)
+    held, asked = (np.ascontiguousarray(one).view(f"S{MARK_BYTES}").ravel() for one in (known, marks))
+    order = np.argsort(held)
+    at = order[np.minimum(np.searchsorted(held, asked, sorter=order), len(held) - 1)]
+    return np.where(held[at] == asked, at, -1)
+
+
+def order_of(table: Table) -> str:
+    """Name the order of the rows: that of the alignment where there is one, which may change."""
+    return table.alignment if isinstance(table, LinkedTable) else ""
+
+
+def _contents(table: Table) -> Array:
+    """Hash what each row holds, and count which of its like it is: (n_rows, 2)."""
+    parts = [_hashed(chunk) for chunk in table.chunks(table.columns)] if table.columns else []
+    rows = np.concatenate(parts) if parts else np.zeros(table.n_rows, dtype=np.uint64)
+    which = pd.Series(rows).groupby(rows).cumcount().to_numpy(dtype=np.uint64)
+    return np.column_stack([rows, which])
+
+
+def _hashed(chunk: pd.DataFrame) -> Array:
+    # As doubles: a column of whole numbers becomes one where a value is missing further down.
+    plain = {
+        name: column.astype("float64") if pd.api.types.is_numeric_dtype(column) else column.astype("string")
+        for name, column in chunk.items()
+    }
+    return pd.util.hash_pandas_object(pd.DataFrame(plain), index=False).to_numpy(dtype=np.uint64)
