@@ -21,6 +21,8 @@
 
     FedstatWarning (UserWarning)
     ├── DataWarning          rows or blocks were left out, and how many
+    │   ├── SpellingWarning  levels of a column differ by blanks or case alone
+    │   └── UnitsWarning     a column of one institution is far from that of all others
     ├── AssumptionWarning    the data contradict what the model assumes
     ├── DisclosureWarning    as many numbers left an institution as it has values in play
     └── ConvergenceWarning   an iteration stopped before its tolerance
@@ -112,6 +114,14 @@ class DataWarning(FedstatWarning):
 
 class AssumptionWarning(FedstatWarning):
     """The data contradict an assumption of the model; the message names it, and what does without it."""
+
+
+class SpellingWarning(DataWarning):
+    """Levels of a column differ by blanks or case alone: one, perhaps, that is written in two ways."""
+
+
+class UnitsWarning(DataWarning):
+    """Mean or spread of a column at one institution is far from all others: other units, perhaps."""
 
 
 class DisclosureWarning(FedstatWarning):

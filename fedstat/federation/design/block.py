@@ -13,6 +13,7 @@ from fedstat.federation.design.checks import check_design, check_levels, check_r
 from fedstat.federation.design.coding import Coded, TransformStates, code_design, plain_state, restore_state
 from fedstat.federation.design.formula.parse import ClientTerms
 from fedstat.federation.design.formula.terms import Term
+from fedstat.federation.design.levels import check_declared, declared_levels
 from fedstat.federation.design.observed import (
     ObservedRows,
     Partial,
@@ -32,6 +33,7 @@ from fedstat.federation.tables.columns import (
     find_levels,
     pick_columns,
 )
+from fedstat.federation.tables.published import Published
 from fedstat.typing import Bools, Floats
 
 
@@ -57,21 +59,22 @@ def build_block(
     min_count: int = 5,
     use: Bools | None = None,
     intercept: bool = True,
+    published: Published | None = None,
 ) -> CodedBlock:
     """Code the rows of one institution, and fix levels and transform state from them.
 
     Text, categories and logical columns get treatment coding: the first level is the reference unless the
-    formula names another; levels are sorted, but a category keeps its own order (levels that no entity in use
-    has are left out). Coding is that of formulaic. Without an intercept the first factor keeps all its
-    levels.
+    formula names another; levels are sorted, but declared ones, and those of a category, keep their order
+    (levels that no entity in use has are left out). Coding is that of formulaic. Without an intercept the
+    first factor keeps all its levels.
 
     A row without any of the columns is an entity that the institution has not seen, as are rows outside
     `use`. Rows with some of them are taken as not seen ("drop"), refused ("error"), or get the mean of the
     others in the place of a missing number ("mean").
 
-    A DesignError tells of a column that is absent, of an unsupported type, infinite or constant, of a level
-    with fewer than `min_count` entities, of a transform that is not finite, of exactly collinear columns, and
-    where no row is left.
+    A DesignError tells of a column that is absent, of an unsupported type, infinite or constant, of levels
+    beside those that formula or description declare, of a level with fewer than `min_count` entities, of a
+    transform that is not finite, of exactly collinear columns, and where no row is left.
     """
     client = terms.client
     parsed = read_terms(terms.terms, terms.columns)
@@ -82,6 +85,10 @@ def build_block(
     require_categories({name: considered[name] for name in coded_names}, client)
     means = column_means(considered, kinds, client) if partial == "mean" else {}
     levels = {name: find_levels(considered[name]) for name in coded_names}
+    listed = declared_levels(parsed, published or {})
+    for name in listed.keys() & levels.keys():
+        order = check_declared(client, name, levels[name], listed[name])
+        levels[name] = tuple(level for level in order if level in levels[name])
     columns = _prepare(considered, kinds, levels, means, client)
     _check_columns(columns, client, min_count, intercept)
     # Before coding, where formulaic would raise without naming the institution.

@@ -146,6 +146,7 @@ def open_block(data: SiteData, state: State, text: str, use: Bools) -> tuple[dic
         min_count=asked.min_count,
         use=use,
         intercept=asked.intercept,
+        published=data.published,
     )
     # Levels leave with their names; one that few entities have may tell who they are.
     for name in block.spec.levels:

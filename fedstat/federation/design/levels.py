@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fedstat.errors import DesignError
 from fedstat.federation.design.checks import check_counts
+from fedstat.federation.design.formula.terms import Term
+from fedstat.federation.design.formula.tree import Category
 from fedstat.federation.tables.columns import Kind, LevelValue, at_column
+from fedstat.federation.tables.published import Published
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,63 @@ class SiteColumns:
     n: int
     kinds: Mapping[str, Kind]
     levels: Mapping[str, LevelCounts]
+
+
+def declared_levels(terms: Iterable[Term], published: Published) -> dict[str, tuple[LevelValue, ...]]:
+    """Levels that columns may have, in their order: by the formula, else by the site's public description.
+
+    A DesignError tells of a column for which the formula declares two lists.
+    """
+    declared = {name: column.levels for name, column in published.items() if column.levels}
+    written: dict[str, tuple[LevelValue, ...]] = {}
+    for tree in (factor.tree for term in terms for factor in term):
+        if not isinstance(tree, Category) or not tree.levels:
+            continue
+        if written.setdefault(tree.column, tree.levels) != tree.levels:
+            raise DesignError(f"column {tree.column!r}: the formula declares its levels in two ways")
+    return declared | written
+
+
+def check_declared(
+    site: str, name: str, found: Iterable[LevelValue], declared: Sequence[LevelValue]
+) -> tuple[LevelValue, ...]:
+    """Give declared levels as the column writes them; a DesignError, which quotes none, of others in it."""
+    there = list(found)
+    if not set(there) <= set(declared):
+        raise DesignError(
+            f"{at_column(site, name)} has rows with a level that neither the formula nor the public "
+            "description of its columns declares. Correct these rows at their source, or declare the level"
+        )
+    return as_written(declared, there)
+
+
+def as_written(levels: Iterable[Any], found: Iterable[LevelValue]) -> tuple[LevelValue, ...]:
+    """Write levels as floats where some that were found are: 1.0 and 1 are one level."""
+    floats = any(isinstance(level, float) for level in found)
+    return tuple(float(level) if floats else level for level in levels)
+
+
+def spelled_alike(levels: Sequence[LevelValue]) -> list[tuple[str, ...]]:
+    """List levels of text that differ by blanks or case alone, each time together."""
+    written: dict[str, list[str]] = {}
+    for level in levels:
+        if isinstance(level, str):
+            written.setdefault("".join(level.split()).casefold(), []).append(level)
+    return [tuple(alike) for alike in written.values() if len(alike) > 1]
+
+
+def check_units(published: Mapping[str, Published], names: Iterable[str]) -> None:
+    """Require columns in the same published unit at all sites that publish one; else a DesignError."""
+    for name in names:
+        told = {site: columns[name].unit for site, columns in published.items() if name in columns}
+        units = {site: unit for site, unit in told.items() if unit}
+        first = next(iter(units), "")
+        for site, unit in units.items():
+            if unit != units[first]:
+                raise DesignError(
+                    f"column {name!r} is published in {units[first]!r} at site {first!r} and in {unit!r} at "
+                    f"site {site!r}. Convert it at one of them."
+                )
 
 
 def agree_kinds(sites: Mapping[str, SiteColumns]) -> dict[str, Kind]:
@@ -51,7 +111,7 @@ def agree_levels(
 ) -> dict[str, tuple[LevelValue, ...]]:
     """Levels of every coded column over all sites, in their order.
 
-    Categorical columns that declare the same order everywhere keep it, without the levels that no row has;
+    Columns that declare the same levels everywhere keep their order, without the levels that no row has;
     otherwise levels are sorted, as in one stacked table. A DesignError tells of levels that are numbers at
     one site and text at another, of one level only, and of levels with fewer than `min_count` rows in all.
     """
@@ -68,7 +128,7 @@ def _agree(name: str, sites: Mapping[str, SiteColumns], min_count: int) -> tuple
     declared = [row.declared for row in told.values()]
     # The order of one site alone would make the reference level depend on who is asked first.
     if declared[0] is not None and all(order == declared[0] for order in declared):
-        levels = [level for level in declared[0] if level in counts]
+        levels = list(as_written((level for level in declared[0] if level in counts), counts))
     else:
         levels = _sorted(name, counts, told)
     if len(levels) < 2:
@@ -88,6 +148,6 @@ def _sorted(name: str, counts: Mapping[LevelValue, int], told: Mapping[str, Leve
             f"column {name!r} has levels of text at site {a!r} and of numbers at site {b!r}. Convert it at "
             "one of them."
         )
-    levels: list[Any] = sorted(counts)
     # A site whose column has a missing value holds 1.0 where others hold 1: one level, written one way.
-    return [float(level) for level in levels] if any(isinstance(x, float) for x in levels) else levels
+    ascending: list[Any] = sorted(counts)
+    return list(as_written(ascending, counts))

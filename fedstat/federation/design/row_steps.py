@@ -13,7 +13,7 @@ from fedstat.errors import DesignError
 from fedstat.federation.design.by_columns import FAMILY
 from fedstat.federation.design.by_columns import STEPS as DESIGN_STEPS
 from fedstat.federation.design.formula.terms import Term
-from fedstat.federation.design.levels import LevelCounts, SiteColumns
+from fedstat.federation.design.levels import LevelCounts, SiteColumns, check_declared, declared_levels
 from fedstat.federation.design.site_rows import RowsQuestion, WholeRows, design_matrix, whole_rows
 from fedstat.federation.design.spec import BlockSpec, coded_columns
 from fedstat.federation.design.states import transform_sums
@@ -85,12 +85,16 @@ class OpenRows:
 
 @dataclass(slots=True, eq=False)
 class ColumnSurvey:
-    """Kinds of a site's columns, rows of every level of those to be coded, and declared orders; by chunks."""
+    """Kinds of a site's columns, rows of every level of those to be coded, and declared orders; by chunks.
+
+    Of the columns in `listed` the formula, or the site's public description, says which levels they have.
+    """
 
     site: str
     kinds: dict[str, Kind] = field(default_factory=dict)
     counts: dict[str, dict[LevelValue, int]] = field(default_factory=dict)
     declared: dict[str, tuple[LevelValue, ...] | None] = field(default_factory=dict)
+    listed: Mapping[str, tuple[LevelValue, ...]] = field(default_factory=dict)
 
     def add(self, frame: pd.DataFrame, columns: Sequence[str], terms: Sequence[Term]) -> None:
         """Add a chunk of whole rows."""
@@ -113,7 +117,9 @@ class ColumnSurvey:
             )
 
     def levels(self) -> dict[str, LevelCounts]:
-        """Levels of every column to be coded."""
+        """Levels of every column to be coded; a DesignError where one is not declared."""
+        for name in self.counts.keys() & self.listed.keys():
+            self.declared[name] = check_declared(self.site, name, self.counts[name], self.listed[name])
         return {
             name: LevelCounts(self.declared[name], tuple(total), tuple(total.values()))
             for name, total in self.counts.items()
@@ -131,7 +137,8 @@ def survey_rows(data: SiteData, state: State, text: str) -> tuple[dict[str, Arra
     """Count whole rows, and tell the kind of every column and the levels of categories."""
     question = RowsQuestion.from_json(text)
     state.tell(*question.asked())
-    terms, survey = question.read_terms(), ColumnSurvey(data.name)
+    terms = question.read_terms()
+    survey = ColumnSurvey(data.name, listed=declared_levels(terms, data.published))
     n, n_rows = 0, data.table.n_rows
     used: list[Bools] = []
     for rows in whole_rows(data, question):
@@ -144,10 +151,10 @@ def survey_rows(data: SiteData, state: State, text: str) -> tuple[dict[str, Arra
     if n:  # too few rows are called so, and no difference
         state.tell(RowCount(n))
     state.tell(*(RowsByLevel(name, list(total.values())) for name, total in survey.counts.items()))
+    levels = survey.levels()
     if n:
-        levels = {name: tuple(total) for name, total in survey.counts.items()}
-        state.tell(behind, LevelsAsked(behind.used, levels))
-    return {}, records.to_json(SiteColumns(n_rows, n, survey.kinds, survey.levels()))
+        state.tell(behind, LevelsAsked(behind.used, {name: told.levels for name, told in levels.items()}))
+    return {}, records.to_json(SiteColumns(n_rows, n, survey.kinds, levels))
 
 
 def varying(mean: Floats, spread: Floats, intercept: bool) -> Bools:

@@ -124,6 +124,9 @@ def _is_number(data: SiteData, factor: facts.FactorAsked) -> bool:
 def _coding(column: PublishedColumn, options: Mapping[str, Any]) -> str:
     if not column.levels:
         return "its description lists no levels"
+    levels = options.get("levels")
+    if levels and set(levels) != set(column.levels):  # else a refusal would tell of rows with another level
+        return "its levels are not the published ones"
     reference = options.get("reference")
     return "" if reference is None or reference in column.levels else "the reference is no published level"
 

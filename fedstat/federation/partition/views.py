@@ -120,15 +120,15 @@ class PartitionViews:
         Returns
         -------
         DataFrame
-            One row per client and column: ``kind``, ``low`` and ``high`` of the range, ``levels`` and
-            ``knots``. A column that is not here cannot be asked for where formulas are "simple".
+            One row per client and column: ``kind``, ``low`` and ``high`` of the range, ``levels``,
+            ``knots`` and ``unit``. A column that is not here cannot be asked for where formulas are "simple".
         """
         rows = [
-            (client, name, one.kind, *(one.range or (None, None)), one.levels, one.knots)
+            (client, name, one.kind, *(one.range or (None, None)), one.levels, one.knots, one.unit)
             for client, site in self.sites.items()
             for name, one in site.published.items()
         ]
-        columns = ["client", "column", "kind", "low", "high", "levels", "knots"]
+        columns = ["client", "column", "kind", "low", "high", "levels", "knots", "unit"]
         return pd.DataFrame(rows, columns=columns).set_index(["client", "column"])
 
     def correlation(self, *, alpha: float = 0.05, threshold: float = 0.1) -> BlockCorrelation:

@@ -6,6 +6,7 @@ can be computed, or which levels a factor has, would otherwise be told by a refu
     [income]
     kind = "number"
     range = [0.0, 1e6]
+    unit = "euro a year"
 
     [region]
     kind = "category"
@@ -54,13 +55,15 @@ class PublishedColumn:
 
     All numbers lie in `range`; where the owner does not say, no logarithm, root or spline of the column can
     be asked for. `levels` are those of a category, in the order in which a model takes them, or the codes of
-    a number, for ``C(x)``. `knots`, ascending, are where splines may have some.
+    a number, for ``C(x)``. `knots`, ascending, are where splines may have some. `unit` is what it is measured
+    in, in any words that the sites share.
     """
 
     kind: Kind
     range: tuple[float, float] | None = None
     levels: tuple[LevelValue, ...] = ()
     knots: tuple[float, ...] = ()
+    unit: str = ""
 
     def check(self) -> None:
         """Require bounds and knots that ascend, and levels that differ."""
@@ -109,6 +112,8 @@ def _section(name: str, column: PublishedColumn) -> str:
     for word, values in (("levels", column.levels), ("knots", column.knots)):
         if values:
             lines.append(f"{word} = [{', '.join(map(_toml, values))}]")
+    if column.unit:
+        lines.append(f"unit = {_toml(column.unit)}")
     return "\n".join(lines) + "\n"
 
 

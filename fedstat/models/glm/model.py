@@ -25,6 +25,7 @@ from fedstat.models.glm.variance import (
     sandwich,
     sites_as_clusters,
 )
+from fedstat.models.horizontal.far_sites import warn_of_far_sites
 from fedstat.models.horizontal.model import HorizontalModel
 
 CovType: TypeAlias = Literal["nonrobust", "HC0", "HC1", "cluster", "survey"]
@@ -121,6 +122,9 @@ class FederatedGLM(HorizontalModel):
         -----
         ConvergenceWarning
             The iteration stopped before its tolerance.
+        UnitsWarning
+            Mean or spread of a column at one site is far from those at all others, as sites tell them with
+            their own fits (`local`); without these, masked sums hide them.
         """
         check_choice("cov_type", cov_type, COV_TYPES)
         check_positive("tol", tol)
@@ -143,6 +147,7 @@ class FederatedGLM(HorizontalModel):
             protocol = self._maximise_with_alpha(newton, local)
         (fit, variance, over), ledger = self.run(session, protocol)
         result = GLMResults.of(self, fit, variance, choice, newton.estimates_dispersion, use_t, ledger, over)
+        warn_of_far_sites(self.agreement, fit.coordinates.design.names, fit.coordinates.own)
         if not fit.converged:
             warn(f"the fit did not converge: {fit.reason}", ConvergenceWarning)
         return result

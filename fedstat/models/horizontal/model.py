@@ -10,12 +10,13 @@ from typing import Any, ClassVar, Self
 import statsmodels.genmod.families as sm_families
 
 from fedstat.documented import takes_arguments_of
-from fedstat.errors import DataWarning, DesignError, FormulaError, ModelError, warn
+from fedstat.errors import DataWarning, DesignError, FormulaError, ModelError, SpellingWarning, warn
 from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.design.by_columns import Missing
 from fedstat.federation.design.by_rows import RowsAgreement, agree_coding, agree_rows, agree_transforms
 from fedstat.federation.design.formula.expression import name_expression
 from fedstat.federation.design.formula.parse import Formula, parse_pooled_formula
+from fedstat.federation.design.levels import check_units, spelled_alike
 from fedstat.federation.design.site_rows import RowsQuestion
 from fedstat.federation.design.states import needs_sums
 from fedstat.federation.door.owner.policy import Policy
@@ -72,6 +73,7 @@ class HorizontalModel(Explainable):
         self._check_exposure()
         self.question = self._question(offset, labels, complete)
         self.question.check()
+        check_units({name: site.published for name, site in partition.sites.items()}, self.question.needed)
         self.sites = tuple(partition.sites)
         self.engine: Engine = partition.engine
         self._session = secrets.token_hex(8)
@@ -80,6 +82,7 @@ class HorizontalModel(Explainable):
         # Levels, transforms and rows are agreed on here, once: every fit of this model codes alike.
         self.agreement: RowsAgreement = self.engine.run(self._agree(), self._agreement_ledger)
         self._tell_of_missing(missing)
+        self._tell_of_spelling()
 
     @classmethod
     @takes_arguments_of(__init__)
@@ -90,9 +93,10 @@ class HorizontalModel(Explainable):
         ----------
         formula : str
             ``response ~ terms``; ``.`` is every other column. The column that names the sites may stand
-            in it, as ``C(hospital)``. Allowed are ``+ - : * ^``, ``C()``, ``log``, ``exp``, ``sqrt``,
-            ``scale``, ``center``, ``bs`` (with knots and bounds), ``poly``, ``Q()`` and ``offset()``; on the
-            left a comparison such as ``num > 0``, or ``cbind(successes, failures)``.
+            in it, as ``C(hospital)``. Allowed are ``+ - : * ^``, ``C()``, also with
+            ``levels=["one", "two"]``, by which a row with another one is an error, ``log``, ``exp``,
+            ``sqrt``, ``scale``, ``center``, ``bs`` (with knots and bounds), ``poly``, ``Q()`` and
+            ``offset()``; on the left a comparison such as ``num > 0``, or ``cbind(successes, failures)``.
         partition : ClientPartition
             In the horizontal layout: ``ClientPartition.from_frame(table, by="hospital")``.
         family : statsmodels family, optional
@@ -115,9 +119,17 @@ class HorizontalModel(Explainable):
         FormulaError
             The formula holds something that is not allowed, or an unknown column.
         DesignError
-            The columns that it names cannot enter a model; see the message.
+            The columns that it names cannot enter a model, for instance where sites publish them in
+            different units; see the message.
         PolicyError
             A site's owner does not allow it.
+
+        Warns
+        -----
+        DataWarning
+            Rows were left out.
+        SpellingWarning
+            Levels of a column differ by blanks or case alone.
         """
         check_layout(cls.__name__, partition, "horizontal")
         held = dict.fromkeys(name for names in partition.columns.values() for name in names)
@@ -246,3 +258,13 @@ class HorizontalModel(Explainable):
         if missing == "raise":
             raise DesignError(f'{what}; pass missing="drop" to leave them out (they will be counted)')
         warn(f"left out {what}", DataWarning)
+
+    def _tell_of_spelling(self) -> None:
+        for name, levels in self.agreement.spec.levels.items():
+            for alike in spelled_alike(levels):
+                warn(
+                    f"column {name!r} has the levels {', '.join(map(repr, alike))}, which differ by blanks "
+                    "or case alone. If they are one, correct them at their source; declared levels, as in "
+                    f"C({name}, levels=[...]) or in columns.toml, let no other in",
+                    SpellingWarning,
+                )

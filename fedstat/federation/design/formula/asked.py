@@ -70,7 +70,7 @@ def _factor(expression: Expression, tree: Tree) -> FactorAsked:
     if isinstance(tree, Transform):
         options = dict(tree.options)
     elif isinstance(tree, Category):
-        options = {"reference": tree.reference}
+        options = {"reference": tree.reference, "levels": tree.levels}
     columns, parts = tuple(dict.fromkeys(iter_columns(tree))), list(iter_parts(tree))
     functions = [part.function if isinstance(part, Transform) else "C" for part in parts if _calls(part)]
     written = any(isinstance(part, WRITTEN) for part in parts)

@@ -206,17 +206,40 @@ class Converter:
         return tuple(options.items())
 
     def _category(self, node: ast.Call) -> Category:
-        match node:
-            case ast.Call(args=[ast.Name() as name], keywords=[]):
-                return Category(self._column(name).name, None)
-            case ast.Call(args=[ast.Name() as name, ast.Call() as contrast], keywords=[]):
-                return Category(self._column(name).name, self._reference(contrast))
-            case ast.Call(args=[ast.Call() as quoted, *contrasts], keywords=[]) if len(contrasts) < 2:
+        levels = self._levels(node.keywords)
+        reference: Option | None = None
+        match node.args:
+            case [ast.Name() as name, *contrasts] if len(contrasts) < 2:
+                column: Tree = self._column(name)
+            case [ast.Call() as quoted, *contrasts] if len(contrasts) < 2:
                 column = self._call(quoted, nested=True)
-                reference = self._reference(contrasts[0]) if contrasts else None
-                if isinstance(column, Column):
-                    return Category(column.name, reference)
-        raise refuse("this use of C(...)", self.text, "write C(x) or C(x, Treatment('level'))")
+            case _:
+                raise self._refuse_category()
+        if contrasts:
+            if not isinstance(contrasts[0], ast.Call):
+                raise self._refuse_category()
+            reference = self._reference(contrasts[0])
+        if not isinstance(column, Column):
+            raise self._refuse_category()
+        if levels and reference is not None and reference not in levels:
+            raise refuse("a reference that is no declared level", self.text, "name one of levels=[...]")
+        return Category(column.name, reference, levels)
+
+    def _levels(self, keywords: list[ast.keyword]) -> tuple[bool | int | float | str, ...]:
+        match keywords:
+            case []:
+                return ()
+            case [ast.keyword(arg="levels", value=ast.List(elts=elements) | ast.Tuple(elts=elements))]:
+                levels = tuple(self._literal(element) for element in elements)
+                plain = tuple(level for level in levels if not isinstance(level, tuple))
+                if len(set(plain)) == len(levels) >= 2:
+                    return plain
+                raise refuse("these levels", self.text, "write two different levels or more")
+        raise self._refuse_category()
+
+    def _refuse_category(self) -> FormulaError:
+        remedy = "write C(x), C(x, Treatment('level')) or C(x, levels=['one', 'two'])"
+        return refuse("this use of C(...)", self.text, remedy)
 
     def _reference(self, node: ast.expr) -> Option | None:
         names = {"Treatment": "reference", "contr.treatment": "base"}

@@ -12,6 +12,7 @@ MAX_NUMBER = 1e300
 
 ALLOWED = (
     "allowed are columns, `odd names` in backticks, Q('odd name'), C(x), C(x, Treatment('level')), "
+    "C(x, levels=['one', 'two']), "
     "log, exp, sqrt, np.log, np.exp, np.sqrt, scale, center, bs(x, df=4), poly(x, 2), and + - * / ** "
     "with numbers inside a transform"
 )
@@ -88,10 +89,14 @@ class Transform:
 
 @dataclass(frozen=True, slots=True)
 class Category:
-    """A column coded as categories, against `reference` (None: the first level)."""
+    """A column coded as categories, against `reference` (None: the first level).
+
+    `levels` are those that it may have, in their order, where the formula declares them.
+    """
 
     column: str
     reference: Option | None
+    levels: tuple[bool | int | float | str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
