@@ -16,6 +16,8 @@ from statsmodels.tools.numdiff import approx_fprime, approx_hess
 import fedstat as fs
 from fedstat.errors import AssumptionWarning, ModelError, NotAvailableError
 from fedstat.models.vertical.fit import fit_moments
+from fedstat.models.vertical.law import covariance as law_covariances
+from fedstat.models.vertical.law.covariance import law_covariance
 from fedstat.models.vertical.law.derivatives import differentiate, law_likelihood
 from fedstat.models.vertical.law.fit import all_effects, fit_law
 from fedstat.models.vertical.law.pairs import edges_between, extremes, sparse_pairs
@@ -163,6 +165,17 @@ def test_covariances_agree(study, result):
     assert ratio.between(0.96, 1.04).all()
     with pytest.raises(NotAvailableError, match="fourth moments"):
         mcar.fit(cov_type="robust")
+
+
+def test_of_many_columns_the_part_that_is_kept_is_the_same(study, monkeypatch):
+    fit = fit_law(moments_of(study), np.ones((5, 5), dtype=bool))
+    whole = law_covariance(fit)
+    monkeypatch.setattr(law_covariances, "MOST_WHOLE", 10)
+    np.testing.assert_allclose(law_covariance(fit), whole[:12, :12], rtol=1e-8, atol=1e-14)
+    result = study.model(between="free").fit()
+    assert result.predict(result.model.partition).notna().all()
+    with pytest.raises(NotAvailableError, match="covariance of all"):
+        result.get_prediction()
 
 
 def test_predictions_condition_on_what_is_seen(study, result):

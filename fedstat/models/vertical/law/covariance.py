@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import numpy as np
+from scipy.linalg import cho_factor, cho_solve
 
-from fedstat.inference.covariance import invert_information
+from fedstat.errors import EstimationError
+from fedstat.inference.covariance import invert_information, symmetrise
 from fedstat.models.vertical.covariance import client_order
 from fedstat.models.vertical.law.derivatives import differentiate
-from fedstat.models.vertical.law.fit import LawFit
+from fedstat.models.vertical.law.fit import LawFit, not_determined
 from fedstat.typing import Floats
+
+MOST_WHOLE = 2_000
+"""Parameters of which the whole covariance is kept."""
 
 
 def law_covariance(fit: LawFit, *, expected: bool = False) -> Floats:
     """Covariance (d, d) of (a, s2, beta_1, mu_1, beta_2, ..., Q) in the units of the data.
+
+    Of more than some sixty columns, the part without Q: all parameters are accounted for, and the rest, which
+    only predictions for entities that lack columns need, would take as long again as the fit.
 
     The inverse of the observed information, or with `expected` of that of data which are missing completely
     at random and follow the law. An EstimationError where it is not positive definite.
@@ -24,8 +32,21 @@ def law_covariance(fit: LawFit, *, expected: bool = False) -> Floats:
     i, j = np.nonzero(np.triu(fit.moves.edges))
     pairs = [f"covariance of {columns[a]} and {columns[b]}" for a, b in zip(i, j, strict=True)]
     means = [f"mean of {column}" for column in columns]
+    if len(information) > MOST_WHOLE:
+        return in_psi(fit, leading_inverse(fit, information, 2 + 2 * len(columns)))
     names = ["Intercept", "residual variance", *columns, *means, *pairs]
     return in_psi(fit, invert_information(information, names))
+
+
+def leading_inverse(fit: LawFit, information: Floats, head: int) -> Floats:
+    """First rows and columns of the inverse, at the cost of one factor and no eigenvalues."""
+    root = np.sqrt(np.diag(information))
+    try:
+        factor = cho_factor(information / np.outer(root, root), lower=True, overwrite_a=True)
+    except np.linalg.LinAlgError:
+        raise EstimationError(not_determined(fit.moments)) from None
+    unit = np.eye(len(information), head)
+    return np.asarray(symmetrise(cho_solve(factor, unit)[:head] / np.outer(root[:head], root[:head]))[0])
 
 
 def in_psi(fit: LawFit, cov: Floats) -> Floats:
@@ -35,5 +56,5 @@ def in_psi(fit: LawFit, cov: Floats) -> Floats:
     x, y = moments.scale[:-1], moments.scale[-1]
     factor = np.concatenate([[y, y**2], y / x, x, 1.0 / (x[i] * x[j])])
     head = client_order(moments)
-    order = [*head, *range(len(head), len(cov))]
+    order, factor = [*head, *range(len(head), len(cov))], factor[: len(cov)]
     return np.asarray((cov * np.outer(factor, factor))[np.ix_(order, order)])

@@ -134,8 +134,8 @@ def column_order(psi: Floats, fit: VFEMFit, clients: tuple[str, ...]) -> Floats:
     every = np.arange(len(psi))
     if len(psi) == places.total:
         raise NotAvailableError(
-            "get_prediction: a saved fit of so many columns does not hold the covariance that it needs; "
-            "predict() does without, or ask the fit in its session"
+            "get_prediction: standard errors for entities that lack columns need the covariance of all "
+            "covariances, which a fit of so many columns does not hold; predict() does without"
         )
     beta = [every[places.beta(k)] for k in range(len(clients))]
     mu = [every[places.mu(k)] for k in range(len(clients))]
