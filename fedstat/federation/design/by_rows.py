@@ -21,6 +21,7 @@ from fedstat.federation.design.spec import BlockSpec
 from fedstat.federation.design.states import agree_states, assumed_states
 from fedstat.federation.message import Ask, Reply
 from fedstat.federation.rounds.engine import Rounds
+from fedstat.federation.rounds.masked_sums import masked
 from fedstat.federation.tables.columns import Kind
 from fedstat.typing import Floats, Ints, Vector
 
@@ -75,18 +76,27 @@ def rows_ask(session: str) -> Callable[[str, str, Any], Ask]:
 
 
 def agree_rows(
-    question: RowsQuestion, sites: Sequence[str], session: str, *, site_column: str = "", min_count: int = 5
+    question: RowsQuestion,
+    sites: Sequence[str],
+    session: str,
+    *,
+    site_column: str = "",
+    min_count: int = 5,
+    hidden: bool = False,
 ) -> Rounds[RowsAgreement]:
     """Agree on levels, see :func:`agree_coding`, and on the state of transforms."""
     found = yield from agree_coding(question, sites, session, site_column=site_column, min_count=min_count)
     # After kinds and levels, so that what is wrong with a column is told before its rows are read again.
-    return (yield from agree_transforms(found, session))
+    return (yield from agree_transforms(found, session, hidden=hidden))
 
 
-def agree_transforms(agreement: RowsAgreement, session: str) -> Rounds[RowsAgreement]:
-    """Agree on the state of transforms."""
+def agree_transforms(
+    agreement: RowsAgreement, session: str, *, hidden: bool = False
+) -> Rounds[RowsAgreement]:
+    """Agree on the state of transforms; `hidden`: from masked sums."""
     sites = [row.site for row in agreement.sites]
-    state = yield from agree_states(agreement.question, sites, rows_ask(session))
+    states = agree_states(agreement.question, sites, rows_ask(session), added=hidden)
+    state = yield from masked(states, sites, session) if hidden else states
     return replace(agreement, spec=replace(agreement.spec, state=plain_state(state)))
 
 

@@ -268,10 +268,12 @@ STEPS: Mapping[str, Step] = {
                 "aggregate",
                 "sums for the transforms of the formula",
                 2,
+                maskable=True,
+                wide=True,
                 behind=(Entities, RowCount, ColumnVariation, RowsUsed),
             )
         },
-        text_in=Declared("aggregate", "transforms, with their state so far"),
+        text_in=Declared("aggregate", "transforms, with their state so far", common=True),
     ),
     "open_rows": Step(
         open_rows,

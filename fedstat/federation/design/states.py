@@ -1,7 +1,9 @@
 """State of the transforms of a formula, from sums over sites.
 
 ``center`` and ``scale`` need a mean and a variance, ``poly`` the two coefficients of its recurrence for each
-degree: all are sums over rows, so that every site codes its rows as the pooled table would be coded.
+degree: all are sums over rows, so that every site codes its rows as the pooled table would be coded. Of few
+rows many powers give the values: a site wants far more rows than powers. Under masks no site's own sums are
+seen; sites' means and squared deviations do not add up, so that those of all are found one after the other.
 The knots of a spline are quantiles, which are no sums: they are written in the formula.
 """
 
@@ -9,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import log2
 from typing import Any
 
 import numpy as np
@@ -37,7 +40,7 @@ from fedstat.typing import Array, Bools, Floats
 
 ROUNDING = 1e-20
 """Variance that rounding explains, relative to the square of a column's size."""
-ASSUMED = (1e3, 1.0, 1e3)
+ASSUMED = (1e3, 1e3, 1e3)
 """Sums of one site for a transform, before the real ones are asked for."""
 
 
@@ -48,6 +51,12 @@ class Recurrence:
     degree: int
     alpha: list[float] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
+
+    @property
+    def unit(self) -> int:
+        """Exponent of two by which sums of P_k^2 are divided: masks hold numbers up to a size."""
+        k = len(self.alpha)
+        return k * round(log2(self.norms[1] / self.norms[0])) if k > 1 else 0
 
     def last(self, x: Floats) -> Floats:
         """Values of the highest polynomial that is determined so far: (m,) -> (m,)."""
@@ -83,7 +92,8 @@ class Recurrence:
 class TransformQuestion:
     """What a site is asked of transforms: all are in `question`, of some the state is known already.
 
-    `targets` are those that are due, with the recurrence of a polynomial as far as it is known.
+    `targets` are those that are due, with the recurrence of a polynomial as far as it is known; center() and
+    scale() have one of degree one where sums are masked.
     """
 
     question: str
@@ -115,11 +125,13 @@ def assumed_states(question: RowsQuestion) -> TransformStates:
         return dict(settled.value)
 
 
-def agree_states(question: RowsQuestion, sites: Sequence[str], ask: Any) -> Rounds[TransformStates]:
+def agree_states(
+    question: RowsQuestion, sites: Sequence[str], ask: Any, *, added: bool = False
+) -> Rounds[TransformStates]:
     """Agree on the state of every transform: by its text, as formulaic keeps it.
 
-    `ask(site, step, content)` addresses a step. A FormulaError tells of a spline without its knots and
-    bounds.
+    `ask(site, step, content)` addresses a step. With `added` nothing but sums over the sites is used. A
+    FormulaError tells of a spline without its knots and bounds.
     """
     terms = question.read_terms()
     pending = stateful(terms)
@@ -127,7 +139,7 @@ def agree_states(question: RowsQuestion, sites: Sequence[str], ask: Any) -> Roun
     raw = [t for term in terms for f in term for t in iter_transforms(f.tree) if dict(t.options).get("raw")]
     state |= {t.text: {} for t in raw}
     pending = [t for t in pending if t.text not in state]
-    growing = {t.text: Recurrence(int(_degree(t))) for t in pending if t.function == "poly"}
+    growing = {t.text: Recurrence(_degree(t)) for t in pending if added or t.function == "poly"}
     while pending:
         # The state of scale(log(x)) inside another transform is needed before the other's values exist.
         ready = [t for t in pending if _inner(t) <= state.keys()]
@@ -147,14 +159,16 @@ def agree_states(question: RowsQuestion, sites: Sequence[str], ask: Any) -> Roun
 
 def powers_told(asked: TransformQuestion) -> int:
     """Count the power sums that all rounds of a polynomial give, from which few rows would follow."""
-    return max((2 * r.degree + 1 for r in asked.targets.values() if r is not None), default=0)
+    # Mean and variance are what every column of a design tells.
+    degrees = [r.degree for r in asked.targets.values() if r is not None and r.degree > 1]
+    return 2 * max(degrees) + 1 if degrees else 0
 
 
 def transform_sums(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
     """Sum what the next transforms need over this site's whole rows.
 
     Released are `sums` (T, 3): for center and scale rows, mean and squared deviations; for a polynomial 0,
-    sum of P_k^2 and of x P_k^2.
+    sum of P_k^2 and, but for the last, of x P_k^2.
     """
     asked = records.from_json(TransformQuestion, text, f"{data.name}: the question about transforms")
     question, growing = RowsQuestion.from_json(asked.question), asked.targets
@@ -195,7 +209,7 @@ def _check_asked(asked: TransformQuestion, transforms: Mapping[str, Transform], 
         if text in transforms and not set(state) <= STATE_KEYS[transforms[text].function]:
             raise MessageError(f"{site}: the question does not hold the state of its transforms")
     for text, recurrence in asked.targets.items():
-        if text not in transforms or (transforms[text].function == "poly") != (recurrence is not None):
+        if text not in transforms or (transforms[text].function == "poly" and recurrence is None):
             raise MessageError(f"{site}: the question names transforms that its formula does not have")
         if recurrence is not None and recurrence.degree != _degree(transforms[text]):
             raise MessageError(f"{site}: the question does not hold the recurrence of a polynomial")
@@ -232,8 +246,9 @@ class Extremes:
 
 def _add(total: Floats, x: Floats, recurrence: Recurrence | None) -> Floats:
     if recurrence is not None:
-        squares = recurrence.last(x) ** 2
-        return np.asarray(total + np.array([0.0, squares.sum(), x @ squares]))
+        squares = np.ldexp(recurrence.last(x) ** 2, -recurrence.unit)
+        moment = x @ squares if len(recurrence.alpha) < recurrence.degree else 0.0
+        return np.asarray(total + np.array([0.0, squares.sum(), moment]))
     mean = x.mean()
     return combine_moments(np.array([total, [len(x), mean, ((x - mean) ** 2).sum()]]))
 
@@ -254,9 +269,20 @@ def _settle(transform: Transform, sums: Floats, recurrence: Recurrence | None) -
 
     A DesignError tells of too few distinct values.
     """
-    if recurrence is not None:
-        return _grow(transform, sums, recurrence)
-    n, mean, spread = combine_moments(sums)
+    if recurrence is None:
+        return _standard(transform, *combine_moments(sums).tolist())
+    _, squares, moment = np.ldexp(sums.sum(axis=0), recurrence.unit).tolist()
+    if transform.function == "poly":
+        return _grow(transform, squares, moment, recurrence)
+    if not recurrence.norms:
+        recurrence.add(squares, moment)
+        return None
+    spread = 0.0 if recurrence.is_spent(squares) else squares
+    return _standard(transform, recurrence.norms[0], recurrence.alpha[0], spread)
+
+
+def _standard(transform: Transform, n: float, mean: float, spread: float) -> dict[Any, Any]:
+    """State of center() or scale() from rows, mean and squared deviations."""
     # center() is scale() without its second half; both keep their state in the form of formulaic's scale.
     options = {"center": True, "scale": transform.function == "scale", "ddof": 1.0} | dict(transform.options)
     # Without centring, scale() divides by the root of the mean square about zero.
@@ -274,20 +300,22 @@ def _settle(transform: Transform, sums: Floats, recurrence: Recurrence | None) -
     }
 
 
-def _grow(transform: Transform, sums: Floats, recurrence: Recurrence) -> dict[Any, Any] | None:
+def _grow(
+    transform: Transform, squares: float, moment: float, recurrence: Recurrence
+) -> dict[Any, Any] | None:
     """Add a degree to a polynomial."""
-    _, squares, moment = sums.sum(axis=0)
-    if recurrence.is_spent(float(squares)):
+    if recurrence.is_spent(squares):
         raise DesignError(
             f"{transform.text!r}: the column has too few distinct values over all sites for a polynomial "
             f"of degree {recurrence.degree}. Lower the degree."
         )
-    if not recurrence.add(float(squares), float(moment)):
+    if not recurrence.add(squares, moment):
         return None
     return {"alpha": dict(enumerate(recurrence.alpha)), "norms2": dict(enumerate(recurrence.norms))}
 
 
 def _degree(transform: Transform) -> int:
+    """Degree of the recurrence that a transform needs; center() and scale() have no such option."""
     return int(dict(transform.options).get("degree", 1))  # type: ignore[arg-type]
 
 

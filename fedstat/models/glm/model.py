@@ -102,8 +102,8 @@ class FederatedGLM(HorizontalModel):
             in the total: the coordinator learns what all sites add up to, and no part. The fit is the same.
             By default where there are three sites or more; of two each can tell the other's part, and they
             mask where an owner lets no sum leave otherwise. It costs two rounds; what compares single sites'
-            parts (the fit without each site) needs False. Own fits, and the sums that transforms such as
-            ``center()`` need before the fit, are in clear all the same.
+            parts (the fit without each site) needs False. Own fits are in clear all the same, and unless
+            an owner lets no sum leave otherwise the sums that transforms such as ``center()`` need.
 
         Returns
         -------

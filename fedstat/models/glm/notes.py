@@ -229,7 +229,10 @@ def _in_clear(result: GLMStatements) -> str:
     if any(own.problem != NOT_ASKED for own in result.fit_.local):
         told.append("the own fits")
     left = None if result._ledger is None else result._ledger.to_frame()
-    if left is not None and ((left["step"] == "transform_sums") & (left["array"] == "sums")).any():
+    if (
+        left is not None
+        and ((left["step"] == "transform_sums") & (left["array"] == "sums") & ~left["masked"]).any()
+    ):
         told.append("the sums that transforms such as center() need")
     return f", but for {' and '.join(told)}" if told else ""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar, Self
 
 import statsmodels.genmod.families as sm_families
@@ -140,8 +141,10 @@ class HorizontalModel(Explainable):
 
     @property
     def masks_wanted(self) -> bool:
-        """Whether an owner lets sums leave masked only."""
-        return any(self.partition.sites[name].policy.masked_only for name in self.sites)
+        """Whether an owner lets sums leave masked only, and there is another site."""
+        return len(self.sites) > 1 and any(
+            self.partition.sites[name].policy.masked_only for name in self.sites
+        )
 
     def open_session(self, family: str, masked: bool) -> RowsSession:
         """Address a fit by the steps of a family."""
@@ -173,8 +176,9 @@ class HorizontalModel(Explainable):
 
     def _agree(self) -> Rounds[RowsAgreement]:
         """Agree on levels, and on transforms unless an owner has to consent to sums for them first."""
+        agree = agree_coding if self._assumed else partial(agree_rows, hidden=self.masks_wanted)
         return (
-            yield from (agree_coding if self._assumed else agree_rows)(
+            yield from agree(
                 self.question,
                 self.sites,
                 self._session,
@@ -186,7 +190,9 @@ class HorizontalModel(Explainable):
     def after_transforms(self, protocol: Rounds[Fit], ledger: Ledger) -> Rounds[Fit]:
         """Agree on transforms, where that is still to be done, before a protocol goes on."""
         if self._assumed:
-            self.agreement = yield from agree_transforms(self.agreement, self._session)
+            self.agreement = yield from agree_transforms(
+                self.agreement, self._session, hidden=self.masks_wanted
+            )
             self._assumed, self._agreement_ledger = False, copy.deepcopy(ledger)
         return (yield from protocol)
 

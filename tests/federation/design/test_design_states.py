@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -13,9 +14,10 @@ from formulaic import model_matrix
 from fedstat.errors import DesignError, FedstatError, FormulaError, MessageError, PolicyError
 from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.design.by_rows import agree_rows, rows_ask
+from fedstat.federation.design.coding import plain_state
 from fedstat.federation.design.formula.parse import parse_pooled_formula
 from fedstat.federation.design.site_rows import RowsQuestion, design_matrix, whole_rows
-from fedstat.federation.design.states import Recurrence
+from fedstat.federation.design.states import Recurrence, agree_states
 from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.door.site import Site
 from fedstat.federation.message import pack_ask, unpack_reply
@@ -48,9 +50,14 @@ def question(right, frame=FRAME):
     return RowsQuestion(formula.response, formula.response_columns, terms.terms, terms.columns)
 
 
-def agree(right, frame=FRAME, held=None):
+def agree(right, frame=FRAME, held=None, added=False):
     held = held or sites(frame)
-    return LocalEngine(held).run(agree_rows(question(right, frame), tuple(held), "s"), Ledger())
+    found = LocalEngine(held).run(agree_rows(question(right, frame), tuple(held), "s"), Ledger())
+    if not added:
+        return found
+    protocol = agree_states(found.question, tuple(held), rows_ask("s"), added=True)
+    state = plain_state(LocalEngine(held).run(protocol, Ledger()))
+    return replace(found, spec=replace(found.spec, state=state))
 
 
 TRANSFORMS = (
@@ -74,10 +81,12 @@ TRANSFORMS = (
 )
 
 
+@pytest.mark.parametrize("added", [False, True])
 @pytest.mark.parametrize("right", TRANSFORMS)
-def test_rows_are_coded_as_in_the_stacked_table(right):
+def test_rows_are_coded_as_in_the_stacked_table(right, added):
+    """From sums and means by site, and from nothing but what adds up over the sites."""
     held = sites()
-    agreement = agree(right, held=held)
+    agreement = agree(right, held=held, added=added)
     coded = []
     for site in held.values():
         for rows in whole_rows(site._data, agreement.question):
@@ -132,11 +141,17 @@ def test_transforms_that_cannot_be_are_named(right, kind, expected):
                 design_matrix(rows, agreement.question, terms, agreement.spec, site.name)
 
 
-def test_a_constant_column_has_no_scale():
+@pytest.mark.parametrize("added", [False, True])
+def test_a_constant_column_has_no_scale(added):
     frame = FRAME.assign(x=np.where(np.arange(N) < 9, 2.0, 1.0))
     frame.loc[frame.index[:9], "days"] = np.nan
     with pytest.raises(DesignError, match=r"'scale\(x\)': the column is constant over the whole rows"):
-        agree("scale(x) + days", frame)
+        agree("scale(x) + days", frame, added=added)
+    if not added:
+        return
+    frame = FRAME.assign(x=0.1)  # of which a mean rounds
+    with pytest.raises(DesignError, match=r"'scale\(x\)': the column is constant over the whole rows"):
+        agree("scale(x) + days", frame, added=added)
 
 
 # -- what a site sums for a stranger -------------------------------------------------------------------

@@ -37,10 +37,10 @@ STRICT_LEARNS: Mapping[str, str] = {
     "coordinator has of them. Of fewer than {min_count} entities no sum, of a level or an outcome of fewer "
     "than {min_few} none. Sums over rows are exact: very many analyses of the same rows tell more than each "
     "alone.",
-    COORDINATOR: "What an analyst learns, all messages, which institution has which entity, and the sums of "
-    "each that transforms need. Of institutions with different columns the sums of their products by "
-    "pattern of records, of values moved a little, by which no column is determined in a pattern of one "
-    "fit, whether its values are many or few; fits with ever other columns beside it add up.",
+    COORDINATOR: "What an analyst learns, all messages, and which institution has which entity. Of "
+    "institutions with different columns the sums of their products by pattern of records, of values moved a "
+    "little, by which no column is determined in a pattern of one fit, whether its values are many or few; "
+    "fits with ever other columns beside it add up.",
     CLIENT: "Coefficients, means and deviations over all, which of its entities others "
     "have, and of a product random numbers. Joined by the coordinator: a sum less its own part, which is "
     "that of the last when all others join; products of its own columns with another's, as many equations "
