@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import people
 import pytest
+import statsmodels.api as sm
 
 import fedstat as fs
 from fedstat.errors import ConsentError, FedstatError, MessageError, PartitionError
@@ -497,3 +498,12 @@ def test_what_is_told_of_a_fit_afterwards_asks_nobody():
     pooled.heterogeneity.summary(), pooled.site_estimates, pooled.vif(), pooled.summary(), pooled.receipt()
     assert [partition.sites["A"].account.entities, glore.sites["S0"].account.entities] == asked
     assert not any(site.pending for site in (*partition.sites.values(), *glore.sites.values()))
+
+
+def test_what_grows_from_round_to_round_is_foreseen_at_the_coordinators_own_site_as_well():
+    """More rounds than were rehearsed, with products of as many steps as are remembered."""
+    partition = institutions(fs.Policy(approval="owner"))
+    binary = fs.VFEMRegression.from_formula("y > 0 ~ a + c + e", partition, family=sm.families.Binomial())
+    assert binary.coordinator == "A"
+    result = approved(lambda: binary.fit(tol_score=1e-9), partition)
+    assert len(result.trace) > 8

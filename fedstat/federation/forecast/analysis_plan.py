@@ -9,7 +9,7 @@ from math import prod
 from fedstat.federation.account.entry import TEXT
 from fedstat.federation.door.owner.plan import AnalysisPlan, PlannedStep, ReleasedArray
 from fedstat.federation.door.site import BEFORE_ALIGNING, FAMILIES
-from fedstat.federation.forecast.forecast import Forecast
+from fedstat.federation.forecast.forecast import Forecast, Planned
 from fedstat.federation.forecast.rehearsal import StepAsked
 
 ROOM, LEAST = 2, 12
@@ -59,32 +59,41 @@ class PlanMaker:
         for one in self.forecast.course.asked:
             if one.site == site and one.family not in BEFORE_ALIGNING:
                 asked.setdefault((one.family, one.step), []).append(one)
-        planned = [row for row in self.forecast.planned() if row.sender == site]
-        shapes = {(row.step, row.array): prod(row.shape) for row in planned}
+        planned = self.forecast.planned()
         for (family, step), found in asked.items():
             most = self._with_room((step,), self.forecast.most(site, family, step))
             masked = all(one.masked for one in found)
             texts = tuple(sorted({one.text for one in found}))
-            gives = tuple(self._gives(family, step, found, shapes, masked))
+            rows = [row for row in planned if row.step == step]
+            gives = tuple(self._gives(family, step, found, rows, masked))
             yield PlannedStep(family, step, most, masked, texts, gives)
 
     def _gives(
-        self,
-        family: str,
-        step: str,
-        found: Sequence[StepAsked],
-        shapes: dict[tuple[str, str], int],
-        masked: bool,
+        self, family: str, step: str, found: Sequence[StepAsked], planned: Sequence[Planned], masked: bool
     ) -> Iterator[ReleasedArray]:
         for name, declared in FAMILIES[family][step].given.items():
-            sizes = [one.gave[name] for one in found if name in one.gave]
-            if not sizes:
+            gave = max((one.gave[name] for one in found if name in one.gave), default=None)
+            if gave is None:
                 continue
+            # In a longer fit than was rehearsed arrays may be larger. What is asked in place is no message,
+            # and grows as an array of the same size that is one.
+            later = [
+                prod(row.shape)
+                for row in planned
+                if row.array == name and self._rehearsed(row.sender, step, name) == gave
+            ]
             unknown = step in self.guessed or name == TEXT
-            numbers = 0 if unknown else max(*sizes, shapes.get((step, name), 0))
+            numbers = 0 if unknown else max([gave, *later])
             hidden = masked and declared.maskable
             entities = max(one.entities for one in found)
             yield ReleasedArray(name, declared.kind, declared.what, hidden, numbers, entities)
+
+    def _rehearsed(self, site: str, step: str, array: str) -> int:
+        """Most numbers of an array that one answer had."""
+        asked = self.forecast.course.asked
+        return max(
+            (one.gave.get(array, 0) for one in asked if (one.site, one.step) == (site, step)), default=0
+        )
 
     def _with_room(self, steps: tuple[str, ...], most: int) -> int:
         decided = any(loop.steps.issuperset(steps) for loop in self.forecast.loops)
