@@ -18,6 +18,7 @@ from fedstat.kernels.glm.specification import DistributionSpec, Family
 from fedstat.models.checks import check_choice, check_whole
 from fedstat.models.vertical.division import keep_division
 from fedstat.models.vertical.exchange.patterns import SmallPatterns, exchange_patterns
+from fedstat.models.vertical.law.assumptions import warn_of_dependence
 from fedstat.models.vertical.law.pairs import Between
 from fedstat.models.vertical.layout import Layout
 from fedstat.models.vertical.model import VerticalModel
@@ -45,7 +46,6 @@ from fedstat.models.vfem.iteration.protocol import EMIteration
 from fedstat.models.vfem.moments.cross_products import conversation
 from fedstat.models.vfem.protocol import Iterated, fit_normal
 from fedstat.models.vfem.results import VFEMResults
-from fedstat.models.vfem.statements.assumptions import warn_of_dependence
 from fedstat.models.vfem.statements.outcome import (
     HeldInSession,
     VFEMOutcome,

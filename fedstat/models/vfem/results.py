@@ -16,13 +16,14 @@ from fedstat.inference.likelihood import LRTest, check_nested, cox_snell, mcfadd
 from fedstat.inference.results import FederatedResults
 from fedstat.kernels.glm.specification import Family
 from fedstat.models.checks import check_choice
+from fedstat.models.vertical.fit import MomentsFit
 from fedstat.models.vertical.law.fit import LawFit, without_effects
 from fedstat.models.vertical.law.pairs import Between
+from fedstat.models.vertical.law.statements import AssumptionStatements
 from fedstat.models.vfem.block_results import BlockResults, VFEMRecord
 from fedstat.models.vfem.covariance.from_moments import CovType
 from fedstat.models.vfem.prediction.protocol import prediction_rsquared
 from fedstat.models.vfem.prediction.results import GLMPredictionResults, PredictionResults
-from fedstat.models.vfem.statements.assumptions import LittleTest
 from fedstat.models.vfem.statements.moment_statements import MomentStatements
 from fedstat.models.vfem.statements.outcome import as_between, warn_unless_converged
 from fedstat.models.vfem.statements.refit import refit
@@ -165,7 +166,10 @@ class VFEMResults(
 
 
 class VFEMGLMResults(
-    BlockResults[GLMPredictionResults], saved_as="fedstat vfem glm results 3", record=VFEMRecord
+    AssumptionStatements,
+    BlockResults[GLMPredictionResults],
+    saved_as="fedstat vfem glm results 3",
+    record=VFEMRecord,
 ):
     """Results of :meth:`fedstat.models.vfem.glm_model.VFEMGLM.fit`, with statsmodels' names and meanings.
 
@@ -219,8 +223,9 @@ class VFEMGLMResults(
     def linear(self) -> VFEMResults:
         """Linear regression of the response on the same columns, from sums by missing pattern.
 
-        The fit has none. The first use asks for them as an analysis of its own, with the consents and
-        refusals of any other; its ledger says what left.
+        :meth:`mcar_test`, :meth:`independence_tests` and :meth:`independence_lr_test` rest on these, and need
+        no normal response where patterns are not small. The fit itself has no such sums: the first use asks
+        for them as an analysis of its own, with the consents and refusals of any other, and a ledger.
 
         Raises
         ------
@@ -235,30 +240,8 @@ class VFEMGLMResults(
         found: VFEMResults = make().fit(cov_type="none")
         return found
 
-    def mcar_test(self) -> LittleTest:
-        """Little's test that blocks are missing completely at random, all covariances free.
-
-        It compares means of columns and response between missing patterns by their covariances, and needs no
-        normal response where patterns are not small. Asks for sums: see :attr:`linear`.
-
-        Returns
-        -------
-        (statistic, pvalue, df, patterns)
-        """
-        return self.linear.mcar_test()
-
-    def independence_tests(self) -> pd.DataFrame:
-        """Test every pair of clients for correlation between their blocks, which the fit takes for none.
-
-        Asks for sums: see :attr:`linear`.
-
-        Returns
-        -------
-        DataFrame
-            One row per pair: entities that both have, Bartlett's statistic, p-value, degrees of freedom,
-            largest canonical correlation, mean absolute correlation.
-        """
-        return self.linear.independence_tests()
+    def _moments(self) -> MomentsFit | LawFit:
+        return self.linear._moments()
 
     # -- prediction ------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from fedstat.inference.tables import SheetSummary, number
 from fedstat.models.saved import Saveable, SavedLedger
 from fedstat.models.vertical.model import VerticalModel
 from fedstat.models.vertical.prediction.coding import released_specs
+from fedstat.models.vglm.em.statements import BlockStatements
 from fedstat.models.vglm.report import plots
 from fedstat.models.vglm.report.after_selection import (
     CLAIMS,
@@ -59,7 +60,7 @@ class SelectionRecord:
 
 
 class VerticalGLMResults(
-    Saveable, FederatedResults, saved_as="fedstat vglm results 3", record=SelectionRecord
+    Saveable, BlockStatements, FederatedResults, saved_as="fedstat vglm results 3", record=SelectionRecord
 ):
     """Results of :meth:`fedstat.VerticalGLM.fit`, with statsmodels' names and meanings.
 
@@ -101,7 +102,7 @@ class VerticalGLMResults(
         estimate = make_estimate(response, outcome, refit)
         layout, means = outcome.layout, mean_predictors(estimate, outcome)
         predictor = Predictor(estimate, layout.clients, outcome.distribution, {}, layout.active, means)
-        return cls(
+        results = cls(
             estimate=estimate,
             ledger=ledger,
             selection=selection,
@@ -111,6 +112,8 @@ class VerticalGLMResults(
             model=model,
             debiased=make_debiased(response, outcome),
         )
+        results.moments = None if outcome.observed is None else outcome.observed.exchange.moments
+        return results
 
     # -- selection -------------------------------------------------------------------------------
 
@@ -176,8 +179,7 @@ class VerticalGLMResults(
             ``split_p``: rejecting those of at most alpha makes any false rejection with probability alpha at
             most, where every half selects all columns that matter.
         """
-        # Selected is what is not zero at the chosen lambda; what it is worth comes from the refit, if there
-        # is one.
+        # What a selected column is worth comes from the refit, if there is one.
         est, s = self.estimate, self.selection
         frame = pd.DataFrame({"client": est.clients[1:], "name": est.names[1:], "term": est.terms[1:]})
         frame["selected"] = s.coefficients[s.chosen] != 0.0
@@ -238,8 +240,7 @@ class VerticalGLMResults(
         frame["frequency"] = frequencies[within].max(axis=0)
         assert s.numbers is not None
         # Theorem 1: q is over the whole path down to the last lambda, which `numbers` accumulates.
-        q = float(s.numbers[within][-1])
-        bound = q**2 / ((2.0 * threshold - 1.0) * frequencies.shape[1])
+        bound = float(s.numbers[within][-1]) ** 2 / ((2.0 * threshold - 1.0) * frequencies.shape[1])
         return frame[frame["frequency"] >= threshold].reset_index(drop=True), bound
 
     @property
@@ -312,7 +313,6 @@ class VerticalGLMResults(
         criterion : {"bic", "ebic", "aic", "cv"}, optional
         ax : matplotlib Axes, optional
         """
-        # The criterion that chose is the one to look at first.
         name = self.selection.select if criterion is None else criterion
         return plots.plot_criterion(self.path, name, self.lam, ax)
 

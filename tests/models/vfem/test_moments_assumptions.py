@@ -14,15 +14,15 @@ from statsmodels.tools.numdiff import approx_fprime
 
 from fedstat.errors import NotAvailableError
 from fedstat.models.vertical.fit import fit_moments
-from fedstat.models.vertical.moments import PatternMoments
-from fedstat.models.vfem.covariance.law_sem import em_step
-from fedstat.models.vfem.statements.assumptions import (
+from fedstat.models.vertical.law.assumptions import (
     independence_lr_test,
     independence_tests,
     joint_law,
     little_test,
     unrestricted_law,
 )
+from fedstat.models.vertical.moments import PatternMoments
+from fedstat.models.vfem.covariance.law_sem import em_step
 
 # Upper triangles of the sums of (1, x, y)(1, x, y)' of R's data set airquality, by who is seen of Ozone and
 # Solar.R; x = Ozone, Solar.R, ten times Wind, Month, Day, and y = Temp.

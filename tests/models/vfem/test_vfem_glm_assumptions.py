@@ -12,7 +12,7 @@ import fedstat as fs
 from fedstat.errors import ConsentError, NotAvailableError
 from fedstat.federation.door.owner.policy import Policy
 from fedstat.models.vertical.fit import fit_moments
-from fedstat.models.vfem.statements.assumptions import independence_tests, little_test, unrestricted_law
+from fedstat.models.vertical.law.assumptions import independence_tests, little_test, unrestricted_law
 
 FAMILIES = {"Binomial": sm.families.Binomial(), "Poisson": sm.families.Poisson()}
 

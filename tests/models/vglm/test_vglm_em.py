@@ -6,14 +6,22 @@ import itertools
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 import statsmodels.api as sm
 from pattern_moments import complete, moments_of_arrays
 from scipy.linalg import block_diag
-from vglm_study import COLUMNS, make_model, make_table, pooled_columns
+from vglm_study import COLUMNS, make_model, make_partition, make_table, pooled_columns
 
 import fedstat as fs
-from fedstat.errors import EstimationError, MessageError, ModelError, NotAvailableError, PolicyError
+from fedstat.errors import (
+    AssumptionWarning,
+    EstimationError,
+    MessageError,
+    ModelError,
+    NotAvailableError,
+    PolicyError,
+)
 from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.message import pack_ask
 from fedstat.federation.rounds.products import Conversation
@@ -139,7 +147,10 @@ def lacking_at_the_holder():
 @pytest.mark.parametrize("table", [MISSING, lacking_at_the_holder()], ids=["others", "holder"])
 def test_without_a_penalty_it_is_vfem(table):
     model = model_of(table)
-    ours, vfem = model.fit(lam=0.0), fs.VFEMRegression.from_formula("y ~ .", model.partition).fit()
+    ours, vfem = (
+        model.fit(lam=0.0),
+        fs.VFEMRegression.from_formula("y ~ .", model.partition, between="independent").fit(),
+    )
     np.testing.assert_allclose(ours.params, vfem.params, rtol=1e-9)
     np.testing.assert_allclose(ours.cov_params(), vfem.cov_params(), rtol=1e-7, atol=1e-12)
     for name in ("llf", "rsquared", "bic", "aic", "scale", "nobs"):
@@ -256,7 +267,7 @@ def test_the_refit_is_vfem_of_the_selected_columns():
     assert result.refit.params.to_numpy() == pytest.approx(found.params, rel=1e-6)
     plain = [name for name in names if "[" not in name]
     formula = "y ~ " + " + ".join(plain)
-    smaller = fs.VFEMRegression.from_formula(formula, model_of().partition).fit()
+    smaller = fs.VFEMRegression.from_formula(formula, model_of().partition, between="independent").fit()
     chosen, _ = refit_blocks(standard, np.isin(standard.moments.names, plain))
     np.testing.assert_allclose(chosen.params, smaller.params, rtol=1e-6)
     np.testing.assert_allclose(np.sqrt(np.diag(chosen.cov)), smaller.bse, rtol=1e-6)
@@ -372,7 +383,10 @@ def test_results_survive_a_file(tmp_path):
 
 def test_predictions_take_the_mean_of_a_block_that_is_missing():
     model = model_of()
-    result, vfem = model.fit(lam=0.0), fs.VFEMRegression.from_formula("y ~ .", model.partition).fit()
+    result, vfem = (
+        model.fit(lam=0.0),
+        fs.VFEMRegression.from_formula("y ~ .", model.partition, between="independent").fit(),
+    )
     np.testing.assert_allclose(result.predict(), vfem.predict(model.partition), rtol=1e-7)
     chosen = model.fit(lam=0.5)
     assert chosen.predict().notna().all()
@@ -409,3 +423,21 @@ def test_selection_errs_less_than_on_complete_cases():
     gain = np.array(errors["complete"]) - np.array(errors["em"])
     assert gain.mean() > 4.0 * gain.std(ddof=1) / np.sqrt(24)
     assert np.mean(wrong["em"]) < 0.75 * np.mean(wrong["complete"])
+
+
+def test_what_is_assumed_of_blocks_is_tested_as_in_vfem(tmp_path):
+    """Whatever was selected: the tests are of all columns, and ask for nothing further."""
+    result = model_of().fit(n_lambdas=6)
+    linear = fs.VFEMRegression.from_formula("y ~ .", make_partition(MISSING), between="independent")
+    with pytest.warns(AssumptionWarning, match="correlated"):
+        vfem, rounds = linear.fit(cov_type="none"), result.ledger.rounds
+    for structure in ("model", "unrestricted"):
+        # Products of two institutions are exact to the fixed point in which they are shared.
+        np.testing.assert_allclose(result.mcar_test(structure), vfem.mcar_test(structure), rtol=1e-6)
+    pd.testing.assert_frame_equal(result.independence_tests(), vfem.independence_tests(), rtol=1e-6)
+    np.testing.assert_allclose(result.independence_lr_test(), vfem.independence_lr_test(), rtol=1e-5)
+    assert result.mcar_test("unrestricted").pvalue < 0.01 and result.ledger.rounds == rounds
+    result.save(tmp_path / "fit")
+    for other in (fs.load(tmp_path / "fit"), make_model(TABLE).fit(lam=0.5)):
+        with pytest.raises(NotAvailableError, match="missing='em'"):
+            other.mcar_test()

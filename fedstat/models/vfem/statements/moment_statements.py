@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import pandas as pd
 
 from fedstat.errors import NotAvailableError
-from fedstat.inference.likelihood import LRTest
-from fedstat.models.checks import check_choice
 from fedstat.models.vertical.exchange.patterns import PatternExchange
 from fedstat.models.vertical.fit import MomentsFit
 from fedstat.models.vertical.law.fit import LawFit
-from fedstat.models.vfem.statements.assumptions import (
-    LittleTest,
-    independence_lr_test,
-    independence_tests,
-    little_test,
-    unrestricted_law,
-)
+from fedstat.models.vertical.law.statements import AssumptionStatements
 from fedstat.models.vfem.statements.influence import leave_one_out
 from fedstat.models.vfem.statements.outcome import HeldInSession
 from fedstat.models.vfem.statements.sparse import COLUMNS, sensitivity
 
 
-class MomentStatements:
+class MomentStatements(AssumptionStatements):
     """Statements of a fit with ``exchange="moments"``; other fits raise NotAvailableError."""
 
     _held: HeldInSession
@@ -46,49 +36,6 @@ class MomentStatements:
         assert self.exchange is not None
         rows = [(*pair, dealer or "coordinator") for pair, dealer in self.exchange.dealers.items()]
         return pd.DataFrame(rows, columns=["first", "second", "dealer"])
-
-    def mcar_test(self, structure: Literal["model", "unrestricted"] = "model") -> LittleTest:
-        """Little's test that blocks are missing completely at random.
-
-        Parameters
-        ----------
-        structure : {"model", "unrestricted"}
-            Covariance under the null: that of the model, or free between clients whatever the model.
-
-        Returns
-        -------
-        (statistic, pvalue, df, patterns)
-        """
-        check_choice("structure", structure, ("model", "unrestricted"))
-        fit = self._moments()
-        return little_test(fit, unrestricted_law(fit) if structure == "unrestricted" else None)
-
-    def independence_tests(self) -> pd.DataFrame:
-        """Test every pair of clients for correlation between their blocks.
-
-        Returns
-        -------
-        DataFrame
-            One row per pair: entities that both have, Bartlett's statistic, p-value, degrees of freedom,
-            largest canonical correlation, mean absolute correlation.
-        """
-        return pd.DataFrame(independence_tests(self._moments().moments))
-
-    def independence_lr_test(self) -> LRTest:
-        """Likelihood ratio of columns that depend between clients against independent blocks.
-
-        Unlike :meth:`independence_tests` it is valid where missingness depends on what is seen.
-
-        Returns
-        -------
-        (statistic, pvalue, df_diff)
-
-        Raises
-        ------
-        NotAvailableError
-            No two clients share enough entities; or the fit has no moments.
-        """
-        return independence_lr_test(self._moments())
 
     def sensitivity(self) -> pd.DataFrame:
         """Extremes of the coefficients where two clients share too few entities for a covariance.

@@ -10,11 +10,11 @@ from fedstat.federation.account.ledger import Ledger
 from fedstat.models.vertical.division import division_notes
 from fedstat.models.vertical.exchange.notes import dealer_notes, dither_notes, merge_notes, sums_note
 from fedstat.models.vertical.exchange.patterns import PatternExchange
+from fedstat.models.vertical.law.assumptions import REJECTED, worst_pair
 from fedstat.models.vertical.law.fit import LawFit
 from fedstat.models.vertical.layout import Layout
 from fedstat.models.vertical.solving import rounds_of_predictors, solvable
 from fedstat.models.vfem.blocks.glm_distribution import NORMAL
-from fedstat.models.vfem.statements.assumptions import REJECTED, worst_pair
 from fedstat.models.vfem.statements.exposure import (
     MOMENTS,
     masked_notes,

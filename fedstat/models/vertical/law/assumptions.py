@@ -1,4 +1,4 @@
-"""Tests of what VFEM assumes, from the moments of a fit: MCAR, and blocks independent between clients."""
+"""Tests of what fits with missing blocks assume, from their moments: MCAR, and independent blocks."""
 
 from __future__ import annotations
 

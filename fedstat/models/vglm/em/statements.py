@@ -1,0 +1,23 @@
+"""Tests of what is assumed of the missing blocks of a selecting fit."""
+
+from __future__ import annotations
+
+from fedstat.errors import NotAvailableError
+from fedstat.models.vertical.fit import MomentsFit, fit_moments
+from fedstat.models.vertical.law.statements import AssumptionStatements
+from fedstat.models.vertical.moments import PatternMoments
+
+
+class BlockStatements(AssumptionStatements):
+    """Of a fit with missing="em", on all of its columns; other fits raise NotAvailableError."""
+
+    moments: PatternMoments | None = None
+
+    def _moments(self) -> MomentsFit:
+        if self.moments is None:
+            raise NotAvailableError(
+                "this needs the sums by missing pattern of a fit in this session with missing='em'; other "
+                "fits and files of results do not hold them"
+            )
+        # What was selected does not matter: the laws are those of all columns and the response.
+        return fit_moments(self.moments)
