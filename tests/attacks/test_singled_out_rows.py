@@ -64,6 +64,14 @@ def vglm(response="y", complete=True, missing=None, **options):
     return model.fit(**options)
 
 
+def nobody_deals():
+    """Fit a binary response of two institutions, where residuals and curvatures are sent."""
+    frames = {name: TABLES[name] for name in "AB"}
+    both = fs.ClientPartition.from_frames(frames, on="id", shared_seed=1)
+    model = fs.VFEMRegression.from_formula("z ~ a1 + b1 + b2", both, family=BINOMIAL, coordinator="A")
+    model.fit(cross_products="sketch", sketch_size=60)
+
+
 def new_entities():
     """Predict, and compare the predictions with responses."""
     vfem(exchange="iterative", cov_type="none").prediction_rsquared(partition())
@@ -76,6 +84,7 @@ FITS = {
     "sketch": lambda: vfem(exchange="iterative", cross_products="sketch", sketch_size=60),
     "sem": lambda: vfem(exchange="iterative", cov_type="sem"),
     "binomial": lambda: vfem("z"),
+    "nobody deals": nobody_deals,
     "predictions": new_entities,
     "vglm": lambda: vglm(lam=0.05),
     "vglm em": lambda: vglm(complete=False, missing="em", lam=0.05),

@@ -88,6 +88,8 @@ def glm_evaluate(
     # Out there the integral needs ever more nodes, and no data lie there.
     if np.abs(m).max() > LARGEST_MEAN or v.max() > LARGEST_VARIANCE:
         return {"inside": np.array(0)}, ""
+    # Predictors that differ at few entities would make the likelihood tell the responses of these.
+    state.tell(GivenWeights(m - np.median(m), "deviations of linear predictors from their median"))
     response.m, response.v = m, v
     terms = marginal_likelihood(response.kernel, response.y, m, v)
     if not np.isfinite(terms).all():
@@ -220,7 +222,7 @@ STEPS: Mapping[str, Step] = {
     "glm_curvature": Step(
         glm_curvature,
         {
-            "missing": Declared("presence", "which clients miss in each pattern", 2, dtype="bool"),
+            "missing": Declared("presence", "which clients miss in each pattern", 2),
             "each": Declared("control", "patterns whose curvatures leave one by one", dtype="bool"),
         },
         {"h": CURVATURE, "sums": CURVATURES, **SEALED_SUMS},

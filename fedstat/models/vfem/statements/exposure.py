@@ -23,6 +23,8 @@ from fedstat.models.vertical.layout import Layout
 from fedstat.models.vertical.solving import BITS, rounds_of_predictors, solvable
 from fedstat.models.vfem.covariance.psi import Covariance
 
+FEW = 5
+"""Entities of a pattern below which a sum over it counts as told of each."""
 MOMENTS = "exchange='moments' has no value per entity. "
 
 
@@ -67,6 +69,12 @@ def response_notes(layout: Layout, ledger: Ledger) -> Iterator[str]:
         f"them, sealed from the coordinator: {', '.join(parts)}. A binary response is one bit an entity: "
         "these sums narrow the responses down, and in a small group whoever solves them has these."
     )
+    alone = int(layout.counts[layout.counts < FEW].sum())
+    if alone and ledger.at != layout.active:
+        yield (
+            f"The coordinator learned sums of residuals by missing pattern. {alone:,} entities are in "
+            f"patterns of fewer than {FEW}: their responses are as good as told to it."
+        )
     if not any(one.array == "h" and one.step == "glm_information" for one in ledger.entries):
         return
     opened = [one.receiver for one in ledger.entries if (one.step, one.array) == ("open_columns", "only")]
