@@ -120,4 +120,9 @@ def _same_family(what: str, full: GLMStatements, restricted: FederatedResults) -
             f"{what}: expected another fit with family {full.distribution}, received "
             f"{other or type(restricted).__name__}"
         )
+    if "survey" in (full.cov_type, restricted.cov_type):
+        raise NotAvailableError(
+            f"{what}: the likelihood of a survey is a pseudo-likelihood, whose size is that of the weights; "
+            "use wald_test on the larger fit"
+        )
     return restricted

@@ -111,7 +111,8 @@ class GLMResults(GLMStatements, saved_as="fedstat glm results 6", record=GLMReco
             The two fits are not nested, not of the same data, or of two families.
         NotAvailableError
             The family's likelihood is not known at its maximum over an estimated dispersion (a
-            quasi-likelihood, Tweedie, Gamma with ``var_weights``); use :meth:`compare_f_test`.
+            quasi-likelihood, Tweedie, Gamma with ``var_weights``); use :meth:`compare_f_test`. Or a fit is of
+            a survey, and has a pseudo-likelihood; use :meth:`wald_test`.
         EstimationError
             The restricted fit has the larger log-likelihood.
         """
@@ -138,7 +139,7 @@ class GLMResults(GLMStatements, saved_as="fedstat glm results 6", record=GLMReco
         ModelError
             As for :meth:`compare_lr_test`.
         NotAvailableError
-            The dispersion of this fit was not estimated.
+            The dispersion of this fit was not estimated, or a fit is of a survey.
         """
         return compare_deviances(self, restricted)
 

@@ -68,6 +68,9 @@ def test_a_survey_has_clusters_less_strata():
     )
     result = model.fit(cov_type="survey", cov_kwds={"clusters": "ward", "strata": "area"})
     assert result.df_inference == frame["ward"].nunique() - frame["area"].nunique()
+    for compare in (result.compare_lr_test, result.compare_f_test):
+        with pytest.raises(NotAvailableError, match=r"pseudo-likelihood.*use wald_test"):
+            compare(result)
 
 
 @pytest.mark.parametrize(
