@@ -453,7 +453,7 @@ def test_a_score_test_has_a_plan_of_its_own():
         result.score_test(terms)
 
 
-PREDICTED = replace(OWNER, refused_kinds=frozenset(), masked_only=False, rounding="none")
+PREDICTED = replace(OWNER, refused_kinds=frozenset(), per_entity="any", masked_only=False, rounding="none")
 
 
 @pytest.mark.parametrize("kind", [fs.VFEMRegression, fs.VerticalGLM])

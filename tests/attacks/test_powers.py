@@ -4,8 +4,6 @@
 coordinator knows: a site's own give its power sums up to 2 d, and these are those of one set of values.
 """
 
-import warnings
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -17,14 +15,9 @@ from fedstat.errors import DescriptionError, PolicyError
 from fedstat.federation.crypto.masks import unmask_sum
 from fedstat.federation.door.owner.policy import Policy
 
+pytestmark = pytest.mark.filterwarnings("ignore")
+
 SITES, N, DEGREE = ("S0", "S1", "S2"), 8, 10
-
-
-@pytest.fixture(autouse=True)
-def _quiet():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 def table(n=N):
