@@ -46,7 +46,8 @@ class FedAvg(HorizontalModel):
     epoch it is gradient descent on the pooled loss.
 
     Rows count by their frequency weights and binomial trials, in the losses and in the average. Descent is
-    that in the columns of the data unless they are standardised.
+    that in the columns of the data unless they are standardised. Whether a column at one site is far from all
+    others, as in other units, is told by fits of :class:`GLORE`: here no site tells its means.
 
     Make one with :meth:`from_formula`; the family is Binomial unless given.
 
