@@ -15,6 +15,7 @@ from fedstat.federation.door.facts import GroupSums
 from fedstat.federation.door.guards import check_bits
 from fedstat.federation.door.site import Site
 from fedstat.federation.tables.bits import DITHERED, EXACT, ColumnsDetail, LevelledColumn, least_for_bits
+from fedstat.models.vertical.exchange import earlier
 from fedstat.models.vertical.exchange.dither import WIDTH, dithered
 from fedstat.models.vertical.merges import Rule
 
@@ -205,3 +206,67 @@ def test_a_coordinator_that_plans_by_equations_alone_is_refused(monkeypatch):
     found = attack(study(0), fs.Policy.strict(discrete="any", rounding="none"))
     small = [one for one in found if one[0] <= MOST]
     assert small and all(fits == 1 and error == 0.0 for _, fits, error in small)
+
+
+# ---- over several fits -----------------------------------------------------------------------------
+
+ALLIES = 6
+
+
+def study_with_an_ally(seed, m=30, n=300):
+    """The court has m entities; the bank, at which the coordinator sits, has columns one of which it adds."""
+    rng = np.random.default_rng(seed)
+    k = np.arange(n)
+    bank = pd.DataFrame(rng.normal(size=(n, ALLIES + 1)), columns=["y", *(f"a{j}" for j in range(ALLIES))])
+    court = pd.DataFrame({"k": k[:m], "convicted": np.repeat([0.0, 1.0], m // 2)[rng.permutation(m)]})
+    return {
+        "Bank": bank.assign(k=k),
+        "Court": court,
+        "Registry": pd.DataFrame({"k": k, "c": rng.normal(size=n)}),
+    }
+
+
+def equations(partition, frames, ally):
+    """What a fit with one of the bank's columns tells of the court's: columns Z (m, 2), their sums, total."""
+    model = fs.VFEMRegression.from_formula(f"y ~ convicted + {ally}", partition, coordinator="Bank")
+    moments = model.fit(cov_type="none", max_moved=1.0).exchange.moments
+    names = ["1", *moments.names, "y"]
+    b, known = names.index("convicted"), [names.index("y"), names.index(ally)]
+    g = np.flatnonzero(moments.patterns[:, list(moments.clients).index("Court")])[0]
+    G, c, s, m = moments.grams[g], moments.centre, moments.scale, int(moments.n[g])
+    columns = frames["Bank"][["y", ally]].to_numpy()[:m]
+    Z = (columns - c[[i - 1 for i in known]]) / s[[i - 1 for i in known]]
+    total = c[b - 1] * m + s[b - 1] * G[0, b]
+    return Z, c[b - 1] * Z.sum(axis=0) + s[b - 1] * G[known, b], total, s[b - 1] * np.linalg.norm(Z, axis=0)
+
+
+def over_several_fits(policy, seed):
+    """Answers that fit all equations, of which the last is the truth or none; and the policy's words."""
+    frames = study_with_an_ally(seed)
+    partition = fs.ClientPartition.from_frames(frames, on="k", policy=policy)
+    told, refused = [], ""
+    for j in range(ALLIES):
+        try:
+            told.append(equations(partition, frames, f"a{j}"))
+        except DescriptionError as error:
+            refused = str(error)
+    # y is in all fits, and moves alike; so do the columns of the bank, which knows them as they are.
+    Z = np.column_stack([told[0][0], *(one[0][:, 1] for one in told[1:])])
+    sums = np.concatenate([told[0][1], *(one[1][1:] for one in told[1:])])
+    noise = np.concatenate([told[0][3], *(one[3][1:] for one in told[1:])]) * WIDTH / np.sqrt(12.0)
+    fits = assignments(Z, round(told[0][2]), sums, 1e-6 + 6.0 * noise)
+    truth = frames["Court"].convicted.to_numpy()
+    return [int(np.abs(one - truth).sum()) for one in fits], refused, (partition, frames)
+
+
+@pytest.mark.filterwarnings("ignore::fedstat.errors.DataWarning")
+def test_fits_with_ever_other_columns_of_an_ally_do_not_add_up(monkeypatch):
+    wrong, refused, (partition, frames) = over_several_fits("strict", 1)
+    assert len(wrong) > 1 and "Court: its policy (bits of columns of few values)" in refused
+    assert "earlier fits with other columns included" in refused
+    # The same fit again tells nothing new, and passes.
+    equations(partition, frames, "a0")
+    # Without the memory of products all sums leave, and there is one answer.
+    monkeypatch.setattr(earlier, "marks_by_group", lambda account: {})
+    wrong, refused, _ = over_several_fits("strict", 1)
+    assert wrong == [0] and not refused

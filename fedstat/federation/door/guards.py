@@ -167,9 +167,9 @@ def check_bits(data: SiteData, fact: GroupSums) -> None:
         more = "" if data.policy.rounding == "dither" else ' (fewer with  rounding = "dither")'
         raise DescriptionError(
             f"{data.name}: its policy (bits of columns of few values) wants at least {least:,} entities "
-            f"behind sums of products of these columns{more}; a group asked for has {n:,}. Merge "
-            'groups, or leave columns out; the owner may allow it by the line  discrete = "any"  in '
-            "policy.toml"
+            f"behind sums of products of these columns{more}, earlier fits with other columns included; a "
+            f"group asked for has {n:,}. Merge groups, leave columns out, or use those of an earlier fit; "
+            'the owner may allow it by the line  discrete = "any"  in policy.toml'
         )
 
 

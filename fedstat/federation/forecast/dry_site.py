@@ -119,5 +119,5 @@ class DrySite(Site):
         return self._instead.get((ask.family, ask.step), step)
 
 
-COUNTS = ("min_count", "min_events", "min_level_count", "max_parameters", "dealer")
+COUNTS = ("min_count", "min_events", "min_level_count", "max_parameters", "dealer", "discrete")
 """Rules of a policy that need the answer, or all of the question."""

@@ -28,6 +28,7 @@ from fedstat.federation.door.facts import DealtBy, DivisionOfRows, Entities, Gro
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths, check_room
 from fedstat.federation.rounds.key_agreement import keys_of
+from fedstat.federation.tables.bits import COLUMN_MARK, column_marks
 from fedstat.federation.tables.table import entities_of
 from fedstat.kernels.ring import BLOCK
 from fedstat.typing import Array, Bools, Floats, Ints
@@ -62,6 +63,18 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
+class Shown:
+    """What a client shows the other: its part of the checksum, its columns less a random table, their marks.
+
+    Marks are (groups, columns, bytes), in ascending order of the groups that have rows.
+    """
+
+    check: bytes
+    columns: Ints
+    marks: Array
+
+
+@dataclass(frozen=True, slots=True)
 class OpenProduct:
     """A product that this client has opened: rows and their groups (n,), encoded columns (n, p), the deal.
 
@@ -87,13 +100,13 @@ class OpenProduct:
     channel: Channel
     mask: bytes
 
-    def share(self, message: Array) -> tuple[Ints, Ints]:
-        """Shares of product (groups, p, q) and checksum (groups,), from what the other client opened.
+    def read(self, message: Array) -> Shown:
+        """Read what the other client opened.
 
-        A SecurityError where the other client was told of another product, or of other groups, or its rows
-        are of other entities.
+        A SecurityError where it was told of another product, or of other groups, or its rows are of other
+        entities.
         """
-        product, group = self.part.product, self.group
+        product = self.part.product
         content = self.channel.open(message.tobytes())
         # Sums over groups that differ at a few rows would tell of these rows.
         if not hmac.compare_digest(content[:MARK], self.told):
@@ -105,9 +118,22 @@ class OpenProduct:
         self._check_entities(content[MARK : 2 * MARK], content[2 * MARK : start])
         shape = product.shape_b if self.part.first else product.shape_a
         end = start + self.checked.bytes_opened
-        other = np.frombuffer(content[end:], dtype=np.int64).reshape(shape).copy()
+        last = end + 8 * shape[0] * shape[1]
+        other = np.frombuffer(content[end:last], dtype=np.int64).reshape(shape).copy()
+        groups = len(np.unique(self.group[self.both]))
+        marks = np.frombuffer(content[last:] or self._unmarked(groups * shape[1]), dtype=np.uint8)
+        return Shown(content[start:end], other, marks.reshape(groups, shape[1], COLUMN_MARK))
+
+    def _unmarked(self, count: int) -> bytes:
+        """Make marks for this product alone: columns that nobody marks count anew each time."""
+        keyed = (hmac.digest(self.told, k.to_bytes(8, "little"), "sha256") for k in range(count))
+        return b"".join(one[:COLUMN_MARK] for one in keyed)
+
+    def share(self, shown: Shown) -> tuple[Ints, Ints]:
+        """Shares of product (groups, p, q) and checksum (groups,), from what the other client opened."""
+        product, group, other = self.part.product, self.group, shown.columns
         Z, Z_check = np.split(self.Z, [len(self.Z) - product.groups]) if len(self.Z) else (self.Z, self.Z)
-        check = self.checked.share(content[start:end], group, Z_check, self.mask)
+        check = self.checked.share(shown.check, group, Z_check, self.mask)
         if self.part.first:
             return secure.share_a(product, self.seed, self.encoded, other, group, self.mask), check
         Z_b = Z.reshape(product.shape)
@@ -181,7 +207,8 @@ def mark_entities(data: SiteData, key: bytes, rows: Ints) -> bytes:
 
 RowsOf: TypeAlias = Callable[[State, str], Ints]
 ColumnsOf: TypeAlias = Callable[[SiteData, State, str], tuple[Floats, Floats | None]]
-Behind: TypeAlias = Callable[[SiteData, State, Part, Ints, Ints, Bools], tuple[Any, ...]]
+Facts: TypeAlias = tuple[tuple[Any, ...], Callable[[], None]]
+Behind: TypeAlias = Callable[[SiteData, State, Part, Ints, Ints, Bools, Array], Facts]
 
 
 def open_product(
@@ -246,7 +273,11 @@ def open_product(
     )
     state.keep(f"product {part.number}", held)
     marks = held.told + held.entities + np.packbits(held.own).tobytes()
-    return {"opened": as_bytes(channel.seal(marks + checked.opened() + opened.tobytes()))}, ""
+    content = marks + checked.opened() + opened.tobytes()
+    if data.policy.discrete == "bits":
+        secret = data.trust.identity.secret("column marks")
+        content += column_marks(X[rows][shared], group[shared], secret)
+    return {"opened": as_bytes(channel.seal(content))}, ""
 
 
 def read_deal(data: SiteData, state: State, part: Part, dealt: Array) -> tuple[bytes, Ints]:
@@ -288,8 +319,11 @@ def share_product(
     held = state.use(name, OpenProduct, "this product was not opened here; ask 'open_product' first")
     # A share is of the entities that both have, and may rest on fewer than the client's columns do.
     state.rest_on(len(held.rows))
-    state.tell(*behind(data, state, held.part, held.rows, held.group, held.both))
-    share, check = held.share(opened)
+    shown = held.read(opened)
+    facts, enter = behind(data, state, held.part, held.rows, held.group, held.both, shown.marks)
+    state.tell(*facts)
+    share, check = held.share(shown)
+    enter()
     # A triple serves once: two openings under one random table differ by the difference of the columns.
     state.forget(name)
     weights = held.checked.weights
@@ -318,8 +352,8 @@ def product_steps(columns_of: ColumnsOf, rows_of: RowsOf, behind: Behind) -> Map
 
     ``columns_of(data, state, which)`` gives the columns (rows, q) that are called so, at a mean square of
     one, and their units (q,), or None where they are standardised; ``rows_of(state, which)`` the rows of the
-    site's table that these are, (rows,), -1 for filled in. ``behind(data, state, part, rows, group, both)``
-    tells what the products of `rows`, (n,), by `group`, (n,), rest on.
+    site's table that these are, (rows,), -1 for filled in. ``behind(data, state, part, rows, group, both,
+    marks)`` tells what the products of `rows`, (n,), by `group`, (n,), rest on, and how to enter them.
     """
     return {
         "deal_product": Step(deal_product, {"group": GROUP}, {"for_a": DEALT, "for_b": DEALT}, PART),

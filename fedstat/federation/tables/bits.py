@@ -5,20 +5,27 @@ digits, or, of two columns with levels, what a table of counts can hold. Who kno
 looks for the values of one that give the sums: where the sums carry more bits than the values have, there
 is one answer. What counts is published (levels) or in the question (groups): never the rows.
 
-What remains: bits are counted for the sums of one fit. Fits that put ever other columns (functions and
-interactions of one's own) beside the same column over the same groups add to them, and no count is kept of
-these; an owner who expects many analyses asks to approve each.
+Fits that put ever other columns beside the same column over the same groups add to what is carried. A site
+remembers by which columns of others its own were multiplied over each group, by marks of their content
+(:func:`column_marks`), and judges all of them together.
+
+What remains: functions and interactions of the site's own columns are counted for one fit, and who marks its
+columns falsely is not found out; an owner who expects many analyses asks to approve each.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated
 
+import numpy as np
+
 from fedstat.records import Least
+from fedstat.typing import Floats, Ints
 
 EXACT = 53.0
 """Bits that an exact sum carries: of a double."""
@@ -45,6 +52,28 @@ class ColumnsDetail:
     plain: Annotated[int, Least(0)] = 0
     levelled: tuple[LevelledColumn, ...] = ()
     carried: Annotated[float, Least(1)] = EXACT
+
+
+COLUMN_MARK, DIGITS = 8, 6
+"""Bytes of a mark of a column's content, and digits of a standardised column that it is of."""
+
+
+def column_marks(X: Floats, group: Ints, secret: bytes) -> bytes:
+    """Mark the columns, (n, p), within each group of rows, (n,): (groups, p, 8) bytes.
+
+    The mark is that of the column in whatever units, and of the opposite sign; who has not the secret cannot
+    try contents.
+    """
+    marks = []
+    for g in np.unique(group):
+        part = X[group == g]
+        scale = part.std(axis=0)
+        Z = np.round((part - part.mean(axis=0)) / np.where(scale > 0.0, scale, 1.0), DIGITS) + 0.0
+        for z in Z.T:
+            first = z[np.flatnonzero(z)[:1]]
+            turned = np.ascontiguousarray(-z if len(first) and first[0] < 0.0 else z) + 0.0
+            marks.append(hashlib.blake2b(turned.tobytes(), digest_size=COLUMN_MARK, key=secret).digest())
+    return b"".join(marks)
 
 
 PLAIN = ColumnsDetail()

@@ -39,8 +39,8 @@ STRICT_LEARNS: Mapping[str, str] = {
     "alone.",
     COORDINATOR: "What an analyst learns, all messages, and which institution has which entity. Of "
     "institutions with different columns the sums of their products by pattern of records, of values moved a "
-    "little, by which no column is determined in a pattern of one fit, whether its values are many or few; "
-    "fits with ever other columns beside it add up.",
+    "little, by which no column is determined in a pattern, whether its values are many or few: other "
+    "institutions' columns count over all fits, functions of its own in one.",
     CLIENT: "Coefficients, means and deviations over all, which of its entities others "
     "have, and of a product random numbers. Joined by the coordinator: a sum less its own part, which is "
     "that of the last when all others join; products of its own columns with another's, as many equations "

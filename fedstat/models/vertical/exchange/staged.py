@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,34 +16,13 @@ from fedstat.federation.rounds.product_steps import check_positions
 from fedstat.federation.tables.bits import PLAIN, ColumnsDetail
 from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.models.vertical.exchange.dither import dithered
+from fedstat.models.vertical.exchange.earlier import ColumnsBeside
 from fedstat.typing import Bools, Floats, Ints
 
 CONSTANT = 1e-12
 """Standard deviation, relative to the mean, below which a column counts as constant."""
 EMPTY_GROUPS = 1024
 """Groups that a question may name however few rows there are: of most of them a site may have none."""
-
-
-@dataclass(slots=True)
-class ColumnsBeside:
-    """How many columns of others were multiplied with those of an institution in a fit, by product and group.
-
-    Columns of few values are judged by the sums of all products together.
-    """
-
-    products: dict[str, dict[int, int]] = field(default_factory=dict)
-
-    def add(self, product: str, columns: int, code: Ints) -> None:
-        """Note a product over groups, (n,); one that is asked again counts once."""
-        self.products[product] = dict.fromkeys(np.unique(code[code >= 0]).tolist(), columns)
-
-    @property
-    def counts(self) -> dict[int, int]:
-        """Columns by group."""
-        total: Counter[int] = Counter()
-        for product in self.products.values():
-            total.update(product)
-        return dict(total)
 
 
 @dataclass(slots=True)

@@ -210,11 +210,19 @@ def left_out(code: Ints) -> LeftOut:
 
 
 def behind_product(
-    rules: ExchangeRules, data: SiteData, state: State, part: Part, rows: Ints, group: Ints, both: Bools
-) -> tuple[GroupSums, GroupSums, DivisionOfRows]:
+    rules: ExchangeRules,
+    data: SiteData,
+    state: State,
+    part: Part,
+    rows: Ints,
+    group: Ints,
+    both: Bools,
+    marks: Array,
+) -> tuple[tuple[GroupSums, GroupSums, DivisionOfRows], Callable[[], None]]:
     """Tell what the products of some rows by group rest on; one of the columns may be the response.
 
-    They are sums over the rows of which `both` clients have records, also where means are filled in.
+    They are sums over the rows of which `both` clients have records, also where means are filled in. `marks`
+    (groups, q, bytes) are those of the other's columns; what is returned second enters them into the account.
     """
     of_table = table_rows(state, part.columns)[rows]
     own = staged_response(state) if part.columns == RESPONSE else state.look_at("staged block")
@@ -223,18 +231,24 @@ def behind_product(
     each = part.product.columns_a * part.product.columns_b
     columns = part.product.columns_a + part.product.columns_b - 1
     require_groups(data.name, group, part.product.groups, each, columns)
-    others = part.product.columns_b if part.first else part.product.columns_a
+    if data.policy.discrete == "bits" and own.detail.levelled:
+        enter = own.beside.add_marked(data, group[both], of_table[both], marks)
+    else:
+        others = part.product.columns_b if part.first else part.product.columns_a
+        own.beside.add(part.number, others, group)
+        enter = _nothing
     if part.columns == RESPONSE:
-        response = staged_response(state)
-        response.beside.add(part.number, others, group)
-        return response.groups(group, rows, columns), *summed
+        return (staged_response(state).groups(group, rows, columns), *summed), enter
     staged: StagedBlock = state.look_at("staged block")  # the opened columns are of its rows
-    staged.beside.add(part.number, others, group)
     code = spread(group, rows, len(staged.X))
     weights, times = None, 1
     if part.columns in rules.weights:
         weights, times = rules.weights[part.columns](data, state)
-    return staged.groups(code, columns, times, weights), *summed
+    return (staged.groups(code, columns, times, weights), *summed), enter
+
+
+def _nothing() -> None:
+    """Enter nothing."""
 
 
 CODE = Declared("presence", "fold or missing pattern of each entity", dtype="int64")
