@@ -21,6 +21,7 @@ from fedstat.kernels.penalised.penalties import Penalty
 from fedstat.models.checks import check_choice, check_positive, check_whole
 from fedstat.models.vertical.division import divide_as_before, keep_division
 from fedstat.models.vertical.exchange.patterns import SmallPatterns
+from fedstat.models.vertical.law.assumptions import warn_of_dependence
 from fedstat.models.vertical.model import VerticalModel
 from fedstat.models.vglm.explain import VGLMPlan
 from fedstat.models.vglm.path.criteria import Select
@@ -35,6 +36,7 @@ from fedstat.models.vglm.path.options import (
 )
 from fedstat.models.vglm.path.setup import Setup, make_groups
 from fedstat.models.vglm.protocol import Run, fit_blocks, fit_normal, fit_other
+from fedstat.models.vglm.report.notes import INSTEAD
 from fedstat.models.vglm.report.outcome import Outcome
 from fedstat.models.vglm.response.distributions import POINTS, check_distribution
 from fedstat.models.vglm.results import VerticalGLMResults
@@ -256,6 +258,8 @@ class VerticalGLM(VerticalModel):
         -----
         ConvergenceWarning
             A fit of the path is no stationary point.
+        AssumptionWarning
+            Of missing="em": blocks of two institutions are correlated, which biases the estimates.
         """
         choice = ChoiceOptions(select=select, inference=inference, folds=folds, draws=draws, splits=splits)
         passing = ExchangeOptions(exchange=exchange, path=path, hidden=masked, eps=eps, maxiter=maxiter)
@@ -316,6 +320,7 @@ class VerticalGLM(VerticalModel):
         if outcome.observed is not None:
             exchange = outcome.observed.exchange
             keep_division(plan.layout, self.partition, exchange.plan, exchange.released)
+            warn_of_dependence(exchange.moments, "missing='em' takes blocks for independent", f"{INSTEAD}.")
         result = VerticalGLMResults.of(self, outcome, ledger)
         warn_unless_converged(outcome)
         return result

@@ -427,7 +427,10 @@ def test_selection_errs_less_than_on_complete_cases():
 
 def test_what_is_assumed_of_blocks_is_tested_as_in_vfem(tmp_path):
     """Whatever was selected: the tests are of all columns, and ask for nothing further."""
-    result = model_of().fit(n_lambdas=6)
+    with pytest.warns(AssumptionWarning, match="takes blocks for independent: the blocks of"):
+        result = model_of().fit(n_lambdas=6)
+    text = " ".join(str(result.summary()).split())
+    assert "Most correlated blocks" in text and "VFEMRegression lets blocks depend on each other" in text
     linear = fs.VFEMRegression.from_formula("y ~ .", make_partition(MISSING), between="independent")
     with pytest.warns(AssumptionWarning, match="correlated"):
         vfem, rounds = linear.fit(cov_type="none"), result.ledger.rounds

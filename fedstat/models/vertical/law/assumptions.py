@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations
 from typing import NamedTuple
@@ -135,15 +136,28 @@ def worst_pair(moments: PatternMoments) -> tuple[BlockIndependence, float] | Non
     return worst, min(1.0, worst.pvalue * len(tests))
 
 
-def warn_of_dependence(moments: PatternMoments) -> None:
-    """Warn where blocks that count as independent are not."""
+def most_correlated(moments: PatternMoments, instead: str) -> Iterator[str]:
+    """Say which blocks are most clearly correlated, and what to do `instead` where the assumption fails."""
+    if found := worst_pair(moments):
+        pair, pvalue = found
+        yield (
+            f"Most correlated blocks: '{pair.first}' and '{pair.second}', largest canonical correlation "
+            f"{pair.canonical:.2f} over {pair.n:,} entities, p = {pvalue:.2g} (times the number of pairs)."
+            + (f" The assumption does not hold: {instead}." if pvalue < REJECTED else "")
+        )
+
+
+def warn_of_dependence(
+    moments: PatternMoments, assumed: str = "between='independent'", instead: str = "Fit with between='free'"
+) -> None:
+    """Warn where blocks that count as independent, as `assumed`, are not."""
     found = worst_pair(moments)
     if found is not None and found[1] < REJECTED:
         pair, pvalue = found
         warn(
-            f"between='independent': the blocks of '{pair.first}' and '{pair.second}' are correlated "
+            f"{assumed}: the blocks of '{pair.first}' and '{pair.second}' are correlated "
             f"(largest canonical correlation {pair.canonical:.2f} over {pair.n:,} entities, p {pvalue:.1e}); "
-            "coefficients are biased where blocks are missing. Fit with between='free'",
+            f"coefficients are biased where blocks are missing. {instead}",
             AssumptionWarning,
         )
 

@@ -10,7 +10,7 @@ from fedstat.federation.account.ledger import Ledger
 from fedstat.models.vertical.division import division_notes
 from fedstat.models.vertical.exchange.notes import dealer_notes, dither_notes, merge_notes, sums_note
 from fedstat.models.vertical.exchange.patterns import PatternExchange
-from fedstat.models.vertical.law.assumptions import REJECTED, worst_pair
+from fedstat.models.vertical.law.assumptions import most_correlated
 from fedstat.models.vertical.law.fit import LawFit
 from fedstat.models.vertical.layout import Layout
 from fedstat.models.vertical.solving import rounds_of_predictors, solvable
@@ -113,13 +113,8 @@ def _assumptions(outcome: VFEMOutcome, held: HeldInSession) -> Iterator[str]:
         return
     model = NORMAL_RESPONSE if is_normal(outcome) else OTHER_RESPONSE
     yield model[outcome.method]
-    if outcome.method == "vfem" and fit is not None and (found := worst_pair(fit.moments)):
-        pair, pvalue = found
-        yield (
-            f"Most correlated blocks: '{pair.first}' and '{pair.second}', largest canonical correlation "
-            f"{pair.canonical:.2f} over {pair.n:,} entities, p = {pvalue:.2g} (times the number of pairs)."
-            + (" The assumption does not hold: fit with between='free'." if pvalue < REJECTED else "")
-        )
+    if outcome.method == "vfem" and fit is not None:
+        yield from most_correlated(fit.moments, "fit with between='free'")
 
 
 def is_normal(outcome: VFEMOutcome) -> bool:

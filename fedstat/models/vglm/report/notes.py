@@ -9,12 +9,15 @@ from fedstat.federation.crypto.masks import TWO_SITES, hides
 from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.models.vertical.division import division_notes
 from fedstat.models.vertical.exchange.notes import dealer_notes, dither_notes, merge_notes, sums_note
+from fedstat.models.vertical.law.assumptions import most_correlated
 from fedstat.models.vertical.layout import Layout
 from fedstat.models.vertical.solving import solvable
 from fedstat.models.vglm.em.blocks import Observed
 from fedstat.models.vglm.newton.debiased import DebiasedFit
 from fedstat.models.vglm.path.entities import describe_incomplete
 from fedstat.models.vglm.report.outcome import Outcome
+
+INSTEAD = "VFEMRegression lets blocks depend on each other, without selection"
 
 
 def fit_notes(outcome: Outcome, ledger: Ledger) -> list[str]:
@@ -56,6 +59,7 @@ def _blocks(layout: Layout, outcome: Outcome, observed: Observed) -> Iterator[st
         "come from its information and allow for the estimated means and covariances of the blocks; the "
         "residual variance is that of maximum likelihood. R-squared is that of an entity with every block."
     )
+    yield from most_correlated(moments, INSTEAD)
     yield sums_note(", by missing pattern", int(moments.n.min()))
     yield from merge_notes(observed.exchange)
 
