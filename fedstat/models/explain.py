@@ -18,7 +18,7 @@ from fedstat.federation.design.formula.parse import Formula
 from fedstat.federation.door.owner.claims import beyond_one_fit
 from fedstat.federation.door.owner.plan import PlannedStep
 from fedstat.federation.door.owner.policy import Policy
-from fedstat.federation.door.owner.question import Refusal
+from fedstat.federation.door.owner.question import PER_ENTITY, Refusal
 from fedstat.federation.forecast.adversary import listed
 from fedstat.federation.forecast.analysis_plan import AnalysisWords, PlanMaker
 from fedstat.federation.forecast.dry_site import DrySite
@@ -156,7 +156,12 @@ def explain_fit(model: Explainable, plan: ForecastPlan, arguments: Mapping[str, 
         rounds=[(", ".join(steps), counts) for steps, counts in forecast.rounds()],
         refused={site: by_rule(found) for site, found in forecast.refusals().items()},
         learned=[*learned_from(plan, forecast), *learned_beyond(model.partition)],
-        notes=[*plan.notes(forecast), *course_notes(course), *consent_notes(model)],
+        notes=[
+            *plan.notes(forecast),
+            *course_notes(course),
+            *consent_notes(model),
+            *vector_notes(model, planned),
+        ],
     )
 
 
@@ -257,6 +262,19 @@ def by_rule(refusals: Sequence[Refusal]) -> dict[str, list[str]]:
     for one in refusals:
         out.setdefault(one.rule, {})[one.message] = None
     return {rule: list(messages) for rule, messages in out.items()}
+
+
+def vector_notes(model: Explainable, planned: Sequence[Planned]) -> Iterator[str]:
+    """Hold what a fit asks for of every entity against what owners let leave of all analyses together."""
+    for name, site in model.partition.sites.items():
+        most, rows = site.policy.per_entity, [row for row in planned if row.sender == name]
+        each = [row.messages for row in rows if row.kind == PER_ENTITY]
+        if each and isinstance(most, int) and most:
+            low, usual, high = (sum(counts) for counts in zip(*each, strict=True))
+            yield (
+                f"{name} lets {most:,} numbers for each entity leave, over all analyses (per_entity), and "
+                f"this fit asks for {low:,} to {high:,}, some {usual:,}: beyond them it is refused."
+            )
 
 
 def consent_notes(model: Explainable) -> Iterator[str]:

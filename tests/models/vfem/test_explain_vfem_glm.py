@@ -78,3 +78,12 @@ def test_what_passes_under_masks_is_told_to_pass():
     strict = fs.Policy(refused_kinds=frozenset({"raw columns"}), masked_only=True)
     model = model_of(policies={"Court": strict, "Tax": strict})
     assert model.explain().passes and model.fit().converged
+
+
+def test_numbers_for_each_entity_are_held_against_what_owners_let_leave():
+    model = model_of(policies={"Court": fs.Policy(per_entity=20)})
+    (told,) = [note for note in model.explain(cov_type="none").notes if "per_entity" in note]
+    # One at coefficients of zero and one an iteration, of which 8, 12 and 30 are expected.
+    assert told.startswith("Court lets 20 numbers") and "some 1" in told and " to 3" in told
+    fitted = model.fit(cov_type="none")
+    assert model.partition.sites["Court"].account.vectors <= 20 and fitted.converged
