@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from people import people
 
@@ -54,6 +55,30 @@ def test_with_a_budget_nothing_of_rows_is_learned():
     assert list(table["party"]) == list(PARTIES)
     assert set(table["learns"][table["under"] == "[privacy]"]) == {WITH_BUDGET}
     assert list(table["under"]).count("strict") == 1
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_predictions_show_as_many_columns_as_are_claimed():
+    """That of a model of one column, where numbers per entity need not be masked; under strict rules none."""
+    rng = np.random.default_rng(1)
+    X = pd.DataFrame(rng.normal(size=(300, 3)), columns=["a", "c", "d"]).assign(k=range(300))
+    frames = {
+        "A": X[["k", "a"]].assign(y=X.a + X.c + X.d + rng.normal(size=300)),
+        "B": X[["k", "c"]],
+        "C": X[["k", "d"]],
+    }
+
+    def found(**lines):
+        policy = fs.Policy.strict(**lines)
+        partition = fs.ClientPartition.from_frames(frames, on="k", policy=policy)
+        result = fs.VFEMRegression.from_formula("y ~ a + c + d", partition).fit()
+        return abs(np.corrcoef(result.refit("y ~ d").predict(partition), X["d"])[0, 1])
+
+    assert fs.threats(fs.Policy.strict(per_entity=1)).tidy()["learns"].str.contains("whole column").any()
+    assert found(per_entity=1, masked_only=False) == pytest.approx(1.0)
+    for lines in ({}, {"per_entity": 1}, {"masked_only": False}):
+        with pytest.raises(PolicyError, match=r"per entity|masked only"):
+            found(**lines)
 
 
 @pytest.mark.filterwarnings("ignore")

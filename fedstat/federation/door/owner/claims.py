@@ -66,6 +66,7 @@ WITHOUT: Mapping[str, Mapping[str, str]] = {
         DEPARTING: "Any column, by one question.",
     },
     "per_entity": {
+        ANALYST: "A whole column, by predictions from it alone, where they need not be masked.",
         COORDINATOR: "Of every entity so many numbers, 53 bits each, masked or not: as many as columns are "
         "its row.",
         CLIENT: "The response of its entities, where residuals or curvatures are sent; sums of its columns "
