@@ -24,6 +24,7 @@ from fedstat.models.fedavg.protocol import AveragingOptions, Federation
 from fedstat.models.fedavg.results import FedAvgResults
 from fedstat.models.fedavg.rules import Averaging, AveragingRule, Fair, Momentum
 from fedstat.models.fedavg.steps import FAMILY
+from fedstat.models.horizontal.far_sites import warn_of_far_sites
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.typing import Floats
 
@@ -46,8 +47,9 @@ class FedAvg(HorizontalModel):
     epoch it is gradient descent on the pooled loss.
 
     Rows count by their frequency weights and binomial trials, in the losses and in the average. Descent is
-    that in the columns of the data unless they are standardised. Whether a column at one site is far from all
-    others, as in other units, is told by fits of :class:`GLORE`: here no site tells its means.
+    that in the columns of the data unless they are standardised. A column that is far from all others at one
+    site, as in other units, is warned of where sums are in clear; masks hide it here, and not in fits of
+    :class:`GLORE`, where sites tell means and deviations.
 
     Make one with :meth:`from_formula`; the family is Binomial unless given.
 
@@ -124,6 +126,8 @@ class FedAvg(HorizontalModel):
         -----
         ConvergenceWarning
             The estimate is further than a standard error from where the algorithm leads.
+        UnitsWarning
+            Mean or spread of a column at one site is far from those at all others, where sums are in clear.
         """
         common = read_arguments(
             rounds=rounds,
@@ -145,6 +149,7 @@ class FedAvg(HorizontalModel):
         )
         federation = Federation(session, self.distribution, options, rule, common.init)
         fit, ledger = self.run(session, federation.run())
+        warn_of_far_sites(self.agreement, federation.design.names, federation.own)
         result = FedAvgResults.of(self, fit, ledger)
         if not result.converged:
             warn(f"{self.model_name} did not converge: {result.estimate.convergence}", ConvergenceWarning)

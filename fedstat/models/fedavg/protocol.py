@@ -83,6 +83,7 @@ class Federation:
     rule: AveragingRule
     init: Floats | None = None
     design: RowsDesign = field(init=False)
+    own: Floats | None = field(init=False)
     back: Floats = field(init=False)
     rows: Floats = field(init=False)
     trace: list[RoundTrace] = field(default_factory=list)
@@ -101,7 +102,9 @@ class Federation:
 
     def open(self) -> Rounds[Floats]:
         """Open the rows, settle the columns of the algorithm, and return the first coefficients."""
-        self.design = design = self.session.opened((yield self.session.opening()))
+        replies = yield self.session.opening()
+        self.design = design = self.session.opened(replies)
+        self.own = self.session.own_moments(replies)
         zeros, ones = np.zeros(len(design.names)), np.ones(len(design.names))
         shift, scale = zeros, ones
         if self.options.standardize:

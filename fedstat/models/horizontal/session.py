@@ -11,7 +11,7 @@ from fedstat.federation.design.by_rows import RowsAgreement, RowsDesign, moment_
 from fedstat.federation.message import Ask, Reply
 from fedstat.federation.rounds.engine import Fit, Rounds
 from fedstat.federation.rounds.masked_sums import masked
-from fedstat.typing import Array
+from fedstat.typing import Array, Floats
 
 UNTOLD = (
     "Some rules need the rows, and only the site can apply them: minimum events, minimum rows per level, "
@@ -51,6 +51,14 @@ class RowsSession:
         """Read the replies to :meth:`opening`, and perhaps to more that was asked after it."""
         K = len(self.sites)
         return opened_design(self.agreement, replies[:K], replies[K : 2 * K])
+
+    def own_moments(self, replies: Sequence[Reply]) -> Floats | None:
+        """Means and deviations by site, (K, 2, p), from the replies to :meth:`opening`; None where masked."""
+        if self.masked:
+            return None
+        K = len(self.sites)
+        n, total, squares, _ = np.array([r.arrays["moments"] for r in replies[K : 2 * K]]).swapaxes(0, 1)
+        return np.stack([total / n, np.sqrt(squares / n)], axis=1)
 
     def hide(self, protocol: Rounds[Fit]) -> Rounds[Fit]:
         """Mask a protocol's sums, if they shall be."""

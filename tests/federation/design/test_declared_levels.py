@@ -180,6 +180,18 @@ def test_a_site_far_from_all_others_is_named(change, what, masked):
         model.fit(masked=masked)
 
 
+def test_averaging_names_it_where_sums_are_in_clear():
+    frames = tables("ABCD")
+    frames["C"]["x"] += 40.0
+    model = fs.FedAvg.from_formula("y ~ x + k", partition(frames), family=sm.families.Gaussian())
+    options = {"rounds": 1, "learning_rate": 1e-4}
+    for masked, there in ((True, False), (False, True)):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            model.fit(masked=masked, **options)
+        assert any(one.category is UnitsWarning for one in caught) == there
+
+
 def test_sites_that_all_differ_and_shares_are_not_named():
     frames = tables("ABCD")
     for place, frame in enumerate(frames.values()):
