@@ -171,8 +171,8 @@ KEYS: tuple[Key, ...] = (
         '"any" or "bits"',
         lambda value: value in ("any", "bits"),
         'Sums of products by group and columns of few values, such as 0 and 1, in small groups: "bits" wants '
-        "so many entities that the sums do not determine such a column for who knows all others; how many "
-        'values a column has stands in columns.toml. "any": as for columns of many values.',
+        "so many entities that the sums of all fits do not determine such a column for who knows all "
+        'others; how many values a column has stands in columns.toml. "any": as for columns of many values.',
     ),
     Key(
         "rounding",
