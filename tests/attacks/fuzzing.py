@@ -306,7 +306,9 @@ def records() -> dict[str, pd.DataFrame]:
 
 FITS = (
     lambda p: fs.VFEMRegression.from_formula("y ~ a + b + C(c) + d", p).fit(),
-    lambda p: fs.VFEMRegression.from_formula("y ~ a + b + d", p).fit(exchange="iterative"),
+    lambda p: fs.VFEMRegression.from_formula("y ~ a + b + d", p, between="independent").fit(
+        exchange="iterative"
+    ),
     lambda p: fs.VFEMRegression.from_formula("e > 0 ~ a + b + y", p, family=Binomial()).fit(),
     lambda p: fs.VerticalGLM.from_formula("y ~ a + b + d + e", p).fit(),
     lambda p: fs.VerticalGLM.from_formula("y > 0 ~ a + b + d", p, family=Binomial()).fit(),

@@ -68,8 +68,8 @@ def vertical(kind, frames, response="y", names="ABC", link=None, **options):
     return kind.from_formula(formula, partition, family=family, **options)
 
 
-def vfem(response="y", names="ABC", **options):
-    return vertical(fs.VFEMRegression, PARTLY, response, names, **options)
+def vfem(response="y", names="ABC", between="independent", **options):
+    return vertical(fs.VFEMRegression, PARTLY, response, names, between=between, **options)
 
 
 def vglm(response="y", names="ABC", **options):
@@ -134,6 +134,7 @@ CASES = {
         f"VFEM apart {n}": (lambda: vfem(coordinator="apart"), NORMAL_FITS[n])
         for n in ("moments", "iterative")
     },
+    "VFEM free": (lambda: vfem(between="free"), {}),
     "VFEM at B": (lambda: vfem(coordinator="B"), STEPWISE),
     "VFEM of two": (lambda: vfem(names="AB"), {}),
     "VFEM of a holder alone": (holder_alone, {}),

@@ -66,7 +66,7 @@ def test_vfem_by_moments_passes_the_count(vertical, coordinator, recwarn):
 @pytest.mark.filterwarnings("ignore::fedstat.errors.ConvergenceWarning")
 def test_the_unmasked_iteration_of_vfem_is_flagged_after_a_dozen_rounds():
     partition = fs.ClientPartition.from_frames(fs.datasets.load_sme(), on="enterprise_id")
-    model = fs.VFEMRegression.from_formula("NPGR ~ .", partition)
+    model = fs.VFEMRegression.from_formula("NPGR ~ .", partition, between="independent")
     options = {"exchange": "iterative", "masked": False, "cov_type": "none", "maxiter": 12}
     with pytest.warns(DisclosureWarning, match="rows may be solved for") as caught:
         result = model.fit(**options)

@@ -94,7 +94,9 @@ def here(federation, frames, there):
 FITS = {
     "moments": (lambda p: fs.VFEMRegression.from_formula("y ~ . - won", p, coordinator="apart"), {}),
     "iterative": (
-        lambda p: fs.VFEMRegression.from_formula("y ~ b1 + t1 + s1", p, coordinator="apart"),
+        lambda p: fs.VFEMRegression.from_formula(
+            "y ~ b1 + t1 + s1", p, coordinator="apart", between="independent"
+        ),
         {"exchange": "iterative", "tol_score": 1e-3},
     ),
     "binomial": (
@@ -379,7 +381,9 @@ def test_a_journal_goes_on_under_the_alignment_that_it_began_with(study, tmp_pat
 
 def test_sketches_need_a_secret_that_the_owners_share(study, frames):
     def sketched(partition):
-        model = fs.VFEMRegression.from_formula("y ~ t1 + s1", partition, coordinator="apart")
+        model = fs.VFEMRegression.from_formula(
+            "y ~ t1 + s1", partition, coordinator="apart", between="independent"
+        )
         return model.fit(exchange="iterative", cross_products="sketch", sketch_size=50, tol_score=1e-3)
 
     study.align()

@@ -61,7 +61,8 @@ def moments(partition):
 
 
 def iterative(partition):
-    return fs.VFEMRegression.from_formula("NPGR ~ .", partition).fit(exchange="iterative")
+    model = fs.VFEMRegression.from_formula("NPGR ~ .", partition, between="independent")
+    return model.fit(exchange="iterative")
 
 
 def assert_identical(there, here):
@@ -240,7 +241,7 @@ def test_a_site_that_stops_is_named_and_the_next_job_serves_again(federation, an
     job, carrier = federation.serve(partition, timeout=60.0)
     for fit in (moments, iterative):
         assert_identical(fit(connected(partition, carrier)), fit(partition))
-    model = fs.VFEMRegression.from_formula("NPGR ~ .", connected(partition, carrier))
+    model = fs.VFEMRegression.from_formula("NPGR ~ .", connected(partition, carrier), between="independent")
     federation.job_process("west").kill()
     with pytest.raises(EngineError, match=r"'west' did not answer: .*its process may have stopped.*round"):
         model.fit(exchange="iterative")

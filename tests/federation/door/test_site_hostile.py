@@ -53,7 +53,9 @@ def fit(name, engine=None):
         partition = replace(partition, _engine=engine(partition.sites))
     formula = "y ~ a + b" if layout == "rows" else "y ~ ."
     with np.errstate(all="ignore"):
-        model = kind.from_formula(formula, partition)
+        # The iterative exchange has no other law.
+        law = {"between": "independent"} if options.get("exchange") == "iterative" else {}
+        model = kind.from_formula(formula, partition, **law)
         return model, model.fit(**options)
 
 
