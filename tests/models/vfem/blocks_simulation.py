@@ -33,19 +33,13 @@ TABLE = Path(__file__).parents[2] / "benchmarks" / "results" / "vfem_blocks.csv"
 Z = 1.959963984540054
 KEYS = ["design", "mechanism", "correlation", "method", "coefficient"]
 RUNS = {
-    "two": {
-        "free": 1_000,
-        "independent": 500,
-        "complete cases": 1_000,
-        "mean imputation": 1_000,
-        "MICE": 100,
-    },
+    "two": {"free": 1_000, "independent": 500, "complete cases": 500, "mean imputation": 500, "MICE": 50},
     "four": {
         "free": 1_000,
-        "independent": 300,
-        "complete cases": 1_000,
-        "mean imputation": 1_000,
-        "MICE": 30,
+        "independent": 200,
+        "complete cases": 500,
+        "mean imputation": 500,
+        "MICE": 20,
     },
 }
 """Few of what takes seconds, or only has to show a bias."""
@@ -112,17 +106,22 @@ def draw(design, mechanism, rho, run):
 def chance(lead, share):
     """Probabilities that fall with the lead and are `share` in the mean."""
     low, high = -20.0, 20.0
-    for _ in range(60):
+    for _ in range(25):
         middle = 0.5 * (low + high)
         low, high = (middle, high) if expit(middle - lead).mean() < share else (low, middle)
     return expit(0.5 * (low + high) - lead)
 
 
-def by_law(X, y, edges):
+def by_law(design, rho, X, y, edges):
     """Estimates and standard errors of a normal law, from moments by pattern of columns."""
-    P, standard = X.shape[1], Standard(moments_of_arrays(X, y, [1] * X.shape[1]))
-    start = LawPoint(np.zeros(P), 0.0, np.zeros(P), 1.0, standard.precision)
-    fit = climb(standard.moments, start, all_effects(edges), 1e-6, 200)
+    P = X.shape[1]
+    moments = Standard(moments_of_arrays(X, y, [1] * P)).moments
+    (*centre, mean), (*scale, unit) = moments.centre, moments.scale
+    # From near the maximum, which saves half of the steps.
+    Q = np.linalg.inv(np.where(edges, design.correlations(rho), 0.0)) * np.outer(scale, scale)
+    beta = np.array(design.beta[1:]) * scale / unit
+    start = LawPoint(-np.divide(centre, scale), (design.beta[0] - mean) / unit, beta, unit**-2, Q)
+    fit = climb(moments, start, all_effects(edges), 1e-4, 200)
     assert fit.converged, fit.reason
     # a, s2, and a coefficient and a mean for each column; the intercept is a - mu'beta.
     cov = law_covariance(fit)[: 2 + 2 * P, : 2 + 2 * P]
@@ -137,10 +136,10 @@ def by_least_squares(X, y):
     return fit.params, fit.bse
 
 
-def estimate(method, design, X, y):
+def estimate(method, design, rho, X, y):
     """Estimates and standard errors, (1 + P,) each."""
     if method in ("free", "independent"):
-        return by_law(X, y, np.ones_like(design.own) if method == "free" else design.own)
+        return by_law(design, rho, X, y, np.ones_like(design.own) if method == "free" else design.own)
     if method == "complete cases":
         use = ~np.isnan(X).any(axis=1)
         return by_least_squares(X[use], y[use])
@@ -162,7 +161,7 @@ def coverage(name, mechanism, rho, method, runs):
     design, fits = DESIGNS[name], []
     np.random.seed(int(1_000 * rho) + len(mechanism))  # noqa: NPY002 (MICEData draws from this generator)
     for run in range(runs):
-        fits.append(estimate(method, design, *draw(design, mechanism, rho, run)))
+        fits.append(estimate(method, design, rho, *draw(design, mechanism, rho, run)))
     estimates, errors = np.array(fits).swapaxes(0, 1)
     miss = estimates - np.array(design.beta)
     first = [design.owner[:j].count(c) for j, c in enumerate(design.owner)]
