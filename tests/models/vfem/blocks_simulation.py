@@ -2,9 +2,10 @@
 
 All methods see the same draws. "two": y = 1 + a + b + e, half of b missing completely at random. "four":
 clients A to D lack 20, 40, 60 and 80 % of the entities, and D lacks single cells besides; every two blocks
-have the same canonical correlation. Write the tables of ``tests/benchmarks/results``, all or some of them::
+have the same canonical correlation; "large" is "four" with 8,000 entities. Write the table of
+``tests/benchmarks/results``, all or some of it::
 
-    python tests/models/vfem/blocks_simulation.py [two] [four] [a method ...] [runs]
+    python tests/models/vfem/blocks_simulation.py [two] [four] [large] [a method ...] [runs]
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import sys
 import time
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -41,8 +42,10 @@ RUNS = {
         "mean imputation": 500,
         "MICE": 20,
     },
+    "large": {"free": 1_000},
 }
 """Few of what takes seconds, or only has to show a bias."""
+METHODS = {method for runs in RUNS.values() for method in runs}
 IMPUTATIONS, BURN_IN = 10, 9
 MICE_AT = 0.4
 """Correlation of the design with many columns."""
@@ -78,8 +81,10 @@ DESIGNS = {
         (0, 0, 1, 1, 2, 2, 3, 3), (1.0, 0.5, -0.5, 0.5, 0.0, -0.5, 0.5, 0.0, 0.5), (0.2, 0.4, 0.6, 0.8), 0.1
     ),
 }
+DESIGNS["large"] = replace(DESIGNS["four"], n=8_000)
 CELLS = {
     "two": [("mcar", rho) for rho in (0.0, 0.1, 0.2, 0.4)],
+    "large": [("mcar", 0.4), ("mar on y", 0.4)],
     "four": [(m, rho) for m in ("mcar", "mar on y", "mar on A") for rho in (0.0, 0.1, 0.4, 0.7)],
 }
 
@@ -208,7 +213,7 @@ def main(words):
     runs = next((int(word) for word in words if word.isdigit()), None)
     warnings.simplefilter("ignore", FutureWarning)
     for name in [name for name in DESIGNS if name in words] or DESIGNS:
-        for method in [method for method in RUNS[name] if method in words] or RUNS[name]:
+        for method in [method for method in RUNS[name] if method in words or not set(words) & METHODS]:
             simulate(name, method, runs or RUNS[name][method])
 
 
