@@ -346,3 +346,15 @@ def test_estimates_do_not_drift_with_correlation():
             out.append(fit_law(moments, edges_between(moments, law)).params[1] - 1.0)
     assert abs(np.mean(errors["free"])) < 0.02
     assert np.mean(errors["independent"]) > 0.1
+
+
+def test_the_summary_says_what_freedom_costs_and_whether_the_data_ask_for_it():
+    for rho, verdict in ((0.0, "do not contradict"), (0.4, "contradict")):
+        study = draw(8, rho=rho)
+        free, other = (study.model(between=law).fit() for law in ("free", "independent"))
+        notes = " ".join(free.summary().notes)
+        ratio = (free.bse / other.bse).drop("Intercept")
+        assert f"are {ratio.median():.2g} times (median; {ratio.min():.2g} to {ratio.max():.2g})" in notes
+        assert f"The data {verdict} such a law" in notes and "times (median" not in " ".join(
+            other.summary().notes
+        )

@@ -21,6 +21,7 @@ from fedstat.models.vfem.statements.exposure import (
     response_notes,
     secure_product_notes,
 )
+from fedstat.models.vfem.statements.freedom import freedom_notes
 from fedstat.models.vfem.statements.outcome import (
     EntityCounts,
     HeldInSession,
@@ -109,6 +110,7 @@ def _assumptions(outcome: VFEMOutcome, held: HeldInSession) -> Iterator[str]:
         errors = None
         if covariance is not None:
             errors = np.sqrt(np.diag(reported_covariance(covariance, outcome.fit)))[1:]
+            yield from freedom_notes(fit, errors)
         yield from sparse_notes(fit, errors)
         return
     model = NORMAL_RESPONSE if is_normal(outcome) else OTHER_RESPONSE
