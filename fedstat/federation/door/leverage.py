@@ -126,20 +126,24 @@ def largest_shares(X: Floats) -> tuple[float, float]:
 
     Of the deviations from the mean of the other rows, so that a row that alone differs has all of them.
     """
-    D = X - X.mean(axis=0)
-    squares = np.einsum("ij,ij->j", D, D)
-    varies = squares > DEPENDENT * np.einsum("ij,ij->j", X, X)
+    mean = X.mean(axis=0)
+    # By blocks, so that the centred copy stays in cache and is never as large as the columns.
+    parts = [slice(start, start + BLOCK) for start in range(0, len(X), BLOCK)]
+    gram = sum(((D := X[part] - mean).T @ D for part in parts), np.zeros((X.shape[1], X.shape[1])))
+    squares = np.diag(gram)
+    varies = squares > DEPENDENT * (squares + len(X) * mean**2)
     if not varies.any():
         return 0.0, 0.0
-    D = D[:, varies] / np.sqrt(squares[varies])
-    values, vectors = np.linalg.eigh(D.T @ D)
+    size, mean = np.sqrt(squares[varies]), mean[varies]
+    X = X if varies.all() else X[:, varies]
+    values, vectors = np.linalg.eigh(gram[np.ix_(varies, varies)] / np.outer(size, size))
     kept = values > DEPENDENT * values[-1]
-    # Of most rows the length alone tells that they have no high leverage.
-    long = D[np.einsum("ij,ij->i", D, D) >= WORTH_A_LOOK * values[kept][0]]
-    U = long @ (vectors[:, kept] / np.sqrt(values[kept]))
-    own = np.einsum("ij,ij->i", U, U)
+    basis = vectors[:, kept] / np.sqrt(values[kept]) / size[:, None]
+    furthest = np.maximum(X.max(axis=0) - mean, mean - X.min(axis=0)) / size
+    U = ((X[part] - mean) @ basis for part in parts)
+    own = max(float(np.einsum("ij,ij->i", block, block).max()) for block in U)
     of_others = len(X) / (len(X) - 1.0)
-    return of_others * float((D**2).max()), of_others * float(own.max(initial=0.0))
+    return of_others * float((furthest**2).max()), of_others * own
 
 
 def find_singled_out(X: Floats, basis: Floats, few: int) -> Floats | None:
