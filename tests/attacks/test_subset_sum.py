@@ -185,7 +185,7 @@ def test_a_summary_says_what_merging_cost_and_what_gives_it_back():
     fits = {}
     for name, policy in {"open": "open", "strict": "strict"}.items():
         partition = fs.ClientPartition.from_frames(frames, on="enterprise_id", policy=policy)
-        fits[name] = fs.VFEMRegression.from_formula("NPGR ~ .", partition).fit()
+        fits[name] = fs.VFEMRegression.from_formula("NPGR ~ .", partition, between="independent").fit()
     strict, cost = fits["strict"], fits["strict"].exchange.by_bits
     assert fits["open"].exchange.by_bits is None and "discrete" not in str(fits["open"].summary())
     assert set(cost.sites) == {"Credit Agency"} and cost.lost["Credit Agency"] > 0 < cost.short

@@ -31,7 +31,7 @@ ORDER: Mapping[str, str] = {
     "sem_sums": "residuals sem_predictor",
     # responses that are not normal
     "deal_sums": "deal_sums glm_start glm_start_response",
-    "open_columns": "deal_sums glm_start",
+    "open_columns": "deal_sums glm_start open_columns",
     "take_columns": "deal_sums glm_start_response take_columns",
     "glm_move": "deal_sums glm_evaluate glm_score glm_start glm_start_response open_columns take_columns",
     "glm_evaluate": "deal_sums glm_evaluate glm_move glm_residuals glm_start_response take_columns",
