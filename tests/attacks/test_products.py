@@ -17,11 +17,12 @@ from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.crypto import product as secure
 from fedstat.federation.crypto.boxes import Channel
 from fedstat.federation.crypto.checksum import opened_bytes
+from fedstat.federation.crypto.row_marks import RowMarks
 from fedstat.federation.door import rules
 from fedstat.federation.door.facts import DealtBy
 from fedstat.federation.door.families import load_families
 from fedstat.federation.message import Ask, pack_ask, unpack_reply
-from fedstat.federation.rounds import product_steps, products
+from fedstat.federation.rounds import products
 from fedstat.federation.rounds.engine import LocalEngine
 from fedstat.federation.rounds.key_agreement import agree_keys
 from fedstat.federation.rounds.product_steps import deal_shares
@@ -148,7 +149,7 @@ def test_rows_of_different_entities_are_not_multiplied(monkeypatch):
     with pytest.raises(SecurityError, match="A: the rows of this product are not of the same entities"):
         shift_of_entities()
     # Without the comparison a product mixes the rows that the coordinator chooses.
-    monkeypatch.setattr(product_steps, "mark_entities", lambda *told: bytes(16))
+    monkeypatch.setattr(RowMarks, "of_same_entities", lambda *told: True)
     assert shift_of_entities() < 1e-4
 
 
@@ -181,7 +182,7 @@ def test_no_entity_that_both_have_is_called_filled_in(monkeypatch):
     """Of an entity that is filled in, nobody compares whose it is."""
     with pytest.raises(SecurityError, match="not of the same entities"):
         filled_in_for([3])
-    monkeypatch.setattr(product_steps.OpenProduct, "_check_entities", lambda *told: None)
+    monkeypatch.setattr(RowMarks, "of_same_entities", lambda *told: True)
     assert filled_in_for([3]).shape == (G, 2, 2)
 
 

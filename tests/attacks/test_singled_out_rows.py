@@ -86,6 +86,7 @@ FITS = {
     "binomial": lambda: vfem("z"),
     "nobody deals": nobody_deals,
     "predictions": new_entities,
+    "means filled in": lambda: vfem(method="impute"),
     "vglm": lambda: vglm(lam=0.05),
     "vglm em": lambda: vglm(complete=False, missing="em", lam=0.05),
     "vglm binomial": lambda: vglm("z", lam=0.05),

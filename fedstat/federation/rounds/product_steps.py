@@ -23,7 +23,8 @@ from fedstat.errors import MessageError, SecurityError
 from fedstat.federation.crypto import product as secure
 from fedstat.federation.crypto.boxes import Channel
 from fedstat.federation.crypto.checksum import Checked, deal_checksum
-from fedstat.federation.crypto.keys import PairKeys, encode
+from fedstat.federation.crypto.keys import PairKeys
+from fedstat.federation.crypto.row_marks import RowMarks
 from fedstat.federation.door.facts import DealtBy, DivisionOfRows, Entities, GroupSums
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths, check_room
@@ -78,20 +79,14 @@ class Shown:
 class OpenProduct:
     """A product that this client has opened: rows and their groups (n,), encoded columns (n, p), the deal.
 
-    `Z` are B's shares of the triple, flat, those of the checksum at the end.
-
-    `told` is the mark of what this client was told of the product, `entities` that of who its rows are; the
-    other one's must be the same. Both clients have records of `both` (n,); where means are filled in for
-    others, `own` (n,) are this one's records, and else empty.
+    `Z` are B's shares of the triple, flat, those of the checksum at the end. `own` are the marks of what this
+    client was told of the product, and of who its rows are.
     """
 
     part: Part
     rows: Ints
     group: Ints
-    told: bytes
-    entities: bytes
-    both: Bools
-    own: Bools
+    own: RowMarks
     seed: bytes
     Z: Ints
     encoded: Ints
@@ -101,32 +96,21 @@ class OpenProduct:
     mask: bytes
 
     def read(self, message: Array) -> Shown:
-        """Read what the other client opened.
-
-        A SecurityError where it was told of another product, or of other groups, or its rows are of other
-        entities.
-        """
+        """Read what the other client opened, where its marks are those of this one."""
         product = self.part.product
         content = self.channel.open(message.tobytes())
-        # Sums over groups that differ at a few rows would tell of these rows.
-        if not hmac.compare_digest(content[:MARK], self.told):
-            raise SecurityError(
-                f"{self.channel.site}: was told of another product than '{self.part.peer}', or of other "
-                "groups of the rows; nothing of it was released"
-            )
-        start = 2 * MARK + len(np.packbits(self.own))
-        self._check_entities(content[MARK : 2 * MARK], content[2 * MARK : start])
+        content = self.own.compare(content, self.channel.site, self.part.peer)
         shape = product.shape_b if self.part.first else product.shape_a
-        end = start + self.checked.bytes_opened
+        end = self.checked.bytes_opened
         last = end + 8 * shape[0] * shape[1]
         other = np.frombuffer(content[end:last], dtype=np.int64).reshape(shape).copy()
-        groups = len(np.unique(self.group[self.both]))
+        groups = len(np.unique(self.group[self.own.both]))
         marks = np.frombuffer(content[last:] or self._unmarked(groups * shape[1]), dtype=np.uint8)
-        return Shown(content[start:end], other, marks.reshape(groups, shape[1], COLUMN_MARK))
+        return Shown(content[:end], other, marks.reshape(groups, shape[1], COLUMN_MARK))
 
     def _unmarked(self, count: int) -> bytes:
         """Make marks for this product alone: columns that nobody marks count anew each time."""
-        keyed = (hmac.digest(self.told, k.to_bytes(8, "little"), "sha256") for k in range(count))
+        keyed = (hmac.digest(self.own.told, k.to_bytes(8, "little"), "sha256") for k in range(count))
         return b"".join(one[:COLUMN_MARK] for one in keyed)
 
     def share(self, shown: Shown) -> tuple[Ints, Ints]:
@@ -138,18 +122,6 @@ class OpenProduct:
             return secure.share_a(product, self.seed, self.encoded, other, group, self.mask), check
         Z_b = Z.reshape(product.shape)
         return secure.share_b(product, self.seed, other, Z_b, group, self.mask), check
-
-    def _check_entities(self, mark: bytes, own: bytes) -> None:
-        """Require rows of the same entities in the same order, which a product would mix otherwise."""
-        told = np.frombuffer(own, dtype=np.uint8)
-        theirs = np.unpackbits(told, count=len(self.own)).astype(np.bool_)
-        # Of an entity that both have, neither may be told that the other lacks it.
-        shared = np.array_equal(self.own & theirs, self.both) or not len(self.own)
-        if not (shared and hmac.compare_digest(mark, self.entities)):
-            raise SecurityError(
-                f"{self.channel.site}: the rows of this product are not of the same entities, in the same "
-                f"order, as those of '{self.part.peer}'; nothing of it was released. Align the sites again"
-            )
 
 
 FEW_COLUMNS = 1024
@@ -196,13 +168,12 @@ def deal_shares(product: secure.MatrixProduct, seed_a: bytes, seed_b: bytes, gro
     return Z_b.tobytes() + deal_checksum(product, seed_a, seed_b, group).tobytes()
 
 
-MARK = 16
-"""Bytes of a keyed digest: who cannot compute it finds no two things of one mark."""
-
-
-def mark_entities(data: SiteData, key: bytes, rows: Ints) -> bytes:
-    """Mark the entities in some rows of the table, in order, under a key that the two clients alone have."""
-    return hmac.digest(key, encode("entities", entities_of(data.table)[rows].tobytes()), "sha256")[:MARK]
+def mark_rows(
+    data: SiteData, part: Part, keys: PairKeys, digest: bytes, rows: Ints, both: Bools, own: Bools
+) -> RowMarks:
+    """Mark rows of the table, (n,), -1 where this site has none; see :class:`RowMarks`."""
+    key = keys.secret(part.peer, f"marks {part.number}")
+    return RowMarks.of(key, digest, entities_of(data.table)[rows], both, own)
 
 
 RowsOf: TypeAlias = Callable[[State, str], Ints]
@@ -253,16 +224,12 @@ def open_product(
     # Both clients derive one mask, which cancels in the sum of their shares and hides each of them.
     mask = keys.secret(part.peer, f"mask {part.number}")
     check = keys.secret(part.peer, f"check {part.number}")
-    key = keys.secret(part.peer, f"marks {part.number}")
     checked = Checked.of(part.product, part.first, seed, encoded, check)
     held = OpenProduct(
         part=part,
         rows=rows,
         group=group,
-        told=hmac.digest(key, encode("product", digest, shared.tobytes()), "sha256")[:MARK],
-        entities=mark_entities(data, key, of_table[shared]),
-        both=shared,
-        own=mine if both is not None else mine[:0],
+        own=mark_rows(data, part, keys, digest, of_table, shared, mine if both is not None else mine[:0]),
         seed=seed,
         Z=Z,
         encoded=encoded,
@@ -272,8 +239,7 @@ def open_product(
         mask=mask,
     )
     state.keep(f"product {part.number}", held)
-    marks = held.told + held.entities + np.packbits(held.own).tobytes()
-    content = marks + checked.opened() + opened.tobytes()
+    content = held.own.content + checked.opened() + opened.tobytes()
     if data.policy.discrete == "bits":
         secret = data.trust.identity.secret("column marks")
         content += column_marks(X[rows][shared], group[shared], secret)
@@ -320,7 +286,7 @@ def share_product(
     # A share is of the entities that both have, and may rest on fewer than the client's columns do.
     state.rest_on(len(held.rows))
     shown = held.read(opened)
-    facts, enter = behind(data, state, held.part, held.rows, held.group, held.both, shown.marks)
+    facts, enter = behind(data, state, held.part, held.rows, held.group, held.own.both, shown.marks)
     state.tell(*facts)
     share, check = held.share(shown)
     enter()
@@ -347,19 +313,22 @@ SEALED = Declared("sealed", "columns less a random table, for one other institut
 DEALT = Declared("sealed", "seed and share of a random triple, for one institution", dtype="uint8")
 
 
-def product_steps(columns_of: ColumnsOf, rows_of: RowsOf, behind: Behind) -> Mapping[str, Step]:
+def product_steps(
+    columns_of: ColumnsOf, rows_of: RowsOf, behind: Behind, *, fills: bool
+) -> Mapping[str, Step]:
     """Make the steps by which institutions of a family multiply their columns.
 
     ``columns_of(data, state, which)`` gives the columns (rows, q) that are called so, at a mean square of
     one, and their units (q,), or None where they are standardised; ``rows_of(state, which)`` the rows of the
     site's table that these are, (rows,), -1 for filled in. ``behind(data, state, part, rows, group, both,
     marks)`` tells what the products of `rows`, (n,), by `group`, (n,), rest on, and how to enter them.
+    Without `fills` no mean is filled in, and all rows are of entities that both have.
     """
     return {
         "deal_product": Step(deal_product, {"group": GROUP}, {"for_a": DEALT, "for_b": DEALT}, PART),
         "open_product": Step(
             partial(open_product, columns_of, rows_of),
-            {"rows": ROWS, "group": GROUP, "dealt": DEALT, "both": BOTH},
+            {"rows": ROWS, "group": GROUP, "dealt": DEALT} | ({"both": BOTH} if fills else {}),
             {"opened": replace(SEALED, behind=(DealtBy,))},
             PART,
         ),

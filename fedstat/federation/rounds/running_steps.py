@@ -2,7 +2,8 @@
 
 As :mod:`fedstat.federation.crypto.running_sums` describes: the columns are opened once, and in every round
 the other institution seals what it shows by a function here, in a step of its family. What is sent from one
-institution to the other is sealed against the coordinator, who learns neither numbers nor sums.
+institution to the other is sealed against the coordinator, who learns neither numbers nor sums. With the
+columns come marks of whose they are, and nothing is shown unless the numbers are of the same entities.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from typing import TypeAlias
 
 import numpy as np
 
-from fedstat.errors import MessageError
+from fedstat.errors import MessageError, SecurityError
 from fedstat.federation.crypto import product as secure
 from fedstat.federation.crypto import running_sums as running
 from fedstat.federation.crypto.boxes import Channel
 from fedstat.federation.crypto.keys import PairKeys
+from fedstat.federation.crypto.row_marks import read_own
 from fedstat.federation.door.facts import DealtBy, Entities, GivenWeights
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths, check_room
@@ -30,6 +32,8 @@ from fedstat.federation.rounds.product_steps import (
     SEALED,
     Part,
     as_bytes,
+    check_positions,
+    mark_rows,
     read_part,
     remember_seed,
 )
@@ -61,7 +65,8 @@ class OpenedColumns:
 class TakenColumns:
     """What another institution opened, E (n, p + 1), with this one's share Z (p + 1, T) of the triples.
 
-    `rows` (n,) are the positions of its entities here; `told` rounds have gone.
+    `rows` (n,) are the positions of its entities here, `of_table` (n,) those in the site's table; `told`
+    rounds have gone.
     """
 
     part: Part
@@ -69,6 +74,7 @@ class TakenColumns:
     E: Ints
     Z: Ints
     rows: Ints
+    of_table: Ints
     keys: PairKeys
     told: int = 0
 
@@ -92,7 +98,8 @@ def deal_sums(data: SiteData, state: State, text: str) -> tuple[dict[str, Array]
 
 
 NO_GROUPS = np.empty(0, dtype=np.int64)
-ColumnsOf: TypeAlias = Callable[[SiteData, State, str, Ints], Floats]
+ColumnsOf: TypeAlias = Callable[[SiteData, State, str, Ints], tuple[Floats, Ints]]
+RowsOf: TypeAlias = Callable[[State], Ints]
 
 
 def begin(data: SiteData, state: State, text: str, dealt: Array) -> tuple[Part, bytes, bytes, PairKeys]:
@@ -121,32 +128,39 @@ def open_columns(
 ) -> tuple[dict[str, Array], str]:
     """Show another institution, once and sealed, this one's columns less a random table.
 
-    They are of its entities at positions `only` (n,).
+    They are of its entities at positions `only` (n,), of which marks go along.
     """
     part, seed, _, keys = begin(data, state, text, dealt)
-    X = columns_of(data, state, part.columns, only)
+    X, of_table = columns_of(data, state, part.columns, only)
     units = np.sqrt(np.mean(X**2, axis=0))
     units[units == 0.0] = 1.0
     encoded = secure.encode(X / units, part.bits, data.name)
     checked, weights = running.with_check(encoded)
     opened = secure.open_a(part.product, seed, checked)
     state.keep(part.number, OpenedColumns(part, seed, checked, weights, units, keys))
-    return {"opened": as_bytes(channel_of(part, keys).seal(opened.tobytes()))}, ""
+    held = of_table >= 0
+    marks = mark_rows(data, part, keys, part.digest(keys, NO_GROUPS), of_table, held, held)
+    return {"opened": as_bytes(channel_of(part, keys).seal(marks.content + opened.tobytes()))}, ""
 
 
 def take_columns(
-    data: SiteData, state: State, text: str, dealt: Array, opened: Array, rows: Ints
+    rows_of: RowsOf, data: SiteData, state: State, text: str, dealt: Array, opened: Array, rows: Ints
 ) -> tuple[dict[str, Array], str]:
-    """Take what another institution opened, whose entities are at `rows` (n,) here; nothing leaves."""
+    """Take what another institution opened, whose entities are at `rows` (n,) here; nothing leaves.
+
+    A SecurityError where its rows are of other entities.
+    """
     part, seed, share, keys = begin(data, state, text, dealt)
     check_lengths(data.name, rows=(rows, part.product.rows))
-    if len(rows) and (rows.min() < 0 or (np.diff(rows) <= 0).any()):
-        raise MessageError(f"{data.name}: array 'rows' must ascend")
-    E = np.frombuffer(channel_of(part, keys).open(opened.tobytes()), dtype=np.int64).reshape(
-        part.product.shape_a
-    )
+    every = rows_of(state)
+    check_positions(data.name, rows, len(every))
+    content, of_table = channel_of(part, keys).open(opened.tobytes()), every[rows]
+    both = read_own(content, len(rows))
+    marks = mark_rows(data, part, keys, part.digest(keys, NO_GROUPS), of_table, both, np.ones_like(both))
+    opened = np.frombuffer(marks.compare(content, data.name, part.peer), dtype=np.int64)
+    E = opened.reshape(part.product.shape_a)
     Z = np.frombuffer(share, dtype=np.int64).reshape(part.product.shape[1:])
-    state.keep(f"taken {part.number}", TakenColumns(part, seed, E, Z, rows, keys))
+    state.keep(f"taken {part.number}", TakenColumns(part, seed, E, Z, rows, of_table, keys))
     return {}, ""
 
 
@@ -155,10 +169,19 @@ def name_of(columns: str, site: str) -> str:
     return f"sums of {columns} of {site}"
 
 
-def taken_of(state: State, columns: str, site: str) -> TakenColumns:
-    """Return what an institution opened here."""
+def taken_of(state: State, columns: str, site: str, of_table: Ints) -> TakenColumns:
+    """Return what an institution opened here, for numbers of these rows of the table, (n,).
+
+    A SecurityError where they are not those that were compared: a fit may have begun anew since.
+    """
     absent = f"took no columns of '{site}' in this session"
-    return state.use(f"taken {name_of(columns, site)}", TakenColumns, absent)
+    taken = state.use(f"taken {name_of(columns, site)}", TakenColumns, absent)
+    if not np.array_equal(of_table[taken.rows[taken.rows < len(of_table)]], taken.of_table):
+        raise SecurityError(
+            f"{state.site}: the entities of this fit are others than when '{site}' opened its columns; "
+            "nothing was released"
+        )
+    return taken
 
 
 def seal_sums(data: SiteData, state: State, taken: TakenColumns, values: Floats) -> Array:
@@ -199,10 +222,12 @@ SHOWN = Declared(
 )
 
 
-def running_steps(columns_of: ColumnsOf) -> Mapping[str, Step]:
+def running_steps(columns_of: ColumnsOf, rows_of: RowsOf) -> Mapping[str, Step]:
     """Make the steps that open columns for running sums.
 
-    ``columns_of(data, state, which, only)`` gives those that are called so of some entities: (n, p).
+    ``columns_of(data, state, which, only)`` gives those that are called so of some entities, (n, p), and
+    their rows of the site's table, (n,), -1 for filled in; ``rows_of(state)`` the rows of the table that the
+    numbers are of.
     """
     dealt = {"dealt": DEALT}
     return {
@@ -217,7 +242,7 @@ def running_steps(columns_of: ColumnsOf) -> Mapping[str, Step]:
             PART,
         ),
         "take_columns": Step(
-            take_columns,
+            partial(take_columns, rows_of),
             {
                 **dealt,
                 "opened": SEALED,

@@ -16,6 +16,7 @@ from fedstat.models.vfem.prediction import steps as prediction_steps
 
 RULES = ExchangeRules(
     remembers=False,
+    fills=True,
     columns=staged_columns.COLUMNS,
     weights={staged_columns.STAGES[0]: staged_columns.staged_weights},
 )

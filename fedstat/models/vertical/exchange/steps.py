@@ -48,13 +48,15 @@ class ExchangeRules:
     """In what the doors of two families differ.
 
     With `remembers`, sums are refused that differ from earlier ones of the session by few entities. VFEM's
-    methods, which are there to be compared, differ by the entities of merged patterns. `columns` are those
-    besides block and response that are multiplied, (rows, q), which are not standardised; `weights` of some
-    of these give the weights of the rows, and with how many different ones products were released. `constant`
-    is the part of the log-likelihood that no parameter changes.
+    methods, which are there to be compared, differ by the entities of merged patterns. With `fills`, means
+    may stand for missing blocks. `columns` are those besides block and response that are multiplied,
+    (rows, q), which are not standardised; `weights` of some of these give the weights of the rows, and with
+    how many different ones products were released. `constant` is the part of the log-likelihood that no
+    parameter changes.
     """
 
     remembers: bool
+    fills: bool = False
     columns: Mapping[str, ColumnsOf] = field(default_factory=dict)
     weights: Mapping[str, WeightsOf] = field(default_factory=dict)
     constant: Callable[[DistributionSpec, Floats], float] = lambda distribution, y: 0.0
@@ -276,14 +278,13 @@ EXCHANGE_ORDER: Mapping[str, str] = {
 
 def exchange_steps(rules: ExchangeRules) -> Mapping[str, Step]:
     """Make the steps by which institutions of a family exchange sums of products."""
-    filled = Declared("control", "number of entities, where means fill in", 0, optional=True)
+    n = Declared("control", "number of entities, where means fill in", 0, optional=True)
+    filled = {"rows": ROWS, "n": n} if rules.fills else {}
     units = Declared("aggregate", "means and standard deviations of the columns", 2, behind=TAKEN)
     moments = Declared("aggregate", "mean and standard deviation of the response, a constant", behind=TAKEN)
     grouped = {"code": CODE, "groups": GROUPS}
     return {
-        "stage_block": Step(
-            partial(stage_block, rules), {"keep": KEEP, "rows": ROWS, "n": filled}, {"units": units}
-        ),
+        "stage_block": Step(partial(stage_block, rules), {"keep": KEEP, **filled}, {"units": units}),
         "stage_response": Step(
             partial(stage_response, rules),
             {"keep": KEEP},
@@ -306,5 +307,7 @@ def exchange_steps(rules: ExchangeRules) -> Mapping[str, Step]:
         "sum_response": Step(
             sum_response, grouped, {"sums": _summed("sums of the response and its square", 2)}
         ),
-        **product_steps(partial(columns_of, rules), table_rows, partial(behind_product, rules)),
+        **product_steps(
+            partial(columns_of, rules), table_rows, partial(behind_product, rules), fills=rules.fills
+        ),
     }

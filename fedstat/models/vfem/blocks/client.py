@@ -56,8 +56,8 @@ class Client:
 
     Its standardised columns X (n_k, p) of the entities it has, at positions `rows` among the n of the fit,
     ascending; `shift` and `scale` (p,) are their means and standard deviations in the units of the data.
-    `padded`: values per entity go out for all n entities, zero where the client lacks them. `held` tells
-    which rows are its own; others are filled in with their mean, and hide nothing.
+    `padded`: values per entity go out for all n entities, zero where the client lacks them. `table_rows`
+    (n_k,) are the rows of the site's table, -1 for those that are filled in with their mean.
     """
 
     X: Floats
@@ -81,12 +81,17 @@ class Client:
     root: Floats | None = None
     s2_reference: float = 1.0
     staged: dict[str, Array] = field(default_factory=dict)
-    held: Bools = field(default_factory=lambda: np.empty(0, dtype=np.bool_))
+    table_rows: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
     @property
     def block(self) -> Client:
         """Itself: other algorithms keep a block within an item of their own."""
         return self
+
+    @property
+    def held(self) -> Bools:
+        """Which rows are its own: others are filled in, and hide nothing."""
+        return np.asarray(self.table_rows >= 0)
 
     @property
     def n_seen(self) -> int:
@@ -170,7 +175,7 @@ def summarise(staged: StagedBlock, rows: Ints, n: int, memory: int) -> Client:
         S2=S2,
         log_det=log_det,
         memory=memory,
-        held=staged.held,
+        table_rows=staged.table_rows,
     )
 
 

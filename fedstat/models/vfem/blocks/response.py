@@ -35,13 +35,15 @@ class Active:
 class GLMResponse:
     """The holder of a response that is not normal: y (n,), missing pattern of each entity, latest evaluation.
 
-    `kernel` is the compiled likelihood (:mod:`fedstat.kernels.glm.quadrature`); m and v (n,) are mean and
+    `kernel` is the compiled likelihood (:mod:`fedstat.kernels.glm.quadrature`), `rows` (n,) are those of the
+    site's table; m and v (n,) are mean and
     variance of the linear predictors, `terms` (6, n) the likelihood with its derivatives there.
     """
 
     y: Floats
     code: Ints
     kernel: int
+    rows: Ints
     m: Floats = field(default_factory=lambda: np.empty(0))
     v: Floats = field(default_factory=lambda: np.empty(0))
     terms: Floats = field(default_factory=lambda: np.empty((6, 0)))

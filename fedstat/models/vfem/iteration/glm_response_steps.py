@@ -48,6 +48,11 @@ def glm_response_of(state: State) -> GLMResponse:
     )
 
 
+def rows_of_numbers(state: State) -> Ints:
+    """Rows of the table that the entities of this fit are, (n,)."""
+    return glm_response_of(state).rows
+
+
 def glm_start_response(
     data: SiteData, state: State, text: str, keep: Bools, code: Ints
 ) -> tuple[dict[str, Array], str]:
@@ -57,7 +62,7 @@ def glm_start_response(
     """
     spec, y = DistributionSpec.from_json(text), choose_response(data, state, keep, code)
     check_response(data.name, spec.name, y)
-    state.keep("vfem glm response", GLMResponse(y, code, kernel_of(spec)), len(y))
+    state.keep("vfem glm response", GLMResponse(y, code, kernel_of(spec), np.flatnonzero(keep)), len(y))
     return {"null": np.array([y.mean(), null_log_likelihood(spec, y)])}, ""
 
 
@@ -108,7 +113,7 @@ def glm_evaluate(
 
 def seal_of_block(data: SiteData, state: State, client: str, values: Floats) -> Array:
     """Seal the sums of a client's block with some numbers, (n,) of all entities."""
-    taken = taken_of(state, BLOCK, client)
+    taken = taken_of(state, BLOCK, client, rows_of_numbers(state))
     return seal_sums(data, state, taken, values[taken.rows])
 
 
@@ -141,14 +146,14 @@ def glm_curvature(
     told["h"] = np.where(each[response.code], h, 0.0)
     asked, boxes = json.loads(text), []
     for client in asked[BLOCK]:
-        rows = taken_of(state, BLOCK, client).rows
+        rows = taken_of(state, BLOCK, client, response.rows).rows
         kept = kept_weights(cross[rows], missing[response.code[rows]], data.min_count)[1:]
         for weights in kept:
             values = np.zeros(len(cross))
             values[rows] = weights
             boxes.append(seal_of_block(data, state, client, values))
         if client in asked[SQUARES]:
-            taken = taken_of(state, SQUARES, client)
+            taken = taken_of(state, SQUARES, client, response.rows)
             # As many sums as entities would give the curvatures away.
             state.tell(GroupSums(np.zeros_like(taken.rows), taken.part.product.columns_a - CHECK))
             boxes.append(seal_sums(data, state, taken, h[taken.rows]))

@@ -28,7 +28,7 @@ from fedstat.kernels.rows import column_sums, row_dots
 from fedstat.models.vfem.blocks.client import ITEM, MOST_STEPS_KEPT, OPENING, Client, Theta, stage_client
 from fedstat.models.vfem.blocks.declare import aggregate
 from fedstat.models.vfem.blocks.request import BLOCK, SQUARES
-from fedstat.models.vfem.iteration.glm_response_steps import glm_response_of
+from fedstat.models.vfem.iteration.glm_response_steps import glm_response_of, rows_of_numbers
 from fedstat.models.vfem.iteration.m_step import block_log_likelihood
 from fedstat.models.vfem.iteration.quasi_newton import Memory, Weights
 from fedstat.typing import Array, Bools, Floats, Ints
@@ -207,9 +207,13 @@ def glm_estimates(data: SiteData, state: State) -> dict[str, Array]:
     }
 
 
-def columns_opened(data: SiteData, state: State, which: str, only: Ints) -> Floats:
-    """Columns of some entities that are opened for sums: ones and the block, and squares and products."""
-    X = glm_client(state).block.X
+def columns_opened(data: SiteData, state: State, which: str, only: Ints) -> tuple[Floats, Ints]:
+    """Columns of some entities that are opened for sums: ones and the block, and squares and products.
+
+    With their rows of the table.
+    """
+    block = glm_client(state).block
+    X = block.X
     check_positions(data.name, only, len(X))
     X = X[only]
     parts = [np.ones((len(X), 1)), X]
@@ -218,7 +222,7 @@ def columns_opened(data: SiteData, state: State, which: str, only: Ints) -> Floa
         parts.append(X[:, i] * X[:, j])
     elif which != BLOCK:
         raise MessageError(f"{data.name}: has no columns '{which}' to open")
-    return np.hstack(parts)
+    return np.hstack(parts), block.table_rows[only]
 
 
 def _inner(what: str) -> Declared:
@@ -226,7 +230,7 @@ def _inner(what: str) -> Declared:
 
 
 STEPS: Mapping[str, Step] = {
-    **running_steps(columns_opened),
+    **running_steps(columns_opened, rows_of_numbers),
     "glm_start": Step(glm_start, {**OPENING, "memory": Declared("control", "steps that are remembered", 0)}),
     "glm_score": Step(
         glm_score,
