@@ -168,6 +168,32 @@ CLAIMS = {
         assert nhanes["se ratio"].drop("Intercept").between(0.75, 0.95).all()
         assert nhanes["difference / se"].abs().max() < 2
     """,
+    "when-blocks-correlate": """
+        assert "between='free'" in str(told[-1].message) and told[-1].category is fs.errors.AssumptionWarning
+        assert independent.params["a"] - 1 > 5 * independent.bse["a"]
+        assert abs(free.params["a"] - 1) < 3 * free.bse["a"]
+        assert few["mean of a"]["independent"].is_monotonic_increasing
+        assert few.loc[0.4, ("mean of a", "independent")] > 1.1
+        assert abs(few.loc[0.4, ("mean of a", "free")] - 1) < 0.05
+        of_a = two.pivot(index="correlation", columns="method", values="coverage")
+        assert of_a["free"].between(0.935, 0.965).all() and of_a.loc[0.4, "independent"] < 0.05
+        assert 0.7 < of_a.loc[0.1, "independent"] < 0.8 and of_a.loc[0.0, "independent"] > 0.935
+        every = figures[(figures["design"] == "four") & (figures["method"] == "free")]
+        assert every["coverage"].between(0.935, 0.965).mean() > 0.9 and every["coverage"].min() > 0.915
+        low = every[every["coverage"] < 0.935]
+        assert set(low["coefficient"]) <= {"D2", "C2", "Intercept"}
+        assert (every["bias"] / every["mean_se"]).abs().max() < 0.2 and large["bias"].max() < 0.11
+        assert large["coverage"].between(0.935, 0.965).all() and large["runs"].min() >= 1_000
+        assert price["four"][["A1", "B1", "C1"]].between(1.28, 1.36).all()
+        assert 1.1 < price["four", "D1"] < 1.14 and 1.05 < price["two", "A1"] < 1.07
+        extremes = apart.sensitivity().set_index("name")
+        assert (extremes["low"] < [1.0, 0.8, -0.4]).all() and (extremes["high"] > [1.0, 0.8, -0.4]).all()
+        assert (extremes["high"] - extremes["low"] > 10 * apart.bse[extremes.index]).all()
+        assert "share 0 entities" in note
+        of_men = nhanes[nhanes["coefficient"] == "male"].set_index("method")
+        assert of_men.loc[["free", "MICE", "complete cases"], "estimate"].between(-0.38, -0.34).all()
+        assert of_men.loc[["independent", "mean imputation"], "estimate"].between(-0.23, -0.22).all()
+    """,
     "receipts": """
         assert fs.verify_receipt(receipt, partition.fingerprints).ok
         assert not fs.verify_receipt(receipt, dict.fromkeys(partition.fingerprints, ""), strict=False).ok
@@ -307,6 +333,7 @@ def check_page(render, name, notebook):
         "receipts",
         "selecting-across-institutions",
         "three-institutions",
+        "when-blocks-correlate",
         "what-leaves-an-institution",
         "when-something-fails",
     ],

@@ -30,8 +30,8 @@ def freedom_notes(fit: LawFit, errors: Floats) -> Iterator[str]:
         return
     ratio = errors / np.sqrt(np.diag(covariance))[1:]
     yield (
-        f"Standard errors of coefficients are {np.median(ratio):.2g} times (median; {ratio.min():.2g} to "
-        f"{ratio.max():.2g}) those of between='independent', blocks independent between institutions. "
+        f"Standard errors of coefficients are {np.median(ratio):.2f} times (median; {ratio.min():.2f} to "
+        f"{ratio.max():.2f}) those of between='independent', blocks independent between institutions. "
         f"The data {'contradict' if pvalue < CONTRADICTED else 'do not contradict'} such a law (likelihood "
         f"ratio, p = {pvalue:.2g}); where it does not hold its coefficients are biased."
     )
