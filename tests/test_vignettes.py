@@ -111,6 +111,8 @@ CLAIMS = {
     "getting-started": """
         assert result.converged and result.nobs == 5_000
         assert partition.describe().n_complete == 3
+        assert ratio.drop("Intercept").squeeze().between(1.2, 4.6).all() and free.rsquared > 0.85
+        assert result.independence_lr_test().pvalue > 0.1
         assert result.t_test("ROA = ROE").pvalue < 0.05
         assert larger.compare_lr_test(larger.refit("NPGR ~ .")).pvalue > 0.05
         assert result.mcar_test().pvalue > 0.01 and result.independence_tests()["pvalue"].min() > 0.001

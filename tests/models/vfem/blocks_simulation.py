@@ -194,7 +194,7 @@ def write_table(table):
         before = pd.read_csv(TABLE)
         stays = ~before.set_index(KEYS).index.isin(table.set_index(KEYS).index)
         table = pd.concat([before[stays], table], ignore_index=True)
-    table.round(5).to_csv(TABLE, index=False, lineterminator="\n")
+    table.sort_values(KEYS).round(5).to_csv(TABLE, index=False, lineterminator="\n")
 
 
 def simulate(name, method, runs):
