@@ -14,13 +14,14 @@ from scipy.optimize import minimize
 from statsmodels.tools.numdiff import approx_fprime, approx_hess
 
 import fedstat as fs
-from fedstat.errors import AssumptionWarning, ModelError, NotAvailableError
+from fedstat.errors import AssumptionWarning, EstimationError, ModelError, NotAvailableError
 from fedstat.models.vertical.fit import fit_moments
 from fedstat.models.vertical.law import covariance as law_covariances
 from fedstat.models.vertical.law.covariance import law_covariance
 from fedstat.models.vertical.law.derivatives import differentiate, law_likelihood
 from fedstat.models.vertical.law.fit import all_effects, fit_law
 from fedstat.models.vertical.law.pairs import edges_between, extremes, sparse_pairs
+from fedstat.models.vfem.statements import influence
 
 SIZES = {"Bank": 2, "Court": 2, "Tax": 1}
 
@@ -358,3 +359,28 @@ def test_the_summary_says_what_freedom_costs_and_whether_the_data_ask_for_it():
         assert f"The data {verdict} such a law" in notes and "times (median" not in " ".join(
             other.summary().notes
         )
+
+
+def test_a_variance_that_vanishes_is_named():
+    """Three complete entities for five parameters: the likelihood grows as they are reproduced."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(200, 4))
+    y = X @ [1.0, 1.0, -1.0, 1.0] + 0.3 * rng.normal(size=200)
+    X[3:100, :2], X[100:, 2:] = np.nan, np.nan
+    with pytest.raises(EstimationError, match=r"a variance goes to zero.*between='independent'"):
+        fit_law(moments_of_arrays(X, y, [2, 2]), np.ones((4, 4), dtype=bool))
+
+
+def test_a_column_without_which_there_is_no_maximum_has_no_row(result, monkeypatch):
+    plain, fit_without = result.leave_one_out(), influence.without_effects
+
+    def refused(fit, keep):
+        if not keep[1]:
+            raise EstimationError("no maximum")
+        return fit_without(fit, keep)
+
+    monkeypatch.setattr(influence, "without_effects", refused)
+    table = result.leave_one_out()
+    values = table.columns.drop("client")
+    assert table.loc["bank1", values].isna().all()
+    pd.testing.assert_frame_equal(table.drop("bank1"), plain.drop("bank1"))

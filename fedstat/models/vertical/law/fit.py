@@ -16,6 +16,7 @@ from scipy.linalg import cho_factor, cho_solve
 
 from fedstat.errors import EstimationError
 from fedstat.models.vertical.fit import (
+    NEARLY_VANISHING,
     ROUNDING,
     SMALLEST_STEP,
     SUFFICIENT,
@@ -205,6 +206,8 @@ def rise_along(
         except np.linalg.LinAlgError:  # beyond the edge of positive definite covariances
             pass
         step /= 2.0
+    if point.s2 < NEARLY_VANISHING:
+        raise EstimationError(f"{vanishing_message(moments)}, or fit with between='independent'")
     raise EstimationError(not_determined(moments))
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from fedstat.errors import ModelError
+from fedstat.errors import EstimationError, ModelError
 from fedstat.models.vertical.fit import MomentsFit, fit_moments
 from fedstat.models.vertical.law.fit import LawFit, without_effects
 from fedstat.models.vertical.likelihood import LikelihoodPoint, Standard
@@ -50,7 +50,7 @@ def leave_one_out(fit: MomentsFit | LawFit) -> LeaveOneOut:
     """Fit without each column in turn.
 
     Where columns depend between clients the column stays in their law: it has no coefficient, and tells of
-    those that are missing.
+    those that are missing; of one without which the likelihood has no maximum the row is nan.
 
     Raises ModelError where there is one only, EstimationError where a smaller fit has no maximum.
     """
@@ -58,24 +58,26 @@ def leave_one_out(fit: MomentsFit | LawFit) -> LeaveOneOut:
     if P < 2:
         raise ModelError("leave_one_out: the fit has one column; without it there is no block left")
     params = np.full((P, 1 + P), np.nan)
-    fits: list[MomentsFit | LawFit] = []
+    llf, rsquared = np.full(P, np.nan), np.full(P, np.nan)
     for j in range(P):
         keep = np.arange(P) != j
         if isinstance(fit, LawFit):
-            restricted = without_effects(fit, keep)
+            try:
+                restricted = without_effects(fit, keep)
+            except EstimationError:
+                continue
             params[j, np.append(True, keep)] = restricted.params[np.append(True, keep)]
-            fits.append(restricted)
+            llf[j], rsquared[j] = restricted.log_likelihood, restricted.rsquared
         else:
             smaller = fit_without(fit, moments, j)
             params[j, np.append(True, keep)] = smaller.params
-            fits.append(smaller)
-    llf = np.array([smaller.log_likelihood for smaller in fits])
+            llf[j], rsquared[j] = smaller.log_likelihood, smaller.rsquared
     statistic = 2.0 * (fit.log_likelihood - llf)
     return LeaveOneOut(
         moments.names,
         tuple(moments.clients[k] for k in moments.owner),
         llf,
-        np.array([smaller.rsquared for smaller in fits]),
+        rsquared,
         statistic,
         stats.chi2.sf(statistic, 1),
         params,

@@ -57,7 +57,8 @@ class MomentStatements(AssumptionStatements):
         """Fit the model without each column in turn: likelihood ratio, p-value, R-squared.
 
         With ``between="free"`` the column stays in the law of the columns, where it tells of those that are
-        missing, and only its coefficient goes.
+        missing, and only its coefficient goes; the row of one without whose coefficient the likelihood has
+        no maximum is nan.
         """
         return leave_one_out(self._moments()).to_frame()
 
