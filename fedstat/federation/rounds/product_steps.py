@@ -12,7 +12,7 @@ import hashlib
 import hmac
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -80,7 +80,7 @@ class OpenProduct:
     """A product that this client has opened: rows and their groups (n,), encoded columns (n, p), the deal.
 
     `Z` are B's shares of the triple, flat, those of the checksum at the end. `own` are the marks of what this
-    client was told of the product, and of who its rows are.
+    client was told of the product, and of who its rows are; `opened` has the boxes that were read.
     """
 
     part: Part
@@ -94,11 +94,14 @@ class OpenProduct:
     units: Floats | None
     channel: Channel
     mask: bytes
+    opened: dict[bytes, bytes] = field(default_factory=dict)
 
     def read(self, message: Array) -> Shown:
         """Read what the other client opened, where its marks are those of this one."""
-        product = self.part.product
-        content = self.channel.open(message.tobytes())
+        product, sealed = self.part.product, message.tobytes()
+        # A box opens once; a step that the door refused after this line may be asked again.
+        content = self.opened.get(sealed) or self.channel.open(sealed)
+        self.opened[sealed] = content
         content = self.own.compare(content, self.channel.site, self.part.peer)
         shape = product.shape_b if self.part.first else product.shape_a
         end = self.checked.bytes_opened
