@@ -90,7 +90,7 @@ CLAIMS = {
         assert 2 <= result.site_estimates["exang"].notna().sum() <= 3
         assert "separated" in result.heterogeneity.sites.loc["Switzerland", "problem"]
         assert lr.pvalue < 1e-6
-        assert tests["one for each hospital"].statistic < tests["one intercept"].statistic / 2
+        assert tests["one for each hospital"][0] < tests["one intercept"][0] / 2
         assert by_slope["p after Holm"].gt(0.05).all()
         codes = pd.factorize(stacked["hospital"])[0]
         same = smf.glm(f"disease ~ {terms}", stacked, family=sm.families.Binomial()).fit(
@@ -191,7 +191,7 @@ CLAIMS = {
         extremes = apart.sensitivity().set_index("name")
         assert (extremes["low"] < [1.0, 0.8, -0.4]).all() and (extremes["high"] > [1.0, 0.8, -0.4]).all()
         assert (extremes["high"] - extremes["low"] > 10 * apart.bse[extremes.index]).all()
-        assert "share 0 entities" in note
+        assert "same likelihood" in note
         of_men = nhanes[nhanes["coefficient"] == "male"].set_index("method")
         assert of_men.loc[["free", "MICE", "complete cases"], "estimate"].between(-0.38, -0.34).all()
         assert of_men.loc[["independent", "mean imputation"], "estimate"].between(-0.23, -0.22).all()
@@ -204,7 +204,7 @@ CLAIMS = {
         assert "DisclosureWarning" in {warning.category.__name__ for warning in told}
     """,
     "three-institutions": """
-        row = "evaluation 2 none none families"
+        row = "evaluation 1 none none families"
         assert "no column is published" in screen and row in " ".join(screen.split())
         assert tested.count(" yes ") == 3 and result.converged
         assert (result.params == same.params).all() and (result.bse == same.bse).all()

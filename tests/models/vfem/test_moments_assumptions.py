@@ -160,7 +160,7 @@ def test_the_unrestricted_law_is_the_maximum_likelihood_of_the_rows(study, fit):
 
 
 def test_independence_by_likelihood_ratio_of_complete_data_is_wilks_determinant():
-    study = four_clients(seed=3, n=200)
+    study = four_clients(seed=3, n=1_000)
     fit = fit_moments(complete(moments_of(study)))
     X = study.table[study.covariates].dropna().to_numpy()
     R = np.corrcoef(X.T)

@@ -18,8 +18,12 @@ from fedstat.models.vertical.moments import PatternMoments
 from fedstat.typing import Bools, Floats, Ints
 
 Between: TypeAlias = Literal["free", "independent"]
-LEAST_TOGETHER = 3
-"""Entities that two institutions must share for each of their columns, so that a covariance is estimated."""
+LEAST_TOGETHER = 10
+"""Entities that two institutions must share for each of their columns, so that a covariance is estimated.
+
+With three, covariances of few entities fit their noise: on the packaged enterprises R-squared is then .89,
+with ten .81, where the truth is .76.
+"""
 NEARLY = 1.0 - 1e-9
 """Partial correlation of an extreme: at one the covariance is singular."""
 SMALL_MOVE = 1e-5
@@ -29,11 +33,17 @@ STEPS = 201
 
 @dataclass(frozen=True, slots=True)
 class SparsePair:
-    """Two clients, by number, that share n entities, too few for a covariance of their columns."""
+    """Two clients, by number, that share n entities, too few for a covariance of their columns together."""
 
     first: int
     second: int
     n: int
+    columns: int
+
+    @property
+    def undetermined(self) -> bool:
+        """Whether the data leave the covariance open, and not only uncertain."""
+        return self.n < self.columns
 
 
 def sparse_pairs(moments: PatternMoments) -> list[SparsePair]:
@@ -41,8 +51,9 @@ def sparse_pairs(moments: PatternMoments) -> list[SparsePair]:
     out = []
     for j, k in combinations(range(len(moments.sizes)), 2):
         n = together(moments, j, k)
-        if n < LEAST_TOGETHER * (moments.sizes[j] + moments.sizes[k]):
-            out.append(SparsePair(j, k, int(n)))
+        columns = moments.sizes[j] + moments.sizes[k]
+        if n < LEAST_TOGETHER * columns:
+            out.append(SparsePair(j, k, int(n), columns))
     return out
 
 

@@ -38,11 +38,12 @@ class MomentStatements(AssumptionStatements):
         return pd.DataFrame(rows, columns=["first", "second", "dealer"])
 
     def sensitivity(self) -> pd.DataFrame:
-        """Extremes of the coefficients where two clients share too few entities for a covariance.
+        """Extremes of the coefficients where two clients share fewer entities than they have columns.
 
-        Such a pair counts as independent given all other columns. Nothing in the data says so: every partial
-        covariance of the two has the same likelihood. The extremes are those of a partial correlation of one
-        (with several columns, along the direction in which the coefficient moves fastest).
+        Such a pair counts as independent given all other columns. Nothing in the data says so: where none is
+        shared every partial covariance of the two has the same likelihood. The extremes are those of a
+        partial correlation of one (with several columns, along the direction in which the coefficient moves
+        fastest).
 
         Returns
         -------
