@@ -111,7 +111,7 @@ CLAIMS = {
     "getting-started": """
         assert result.converged and result.nobs == 5_000
         assert partition.describe().n_complete == 3
-        assert ratio.drop("Intercept").squeeze().between(1.2, 4.6).all() and free.rsquared > 0.85
+        assert ratio.drop("Intercept").squeeze().between(0.98, 2.9).all() and free.rsquared > 0.8
         assert result.independence_lr_test().pvalue > 0.1
         assert result.t_test("ROA = ROE").pvalue < 0.05
         assert larger.compare_lr_test(larger.refit("NPGR ~ .")).pvalue > 0.05
