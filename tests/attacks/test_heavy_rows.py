@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+import statsmodels.api as sm
 from wiretap import tapped
 
 import fedstat as fs
@@ -199,3 +200,25 @@ def test_a_combination_of_columns_is_not_that_of_one_row():
     fit("open")
     with pytest.raises(PolicyError, match="largest share"):
         fit("strict")
+
+
+# -- institutions with rows of one table ---------------------------------------------------------------
+
+
+def one_large_row(policy):
+    """Response of the row with the largest x, from the coefficients of a column that the row nearly is."""
+    rng = np.random.default_rng(4)
+    x = np.append(rng.normal(5, 1, 3 * N - 1), 11.0)
+    table = pd.DataFrame({"site": np.repeat(["S0", "S1", "S2"], N), "x": x, "y": rng.normal(size=3 * N)})
+    partition = fs.ClientPartition.from_frame(table, by="site", policy=policy)
+    made = fs.FederatedGLM.from_formula("y ~ exp(x)", partition, family=sm.families.Gaussian())
+    return made.fit().params @ [1.0, np.exp(11.0)], table["y"].iloc[-1]
+
+
+def test_a_row_is_not_all_of_a_column_of_a_site():
+    found, truth = one_large_row("open")
+    assert abs(found - truth) < 0.3
+    with pytest.raises(PolicyError, match=r"^S2: refused; its policy \(largest share\)"):
+        one_large_row("strict")
+    found, truth = one_large_row(Policy.strict(max_share=1.0, formulas="any"))
+    assert abs(found - truth) < 0.3

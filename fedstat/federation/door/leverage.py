@@ -73,6 +73,7 @@ def check_leverage(
         if squares[j] > DEPENDENT * n:
             rest = rest_of_variation(high[:, j] - mean[j], n, squares[j], few)
             check_concentration(data, rest, f"design column '{name}'")
+            check_row_share(data, high[:, j] - mean[j], n, float(squares[j]))
     direction = find_singled_out(high, basis, few)
     if direction is not None:
         size = np.abs(direction[1:])
@@ -82,6 +83,23 @@ def check_leverage(
             f"combination of columns; fewer are singled out by {', '.join(involved)} together. Merge levels, "
             "or leave a term out"
         )
+
+
+def check_row_share(data: SiteData, deviations: Floats, n: int, squares: float) -> None:
+    """Require that no row is nearly all of a column, from its largest deviations among n rows."""
+    share = float(np.max(deviations**2, initial=0.0)) / squares * n / (n - 1.0)
+    if data.policy.max_share < 1.0 and share > most_of_group(n, 1):
+        raise PolicyError(nearly_all(data, n, 1, share))
+
+
+def nearly_all(data: SiteData, n: int, p: int, share: float) -> str:
+    """Say what the largest share is, and what gives a way on."""
+    return (
+        f"{data.name}: its policy (largest share) releases no sum over rows of which one is nearly all of "
+        f"{'a column' if p == 1 else 'a combination of columns'}: {share:.2f} of its squared deviations (of "
+        f"{n:,} rows one may be {most_of_group(n, p):.2f}). Transform the column, by a logarithm for "
+        "instance, or leave it out; the owner may allow it by the line  max_share = 1.0  in policy.toml"
+    )
 
 
 def check_shares(data: SiteData, fact: SummedColumns) -> None:
@@ -101,14 +119,10 @@ def check_shares(data: SiteData, fact: SummedColumns) -> None:
         X = fact.values[code == group]
         n, p = X.shape
         share, leverage = largest_shares(X)
-        if share > most_of_group(n, 1) or (fact.code is not None and leverage > most_of_group(n, p)):
-            raise PolicyError(
-                f"{data.name}: its policy (largest share) releases no sum over rows of which one is nearly "
-                f"all of a column: {share:.2f} of its squared deviations, or {leverage:.2f} of those of a "
-                f"combination of columns (of {n:,} rows one may be {most_of_group(n, 1):.2f} and "
-                f"{most_of_group(n, p):.2f}). Transform the column, for instance by a logarithm, or leave it "
-                "out; the owner may allow it by the line  max_share = 1.0  in policy.toml"
-            )
+        if share > most_of_group(n, 1):
+            raise PolicyError(nearly_all(data, n, 1, share))
+        if fact.code is not None and leverage > most_of_group(n, p):
+            raise PolicyError(nearly_all(data, n, p, leverage))
 
 
 @cache
