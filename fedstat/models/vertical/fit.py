@@ -8,11 +8,10 @@ until the log-likelihood rises.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
-from scipy.linalg import cho_factor, cho_solve
 
 from fedstat.errors import EstimationError
 from fedstat.models.vertical.likelihood import (
@@ -25,6 +24,7 @@ from fedstat.models.vertical.likelihood import (
     residuals,
 )
 from fedstat.models.vertical.moments import PatternMoments
+from fedstat.models.vertical.newton import Ascent, Climbed, TraceRow, step_by
 from fedstat.typing import Floats
 
 SMALLEST_STEP = 2.0**-20
@@ -34,18 +34,6 @@ SUFFICIENT = 1e-4
 ROUNDING = 1e-13
 VANISHING, NEARLY_VANISHING = 1e-12, 1e-4
 """Shares of the response's variance: that count as zero, and below which rounding hides the way there."""
-
-
-@dataclass(frozen=True, slots=True)
-class TraceRow:
-    """One evaluation: log-likelihood, relative score norm, largest change, what was done, seconds."""
-
-    iteration: int
-    log_likelihood: float
-    score: float
-    change: float
-    move: str
-    seconds: float
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,42 +91,25 @@ def fit_moments(
     estimate.
     """
     standard = moments if isinstance(moments, Standard) else Standard(moments)
-    point = start or standard.start()
-    trace: list[TraceRow] = []
-    began, move, change = time.perf_counter(), "start", np.inf
-    converged, reason = False, "the largest number of iterations was reached"
-    for iteration in range(1, maxiter + 1):
-        at = evaluate(standard, point)
-        move_next, direction = ascent_direction(at)
-        decrement = float(np.sqrt(np.maximum(at.score @ direction, 0.0)))
-        seconds = time.perf_counter() - began
-        score = decrement / np.sqrt(standard.moments.nobs)
-        trace.append(TraceRow(iteration, at.log_likelihood, float(score), float(change), move, seconds))
-        if decrement <= tol:
-            converged, reason = move_next == "newton", "the distance to the optimum is below its tolerance"
-            if not converged:
-                reason = "a stationary point that is not a maximum was reached"
-            break
-        point, change, shortened = climb_along(standard, point, at, direction)
-        move = "shortened" if shortened else move_next
-    return in_units(standard, point, tuple(trace), converged, reason)
+    ascent = Ascent(
+        standard.moments.nobs,
+        partial(evaluate, standard),
+        lambda _, at: ascent_direction(at),
+        partial(climb_along, standard),
+    )
+    return in_units(standard, ascent.climb(start or standard.start(), tol, maxiter))
 
 
 def ascent_direction(at: LikelihoodDerivatives) -> tuple[str, Floats]:
     """Newton's step where the information is positive definite, Fisher's scoring elsewhere."""
-    for move, information in (("newton", at.information), ("scoring", at.expected)):
-        # With ones on its diagonal: coefficients and logarithms of variances differ by orders of magnitude,
-        # and whether a factor exists is to depend on neither unit.
-        root = np.sqrt(np.maximum(np.abs(np.diag(information)), np.finfo(float).tiny))
-        try:
-            factor = cho_factor(information / np.outer(root, root), lower=True)
-        except np.linalg.LinAlgError:
-            continue
-        return move, np.asarray(cho_solve(factor, at.score / root) / root)
-    raise EstimationError(
-        "the information on the coefficients is not positive; the columns are probably collinear across "
-        "institutions, or the entities that several of them share are too few: leave out columns or clients"
-    )
+    try:
+        return step_by(at.score, (("newton", at.information), ("scoring", at.expected)))
+    except np.linalg.LinAlgError:
+        raise EstimationError(
+            "the information on the coefficients is not positive; the columns are probably collinear across "
+            "institutions, or the entities that several of them share are too few: "
+            "leave out columns or clients"
+        ) from None
 
 
 def climb_along(
@@ -181,11 +152,10 @@ def vanishing_message(moments: PatternMoments) -> str:
     )
 
 
-def in_units(
-    standard: Standard, point: LikelihoodPoint, trace: tuple[TraceRow, ...], converged: bool, reason: str
-) -> MomentsFit:
+def in_units(standard: Standard, climbed: Climbed[LikelihoodPoint]) -> MomentsFit:
     """Bring estimates of standardised columns to the units of the data."""
-    moments, at = standard.moments, residuals(standard, point)
+    moments, point = standard.moments, climbed.point
+    at = residuals(standard, point)
     x, y = moments.scale[:-1], moments.scale[-1]
     return MomentsFit(
         standard=standard,
@@ -197,7 +167,7 @@ def in_units(
         Sigma=block_covariance(standard, point, at) * np.outer(x, x),
         t=y**2 * at.t,
         log_likelihood=log_likelihood(standard, point, at),
-        trace=trace,
-        converged=converged,
-        reason=reason,
+        trace=climbed.trace,
+        converged=climbed.converged,
+        reason=climbed.reason,
     )

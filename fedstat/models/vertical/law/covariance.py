@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-from scipy.linalg import cho_factor, cho_solve
 
 from fedstat.errors import EstimationError
 from fedstat.inference.covariance import invert_information, symmetrise
 from fedstat.models.vertical.covariance import client_order
 from fedstat.models.vertical.law.derivatives import differentiate
 from fedstat.models.vertical.law.fit import LawFit, not_determined
+from fedstat.models.vertical.newton import solve_information
 from fedstat.typing import Floats
 
 MOST_WHOLE = 2_000
@@ -29,7 +29,7 @@ def law_covariance(fit: LawFit, *, expected: bool = False) -> Floats:
     information = differentiate(moments, fit.point, fit.moves, expected=expected).information
     owners = [moments.clients[k] for k in moments.owner]
     columns = [f"{name} ({client})" for name, client in zip(moments.names, owners, strict=True)]
-    i, j = np.nonzero(np.triu(fit.moves.edges))
+    i, j = fit.moves.entries
     pairs = [f"covariance of {columns[a]} and {columns[b]}" for a, b in zip(i, j, strict=True)]
     means = [f"mean of {column}" for column in columns]
     if len(information) > MOST_WHOLE:
@@ -40,19 +40,17 @@ def law_covariance(fit: LawFit, *, expected: bool = False) -> Floats:
 
 def leading_inverse(fit: LawFit, information: Floats, head: int) -> Floats:
     """First rows and columns of the inverse, at the cost of one factor and no eigenvalues."""
-    root = np.sqrt(np.diag(information))
     try:
-        factor = cho_factor(information / np.outer(root, root), lower=True, overwrite_a=True)
+        columns = solve_information(information, np.eye(len(information), head))
     except np.linalg.LinAlgError:
         raise EstimationError(not_determined(fit.moments)) from None
-    unit = np.eye(len(information), head)
-    return np.asarray(symmetrise(cho_solve(factor, unit)[:head] / np.outer(root[:head], root[:head]))[0])
+    return symmetrise(columns[:head])[0]
 
 
 def in_psi(fit: LawFit, cov: Floats) -> Floats:
     """Bring a covariance of (a, s2, beta, mu, Q) of standardised columns to client order and units."""
     moments = fit.moments
-    i, j = np.nonzero(np.triu(fit.moves.edges))
+    i, j = fit.moves.entries
     x, y = moments.scale[:-1], moments.scale[-1]
     factor = np.concatenate([[y, y**2], y / x, x, 1.0 / (x[i] * x[j])])
     head = client_order(moments)

@@ -23,7 +23,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedstat.models.vertical.moments import PatternMoments
-from fedstat.typing import Bools, Floats, Ints
+from fedstat.typing import Array, Bools, Floats, Ints
+
+
+def joint_covariance(Sigma: Array, beta: Array, s2: complex) -> Array:
+    """Covariance of (x, y) where y = a + (x - mu)'beta + e with variance s2; complex for a complex step."""
+    w = Sigma @ beta
+    return np.block([[Sigma, w[:, None]], [w[None, :], np.array([[s2 + beta @ w]])]])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,9 +63,7 @@ class LawPoint:
     @property
     def cov(self) -> Floats:
         """Covariance of (x, y)."""
-        Sigma = self.covariates
-        w = Sigma @ self.beta
-        return np.block([[Sigma, w[:, None]], [w[None, :], np.array([[self.s2 + self.beta @ w]])]])
+        return joint_covariance(self.covariates, self.beta, self.s2)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,17 +74,23 @@ class Moves:
     effects: Bools
 
     @property
+    def entries(self) -> tuple[Ints, Ints]:
+        """Rows and columns of the entries of Q that move, on and above its diagonal."""
+        rows, columns = np.nonzero(np.triu(self.edges))
+        return rows, columns
+
+    @property
     def pairs(self) -> tuple[Ints, Ints, Floats]:
         """Elementary matrices of the moves of (Q, beta, s2): rows, columns and signs, (m,)."""
         P = len(self.effects)
-        (i, j), c = np.nonzero(np.triu(self.edges)), np.flatnonzero(self.effects)
+        (i, j), c = self.entries, np.flatnonzero(self.effects)
         rows, columns = np.concatenate([i, c, [P]]), np.concatenate([j, np.full(len(c) + 1, P)])
         return rows, columns, np.append(np.full(len(i), -1.0), np.ones(len(c) + 1))
 
     @property
     def order(self) -> Ints:
         """Places of (a, s2, beta, mu, Q) in (mu, a, Q, beta, s2)."""
-        P, free, moved = len(self.effects), int(np.triu(self.edges).sum()), int(self.effects.sum())
+        P, free, moved = len(self.effects), len(self.entries[0]), int(self.effects.sum())
         Q, beta = P + 1 + np.arange(free), P + 1 + free + np.arange(moved)
         return np.concatenate([[P, P + 1 + free + moved], beta, np.arange(P), Q])
 
@@ -89,7 +99,7 @@ class Moves:
         P, moved = len(self.effects), 2 + int(self.effects.sum())
         beta, Q = point.beta.copy(), point.Q.copy()
         beta[self.effects] += by[2:moved]
-        i, j = np.nonzero(np.triu(self.edges))
+        i, j = self.entries
         Q[i, j] += by[moved + P :]
         Q[j, i] = Q[i, j]
         mu = point.mu + by[moved : moved + P]
@@ -127,7 +137,7 @@ def inverse_by_pattern(cov: Floats, seen: Bools) -> tuple[Floats, Floats]:
     return K, 2.0 * np.log(np.diagonal(L, axis1=1, axis2=2)).sum(axis=1)
 
 
-def centred_sums(moments: PatternMoments, mean: Floats) -> tuple[Floats, Floats]:
+def centred_sums(moments: PatternMoments, mean: Array) -> tuple[Array, Array]:
     """Take the sums d_g (G, P + 1) and D_g (G, P + 1, P + 1) of what is seen, less the mean."""
     at = observed(moments) * mean
     first = moments.grams[:, 0, 1:]

@@ -8,11 +8,11 @@ rises. With all edges between institutions left out it is the law of
 
 from __future__ import annotations
 
-import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
-from scipy.linalg import cho_factor, cho_solve
 
 from fedstat.errors import EstimationError
 from fedstat.models.vertical.fit import (
@@ -21,7 +21,6 @@ from fedstat.models.vertical.fit import (
     SMALLEST_STEP,
     SUFFICIENT,
     VANISHING,
-    TraceRow,
     vanishing_message,
 )
 from fedstat.models.vertical.law.derivatives import (
@@ -33,6 +32,7 @@ from fedstat.models.vertical.law.derivatives import (
 )
 from fedstat.models.vertical.likelihood import Standard
 from fedstat.models.vertical.moments import PatternMoments
+from fedstat.models.vertical.newton import Ascent, TraceRow, step_by
 from fedstat.typing import Bools, Floats
 
 SINGULAR = 1e-8
@@ -148,45 +148,38 @@ def response_alone(moments: PatternMoments) -> float:
 
 def climb(moments: PatternMoments, point: LawPoint, moves: Moves, tol: float, maxiter: int) -> LawFit:
     """Go up from a point by Newton's steps."""
-    trace: list[TraceRow] = []
-    began, move, change = time.perf_counter(), "start", np.inf
-    converged, reason = False, "the largest number of iterations was reached"
-    at = differentiate(moments, point, moves)
-    for iteration in range(1, maxiter + 1):
-        move_next, direction = ascent(moments, point, moves, at)
-        decrement = float(np.sqrt(np.maximum(at.score @ direction, 0.0)))
-        seconds, score = time.perf_counter() - began, decrement / np.sqrt(moments.nobs)
-        trace.append(TraceRow(iteration, at.log_likelihood, float(score), float(change), move, seconds))
-        if decrement <= tol:
-            converged, reason = move_next == "newton", "the distance to the optimum is below its tolerance"
-            if not converged:
-                reason = "a stationary point that is not a maximum was reached"
-            break
-        point, step = rise_along(moments, point, moves, at, direction)
-        change, move = np.abs(step * direction).max(), "shortened" if step < 1.0 else move_next
-        at = differentiate(moments, point, moves)
-    return LawFit(moments, point, moves, at.log_likelihood, np.nan, tuple(trace), converged, reason)
+    ascent = Ascent(
+        moments.nobs,
+        lambda at: differentiate(moments, at, moves),
+        partial(ascent_direction, moments, moves),
+        partial(rise_along, moments, moves),
+    )
+    found = ascent.climb(point, tol, maxiter)
+    joint = law_likelihood(moments, found.point.mean, found.point.cov)
+    return LawFit(moments, found.point, moves, joint, np.nan, found.trace, found.converged, found.reason)
 
 
-def ascent(moments: PatternMoments, point: LawPoint, moves: Moves, at: LawDerivatives) -> tuple[str, Floats]:
+def ascent_direction(
+    moments: PatternMoments, moves: Moves, point: LawPoint, at: LawDerivatives
+) -> tuple[str, Floats]:
     """Newton's step where the information is positive definite, Fisher's scoring elsewhere."""
-    for move in ("newton", "scoring"):
-        if move == "scoring":
-            at = differentiate(moments, point, moves, expected=True)
-        # With ones on its diagonal: whether a factor exists is to depend on no unit.
-        root = np.sqrt(np.maximum(np.abs(np.diag(at.information)), np.finfo(float).tiny))
-        try:
-            factor = cho_factor(at.information / np.outer(root, root), lower=True)
-        except np.linalg.LinAlgError:
-            continue
-        return move, np.asarray(cho_solve(factor, at.score / root) / root)
-    raise EstimationError(not_determined(moments))
+
+    def informations() -> Iterator[tuple[str, Floats]]:
+        yield "newton", at.information
+        yield "scoring", differentiate(moments, point, moves, expected=True).information
+
+    try:
+        return step_by(at.score, informations())
+    except np.linalg.LinAlgError:
+        raise EstimationError(not_determined(moments)) from None
 
 
 def rise_along(
-    moments: PatternMoments, point: LawPoint, moves: Moves, at: LawDerivatives, direction: Floats
-) -> tuple[LawPoint, float]:
-    """Halve a step until the log-likelihood has risen enough; return the point and the step.
+    moments: PatternMoments, moves: Moves, point: LawPoint, at: LawDerivatives, direction: Floats
+) -> tuple[LawPoint, float, bool]:
+    """Halve a step until the log-likelihood has risen enough.
+
+    Returns the point, the largest change of a parameter, and whether the step was shortened.
 
     An EstimationError where it falls along the direction, however short the step, or a variance vanishes.
     """
@@ -202,7 +195,7 @@ def rise_along(
                         raise EstimationError(vanishing_message(moments))
                     if np.linalg.eigvalsh(trial.Q)[-1] > 1.0 / SINGULAR:
                         raise EstimationError(not_determined(moments))
-                    return trial, step
+                    return trial, float(np.abs(step * direction).max()), step < 1.0
         except np.linalg.LinAlgError:  # beyond the edge of positive definite covariances
             pass
         step /= 2.0

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedstat.kernels.glm.specification import DistributionSpec
-from fedstat.models.vertical.fit import MomentsFit, TraceRow
+from fedstat.models.vertical.fit import MomentsFit
 from fedstat.models.vertical.law.fit import LawFit
+from fedstat.models.vertical.newton import TraceRow
 from fedstat.models.vfem.blocks.glm_distribution import NORMAL
 from fedstat.typing import Bools, Floats
 

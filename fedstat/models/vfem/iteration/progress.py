@@ -6,7 +6,7 @@ from typing import TextIO
 
 import numpy as np
 
-from fedstat.models.vertical.fit import TraceRow
+from fedstat.models.vertical.newton import TraceRow
 from fedstat.models.vfem.iteration.options import IterationOptions
 
 WINDOW = 10

@@ -10,8 +10,8 @@ from typing import Any
 from fedstat.federation.message import Ask
 from fedstat.federation.rounds.engine import Fit, Rounds
 from fedstat.federation.rounds.masked_sums import masked
-from fedstat.models.vertical.fit import TraceRow
 from fedstat.models.vertical.layout import Layout
+from fedstat.models.vertical.newton import TraceRow
 from fedstat.models.vfem.blocks.request import ask
 from fedstat.models.vfem.iteration.fit import VFEMFit
 from fedstat.models.vfem.iteration.options import IterationOptions

@@ -1,0 +1,111 @@
+"""Newton's method on a log-likelihood whose derivatives are exact, whatever its parameters are."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+import numpy as np
+from scipy.linalg import cho_factor, cho_solve
+
+from fedstat.typing import Floats
+
+Point = TypeVar("Point")
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRow:
+    """One evaluation: log-likelihood, relative score norm, largest change, what was done, seconds."""
+
+    iteration: int
+    log_likelihood: float
+    score: float
+    change: float
+    move: str
+    seconds: float
+
+
+class Derivatives(Protocol):
+    """A log-likelihood at a point, and its score (d,)."""
+
+    @property
+    def log_likelihood(self) -> float:
+        """Value at the point."""
+
+    @property
+    def score(self) -> Floats:
+        """Derivatives by the parameters."""
+
+
+Taken = TypeVar("Taken", bound=Derivatives)
+
+
+@dataclass(frozen=True, slots=True)
+class Climbed(Generic[Point]):
+    """Where a climb ended, how it came there, and whether at a maximum."""
+
+    point: Point
+    trace: tuple[TraceRow, ...]
+    converged: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ascent(Generic[Point, Taken]):
+    """A log-likelihood of `n` entities to be climbed.
+
+    `evaluate` takes derivatives at a point, `direct` says of which kind the next step is and gives it in
+    full, and `move` goes along it as far as the log-likelihood rises: the point, the largest change of a
+    parameter, and whether the step was shortened.
+    """
+
+    n: float
+    evaluate: Callable[[Point], Taken]
+    direct: Callable[[Point, Taken], tuple[str, Floats]]
+    move: Callable[[Point, Taken, Floats], tuple[Point, float, bool]]
+
+    def climb(self, point: Point, tol: float, maxiter: int) -> Climbed[Point]:
+        """Go up until the maximum is nearer than `tol` standard errors (the Newton decrement)."""
+        trace: list[TraceRow] = []
+        began, move, change = time.perf_counter(), "start", np.inf
+        for iteration in range(1, maxiter + 1):
+            at = self.evaluate(point)
+            move_next, direction = self.direct(point, at)
+            decrement = float(np.sqrt(np.maximum(at.score @ direction, 0.0)))
+            seconds, score = time.perf_counter() - began, float(decrement / np.sqrt(self.n))
+            trace.append(TraceRow(iteration, at.log_likelihood, score, float(change), move, seconds))
+            if decrement <= tol:
+                if move_next == "newton":
+                    reason = "the distance to the optimum is below its tolerance"
+                    return Climbed(point, tuple(trace), True, reason)
+                return Climbed(
+                    point, tuple(trace), False, "a stationary point that is not a maximum was reached"
+                )
+            point, change, shortened = self.move(point, at, direction)
+            move = "shortened" if shortened else move_next
+        return Climbed(point, tuple(trace), False, "the largest number of iterations was reached")
+
+
+def step_by(score: Floats, informations: Iterable[tuple[str, Floats]]) -> tuple[str, Floats]:
+    """Take the step of the first information that is positive definite, with its name.
+
+    A LinAlgError where none is.
+    """
+    for name, information in informations:
+        try:
+            return name, solve_information(information, score)
+        except np.linalg.LinAlgError:
+            continue
+    raise np.linalg.LinAlgError("no information is positive definite")
+
+
+def solve_information(information: Floats, right: Floats) -> Floats:
+    """Solve with an information matrix (d, d) for (d,) or (d, m); a LinAlgError where it is not positive."""
+    # With ones on its diagonal: coefficients and logarithms of variances differ by orders of magnitude, and
+    # whether a factor exists is to depend on neither unit.
+    root = np.sqrt(np.maximum(np.abs(np.diag(information)), np.finfo(float).tiny))
+    factor = cho_factor(information / np.outer(root, root), lower=True, overwrite_a=True)
+    # Transposed, so that one right side and several are scaled alike.
+    return np.asarray((cho_solve(factor, (right.T / root).T).T / root).T)
