@@ -14,7 +14,12 @@ from scipy.linalg import solve_triangular
 from fedstat.errors import AssumptionWarning, NotAvailableError, warn
 from fedstat.inference.likelihood import LRTest
 from fedstat.models.vertical.fit import MomentsFit, fit_moments
-from fedstat.models.vertical.law.derivatives import inverse_by_pattern, law_likelihood, observed
+from fedstat.models.vertical.law.derivatives import (
+    inverse_by_pattern,
+    joint_covariance,
+    law_likelihood,
+    observed,
+)
 from fedstat.models.vertical.law.fit import LawFit, fit_law
 from fedstat.models.vertical.law.pairs import edges_between, sparse_pairs
 from fedstat.models.vertical.likelihood import block_covariance, residuals
@@ -67,9 +72,7 @@ def joint_law(fit: MomentsFit | LawFit) -> Normal:
     standard, point = fit.standard, fit.point
     at = residuals(standard, point)
     Sigma = block_covariance(standard, point, at)
-    w = Sigma @ point.beta
-    variance = np.exp(point.log_s2) + point.beta @ w
-    cov = np.block([[Sigma, w[:, None]], [w[None, :], np.array([[variance]])]])
+    cov = joint_covariance(Sigma, point.beta, np.exp(point.log_s2))
     mean = np.append(point.mu, point.b + at.m.sum())
     return Normal(mean, cov, law_likelihood(standard.moments, mean, cov))
 
@@ -110,11 +113,12 @@ def little_test(fit: MomentsFit | LawFit, law: Normal | None = None) -> LittleTe
     return LittleTest(statistic, float(stats.chi2.sf(statistic, df)), df, len(n))
 
 
-def independence_lr_test(fit: MomentsFit | LawFit) -> LRTest:
+def independence_lr_test(fit: MomentsFit | LawFit, restricted: MomentsFit | None = None) -> LRTest:
     """Likelihood ratio of all covariances free against blocks independent between clients.
 
     Unlike the pairwise tests it is valid when missingness depends on what is seen (MAR). Its degrees of
-    freedom are p_j p_k summed over the pairs of clients that share enough entities.
+    freedom are p_j p_k summed over the pairs of clients that share enough entities. `restricted` is the fit
+    with independent blocks, where it is at hand.
     """
     moments = fit.moments
     sizes, sparse = moments.sizes, {(pair.first, pair.second) for pair in sparse_pairs(moments)}
@@ -122,7 +126,8 @@ def independence_lr_test(fit: MomentsFit | LawFit) -> LRTest:
     if not pairs:
         raise NotAvailableError("no two clients share enough entities, so no correlation can be seen")
     df = sum(sizes[j] * sizes[k] for j, k in pairs)
-    restricted = fit_moments(moments) if isinstance(fit, LawFit) else fit
+    if restricted is None:
+        restricted = fit_moments(moments) if isinstance(fit, LawFit) else fit
     statistic = 2.0 * (unrestricted_law(fit).log_likelihood - joint_law(restricted).log_likelihood)
     return LRTest(statistic, float(stats.chi2.sf(statistic, df)), float(df))
 

@@ -9,7 +9,7 @@ import numpy as np
 from fedstat.errors import NotAvailableError
 from fedstat.inference.covariance import symmetrise
 from fedstat.models.vertical.law.covariance import in_psi
-from fedstat.models.vertical.law.derivatives import differentiate, observed
+from fedstat.models.vertical.law.derivatives import centred_sums, differentiate, joint_covariance, observed
 from fedstat.models.vertical.law.fit import LawFit
 from fedstat.models.vertical.moments import PatternMoments
 from fedstat.models.vfem.covariance.sem_protocol import solve_sem
@@ -30,7 +30,7 @@ def sem_of_law(fit: LawFit) -> tuple[Floats, float]:
             "use cov_type='observed'"
         )
     moments, point = fit.moments, fit.point
-    i, j = np.nonzero(np.triu(fit.moves.edges))
+    i, j = fit.moves.entries
     theta = np.concatenate([[point.a, point.s2], point.beta, point.mu, point.Q[i, j]])
     rows = []
     for place in range(len(theta)):
@@ -59,9 +59,7 @@ def em_map(moments: PatternMoments, theta: Array) -> Array:
     i, j = np.triu_indices(P)
     Q = np.zeros((P, P), dtype=theta.dtype)
     Q[i, j] = Q[j, i] = theta[2 + 2 * P :]
-    Sigma = np.linalg.inv(Q)
-    w = Sigma @ beta
-    cov = np.block([[Sigma, w[:, None]], [w[None, :], np.array([[s2 + beta @ w]])]])
+    cov = joint_covariance(np.linalg.inv(Q), beta, s2)
     mean, cov = em_step(moments, np.append(mu, a), cov)
     Q = np.linalg.inv(cov[:-1, :-1])
     beta = Q @ cov[:-1, -1]
@@ -74,9 +72,7 @@ def em_step(moments: PatternMoments, mean: Array, cov: Array) -> tuple[Array, Ar
     seen = observed(moments)
     both = seen[:, :, None] & seen[:, None, :]
     K = np.linalg.inv(np.where(both, cov, np.eye(len(cov)))) * both
-    at, first, n = seen * mean, moments.grams[:, 0, 1:], moments.n
-    d = first - n[:, None] * at
-    D = moments.grams[:, 1:, 1:] - first[:, :, None] * at[:, None, :] - at[:, :, None] * d[:, None, :]
+    d, D = centred_sums(moments, mean)
     move = cov @ np.matmul(K, d[:, :, None]).sum(axis=0)[:, 0] / moments.nobs
-    inner = (np.matmul(np.matmul(K, D), K) - n[:, None, None] * K).sum(axis=0)
+    inner = (np.matmul(np.matmul(K, D), K) - moments.n[:, None, None] * K).sum(axis=0)
     return mean + move, cov + cov @ inner @ cov / moments.nobs - np.outer(move, move)

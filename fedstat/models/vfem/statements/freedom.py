@@ -25,7 +25,7 @@ def freedom_notes(fit: LawFit, errors: Floats) -> Iterator[str]:
     try:
         other = fit_moments(fit.moments)
         covariance = reported_covariance(moments_covariance(other), by_client(other))
-        pvalue = independence_lr_test(fit).pvalue
+        pvalue = independence_lr_test(fit, other).pvalue
     except (EstimationError, NotAvailableError):
         return
     ratio = errors / np.sqrt(np.diag(covariance))[1:]
