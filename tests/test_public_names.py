@@ -45,6 +45,7 @@ DATASETS = [
     "make_logistic_sites",
     "make_selection",
     "make_sme",
+    "make_sme_risk",
     "write_sme_sample",
 ]
 

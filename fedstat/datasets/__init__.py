@@ -1,8 +1,9 @@
 """Simulated data held by several institutions, with the truth beside them.
 
 Institutions with different columns: :func:`make_sme` imitates a published study of enterprise profit whose
-data are not public, :func:`load_sme` reads a packaged sample of it, :func:`make_selection` is a published
-study of selection among columns, and :func:`make_blocks` is a small general simulator. Sites with different
+data are not public, :func:`load_sme` reads a packaged sample of it, :func:`make_sme_risk` imitates one of
+their risk with columns of mixed kinds, :func:`make_selection` is a published study of selection among
+columns, and :func:`make_blocks` is a small general simulator. Sites with different
 rows: :func:`make_logistic_sites` follows a published comparison of federated methods, and
 :func:`make_hospitals` imitates the heart disease data of four hospitals.
 """
@@ -12,6 +13,7 @@ from fedstat.datasets.selection import SimulatedSelection, load_selection_publis
 from fedstat.datasets.simulated import SimulatedData
 from fedstat.datasets.sites import SimulatedSites, make_hospitals, make_logistic_sites
 from fedstat.datasets.sme import load_sme, load_sme_published, make_sme, write_sme_sample
+from fedstat.datasets.sme_risk import make_sme_risk
 
 __all__ = [
     "SimulatedData",
@@ -25,5 +27,6 @@ __all__ = [
     "make_logistic_sites",
     "make_selection",
     "make_sme",
+    "make_sme_risk",
     "write_sme_sample",
 ]

@@ -111,8 +111,8 @@ def _lognormal(Z: Floats) -> Floats:
 
 # The margin is a fixed function of a standard normal variable, so its moments are means over a grid of
 # that variable's quantiles.
-_GRID: Floats = ndtri((np.arange(100_000) + 0.5) / 100_000)
-_CENTRE, _SCALE = float(_lognormal(_GRID).mean()), float(_lognormal(_GRID).std())
+NORMAL_GRID: Floats = ndtri((np.arange(100_000) + 0.5) / 100_000)
+_CENTRE, _SCALE = float(_lognormal(NORMAL_GRID).mean()), float(_lognormal(NORMAL_GRID).std())
 
 
 def _skewed(Z: Floats) -> Floats:
@@ -122,10 +122,10 @@ def _skewed(Z: Floats) -> Floats:
 
 def _skewed_correlation(R: Floats) -> Floats:
     """Correlation after :func:`_skewed`: sum_j c_j^2 j! R^j, c_j the Hermite coefficients (Mehler)."""
-    margin = _skewed(_GRID)
+    margin = _skewed(NORMAL_GRID)
     terms = [0.0]
     for j in range(1, _HERMITE_TERMS + 1):
-        he_j = hermeval(_GRID, [0.0] * j + [1.0])
+        he_j = hermeval(NORMAL_GRID, [0.0] * j + [1.0])
         terms.append(float((margin * he_j).mean()) ** 2 / math.factorial(j))
     correlation: Floats = Polynomial(terms)(R)
     return correlation
