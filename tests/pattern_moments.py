@@ -9,12 +9,13 @@ import numpy as np
 from fedstat.models.vertical.moments import PatternMoments, number_patterns
 
 
-def moments_of_arrays(X, y, sizes, *, clients=None, names=None):
-    """Sum over pooled data; a client lacks an entity where any of its columns is nan."""
+def moments_of_arrays(X, y, sizes, *, clients=None, names=None, partial=False):
+    """Sum over pooled data; a client lacks an entity where any of its columns is nan, unless `partial`."""
     K, P = len(sizes), X.shape[1]
     edges = np.cumsum([0, *sizes])
-    seen = np.column_stack([~np.isnan(X[:, edges[k] : edges[k + 1]]).any(axis=1) for k in range(K)])
-    known = np.where(np.repeat(seen, sizes, axis=1), X, np.nan)
+    has = np.column_stack([~np.isnan(X[:, edges[k] : edges[k + 1]]).any(axis=1) for k in range(K)])
+    seen = ~np.isnan(X) if partial else np.repeat(has, sizes, axis=1)
+    known = np.where(seen, X, np.nan)
     columns = np.column_stack([known, y])
     centre, scale = np.nanmean(columns, axis=0), np.nanstd(columns, axis=0)
     scale = np.where(scale > 0.0, scale, 1.0)
@@ -25,7 +26,7 @@ def moments_of_arrays(X, y, sizes, *, clients=None, names=None):
         clients=tuple(clients or [f"client {k + 1}" for k in range(K)]),
         sizes=tuple(int(p) for p in sizes),
         names=tuple(names or [f"x{j + 1}" for j in range(P)]),
-        patterns=seen[first],
+        seen=seen[first],
         n=np.array([float(len(Z)) for Z in members]),
         grams=np.array([Z.T @ Z for Z in members]),
         centre=centre,
@@ -37,18 +38,18 @@ def merged(moments, plan):
     """Carry out a plan of merges: what sites that sum over the coarser patterns release."""
     n = np.zeros(len(plan.patterns))
     grams = np.zeros((len(plan.patterns), *moments.grams.shape[1:]))
-    kept = plan.patterns[:, moments.owner]
+    kept = plan.patterns[:, moments.unit]
     for g, to in enumerate(plan.target):
         if to >= 0:
             keep = np.concatenate([[True], kept[to], [True]])
             n[to] += moments.n[g]
             grams[to] += moments.grams[g] * np.outer(keep, keep)
-    return replace(moments, patterns=plan.patterns, n=n, grams=grams)
+    return replace(moments, seen=kept, n=n, grams=grams)
 
 
 def complete(moments):
     """Keep the entities that every client has: the fit is least squares on them, method="cc"."""
-    return _as_one(moments, np.asarray(moments.patterns.all(axis=1)))
+    return _as_one(moments, np.asarray(moments.seen.all(axis=1)))
 
 
 def filled(moments):
@@ -57,6 +58,6 @@ def filled(moments):
 
 
 def _as_one(moments, use):
-    every = np.ones((1, len(moments.sizes)), dtype=bool)
+    every = np.ones((1, len(moments.names)), dtype=bool)
     n, grams = moments.n[use].sum(keepdims=True), moments.grams[use].sum(axis=0, keepdims=True)
-    return replace(moments, patterns=every, n=n, grams=grams)
+    return replace(moments, seen=every, n=n, grams=grams)

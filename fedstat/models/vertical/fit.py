@@ -13,7 +13,7 @@ from functools import partial
 
 import numpy as np
 
-from fedstat.errors import EstimationError
+from fedstat.errors import EstimationError, ModelError
 from fedstat.models.vertical.likelihood import (
     LikelihoodDerivatives,
     LikelihoodPoint,
@@ -88,9 +88,11 @@ def fit_moments(
     It stops when the optimum is nearer than `tol` standard errors (the Newton decrement), or with
     ``converged=False`` after `maxiter` steps. It starts from no effects and every block at its own moments,
     as the iterative exchange does with ``init="zero"``. An EstimationError where the moments determine no
-    estimate.
+    estimate, a ModelError where entities have some of a client's columns only.
     """
     standard = moments if isinstance(moments, Standard) else Standard(moments)
+    if not standard.moments.whole:
+        raise ModelError("fit_moments: entities with some of a client's columns have the law of all columns")
     ascent = Ascent(
         standard.moments.nobs,
         partial(evaluate, standard),

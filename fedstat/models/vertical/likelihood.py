@@ -52,8 +52,8 @@ class LikelihoodPoint:
 class Standard:
     """Standardised moments, with what the likelihood needs of them once.
 
-    They are given in any units. An EstimationError where a client has fewer than two entities, or its columns
-    are constant or collinear.
+    They are given in any units; the likelihood of this module is that of moments which are `whole`. An
+    EstimationError where a client has fewer than two entities, or its columns are constant or collinear.
     """
 
     def __init__(self, moments: PatternMoments) -> None:
@@ -62,9 +62,10 @@ class Standard:
         owner = self.moments.owner
         self.member: Floats = (owner[:, None] == np.arange(len(moments.sizes))).astype(float)
         self.within: Floats = self.member @ self.member.T
-        self.count: Floats = self.moments.n_seen[owner]
+        self.count: Floats = self.moments.n_seen[self.moments.unit]
         total = self.moments.grams[:, 1:-1, 1:-1].sum(axis=0)
-        self.S: Floats = total * self.within / self.count
+        # Of columns that different entities have, at the geometric mean of the two: positive semi-definite.
+        self.S: Floats = total * self.within / np.sqrt(np.outer(self.count, self.count))
         self._check_rank()
         self.precision: Floats = np.linalg.inv(self.S) * self.within
 
@@ -91,7 +92,7 @@ class Standard:
                 loading = zip(self.moments.names[here], vectors[:, 0], strict=True)
                 names = ", ".join(c for c, v in loading if abs(v) > 1e-4)
                 raise EstimationError(
-                    f"{client}: collinear among the {int(self.moments.n_seen[k])} entities of this fit: "
+                    f"{client}: collinear among the {int(self.count[here].min())} entities of this fit: "
                     f"{names}; drop one of them"
                 )
 

@@ -1,9 +1,10 @@
 """Moments by missing pattern: all that the likelihood of VFEM reads of the data.
 
-A pattern g says which clients have an entity. Of its n_g entities the likelihood needs the Gram matrix of
-(1, x, y), the sum of (1, x, y)(1, x, y)' with zeros at the columns of clients that lack them, and nothing
+A pattern g says which columns an entity has. Of its n_g entities the likelihood needs the Gram matrix of
+(1, x, y), the sum of (1, x, y)(1, x, y)' with zeros at the columns that they lack, and nothing
 else. The columns are standardised by a centre and a scale that all patterns share, so that the sums
-keep their digits.
+keep their digits. Columns of one client that are missing together, in every pattern, are a unit: one unit is
+the client's whole block where no entity has some of it only.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ COLLINEAR = 1e-10
 class PatternMoments:
     """Gram matrices of (1, x, y) by missing pattern, of K clients with `sizes` columns each, P in all.
 
-    `patterns` (G, K) tell which clients have the n (G,) entities of a pattern. `grams` (G, P + 2, P + 2) are
+    `seen` (G, P) tells which columns the n (G,) entities of a pattern have. `grams` (G, P + 2, P + 2) are
     sums of (1, x, y)(1, x, y)' of the columns less `centre` over `scale`, (P + 1,) in the units of the data
     with the response last; they are zero where x is not seen. A ModelError where shapes do not fit together,
     a scale is not positive, or a sum is not finite.
@@ -34,7 +35,7 @@ class PatternMoments:
     clients: tuple[str, ...]
     sizes: tuple[int, ...]
     names: tuple[str, ...]
-    patterns: Bools
+    seen: Bools
     n: Floats
     grams: Floats
     centre: Floats
@@ -45,7 +46,7 @@ class PatternMoments:
         expected = {
             "clients": (len(self.clients), K),
             "names": (len(self.names), P),
-            "patterns": (self.patterns.shape, (G, K)),
+            "seen": (self.seen.shape, (G, P)),
             "grams": (self.grams.shape, (G, P + 2, P + 2)),
             "centre": (self.centre.shape, (P + 1,)),
             "scale": (self.scale.shape, (P + 1,)),
@@ -71,19 +72,47 @@ class PatternMoments:
         return np.repeat(np.arange(len(self.sizes)), self.sizes)
 
     @property
-    def seen(self) -> Bools:
-        """Which columns are seen in each pattern, (G, P)."""
-        return self.patterns[:, self.owner]
+    def unit(self) -> Ints:
+        """Number of the unit of each column, (P,), in order of their first columns."""
+        return number_units(self.seen, self.owner)
+
+    @property
+    def units(self) -> list[Ints]:
+        """Columns of each of U units."""
+        unit = self.unit
+        return [np.flatnonzero(unit == u) for u in range(int(unit.max()) + 1)]
+
+    @property
+    def whole(self) -> bool:
+        """Whether every entity has all columns of a client or none."""
+        return len(self.units) == len(self.sizes)
+
+    @property
+    def patterns(self) -> Bools:
+        """Which units are seen in each pattern, (G, U)."""
+        return self.seen[:, [columns[0] for columns in self.units]]
 
     @property
     def n_seen(self) -> Floats:
-        """Entities that each client has, (K,)."""
+        """Entities that have each unit, (U,)."""
         return np.asarray(self.n @ self.patterns, dtype=np.float64)
 
     @property
     def n_complete(self) -> int:
-        """Entities that every client has."""
-        return int(self.n[self.patterns.all(axis=1)].sum())
+        """Entities that have every column."""
+        return int(self.n[self.seen.all(axis=1)].sum())
+
+    @property
+    def unit_names(self) -> list[str]:
+        """Name each unit for messages: the client, and its columns where these are not all of them."""
+        owner, units = self.owner, self.units
+        parts = np.bincount(owner[[columns[0] for columns in units]])
+        out = []
+        for columns in units:
+            k = int(owner[columns[0]])
+            listed = ", ".join(self.names[c] for c in columns)
+            out.append(f"'{self.clients[k]}'" + (f" ({listed})" if parts[k] > 1 else ""))
+        return out
 
     def places(self, client: int) -> slice:
         """Places of a client's columns among the P."""
@@ -106,7 +135,7 @@ class PatternMoments:
         An EstimationError where a client has fewer than two entities, or a column is constant.
         """
         total = self.grams.sum(axis=0)
-        count = np.append(self.n_seen[self.owner], self.nobs)
+        count = np.append(self.n_seen[self.unit], self.nobs)
         self._check_counts()
         mean = total[0, 1:] / count
         square = np.diag(total)[1:] / count
@@ -125,29 +154,30 @@ class PatternMoments:
         return replace(self, grams=grams, centre=self.centre + self.scale * mean, scale=self.scale * root)
 
     def _check_counts(self) -> None:
-        for client, count in zip(self.clients, self.n_seen, strict=True):
+        for columns, count in zip(self.units, self.n_seen, strict=True):
             if count < 2:
+                client = self.clients[self.owner[columns[0]]]
+                what = "its block" if self.whole else ", ".join(self.names[c] for c in columns)
                 raise EstimationError(
-                    f"{client}: {int(count)} of the entities of this fit have its block; two are the least"
+                    f"{client}: {int(count)} of the entities of this fit have {what}; two are the least"
                 )
 
     def _check_spread(self, flat: Bools) -> None:
         if flat[-1]:
             raise EstimationError("the response is constant among the entities of this fit")
-        for k, client in enumerate(self.clients):
-            here = self.places(k)
-            names = [c for c, bad in zip(self.names[here], flat[here], strict=True) if bad]
+        for columns, count in zip(self.units, self.n_seen, strict=True):
+            names = [self.names[c] for c in columns if flat[c]]
             if names:
                 raise EstimationError(
-                    f"{client}: constant among the {int(self.n_seen[k])} entities of this fit: "
-                    f"{', '.join(names)}; drop them"
+                    f"{self.clients[self.owner[columns[0]]]}: constant among the {int(count)} entities of "
+                    f"this fit: {', '.join(names)}; drop them"
                 )
 
     def submodel(self, columns: Sequence[str]) -> PatternMoments:
         """Keep these columns, in any order: the moments of any formula within the one at hand.
 
-        Who has an entity stays as it is; a client whose columns are all left out drops out. A ModelError
-        where a name is not there, or there is none.
+        Who has what of an entity stays as it is; a client whose columns are all left out drops out. A
+        ModelError where a name is not there, or there is none.
         """
         if not columns:
             raise ModelError("submodel: at least one column is needed")
@@ -158,21 +188,28 @@ class PatternMoments:
         sizes = np.bincount(self.owner[keep], minlength=len(self.sizes))
         stay = sizes > 0
         places = np.flatnonzero(np.concatenate([[True], keep, [True]]))
-        # Patterns that differed by clients which drop out are one now.
-        patterns, code = np.unique(self.patterns[:, stay], axis=0, return_inverse=True)
-        n, grams = np.zeros(len(patterns)), np.zeros((len(patterns), len(places), len(places)))
+        # Patterns that differed by columns which drop out are one now.
+        seen, code = np.unique(self.seen[:, keep], axis=0, return_inverse=True)
+        n, grams = np.zeros(len(seen)), np.zeros((len(seen), len(places), len(places)))
         np.add.at(n, code.ravel(), self.n)
         np.add.at(grams, code.ravel(), self.grams[:, places[:, None], places])
         return PatternMoments(
             clients=tuple(c for c, here in zip(self.clients, stay, strict=True) if here),
             sizes=tuple(sizes[stay].tolist()),
             names=tuple(c for c, here in zip(self.names, keep, strict=True) if here),
-            patterns=patterns,
+            seen=seen,
             n=n,
             grams=grams,
             centre=np.append(self.centre[:-1][keep], self.centre[-1]),
             scale=np.append(self.scale[:-1][keep], self.scale[-1]),
         )
+
+
+def number_units(seen: Bools, owner: Ints) -> Ints:
+    """Give columns of one client that are seen in the same rows one number, by their first ones: (P,)."""
+    kinds = np.column_stack([owner, seen.T])
+    _, first, unit = np.unique(kinds, axis=0, return_index=True, return_inverse=True)
+    return np.asarray(np.argsort(np.argsort(first))[unit.ravel()], dtype=np.int64)
 
 
 def number_patterns(missing: Bools) -> tuple[Ints, Ints, Floats]:

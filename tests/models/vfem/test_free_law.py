@@ -20,14 +20,17 @@ from fedstat.models.vertical.law import covariance as law_covariances
 from fedstat.models.vertical.law.covariance import law_covariance
 from fedstat.models.vertical.law.derivatives import differentiate, law_likelihood
 from fedstat.models.vertical.law.fit import all_effects, fit_law
-from fedstat.models.vertical.law.pairs import edges_between, extremes, sparse_pairs
+from fedstat.models.vertical.law.pairs import edges_between, extremes, fit_between, sparse_pairs
 from fedstat.models.vfem.statements import influence
 
 SIZES = {"Bank": 2, "Court": 2, "Tax": 1}
 
 
-def draw(seed, n=700, rho=0.4, missing="mcar", apart=False):
-    """Correlated columns of three clients; "mar": records hang on the response and on a bank's column."""
+def draw(seed, n=700, rho=0.4, missing="mcar", apart=False, cells=0.0):
+    """Correlated columns of three clients; "mar": records hang on the response and on a bank's column.
+
+    Of the cells a share is missing by itself.
+    """
     rng = np.random.default_rng([seed, 77])
     names = [f"{client.lower()}{j}" for client, size in SIZES.items() for j in range(size)]
     Z = rng.normal(size=(n, 5)) * np.sqrt(1.0 - rho) + np.sqrt(rho) * rng.normal(size=(n, 1))
@@ -41,13 +44,14 @@ def draw(seed, n=700, rho=0.4, missing="mcar", apart=False):
     columns = {client: [c for c in names if c.startswith(client.lower())] for client in SIZES}
     for client, gone in lacks.items():
         table.loc[gone, columns[client]] = np.nan
+    table[names] = table[names].mask(rng.random((n, 5)) < cells)
     return Study(table, columns, "Bank")
 
 
 def moments_of(study):
     X, y = study.table[study.covariates].to_numpy(), study.table["y"].to_numpy()
     sizes = [len(names) for names in study.columns.values()]
-    return moments_of_arrays(X, y, sizes, clients=list(study.columns), names=study.covariates)
+    return moments_of_arrays(X, y, sizes, clients=list(study.columns), names=study.covariates, partial=True)
 
 
 def of_rows(study, moments, theta, edges):
@@ -75,15 +79,26 @@ def theta_of(fit):
     return np.concatenate([[point.a, point.s2], point.beta, point.mu, point.Q[i, j]])
 
 
-DESIGNS = {"mcar": {}, "mar": {"missing": "mar"}, "two clients that share no entity": {"apart": True}}
+DESIGNS = {
+    "mcar": {},
+    "mar": {"missing": "mar"},
+    "two clients that share no entity": {"apart": True},
+    "single cells": {"missing": "mar", "cells": 0.1},
+}
 
 
-@pytest.mark.parametrize("design", DESIGNS)
-def test_score_and_information_are_those_of_the_rows(design):
+@pytest.mark.parametrize(
+    ("design", "between"), [*[(design, "free") for design in DESIGNS], ("single cells", "independent")]
+)
+def test_score_and_information_are_those_of_the_rows(design, between):
     study = draw(1, **DESIGNS[design])
-    fit = fit_law(moments_of(study), edges_between(moments_of(study), "free"))
+    moments = moments_of(study)
+    fit = fit_between(moments, between)
     edges, theta = fit.moves.edges, theta_of(fit)
-    assert fit.converged and edges.all() == (design != "two clients that share no entity")
+    assert moments.whole == (design != "single cells")
+    assert fit.converged and edges.all() == (
+        design != "two clients that share no entity" and between == "free"
+    )
     assert fit.joint == pytest.approx(of_rows(study, fit.moments, theta, edges), rel=1e-12)
 
     def of_theta(at):

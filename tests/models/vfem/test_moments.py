@@ -83,7 +83,7 @@ def test_units_of_the_sums_do_not_matter(moments):
     [
         ({"clients": ("A",)}, "expected clients of 4, received 1"),
         ({"names": ("a0",)}, "expected names of 8, received 1"),
-        ({"n": np.ones(3)}, r"expected patterns of \(3, 4\), received \(16, 4\)"),
+        ({"n": np.ones(3)}, r"expected seen of \(3, 8\), received \(16, 8\)"),
         ({"centre": np.zeros(8)}, r"expected centre of \(9,\)"),
         ({"scale": np.zeros(9)}, "every scale must be positive"),
         ({"grams": np.full((16, 10, 10), np.nan)}, "every sum must be finite"),

@@ -55,10 +55,10 @@ def air():
     for gram, sums in zip(grams, AIR.values(), strict=True):
         gram[np.triu_indices(7)] = np.array(sums.split(), dtype=float)
         gram += np.triu(gram, 1).T
-    patterns = np.array([[*seen, True] for seen in AIR])
+    has = np.array([[*seen, True, True, True] for seen in AIR])
     names = ("Ozone", "Solar.R", "Wind", "Month", "Day")
     clients = ("one", "two", "three")
-    return PatternMoments(clients, (1, 1, 3), names, patterns, grams[:, 0, 0], grams, np.zeros(6), np.ones(6))
+    return PatternMoments(clients, (1, 1, 3), names, has, grams[:, 0, 0], grams, np.zeros(6), np.ones(6))
 
 
 @pytest.fixture(scope="module")

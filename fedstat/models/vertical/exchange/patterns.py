@@ -106,7 +106,7 @@ def exchange_patterns(
         clients=layout.clients,
         sizes=layout.sizes,
         names=layout.names,
-        patterns=plan.patterns,
+        seen=plan.patterns[:, np.repeat(np.arange(len(layout.sizes)), layout.sizes)],
         n=grams.products[:, 0, 0].copy(),
         grams=grams.products,
         centre=np.append(units.shift, units.mean),

@@ -13,7 +13,7 @@ from scipy.linalg import solve_triangular
 
 from fedstat.errors import AssumptionWarning, NotAvailableError, warn
 from fedstat.inference.likelihood import LRTest
-from fedstat.models.vertical.fit import MomentsFit, fit_moments
+from fedstat.models.vertical.fit import MomentsFit
 from fedstat.models.vertical.law.derivatives import (
     inverse_by_pattern,
     joint_covariance,
@@ -21,7 +21,7 @@ from fedstat.models.vertical.law.derivatives import (
     observed,
 )
 from fedstat.models.vertical.law.fit import LawFit, fit_law
-from fedstat.models.vertical.law.pairs import edges_between, sparse_pairs
+from fedstat.models.vertical.law.pairs import edges_between, fit_between
 from fedstat.models.vertical.likelihood import block_covariance, residuals
 from fedstat.models.vertical.moments import PatternMoments
 from fedstat.typing import Floats
@@ -79,8 +79,9 @@ def joint_law(fit: MomentsFit | LawFit) -> Normal:
 
 def unrestricted_law(fit: MomentsFit | LawFit) -> Normal:
     """Law of standardised (x, y) with all covariances free, where clients share enough entities."""
-    if not isinstance(fit, LawFit):
-        fit = fit_law(fit.standard, edges_between(fit.moments, "free"))
+    edges = edges_between(fit.moments, "free")
+    if not isinstance(fit, LawFit) or (fit.moves.edges != edges).any():
+        fit = fit_law(fit.moments, edges)
     return joint_law(fit)
 
 
@@ -113,21 +114,21 @@ def little_test(fit: MomentsFit | LawFit, law: Normal | None = None) -> LittleTe
     return LittleTest(statistic, float(stats.chi2.sf(statistic, df)), df, len(n))
 
 
-def independence_lr_test(fit: MomentsFit | LawFit, restricted: MomentsFit | None = None) -> LRTest:
+def independence_lr_test(fit: MomentsFit | LawFit, restricted: MomentsFit | LawFit | None = None) -> LRTest:
     """Likelihood ratio of all covariances free against blocks independent between clients.
 
     Unlike the pairwise tests it is valid when missingness depends on what is seen (MAR). Its degrees of
-    freedom are p_j p_k summed over the pairs of clients that share enough entities. `restricted` is the fit
+    freedom are the pairs of columns of two clients that share enough entities. `restricted` is the fit
     with independent blocks, where it is at hand.
     """
     moments = fit.moments
-    sizes, sparse = moments.sizes, {(pair.first, pair.second) for pair in sparse_pairs(moments)}
-    pairs = [pair for pair in combinations(range(len(sizes)), 2) if pair not in sparse]
-    if not pairs:
+    free, own = (edges_between(moments, law) for law in ("free", "independent"))
+    df = (free & ~own).sum() // 2
+    if not df:
         raise NotAvailableError("no two clients share enough entities, so no correlation can be seen")
-    df = sum(sizes[j] * sizes[k] for j, k in pairs)
     if restricted is None:
-        restricted = fit_moments(moments) if isinstance(fit, LawFit) else fit
+        within = not isinstance(fit, LawFit) or (fit.moves.edges == own).all()
+        restricted = fit if within else fit_between(moments, "independent")
     statistic = 2.0 * (unrestricted_law(fit).log_likelihood - joint_law(restricted).log_likelihood)
     return LRTest(statistic, float(stats.chi2.sf(statistic, df)), float(df))
 
@@ -197,9 +198,9 @@ def wilks(moments: PatternMoments, j: int, k: int) -> BlockIndependence:
 
 
 def covariance_of_shared(moments: PatternMoments, j: int, k: int) -> tuple[float, Floats]:
-    """Count and covariance of two clients' columns over the entities that both have."""
-    both = moments.patterns[:, j] & moments.patterns[:, k]
-    columns = [1 + c for b in (j, k) for c in range(moments.places(b).start, moments.places(b).stop)]
+    """Count and covariance of two clients' columns over the entities that have all of them."""
+    columns = 1 + np.flatnonzero(np.isin(moments.owner, (j, k)))
+    both = moments.seen[:, columns - 1].all(axis=1)
     total = moments.grams[both].sum(axis=0)
     n = float(moments.n[both].sum())
     if n == 0.0:

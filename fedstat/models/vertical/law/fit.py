@@ -206,11 +206,10 @@ def rise_along(
 
 def not_determined(moments: PatternMoments) -> str:
     """Say why there is no maximum."""
-    both = moments.patterns.T @ (moments.patterns * moments.n[:, None])
+    both, names = moments.patterns.T @ (moments.patterns * moments.n[:, None]), moments.unit_names
     j, k = np.unravel_index(both.argmin(), both.shape)
     return (
-        "the covariance of all columns is not determined: "
-        f"'{moments.clients[j]}' and '{moments.clients[k]}' share {int(both[j, k]):,} of "
-        f"{int(moments.nobs):,} entities, and columns may be collinear across institutions; leave out "
-        "columns or clients, or fit with between='independent'"
+        f"the covariance of all columns is not determined: {names[j]} and {names[k]} share "
+        f"{int(both[j, k]):,} of {int(moments.nobs):,} entities, and columns may be collinear across "
+        "institutions; leave out columns or clients, or fit with between='independent'"
     )

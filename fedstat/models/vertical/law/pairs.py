@@ -1,4 +1,7 @@
-"""Pairs of institutions with few entities in common: what is assumed of them, and how much hangs on it.
+"""Pairs of blocks with few entities in common: what is assumed of them, and how much hangs on it.
+
+A block is an institution's columns, or where entities have some of these only a set of them that are missing
+together: a unit of :class:`~fedstat.models.vertical.moments.PatternMoments`.
 
 Where no entity, or hardly one, has the columns of both, their covariance given all other columns and the
 response is not in the data: every partial covariance R_j^1/2 M R_k^1/2 with a spectral norm of M of at most
@@ -13,7 +16,8 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from fedstat.models.vertical.law.fit import LawFit
+from fedstat.models.vertical.fit import MomentsFit, fit_moments
+from fedstat.models.vertical.law.fit import LawFit, fit_law
 from fedstat.models.vertical.moments import PatternMoments
 from fedstat.typing import Bools, Floats, Ints
 
@@ -33,7 +37,7 @@ STEPS = 201
 
 @dataclass(frozen=True, slots=True)
 class SparsePair:
-    """Two clients, by number, that share n entities, too few for a covariance of their columns together."""
+    """Two units, by number, that share n entities, too few for a covariance of their columns together."""
 
     first: int
     second: int
@@ -47,31 +51,32 @@ class SparsePair:
 
 
 def sparse_pairs(moments: PatternMoments) -> list[SparsePair]:
-    """Find the pairs of clients with too few entities in common to estimate a covariance."""
-    out = []
-    for j, k in combinations(range(len(moments.sizes)), 2):
-        n = together(moments, j, k)
-        columns = moments.sizes[j] + moments.sizes[k]
-        if n < LEAST_TOGETHER * columns:
-            out.append(SparsePair(j, k, int(n), columns))
-    return out
-
-
-def together(moments: PatternMoments, j: int, k: int) -> float:
-    """Entities that two clients both have."""
-    return float(moments.n[moments.patterns[:, j] & moments.patterns[:, k]].sum())
+    """Find the pairs of units with too few entities in common to estimate a covariance."""
+    patterns, sizes = moments.patterns, [len(columns) for columns in moments.units]
+    both = patterns.T @ (patterns * moments.n[:, None])
+    each = ((j, k, sizes[j] + sizes[k]) for j, k in combinations(range(len(sizes)), 2))
+    return [
+        SparsePair(j, k, int(both[j, k]), columns)
+        for j, k, columns in each
+        if both[j, k] < LEAST_TOGETHER * columns
+    ]
 
 
 def edges_between(moments: PatternMoments, between: Between) -> Bools:
     """Which columns may depend given all others, (P, P): those of one client, and with "free" of others."""
-    owner = moments.owner
-    if between == "independent":
-        return np.asarray(owner[:, None] == owner)
-    edges = np.ones((len(owner), len(owner)), dtype=bool)
+    owner, unit = moments.owner, moments.unit
+    edges = np.asarray((owner[:, None] == owner) | (between == "free"))
     for pair in sparse_pairs(moments):
-        here, there = moments.places(pair.first), moments.places(pair.second)
-        edges[here, there] = edges[there, here] = False
+        here, there = unit == pair.first, unit == pair.second
+        edges &= ~(np.outer(here, there) | np.outer(there, here))
     return edges
+
+
+def fit_between(moments: PatternMoments, between: Between, maxiter: int = 200) -> MomentsFit | LawFit:
+    """Maximise the likelihood of what is seen, of columns that are free to depend between clients or not."""
+    if between == "independent" and moments.whole:
+        return fit_moments(moments, maxiter=maxiter)
+    return fit_law(moments, edges_between(moments, between), maxiter=maxiter)
 
 
 def extremes(fit: LawFit, pair: SparsePair) -> Floats:
@@ -80,9 +85,8 @@ def extremes(fit: LawFit, pair: SparsePair) -> Floats:
     For each coefficient M goes through the spectral ball along its steepest direction: with one column on
     either side these are the smallest and the largest value that any law of this likelihood has.
     """
-    places = [fit.moments.places(k) for k in (pair.first, pair.second)]
-    law = PartialLaw(fit.point.cov, *[np.arange(here.start, here.stop) for here in places])
-    shape = tuple(here.stop - here.start for here in places)
+    first, second = (fit.moments.units[u] for u in (pair.first, pair.second))
+    law, shape = PartialLaw(fit.point.cov, first, second), (len(first), len(second))
     at = law.moved(np.zeros(shape))
     slopes = np.empty((len(at), *shape))
     for cell in np.ndindex(*shape):

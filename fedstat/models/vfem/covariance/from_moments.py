@@ -15,10 +15,10 @@ from scipy.linalg import block_diag
 from fedstat.errors import NotAvailableError
 from fedstat.inference.covariance import symmetrise
 from fedstat.models.vertical.covariance import in_units, information_inverse
-from fedstat.models.vertical.fit import MomentsFit, fit_moments
+from fedstat.models.vertical.fit import MomentsFit
 from fedstat.models.vertical.law.covariance import law_covariance
-from fedstat.models.vertical.law.fit import LawFit, fit_law
-from fedstat.models.vertical.law.pairs import Between, edges_between
+from fedstat.models.vertical.law.fit import LawFit
+from fedstat.models.vertical.law.pairs import Between, fit_between
 from fedstat.models.vertical.likelihood import Standard, block_covariance, residuals
 from fedstat.models.vertical.moments import PatternMoments
 from fedstat.models.vfem.covariance.law_sem import sem_of_law
@@ -54,12 +54,7 @@ def estimate_from_moments(
     moments: PatternMoments, asked: MomentsOptions
 ) -> tuple[MomentsFit | LawFit, Covariance | None]:
     """Maximum likelihood estimates and their covariance."""
-    found: MomentsFit | LawFit
-    if asked.between == "free":
-        edges = edges_between(moments, "free")
-        found = fit_law(moments, edges, maxiter=asked.maxiter)
-    else:
-        found = fit_moments(moments, maxiter=asked.maxiter)
+    found = fit_between(moments, asked.between, asked.maxiter)
     return found, None if asked.cov_type == "none" else moments_covariance(found, asked.cov_type)
 
 

@@ -44,11 +44,11 @@ def sem_of_law(fit: LawFit) -> tuple[Floats, float]:
 def complete_information(fit: LawFit) -> Floats:
     """Information of complete data, of which nothing but the number of entities is needed."""
     moments = fit.moments
-    every = np.ones((1, len(moments.sizes)), dtype=bool)
+    every = np.ones((1, len(moments.names)), dtype=bool)
     n = moments.n.sum(keepdims=True)
     grams = np.zeros((1, *moments.grams.shape[1:]))
     grams[:, 0, 0] = n
-    whole = replace(moments, patterns=every, n=n, grams=grams)
+    whole = replace(moments, seen=every, n=n, grams=grams)
     return differentiate(whole, fit.point, fit.moves, expected=True).information
 
 

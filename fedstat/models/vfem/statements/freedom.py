@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from fedstat.errors import EstimationError, NotAvailableError
-from fedstat.models.vertical.fit import fit_moments
 from fedstat.models.vertical.law.assumptions import independence_lr_test
 from fedstat.models.vertical.law.fit import LawFit
+from fedstat.models.vertical.law.pairs import fit_between
 from fedstat.models.vfem.covariance.from_moments import moments_covariance
 from fedstat.models.vfem.iteration.fit import by_client
 from fedstat.models.vfem.statements.outcome import reported_covariance
@@ -20,10 +20,10 @@ CONTRADICTED = 0.05
 
 def freedom_notes(fit: LawFit, errors: Floats) -> Iterator[str]:
     """Compare standard errors of coefficients with those of independent blocks, and the two laws."""
-    if len(fit.moments.sizes) < 2 or fit.moments.patterns.all():
+    if len(fit.moments.sizes) < 2 or fit.moments.seen.all():
         return
     try:
-        other = fit_moments(fit.moments)
+        other = fit_between(fit.moments, "independent")
         covariance = reported_covariance(moments_covariance(other), by_client(other))
         pvalue = independence_lr_test(fit, other).pvalue
     except (EstimationError, NotAvailableError):

@@ -17,9 +17,10 @@ COLUMNS = ["first", "second", "n", "name", "estimate", "low", "high"]
 def sensitivity(fit: LawFit) -> pd.DataFrame:
     """Extremes of every coefficient that are compatible with the data, by pair that they leave open."""
     rows: list[tuple[object, ...]] = []
+    names = [name.replace("'", "") for name in fit.moments.unit_names]
     for pair in sparse_pairs(fit.moments):
         if pair.undetermined:
-            clients = fit.moments.clients[pair.first], fit.moments.clients[pair.second]
+            clients = names[pair.first], names[pair.second]
             each = zip(fit.moments.names, fit.beta, *extremes(fit, pair), strict=True)
             rows += [(*clients, pair.n, *of_column) for of_column in each]
     return pd.DataFrame(rows, columns=COLUMNS)
@@ -27,8 +28,8 @@ def sensitivity(fit: LawFit) -> pd.DataFrame:
 
 def sparse_notes(fit: LawFit, errors: Floats | None) -> Iterator[str]:
     """Name the pairs, and how far a coefficient moves between extremes; `errors` are standard errors."""
-    names = fit.moments.clients
-    listed = [f"'{names[p.first]}' and '{names[p.second]}' {p.n:,}" for p in sparse_pairs(fit.moments)]
+    names = fit.moments.unit_names
+    listed = [f"{names[p.first]} and {names[p.second]} {p.n:,}" for p in sparse_pairs(fit.moments)]
     if not listed:
         return
     text = (
