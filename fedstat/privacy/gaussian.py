@@ -3,8 +3,8 @@
 Noise with standard deviation sigma on a value of which one record changes the Euclidean length by at most
 Delta makes two data sets that differ in it as hard to tell apart as N(0, 1) and N(mu, 1), mu = Delta / sigma.
 Releases that follow each other, each chosen after the ones before, add up: mu^2 = sum mu_m^2 (Dong, Roth and
-Su 2022). So one number is the whole account. Nothing here is asymptotic or a bound, other than
-:func:`epsilon_of_zcdp`, which is what discrete samplers guarantee.
+Su 2022). So one number is the whole account. Nothing here is asymptotic or a bound. What discrete samplers
+guarantee, which is a little less, is in :mod:`fedstat.privacy.zcdp`; it is what a budget is charged.
 
 References
 ----------
@@ -12,8 +12,6 @@ Balle, B. and Wang, Y.-X. (2018). Improving the Gaussian mechanism for different
 calibration and optimal denoising. ICML. arXiv 1805.06530.
 Dong, J., Roth, A. and Su, W. (2022). Gaussian differential privacy. Journal of the Royal Statistical Society
 B 84, 3-37. arXiv 1905.02383.
-Canonne, C., Kamath, G. and Steinke, T. (2020). The discrete Gaussian for differential privacy. NeurIPS.
-arXiv 2004.00010.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import brentq, minimize_scalar
+from scipy.optimize import brentq
 from scipy.special import log_ndtr
 
 from fedstat.errors import ModelError
@@ -63,27 +61,6 @@ def mu_of(epsilon: float, delta: float) -> float:
     """
     _check(delta, epsilon)
     return _root(lambda mu: delta - delta_of(epsilon, mu))
-
-
-def epsilon_of_zcdp(rho: float, delta: float) -> float:
-    """Return the epsilon at a delta of rho-zCDP, which discrete Gaussian noise has: rho = mu^2 / 2.
-
-    The smallest epsilon at which ``exp((a - 1)(a rho - eps)) / (a - 1) * (1 - 1/a)^a`` is delta for some
-    order a > 1: Canonne, Kamath and Steinke (2020), proposition 12. A ModelError where an argument is out of
-    its range.
-    """
-    _check(delta, rho)
-    if rho == 0.0:
-        return 0.0
-
-    def at(log_order: float) -> float:
-        a = 1.0 + np.exp(log_order)
-        return float(a * rho + (a * np.log1p(-1.0 / a) - np.log(a - 1.0) - np.log(delta)) / (a - 1.0))
-
-    # The optimal order is near 1 + sqrt(log(1/delta) / rho); the search is in log(a - 1) around it.
-    middle = 0.5 * np.log(-np.log(delta) / rho)
-    found = minimize_scalar(at, bounds=(middle - 12.0, middle + 12.0), method="bounded")
-    return max(0.0, float(found.fun))
 
 
 def _check(delta: float, other: float) -> None:
@@ -132,11 +109,6 @@ class GaussianAccount:
     def mu(self) -> float:
         """The account as one number."""
         return float(np.sqrt(self.squared))
-
-    @property
-    def rho(self) -> float:
-        """The same in the terms of zero-concentrated differential privacy."""
-        return self.squared / 2.0
 
     def epsilon(self, delta: float = 1e-6) -> float:
         """Epsilon of all releases together at a delta."""

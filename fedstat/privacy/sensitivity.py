@@ -1,0 +1,116 @@
+"""Integers that a site releases with noise, made so that one record moves them by no more than is said.
+
+Every function cuts what it is handed to public bounds, goes over to integers towards zero, which lengthens no
+row, and returns them with the square of their sensitivity: of the largest Euclidean change where one entity's
+record is replaced by any other (entities, and who has a record, are public). Nothing of the values decides
+about a bound, and no value is an error: missing ones count nowhere, infinite ones are cut.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+
+from fedstat.errors import ModelError
+from fedstat.typing import Floats, Ints
+
+PLACES = 10
+"""Binary places that values keep by default."""
+MOST_BITS = 52
+"""Of a cut value as an integer, which a double holds exactly."""
+HUGE = 1e100
+"""Where infinite scores are cut before their row is: their squares are finite."""
+PLACES_LEFT = 30
+"""Bits of a row's length, so that squares are whole in 64 bits."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BoundedSums:
+    """Integers without noise, and the square of their sensitivity in the same units."""
+
+    values: Ints
+    squared: int
+
+
+def counts_of(code: Ints, cells: int) -> BoundedSums:
+    """Count records by cell: (cells,).
+
+    `code` is (n,), or (n, q) for q histograms one after the other, each in `cells` cells; negative in none.
+    One record leaves a cell and enters another: D^2 = 2 q.
+    """
+    codes = code.reshape(len(code), -1)
+    q = codes.shape[1]
+    inside = (codes >= 0) & (codes < cells)
+    flat = (codes + cells * np.arange(q))[inside]
+    return BoundedSums(np.bincount(flat, minlength=q * cells).astype(np.int64), 2 * q)
+
+
+def bounded_sums(values: Floats, low: Floats, high: Floats, places: int = PLACES) -> BoundedSums:
+    """Sum columns (n, p), each cut to its public bounds (p,), in units of 2^-places: (p,).
+
+    Missing values count as 0, cut to the bounds. D^2 = sum of (high - low)^2, in these units.
+    """
+    low_, high_ = (_towards_zero(np.asarray(bound, dtype=np.float64), places) for bound in (low, high))
+    if not (low_ < high_).all():
+        raise ModelError("bounds have to ascend by at least a unit: low < high")
+    # Cut as integers, too: the bound on what leaves is one of integers.
+    whole = np.clip(_towards_zero(np.clip(values, low, high), places), low_, high_)
+    spans = [int(b) - int(a) for a, b in zip(low_, high_, strict=True)]
+    return BoundedSums(whole.sum(axis=0), sum(span * span for span in spans))
+
+
+def cut_rows(scores: Floats, squared_radius: Fraction | int, places: int = PLACES) -> Ints:
+    """Cut rows (n, p) to a length whose square is at most `squared_radius`, in units of 2^-places.
+
+    Missing values count as 0. The lengths of the rows that are returned are exact: squares are of integers.
+    """
+    most = math.floor(Fraction(squared_radius) * 4**places)
+    if most.bit_length() > 2 * PLACES_LEFT:
+        raise ModelError("a radius beyond all use; choose fewer binary places")
+    X = np.clip(np.nan_to_num(scores, nan=0.0), -HUGE, HUGE)
+    lengths = np.sqrt(np.einsum("ij,ij->i", X, X))
+    X *= np.minimum(1.0, math.sqrt(squared_radius) / np.maximum(lengths, 1.0 / HUGE))[:, None]
+    whole = _towards_zero(X, places)
+    # The division above rounds: a row that is a unit too long is shortened until it is not.
+    while (long := np.flatnonzero(np.einsum("ij,ij->i", whole, whole) > most)).size:
+        whole[long] -= np.sign(whole[long])
+    return whole
+
+
+@dataclass(frozen=True, slots=True)
+class GramSensitivity:
+    """Squares of the sensitivities of one Gram matrix above its diagonal, in squares of units.
+
+    Rows of institution k are cut to a square length R_k^2, and T = sum R_k^2. Own blocks have noise of one
+    share, cross blocks that of two institutions. `coordinator` is for a whole record, in units in which one
+    share has variance one, T^2/2 + sum R_k^4/2; `institutions` for the part of institution k against all
+    others together, whose noise they know: 4 R_k^2 (T - R_k^2), or T^2 where R_k^2 > T/2.
+    """
+
+    coordinator: Fraction
+    institutions: tuple[Fraction, ...]
+
+
+def gram_sensitivity(squared_radii: Sequence[Fraction | int]) -> GramSensitivity:
+    """Bound what one replaced record changes in the products above the diagonal of all columns.
+
+    ``squared_radii`` are those that :func:`cut_rows` was given, or in its integer units 4^places times these;
+    then the result is in units of products of two such integers.
+    """
+    radii = [Fraction(radius) for radius in squared_radii]
+    if not radii or min(radii) <= 0:
+        raise ModelError("expected a radius above 0 for every institution")
+    T = sum(radii, Fraction(0))
+    own = tuple(4 * r * (T - r) if 2 * r <= T else T * T for r in radii)
+    return GramSensitivity((T * T + sum((r * r for r in radii), Fraction(0))) / 2, own)
+
+
+def _towards_zero(values: Floats, places: int) -> Ints:
+    scaled = np.trunc(np.ldexp(values, places))
+    if scaled.size and np.nanmax(np.abs(scaled), initial=0.0) >= 2.0**MOST_BITS:
+        raise ModelError(f"bounds beyond 2^{MOST_BITS} units; choose fewer binary places")
+    return np.nan_to_num(scaled).astype(np.int64)

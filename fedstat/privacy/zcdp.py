@@ -1,0 +1,143 @@
+"""Zero-concentrated differential privacy (zCDP) in exact arithmetic: what noise costs, what a budget buys.
+
+Discrete Gaussian noise of variance s^2 on integers of which one replaced record changes the Euclidean length
+by at most D has rho-zCDP with rho = D^2 / (2 s^2), in any dimension (Canonne, Kamath and Steinke 2020,
+theorem 4). Costs of releases add up, also where each is chosen after the ones before; and a rule that refuses
+whatever would exceed a total keeps to it (Whitehouse, Ramdas, Rogers and Wu 2023). So costs are fractions,
+their sum is exact, and a comparison with the total cannot be lost to rounding.
+
+Between rho and (epsilon, delta) stands, for every order a > 1 (proposition 12 of the first),
+
+    log delta = (a - 1)(a rho - epsilon) - log(a - 1) + a log(1 - 1/a)
+
+which is solved for epsilon or for rho as it stands. The order is searched for in floating point, and any is
+valid; the values at it are computed to 50 digits and rounded to the safe side.
+
+References
+----------
+Canonne, C., Kamath, G. and Steinke, T. (2020). The discrete Gaussian for differential privacy. NeurIPS.
+arXiv 2004.00010.
+Kairouz, P., Liu, Z. and Steinke, T. (2021). The distributed discrete Gaussian mechanism for federated
+learning with secure aggregation. ICML. arXiv 2102.06387.
+Whitehouse, J., Ramdas, A., Rogers, R. and Wu, S. (2023). Fully-adaptive composition in differential privacy.
+ICML. arXiv 2203.05481.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal, localcontext
+from fractions import Fraction
+
+from scipy.optimize import minimize_scalar
+
+from fedstat.errors import ModelError
+
+DIGITS, GUARD = 50, 45
+"""Digits of the arithmetic, and those that are kept, rounded to the safe side."""
+
+
+def rho_of_noise(squared: Fraction | int, variance: Fraction) -> Fraction:
+    """Return what a release costs.
+
+    `squared` is the square of its sensitivity, in units of the integers that the noise is added to, and
+    `variance` the parameter of the noise. A ModelError where one of these is out of its range.
+    """
+    if not (squared >= 0 and variance > 0):
+        raise ModelError(f"expected a sensitivity of zero or more and noise, received {squared}, {variance}")
+    return Fraction(squared) / (2 * variance)
+
+
+def epsilon_of_zcdp(rho: Fraction | float, delta: float) -> float:
+    """Return the epsilon that rho-zCDP has at a delta in (0, 1), rounded up.
+
+    A ModelError where an argument is out of its range.
+    """
+    _check(delta, rho)
+    if rho == 0:
+        return 0.0
+
+    def at(log_order: float) -> float:
+        a = 1.0 + math.exp(log_order)
+        return a * float(rho) + (a * math.log1p(-1.0 / a) - log_order - math.log(delta)) / (a - 1.0)
+
+    # The best order is near 1 + sqrt(log(1/delta) / rho).
+    a = _order(at, 0.5 * math.log(-math.log(delta) / max(float(rho), 1e-18)))
+    with localcontext(prec=DIGITS):
+        exact = Fraction(rho)
+        wanted = a * _decimal(exact) + (_constant(a) - Decimal(delta).ln()) / (a - 1)
+        up = float(_rounded(wanted, ROUND_CEILING))
+    # A float nearest to it may be below it.
+    return max(0.0, math.nextafter(up, math.inf))
+
+
+def rho_of_budget(epsilon: float, delta: float) -> Fraction:
+    """Return the largest rho whose zCDP keeps to an epsilon and delta, rounded down; 0 at a delta of 0.
+
+    Without a delta no Gaussian noise is enough. A ModelError where an argument is out of its range.
+    """
+    if delta == 0.0:
+        return Fraction(0)
+    _check(delta, epsilon)
+
+    def at(log_order: float) -> float:
+        a = 1.0 + math.exp(log_order)
+        gained = (math.log(delta) + log_order - a * math.log1p(-1.0 / a)) / (a - 1.0)
+        return -(epsilon + gained) / a
+
+    # Since epsilon is about x^2 + 2 x r at rho = x^2, r^2 = log(1/delta), and the order there 1 + r/x.
+    r = math.sqrt(-math.log(delta))
+    a = _order(at, math.log(r * (math.sqrt(r * r + epsilon) + r) / max(epsilon, 1e-9)))
+    with localcontext(prec=DIGITS):
+        rho = (Decimal(epsilon) + (Decimal(delta).ln() - _constant(a)) / (a - 1)) / a
+        return max(Fraction(0), Fraction(_rounded(rho, ROUND_FLOOR)))
+
+
+def rho_of_sum(squared: Fraction | int, variance: Fraction, shares: int, dimension: int) -> float:
+    """Return what a release costs to which several parties added noise of this variance each, independently.
+
+    A sum of discrete Gaussians is none: Kairouz, Liu and Steinke (2021), theorem 1, with the `dimension` of
+    the release. Of parties that join forces, or that were dropped, the noise does not count as `shares`.
+    Where one share is left, or few numbers have small noise, :func:`rho_of_noise` of one share is a bound as
+    well: noise that is added to a release costs nothing.
+    """
+    alone = float(rho_of_noise(squared, variance))
+    if shares < 1 or dimension < 1:
+        raise ModelError(f"expected a share and a number or more, received {shares} and {dimension}")
+    s2, delta2 = float(variance), float(squared)
+    if s2 < 0.25:  # the theorem wants a deviation of one half
+        return alone
+    apart = 10.0 * sum(math.exp(-2.0 * math.pi**2 * s2 * k / (k + 1)) for k in range(1, shares))
+    joint = delta2 / (shares * s2)
+    epsilon = min(math.sqrt(joint + 0.5 * apart * dimension), math.sqrt(joint) + apart * math.sqrt(dimension))
+    return min(alone, math.nextafter(0.5 * epsilon**2, math.inf))
+
+
+def _order(at: Callable[[float], float], middle: float) -> Decimal:
+    """Find the order a > 1 at which a bound is best."""
+    bounds = (middle - 12.0, middle + 12.0)
+    found = minimize_scalar(at, bounds=bounds, method="bounded", options={"xatol": 1e-9})
+    return 1 + Decimal(math.exp(found.x))
+
+
+def _constant(a: Decimal) -> Decimal:
+    """Return a log(1 - 1/a) - log(a - 1)."""
+    return a * (1 - 1 / a).ln() - (a - 1).ln()
+
+
+def _decimal(value: Fraction) -> Decimal:
+    return Decimal(value.numerator) / Decimal(value.denominator)
+
+
+def _rounded(value: Decimal, rounding: str) -> Decimal:
+    """Keep fewer digits than were computed, rounded one way."""
+    with localcontext(prec=GUARD, rounding=rounding):
+        return +value
+
+
+def _check(delta: float, other: Fraction | float) -> None:
+    if not 0.0 < delta < 1.0:
+        raise ModelError(f"delta: expected a number between 0 and 1, received {delta!r}")
+    if not 0 <= other < math.inf:
+        raise ModelError(f"expected a finite number of zero or more, received {other!r}")

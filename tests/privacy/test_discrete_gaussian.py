@@ -1,0 +1,83 @@
+"""The sampler beside exact probabilities, from a source that is the same in every run."""
+
+from __future__ import annotations
+
+import hashlib
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from scipy.stats import chisquare, kstest, norm
+
+from fedstat.errors import ModelError
+from fedstat.privacy import discrete_gaussian as sampler
+from fedstat.privacy.discrete_gaussian import discrete_gaussian
+
+
+def source(seed):
+    """SHAKE-256 of a seed and a counter: as good as random, and always the same."""
+    count = iter(range(10**9))
+    return lambda length: hashlib.shake_256(f"{seed} {next(count)}".encode()).digest(length)
+
+
+def probabilities(variance, x):
+    far = np.arange(-int(60 * float(variance) ** 0.5) - 60, int(60 * float(variance) ** 0.5) + 61)
+    weights = np.exp(-(far.astype(float) ** 2) / (2.0 * float(variance)))
+    return np.exp(-(x.astype(float) ** 2) / (2.0 * float(variance))) / weights.sum()
+
+
+def p_value(draws, variance):
+    """Of a chi-square test of goodness of fit, cells of fewer than ten expected draws merged."""
+    reach = int(np.abs(draws).max()) + 20
+    x = np.arange(-reach, reach + 1)
+    expected = probabilities(variance, x) * len(draws)
+    found = np.bincount(draws + reach, minlength=len(x))
+    inside = expected >= 10
+    rest = [len(draws) - expected[inside].sum()], [len(draws) - found[inside].sum()]
+    expected, found = np.append(expected[inside], rest[0]), np.append(found[inside], rest[1])
+    return chisquare(found[expected > 0], expected[expected > 0]).pvalue
+
+
+@pytest.mark.parametrize("variance", [Fraction(1, 3), Fraction(1), Fraction(9, 2), Fraction(100, 3)])
+def test_draws_have_the_exact_probabilities(variance):
+    draws = discrete_gaussian(variance, 12_000, source(1))
+    assert p_value(draws, variance) > 1e-3
+    # And the test would see another scale.
+    if variance >= 1:
+        assert min(p_value(draws, variance * k) for k in (Fraction(9, 10), Fraction(10, 9))) < 1e-3
+
+
+def test_large_noise_is_nearly_normal():
+    variance = Fraction(10**14, 7)
+    draws = discrete_gaussian(variance, 3_000, source(2))
+    assert kstest(draws / float(variance) ** 0.5, norm.cdf).pvalue > 1e-3
+    assert kstest(draws / (1.2 * float(variance) ** 0.5), norm.cdf).pvalue < 1e-2
+
+
+@pytest.mark.parametrize("x, y", [(0, 1), (1, 3), (1, 1), (5, 2)])
+def test_a_coin_falls_with_its_probability(x, y):
+    coins = sampler._Coins(source(3))
+    n = 20_000
+    heads = sum(coins.exponential(x, y) for _ in range(n))
+    p = np.exp(-x / y)
+    assert abs(heads - n * p) <= 3.3 * np.sqrt(n * p * (1.0 - p)) + 1e-9
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 256, 257])
+def test_numbers_below_a_bound_are_equally_probable(n):
+    coins = sampler._Coins(source(4))
+    draws = np.bincount([coins.below(n) for _ in range(40 * n)], minlength=n)
+    assert len(draws) == n and (n == 1 or chisquare(draws).pvalue > 1e-3)
+
+
+def test_a_source_decides_all_and_the_default_is_the_operating_systems():
+    one, same = (discrete_gaussian(Fraction(50), 100, source(5)) for _ in range(2))
+    np.testing.assert_array_equal(one, same)
+    assert (one != discrete_gaussian(Fraction(50), 100, source(6))).any()
+    assert (discrete_gaussian(Fraction(50), 100) != discrete_gaussian(Fraction(50), 100)).any()
+
+
+@pytest.mark.parametrize("variance", [Fraction(0), Fraction(-1), Fraction(2**101)])
+def test_a_variance_without_meaning_is_refused(variance):
+    with pytest.raises(ModelError, match="variance"):
+        discrete_gaussian(variance, 1)
