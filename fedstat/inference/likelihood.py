@@ -12,6 +12,8 @@ from fedstat.errors import EstimationError, ModelError
 from fedstat.inference.estimate import Estimate
 from fedstat.inference.numbers import EstimateNumbers
 
+SMALLEST_TOLD = 1e-16
+
 
 class LRTest(NamedTuple):
     """Likelihood ratio test: statistic, p-value, degrees of freedom."""
@@ -27,6 +29,11 @@ class FTest(NamedTuple):
     statistic: float
     pvalue: float
     df_diff: float
+
+
+def said(pvalue: float) -> str:
+    """Put a p-value into a sentence; below what floating point tells from zero, its bound."""
+    return f"p = {pvalue:.2g}" if pvalue >= SMALLEST_TOLD else f"p < {SMALLEST_TOLD:g}"
 
 
 def check_nested(full: Estimate, restricted: Estimate) -> float:

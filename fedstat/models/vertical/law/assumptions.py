@@ -12,7 +12,7 @@ from scipy import stats
 from scipy.linalg import solve_triangular
 
 from fedstat.errors import AssumptionWarning, NotAvailableError, warn
-from fedstat.inference.likelihood import LRTest
+from fedstat.inference.likelihood import LRTest, said
 from fedstat.models.vertical.fit import MomentsFit
 from fedstat.models.vertical.law.derivatives import (
     inverse_by_pattern,
@@ -148,7 +148,7 @@ def most_correlated(moments: PatternMoments, instead: str) -> Iterator[str]:
         pair, pvalue = found
         yield (
             f"Most correlated blocks: '{pair.first}' and '{pair.second}', largest canonical correlation "
-            f"{pair.canonical:.2f} over {pair.n:,} entities, p = {pvalue:.2g} (times the number of pairs)."
+            f"{pair.canonical:.2f} over {pair.n:,} entities, {said(pvalue)} (times the number of pairs)."
             + (f" The assumption does not hold: {instead}." if pvalue < REJECTED else "")
         )
 
@@ -162,7 +162,7 @@ def warn_of_dependence(
         pair, pvalue = found
         warn(
             f"{assumed}: the blocks of '{pair.first}' and '{pair.second}' are correlated "
-            f"(largest canonical correlation {pair.canonical:.2f} over {pair.n:,} entities, p {pvalue:.1e}); "
+            f"(largest canonical correlation {pair.canonical:.2f} over {pair.n:,} entities, {said(pvalue)}); "
             f"coefficients are biased where blocks are missing. {instead}",
             AssumptionWarning,
         )

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from fedstat.errors import EstimationError, NotAvailableError
+from fedstat.inference.likelihood import said
 from fedstat.models.vertical.law.assumptions import independence_lr_test
 from fedstat.models.vertical.law.fit import LawFit
 from fedstat.models.vertical.law.pairs import fit_between
@@ -33,5 +34,5 @@ def freedom_notes(fit: LawFit, errors: Floats) -> Iterator[str]:
         f"Standard errors of coefficients are {np.median(ratio):.2f} times (median; {ratio.min():.2f} to "
         f"{ratio.max():.2f}) those of between='independent', blocks independent between institutions. "
         f"The data {'contradict' if pvalue < CONTRADICTED else 'do not contradict'} such a law (likelihood "
-        f"ratio, p = {pvalue:.2g}); where it does not hold its coefficients are biased."
+        f"ratio, {said(pvalue)}); where it does not hold its coefficients are biased."
     )
