@@ -80,7 +80,8 @@ class OpenProduct:
     """A product that this client has opened: rows and their groups (n,), encoded columns (n, p), the deal.
 
     `Z` are B's shares of the triple, flat, those of the checksum at the end. `own` are the marks of what this
-    client was told of the product, and of who its rows are; `opened` has the boxes that were read.
+    client was told of the product, and of who its rows are; of so many `entities`, which may stand in several
+    rows each; `opened` has the boxes that were read.
     """
 
     part: Part
@@ -94,6 +95,7 @@ class OpenProduct:
     units: Floats | None
     channel: Channel
     mask: bytes
+    entities: int
     opened: dict[bytes, bytes] = field(default_factory=dict)
 
     def read(self, message: Array) -> Shown:
@@ -240,6 +242,7 @@ def open_product(
         units=units,
         channel=channel,
         mask=mask,
+        entities=len(np.unique(of_table[mine])) + int(np.count_nonzero(~mine)),
     )
     state.keep(f"product {part.number}", held)
     content = held.own.content + checked.opened() + opened.tobytes()
@@ -287,7 +290,7 @@ def share_product(
     name = f"product {json.loads(text)}"
     held = state.use(name, OpenProduct, "this product was not opened here; ask 'open_product' first")
     # A share is of the entities that both have, and may rest on fewer than the client's columns do.
-    state.rest_on(len(held.rows))
+    state.rest_on(held.entities)
     shown = held.read(opened)
     facts, enter = behind(data, state, held.part, held.rows, held.group, held.own.both, shown.marks)
     state.tell(*facts)

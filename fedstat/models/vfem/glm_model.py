@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal, get_args
 
+from fedstat.errors import ModelError
 from fedstat.federation.design.formula.parse import Formula
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.kernels.glm.specification import DistributionSpec, Family
@@ -63,7 +64,7 @@ class VFEMGLM(VFEMModel):
         self,
         *,
         method: Method = "vfem",
-        cov_type: Literal["observed", "none"] = "observed",
+        cov_type: Literal["observed", "robust", "none"] = "observed",
         masked: bool = True,
         cross_products: CrossSource = "secure",
         sketch: SketchKind = "structured",
@@ -81,8 +82,10 @@ class VFEMGLM(VFEMModel):
         method : {"vfem", "cc", "impute", "single"}
             All entities; those that every client has; all, with the client's mean in the place of a
             missing block; or the columns of the response holder alone.
-        cov_type : {"observed", "none"}
-            Inverse observed information of all parameters, means and covariances included; or none.
+        cov_type : {"observed", "robust", "none"}
+            Inverse observed information of all parameters, means and covariances included; the sandwich of
+            Huber and White with these in its outer parts (statsmodels: HC0), which needs no normal columns
+            and no variance as the family has it, as long as the estimates are consistent without; or none.
         masked : bool
             Whether institutions hide their linear predictors, likelihoods and scores by pairwise masks;
             as in :meth:`fedstat.VFEMRegression.fit`.
@@ -124,7 +127,8 @@ class VFEMGLM(VFEMModel):
             The iteration stopped before its tolerances.
         """
         check_choice("method", method, get_args(Method))
-        check_choice("cov_type", cov_type, ("observed", "none"))
+        check_robust(method, cov_type)
+        check_choice("cov_type", cov_type, ("observed", "robust", "none"))
         options = IterationOptions(
             memory=memory, maxiter=maxiter, tol_score=tol_score, tol_change=tol_change, masked=masked
         )
@@ -146,3 +150,12 @@ class VFEMGLM(VFEMModel):
             min_count=wanted.covariance.cross.min_count,
         )
         return fit_glm(iteration, wanted.covariance)
+
+
+def check_robust(method: str, cov_type: str) -> None:
+    """Refuse robust standard errors of filled-in rows, which are no entities."""
+    if cov_type == "robust" and method == "impute":
+        raise ModelError(
+            "cov_type='robust': not with method='impute', whose standard errors ignore the imputation; use "
+            "method='vfem'"
+        )

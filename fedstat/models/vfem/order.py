@@ -6,8 +6,14 @@ from collections.abc import Mapping
 
 from fedstat.models.vertical.exchange.steps import EXCHANGE_ORDER
 
-CROSS = "glm_information information scores"
+CROSS = "glm_information glm_scores glm_scores_openly glm_response_scores information scores"
 """Steps that leave columns behind which are multiplied with those of others, in one of four ways."""
+
+AFTER_INFORMATION = (
+    "deal_product glm_curvature glm_curvature_openly glm_information multiply_columns release_columns "
+    "share_product sketch"
+)
+"""Steps that stand before products of scores: the information with its products of columns."""
 
 ORDER: Mapping[str, str] = {
     **EXCHANGE_ORDER,
@@ -42,6 +48,10 @@ ORDER: Mapping[str, str] = {
     "glm_curvature": "glm_estimates glm_fitted",
     "glm_curvature_openly": "glm_estimates glm_fitted",
     "glm_information": "glm_curvature glm_curvature_openly glm_estimates",
+    "glm_derivatives_openly": AFTER_INFORMATION,
+    "glm_scores_openly": f"glm_derivatives_openly {AFTER_INFORMATION}",
+    "glm_response_scores": f"glm_scores_openly {AFTER_INFORMATION}",
+    "glm_scores": AFTER_INFORMATION,
     # new entities
     "project_block": "predict_block",
     "project_by_pattern": "predict_by_pattern",

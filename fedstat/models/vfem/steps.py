@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from fedstat.federation.message import Step
 from fedstat.models.vertical.exchange.steps import ExchangeRules, exchange_steps
 from fedstat.models.vertical.prediction import steps as linear_predictor_steps
-from fedstat.models.vfem.covariance import sem_steps
+from fedstat.models.vfem.covariance import glm_score_steps, score_steps, sem_steps
 from fedstat.models.vfem.covariance import steps as covariance_steps
 from fedstat.models.vfem.iteration import glm_response_steps, glm_steps, response_steps
 from fedstat.models.vfem.iteration import steps as iteration_steps
@@ -17,13 +17,17 @@ from fedstat.models.vfem.prediction import steps as prediction_steps
 RULES = ExchangeRules(
     remembers=False,
     fills=True,
-    columns=staged_columns.COLUMNS,
+    columns={**staged_columns.COLUMNS, **glm_score_steps.COLUMNS},
     weights={staged_columns.STAGES[0]: staged_columns.staged_weights},
+    times=glm_score_steps.TIMES,
+    of_response=frozenset((glm_score_steps.OF_RESPONSE, glm_score_steps.OF_SQUARES)),
 )
 TOPICS = (
     iteration_steps,
     response_steps,
     covariance_steps,
+    score_steps,
+    glm_score_steps,
     staged_columns,
     sem_steps,
     linear_predictor_steps,

@@ -39,7 +39,7 @@ from fedstat.typing import Array, Bools, Floats, Ints
 BLOCK, RESPONSE = "block", "response"
 SUMMED, RESPONSES = "rows summed", "responses summed"
 """Under which names doors remember what they have summed."""
-ColumnsOf: TypeAlias = Callable[[SiteData, State], Floats]
+ColumnsOf: TypeAlias = Callable[[SiteData, State, str], Floats]
 WeightsOf: TypeAlias = Callable[[SiteData, State], tuple[Floats | None, int]]
 
 
@@ -50,20 +50,27 @@ class ExchangeRules:
     With `remembers`, sums are refused that differ from earlier ones of the session by few entities. VFEM's
     methods, which are there to be compared, differ by the entities of merged patterns. With `fills`, means
     may stand for missing blocks. `columns` are those besides block and response that are multiplied,
-    (rows, q), which are not standardised; `weights` of some of these give the weights of the rows, and with
-    how many different ones products were released. `constant` is the part of the log-likelihood that no
-    parameter changes.
+    (rows, q), which are not standardised; what follows their name and a colon tells whom they are for.
+    `weights` of some of these give the weights of the rows, and with how many different ones products were
+    released; in some the rows stand below one another several `times`, and some are `of_response`.
+    `constant` is the part of the log-likelihood that no parameter changes.
     """
 
     remembers: bool
     fills: bool = False
     columns: Mapping[str, ColumnsOf] = field(default_factory=dict)
     weights: Mapping[str, WeightsOf] = field(default_factory=dict)
+    times: Mapping[str, int] = field(default_factory=dict)
+    of_response: frozenset[str] = frozenset()
     constant: Callable[[DistributionSpec, Floats], float] = lambda distribution, y: 0.0
 
     def division(self, place: str, code: Ints, rows: Ints) -> DivisionOfRows:
         """Say how rows of the table are divided; within a session it counts if the family's doors say so."""
         return DivisionOfRows(place if self.remembers else "", code, rows)
+
+    def are_of_response(self, which: str) -> bool:
+        """Whether columns that are called so have the rows of the response."""
+        return which == RESPONSE or which.partition(":")[0] in self.of_response
 
 
 def stage_block(
@@ -189,21 +196,24 @@ def columns_of(
         return staged_block(state).X, None
     if which == RESPONSE:
         return staged_response(state).standardised[:, None], None
-    if which not in rules.columns:
+    name, _, whom = which.partition(":")
+    if name not in rules.columns:
         raise MessageError(f"{data.name}: has no columns '{which}' in this session")
-    columns = rules.columns[which](data, state)
+    columns = rules.columns[name](data, state, whom)
     # Fixed-point numbers take columns of a mean square of one without a largest value being declared.
     units = np.sqrt(np.mean(columns**2, axis=0))
     units[units == 0.0] = 1.0
     return columns / units, units
 
 
-def table_rows(state: State, which: str) -> Ints:
+def table_rows(rules: ExchangeRules, state: State, which: str) -> Ints:
     """Rows of the site's table, (rows,), that the columns called so are of; -1 where means fill in."""
-    if which == RESPONSE:
-        return staged_response(state).rows
-    staged: StagedBlock = state.look_at("staged block")
-    return staged.table_rows
+    if rules.are_of_response(which):
+        rows = staged_response(state).rows
+    else:
+        staged: StagedBlock = state.look_at("staged block")
+        rows = staged.table_rows
+    return np.tile(rows, rules.times.get(which.partition(":")[0], 1))
 
 
 def left_out(code: Ints) -> LeftOut:
@@ -226,8 +236,14 @@ def behind_product(
     They are sums over the rows of which `both` clients have records, also where means are filled in. `marks`
     (groups, q, bytes) are those of the other's columns; what is returned second enters them into the account.
     """
-    of_table = table_rows(state, part.columns)[rows]
-    own = staged_response(state) if part.columns == RESPONSE else state.look_at("staged block")
+    every = table_rows(rules, state, part.columns)
+    if part.columns.partition(":")[0] in rules.times:
+        # The entities stand in their columns several times; each counts once.
+        once = rows < len(every) // rules.times[part.columns.partition(":")[0]]
+        rows, group, both = rows[once], group[once], both[once]
+    of_table = every[rows]
+    of_response = rules.are_of_response(part.columns)
+    own = staged_response(state) if of_response else state.look_at("staged block")
     columns_summed = own.summed(group[both], rows[both])
     summed = GroupSums(group[both], summed=columns_summed), DivisionOfRows("", group[both], of_table[both])
     each = part.product.columns_a * part.product.columns_b
@@ -239,7 +255,7 @@ def behind_product(
         others = part.product.columns_b if part.first else part.product.columns_a
         own.beside.add(part.number, others, group)
         enter = _nothing
-    if part.columns == RESPONSE:
+    if of_response:
         return (staged_response(state).groups(group, rows, columns), *summed), enter
     staged: StagedBlock = state.look_at("staged block")  # the opened columns are of its rows
     code = spread(group, rows, len(staged.X))
@@ -308,6 +324,9 @@ def exchange_steps(rules: ExchangeRules) -> Mapping[str, Step]:
             sum_response, grouped, {"sums": _summed("sums of the response and its square", 2)}
         ),
         **product_steps(
-            partial(columns_of, rules), table_rows, partial(behind_product, rules), fills=rules.fills
+            partial(columns_of, rules),
+            partial(table_rows, rules),
+            partial(behind_product, rules),
+            fills=rules.fills,
         ),
     }

@@ -11,6 +11,7 @@ from fedstat.errors import MessageError
 from fedstat.federation.design.by_columns import response_of
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, check_lengths
+from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.models.vertical.exchange.steps import KEEP
 from fedstat.typing import Bools, Floats, Ints
 
@@ -35,13 +36,14 @@ class Active:
 class GLMResponse:
     """The holder of a response that is not normal: y (n,), missing pattern of each entity, latest evaluation.
 
-    `kernel` is the compiled likelihood (:mod:`fedstat.kernels.glm.quadrature`), `rows` (n,) are those of the
-    site's table; m and v (n,) are mean and
-    variance of the linear predictors, `terms` (6, n) the likelihood with its derivatives there.
+    `spec` is its distribution, `kernel` the compiled likelihood (:mod:`fedstat.kernels.glm.quadrature`),
+    `rows` (n,) are those of the site's table; m and v (n,) are mean and variance of the linear predictors,
+    `terms` (6, n) the likelihood with its derivatives there.
     """
 
     y: Floats
     code: Ints
+    spec: DistributionSpec
     kernel: int
     rows: Ints
     m: Floats = field(default_factory=lambda: np.empty(0))

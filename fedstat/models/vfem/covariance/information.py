@@ -149,13 +149,14 @@ class Eliminated:
     """The information of psi without Sigma, and the weights Q (2 + 2p, K) of Sigma's projected scores in it.
 
     For tau_k = beta_k'(Sigma_k - Sigma_k0) beta_k: given psi its mean moves by -slope' psi, and its
-    covariance is `rest`, (K, K).
+    covariance is `rest`, (K, K); it is `share`' times the projected scores.
     """
 
     information: Floats
     Q: Floats
     slope: Floats
     rest: Floats
+    share: Floats
 
 
 def eliminate(at: InformationSums, H: Floats) -> Eliminated:
@@ -181,17 +182,20 @@ def eliminate(at: InformationSums, H: Floats) -> Eliminated:
     P = h * N + j
     information = H - (h * N) @ h.T - h @ j.T - j @ h.T - J + P @ R @ P.T
     M = np.linalg.inv(np.eye(K) + C * N)
-    return Eliminated(symmetrise(information)[0], h - P @ R, P @ M, N[:, None] * M)
+    return Eliminated(symmetrise(information)[0], h - P @ R, P @ M, N[:, None] * M, np.asarray(M))
 
 
-def joint_covariance(at: InformationSums, eliminated: Eliminated, names: list[str]) -> Floats:
+def joint_covariance(
+    at: InformationSums, eliminated: Eliminated, names: list[str], meat: Floats | None = None
+) -> Floats:
     """Covariance of (psi, t) without a residual variance, whose place is zero.
 
     Predicted means depend on t_k = beta_k'Sigma_k beta_k, which moves by 2 w'd beta + beta'd Sigma beta.
+    Robust where there is `meat`, the sum of products of the scores of psi and of the t_k given psi.
     """
     places, K, d = at.places, len(at.parts), at.places.total
     rest = np.delete(np.arange(d), SCALE)
-    joint, V = np.zeros((d + K, d + K)), np.zeros((d, d))
+    V = np.zeros((d, d))
     try:
         V[np.ix_(rest, rest)] = invert_information(
             eliminated.information[np.ix_(rest, rest)], [name for i, name in enumerate(names) if i != SCALE]
@@ -204,10 +208,24 @@ def joint_covariance(at: InformationSums, eliminated: Eliminated, names: list[st
     along[SCALE] = 0.0
     for k, part in enumerate(at.parts):
         along[places.beta(k), k] += 2.0 * part["w"]
-    joint[:d, :d], joint[:d, d:] = V, V @ along
-    joint[d:, :d] = joint[:d, d:].T
-    joint[d:, d:] = along.T @ V @ along + eliminated.rest
-    return joint
+    moves = np.vstack([np.eye(d), along.T])
+    if meat is None:
+        joint = moves @ V @ moves.T
+        joint[d:, d:] += eliminated.rest
+        return joint
+    influence = np.hstack([moves @ V, np.eye(d + K)[:, d:]])
+    return influence @ meat @ influence.T
+
+
+def score_of_spreads(at: InformationSums, share: Floats) -> Floats:
+    """Map from the same columns to how the t_k move given psi, (K, ..)."""
+    places, K = at.places, len(at.parts)
+    starts = np.cumsum([0, *[2 * p + 1 for p in places.sizes]])
+    A = np.zeros((K, starts[-1] + 2 + K))
+    for k, part in enumerate(at.parts):
+        A[:, starts[k] + 2 * places.sizes[k]] = share[k]
+        A[:, starts[-1] + 2 + k] = share[k] * float(part["N"])
+    return A
 
 
 def effective_score_map(at: InformationSums, Q: Floats) -> Floats:

@@ -16,6 +16,7 @@ import numpy as np
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.inference.covariance import delta_method, invert_information, nearest_psd
 from fedstat.models.vfem.blocks.request import BLOCK, SQUARES
+from fedstat.models.vfem.covariance.glm_scores import glm_score_products
 from fedstat.models.vfem.covariance.information import (
     Eliminated,
     InformationSums,
@@ -95,11 +96,15 @@ def information_covariance(iteration: EMIteration, options: CovarianceOptions) -
 def glm_covariance(iteration: QuasiNewtonIteration, options: CovarianceOptions) -> Rounds[Covariance]:
     """Invert the observed information of (a, beta, mu, Sigma) at the accepted point.
 
-    Returns that of (a, 0, beta_1, mu_1, ..., beta_K, mu_K, t_1, ..., t_K).
+    Robust: with the products of the scores between two such inverses. Returns that of
+    (a, 0, beta_1, mu_1, ..., beta_K, mu_K, t_1, ..., t_K).
     """
     sums = yield from (ask_sealed if iteration.dealers is not None else ask_openly)(iteration)
     eliminated, products, moved = yield from eliminate_sigmas(iteration, sums, options)
-    joint = joint_covariance(sums, eliminated, psi_names(iteration.layout.clients, options.names))
+    meat = None
+    if options.cov_type == "robust":
+        meat = yield from glm_score_products(iteration, options.cross, sums, eliminated)
+    joint = joint_covariance(sums, eliminated, psi_names(iteration.layout.clients, options.names), meat)
     return Covariance.of(joint, products, moved)
 
 

@@ -1,4 +1,4 @@
-"""An institution's sums for the covariance of the estimates: information, and products of scores.
+"""An institution's sums for the information on the estimates.
 
 Sigma_k enters the likelihood of y only through t_k = beta_k'Sigma_k beta_k, so each client can eliminate its
 own Sigma_k, up to a K by K system at the coordinator (:mod:`fedstat.models.vfem.covariance.information`).
@@ -19,12 +19,10 @@ from fedstat.federation.rounds.running_steps import SHOWN, open_sums
 from fedstat.kernels.glm.quadrature import BY_MM, BY_MV
 from fedstat.kernels.rows import column_sums, gram
 from fedstat.models.vfem.blocks.client import Client, Theta, client_of
-from fedstat.models.vfem.blocks.declare import aggregate, weighted
+from fedstat.models.vfem.blocks.declare import weighted
 from fedstat.models.vfem.blocks.kept import kept_weights, weighted_sums
 from fedstat.models.vfem.blocks.request import BLOCK, SQUARES
-from fedstat.models.vfem.blocks.response import active_of
 from fedstat.models.vfem.covariance.elimination import (
-    Elimination,
     eliminate_sigma,
     units,
 )
@@ -173,44 +171,6 @@ def sum_information(
     }
 
 
-def scores(data: SiteData, state: State) -> dict[str, Array]:
-    """Stage the client's part F of every entity's effective score, and release its local products.
-
-    Columns: beta (p), mu (p), and the projection of Sigma_k's score on its direction in v; the effect of
-    estimating Sigma_k is removed. Released: ``gram`` F'F and ``with_response`` F'[z, -e, -e by absent
-    client], e = (1/v - z^2)/2.
-    """
-    client = client_of(state)
-    theta = client.estimate
-    elimination = state.use(
-        "vfem elimination", Elimination, "Sigma was not eliminated; ask 'information' first"
-    )
-    U, z, inverse_v = client.staged["U"], client.z, client.staged["weights"]
-    Y = np.asarray(np.linalg.solve(elimination.T, U.T).T, dtype=np.float64)
-    alpha = quadratic(Y, elimination.b * elimination.inverse)
-    lam = np.column_stack([quadratic(Y, L * elimination.inverse) for L in elimination.L])
-    score = np.column_stack([U * z[:, None], np.linalg.solve(theta.Sigma, U.T).T - np.outer(z, theta.beta)])
-    F = np.column_stack([(score - lam) * units(client), alpha])
-    minus_e = -0.5 * (inverse_v - z * z)
-    client.staged["scores"] = F
-    by_absent = weighted_sums(F, minus_e, ~client.staged["others"], data.min_count).T
-    return {"gram": F.T @ F, "with_response": np.column_stack([F.T @ z, by_absent])}
-
-
-def quadratic(Y: Floats, A: Floats) -> Floats:
-    """Half of y'Ay - tr A for each row y."""
-    return np.asarray(0.5 * (np.einsum("ij,ij->i", Y @ A, Y) - np.trace(A)))
-
-
-def response_products(data: SiteData, state: State, missing: Bools) -> dict[str, Array]:
-    """Products of the response holder's part of the scores; (G, K), which clients miss in each pattern."""
-    active = active_of(state)
-    z, inverse_v = active.z, 1.0 / active.v[active.code]
-    minus_e = -0.5 * (inverse_v - z * z)
-    F = np.column_stack([z, minus_e, minus_e[:, None] * missing[active.code]])
-    return {"gram": F.T @ F}
-
-
 OTHERS = Declared("presence", "which clients have each entity", 2, dtype="bool")
 INFORMATION: Mapping[str, Declared] = {
     "beta": weighted("coefficients"),
@@ -257,17 +217,5 @@ STEPS: Mapping[str, Step] = {
             **INFORMATION,
             "by_z": weighted("weighted sums of the columns, by absence of other clients", 2),
         },
-    ),
-    "scores": Step(
-        scores,
-        gives={
-            "gram": aggregate("products of the scores within the block", 2),
-            "with_response": aggregate("products of the scores with those of the response", 2),
-        },
-    ),
-    "response_products": Step(
-        response_products,
-        {"missing": Declared("presence", "missing patterns", 2)},
-        {"gram": aggregate("products of the scores of the response", 2)},
     ),
 }

@@ -62,7 +62,7 @@ def glm_start_response(
     """
     spec, y = DistributionSpec.from_json(text), choose_response(data, state, keep, code)
     check_response(data.name, spec.name, y)
-    state.keep("vfem glm response", GLMResponse(y, code, kernel_of(spec), np.flatnonzero(keep)), len(y))
+    state.keep("vfem glm response", GLMResponse(y, code, spec, kernel_of(spec), np.flatnonzero(keep)), len(y))
     return {"null": np.array([y.mean(), null_log_likelihood(spec, y)])}, ""
 
 

@@ -48,7 +48,7 @@ def weigh(data: SiteData, state: State, weight: Floats) -> dict[str, Array]:
     return {"sums": column_sums(staged.X, weight), "gram": gram(staged.X, weight)}
 
 
-def weighted_columns(data: SiteData, state: State) -> Floats:
+def weighted_columns(data: SiteData, state: State, whom: str) -> Floats:
     """Columns times the root of the latest weights, which are multiplied with another institution's."""
     staged = staged_block(state)
     if not len(staged.weight):

@@ -1,0 +1,83 @@
+"""Robust standard errors of VFEM with a binary or count response: the sandwich of the pooled scores."""
+
+import numpy as np
+import pytest
+import statsmodels.api as sm
+from glm_oracle import PooledGLM, glm_study, glm_theta
+from statsmodels.tools.numdiff import approx_fprime_cs
+
+import fedstat as fs
+from fedstat.errors import ModelError
+
+FAMILIES = {
+    "Logit": sm.families.Binomial(),
+    "Probit": sm.families.Binomial(sm.families.links.Probit()),
+    "Log": sm.families.Poisson(),
+}
+
+
+def make(link, **options):
+    study = glm_study(family=type(FAMILIES[link]).__name__, **options)
+    model = fs.VFEMRegression.from_formula("y ~ .", study.partition(), family=FAMILIES[link])
+    pooled = PooledGLM(study.table["y"], [study.table[c] for c in study.columns.values()], link)
+    return study, model, pooled
+
+
+def sandwich(pooled, theta):
+    """Inverse information, sum of products of the numerical scores of all entities, inverse information."""
+    bread, scores = pooled.covariance(theta), pooled.scores(theta)
+    return bread @ (scores.T @ scores) @ bread
+
+
+@pytest.mark.parametrize("holder", ["Registry", "Tax"])
+@pytest.mark.parametrize("link", FAMILIES)
+def test_robust_covariance_is_the_sandwich_of_numerical_scores(link, holder):
+    study, model, pooled = make(link, holder=holder, n=400)
+    result = model.fit(cov_type="robust", cross_products="exact")
+    theta = glm_theta(model, result, study)
+    every = sandwich(pooled, theta)
+    cov = every[np.ix_(pooled.reported, pooled.reported)]
+    root = np.sqrt(np.diag(cov))
+    np.testing.assert_allclose(result.bse, root, rtol=1e-5)
+    np.testing.assert_allclose(
+        result.cov_params() / np.outer(root, root), cov / np.outer(root, root), atol=1e-5
+    )
+
+    def joint(point):
+        beta0, _, betas, mus, Sigmas = pooled.unpack(point)
+        a = beta0 + sum(b @ mu for b, mu in zip(betas, mus, strict=True))
+        t = [b @ S @ b for b, S in zip(betas, Sigmas, strict=True)]
+        pairs = [part for b, mu in zip(betas, mus, strict=True) for part in (b, mu)]
+        return np.concatenate([[a], *pairs, t])
+
+    J = approx_fprime_cs(theta, joint)
+    expected = J @ every @ J.T
+    found = np.delete(np.delete(result.covariance.psi, 1, axis=0), 1, axis=1)
+    root = np.sqrt(np.diag(expected))
+    np.testing.assert_allclose(found / np.outer(root, root), expected / np.outer(root, root), atol=1e-5)
+
+
+@pytest.mark.parametrize("holder", ["Registry", "Tax"])
+@pytest.mark.parametrize("link", ["Logit", "Log"])
+def test_products_in_secret_give_what_derivatives_in_the_clear_give(link, holder):
+    _, model, _ = make(link, holder=holder, n=400)
+    openly = model.fit(cov_type="robust", cross_products="exact")
+    secretly = model.fit(cov_type="robust")
+    np.testing.assert_allclose(secretly.bse, openly.bse, rtol=1e-4)
+    root = np.sqrt(np.diag(openly.cov_params()))
+    np.testing.assert_allclose(
+        secretly.cov_params() / np.outer(root, root), openly.cov_params() / np.outer(root, root), atol=1e-4
+    )
+
+
+def test_nothing_missing_is_the_robust_covariance_of_the_generalised_linear_model():
+    study, model, _ = make("Log", missing="none", n=400)
+    result = model.fit(cov_type="robust")
+    glm = sm.GLM(study.table["y"], sm.add_constant(study.table[study.covariates]), FAMILIES["Log"])
+    np.testing.assert_allclose(result.bse, glm.fit(cov_type="HC0", tol=1e-12).bse, rtol=1e-5)
+
+
+def test_mean_imputation_has_no_robust_covariance():
+    _, model, _ = make("Logit")
+    with pytest.raises(ModelError, match="not with method='impute'"):
+        model.fit(method="impute", cov_type="robust")
