@@ -169,8 +169,14 @@ class BlockResults(Saveable, FederatedResults, Generic[Predictions]):
         ModelError
             The two are not nested, differ in family or method, or an institution counts as having other
             entities in the two: columns that were left out changed who has a record, or which patterns have
-            enough entities to be released. After ``exchange="moments"``, ``refit`` keeps both.
+            enough entities to be released. After ``exchange="moments"``, ``refit`` keeps both. Or the
+            covariance is robust: the ratio supposes the variances that such a covariance does without.
         """
+        if self.cov_type.startswith("robust"):
+            raise ModelError(
+                "compare_lr_test: cov_type='robust' was asked for, and a likelihood ratio rejects too often "
+                "where it is needed; use wald_test, which goes by the robust covariance"
+            )
         if isinstance(restricted, BlockResults) or self.fit_.distribution != NORMAL:
             self._check_same_records(restricted)
         return super().compare_lr_test(restricted)

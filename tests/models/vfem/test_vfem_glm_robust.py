@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import statsmodels.api as sm
 from glm_oracle import PooledGLM, glm_study, glm_theta
+from oracle import Study
 from statsmodels.tools.numdiff import approx_fprime_cs
 
 import fedstat as fs
@@ -18,6 +19,9 @@ FAMILIES = {
 
 def make(link, **options):
     study = glm_study(family=type(FAMILIES[link]).__name__, **options)
+    # Coefficients come in the order of the institutions, the response holder first.
+    first = dict(sorted(study.columns.items(), key=lambda item: item[0] != study.holder))
+    study = Study(study.table, first, study.holder)
     model = fs.VFEMRegression.from_formula("y ~ .", study.partition(), family=FAMILIES[link])
     pooled = PooledGLM(study.table["y"], [study.table[c] for c in study.columns.values()], link)
     return study, model, pooled
@@ -63,18 +67,42 @@ def test_products_in_secret_give_what_derivatives_in_the_clear_give(link, holder
     _, model, _ = make(link, holder=holder, n=400)
     openly = model.fit(cov_type="robust", cross_products="exact")
     secretly = model.fit(cov_type="robust")
-    np.testing.assert_allclose(secretly.bse, openly.bse, rtol=1e-4)
+    # Digits go to what hides the derivatives: a residual of r root mean squares costs r^2 2^12 units.
+    np.testing.assert_allclose(secretly.bse, openly.bse, rtol=1e-3)
     root = np.sqrt(np.diag(openly.cov_params()))
     np.testing.assert_allclose(
-        secretly.cov_params() / np.outer(root, root), openly.cov_params() / np.outer(root, root), atol=1e-4
+        secretly.cov_params() / np.outer(root, root), openly.cov_params() / np.outer(root, root), atol=1e-3
     )
 
 
 def test_nothing_missing_is_the_robust_covariance_of_the_generalised_linear_model():
     study, model, _ = make("Log", missing="none", n=400)
-    result = model.fit(cov_type="robust")
+    result = model.fit(cov_type="robust", cross_products="exact")
     glm = sm.GLM(study.table["y"], sm.add_constant(study.table[study.covariates]), FAMILIES["Log"])
     np.testing.assert_allclose(result.bse, glm.fit(cov_type="HC0", tol=1e-12).bse, rtol=1e-5)
+
+
+def test_wald_tests_use_it_and_likelihood_ratios_are_refused():
+    study, model, _ = make("Log", n=400)
+    result, plain = model.fit(cov_type="robust", cross_products="exact"), model.fit()
+    names = study.columns["Tax"]
+    b, V = result.params[names].to_numpy(), result.cov_params().loc[names, names].to_numpy()
+    test = result.wald_test(" = 0, ".join(names) + " = 0")
+    assert float(test.statistic) == pytest.approx(b @ np.linalg.solve(V, b), rel=1e-8)
+    formula = "y ~ " + " + ".join(n for c in study.columns if c != "Tax" for n in study.columns[c])
+    small = fs.VFEMRegression.from_formula(formula, study.partition(), family=FAMILIES["Log"]).fit()
+    assert plain.compare_lr_test(small).df_diff == 2
+    with pytest.raises(ModelError, match=r"cov_type='robust'.*wald_test"):
+        result.compare_lr_test(small)
+    assert "robust" in str(result.summary())
+
+
+@pytest.mark.parametrize("cov_type", ["observed", "robust"])
+def test_a_file_keeps_it(cov_type, tmp_path):
+    _, model, _ = make("Logit")
+    result = model.fit(cov_type=cov_type, cross_products="exact")
+    result.save(tmp_path / "fit")
+    assert fs.load(tmp_path / "fit").cov_type == result.cov_type
 
 
 def test_mean_imputation_has_no_robust_covariance():

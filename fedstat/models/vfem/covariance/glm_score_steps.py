@@ -148,6 +148,8 @@ def shares(
     data: SiteData, state: State, held: ResponseScores, response: GLMResponse, told: Sequence[str]
 ) -> list[Array]:
     """Seal for each client the unit of z, z less a mask that later ones are told, and earlier masks."""
+    if not told:
+        return []
     keys, entities = keys_of(state), entities_of(data.table)[response.rows]
     unit = 2.0 ** np.ceil(np.log2(max(float(np.abs(held.z).max()), np.finfo(float).tiny)))
     scaled = np.array([held.z / unit, (held.z / unit) ** 2])

@@ -74,6 +74,14 @@ UNMASKED_OTHER = (
     "allowed. See .ledger.releases()."
 )
 SMALL_SAMPLE = 0.02
+ROBUST = (
+    "Standard errors are robust (Huber and White; HC0): they allow for another variance of the response and "
+    "for columns that are not normal. Likelihood ratio, AIC and BIC do not."
+)
+SPLIT_RESIDUALS = (
+    "For them the response holder split each residual at random between two institutions at a time: neither "
+    "can tell it, but two that put both parts together have the residuals of the entities that both have."
+)
 EXPECTED = (
     "Standard errors take cross-products between institutions at their expectation, zero: this needs "
     "blocks that are missing completely at random and independent between institutions."
@@ -168,6 +176,10 @@ def _covariance(layout: Layout, outcome: VFEMOutcome, ledger: Ledger) -> Iterato
                 'from_formula(..., coordinator="apart") keeps seed and sketches apart.'
             )
     yield from secure_product_notes(covariance)
+    if outcome.cov_type == "robust":
+        yield ROBUST
+        if not is_normal(outcome) and any(one.step == "glm_scores" for one in ledger.entries):
+            yield SPLIT_RESIDUALS
     if outcome.cov_type == "sem":
         yield f"Supplemented EM: relative asymmetry {covariance.asymmetry:.1e} before it was made symmetric."
 
