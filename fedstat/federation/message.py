@@ -26,6 +26,7 @@ Kind: TypeAlias = Literal[
     "presence",
     "sealed",
     "masked share",
+    "noisy aggregate",
     "aggregate",
     "sketch",
     "per entity",
@@ -38,6 +39,7 @@ Kind: TypeAlias = Literal[
 ``presence``     which entities an institution has (taken as agreed between the institutions)
 ``sealed``       meant for one other institution, and hidden from who carries it
 ``masked share`` random by itself; with the other institution's share, a sum over many entities
+``noisy aggregate`` a sum with noise that a privacy budget was charged for
 ``aggregate``    a sum over many entities
 ``per entity``   one number per entity that is a function of its values
 ``sketch``       random combinations of many entities' rows
@@ -49,7 +51,7 @@ DTYPES = (np.dtype(np.float64), np.dtype(np.int64), np.dtype(np.bool_), np.dtype
 """Numbers and truth values; bytes for what is sealed."""
 
 
-COUNTED: tuple[Kind, ...] = ("masked share", "aggregate", "sketch")
+COUNTED: tuple[Kind, ...] = ("masked share", "noisy aggregate", "aggregate", "sketch")
 """Kinds of values that must rest on enough entities."""
 
 
@@ -88,6 +90,9 @@ class Declared:
     common : bool
         Of what a step takes: it is the same at every site, and masks hide nothing but from who told sites
         different ones: these do not cancel.
+    noisy : bool
+        Of what a step gives: it leaves with noise that the door adds and charges to the site's privacy
+        budget, and in no other way; see :mod:`fedstat.federation.door.owner.charging`.
     sensitivity : float or None
         By how much the array's Euclidean length changes at most where one entity's record is replaced; None:
         nothing bounds it, and no mechanism can be put before it.
@@ -104,6 +109,7 @@ class Declared:
     weighs: str | None = None
     common: bool = False
     sensitivity: float | None = None
+    noisy: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 
 from fedstat.errors import PartitionError
 from fedstat.federation.account.chain import Chain
-from fedstat.federation.account.entry import REFUSAL, Entry
+from fedstat.federation.account.entry import REFUSAL
 from fedstat.federation.account.ledger_file import read_account
 from fedstat.federation.account.ledger_lines import LEDGER
-from fedstat.federation.account.link import LINK_FIELDS
+from fedstat.federation.account.link import ChainLink
 from fedstat.federation.account.loss import declare_loss
-from fedstat.federation.carry.site_folder import load_identity, open_records, read_description, unfit
+from fedstat.federation.carry.site_folder import (
+    POLICY,
+    load_identity,
+    open_records,
+    read_description,
+    read_site_policy,
+    unfit,
+)
+from fedstat.federation.door.owner.charging import budget_spent
 from fedstat.operator.screen import columns, heading
 
-HEAD = ("step", "array", "kind", "masked", "messages", "largest", "bytes", "entities")
+HEAD = ("step", "array", "kind", "masked", "messages", "largest", "bytes", "entities", "rho charged")
 
 
 def ledger(folder: Path, session: str | None, as_json: bool) -> int:
@@ -39,10 +48,11 @@ def ledger(folder: Path, session: str | None, as_json: bool) -> int:
     if as_json:
         for chain in chains:
             for link in chain.links:
-                named = dict(zip(LINK_FIELDS, link.signed, strict=True))
-                print(json.dumps({"session": chain.session} | named))
+                print(json.dumps({"session": chain.session} | link.named))
         return 0
     print(heading(f"What left {name}"))
+    if (spent := budget_spent(read_site_policy(folder), account)) is not None:
+        print(f"Of its privacy budget {spent}.")
     for chain in chains:
         _show(chain)
     n_entries = sum(len(chain.links) for chain in chains)
@@ -55,7 +65,9 @@ def declare(folder: Path, reason: str) -> int:
     description = read_description(folder)
     identity = load_identity(folder)
     fits = partial(unfit, open_records(folder, description), identity)
-    loss = declare_loss(folder, description.name, identity, reason, fits)
+    budget = read_site_policy(folder).privacy
+    whole = Fraction(0) if budget is None else budget.rho
+    loss = declare_loss(folder, description.name, identity, reason, fits, whole)
     print(heading(f"Account of {description.name}"))
     print(f"  Found: {loss.found}\n")
     if loss.files:
@@ -63,6 +75,11 @@ def declare(folder: Path, reason: str) -> int:
     if loss.forgotten:
         print(
             "  Earlier answers are not held against new ones: two that differ by a few rows may both leave.\n"
+        )
+    if loss.charged:
+        print(
+            "  What was charged to the privacy budget is not known any more, and all of it counts as spent: "
+            f"more is\n  answered where a larger epsilon stands in '{folder / POLICY}'.\n"
         )
     print("The loss is declared. It stands in the account, and every receipt tells the others of it.")
     return 0
@@ -74,20 +91,24 @@ def _show(chain: Chain) -> None:
         return
     what = f"Session {chain.session}" if chain.session else "Messages that belong to no session"
     print(f"\n{what}, to the coordinator, {links[0].time} to {links[-1].time}\n")
-    by_array: dict[tuple[str, str, str, bool], list[Entry]] = {}
-    for entry in (link.entry for link in links if link.entry.left):
-        by_array.setdefault((entry.step, entry.array, entry.kind, entry.masked), []).append(entry)
+    by_array: dict[tuple[str, str, str, bool], list[ChainLink]] = {}
+    for link in (link for link in links if link.entry.left):
+        entry = link.entry
+        by_array.setdefault((entry.step, entry.array, entry.kind, entry.masked), []).append(link)
     rows = [_row(key, found) for key, found in by_array.items()]
     if rows:
-        print(columns([HEAD, *rows], head=True, right=(4, 5, 6, 7)))
+        shown = len(HEAD) if any(link.charged for link in links) else len(HEAD) - 1
+        print(columns([row[:shown] for row in (HEAD, *rows)], head=True, right=tuple(range(4, shown))))
     for link in links:
         if link.entry.kind == REFUSAL:
             print(f"  refused: step '{link.entry.step}' by {link.entry.rule}, {link.time}")
     print(f"\n  digest of the last entry  {chain.head}\n")
 
 
-def _row(key: tuple[str, str, str, bool], found: Sequence[Entry]) -> tuple[str, ...]:
+def _row(key: tuple[str, str, str, bool], links: Sequence[ChainLink]) -> tuple[str, ...]:
     step, array, kind, masked = key
+    found = [link.entry for link in links]
+    charged = [Fraction(link.charged) for link in links if link.charged]
     largest = max((entry.shape for entry in found), key=lambda shape: (len(shape), shape))
     return (
         step,
@@ -98,4 +119,5 @@ def _row(key: tuple[str, str, str, bool], found: Sequence[Entry]) -> tuple[str, 
         " x ".join(map(str, largest)) or "1",
         f"{sum(entry.bytes for entry in found):,}",
         f"{max(entry.entities for entry in found):,}",
+        f"{float(sum(charged)):.3g}" if charged else "",
     )

@@ -195,7 +195,8 @@ def site_status(folder: Path) -> int:
     def more(site: SiteDescription) -> dict[str, object]:
         account = {}
         if (folder / LEDGER).exists():
-            account = counts(read_account(folder, site.name, load_identity(folder).public))
+            kept = read_account(folder, site.name, load_identity(folder).public)
+            account = counts(kept, read_site_policy(folder))
         return account | {"certificate": _lasts(home / KIT)}
 
     return show_status(folder, home, is_running, more)

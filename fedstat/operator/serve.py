@@ -93,7 +93,7 @@ class Service:
 
     def tell(self, state: str) -> None:
         """Write the status file."""
-        told = {"passed over": self.passed_over} | counts(self.site.account)
+        told = {"passed over": self.passed_over} | counts(self.site.account, self.site.policy)
         write_status(self.folder, state, self.site.name, self.began, told)
 
 

@@ -31,6 +31,7 @@ from fedstat.federation.carry.site_folder import (
 )
 from fedstat.federation.crypto.keys import plain_fingerprint
 from fedstat.federation.door.families import load_families
+from fedstat.federation.door.owner.charging import budget_spent
 from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.door.owner.question import refusals
 from fedstat.federation.door.site import FAMILIES, RECEIPT
@@ -183,9 +184,10 @@ def check(folder: Path) -> int:
     print(f"  Fingerprint  {fingerprint}\n")
     table = _show_table(folder, description, policy, problems)
     _show_policy(description.name, policy)
+    problems += _show_budget(folder, description.name, policy)
     problems += _description_problems(folder, description.name, policy, table)
     _show_trust(description, fingerprint, problems)
-    problems += [*mode_problems(folder), *_account_problems(folder, description.name)]
+    problems += mode_problems(folder)
     if description.exchange:
         problems += _exchange_problems(description.exchange)
     else:
@@ -299,11 +301,18 @@ def _show_trust(description: SiteDescription, fingerprint: str, problems: list[s
         print("  Without other sites no masked sum is possible.\n")
 
 
-def _account_problems(folder: Path, name: str) -> Iterator[str]:
+def _show_budget(folder: Path, name: str, policy: Policy) -> Iterator[str]:
+    """Show how the privacy budget stands by the site's account; what is wrong with the account."""
     try:
-        read_account(folder, name, load_identity(folder).public).check_undisputed(name)
+        account = read_account(folder, name, load_identity(folder).public)
+        account.check_undisputed(name)
     except SecurityError as error:
         yield str(error)
+        return
+    spent = budget_spent(policy, account)
+    if spent is not None:
+        print(heading("Its privacy budget"))
+        print(f"  {str(spent).capitalize()}\n")
 
 
 def _exchange_problems(exchange: str) -> Iterator[str]:

@@ -15,6 +15,8 @@ from fedstat.federation.account.entry import REFUSAL
 from fedstat.federation.account.head import told
 from fedstat.federation.account.ledger_file import LedgerFile
 from fedstat.federation.carry.site_folder import SiteDescription, read_description
+from fedstat.federation.door.owner.charging import budget_spent
+from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.files import write_whole
 from fedstat.operator.screen import columns, heading, typed
 
@@ -32,15 +34,17 @@ def write_status(home: Path, state: str, name: str, began: str, more: Mapping[st
     write_whole(home / STATUS, json.dumps(content, indent=2).encode())
 
 
-def counts(account: SiteAccount) -> dict[str, Any]:
-    """Count what is in a site's account."""
+def counts(account: SiteAccount, policy: Policy) -> dict[str, Any]:
+    """Count what is in a site's account, and say how its privacy budget stands where it has one."""
     links = [link for chain in account.chains for link in chain.links]
+    spent = budget_spent(policy, account)
     return {
         "sessions": len(account.chains),
         "questions": sum(chain.round for chain in account.chains),
         "refused": sum(link.entry.kind == REFUSAL for link in links),
         "arrays left": sum(link.entry.left for link in links),
         "last question": max((link.time for link in links), default="none"),
+        **({} if spent is None else {"privacy budget": str(spent)}),
     }
 
 

@@ -22,6 +22,8 @@ PLACES = 10
 """Binary places that values keep by default."""
 MOST_BITS = 52
 """Of a cut value as an integer, which a double holds exactly."""
+SQUARED_OF_COUNTS = 2
+"""Of one histogram: a record leaves a cell and enters another."""
 HUGE = 1e100
 """Where infinite scores are cut before their row is: their squares are finite."""
 PLACES_LEFT = 30
@@ -40,13 +42,14 @@ def counts_of(code: Ints, cells: int) -> BoundedSums:
     """Count records by cell: (cells,).
 
     `code` is (n,), or (n, q) for q histograms one after the other, each in `cells` cells; negative in none.
-    One record leaves a cell and enters another: D^2 = 2 q.
+    D^2 = 2 q.
     """
     codes = code.reshape(len(code), -1)
     q = codes.shape[1]
     inside = (codes >= 0) & (codes < cells)
     flat = (codes + cells * np.arange(q))[inside]
-    return BoundedSums(np.bincount(flat, minlength=q * cells).astype(np.int64), 2 * q)
+    counts = np.bincount(flat, minlength=q * cells).astype(np.int64)
+    return BoundedSums(counts, SQUARED_OF_COUNTS * q)
 
 
 def bounded_sums(values: Floats, low: Floats, high: Floats, places: int = PLACES) -> BoundedSums:

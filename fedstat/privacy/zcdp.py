@@ -29,11 +29,13 @@ import math
 from collections.abc import Callable
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal, localcontext
 from fractions import Fraction
+from functools import cache
 
 from scipy.optimize import minimize_scalar
 
 from fedstat.errors import ModelError
 
+GRID = 2**64
 DIGITS, GUARD = 50, 45
 """Digits of the arithmetic, and those that are kept, rounded to the safe side."""
 
@@ -47,6 +49,14 @@ def rho_of_noise(squared: Fraction | int, variance: Fraction) -> Fraction:
     if not (squared >= 0 and variance > 0):
         raise ModelError(f"expected a sensitivity of zero or more and noise, received {squared}, {variance}")
     return Fraction(squared) / (2 * variance)
+
+
+def on_grid(rho: Fraction, up: bool = False) -> Fraction:
+    """Round a cost to a multiple of 2^-64: down where it is asked for, up where it is charged.
+
+    Sums of any fractions would get longer with every one.
+    """
+    return Fraction((math.ceil if up else math.floor)(rho * GRID), GRID)
 
 
 def epsilon_of_zcdp(rho: Fraction | float, delta: float) -> float:
@@ -72,6 +82,7 @@ def epsilon_of_zcdp(rho: Fraction | float, delta: float) -> float:
     return max(0.0, math.nextafter(up, math.inf))
 
 
+@cache
 def rho_of_budget(epsilon: float, delta: float) -> Fraction:
     """Return the largest rho whose zCDP keeps to an epsilon and delta, rounded down; 0 at a delta of 0.
 

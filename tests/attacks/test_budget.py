@@ -30,6 +30,8 @@ PUBLIC = {
     ("approval", "propose_plan"),
 }
 """Steps that a budget lets pass: keys, the site's account, the owner's decisions, and what it publishes."""
+WITH_NOISE = {("margins", "count_bins")}
+"""Steps of which all that leaves has noise, and is charged."""
 
 
 def passing(policy):
@@ -46,7 +48,9 @@ def passing(policy):
 def test_a_budget_stops_every_step_that_reads_rows():
     every = {(family, name) for family, steps in FAMILIES.items() for name in steps}
     assert passing(Policy.open()) == every
-    assert passing(BUDGET) == PUBLIC
+    assert passing(BUDGET) == PUBLIC | WITH_NOISE
+    for family, name in WITH_NOISE:
+        assert all(declared.noisy for declared in FAMILIES[family][name].given.values())
 
 
 class Unread(FrameTable):

@@ -22,9 +22,12 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
 from typing import Protocol
 
 from fedstat.errors import SecurityError
+from fedstat.federation.account.charges import Charge, Charges
 from fedstat.federation.account.decision import Decision
 from fedstat.federation.account.entry import (
     COORDINATOR,
@@ -72,6 +75,10 @@ class ChainStore(Protocol):
 
     def decided(self, decision: Decision) -> None:
         """Keep what the owner decided about a plan."""
+        ...
+
+    def charged(self, charge: Charge) -> None:
+        """Keep a charge to the privacy budget, before anything of it leaves."""
         ...
 
     def answered(self, arrays: Mapping[str, Array], n_rows: int) -> None:
@@ -147,10 +154,19 @@ class Chain:
         self._enter(asked(ask, step, self.round), {}, 1)
 
     def reply(
-        self, ask: Ask, step: Step, reply: Reply, clear: Mapping[str, Array], n_sites: int
+        self,
+        ask: Ask,
+        step: Step,
+        reply: Reply,
+        clear: Mapping[str, Array],
+        n_sites: int,
+        costs: Mapping[str, str],
     ) -> list[Entry]:
-        """Enter what leaves; `clear` are the arrays before they were masked, for a sum over `n_sites`."""
-        return self._enter(answered(ask, step, reply, self.round), clear, n_sites)
+        """Enter what leaves, and what it was charged.
+
+        `clear` are the arrays before they were masked, for a sum over `n_sites`.
+        """
+        return self._enter(answered(ask, step, reply, self.round), clear, n_sites, costs)
 
     def refusal(self, ask: Ask, error: Exception) -> None:
         """Enter that nothing left, and the rule."""
@@ -163,10 +179,18 @@ class Chain:
         self.resumed, self.round = True, max(self.round, link.entry.round)
         self._append(link, mark)
 
-    def _enter(self, entered: Entered, clear: Mapping[str, Array], n_sites: int) -> list[Entry]:
+    def _enter(
+        self,
+        entered: Entered,
+        clear: Mapping[str, Array],
+        n_sites: int,
+        costs: Mapping[str, str] = MappingProxyType({}),
+    ) -> list[Entry]:
         new = []
         for entry, content in entered:
             link, mark = self._linked(entry, content, clear.get(entry.array, content), n_sites)
+            if entry.array in costs:
+                link = replace(link, charged=costs[entry.array])
             self._append(link, mark)
             new.append((link, mark))
         self._keep(new)
@@ -207,7 +231,8 @@ class SiteAccount:
     released or received: a repetition tells nothing new. A mark is the keyed digest of a content, and tells
     nothing without the secret. `columns` were in play in any session; `entities` are the most behind an
     answer; `refusals` counts those that depended on rows, by who asked; `spent` names what was answered and
-    is answered once; `decisions` are the owner's newest about plans, by digest. `disputed` says why the
+    is answered once; `decisions` are the owner's newest about plans, by digest; `charges` are all to its
+    privacy budget. `disputed` says why the
     account is not whole, `losses` are the times at which its owner declared that the one before was lost,
     with the reasons. `recalled` are the rows behind answers of an earlier process.
     """
@@ -221,6 +246,7 @@ class SiteAccount:
         self.refusals: Counter[str] = Counter()
         self.spent: set[str] = set()
         self.decisions: dict[str, Decision] = {}
+        self.charges = Charges()
         self.disputed = ""
         self.losses: list[tuple[str, str]] = []
         self.recalled: dict[str, Array] = {}

@@ -29,6 +29,7 @@ import numpy as np
 
 from fedstat.errors import EngineError, SecurityError
 from fedstat.federation.account.chain import Chain, SiteAccount
+from fedstat.federation.account.charges import Charge
 from fedstat.federation.account.decision import Decision
 from fedstat.federation.account.head import AccountHead, fold
 from fedstat.federation.account.ledger_lines import (
@@ -126,6 +127,10 @@ class LedgerFile:
     def decided(self, decision: Decision) -> None:
         """Append what the owner decided about a plan."""
         self.append([to_plain(decision)])
+
+    def charged(self, charge: Charge) -> None:
+        """Append a charge to the privacy budget."""
+        self.append([to_plain(charge)])
 
     def disputed(self, why: str) -> None:
         """Append that the account does not hold what the site signed."""

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 
 from fedstat.errors import SecurityError
 from fedstat.federation.account.chain import Chain, SiteAccount
+from fedstat.federation.account.charges import Charge
 from fedstat.federation.account.decision import Decision
 from fedstat.federation.account.head import AccountHead, Nanoseconds, first_digest, fold, told
 from fedstat.federation.account.link import canonical, read_link
@@ -159,6 +160,12 @@ class Reading:
     def _spend(self, line: dict[str, Any]) -> None:
         self.account.spent.add(from_plain(SpentLine, line, LEDGER, SecurityError).spent)
 
+    def _charge(self, line: dict[str, Any]) -> None:
+        charge = from_plain(Charge, line, LEDGER, SecurityError)
+        if charge.cost < 0:
+            raise ValueError("charged")
+        self.account.charges.take(charge)
+
     def _decide(self, line: dict[str, Any]) -> None:
         self.account.decide(from_plain(Decision, line, LEDGER, SecurityError))
 
@@ -182,6 +189,7 @@ _TAKERS: Mapping[str, Any] = {
     "spent": Reading._spend,
     "refused": Reading._refuse,
     "verdict": Reading._decide,
+    "charged": Reading._charge,
     "answered": Reading._remember,
     "begun": Reading._begin,
     "disputed": Reading._dispute,

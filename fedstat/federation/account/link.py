@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from fedstat.federation.crypto.keys import PublicIdentity, encode
 KNOWN_TO_THE_SITE = ("time", "numbers", "among", "commitment")
 LINK_FIELDS = (*SIGNED_FIELDS, *KNOWN_TO_THE_SITE)
 """Fields of a link that are hashed, in this order."""
+CHARGED = "charged"
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
@@ -26,7 +28,8 @@ class ChainLink:
 
     `time` is UTC to the second. `numbers` are the distinct numbers that count as equations (see
     :mod:`fedstat.federation.account.released`), sums over `among` sites. `commitment` is to the content, and
-    empty for a refusal.
+    empty for a refusal. `charged` is what the site charged its privacy budget for the entry, as a fraction;
+    it is signed where there is such a charge, and is empty for all else.
     """
 
     entry: Entry
@@ -34,19 +37,29 @@ class ChainLink:
     numbers: int
     among: int
     commitment: str
+    charged: str = ""
 
     @property
     def signed(self) -> list[Any]:
-        """Values of :data:`LINK_FIELDS`, which the next digest is of."""
-        return [*self.entry.signed, self.time, self.numbers, self.among, self.commitment]
+        """Values of :data:`LINK_FIELDS`, and of a charge where there is one: the next digest is of them."""
+        known = self.time, self.numbers, self.among, self.commitment
+        return [*self.entry.signed, *known, *([self.charged] if self.charged else [])]
+
+    @property
+    def named(self) -> dict[str, Any]:
+        """Values by the name of their field."""
+        return dict(zip((*LINK_FIELDS, CHARGED), [*self.signed, ""], strict=False))
 
 
 def read_link(row: Sequence[Any]) -> ChainLink:
     """Rebuild a link from its signed values; see :func:`fedstat.federation.account.entry.read_entry`."""
-    place = len(SIGNED_FIELDS)
-    link = ChainLink(read_entry(row[:place]), **typed(ChainLink, KNOWN_TO_THE_SITE, row[place:]))
-    if link.numbers < 0 or link.among < 1:
+    place, end = len(SIGNED_FIELDS), len(LINK_FIELDS)
+    known = KNOWN_TO_THE_SITE + ((CHARGED,) if len(row) > end else ())
+    link = ChainLink(read_entry(row[:place]), **typed(ChainLink, known, row[place:]))
+    if link.numbers < 0 or link.among < 1 or (link.charged and Fraction(link.charged) < 0):
         raise ValueError("a negative number")
+    if len(row) > end and not link.charged:
+        raise ValueError("a charge of nothing")
     return link
 
 

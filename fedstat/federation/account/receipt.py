@@ -16,9 +16,17 @@ from typing import Annotated, Any, TypeAlias
 import pandas as pd
 
 from fedstat.errors import ReceiptError
+from fedstat.federation.account.charges import BudgetSpent
 from fedstat.federation.account.entry import REFUSAL, Entry, read_entry
 from fedstat.federation.account.head import AccountHead, told
-from fedstat.federation.account.link import LINK_FIELDS, ChainLink, NumbersPassed, canonical, read_link
+from fedstat.federation.account.link import (
+    CHARGED,
+    LINK_FIELDS,
+    ChainLink,
+    NumbersPassed,
+    canonical,
+    read_link,
+)
 from fedstat.federation.account.released import Exposure, SiteCounts, alarm, compare, table
 from fedstat.federation.crypto.keys import PublicIdentity
 from fedstat.records import Least, from_plain, to_plain
@@ -45,8 +53,9 @@ class Statement:
     the digest of the coordinator's ledger as it was shown to the site: later changes of it are found.
     `vectors` are the numbers for each entity that have left, of all sessions.
     `earlier` to `entities` are those of :class:`~fedstat.federation.account.released.SiteCounts`. `account`
-    is the head of the site's whole account at rest, where it has one. The signature (Ed25519) is over all but
-    the entries, for which `head` stands.
+    is the head of the site's whole account at rest, where it has one; `privacy` how its privacy budget
+    stands, where it has one, over all sessions. The signature (Ed25519) is over all but the entries, for
+    which `head` stands.
     """
 
     site: str
@@ -65,6 +74,7 @@ class Statement:
     signature: str = ""
     account: AccountHead | None = None
     vectors: Natural = 0
+    privacy: BudgetSpent | None = None
 
     @property
     def counts(self) -> SiteCounts:
@@ -77,8 +87,9 @@ class Statement:
         """List what the signature is over."""
         plain: dict[str, Any] = to_plain(replace(self, entries=()))
         del plain["entries"], plain["signature"]
-        if self.account is None:
-            del plain["account"]
+        for name in ("account", "privacy"):
+            if plain[name] is None:
+                del plain[name]
         return {"format": STATEMENT, "count": len(self.entries)} | plain
 
     def to_dict(self) -> dict[str, Any]:
@@ -91,7 +102,8 @@ class Statement:
         """Rebuild what :meth:`to_dict` took apart; ReceiptError where it is no such thing."""
         try:
             entries = tuple(map(read_link, content["entries"]))
-            plain = {"account": None, **content["signed"], "entries": [], "signature": content["signature"]}
+            absent = {"account": None, "privacy": None}
+            plain = {**absent, **content["signed"], "entries": [], "signature": content["signature"]}
             if (plain.pop("format"), plain.pop("count")) != (STATEMENT, len(entries)):
                 raise ValueError("count")
         except (LookupError, TypeError, ValueError) as error:
@@ -153,6 +165,15 @@ class Receipt:
             for time in one.account.lost
         ]
 
+    @property
+    def budgets(self) -> list[str]:
+        """One sentence for each site with a privacy budget: how much of it is charged, over all sessions."""
+        return [
+            f"{site}: of its privacy budget {one.privacy}, over all sessions."
+            for site, one in self.statements.items()
+            if one.privacy is not None
+        ]
+
     def to_json(self) -> str:
         """Canonical JSON: keys sorted, no spaces, one final newline."""
         content = {
@@ -205,8 +226,8 @@ class Receipt:
 
     def to_frame(self) -> pd.DataFrame:
         """One row per entry of the sites' own chains, in their order."""
-        rows = [[site, *link.signed] for site, one in self.statements.items() for link in one.entries]
-        return pd.DataFrame(rows, columns=["site", *LINK_FIELDS])
+        rows = [{"site": site, **link.named} for site, one in self.statements.items() for link in one.entries]
+        return pd.DataFrame(rows, columns=["site", *LINK_FIELDS, CHARGED])
 
     def sites(self) -> pd.DataFrame:
         """One row per site: entries, refusals, place of the session, head, fingerprint."""
@@ -228,7 +249,7 @@ class Receipt:
         n_sites = len(self.statements)
         head = f"Receipt of session {self.session}: {n_sites} sites, {len(self.passed):,} entries"
         tables = [self.sites().to_string(), self.released.to_string(index=False)]
-        return "\n\n".join([head, *tables, CAVEAT, *filter(None, [self.alarm]), *self.losses])
+        return "\n\n".join([head, *tables, CAVEAT, *filter(None, [self.alarm]), *self.budgets, *self.losses])
 
     def __repr__(self) -> str:
         return f"<Receipt of session {self.session}: {', '.join(self.statements)}>"
@@ -236,7 +257,7 @@ class Receipt:
     def _repr_html_(self) -> str:
         head = f"<p>Receipt of session {self.session}</p>"
         tables = self.sites().to_html() + self.released.to_html(index=False)
-        return f"{head}{tables}<p>{CAVEAT} {self.alarm}</p>"
+        return f"{head}{tables}<p>{' '.join([CAVEAT, self.alarm, *self.budgets])}</p>"
 
 
 def coordinator_digest(at: str | None, passed: Sequence[Entry]) -> str:

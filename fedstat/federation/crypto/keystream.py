@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
@@ -24,3 +26,9 @@ def keystream(key: bytes, nonce: bytes, count: int, start: int = 0) -> Ints:
     cipher = Cipher(algorithms.ChaCha20(key, block.to_bytes(4, "little") + nonce), mode=None).encryptor()
     stream = cipher.update(bytes(skip + count * WORD_BYTES))
     return np.frombuffer(stream, "<i8")[skip // WORD_BYTES :].astype(np.int64, copy=False)
+
+
+def random_bytes(key: bytes) -> Callable[[int], bytes]:
+    """Return a source of random bytes that are the same for a key of 32 bytes, which serves nothing else."""
+    cipher = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
+    return lambda count: cipher.update(bytes(count))

@@ -22,11 +22,12 @@ from dataclasses import replace
 
 from fedstat.errors import DescriptionError, DoorError, SecurityError
 from fedstat.federation.crypto.keys import encode
-from fedstat.federation.crypto.masks import hides
+from fedstat.federation.crypto.masks import WIDE, Masker, hides
 from fedstat.federation.door import facts
 from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Ask, Step
+from fedstat.typing import Array
 
 
 def in_order(steps: Mapping[str, Step], after: Mapping[str, str]) -> Mapping[str, Step]:
@@ -138,3 +139,18 @@ def digest_common(ask: Ask, step: Step) -> bytes:
         array = ask.arrays[name]
         parts += [name, str(array.dtype), str(array.shape), array.tobytes()]
     return hashlib.sha256(encode(ask.family, ask.step, *parts)).digest() if parts else b""
+
+
+def mask(masker: Masker, ask: Ask, step: Step, arrays: Mapping[str, Array], bound: str) -> dict[str, Array]:
+    """Hide the arrays of which the coordinator needs the sum over sites only.
+
+    Masks cancel where sites were told alike what is `bound`.
+    """
+    assert ask.masked is not None
+    hidden = dict(arrays)
+    for name in (name for name in arrays if step.gives[name].maskable):
+        encoding = WIDE if step.gives[name].wide else None
+        hidden[name] = masker.mask(
+            f"{ask.family} {ask.step} {name}", arrays[name], ask.masked, encoding, bound
+        )
+    return hidden

@@ -13,6 +13,7 @@ OWN = (
     "design.by_columns",
     "rounds.alignment_steps",
     "rounds.approval",
+    "rounds.margins",
     "rounds.schema",
     "rounds.statements",
 )

@@ -68,7 +68,8 @@ class Refusals:
             return error
         if policy.max_refusals:
             self.account.count_refusal(asker)
-        if policy.reasons == "told":
+        # Under a budget nothing pays for a reason.
+        if policy.reasons == "told" and policy.privacy is None:
             return error
         self._keep(str(error))
         rule = policy_rule(error) or "the rows do not admit it"

@@ -11,14 +11,16 @@ from fedstat.federation.door.aligning import check_alignment, check_list
 from fedstat.federation.door.conduct import check_dealer, check_drawn
 from fedstat.federation.door.descriptions import check_evaluation, check_factors
 from fedstat.federation.door.leverage import check_leverage, check_shares
+from fedstat.federation.door.owner.charging import NoiseOwed
 from fedstat.federation.door.state import SiteData, State
-from fedstat.federation.message import COUNTED, Step
+from fedstat.federation.message import COUNTED, Kind, Step
 from fedstat.typing import Array
 
+NOISY: Kind = "noisy aggregate"
 IMPLIED = (facts.Entities,)
 """Facts that the state counts by itself; none counted are none there are."""
-OF_THE_SESSION = (facts.DivisionOfRows, facts.SitesDrawn)
-"""Facts that are held against what the session keeps."""
+OF_THE_SESSION = (facts.DivisionOfRows, facts.SitesDrawn, NoiseOwed)
+"""Facts that are held against what the session keeps, or the question."""
 
 
 class AnsweredInstead(Exception):  # noqa: N818 (it is no error: a part of the protocol)
@@ -151,6 +153,12 @@ def check_declared(where: str, step: Step) -> None:
         unknown = [fact for fact in declared.behind if fact not in (*RULES, *OF_THE_SESSION)]
         if unknown:
             raise DoorError(f"{where}: array '{name}' rests on {unknown[0].__name__}, which no rule judges")
+        noise = NoiseOwed in declared.behind, declared.dtype == "int64"
+        if (declared.noisy and not all(noise)) or (declared.kind == NOISY and not declared.noisy):
+            raise DoorError(
+                f"{where}: array '{name}' of kind '{declared.kind}' lacks what noise needs: noisy=True, "
+                "integers by dtype='int64', and NoiseOwed among what stands behind it"
+            )
     for name, declared in step.takes.items():
         if declared.kind == "per entity" and declared.weighs is None:
             raise DoorError(

@@ -19,11 +19,13 @@ from fedstat.errors import (
     SessionError,
 )
 from fedstat.federation.account.chain import Chain, SiteAccount
+from fedstat.federation.account.charges import BudgetSpent
 from fedstat.federation.account.ledger import Ledger
-from fedstat.federation.crypto.masks import WIDE, Masker
-from fedstat.federation.door.conduct import bind_common, check_order, note_answered
+from fedstat.federation.crypto.masks import Masker
+from fedstat.federation.door.conduct import bind_common, check_order, mask, note_answered
 from fedstat.federation.door.memory import AnswersRemembered
 from fedstat.federation.door.owner.approval import APPROVAL, Approvals, PlanStore
+from fedstat.federation.door.owner.charging import NoiseOwed, NoisyAnswers, budget_spent
 from fedstat.federation.door.owner.plan import AnalysisPlan
 from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.door.owner.question import (
@@ -47,7 +49,6 @@ from fedstat.federation.message import (
 from fedstat.federation.tables.linked import LinkedTable
 from fedstat.federation.tables.published import Published, PublishedColumn
 from fedstat.federation.tables.table import FrameTable, LabelledTable, Table
-from fedstat.typing import Array
 
 FAMILIES = Installed()
 """Steps by family; a family enters its own when it is imported."""
@@ -67,10 +68,10 @@ BEFORE_ALIGNING = ("schema", "secure", "align", APPROVAL)
 
 
 class Answer:
-    """An answer in clear, as it leaves, packed, and over how many sites what is hidden in it is a sum."""
+    """An answer before masks, as it leaves, packed, over how many sites it is a sum, and what it cost."""
 
-    def __init__(self, clear: Reply, reply: Reply, n_sites: int) -> None:
-        self.clear, self.reply, self.n_sites = clear, reply, n_sites
+    def __init__(self, clear: Reply, reply: Reply, n_sites: int, costs: Mapping[str, str]) -> None:
+        self.clear, self.reply, self.n_sites, self.costs = clear, reply, n_sites, costs
         self.packed = pack_reply(reply)
 
 
@@ -136,6 +137,7 @@ class Site:
             published=described,
             approvals=self.approvals,
         )
+        self._noise = NoisyAnswers(name, self.policy, account, held, lambda: self.trust.identity)
         self.refusals = Refusals(name, account, log)
         self._states: dict[str, State] = {}
         self._put_out: set[str] = set()
@@ -171,6 +173,11 @@ class Site:
     def published(self) -> Published:
         """What the owner publishes of the columns."""
         return self._data.published
+
+    @property
+    def privacy(self) -> BudgetSpent | None:
+        """How its privacy budget stands; None where it has none."""
+        return budget_spent(self.policy, self.account)
 
     @property
     def fingerprint(self) -> str:
@@ -246,7 +253,7 @@ class Site:
         if memory.released is not before and self.account.store is not None:
             kept = memory.to_arrays(self._data.table, self._data.mark_key)
             self.account.keep_answered(kept, self._data.table.n_rows)
-        left = chain.reply(ask, step, answer.reply, answer.clear.arrays, answer.n_sites)
+        left = chain.reply(ask, step, answer.reply, answer.clear.arrays, answer.n_sites, answer.costs)
         if ask.family == RECEIPT:
             return answer.packed
         note_answered(state, ask, step)
@@ -282,7 +289,7 @@ class Site:
         """Run a step, hold its answer against declaration and policy, and hide what is to be hidden."""
         where = f"{self.name}, step '{ask.step}'"
         masker = None if ask.masked is None else self._masker(ask, state)
-        state.begin(lambda fact: self._judge(state, fact), () if masker is None else masker.sites)
+        state.begin(lambda fact: self._judge(ask, state, fact), () if masker is None else masker.sites)
         try:
             reply = self._run(ask, step, state)
         except AnsweredInstead as instead:
@@ -302,14 +309,19 @@ class Site:
         check_columns(self.name, self.policy, ask, state.columns)
         check_counts(self.name, self.policy, ask, step, released(reply), state.entities)
         check_vectors(self.name, self.policy, step, released(reply), self.account.vectors)
+        arrays, costs = self._noise.add(ask, step, state.owed, reply.arrays)
+        reply = replace(reply, arrays=arrays)
         if masker is None:
-            return Answer(reply, reply, 1)
-        hidden = replace(reply, arrays=mask(masker, ask, step, reply.arrays, bind_common(state, ask, step)))
-        return Answer(reply, hidden, len(masker.sites))
+            return Answer(reply, reply, 1, costs)
+        hidden = replace(reply, arrays=mask(masker, ask, step, arrays, bind_common(state, ask, step)))
+        return Answer(reply, hidden, len(masker.sites), costs)
 
-    def _judge(self, state: State, fact: Any) -> None:
+    def _judge(self, ask: Ask, state: State, fact: Any) -> None:
         """Hold what a step tells against the owner's policy."""
-        judge(self._data, state, fact)
+        if isinstance(fact, NoiseOwed):
+            self._noise.check(ask, fact)
+        else:
+            judge(self._data, state, fact)
 
     def _check_address(self, ask: Ask) -> None:
         if ask.site != self.name:
@@ -382,18 +394,3 @@ class Site:
 def released(reply: Reply) -> list[str]:
     """Names of the arrays of an answer, and of its text where there is one."""
     return [*reply.arrays, *(["text"] if reply.text else [])]
-
-
-def mask(masker: Masker, ask: Ask, step: Step, arrays: Mapping[str, Array], bound: str) -> dict[str, Array]:
-    """Hide the arrays of which the coordinator needs the sum over sites only.
-
-    Masks cancel where sites were told alike what is `bound`.
-    """
-    assert ask.masked is not None
-    hidden = dict(arrays)
-    for name in (name for name in arrays if step.gives[name].maskable):
-        encoding = WIDE if step.gives[name].wide else None
-        hidden[name] = masker.mask(
-            f"{ask.family} {ask.step} {name}", arrays[name], ask.masked, encoding, bound
-        )
-    return hidden

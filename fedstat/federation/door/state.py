@@ -15,6 +15,7 @@ from fedstat.federation.crypto.keys import Identity
 from fedstat.federation.door.facts import Entities
 from fedstat.federation.door.memory import AnswersRemembered
 from fedstat.federation.door.owner.approval import Approvals, FollowedPlan
+from fedstat.federation.door.owner.charging import NoiseOwed
 from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.tables.published import Published
 from fedstat.federation.tables.table import FrameTable, LabelledTable, Table
@@ -141,6 +142,7 @@ class State:
         self._judge: Callable[[Any], None] | None = None
         self.told: set[type] = set()
         self.hidden_among: tuple[str, ...] = ()  # sites that mask the present answer
+        self.owed: dict[str, NoiseOwed] = {}  # by array of the present answer
         self.in_play: set[str] = set()
         self.last: dict[str, str] = {}  # the latest step of each family
         self.begun: dict[str, bytes] = {}  # what all sites were told alike, by the step that it came with
@@ -163,6 +165,7 @@ class State:
     def begin(self, judge: Callable[[Any], None] | None = None, hidden_among: tuple[str, ...] = ()) -> None:
         """Start counting for a new ask, whose facts the door judges."""
         self._behind, self._judge, self.told, self.hidden_among = None, judge, set(), hidden_among
+        self.owed.clear()
 
     def tell(self, *facts: Any) -> None:
         """Say what stands behind the answer: see :mod:`fedstat.federation.door.facts`.
@@ -178,6 +181,8 @@ class State:
             self.told.add(type(fact))
             if isinstance(fact, Entities):
                 self.rest_on(fact.n)
+            if isinstance(fact, NoiseOwed):
+                self.owed[fact.array] = fact
             if self._judge is not None:
                 self._judge(fact)
 

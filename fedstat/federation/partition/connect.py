@@ -40,7 +40,7 @@ class ConnectedSite:
 
     def __init__(self, name: str, fingerprint: str, schema: TableSchema) -> None:
         self.name, self.fingerprint = name, fingerprint
-        self.policy, self.published = schema.policy, schema.published
+        self.policy, self.published, self.privacy = schema.policy, schema.published, schema.privacy
 
     def __repr__(self) -> str:
         return f"ConnectedSite({self.name!r})"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import pandas as pd
 
+from fedstat.federation.account.charges import BudgetSpent
 from fedstat.federation.tables.table import FrameTable, Table
 from fedstat.typing import Array, Bools, Ints
 
@@ -40,6 +41,9 @@ class PartitionDescription:
         that pattern, most frequent first.
     not_pooled : tuple of str
         Horizontal: columns that some clients lack.
+    budgets : mapping of str to BudgetSpent
+        How the privacy budget of a client stands that has one; where the client is another process, when the
+        partition was connected.
     """
 
     layout: Layout
@@ -48,6 +52,7 @@ class PartitionDescription:
     clients: pd.DataFrame
     patterns: pd.DataFrame
     not_pooled: tuple[str, ...] = ()
+    budgets: Mapping[str, BudgetSpent] = field(default_factory=dict)
 
     @property
     def n_complete(self) -> int:
@@ -91,12 +96,13 @@ class PartitionDescription:
         return f"Patterns of records ({first}; x has a record, . has none):"
 
     def _row_lines(self) -> list[str]:
-        """Say which columns and values the table of clients leaves open."""
+        """Say which columns and values the table of clients leaves open, and what budgets do."""
         lines = []
         if self.not_pooled:
             shown = ", ".join(map(repr, self.not_pooled[:COLUMNS_SHOWN]))
             more = len(self.not_pooled) - COLUMNS_SHOWN
             lines.append(f"Some clients lack {shown}{f' and {more} more columns' if more > 0 else ''}.")
+        lines += [f"Privacy budget of {client}: {spent}." for client, spent in self.budgets.items()]
         n_streamed = int(self.clients["complete"].isna().sum())
         if n_streamed:
             lines.append(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -109,10 +109,13 @@ class PartitionViews:
         Of streamed tables only what their metadata tell is known: columns and rows.
         """
         if self.layout == "horizontal":
-            return describe_rows(self._tables, self.pooled_columns, key=self.key)
-        return describe_blocks(
-            self._tables, self.rows, self.n_entities, key=self.key, empty_rows=self.empty_rows
-        )
+            found = describe_rows(self._tables, self.pooled_columns, key=self.key)
+        else:
+            found = describe_blocks(
+                self._tables, self.rows, self.n_entities, key=self.key, empty_rows=self.empty_rows
+            )
+        budgets = {client: site.privacy for client, site in self.sites.items()}
+        return replace(found, budgets={client: spent for client, spent in budgets.items() if spent})
 
     def published(self) -> pd.DataFrame:
         """List what the owners publish of their columns, from which questions are judged.

@@ -8,6 +8,8 @@ from typing import Annotated
 
 from fedstat import records
 from fedstat.errors import MessageError, PartitionError, PolicyError
+from fedstat.federation.account.charges import BudgetSpent
+from fedstat.federation.door.owner.charging import budget_spent
 from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.door.site import FAMILIES
 from fedstat.federation.door.state import SiteData, State
@@ -42,7 +44,8 @@ class TableSchema:
 
     `site_column` is the name under which the site itself stands in a formula, empty for none; by the owner's
     `policy` a fit can be explained before it asks; `link` is there in the vertical layout only; `published`
-    is what the owner says of the columns, from which questions are judged.
+    is what the owner says of the columns, from which questions are judged; `privacy` how its privacy budget
+    stands, None for none.
     """
 
     columns: Mapping[str, str | None]
@@ -51,6 +54,7 @@ class TableSchema:
     policy: Policy = field(default_factory=Policy)
     link: LinkSchema | None = None
     published: Published = field(default_factory=dict)
+    privacy: BudgetSpent | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,7 @@ class TableTold:
     policy: str
     link: LinkSchema | None
     published: Published
+    privacy: BudgetSpent | None
 
 
 def table_schema(site: str, table: Table, policy: Policy) -> TableSchema:
@@ -93,11 +98,19 @@ def _kind(table: Table, name: str) -> str | None:
 
 
 def describe_table(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
-    """Tell what the columns are and are published to be, the number of rows, their link, and the policy."""
+    """Tell what the columns are and are published to be, how many rows, their link, policy and budget."""
     found = table_schema(data.name, data.table, data.policy)
     policy = found.policy.to_toml()
     published = {name: one for name, one in data.published.items() if name in found.columns}
-    told = TableTold(found.columns, found.n_rows, found.site_column, policy, found.link, published)
+    told = TableTold(
+        columns=found.columns,
+        n_rows=found.n_rows,
+        site_column=found.site_column,
+        policy=policy,
+        link=found.link,
+        published=published,
+        privacy=budget_spent(data.policy, data.account),
+    )
     return {}, records.to_json(told)
 
 
@@ -131,4 +144,6 @@ def _read(site: str, text: str) -> TableSchema:
         policy = Policy.from_text(f"{site}: its policy", told.policy)
     except PartitionError as error:
         raise MessageError(f"{where} is malformed") from error
-    return TableSchema(told.columns, told.n_rows, told.site_column, policy, told.link, told.published)
+    return TableSchema(
+        told.columns, told.n_rows, told.site_column, policy, told.link, told.published, told.privacy
+    )

@@ -12,6 +12,7 @@ from fedstat.federation.account.head import AccountHead, told
 from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.account.link import NumbersPassed, canonical
 from fedstat.federation.account.receipt import LOSS, Receipt, Statement, coordinator_digest
+from fedstat.federation.door.owner.charging import budget_spent
 from fedstat.federation.door.site import FAMILIES, RECEIPT
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Ask, Declared, Step
@@ -55,6 +56,7 @@ def state_ledger(data: SiteData, state: State, text: str) -> tuple[dict[str, Arr
         entries=tuple(links),
         vectors=account.vectors,
         account=None if account.store is None else account.store.head,
+        privacy=budget_spent(data.policy, account),
     )
     signature = keys.signing.sign(canonical(statement.signed()).encode()).hex()
     return {}, canonical(replace(statement, signature=signature).to_dict())

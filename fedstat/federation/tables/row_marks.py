@@ -32,6 +32,19 @@ def row_marks(table: Table, secret: bytes) -> Array:
     return np.frombuffer(marks, dtype=np.uint8).reshape(-1, MARK_BYTES)
 
 
+def content_mark(table: Table, secret: bytes) -> bytes:
+    """Keyed digest of all that a table holds, whatever the order of its rows."""
+    table = table.table if isinstance(table, LabelledTable) else table
+    parts = [_hashed(chunk) for chunk in table.chunks(table.columns)] if table.columns else []
+    rows = np.concatenate(parts) if parts else np.zeros(table.n_rows, dtype=np.uint64)
+    whose = table.entities if isinstance(table, LinkedTable) else np.empty((table.n_rows, 0), dtype=np.uint8)
+    told = np.hstack([whose, rows.astype("<u8").reshape(-1, 1).view(np.uint8)])
+    in_order = told[np.lexsort(told.T[::-1])] if len(told) else told
+    digest = hashlib.blake2b(repr(table.columns).encode(), digest_size=32, key=secret)
+    digest.update(np.ascontiguousarray(in_order).tobytes())
+    return digest.digest()
+
+
 def places_of(known: Array, marks: Array) -> Ints:
     """Find marks among known ones: (m, 16), (n, 16) -> (n,), -1 for new ones."""
     if not len(known):

@@ -119,7 +119,7 @@ REFUSALS = {
     "privacy budget": (
         {"privacy": BUDGET},
         "total",
-        r"\(privacy budget\) lets nothing .*array 'total' of step 'total' \(sum of x\). No family .*\[priv",
+        r"\(privacy budget\) lets nothing .*array 'total' of step 'total' \(sum of x\). Ask for .*\[priv",
     ),
     "a budget and a box": (
         {"privacy": BUDGET},
@@ -134,7 +134,7 @@ REFUSALS = {
     "a budget and a step that gives nothing": (
         {"privacy": BUDGET},
         "open",
-        r"\(privacy budget\) lets no step read rows .*for step 'open'. No family",
+        r"\(privacy budget\) lets no step read rows .*as that of step 'open' is not. Ask",
     ),
     "a budget and a share": (
         {"privacy": BUDGET},

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +22,7 @@ from fedstat.federation.door.owner.policy_file import (
     write_policy,
 )
 from fedstat.federation.message import Kind
+from fedstat.privacy.zcdp import rho_of_budget
 
 WORDS = (
     "masked_only",
@@ -60,6 +62,8 @@ STRICT: Mapping[str, Any] = {
 class Budget:
     """A privacy budget: a bound on what all releases together may disclose of one record.
 
+    It holds over all sessions, coordinators and restarts: the site keeps account of what was spent.
+
     Parameters
     ----------
     epsilon, delta : float
@@ -71,6 +75,11 @@ class Budget:
 
     def __post_init__(self) -> None:
         check_budget("Budget", self.epsilon, self.delta)
+
+    @property
+    def rho(self) -> Fraction:
+        """The same as zero-concentrated differential privacy, in which charges add up."""
+        return rho_of_budget(self.epsilon, self.delta)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +148,8 @@ class Policy:
     order : {"declared", "any"}
         Whether steps of a family are answered in the order of its protocols alone.
     privacy : Budget or None
-        With a budget, what depends on rows leaves only where an accountant charges its release, refusals that
-        depend on them included; no family of this version keeps such accounts. Public descriptions are told.
+        With a budget, what depends on rows leaves only with noise, and is charged to the budget before it
+        does; all else is refused. Public descriptions and numbers of rows are told.
 
     Raises
     ------

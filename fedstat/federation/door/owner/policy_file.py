@@ -245,10 +245,11 @@ KEYS: tuple[Key, ...] = (
     ),
 )
 PRIVACY = (
-    "A privacy budget. With one, whatever depends on rows leaves only where an accountant charges its "
-    f"release to the budget; delta is at most {LARGEST_DELTA:g}. No model of this version keeps such "
-    "accounts, so that with a budget nothing leaves but what you publish of the columns, and how many rows "
-    "there are."
+    "A privacy budget: how much all answers together, for ever, may tell of one entity's record, as epsilon "
+    f"and delta of differential privacy; delta is at most {LARGEST_DELTA:g}. With one, whatever depends on "
+    "rows leaves only with noise, and is charged before it does; all else is refused. What was charged "
+    "stands in the ledger, and stays charged when this file is changed; the same question again has the "
+    "same answer, and costs nothing, until the table is changed. 'fedstat site status' shows what is spent."
 )
 BUDGET = {"epsilon": "a number above 0", "delta": f"a number of at least 0 and at most {LARGEST_DELTA:g}"}
 SECTIONS = ("privacy",)

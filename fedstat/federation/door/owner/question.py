@@ -55,8 +55,7 @@ class Refusal:
 Question: TypeAlias = tuple[Policy, Ask, Step, Declared, str]
 """A policy, what is asked, and one declared array of the answer with its place in words."""
 NO_ACCOUNT = (
-    "No family of this version keeps such accounts: leave the site out, or have the owner take [privacy] out "
-    "of the policy"
+    "Ask for what leaves with noise, leave the site out, or have the owner take [privacy] out of the policy"
 )
 
 
@@ -91,7 +90,8 @@ def _per_entity(question: Question) -> str:
 
 def _not_masked(question: Question) -> str:
     policy, ask, _, declared, where = question
-    if not policy.masked_only or not declared.maskable or _hidden(ask, declared):
+    # Noise protects each site's part by itself.
+    if not policy.masked_only or not declared.maskable or declared.noisy or _hidden(ask, declared):
         return ""
     return (
         f"lets {where} leave in a masked sum only; fit with masked=True, which hides a site's part where "
@@ -102,12 +102,12 @@ def _not_masked(question: Question) -> str:
 
 def _unaccounted(question: Question) -> str:
     policy, ask, step, declared, where = question
-    if policy.privacy is None or step.public:
+    if policy.privacy is None or step.public or declared.noisy:
         return ""
     why = MASKED if _hidden(ask, declared) else HIDDEN.get(declared.kind, "")
     return (
-        "lets nothing that depends on rows leave unless an accountant charges it to the budget, and none "
-        f"does for {where}. {why}{NO_ACCOUNT}"
+        f"lets nothing that depends on rows leave but with noise, charged to the budget: not {where}. "
+        f"{why}{NO_ACCOUNT}"
     )
 
 
@@ -159,8 +159,8 @@ def refusals(site: str, policy: Policy, ask: Ask, step: Step) -> Iterator[Refusa
         yield Refusal(
             "privacy budget",
             "",
-            f"{site}: its policy (privacy budget) lets no step read rows that no accountant charges to the "
-            f"budget, and none does for step '{ask.step}'. {NO_ACCOUNT}",
+            f"{site}: its policy (privacy budget) lets no step read rows whose answer is not charged to the "
+            f"budget, as that of step '{ask.step}' is not. {NO_ACCOUNT}",
         )
 
 
@@ -178,7 +178,7 @@ def rules_in_force(policy: Policy, declared: Declared, n_masked: int = 0) -> Ite
         yield "refused kinds"
     if policy.per_entity != "any" and declared.kind == PER_ENTITY:
         yield f"per entity {policy.per_entity}"
-    if policy.masked_only and declared.maskable:
+    if policy.masked_only and declared.maskable and not declared.noisy:
         yield "masked only"
     if n_masked and not hides(n_masked):
         yield f"two sites: {policy.two_sites}"

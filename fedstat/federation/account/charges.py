@@ -1,0 +1,114 @@
+"""What a site has charged to its privacy budget, release by release, over all sessions and restarts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from threading import Lock
+from typing import Annotated
+
+from fedstat.errors import SecurityError
+from fedstat.federation.account.head import Nanoseconds
+from fedstat.privacy.zcdp import epsilon_of_zcdp, rho_of_budget
+from fedstat.records import Least
+
+RHO = re.compile(r"[0-9]{1,2000}(/[1-9][0-9]{0,2000})?")
+
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """A release that was charged, in words, and what it cost.
+
+    `question` is a keyed digest of what was asked, in its canonical form and of which records, and `answer`
+    one of this and of what the answer is without noise; neither tells anything without the site's key. `rho`
+    is a fraction as a text.
+    """
+
+    charged: Nanoseconds
+    rho: str
+    what: str
+    question: str
+    answer: str
+
+    @property
+    def cost(self) -> Fraction:
+        """What it cost."""
+        return Fraction(self.rho)
+
+
+class Charges:
+    """All charges of one site."""
+
+    def __init__(self) -> None:
+        self.made: list[Charge] = []
+        self.questions: set[str] = set()
+        self.spent = Fraction(0)
+        self._answers: set[str] = set()
+        self._lock = Lock()
+
+    def take(self, charge: Charge) -> None:
+        """Take up a charge that stands."""
+        self.made.append(charge)
+        self.questions.add(charge.question)
+        self._answers.add(charge.answer)
+        self.spent += charge.cost
+
+    def make(
+        self, charge: Charge, admit: Callable[[Fraction], None], write: Callable[[Charge], None]
+    ) -> Fraction:
+        """Charge an answer, unless it was charged before: what it costs now.
+
+        `admit` refuses a cost by raising, and `write` keeps the charge; only then does it count here. Of two
+        threads one waits for the other: each has to see what the other has spent.
+        """
+        with self._lock:
+            if charge.answer in self._answers:
+                return Fraction(0)
+            admit(charge.cost)
+            write(charge)
+            self.take(charge)
+        return charge.cost
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetSpent:
+    """A site's privacy budget and how much of it is charged, by how many releases: `rho` of `total`.
+
+    Fractions as texts. The budget is epsilon at delta, for the replacement of one entity's record.
+    """
+
+    epsilon: float
+    delta: float
+    total: str
+    rho: str
+    releases: Annotated[int, Least(0)]
+
+    def check(self) -> None:
+        """Require fractions of a sane length, which another site tells."""
+        if not all(RHO.fullmatch(text) for text in (self.total, self.rho)):
+            raise SecurityError("a budget is told in fractions")
+
+    @classmethod
+    def of(cls, epsilon: float, delta: float, charges: Charges) -> BudgetSpent:
+        """Say how a budget stands."""
+        total = rho_of_budget(epsilon, delta)
+        return cls(epsilon, delta, str(total), str(charges.spent), len(charges.made))
+
+    @property
+    def left(self) -> Fraction:
+        """What may still be charged, as rho; 0 where the owner has lowered the budget since."""
+        return max(Fraction(0), Fraction(self.total) - Fraction(self.rho))
+
+    @property
+    def epsilon_spent(self) -> float:
+        """Epsilon of what was charged, at the budget's delta."""
+        return epsilon_of_zcdp(Fraction(self.rho), self.delta) if self.delta else 0.0
+
+    def __str__(self) -> str:
+        rho, total = (float(Fraction(text)) for text in (self.rho, self.total))
+        return (
+            f"epsilon {self.epsilon_spent:.3g} of {self.epsilon:g} at delta {self.delta:g} is charged, by "
+            f"{self.releases:,} release{'' if self.releases == 1 else 's'} (rho {rho:.3g} of {total:.3g})"
+        )

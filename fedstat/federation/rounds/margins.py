@@ -1,0 +1,158 @@
+"""Counts of one column by bin or level, with noise: what a site answers under a privacy budget.
+
+Each column of each site is a question of its own, so that it costs, and is remembered, by itself. Of a number
+the asker says the edges of the bins; outer bins have no end. A category, or a number with published levels
+where no edges are given, is counted by its published levels. Missing values, and levels that are not
+published, are in no cell, and nothing tells how many there are.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import pairwise
+
+import numpy as np
+import pandas as pd
+
+from fedstat.errors import DescriptionError, MessageError
+from fedstat.federation.door.facts import Entities
+from fedstat.federation.door.owner.charging import NoiseOwed
+from fedstat.federation.door.site import FAMILIES
+from fedstat.federation.door.state import SiteData, State
+from fedstat.federation.message import Ask, Declared, Step
+from fedstat.federation.rounds.engine import Rounds
+from fedstat.federation.tables.columns import LevelValue
+from fedstat.federation.tables.published import PublishedColumn
+from fedstat.privacy.sensitivity import SQUARED_OF_COUNTS, counts_of
+from fedstat.records import from_json, to_json
+from fedstat.typing import Array, Ints
+
+FAMILY = "margins"
+MOST_BINS = 4096
+FRACTION = re.compile(r"[0-9]{1,40}(/[0-9]{1,40})?")
+
+
+@dataclass(frozen=True, slots=True)
+class BinsAsked:
+    """Which column is counted, what that may cost, a fraction as a text, and the inner edges of its bins.
+
+    Of m edges there are m + 1 bins, each without its upper edge.
+    """
+
+    column: str
+    rho: str
+    edges: tuple[float, ...] = ()
+
+    def canonical(self, where: str) -> BinsAsked:
+        """Return the one form of all that ask for the same; MessageError where it is no question."""
+        found = FRACTION.fullmatch(self.rho)
+        rho = Fraction(self.rho) if found and not re.search("/0+$", self.rho) else Fraction(0)
+        # -0.0 is 0.0
+        edges = tuple(float(edge) + 0.0 for edge in self.edges)
+        ascend = all(a < b for a, b in pairwise(edges)) and all(map(math.isfinite, edges))
+        if not rho or not ascend or len(edges) >= MOST_BINS:
+            raise MessageError(
+                f"{where}: expected rho as a fraction above 0, and fewer than {MOST_BINS:,} finite edges "
+                "that ascend"
+            )
+        return BinsAsked(self.column, str(rho), edges)
+
+
+def count_bins(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
+    """Count a column's values by bin or level: (cells,), without noise, which the door adds.
+
+    Released as a noisy aggregate of which one record changes two counts by one.
+    """
+    where = f"{data.name}: the question about a margin"
+    asked = from_json(BinsAsked, text, where).canonical(where)
+    column = _published(data, asked)
+    levels = () if asked.edges else column.levels
+    variance = Fraction(SQUARED_OF_COUNTS) / (2 * Fraction(asked.rho))
+    state.play([asked.column])
+    state.tell(Entities(data.table.n_rows))
+    # What is published is a part of the question: with other levels it is another one.
+    canonical = to_json({"asked": asked.column, "edges": asked.edges, "levels": levels})
+    state.tell(NoiseOwed("counts", canonical, SQUARED_OF_COUNTS, variance))
+    cells = len(levels) or len(asked.edges) + 1
+    counts = np.zeros(cells, dtype=np.int64)
+    for chunk in data.table.chunks((asked.column,)):
+        series = chunk[asked.column]
+        code = _levels_of(series, levels) if levels else _bins_of(series, asked.edges)
+        counts += counts_of(code, cells).values
+    return {"counts": counts}, ""
+
+
+def _published(data: SiteData, asked: BinsAsked) -> PublishedColumn:
+    """Find the description of a column, by which alone a question is refused."""
+    column = data.published.get(asked.column)
+    if column is None or asked.column not in data.table.columns:
+        raise DescriptionError(
+            f"{data.name}: its policy (privacy budget) counts published columns only, and the site publishes "
+            f"no column '{asked.column}'. Its owner may describe it in columns.toml"
+        )
+    if column.kind == "category" and asked.edges:
+        raise DescriptionError(
+            f"{data.name}: column '{asked.column}' is published as a category, and is counted by its levels: "
+            "ask without edges"
+        )
+    if not column.levels and not asked.edges:
+        raise DescriptionError(
+            f"{data.name}: column '{asked.column}' is published without levels: say the edges of its bins"
+        )
+    return column
+
+
+def _bins_of(series: pd.Series, edges: Sequence[float]) -> Ints:
+    if pd.api.types.is_numeric_dtype(series) and not pd.api.types.is_complex_dtype(series):
+        numbers = series.to_numpy(dtype=np.float64, na_value=np.nan)
+    else:
+        numbers = np.array([_number(x) for x in series.to_numpy(dtype=object)], dtype=np.float64)
+    return np.where(np.isnan(numbers), -1, np.searchsorted(edges, numbers, side="right")).astype(np.int64)
+
+
+def _number(value: object) -> float:
+    """Return a value as a number; whatever is none is missing: a refusal would tell that it is there."""
+    try:
+        return float(value) if isinstance(value, int | float | np.number) else math.nan
+    except (TypeError, OverflowError):
+        return math.nan
+
+
+def _levels_of(series: pd.Series, levels: Sequence[LevelValue]) -> Ints:
+    place: dict[object, int] = {level: i for i, level in enumerate(levels)}
+    plain = (str, int, float, bool, np.generic)
+    codes = (place.get(x, -1) if isinstance(x, plain) else -1 for x in series.to_numpy(dtype=object))
+    return np.fromiter(codes, dtype=np.int64, count=len(series))
+
+
+STEPS: Mapping[str, Step] = {
+    "count_bins": Step(
+        count_bins,
+        gives={
+            "counts": Declared(
+                "noisy aggregate",
+                "counts of a column by bin or level, with noise",
+                maskable=True,
+                dtype="int64",
+                behind=(Entities, NoiseOwed),
+                noisy=True,
+            )
+        },
+        text_in=Declared("control", "column, edges of its bins, and what the answer may cost"),
+    ),
+}
+FAMILIES[FAMILY] = STEPS
+
+
+def ask_margins(
+    asked: Sequence[tuple[str, BinsAsked]], session: str
+) -> Rounds[list[tuple[str, BinsAsked, Ints]]]:
+    """Ask sites for counts of their columns, all in one round; errors are those of the door."""
+    replies = yield [
+        Ask(site, FAMILY, "count_bins", {}, session, to_json(question)) for site, question in asked
+    ]
+    return [(*one, reply.arrays["counts"]) for one, reply in zip(asked, replies, strict=True)]
