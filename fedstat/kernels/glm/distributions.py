@@ -125,6 +125,8 @@ DISTRIBUTIONS: dict[str, Distribution] = {
         canonical="NegativeBinomial",
         support=NOT_NEGATIVE,
         single=COUNTS,
+        # The mean over what is missing is that of any family with this link.
+        integrals={"Log": quadrature.LOG},
         numbers=("alpha",),
         likelihood=likelihoods.NEGATIVE_BINOMIAL,
         vertical_links=("NegativeBinomial", "Log"),

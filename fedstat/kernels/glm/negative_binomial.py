@@ -143,6 +143,25 @@ def _of_count(y: float, alpha: float) -> tuple[float, float, float]:
 
 
 @njit(cache=True, nogil=True)
+def count_terms(y: float, alpha: float) -> tuple[float, float]:
+    """Return what depends on the count alone in the first and the second derivative by alpha."""
+    value, slope, _ = _of_count(y, alpha)
+    return value, slope
+
+
+@njit(cache=True, nogil=True)
+def square_by_alpha(q: float, log_ratio: float) -> float:
+    """Return what d^2 is multiplied with in the derivative by alpha."""
+    return _curvature(q, log_ratio)
+
+
+@njit(cache=True, nogil=True)
+def second_by_alpha(d: float, q: float, ratio: float, log_ratio: float, spread: float) -> float:
+    """Return what d^2 is multiplied with in the second derivative; `spread` is mu / (1 + alpha y)."""
+    return d * _skewness(q, ratio, _curvature(q, log_ratio)) - spread
+
+
+@njit(cache=True, nogil=True)
 def nb2_rows(y: Floats, eta: Floats, alpha: float) -> Floats:
     """Return the parts (6, m) of each row's log-likelihood, from counts and linear predictors, (m,) each.
 

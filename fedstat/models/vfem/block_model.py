@@ -44,6 +44,7 @@ class IterativeFit:
     covariance: CovarianceOptions
     init: Init = "zero"
     progress: bool = False
+    estimates_alpha: bool = False
 
 
 class VFEMModel(VerticalModel):

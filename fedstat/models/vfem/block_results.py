@@ -183,7 +183,7 @@ class BlockResults(Saveable, FederatedResults, Generic[Predictions]):
 
     def _check_same_records(self, restricted: FederatedResults) -> None:
         distribution = self.fit_.distribution
-        if not isinstance(restricted, BlockResults) or restricted.fit_.distribution != distribution:
+        if not isinstance(restricted, BlockResults) or not self.fit_.same_family(restricted.fit_):
             raise ModelError(f"compare_lr_test: expected another fit of VFEM with {distribution}")
         if restricted.method != self.method:
             raise ModelError(

@@ -25,9 +25,9 @@ from fedstat.models.vfem.statements.outcome import warn_unless_converged
 class VFEMGLM(VFEMModel):
     """Generalised linear regression with client-wise missing blocks.
 
-    The response is binary (logit or probit link) or a count (log link), with linear predictor beta0 +
-    sum_k x_k'beta_k; blocks x_k ~ N(mu_k, Sigma_k) are independent of each other, as in
-    :class:`fedstat.VFEMRegression`. What an entity lacks enters its likelihood through one normal
+    The response is binary (logit or probit link) or a count (log link; Poisson or negative binomial), with
+    linear predictor beta0 + sum_k x_k'beta_k; blocks x_k ~ N(mu_k, Sigma_k) are independent of each other,
+    as in :class:`fedstat.VFEMRegression`. What an entity lacks enters its likelihood through one normal
     variable, the sum of the missing linear predictors, so that the likelihood of what is observed is an
     integral over one dimension. Estimates maximise it, and are valid when missingness depends on observed
     values only (MAR). With nothing missing they are those of the generalised linear model.
@@ -41,7 +41,7 @@ class VFEMGLM(VFEMModel):
     partition : ClientPartition
         In the vertical layout.
     family : statsmodels family
-        ``Binomial()``, also with the probit link, or ``Poisson()``.
+        ``Binomial()``, also with the probit link, ``Poisson()`` or ``NegativeBinomial(alpha=...)``.
     **kwargs
         As in :meth:`from_formula`.
 
@@ -65,6 +65,7 @@ class VFEMGLM(VFEMModel):
         *,
         method: Method = "vfem",
         cov_type: Literal["observed", "robust", "none"] = "observed",
+        alpha: Literal["ml"] | None = None,
         masked: bool = True,
         cross_products: CrossSource = "secure",
         sketch: SketchKind = "structured",
@@ -86,6 +87,9 @@ class VFEMGLM(VFEMModel):
             Inverse observed information of all parameters, means and covariances included; the sandwich of
             Huber and White with these in its outer parts (statsmodels: HC0), which needs no normal columns
             and no variance as the family has it, as long as the estimates are consistent without; or none.
+        alpha : "ml", optional
+            Estimate the alpha of the family NegativeBinomial by maximum likelihood, from the one given; all
+            standard errors account for it. By default it is known.
         masked : bool
             Whether institutions hide their linear predictors, likelihoods and scores by pairwise masks;
             as in :meth:`fedstat.VFEMRegression.fit`.
@@ -128,15 +132,25 @@ class VFEMGLM(VFEMModel):
         """
         check_choice("method", method, get_args(Method))
         check_robust(method, cov_type)
+        self._check_alpha(alpha)
         check_choice("cov_type", cov_type, ("observed", "robust", "none"))
         options = IterationOptions(
             memory=memory, maxiter=maxiter, tol_score=tol_score, tol_change=tol_change, masked=masked
         )
         covariance = self._covariance_options(cov_type, cross_products, sketch, sketch_size)
-        wanted = IterativeFit(method, options, covariance, progress=progress)
+        wanted = IterativeFit(
+            method, options, covariance, progress=progress, estimates_alpha=alpha is not None
+        )
         result = self._fit_by_iteration(wanted, VFEMGLMResults)
         warn_unless_converged(result.fit_)
         return result
+
+    def _check_alpha(self, alpha: str | None) -> None:
+        if alpha is not None and (alpha != "ml" or self.distribution.alpha is None):
+            raise ModelError(
+                f"alpha: expected 'ml' with the family NegativeBinomial, received {alpha!r} with "
+                f"{self.distribution}; a known alpha belongs to the family"
+            )
 
     def _iterate(self, wanted: IterativeFit, layout: Layout, report: Progress | None) -> Rounds[Iterated]:
         iteration = QuasiNewtonIteration(
@@ -147,6 +161,7 @@ class VFEMGLM(VFEMModel):
             distribution=self.distribution,
             at=wanted.covariance.cross.at,
             curved=wanted.covariance.cov_type != "none",
+            estimates_alpha=wanted.estimates_alpha,
             min_count=wanted.covariance.cross.min_count,
         )
         return fit_glm(iteration, wanted.covariance)

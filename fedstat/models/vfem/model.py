@@ -139,8 +139,9 @@ class VFEMRegression(VFEMModel):
         formula, partition
             As in :meth:`VerticalModel.from_formula`.
         family : statsmodels family, optional
-            Of the response; normal by default. ``Binomial()``, with the logit or the probit link, and
-            ``Poisson()`` make a :class:`VFEMGLM`, whose blocks are independent between clients.
+            Of the response; normal by default. ``Binomial()``, with the logit or the probit link,
+            ``Poisson()`` and ``NegativeBinomial(alpha=...)`` make a :class:`VFEMGLM`, whose blocks are
+            independent between clients.
         between : {"free", "independent"}
             Covariance of the columns of two clients: estimated, the default, or zero, as in the publication.
             Clients that share hardly any entity count as independent given all other columns; the summary

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 
 from fedstat.models.vertical.exchange.steps import EXCHANGE_ORDER
 
-CROSS = "glm_information glm_scores glm_scores_openly glm_response_scores information scores"
+OF_SCORES = "glm_response_scores glm_scale_information glm_scores glm_scores_openly scores"
+CROSS = f"glm_information information {OF_SCORES}"
 """Steps that leave columns behind which are multiplied with those of others, in one of four ways."""
 
 AFTER_INFORMATION = (
-    "deal_product glm_curvature glm_curvature_openly glm_information multiply_columns release_columns "
-    "share_product sketch"
+    "deal_product glm_curvature glm_curvature_openly glm_information glm_scale_curvature "
+    "glm_scale_information multiply_columns release_columns share_product sketch"
 )
 """Steps that stand before products of scores: the information with its products of columns."""
 
@@ -48,6 +49,8 @@ ORDER: Mapping[str, str] = {
     "glm_curvature": "glm_estimates glm_fitted",
     "glm_curvature_openly": "glm_estimates glm_fitted",
     "glm_information": "glm_curvature glm_curvature_openly glm_estimates",
+    "glm_scale_curvature": "glm_curvature glm_curvature_openly glm_information",
+    "glm_scale_information": "glm_information glm_scale_curvature",
     "glm_derivatives_openly": AFTER_INFORMATION,
     "glm_scores_openly": f"glm_derivatives_openly {AFTER_INFORMATION}",
     "glm_response_scores": f"glm_scores_openly {AFTER_INFORMATION}",

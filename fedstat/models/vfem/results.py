@@ -252,6 +252,9 @@ class VFEMGLMResults(
         rows, distribution = dict(super()._summary_left()), self.fit_.distribution
         del rows["R-squared"]
         family = [("Model Family", distribution.name), ("Link Function", distribution.link)]
+        if distribution.alpha is not None:
+            how = "estimated" if self.fit_.estimates_alpha else "given"
+            family.append(("Alpha", f"{distribution.alpha:.4g} ({how})"))
         fitness = [
             ("Pseudo R2 (CS)", f"{self.pseudo_rsquared():.4f}"),
             ("Log-Likelihood", rows.pop("Log-Likelihood")),

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from fedstat.federation.message import Step
 from fedstat.models.vertical.exchange.steps import ExchangeRules, exchange_steps
 from fedstat.models.vertical.prediction import steps as linear_predictor_steps
-from fedstat.models.vfem.covariance import glm_score_steps, score_steps, sem_steps
+from fedstat.models.vfem.covariance import glm_score_steps, scale_steps, score_steps, sem_steps
 from fedstat.models.vfem.covariance import steps as covariance_steps
 from fedstat.models.vfem.iteration import glm_response_steps, glm_steps, response_steps
 from fedstat.models.vfem.iteration import steps as iteration_steps
@@ -27,6 +27,7 @@ TOPICS = (
     response_steps,
     covariance_steps,
     score_steps,
+    scale_steps,
     glm_score_steps,
     staged_columns,
     sem_steps,

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import numpy as np
+from scipy.optimize import minimize_scalar
 from scipy.special import gammaln, xlogy
 
 from fedstat.errors import ModelError
+from fedstat.kernels.glm.count_quadrature import marginal_counts
 from fedstat.kernels.glm.distributions import DISTRIBUTIONS
+from fedstat.kernels.glm.quadrature import LOG_P, marginal_likelihood
 from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.typing import Floats
 
 NORMAL = DistributionSpec("Gaussian", "Identity")
+ALPHAS = (np.log(1e-4), np.log(1e4))
+"""Where log alpha is looked for; below, counts vary no more than those of Poisson."""
 
 
 def kernel_of(spec: DistributionSpec) -> int:
@@ -22,8 +27,24 @@ def kernel_of(spec: DistributionSpec) -> int:
     return found
 
 
-def null_log_likelihood(spec: DistributionSpec, y: Floats) -> float:
-    """Log-likelihood of the model with an intercept only, at its maximum."""
+def observed_likelihood(spec: DistributionSpec, y: Floats, m: Floats, v: Floats) -> Floats:
+    """Log-likelihood of each entity and its derivatives: the rows of the compiled likelihood."""
+    if spec.alpha is not None:
+        return marginal_counts(y, m, v, spec.alpha)
+    return marginal_likelihood(kernel_of(spec), y, m, v)
+
+
+def null_log_likelihood(spec: DistributionSpec, y: Floats, estimates_alpha: bool = False) -> float:
+    """Log-likelihood of the model with an intercept only, at its maximum, over alpha as well if wanted."""
+    if spec.alpha is not None:
+        level, zero = np.full(len(y), np.log(y.mean())), np.zeros(len(y))
+
+        def loss(log_alpha: float) -> float:
+            return -float(marginal_counts(y, level, zero, float(np.exp(log_alpha)))[LOG_P].sum())
+
+        if estimates_alpha:
+            return -float(minimize_scalar(loss, bounds=ALPHAS, method="bounded").fun)
+        return -loss(np.log(spec.alpha))
     n, mean = len(y), y.mean()
     if spec.name == "Binomial":
         return float(n * (xlogy(mean, mean) + xlogy(1.0 - mean, 1.0 - mean)))

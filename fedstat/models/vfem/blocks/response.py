@@ -36,19 +36,19 @@ class Active:
 class GLMResponse:
     """The holder of a response that is not normal: y (n,), missing pattern of each entity, latest evaluation.
 
-    `spec` is its distribution, `kernel` the compiled likelihood (:mod:`fedstat.kernels.glm.quadrature`),
-    `rows` (n,) are those of the site's table; m and v (n,) are mean and variance of the linear predictors,
-    `terms` (6, n) the likelihood with its derivatives there.
+    `spec` is its distribution, `rows` (n,) are those of the site's table; m and v (n,) are mean and variance
+    of the linear predictors, `terms` (6, n) or (10, n) the likelihood with its derivatives there
+    (:mod:`fedstat.kernels.glm.quadrature` and :mod:`fedstat.kernels.glm.count_quadrature`).
     """
 
     y: Floats
     code: Ints
     spec: DistributionSpec
-    kernel: int
     rows: Ints
     m: Floats = field(default_factory=lambda: np.empty(0))
     v: Floats = field(default_factory=lambda: np.empty(0))
     terms: Floats = field(default_factory=lambda: np.empty((6, 0)))
+    estimates_alpha: bool = False
 
     def by_pattern(self, values: Floats, patterns: int) -> Floats:
         """Sum rows of numbers per entity by missing pattern: (q, n) -> (G, q)."""

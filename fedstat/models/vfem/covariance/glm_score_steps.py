@@ -34,6 +34,7 @@ from fedstat.federation.rounds.key_agreement import keys_of
 from fedstat.federation.rounds.product_steps import as_bytes
 from fedstat.federation.rounds.running_steps import SHOWN
 from fedstat.federation.tables.table import entities_of
+from fedstat.kernels.glm.count_quadrature import BY_R
 from fedstat.kernels.glm.quadrature import BY_M, BY_V
 from fedstat.models.vertical.exchange.staged import StagedResponse, detail_of
 from fedstat.models.vfem.blocks.declare import weighted
@@ -89,24 +90,32 @@ class ResponseScores:
 
 
 def glm_scores_openly(data: SiteData, state: State, derivatives: Floats | None = None) -> dict[str, Array]:
-    """Stage the effective scores from derivatives of the client's entities, (2, n_k): L_m and L_v.
+    """Stage the effective scores from derivatives of the client's entities, (3, n_k).
 
-    The response holder has them. Released are the local products, as those of a normal response.
+    The response holder has them, see :func:`first_derivatives`. Released are the local products, as those
+    of a normal response.
     """
     client = glm_client(state)
     block = client.block
     if derivatives is None:
-        derivatives = glm_response_of(state).terms[[BY_M, BY_V]][:, block.rows]
+        derivatives = first_derivatives(glm_response_of(state))[:, block.rows]
     check_lengths(data.name, derivatives=(derivatives.T, block.n_seen))
-    z, by_v = derivatives
+    z, by_v, by_scale = derivatives
     state.tell(block.weights(z, "residuals"))
     block.staged["scores"] = ScoreParts.of(state, block, client.accepted).scores(z)
-    return local_products(data, block, np.column_stack([z, np.zeros_like(z)]), by_v)
+    return local_products(data, block, np.column_stack([z, by_scale]), by_v)
 
 
 def glm_derivatives_openly(data: SiteData, state: State) -> dict[str, Array]:
-    """Release L_m and L_v of every entity, which tell its response, where a fit sends columns openly."""
-    return {"derivatives": glm_response_of(state).terms[[BY_M, BY_V]]}
+    """Release derivatives of every entity, which tell its response, where a fit sends columns openly."""
+    return {"derivatives": first_derivatives(glm_response_of(state))}
+
+
+def first_derivatives(response: GLMResponse) -> Floats:
+    """Return L_m, L_v, and L_r where alpha is estimated, else zeros: (3, n)."""
+    terms = response.terms
+    by_scale = terms[BY_R] if response.estimates_alpha else np.zeros(terms.shape[1])
+    return np.array([terms[BY_M], terms[BY_V], by_scale])
 
 
 def glm_response_scores(
@@ -122,14 +131,14 @@ def glm_response_scores(
     check_lengths(data.name, clients=(missing.T, len(clients)))
     if int(response.code.max()) >= len(missing):
         raise MessageError(f"{data.name}: expected the missing patterns of the fit")
-    z, own = response.terms[BY_M], np.zeros((len(response.y), 0))
+    z, by_v, by_scale = first_derivatives(response)
+    own = np.zeros((len(z), 0))
     if data.name in clients:
         client = glm_client(state)
         F = ScoreParts.of(state, client.block, client.accepted).scores(z[client.block.rows])
         own = np.zeros((len(z), F.shape[1]))
         own[client.block.rows] = F
-    by_v, lacks = response.terms[BY_V], missing[response.code]
-    held = ResponseScores(z, np.zeros_like(z), by_v, clients, lacks, data.min_count, own)
+    held = ResponseScores(z, by_scale, by_v, clients, missing[response.code], data.min_count, own)
     for name in clients:
         state.tell(GivenWeights(z[held.rows(name)] ** 2, "squared residuals"))
     state.keep(ITEM_OF_RESPONSE, held, len(z))

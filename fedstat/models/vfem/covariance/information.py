@@ -49,13 +49,27 @@ class PatternCurvatures:
         return cls(n / v, z / v, z2 / v - 0.5 * n / v**2, 0.5 * (n / v - z2), z)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ScaleSums:
+    """Second derivatives by a scale r that is no variance: -L_mr, -L_vr and -L_rr by pattern, each (G,).
+
+    And by client the sums of its columns with -L_mr.
+    """
+
+    m: Floats
+    v: Floats
+    r: Floats
+    by_client: Sequence[Floats]
+
+
 @dataclass(frozen=True, eq=False)
 class InformationSums:
-    """Sums by pattern from the response holder, and what every client answered of its own block."""
+    """Sums by pattern from the response holder, what every client answered of its own block; of a scale."""
 
     layout: Layout
     curvatures: PatternCurvatures
     parts: Sequence[Mapping[str, Array]]
+    scale: ScaleSums | None = None
 
     @cached_property
     def places(self) -> Places:
@@ -120,8 +134,18 @@ def hessian(at: InformationSums, cross: Mapping[tuple[int, int], Floats]) -> Flo
         for j in range(k):
             # Products that nobody asked for stand at zero, their expectation under the model.
             fill_pair(H, (j, k), at, cross.get((j, k), np.zeros((places.sizes[j], places.sizes[k]))))
+    if at.scale is not None:
+        fill_scale(H, at, at.scale)
     upper = np.triu(H, 1)
     return upper + upper.T + np.diag(np.diag(H))
+
+
+def fill_scale(H: Floats, at: InformationSums, scale: ScaleSums) -> None:
+    """Enter the row of a scale that is no variance, above the diagonal of H."""
+    H[0, SCALE], H[SCALE, SCALE] = scale.m.sum(), scale.r.sum()
+    for k, (part, own) in enumerate(zip(at.parts, scale.by_client, strict=True)):
+        H[SCALE, at.places.beta(k)] = own + 2.0 * part["w"] * (at.missing[:, k] @ scale.v)
+        H[SCALE, at.places.mu(k)] = -part["beta"] * (at.seen[:, k] @ scale.m)
 
 
 def fill_pair(H: Floats, pair: tuple[int, int], at: InformationSums, uu: Floats) -> None:
@@ -167,7 +191,8 @@ def eliminate(at: InformationSums, H: Floats) -> Eliminated:
     J = np.zeros_like(H)
     # Column k: second derivatives by psi and t_k, through which alone Sigma_k enters the likelihood of y.
     for k, part in enumerate(at.parts):
-        h[0, k], h[1, k] = mis[:, k] @ sums.z_v, mis[:, k] @ sums.kappa
+        of_scale = sums.kappa if at.scale is None else at.scale.v
+        h[0, k], h[1, k] = mis[:, k] @ sums.z_v, mis[:, k] @ of_scale
         for m, other in enumerate(at.parts):
             both = (mis[:, k] * mis[:, m]) @ sums.kappa
             h[places.beta(m), k] = 2.0 * other["w"] * both
@@ -188,24 +213,25 @@ def eliminate(at: InformationSums, H: Floats) -> Eliminated:
 def joint_covariance(
     at: InformationSums, eliminated: Eliminated, names: list[str], meat: Floats | None = None
 ) -> Floats:
-    """Covariance of (psi, t) without a residual variance, whose place is zero.
+    """Covariance of (psi, t) without a residual variance, whose place is zero, or has another scale.
 
     Predicted means depend on t_k = beta_k'Sigma_k beta_k, which moves by 2 w'd beta + beta'd Sigma beta.
     Robust where there is `meat`, the sum of products of the scores of psi and of the t_k given psi.
     """
     places, K, d = at.places, len(at.parts), at.places.total
-    rest = np.delete(np.arange(d), SCALE)
+    rest = np.arange(d) if at.scale is not None else np.delete(np.arange(d), SCALE)
     V = np.zeros((d, d))
     try:
         V[np.ix_(rest, rest)] = invert_information(
-            eliminated.information[np.ix_(rest, rest)], [name for i, name in enumerate(names) if i != SCALE]
+            eliminated.information[np.ix_(rest, rest)], [names[i] for i in rest]
         )
     except EstimationError as error:
         raise EstimationError(
             f"{error} Columns that separate the response leave no information, too."
         ) from error
     along = -eliminated.slope
-    along[SCALE] = 0.0
+    if at.scale is None:
+        along[SCALE] = 0.0
     for k, part in enumerate(at.parts):
         along[places.beta(k), k] += 2.0 * part["w"]
     moves = np.vstack([np.eye(d), along.T])

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from fedstat.models.vfem.covariance.information import (
     Eliminated,
     InformationSums,
     PatternCurvatures,
+    ScaleSums,
     assemble,
     effective_score_map,
     eliminate,
@@ -94,18 +96,36 @@ def information_covariance(iteration: EMIteration, options: CovarianceOptions) -
 
 
 def glm_covariance(iteration: QuasiNewtonIteration, options: CovarianceOptions) -> Rounds[Covariance]:
-    """Invert the observed information of (a, beta, mu, Sigma) at the accepted point.
+    """Invert the observed information of (a, beta, mu, Sigma) at the accepted point, and of log alpha.
 
     Robust: with the products of the scores between two such inverses. Returns that of
-    (a, 0, beta_1, mu_1, ..., beta_K, mu_K, t_1, ..., t_K).
+    (a, 0 or log alpha, beta_1, mu_1, ..., beta_K, mu_K, t_1, ..., t_K).
     """
     sums = yield from (ask_sealed if iteration.dealers is not None else ask_openly)(iteration)
+    if iteration.estimates_alpha:
+        scale = yield from ask_scale(iteration)
+        sums = replace(sums, scale=scale)
     eliminated, products, moved = yield from eliminate_sigmas(iteration, sums, options)
     meat = None
     if options.cov_type == "robust":
         meat = yield from glm_score_products(iteration, options.cross, sums, eliminated)
     joint = joint_covariance(sums, eliminated, psi_names(iteration.layout.clients, options.names), meat)
     return Covariance.of(joint, products, moved)
+
+
+def ask_scale(iteration: QuasiNewtonIteration) -> Rounds[ScaleSums]:
+    """Ask for the information on log alpha, and on it and the other parameters."""
+    lay, remote = iteration.layout, list(iteration.dealers or ())
+    ask = partial(iteration.ask, lay.active, "glm_scale_curvature", json.dumps(remote))
+    (reply,) = yield [ask(patterns=len(lay.counts))]
+    arrays, told = reply.arrays, dict[str, dict[str, Any]]()
+    if remote:
+        told = {k: {"shown": box} for k, box in zip(remote, split(arrays), strict=True)}
+    else:
+        told = {k: {"cross": arrays["cross"][lay.rows[k]]} for k in lay.clients if k != lay.active}
+    replies = yield [iteration.ask(k, "glm_scale_information", **told.get(k, {})) for k in lay.clients]
+    m, v, r = arrays["sums"].T
+    return ScaleSums(m, v, r, [reply.arrays["by_scale"] for reply in replies])
 
 
 def ask_openly(iteration: QuasiNewtonIteration) -> Rounds[InformationSums]:

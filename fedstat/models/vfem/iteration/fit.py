@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -35,7 +35,7 @@ class VFEMFit:
     response is not normal; beta, mu (p_k,) and t = beta_k'Sigma_k beta_k go by client. `response_moments`
     (2,) are mean and variance of a normal response, `null` the log-likelihood of the intercept alone for
     another one. `reason` says why the iteration ended. `law` is that of columns and response where blocks
-    are not independent between clients.
+    are not independent between clients. `estimates_alpha`: that of a negative binomial distribution.
     """
 
     a: float
@@ -51,11 +51,18 @@ class VFEMFit:
     response_moments: Floats | None = None
     null: float | None = None
     law: NormalLaw | None = None
+    estimates_alpha: bool = False
 
     @property
     def beta0(self) -> float:
         """Intercept at the origin."""
         return self.a - sum(float(self.mu[k] @ self.beta[k]) for k in self.beta)
+
+    def same_family(self, other: VFEMFit) -> bool:
+        """Whether two fits have one distribution of the response, but for an alpha that both estimated."""
+        if not (self.estimates_alpha and other.estimates_alpha):
+            return self.estimates_alpha == other.estimates_alpha and self.distribution == other.distribution
+        return replace(self.distribution, alpha=other.distribution.alpha) == other.distribution
 
 
 def by_client(found: MomentsFit | LawFit) -> VFEMFit:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from fedstat.federation.rounds.running_sums import Opening, RunningSums
 from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.models.vertical.exchange.protocol import dealing_sites
 from fedstat.models.vertical.merges import least_entities
+from fedstat.models.vfem.blocks.glm_distribution import ALPHAS
 from fedstat.models.vfem.blocks.request import BLOCK, FAMILY, SQUARES
 from fedstat.models.vfem.iteration.fit import VFEMFit
 from fedstat.models.vfem.iteration.quasi_newton import Memory, Weights, quasi_newton
@@ -39,6 +40,8 @@ COLLAPSE = 1e-6
 MOST_EDGES = 3
 """Iterations in a row that were cut short because linear predictors left all bounds."""
 
+NO_EXCESS = ALPHAS[0] + np.log(2.0)
+UNDISPERSED = "alpha goes to zero: the counts vary no more than Poisson counts; use family Poisson"
 SEPARATED = (
     "the likelihood rises as coefficients grow without bound: columns separate the response, or too few "
     "entities have a block to tell how large its effects are; leave out columns or institutions, or tabulate "
@@ -50,21 +53,39 @@ SEPARATED = (
 class GLMPoint:
     """An evaluated point: intercept, likelihood, and what the clients are sent of it.
 
-    The intercept is that of standardised columns, the log-likelihood that of response and blocks, `change`
-    the largest since the accepted point; `sums` (G, 4) are those of L_m, L_v, -L_mm and L_v^2 by pattern, and
+    `own` is the intercept, of standardised columns, and where the alpha of a negative binomial is estimated
+    its logarithm, of which `of_alpha` (2,) has the score and the sum of its squares. The log-likelihood is
+    that of response and blocks, `change` the largest since the accepted point; `sums` (G, 4) are those of
+    L_m, L_v, -L_mm and L_v^2 by pattern, and
     `shown` is what the response holder has sealed for a client.
     """
 
-    intercept: float
+    own: Floats
     log_likelihood: float
     change: float
     sums: Floats
     shown: Mapping[str, Array]
+    of_alpha: Floats
+
+    @property
+    def intercept(self) -> float:
+        """That of standardised columns."""
+        return float(self.own[0])
 
     @property
     def information(self) -> float:
         """That on the intercept."""
         return float(self.sums[:, 2].sum())
+
+    @property
+    def score(self) -> Floats:
+        """Score of the coordinator's own parameters."""
+        return np.append(self.sums[:, 0].sum(), self.of_alpha[:1])
+
+    @property
+    def informations(self) -> Floats:
+        """Information on each of these; on log alpha that of its scores, which grows with alpha from zero."""
+        return np.append(self.information, np.maximum(self.of_alpha[1:], 1.0))
 
 
 @dataclass(slots=True)
@@ -73,7 +94,8 @@ class QuasiNewtonIteration(Iteration):
 
     The intercept belongs to no client: `memory` is the coordinator's own part of the method. `edges` counts
     the iterations in a row that were cut short because a linear predictor left all bounds. The coordinator
-    sits `at` an institution or at none; `curved`: curvatures will be asked for, as sums over `min_count`
+    sits `at` an institution or at none; it has log alpha beside the intercept where that is estimated
+    (`estimates_alpha`). `curved`: curvatures will be asked for, as sums over `min_count`
     entities or more. `dealers` deal for each client and the response holder, None where
     nobody can, and what stays at the response holder elsewhere is sent.
     """
@@ -81,6 +103,7 @@ class QuasiNewtonIteration(Iteration):
     distribution: DistributionSpec = field(kw_only=True)
     at: str | None = None
     curved: bool = True
+    estimates_alpha: bool = False
     min_count: int = 5
     dealers: dict[str, str] | None = None
     openings: Sequence[Opening] = ()
@@ -111,7 +134,9 @@ class QuasiNewtonIteration(Iteration):
         if self.dealers:
             yield from agree_keys(sites, self.session)
         asks = [self.ask(k, "glm_start", **self.opening(k), memory=options.memory) for k in lay.clients]
-        response = {"keep": lay.response_keep, "code": lay.code}
+        response: dict[str, Any] = {"keep": lay.response_keep, "code": lay.code}
+        if self.estimates_alpha:
+            response["estimated"] = 1
         asks.append(self.ask(lay.active, "glm_start_response", self.distribution.to_json(), **response))
         *_, reply = yield asks
         self.mean, self.null = reply.arrays["null"].tolist()
@@ -127,7 +152,7 @@ class QuasiNewtonIteration(Iteration):
                 continue
             rows = lay.rows[k]
             # Beside those of every iteration, the covariance needs one for each client that may lack them.
-            rounds = self.options.maxiter + 1 + len(lay.clients) * self.curved
+            rounds = self.options.maxiter + 1 + (len(lay.clients) + self.estimates_alpha) * self.curved
             openings.append(Opening(k, BLOCK, 1 + p, np.arange(len(rows)), rows, rounds))
             alone = np.flatnonzero(self.alone(k)[lay.code[rows]])
             width = (p + 1) * (p + 2) // 2
@@ -145,19 +170,25 @@ class QuasiNewtonIteration(Iteration):
         lay = self.layout
         self.memory = Memory(self.options.memory)
         # At coefficients of zero the maximum over the intercept is known.
-        intercept = float(self.distribution.make().link(np.array([self.mean]))[0])
+        own = self.distribution.make().link(np.array([self.mean]))
+        if self.estimates_alpha:
+            own = np.append(own, np.log(self.distribution.alpha or 1.0))
         zero = {"of_steps": np.zeros(0), "of_scores": np.zeros(1)}
-        point = yield from self._evaluate(intercept, [zero] * len(lay.clients), 0.0)
+        point = yield from self._evaluate(own, [zero] * len(lay.clients), 0.0)
         assert point is not None
         self.point = point
 
     def _evaluate(
-        self, intercept: float, weights: Sequence[Mapping[str, Any]], length: float, needed: float = -np.inf
+        self, at: Floats, weights: Sequence[Mapping[str, Any]], length: float, needed: float = -np.inf
     ) -> Rounds[GLMPoint | None]:
         """Evaluate the likelihood along the direction; None where the point is not admissible.
 
-        None as well where the log-likelihood is below the one needed.
+        None as well where the log-likelihood is below the one needed; `at` are the coordinator's own
+        parameters.
         """
+        if len(at) > 1 and not ALPHAS[0] <= at[1] <= ALPHAS[1]:
+            self.at_the_edge = True
+            return None
         lay = self.layout
         replies = yield [
             self.ask(k, "glm_move", length=length, **w) for k, w in zip(lay.clients, weights, strict=True)
@@ -166,33 +197,36 @@ class QuasiNewtonIteration(Iteration):
         if not all(a["inside"] for a in arrays):
             return None
         of_blocks = sum(float(a["log_likelihood"]) for a in arrays)
-        lowest = {} if needed == -np.inf else {"lowest": needed - of_blocks}
+        more = {} if needed == -np.inf else {"lowest": needed - of_blocks}
+        if len(at) > 1:
+            more["alpha"] = float(np.exp(at[1]))
         # What is missing enters by its pattern: the mean and the variance of the absent linear predictors.
         (reply,) = yield [
             self.ask(
                 lay.active,
                 "glm_evaluate",
                 json.dumps(list(self.dealers or ())),
-                predictor=intercept + np.sum([a["linear_predictor"] for a in arrays], axis=0),
+                predictor=at[0] + np.sum([a["linear_predictor"] for a in arrays], axis=0),
                 centre=lay.missing @ np.array([float(a["centre"]) for a in arrays]),
                 spread=lay.missing @ np.array([float(a["spread"]) for a in arrays]),
-                **lowest,
+                **more,
             )
         ]
-        own = reply.arrays
-        if not own["inside"]:
+        told = reply.arrays
+        if not told["inside"]:
             self.at_the_edge = True
-        if "sums" not in own:
+        if "sums" not in told:
             return None
         shown: dict[str, Array] = {}
         if self.dealers:
-            shown = dict(zip(self.dealers, split(own), strict=True))
+            shown = dict(zip(self.dealers, split(told), strict=True))
         return GLMPoint(
-            intercept,
-            float(own["log_likelihood"]) + of_blocks,
-            max(float(a["change"]) for a in arrays),
-            own["sums"],
-            shown,
+            own=at,
+            log_likelihood=float(told["log_likelihood"]) + of_blocks,
+            change=max(float(a["change"]) for a in arrays),
+            sums=told["sums"],
+            shown=shown,
+            of_alpha=told.get("of_alpha", np.zeros(0)),
         )
 
     def _residuals(self) -> Rounds[dict[str, dict[str, Any]]]:
@@ -206,7 +240,7 @@ class QuasiNewtonIteration(Iteration):
     def take(self) -> Rounds[None]:
         """Accept the evaluated point: ask for products of scores, and combine the next direction."""
         lay, at = self.layout, self.point
-        self.memory.take(np.array([at.intercept]), np.array([at.sums[:, 0].sum()]))
+        self.memory.take(at.own, at.score)
         self.first_information = self.first_information or at.information
         told = yield from self._residuals()
         replies = yield [
@@ -232,26 +266,26 @@ class QuasiNewtonIteration(Iteration):
         )
 
     def _scale(self, score: Floats) -> Floats:
-        return np.asarray(score / self.point.information)
+        return np.asarray(score / self.point.informations)
 
     def move(self) -> Rounds[bool]:
         """Go along the direction until the log-likelihood has risen enough; False where it does not."""
         weights = {"of_steps": self.weights.steps, "of_scores": self.weights.scores}
-        own = float(self.memory.direction(self.weights, self._scale)[0])
+        own = self.memory.direction(self.weights, self._scale)
         before, length, self.at_the_edge = self.point, 1.0, False
         # Near the maximum the likelihood moves by less than its own rounding.
         slack = ROUNDING * abs(before.log_likelihood)
         while length >= SHORTEST:
-            intercept = before.intercept + length * own
+            at = before.own + length * own
             needed = before.log_likelihood + SUFFICIENT * length * self.slope - slack
-            point = yield from self._evaluate(intercept, [weights] * len(self.layout.clients), length, needed)
+            point = yield from self._evaluate(at, [weights] * len(self.layout.clients), length, needed)
             if point is not None:
                 self.point = point
                 self.edges = self.edges + 1 if self.at_the_edge else 0
                 return True
             length /= 2.0
         # The clients hold the last point that was tried; the estimates are those of the accepted one.
-        yield from self._evaluate(before.intercept, [weights] * len(self.layout.clients), 0.0, np.inf)
+        yield from self._evaluate(before.own, [weights] * len(self.layout.clients), 0.0, np.inf)
         return False
 
     def separated(self) -> bool:
@@ -269,6 +303,8 @@ class QuasiNewtonIteration(Iteration):
             yield from self.take()
             if self.converged:
                 return
+            if len(self.point.own) > 1 and self.point.own[1] < NO_EXCESS:
+                raise EstimationError(UNDISPERSED)
             if self.separated():
                 raise EstimationError(SEPARATED)
             moved = yield from self.move()
@@ -279,6 +315,9 @@ class QuasiNewtonIteration(Iteration):
     def estimate(self) -> Rounds[VFEMFit]:
         """Collect the estimates of the accepted point."""
         by_client = yield from self.ask_estimates("glm_estimates")
+        distribution = self.distribution
+        if self.estimates_alpha:
+            distribution = replace(distribution, alpha=float(np.exp(self.point.own[1])))
         # The intercept was that of standardised columns.
         beta0 = self.point.intercept - sum(float(a["shift"]) for a in by_client.values())
         return self.make_fit(
@@ -286,8 +325,9 @@ class QuasiNewtonIteration(Iteration):
             a=beta0 + sum(float(a["mu"] @ a["beta"]) for a in by_client.values()),
             s2=1.0,
             log_likelihood=self.point.log_likelihood,
-            distribution=self.distribution,
+            distribution=distribution,
             null=float(self.null),
+            estimates_alpha=self.estimates_alpha,
         )
 
 

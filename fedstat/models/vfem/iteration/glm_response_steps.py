@@ -19,6 +19,7 @@ from fedstat.federation.door.facts import Entities, GivenWeights, GroupSums
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
 from fedstat.federation.rounds.running_steps import SHOWN, seal_sums, taken_of
+from fedstat.kernels.glm.count_quadrature import BY_R
 from fedstat.kernels.glm.quadrature import (
     BY_M,
     BY_MM,
@@ -28,13 +29,17 @@ from fedstat.kernels.glm.quadrature import (
     LARGEST_MEAN,
     LARGEST_VARIANCE,
     LOG_P,
-    marginal_likelihood,
     marginal_mean,
 )
 from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.models.checks import check_response
 from fedstat.models.vfem.blocks.declare import aggregate
-from fedstat.models.vfem.blocks.glm_distribution import kernel_of, null_log_likelihood
+from fedstat.models.vfem.blocks.glm_distribution import (
+    ALPHAS,
+    kernel_of,
+    null_log_likelihood,
+    observed_likelihood,
+)
 from fedstat.models.vfem.blocks.kept import kept_weights
 from fedstat.models.vfem.blocks.request import BLOCK, SQUARES
 from fedstat.models.vfem.blocks.response import OPENING, GLMResponse, choose_response
@@ -54,16 +59,18 @@ def rows_of_numbers(state: State) -> Ints:
 
 
 def glm_start_response(
-    data: SiteData, state: State, text: str, keep: Bools, code: Ints
+    data: SiteData, state: State, text: str, keep: Bools, code: Ints, estimated: Array | None = None
 ) -> tuple[dict[str, Array], str]:
     """Choose the entities of a fit; release the mean of their response, and its log-likelihood under that.
 
-    `text` names family and link; `keep` and `code` are those of :func:`choose_response`.
+    `text` names family and link; `keep` and `code` are those of :func:`choose_response`; where alpha is
+    `estimated` the log-likelihood is the largest over it.
     """
     spec, y = DistributionSpec.from_json(text), choose_response(data, state, keep, code)
     check_response(data.name, spec.name, y)
-    state.keep("vfem glm response", GLMResponse(y, code, spec, kernel_of(spec), np.flatnonzero(keep)), len(y))
-    return {"null": np.array([y.mean(), null_log_likelihood(spec, y)])}, ""
+    response = GLMResponse(y, code, spec, np.flatnonzero(keep), estimates_alpha=estimated is not None)
+    state.keep("vfem glm response", response, len(y))
+    return {"null": np.array([y.mean(), null_log_likelihood(spec, y, estimated is not None)])}, ""
 
 
 def glm_evaluate(
@@ -74,17 +81,22 @@ def glm_evaluate(
     centre: Floats,
     spread: Floats,
     lowest: Array | None = None,
+    alpha: Array | None = None,
 ) -> tuple[dict[str, Array], str]:
     """Evaluate the likelihood of the response given what is seen of each entity.
 
     `predictor` (n,) is the intercept plus the clients' linear predictors of the blocks that an entity has;
     `centre` and `spread` (G,) are the sums of mu'beta and of beta'Sigma beta over the clients that miss in
-    each pattern. `text` names the clients that learn the sums of their columns times L_m. Released:
+    each pattern. `text` names the clients that learn the sums of their columns times L_m; `alpha` is that of
+    a negative binomial response, where it is estimated. Released:
     ``inside``, which is 0, and nothing else comes, when a linear predictor is too large to compute with;
     ``log_likelihood``, and unless it is below `lowest`: ``sums`` (G, 4) of L_m, L_v, -L_mm and L_v^2 by
-    pattern, and ``shown``, of the ``lengths`` (K,), for each client.
+    pattern, ``of_alpha`` (2,) of its score and the squares, and ``shown``, of the ``lengths`` (K,), for each
+    client.
     """
     response = glm_response_of(state)
+    if alpha is not None:
+        response.spec = with_alpha(data.name, response.spec, float(alpha))
     G = len(centre)
     check_lengths(data.name, predictor=(predictor, len(response.y)), spread=(spread, G))
     if int(response.code.max()) >= G or (spread < 0.0).any():
@@ -96,7 +108,7 @@ def glm_evaluate(
     # Predictors that differ at few entities would make the likelihood tell the responses of these.
     state.tell(GivenWeights(m - np.median(m), "deviations of linear predictors from their median"))
     response.m, response.v = m, v
-    terms = marginal_likelihood(response.kernel, response.y, m, v)
+    terms = observed_likelihood(response.spec, response.y, m, v)
     if not np.isfinite(terms).all():
         return {"inside": np.array(0)}, ""
     response.terms = terms
@@ -108,7 +120,16 @@ def glm_evaluate(
     # The likelihood is log-concave in m; below zero there is rounding alone.
     z, h = terms[BY_M], np.maximum(-terms[BY_MM], 0.0)
     told["sums"] = response.by_pattern(np.array([z, terms[BY_V], h, terms[BY_V] ** 2]), G)
+    if alpha is not None:
+        told["of_alpha"] = np.array([terms[BY_R].sum(), terms[BY_R] @ terms[BY_R]])
     return told | seal_all(seal_of_block(data, state, client, z) for client in json.loads(text or "[]")), ""
+
+
+def with_alpha(site: str, spec: DistributionSpec, alpha: float) -> DistributionSpec:
+    """Return the negative binomial with this alpha, as if a stranger had chosen it."""
+    if spec.alpha is None or not ALPHAS[0] <= np.log(max(alpha, 1e-300)) <= ALPHAS[1]:
+        raise MessageError(f"{site}: array 'alpha' is not that of a negative binomial response")
+    return replace(spec, alpha=alpha)
 
 
 def seal_of_block(data: SiteData, state: State, client: str, values: Floats) -> Array:
@@ -181,7 +202,7 @@ def sum_curvatures(data: SiteData, response: GLMResponse, patterns: int) -> Floa
 def glm_fitted(data: SiteData, state: State) -> dict[str, Array]:
     """Release fitted means and residuals, one per entity, to a coordinator at this institution."""
     response = glm_response_of(state)
-    mean = marginal_mean(response.kernel, response.m, response.v)[0]
+    mean = marginal_mean(kernel_of(response.spec), response.m, response.v)[0]
     return {"fitted": mean, "residuals": response.y - mean}
 
 
@@ -194,7 +215,7 @@ CURVATURES = aggregate("sums of derivatives of the log-likelihood by pattern", 2
 STEPS: Mapping[str, Step] = {
     "glm_start_response": Step(
         glm_start_response,
-        OPENING,
+        {**OPENING, "estimated": Declared("control", "whether alpha is estimated", 0, optional=True)},
         {"null": aggregate("mean of the response, and its log-likelihood under that mean")},
         text_in=Declared("control", "family and link"),
     ),
@@ -205,6 +226,7 @@ STEPS: Mapping[str, Step] = {
             "centre": Declared("control", "means of missing linear predictors, by pattern"),
             "spread": Declared("control", "variances of missing linear predictors, by pattern"),
             "lowest": Declared("control", "likelihood below which nothing else is said", 0, optional=True),
+            "alpha": Declared("aggregate", "overdispersion of the negative binomial", 0, optional=True),
         },
         {
             "inside": Declared("control", "whether the point is admissible", 0),
@@ -214,6 +236,9 @@ STEPS: Mapping[str, Step] = {
                 2,
                 optional=True,
                 behind=(Entities,),
+            ),
+            "of_alpha": Declared(
+                "aggregate", "score of alpha, and its square", optional=True, behind=(Entities,)
             ),
             "log_likelihood": Declared("control", "log-likelihood", 0, optional=True),
             **SEALED_SUMS,

@@ -115,6 +115,7 @@ def make_estimate(model: VerticalModel, layout: Layout, outcome: VFEMOutcome, no
         response=model.formula.response,
         nobs=nobs,
         df_model=float(len(params) - 1),
+        n_parameters=len(params) + 1 if fit.estimates_alpha else None,
         converged=fit.converged,
         convergence=f"{fit.reason}; relative score {row.score:.1e} after {row.iteration} iterations",
         llf=fit.log_likelihood,

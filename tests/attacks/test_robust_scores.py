@@ -1,0 +1,95 @@
+"""What robust standard errors of a binary response tell institutions of it."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import statsmodels.api as sm
+
+import fedstat as fs
+from fedstat.errors import SecurityError
+from fedstat.models.vfem.covariance import glm_score_steps
+from fedstat.models.vfem.covariance.glm_score_steps import SPREAD
+
+N = 600
+RNG = np.random.default_rng(5)
+X = RNG.normal(size=(N, 3))
+Y = (RNG.random(N) < 1.0 / (1.0 + np.exp(-X @ [0.8, -0.6, 0.4]))).astype(float)
+KEYS = np.arange(N)
+FRAMES = {
+    "Registry": pd.DataFrame({"k": KEYS, "y": Y}),
+    "Bank": pd.DataFrame({"k": KEYS, "b": X[:, 0]}),
+    "Court": pd.DataFrame({"k": KEYS, "c": X[:, 1]}).iloc[::-1],
+    "Tax": pd.DataFrame({"k": KEYS, "t": X[:, 2]}),
+}
+
+
+def fit(monkeypatch, heard, partition=None, **options):
+    """Fit, and hear which numbers institutions open."""
+    opened = glm_score_steps.open_shares
+
+    def hear(data, state, client, holder, shown):
+        unit, numbers = opened(data, state, client, holder, shown)
+        heard.setdefault(data.name, []).append(unit * numbers)
+        return unit, numbers
+
+    monkeypatch.setattr(glm_score_steps, "open_shares", hear)
+    partition = partition or fs.ClientPartition.from_frames(FRAMES, on="k", shared_seed=1)
+    model = fs.VFEMRegression.from_formula("y ~ .", partition, family=sm.families.Binomial())
+    result = model.fit(cov_type="robust", **options)
+    monkeypatch.setattr(glm_score_steps, "open_shares", opened)
+    return result
+
+
+def told_right(guess):
+    """Share of the responses that the sign of a number tells."""
+    return np.mean((guess > 0.0) == (Y > 0.5))
+
+
+def residuals(result):
+    return Y - result.predict().to_numpy()
+
+
+def test_derivatives_in_the_clear_are_the_responses_and_what_one_institution_opens_is_noise(monkeypatch):
+    heard = {}
+    openly = fit(monkeypatch, heard, cross_products="exact")
+    assert not heard  # they came as arrays, "derivatives"
+    assert "derivatives" in set(openly.ledger.to_frame()["array"])
+    result = fit(monkeypatch, heard)
+    assert "derivatives" not in set(result.ledger.to_frame()["array"])
+    assert {name: len(opened[0]) for name, opened in heard.items()} == {"Bank": 1, "Court": 2, "Tax": 2}
+    z = residuals(result)
+    assert told_right(z) == 1.0
+    error = 4.5 * 0.5 / np.sqrt(N)
+    for opened in heard.values():
+        for numbers in opened[0]:  # a mask, or z and z^2 less one
+            assert abs(told_right(numbers[0]) - 0.5) < error
+            assert numbers.std() > 0.9 * SPREAD * np.abs(z).max()
+
+
+def test_asking_again_averages_nothing_out(monkeypatch):
+    heard = {}
+    partition = fs.ClientPartition.from_frames(FRAMES, on="k", shared_seed=1)
+    for _ in range(3):
+        fit(monkeypatch, heard, partition)
+    for opened in heard.values():
+        np.testing.assert_array_equal(opened[0], opened[1])
+        np.testing.assert_array_equal(opened[0], opened[2])
+
+
+def test_two_institutions_that_collude_have_the_residuals(monkeypatch):
+    """A limit, which the summary names."""
+    heard = {}
+    result = fit(monkeypatch, heard)
+    z = heard["Bank"][0][0, 0] + heard["Tax"][0][0, 0]
+    np.testing.assert_allclose(z, residuals(result), atol=1e-9)
+    assert "two that put both parts together have the residuals" in " ".join(result.summary().notes)
+
+
+def test_numbers_of_other_entities_are_not_used(monkeypatch):
+    """A coordinator that has the response holder seal in another order gets sums of other rows."""
+    seal = glm_score_steps.ResponseScores.rows
+    monkeypatch.setattr(
+        glm_score_steps.ResponseScores, "rows", lambda self, client: np.roll(seal(self, client), 1)
+    )
+    with pytest.raises(SecurityError, match="not the same, in the same order"):
+        fit(monkeypatch, {})
