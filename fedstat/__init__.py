@@ -6,13 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 from fedstat import datasets, errors
 from fedstat.federation.account.verification import verify_receipt
-from fedstat.federation.door.owner.policy import Policy
+from fedstat.federation.door.owner.policy import Budget, Policy
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.inference.compare import compare
 from fedstat.models import INSTALLED
 from fedstat.models.threats import threats
 
 if TYPE_CHECKING:  # for editors and type checkers, which do not read INSTALLED; a new family works without
+    from fedstat.models.copula.model import Bounds as Bounds
+    from fedstat.models.copula.model import CopulaSynthesizer as CopulaSynthesizer
+    from fedstat.models.copula.model import asinh as asinh
+    from fedstat.models.copula.model import log as log
     from fedstat.models.fedavg.model import FedAvg as FedAvg
     from fedstat.models.fedavg.model import FedAvgM as FedAvgM
     from fedstat.models.fedavg.model import FedProx as FedProx
@@ -26,6 +30,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not read INSTALLED;
 __version__ = _version("fedstat")
 
 __all__ = [
+    "Budget",
     "ClientPartition",
     "Policy",
     "__version__",

@@ -14,6 +14,7 @@ from fedstat.documented import REFERENCE
 from fedstat.models import INSTALLED
 
 PUBLIC = [
+    "Budget",
     "ClientPartition",
     "FedAvg",
     "FedAvgM",

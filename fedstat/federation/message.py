@@ -93,6 +93,9 @@ class Declared:
     noisy : bool
         Of what a step gives: it leaves with noise that the door adds and charges to the site's privacy
         budget, and in no other way; see :mod:`fedstat.federation.door.owner.charging`.
+    unpaid : str
+        Of what a step gives: why it leaves under a privacy budget as it is. What the guarantee takes as
+        public, or what is sealed and serves a share that leaves with noise.
     sensitivity : float or None
         By how much the array's Euclidean length changes at most where one entity's record is replaced; None:
         nothing bounds it, and no mechanism can be put before it.
@@ -110,6 +113,7 @@ class Declared:
     common: bool = False
     sensitivity: float | None = None
     noisy: bool = False
+    unpaid: str = ""
 
 
 @dataclass(frozen=True, slots=True)

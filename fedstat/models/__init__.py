@@ -9,6 +9,7 @@ INSTALLED: dict[str, tuple[str, ...]] = {
     "glm": ("FederatedGLM", "GLORE"),
     "vfem": ("VFEMRegression",),
     "vglm": ("VerticalGLM",),
+    "copula": ("CopulaSynthesizer", "Bounds", "asinh", "log"),
 }
 """Folders that enter steps into ``fedstat.federation.door.site.FAMILIES``, and the public classes of their
 ``model.py``; what families share has steps and no class."""

@@ -124,6 +124,11 @@ class Explainable:
             )
         return explain_fit(self, self._plan(self, settled(self.fit, arguments)), arguments)
 
+    @property
+    def description(self) -> str:
+        """What is estimated, in words that an owner consents to: the formula."""
+        return self.formula.text
+
     def new_ledger(self) -> Ledger:
         """Start an account for one run."""
         raise NotImplementedError
@@ -205,7 +210,7 @@ def propose(model: Explainable, sites: Sequence[str], bound: Mapping[str, Any]) 
     course = rehearse(model, plan, arguments)
     forecast = Forecast(course, plan.loops(course))
     learned = tuple(f"{who}: {sentence}" for who, sentence in learned_from(plan, forecast))
-    words = AnalysisWords(call_of(model, arguments), model.formula.text, str(model.distribution), learned)
+    words = AnalysisWords(call_of(model, arguments), model.description, str(model.distribution), learned)
     maker = PlanMaker(forecast, words, plan.guessed)
     plans = {
         site: maker.plan(site, model._columns_read(site), tuple(model._told_afterwards(site)))

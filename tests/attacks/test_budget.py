@@ -28,9 +28,16 @@ PUBLIC = {
     ("align", "describe_keys"),
     ("schema", "describe_table"),
     ("approval", "propose_plan"),
+    ("copula", "deal_product"),
 }
-"""Steps that a budget lets pass: keys, the site's account, the owner's decisions, and what it publishes."""
-WITH_NOISE = {("margins", "count_bins")}
+"""Steps that a budget lets pass: keys, the site's account, the owner's decisions, random numbers for others,
+and what it publishes."""
+UNPAID = {("copula", "find_complete"), ("copula", "open_product")}
+"""Steps of which nothing leaves but who has a record, and what is sealed and serves a share with noise."""
+WITH_NOISE = {
+    ("margins", "count_bins"),
+    *(("copula", step) for step in ("release_margins", "release_gram", "share_product")),
+}
 """Steps of which all that leaves has noise, and is charged."""
 
 
@@ -48,7 +55,7 @@ def passing(policy):
 def test_a_budget_stops_every_step_that_reads_rows():
     every = {(family, name) for family, steps in FAMILIES.items() for name in steps}
     assert passing(Policy.open()) == every
-    assert passing(BUDGET) == PUBLIC | WITH_NOISE
+    assert passing(BUDGET) == PUBLIC | WITH_NOISE | UNPAID
     for family, name in WITH_NOISE:
         assert all(declared.noisy for declared in FAMILIES[family][name].given.values())
 

@@ -26,6 +26,7 @@ from fedstat.federation.crypto.checksum import Checked, deal_checksum
 from fedstat.federation.crypto.keys import PairKeys
 from fedstat.federation.crypto.row_marks import RowMarks
 from fedstat.federation.door.facts import DealtBy, DivisionOfRows, Entities, GroupSums
+from fedstat.federation.door.owner.charging import NoiseOwed
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths, check_room
 from fedstat.federation.rounds.key_agreement import keys_of
@@ -279,13 +280,14 @@ def remember_seed(data: SiteData, state: State, seed: bytes) -> None:
 
 
 def share_product(
-    behind: Behind, data: SiteData, state: State, text: str, opened: Array
+    behind: Behind, noisy: bool, data: SiteData, state: State, text: str, opened: Array
 ) -> tuple[dict[str, Array], str]:
     """Release this client's share of a product by pattern; only the sum of both shares means anything.
 
     `text` numbers the product, `opened` is what the other client opened, sealed. Released are `share`
     (groups, p, q), `check` (groups,) and `weights` (p,) or (q,) of its checksum, and where columns are not
-    standardised `units` (p,) or (q,), by which this client's side of the product is to be multiplied.
+    standardised `units` (p,) or (q,), by which this client's side of the product is to be multiplied. Of a
+    product with noise, which the door adds, the share alone: a checksum would tell of the sums without it.
     """
     name = f"product {json.loads(text)}"
     held = state.use(name, OpenProduct, "this product was not opened here; ask 'open_product' first")
@@ -298,6 +300,8 @@ def share_product(
     enter()
     # A triple serves once: two openings under one random table differ by the difference of the columns.
     state.forget(name)
+    if noisy:
+        return {"share": share}, ""
     weights = held.checked.weights
     return {"share": share, "check": check, "weights": weights} | (
         {} if held.units is None else {"units": held.units}
@@ -316,11 +320,12 @@ BOTH = Declared(
     "presence", "of which both have records, where means are filled in", dtype="bool", optional=True
 )
 SEALED = Declared("sealed", "columns less a random table, for one other institution", dtype="uint8")
+HIDDEN = "sealed for the other institution, and the share that it serves leaves with noise"
 DEALT = Declared("sealed", "seed and share of a random triple, for one institution", dtype="uint8")
 
 
 def product_steps(
-    columns_of: ColumnsOf, rows_of: RowsOf, behind: Behind, *, fills: bool
+    columns_of: ColumnsOf, rows_of: RowsOf, behind: Behind, *, fills: bool, noisy: bool = False
 ) -> Mapping[str, Step]:
     """Make the steps by which institutions of a family multiply their columns.
 
@@ -328,37 +333,42 @@ def product_steps(
     one, and their units (q,), or None where they are standardised; ``rows_of(state, which)`` the rows of the
     site's table that these are, (rows,), -1 for filled in. ``behind(data, state, part, rows, group, both,
     marks)`` tells what the products of `rows`, (n,), by `group`, (n,), rest on, and how to enter them.
-    Without `fills` no mean is filled in, and all rows are of entities that both have.
+    Without `fills` no mean is filled in, and all rows are of entities that both have. Where products are
+    `noisy`, among what it tells is the noise that each client's own share gets before it leaves: nobody ever
+    holds a sum without noise.
     """
+    behind_sums = (Entities, GroupSums, DivisionOfRows)
+    what = "share of the products by pattern: random but for the sum"
+    share = {"share": Declared("masked share", what, 3, behind=behind_sums)}
+    if noisy:
+        rests = (Entities, NoiseOwed)
+        share = {"share": Declared("masked share", what, 3, dtype="int64", behind=rests, noisy=True)}
     return {
-        "deal_product": Step(deal_product, {"group": GROUP}, {"for_a": DEALT, "for_b": DEALT}, PART),
+        "deal_product": Step(
+            deal_product, {"group": GROUP}, {"for_a": DEALT, "for_b": DEALT}, PART, public=noisy
+        ),
         "open_product": Step(
             partial(open_product, columns_of, rows_of),
             {"rows": ROWS, "group": GROUP, "dealt": DEALT} | ({"both": BOTH} if fills else {}),
-            {"opened": replace(SEALED, behind=(DealtBy,))},
+            {"opened": replace(SEALED, behind=(DealtBy,), unpaid=HIDDEN if noisy else "")},
             PART,
         ),
         "share_product": Step(
-            partial(share_product, behind),
+            partial(share_product, behind, noisy),
             {"opened": SEALED},
-            {
-                "share": Declared(
-                    "masked share",
-                    "share of the products by pattern: random but for the sum",
-                    3,
-                    behind=(Entities, GroupSums, DivisionOfRows),
-                ),
+            share
+            if noisy
+            else {
+                **share,
                 "check": Declared(
-                    "masked share",
-                    "share of a checksum of the products, by pattern",
-                    behind=(Entities, GroupSums, DivisionOfRows),
+                    "masked share", "share of a checksum of the products, by pattern", behind=behind_sums
                 ),
                 "weights": Declared("control", "random weights of the columns in the checksum"),
                 "units": Declared(
                     "aggregate",
                     "root mean squares of the columns that are multiplied",
                     optional=True,
-                    behind=(Entities, GroupSums, DivisionOfRows),
+                    behind=behind_sums,
                 ),
             },
             Declared("control", "which product"),

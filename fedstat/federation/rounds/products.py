@@ -89,17 +89,24 @@ class Conversation:
         return choose_dealer(a, b, sites, self.at, self.otherwise)
 
     def multiply(
-        self, pairs: Sequence[tuple[Side, Side]], sites: Sequence[str], groups: int, n: int
+        self,
+        pairs: Sequence[tuple[Side, Side]],
+        sites: Sequence[str],
+        groups: int,
+        n: int,
+        bits: int | None = None,
     ) -> Rounds[list[Multiplied]]:
         """Run the products of pairs of sides at different sites: keys, triples, openings, shares.
 
         All `sites` agree on new keys, and may deal; a ModelError where nobody can deal for two of them.
-        Products are summed by `groups` patterns of the `n` entities of the fit.
+        Products are summed by `groups` patterns of the `n` entities of the fit; columns have `bits`
+        fractional bits, by default as many as standardised ones can have.
         """
         if not pairs:
             return []
+        bits = fractional_bits(n) if bits is None else bits
         runs = [
-            Run.of(self, str(number), (a, b), self.dealer(a.site, b.site, sites), groups, fractional_bits(n))
+            Run.of(self, str(number), (a, b), self.dealer(a.site, b.site, sites), groups, bits)
             for number, (a, b) in enumerate(pairs)
         ]
         yield from agree_keys(sites, self.session)
@@ -203,12 +210,13 @@ class Run:
     def combine(self, a: Reply, b: Reply) -> Multiplied:
         """Put both shares together, in the units of the columns."""
         products = secure.combine(self.product, a.arrays["share"], b.arrays["share"], self.bits)
-        check_product(
-            self.product,
-            a.arrays["share"] + b.arrays["share"],
-            a.arrays["check"] + b.arrays["check"],
-            (a.arrays["weights"], b.arrays["weights"]),
-        )
+        if "check" in a.arrays:  # a share with noise comes without
+            check_product(
+                self.product,
+                a.arrays["share"] + b.arrays["share"],
+                a.arrays["check"] + b.arrays["check"],
+                (a.arrays["weights"], b.arrays["weights"]),
+            )
         if "units" in a.arrays:
             products = products * np.outer(a.arrays["units"], b.arrays["units"])
         return Multiplied(*self.sides, products, self.dealer)

@@ -26,7 +26,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -35,6 +35,8 @@ from fedstat.errors import PartitionError
 from fedstat.federation.tables.columns import Kind, LevelValue, column_kind, find_levels
 from fedstat.federation.tables.table import Table
 from fedstat.records import from_plain, to_plain
+
+Scale: TypeAlias = Literal["linear", "log", "asinh"]
 
 MOST_LEVELS = 50
 """Distinct values up to which a column of whole numbers is proposed with levels as well."""
@@ -56,7 +58,9 @@ class PublishedColumn:
     All numbers lie in `range`; where the owner does not say, no logarithm, root or spline of the column can
     be asked for. `levels` are those of a category, in the order in which a model takes them, or the codes of
     a number, for ``C(x)``. `knots`, ascending, are where splines may have some. `unit` is what it is measured
-    in, in any words that the sites share.
+    in, in any words that the sites share. Where the column is summarised by bins, these are equally wide on
+    its `scale`; that of ``asinh`` is linear up to about `around` on either side of zero, and logarithmic
+    beyond.
     """
 
     kind: Kind
@@ -64,6 +68,8 @@ class PublishedColumn:
     levels: tuple[LevelValue, ...] = ()
     knots: tuple[float, ...] = ()
     unit: str = ""
+    scale: Scale = "linear"
+    around: float = 1.0
 
     def check(self) -> None:
         """Require bounds and knots that ascend, and levels that differ."""
@@ -74,6 +80,10 @@ class PublishedColumn:
             raise PartitionError("a published level stands twice")
         if self.kind == "category" and (self.range or not self.levels):
             raise PartitionError("a published category has levels = [...], and no range")
+        if self.scale == "log" and not (self.range and self.range[0] > 0.0):
+            raise PartitionError("a logarithmic scale needs a range above zero: range = [low, high]")
+        if not 0.0 < self.around < math.inf:
+            raise PartitionError("around: expected a positive number, at which the asinh scale bends")
 
 
 Published: TypeAlias = Mapping[str, PublishedColumn]
@@ -114,6 +124,10 @@ def _section(name: str, column: PublishedColumn) -> str:
             lines.append(f"{word} = [{', '.join(map(_toml, values))}]")
     if column.unit:
         lines.append(f"unit = {_toml(column.unit)}")
+    if column.scale != "linear":
+        lines.append(f'scale = "{column.scale}"')
+    if column.around != 1.0:
+        lines.append(f"around = {column.around!r}")
     return "\n".join(lines) + "\n"
 
 

@@ -114,6 +114,8 @@ MEANS: Mapping[str, str] = {
     "sketch": "Without the seed that the institutions share it shows products of columns; with the seed it "
     "shows the columns, the better the more rows it has",
     "aggregate": "They describe each institution by itself, and together they may tell more than each alone",
+    "noisy aggregate": "Noise in them is charged to each institution's privacy budget, and bounds what they "
+    "tell of one entity's record",
     "masked share": "A share is random by itself; two of them add up to products of two institutions' "
     "columns, which it learns",
 }

@@ -102,7 +102,7 @@ def _not_masked(question: Question) -> str:
 
 def _unaccounted(question: Question) -> str:
     policy, ask, step, declared, where = question
-    if policy.privacy is None or step.public or declared.noisy:
+    if policy.privacy is None or step.public or declared.noisy or declared.unpaid:
         return ""
     why = MASKED if _hidden(ask, declared) else HIDDEN.get(declared.kind, "")
     return (

@@ -1,0 +1,145 @@
+"""Noisy counts made probabilities, bins of latent normals, the nearest correlation matrix.
+
+References
+----------
+Hay, M., Rastogi, V., Miklau, G. and Suciu, D. (2010). Boosting the accuracy of differentially private
+histograms through consistency. Proceedings of the VLDB Endowment 3, 1021-1032.
+Higham, N. J. (2002). Computing the nearest correlation matrix: a problem from finance. IMA Journal of
+Numerical Analysis 22, 329-343.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+from scipy.optimize import isotonic_regression
+
+from fedstat.kernels.glm.loops import fixed
+from fedstat.typing import Floats, Ints
+
+FLOOR = 1e-2
+"""Smallest eigenvalue of a correlation matrix that is sampled from."""
+PROJECTIONS = 100
+SETTLED = 1e-6
+
+
+# ---- counts --------------------------------------------------------------------------------------
+
+
+def project_simplex(counts: Floats, total: float) -> Floats:
+    """Return the nearest vector (k,) of numbers of zero or more with a given sum."""
+    ordered = np.sort(counts)[::-1]
+    shift = (np.cumsum(ordered) - total) / np.arange(1, len(counts) + 1)
+    projected: Floats = np.maximum(counts - shift[np.flatnonzero(ordered > shift)[-1]], 0.0)
+    return projected
+
+
+def count_tree(leaf: Ints) -> Ints:
+    """Sum leaves (2^D,) to counts of all nodes below the root, level by level: (2^(D + 1) - 2,)."""
+    depth = len(leaf).bit_length() - 1
+    return np.concatenate([leaf.reshape(2**level, -1).sum(axis=1) for level in range(1, depth + 1)])
+
+
+def fit_tree(nodes: Floats, total: float) -> Floats:
+    """Return leaves (2^D,) of least squares from noisy counts of all nodes, (2^(D + 1) - 2,), and their sum.
+
+    All counts have noise of the same variance; Hay et al. (2010), sections 3 and 4.
+    """
+    depth = (len(nodes) + 2).bit_length() - 2
+    noisy = [nodes[2**level - 2 : 2 ** (level + 1) - 2] for level in range(1, depth + 1)]
+    up, variance = [noisy[-1]], 1.0
+    for counts in noisy[-2::-1]:
+        below, of_below = up[-1].reshape(-1, 2).sum(axis=1), 2.0 * variance
+        variance = 1.0 / (1.0 + 1.0 / of_below)
+        up.append((counts + below / of_below) * variance)
+    down = np.array([float(total)])
+    for counts in up[::-1]:
+        pairs = counts.reshape(-1, 2)
+        # The difference to the parent is shared by both, whose variances are equal.
+        down = (pairs + ((down - pairs.sum(axis=1)) / 2.0)[:, None]).ravel()
+    return down
+
+
+def cumulate(leaf: Floats, total: float) -> Floats:
+    """Return the distribution function at the edges, (k + 1,), nearest to that of noisy leaves (k,)."""
+    levels = np.concatenate([[0.0], np.cumsum(leaf)]) / total
+    F = np.clip(isotonic_regression(levels).x, 0.0, 1.0)
+    F[0], F[-1] = 0.0, 1.0
+    return F
+
+
+def fall_off(p: Floats, tail: float) -> Floats:
+    """Let probabilities (k,) in either outer `tail` fall towards its end; the sums of the tails stay.
+
+    Where there are no rows, projections keep the positive part of the noise. An outermost bin may be an atom.
+    """
+    F = np.cumsum(p)
+    low, high = int(np.searchsorted(F, tail)), int(np.searchsorted(F, 1.0 - tail))
+    out = p.copy()
+    if low > 1:
+        out[1:low] = isotonic_regression(out[1:low]).x
+    if high < len(p) - 2:
+        out[high + 1 : -1] = isotonic_regression(out[high + 1 : -1], increasing=False).x
+    return out
+
+
+# ---- latent normals ------------------------------------------------------------------------------
+
+
+def code_latents(Z: Floats, thresholds: Floats, bins: Ints) -> Ints:
+    """Return in which of its column's bins each latent normal falls: (n, p).
+
+    `thresholds` (p, k + 1) ascend from minus infinity in every row, of which column j uses ``bins[j] + 1``.
+    """
+    out = np.empty(Z.shape, np.int64)
+    _code(fixed(Z), fixed(thresholds), fixed(bins, np.int64), out)
+    return out
+
+
+@njit(cache=True, nogil=True)
+def _code(Z: Floats, thresholds: Floats, bins: Ints, out: Ints) -> None:
+    for i in range(Z.shape[0]):
+        for j in range(Z.shape[1]):
+            low, high, z = 0, bins[j] - 1, Z[i, j]
+            while low < high:
+                middle = (low + high) // 2
+                if z >= thresholds[j, middle + 1]:
+                    low = middle + 1
+                else:
+                    high = middle
+            out[i, j] = low
+
+
+# ---- correlations --------------------------------------------------------------------------------
+
+
+def nearest_correlation(C: Floats, floor: float = FLOOR) -> Floats:
+    """Return the nearest correlation matrix (p, p) with eigenvalues of at least about `floor`.
+
+    By alternating projections with Dykstra's correction, Higham (2002).
+    """
+    Y, correction = C.copy(), np.zeros_like(C)
+    np.fill_diagonal(Y, 1.0)
+    for _ in range(PROJECTIONS):
+        moved = Y - correction
+        X = _floored(moved, floor)
+        if X is moved:
+            break
+        correction = X - moved
+        earlier, Y = Y, X.copy()
+        np.fill_diagonal(Y, 1.0)
+        if np.abs(Y - earlier).max() < SETTLED:
+            break
+    X = _floored(Y, floor)
+    units = np.sqrt(np.diag(X))
+    nearest: Floats = X / np.outer(units, units)
+    return nearest
+
+
+def _floored(S: Floats, floor: float) -> Floats:
+    """Return a symmetric matrix with its eigenvalues raised to a floor; itself where none is below."""
+    values, vectors = np.linalg.eigh(S)
+    if values[0] >= floor:
+        return S
+    raised: Floats = (vectors * np.maximum(values, floor)) @ vectors.T
+    return raised

@@ -1,0 +1,213 @@
+"""The public description of columns that synthesis takes: never a minimum, level or count from the data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self, TypeAlias
+
+import numpy as np
+
+from fedstat.errors import ModelError, PartitionError
+from fedstat.federation.partition.partition import ClientPartition
+from fedstat.federation.tables.columns import LevelValue
+from fedstat.federation.tables.published import Published, PublishedColumn, Scale, as_published
+
+IntoBound: TypeAlias = PublishedColumn | tuple[float, float] | Sequence[LevelValue]
+MOST_LEVELS = 64
+"""Levels of a column; one with more is a range."""
+SHOWN = 40
+"""Columns of a skeleton that an error shows."""
+
+
+class Bounds(Mapping[str, PublishedColumn]):
+    """What is public of every column: a range of numbers, or all levels that there can be.
+
+    Parameters
+    ----------
+    columns : mapping of str to range or levels
+        ``(low, high)`` is a range, :func:`asinh` and :func:`log` are ranges on another scale; a list or a
+        ``range`` are levels in their order. Numbers beyond a range count at its end; another level than
+        those listed is an error.
+
+    Raises
+    ------
+    ModelError
+        A range does not ascend, a level stands twice, or there are more than 64; names the column.
+
+    Examples
+    --------
+    >>> bounds = Bounds({"limit": (0, 1000), "status": range(-2, 9), "sex": ["male", "female"]})
+    >>> bounds["limit"].range
+    (0.0, 1000.0)
+    """
+
+    def __init__(self, columns: Mapping[str, IntoBound]) -> None:
+        self._columns = {name: _read(name, bound) for name, bound in columns.items()}
+
+    @classmethod
+    def from_toml(cls, path: str | Path) -> Self:
+        """Read a file in the form of a site's ``columns.toml``.
+
+        Parameters
+        ----------
+        path : path
+            Sections by column: ``kind = "number"`` with ``range = [low, high]`` or ``levels = [...]``, and
+            ``scale = "log"`` or ``"asinh"`` where wanted; ``kind = "category"`` with ``levels``.
+
+        Raises
+        ------
+        PartitionError
+            The file cannot be read, or says something else.
+        ModelError
+            As the class.
+        """
+        return cls(dict(as_published(path, "bounds")))
+
+    @classmethod
+    def from_sites(cls, partition: ClientPartition) -> Self:
+        """Take what the owners of the sites have published of their columns.
+
+        Parameters
+        ----------
+        partition : ClientPartition
+
+        Raises
+        ------
+        ModelError
+            As the class.
+        """
+        return cls({name: one for site in partition.sites.values() for name, one in site.published.items()})
+
+    def __getitem__(self, name: str) -> PublishedColumn:
+        return self._columns[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __len__(self) -> int:
+        return len(self._columns)
+
+    def __repr__(self) -> str:
+        return f"Bounds({len(self)} columns)"
+
+    def of(self, names: Sequence[str]) -> Published:
+        """Return the bounds of some columns.
+
+        Parameters
+        ----------
+        names : sequence of str
+
+        Returns
+        -------
+        mapping of str to PublishedColumn
+
+        Raises
+        ------
+        ModelError
+            Some have none: lists them, with a skeleton to fill in.
+        """
+        absent = [name for name in names if name not in self._columns or not _bounded(self._columns[name])]
+        if absent:
+            lines = "\n".join(f"    {json.dumps(name)}: (low, high)," for name in absent[:SHOWN])
+            more = f"\n    ... and {len(absent) - SHOWN} more" if len(absent) > SHOWN else ""
+            raise ModelError(
+                f"bounds: {len(absent)} of {len(names)} columns have none, and none are taken from the data. "
+                "Write what is public of each, a range (low, high) or a list of levels:\n"
+                f"fs.Bounds({{\n{lines}{more}\n}})"
+            )
+        return {name: self._columns[name] for name in names}
+
+
+def asinh(low: float, high: float, scale: float = 1.0) -> PublishedColumn:
+    """Bound a number whose bins are equally wide in asinh(x / scale), such as an amount of either sign.
+
+    Parameters
+    ----------
+    low, high : float
+        Range of the number itself.
+    scale : float
+        Up to about this, on either side of zero, the scale is linear; beyond, logarithmic.
+
+    Returns
+    -------
+    PublishedColumn
+        For :class:`Bounds`.
+
+    Examples
+    --------
+    >>> asinh(-200, 5000, scale=5).scale
+    'asinh'
+    """
+    return _range("asinh", low, high, scale)
+
+
+def log(low: float, high: float) -> PublishedColumn:
+    """Bound a positive number whose bins are equally wide in its logarithm.
+
+    Parameters
+    ----------
+    low, high : float
+        Range of the number itself, above zero.
+
+    Returns
+    -------
+    PublishedColumn
+        For :class:`Bounds`.
+
+    Examples
+    --------
+    >>> log(1, 1e6).range
+    (1.0, 1000000.0)
+    """
+    return _range("log", low, high)
+
+
+def _range(scale: Scale, low: float, high: float, around: float = 1.0) -> PublishedColumn:
+    if not (np.isfinite(low) and np.isfinite(high) and low < high):
+        raise ModelError(f"expected a range (low, high) that ascends, received ({low!r}, {high!r})")
+    column = PublishedColumn("number", (float(low), float(high)), scale=scale, around=float(around))
+    try:
+        column.check()
+    except PartitionError as error:
+        raise ModelError(str(error)) from error
+    return column
+
+
+def _bounded(column: PublishedColumn) -> bool:
+    return column.range is not None or bool(column.levels)
+
+
+def _read(name: str, bound: Any) -> PublishedColumn:
+    """Read one bound as a user writes it."""
+    try:
+        column = bound if isinstance(bound, PublishedColumn) else _of_values(bound)
+        column.check()
+    except (PartitionError, ModelError) as error:
+        raise ModelError(f"bounds of column '{name}': {error}") from error
+    if len(column.levels) > MOST_LEVELS:
+        if column.range is None:
+            raise ModelError(
+                f"bounds of column '{name}': {len(column.levels)} levels, and {MOST_LEVELS} at most can be "
+                "told apart; merge them, or give a range (low, high)"
+            )
+    elif len(column.levels) == 1:
+        raise ModelError(f"bounds of column '{name}': one level alone is a constant; leave the column out")
+    return column
+
+
+def _of_values(bound: Any) -> PublishedColumn:
+    if isinstance(bound, tuple) and len(bound) == 2 and all(_is_number(one) for one in bound):
+        return _range("linear", *bound)
+    if isinstance(bound, str) or not isinstance(bound, Sequence | np.ndarray):
+        raise ModelError("expected a range (low, high), a list of levels, asinh(low, high) or log(low, high)")
+    levels = tuple(one.item() if isinstance(one, np.generic) else one for one in bound)
+    if not levels or not all(isinstance(one, str | bool | int | float) for one in levels):
+        raise ModelError("expected levels as a list of texts, numbers or truth values")
+    coded = all(_is_number(one) for one in levels)
+    return PublishedColumn("number" if coded else "category", levels=levels)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float | np.number) and not isinstance(value, bool)

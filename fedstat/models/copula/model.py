@@ -1,0 +1,228 @@
+"""Synthetic tables from a Gaussian copula, released once under differential privacy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from functools import cached_property
+from typing import Any, ClassVar, Literal
+
+from fedstat.errors import DescriptionError, ModelError
+from fedstat.federation.account.ledger import CoordinatorAccount, Ledger
+from fedstat.federation.door.owner.policy import Policy
+from fedstat.federation.forecast.dry_site import DrySite
+from fedstat.federation.partition.partition import ClientPartition
+from fedstat.federation.rounds.products import Conversation
+from fedstat.federation.tables.published import Published
+from fedstat.models.checks import check_choice, check_layout
+from fedstat.models.copula.asked import NoisePlan
+from fedstat.models.copula.bounds import Bounds, IntoBound, asinh, log
+from fedstat.models.copula.explain import CopulaPlan
+from fedstat.models.copula.protocol import fit_copula, plan_columns
+from fedstat.models.copula.results import CopulaResults
+from fedstat.models.copula.steps import FAMILY, INSTEAD
+from fedstat.models.explain import Explainable, ForecastPlan
+from fedstat.privacy.zcdp import epsilon_of_zcdp, rho_of_budget
+
+__all__ = ["Bounds", "CopulaSynthesizer", "asinh", "log"]
+
+LARGEST_DELTA = 1e-6
+ROUNDING = Fraction(1, 2**40)
+"""Share of a budget that is left for what doors round up."""
+Method = Literal["auto", "pairs", "em"]
+
+
+class CopulaSynthesizer(Explainable):
+    """Synthetic rows of columns that several institutions hold, from one release with a stated epsilon.
+
+    Every institution releases the margins of its columns, and all together the products of scores of their
+    columns; noise that each adds to its own part before it leaves makes both differentially private. What is
+    made of these, correlations and any number of synthetic rows, costs nothing more. Each site's owner has to
+    allow a budget: ``Policy(privacy=Budget(epsilon, delta))``.
+
+    Parameters
+    ----------
+    partition : ClientPartition
+        In the vertical layout.
+    epsilon : float
+        Of differential privacy, for the whole record of one entity, replaced by any other.
+    bounds : Bounds or mapping, optional
+        What is public of every column; by default what the owners have published.
+    missing : {"auto", "pairs", "em"}
+        How entities are used that an institution lacks: by the pairs of institutions that have them, or by
+        maximum likelihood over missing patterns; "auto" chooses by the noise to be expected.
+    delta : float
+        At most 1e-6.
+    columns : sequence of str, optional
+        To be synthesised; by default all.
+    coordinator : str, optional
+        The institution at which the coordinator sits, or ``"apart"``, the default.
+
+    Raises
+    ------
+    ModelError
+        An argument has no meaning, or columns lack bounds: lists them, with a skeleton to fill in.
+
+    Notes
+    -----
+    Tang, Feng, Li and Wang (2025) proposed the copula; their mechanism has another unit, and is not this one.
+
+    References
+    ----------
+    Canonne, C., Kamath, G. and Steinke, T. (2020). The discrete Gaussian for differential privacy. NeurIPS.
+    Tang, Y., Feng, X., Li, M. and Wang, L. (2025). arXiv 2511.20876.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> table = fs.datasets.make_hospitals()[["age", "sex", "chol"]].dropna()
+    >>> budget = fs.Policy(privacy=fs.Budget(epsilon=5.0, delta=1e-6))
+    >>> held = {"Registry": ["age", "sex"], "Laboratory": ["chol"]}
+    >>> partition = fs.ClientPartition.from_frame(table, columns=held, policy=budget)
+    >>> bounds = fs.Bounds({"age": (20, 80), "sex": [0, 1], "chol": (80, 600)})
+    >>> fit = fs.CopulaSynthesizer(partition, epsilon=3.0, bounds=bounds).fit()
+    >>> fit.sample(1000, seed=1).shape
+    (1000, 3)
+    """
+
+    _plan: ClassVar[type[ForecastPlan] | None] = CopulaPlan
+
+    def __init__(
+        self,
+        partition: ClientPartition,
+        epsilon: float,
+        bounds: Bounds | Mapping[str, IntoBound] | None = None,
+        *,
+        missing: Method = "auto",
+        delta: float = LARGEST_DELTA,
+        columns: Sequence[str] | None = None,
+        coordinator: str | None = None,
+    ) -> None:
+        check_layout(type(self).__name__, partition, "vertical")
+        check_choice("missing", missing, ("auto", "pairs", "em"))
+        self.partition, self.engine = partition, partition.engine
+        self.epsilon, self.delta = _check_epsilon(epsilon), _check_delta(delta)
+        self.missing: Method = missing
+        self.columns = self._choose(columns)
+        self.bounds = self._describe(bounds)
+        self.rows = {client: partition.rows[client] for client in self.columns}
+        self.coordinator = coordinator or partition.coordinator or "apart"
+        check_choice("coordinator", self.coordinator, ("apart", *partition.clients))
+        self._session = partition.new_session()
+        self._account = CoordinatorAccount()
+
+    @property
+    def description(self) -> str:
+        """What is asked for, in words."""
+        return f"synthesis of {self._planned.p} columns at epsilon {self.epsilon:g}"
+
+    @cached_property
+    def _planned(self) -> NoisePlan:
+        """The plan of the noise, if no record lacks a value."""
+        counts = {client: len(rows) for client, rows in self.rows.items()}
+        rho = rho_of_budget(self.epsilon, self.delta) * (1 - ROUNDING)
+        return plan_columns(self.bounds, counts, rho)
+
+    def new_ledger(self) -> Ledger:
+        """Start an account for one run."""
+        return Ledger(None if self.coordinator == "apart" else self.coordinator, account=self._account)
+
+    def fit(self) -> CopulaResults:
+        """Ask the institutions, under their budgets, and make the copula.
+
+        Returns
+        -------
+        CopulaResults
+
+        Raises
+        ------
+        DescriptionError
+            A budget does not allow it, or is spent; says what is left, and the line of the policy.
+        EstimationError
+            Values of a column are not what its bounds list, or two institutions share too few entities.
+        ModelError
+            The coordinator sits at one of two institutions, and nobody else can deal random numbers.
+        """
+        self._check_budgets()
+        ledger = self.new_ledger()
+        asking = Conversation(FAMILY, self._session, ledger.at)
+        protocol = fit_copula(
+            asking,
+            self.bounds,
+            self.rows,
+            tuple(self.partition.sites),
+            self.partition.n_entities,
+            self._planned.rho,
+        )
+        fit = self.engine.run(self.receipted(protocol, ledger), ledger)
+        return CopulaResults(fit, self.epsilon, self.delta, ledger)
+
+    def _check_budgets(self) -> None:
+        """Refuse what a site's budget does not hold, before any other site has spent its own."""
+        for client in self.columns:
+            budget, cost = self.partition.sites[client].policy.privacy, self._planned.site_cost(client)
+            if budget is not None and budget.delta and cost > rho_of_budget(budget.epsilon, budget.delta):
+                raise DescriptionError(
+                    f"{client}: its policy (privacy budget) is epsilon {budget.epsilon:g} at delta "
+                    f"{budget.delta:g} over all analyses, and this one costs it "
+                    f"{epsilon_of_zcdp(cost, budget.delta):.3g}. Ask with a smaller epsilon; nothing was "
+                    "asked"
+                )
+
+    def _choose(self, columns: Sequence[str] | None) -> dict[str, list[str]]:
+        """Names of the columns by client, of clients that have some."""
+        held = self.partition.columns
+        wanted = None if columns is None else list(columns)
+        known = {name for names in held.values() for name in names}
+        absent = [name for name in wanted or () if name not in known]
+        if absent:
+            raise ModelError(f"columns: no institution has {', '.join(map(repr, absent))}")
+        chosen = {
+            client: [name for name in names if wanted is None or name in wanted]
+            for client, names in held.items()
+        }
+        chosen = {client: names for client, names in chosen.items() if names}
+        if sum(map(len, chosen.values())) < 2:
+            raise ModelError("columns: expected two or more to be synthesised together")
+        return chosen
+
+    def _describe(self, bounds: Bounds | Mapping[str, IntoBound] | None) -> dict[str, Published]:
+        """Public descriptions of the columns of every client."""
+        if bounds is None:
+            bounds = Bounds.from_sites(self.partition)
+        elif not isinstance(bounds, Bounds):
+            bounds = Bounds(bounds)
+        known = {name for names in self.partition.columns.values() for name in names}
+        unknown = [name for name in bounds if name not in known]
+        if unknown:
+            raise ModelError(f"bounds: no institution has a column {', '.join(map(repr, unknown))}")
+        found = bounds.of([name for names in self.columns.values() for name in names])
+        return {client: {name: found[name] for name in names} for client, names in self.columns.items()}
+
+    def _columns_read(self, site: str) -> Sequence[str]:
+        return tuple(self.columns.get(site, ()))
+
+    def _invent_sites(self, plan: ForecastPlan, policies: Mapping[str, Policy]) -> Mapping[str, DrySite]:
+        rows = self.partition.rows
+        return {
+            name: DrySite(name, policy, len(rows[name]), INSTEAD, rows[name])
+            for name, policy in policies.items()
+        }
+
+
+def _check_epsilon(epsilon: Any) -> float:
+    number = isinstance(epsilon, int | float) and not isinstance(epsilon, bool)
+    if not number or not 0.0 < epsilon < math.inf:
+        more = "; without noise nothing is private, and no site releases it" if epsilon == math.inf else ""
+        raise ModelError(f"epsilon: expected a positive number, received {epsilon!r}{more}")
+    return float(epsilon)
+
+
+def _check_delta(delta: Any) -> float:
+    if not isinstance(delta, float) or not 0.0 < delta <= LARGEST_DELTA:
+        raise ModelError(
+            f"delta: expected a number above 0 and at most {LARGEST_DELTA:g}, received {delta!r}: with more, "
+            "whole records might leave in clear"
+        )
+    return delta

@@ -1,0 +1,268 @@
+"""Results of a synthesis: synthetic rows, the copula behind them, and what it cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Annotated, Literal, Self
+
+import numpy as np
+import pandas as pd
+
+from fedstat.errors import ModelError
+from fedstat.federation.account.ledger import Ledger
+from fedstat.inference.summary import header_sheet, what_left
+from fedstat.inference.tables import Sheet, SheetSummary
+from fedstat.models.checks import check_whole
+from fedstat.models.copula.asked import NoisePlan
+from fedstat.models.copula.explain import cost_statements, noise_statement
+from fedstat.models.copula.inversion import Inversion
+from fedstat.models.copula.margins import Bins, Margin
+from fedstat.models.copula.protocol import CopulaFit
+from fedstat.models.saved import Saveable, SavedLedger
+from fedstat.privacy.zcdp import epsilon_of_zcdp
+from fedstat.records import Least
+from fedstat.typing import Floats, Matrix
+
+METHODS = {
+    "complete": "every entity is complete at every institution",
+    "pairs": "each correlation rests on the entities that both institutions have",
+    "em": "maximum likelihood over missing patterns",
+}
+SHOWN = 60
+"""Columns that a summary lists."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CopulaRecord:
+    """What a file of results holds."""
+
+    columns: Mapping[str, tuple[Bins, ...]]
+    probabilities: Floats
+    correlation: Matrix
+    products: Matrix
+    pairs: Matrix
+    noise: Matrix
+    moved: float
+    rho: str
+    epsilon: float
+    delta: float
+    method: Literal["complete", "pairs", "em"]
+    entities: Mapping[str, int]
+    n: Annotated[int, Least(1)]
+    ledger: SavedLedger | None
+
+    def check(self) -> None:
+        """Require parts of one fit."""
+        bins = sum(one.count for group in self.columns.values() for one in group)
+        p = sum(map(len, self.columns.values()))
+        if self.probabilities.shape != (bins,) or self.correlation.shape != (p, p):
+            raise ModelError("columns, margins and correlations are not of one fit")
+
+
+class CopulaResults(Saveable, saved_as="fedstat copula results 1", record=CopulaRecord):
+    """A released copula: margins of all columns and the correlation matrix of their latent normals.
+
+    Attributes
+    ----------
+    epsilon, delta : float
+        As asked for; :attr:`privacy` has what it came to, by who would look.
+    ledger : Ledger or None
+        What has left each institution.
+    """
+
+    def __init__(self, fit: CopulaFit, epsilon: float, delta: float, ledger: Ledger | None) -> None:
+        self.fit_, self.epsilon, self.delta, self.ledger = fit, epsilon, delta, ledger
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of the columns, by institution."""
+        return [margin.bins.name for margin in self.fit_.margins]
+
+    @property
+    def correlation(self) -> pd.DataFrame:
+        """Correlations of the latent normals, (p, p)."""
+        return pd.DataFrame(self.fit_.inversion.correlation, self.columns, self.columns)
+
+    @property
+    def noise(self) -> pd.DataFrame:
+        """Standard deviations of the noise on correlations, to first order, (p, p); 0 on the diagonal."""
+        slopes = np.array([margin.coefficients[0] for margin in self.fit_.margins])
+        with np.errstate(divide="ignore"):
+            errors = self.fit_.noise / np.abs(np.outer(slopes, slopes))
+        np.fill_diagonal(errors, 0.0)
+        return pd.DataFrame(errors, self.columns, self.columns)
+
+    @property
+    def margins(self) -> pd.DataFrame:
+        """Released margins, one row a bin: column, level or interval, and its probability."""
+        parts = []
+        for margin in self.fit_.margins:
+            bins, edges = margin.bins, margin.bins.edges
+            frame = pd.DataFrame({"column": bins.name, "probability": margin.probabilities})
+            frame["level"] = list(bins.levels) if bins.levels else None
+            frame["low"], frame["high"] = (np.nan, np.nan) if bins.levels else (edges[:-1], edges[1:])
+            parts.append(frame[["column", "level", "low", "high", "probability"]].astype({"level": object}))
+        return pd.concat(parts, ignore_index=True)
+
+    @property
+    def privacy(self) -> pd.DataFrame:
+        """What the release tells at most of one record, by who looks: rho of its parts, and epsilon.
+
+        The first row is the whole record against the coordinator; the others are the part of a record at one
+        institution against the coordinator and all other institutions together.
+        """
+        plan = self.fit_.plan
+        margins = sum((plan.margins_cost(c) for c in plan.columns), Fraction(0))
+        rows = [("the coordinator", "whole record", margins, plan.coordinator_cost() - margins)]
+        rows += [
+            ("all others together", f"its part at {c}", plan.margins_cost(c), plan.products_cost(c))
+            for c in plan.columns
+        ]
+        return pd.DataFrame(
+            [
+                (who, what, float(a), float(b), epsilon_of_zcdp(a + b, self.delta), self.delta)
+                for who, what, a, b in rows
+            ],
+            columns=["against", "record", "rho_margins", "rho_products", "epsilon", "delta"],
+        )
+
+    def sample(self, n: int, seed: int | None = None) -> pd.DataFrame:
+        """Draw synthetic rows.
+
+        Parameters
+        ----------
+        n : int
+            As many as wanted: it costs nothing.
+        seed : int, optional
+            To draw the same rows again.
+
+        Returns
+        -------
+        DataFrame
+            (n, p), columns by institution. No row is that of an entity.
+
+        Raises
+        ------
+        ModelError
+            The number of rows is none.
+        """
+        check_whole("n", n, 1)
+        draws = np.random.default_rng(seed).standard_normal((n, len(self.columns)))
+        Z = draws @ np.linalg.cholesky(self.fit_.inversion.correlation).T
+        return pd.DataFrame(
+            {
+                margin.bins.name: margin.quantile(np.ascontiguousarray(z))
+                for margin, z in zip(self.fit_.margins, Z.T, strict=True)
+            }
+        )
+
+    def summary(self) -> SheetSummary:
+        """Lay out what was released, what it cost, and on what it rests.
+
+        Returns
+        -------
+        SheetSummary
+        """
+        fit, p = self.fit_, len(self.columns)
+        off = self.fit_.inversion.correlation[np.triu_indices(p, 1)]
+        noise = self.noise.to_numpy()[np.triu_indices(p, 1)]
+        left = [
+            ("Model", "Gaussian copula"),
+            ("Columns", str(p)),
+            ("Entities", f"{fit.n:,}"),
+            ("Missing blocks", fit.method),
+            ("Correlations", f"{off.min():.3f} to {off.max():.3f}"),
+            ("Their noise (sd)", f"{np.median(noise):.2g}, at most {noise.max():.2g}"),
+        ]
+        private = self.privacy["epsilon"]
+        right = [
+            ("Institutions", str(len(fit.plan.columns))),
+            ("Epsilon", f"{self.epsilon:g} at delta {self.delta:g}"),
+            ("of a whole record", f"{private.iloc[0]:.3g}, the coordinator looks"),
+            ("of one site's part", f"{private.iloc[1:].max():.3g}, all others look"),
+            ("Rounds", "not recorded" if self.ledger is None else str(self.ledger.rounds)),
+        ]
+        sheets = [header_sheet("Synthesis from one private release", left, right), self._clients()]
+        return SheetSummary(sheets, list(self._notes()))
+
+    def _clients(self) -> Sheet:
+        kinds = None if self.ledger is None else self.ledger.kinds_by_client()
+        plan = self.fit_.plan
+        rows = tuple(
+            (
+                client,
+                str(len(bins)),
+                f"{self.fit_.entities[client]:,}",
+                f"{epsilon_of_zcdp(plan.margins_cost(client), self.delta):.3g}",
+                f"{epsilon_of_zcdp(plan.site_cost(client), self.delta):.3g}",
+                what_left(client, kinds),
+            )
+            for client, bins in plan.columns.items()
+        )
+        headers = ("institution", "columns", "entities", "eps margins", "eps in all", "what left it")
+        return Sheet(headers, rows, "lrrrrl", (24, 8, 10, 12, 11, 28), gap=2, wrap=True)
+
+    def _notes(self) -> Iterator[str]:
+        fit = self.fit_
+        yield from cost_statements(fit.plan, self.delta)
+        yield from noise_statement(fit.plan, int(np.median(fit.pairs)), self.epsilon, self.delta)
+        yield (
+            "Rows are drawn from a Gaussian copula with the released margins: whatever is not a correlation "
+            "of ranks, such as humps, interactions and joint tails, is not in them. No standard error of an "
+            "analysis of synthetic rows counts the noise."
+        )
+        yield f"Missing blocks: {METHODS[fit.method]}."
+        if fit.inversion.moved > 0.0:
+            yield (
+                f"The correlations of single pairs make no correlation matrix; the nearest one is "
+                f"{fit.inversion.moved:.2g} away (root mean square)."
+            )
+        yield (
+            "Public, and never taken from the data: bounds and levels of the columns, numbers of entities, "
+            "who has a record where. Noise is discrete Gaussian from the operating system's randomness; each "
+            "institution adds its own before anything leaves, and nobody, dealer included, holds a sum "
+            "without. The same margins asked for again cost nothing; products are charged anew."
+        )
+
+    # ---- files -----------------------------------------------------------------------------------
+
+    def to_record(self) -> CopulaRecord:
+        """Take the results apart for a file."""
+        fit = self.fit_
+        return CopulaRecord(
+            columns=fit.plan.columns,
+            probabilities=np.concatenate([margin.probabilities for margin in fit.margins]),
+            correlation=fit.inversion.correlation,
+            products=fit.products,
+            pairs=fit.pairs.astype(np.float64),
+            noise=fit.noise,
+            moved=fit.inversion.moved,
+            rho=str(fit.plan.rho),
+            epsilon=self.epsilon,
+            delta=self.delta,
+            method=fit.method,
+            entities=fit.entities,
+            n=fit.n,
+            ledger=SavedLedger.of(self.ledger),
+        )
+
+    @classmethod
+    def of_record(cls, record: CopulaRecord) -> Self:
+        """Rebuild the results."""
+        bins = [one for group in record.columns.values() for one in group]
+        parts = np.split(record.probabilities, np.cumsum([one.count for one in bins])[:-1])
+        fit = CopulaFit(
+            plan=NoisePlan(Fraction(record.rho), record.columns),
+            margins=tuple(Margin(one, part) for one, part in zip(bins, parts, strict=True)),
+            products=record.products,
+            pairs=record.pairs.astype(np.int64),
+            noise=record.noise,
+            inversion=Inversion(record.correlation, record.moved),
+            method=record.method,
+            entities=record.entities,
+            n=record.n,
+        )
+        ledger = None if record.ledger is None else record.ledger.restore()
+        return cls(fit, record.epsilon, record.delta, ledger)

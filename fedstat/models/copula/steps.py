@@ -1,0 +1,302 @@
+"""What one institution answers for a synthesis: who is complete, its margins, its part of the products.
+
+All but who is complete leaves with noise that the door adds and charges (see
+:mod:`fedstat.federation.door.owner.charging`). Nothing fails by what rows hold: values that are no levels or
+numbers are in no bin, and infinite ones at the end of their range.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import partial
+from typing import TypeAlias
+
+import numpy as np
+import pandas as pd
+
+from fedstat.errors import MessageError
+from fedstat.federation.door.conduct import in_order
+from fedstat.federation.door.facts import Entities, FactorAsked, FactorsAsked
+from fedstat.federation.door.owner.charging import NoiseOwed
+from fedstat.federation.door.state import SiteData, State
+from fedstat.federation.message import Declared, Step, check_lengths
+from fedstat.federation.rounds.product_steps import Part, product_steps
+from fedstat.kernels.ring import grouped_gram
+from fedstat.models.copula.asked import (
+    PLACES,
+    GramAsked,
+    MarginsAsked,
+    squared_of_cross,
+    squared_of_own,
+    squared_radius,
+)
+from fedstat.models.copula.margins import Bins, Margin, tables_of
+from fedstat.privacy.sensitivity import cut_rows
+from fedstat.records import from_json, to_json
+from fedstat.typing import Array, Bools, Floats, Ints
+
+FAMILY = "copula"
+SCORES = "scores"
+ASKED = "copula columns"
+NEAR = 1e-9
+"""By how much probabilities that came with a question may miss a sum of one."""
+ReadCodes: TypeAlias = Callable[[SiteData, Sequence[Bins]], Ints]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CodedRows:
+    """Bins of every row and column, (n_rows, p), -1 for none, of the rows that `keep` names."""
+
+    bins: tuple[Bins, ...]
+    codes: Ints
+    keep: Bools
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CutScores:
+    """Scores of every row in units of 2^-PLACES, cut: (n_rows, p); the group of each, -1 for none.
+
+    `shared` names the institutions with which they were multiplied.
+    """
+
+    scores: Ints
+    group: Ints
+    asked: GramAsked
+    digest: str
+    shared: set[str] = field(default_factory=set)
+
+
+def find_complete(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
+    """Tell which rows have all of the columns named: ``seen`` (n_rows,)."""
+    names = from_json(tuple[str, ...], text, f"{data.name}: the columns asked for")
+    ask_columns(data, state, names)
+    state.keep(ASKED, names)
+    missing = [series.isna().to_numpy(dtype=np.bool_) for series in series_of(data, names)]
+    return {"seen": ~np.any(missing, axis=0)}, ""
+
+
+def ask_columns(data: SiteData, state: State, names: Sequence[str]) -> None:
+    """Hold the columns that are asked for against what the site has and its owner allows."""
+    state.play(names)
+    state.tell(FactorsAsked([FactorAsked(name, (name,)) for name in names]))
+    absent = [name for name in names if name not in data.table.columns]
+    if absent or not names:
+        raise MessageError(
+            f"{data.name}: has no column {', '.join(map(repr, absent)) or 'that is asked for'}"
+        )
+
+
+def series_of(data: SiteData, names: Sequence[str]) -> list[pd.Series]:
+    """Return whole columns of the site's table."""
+    chunks = list(data.table.chunks(tuple(names)))
+    return [pd.concat([chunk[name] for chunk in chunks], ignore_index=True) for name in names]
+
+
+def read_codes(data: SiteData, bins: Sequence[Bins]) -> Ints:
+    """Return the bin of every value: (n_rows, p)."""
+    series = series_of(data, [one.name for one in bins])
+    return np.column_stack([one.code(values) for one, values in zip(bins, series, strict=True)])
+
+
+def release_margins(
+    read: ReadCodes, data: SiteData, state: State, text: str, keep: Bools
+) -> tuple[dict[str, Array], str]:
+    """Count the rows that `keep` names by the bins of every column; the door adds the noise.
+
+    ``levels`` are the counts of all columns with levels, one after the other, ``trees`` those of all nodes of
+    the others.
+    """
+    asked = from_json(MarginsAsked, text, f"{data.name}: the margins asked for")
+    check_lengths(data.name, keep=(keep, data.table.n_rows))
+    if state.use(ASKED, tuple) != tuple(one.name for one in asked.bins):
+        raise MessageError(f"{data.name}: expected bins of the columns that were asked for")
+    state.tell(Entities(int(np.count_nonzero(keep))))
+    canonical = f"{to_json(asked)} {digest_of(keep)}"
+    flat, trees = ([one for one in asked.bins if bool(one.levels) is is_flat] for is_flat in (True, False))
+    for name, some, variance in (("levels", flat, asked.of_levels), ("trees", trees, asked.of_trees)):
+        squared = sum(one.squared_sensitivity for one in some)
+        state.tell(NoiseOwed(name, canonical, squared, Fraction(variance)))
+    coded = CodedRows(asked.bins, np.where(keep[:, None], read(data, asked.bins), -1), keep)
+    state.keep("copula codes", coded, int(np.count_nonzero(keep)))
+    tallies = {one.name: one.tally(codes) for one, codes in zip(asked.bins, coded.codes.T, strict=True)}
+    none = np.zeros(0, dtype=np.int64)
+    return {
+        "levels": np.concatenate([none, *(tallies[one.name] for one in flat)]),
+        "trees": np.concatenate([none, *(tallies[one.name] for one in trees)]),
+    }, ""
+
+
+def release_gram(
+    data: SiteData, state: State, text: str, probabilities: Floats, group: Ints
+) -> tuple[dict[str, Array], str]:
+    """Sum the products of the site's own scores above the diagonal, by group: ``grams`` (G, p (p - 1) / 2).
+
+    `probabilities` are those of all bins, one column after the other, as made of the margins that were
+    released; `group` (n_rows,) is -1 for rows that take no part. The scores stay for the products with other
+    institutions. The door adds the noise.
+    """
+    asked = from_json(GramAsked, text, f"{data.name}: the products asked for")
+    coded = state.use("copula codes", CodedRows, "its margins come first; ask 'release_margins'")
+    check_lengths(data.name, group=(group, data.table.n_rows))
+    if (group[~coded.keep] >= 0).any() or group.max(initial=-1) >= asked.groups:
+        raise MessageError(f"{data.name}: groups are of the rows of the margins, below {asked.groups}")
+    margins = read_margins(data.name, coded.bins, probabilities)
+    p = len(coded.bins)
+    digest = digest_of(probabilities, group)
+    canonical = f"{to_json([to_json(one) for one in coded.bins])} {to_json(asked)} {digest}"
+    state.tell(
+        Entities(fewest(group)), NoiseOwed("grams", canonical, squared_of_own(p), Fraction(asked.variance))
+    )
+    scores = scored(margins, coded.codes)
+    here = group >= 0
+    grams = grouped_gram(scores[here], scores[here], group[here], asked.groups)
+    state.keep("copula scores", CutScores(scores, group, asked, canonical), int(np.count_nonzero(here)))
+    return {"grams": grams[:, *np.triu_indices(p, 1)]}, ""
+
+
+def read_margins(site: str, bins: Sequence[Bins], probabilities: Floats) -> list[Margin]:
+    """Read the probabilities of margins as if a stranger had written them."""
+    ends = np.cumsum([one.count for one in bins])
+    check_lengths(site, probabilities=(probabilities, int(ends[-1])))
+    parts = np.split(probabilities, ends[:-1])
+    if not all((part >= 0.0).all() and abs(part.sum() - 1.0) < NEAR for part in parts):
+        raise MessageError(f"{site}: expected probabilities of the bins of each column, which sum to one")
+    return [Margin(one, part) for one, part in zip(bins, parts, strict=True)]
+
+
+def scored(margins: Sequence[Margin], codes: Ints) -> Ints:
+    """Score rows by their bins and cut them, in units of 2^-PLACES: (n_rows, p)."""
+    scores = tables_of(margins)[1]
+    found = np.take_along_axis(scores.T, np.maximum(codes, 0), axis=0)
+    return cut_rows(np.where(codes >= 0, found, 0.0), squared_radius(len(margins)), PLACES)
+
+
+def fewest(group: Ints) -> int:
+    """Count the rows of the smallest group that has any."""
+    return int(np.unique(group[group >= 0], return_counts=True)[1].min(initial=len(group)))
+
+
+def digest_of(*arrays: Array) -> str:
+    """SHA-256 of arrays."""
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(f"{array.dtype} {array.shape} ".encode() + np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
+
+
+# ---- products with another institution -----------------------------------------------------------
+
+
+def columns_of(data: SiteData, state: State, which: str) -> tuple[Floats, None]:
+    """Return the cut scores, (n_rows, p): multiples of 2^-PLACES, which the fixed point holds exactly."""
+    if which != SCORES:
+        raise MessageError(f"{data.name}: has no columns '{which}' in this session")
+    return np.ldexp(state.use(*KEPT).scores.astype(np.float64), -PLACES), None
+
+
+def rows_of(state: State, which: str) -> Ints:
+    """Rows of the site's table that the scores are of: all, in their order."""
+    return np.arange(len(state.use(*KEPT).scores))
+
+
+def behind_product(
+    data: SiteData, state: State, part: Part, rows: Ints, group: Ints, both: Bools, marks: Array
+) -> tuple[tuple[Entities, NoiseOwed], Callable[[], None]]:
+    """Tell the noise that a share of a product is to have: one share for each peer, of its declared columns.
+
+    It is drawn anew for every product. What was told of the peer's columns cannot be held against them here,
+    and noise that stood while these change would cancel in a difference.
+    """
+    held = state.use(*KEPT)
+    own, others = part.product.columns_a, part.product.columns_b
+    own, others = (own, others) if part.first else (others, own)
+    if part.bits != PLACES or held.asked.peers.get(part.peer) != others or part.peer in held.shared:
+        raise MessageError(f"{data.name}: this product with '{part.peer}' is not the one that was planned")
+    if part.product.groups != held.asked.groups or not np.array_equal(group, held.group[rows]):
+        raise MessageError(f"{data.name}: this product has other groups than its own part")
+    owed = NoiseOwed(
+        "share",
+        f"{part.peer} {held.digest}",
+        squared_of_cross(own, others),
+        Fraction(held.asked.variance),
+    )
+    return (Entities(fewest(group)), owed), partial(held.shared.add, part.peer)
+
+
+KEPT = ("copula scores", CutScores, "its own products come first; ask 'release_gram'")
+
+
+def invented_codes(data: SiteData, bins: Sequence[Bins]) -> Ints:
+    """Draw bins for rows that are not there."""
+    draw = np.random.default_rng(0).integers
+    return np.column_stack([draw(one.count, size=data.table.n_rows) for one in bins])
+
+
+def invented_complete(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
+    """Say that all rows are complete which are not there."""
+    state.keep(ASKED, from_json(tuple[str, ...], text, data.name))
+    return {"seen": np.ones(data.table.n_rows, dtype=np.bool_)}, ""
+
+
+KEEP = Declared("presence", "which rows take part", dtype="bool")
+GROUP = Declared("presence", "missing pattern of each row", dtype="int64")
+
+
+def noisy(what: str, axes: int = 1) -> Declared:
+    """Declare sums that leave with noise."""
+    return Declared("noisy aggregate", what, axes, dtype="int64", behind=(Entities, NoiseOwed), noisy=True)
+
+
+def margin_step(read: ReadCodes) -> Step:
+    """Make the step that counts bins as read by a function."""
+    return Step(
+        partial(release_margins, read),
+        {"keep": KEEP},
+        {
+            "levels": noisy("counts of the levels of columns, with noise"),
+            "trees": noisy("counts of nested intervals of columns, with noise"),
+        },
+        Declared("control", "bins of the columns, variance of the noise"),
+    )
+
+
+COMPLETE = {
+    "seen": Declared(
+        "presence",
+        "which rows have all columns asked for",
+        dtype="bool",
+        unpaid="who has a record is public, as the guarantee says",
+    )
+}
+NAMES = Declared("control", "names of columns")
+ORDER: Mapping[str, str] = {
+    "release_margins": "find_complete",
+    "release_gram": "release_margins",
+    "open_product": "deal_product open_product release_gram",
+    "share_product": "deal_product open_product share_product",
+}
+STEPS: Mapping[str, Step] = in_order(
+    {
+        "find_complete": Step(find_complete, {}, COMPLETE, NAMES, begins=True),
+        "release_margins": margin_step(read_codes),
+        "release_gram": Step(
+            release_gram,
+            {
+                "probabilities": Declared("control", "probabilities of the bins, as released"),
+                "group": GROUP,
+            },
+            {"grams": noisy("sums of products of scores of the site's own columns, with noise", 2)},
+            Declared("control", "columns of the other institutions, variance of the noise"),
+        ),
+        **product_steps(columns_of, rows_of, behind_product, fills=False, noisy=True),
+    },
+    ORDER,
+)
+INSTEAD: Mapping[tuple[str, str], Step] = {
+    (FAMILY, "find_complete"): Step(invented_complete, {}, COMPLETE, NAMES, begins=True),
+    (FAMILY, "release_margins"): margin_step(invented_codes),
+}
+"""Steps that stand for those that read rows where there are none."""
