@@ -39,7 +39,7 @@ from fedstat.federation.partition.federation_file import (
 )
 from fedstat.operator.participant import FlareProcess, is_running
 from fedstat.operator.screen import columns, heading, tell_problems, typed
-from fedstat.operator.status import counts, show_status
+from fedstat.operator.status import budget, counts, show_status
 
 KITS, REQUEST, GRANTED = "kits", ".request", ".kit"
 SOON = 30
@@ -195,9 +195,8 @@ def site_status(folder: Path) -> int:
     def more(site: SiteDescription) -> dict[str, object]:
         account = {}
         if (folder / LEDGER).exists():
-            kept = read_account(folder, site.name, load_identity(folder).public)
-            account = counts(kept, read_site_policy(folder))
-        return account | {"certificate": _lasts(home / KIT)}
+            account = counts(read_account(folder, site.name, load_identity(folder).public))
+        return account | budget(folder, site.name) | {"certificate": _lasts(home / KIT)}
 
     return show_status(folder, home, is_running, more)
 

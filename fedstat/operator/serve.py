@@ -23,7 +23,7 @@ from fedstat.federation.door.site import Site
 from fedstat.operator import flare_commands
 from fedstat.operator.description_commands import plan_folder
 from fedstat.operator.screen import typed
-from fedstat.operator.status import counts, is_served, now, show_status, write_status
+from fedstat.operator.status import budget, counts, is_served, now, show_status, write_status
 
 POLL = 0.05
 ORDERLY = "stopped"
@@ -93,7 +93,7 @@ class Service:
 
     def tell(self, state: str) -> None:
         """Write the status file."""
-        told = {"passed over": self.passed_over} | counts(self.site.account, self.site.policy)
+        told = {"passed over": self.passed_over} | counts(self.site.account)
         write_status(self.folder, state, self.site.name, self.began, told)
 
 
@@ -130,9 +130,10 @@ def status(folder: Path) -> int:
     return show_status(folder, folder, is_served, lambda site: _left_to_do(folder, site))
 
 
-def _left_to_do(folder: Path, site: SiteDescription) -> dict[str, int]:
-    """Count what waits for the site, and what for its owner."""
+def _left_to_do(folder: Path, site: SiteDescription) -> dict[str, int | str]:
+    """Count what waits for the site, and what for its owner; how its privacy budget stands."""
     return {
+        **budget(folder, site.name),
         "waiting": _waiting(site.exchange, site.name),
         "plans waiting for consent": len(plan_folder(folder).waiting()),
     }

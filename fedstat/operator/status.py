@@ -13,10 +13,14 @@ from fedstat.errors import EngineError, SecurityError
 from fedstat.federation.account.chain import SiteAccount
 from fedstat.federation.account.entry import REFUSAL
 from fedstat.federation.account.head import told
-from fedstat.federation.account.ledger_file import LedgerFile
-from fedstat.federation.carry.site_folder import SiteDescription, read_description
+from fedstat.federation.account.ledger_file import LedgerFile, read_account
+from fedstat.federation.carry.site_folder import (
+    SiteDescription,
+    load_identity,
+    read_description,
+    read_site_policy,
+)
 from fedstat.federation.door.owner.charging import budget_spent
-from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.files import write_whole
 from fedstat.operator.screen import columns, heading, typed
 
@@ -34,18 +38,28 @@ def write_status(home: Path, state: str, name: str, began: str, more: Mapping[st
     write_whole(home / STATUS, json.dumps(content, indent=2).encode())
 
 
-def counts(account: SiteAccount, policy: Policy) -> dict[str, Any]:
-    """Count what is in a site's account, and say how its privacy budget stands where it has one."""
+def counts(account: SiteAccount) -> dict[str, Any]:
+    """Count what is in a site's account."""
     links = [link for chain in account.chains for link in chain.links]
-    spent = budget_spent(policy, account)
     return {
         "sessions": len(account.chains),
         "questions": sum(chain.round for chain in account.chains),
         "refused": sum(link.entry.kind == REFUSAL for link in links),
         "arrays left": sum(link.entry.left for link in links),
         "last question": max((link.time for link in links), default="none"),
-        **({} if spent is None else {"privacy budget": str(spent)}),
     }
+
+
+def budget(folder: Path, site: str) -> dict[str, str]:
+    """Say how the privacy budget of a site stands by its account; nothing where it has none."""
+    policy = read_site_policy(folder)
+    if policy.privacy is None:
+        return {}
+    try:
+        account = read_account(folder, site, load_identity(folder).public)
+    except SecurityError:
+        return {"privacy budget": f"not known, see fedstat site check {typed(folder)}"}
+    return {"privacy budget": str(budget_spent(policy, account))}
 
 
 def show_status(
