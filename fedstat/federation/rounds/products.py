@@ -95,18 +95,20 @@ class Conversation:
         groups: int,
         n: int,
         bits: int | None = None,
+        agreed: str = "",
     ) -> Rounds[list[Multiplied]]:
         """Run the products of pairs of sides at different sites: keys, triples, openings, shares.
 
         All `sites` agree on new keys, and may deal; a ModelError where nobody can deal for two of them.
         Products are summed by `groups` patterns of the `n` entities of the fit; columns have `bits`
-        fractional bits, by default as many as standardised ones can have.
+        fractional bits, by default as many as standardised ones can have. Products are numbered behind what
+        has been `agreed`, so that none passes where two clients were told otherwise.
         """
         if not pairs:
             return []
         bits = fractional_bits(n) if bits is None else bits
         runs = [
-            Run.of(self, str(number), (a, b), self.dealer(a.site, b.site, sites), groups, bits)
+            Run.of(self, f"{agreed}{number}", (a, b), self.dealer(a.site, b.site, sites), groups, bits)
             for number, (a, b) in enumerate(pairs)
         ]
         yield from agree_keys(sites, self.session)

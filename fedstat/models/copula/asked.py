@@ -7,12 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
+from itertools import pairwise
 from typing import Annotated
 
+import numpy as np
+
 from fedstat.errors import MessageError
-from fedstat.models.copula.margins import Bins
-from fedstat.privacy.sensitivity import gram_sensitivity
+from fedstat.models.copula.margins import Bins, Margin, tables_of
+from fedstat.privacy.sensitivity import cut_rows, gram_sensitivity
 from fedstat.records import Least
+from fedstat.typing import Ints
 
 PLACES = 16
 """Binary places of scores: what truncation takes off a correlation is below 1e-4."""
@@ -27,18 +31,18 @@ def squared_radius(columns: int) -> Fraction:
     return CUT * columns
 
 
-def squared_of_own(columns: int) -> Fraction:
+def squared_of_own(radius: Fraction, columns: int) -> Fraction:
     """Square of the sensitivity of an institution's own products above the diagonal: (R^2)^2, or none."""
     if columns < 2:
         return Fraction(0)
-    radius = squared_radius(columns) * 4**PLACES
-    squared: Fraction = radius * radius
+    units = radius * 4**PLACES
+    squared: Fraction = units * units
     return squared
 
 
-def squared_of_cross(columns: int, others: int) -> Fraction:
+def squared_of_cross(radius: Fraction, other: Fraction) -> Fraction:
     """Return that of its products with another's columns: its row moves by 2 R, and theirs is at most R'."""
-    return squared_radius(columns) * squared_radius(others) * Fraction(4 * 16**PLACES)
+    return radius * other * Fraction(4 * 16**PLACES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,28 @@ class GramAsked:
         if any(columns < 1 for columns in self.peers.values()):
             raise MessageError("products: expected a column or more of every other institution")
 
+    @property
+    def agreed(self) -> str:
+        """What both institutions of a product have to be told alike, for radii to be what they are taken for.
+
+        Products are numbered with it, and no share of one leaves that was numbered otherwise at the other.
+        """
+        return ""
+
+    def radius(self, columns: int) -> Fraction:
+        """Return R^2 of this institution's scores, so many columns."""
+        return squared_radius(columns)
+
+    def peer_radius(self, peer: str) -> Fraction:
+        """Return R^2 of the scores of another institution."""
+        return squared_radius(self.peers[peer])
+
+    def score(self, margins: Sequence[Margin], codes: Ints) -> Ints:
+        """Score rows by their bins (n, p), -1 for none, and cut them, in units of 2^-PLACES: (n, q)."""
+        scores = tables_of(margins)[1]
+        found = np.take_along_axis(scores.T, np.maximum(codes, 0), axis=0)
+        return cut_rows(np.where(codes >= 0, found, 0.0), squared_radius(len(margins)), PLACES)
+
 
 @dataclass(frozen=True)
 class NoisePlan:
@@ -82,6 +108,11 @@ class NoisePlan:
 
     rho: Fraction
     columns: Mapping[str, tuple[Bins, ...]] = field(default_factory=dict)
+
+    @property
+    def agreed(self) -> str:
+        """What all clients are told alike; see :attr:`GramAsked.agreed`."""
+        return ""
 
     @cached_property
     def p(self) -> int:
@@ -113,20 +144,33 @@ class NoisePlan:
 
     def _whole(self) -> Fraction:
         """Square of the sensitivity to a whole record, in units of one share's noise."""
-        return gram_sensitivity(
-            [squared_radius(len(bins)) * 4**PLACES for bins in self.columns.values()]
-        ).coordinator
+        return gram_sensitivity([self.radius(client) * 4**PLACES for client in self.columns]).coordinator
 
     def gram_asked(self, client: str, groups: int) -> GramAsked:
         """Ask a client for its part of the Gram matrix."""
-        peers = {name: len(bins) for name, bins in self.columns.items() if name != client}
-        return GramAsked(peers, groups, self.gram_variance)
+        return GramAsked(self._peers(client), groups, self.gram_variance)
+
+    def width(self, client: str) -> int:
+        """Return how many scores a client has."""
+        return len(self.columns[client])
+
+    def radius(self, client: str) -> Fraction:
+        """Return R^2 of the scores of a client."""
+        return squared_radius(self.width(client))
+
+    def places(self) -> dict[str, slice]:
+        """Where the scores of each client stand among all."""
+        ends = np.cumsum([0, *map(self.width, self.columns)]).tolist()
+        return {client: slice(a, b) for client, (a, b) in zip(self.columns, pairwise(ends), strict=True)}
+
+    def _peers(self, client: str) -> dict[str, int]:
+        return {name: self.width(name) for name in self.columns if name != client}
 
     def _charged(self, client: str) -> Fraction:
         """Sum of the squared sensitivities of all sums of products to which a client adds its noise."""
-        own = len(self.columns[client])
-        peers = (len(bins) for name, bins in self.columns.items() if name != client)
-        return squared_of_own(own) + sum((squared_of_cross(own, others) for others in peers), Fraction(0))
+        own = self.radius(client)
+        crosses = (squared_of_cross(own, self.radius(peer)) for peer in self._peers(client))
+        return squared_of_own(own, self.width(client)) + sum(crosses, Fraction(0))
 
     # ---- what it costs ---------------------------------------------------------------------------
 
@@ -157,8 +201,3 @@ class NoisePlan:
     def product_deviation(self, shares: int) -> float:
         """Return the deviation of the noise on a sum of products of two scores, of so many shares."""
         return math.sqrt(shares * self.gram_variance) / 4.0**PLACES
-
-
-def owners_of(columns: Mapping[str, Sequence[Bins]]) -> list[str]:
-    """Institution of each column, in the order of the columns."""
-    return [client for client, bins in columns.items() for _ in bins]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import combinations, pairwise
+from itertools import combinations
 from typing import Literal
 
 import numpy as np
@@ -15,7 +15,7 @@ from fedstat.errors import EstimationError, SecurityError
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.federation.rounds.products import Conversation, Side
 from fedstat.federation.tables.published import PublishedColumn
-from fedstat.models.copula.asked import PLACES, NoisePlan, owners_of, squared_radius
+from fedstat.models.copula.asked import PLACES, NoisePlan
 from fedstat.models.copula.inversion import Inversion, invert_products
 from fedstat.models.copula.margins import Bins, Margin, tree_depth
 from fedstat.models.copula.steps import SCORES
@@ -114,15 +114,14 @@ def fit_copula(
     counts = {client: present.count(client) for client in clients}
     plan = plan_columns(bounds, counts, rho)
     table = present.table(clients)
-    _require_pairs(table, clients)
-    margins = yield from _ask_margins(asking, plan, present)
-    products, noise = yield from _ask_products(asking, plan, present, margins, sites)
-    pairs = _pairs(table, [len(plan.columns[c]) for c in clients])
+    require_pairs(table, clients)
+    margins = yield from ask_margins(asking, plan, present)
+    products, noise = yield from ask_products(asking, plan, present, margins, sites)
+    pairs = _pairs(table, list(map(plan.width, clients)))
     np.divide(products, pairs, out=products)
-    ends = np.cumsum([0, *(len(plan.columns[c]) for c in clients)])
-    blocks = [slice(a, b) for a, b in pairwise(ends.tolist())]
+    blocks = list(plan.places().values())
     flat = [margin for client in clients for margin in margins[client]]
-    radii = [float(squared_radius(b.stop - b.start)) for b in blocks]
+    radii = [float(plan.radius(client)) for client in clients]
     used = int(np.count_nonzero(table.any(axis=1)))
     return CopulaFit(
         plan=plan,
@@ -137,7 +136,7 @@ def fit_copula(
     )
 
 
-def _ask_margins(asking: Conversation, plan: NoisePlan, present: Present) -> Rounds[dict[str, list[Margin]]]:
+def ask_margins(asking: Conversation, plan: NoisePlan, present: Present) -> Rounds[dict[str, list[Margin]]]:
     """Ask every client for its margins, and make them of the noisy counts."""
     asks = {client: plan.margins_asked(client) for client in plan.columns}
     replies = yield [
@@ -175,7 +174,7 @@ def _check_total(site: str, bins: Bins, counts: Floats, n: int, deviation: float
         )
 
 
-def _ask_products(
+def ask_products(
     asking: Conversation,
     plan: NoisePlan,
     present: Present,
@@ -184,7 +183,7 @@ def _ask_products(
 ) -> Rounds[tuple[Floats, Floats]]:
     """Ask for sums of products of cut scores: own blocks at home, cross blocks by secure products.
 
-    Returned are the matrix (p, p), symmetric, and the standard deviations of its noise.
+    Returned are the matrix (q, q), symmetric, and the standard deviations of its noise.
     """
     clients = list(plan.columns)
     group = {client: np.where(present.seen[client], 0, -1) for client in clients}
@@ -198,10 +197,9 @@ def _ask_products(
         )
         for client in clients
     ]
-    ends = dict(zip(clients, np.cumsum([len(plan.columns[c]) for c in clients]).tolist(), strict=True))
-    places = {client: slice(ends[client] - len(plan.columns[client]), ends[client]) for client in clients}
-    p = plan.p
-    upper = np.zeros((p, p))
+    places = plan.places()
+    q = sum(map(plan.width, clients))
+    upper = np.zeros((q, q))
     for reply in replies:
         place = places[reply.site]
         i, j = np.triu_indices(place.stop - place.start, 1)
@@ -213,14 +211,15 @@ def _ask_products(
         for client in clients
     }
     pairs = [(sides[a], sides[b]) for a, b in combinations(clients, 2)]
-    multiplied = yield from asking.multiply(pairs, sites, 1, present.n_entities, PLACES)
+    multiplied = yield from asking.multiply(pairs, sites, 1, present.n_entities, PLACES, plan.agreed)
     for one in multiplied:
         upper[one.a.place, one.b.place] = one.products[0]
-    owners = np.array(owners_of(plan.columns))
+    owners = np.repeat(np.arange(len(clients)), list(map(plan.width, clients)))
     shares = np.where(owners[:, None] == owners, 1, 2)
     noise = np.sqrt(shares) * plan.product_deviation(1)
-    # Shares that do not fit together add up to random words: far beyond any sum of scores below sqrt(3).
-    if (np.abs(upper) > 3.0 * present.n_entities + 10.0 * noise).any():
+    # Shares that do not fit together add up to random words: far beyond any sum of cut scores.
+    largest = float(max(map(plan.radius, clients)))
+    if (np.abs(upper) > largest * present.n_entities + 10.0 * noise).any():
         raise SecurityError(
             "the shares of a product do not fit together: what was dealt, or a share, is wrong; nothing of "
             "it is used"
@@ -234,7 +233,8 @@ def _pairs(table: Bools, sizes: Sequence[int]) -> Ints:
     return np.repeat(np.repeat(held.T @ held, sizes, axis=0), sizes, axis=1)
 
 
-def _require_pairs(table: Bools, clients: Sequence[str]) -> None:
+def require_pairs(table: Bools, clients: Sequence[str]) -> None:
+    """Require enough entities, (n, K) of bool, of every pair of clients."""
     held = table.astype(np.int64)
     both = held.T @ held
     few = [

@@ -31,10 +31,8 @@ from fedstat.models.copula.asked import (
     MarginsAsked,
     squared_of_cross,
     squared_of_own,
-    squared_radius,
 )
-from fedstat.models.copula.margins import Bins, Margin, tables_of
-from fedstat.privacy.sensitivity import cut_rows
+from fedstat.models.copula.margins import Bins, Margin
 from fedstat.records import from_json, to_json
 from fedstat.typing import Array, Bools, Floats, Ints
 
@@ -130,31 +128,30 @@ def release_margins(
 
 
 def release_gram(
-    data: SiteData, state: State, text: str, probabilities: Floats, group: Ints
+    form: type[GramAsked], data: SiteData, state: State, text: str, probabilities: Floats, group: Ints
 ) -> tuple[dict[str, Array], str]:
-    """Sum the products of the site's own scores above the diagonal, by group: ``grams`` (G, p (p - 1) / 2).
+    """Sum the products of the site's own scores above the diagonal, by group: ``grams`` (G, q (q - 1) / 2).
 
     `probabilities` are those of all bins, one column after the other, as made of the margins that were
     released; `group` (n_rows,) is -1 for rows that take no part. The scores stay for the products with other
     institutions. The door adds the noise.
     """
-    asked = from_json(GramAsked, text, f"{data.name}: the products asked for")
+    asked = from_json(form, text, f"{data.name}: the products asked for")
     coded = state.use("copula codes", CodedRows, "its margins come first; ask 'release_margins'")
     check_lengths(data.name, group=(group, data.table.n_rows))
     if (group[~coded.keep] >= 0).any() or group.max(initial=-1) >= asked.groups:
         raise MessageError(f"{data.name}: groups are of the rows of the margins, below {asked.groups}")
     margins = read_margins(data.name, coded.bins, probabilities)
-    p = len(coded.bins)
+    scores = asked.score(margins, coded.codes)
+    q = scores.shape[1]
+    squared = squared_of_own(asked.radius(q), q)
     digest = digest_of(probabilities, group)
     canonical = f"{to_json([to_json(one) for one in coded.bins])} {to_json(asked)} {digest}"
-    state.tell(
-        Entities(fewest(group)), NoiseOwed("grams", canonical, squared_of_own(p), Fraction(asked.variance))
-    )
-    scores = scored(margins, coded.codes)
+    state.tell(Entities(fewest(group)), NoiseOwed("grams", canonical, squared, Fraction(asked.variance)))
     here = group >= 0
     grams = grouped_gram(scores[here], scores[here], group[here], asked.groups)
     state.keep("copula scores", CutScores(scores, group, asked, canonical), int(np.count_nonzero(here)))
-    return {"grams": grams[:, *np.triu_indices(p, 1)]}, ""
+    return {"grams": grams[:, *np.triu_indices(q, 1)]}, ""
 
 
 def read_margins(site: str, bins: Sequence[Bins], probabilities: Floats) -> list[Margin]:
@@ -165,13 +162,6 @@ def read_margins(site: str, bins: Sequence[Bins], probabilities: Floats) -> list
     if not all((part >= 0.0).all() and abs(part.sum() - 1.0) < NEAR for part in parts):
         raise MessageError(f"{site}: expected probabilities of the bins of each column, which sum to one")
     return [Margin(one, part) for one, part in zip(bins, parts, strict=True)]
-
-
-def scored(margins: Sequence[Margin], codes: Ints) -> Ints:
-    """Score rows by their bins and cut them, in units of 2^-PLACES: (n_rows, p)."""
-    scores = tables_of(margins)[1]
-    found = np.take_along_axis(scores.T, np.maximum(codes, 0), axis=0)
-    return cut_rows(np.where(codes >= 0, found, 0.0), squared_radius(len(margins)), PLACES)
 
 
 def fewest(group: Ints) -> int:
@@ -213,14 +203,15 @@ def behind_product(
     held = state.use(*KEPT)
     own, others = part.product.columns_a, part.product.columns_b
     own, others = (own, others) if part.first else (others, own)
-    if part.bits != PLACES or held.asked.peers.get(part.peer) != others or part.peer in held.shared:
+    planned = part.bits == PLACES and held.asked.peers.get(part.peer) == others
+    if not planned or part.peer in held.shared or not part.number.startswith(held.asked.agreed):
         raise MessageError(f"{data.name}: this product with '{part.peer}' is not the one that was planned")
     if part.product.groups != held.asked.groups or not np.array_equal(group, held.group[rows]):
         raise MessageError(f"{data.name}: this product has other groups than its own part")
     owed = NoiseOwed(
         "share",
         f"{part.peer} {held.digest}",
-        squared_of_cross(own, others),
+        squared_of_cross(held.asked.radius(own), held.asked.peer_radius(part.peer)),
         Fraction(held.asked.variance),
     )
     return (Entities(fewest(group)), owed), partial(held.shared.add, part.peer)
@@ -278,25 +269,36 @@ ORDER: Mapping[str, str] = {
     "open_product": "deal_product open_product release_gram",
     "share_product": "deal_product open_product share_product",
 }
-STEPS: Mapping[str, Step] = in_order(
-    {
-        "find_complete": Step(find_complete, {}, COMPLETE, NAMES, begins=True),
-        "release_margins": margin_step(read_codes),
-        "release_gram": Step(
-            release_gram,
-            {
-                "probabilities": Declared("control", "probabilities of the bins, as released"),
-                "group": GROUP,
-            },
-            {"grams": noisy("sums of products of scores of the site's own columns, with noise", 2)},
-            Declared("control", "columns of the other institutions, variance of the noise"),
-        ),
-        **product_steps(columns_of, rows_of, behind_product, fills=False, noisy=True),
-    },
-    ORDER,
-)
-INSTEAD: Mapping[tuple[str, str], Step] = {
-    (FAMILY, "find_complete"): Step(invented_complete, {}, COMPLETE, NAMES, begins=True),
-    (FAMILY, "release_margins"): margin_step(invented_codes),
-}
-"""Steps that stand for those that read rows where there are none."""
+
+
+def release_steps(form: type[GramAsked]) -> Mapping[str, Step]:
+    """Make the steps of a family's release, of which scores it asks by this form."""
+    return in_order(
+        {
+            "find_complete": Step(find_complete, {}, COMPLETE, NAMES, begins=True),
+            "release_margins": margin_step(read_codes),
+            "release_gram": Step(
+                partial(release_gram, form),
+                {
+                    "probabilities": Declared("control", "probabilities of the bins, as released"),
+                    "group": GROUP,
+                },
+                {"grams": noisy("sums of products of scores of the site's own columns, with noise", 2)},
+                Declared("control", "columns of the other institutions, variance of the noise"),
+            ),
+            **product_steps(columns_of, rows_of, behind_product, fills=False, noisy=True),
+        },
+        ORDER,
+    )
+
+
+def invented_steps(family: str) -> Mapping[tuple[str, str], Step]:
+    """Make steps that stand for those that read rows where there are none."""
+    return {
+        (family, "find_complete"): Step(invented_complete, {}, COMPLETE, NAMES, begins=True),
+        (family, "release_margins"): margin_step(invented_codes),
+    }
+
+
+STEPS = release_steps(GramAsked)
+INSTEAD = invented_steps(FAMILY)
