@@ -28,6 +28,7 @@ CLAIMS = {
         assert len(site.ledger.entries) == entries
         assert logistic.explain().passes and len(clear) == 0
         assert approved.converged and list(owned.sites["Hungary"].pending) not in ([], [digest])
+        assert (first == again).all() and owner.privacy.releases == 1
     """,
     "adding-a-family": """
         known = {

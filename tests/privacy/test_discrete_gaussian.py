@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy.stats import chisquare, kstest, norm
 
+import fedstat
 from fedstat.errors import ModelError
 from fedstat.privacy import discrete_gaussian as sampler
 from fedstat.privacy.discrete_gaussian import discrete_gaussian
@@ -81,3 +83,9 @@ def test_a_source_decides_all_and_the_default_is_the_operating_systems():
 def test_a_variance_without_meaning_is_refused(variance):
     with pytest.raises(ModelError, match="variance"):
         discrete_gaussian(variance, 1)
+
+
+@pytest.mark.parametrize("file", ["privacy/discrete_gaussian.py", "federation/door/owner/charging.py"])
+def test_no_noise_comes_from_a_generator_that_can_be_foretold(file):
+    text = (Path(fedstat.__file__).parent / file).read_text()
+    assert "np.random" not in text and "import random" not in text

@@ -17,6 +17,8 @@ from fedstat.federation.message import COUNTED, Kind, Step
 from fedstat.typing import Array
 
 NOISY: Kind = "noisy aggregate"
+UNPAID: tuple[Kind, ...] = ("presence", "sealed")
+"""Kinds of which an array may leave under a privacy budget as it is."""
 IMPLIED = (facts.Entities,)
 """Facts that the state counts by itself; none counted are none there are."""
 OF_THE_SESSION = (facts.DivisionOfRows, facts.SitesDrawn, NoiseOwed)
@@ -153,6 +155,11 @@ def check_declared(where: str, step: Step) -> None:
         unknown = [fact for fact in declared.behind if fact not in (*RULES, *OF_THE_SESSION)]
         if unknown:
             raise DoorError(f"{where}: array '{name}' rests on {unknown[0].__name__}, which no rule judges")
+        if declared.unpaid and declared.kind not in UNPAID:
+            raise DoorError(
+                f"{where}: array '{name}' is of kind '{declared.kind}', which leaves under a budget with "
+                f"noise or not at all; unpaid are {' and '.join(UNPAID)}"
+            )
         noise = NoiseOwed in declared.behind, declared.dtype == "int64"
         if (declared.noisy and not all(noise)) or (declared.kind == NOISY and not declared.noisy):
             raise DoorError(

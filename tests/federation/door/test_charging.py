@@ -24,7 +24,10 @@ from fedstat.federation.door.state import Trust
 from fedstat.federation.message import Ask, Declared, Step, pack_ask, unpack_reply
 from fedstat.federation.rounds.margins import BinsAsked, ask_margins
 from fedstat.federation.rounds.masked_sums import masked
+from fedstat.federation.tables.linked import LinkedTable
 from fedstat.federation.tables.published import PublishedColumn
+from fedstat.federation.tables.row_marks import content_mark
+from fedstat.federation.tables.table import FrameTable
 from fedstat.privacy.sensitivity import counts_of
 from fedstat.privacy.zcdp import epsilon_of_zcdp, on_grid, rho_of_budget
 
@@ -226,6 +229,21 @@ def test_a_changed_table_is_another_one():
     assert (one != other).any()
 
 
+def test_records_that_change_hands_are_another_table():
+    """Linked records: the same rows under the same keys in any order, and no others."""
+    frame, key = FRAME.assign(id=np.arange(N)), b"a key"
+    swapped = frame.assign(id=[1, 0, *range(2, N)])
+    one, same, other = (
+        content_mark(LinkedTable("Bank", rows, ["id"]), key) for rows in (frame, frame.iloc[::-1], swapped)
+    )
+    assert one == same != other
+    assert content_mark(FrameTable(FRAME), key) == content_mark(FrameTable(FRAME.iloc[::-1]), key)
+    assert content_mark(FrameTable(FRAME.rename(columns={"k": "l"})), key) != content_mark(
+        FrameTable(FRAME), key
+    )
+    assert content_mark(FrameTable(FRAME), b"another key") != content_mark(FrameTable(FRAME), key)
+
+
 def test_a_table_that_changes_while_it_is_served_is_charged_again():
     """The same memory with other values: an answer with the same noise would be their difference."""
     frame = FRAME.copy()
@@ -363,6 +381,13 @@ def test_a_step_that_does_not_tell_its_sensitivity_releases_nothing(monkeypatch)
 def test_a_declaration_that_lacks_what_noise_needs_does_not_install(monkeypatch, declared):
     with pytest.raises(DoorError, match="NoiseOwed"):
         toy(monkeypatch, lambda data, state: {}, **declared)
+
+
+@pytest.mark.parametrize("kind", ["aggregate", "per entity", "control", "schema", "raw columns"])
+def test_no_value_leaves_unpaid(monkeypatch, kind):
+    line = Declared(kind, "values", behind=(Entities,), unpaid="the author says so")
+    with pytest.raises(DoorError, match="presence and sealed"):
+        monkeypatch.setitem(FAMILIES, "toy", {"values": Step(lambda data, state: {}, gives={"x": line})})
 
 
 def test_what_rows_hold_is_not_told_by_an_error(monkeypatch):

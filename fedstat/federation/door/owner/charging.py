@@ -34,6 +34,10 @@ would be charged in every session; with `of`, what is secret behind it in the pl
 repeated. There belongs in it all that the array depends on, the other institution's columns (as committed to
 by a keyed digest) among it: noise that is repeated while these change gives away the difference.
 
+What the guarantee takes as public, who has a record for instance, and what is sealed for another institution
+and serves a share that leaves with noise, is declared ``unpaid`` with the reason; nothing else leaves as it
+is.
+
 A refusal must not tell of rows either, since no charge pays for it: a step that gives noisy arrays fails by
 what was asked and published, before it reads, and never by what rows hold. Missing and unknown values count
 somewhere or nowhere, infinite ones are cut. What goes wrong nevertheless leaves as one word.

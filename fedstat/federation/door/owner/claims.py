@@ -56,10 +56,11 @@ STRICT_LEARNS: Mapping[str, str] = {
 
 BUDGET = "[privacy]"
 WITH_BUDGET = (
-    "What is published of columns, counts of rows, and how much of the budget is spent; sums with noise, by "
-    "which, over all that ever leaves and whoever joins forces, one record cannot be told from another but "
-    "for epsilon and delta of the budget; and that a table was changed, where a question is charged again. "
-    "All else that depends on what rows hold is refused."
+    "What is published of columns, which entities have a record and values in all of some columns, and how "
+    "much of the budget is spent; sums with noise, by which, over all that ever leaves and whoever joins "
+    "forces, values of one record cannot be told from others but for epsilon and delta of the budget; and "
+    "that a table was changed, where a question is charged again. All else that depends on what rows hold is "
+    "refused."
 )
 """What all but an intruder learn where a policy has a privacy budget."""
 
