@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not read INSTALLED;
     from fedstat.models.copula.model import CopulaSynthesizer as CopulaSynthesizer
     from fedstat.models.copula.model import asinh as asinh
     from fedstat.models.copula.model import log as log
+    from fedstat.models.copula.published import published_synthesis as published_synthesis
     from fedstat.models.fedavg.model import FedAvg as FedAvg
     from fedstat.models.fedavg.model import FedAvgM as FedAvgM
     from fedstat.models.fedavg.model import FedProx as FedProx
@@ -38,6 +39,7 @@ __all__ = [
     "datasets",
     "errors",
     "load",
+    "published_synthesis",
     "threats",
     "verify_receipt",
 ]
@@ -47,7 +49,8 @@ __all__ += [name for names in INSTALLED.values() for name in names]
 def _lazy() -> dict[str, str]:
     """Modules of models, which bring the compiler along: they are imported when one is first named."""
     models = {name: f"fedstat.models.{family}.model" for family, names in INSTALLED.items() for name in names}
-    return {"load": "fedstat.models.saved", **models}
+    functions = {"load": "saved", "published_synthesis": "copula.published"}
+    return {name: f"fedstat.models.{module}" for name, module in functions.items()} | models
 
 
 def __getattr__(name: str) -> Any:

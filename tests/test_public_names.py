@@ -30,6 +30,7 @@ PUBLIC = [
     "datasets",
     "errors",
     "load",
+    "published_synthesis",
     "threats",
     "verify_receipt",
 ]

@@ -1,0 +1,81 @@
+"""The published synthesis: its law against comparisons flipped one by one, and what it says of itself."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.special import expit
+
+import fedstat as fs
+from fedstat.errors import ModelError
+from fedstat.models.copula.published import correlation_of, margin, perturbed_ranks, uniform_ranks
+
+
+def ranks_by_single_flips(x, a, rng):
+    """Answer every comparison of two entities once, a tie by a coin, and undo flips on average."""
+    kept = expit(a)
+    above = x[:, None] > x
+    coin = np.triu(rng.uniform(size=above.shape) < 0.5, 1)
+    above = np.where(x[:, None] == x, coin | ~(coin | coin.T) & np.tri(len(x), k=-1, dtype=bool), above)
+    flip = np.triu(rng.uniform(size=above.shape) > kept, 1)
+    said = np.where(flip | flip.T, ~above, above).astype(float)
+    np.fill_diagonal(said, 0.0)
+    return (said.sum(axis=1) - (len(x) - 1) * (1.0 - kept)) / (2.0 * kept - 1.0)
+
+
+@pytest.mark.parametrize("levels", [None, 4])
+def test_perturbed_ranks_have_the_law_of_single_flips(levels):
+    rng = np.random.default_rng(3)
+    x = rng.standard_normal(30) if levels is None else rng.integers(levels, size=30).astype(float)
+    a = 0.5
+    single = np.array([ranks_by_single_flips(x, a, rng) for _ in range(4_000)])
+    ours = np.array([perturbed_ranks(x, a, rng) for _ in range(4_000)])
+    error = single.std(axis=0) / np.sqrt(4_000)
+    assert (abs(single.mean(axis=0) - ours.mean(axis=0)) < 5.5 * error).all()
+    np.testing.assert_allclose(ours.std(axis=0), single.std(axis=0), rtol=0.07)
+
+
+def test_correlations_are_not_attenuated_by_the_noise():
+    rng = np.random.default_rng(5)
+    Z = rng.multivariate_normal([0.0, 0.0], [[1.0, 0.6], [0.6, 1.0]], size=400)
+    R = [correlation_of(uniform_ranks(Z, 0.3, rng))[0, 1] for _ in range(300)]
+    noise_free = correlation_of(uniform_ranks(Z, 50.0, rng))[0, 1]
+    assert np.mean(R) == pytest.approx(noise_free, abs=4 * np.std(R) / np.sqrt(300))
+    assert noise_free == pytest.approx(0.6, abs=0.1)
+
+
+def test_margins_with_little_noise_are_those_of_the_column():
+    rng = np.random.default_rng(6)
+    u = rng.uniform(size=50_000)
+    binary = (rng.uniform(size=5_000) < 0.3).astype(float)
+    assert margin(binary, 100.0, rng)(u).mean() == pytest.approx(binary.mean(), abs=0.01)
+    even = rng.uniform(2.0, 5.0, size=20_000)  # a straight line is its own polynomial
+    made = margin(even, 1e4, rng)(u)
+    np.testing.assert_allclose(np.quantile(made, [0.1, 0.5, 0.9]), [2.3, 3.5, 4.7], atol=0.04)
+
+
+def test_blocks_missing_at_random_bias_the_first_method_only():
+    data = fs.datasets.make_blocks(5_000, seed=1, mechanism="mar", between=0.1)
+    truth = data.complete["C1"].mean()
+    bias = {
+        method: fs.published_synthesis(data.frames, "id", method=method).table["C1"].mean() - truth
+        for method in ("vcds", "evcds", "ievcds")
+    }
+    assert abs(bias["vcds"]) > 0.1 > max(abs(bias["evcds"]), abs(bias["ievcds"]))
+
+
+def test_tables_cost_thousands_and_say_so():
+    data = fs.datasets.make_selection(1_000, seed=1)
+    made = fs.published_synthesis(data.frames, data.key, method="vcds")
+    # 2,771 of comparisons of 20 columns, and half a unit for each margin; the first client has 21.
+    assert made.record_epsilon["Client 2"] == pytest.approx(2_771 + 10, abs=1)
+    assert "spends epsilon 2," in made.summary() and "nothing is private" in made.summary()
+    again = fs.published_synthesis(data.frames, data.key, method="evcds", rounds=10)
+    assert "order of real persons" in again.summary()
+    pd.testing.assert_series_equal(made.record_epsilon, again.record_epsilon)
+
+
+def test_arguments_out_of_range():
+    data = fs.datasets.make_blocks(50)
+    for wrong in ({"epsilon": 0.0}, {"rounds": 0}, {"method": "published"}):
+        with pytest.raises(ModelError):
+            fs.published_synthesis(data.frames, "id", **wrong)
