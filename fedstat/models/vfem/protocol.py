@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from fedstat.federation.rounds.engine import Rounds
+from fedstat.kernels.glm.distributions import COUNTS
 from fedstat.models.vfem.covariance.protocol import (
     CovarianceOptions,
     glm_covariance,
@@ -55,6 +58,11 @@ def fit_glm(iteration: QuasiNewtonIteration, options: CovarianceOptions) -> Roun
     """Fit a response that is not normal."""
     check_dealers(iteration.layout, options.cross)
     fit = yield from iteration.maximise()
+    if iteration.distribution.entry.single is COUNTS:
+        (reply,) = yield [iteration.ask(iteration.layout.active, "glm_pearson")]
+        total, squares = (reply.arrays["pearson"] / iteration.layout.n).tolist()
+        error = np.sqrt(max(squares - total**2, 0.0) / iteration.layout.n)
+        fit = replace(fit, dispersion=(total, float(error)))
     fitted = yield from ask_fitted(iteration, "glm_fitted", options.cross.at)
     covariance = None
     if options.cov_type != "none":

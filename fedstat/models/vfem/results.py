@@ -24,6 +24,7 @@ from fedstat.models.vfem.block_results import BlockResults, VFEMRecord
 from fedstat.models.vfem.covariance.from_moments import CovType
 from fedstat.models.vfem.prediction.protocol import prediction_rsquared
 from fedstat.models.vfem.prediction.results import GLMPredictionResults, PredictionResults
+from fedstat.models.vfem.statements.dispersion import dispersion_alarm
 from fedstat.models.vfem.statements.moment_statements import MomentStatements
 from fedstat.models.vfem.statements.outcome import as_between, warn_unless_converged
 from fedstat.models.vfem.statements.refit import refit
@@ -248,8 +249,13 @@ class VFEMGLMResults(
     def _prediction(self, partition: ClientPartition | None, *, mean_only: bool) -> GLMPredictionResults:
         return GLMPredictionResults(self._linear(partition, mean_only=mean_only), self.fit_.distribution)
 
+    def _alarm(self) -> str:
+        return super()._alarm() or dispersion_alarm(self.fit_)
+
     def _summary_left(self) -> list[tuple[str, str]]:
         rows, distribution = dict(super()._summary_left()), self.fit_.distribution
+        if self.fit_.dispersion is not None:
+            rows["Pearson chi2 / n"] = f"{self.fit_.dispersion[0]:.3f}"
         del rows["R-squared"]
         family = [("Model Family", distribution.name), ("Link Function", distribution.link)]
         if distribution.alpha is not None:

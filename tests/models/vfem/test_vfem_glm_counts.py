@@ -141,3 +141,36 @@ def test_a_plan_counts_what_robust_errors_and_alpha_ask_for():
     for step in ("glm_scale_informa", "glm_scores"):
         assert step in more
         assert step not in plain
+
+
+def test_a_summary_of_overdispersed_counts_names_the_remedy_in_its_first_line():
+    study = counts(n=600, holder="Registry")
+    model = fs.VFEMRegression.from_formula("y ~ .", study.partition(), family=sm.families.Poisson())
+    poisson, blocks = model.fit(cov_type="none"), [study.table[c] for c in study.columns.values()]
+    theta = glm_theta(model, poisson, study)
+    m, v = PooledGLM(study.table["y"], blocks, "Log").linear(theta)
+    mean = np.exp(m + 0.5 * v)
+    terms = (study.table["y"] - mean) ** 2 / (mean + mean**2 * np.expm1(v))
+    ratio, error = poisson.fit_.dispersion
+    assert ratio == pytest.approx(terms.mean(), rel=1e-9)
+    assert error == pytest.approx(terms.std(ddof=0) / np.sqrt(len(terms)), rel=1e-6)
+    assert f"*** OVERDISPERSED: Pearson chi2 / n = {ratio:.2f}" in str(poisson.summary())
+    assert "family=sm.families.NegativeBinomial() and fit(alpha='ml')" in " ".join(poisson.notes)
+    cured = make(study).fit(alpha="ml", cov_type="none")
+    assert cured.fit_.dispersion[0] == pytest.approx(1.0, abs=0.2)
+    assert "OVERDISPERSED" not in str(cured.summary())
+    small = make(study, 0.01).fit(cov_type="none")
+    assert "This alpha is too small" in " ".join(small.notes)
+
+
+def test_counts_of_poisson_raise_no_alarm():
+    study = glm_study(2, 600, family="Poisson")
+    model = fs.VFEMRegression.from_formula("y ~ .", study.partition(), family=sm.families.Poisson())
+    assert "OVERDISPERSED" not in str(model.fit().summary())
+
+
+def test_with_nothing_missing_robust_errors_allow_for_the_excess():
+    study = counts(n=600, missing="none")
+    model = fs.VFEMRegression.from_formula("y ~ .", study.partition(), family=sm.families.Poisson())
+    assert "Or use cov_type='robust'" in " ".join(model.fit().notes)
+    assert "NegativeBinomial" not in " ".join(model.fit(cov_type="robust").notes)

@@ -34,6 +34,13 @@ def observed_likelihood(spec: DistributionSpec, y: Floats, m: Floats, v: Floats)
     return marginal_likelihood(kernel_of(spec), y, m, v)
 
 
+def marginal_moments(spec: DistributionSpec, m: Floats, v: Floats) -> tuple[Floats, Floats]:
+    """Mean and variance of counts whose linear predictor has mean m and variance v, (n,) each."""
+    mean = np.exp(m + 0.5 * v)
+    squares = np.exp(v) * mean**2  # E mu^2
+    return mean, mean + (1.0 + (spec.alpha or 0.0)) * squares - mean**2
+
+
 def null_log_likelihood(spec: DistributionSpec, y: Floats, estimates_alpha: bool = False) -> float:
     """Log-likelihood of the model with an intercept only, at its maximum, over alpha as well if wanted."""
     if spec.alpha is not None:

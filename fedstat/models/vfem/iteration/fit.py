@@ -36,6 +36,7 @@ class VFEMFit:
     (2,) are mean and variance of a normal response, `null` the log-likelihood of the intercept alone for
     another one. `reason` says why the iteration ended. `law` is that of columns and response where blocks
     are not independent between clients. `estimates_alpha`: that of a negative binomial distribution.
+    `dispersion` of counts are Pearson's statistic per entity, and its standard error.
     """
 
     a: float
@@ -52,6 +53,7 @@ class VFEMFit:
     null: float | None = None
     law: NormalLaw | None = None
     estimates_alpha: bool = False
+    dispersion: tuple[float, float] | None = None
 
     @property
     def beta0(self) -> float:

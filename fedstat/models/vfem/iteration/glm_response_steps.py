@@ -37,6 +37,7 @@ from fedstat.models.vfem.blocks.declare import aggregate
 from fedstat.models.vfem.blocks.glm_distribution import (
     ALPHAS,
     kernel_of,
+    marginal_moments,
     null_log_likelihood,
     observed_likelihood,
 )
@@ -206,6 +207,18 @@ def glm_fitted(data: SiteData, state: State) -> dict[str, Array]:
     return {"fitted": mean, "residuals": response.y - mean}
 
 
+def glm_pearson(data: SiteData, state: State) -> dict[str, Array]:
+    """Release the sum of squared residuals of a count over their variance given what is seen, and of squares.
+
+    ``pearson`` (2,): Pearson's statistic, and the sum of its squared terms.
+    """
+    response = glm_response_of(state)
+    mean, variance = marginal_moments(response.spec, response.m, response.v)
+    terms = (response.y - mean) ** 2 / variance
+    state.tell(GivenWeights(terms, "squared residuals"))
+    return {"pearson": np.array([terms.sum(), terms @ terms])}
+
+
 SEALED_SUMS = {
     "shown": replace(SHOWN, optional=True, behind=(Entities, GivenWeights)),
     "lengths": Declared("control", "bytes of each sealed message", dtype="int64", optional=True),
@@ -265,6 +278,14 @@ STEPS: Mapping[str, Step] = {
             "h": CURVATURE,
             "cross": Declared("per entity", "mixed derivative of the log-likelihood"),
             "sums": CURVATURES,
+        },
+    ),
+    "glm_pearson": Step(
+        glm_pearson,
+        gives={
+            "pearson": Declared(
+                "aggregate", "Pearson's statistic of the counts", behind=(Entities, GivenWeights)
+            )
         },
     ),
     "glm_fitted": Step(

@@ -15,6 +15,7 @@ from fedstat.models.vertical.law.fit import LawFit
 from fedstat.models.vertical.layout import Layout
 from fedstat.models.vertical.solving import rounds_of_predictors, solvable
 from fedstat.models.vfem.blocks.glm_distribution import NORMAL
+from fedstat.models.vfem.statements.dispersion import dispersion_notes
 from fedstat.models.vfem.statements.exposure import (
     MOMENTS,
     masked_notes,
@@ -76,7 +77,8 @@ UNMASKED_OTHER = (
 SMALL_SAMPLE = 0.02
 ROBUST = (
     "Standard errors are robust (Huber and White; HC0): they allow for another variance of the response and "
-    "for columns that are not normal. Likelihood ratio, AIC and BIC do not."
+    "for columns that are not normal, and mend no bias that either causes. Likelihood ratio, AIC and BIC go "
+    "by the model."
 )
 SPLIT_RESIDUALS = (
     "For them the response holder split each residual at random between two institutions at a time: neither "
@@ -101,6 +103,7 @@ def fit_notes(
         *division_notes(layout),
         *_assumptions(outcome, held),
         *_small_sample(layout, outcome),
+        *dispersion_notes(layout, outcome.fit, outcome.cov_type),
         *_covariance(layout, outcome, ledger),
         *(
             _iterations(layout, outcome, ledger)
