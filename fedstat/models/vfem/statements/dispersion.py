@@ -47,8 +47,8 @@ def dispersion_notes(layout: Layout, fit: VFEMFit, cov_type: str) -> Iterator[st
     if layout.missing.any():
         yield (
             f"{more}The fit takes the excess for effects of what is missing: coefficients of institutions "
-            "that lack entities are too large. In simulations intervals of nominal 95 % covered 50 to 60 %, with "
-            f"cov_type='robust' 70 %. {remedy}"
+            "that lack entities are too large. In simulations intervals of nominal 95 % covered 50 to 60 %, "
+            f"with cov_type='robust' 70 %. {remedy}"
         )
     elif cov_type != "robust":
         yield f"{more}{remedy} Or use cov_type='robust'."
