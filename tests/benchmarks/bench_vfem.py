@@ -215,8 +215,33 @@ cat(taken[["elapsed"]], sum(taken[c("user.self", "sys.self")]), rowMeans(fits), 
 """
 
 
+LAVAAN = """
+suppressMessages(library(lavaan))
+table <- read.csv(commandArgs(TRUE)[1])
+began <- proc.time()
+formula <- paste("y ~", paste(setdiff(names(table), "y"), collapse = " + "))
+fit <- suppressWarnings(sem(formula, table, missing = "ml", fixed.x = FALSE, meanstructure = TRUE,
+                            information = "observed", test = "none", baseline = FALSE))
+if (!lavInspect(fit, "converged")) stop("lavaan did not converge")
+found <- parameterEstimates(fit)
+taken <- proc.time() - began
+params <- found$est[found$lhs == "y" & found$op == "~"]
+cat(taken[["elapsed"]], sum(taken[c("user.self", "sys.self")]), params, sep = "\n")
+"""
+
+
 def amelia(folder, imputations=AMELIA_IMPUTATIONS):
     """R's Amelia: EM on bootstrapped rows of the pooled table, an imputation each, then least squares."""
+    return in_r(folder, AMELIA.replace("IMPUTATIONS", str(imputations)))
+
+
+def lavaan(folder):
+    """R's lavaan: full information maximum likelihood of the same law on the pooled table."""
+    return in_r(folder, LAVAAN)
+
+
+def in_r(folder, script):
+    """Run a script of R on the pooled table, which prints wall and CPU seconds and the coefficients."""
     import numpy as np
     import pandas as pd
 
@@ -224,23 +249,23 @@ def amelia(folder, imputations=AMELIA_IMPUTATIONS):
     table.columns = [*[f"x{j}" for j in range(table.shape[1] - 1)], "y"]
     place = Path(folder) / "pooled.csv"
     table.to_csv(place, index=False)
-    script = AMELIA.replace("IMPUTATIONS", str(imputations))
     run = subprocess.run(["Rscript", "-e", script, str(place)], capture_output=True, text=True, check=True)
     wall, cpu, *params = np.array(run.stdout.split(), dtype=float)
     stage = {"wall": wall, "cpu": cpu, "peak": float("nan")}
-    return {"rmse": rmse(pd.Series(params, index=truth.index), truth), "stages": {"amelia": [stage]}}
+    return {"rmse": rmse(pd.Series(params, index=truth.index), truth), "stages": {"r": [stage]}}
+
+
+def has_r(package):
+    """Whether a package of R is there."""
+    call = ["Rscript", "-e", f"library({package})"]
+    return bool(shutil.which("Rscript")) and not subprocess.run(call, capture_output=True).returncode
 
 
 def install_amelia():
     """Whether R's Amelia is there; it is installed where the system's packages can be."""
-
-    def there():
-        call = ["Rscript", "-e", "library(Amelia)"]
-        return bool(shutil.which("Rscript")) and not subprocess.run(call, capture_output=True).returncode
-
-    if not there() and shutil.which("apt-get") and os.geteuid() == 0:
+    if not has_r("Amelia") and shutil.which("apt-get") and os.geteuid() == 0:
         subprocess.run(["apt-get", "install", "-y", "-qq", "r-cran-amelia"], capture_output=True)
-    return there()
+    return has_r("Amelia")
 
 
 def nhanes(path, repeats=REPEATS):
@@ -273,7 +298,7 @@ def nhanes(path, repeats=REPEATS):
     return out | {"stages": clock.stages}
 
 
-TASKS = {f.__name__: f for f in (write, imports, fit, cold, imputer, mice, amelia, nhanes)}
+TASKS = {f.__name__: f for f in (write, imports, fit, cold, imputer, mice, amelia, lavaan, nhanes)}
 
 
 # ---- the caller ----------------------------------------------------------------------------------
@@ -423,20 +448,26 @@ class Bench:
         return answers
 
     def law(self):
-        """The free law from moments beside Amelia's EM on bootstrapped rows of the pooled table."""
+        """The free law from moments beside lavaan and Amelia on the pooled table, where these are there."""
         folder = self.data(SME)
         vfem = run("fit", folder, 1, cache=self.cache)
         self.report.heading(
             f"From sums to estimates and standard errors, n = {SME:,}",
             f"One normal law of 35 columns and the response; load before it {vfem['load']:.1f}: CPU seconds "
-            "compare. Amelia has all columns in one place, and its standard errors need several imputations.",
+            "compare. lavaan and Amelia have all columns in one place. lavaan fits the same law, medians of "
+            f"{REPEATS}; Amelia's standard errors need several imputations.",
         )
         rows = []
         for law, limit in FROM_MOMENTS.items():
             stage = vfem["stages"][f"from moments, {law}"]
             rows.append([f"VFEM, {law}, observed", *seconds(stage), verdict(median(stage), limit, " s")])
+        if has_r("lavaan"):
+            answers = [run("lavaan", folder) for _ in range(REPEATS)]
+            errors = ", ".join(f"{answer['rmse']:.4f}" for answer in (vfem["moments"], answers[0]))
+            rows.append(["lavaan (R), observed", *seconds([a["stages"]["r"][0] for a in answers]), ""])
+            self.report.lines += [f"Error of the coefficients, VFEM and lavaan: {errors}.", ""]
         if install_amelia():
-            own = run("amelia", folder)["stages"]["amelia"]
+            own = run("amelia", folder)["stages"]["r"]
             rows.append([f"Amelia (R), imputations: {AMELIA_IMPUTATIONS}", *seconds(own), ""])
         self.report.table(["method", "wall s", "CPU s", "target"], rows)
         return vfem
@@ -458,7 +489,7 @@ class Bench:
         )
         peers = {"IterativeImputer + OLS": (imputed, "imputer"), "MICE": (chained, "mice")}
         if install_amelia():
-            peers[f"Amelia (R), imputations: {AMELIA_IMPUTATIONS}"] = (run("amelia", folder), "amelia")
+            peers[f"Amelia (R), imputations: {AMELIA_IMPUTATIONS}"] = (run("amelia", folder), "r")
         own = vfem["stages"]["moments"]
         rows = [["VFEM", *seconds(own), f"{own[-1]['peak']:.0f}", f"{vfem['moments']['rmse']:.4f}"]]
         for name, (answer, stage) in peers.items():

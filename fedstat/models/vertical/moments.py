@@ -29,7 +29,8 @@ class PatternMoments:
     `seen` (G, P) tells which columns the n (G,) entities of a pattern have. `grams` (G, P + 2, P + 2) are
     sums of (1, x, y)(1, x, y)' of the columns less `centre` over `scale`, (P + 1,) in the units of the data
     with the response last; they are zero where x is not seen. A ModelError where shapes do not fit together,
-    a scale is not positive, or a sum is not finite.
+    a scale is not positive, or a sum is not finite. `shape` (P,), if known, is the mean of z |z| of each
+    column over the entities that have it, z its deviation from their mean in standard deviations; or nan.
     """
 
     clients: tuple[str, ...]
@@ -40,6 +41,7 @@ class PatternMoments:
     grams: Floats
     centre: Floats
     scale: Floats
+    shape: Floats | None = None
 
     def __post_init__(self) -> None:
         P, K, G = sum(self.sizes), len(self.sizes), len(self.n)
@@ -202,6 +204,7 @@ class PatternMoments:
             grams=grams,
             centre=np.append(self.centre[:-1][keep], self.centre[-1]),
             scale=np.append(self.scale[:-1][keep], self.scale[-1]),
+            shape=None if self.shape is None else self.shape[keep],
         )
 
 

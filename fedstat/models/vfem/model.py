@@ -31,6 +31,7 @@ from fedstat.models.vfem.block_model import (
     VFEMModel,
 )
 from fedstat.models.vfem.blocks.glm_distribution import NORMAL
+from fedstat.models.vfem.covariance.corrections import Correction, check_correction, correct
 from fedstat.models.vfem.covariance.from_moments import (
     CovType,
     MomentsOptions,
@@ -191,6 +192,7 @@ class VFEMRegression(VFEMModel):
         tol_change: float = 1e-6,
         progress: bool = False,
         max_moved: float | None = None,
+        correction: Correction | None = None,
     ) -> VFEMResults:
         """Maximise the likelihood of the observed data.
 
@@ -248,6 +250,13 @@ class VFEMRegression(VFEMModel):
             With exchange="moments": largest share of the entities in missing patterns that are too small to
             be released, and count as missing at an institution that has them. By default .05, or any share
             where an owner's policy has sums judged by the bits of columns of few values.
+        correction : {"small-sample", "skewness"}, optional
+            With exchange="moments" and between="free", from the same sums. "small-sample": without the bias
+            of order 1/n (Cox and Snell 1968), and standard errors by the residual variance with its degrees
+            of freedom; with nothing missing those of least squares. "skewness": columns are shifted
+            log-normal, each as asymmetric as its institution told, and the response and columns that nobody
+            lacks decide on what is missing: the law whose simulated sample has the estimates of the normal
+            one (indirect inference, Gourieroux, Monfort and Renault 1993), with standard errors of its own.
 
         Returns
         -------
@@ -285,6 +294,9 @@ class VFEMRegression(VFEMModel):
                 "exchange='iterative' is that of the publication's model: "
                 "from_formula(..., between='independent'), or leave exchange='moments'"
             )
+        check_correction(
+            correction, cov_type, (method, exchange, self.between) == ("vfem", "moments", "free")
+        )
         if max_moved is not None and not 0.0 <= max_moved <= 1.0:
             raise ModelError(f"max_moved: expected a share between 0 and 1, received {max_moved!r}")
         options = IterationOptions(
@@ -299,7 +311,8 @@ class VFEMRegression(VFEMModel):
         )
         check_whole("memory", memory, SMALLEST_MEMORY)
         if exchange == "moments":
-            result = self._fit_moments(method, cov_type, options, max_moved)
+            asked = MomentsOptions(cov_type, self.between if method == "vfem" else "independent", maxiter)
+            result = self._fit_moments(method, asked, options, max_moved, correction)
         else:
             covariance = self._covariance_options(cov_type, cross_products, sketch, sketch_size)
             wanted = IterativeFit(method, options, covariance, init, progress)
@@ -308,19 +321,27 @@ class VFEMRegression(VFEMModel):
         return result
 
     def _fit_moments(
-        self, method: Method, cov_type: CovType, options: IterationOptions, max_moved: float | None
+        self,
+        method: Method,
+        asked: MomentsOptions,
+        options: IterationOptions,
+        max_moved: float | None,
+        correction: Correction | None,
     ) -> VFEMResults:
         layout, ledger = self._begin(method)
         small = SmallPatterns(self.partition.min_count, max_moved, INSTEAD)
         exchanging = exchange_patterns(layout, small, conversation(self._session, ledger.at))
         exchange = self.engine.run(self.receipted(exchanging, ledger), ledger)
         keep_division(layout, self.partition, exchange.plan, exchange.released)
-        asked = MomentsOptions(cov_type, self.between if method == "vfem" else "independent", options.maxiter)
         found, covariance = estimate_from_moments(exchange.moments, asked)
+        made = correct(found, covariance, correction)
         warn_of_merges(exchange.plan, layout.n)
         if method == "vfem" and self.between == "independent":
             warn_of_dependence(exchange.moments)
-        outcome = VFEMOutcome(method, cov_type, "zero", options, by_client(found), covariance)
+        fit = by_client(made.reported)
+        outcome = VFEMOutcome(
+            method, asked.cov_type, "zero", options, fit, made.covariance, correction=correction
+        )
         held = HeldInSession(exchange=exchange, moments_fit=found)
         return VFEMResults.of(self, layout, outcome, held, ledger)
 

@@ -17,6 +17,7 @@ from fedstat.models.vfem.prediction import steps as prediction_steps
 RULES = ExchangeRules(
     remembers=False,
     fills=True,
+    shapes=True,
     columns={**staged_columns.COLUMNS, **glm_score_steps.COLUMNS},
     weights={staged_columns.STAGES[0]: staged_columns.staged_weights},
     times=glm_score_steps.TIMES,

@@ -111,8 +111,12 @@ def exchange_patterns(
         grams=grams.products,
         centre=np.append(units.shift, units.mean),
         scale=np.append(units.scale, units.sd),
+        shape=units.shape,
     )
     numbers, smallest = count_numbers(layout, plan), int(moments.n.min())
+    if units.shape is not None:
+        for client, p in zip(layout.clients, layout.sizes, strict=True):
+            numbers[client] += p
     return PatternExchange(moments, plan, grams.dealers, released, numbers, smallest, cost)
 
 

@@ -31,7 +31,8 @@ def dealing_sites(layout: Layout) -> tuple[str, ...]:
 class Units:
     """Means and standard deviations of columns, (p,), and of the response.
 
-    `constant` is the part of the log-likelihood per entity that no coefficient changes.
+    `constant` is the part of the log-likelihood per entity that no coefficient changes, `shape` (p,) the mean
+    of z |z| of standardised columns, where the family asks for it.
     """
 
     shift: Floats
@@ -39,6 +40,7 @@ class Units:
     mean: float
     sd: float
     constant: float
+    shape: Floats | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,9 +65,9 @@ def stage(layout: Layout, distribution: DistributionSpec, conversation: Conversa
     replies = yield [_stage_ask(layout, k, conversation) for k in layout.clients] + [
         conversation.ask(layout.active, "stage_response", distribution.to_json(), keep=layout.response_keep)
     ]
-    shift, scale = np.concatenate([reply.arrays["units"] for reply in replies[:-1]], axis=1)
+    shift, scale, *shape = np.concatenate([reply.arrays["units"] for reply in replies[:-1]], axis=1)
     mean, sd, constant = replies[-1].arrays["moments"].tolist()
-    return Units(shift, scale, mean, sd, constant)
+    return Units(shift, scale, mean, sd, constant, shape[0] if shape else None)
 
 
 def _stage_ask(layout: Layout, client: str, conversation: Conversation) -> Ask:

@@ -29,6 +29,7 @@ from fedstat.models.vertical.exchange.staged import (
     StagedResponse,
     detail_of,
     require_groups,
+    signed_squares,
     spread,
     staged_block,
     staged_response,
@@ -53,7 +54,8 @@ class ExchangeRules:
     (rows, q), which are not standardised; what follows their name and a colon tells whom they are for.
     `weights` of some of these give the weights of the rows, and with how many different ones products were
     released; in some the rows stand below one another several `times`, and some are `of_response`.
-    `constant` is the part of the log-likelihood that no parameter changes.
+    `constant` is the part of the log-likelihood that no parameter changes. With
+    `shapes` one more number of every column leaves: how far it is from symmetric.
     """
 
     remembers: bool
@@ -63,6 +65,7 @@ class ExchangeRules:
     times: Mapping[str, int] = field(default_factory=dict)
     of_response: frozenset[str] = frozenset()
     constant: Callable[[DistributionSpec, Floats], float] = lambda distribution, y: 0.0
+    shapes: bool = False
 
     def division(self, place: str, code: Ints, rows: Ints) -> DivisionOfRows:
         """Say how rows of the table are divided; within a session it counts if the family's doors say so."""
@@ -93,7 +96,8 @@ def stage_block(
     state.tell(Entities(int(np.count_nonzero(keep))), among_all)
     staged = standardise_block(data, state, keep, rows, 0 if n is None else int(n))
     state.tell(SummedColumns(staged.X[staged.held]))
-    return {"units": np.array([staged.shift, staged.scale])}
+    shapes = [signed_squares(staged)] if rules.shapes else []
+    return {"units": np.array([staged.shift, staged.scale, *shapes])}
 
 
 def stage_response(
@@ -296,7 +300,8 @@ def exchange_steps(rules: ExchangeRules) -> Mapping[str, Step]:
     """Make the steps by which institutions of a family exchange sums of products."""
     n = Declared("control", "number of entities, where means fill in", 0, optional=True)
     filled = {"rows": ROWS, "n": n} if rules.fills else {}
-    units = Declared("aggregate", "means and standard deviations of the columns", 2, behind=TAKEN)
+    what = "means, standard deviations" + (", signed squares" if rules.shapes else "")
+    units = Declared("aggregate", f"{what} of the columns", 2, behind=TAKEN)
     moments = Declared("aggregate", "mean and standard deviation of the response, a constant", behind=TAKEN)
     grouped = {"code": CODE, "groups": GROUPS}
     return {

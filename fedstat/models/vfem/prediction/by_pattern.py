@@ -135,7 +135,8 @@ def column_order(psi: Floats, fit: VFEMFit, clients: tuple[str, ...]) -> Floats:
     if len(psi) == places.total:
         raise NotAvailableError(
             "get_prediction: standard errors for entities that lack columns need the covariance of all "
-            "covariances, which a fit of so many columns does not hold; predict() does without"
+            "covariances, which a fit of so many columns, or with correction='skewness', does not hold; "
+            "predict() does without"
         )
     beta = [every[places.beta(k)] for k in range(len(clients))]
     mu = [every[places.mu(k)] for k in range(len(clients))]

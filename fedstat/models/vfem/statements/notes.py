@@ -29,6 +29,7 @@ from fedstat.models.vfem.statements.outcome import (
     VFEMOutcome,
     reported_covariance,
 )
+from fedstat.models.vfem.statements.shapes import correction_notes
 from fedstat.models.vfem.statements.sparse import sparse_notes
 
 BASELINES = {
@@ -102,7 +103,8 @@ def fit_notes(
         *count_notes(outcome.method, counts),
         *division_notes(layout),
         *_assumptions(outcome, held),
-        *_small_sample(layout, outcome),
+        *([] if outcome.correction == "small-sample" else _small_sample(layout, outcome)),
+        *correction_notes(outcome.correction, held.moments_fit if outcome.method == "vfem" else None),
         *dispersion_notes(layout, outcome.fit, outcome.cov_type),
         *_covariance(layout, outcome, ledger),
         *(

@@ -20,6 +20,7 @@ from fedstat.models.vertical.layout import Layout, client_blocks
 from fedstat.models.vertical.merges import LARGEST_SHARE, MergePlan
 from fedstat.models.vertical.model import VerticalModel
 from fedstat.models.vfem.blocks.glm_distribution import NORMAL
+from fedstat.models.vfem.covariance.corrections import SIMULATED, Correction
 from fedstat.models.vfem.covariance.psi import Covariance, Places
 from fedstat.models.vfem.iteration.fit import VFEMFit
 from fedstat.models.vfem.iteration.options import IterationOptions
@@ -31,7 +32,7 @@ NO_RSQUARED = {"rsquared": "this family has pseudo_rsquared() instead"}
 
 @dataclass(frozen=True, slots=True)
 class VFEMOutcome:
-    """How a fit was made, and its numbers; whether from sums of a larger fit."""
+    """How a fit was made, and its numbers; whether from sums of a larger fit, and how they were corrected."""
 
     method: str
     cov_type: str
@@ -40,6 +41,7 @@ class VFEMOutcome:
     fit: VFEMFit
     covariance: Covariance | None
     refitted: bool = False
+    correction: Correction | None = None
 
 
 def as_between(outcome: VFEMOutcome) -> Between:
@@ -140,6 +142,8 @@ def explained_share(fit: VFEMFit, method: str) -> float:
 def cov_name(outcome: VFEMOutcome) -> str:
     """Covariance type as printed."""
     how = outcome.covariance.how if outcome.covariance is not None else ""
+    if how == SIMULATED:
+        return SIMULATED
     return outcome.cov_type + (f" ({how})" if how in ("sketch", "exact") else "")
 
 

@@ -16,6 +16,7 @@ from fedstat.models.vertical.exchange.patterns import PatternExchange
 from fedstat.models.vertical.layout import Layout
 from fedstat.models.vertical.model import VerticalModel
 from fedstat.models.vfem.blocks.layout import make_layout
+from fedstat.models.vfem.covariance.corrections import check_correction, correct
 from fedstat.models.vfem.covariance.from_moments import CovType, MomentsOptions, estimate_from_moments
 from fedstat.models.vfem.iteration.fit import by_client
 from fedstat.models.vfem.statements.outcome import HeldInSession, VFEMOutcome, as_between
@@ -44,12 +45,15 @@ def refit(
     )
     moments = exchange.moments.submodel(list(names))
     asked = cov_type or cast(CovType, outcome.cov_type)
+    check_correction(outcome.correction, asked, as_between(outcome) == "free")
     wanted = MomentsOptions(asked, as_between(outcome), outcome.options.maxiter)
     found, covariance = estimate_from_moments(moments, wanted)
+    made = correct(found, covariance, outcome.correction)
+    fit = by_client(made.reported)
     return (
         smaller,
         layout,
-        replace(outcome, cov_type=asked, fit=by_client(found), covariance=covariance, refitted=True),
+        replace(outcome, cov_type=asked, fit=fit, covariance=made.covariance, refitted=True),
         HeldInSession(exchange=replace(exchange, moments=moments), moments_fit=found),
     )
 
