@@ -31,7 +31,6 @@ from fedstat.models.vfem.block_model import (
     VFEMModel,
 )
 from fedstat.models.vfem.blocks.glm_distribution import NORMAL
-from fedstat.models.vfem.covariance.corrections import Correction, check_correction, correct
 from fedstat.models.vfem.covariance.from_moments import (
     CovType,
     MomentsOptions,
@@ -47,6 +46,7 @@ from fedstat.models.vfem.iteration.protocol import EMIteration
 from fedstat.models.vfem.moments.cross_products import conversation
 from fedstat.models.vfem.protocol import Iterated, fit_normal
 from fedstat.models.vfem.results import VFEMResults
+from fedstat.models.vfem.statements.corrections import Correction, check_correction, correct
 from fedstat.models.vfem.statements.outcome import (
     HeldInSession,
     VFEMOutcome,

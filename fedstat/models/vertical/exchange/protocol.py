@@ -18,6 +18,7 @@ from fedstat.federation.rounds.engine import Rounds
 from fedstat.federation.rounds.products import Conversation, Side
 from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.models.vertical.exchange.steps import BLOCK, RESPONSE
+from fedstat.models.vertical.exchange.staged import UNTOLD
 from fedstat.models.vertical.layout import Layout
 from fedstat.typing import Bools, Floats, Ints
 
@@ -67,7 +68,8 @@ def stage(layout: Layout, distribution: DistributionSpec, conversation: Conversa
     ]
     shift, scale, *shape = np.concatenate([reply.arrays["units"] for reply in replies[:-1]], axis=1)
     mean, sd, constant = replies[-1].arrays["moments"].tolist()
-    return Units(shift, scale, mean, sd, constant, shape[0] if shape else None)
+    told = np.where(shape[0] == UNTOLD, np.nan, shape[0]) if shape else None
+    return Units(shift, scale, mean, sd, constant, told)
 
 
 def _stage_ask(layout: Layout, client: str, conversation: Conversation) -> Ask:

@@ -21,6 +21,8 @@ from fedstat.typing import Bools, Floats, Ints
 
 CONSTANT = 1e-12
 """Standard deviation, relative to the mean, below which a column counts as constant."""
+UNTOLD = 2.0
+"""In the place of the shape of a column, which is one at most, where it is not told."""
 EMPTY_GROUPS = 1024
 """Groups that a question may name however few rows there are: of most of them a site may have none."""
 
@@ -169,10 +171,10 @@ def signed_squares(staged: StagedBlock) -> Floats:
     """Mean of z |z| of every standardised column, (p,): zero where it is symmetric, at most one.
 
     Unlike the third moment it gives no row more weight than the standard deviation does. Of columns of few
-    values by themselves it is in their counts; where products of such columns are judged, none is given: nan.
+    values by themselves it is in their counts; where products of such columns are judged, none is told.
     """
     if not all(one.alone for one in staged.detail.levelled):
-        return np.full(staged.X.shape[1], np.nan)
+        return np.full(staged.X.shape[1], UNTOLD)
     Z = staged.X[staged.held]
     return np.asarray((Z * np.abs(Z)).mean(axis=0))
 

@@ -54,8 +54,8 @@ class ExchangeRules:
     (rows, q), which are not standardised; what follows their name and a colon tells whom they are for.
     `weights` of some of these give the weights of the rows, and with how many different ones products were
     released; in some the rows stand below one another several `times`, and some are `of_response`.
-    `constant` is the part of the log-likelihood that no parameter changes. With
-    `shapes` one more number of every column leaves: how far it is from symmetric.
+    `constant` is the part of the log-likelihood that no parameter changes. With `shapes` one more number of
+    every column leaves: how far it is from symmetric.
     """
 
     remembers: bool

@@ -20,10 +20,10 @@ from fedstat.models.vertical.layout import Layout, client_blocks
 from fedstat.models.vertical.merges import LARGEST_SHARE, MergePlan
 from fedstat.models.vertical.model import VerticalModel
 from fedstat.models.vfem.blocks.glm_distribution import NORMAL
-from fedstat.models.vfem.covariance.corrections import SIMULATED, Correction
 from fedstat.models.vfem.covariance.psi import Covariance, Places
 from fedstat.models.vfem.iteration.fit import VFEMFit
 from fedstat.models.vfem.iteration.options import IterationOptions
+from fedstat.models.vfem.statements.corrections import SIMULATED, Correction
 from fedstat.typing import Array, Floats
 
 NO_COVARIANCE = {"cov_params": "cov_type='none' was asked for"}

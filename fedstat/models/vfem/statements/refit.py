@@ -16,9 +16,9 @@ from fedstat.models.vertical.exchange.patterns import PatternExchange
 from fedstat.models.vertical.layout import Layout
 from fedstat.models.vertical.model import VerticalModel
 from fedstat.models.vfem.blocks.layout import make_layout
-from fedstat.models.vfem.covariance.corrections import check_correction, correct
 from fedstat.models.vfem.covariance.from_moments import CovType, MomentsOptions, estimate_from_moments
 from fedstat.models.vfem.iteration.fit import by_client
+from fedstat.models.vfem.statements.corrections import check_correction, correct
 from fedstat.models.vfem.statements.outcome import HeldInSession, VFEMOutcome, as_between
 
 

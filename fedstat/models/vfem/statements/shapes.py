@@ -14,7 +14,7 @@ from fedstat.models.vertical.law.fit import LawFit
 from fedstat.models.vertical.law.shapes import skewness_of
 from fedstat.models.vertical.law.small_sample import first_order_bias
 from fedstat.models.vertical.moments import PatternMoments
-from fedstat.models.vfem.covariance.corrections import Correction
+from fedstat.models.vfem.statements.corrections import Correction
 
 CORRECTED: Mapping[Correction, str] = {
     "small-sample": (
