@@ -282,7 +282,7 @@ def test_released_numbers_are_the_different_entries_of_the_gram_matrices():
     moments = result.exchange.moments
     owner = np.array([*[moments.clients[k] for k in moments.owner], "Bank"])  # the Bank has the response
     for site, count in result.exchange.numbers.items():
-        distinct = 0
+        distinct = (owner[:-1] == site).sum()  # the shapes of its columns
         for pattern in moments.patterns:
             here = np.append(pattern[moments.owner], True)
             mine = owner[here] == site

@@ -17,8 +17,8 @@ from fedstat.federation.message import Ask
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.federation.rounds.products import Conversation, Side
 from fedstat.kernels.glm.specification import DistributionSpec
-from fedstat.models.vertical.exchange.steps import BLOCK, RESPONSE
 from fedstat.models.vertical.exchange.staged import UNTOLD
+from fedstat.models.vertical.exchange.steps import BLOCK, RESPONSE
 from fedstat.models.vertical.layout import Layout
 from fedstat.typing import Bools, Floats, Ints
 
