@@ -77,8 +77,8 @@ class ChainStore(Protocol):
         """Keep what the owner decided about a plan."""
         ...
 
-    def charged(self, charge: Charge) -> None:
-        """Keep a charge to the privacy budget, before anything of it leaves."""
+    def charged(self, charges: Sequence[Charge]) -> None:
+        """Keep charges to the privacy budget, before anything of them leaves."""
         ...
 
     def answered(self, arrays: Mapping[str, Array], n_rows: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from threading import Lock
@@ -56,20 +56,24 @@ class Charges:
         self.spent += charge.cost
 
     def make(
-        self, charge: Charge, admit: Callable[[Fraction], None], write: Callable[[Charge], None]
-    ) -> Fraction:
-        """Charge an answer, unless it was charged before: what it costs now.
+        self,
+        charges: Sequence[Charge],
+        admit: Callable[[Fraction], None],
+        write: Callable[[Sequence[Charge]], None],
+    ) -> list[Fraction]:
+        """Charge all arrays of an answer that were not charged before, or none: what each costs now.
 
-        `admit` refuses a cost by raising, and `write` keeps the charge; only then does it count here. Of two
+        `admit` refuses a cost by raising, and `write` keeps the charges; only then do they count here. Of two
         threads one waits for the other: each has to see what the other has spent.
         """
         with self._lock:
-            if charge.answer in self._answers:
-                return Fraction(0)
-            admit(charge.cost)
-            write(charge)
-            self.take(charge)
-        return charge.cost
+            new = [charge for charge in charges if charge.answer not in self._answers]
+            if new:
+                admit(sum((charge.cost for charge in new), Fraction(0)))
+                write(new)
+            for charge in new:
+                self.take(charge)
+        return [charge.cost if charge in new else Fraction(0) for charge in charges]
 
 
 @dataclass(frozen=True, slots=True)

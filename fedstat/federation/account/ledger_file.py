@@ -128,9 +128,9 @@ class LedgerFile:
         """Append what the owner decided about a plan."""
         self.append([to_plain(decision)])
 
-    def charged(self, charge: Charge) -> None:
-        """Append a charge to the privacy budget."""
-        self.append([to_plain(charge)])
+    def charged(self, charges: Sequence[Charge]) -> None:
+        """Append charges to the privacy budget, all or none."""
+        self.append([to_plain(charge) for charge in charges])
 
     def disputed(self, why: str) -> None:
         """Append that the account does not hold what the site signed."""

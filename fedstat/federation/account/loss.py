@@ -81,7 +81,7 @@ def declare_loss(
             files = _set_aside(folder, aside, (ANSWERED, NEXT))
             store.append([to_plain(AnsweredLine())])
     if charged:
-        store.charged(Charge(time.time_ns(), str(whole), LOST_CHARGES, "", secrets.token_hex(32)))
+        store.charged([Charge(time.time_ns(), str(whole), LOST_CHARGES, "", secrets.token_hex(32))])
     _declare(store, reason, aside.name if files else "")
     return Loss(
         found or "nothing is amiss with the files themselves", forgotten, aside, tuple(files), charged

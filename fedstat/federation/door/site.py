@@ -319,7 +319,7 @@ class Site:
     def _judge(self, ask: Ask, state: State, fact: Any) -> None:
         """Hold what a step tells against the owner's policy."""
         if isinstance(fact, NoiseOwed):
-            self._noise.check(ask, fact)
+            self._noise.check(ask, state.owed.values())
         else:
             judge(self._data, state, fact)
 

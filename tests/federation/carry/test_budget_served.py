@@ -129,8 +129,8 @@ def serve_and_die(folder):
     """Serve until the first charge is on disk, and end there as by kill -9."""
     charged = LedgerFile.charged
 
-    def last(self, charge):
-        charged(self, charge)
+    def last(self, charges):
+        charged(self, charges)
         os.kill(os.getpid(), signal.SIGKILL)
 
     LedgerFile.charged = last

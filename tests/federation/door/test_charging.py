@@ -261,7 +261,7 @@ class Full:
     def __getattr__(self, name):
         return lambda *_: None
 
-    def charged(self, charge):
+    def charged(self, charges):
         raise EngineError("the ledger cannot be written")
 
 
@@ -370,9 +370,36 @@ def test_a_step_that_does_not_tell_its_sensitivity_releases_nothing(monkeypatch)
         state.tell(Entities(N), NoiseOwed("other", "", 1, Fraction(10**6)))
         return {"total": np.ones(1, dtype=np.int64)}
 
-    for run in (forgot, of_another):
+    def without(data, state):
+        state.tell(Entities(N), NoiseOwed("total", "", 0, Fraction(1)))
+        return {"total": np.ones(1, dtype=np.int64)}
+
+    for run in (forgot, of_another, without):
         with pytest.raises(PolicyError, match="log of its owner"):
             site_of().answer(toy(monkeypatch, run))
+
+
+def test_an_answer_is_charged_as_a_whole_or_not_at_all(monkeypatch):
+    """Each of two arrays is within the budget, and both are not: nothing is lost, and no row is read."""
+    read = []
+
+    def two(data, state, first):
+        state.tell(Entities(N), NoiseOwed("one", "", 1, Fraction(1, 2) / share))
+        state.tell(NoiseOwed("two", "", 1, Fraction(1, 2) / (share if first[0] else share / 2)))
+        read.append(first)
+        return {name: np.ones(3, dtype=np.int64) for name in ("one", "two")}
+
+    share = on_grid(WHOLE * 2 / 3)
+    line = Declared("noisy aggregate", "sums", noisy=True, dtype="int64", behind=(Entities, NoiseOwed))
+    step = Step(two, {"first": Declared("control", "which")}, {"one": line, "two": line})
+    monkeypatch.setitem(FAMILIES, "toy", {"two": step})
+    site = site_of()
+    packed = [pack_ask(Ask("Bank", "toy", "two", {"first": np.array([i])}, "s")) for i in (1, 0)]
+    with pytest.raises(DescriptionError, match=r"rho 0\.0244 left"):
+        site.answer(packed[0])
+    assert not read and not site.account.charges.made
+    site.answer(packed[1])
+    assert len(read) == 1 and len(site.account.charges.made) == 2
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ from __future__ import annotations
 
 import hmac
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -65,7 +65,7 @@ from fedstat.federation.tables.row_marks import content_mark
 from fedstat.federation.tables.table import FrameTable, LabelledTable, Table
 from fedstat.privacy.discrete_gaussian import discrete_gaussian
 from fedstat.privacy.zcdp import epsilon_of_zcdp, on_grid, rho_of_noise
-from fedstat.typing import Array, Ints
+from fedstat.typing import Array
 
 TEMPLATE = "[privacy]  epsilon = 1.0  delta = 1e-06"
 MOST_WORDS = 200
@@ -112,62 +112,63 @@ class NoisyAnswers:
     keys: Callable[[], Identity]
     _content: bytes = b""
 
-    def check(self, ask: Ask, owed: NoiseOwed) -> None:
-        """Refuse what would exceed the budget, unless it was charged before.
+    def check(self, ask: Ask, owed: Iterable[NoiseOwed]) -> None:
+        """Refuse an answer that would exceed the budget, by what its arrays owe that were not charged before.
 
         Raises
         ------
         DescriptionError
             From question, policy and earlier charges alone; names what is left, and the line of the policy.
         """
-        if self._question(ask, owed) not in self.account.charges.questions:
-            self._admit(owed.rho)
+        known = self.account.charges.questions
+        new = [one.rho for one in owed if self._question(ask, one) not in known]
+        if any(new):
+            self._admit(sum(new, Fraction(0)))
 
     def add(
         self, ask: Ask, step: Step, owed: Mapping[str, NoiseOwed], arrays: Mapping[str, Array]
     ) -> tuple[dict[str, Array], dict[str, str]]:
-        """Charge all noisy arrays of an answer, and add their noise: the arrays, and what each cost.
+        """Charge the noisy arrays of an answer, all or none, and add noise: the arrays, and what each cost.
 
         Raises
         ------
         DescriptionError
             Another session has spent meanwhile what is left.
         EngineError
-            The charge cannot be written down.
+            The charges cannot be written down.
         """
-        out, costs = dict(arrays), dict[str, str]()
-        for name in (name for name in arrays if step.gives[name].noisy):
-            if name not in owed:
-                raise DoorError(
-                    f"{self.site}, step '{ask.step}': array '{name}' does not leave: it is declared noisy, "
-                    "and the step did not tell its sensitivity (NoiseOwed). Nothing was released; this is "
-                    "for the author of the family to mend"
-                )
-            noise, cost = self._paid_noise(ask, owed[name], arrays[name])
+        noisy = {name: array for name, array in arrays.items() if step.gives[name].noisy and array.size}
+        # Nothing is bounded by 0 that is there.
+        wrong = [name for name in noisy if name not in owed or owed[name].squared <= 0]
+        if wrong:
+            raise DoorError(
+                f"{self.site}, step '{ask.step}': array '{wrong[0]}' does not leave: it is declared noisy, "
+                "and the step did not tell its sensitivity (NoiseOwed). Nothing was released; this is for "
+                "the author of the family to mend"
+            )
+        charges = {name: self._charge(ask, owed[name], array) for name, array in noisy.items()}
+        store = self.account.store
+        write = (lambda _: None) if store is None else store.charged
+        costs = self.account.charges.make(tuple(charges.values()), self._admit, write)
+        out = dict(arrays)
+        for name, array in noisy.items():
+            source = random_bytes(self._keyed("noise", charges[name].answer))
+            noise = discrete_gaussian(owed[name].variance, array.size, source).reshape(array.shape)
             # Mod 2^64, in which shares of a product are; other sums are far from the limits.
-            words = arrays[name].astype(np.int64).view(np.uint64) + noise.view(np.uint64)
-            out[name], costs[name] = words.view(np.int64), str(cost)
-        return out, costs
+            out[name] = (array.astype(np.int64).view(np.uint64) + noise.view(np.uint64)).view(np.int64)
+        return out, dict(zip(charges, map(str, costs), strict=True))
 
-    def _paid_noise(self, ask: Ask, owed: NoiseOwed, values: Array) -> tuple[Ints, Fraction]:
-        """Noise of the shape of an array, once it is charged, and what was charged now."""
+    def _charge(self, ask: Ask, owed: NoiseOwed, values: Array) -> Charge:
+        """Make out the charge for an array, by which it is known whether it was charged before."""
         question = self._question(ask, owed)
         behind = content_digest(values if owed.of is None else owed.of)
-        answer = self._keyed("answer", question, behind).hex()
-        charge = Charge(
+        return Charge(
             charged=time.time_ns(),
             rho=str(owed.rho),
             what=f"{ask.family} {ask.step} {owed.array}: {owed.asked}"[:MOST_WORDS],
             question=question,
-            answer=answer,
+            answer=self._keyed("answer", question, behind).hex(),
         )
-        store = self.account.store
-        cost = self.account.charges.make(
-            charge, self._admit, (lambda _: None) if store is None else store.charged
-        )
-        key = self._keyed("noise", answer)
-        noise = discrete_gaussian(owed.variance, values.size, random_bytes(key))
-        return noise.reshape(values.shape), cost
 
     def _admit(self, cost: Fraction) -> None:
         budget, where = self.policy.privacy, f"{self.site}: its policy (privacy budget)"
