@@ -8,11 +8,13 @@ from fedstat import datasets, errors
 from fedstat.federation.account.verification import verify_receipt
 from fedstat.federation.door.owner.policy import Budget, Policy
 from fedstat.federation.partition.partition import ClientPartition
+from fedstat.federation.tables.curves.array import Curve
 from fedstat.inference.compare import compare
 from fedstat.models import INSTALLED
 from fedstat.models.threats import threats
 
 if TYPE_CHECKING:  # for editors and type checkers, which do not read INSTALLED; a new family works without
+    from fedstat.models.boost.model import FedFunctionBoost as FedFunctionBoost
     from fedstat.models.copula.model import Bounds as Bounds
     from fedstat.models.copula.model import CopulaSynthesizer as CopulaSynthesizer
     from fedstat.models.copula.model import asinh as asinh
@@ -33,6 +35,7 @@ __version__ = _version("fedstat")
 __all__ = [
     "Budget",
     "ClientPartition",
+    "Curve",
     "Policy",
     "__version__",
     "compare",

@@ -16,6 +16,7 @@ from fedstat.models import INSTALLED
 PUBLIC = [
     "Budget",
     "ClientPartition",
+    "Curve",
     "FedAvg",
     "FedAvgM",
     "FedProx",

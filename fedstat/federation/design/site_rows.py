@@ -26,6 +26,7 @@ from fedstat.federation.design.spec import BlockSpec, read_terms
 from fedstat.federation.door.facts import FactorsAsked
 from fedstat.federation.door.state import SiteData
 from fedstat.federation.tables.columns import as_numbers, at_column, column_kind, missing_cells, pick_columns
+from fedstat.federation.tables.curves.array import curves_of
 from fedstat.typing import Bools, Floats
 
 BLOCK = 4096
@@ -40,7 +41,8 @@ class RowsQuestion:
 
     `response` is the left side, `offsets` are expressions inside ``offset()``, each with the columns that it
     reads; `terms` are empty for an intercept alone. `weights` are columns by role ("freq_weights",
-    "var_weights", "exposure"), `labels` columns of groups: clusters, strata.
+    "var_weights", "exposure"), `labels` columns of groups: clusters, strata. Of `curves`, which are
+    integrated, no long stretch may be unknown; a `curve_response` stands in the place of a response.
     """
 
     response: str
@@ -52,12 +54,15 @@ class RowsQuestion:
     intercept: bool = True
     weights: Mapping[str, str] = field(default_factory=dict)
     labels: tuple[str, ...] = ()
+    curves: tuple[str, ...] = ()
+    curve_response: str = ""
 
     @property
     def needed(self) -> tuple[str, ...]:
         """All columns that are read, each once."""
         named = (*self.response_columns, *self.columns, *self.offset_columns, *self.weights.values())
-        return tuple(dict.fromkeys((*named, *self.labels)))
+        response = (self.curve_response,) if self.curve_response else ()
+        return tuple(dict.fromkeys((*named, *self.labels, *response, *self.curves)))
 
     def to_json(self) -> str:
         """Write the question as JSON text."""
@@ -78,6 +83,10 @@ class RowsQuestion:
             raise MessageError("the question about a table's rows names unknown roles")
         if max(map(len, (self.terms, self.needed))) > MOST_NAMES:
             raise MessageError(f"the question about a table's rows has more than {MOST_NAMES:,} names")
+        if self.curve_response:
+            if self.response or self.response_columns:
+                raise MessageError("the question about a table's rows has two responses")
+            return
         for transform in iter_transforms(parse_expression(self.response, response=True).tree):
             if transform.function in STATE_KEYS:
                 raise FormulaError(
@@ -89,10 +98,15 @@ class RowsQuestion:
         """Tell what is to be computed, for the door to judge before a row is read."""
         return (
             terms_asked(self.read_terms()),
-            response_asked(self.response),
+            *([] if self.curve_response else [response_asked(self.response)]),
             offsets_asked(self.offsets),
-            columns_asked((*self.weights.values(), *self.labels)),
+            columns_asked((*self.weights.values(), *self.labels, *self.read_curves)),
         )
+
+    @property
+    def read_curves(self) -> tuple[str, ...]:
+        """All curves that are read."""
+        return tuple(dict.fromkeys((*([self.curve_response] if self.curve_response else []), *self.curves)))
 
     def read_terms(self) -> tuple[Term, ...]:
         """Read the terms of the right side again, checked."""
@@ -147,6 +161,8 @@ def whole_rows(data: SiteData, question: RowsQuestion) -> Iterator[WholeRows]:
     for chunk in data.table.chunks(question.needed):
         series = pick_columns(chunk, question.needed, data.name)
         whole: Bools = np.logical_not(missing_cells(series.values(), len(chunk)).any(axis=1))
+        for name in question.curves:
+            whole &= ~curves_of(series[name]).gappy()
         weightless = 0
         # Rows of weight zero stand for no entity; they would count towards the owner's least number of rows.
         if "freq_weights" in question.weights and whole.any():
@@ -157,9 +173,16 @@ def whole_rows(data: SiteData, question: RowsQuestion) -> Iterator[WholeRows]:
             yield WholeRows(chunk[whole], whole, np.zeros(0), None, {}, weightless)
             continue
         frame = chunk if whole.all() else chunk[whole]
-        y = build_response(frame, question.response, question.response_columns, data.name)
+        y = _response(frame, question, data.name)
         offset, weights = _offset(frame, question, data.name), _weights(frame, question, data.name)
         yield WholeRows(frame, whole, y, offset, weights, weightless).with_weight()
+
+
+def _response(frame: pd.DataFrame, question: RowsQuestion, site: str) -> Floats:
+    """Numbers of the left side, which are none where it is a curve."""
+    if question.curve_response:
+        return np.zeros(len(frame))
+    return build_response(frame, question.response, question.response_columns, site)
 
 
 def _numbers(frame: pd.DataFrame, name: str, site: str) -> Floats:

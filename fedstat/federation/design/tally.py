@@ -62,7 +62,8 @@ class RowTally:
             self._moments = np.array([combine_moments(pairs[:, :, j]) for j in range(X.shape[1])]).T
             # -1 stays -1: a column that held another number in one chunk is no indicator.
             self._ones = np.where((self._ones < 0) | (ones < 0), -1, self._ones + ones)
-        self._add_response(rows)
+        if not self.question.curve_response:  # of curves the family tells
+            self._add_response(rows)
         if rows.weight is not None:
             self._weights += rows.weight.sum(), rows.weight @ rows.weight
 
@@ -97,7 +98,7 @@ class RowTally:
                 "its values are larger than a number can be. Transform it, for instance by a logarithm."
             )
         # Whatever the distribution: sums over few events would tell of these entities.
-        if self._binary:
+        if self._binary and not self.question.curve_response:
             without, events = self._outcomes.tolist()
             state.tell(OutcomeCounts((without, events), question.response))
         state.tell(IndicatorCounts(self._ones[int(question.intercept) :], self.n, self.names))
@@ -116,6 +117,8 @@ class RowTally:
     @property
     def rows_used(self) -> RowsUsed:
         """Rows behind all answers about this design, and which of them are events of a comparison."""
+        if self.question.curve_response:
+            return RowsUsed(self.used)
         compared = isinstance(parse_expression(self.question.response, response=True).tree, Relation)
         return RowsUsed(self.used, np.concatenate(self._events) if compared else None)
 

@@ -24,6 +24,8 @@ from fedstat.federation.tables.published import PublishedColumn
 
 MOST_DEGREE = 3
 """Of a polynomial, a spline or a product: sums of many powers determine a small group, or are of one row."""
+MOST_KNOTS = 20
+"""Equidistant ones over a published range."""
 LINEAR = frozenset({"center", "scale"})
 """Functions that may stand outside another: the column that they make tells what the inner one does."""
 LARGEST_EXPONENT = 700.0
@@ -164,6 +166,16 @@ def _spline(column: PublishedColumn, options: Mapping[str, Any]) -> str:
     return _polynomial(column, options)
 
 
+def _equidistant(column: PublishedColumn, options: Mapping[str, Any]) -> str:
+    if column.range is None:
+        return "its description lists no range for splines"
+    if options.get("ends") != column.range:
+        return "lower_bound and upper_bound have to be those of the published range"
+    return (
+        "" if options.get("knots", MOST_KNOTS) <= MOST_KNOTS else f"splines have {MOST_KNOTS} knots at most"
+    )
+
+
 FUNCTIONS: Mapping[str, Callable[[PublishedColumn, Mapping[str, Any]], str]] = {
     "log": _positive,
     "sqrt": _not_negative,
@@ -172,5 +184,6 @@ FUNCTIONS: Mapping[str, Callable[[PublishedColumn, Mapping[str, Any]], str]] = {
     "scale": _standard,
     "poly": _polynomial,
     "bs": _spline,
+    "bbs": _equidistant,
 }
 """What a function of a column asks of the column's description; what is not here is not computed."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.forecast.dry_site import DrySite
 from fedstat.federation.forecast.invention import draw_effects, draw_response, generator
 from fedstat.federation.message import Step
+from fedstat.federation.tables.curves.array import CurveArray
 from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.records import from_json, to_json
 from fedstat.typing import Array, Floats
@@ -37,12 +38,14 @@ GROUPS = 2
 class RowsInvention:
     """What rows are drawn of: the agreed columns, and a response of a distribution.
 
-    `nested` are columns of groups that have one level a site, such as the strata of its clusters.
+    `nested` are columns of groups that have one level a site, such as the strata of its clusters; `curves`
+    have the points on which others are drawn.
     """
 
     agreement: RowsAgreement
     distribution: DistributionSpec
     nested: tuple[str, ...] = ()
+    curves: Mapping[str, CurveArray] = field(default_factory=dict)
 
     def sites(self, policies: Mapping[str, Policy]) -> dict[str, DrySite]:
         """Make sites that open drawn rows of the agreed columns where they are asked to open their own."""
@@ -89,14 +92,18 @@ class RowsInvention:
         y = draw_response(self.distribution, X @ draw_effects(columns), rng)
         if question.intercept:
             X = np.column_stack([np.ones(m), X])
-        rows = drawn_rows(question, y, draw_groups(question, data.name, m, self.nested))
+        frame = draw_groups(question, data.name, m, self.nested)
+        for name in question.read_curves:
+            frame[name] = self.curves[name].drawn(m, rng)
+        rows = drawn_rows(question, y, frame)
         return open_drawn(data, self.agreement, rows, X)
 
 
 def open_drawn(data: SiteData, agreement: RowsAgreement, rows: WholeRows, X: Floats) -> OpenRows:
     """Open (m, q) drawn columns, standardised as a site standardises its own."""
     question, held = agreement.question, (rows, np.ascontiguousarray(X))
-    out = OpenRows(data, question, agreement.spec, question.read_terms(), held=held)
+    terms = coded_names(agreement).term_names
+    out = OpenRows(data, question, agreement.spec, question.read_terms(), held=held, term_names=terms)
     out.settle(X.mean(axis=0), X.std(axis=0))
     return out
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
+import pandas as pd
 from narwhals.typing import IntoDataFrame
 
 from fedstat.documented import described_in
@@ -21,7 +22,10 @@ from fedstat.federation.partition.local_sites import PartitionOptions, Partition
 from fedstat.federation.partition.row_tables import row_problems, stack_tables
 from fedstat.federation.partition.views import PartitionViews
 from fedstat.federation.tables import checks as check
+from fedstat.federation.tables.curves.array import Curve
+from fedstat.federation.tables.curves.declared import curve_problems, with_curves
 from fedstat.federation.tables.keys import link_tables, split_columns, split_rows
+from fedstat.federation.tables.kinds import HeldTable
 from fedstat.federation.tables.published import IntoPublished
 from fedstat.federation.tables.reading import (
     NA_VALUES,
@@ -32,6 +36,7 @@ from fedstat.federation.tables.reading import (
     open_table,
     read_table,
 )
+from fedstat.federation.tables.table import plain_columns
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
@@ -57,7 +62,7 @@ class ClientPartition(PartitionViews):
     rows : mapping of str to int64 array
         ``rows[c][j]`` is the position in ``entities`` of record ``j`` of client ``c``, ascending.
     columns : mapping of str to tuple of str
-        Columns of each client, without the key.
+        Columns of each client, without the key and without curves.
     pooled_columns : tuple of str
         Horizontal: columns that every client has, in the order of the first; vertical: none.
     partial : {"drop", "error", "mean"}
@@ -89,6 +94,7 @@ class ClientPartition(PartitionViews):
         shared_seed: int | None = None,
         new_data: bool = False,
         published: Mapping[str, IntoPublished] | None = None,
+        curves: Mapping[str, Curve] | None = None,
     ) -> ClientPartition:
         """Take one table per client: linked by a key (vertical), or stacked (horizontal).
 
@@ -134,6 +140,10 @@ class ClientPartition(PartitionViews):
         published : mapping of str to path or mapping, optional
             By client, what its owner publishes of its columns: a ``columns.toml``, or what such a file says.
             By default proposed from the client's table where its policy judges questions from it.
+        curves : mapping of str to Curve, optional
+            Horizontal: by name, the columns of each table that hold a curve, such as
+            ``{"ecg": fs.Curve("ecg_*", domain=(0, 24))}``. A curve takes the place of its columns; models of
+            curves ask for it by its name.
 
         Raises
         ------
@@ -145,13 +155,14 @@ class ClientPartition(PartitionViews):
         check.refuse(check.align_problems(align, layout))
         key = check.key_names(on)
         if layout == "vertical":
+            check.refuse(check.horizontal_alone_problems(curves))
             site_column = ""
             tables = named_tables(frames, key)
             check.refuse(check.linked_problems(tables, key, new_data=new_data))
             numbered = options.align_privately(tables, key) if align == "private" else None
             alignment = link_tables(tables, key, numbered)
         else:
-            stacked = named_row_tables(frames, key)
+            stacked = _curved(named_row_tables(frames, key), curves or {})
             check.refuse(row_problems(stacked, key, site_column, new_data=new_data))
             alignment = stack_tables(stacked, key)
         sites = options.open_sites(alignment.tables, site_column)
@@ -173,6 +184,7 @@ class ClientPartition(PartitionViews):
         shared_seed: int | None = None,
         new_data: bool = False,
         published: Mapping[str, IntoPublished] | None = None,
+        curves: Mapping[str, Curve] | None = None,
     ) -> ClientPartition:
         """Split one table among clients, as in a simulation.
 
@@ -187,7 +199,7 @@ class ClientPartition(PartitionViews):
             ``site_column``; clients come in sorted or categorical order and hold all other columns.
         on : str or sequence of str, optional
             Key columns; without them every row is an entity.
-        partial, min_count, policy, policies, shared_seed, new_data, published
+        partial, min_count, policy, policies, shared_seed, new_data, published, curves
             As in :meth:`from_frames`.
 
         Raises
@@ -204,11 +216,13 @@ class ClientPartition(PartitionViews):
         key = check.key_names(on)
         table = named_table(frame, key)
         if by is None:
+            check.refuse(check.horizontal_alone_problems(curves))
             layout: Layout = "vertical"
             check.refuse(check.column_split_problems(table, columns or {}, key, new_data=new_data))
             alignment = split_columns(table, columns or {}, key)
         else:
             layout = "horizontal"
+            table = with_curves("the table", table, curves or {})
             check.refuse(check.row_split_problems(table, by, key, new_data=new_data))
             alignment = split_rows(table, by, key)
         site_column = by or ""
@@ -347,7 +361,7 @@ class ClientPartition(PartitionViews):
             entities=alignment.entities,
             sites=MappingProxyType(dict(parts.sites)),
             rows=MappingProxyType(alignment.rows),
-            columns=MappingProxyType({c: table.columns for c, table in tables.items()}),
+            columns=MappingProxyType({c: plain_columns(table) for c, table in tables.items()}),
             partial=parts.options.partial,
             min_count=int(parts.options.min_count),
             empty_rows=MappingProxyType(dict(alignment.empty_rows)),
@@ -357,3 +371,18 @@ class ClientPartition(PartitionViews):
             _aligned_as=parts.aligned_as,
             coordinator=parts.coordinator,
         )
+
+
+def _curved(tables: dict[str, HeldTable], curves: Mapping[str, Curve]) -> dict[str, HeldTable]:
+    """Put curves in the place of their columns; a PartitionError where a table is streamed."""
+    if not curves:
+        return tables
+    held = {site: table for site, table in tables.items() if isinstance(table, pd.DataFrame)}
+    check.refuse(
+        f"client {site!r}: curves are read from tables in memory, and this one is streamed"
+        for site in tables
+        if site not in held
+    )
+    made = {site: with_curves(f"client {site!r}", table, curves) for site, table in held.items()}
+    check.refuse(curve_problems(made, curves))
+    return dict(made)

@@ -24,8 +24,10 @@ from fedstat.federation.partition.describe import (
 from fedstat.federation.partition.division import Division
 from fedstat.federation.partition.row_tables import common_columns
 from fedstat.federation.rounds.engine import Engine, LocalEngine
+from fedstat.federation.tables.curves.array import CurveArray
 from fedstat.federation.tables.linked import new_session
-from fedstat.federation.tables.table import FrameTable, Table
+from fedstat.federation.tables.published import PublishedColumn
+from fedstat.federation.tables.table import FrameTable, Table, held_curves
 from fedstat.typing import Ints
 
 if TYPE_CHECKING:
@@ -87,6 +89,11 @@ class PartitionViews:
         return common_columns(self.columns.values()) if self.layout == "horizontal" else ()
 
     @property
+    def curves(self) -> dict[str, dict[str, CurveArray]]:
+        """Curves by client and name; see :class:`fedstat.Curve`."""
+        return {client: held_curves(table) for client, table in self._tables.items()}
+
+    @property
     def _frames(self) -> dict[str, pd.DataFrame]:
         """The tables that are in memory."""
         return {c: table.frame for c, table in self._tables.items() if isinstance(table, FrameTable)}
@@ -109,7 +116,8 @@ class PartitionViews:
         Of streamed tables only what their metadata tell is known: columns and rows.
         """
         if self.layout == "horizontal":
-            found = describe_rows(self._tables, self.pooled_columns, key=self.key)
+            pooled = (*self.pooled_columns, *common_columns(map(tuple, self.curves.values())))
+            found = describe_rows(self._tables, pooled, key=self.key)
         else:
             found = describe_blocks(
                 self._tables, self.rows, self.n_entities, key=self.key, empty_rows=self.empty_rows
@@ -123,11 +131,12 @@ class PartitionViews:
         Returns
         -------
         DataFrame
-            One row per client and column: ``kind``, ``low`` and ``high`` of the range, ``levels``,
+            One row per client and column: ``kind``, ``low`` and ``high`` of the range or of a curve's
+            domain, ``levels``,
             ``knots`` and ``unit``. A column that is not here cannot be asked for where formulas are "simple".
         """
         rows = [
-            (client, name, one.kind, *(one.range or (None, None)), one.levels, one.knots, one.unit)
+            (client, name, one.kind, *_ends(one), one.levels, one.knots, one.unit)
             for client, site in self.sites.items()
             for name, one in site.published.items()
         ]
@@ -239,6 +248,9 @@ class PartitionViews:
             lines.append(line if isinstance(table, FrameTable) else f"{line}, {elsewhere}")
         if self.layout == "horizontal":
             lines.append(f"  {len(self.pooled_columns)} columns are at every client")
+            curves = common_columns(map(tuple, self.curves.values()))
+            if curves:
+                lines.append(f"  curves at every client: {', '.join(curves)}")
         return "\n".join([*lines, *self._setting()])
 
     def _repr_html_(self) -> str:
@@ -247,3 +259,8 @@ class PartitionViews:
     def _setting(self) -> list[str]:
         """Say that nothing is protected, where all is in one process."""
         return list(filter(None, [getattr(self.engine, "setting", "")]))
+
+
+def _ends(column: PublishedColumn) -> tuple[float | None, float | None]:
+    """Take the ends of a published range or domain."""
+    return column.range or column.domain or (None, None)

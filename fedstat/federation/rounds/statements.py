@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -17,6 +17,7 @@ from fedstat.federation.door.site import FAMILIES, RECEIPT
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Ask, Declared, Step
 from fedstat.federation.rounds.engine import Rounds
+from fedstat.federation.tables.table import held_curves
 from fedstat.records import from_json, to_json
 from fedstat.typing import Array
 
@@ -50,7 +51,7 @@ def state_ledger(data: SiteData, state: State, text: str) -> tuple[dict[str, Arr
         coordinator=digest,
         earlier=others.released,
         earlier_received=others.received,
-        columns=len(account.columns),
+        columns=_width(data, account.columns),
         entities=account.entities,
         other_sessions=len(account.others),
         entries=tuple(links),
@@ -60,6 +61,12 @@ def state_ledger(data: SiteData, state: State, text: str) -> tuple[dict[str, Arr
     )
     signature = keys.signing.sign(canonical(statement.signed()).encode()).hex()
     return {}, canonical(replace(statement, signature=signature).to_dict())
+
+
+def _width(data: SiteData, columns: Iterable[str]) -> int:
+    """Count values of a row in some columns: a curve has one for each of its points."""
+    curves = held_curves(data.table)
+    return sum(len(curves[name].grid) if name in curves else 1 for name in columns)
 
 
 def recall_head(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:

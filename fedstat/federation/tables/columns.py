@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from fedstat.errors import DesignError
+from fedstat.federation.tables.curves.array import CurveDtype
 from fedstat.federation.tables.kinds import OBJECT_KINDS
 from fedstat.typing import Bools, Floats
 
@@ -50,6 +51,10 @@ def pick_columns(frame: pd.DataFrame, names: Iterable[str], client: str) -> dict
 def column_kind(series: pd.Series, client: str, name: str) -> Kind:
     """Tell numbers from categories, which text and true/false are too; refuse all else, such as dates."""
     dtype = series.dtype
+    if isinstance(dtype, CurveDtype):
+        raise DesignError(
+            f"{at_column(client, name)} holds curves, which FedFunctionBoost takes and this model does not"
+        )
     # before numbers, among which pandas counts true/false
     if isinstance(dtype, pd.CategoricalDtype) or pd.api.types.is_bool_dtype(dtype):
         return "category"

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import pandas as pd
 
+from fedstat.federation.tables.curves.array import CurveDtype
 from fedstat.federation.tables.sql import OTHER, SqlTable
 from fedstat.federation.tables.table import ParquetTable
 
@@ -59,6 +60,8 @@ def kind(column: pd.Series[Any]) -> str | None:
     dtype = column.dtype
     if isinstance(dtype, pd.CategoricalDtype):
         return _as_categories(kind(pd.Series(dtype.categories)))
+    if isinstance(dtype, CurveDtype):
+        return "curves"
     # before numbers, among which pandas counts true/false
     if pd.api.types.is_bool_dtype(dtype):
         return "true/false"

@@ -33,11 +33,12 @@ import pandas as pd
 
 from fedstat.errors import PartitionError
 from fedstat.federation.tables.columns import Kind, LevelValue, column_kind, find_levels
+from fedstat.federation.tables.curves.array import curves_of, is_curve
 from fedstat.federation.tables.table import Table
 from fedstat.records import from_plain, to_plain
 
 Scale: TypeAlias = Literal["linear", "log", "asinh"]
-
+PublishedKind: TypeAlias = Kind | Literal["curve"]
 MOST_LEVELS = 50
 """Distinct values up to which a column of whole numbers is proposed with levels as well."""
 TINY = 1e-290
@@ -53,23 +54,24 @@ HEAD = """\
 
 @dataclass(frozen=True, slots=True)
 class PublishedColumn:
-    """What everybody may know of a column: a "number" or a "category".
+    """What everybody may know of a column: a "number", a "category" or a "curve".
 
     All numbers lie in `range`; where the owner does not say, no logarithm, root or spline of the column can
     be asked for. `levels` are those of a category, in the order in which a model takes them, or the codes of
     a number, for ``C(x)``. `knots`, ascending, are where splines may have some. `unit` is what it is measured
-    in, in any words that the sites share. Where the column is summarised by bins, these are equally wide on
-    its `scale`; that of ``asinh`` is linear up to about `around` on either side of zero, and logarithmic
-    beyond.
+    in, of a curve that of its points, in any words that the sites share; `domain` has the first and last
+    point that a curve may have. Where the column is summarised by bins, these are equally wide on its `scale`;
+    that of ``asinh`` is linear up to about `around` on either side of zero, and logarithmic beyond.
     """
 
-    kind: Kind
+    kind: PublishedKind
     range: tuple[float, float] | None = None
     levels: tuple[LevelValue, ...] = ()
     knots: tuple[float, ...] = ()
     unit: str = ""
     scale: Scale = "linear"
     around: float = 1.0
+    domain: tuple[float, float] | None = None
 
     def check(self) -> None:
         """Require bounds and knots that ascend, and levels that differ."""
@@ -84,6 +86,12 @@ class PublishedColumn:
             raise PartitionError("a logarithmic scale needs a range above zero: range = [low, high]")
         if not 0.0 < self.around < math.inf:
             raise PartitionError("around: expected a positive number, at which the asinh scale bends")
+        if (self.kind == "curve") != (self.domain is not None) or (self.domain or (0, 1))[0] >= (
+            self.domain or (0, 1)
+        )[1]:
+            raise PartitionError("a published curve, and nothing else, has domain = [first, last]")
+        if self.kind == "curve" and (self.range or self.levels or self.knots):
+            raise PartitionError("a published curve has a domain and a unit, and no more")
 
 
 Published: TypeAlias = Mapping[str, PublishedColumn]
@@ -117,8 +125,9 @@ def write_published(published: Published) -> str:
 
 def _section(name: str, column: PublishedColumn) -> str:
     lines = [f"[{json.dumps(name, ensure_ascii=False)}]", f'kind = "{column.kind}"']
-    if column.range is not None:
-        lines.append(f"range = [{column.range[0]!r}, {column.range[1]!r}]")
+    for word, ends in (("range", column.range), ("domain", column.domain)):
+        if ends is not None:
+            lines.append(f"{word} = [{ends[0]!r}, {ends[1]!r}]")
     for word, values in (("levels", column.levels), ("knots", column.knots)):
         if values:
             lines.append(f"{word} = [{', '.join(map(_toml, values))}]")
@@ -139,12 +148,18 @@ def _toml(value: LevelValue) -> str:
 class _Seen:
     """A column as its chunks pass: bounds, and the rows of every level while there are few."""
 
-    kind: Kind | None = None
+    kind: PublishedKind | None = None
     low: float = math.inf
     high: float = -math.inf
     levels: Counter[LevelValue] | None = None
+    domain: tuple[float, float] | None = None
+    unit: str = ""
 
     def add(self, series: pd.Series[Any], name: str) -> None:
+        if is_curve(series):
+            self.kind, self.levels, curves = "curve", Counter(), curves_of(series)
+            self.domain, self.unit = curves.domain, curves.unit
+            return
         present = series.dropna()
         if present.empty:
             return
@@ -162,6 +177,8 @@ class _Seen:
     def propose(self, min_level_count: int) -> PublishedColumn | None:
         if self.kind is None or self.levels is None:
             return None
+        if self.kind == "curve":
+            return PublishedColumn("curve", domain=self.domain, unit=self.unit)
         common = [level for level, count in self.levels.items() if count >= min_level_count]
         if self.kind == "category":
             return PublishedColumn("category", levels=tuple(common)) if common else None
@@ -220,6 +237,8 @@ def description_problems(site: str, published: Published, table: Table) -> Itera
             continue
         if seen.kind != column.kind:
             yield f"{site}: column '{name}' is published as a {column.kind} and holds a {seen.kind}"
+        elif column.domain != seen.domain:
+            yield f"{site}: curve '{name}' is published with another domain than {seen.domain}"
         elif column.range is not None and not (column.range[0] <= seen.low and seen.high <= column.range[1]):
             yield f"{site}: column '{name}' has values outside its published range. Widen the range"
         elif column.kind == "category" and not set(seen.levels) <= set(column.levels):

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from fedstat.errors import DesignError
+from fedstat.federation.tables.curves.array import CurveArray, curves_of, is_curve
 from fedstat.typing import Array
 
 ROWS_PER_CHUNK = 262_144
@@ -162,6 +163,19 @@ def entities_of(table: Table) -> Array:
     """Return which entity each row is of: see :class:`FrameTable`; places in a table that is streamed."""
     held = table.table if isinstance(table, LabelledTable) else table
     return held.entities if isinstance(held, FrameTable) else np.arange(held.n_rows)
+
+
+def plain_columns(table: Table) -> tuple[str, ...]:
+    """Columns of a table that hold no curves."""
+    return tuple(name for name in table.columns if name not in held_curves(table))
+
+
+def held_curves(table: Table) -> dict[str, CurveArray]:
+    """Curves of a table by their names; none where it is streamed."""
+    inner = table.table if isinstance(table, LabelledTable) else table
+    if not isinstance(inner, FrameTable):
+        return {}
+    return {name: curves_of(inner.frame[name]) for name in inner.columns if is_curve(inner.frame[name])}
 
 
 def _dtype_of(arrow_type: Any) -> Any:

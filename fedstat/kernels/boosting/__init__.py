@@ -1,0 +1,1 @@
+"""Boosting with curves: bases along a curve, and paths of steps from sums of products."""

@@ -1,0 +1,59 @@
+"""Penalised splines (Eilers and Marx 1996) and integrals along a curve."""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.interpolate import BSpline
+
+from fedstat.typing import Floats
+
+REGULAR = 1e-6
+"""Widths of a grid that differ by no more are one."""
+
+
+def spline_basis(x: Floats, low: float, high: float, knots: int = 10, degree: int = 3) -> Floats:
+    """B-splines on equidistant inner knots of [low, high]: (m,) -> (m, knots + degree + 1)."""
+    step = (high - low) / (knots + 1)
+    places = low + step * np.arange(-degree, knots + 2 + degree)
+    # Rounding may leave an end outside by one digit.
+    places[degree], places[-degree - 1] = low, high
+    basis: Floats = BSpline.design_matrix(np.clip(x, low, high), places, degree).toarray()
+    return basis
+
+
+def difference_penalty(k: int, order: int) -> Floats:
+    """Squared differences of neighbouring coefficients, (k, k)."""
+    D = np.diff(np.eye(k), order, axis=0)
+    return np.asarray(D.T @ D)
+
+
+def integration_weights(s: Floats) -> Floats:
+    """Weights by which a curve on points (m,) is integrated, as FDboost has them.
+
+    Of a regular grid every point has the width, the ends as well; else they are those of trapezoids.
+    """
+    d = np.diff(s)
+    if np.ptp(d) < REGULAR:
+        return np.full(len(s), d[0])
+    return np.asarray((np.r_[0.0, d] + np.r_[d, 0.0]) / 2.0)
+
+
+def integration_weights_seen(s: Floats, values: Floats) -> Floats:
+    """Weights of every curve, (n, m), over those of its points that are seen; 0 at the others."""
+    seen = ~np.isnan(values)
+    W = np.where(seen, integration_weights(s), 0.0)
+    d = np.diff(s)
+    for i in np.flatnonzero(~seen.all(axis=1)):
+        at = np.flatnonzero(seen[i])
+        if len(at) < 2:  # a curve of one point has no integral
+            W[i] = 0.0
+            continue
+        own = s[at]
+        before, after = np.r_[0.0, np.diff(own)], np.r_[np.diff(own), 0.0]
+        # FDboost carries a lost end on to one step beyond the grid.
+        if at[0] > 0:
+            before[0] = own[0] - (s[0] - d[0])
+        if at[-1] < len(s) - 1:
+            after[-1] = s[-1] + d[-1] - own[-1]
+        W[i, at] = (before + after) / 2.0
+    return W

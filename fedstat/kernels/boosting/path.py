@@ -1,0 +1,118 @@
+"""Paths of component-wise L2 boosting from sums of products (Buehlmann and Hothorn 2007).
+
+With Z the columns of all learners side by side and C = Y b the curves in a basis along t, a step fits every
+learner to what is left, takes the one that explains most, and moves by a share nu of its fit. All that it
+needs is S = Z'Z and what is left of T = Z'C: a step costs one product of S with the fit that was taken.
+The same sums over other rows, `S_test` and `T_test`, tell the loss there after every step.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from fedstat.typing import Floats, Ints
+
+
+@njit(cache=True)
+def follow_shrunk(
+    S: Floats, T: Floats, H: Floats, starts: Ints, nu: float, rss: float, S_test: Floats, T_test: Floats,
+    rss_test: float, selected: Ints, risk: Floats, risk_test: Floats, coef: Floats,
+) -> None:  # fmt: skip
+    """Follow a path in coordinates in which every fit is a shrinkage; writes into what comes in.
+
+    S (K, K), T (K, k2), shrinkages H (K, k2) in [0, 1]; learner p has the rows starts[p] to starts[p + 1].
+    `selected`, `risk` and `risk_test` are (steps,), `coef` (K, k2); `S_test` without rows for none.
+    """
+    k2 = T.shape[1]
+    P = len(starts) - 1
+    test = S_test.shape[0] > 0
+    for m in range(len(selected)):
+        best, p = -1.0, 0
+        for q in range(P):
+            gain = 0.0
+            for i in range(starts[q], starts[q + 1]):
+                for j in range(k2):
+                    gain += T[i, j] * T[i, j] * H[i, j] * (2.0 - H[i, j])
+            if gain > best:
+                best, p = gain, q
+        lo, hi = starts[p], starts[p + 1]
+        B = T[lo:hi] * H[lo:hi]
+        along, size = (T[lo:hi] * B).sum(), (B * B).sum()
+        coef[lo:hi] += nu * B
+        if test:
+            moved = np.zeros((hi - lo, k2))
+            for i in range(hi - lo):
+                for a in range(hi - lo):
+                    moved[i] += S_test[lo + i, lo + a] * B[a]
+            rss_test += -2.0 * nu * (T_test[lo:hi] * B).sum() + nu * nu * (moved * B).sum()
+            move(T_test, S_test, lo, hi, nu, B)
+        move(T, S, lo, hi, nu, B)
+        rss += -2.0 * nu * along + nu * nu * size
+        selected[m], risk[m], risk_test[m] = p, rss, rss_test
+
+
+@njit(cache=True)
+def follow_full(
+    S: Floats, T: Floats, G: Floats, U: Floats, at: Ints, h: Floats, starts: Ints, nu: float, rss: float,
+    S_test: Floats, T_test: Floats, rss_test: float, selected: Ints, risk: Floats, risk_test: Floats,
+    coef: Floats,
+) -> None:  # fmt: skip
+    """Follow a path of learners whose penalty mixes both directions: a rotation of k1 k2 columns for each.
+
+    S (K, K), T (K, k2), G (k2, k2) the Gram along t; the rotations (k1 k2, k1 k2) of the learners lie one
+    after the other in U, from at[p] on, their shrinkages in `h`. A fit in vec form has t slow. The rest as in
+    :func:`follow_shrunk`.
+    """
+    k2 = T.shape[1]
+    P = len(starts) - 1
+    test = S_test.shape[0] > 0
+    turned = np.empty(len(h))
+    for m in range(len(selected)):
+        best, p, first, taken = -1.0, 0, 0, 0
+        for q in range(P):
+            k1 = starts[q + 1] - starts[q]
+            k = k1 * k2
+            vec = np.empty(k)
+            for j in range(k2):
+                for i in range(k1):
+                    vec[j * k1 + i] = T[starts[q] + i, j]
+            turned[first : first + k] = U[at[q] : at[q] + k * k].reshape(k, k) @ vec
+            gain = 0.0
+            for i in range(first, first + k):
+                gain += turned[i] * turned[i] * h[i] * (2.0 - h[i])
+            if gain > best:
+                best, p, taken = gain, q, first
+            first += k
+        lo, hi = starts[p], starts[p + 1]
+        k1 = hi - lo
+        k = k1 * k2
+        t, s = turned[taken : taken + k], h[taken : taken + k]
+        vec = (t * s) @ U[at[p] : at[p] + k * k].reshape(k, k)
+        B = np.empty((k1, k2))
+        for j in range(k2):
+            for i in range(k1):
+                B[i, j] = vec[j * k1 + i]
+        coef[lo:hi] += nu * B
+        BG = B @ G
+        if test:
+            moved = np.zeros((k1, k2))
+            for i in range(k1):
+                for a in range(k1):
+                    moved[i] += S_test[lo + i, lo + a] * BG[a]
+            rss_test += -2.0 * nu * (T_test[lo:hi] * B).sum() + nu * nu * (moved * B).sum()
+            move(T_test, S_test, lo, hi, nu, BG)
+        move(T, S, lo, hi, nu, BG)
+        rss += -2.0 * nu * (t * t * s).sum() + nu * nu * (t * t * s * s).sum()
+        selected[m], risk[m], risk_test[m] = p, rss, rss_test
+
+
+@njit(cache=True)
+def move(T: Floats, S: Floats, lo: int, hi: int, nu: float, B: Floats) -> None:
+    """Take what a step explains out of T: T -= nu S[:, lo:hi] B."""
+    K, k2 = T.shape
+    for i in range(K):
+        for a in range(hi - lo):
+            s = nu * S[i, lo + a]
+            for j in range(k2):
+                T[i, j] -= s * B[a, j]

@@ -1,0 +1,69 @@
+"""Coordinates in which a penalised least squares fit is a shrinkage of each (Demmler and Reinsch 1975)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.linalg import eigh
+from scipy.optimize import brentq
+
+from fedstat.typing import Floats
+
+SINGULAR = 1e-10
+"""Share of the Gram in Gram and penalty together below which a direction has no column."""
+ROUNDING = 1e-14
+WIDEST = 60.0
+"""Logarithm of the largest smoothing parameter."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shrinkage:
+    """`V` (k, k) takes the Gram to the identity, the penalty to a diagonal; the fit of a score t is V h V't.
+
+    `h` (k,) lies in [0, 1]; it is 0 in directions that no row has.
+    """
+
+    V: Floats
+    h: Floats
+    smoothing: float
+
+    @property
+    def df(self) -> float:
+        """Degrees of freedom of the fit, tr(2H - H'H)."""
+        return float((2.0 * self.h - self.h**2).sum())
+
+
+def demmler_reinsch(gram: Floats, penalty: Floats, df: float) -> Shrinkage:
+    """Choose the smoothing parameter so that tr(2H - H'H) = df, as mboost does; df is at most k.
+
+    Where the penalty leaves more directions free than df, the smoothing parameter is as large as can be.
+    """
+    k = len(gram)
+    size = float(np.trace(gram)) / k
+    relative = size * k / max(float(np.trace(penalty)), 1e-300)
+    # Of Gram and penalty together: the Gram alone may be singular, and a ridge would move the fit.
+    both = gram + relative * penalty + ROUNDING * size * np.eye(k)
+    mu, V = eigh(penalty, both)
+    mu = np.maximum(mu, 0.0)
+    own = 1.0 - relative * mu
+    there = own > SINGULAR
+    V = V / np.sqrt(np.where(there, own, 1.0))
+    d = np.where(there, mu / np.where(there, own, 1.0), np.inf)
+    if df >= there.sum() - 1e-9:
+        return Shrinkage(V, there.astype(float), 0.0)
+
+    def excess(log_smoothing: float) -> float:
+        h = 1.0 / (1.0 + np.exp(log_smoothing) * d)
+        return float((2.0 * h - h**2).sum() - df)
+
+    scale = float(np.log(max(d[there].max(), 1e-300)))
+    low, high = -WIDEST - scale, WIDEST - scale
+    smoothing = float(np.exp(brentq(excess, low, high, xtol=1e-13) if excess(high) < 0.0 else high))
+    return Shrinkage(V, 1.0 / (1.0 + smoothing * d), smoothing)
+
+
+def free_directions(penalty: Floats) -> int:
+    """Count the directions that a penalty does not see."""
+    values = np.linalg.eigvalsh(penalty)
+    return int((values <= 1e-9 * max(float(values[-1]), 1e-300)).sum())

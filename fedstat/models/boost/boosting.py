@@ -1,0 +1,229 @@
+"""Paths of component-wise boosting: learners made ready from sums, steps, their number, importance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Annotated, Any, Literal, TypeAlias
+
+import numpy as np
+from scipy.linalg import block_diag
+
+from fedstat.kernels.boosting.bases import difference_penalty
+from fedstat.kernels.boosting.path import follow_full, follow_shrunk
+from fedstat.kernels.boosting.reinsch import demmler_reinsch
+from fedstat.models.boost.learners import INTERCEPT, Learner
+from fedstat.models.boost.moments import CurveMoments, CurveSums
+from fedstat.typing import Floats, Ints
+
+PenaltyKind: TypeAlias = Literal["separable", "fdboost"]
+PENALTIES = ("separable", "fdboost")
+DF = 4.0
+"""Degrees of freedom of a learner along what it is of, as in mboost."""
+NOTHING = np.zeros((0, 0))
+
+
+@dataclass(frozen=True, slots=True)
+class BoostDesign:
+    """Learners with the places of their columns among all K, the basis along the response, and its points.
+
+    `starts` are K + 1 places of P learners' columns; `t` are the points of the response's curve, none of a
+    number.
+    """
+
+    learners: Annotated[tuple[Learner, ...], "b"]
+    starts: tuple[int, ...]
+    time: Learner | None
+    penalty: PenaltyKind
+
+    def columns(self, p: int) -> slice:
+        """Places of a learner's columns."""
+        return slice(self.starts[p], self.starts[p + 1])
+
+    def place(self, label: str) -> int:
+        """Place of a learner, by its label or by what it is of where that is one's alone."""
+        labels = [one.label for one in self.learners]
+        if label in labels:
+            return labels.index(label)
+        named = [p for p, one in enumerate(self.learners) if one.of == label]
+        return named[0] if len(named) == 1 else -1
+
+    def margin(self, p: int) -> Floats:
+        """Penalty of a learner along what it is of, before its effects are centred."""
+        learner, k = self.learners[p], self.starts[p + 1] - self.starts[p]
+        if learner.kind == INTERCEPT:
+            return np.zeros((1, 1))
+        return difference_penalty(k, learner.differences) if learner.smooth else np.eye(k)
+
+    def along(self, k2: int) -> Floats:
+        """Penalty along the response, (k2, k2)."""
+        return np.zeros((1, 1)) if self.time is None else difference_penalty(k2, self.time.differences)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ready:
+    """Learners in the coordinates of their path: coefficients are L B V'.
+
+    `starts` are places in these coordinates; `fit` are arguments of the path besides the sums, and `df` the
+    degrees of freedom of each learner.
+    """
+
+    L: Floats
+    V: Floats
+    starts: Ints
+    fit: tuple[Any, ...]
+    df: tuple[float, ...]
+    full: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BoostPath:
+    """Learner of every step, loss then and on other rows, (steps,) each; coefficients (K, k2) at last."""
+
+    selected: Ints
+    risk: Floats
+    risk_test: Floats
+    coef: Floats
+
+
+def centring(sums: CurveSums, columns: slice) -> Floats:
+    """Columns whose effects add up to zero over all rows: (k, k - 1), orthonormal."""
+    Q: Floats = np.linalg.qr(sums.S[columns, 0][:, None], mode="complete")[0]
+    return Q[:, 1:]
+
+
+def make_ready(sums: CurveSums, design: BoostDesign, gram: Floats) -> Ready:
+    """Choose smoothing parameters by degrees of freedom; `gram` is that of the response's basis, (k2, k2).
+
+    With the penalty "separable" both directions are smoothed one after the other, (S + a K1) B (G + b K2);
+    with "fdboost" one parameter is that of K2 x I + I x K1, as in FDboost.
+    """
+    C = [
+        centring(sums, design.columns(p)) if one.centred else np.eye(design.starts[p + 1] - design.starts[p])
+        for p, one in enumerate(design.learners)
+    ]
+    grams = [c.T @ sums.S[design.columns(p), design.columns(p)] @ c for p, c in enumerate(C)]
+    margins = [c.T @ design.margin(p) @ c for p, c in enumerate(C)]
+    starts = np.cumsum([0, *(c.shape[1] for c in C)]).astype(np.int64)
+    K2 = design.along(len(gram))
+    if design.penalty == "fdboost" and design.time is not None:
+        return _ready_full(design, C, grams, margins, gram, K2, starts)
+    return _ready_separable(design, C, grams, margins, gram, K2, starts)
+
+
+def wanted_df(design: BoostDesign, k1: Sequence[int], k2: int) -> list[tuple[float, float]]:
+    """Degrees of freedom of each learner: along what it is of, and in all.
+
+    In all they are the product of both directions', the same for all learners unless the formula says
+    otherwise: where one has fewer columns, more are left to it along the response.
+    """
+    along = 1.0 if design.time is None else float(design.time.df or DF)
+    out = []
+    for one, k in zip(design.learners, k1, strict=True):
+        own = min(float(one.df or DF), float(k))
+        whole = own * along if one.df is not None else DF * along
+        out.append((own, min(whole, float(k * k2))))
+    return out
+
+
+def _ready_separable(
+    design: BoostDesign, C: list[Floats], grams: list[Floats], margins: list[Floats], gram: Floats,
+    K2: Floats, starts: Ints,
+) -> Ready:  # fmt: skip
+    k2, turns, shrunk, found = len(gram), [], [], []
+    V = demmler_reinsch(gram, K2, float(k2)).V
+    for A, K1, (own, whole) in zip(grams, margins, wanted_df(design, list(map(len, grams)), k2), strict=True):
+        first = demmler_reinsch(A, K1, own)
+        second = demmler_reinsch(gram, K2, min(whole / own, float(k2)))
+        turns.append(first.V)
+        shrunk.append(np.outer(first.h, second.h))
+        found.append(float((2.0 * shrunk[-1] - shrunk[-1] ** 2).sum()))
+    L = block_diag(*(c @ v for c, v in zip(C, turns, strict=True)))
+    return Ready(L, V, starts, (np.concatenate(shrunk),), tuple(found), full=False)
+
+
+def _ready_full(
+    design: BoostDesign, C: list[Floats], grams: list[Floats], margins: list[Floats], gram: Floats,
+    K2: Floats, starts: Ints,
+) -> Ready:  # fmt: skip
+    k2, turns, shrunk, found = len(gram), [], [], []
+    along = float(design.time.df or DF) if design.time is not None else 1.0
+    for one, A, K1 in zip(design.learners, grams, margins, strict=True):
+        k1 = len(A)
+        K = np.kron(K2, np.eye(k1)) + (0.0 if one.kind == INTERCEPT else np.kron(np.eye(k2), K1))
+        own = 1.0 if one.kind == INTERCEPT else float(one.df or min(DF, k1))
+        fit = demmler_reinsch(
+            np.asarray(np.kron(gram, A), dtype=np.float64),
+            np.asarray(K, dtype=np.float64),
+            min(own * along, float(k1 * k2)),
+        )
+        turns.append(np.ascontiguousarray(fit.V.T).ravel())
+        shrunk.append(fit.h)
+        found.append(fit.df)
+    at = np.cumsum([0, *map(len, turns)])[:-1].astype(np.int64)
+    arguments = (np.ascontiguousarray(gram), np.concatenate(turns), at, np.concatenate(shrunk))
+    return Ready(block_diag(*C), np.eye(k2), starts, arguments, tuple(found), full=True)
+
+
+def follow(ready: Ready, sums: CurveSums, steps: int, nu: float, test: CurveSums | None = None) -> BoostPath:
+    """Take so many steps from sums of a response less its offset; `test` are those over other rows."""
+    L, V = ready.L, ready.V
+
+    def turned(one: CurveSums) -> tuple[Floats, Floats]:
+        return np.ascontiguousarray(L.T @ one.S @ L), np.ascontiguousarray(L.T @ one.T @ V)
+
+    S, T = turned(sums)
+    S_test, T_test = (NOTHING, NOTHING) if test is None else turned(test)
+    selected, risk, risk_test = np.empty(steps, np.int64), np.empty(steps), np.full(steps, np.nan)
+    coef = np.zeros_like(T)
+    tail = (S_test, T_test, 0.0 if test is None else float(test.yy), selected, risk, risk_test, coef)
+    head = (ready.starts, nu, float(sums.yy))
+    run: Callable[..., None] = follow_full if ready.full else follow_shrunk
+    run(S, T, *ready.fit, *head, *tail)
+    return BoostPath(selected, risk, risk_test, L @ coef @ V.T)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Boosting:
+    """Everything that follows from the sums: paths over all folds or some, less the mean of these."""
+
+    moments: CurveMoments
+    design: BoostDesign
+    basis: Annotated[Floats, "g l"]
+    nu: float
+
+    @property
+    def gram(self) -> Floats:
+        """Gram of the response's basis at its points."""
+        return np.asarray(self.basis.T @ self.basis)
+
+    def over(self, folds: Any, steps: int, test: Any = None) -> tuple[Ready, BoostPath]:
+        """Follow a path over some folds, (F,) bool; its offset is their mean, for those of `test` as well."""
+        sums = self.moments.over(folds)
+        offset = sums.mean
+        centred = sums.about(offset, self.basis)
+        ready = make_ready(centred, self.design, self.gram)
+        other = None if test is None else self.moments.over(test).about(offset, self.basis)
+        return ready, follow(ready, centred, steps, self.nu, other)
+
+    def cross_validate(self, steps: int) -> Floats:
+        """Loss of every fold by the path of the others: (F, steps), a row and point."""
+        F, out = self.moments.folds, []
+        for f in range(F):
+            test = np.arange(F) == f
+            path = self.over(~test, steps, test)[1]
+            out.append(path.risk_test / (self.moments.S[f, 0, 0] * len(self.basis)))
+        return np.array(out)
+
+
+def first_steps(selected: Ints, P: int) -> list[int]:
+    """Step, from 1, at which each learner is first taken; 0 for never."""
+    return [int(np.argmax(selected == p)) + 1 if (selected == p).any() else 0 for p in range(P)]
+
+
+def explained(selected: Ints, risk: Floats, start: float, P: int) -> Floats:
+    """Share of each learner, (P,), in what the path explains."""
+    gains = np.array([a - b for a, b in pairwise([start, *risk.tolist()])])
+    total = np.bincount(selected, weights=gains, minlength=P)
+    return np.asarray(total / gains.sum() if gains.sum() > 0.0 else total)

@@ -1,0 +1,68 @@
+"""Columns of base learners: those of one institution's rows, or of rows to be predicted for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from fedstat.errors import MessageError
+from fedstat.federation.tables.curves.array import curves_of
+from fedstat.kernels.boosting.bases import integration_weights, integration_weights_seen, spline_basis
+from fedstat.models.boost.learners import INTERCEPT, Learner
+from fedstat.typing import Floats
+
+
+@dataclass(frozen=True, slots=True)
+class CurvesAsked:
+    """What a site sums: learners, the basis along the response (None for a number), folds and their seed."""
+
+    learners: tuple[Learner, ...]
+    time: Learner | None
+    folds: int
+    seed: int
+
+    def check(self) -> None:
+        """Require an intercept first."""
+        if not self.learners or self.learners[0].kind != INTERCEPT or not 1 <= self.folds <= 1000:
+            raise MessageError("the question about curves has no intercept, or no folds")
+
+
+def learner_columns(
+    learner: Learner, frame: pd.DataFrame, coded: Floats, term_names: Sequence[str]
+) -> Floats:
+    """Columns (m, k) of a learner, from curves in `frame` and coded terms (m, p) in the units of the data."""
+    if learner.kind == INTERCEPT:
+        return np.ones((len(frame), 1))
+    if learner.kind == "bsignal":
+        curves = curves_of(frame[learner.of])
+        values, s = curves.values, curves.grid
+        basis = spline_basis(s, learner.low, learner.high, learner.knots, learner.degree)
+        if not np.isnan(values).any():
+            return np.asarray(values @ (integration_weights(s)[:, None] * basis))
+        W = integration_weights_seen(s, values)
+        return np.asarray(np.where(np.isnan(values), 0.0, values * W) @ basis)
+    own = coded[:, [name == learner.of for name in term_names]]
+    if not own.shape[1]:
+        raise MessageError(f"the question about curves asks for '{learner.label}', which is not open")
+    if learner.kind == "bbs":
+        if own.shape[1] != 1:
+            raise MessageError(f"{learner.label}: a smooth effect is of one column of numbers")
+        return spline_basis(own[:, 0], learner.low, learner.high, learner.knots, learner.degree)
+    return np.column_stack([np.ones(len(frame)), own])
+
+
+def all_columns(
+    learners: Sequence[Learner], frame: pd.DataFrame, coded: Floats, term_names: Sequence[str]
+) -> Floats:
+    """Columns of all learners side by side, (m, K)."""
+    return np.column_stack([learner_columns(one, frame, coded, term_names) for one in learners])
+
+
+def time_basis(time: Learner | None, t: Floats) -> Floats:
+    """Basis along the response (G, k2); a single one for a number."""
+    if time is None:
+        return np.ones((1, 1))
+    return spline_basis(t, time.low, time.high, time.knots, time.degree)

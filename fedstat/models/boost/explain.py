@@ -1,0 +1,48 @@
+"""Forecast of boosting before the round: what its sums tell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from scipy.stats import norm
+
+from fedstat.federation.forecast.forecast import Forecast
+from fedstat.models.explain import ForecastPlan
+from fedstat.models.horizontal.session import UNTOLD
+
+
+def tracing_auc(columns: int, rows: float) -> float:
+    """AUC of who knows a record, and the population, and asks whether it is among the rows.
+
+    That of the likelihood ratio on a Gram of so many normal columns, Phi(columns / (2 sqrt(rows))).
+    """
+    return float(norm.cdf(columns / (2.0 * np.sqrt(rows))))
+
+
+def tracing_sentence(columns: int, rows: float) -> str:
+    """Say what the sums tell about who is behind them."""
+    return (
+        f"sums of products of {columns} columns over {rows:,.0f} rows tell who knows all values of a person "
+        f"whether these are among the rows: AUC about {tracing_auc(columns, rows):.2f} (.5 is chance; .6 "
+        f"needs {4 * columns**2:,} rows)"
+    )
+
+
+class BoostPlan(ForecastPlan):
+    """All shapes are known: one round, whatever the number of steps."""
+
+    def __init__(self, model: Any, given: Mapping[str, Any]) -> None:
+        super().__init__(model, given)
+        self._columns = model.n_columns
+        self._rows = float(sum(row.n for row in model.agreement.sites))
+
+    def learned(self, forecast: Forecast) -> Iterator[tuple[str, str]]:
+        """Say what a tracing attack would find."""
+        yield "Coordinator", f"could trace: {tracing_sentence(self._columns, self._rows)}."
+
+    def notes(self, forecast: Forecast) -> Iterator[str]:
+        """Say that steps cost no round."""
+        yield "One round, whatever the number of steps; its sums do not depend on steps and nu."
+        yield UNTOLD

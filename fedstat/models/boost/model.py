@@ -1,0 +1,315 @@
+"""Boosting with curves over sites with different rows: arguments, checked, and fits."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+
+from fedstat.documented import takes_arguments_of
+from fedstat.errors import DesignError, ModelError
+from fedstat.federation.crypto.masks import hides
+from fedstat.federation.design.by_columns import Missing
+from fedstat.federation.design.formula.parse import ClientTerms, Formula, parse_pooled_formula
+from fedstat.federation.design.formula.terms import parse_terms, term_columns, term_text
+from fedstat.federation.design.site_rows import RowsQuestion
+from fedstat.federation.door.owner.policy import Policy
+from fedstat.federation.forecast.dry_site import DrySite
+from fedstat.federation.forecast.invented_rows import RowsInvention, coded_names
+from fedstat.federation.partition.partition import ClientPartition
+from fedstat.federation.partition.row_tables import common_columns
+from fedstat.federation.tables.curves.array import CurveArray
+from fedstat.models.boost.boosting import PENALTIES, BoostDesign, Boosting, PenaltyKind
+from fedstat.models.boost.columns import CurvesAsked, time_basis
+from fedstat.models.boost.explain import BoostPlan
+from fedstat.models.boost.learners import (
+    BoostFormula,
+    Learner,
+    parse_boost_formula,
+    parse_time,
+    with_bounds,
+    with_domain,
+)
+from fedstat.models.boost.protocol import take_moments
+from fedstat.models.boost.results import BoostResults
+from fedstat.models.boost.steps import FAMILY
+from fedstat.models.checks import check_choice, check_layout, check_masked, check_positive, check_whole
+from fedstat.models.explain import ForecastPlan
+from fedstat.models.horizontal.model import HorizontalModel
+from fedstat.typing import Floats
+
+Select = Literal["cv"] | None
+FOLDS = 10
+SEED_BITS = 53
+
+
+class FedFunctionBoost(HorizontalModel):
+    """Regression of curves, or of a number, on curves and other columns, by component-wise L2 boosting.
+
+    Every step fits all base learners to what is left and moves by a share of the best. The sites sum, in one
+    round, products of the learners' columns and of the response; steps, their number by cross-validation, and
+    all statements follow from these sums, and the path is that of the pooled table.
+
+    Make one with :meth:`from_formula`.
+
+    Attributes
+    ----------
+    learners : tuple of Learner
+        Base learners, the intercept first.
+
+    References
+    ----------
+    Brockhaus, Ruegamer, Greven, "Boosting functional regression models with FDboost", Journal of Statistical
+    Software 94 (2020).
+
+    Ding, "Federated learning for functional data", dissertation, Binghamton University (2024).
+    """
+
+    model_name: ClassVar[str] = "Federated functional boosting"
+    _plan = BoostPlan
+
+    def __init__(
+        self,
+        formula: Formula,
+        partition: ClientPartition,
+        *,
+        learners: BoostFormula,
+        time: str = "bbs(t, knots=10, df=4)",
+        penalty: PenaltyKind = "separable",
+        missing: Missing = "drop",
+    ) -> None:
+        check_choice("penalty", penalty, PENALTIES)
+        self.boost, self.penalty = learners, penalty
+        self.curves = _common_curves(partition)
+        basis = parse_time(time)
+        self.time = with_domain(basis, self._ends(learners.response)) if learners.functional else None
+        if learners.functional:
+            _check_points(partition, learners.response)
+        self.learners: tuple[Learner, ...] = tuple(
+            with_domain(one, self._ends(one.of))
+            if one.kind == "bsignal"
+            else with_bounds(one, partial(_published_range, partition))
+            for one in learners.learners
+        )
+        super().__init__(formula, partition, missing=missing)
+
+    @classmethod
+    @takes_arguments_of(__init__)
+    def from_formula(cls, formula: str, partition: ClientPartition, **settings: Any) -> Self:
+        """Make a model from a formula.
+
+        Parameters
+        ----------
+        formula : str
+            ``"cca(t) ~ bsignal(rcst) + bols(C(case)) + bbs(age)"``: with ``(t)`` the response is a
+            curve, else a number. Learners are ``bsignal(curve, knots=10, differences=1, df=4)``, the integral
+            of a curve times a smooth function; ``bols(term)``, linear, of levels as well; and ``bbs(column,
+            knots=20, lower_bound=..., upper_bound=...)``, smooth, with bounds unless the sites publish a
+            range. A bare name is ``bsignal`` of a curve and ``bols`` of another column; there is an
+            intercept. Where the response is a curve all effects are smooth along it.
+        partition : ClientPartition
+            In the horizontal layout, with ``curves={...}``.
+        time : str
+            Basis along the response, ``"bbs(t, knots=10, df=4)"``.
+        penalty : {"separable", "fdboost"}
+            Whether both directions of a surface are smoothed one after the other, which is faster, or by the
+            one parameter of FDboost, whose numbers these are then.
+        missing : {"drop", "raise"}
+            Rows that lack a value which the model reads, and those of which a stretch of a curve longer than
+            a tenth of its domain is unknown, are left out and counted, or an error.
+
+        Raises
+        ------
+        FormulaError
+            What is not in the language, or names what is not there.
+        DesignError
+            Sites measured the response at different points.
+        PolicyError
+            A site's owner does not allow it.
+
+        Examples
+        --------
+        >>> import numpy as np, pandas as pd, fedstat as fs
+        >>> random = np.random.default_rng(1)
+        >>> x = random.normal(size=(90, 4)) @ np.sin(np.outer(np.arange(1, 5), np.linspace(0, 3, 20)))
+        >>> y = x[:, ::2] + random.normal(size=(90, 10))
+        >>> table = pd.DataFrame(x).add_prefix("x_").join(pd.DataFrame(y).add_prefix("y_"))
+        >>> curves = {"x": fs.Curve("x_*", domain=(0, 1)), "y": fs.Curve("y_*", domain=(0, 1))}
+        >>> table["site"] = np.repeat(["A", "B", "C"], 30)
+        >>> partition = fs.ClientPartition.from_frame(table, by="site", curves=curves)
+        >>> model = fs.FedFunctionBoost.from_formula("y(t) ~ bsignal(x)", partition)
+        >>> model.fit(steps=50).surface("x").shape
+        (200, 3)
+        """
+        check_layout(cls.__name__, partition, "horizontal")
+        curves = common_columns(map(tuple, partition.curves.values()))
+        parsed = parse_boost_formula(formula, curves)
+        return cls(_plain_formula(parsed, partition), partition, learners=parsed, **settings)
+
+    def fit(
+        self,
+        *,
+        steps: int = 100,
+        nu: float = 0.1,
+        select: Select = None,
+        folds: int | None = None,
+        masked: bool | None = None,
+        random_state: int | None = None,
+    ) -> BoostResults:
+        """Follow the path of boosting.
+
+        Parameters
+        ----------
+        steps : int
+            Steps, or the most that cross-validation looks at.
+        nu : float
+            Share of a fit by which a step moves, in (0, 1].
+        select : "cv", optional
+            Take the number of steps with the least loss over folds that are left out. All follows from sums
+            by fold, which leave in the same round.
+        folds : int, optional
+            Folds, drawn at random within every site; by default ten with `select`, and one, which is none,
+            without. With folds also :meth:`BoostResults.stability` can be told.
+        masked : bool, optional
+            Whether sites hide their parts by pairwise masks; by default where there are three or more.
+        random_state : int, optional
+            Seed of the folds.
+
+        Returns
+        -------
+        BoostResults
+
+        Raises
+        ------
+        ModelError
+            An argument has no meaning here.
+        PolicyError
+            A site refuses.
+        """
+        check_whole("steps", steps, 1)
+        check_positive("nu", nu)
+        if nu > 1.0:
+            raise ModelError(f"nu: expected a share of at most 1, received {nu!r}")
+        check_choice("select", select, ("cv", None))
+        folds = (FOLDS if select else 1) if folds is None else folds
+        check_whole("folds", folds, 2 if select else 1)
+        seed = secrets.randbits(SEED_BITS) if random_state is None else random_state
+        check_whole("random_state", seed, 0)
+        masked = check_masked(masked, len(self.sites), self.masks_wanted)
+        asked = CurvesAsked(self.learners, self.time, int(folds), int(seed))
+        starts = self._starts()
+        self._check_size(starts[-1] + 1, int(folds), masked)
+        session = self.open_session(FAMILY, masked)
+        moments, ledger = self.run(session, take_moments(session, asked))
+        design = BoostDesign(self.learners, starts, self.time, self.penalty)
+        boosting = Boosting(moments, design, time_basis(self.time, self.points), float(nu))
+        return BoostResults.of(self, boosting, int(steps), select, masked, ledger)
+
+    @property
+    def n_columns(self) -> int:
+        """Columns whose products are summed: of all learners, and of the response in its basis."""
+        return self._starts()[-1] + (1 if self.time is None else self.time.knots + self.time.degree + 1)
+
+    @property
+    def points(self) -> Floats:
+        """Points of the response, (G,); one for a number."""
+        return self.curves[self.boost.response].grid if self.boost.functional else np.zeros(1)
+
+    def _starts(self) -> tuple[int, ...]:
+        """Places of each learner's columns among all."""
+        terms = coded_names(self.agreement).term_names
+        widths = [
+            one.knots + one.degree + 1 if one.smooth else 1 + terms.count(one.of) for one in self.learners
+        ]
+        widths[0] = 1
+        return tuple(np.cumsum([0, *widths]).tolist())
+
+    def _ends(self, curve: str) -> tuple[float, float]:
+        return self.curves[curve].domain
+
+    def _check_size(self, columns: int, folds: int, masked: bool) -> None:
+        """Require rows for the columns of all learners, by fold, as the owners do; name what passes."""
+        rows = {row.site: row.n // folds for row in self.agreement.sites}
+        allowed = {name: site.policy.max_parameters for name, site in self.partition.sites.items()}
+        if masked and hides(len(rows)):
+            together = " and ".join(rows)
+            rows, allowed = {together: sum(rows.values())}, {together: min(allowed.values())}
+        short = [name for name, n in rows.items() if columns > allowed[name] * n]
+        if not short:
+            return
+        smooth = [one for one in self.learners if one.smooth]
+        most = min(int(allowed[name] * rows[name]) for name in short)
+        fixed = columns - sum(one.knots for one in smooth)
+        knots = (most - fixed) // len(smooth) if smooth else -1
+        ways = [f"knots={knots} in every bsignal() and bbs()"] if knots >= 0 else []
+        ways += ["fewer folds"] if folds > 1 else []
+        least = int(np.ceil(columns / allowed[short[0]]))
+        each = " a fold" if folds > 1 else ""
+        raise DesignError(
+            f"{short[0]}: {rows[short[0]]:,} rows{each} for {columns} columns, those of all learners and "
+            f"one; sums of their products are released over {least:,} or more. It would pass with "
+            f"{', or '.join([*ways, 'fewer learners'])}"
+        )
+
+    def _question(self, offset: str | None, labels: Sequence[str], complete: Sequence[str]) -> RowsQuestion:
+        response = self.boost.response if self.boost.functional else ""
+        (terms,) = self.formula.clients
+        for name in (*self.formula.response_columns, *terms.columns):
+            self._check_held("formula", name)
+        return RowsQuestion(
+            "" if response else self.formula.response,
+            self.formula.response_columns,
+            terms.terms,
+            terms.columns,
+            curves=self.boost.curves,
+            curve_response=response,
+        )
+
+    def _invent_sites(self, plan: ForecastPlan, policies: Mapping[str, Policy]) -> Mapping[str, DrySite]:
+        return RowsInvention(self.agreement, self.distribution, curves=self.curves).sites(policies)
+
+
+def _plain_formula(parsed: BoostFormula, partition: ClientPartition) -> Formula:
+    """Read those columns of a formula that are no curves as other models do."""
+    columns, right = partition.pooled_columns, " + ".join(("1", *parsed.terms))
+    if not parsed.functional:
+        return replace(
+            parse_pooled_formula(f"{parsed.response} ~ {right}", columns, (partition.site_column,)),
+            text=parsed.text,
+        )
+    terms = parse_terms(right).terms
+    names = tuple(dict.fromkeys(name for term in terms for name in term_columns(term)))
+    own = ClientTerms("", tuple(map(term_text, terms)), names)
+    return Formula(parsed.text, f"{parsed.response}(t)", None, (), True, (own,))
+
+
+def _published_range(partition: ClientPartition, term: str) -> tuple[float, float] | None:
+    """Range of a column that all sites publish: the widest."""
+    found = [site.published.get(term) for site in partition.sites.values()]
+    ranges = [one.range for one in found if one is not None and one.range is not None]
+    if len(ranges) < len(found):
+        return None
+    return min(low for low, _ in ranges), max(high for _, high in ranges)
+
+
+def _common_curves(partition: ClientPartition) -> dict[str, CurveArray]:
+    """Curves that all sites have, as the first has them."""
+    names = common_columns(map(tuple, partition.curves.values()))
+    first = next(iter(partition.curves.values()), {})
+    return {name: first[name] for name in names}
+
+
+def _check_points(partition: ClientPartition, response: str) -> None:
+    """Require the response of all sites at the same points."""
+    found = {site: curves[response].grid for site, curves in partition.curves.items()}
+    first, *others = found
+    for other in others:
+        if not np.array_equal(found[first], found[other]):
+            raise DesignError(
+                f"curve '{response}' is the response, and {first!r} measured it at other points than "
+                f"{other!r}; put it on one grid. Curves on the right side may have points of their own"
+            )

@@ -1,0 +1,69 @@
+"""Predictions for rows that the caller holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+import pandas as pd
+
+from fedstat.errors import ModelError
+from fedstat.federation.design.block import apply_block
+from fedstat.federation.design.response import build_response
+from fedstat.federation.forecast.invented_rows import coded_names
+from fedstat.federation.tables.curves.array import Curve, curves_of
+from fedstat.federation.tables.curves.declared import with_curves
+from fedstat.models.boost.columns import all_columns
+from fedstat.models.boost.surfaces import Held
+from fedstat.typing import Floats
+
+
+class HeldCurves(Held, Protocol):
+    """What predictions need of a record of results."""
+
+    @property
+    def curves(self) -> Mapping[str, Curve]:
+        """How a table holds the curves."""
+
+
+def predict_boosted(
+    held: HeldCurves, coef: Floats, offset: Floats, new: pd.DataFrame
+) -> pd.DataFrame | pd.Series:
+    """Offset plus the effects of all learners at their coefficients (K, L)."""
+    _check_frame(new)
+    question, design = held.basis.agreement.question, held.boosting.design
+    curves = {name: held.curves[name] for name in held.formula.curves}
+    frame = with_curves("the new rows", new, curves) if curves else new
+    seen, coded = np.ones(len(frame), dtype=bool), np.empty((len(frame), 0))
+    names: tuple[str, ...] = ()
+    if question.terms:
+        columns = coded_names(held.basis.agreement)
+        names = columns.term_names
+        spec = replace(held.basis.agreement.spec, names=columns.names, term_names=names)
+        block = apply_block(frame, spec)
+        seen, coded = block.seen, block.X
+    whole = seen & ~np.any([curves_of(frame[name]).gappy() for name in curves], axis=0) if curves else seen
+    Z = all_columns(design.learners, frame[whole], coded[whole[seen]], names)
+    out = np.full((len(frame), len(offset)), np.nan)
+    out[whole] = offset + Z @ coef @ held.boosting.basis.T
+    if design.time is None:
+        return pd.Series(out[:, 0], index=new.index, name=held.formula.response)
+    return pd.DataFrame(out, index=new.index, columns=pd.Index(held.t, name="t"))
+
+
+def responses(held: HeldCurves, new: pd.DataFrame) -> Floats:
+    """Responses of rows that the caller holds, (m, G)."""
+    _check_frame(new)
+    question, name = held.basis.agreement.question, held.formula.response
+    if held.formula.functional:
+        return curves_of(with_curves("the new rows", new, {name: held.curves[name]})[name]).values
+    return build_response(new, question.response, question.response_columns, "")[:, None]
+
+
+def _check_frame(new: object) -> None:
+    if not isinstance(new, pd.DataFrame):
+        raise ModelError(
+            f"predict: expected a DataFrame of rows that you hold, received {type(new).__name__}"
+        )

@@ -1,0 +1,326 @@
+"""Results of functional boosting: surfaces, the path, predictions; all of it from the sums of one round."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+
+import numpy as np
+import pandas as pd
+
+from fedstat.errors import ModelError, NotAvailableError
+from fedstat.federation.account.ledger import Ledger
+from fedstat.federation.tables.curves.array import Curve
+from fedstat.inference.estimate import Estimate
+from fedstat.inference.results import FederatedResults
+from fedstat.inference.summary import ClientBlock, client_sheet, header_sheet
+from fedstat.inference.tables import SheetSummary
+from fedstat.models.boost.boosting import Boosting, BoostPath, Ready, explained, first_steps
+from fedstat.models.boost.explain import tracing_sentence
+from fedstat.models.boost.learners import BoostFormula
+from fedstat.models.boost.plots import draw_cv, draw_importance, draw_path, draw_surface
+from fedstat.models.boost.prediction import predict_boosted, responses
+from fedstat.models.boost.surfaces import learner_frame
+from fedstat.models.boost.tables import learner_sheet
+from fedstat.models.checks import check_choice, check_whole
+from fedstat.models.horizontal.results import MASKED, RowsBasis
+from fedstat.models.saved import Saveable, SavedLedger
+from fedstat.typing import Floats
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+NO_ERROR = "a boosted surface is shrunken, and no interval around it covers as often as it says"
+NO_LIKELIHOOD = "boosting minimises squares, and stops before their minimum"
+Picture = Literal["surface", "path", "cv", "importance"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BoostRecord:
+    """What a file of results holds: the sums over all sites, from which the rest follows."""
+
+    basis: RowsBasis
+    formula: BoostFormula
+    boosting: Boosting
+    t: Annotated[Floats, "g"]
+    curves: Mapping[str, Curve]
+    grids: Mapping[str, Floats]
+    steps: int
+    select: str | None
+    masked: bool
+    ledger: SavedLedger | None
+
+
+class BoostResults(Saveable, FederatedResults, saved_as="fedstat boost results 1", record=BoostRecord):
+    """Results of :meth:`fedstat.FedFunctionBoost.fit`.
+
+    Attributes
+    ----------
+    params : Series
+        Coefficients of every learner's basis.
+    mstop : int
+        Steps of the path that were taken; by `select`, or all.
+    """
+
+    model_name = "Federated functional boosting"
+
+    def __init__(self, record: BoostRecord, ledger: Ledger | None) -> None:
+        self.record_ = record
+        self._all_folds = np.ones(record.boosting.moments.folds, dtype=bool)
+        self.mstop = record.steps if record.select is None else int(np.argmin(self._cv.mean(axis=0))) + 1
+        super().__init__(self._estimate(), ledger)
+
+    @classmethod
+    def of(
+        cls, model: Any, boosting: Boosting, steps: int, select: str | None, masked: bool, ledger: Ledger
+    ) -> BoostResults:
+        """Make results of a fit."""
+        held = {name: model.curves[name] for name in model.question.read_curves}
+        record = BoostRecord(
+            RowsBasis.of(model),
+            model.boost,
+            boosting,
+            model.points,
+            {name: curve.declared for name, curve in held.items()},
+            {name: curve.grid for name, curve in held.items()},
+            steps,
+            select,
+            masked,
+            None,
+        )
+        return cls(record, ledger)
+
+    def to_record(self) -> BoostRecord:
+        """Take the results apart for a file."""
+        values = {name: getattr(self.record_, name) for name in BoostRecord.__slots__}
+        return BoostRecord(**{**values, "ledger": SavedLedger.of(self._ledger)})
+
+    @classmethod
+    def of_record(cls, record: BoostRecord) -> Self:
+        """Rebuild results from what is kept of them."""
+        return cls(record, None if record.ledger is None else record.ledger.restore())
+
+    # -- the path --------------------------------------------------------------------------------
+
+    @property
+    def _boosting(self) -> Boosting:
+        return self.record_.boosting
+
+    @cached_property
+    def _cv(self) -> Floats:
+        return self._boosting.cross_validate(self.record_.steps)
+
+    @cached_property
+    def _followed(self) -> tuple[Ready, BoostPath]:
+        return self._boosting.over(self._all_folds, self.mstop)
+
+    @property
+    def offset(self) -> Floats:
+        """Mean of the response at each of its points, from which boosting starts: (G,)."""
+        return self._boosting.moments.total.mean
+
+    @property
+    def coef(self) -> Floats:
+        """Coefficients (K, L) of all learners' columns in the basis along the response."""
+        return self._followed[1].coef
+
+    @property
+    def learners(self) -> pd.DataFrame:
+        """Degrees of freedom, first step, and shares of steps and of what is explained, by learner."""
+        ready, path = self._followed
+        P, total = len(self._boosting.design.learners), self._total_squares
+        return pd.DataFrame(
+            {
+                "df": ready.df,
+                "first_step": first_steps(path.selected, P),
+                "steps": np.bincount(path.selected, minlength=P) / len(path.selected),
+                "explained": explained(path.selected, path.risk, total, P),
+            },
+            index=pd.Index([one.label for one in self._boosting.design.learners], name="learner"),
+        )
+
+    @property
+    def path(self) -> pd.DataFrame:
+        """The learner of every step, and R-squared after it; index ``step``."""
+        path = self._followed[1]
+        labels = [one.label for one in self._boosting.design.learners]
+        return pd.DataFrame(
+            {
+                "learner": [labels[p] for p in path.selected],
+                "rsquared": 1.0 - path.risk / self._total_squares,
+            },
+            index=pd.RangeIndex(1, self.mstop + 1, name="step"),
+        )
+
+    @property
+    def cv(self) -> pd.DataFrame:
+        """Mean loss of the folds that were left out after every step, with its standard error.
+
+        Raises
+        ------
+        NotAvailableError
+            There are no folds.
+        """
+        if self._boosting.moments.folds < 2:
+            raise NotAvailableError('no folds: fit(select="cv") or fit(folds=10) has sums by fold')
+        F = len(self._cv)
+        return pd.DataFrame(
+            {"loss": self._cv.mean(axis=0), "se": self._cv.std(axis=0, ddof=1) / np.sqrt(F)},
+            index=pd.RangeIndex(1, self._cv.shape[1] + 1, name="step"),
+        )
+
+    def steps(self, m: int) -> BoostResults:
+        """Results of the same sums after another number of steps."""
+        check_whole("m", m, 1)
+        values = {name: getattr(self.record_, name) for name in BoostRecord.__slots__}
+        return type(self)(BoostRecord(**{**values, "steps": int(m), "select": None}), self._ledger)  # type: ignore[arg-type]
+
+    @property
+    def _total_squares(self) -> float:
+        total = self._boosting.moments.total
+        return total.about(total.mean, self._boosting.basis).yy
+
+    # -- surfaces and predictions ----------------------------------------------------------------
+
+    def surface(self, learner: str) -> pd.DataFrame:
+        """Effect of a learner.
+
+        Parameters
+        ----------
+        learner : str
+            Its label, such as ``"bsignal(rcst)"``, or what it is of.
+
+        Returns
+        -------
+        DataFrame
+            ``s`` (of a curve), ``x`` (of a smooth effect) or ``column`` (of a linear one), ``t`` where the
+            response is a curve, and ``estimate``: of a curve the weight in its integral.
+        """
+        return learner_frame(self.record_, self._place(learner), self.coef)
+
+    def predict(self, new: pd.DataFrame) -> pd.DataFrame | pd.Series:
+        """Predict the response of rows that you hold, with columns as the sites have them.
+
+        Returns
+        -------
+        DataFrame (m, G) with the points of the response as columns, or Series (m,) for a number; NaN where
+        something is missing.
+        """
+        return predict_boosted(self.record_, self.coef, self.offset, new)
+
+    def score(self, new: pd.DataFrame) -> dict[str, float]:
+        """R-squared about the mean of the fit, and mean absolute percentage error, of rows with responses."""
+        y, found = responses(self.record_, new), np.atleast_2d(np.asarray(self.predict(new)).T).T
+        seen = ~(np.isnan(y) | np.isnan(found))
+        left = ((y - found)[seen] ** 2).sum()
+        about = ((y - self.offset)[seen] ** 2).sum()
+        with np.errstate(divide="ignore"):
+            mape = 100.0 * float(np.mean(np.abs((y - found)[seen] / y[seen])))
+        return {"rsquared": 1.0 - float(left / about), "mape": mape}
+
+    def plot(self, what: Picture = "surface", learner: str | None = None, ax: Axes | None = None) -> Axes:
+        """Draw a learner's effect, R-squared along the path, the loss of left-out folds, or importance.
+
+        Parameters
+        ----------
+        what : {"surface", "path", "cv", "importance"}
+        learner : str, optional
+            For "surface"; by default the one that explains most.
+        ax : matplotlib Axes, optional
+        """
+        check_choice("what", what, ("surface", "path", "cv", "importance"))
+        if what == "path":
+            return draw_path(self.path, ax)
+        if what == "cv":
+            return draw_cv(self.cv, self.mstop, ax)
+        if what == "importance":
+            return draw_importance(self.learners, ax)
+        best = str(self.learners["explained"].iloc[1:].idxmax()) if learner is None else learner
+        return draw_surface(self.surface(best), best, self.estimate.response, ax)
+
+    def _place(self, learner: str) -> int:
+        place = self._boosting.design.place(learner)
+        if place < 0:
+            labels = ", ".join(repr(one.label) for one in self._boosting.design.learners)
+            raise ModelError(f"learner: expected one of {labels}, received {learner!r}")
+        return place
+
+    # -- summary ---------------------------------------------------------------------------------
+
+    def summary(self, alpha: float = 0.05) -> SheetSummary:
+        """Print the fit: learners in the place of coefficients, which are many."""
+        kinds = None if self._ledger is None else self._ledger.kinds_by_client()
+        sheets = [
+            header_sheet(f"{self.model_name} results", self._summary_left(), self._summary_right()),
+            learner_sheet(self.learners),
+            client_sheet(self.estimate.blocks, kinds),
+        ]
+        return SheetSummary(sheets, tuple(self._summary_notes()), "")
+
+    def _summary_left(self) -> list[tuple[str, str]]:
+        dropped = ("Log-Likelihood", "AIC", "BIC", "Covariance Type", "Converged", "Df Model")
+        rows = [row for row in super()._summary_left() if row[0] not in dropped]
+        how = {"cv": f"cross-validation, {self._boosting.moments.folds} folds"}
+        return [
+            *rows,
+            ("Steps", f"{self.mstop:,} of {self.record_.steps:,}"),
+            ("Steps by", how.get(str(self.record_.select), "given")),
+            ("Step length", f"{self._boosting.nu:g}"),
+            ("Penalty", self._boosting.design.penalty),
+        ]
+
+    def _summary_right(self) -> list[tuple[str, str]]:
+        rows = super()._summary_right()
+        masked = f"masked over {len(self.estimate.blocks)} sites" if self.record_.masked else "in clear"
+        return [*rows[:-1], ("Sums", masked), rows[-1]]
+
+    def _summary_notes(self) -> list[str]:
+        setting, moments = getattr(self._ledger, "setting", ""), self._boosting.moments
+        columns = moments.S.shape[1] + moments.T.shape[2]
+        notes = [setting] if setting else []
+        notes.append(f"No standard errors, tests and intervals: {NO_ERROR}.")
+        if self.record_.select == "cv" and self.mstop == self.record_.steps:
+            notes.append("The loss of left-out folds still falls at the last step: allow more steps.")
+        if self.record_.masked:
+            notes.append(f"Sums were masked over {len(self.estimate.blocks)} sites: {MASKED.format('')}")
+        notes.append(f"Tracing: {tracing_sentence(columns, moments.total.n)}.")
+        if self.record_.basis.left_out:
+            notes.append(
+                f"{self.record_.basis.left_out:,} rows that lack what the model reads were left out."
+            )
+        return notes
+
+    def _estimate(self) -> Estimate:
+        """Name the numbers of the path."""
+        record, design = self.record_, self._boosting.design
+        K, L = self.coef.shape
+        names, terms = [], []
+        for p, one in enumerate(design.learners):
+            for i in range(design.starts[p + 1] - design.starts[p]):
+                names += [f"{one.label}[{i},{j}]" if design.time else f"{one.label}[{i}]" for j in range(L)]
+                terms += [one.label] * L
+        rows = record.basis.agreement.sites
+        return Estimate(
+            params=self.coef.ravel(),
+            cov=None,
+            names=tuple(names),
+            clients=("",) * (K * L),
+            terms=tuple(terms),
+            response=record.formula.response + ("(t)" if record.formula.functional else ""),
+            nobs=int(self._boosting.moments.total.n),
+            df_model=float(K * L),
+            converged=True,
+            rsquared=1.0 - float(self._followed[1].risk[-1]) / self._total_squares,
+            privacy="none (no noise is added)",
+            blocks=tuple(ClientBlock(row.site, K, row.n, 1.0 - row.n / row.n_rows) for row in rows),
+            reasons={"cov_params": NO_ERROR, "llf": NO_LIKELIHOOD},
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f"<{type(self).__name__}: {self.estimate.response}, {self.mstop:,} steps, "
+            f"{self.estimate.nobs:,} entities; see .summary()>"
+        )

@@ -1,0 +1,70 @@
+"""Effects of learners on points of their domain."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import pandas as pd
+
+from fedstat.federation.forecast.invented_rows import coded_names
+from fedstat.kernels.boosting.bases import spline_basis
+from fedstat.models.boost.boosting import Boosting
+from fedstat.models.boost.learners import INTERCEPT, BoostFormula
+from fedstat.models.horizontal.results import RowsBasis
+from fedstat.typing import Floats
+
+POINTS = 40
+"""Of a smooth effect of a column."""
+
+
+class Held(Protocol):
+    """What surfaces need of a record of results."""
+
+    @property
+    def basis(self) -> RowsBasis:
+        """Agreed columns."""
+
+    @property
+    def boosting(self) -> Boosting:
+        """Learners and sums."""
+
+    @property
+    def formula(self) -> BoostFormula:
+        """Learners as they were asked for."""
+
+    @property
+    def t(self) -> Floats:
+        """Points of the response."""
+
+    @property
+    def grids(self) -> Mapping[str, Floats]:
+        """Points of the curves."""
+
+
+def learner_points(held: Held, p: int) -> tuple[str, list[Any], Floats]:
+    """Name of a learner's argument, its points, and the columns of the learner at these: (m, k)."""
+    learner = held.boosting.design.learners[p]
+    if learner.kind == INTERCEPT:
+        return "column", [INTERCEPT], np.ones((1, 1))
+    if learner.smooth:
+        of_curve = learner.kind == "bsignal"
+        x = held.grids[learner.of] if of_curve else np.linspace(learner.low, learner.high, POINTS)
+        basis = spline_basis(x, learner.low, learner.high, learner.knots, learner.degree)
+        return ("s" if of_curve else "x"), x.tolist(), basis
+    coded = coded_names(held.basis.agreement)
+    names = [n for n, term in zip(coded.names, coded.term_names, strict=True) if term == learner.of]
+    # The first column is the constant by which effects are centred; the others are effects beside it.
+    return "column", list(names), np.eye(len(names) + 1)[1:]
+
+
+def learner_frame(held: Held, p: int, coef: Floats, **more: Floats) -> pd.DataFrame:
+    """Effect of a learner, and what `more` there is of it, (m, G) each, in long form."""
+    name, points, at = learner_points(held, p)
+    surface = at @ coef[held.boosting.design.columns(p)] @ held.boosting.basis.T
+    m, G = surface.shape
+    out: dict[str, Any] = {name: np.repeat(np.array(points, dtype=object if name == "column" else float), G)}
+    if held.boosting.design.time is not None:
+        out["t"] = np.tile(held.t, m)
+    return pd.DataFrame(out | {"estimate": surface.ravel()} | {n: array.ravel() for n, array in more.items()})
