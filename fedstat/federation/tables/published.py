@@ -60,8 +60,9 @@ class PublishedColumn:
     be asked for. `levels` are those of a category, in the order in which a model takes them, or the codes of
     a number, for ``C(x)``. `knots`, ascending, are where splines may have some. `unit` is what it is measured
     in, of a curve that of its points, in any words that the sites share; `domain` has the first and last
-    point that a curve may have. Where the column is summarised by bins, these are equally wide on its `scale`;
-    that of ``asinh`` is linear up to about `around` on either side of zero, and logarithmic beyond.
+    point that a curve may have. Where the column is summarised by bins, these are equally wide on
+    its `scale`; that of ``asinh`` is linear up to about `around` on either side of zero, and logarithmic
+    beyond.
     """
 
     kind: PublishedKind
