@@ -47,6 +47,12 @@ def check_positive(name: str, value: object) -> None:
         raise ModelError(f"{name}: expected a positive number, received {value!r}")
 
 
+def check_share(name: str, value: float | None) -> None:
+    """Refuse what is given and not a share between 0 and 1."""
+    if value is not None and not 0.0 <= value <= 1.0:
+        raise ModelError(f"{name}: expected a share between 0 and 1, received {value!r}")
+
+
 def check_whole(name: str, value: object, least: int) -> None:
     """Refuse what is not a whole number of at least `least`."""
     if not isinstance(value, Integral) or value < least:

@@ -34,7 +34,9 @@ def fit(monkeypatch, heard, partition=None, **options):
 
     monkeypatch.setattr(glm_score_steps, "open_shares", hear)
     partition = partition or fs.ClientPartition.from_frames(FRAMES, on="k", shared_seed=1)
-    model = fs.VFEMRegression.from_formula("y ~ .", partition, family=sm.families.Binomial())
+    model = fs.VFEMRegression.from_formula(
+        "y ~ .", partition, family=sm.families.Binomial(), between="independent"
+    )
     result = model.fit(cov_type="robust", **options)
     monkeypatch.setattr(glm_score_steps, "open_shares", opened)
     return result

@@ -47,12 +47,12 @@ def partition(complete=False):
     return fs.ClientPartition.from_frames(tables, on="id")
 
 
-def vfem(response="y", **options):
+def vfem(response="y", between="independent", **options):
     model = fs.VFEMRegression.from_formula(
         f"{response} ~ {COLUMNS}",
         partition(),
         **({"family": BINOMIAL} if response == "z" else {}),
-        between="independent",
+        between=between,
     )
     return model.fit(**options)
 
@@ -68,7 +68,8 @@ def nobody_deals():
     """Fit a binary response of two institutions, where residuals and curvatures are sent."""
     frames = {name: TABLES[name] for name in "AB"}
     both = fs.ClientPartition.from_frames(frames, on="id", shared_seed=1)
-    model = fs.VFEMRegression.from_formula("z ~ a1 + b1 + b2", both, family=BINOMIAL, coordinator="A")
+    how = {"family": BINOMIAL, "coordinator": "A", "between": "independent"}
+    model = fs.VFEMRegression.from_formula("z ~ a1 + b1 + b2", both, **how)
     model.fit(cross_products="sketch", sketch_size=60)
 
 
@@ -84,6 +85,7 @@ FITS = {
     "sketch": lambda: vfem(exchange="iterative", cross_products="sketch", sketch_size=60),
     "sem": lambda: vfem(exchange="iterative", cov_type="sem"),
     "binomial": lambda: vfem("z"),
+    "binomial free": lambda: vfem("z", "free"),
     "nobody deals": nobody_deals,
     "predictions": new_entities,
     "means filled in": lambda: vfem(method="impute"),

@@ -42,7 +42,8 @@ def study(missing=0.0, n=600, count=False):
 
 def model_of(kind, frames, policy, family=BINARY):
     partition = fs.ClientPartition.from_frames(frames, on="k", policy=policy)
-    return getattr(fs, kind).from_formula("y ~ .", partition, family=family)
+    published = {"between": "independent"} if kind == "VFEMRegression" else {}
+    return getattr(fs, kind).from_formula("y ~ .", partition, family=family, **published)
 
 
 def listened(kind, frames, family=BINARY, **fit):
@@ -255,7 +256,7 @@ def test_the_summary_counts_what_left_in_all_analyses():
     partition = fs.ClientPartition.from_frames(study(), on="k")
     notes = []
     for _ in range(2):
-        model = fs.VFEMRegression.from_formula("y ~ .", partition, family=BINARY)
+        model = fs.VFEMRegression.from_formula("y ~ .", partition, family=BINARY, between="independent")
         notes.append(" ".join(model.fit(cov_type="none").summary().notes))
     assert "in other analyses" not in notes[0] and "in other analyses" in notes[1]
 
@@ -268,7 +269,7 @@ def test_a_restart_does_not_forget_what_left(tmp_path):
     account = open_account(tmp_path, "A", identity)
     site._data = replace(site._data, account=account)
     site.refusals.account = account
-    model = fs.VFEMRegression.from_formula("y ~ .", partition, family=BINARY)
+    model = fs.VFEMRegression.from_formula("y ~ .", partition, family=BINARY, between="independent")
     model.fit(cov_type="none", masked=False)
     account.store.close()
     assert account.vectors > 5

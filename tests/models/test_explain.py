@@ -76,11 +76,11 @@ def vglm(response="y", names="ABC", **options):
     return vertical(fs.VerticalGLM, WHOLE, response, names, **options)
 
 
-def holder_alone(response="y"):
+def holder_alone(response="y", between="free"):
     """An institution that has the response and nothing else."""
     frames = {"Response": PARTLY["A"][["id", *FAMILY]], "A": PARTLY["A"].drop(columns=list(FAMILY))}
     frames |= {name: PARTLY[name] for name in "BC"}
-    return vertical(fs.VFEMRegression, frames, response, tuple(frames))
+    return vertical(fs.VFEMRegression, frames, response, tuple(frames), between=between)
 
 
 STEPWISE = {"exchange": "iterative"}
@@ -110,6 +110,7 @@ OTHER_FITS = {
     "exact": {"cross_products": "exact"},
     "cut off": {"maxiter": 4, "cov_type": "none"},
 }
+FREE_FITS = {n: OTHER_FITS[n] for n in ("masked", "clear", "none")}
 PENALISED = {
     "bic": {},
     "one lambda": {"lam": 0.0},
@@ -141,7 +142,12 @@ CASES = {
     **{f"VFEM binary {n}": (lambda: vfem("sick"), a) for n, a in OTHER_FITS.items()},
     "VFEM binary of few points": (lambda: vfem("sick"), {"memory": 3, "cov_type": "none"}),
     "VFEM binary of two": (lambda: vfem("sick", "AB", coordinator="apart"), {}),
-    "VFEM binary of a holder alone": (lambda: holder_alone("sick"), {"masked": False}),
+    "VFEM binary of a holder alone": (lambda: holder_alone("sick", "independent"), {"masked": False}),
+    **{
+        f"VFEM binary free {n}": (lambda: vfem("sick", between="free"), a | {"max_moved": 1.0})
+        for n, a in FREE_FITS.items()
+    },
+    "VFEM counts free": (lambda: vfem("count", between="free", coordinator="apart"), {"max_moved": 1.0}),
     "VFEM probit": (lambda: vfem("sick", link=families.links.Probit), {}),
     "VFEM counts": (lambda: vfem("count", coordinator="apart"), {}),
     **{f"VGLM {n}": (lambda: vglm(penalty="lasso"), a) for n, a in PENALISED.items()},

@@ -13,7 +13,8 @@ from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.design.formula.parse import Formula
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.models.checks import check_choice, check_whole
-from fedstat.models.vertical.division import divide_as_before
+from fedstat.models.vertical.division import divide_as_before, keep_division
+from fedstat.models.vertical.exchange.patterns import SmallPatterns
 from fedstat.models.vertical.layout import Layout
 from fedstat.models.vertical.model import VerticalModel
 from fedstat.models.vfem.block_results import BlockResults
@@ -25,7 +26,7 @@ from fedstat.models.vfem.iteration.options import IterationOptions
 from fedstat.models.vfem.iteration.progress import Progress
 from fedstat.models.vfem.moments.cross_products import CrossOptions
 from fedstat.models.vfem.protocol import Iterated
-from fedstat.models.vfem.statements.outcome import HeldInSession, VFEMOutcome
+from fedstat.models.vfem.statements.outcome import HeldInSession, VFEMOutcome, warn_of_merges
 from fedstat.typing import Floats
 
 Results = TypeVar("Results", bound=BlockResults[Any])
@@ -37,7 +38,10 @@ Init: TypeAlias = "Literal['zero', 'cc', 'impute'] | Sequence[float] | Mapping[s
 
 @dataclass(frozen=True, slots=True)
 class IterativeFit:
-    """What is asked of a fit by iteration; see :meth:`fedstat.VFEMRegression.fit`."""
+    """What is asked of a fit by iteration; see :meth:`fedstat.VFEMRegression.fit`.
+
+    Where columns depend between institutions `small` says which missing patterns are too small.
+    """
 
     method: Method
     options: IterationOptions
@@ -45,6 +49,7 @@ class IterativeFit:
     init: Init = "zero"
     progress: bool = False
     estimates_alpha: bool = False
+    small: SmallPatterns | None = None
 
 
 class VFEMModel(VerticalModel):
@@ -101,7 +106,11 @@ class VFEMModel(VerticalModel):
             fit=found.fit,
             covariance=found.covariance,
         )
-        return results.of(self, layout, outcome, HeldInSession(found.fitted), ledger)
+        if found.exchange is not None:
+            keep_division(layout, self.partition, found.exchange.plan, found.exchange.released)
+            warn_of_merges(found.exchange.plan, layout.n)
+        held = HeldInSession(found.fitted, found.exchange, found.linear)
+        return results.of(self, layout, outcome, held, ledger)
 
     def _iterate(self, wanted: IterativeFit, layout: Layout, report: Progress | None) -> Rounds[Iterated]:
         """Fit by iteration, with the covariance of the estimates."""

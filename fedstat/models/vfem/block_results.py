@@ -295,7 +295,7 @@ class BlockResults(Saveable, FederatedResults, Generic[Predictions]):
     def _per_entity(self, what: str) -> pd.Series:
         """Label what the response holder computed, one value per entity of the fit, where it is at hand."""
         values = self._held.fitted.get(what)
-        if values is None and self._held.exchange is not None:
+        if values is None and self._held.exchange is not None and self.fit_.distribution == NORMAL:
             raise NotAvailableError(
                 f"no {what} values: exchange='moments' asks for nothing per entity. predict(partition) "
                 "asks every institution for its linear predictors, fit(exchange='iterative') too"

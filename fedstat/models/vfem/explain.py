@@ -11,6 +11,10 @@ from fedstat.models.explain import ForecastPlan
 from fedstat.models.vfem.blocks.layout import make_layout
 from fedstat.models.vfem.statements.exposure import count_exposed
 
+JOINT_ITERATIONS: Lengths = (4, 8, 20)
+"""Where the coordinator has all parameters; simulated data took 6 to 9."""
+JOINT_STEPS = frozenset({"joint_predict", "glm_evaluate", "joint_score", "joint_weights"})
+
 
 class VFEMPlan(ForecastPlan):
     """What is known of a VFEM fit before it runs."""
@@ -24,6 +28,8 @@ class VFEMPlan(ForecastPlan):
     repeated: ClassVar[frozenset[str]] = frozenset({"sem_predictor", "sem_sums"})
     more_rounds: ClassVar[str] = "rejected or shortened"
     early: ClassVar[str] = "mix fewer points"
+    grows = True
+    """Whether messages do, from one iteration to the next."""
 
     def __init__(self, model: Any, given: Mapping[str, Any]) -> None:
         super().__init__(model, given)
@@ -70,7 +76,8 @@ class VFEMPlan(ForecastPlan):
                 f"and recorded data, {low} to {high} its range, and maxiter={self.given['maxiter']:,} the "
                 f"limit. Steps that are {self.more_rounds} add rounds."
             )
-            yield f"Largest shapes are shown; early iterations {self.early} and send less."
+            if self.grows:
+                yield f"Largest shapes are shown; early iterations {self.early} and send less."
 
 
 class VFEMGLMPlan(VFEMPlan):
@@ -84,6 +91,24 @@ class VFEMGLMPlan(VFEMPlan):
     begins: ClassVar[str] = "glm_estimates"
     more_rounds: ClassVar[str] = "shortened"
     early: ClassVar[str] = "combine fewer steps"
+
+    def __init__(self, model: Any, given: Mapping[str, Any]) -> None:
+        super().__init__(model, given)
+        self.grows = not model.fits_jointly(given["method"])
+
+    @property
+    def lengths(self) -> Lengths:
+        """Iterations of a fit that is short, usual and long, within the limit."""
+        if self.grows:
+            return super().lengths
+        low, usual, most = (min(length, int(self.given["maxiter"])) for length in JOINT_ITERATIONS)
+        return low, usual, most
+
+    def loops(self, course: DryRun) -> Sequence[Loop]:
+        """Count iterations, at which the coordinator has all parameters or none."""
+        if self.grows:
+            return super().loops(course)
+        return [Loop("joint_score", JOINT_STEPS, self.lengths)]
 
     def arguments(self) -> Mapping[str, Any]:
         """Let the rehearsed fit go on in silence."""

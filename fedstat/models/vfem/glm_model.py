@@ -3,34 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Literal, get_args
 
 from fedstat.errors import ModelError
 from fedstat.federation.design.formula.parse import Formula
 from fedstat.federation.rounds.engine import Rounds
+from fedstat.federation.rounds.products import Conversation
 from fedstat.kernels.glm.specification import DistributionSpec, Family
-from fedstat.models.checks import check_choice
+from fedstat.models.checks import check_choice, check_share
+from fedstat.models.vertical.exchange.patterns import PatternExchange, SmallPatterns
+from fedstat.models.vertical.law.pairs import Between
 from fedstat.models.vertical.layout import Layout
 from fedstat.models.vfem.block_model import CrossSource, IterativeFit, Method, SketchKind, VFEMModel
 from fedstat.models.vfem.blocks.glm_distribution import kernel_of
+from fedstat.models.vfem.blocks.request import FAMILY
 from fedstat.models.vfem.explain import VFEMGLMPlan
 from fedstat.models.vfem.iteration.glm_protocol import QuasiNewtonIteration
 from fedstat.models.vfem.iteration.options import IterationOptions
 from fedstat.models.vfem.iteration.progress import Progress
-from fedstat.models.vfem.protocol import Iterated, fit_glm
+from fedstat.models.vfem.joint.protocol import LEAST_PATTERN, JointIteration
+from fedstat.models.vfem.protocol import Iterated, fit_glm, fit_joint
 from fedstat.models.vfem.results import VFEMGLMResults
 from fedstat.models.vfem.statements.outcome import warn_unless_converged
+
+INSTEAD = ", or from_formula(..., between='independent'), which has no sums by missing pattern"
+"""What there is where too many entities are in patterns that are too small, or nobody can deal."""
 
 
 class VFEMGLM(VFEMModel):
     """Generalised linear regression with client-wise missing blocks.
 
-    The response is binary (logit or probit link) or a count (log link; Poisson or negative binomial), with
-    linear predictor beta0 + sum_k x_k'beta_k; blocks x_k ~ N(mu_k, Sigma_k) are independent of each other,
-    as in :class:`fedstat.VFEMRegression`. What an entity lacks enters its likelihood through one normal
-    variable, the sum of the missing linear predictors, so that the likelihood of what is observed is an
-    integral over one dimension. Estimates maximise it, and are valid when missingness depends on observed
-    values only (MAR). With nothing missing they are those of the generalised linear model.
+    The response is binary (logit or probit link) or a count (log link; Poisson or negative binomial),
+    with linear predictor beta0 + sum_k x_k'beta_k; columns are jointly normal, with a covariance that is free
+    between clients (``between="free"``) or zero (``"independent"``), as in :class:`fedstat.VFEMRegression`.
+    What an entity lacks enters its likelihood through one normal variable, the sum of the missing linear
+    predictors, so that the likelihood of what is observed is an integral over one dimension. Estimates
+    maximise the joint likelihood of response and columns in all parameters, those of the law of the columns
+    included, and are valid when missingness depends on observed values only (MAR), those of the response
+    included. With nothing missing they are those of the generalised linear model.
 
     Make one with ``fedstat.VFEMRegression.from_formula(formula, partition, family=...)``.
 
@@ -55,7 +66,11 @@ class VFEMGLM(VFEMModel):
     linear: Callable[[], VFEMModel] | None = None
     """Makes the linear regression of the response on the same columns."""
 
-    def __init__(self, formula: Formula, partition: Any, *, family: Family, **kwargs: Any) -> None:
+    def __init__(
+        self, formula: Formula, partition: Any, *, family: Family, between: Between = "free", **kwargs: Any
+    ) -> None:
+        check_choice("between", between, get_args(Between))
+        self.between: Between = between
         self.distribution = DistributionSpec.of(family)
         kernel_of(self.distribution)
         super().__init__(formula, partition, **kwargs)
@@ -75,6 +90,7 @@ class VFEMGLM(VFEMModel):
         tol_score: float = 1e-8,
         tol_change: float = 1e-6,
         progress: bool = False,
+        max_moved: float | None = None,
     ) -> VFEMGLMResults:
         """Maximise the likelihood of the observed data.
 
@@ -87,15 +103,16 @@ class VFEMGLM(VFEMModel):
             Inverse observed information of all parameters, means and covariances included; the sandwich of
             Huber and White with these in its outer parts (statsmodels: HC0), which needs no normal columns
             and no variance as the family has it, as long as the estimates are consistent without; or none.
+            The sandwich belongs to between="independent".
         alpha : "ml", optional
             Estimate the alpha of the family NegativeBinomial by maximum likelihood, from the one given; all
-            standard errors account for it. By default it is known.
+            standard errors account for it. By default it is known. It belongs to between="independent".
         masked : bool
             Whether institutions hide their linear predictors, likelihoods and scores by pairwise masks;
             as in :meth:`fedstat.VFEMRegression.fit`.
         cross_products : {"secure", "sketch", "exact"}
-            Where products of two clients' columns come from, which the covariance needs; as in
-            :meth:`fedstat.VFEMRegression.fit`.
+            Of between="independent": where products of two clients' columns come from, which the covariance
+            needs; as in :meth:`fedstat.VFEMRegression.fit`. With between="free" they are secure.
         sketch : {"structured", "gaussian"}
             Kind of projection.
         sketch_size : int
@@ -110,6 +127,9 @@ class VFEMGLM(VFEMModel):
             and no parameter, of standardised columns, moved by more.
         progress : bool
             Print iteration, log-likelihood, score and the time left to standard error.
+        max_moved : float, optional
+            Of between="free", which has sums by missing pattern: largest share of the entities in patterns
+            that are too small, and count as missing at an institution that has them; .05 by default.
 
         Returns
         -------
@@ -141,6 +161,21 @@ class VFEMGLM(VFEMModel):
         wanted = IterativeFit(
             method, options, covariance, progress=progress, estimates_alpha=alpha is not None
         )
+        check_share("max_moved", max_moved)
+        if self.fits_jointly(method):
+            if cov_type == "robust" or alpha is not None:
+                what = "cov_type='robust'" if cov_type == "robust" else "alpha='ml'"
+                raise ModelError(
+                    f"{what} belongs to from_formula(..., between='independent') as yet; between='free' has "
+                    "cov_type='observed' and a known alpha"
+                )
+            if cross_products != "secure":
+                raise ModelError(
+                    f"cross_products={cross_products!r} belongs to from_formula(..., between='independent'); "
+                    "with between='free' they are secure"
+                )
+            least = max(self.partition.min_count, LEAST_PATTERN)
+            wanted = replace(wanted, small=SmallPatterns(least, max_moved, INSTEAD))
         result = self._fit_by_iteration(wanted, VFEMGLMResults)
         warn_unless_converged(result.fit_)
         return result
@@ -152,19 +187,35 @@ class VFEMGLM(VFEMModel):
                 f"{self.distribution}; a known alpha belongs to the family"
             )
 
+    def fits_jointly(self, method: Method) -> bool:
+        """Whether the law of all columns is estimated: with one block nothing is between two."""
+        return self.between == "free" and method == "vfem" and len(self.design.blocks) > 1
+
     def _iterate(self, wanted: IterativeFit, layout: Layout, report: Progress | None) -> Rounds[Iterated]:
-        iteration = QuasiNewtonIteration(
-            layout,
-            wanted.options,
-            self._session,
-            report,
-            distribution=self.distribution,
-            at=wanted.covariance.cross.at,
-            curved=wanted.covariance.cov_type != "none",
-            estimates_alpha=wanted.estimates_alpha,
-            min_count=wanted.covariance.cross.min_count,
-        )
-        return fit_glm(iteration, wanted.covariance)
+        shared: dict[str, Any] = {
+            "distribution": self.distribution,
+            "at": wanted.covariance.cross.at,
+            "curved": wanted.covariance.cov_type != "none",
+            "min_count": wanted.covariance.cross.min_count,
+        }
+        if wanted.small is None:
+            iteration = QuasiNewtonIteration(
+                layout,
+                wanted.options,
+                self._session,
+                report,
+                **shared,
+                estimates_alpha=wanted.estimates_alpha,
+            )
+            return fit_glm(iteration, wanted.covariance)
+        conversation = Conversation(FAMILY, self._session, shared["at"], INSTEAD)
+
+        def make(narrowed: Layout, exchange: PatternExchange) -> JointIteration:
+            return JointIteration(
+                narrowed, wanted.options, self._session, report, **shared, exchange=exchange
+            )
+
+        return fit_joint(layout, wanted.small, conversation, make)
 
 
 def check_robust(method: str, cov_type: str) -> None:

@@ -15,7 +15,7 @@ from fedstat.federation.design.formula.parse import Formula
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.kernels.glm.specification import DistributionSpec, Family
-from fedstat.models.checks import check_choice, check_whole
+from fedstat.models.checks import check_choice, check_share, check_whole
 from fedstat.models.vertical.division import keep_division
 from fedstat.models.vertical.exchange.patterns import SmallPatterns, exchange_patterns
 from fedstat.models.vertical.law.assumptions import warn_of_dependence
@@ -141,12 +141,11 @@ class VFEMRegression(VFEMModel):
             As in :meth:`VerticalModel.from_formula`.
         family : statsmodels family, optional
             Of the response; normal by default. ``Binomial()``, with the logit or the probit link,
-            ``Poisson()`` and ``NegativeBinomial(alpha=...)`` make a :class:`VFEMGLM`, whose blocks are
-            independent between clients.
+            ``Poisson()`` and ``NegativeBinomial(alpha=...)`` make a :class:`VFEMGLM`.
         between : {"free", "independent"}
             Covariance of the columns of two clients: estimated, the default, or zero, as in the publication.
             Clients that share hardly any entity count as independent given all other columns; the summary
-            names them. ``exchange="iterative"`` and other families have "independent" alone.
+            names them. ``exchange="iterative"`` has "independent" alone.
         missing, coordinator
             As in :meth:`VerticalModel.from_formula`.
 
@@ -155,20 +154,13 @@ class VFEMRegression(VFEMModel):
         FormulaError, DesignError
             As :meth:`VerticalModel.from_formula`.
         ModelError
-            The family is another one.
+            The family is another one, or an argument has no meaning.
         """
         if family is None or DistributionSpec.of(family) == NORMAL:
             return super().from_formula(formula, partition, **options)
-        if options.get("between") == "independent":
-            options.pop("between")
-        if "between" in options:
-            raise ModelError(
-                f"between={options['between']!r}: a family that is not normal has independent "
-                "blocks, between='independent'; leave it out"
-            )
         model = VFEMGLM.from_formula(formula, partition, family=family, **options)
         # Tests of what is assumed of columns and missing patterns rest on its sums, whatever the response.
-        model.linear = lambda: cls.from_formula(formula, partition, **options)
+        model.linear = lambda: cls.from_formula(formula, partition, **(options | {"between": "free"}))
         return model
 
     @described_in(VFEMGLM.fit)
@@ -297,8 +289,7 @@ class VFEMRegression(VFEMModel):
         check_correction(
             correction, cov_type, (method, exchange, self.between) == ("vfem", "moments", "free")
         )
-        if max_moved is not None and not 0.0 <= max_moved <= 1.0:
-            raise ModelError(f"max_moved: expected a share between 0 and 1, received {max_moved!r}")
+        check_share("max_moved", max_moved)
         options = IterationOptions(
             step=step,
             acceleration=acceleration,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from fedstat.models.vertical.exchange.steps import EXCHANGE_ORDER
 
 OF_SCORES = "glm_response_scores glm_scale_information glm_scores glm_scores_openly scores"
-CROSS = f"glm_information information {OF_SCORES}"
+CROSS = f"glm_information information joint_information {OF_SCORES}"
 """Steps that leave columns behind which are multiplied with those of others, in one of four ways."""
 
 AFTER_INFORMATION = (
@@ -41,12 +41,13 @@ ORDER: Mapping[str, str] = {
     "open_columns": "deal_sums glm_start open_columns",
     "take_columns": "deal_sums glm_start_response take_columns",
     "glm_move": "deal_sums glm_evaluate glm_score glm_start glm_start_response open_columns take_columns",
-    "glm_evaluate": "deal_sums glm_evaluate glm_move glm_residuals glm_start_response take_columns",
+    "glm_evaluate": "deal_sums glm_evaluate glm_move glm_residuals glm_start_response joint_predict "
+    "joint_score joint_weights take_columns",
     "glm_residuals": "glm_evaluate",
     "glm_score": "glm_evaluate glm_move glm_residuals",
     "glm_estimates": "glm_evaluate glm_move glm_score",
-    "glm_pearson": "glm_estimates glm_evaluate",
-    "glm_fitted": "glm_estimates glm_evaluate glm_pearson",
+    "glm_pearson": "glm_estimates glm_evaluate joint_score joint_weights",
+    "glm_fitted": "glm_estimates glm_evaluate glm_pearson joint_score joint_weights",
     "glm_curvature": "glm_estimates glm_fitted glm_pearson",
     "glm_curvature_openly": "glm_estimates glm_fitted glm_pearson",
     "glm_information": "glm_curvature glm_curvature_openly glm_estimates",
@@ -56,6 +57,13 @@ ORDER: Mapping[str, str] = {
     "glm_scores_openly": f"glm_derivatives_openly {AFTER_INFORMATION}",
     "glm_response_scores": f"glm_scores_openly {AFTER_INFORMATION}",
     "glm_scores": AFTER_INFORMATION,
+    # the same, where columns depend between institutions
+    "joint_predict": "deal_sums glm_evaluate glm_start glm_start_response joint_predict joint_score "
+    "joint_weights open_columns take_columns",
+    "joint_score": "glm_evaluate joint_predict",
+    "joint_weights": "glm_evaluate joint_score",
+    "joint_curvature": "glm_evaluate glm_fitted glm_pearson joint_score joint_weights",
+    "joint_information": "joint_curvature joint_predict joint_score",
     # new entities
     "project_block": "predict_block",
     "project_by_pattern": "predict_by_pattern",

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from fedstat.federation.rounds.engine import Rounds
+from fedstat.federation.rounds.products import Conversation
 from fedstat.kernels.glm.distributions import COUNTS
+from fedstat.models.vertical.exchange.patterns import PatternExchange, SmallPatterns, exchange_patterns
+from fedstat.models.vertical.law.fit import LawFit
+from fedstat.models.vertical.layout import Layout
 from fedstat.models.vfem.covariance.protocol import (
     CovarianceOptions,
     glm_covariance,
@@ -20,6 +24,8 @@ from fedstat.models.vfem.iteration.fit import VFEMFit
 from fedstat.models.vfem.iteration.glm_protocol import QuasiNewtonIteration
 from fedstat.models.vfem.iteration.protocol import EMIteration
 from fedstat.models.vfem.iteration.state import Iteration
+from fedstat.models.vfem.joint.covariance import joint_covariance
+from fedstat.models.vfem.joint.protocol import JointIteration
 from fedstat.models.vfem.moments.cross_products import check_dealers
 from fedstat.typing import Array, Floats
 
@@ -28,12 +34,16 @@ from fedstat.typing import Array, Floats
 class Iterated:
     """What the iterative exchange hands over.
 
-    `fitted` are fitted values and residuals (n,), where the coordinator sits at the response holder.
+    `fitted` are fitted values and residuals (n,), where the coordinator sits at the response holder, nan of
+    entities that were left out. Where columns depend between institutions `exchange` has the moments, and
+    `linear` the normal law of columns and response.
     """
 
     fit: VFEMFit
     covariance: Covariance | None
     fitted: Mapping[str, Array]
+    exchange: PatternExchange | None = None
+    linear: LawFit | None = None
 
 
 def fit_normal(
@@ -57,17 +67,42 @@ def fit_normal(
 def fit_glm(iteration: QuasiNewtonIteration, options: CovarianceOptions) -> Rounds[Iterated]:
     """Fit a response that is not normal."""
     check_dealers(iteration.layout, options.cross)
-    fit = yield from iteration.maximise()
-    if iteration.distribution.entry.single is COUNTS:
-        (reply,) = yield [iteration.ask(iteration.layout.active, "glm_pearson")]
-        total, squares = (reply.arrays["pearson"] / iteration.layout.n).tolist()
-        error = np.sqrt(max(squares - total**2, 0.0) / iteration.layout.n)
-        fit = replace(fit, dispersion=(total, float(error)))
+    fit = yield from maximise(iteration)
     fitted = yield from ask_fitted(iteration, "glm_fitted", options.cross.at)
     covariance = None
     if options.cov_type != "none":
         covariance = yield from glm_covariance(iteration, options)
     return Iterated(fit, covariance, fitted)
+
+
+def maximise(iteration: QuasiNewtonIteration) -> Rounds[VFEMFit]:
+    """Maximise the likelihood, and ask how far counts vary beyond their distribution."""
+    fit = yield from iteration.maximise()
+    if iteration.distribution.entry.single is not COUNTS:
+        return fit
+    (reply,) = yield [iteration.ask(iteration.layout.active, "glm_pearson")]
+    total, squares = (reply.arrays["pearson"] / iteration.layout.n).tolist()
+    error = np.sqrt(max(squares - total**2, 0.0) / iteration.layout.n)
+    return replace(fit, dispersion=(total, float(error)))
+
+
+def fit_joint(
+    layout: Layout,
+    small: SmallPatterns,
+    conversation: Conversation,
+    make: Callable[[Layout, PatternExchange], JointIteration],
+) -> Rounds[Iterated]:
+    """Fit a response that is not normal, with columns that depend between institutions."""
+    exchange = yield from exchange_patterns(layout, small, conversation)
+    code = exchange.plan.target[layout.code]
+    iteration = make(layout.narrowed(code >= 0, exchange.released), exchange)
+    fit = yield from maximise(iteration)
+    fitted = {}
+    for name, values in (yield from ask_fitted(iteration, "glm_fitted", conversation.at)).items():
+        fitted[name] = np.full(layout.n, np.nan)
+        fitted[name][code >= 0] = values
+    covariance = (yield from joint_covariance(iteration)) if iteration.curved else None
+    return Iterated(fit, covariance, fitted, exchange, iteration.linear)
 
 
 def ask_fitted(iteration: Iteration, step: str, at: str | None) -> Rounds[Mapping[str, Array]]:

@@ -187,6 +187,11 @@ class VFEMGLMResults(
     model_name = "VFEM GLM"
 
     @property
+    def between(self) -> Between:
+        """Whether columns of two clients were free to depend, or independent."""
+        return as_between(self._record.outcome)
+
+    @property
     def family(self) -> Family:
         """Distribution and link of the response, as statsmodels has them."""
         return self.fit_.distribution.make()
@@ -225,8 +230,9 @@ class VFEMGLMResults(
         """Linear regression of the response on the same columns, from sums by missing pattern.
 
         :meth:`mcar_test`, :meth:`independence_tests` and :meth:`independence_lr_test` rest on these, and need
-        no normal response where patterns are not small. The fit itself has no such sums: the first use asks
-        for them as an analysis of its own, with the consents and refusals of any other, and a ledger.
+        no normal response where patterns are not small. A fit with ``between="independent"`` has no such
+        sums: the first use asks for them as an analysis of its own, with the consents and refusals of any
+        other, and a ledger.
 
         Raises
         ------
@@ -242,7 +248,28 @@ class VFEMGLMResults(
         return found
 
     def _moments(self) -> MomentsFit | LawFit:
-        return self.linear._moments()
+        # With between="free" the fit had these sums itself.
+        return self._held.moments_fit or self.linear._moments()
+
+    def compare_lr_test(self, restricted: FederatedResults) -> LRTest:
+        """Likelihood ratio test against a fit with fewer columns on the same records.
+
+        Raises
+        ------
+        ModelError
+            The two are not nested, differ in family or method, or an institution counts as having other
+            entities in the two.
+        NotAvailableError
+            With ``between="free"`` and missing blocks: the columns that are left out tell of those that are
+            missing, and the smaller fit has another law of the columns. Use :meth:`wald_test`.
+        """
+        if self.between == "free" and any(self.counts.n > n for n in self.nobs_by_client):
+            raise NotAvailableError(
+                "compare_lr_test: with between='free' columns that are left out tell of those that are "
+                "missing, so that both likelihoods are not of the same records; use wald_test on the larger "
+                "fit"
+            )
+        return super().compare_lr_test(restricted)
 
     # -- prediction ------------------------------------------------------------------------------
 

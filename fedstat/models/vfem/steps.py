@@ -11,6 +11,7 @@ from fedstat.models.vfem.covariance import glm_score_steps, scale_steps, score_s
 from fedstat.models.vfem.covariance import steps as covariance_steps
 from fedstat.models.vfem.iteration import glm_response_steps, glm_steps, response_steps
 from fedstat.models.vfem.iteration import steps as iteration_steps
+from fedstat.models.vfem.joint import steps as joint_steps
 from fedstat.models.vfem.moments import staged_columns
 from fedstat.models.vfem.prediction import steps as prediction_steps
 
@@ -36,6 +37,7 @@ TOPICS = (
     prediction_steps,
     glm_steps,
     glm_response_steps,
+    joint_steps,
 )
 STEPS: Mapping[str, Step] = {
     **exchange_steps(RULES),

@@ -18,7 +18,7 @@ from fedstat.federation.rounds.products import Conversation
 from fedstat.kernels.glm.specification import DistributionSpec, Family
 from fedstat.kernels.penalised.path import Algorithm
 from fedstat.kernels.penalised.penalties import Penalty
-from fedstat.models.checks import check_choice, check_positive, check_whole
+from fedstat.models.checks import check_choice, check_positive, check_share, check_whole
 from fedstat.models.vertical.division import divide_as_before, keep_division
 from fedstat.models.vertical.exchange.patterns import SmallPatterns
 from fedstat.models.vertical.law.assumptions import warn_of_dependence
@@ -268,8 +268,7 @@ class VerticalGLM(VerticalModel):
         check_steps(steps, self.penalty, algorithm, exchange)
         check_whole("n_lambdas", n_lambdas, 2)
         check_positive("tol", tol)
-        if max_moved is not None and not 0.0 <= max_moved <= 1.0:
-            raise ModelError(f"max_moved: expected a share between 0 and 1, received {max_moved!r}")
+        check_share("max_moved", max_moved)
         normal = self.distribution.name == "Gaussian" and exchange == "products"
         self._check_together(choice, passing, normal)
         choice.check_folds(given)

@@ -28,7 +28,9 @@ KERNELS = {"Logit": LOGIT, "Probit": PROBIT, "Log": LOG}
 
 def make(link, **options):
     study = glm_study(family=type(FAMILIES[link]).__name__, **options)
-    model = fs.VFEMRegression.from_formula("y ~ .", study.partition(), family=FAMILIES[link])
+    model = fs.VFEMRegression.from_formula(
+        "y ~ .", study.partition(), family=FAMILIES[link], between="independent"
+    )
     pooled = PooledGLM(study.table["y"], [study.table[c] for c in study.columns.values()], link)
     return study, model, pooled
 
@@ -129,7 +131,9 @@ def test_an_optimiser_of_the_pooled_data_finds_the_same(link):
     study = Study(table, columns, "Holder")
     pooled = PooledGLM(table["y"], [table[c] for c in columns.values()], link)
     theta = pooled.maximise()
-    result = fs.VFEMRegression.from_formula("y ~ .", study.partition(), family=FAMILIES[link]).fit()
+    result = fs.VFEMRegression.from_formula(
+        "y ~ .", study.partition(), family=FAMILIES[link], between="independent"
+    ).fit()
     np.testing.assert_allclose(result.params, theta[pooled.reported], atol=1e-5)
     bse = np.sqrt(np.diag(pooled.covariance(theta)))[pooled.reported]
     np.testing.assert_allclose(result.bse, bse, rtol=1e-4)
@@ -190,7 +194,9 @@ def test_masks_and_secure_products_change_nothing():
 def test_order_of_institutions_is_irrelevant():
     study, model, _ = make("Log")
     turned = Study(study.table, dict(reversed(study.columns.items())), study.holder)
-    other = fs.VFEMRegression.from_formula("y ~ .", turned.partition(), family=FAMILIES["Log"]).fit()
+    other = fs.VFEMRegression.from_formula(
+        "y ~ .", turned.partition(), family=FAMILIES["Log"], between="independent"
+    ).fit()
     first = model.fit()
     names = first.params.index
     np.testing.assert_allclose(other.params[names], first.params, rtol=1e-6, atol=1e-7)
@@ -201,7 +207,9 @@ def test_units_of_columns_are_irrelevant():
     study, model, _ = make("Logit")
     scaled = study.table.assign(court1=1e4 * study.table["court1"] - 3e5)
     moved = Study(scaled, study.columns, study.holder)
-    other = fs.VFEMRegression.from_formula("y ~ .", moved.partition(), family=FAMILIES["Logit"]).fit()
+    other = fs.VFEMRegression.from_formula(
+        "y ~ .", moved.partition(), family=FAMILIES["Logit"], between="independent"
+    ).fit()
     first = model.fit()
     for statement in ("params", "bse"):
         one, two = getattr(first, statement)["court1"], getattr(other, statement)["court1"]
@@ -212,7 +220,9 @@ def test_units_of_columns_are_irrelevant():
 def test_one_institution_with_columns():
     study = glm_study()
     alone = Study(study.table[["y", *study.columns["Court"]]], {"Court": study.columns["Court"]}, "Holder")
-    model = fs.VFEMRegression.from_formula("y ~ .", alone.partition(), family=FAMILIES["Logit"])
+    model = fs.VFEMRegression.from_formula(
+        "y ~ .", alone.partition(), family=FAMILIES["Logit"], between="independent"
+    )
     result = model.fit()
     pooled = PooledGLM(study.table["y"], [study.table[study.columns["Court"]]], "Logit")
     theta = glm_theta(model, result, alone)
@@ -234,7 +244,7 @@ def test_nested_fits_compare_by_likelihood():
     study, model, pooled = make("Logit")
     full = model.fit()
     smaller = fs.VFEMRegression.from_formula(
-        "y ~ . - court1", study.partition(), family=FAMILIES["Logit"]
+        "y ~ . - court1", study.partition(), family=FAMILIES["Logit"], between="independent"
     ).fit()
     lr = full.compare_lr_test(smaller)
     # Oracle: the pooled likelihood with the coefficient held at zero, maximised over all others.
@@ -274,7 +284,9 @@ def test_predictions_for_any_missing_pattern(fitted):
 
 def test_a_partition_without_an_institution_is_predicted():
     study, _, _ = make("Logit")
-    result = fs.VFEMRegression.from_formula("y ~ .", study.partition(), family=FAMILIES["Logit"]).fit()
+    result = fs.VFEMRegression.from_formula(
+        "y ~ .", study.partition(), family=FAMILIES["Logit"], between="independent"
+    ).fit()
     frames = {client: frame for client, frame in study.frames().items() if client != "Court"}
     fewer = fs.ClientPartition.from_frames(frames, on="id", new_data=True)
     predicted = result.predict(fewer)
@@ -307,7 +319,9 @@ def model_of(y, family="Logit", formula="y ~ ."):
     study = glm_study(n=200)
     table = study.table.assign(y=y(study.table))
     other = Study(table, study.columns, study.holder)
-    return fs.VFEMRegression.from_formula(formula, other.partition(), family=FAMILIES[family])
+    return fs.VFEMRegression.from_formula(
+        formula, other.partition(), family=FAMILIES[family], between="independent"
+    )
 
 
 def test_responses_that_the_family_does_not_have():
@@ -340,14 +354,16 @@ def test_separated_responses_are_refused(link, missing):
     table.loc[rng.random(60) < missing, "b"] = np.nan
     study = Study(table, {"A": ["a"], "B": ["b"]}, "Holder")
     with pytest.raises(EstimationError, match="separate the response"):
-        fs.VFEMRegression.from_formula("y ~ .", study.partition(), family=FAMILIES[link]).fit()
+        fs.VFEMRegression.from_formula(
+            "y ~ .", study.partition(), family=FAMILIES[link], between="independent"
+        ).fit()
 
 
 def few_have_a_block(**options):
     study = glm_study(holder="Registry")
     study.table.loc[study.table.index[13:], study.columns["Tax"]] = np.nan
     partition = study.partition(**options)
-    return fs.VFEMRegression.from_formula("y ~ .", partition, family=FAMILIES["Logit"])
+    return fs.VFEMRegression.from_formula("y ~ .", partition, family=FAMILIES["Logit"], between="independent")
 
 
 def test_effects_that_too_few_entities_can_tell_are_refused():

@@ -20,7 +20,9 @@ FAMILIES = {"Binomial": sm.families.Binomial(), "Poisson": sm.families.Poisson()
 @pytest.mark.parametrize("family", FAMILIES)
 def test_they_are_those_of_pooled_rows(family, tmp_path):
     study = glm_study(family=family)
-    model = fs.VFEMRegression.from_formula("y ~ .", study.partition(), family=FAMILIES[family])
+    model = fs.VFEMRegression.from_formula(
+        "y ~ .", study.partition(), family=FAMILIES[family], between="independent"
+    )
     result = model.fit(cov_type="none")
     columns = [name for names in study.columns.values() for name in names]
     sizes = [len(names) for names in study.columns.values()]
@@ -45,7 +47,9 @@ def test_they_are_those_of_pooled_rows(family, tmp_path):
 def test_owners_are_asked_before_sums_leave():
     study = glm_study(family="Binomial")
     partition = study.partition()
-    result = fs.VFEMRegression.from_formula("y ~ .", partition, family=FAMILIES["Binomial"]).fit()
+    result = fs.VFEMRegression.from_formula(
+        "y ~ .", partition, family=FAMILIES["Binomial"], between="independent"
+    ).fit()
     for site in partition.sites.values():
         site.policy = Policy(approval="owner")
     with pytest.raises(ConsentError, match="pending"):

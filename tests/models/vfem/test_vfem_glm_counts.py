@@ -51,7 +51,9 @@ def family(alpha=ALPHA):
 
 
 def make(study, alpha=ALPHA):
-    return fs.VFEMRegression.from_formula("y ~ .", study.partition(), family=family(alpha))
+    return fs.VFEMRegression.from_formula(
+        "y ~ .", study.partition(), family=family(alpha), between="independent"
+    )
 
 
 @pytest.mark.parametrize("estimated", [False, True])
@@ -113,7 +115,9 @@ def test_counts_of_poisson_have_no_alpha():
 
 def test_alpha_belongs_to_the_negative_binomial():
     study = glm_study(family="Poisson")
-    model = fs.VFEMRegression.from_formula("y ~ .", study.partition(), family=sm.families.Poisson())
+    model = fs.VFEMRegression.from_formula(
+        "y ~ .", study.partition(), family=sm.families.Poisson(), between="independent"
+    )
     with pytest.raises(ModelError, match="'ml' with the family NegativeBinomial"):
         model.fit(alpha="ml")
 
@@ -121,7 +125,9 @@ def test_alpha_belongs_to_the_negative_binomial():
 def test_nested_fits_compare_where_both_estimate_alpha(tmp_path):
     study = counts(holder="Registry")
     full = make(study).fit(alpha="ml")
-    small = fs.VFEMRegression.from_formula("y ~ bank0 + bank1", study.partition(), family=family())
+    small = fs.VFEMRegression.from_formula(
+        "y ~ bank0 + bank1", study.partition(), family=family(), between="independent"
+    )
     restricted = small.fit(alpha="ml")
     test = full.compare_lr_test(restricted)
     assert test.statistic == pytest.approx(2.0 * (full.llf - restricted.llf))

@@ -27,7 +27,11 @@ def fits(adults):
     partition = fs.ClientPartition.from_frames(frames, on="ID", shared_seed=1)
     with pytest.warns(DataWarning, match="1,128 at 'Interview'"):
         model = fs.VFEMRegression.from_formula(
-            "Diabetes == 'Yes' ~ .", partition, family=sm.families.Binomial(), missing="drop"
+            "Diabetes == 'Yes' ~ .",
+            partition,
+            family=sm.families.Binomial(),
+            between="independent",
+            missing="drop",
         )
     return {method: model.fit(method=method) for method in ("vfem", "cc")}
 

@@ -25,17 +25,32 @@ def law_covariance(fit: LawFit, *, expected: bool = False) -> Floats:
     The inverse of the observed information, or with `expected` of that of data which are missing completely
     at random and follow the law. An EstimationError where it is not positive definite.
     """
+    information = differentiate(fit.moments, fit.point, fit.moves, expected=expected).information
+    return inverted(fit, information)
+
+
+def inverted(fit: LawFit, information: Floats, *, scale: bool = True) -> Floats:
+    """Invert an information (d, d) of a law; see above. Without `scale` no residual variance is estimated.
+
+    Its place is then zero, in both.
+    """
     moments = fit.moments
-    information = differentiate(moments, fit.point, fit.moves, expected=expected).information
     owners = [moments.clients[k] for k in moments.owner]
     columns = [f"{name} ({client})" for name, client in zip(moments.names, owners, strict=True)]
     i, j = fit.moves.entries
     pairs = [f"covariance of {columns[a]} and {columns[b]}" for a, b in zip(i, j, strict=True)]
     means = [f"mean of {column}" for column in columns]
+    names = np.array(["Intercept", "residual variance", *columns, *means, *pairs])
+    free = np.ones(len(names), dtype=bool)
+    free[1] = scale
+    information, head = information[np.ix_(free, free)], 1 + int(scale) + 2 * len(columns)
     if len(information) > MOST_WHOLE:
-        return in_psi(fit, leading_inverse(fit, information, 2 + 2 * len(columns)))
-    names = ["Intercept", "residual variance", *columns, *means, *pairs]
-    return in_psi(fit, invert_information(information, names))
+        cov = leading_inverse(fit, information, head)
+    else:
+        cov = invert_information(information, names[free].tolist())
+    if not scale:
+        cov = np.insert(np.insert(cov, 1, 0.0, axis=0), 1, 0.0, axis=1)
+    return in_psi(fit, cov)
 
 
 def leading_inverse(fit: LawFit, information: Floats, head: int) -> Floats:

@@ -24,7 +24,7 @@ from fedstat.models.vfem.iteration.glm_response_steps import (
     SEALED_SUMS,
     glm_response_of,
     seal_all,
-    seal_of_block,
+    seal_of,
 )
 from fedstat.models.vfem.iteration.glm_steps import glm_client
 from fedstat.typing import Array, Floats
@@ -52,7 +52,7 @@ def glm_scale_curvature(
     cross = -response.terms[BY_MR]
     if not clients:
         return {"sums": sums, "cross": cross}, ""
-    return {"sums": sums} | seal_all(seal_of_block(data, state, k, cross) for k in clients), ""
+    return {"sums": sums} | seal_all(seal_of(data, state, BLOCK, k, cross) for k in clients), ""
 
 
 def glm_scale_information(

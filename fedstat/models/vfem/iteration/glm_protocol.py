@@ -145,6 +145,10 @@ class QuasiNewtonIteration(Iteration):
             self.openings = sums.openings
 
     def _running(self) -> RunningSums:
+        lay = self.layout
+        return RunningSums(Conversation(FAMILY, self.session, self.at), lay.active, self._openings(), lay.n)
+
+    def _openings(self) -> list[Opening]:
         """Say what all clients but the response holder open for sums with what it keeps."""
         lay, openings = self.layout, []
         for k, p in zip(lay.clients, lay.sizes, strict=True):
@@ -158,7 +162,12 @@ class QuasiNewtonIteration(Iteration):
             width = (p + 1) * (p + 2) // 2
             if self.curved and len(alone) >= least_entities(width, self.min_count):
                 openings.append(Opening(k, SQUARES, width, alone, rows[alone], 1))
-        return RunningSums(Conversation(FAMILY, self.session, self.at), lay.active, openings, lay.n)
+        return openings
+
+    @property
+    def sealed(self) -> list[tuple[str, str]]:
+        """Columns, as they were opened, and the client of each of the sums that an evaluation seals."""
+        return [(BLOCK, k) for k in self.dealers or ()]
 
     def alone(self, client: str) -> Bools:
         """Which patterns have this client's columns and no others: (G,)."""
@@ -205,7 +214,7 @@ class QuasiNewtonIteration(Iteration):
             self.ask(
                 lay.active,
                 "glm_evaluate",
-                json.dumps(list(self.dealers or ())),
+                json.dumps(self.sealed),
                 predictor=at[0] + np.sum([a["linear_predictor"] for a in arrays], axis=0),
                 centre=lay.missing @ np.array([float(a["centre"]) for a in arrays]),
                 spread=lay.missing @ np.array([float(a["spread"]) for a in arrays]),
@@ -303,7 +312,7 @@ class QuasiNewtonIteration(Iteration):
             yield from self.take()
             if self.converged:
                 return
-            if len(self.point.own) > 1 and self.point.own[1] < NO_EXCESS:
+            if self.estimates_alpha and self.point.own[1] < NO_EXCESS:
                 raise EstimationError(UNDISPERSED)
             if self.separated():
                 raise EstimationError(SEPARATED)

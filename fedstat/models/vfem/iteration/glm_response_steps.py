@@ -88,8 +88,8 @@ def glm_evaluate(
 
     `predictor` (n,) is the intercept plus the clients' linear predictors of the blocks that an entity has;
     `centre` and `spread` (G,) are the sums of mu'beta and of beta'Sigma beta over the clients that miss in
-    each pattern. `text` names the clients that learn the sums of their columns times L_m; `alpha` is that of
-    a negative binomial response, where it is estimated. Released:
+    each pattern. `text` names the columns whose clients learn their sums with L_m; `alpha` is that of a
+    negative binomial response, where it is estimated. Released:
     ``inside``, which is 0, and nothing else comes, when a linear predictor is too large to compute with;
     ``log_likelihood``, and unless it is below `lowest`: ``sums`` (G, 4) of L_m, L_v, -L_mm and L_v^2 by
     pattern, ``of_alpha`` (2,) of its score and the squares, and ``shown``, of the ``lengths`` (K,), for each
@@ -123,7 +123,8 @@ def glm_evaluate(
     told["sums"] = response.by_pattern(np.array([z, terms[BY_V], h, terms[BY_V] ** 2]), G)
     if alpha is not None:
         told["of_alpha"] = np.array([terms[BY_R].sum(), terms[BY_R] @ terms[BY_R]])
-    return told | seal_all(seal_of_block(data, state, client, z) for client in json.loads(text or "[]")), ""
+    sealed = (seal_of(data, state, columns, k, z) for columns, k in json.loads(text or "[]"))
+    return told | seal_all(sealed), ""
 
 
 def with_alpha(site: str, spec: DistributionSpec, alpha: float) -> DistributionSpec:
@@ -133,9 +134,9 @@ def with_alpha(site: str, spec: DistributionSpec, alpha: float) -> DistributionS
     return replace(spec, alpha=alpha)
 
 
-def seal_of_block(data: SiteData, state: State, client: str, values: Floats) -> Array:
-    """Seal the sums of a client's block with some numbers, (n,) of all entities."""
-    taken = taken_of(state, BLOCK, client, rows_of_numbers(state))
+def seal_of(data: SiteData, state: State, columns: str, client: str, values: Floats) -> Array:
+    """Seal the sums of columns that a client opened with some numbers, (n,) of all entities."""
+    taken = taken_of(state, columns, client, rows_of_numbers(state))
     return seal_sums(data, state, taken, values[taken.rows])
 
 
@@ -173,7 +174,7 @@ def glm_curvature(
         for weights in kept:
             values = np.zeros(len(cross))
             values[rows] = weights
-            boxes.append(seal_of_block(data, state, client, values))
+            boxes.append(seal_of(data, state, BLOCK, client, values))
         if client in asked[SQUARES]:
             taken = taken_of(state, SQUARES, client, response.rows)
             # As many sums as entities would give the curvatures away.

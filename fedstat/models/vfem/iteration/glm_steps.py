@@ -51,6 +51,7 @@ class GLMClient:
     memory: Memory
     trial: Theta
     inverses: tuple[Floats, Floats] | None = None
+    scored: int = 0
 
     @property
     def accepted(self) -> Theta:
@@ -210,17 +211,18 @@ def glm_estimates(data: SiteData, state: State) -> dict[str, Array]:
 def columns_opened(data: SiteData, state: State, which: str, only: Ints) -> tuple[Floats, Ints]:
     """Columns of some entities that are opened for sums: ones and the block, and squares and products.
 
-    With their rows of the table.
+    With their rows of the table. What follows a blank in the name tells openings apart.
     """
     block = glm_client(state).block
     X = block.X
     check_positions(data.name, only, len(X))
     X = X[only]
     parts = [np.ones((len(X), 1)), X]
-    if which == SQUARES:
+    kind = which.partition(" ")[0]
+    if kind == SQUARES:
         i, j = np.triu_indices(X.shape[1])
         parts.append(X[:, i] * X[:, j])
-    elif which != BLOCK:
+    elif kind != BLOCK:
         raise MessageError(f"{data.name}: has no columns '{which}' to open")
     return np.hstack(parts), block.table_rows[only]
 

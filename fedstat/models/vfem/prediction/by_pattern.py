@@ -3,7 +3,8 @@
 Of the columns M that an entity lacks, the mean given those that it has, S, is linear in them, with slopes
 C = Sigma_MS Sigma_SS^-1. The mean of the response is a + b'(x_S - mu_S), b = beta_S + C'beta_M, its variance
 v = s2 + beta_M'Q_MM^-1 beta_M with Q the concentration of the columns; b moves by E'dbeta with beta,
-E = (I; C), and by -E'dQ h with Q, h = Q_MM^-1 beta_M.
+E = (I; C), and by -E'dQ h with Q, h = Q_MM^-1 beta_M; v moves by 2 h'dbeta - h'dQ h. Where the response is
+not normal all this is said of its linear predictor, and s2 is no part of v.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 from fedstat.errors import NotAvailableError
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.models.vertical.prediction.protocol import OpenedBlocks
+from fedstat.models.vfem.blocks.glm_distribution import NORMAL
 from fedstat.models.vfem.blocks.request import ask
 from fedstat.models.vfem.covariance.psi import Places
 from fedstat.models.vfem.iteration.fit import NormalLaw, VFEMFit
@@ -27,7 +29,8 @@ class SeenLaw:
     """Law of the response given the columns that are seen.
 
     `slopes` (P,) are zero at columns that are not; `variance` is that of the response. `factor` (1 + P, r) is
-    a root of the covariance of mean and slopes, for columns less their means; zero where not seen, too.
+    a root of the covariance of mean and slopes, for columns less their means; zero where not seen, too. A
+    last row, (2 + P, r), is that of the variance, where the response is not normal.
     """
 
     slopes: Floats
@@ -35,7 +38,9 @@ class SeenLaw:
     factor: Floats | None
 
 
-def seen_law(law: NormalLaw, s2: float, seen: Bools, psi: Floats | None) -> SeenLaw:
+def seen_law(
+    law: NormalLaw, s2: float, seen: Bools, psi: Floats | None, *, of_variance: bool = False
+) -> SeenLaw:
     """Take the law of the response given the columns in `seen` (P,); `psi` has the covariance of all."""
     P = len(seen)
     Q = np.linalg.inv(law.cov[:-1, :-1])
@@ -50,21 +55,26 @@ def seen_law(law: NormalLaw, s2: float, seen: Bools, psi: Floats | None) -> Seen
         return SeenLaw(slopes, variance, None)
     i, j = np.nonzero(np.triu(law.edges))
     by_Q = -(E.T[:, i] * h[j] + np.where(i == j, 0.0, E.T[:, j] * h[i]))
-    J = np.zeros((1 + P, 2 + 2 * P + len(i)))
+    J = np.zeros((1 + P + int(of_variance), 2 + 2 * P + len(i)))
     J[0, 0] = 1.0
     J[0, 2 + P : 2 + 2 * P] = -slopes
-    J[1:, 2 : 2 + P], J[1:, 2 + 2 * P :] = E.T, by_Q
+    J[1 : 1 + P, 2 : 2 + P], J[1 : 1 + P, 2 + 2 * P :] = E.T, by_Q
+    if of_variance:
+        J[-1, 2 : 2 + P], J[-1, 2 + 2 * P :] = 2.0 * h, -np.where(i == j, 1.0, 2.0) * h[i] * h[j]
     values, vectors = np.linalg.eigh(J @ psi @ J.T)
     return SeenLaw(slopes, variance, np.asarray(vectors * np.sqrt(values.clip(min=0.0))))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LawPrediction:
-    """Mean and variance of the response by entity (n,), and derivatives of the mean times a factor (n, r)."""
+    """Mean and variance of the response by entity (n,), and their derivatives times a factor (n, r).
+
+    Those of the variance are zero where the response is normal.
+    """
 
     mean: Floats
     variance: Floats
-    gradient: Floats | None
+    gradients: tuple[Floats, Floats] | None
 
 
 def predict_by_pattern(
@@ -78,7 +88,10 @@ def predict_by_pattern(
     patterns, code = np.unique(missing, axis=0, return_inverse=True)
     code = code.ravel()
     whole = None if psi is None else column_order(psi, fit, clients)
-    laws = [seen_law(law, fit.s2, seen_columns(row, places), whole) for row in patterns]
+    normal, P = fit.distribution == NORMAL, len(law.mean) - 1
+    laws = [
+        seen_law(law, fit.s2, seen_columns(row, places), whole, of_variance=not normal) for row in patterns
+    ]
     mean = np.full(len(missing), law.mean[-1])
     slopes = np.array([one.slopes for one in laws])
     replies = yield [
@@ -104,14 +117,14 @@ def predict_by_pattern(
             "project_by_pattern",
             opened.session,
             mu=fit.mu[k],
-            factors=factors[:, 1:][:, places[k]],
+            factors=factors[:, 1 : 1 + P][:, places[k]],
             code=code[rows],
         )
         for k, rows in opened.rows.items()
     ]
     for rows, reply in zip(opened.rows.values(), replies, strict=True):
         gradient[rows] += reply.arrays["projection"]
-    return LawPrediction(mean, variance, gradient)
+    return LawPrediction(mean, variance, (gradient, 0.0 * gradient if normal else factors[code, -1]))
 
 
 def block_places(fit: VFEMFit, clients: tuple[str, ...]) -> Mapping[str, slice]:

@@ -143,10 +143,10 @@ def _by_pattern(
     opened = yield from open_blocks(predictor.blocks, present, partition, FAMILY)
     psi = None if mean_only else predictor.psi
     found = yield from predict_by_pattern(predictor.fit, predictor.clients, psi, opened)
-    gradients = None
-    if found.gradient is not None:
-        gradients = Gradients(found.gradient, np.zeros_like(found.gradient))
-    return Predicted(found.mean, found.variance - predictor.fit.s2, gradients), opened.missing
+    gradients = None if found.gradients is None else Gradients(*found.gradients)
+    # Rounding must not make a variance of zero negative.
+    variance = np.maximum(found.variance - predictor.fit.s2, 0.0)
+    return Predicted(found.mean, variance, gradients), opened.missing
 
 
 def _derivatives(predictor: VFEMPredictor, found: PredictedBlocks) -> Rounds[Gradients]:

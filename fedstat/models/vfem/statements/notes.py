@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from fedstat.models.vfem.statements.exposure import (
     secure_product_notes,
 )
 from fedstat.models.vfem.statements.freedom import freedom_notes
+from fedstat.models.vfem.statements.joint import joint_assumptions, joint_notes
 from fedstat.models.vfem.statements.outcome import (
     EntityCounts,
     HeldInSession,
@@ -55,9 +57,11 @@ FREE = (
 )
 OTHER_RESPONSE = BASELINES | {
     "vfem": (
-        "Maximum likelihood under normal blocks that are independent between institutions; valid when "
-        "missingness depends on observed values only (MAR). Columns of an institution that lacks entities "
-        "count as jointly normal: for columns that are not, such as indicators, that is an approximation."
+        "Maximum likelihood under normal blocks that are independent between institutions "
+        "(between='independent'); valid when missingness depends on observed values only (MAR) and blocks do "
+        "not correlate, which independence_tests() looks at: where they do, coefficients are biased however "
+        "records are missing. Columns of an institution that lacks entities count as jointly normal: for "
+        "columns that are not, such as indicators, that is an approximation."
     ),
     "cc": (
         "Only entities with every block are used: biased where missing blocks depend on the response given "
@@ -107,17 +111,28 @@ def fit_notes(
         *correction_notes(outcome.correction, held.moments_fit if outcome.method == "vfem" else None),
         *dispersion_notes(layout, outcome.fit, outcome.cov_type),
         *_covariance(layout, outcome, ledger),
-        *(
-            _iterations(layout, outcome, ledger)
-            if held.exchange is None
-            else _moments(layout, outcome, held.exchange, ledger)
-        ),
+        *_passed(layout, outcome, held, ledger),
     ]
+
+
+def _passed(layout: Layout, outcome: VFEMOutcome, held: HeldInSession, ledger: Ledger) -> Iterator[str]:
+    """Say what passed, and what it tells."""
+    if held.exchange is None:
+        return _iterations(layout, outcome, ledger)
+    if is_normal(outcome):
+        return _moments(layout, outcome, held.exchange, ledger)
+    return chain(
+        joint_notes(layout, held.exchange, ledger, masked=outcome.options.masked),
+        () if outcome.options.masked else _unmasked(layout, outcome, ledger),
+    )
 
 
 def _assumptions(outcome: VFEMOutcome, held: HeldInSession) -> Iterator[str]:
     """Say what is assumed, and what in the data contradicts it or says nothing of it."""
     fit, covariance = held.moments_fit, outcome.covariance
+    if isinstance(fit, LawFit) and not is_normal(outcome):
+        yield from joint_assumptions(fit)
+        return
     if isinstance(fit, LawFit):
         yield FREE
         errors = None
@@ -191,16 +206,20 @@ def _covariance(layout: Layout, outcome: VFEMOutcome, ledger: Ledger) -> Iterato
 
 def _iterations(layout: Layout, outcome: VFEMOutcome, ledger: Ledger) -> Iterator[str]:
     normal = is_normal(outcome)
-    others = [k for k in layout.clients if k != ledger.at]
     if not normal:
         yield from response_notes(layout, ledger)
-    if others and outcome.options.masked:
+    if outcome.options.masked and any(k != ledger.at for k in layout.clients):
         yield from masked_notes(layout, ledger, remedy=MOMENTS if normal else "", normal=normal)
-    elif others:
-        yield UNMASKED_NORMAL if normal else UNMASKED_OTHER
-        yield from solvable(rounds_of_predictors(ledger, others), layout.p, ledger, others)
+    else:
+        yield from _unmasked(layout, outcome, ledger)
     if outcome.covariance is not None and outcome.covariance.how == "exact":
         yield "Cross-products by plain exchange: institutions' columns were disclosed to other institutions."
+
+
+def _unmasked(layout: Layout, outcome: VFEMOutcome, ledger: Ledger) -> Iterator[str]:
+    if others := [k for k in layout.clients if k != ledger.at]:
+        yield UNMASKED_NORMAL if is_normal(outcome) else UNMASKED_OTHER
+        yield from solvable(rounds_of_predictors(ledger, others), layout.p, ledger, others)
 
 
 def _moments(

@@ -9,6 +9,7 @@ import pandas as pd
 
 from fedstat.models.vertical.law.fit import LawFit
 from fedstat.models.vertical.law.pairs import LEAST_TOGETHER, extremes, sparse_pairs
+from fedstat.models.vertical.moments import PatternMoments
 from fedstat.typing import Floats
 
 COLUMNS = ["first", "second", "n", "name", "estimate", "low", "high"]
@@ -26,17 +27,24 @@ def sensitivity(fit: LawFit) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def sparse_notes(fit: LawFit, errors: Floats | None) -> Iterator[str]:
-    """Name the pairs, and how far a coefficient moves between extremes; `errors` are standard errors."""
-    names = fit.moments.unit_names
-    listed = [f"{names[p.first]} and {names[p.second]} {p.n:,}" for p in sparse_pairs(fit.moments)]
+def name_sparse(moments: PatternMoments) -> str:
+    """Name the pairs, and say what is assumed of them; nothing where there are none."""
+    names = moments.unit_names
+    listed = [f"{names[p.first]} and {names[p.second]} {p.n:,}" for p in sparse_pairs(moments)]
     if not listed:
-        return
-    text = (
+        return ""
+    return (
         f"Too few entities shared for covariances of columns, which take {LEAST_TOGETHER} for each: "
         f"{', '.join(listed)}. Such institutions count as independent given all other columns, of which so "
         "few entities say little, and none nothing."
     )
+
+
+def sparse_notes(fit: LawFit, errors: Floats | None) -> Iterator[str]:
+    """Name the pairs, and how far a coefficient moves between extremes; `errors` are standard errors."""
+    text = name_sparse(fit.moments)
+    if not text:
+        return
     table = sensitivity(fit)
     if len(table):
         unit = np.abs(table["estimate"].to_numpy())
