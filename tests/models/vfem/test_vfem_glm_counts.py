@@ -151,7 +151,9 @@ def test_a_plan_counts_what_robust_errors_and_alpha_ask_for():
 
 def test_a_summary_of_overdispersed_counts_names_the_remedy_in_its_first_line():
     study = counts(n=600, holder="Registry")
-    model = fs.VFEMRegression.from_formula("y ~ .", study.partition(), family=sm.families.Poisson())
+    model = fs.VFEMRegression.from_formula(
+        "y ~ .", study.partition(), family=sm.families.Poisson(), between="independent"
+    )
     poisson, blocks = model.fit(cov_type="none"), [study.table[c] for c in study.columns.values()]
     theta = glm_theta(model, poisson, study)
     m, v = PooledGLM(study.table["y"], blocks, "Log").linear(theta)
@@ -171,12 +173,16 @@ def test_a_summary_of_overdispersed_counts_names_the_remedy_in_its_first_line():
 
 def test_counts_of_poisson_raise_no_alarm():
     study = glm_study(2, 600, family="Poisson")
-    model = fs.VFEMRegression.from_formula("y ~ .", study.partition(), family=sm.families.Poisson())
+    model = fs.VFEMRegression.from_formula(
+        "y ~ .", study.partition(), family=sm.families.Poisson(), between="independent"
+    )
     assert "OVERDISPERSED" not in str(model.fit().summary())
 
 
 def test_with_nothing_missing_robust_errors_allow_for_the_excess():
     study = counts(n=600, missing="none")
-    model = fs.VFEMRegression.from_formula("y ~ .", study.partition(), family=sm.families.Poisson())
+    model = fs.VFEMRegression.from_formula(
+        "y ~ .", study.partition(), family=sm.families.Poisson(), between="independent"
+    )
     assert "Or use cov_type='robust'" in " ".join(model.fit().notes)
     assert "NegativeBinomial" not in " ".join(model.fit(cov_type="robust").notes)

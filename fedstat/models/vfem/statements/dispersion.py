@@ -44,6 +44,8 @@ def dispersion_notes(layout: Layout, fit: VFEMFit, cov_type: str) -> Iterator[st
     if cov_type != "robust":
         more += f"Standard errors are about {np.sqrt(ratio):.1f} times too small. "
     remedy = REMEDIES[name, fit.estimates_alpha]
+    if fit.law is not None:
+        remedy += " (alpha='ml' and cov_type='robust' have between='independent' as yet.)"
     if layout.missing.any():
         yield (
             f"{more}The fit takes the excess for effects of what is missing: coefficients of institutions "
