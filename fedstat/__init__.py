@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not read INSTALLED;
     from fedstat.models.copula.model import asinh as asinh
     from fedstat.models.copula.model import log as log
     from fedstat.models.copula.published import published_synthesis as published_synthesis
+    from fedstat.models.copula_glm.model import PrivateCopulaGLM as PrivateCopulaGLM
     from fedstat.models.fedavg.model import FedAvg as FedAvg
     from fedstat.models.fedavg.model import FedAvgM as FedAvgM
     from fedstat.models.fedavg.model import FedProx as FedProx

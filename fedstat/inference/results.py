@@ -21,6 +21,7 @@ from fedstat.inference.numbers import EstimateNumbers
 from fedstat.inference.plots import plot_coefficients
 from fedstat.inference.summary import SummaryContent, build_summary
 from fedstat.inference.tables import SheetSummary, human_bytes
+from fedstat.typing import Floats
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -189,6 +190,7 @@ class FederatedResults(EstimateNumbers):
                 notes=self._summary_notes(),
                 alarm=self._alarm(),
                 student=self.use_t,
+                parts=self._error_parts(),
             )
         )
 
@@ -264,6 +266,10 @@ class FederatedResults(EstimateNumbers):
             ("Traffic", human_bytes(self._ledger.bytes)),
             ("Values that left", ", ".join(kinds) or "none"),
         ]
+
+    def _error_parts(self) -> dict[str, Floats]:
+        """Parts of the standard errors to print beside them, by heading: (d,) each."""
+        return {}
 
     def _summary_notes(self) -> list[str]:
         """Sentences below the tables."""

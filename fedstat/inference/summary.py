@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import zip_longest
 
 import pandas as pd
 
 from fedstat.inference.tables import Sheet, SheetSummary, number
+from fedstat.typing import Floats
 
 WIDTH = 98
 NUMBERS = {"coef": 10, "std err": 10, "z": 9, "P>|z|": 6, "low": 10, "high": 10}
 """Text width of each number column of the coefficient table."""
+PART = 9
+"""Text width of a column of parts of the standard error."""
 STATEMENTS = ("estimate", "std_error", "statistic", "p_value", "conf_low", "conf_high")
 HEADER_WIDTHS = (17, 28, 17, 30)
 INDENT = "\u00a0\u00a0"
@@ -42,7 +45,7 @@ class SummaryContent:
     `coefficients` are as `FederatedResults.tidy`; without `inference` the columns after ``estimate`` are not
     printed, and `student` tells that tests are of Student's t. `kinds` are the kinds of values that left each
     client, None where no ledger was kept. Without `blocks` there is no table of clients. `alarm` is printed
-    as first line and first note.
+    as first line and first note. `parts` of standard errors are columns beside these, by their headings.
     """
 
     title: str
@@ -56,6 +59,7 @@ class SummaryContent:
     notes: Sequence[str]
     alarm: str
     student: bool = False
+    parts: Mapping[str, Floats] = field(default_factory=dict)
 
 
 def build_summary(content: SummaryContent) -> SheetSummary:
@@ -78,14 +82,16 @@ def header_sheet(title: str, left: Pairs, right: Pairs) -> Sheet:
 def coefficient_sheet(content: SummaryContent) -> Sheet:
     """List coefficients below the name of their client."""
     # Stable: within a client the order of the design stays, and those of no client come first.
-    frame = content.coefficients.sort_values("client", key=_first_appearance, kind="stable")
+    frame = content.coefficients.assign(**content.parts)
+    frame = frame.sort_values("client", key=_first_appearance, kind="stable")
     low, high = f"[{content.alpha / 2:.4g}", f"{1 - content.alpha / 2:.4g}]"
     z = "t" if content.student else "z"
-    labels = ("coef", "std err", z, f"P>|{z}|", low, high)
+    labels = ("coef", "std err", *content.parts, z, f"P>|{z}|", low, high)
     count = len(labels) if content.inference else 1
-    widths = tuple(NUMBERS.values())[:count]
+    all_widths = tuple(NUMBERS.values())
+    widths = (*all_widths[:2], *[PART] * len(content.parts), *all_widths[2:])[:count]
     rows: list[tuple[str, ...]] = []
-    clients, numbers = list(frame["client"]), frame[list(STATEMENTS)].to_numpy().tolist()
+    clients, numbers = list(frame["client"]), frame[[*STATEMENTS, *content.parts]].to_numpy().tolist()
     stubs = zip(first_of_run(clients), clients, frame["name"], numbers, strict=True)
     for heading, client, name, values in stubs:
         if heading:
@@ -133,7 +139,8 @@ def _label(text: str) -> str:
 
 
 def _numbers(row: Sequence[float]) -> tuple[str, ...]:
-    estimate, error, statistic, p, low, high = row
+    estimate, error, statistic, p, low, high, *parts = row
     # A huge z would break the column.
     z = number(statistic, 3) if abs(statistic) >= 1e4 else f"{statistic:.3f}"
-    return (number(estimate, error=error), number(error), z, f"{p:.3f}", number(low), number(high))
+    errors = (number(error), *map(number, parts))
+    return (number(estimate, error=error), *errors, z, f"{p:.3f}", number(low), number(high))

@@ -11,6 +11,7 @@ INSTALLED: dict[str, tuple[str, ...]] = {
     "vfem": ("VFEMRegression",),
     "vglm": ("VerticalGLM",),
     "copula": ("CopulaSynthesizer", "Bounds", "asinh", "log"),
+    "copula_glm": ("PrivateCopulaGLM",),
 }
 """Folders that enter steps into ``fedstat.federation.door.site.FAMILIES``, and the public classes of their
 ``model.py``; what families share has steps and no class."""

@@ -2,38 +2,29 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from fractions import Fraction
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from fedstat.errors import DescriptionError, ModelError
-from fedstat.federation.account.ledger import CoordinatorAccount, Ledger
-from fedstat.federation.door.owner.policy import Policy
-from fedstat.federation.forecast.dry_site import DrySite
+from fedstat.errors import ModelError
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.rounds.products import Conversation
-from fedstat.federation.tables.published import Published
 from fedstat.models.checks import check_choice, check_layout
 from fedstat.models.copula.asked import NoisePlan
 from fedstat.models.copula.bounds import Bounds, IntoBound, asinh, log
 from fedstat.models.copula.explain import CopulaPlan
 from fedstat.models.copula.protocol import fit_copula, plan_columns
+from fedstat.models.copula.request import LARGEST_DELTA, PrivateRelease
 from fedstat.models.copula.results import CopulaResults
 from fedstat.models.copula.steps import FAMILY, INSTEAD
-from fedstat.models.explain import Explainable, ForecastPlan
-from fedstat.privacy.zcdp import epsilon_of_zcdp, rho_of_budget
+from fedstat.models.explain import ForecastPlan
 
 __all__ = ["Bounds", "CopulaSynthesizer", "asinh", "log"]
 
-LARGEST_DELTA = 1e-6
-ROUNDING = Fraction(1, 2**40)
-"""Share of a budget that is left for what doors round up."""
 Method = Literal["auto", "pairs", "em"]
 
 
-class CopulaSynthesizer(Explainable):
+class CopulaSynthesizer(PrivateRelease):
     """Synthetic rows of columns that several institutions hold, from one release with a stated epsilon.
 
     Every institution releases the margins of its columns, and all together the products of scores of their
@@ -87,6 +78,7 @@ class CopulaSynthesizer(Explainable):
     """
 
     _plan: ClassVar[type[ForecastPlan] | None] = CopulaPlan
+    _instead = INSTEAD
 
     def __init__(
         self,
@@ -101,16 +93,8 @@ class CopulaSynthesizer(Explainable):
     ) -> None:
         check_layout(type(self).__name__, partition, "vertical")
         check_choice("missing", missing, ("auto", "pairs", "em"))
-        self.partition, self.engine = partition, partition.engine
-        self.epsilon, self.delta = _check_epsilon(epsilon), _check_delta(delta)
         self.missing: Method = missing
-        self.columns = self._choose(columns)
-        self.bounds = self._describe(bounds)
-        self.rows = {client: partition.rows[client] for client in self.columns}
-        self.coordinator = coordinator or partition.coordinator or "apart"
-        check_choice("coordinator", self.coordinator, ("apart", *partition.clients))
-        self._session = partition.new_session()
-        self._account = CoordinatorAccount()
+        super().__init__(partition, epsilon, delta, self._choose(partition, columns), bounds, coordinator)
 
     @property
     def description(self) -> str:
@@ -120,13 +104,7 @@ class CopulaSynthesizer(Explainable):
     @cached_property
     def _planned(self) -> NoisePlan:
         """The plan of the noise, if no record lacks a value."""
-        counts = {client: len(rows) for client, rows in self.rows.items()}
-        rho = rho_of_budget(self.epsilon, self.delta) * (1 - ROUNDING)
-        return plan_columns(self.bounds, counts, rho)
-
-    def new_ledger(self) -> Ledger:
-        """Start an account for one run."""
-        return Ledger(None if self.coordinator == "apart" else self.coordinator, account=self._account)
+        return plan_columns(self.bounds, self._counts, self._rho)
 
     def fit(self) -> CopulaResults:
         """Ask the institutions, under their budgets, and make the copula.
@@ -158,21 +136,10 @@ class CopulaSynthesizer(Explainable):
         fit = self.engine.run(self.receipted(protocol, ledger), ledger)
         return CopulaResults(fit, self.epsilon, self.delta, ledger)
 
-    def _check_budgets(self) -> None:
-        """Refuse what a site's budget does not hold, before any other site has spent its own."""
-        for client in self.columns:
-            budget, cost = self.partition.sites[client].policy.privacy, self._planned.site_cost(client)
-            if budget is not None and budget.delta and cost > rho_of_budget(budget.epsilon, budget.delta):
-                raise DescriptionError(
-                    f"{client}: its policy (privacy budget) is epsilon {budget.epsilon:g} at delta "
-                    f"{budget.delta:g} over all analyses, and this one costs it "
-                    f"{epsilon_of_zcdp(cost, budget.delta):.3g}. Ask with a smaller epsilon; nothing was "
-                    "asked"
-                )
-
-    def _choose(self, columns: Sequence[str] | None) -> dict[str, list[str]]:
+    @staticmethod
+    def _choose(partition: ClientPartition, columns: Sequence[str] | None) -> dict[str, list[str]]:
         """Names of the columns by client, of clients that have some."""
-        held = self.partition.columns
+        held = partition.columns
         wanted = None if columns is None else list(columns)
         known = {name for names in held.values() for name in names}
         absent = [name for name in wanted or () if name not in known]
@@ -186,43 +153,3 @@ class CopulaSynthesizer(Explainable):
         if sum(map(len, chosen.values())) < 2:
             raise ModelError("columns: expected two or more to be synthesised together")
         return chosen
-
-    def _describe(self, bounds: Bounds | Mapping[str, IntoBound] | None) -> dict[str, Published]:
-        """Public descriptions of the columns of every client."""
-        if bounds is None:
-            bounds = Bounds.from_sites(self.partition)
-        elif not isinstance(bounds, Bounds):
-            bounds = Bounds(bounds)
-        known = {name for names in self.partition.columns.values() for name in names}
-        unknown = [name for name in bounds if name not in known]
-        if unknown:
-            raise ModelError(f"bounds: no institution has a column {', '.join(map(repr, unknown))}")
-        found = bounds.of([name for names in self.columns.values() for name in names])
-        return {client: {name: found[name] for name in names} for client, names in self.columns.items()}
-
-    def _columns_read(self, site: str) -> Sequence[str]:
-        return tuple(self.columns.get(site, ()))
-
-    def _invent_sites(self, plan: ForecastPlan, policies: Mapping[str, Policy]) -> Mapping[str, DrySite]:
-        rows = self.partition.rows
-        return {
-            name: DrySite(name, policy, len(rows[name]), INSTEAD, rows[name])
-            for name, policy in policies.items()
-        }
-
-
-def _check_epsilon(epsilon: Any) -> float:
-    number = isinstance(epsilon, int | float) and not isinstance(epsilon, bool)
-    if not number or not 0.0 < epsilon < math.inf:
-        more = "; without noise nothing is private, and no site releases it" if epsilon == math.inf else ""
-        raise ModelError(f"epsilon: expected a positive number, received {epsilon!r}{more}")
-    return float(epsilon)
-
-
-def _check_delta(delta: Any) -> float:
-    if not isinstance(delta, float) or not 0.0 < delta <= LARGEST_DELTA:
-        raise ModelError(
-            f"delta: expected a number above 0 and at most {LARGEST_DELTA:g}, received {delta!r}: with more, "
-            "whole records might leave in clear"
-        )
-    return delta

@@ -1,0 +1,47 @@
+"""Forecast of a private generalised linear model: how far noise will widen its errors, before it is asked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from fedstat.federation.forecast.forecast import Forecast
+from fedstat.models.copula.explain import CopulaPlan
+from fedstat.models.copula_glm.asked import MomentPlan
+from fedstat.models.copula_glm.moments.response import WEIGHTS
+
+TIMES = 3.0
+"""Noise over sampling error beyond which a budget is too small for a model."""
+
+
+USUAL = 1.75
+"""By how much more noise than of uncorrelated even columns fits of simulated columns had, at any budget."""
+
+
+def noise_ratio(plan: MomentPlan, n: int) -> float:
+    """Predict noise over sampling error of a slope, of columns that are as skewed and correlated as usual.
+
+    The mean product of a score of the response and one of a column varies by about n^-1/2. Beside it stands
+    the noise on this product, and that on the products of the column with all others, times their effects:
+    together half of the spread of the response.
+    """
+    share = USUAL * math.sqrt(WEIGHTS[plan.response] ** -2.0 + 0.5)
+    return share * plan.product_deviation(2) / math.sqrt(max(n, 1))
+
+
+class PrivateGLMPlan(CopulaPlan):
+    """What is known of a fit before it runs."""
+
+    def notes(self, forecast: Forecast) -> Iterator[str]:
+        """Say how large errors will be."""
+        n = min(len(rows) for rows in self.model.rows.values())
+        ratio = noise_ratio(self.model._planned, n)
+        wider = math.hypot(1.0, ratio)
+        yield (
+            f"Noise adds about {ratio:.2g} times the sampling error to a slope, which makes standard errors "
+            f"{wider:.2f} times as large: so it was for simulated columns of mixed kinds and middling "
+            "correlations; strong correlations add to it."
+        )
+        if ratio > TIMES:
+            yield f"That is a budget too small for this model: more than {TIMES:g} times the sampling error."
+        yield from super().notes(forecast)

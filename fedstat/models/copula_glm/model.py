@@ -1,0 +1,222 @@
+"""The user's side of a private generalised linear model: formula, bounds and epsilon in, results out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import ClassVar, Self
+
+import numpy as np
+import statsmodels.genmod.families as sm_families
+
+from fedstat.errors import ConvergenceWarning, ModelError, warn
+from fedstat.federation.design.formula.parse import Formula, parse_formula
+from fedstat.federation.partition.partition import ClientPartition
+from fedstat.federation.rounds.products import Conversation
+from fedstat.kernels.glm.specification import DistributionSpec, Family
+from fedstat.models.checks import check_layout, check_whole
+from fedstat.models.copula.bounds import Bounds, IntoBound
+from fedstat.models.copula.request import LARGEST_DELTA, PrivateRelease
+from fedstat.models.copula_glm.asked import FamilyName, MomentPlan
+from fedstat.models.copula_glm.design import check_response, columns_by_client, score_columns
+from fedstat.models.copula_glm.explain import PrivateGLMPlan
+from fedstat.models.copula_glm.moments.bootstrap import bootstrap, estimate
+from fedstat.models.copula_glm.moments.law import normal_points
+from fedstat.models.copula_glm.protocol import MomentQuestion, release_moments
+from fedstat.models.copula_glm.results import PrivateGLMResults
+from fedstat.models.copula_glm.steps import FAMILY, INSTEAD
+from fedstat.models.explain import ForecastPlan
+
+LINKS: Mapping[str, FamilyName] = {"Binomial": "Binomial", "Gaussian": "Gaussian", "Poisson": "Poisson"}
+SEED = 1
+"""Of the points by which integrals are taken, and by default of simulated releases."""
+
+
+class PrivateCopulaGLM(PrivateRelease):
+    """Generalised linear regression under differential privacy, on columns of several institutions.
+
+    Every institution releases the margins of its columns, and all together the products of bounded scores of
+    the columns and the response; noise that each adds to its own part before it leaves makes both
+    differentially private. Coefficients solve the moment equations E[v (y - mu(x'b))] = 0, of which the part
+    with y is as released, and the part with mu an integral over the law of x that the release tells of, a
+    Gaussian copula. Standard errors come from releases that are simulated from the estimate, and count the
+    noise. Each site's owner has to allow a budget: ``Policy(privacy=Budget(epsilon, delta))``.
+
+    Make one with :meth:`from_formula`.
+
+    Parameters
+    ----------
+    formula : Formula
+        A parsed formula: main effects, of numbers or of their log, sqrt or exp, and of categories.
+    partition : ClientPartition
+        In the vertical layout. Entities that are not complete at every institution are left out.
+    epsilon : float
+        Of differential privacy, for the whole record of one entity, replaced by any other.
+    bounds : Bounds or mapping, optional
+        What is public of every column; by default what the owners have published. A binary response has two
+        levels, the second the event; a normal one a range; counts begin at 0.
+    family : statsmodels family, optional
+        ``Gaussian()``, ``Binomial()`` or ``Poisson()`` with the canonical link.
+    delta : float
+        At most 1e-6.
+    coordinator : str, optional
+        The institution at which the coordinator sits, or ``"apart"``, the default.
+
+    Raises
+    ------
+    ModelError
+        An argument has no meaning, columns lack bounds, or a term takes more than one column.
+
+    Examples
+    --------
+    >>> import fedstat as fs, numpy as np, pandas as pd, statsmodels.api as sm
+    >>> rng = np.random.default_rng(0)
+    >>> x = rng.standard_normal((20_000, 2))
+    >>> y = rng.uniform(size=20_000) < 1.0 / (1.0 + np.exp(-x[:, 0]))
+    >>> table = pd.DataFrame({"y": y.astype(int), "a": x[:, 0], "b": x[:, 1]})
+    >>> held = {"Registry": ["y"], "Bank": ["a"], "Shop": ["b"]}
+    >>> budget = fs.Policy(privacy=fs.Budget(epsilon=3.0, delta=1e-6))
+    >>> partition = fs.ClientPartition.from_frame(table, columns=held, policy=budget)
+    >>> bounds = {"y": [0, 1], "a": (-5, 5), "b": (-5, 5)}
+    >>> model = fs.PrivateCopulaGLM.from_formula(
+    ...     "y ~ a + b", partition, family=sm.families.Binomial(), epsilon=2.0, bounds=bounds
+    ... )
+    >>> model.fit(draws=20).params.round().to_dict()
+    {'Intercept': 0.0, 'a': 1.0, 'b': 0.0}
+    """
+
+    _plan: ClassVar[type[ForecastPlan] | None] = PrivateGLMPlan
+    _instead = INSTEAD
+
+    def __init__(
+        self,
+        formula: Formula,
+        partition: ClientPartition,
+        epsilon: float,
+        bounds: Bounds | Mapping[str, IntoBound] | None = None,
+        *,
+        family: Family | None = None,
+        delta: float = LARGEST_DELTA,
+        coordinator: str | None = None,
+    ) -> None:
+        check_layout(type(self).__name__, partition, "vertical")
+        self.formula = formula
+        self.distribution = DistributionSpec.of(sm_families.Gaussian() if family is None else family)
+        if self.distribution.name not in LINKS or not self.distribution.canonical:
+            raise ModelError(
+                f"family: expected Gaussian(), Binomial() or Poisson() with the canonical link, received "
+                f"{self.distribution}"
+            )
+        columns = columns_by_client(formula, partition.clients)
+        super().__init__(partition, epsilon, delta, columns, bounds, coordinator)
+        described = {name: column for own in self.bounds.values() for name, column in own.items()}
+        check_response(formula, self.distribution.name, described)
+        self.design = score_columns(formula, described)
+
+    @classmethod
+    def from_formula(
+        cls,
+        formula: str,
+        partition: ClientPartition,
+        *,
+        epsilon: float,
+        family: Family | None = None,
+        bounds: Bounds | Mapping[str, IntoBound] | None = None,
+        delta: float = LARGEST_DELTA,
+        coordinator: str | None = None,
+    ) -> Self:
+        """Make a model from a formula.
+
+        Parameters
+        ----------
+        formula : str
+            ``response ~ terms``; ``.`` is every other column of every client. A term is a column, ``C(x)``,
+            ``log(x)``, ``sqrt(x)`` or ``exp(x)``.
+        partition, epsilon, family, bounds, delta, coordinator
+            As for the class.
+
+        Raises
+        ------
+        FormulaError
+            The formula holds something that is not allowed, or an unknown column.
+        ModelError
+            As the class.
+        """
+        check_layout(cls.__name__, partition, "vertical")
+        parsed = parse_formula(formula, partition.columns)
+        return cls(parsed, partition, epsilon, bounds, family=family, delta=delta, coordinator=coordinator)
+
+    @property
+    def description(self) -> str:
+        """What is asked for, in words."""
+        return f"{self.formula.text} at epsilon {self.epsilon:g}"
+
+    @property
+    def _question(self) -> MomentQuestion:
+        return MomentQuestion(
+            bounds=self.bounds,
+            design=self.design,
+            holder=str(self.formula.response_client),
+            response=LINKS[self.distribution.name],
+            rho=self._rho,
+        )
+
+    @cached_property
+    def _planned(self) -> MomentPlan:
+        """The plan of the noise, if every entity is complete."""
+        return self._question.plan(self._counts)
+
+    def fit(self, *, draws: int = 50, random_state: int | None = None) -> PrivateGLMResults:
+        """Ask the institutions once, under their budgets, and estimate.
+
+        Parameters
+        ----------
+        draws : int
+            Releases to simulate for the standard errors, 10 or more.
+        random_state : int, optional
+            Of these.
+
+        Returns
+        -------
+        PrivateGLMResults
+
+        Raises
+        ------
+        DescriptionError
+            A budget does not allow it, or is spent; says what is left, and the line of the policy.
+        EstimationError
+            Values of a column are not what its bounds list, or too few entities are complete.
+        ModelError
+            The coordinator sits at one of two institutions, and nobody else can deal random numbers.
+
+        Warns
+        -----
+        ConvergenceWarning
+            No coefficients solve the released moments: the noise is too large.
+        """
+        check_whole("draws", draws, 10)
+        self._check_budgets()
+        ledger = self.new_ledger()
+        asking = Conversation(FAMILY, self._session, ledger.at)
+        protocol = release_moments(
+            asking, self._question, self.rows, tuple(self.partition.sites), self.partition.n_entities
+        )
+        released = self.engine.run(self.receipted(protocol, ledger), ledger)
+        points = normal_points(len(released.design.bins), SEED)
+        fit = estimate(released.design, released.release, points)
+        rng = np.random.default_rng(random_state)
+        errors = bootstrap(fit, released.n, released.noise, draws, rng)
+        if not fit.root.converged:
+            warn(
+                "no coefficients solve the released moments: the noise is too large for this model",
+                ConvergenceWarning,
+            )
+        return PrivateGLMResults.of(
+            response=self.formula.response,
+            family=str(self.distribution),
+            released=released,
+            fit=fit,
+            errors=errors,
+            budget=(self.epsilon, self.delta),
+            ledger=ledger,
+        )

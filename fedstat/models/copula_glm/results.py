@@ -1,0 +1,248 @@
+"""Results of a private generalised linear model: errors in two parts, selection, notes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Self
+
+import numpy as np
+import pandas as pd
+
+from fedstat.errors import ModelError
+from fedstat.federation.account.ledger import Ledger
+from fedstat.inference.estimate import INTERCEPT, Estimate
+from fedstat.inference.results import FederatedResults
+from fedstat.inference.summary import ClientBlock
+from fedstat.kernels.penalised.penalties import Penalty
+from fedstat.models.copula_glm.explain import TIMES
+from fedstat.models.copula_glm.moments.bootstrap import BootstrapErrors, MomentFit
+from fedstat.models.copula_glm.moments.equations import covariance_without_noise
+from fedstat.models.copula_glm.moments.selection import QuadraticLoss, selection_frequencies
+from fedstat.models.copula_glm.notes import NO_LIKELIHOOD, NO_RSQUARED, TOO_SMALL, fit_notes
+from fedstat.models.copula_glm.protocol import ReleasedMoments
+from fedstat.models.saved import Saveable, SavedLedger
+from fedstat.records import Least
+from fedstat.typing import Floats, Matrix
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MomentErrors:
+    """Standard errors in their parts, (d,) each, and what they come from.
+
+    `deviations` (draws, d) of the simulated estimates, noise included; `exact` (d, d) the covariance of
+    maximum likelihood on the rows, at the estimate and under the released law.
+    """
+
+    sampling: Floats
+    noise: Floats
+    deviations: Floats
+    exact: Matrix
+    failed: Annotated[int, Least(0)]
+
+    @classmethod
+    def of(cls, errors: BootstrapErrors, exact: Floats) -> MomentErrors:
+        """Sum up simulated releases."""
+        return cls(
+            sampling=errors.sampling.std(axis=0, ddof=1),
+            noise=errors.noise.std(axis=0, ddof=1),
+            deviations=errors.sampling + errors.noise,
+            exact=exact,
+            failed=errors.failed,
+        )
+
+    @property
+    def draws(self) -> int:
+        """How many releases were simulated."""
+        return len(self.deviations)
+
+    @property
+    def ratio(self) -> float:
+        """Noise over sampling error of the slopes, root mean square."""
+        return float(np.sqrt(np.mean((self.noise[1:] / self.sampling[1:]) ** 2)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PrivateGLMRecord:
+    """What a file of results holds."""
+
+    estimate: Estimate
+    errors: MomentErrors
+    family: str
+    epsilon: float
+    delta: float
+    notes: tuple[str, ...]
+    ledger: SavedLedger | None
+
+    def check(self) -> None:
+        """Require parts of one fit."""
+        d = len(self.estimate.names)
+        errors = self.errors
+        if not (errors.sampling.shape == errors.noise.shape == errors.deviations.shape[1:] == (d,)):
+            raise ModelError("estimates and errors are not of one fit")
+
+
+class PrivateGLMResults(
+    Saveable, FederatedResults, saved_as="fedstat copula_glm results 1", record=PrivateGLMRecord
+):
+    """Results of :meth:`fedstat.PrivateCopulaGLM.fit`, with statsmodels' names and meanings.
+
+    Standard errors count sampling and the noise of the release; tests and intervals are of Student's t, with
+    one degree of freedom less than there were simulated releases.
+
+    Attributes
+    ----------
+    epsilon, delta : float
+        Of the release.
+    """
+
+    model_name = "Private GLM"
+    method_name = "moments"
+
+    def __init__(
+        self,
+        estimate: Estimate,
+        ledger: Ledger | None,
+        errors: MomentErrors,
+        family: str,
+        epsilon: float,
+        delta: float,
+        notes: list[str],
+    ) -> None:
+        super().__init__(estimate, ledger)
+        self._errors, self.family, self._notes = errors, family, notes
+        self.epsilon, self.delta = epsilon, delta
+
+    @classmethod
+    def of(
+        cls,
+        response: str,
+        family: str,
+        released: ReleasedMoments,
+        fit: MomentFit,
+        errors: BootstrapErrors,
+        budget: tuple[float, float],
+        ledger: Ledger,
+    ) -> Self:
+        """Name the numbers of a fit."""
+        columns, (epsilon, delta), n = released.design.columns, budget, released.n
+        exact = covariance_without_noise(fit.law, fit.release.response, fit.root, n)
+        found = MomentErrors.of(errors, exact)
+        estimate = Estimate(
+            params=fit.root.params,
+            cov=errors.covariance,
+            names=(INTERCEPT, *(column.name for column in columns)),
+            clients=("", *(column.client for column in columns)),
+            terms=(INTERCEPT, *(column.term for column in columns)),
+            response=response,
+            nobs=n,
+            df_model=len(columns),
+            converged=fit.root.converged,
+            convergence="no coefficients solve the released moments",
+            scale=fit.root.scale**2,
+            cov_type="bootstrap",
+            privacy=f"epsilon {epsilon:g}, delta {delta:g}",
+            blocks=tuple(
+                ClientBlock(client, len(released.plan.design[client]), n, 0.0)
+                for client in released.plan.columns
+            ),
+            reasons={"llf": NO_LIKELIHOOD, "rsquared": NO_RSQUARED},
+        )
+        notes = list(fit_notes(released, fit, found.draws, found.failed, delta))
+        return cls(estimate, ledger, found, family, epsilon, delta, notes)
+
+    # -- errors ----------------------------------------------------------------------------------
+
+    @property
+    def df_inference(self) -> float:
+        """One less than the simulated releases behind the standard errors."""
+        return float(self._errors.draws - 1)
+
+    @property
+    def bse_parts(self) -> pd.DataFrame:
+        """Parts of the standard errors by coefficient: ``sampling`` and ``noise``; their squares add up."""
+        parts = {"sampling": self._errors.sampling, "noise": self._errors.noise}
+        return pd.DataFrame(parts, index=list(self.estimate.names))
+
+    @property
+    def budget_too_small(self) -> bool:
+        """Whether noise is more than three times the sampling error of the slopes (root mean square)."""
+        return self._errors.ratio > TIMES
+
+    # -- selection -------------------------------------------------------------------------------
+
+    def select(self, penalty: str = "scad", a: float | None = None) -> pd.DataFrame:
+        """Select columns by a penalised fit, from what was released: it costs nothing more.
+
+        The loss is quadratic around the estimate, with the moments of the released law and the errors above;
+        the penalty is chosen by BIC.
+
+        Parameters
+        ----------
+        penalty : {"scad", "mcp", "lasso"}
+        a : float, optional
+            Shape of SCAD (3.7 by default) and MCP (3).
+
+        Returns
+        -------
+        DataFrame
+            One row per column: ``client``, ``name``, ``term``, ``selected``, ``coef``, the penalised
+            estimate, and ``frequency``, the share of simulated releases in which it is selected.
+
+        References
+        ----------
+        Wang, H. and Leng, C. (2007). Unified lasso estimation by least squares approximation. Journal of the
+        American Statistical Association 102, 1039-1048.
+        """
+        est, chosen = self.estimate, Penalty(penalty, a, 1.0)
+        exact, bse = self._errors.exact[1:, 1:], self.bse.to_numpy()[1:]
+        loss = QuadraticLoss.of(exact, bse, est.nobs)
+        slopes = loss.select(est.params[1:], chosen)
+        frame = pd.DataFrame({"client": est.clients[1:], "name": est.names[1:], "term": est.terms[1:]})
+        frame["selected"], frame["coef"] = slopes != 0.0, slopes
+        draws = est.params[1:] + self._errors.deviations[:, 1:]
+        frame["frequency"] = selection_frequencies(loss, draws, chosen)
+        return frame
+
+    # -- files -----------------------------------------------------------------------------------
+
+    def to_record(self) -> PrivateGLMRecord:
+        """Take the results apart for a file."""
+        return PrivateGLMRecord(
+            estimate=self.estimate,
+            errors=self._errors,
+            family=self.family,
+            epsilon=self.epsilon,
+            delta=self.delta,
+            notes=tuple(self._notes),
+            ledger=SavedLedger.of(self._ledger),
+        )
+
+    @classmethod
+    def of_record(cls, record: PrivateGLMRecord) -> Self:
+        """Rebuild the results."""
+        ledger = None if record.ledger is None else record.ledger.restore()
+        r = record
+        return cls(r.estimate, ledger, r.errors, r.family, r.epsilon, r.delta, list(r.notes))
+
+    # -- hooks -----------------------------------------------------------------------------------
+
+    def _error_parts(self) -> dict[str, Floats]:
+        return {"sampling": self._errors.sampling, "noise": self._errors.noise}
+
+    def _alarm(self) -> str:
+        if self.converged and self.budget_too_small:
+            return TOO_SMALL.format(self._errors.ratio)
+        return super()._alarm()
+
+    def _summary_left(self) -> list[tuple[str, str]]:
+        rows = dict(super()._summary_left())
+        for label in ("R-squared", "Log-Likelihood", "AIC", "BIC"):
+            del rows[label]
+        rows["Model Family"] = self.family
+        rows["Simulations"] = str(self._errors.draws)
+        rows["Noise / sampling"] = f"{self._errors.ratio:.2f}"
+        return list(rows.items())
+
+    def _summary_notes(self) -> list[str]:
+        base = [note for note in super()._summary_notes() if not note.startswith("No log-likelihood")]
+        return [*base, *self._notes]

@@ -1,0 +1,263 @@
+"""A private generalised linear model through the doors of sites."""
+
+import json
+
+import numpy as np
+import pytest
+import statsmodels.api as sm
+from copula_design import BOUNDS, draw_columns, draw_response
+
+import fedstat as fs
+from fedstat.errors import DescriptionError, MessageError, ModelError, PolicyError
+from fedstat.models.copula.asked import squared_of_cross, squared_of_own
+from fedstat.models.copula.margins import Bins, Margin
+from fedstat.models.copula_glm.asked import MomentPlan, MomentsAsked, radius_of
+from fedstat.models.copula_glm.moments.columns import ScoredColumn
+from fedstat.privacy.zcdp import epsilon_of_zcdp
+
+HELD = {"Registry": ["y"], "A": list("abcd"), "B": list("efg"), "C": list("hij")}
+TOGETHER = {"A": ["y", *"abcd"], "B": list("efg"), "C": list("hij")}
+N = 4_000
+
+
+def model(held=HELD, epsilon=20.0, formula="y ~ .", n=N, frame=None, **options):
+    if frame is None:
+        rng = np.random.default_rng(3)
+        frame = draw_columns(n, rng)
+        frame["y"] = draw_response("Binomial", frame, rng)
+    partition = fs.ClientPartition.from_frame(
+        frame, columns=held, policy=fs.Policy(privacy=fs.Budget(options.pop("budget", 30.0), 1e-6))
+    )
+    bounds = options.pop("bounds", {**BOUNDS, "y": [0, 1]})
+    options = {"family": sm.families.Binomial(), "epsilon": epsilon, "bounds": bounds, **options}
+    return fs.PrivateCopulaGLM.from_formula(formula, partition, **options), frame
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    made, frame = model()
+    known = sm.GLM(frame["y"], sm.add_constant(frame[list(BOUNDS)]), family=sm.families.Binomial()).fit()
+    return made, made.fit(draws=12, random_state=1), known
+
+
+def test_estimates_are_those_of_the_rows_as_far_as_noise_lets_it_be_told(fitted):
+    _, result, known = fitted
+    assert list(result.params.index) == ["Intercept", *BOUNDS]
+    z = (result.params.to_numpy() - known.params.to_numpy()) / result.bse.to_numpy()
+    assert np.abs(z).max() < 1.5  # the same rows: noise alone, which is a part of the error
+    assert result.nobs == N and result.use_t and result.df_inference == 11
+
+
+def test_where_the_response_is_held_does_not_matter():
+    made, frame = model(TOGETHER)
+    result = made.fit(draws=10, random_state=1)
+    known = sm.GLM(frame["y"], sm.add_constant(frame[list(BOUNDS)]), family=sm.families.Binomial()).fit()
+    z = (result.params.to_numpy() - known.params.to_numpy()) / result.bse.to_numpy()
+    assert np.abs(z).max() < 1.5
+    assert made._planned.radius("A") == radius_of(4, "Binomial") and made._planned.width("A") == 5
+
+
+def test_errors_add_up_and_are_printed_in_their_parts(fitted):
+    _, result, _ = fitted
+    parts = result.bse_parts
+    assert np.hypot(parts["sampling"], parts["noise"]).to_numpy() == pytest.approx(result.bse.to_numpy())
+    text = str(result.summary())
+    for told in (
+        "sampling",
+        "noise",
+        "P>|t|",
+        "Valid if the columns are a Gaussian copula",
+        "30% of the budget",
+    ):
+        assert told in text
+    assert "BUDGET TOO SMALL" not in text and not result.budget_too_small
+
+
+def test_a_budget_that_is_too_small_is_told_first():
+    made, _ = model(epsilon=1.0, n=2_000)
+    result = made.fit(draws=10, random_state=1)
+    assert result.budget_too_small and str(result.summary()).startswith("*** BUDGET TOO SMALL FOR THIS MODEL")
+    assert "budget too small for this model" in str(made.explain())
+
+
+def test_what_left_is_noisy_sums_and_who_is_complete(fitted):
+    _, result, _ = fitted
+    left = result.ledger.releases()
+    assert set(left["step"]) == {
+        *("find_complete", "release_margins", "release_gram"),
+        *("introduce", "announce", "deal_product", "open_product", "share_product", "finish"),
+    }
+    kinds = dict(zip(left["array"], left["kind"], strict=True))
+    assert kinds["grams"] == kinds["trees"] == kinds["levels"] == "noisy aggregate"
+    assert kinds["share"] == "masked share"
+
+
+def test_each_site_is_charged_what_was_planned(fitted):
+    made, _, _ = fitted
+    for name, site in made.partition.sites.items():
+        spent = site.account.charges.spent
+        assert 0 <= spent - made._planned.site_cost(name) < 1e-15  # doors round up
+        assert epsilon_of_zcdp(spent, 1e-6) <= made.epsilon
+    assert epsilon_of_zcdp(made._planned.coordinator_cost(), 1e-6) <= made.epsilon
+
+
+def test_nothing_is_asked_where_a_budget_is_too_small():
+    made, _ = model(epsilon=20.0, budget=2.0)
+    with pytest.raises(DescriptionError, match="smaller epsilon"):
+        made.fit()
+    assert not made.partition.sites["A"].account.charges.made
+
+
+def test_a_file_holds_the_results(fitted, tmp_path):
+    _, result, _ = fitted
+    result.save(tmp_path / "private.fed")
+    again = fs.load(tmp_path / "private.fed")
+    assert str(again.summary()) == str(result.summary())
+    assert again.select().equals(result.select())
+
+
+def test_columns_without_effect_are_left_out(fitted):
+    _, result, _ = fitted
+    for penalty in ("scad", "mcp"):
+        found = result.select(penalty).set_index("name")
+        strong = ["a", "c", "f"]
+        assert found.loc[strong, "selected"].all() and (found.loc[strong, "frequency"] > 0.8).all()
+        assert not found.loc[["e", "h"], "selected"].any()
+        assert found.loc[["e", "h"], "frequency"].max() < 0.5
+        # SCAD and MCP do not shrink what is large
+        assert found.loc["a", "coef"] == pytest.approx(result.params["a"], abs=2.0 * result.bse["a"])
+
+
+def test_terms_are_functions_of_one_column():
+    made, frame = model_with_positive()
+    names = [column.name for column in made.design["A"]]
+    assert names == ["a", "log(z)", "C(d)[T.1]", "C(d)[T.2]", "C(d)[T.3]"]
+    result = made.fit(draws=10, random_state=0)
+    X = np.column_stack(
+        [
+            np.ones(len(frame)),
+            frame["a"],
+            np.log(frame["z"]),
+            *(frame["d"] == k for k in (1, 2, 3)),
+            frame["g"],
+        ]
+    ).astype(float)
+    known = sm.GLM(frame["y"], X, family=sm.families.Binomial()).fit()
+    z = (result.params.to_numpy() - known.params) / result.bse.to_numpy()
+    assert np.abs(z).max() < 2.0
+
+
+def model_with_positive():
+    rng = np.random.default_rng(5)
+    frame = draw_columns(6_000, rng)
+    frame["z"] = np.exp(0.5 * frame["e"])
+    frame["y"] = draw_response("Binomial", frame[list(BOUNDS)], rng)
+    held = {"A": ["a", "z", "d"], "B": ["g", "y"], "C": ["h"]}
+    bounds = {**BOUNDS, "y": [0, 1], "z": fs.log(0.05, 20.0)}
+    del bounds["b"], bounds["c"], bounds["e"], bounds["f"], bounds["i"], bounds["j"]
+    return model(held, 60.0, "y ~ a + log(z) + C(d) + g", frame=frame, bounds=bounds, budget=100.0)
+
+
+@pytest.mark.parametrize(
+    "formula, told",
+    [
+        ("y ~ a:b", "a term is a column"),
+        ("y ~ bs(a, df=4)", "a term is a column"),
+        ("y ~ scale(a)", "a term is a column"),
+        ("y ~ log(a)", "no value at the lower end"),
+        ("y ~ C(a)", "a term is a column"),
+        ("y ~ a - 1", "leaves out the intercept"),
+        ("d ~ a", "two levels"),
+    ],
+)
+def test_what_cannot_be_scored_is_refused_before_anything_is_asked(formula, told):
+    with pytest.raises(ModelError, match=told):
+        model(formula=formula, n=100)
+
+
+@pytest.mark.parametrize(
+    "options, told",
+    [
+        ({"epsilon": np.inf}, "epsilon"),
+        ({"family": sm.families.Gamma()}, "canonical link"),
+        ({"family": sm.families.Gaussian()}, "takes a range"),
+        ({"bounds": {"y": [0, 1]}}, "fs.Bounds"),
+    ],
+)
+def test_arguments_without_a_meaning_are_refused(options, told):
+    with pytest.raises(ModelError, match=told):
+        model(n=100, **options)
+
+
+# ---- what a site takes as told ---------------------------------------------------------------------
+
+BITS = Margin(Bins("y", (0, 1)), np.array([0.5, 0.5]))
+WIDE = Margin(Bins("x", (), (0.0, 1.0), depth=5), np.full(32, 1.0 / 32))
+
+
+X = ScoredColumn("x", "x", "A", 0)
+
+
+def asked(holder="A", response="Binomial", column=X):
+    return MomentsAsked({"B": 2}, 1, 10, "A", holder, response, (column,))
+
+
+def test_rows_are_no_longer_than_their_radius_whatever_the_margins_are():
+    rng = np.random.default_rng(1)
+    for _ in range(50):
+        p = rng.dirichlet(np.full(32, 0.05))
+        margins = [Margin(WIDE.bins, p), Margin(BITS.bins, rng.dirichlet([0.1, 0.1]))]
+        codes = np.column_stack([rng.integers(-1, 32, 400), rng.integers(-1, 2, 400)])
+        rows = asked().score(margins, codes)
+        assert (rows**2).sum(axis=1).max() <= asked().radius(2) * 4**16
+
+
+def test_the_response_is_never_cut():
+    codes = np.column_stack([np.zeros(2, dtype=int), [0, 1]])
+    rows = asked().score([WIDE, BITS], codes)
+    assert rows[:, 1] == pytest.approx(np.array([-1.7, 1.7]) * 2**16, abs=1)
+
+
+def test_a_site_takes_another_radius_where_the_response_is():
+    assert asked(holder="B").peer_radius("B") == radius_of(1, "Binomial")
+    assert asked(holder="B", response="Gaussian").peer_radius("B") == radius_of(1, "Gaussian")
+    assert asked(holder="A").peer_radius("B") == radius_of(2, "")
+    assert asked(holder="A").radius(2) == radius_of(1, "Binomial")
+
+
+def test_two_sites_that_were_told_of_other_responses_share_no_product():
+    """Told of a smaller radius of the other's row, a site would be charged too little for its share."""
+    made, _ = model(n=200)
+    plan = MomentPlan.gram_asked
+
+    def lie(self, client, groups):
+        found = plan(self, client, groups)
+        if client != "B":
+            return found
+        fields = {name: getattr(found, name) for name in ("peers", "groups", "variance", "site", "columns")}
+        return MomentsAsked(**fields, holder="C", response="Binomial")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MomentPlan, "gram_asked", lie)
+        with pytest.raises(PolicyError, match="B: refused"):
+            made.fit(draws=10)
+
+
+def test_products_are_numbered_with_what_was_agreed():
+    assert json.loads(asked().agreed) == ["A", "Binomial"]
+    assert asked(holder="B").agreed != asked().agreed != asked(response="Poisson").agreed
+
+
+def test_sensitivities_follow_from_radii():
+    made, _ = model(n=100)
+    plan = made._planned
+    own, peers = plan.radius("A"), [plan.radius(name) for name in ("Registry", "B", "C")]
+    charged = squared_of_own(own, 4) + sum(squared_of_cross(own, peer) for peer in peers)
+    assert plan.products_cost("A") == charged / (2 * plan.gram_variance)
+
+
+def test_a_strange_column_is_refused():
+    with pytest.raises(MessageError):
+        ScoredColumn("x", "x", "A", 0, function="np.linalg.inv").check()
+    with pytest.raises(MessageError):
+        asked(column=ScoredColumn("x", "x", "A", 1)).score([WIDE, BITS], np.zeros((2, 2), dtype=int))
