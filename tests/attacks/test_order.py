@@ -34,7 +34,7 @@ class Opened:
         self.session, self.family, every = secrets.token_hex(8), family, np.ones(N, dtype=bool)
         text = {"terms": ["A0", "A1"], "columns": ["A0", "A1"], "partial": "drop", "min_count": 5}
         self._ask("design", "open_block", json.dumps(text | {"intercept": True}), use=every)
-        self.shift, self.scale = self.ask("stage_block", keep=every)["units"]
+        self.shift, self.scale = self.ask("stage_block", keep=every)["units"][:2]
 
     def ask(self, step, **arrays):
         return self._ask(self.family, step, "", **arrays)

@@ -2,7 +2,8 @@
 
 All methods see the same draws. "two": y = 1 + a + b + e, half of b missing completely at random. "four":
 clients A to D lack 20, 40, 60 and 80 % of the entities, and D lacks single cells besides; every two blocks
-have the same canonical correlation; "large" is "four" with 8,000 entities. Write the table of
+have the same canonical correlation; "large" is "four" with 8,000 entities. "small sample" is the free law
+with its correction. Write the table of
 ``tests/benchmarks/results``, all or some of it::
 
     python tests/models/vfem/blocks_simulation.py [two] [four] [large] [a method ...] [runs]
@@ -28,6 +29,7 @@ from pattern_moments import moments_of_arrays
 from fedstat.models.vertical.law.covariance import law_covariance
 from fedstat.models.vertical.law.derivatives import LawPoint
 from fedstat.models.vertical.law.fit import all_effects, climb
+from fedstat.models.vertical.law.small_sample import without_bias
 from fedstat.models.vertical.likelihood import Standard
 
 TABLE = Path(__file__).parents[2] / "benchmarks" / "results" / "vfem_blocks.csv"
@@ -37,6 +39,7 @@ RUNS = {
     "two": {"free": 1_000, "independent": 500, "complete cases": 500, "mean imputation": 500, "MICE": 50},
     "four": {
         "free": 1_000,
+        "small sample": 1_000,
         "independent": 200,
         "complete cases": 500,
         "mean imputation": 500,
@@ -117,7 +120,7 @@ def chance(lead, share):
     return expit(0.5 * (low + high) - lead)
 
 
-def by_law(design, rho, X, y, edges):
+def by_law(design, rho, X, y, edges, corrected=False):
     """Estimates and standard errors of a normal law, from moments by pattern of columns."""
     P = X.shape[1]
     moments = Standard(moments_of_arrays(X, y, [1] * P)).moments
@@ -133,7 +136,11 @@ def by_law(design, rho, X, y, edges):
     J = np.zeros((1 + P, 2 + 2 * P))
     J[0, 0], J[0, 2::2], J[0, 3::2] = 1.0, -fit.mu, -fit.beta
     J[1:, 2::2] = np.eye(P)
-    return fit.params, np.sqrt(np.diag(J @ cov @ J.T))
+    errors = np.sqrt(np.diag(J @ cov @ J.T))
+    if not corrected:
+        return fit.params, errors
+    new = without_bias(fit)
+    return new.params, errors * np.sqrt(new.s2 / fit.s2)
 
 
 def by_least_squares(X, y):
@@ -143,8 +150,9 @@ def by_least_squares(X, y):
 
 def estimate(method, design, rho, X, y):
     """Estimates and standard errors, (1 + P,) each."""
-    if method in ("free", "independent"):
-        return by_law(design, rho, X, y, np.ones_like(design.own) if method == "free" else design.own)
+    if method in ("free", "small sample", "independent"):
+        edges = design.own if method == "independent" else np.ones_like(design.own)
+        return by_law(design, rho, X, y, edges, method == "small sample")
     if method == "complete cases":
         use = ~np.isnan(X).any(axis=1)
         return by_least_squares(X[use], y[use])

@@ -54,6 +54,15 @@ def test_the_free_law_covers(name):
 
 
 @pytest.mark.slow
+def test_all_intervals_cover_without_the_bias_of_a_small_sample():
+    table = simulate("four", "small sample", RUNS["four"]["small sample"])
+    bias, error = ratios(table)
+    assert (table["coverage"] + 2.0 * error >= LOW).all() and (table["coverage"] - 2.0 * error <= HIGH).all()
+    assert bias.max() < 0.1 + 2.0 / np.sqrt(1_000)
+    assert (table["mean_se"] / table["sd"]).between(0.95, 1.05).all()
+
+
+@pytest.mark.slow
 def test_independent_blocks_and_mean_imputation_do_not():
     for method in ("independent", "mean imputation"):
         table = simulate("two", method, RUNS["two"][method])
