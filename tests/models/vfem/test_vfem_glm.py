@@ -340,7 +340,7 @@ def test_families_and_arguments_that_there_are_not():
     with pytest.raises(ModelError, match="intercept"):
         model_of(lambda t: t["y"], formula="y ~ 0 + court0")
     with pytest.raises(ModelError, match="cov_type"):
-        model_of(lambda t: t["y"]).fit(cov_type="robust")
+        model_of(lambda t: t["y"]).fit(cov_type="sem")
 
 
 @pytest.mark.parametrize("link", FAMILIES)
