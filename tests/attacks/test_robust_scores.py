@@ -1,16 +1,19 @@
 """What robust standard errors of a binary response tell institutions of it."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
 import statsmodels.api as sm
 
 import fedstat as fs
-from fedstat.errors import SecurityError
+from fedstat.errors import DescriptionError, SecurityError
+from fedstat.federation.door.owner.policy import Policy
 from fedstat.models.vfem.covariance import glm_score_steps
 from fedstat.models.vfem.covariance.glm_score_steps import SPREAD
 
-N = 600
+N = 400
 RNG = np.random.default_rng(5)
 X = RNG.normal(size=(N, 3))
 Y = (RNG.random(N) < 1.0 / (1.0 + np.exp(-X @ [0.8, -0.6, 0.4]))).astype(float)
@@ -95,3 +98,17 @@ def test_numbers_of_other_entities_are_not_used(monkeypatch):
     )
     with pytest.raises(SecurityError, match="not the same, in the same order"):
         fit(monkeypatch, {})
+
+
+def test_strict_sites_count_what_the_sums_tell_of_a_binary_response():
+    """Few entities, and many sums of products with their residuals: who holds the columns solves for them."""
+    strict = replace(Policy.strict(), per_entity=60)
+    for policy, refused in ((strict, True), (replace(strict, discrete="any"), False)):
+        partition = fs.ClientPartition.from_frames(FRAMES, on="k", shared_seed=1, policy=policy)
+        model = fs.VFEMRegression.from_formula("y ~ .", partition, family=sm.families.Binomial())
+        assert model.fit().converged
+        if refused:
+            with pytest.raises(DescriptionError, match=r"Registry: .*bits.*discrete = \"any\""):
+                model.fit(cov_type="robust")
+        else:
+            assert model.fit(cov_type="robust").converged

@@ -71,6 +71,10 @@ class ExchangeRules:
         """Say how rows of the table are divided; within a session it counts if the family's doors say so."""
         return DivisionOfRows(place if self.remembers else "", code, rows)
 
+    def times_there(self, which: str) -> int:
+        """How often the entities stand below one another in columns that are called so."""
+        return self.times.get(which.partition(":")[0], 1)
+
     def are_of_response(self, which: str) -> bool:
         """Whether columns that are called so have the rows of the response."""
         return which == RESPONSE or which.partition(":")[0] in self.of_response
@@ -217,7 +221,7 @@ def table_rows(rules: ExchangeRules, state: State, which: str) -> Ints:
     else:
         staged: StagedBlock = state.look_at("staged block")
         rows = staged.table_rows
-    return np.tile(rows, rules.times.get(which.partition(":")[0], 1))
+    return np.tile(rows, rules.times_there(which))
 
 
 def left_out(code: Ints) -> LeftOut:
@@ -240,11 +244,10 @@ def behind_product(
     They are sums over the rows of which `both` clients have records, also where means are filled in. `marks`
     (groups, q, bytes) are those of the other's columns; what is returned second enters them into the account.
     """
-    every = table_rows(rules, state, part.columns)
-    if part.columns.partition(":")[0] in rules.times:
-        # The entities stand in their columns several times; each counts once.
-        once = rows < len(every) // rules.times[part.columns.partition(":")[0]]
-        rows, group, both = rows[once], group[once], both[once]
+    every, times_there = table_rows(rules, state, part.columns), rules.times_there(part.columns)
+    # Where entities stand in the columns several times, each counts once.
+    once = rows < len(every) // times_there
+    rows, group, both = rows[once], group[once], both[once]
     of_table = every[rows]
     of_response = rules.are_of_response(part.columns)
     own = staged_response(state) if of_response else state.look_at("staged block")
@@ -259,6 +262,9 @@ def behind_product(
         others = part.product.columns_b if part.first else part.product.columns_a
         own.beside.add(part.number, others, group)
         enter = _nothing
+    if times_there > 1:
+        # All are functions of the same columns, and every sum tells of each of these.
+        own.beside.add(f"{part.columns} {part.number}", each, group[both])
     if of_response:
         return (staged_response(state).groups(group, rows, columns), *summed), enter
     staged: StagedBlock = state.look_at("staged block")  # the opened columns are of its rows
