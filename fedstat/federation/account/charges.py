@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,12 +10,13 @@ from fractions import Fraction
 from threading import Lock
 from typing import Annotated
 
-from fedstat.errors import SecurityError
+from fedstat.errors import ReceiptError
 from fedstat.federation.account.head import Nanoseconds
-from fedstat.privacy.zcdp import epsilon_of_zcdp, rho_of_budget
+from fedstat.privacy.zcdp import epsilon_of_zcdp, on_grid, rho_of_budget
 from fedstat.records import Least
 
-RHO = re.compile(r"[0-9]{1,2000}(/[1-9][0-9]{0,2000})?")
+RHO = re.compile(r"[0-9]{1,60}(/[1-9][0-9]{0,20})?")
+"""A charge, or a sum of such, which are multiples of 2^-64."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +92,15 @@ class BudgetSpent:
     releases: Annotated[int, Least(0)]
 
     def check(self) -> None:
-        """Require fractions of a sane length, which another site tells."""
-        if not all(RHO.fullmatch(text) for text in (self.total, self.rho)):
-            raise SecurityError("a budget is told in fractions")
+        """Require fractions of a sane length, and a budget that is one: another site tells it."""
+        fractions = all(RHO.fullmatch(text) for text in (self.total, self.rho))
+        if not (fractions and 0.0 < self.epsilon < math.inf and 0.0 <= self.delta < 1.0):
+            raise ReceiptError("malformed: a privacy budget is told as epsilon, delta, and fractions")
 
     @classmethod
     def of(cls, epsilon: float, delta: float, charges: Charges) -> BudgetSpent:
         """Say how a budget stands."""
-        total = rho_of_budget(epsilon, delta)
+        total = on_grid(rho_of_budget(epsilon, delta))
         return cls(epsilon, delta, str(total), str(charges.spent), len(charges.made))
 
     @property

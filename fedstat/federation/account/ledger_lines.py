@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 from fedstat.errors import SecurityError
 from fedstat.federation.account.chain import Chain, SiteAccount
-from fedstat.federation.account.charges import Charge
+from fedstat.federation.account.charges import RHO, Charge
 from fedstat.federation.account.decision import Decision
 from fedstat.federation.account.head import AccountHead, Nanoseconds, first_digest, fold, told
 from fedstat.federation.account.link import canonical, read_link
@@ -162,7 +162,7 @@ class Reading:
 
     def _charge(self, line: dict[str, Any]) -> None:
         charge = from_plain(Charge, line, LEDGER, SecurityError)
-        if charge.cost < 0:
+        if not RHO.fullmatch(charge.rho):
             raise ValueError("charged")
         self.account.charges.take(charge)
 

@@ -7,11 +7,11 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
+from fedstat.federation.account.charges import RHO
 from fedstat.federation.account.entry import COORDINATOR, SIGNED_FIELDS, Content, Entry, read_entry, typed
 from fedstat.federation.crypto.keys import PublicIdentity, encode
 
@@ -56,10 +56,10 @@ def read_link(row: Sequence[Any]) -> ChainLink:
     place, end = len(SIGNED_FIELDS), len(LINK_FIELDS)
     known = KNOWN_TO_THE_SITE + ((CHARGED,) if len(row) > end else ())
     link = ChainLink(read_entry(row[:place]), **typed(ChainLink, known, row[place:]))
-    if link.numbers < 0 or link.among < 1 or (link.charged and Fraction(link.charged) < 0):
+    if link.numbers < 0 or link.among < 1:
         raise ValueError("a negative number")
-    if len(row) > end and not link.charged:
-        raise ValueError("a charge of nothing")
+    if len(row) > end and not RHO.fullmatch(link.charged):
+        raise ValueError("a charge that is none")
     return link
 
 

@@ -11,7 +11,8 @@ side as well: equations may depend on each other, and bring unknowns of their ow
 What counts:
 
 * arrays of sums, sketches, values per entity and raw columns, and the scalars of an iteration that leave a
-  site; not who is present, names, levels and counts, nor texts;
+  site; not who is present, names, levels and counts, nor texts, nor sums with noise: these are no equations,
+  and a privacy budget pays for them;
 * a symmetric matrix by its distinct numbers, and the same array released again not at all;
 * a sum over K sites that masks hide is an equation on the data of the K together, not on that of one;
 * a share of a secure product: with the other share, an equation on the data of two sites; sealed boxes none.

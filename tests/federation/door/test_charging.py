@@ -11,9 +11,18 @@ import pytest
 from scipy.stats import chisquare
 
 import fedstat as fs
-from fedstat.errors import DescriptionError, DoorError, EngineError, MessageError, PolicyError
+from fedstat.errors import (
+    DescriptionError,
+    DoorError,
+    EngineError,
+    MessageError,
+    PolicyError,
+    ReceiptError,
+)
+from fedstat.federation.account.charges import BudgetSpent
 from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.account.ledger_file import begin_account, open_account
+from fedstat.federation.account.link import read_link
 from fedstat.federation.account.receipt import Statement
 from fedstat.federation.crypto.keys import Identity
 from fedstat.federation.door.facts import Entities
@@ -30,6 +39,7 @@ from fedstat.federation.tables.row_marks import content_mark
 from fedstat.federation.tables.table import FrameTable
 from fedstat.privacy.sensitivity import counts_of
 from fedstat.privacy.zcdp import epsilon_of_zcdp, on_grid, rho_of_budget
+from fedstat.records import from_plain, to_plain
 
 N = 400
 RNG = np.random.default_rng(5)
@@ -352,6 +362,28 @@ def test_the_charge_is_signed_in_the_statement():
     )
     assert statement.privacy == site.privacy and statement.signed()["privacy"]["rho"] == HALF
     assert [link.charged for link in statement.entries if link.entry.array == "counts"] == [HALF]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"rho": "9" * 5000}, {"total": "1e9"}, {"rho": "-1"}, {"rho": "1/0"}, {"delta": 5.0}, {"epsilon": -1.0}],
+)
+def test_a_statement_on_a_budget_is_read_as_if_a_stranger_had_written_it(wrong):
+    """What a site tells of its budget is computed with by others."""
+    told = to_plain(site_of().privacy) | wrong
+    with pytest.raises(ReceiptError, match="budget"):
+        from_plain(BudgetSpent, told, "a statement")
+
+
+@pytest.mark.parametrize("charged", ["", "1e999999999", "-1", "1/0", "x"])
+def test_a_charge_in_a_chain_is_a_fraction(charged):
+    site = site_of()
+    counts(site, bins())
+    (link,) = (one for chain in site.account.chains for one in chain.links if one.charged)
+    row = json.loads(json.dumps(link.signed))
+    assert read_link(row) == link and link.named["charged"] == HALF
+    with pytest.raises(ValueError, match="charge"):
+        read_link([*row[:-1], charged])
 
 
 def toy(monkeypatch, run, **declared):

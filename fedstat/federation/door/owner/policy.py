@@ -22,7 +22,7 @@ from fedstat.federation.door.owner.policy_file import (
     write_policy,
 )
 from fedstat.federation.message import Kind
-from fedstat.privacy.zcdp import rho_of_budget
+from fedstat.privacy.zcdp import on_grid, rho_of_budget
 
 WORDS = (
     "masked_only",
@@ -79,7 +79,7 @@ class Budget:
     @property
     def rho(self) -> Fraction:
         """The same as zero-concentrated differential privacy, in which charges add up."""
-        return rho_of_budget(self.epsilon, self.delta)
+        return on_grid(rho_of_budget(self.epsilon, self.delta))
 
 
 @dataclass(frozen=True, slots=True)
