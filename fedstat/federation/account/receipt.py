@@ -35,7 +35,8 @@ FORMAT = "fedstat receipt 1"
 STATEMENT = "fedstat statement 1"
 CAVEAT = (
     "Counting is a necessary check and no proof of privacy: one number can disclose a value, and many "
-    "dependent ones may not. Not counted: texts, names, levels, counts, sums with noise, and who has a record."
+    "dependent ones may not. Not counted: texts, names, levels, counts, sums with noise, and who has a "
+    "record."
 )
 LOSS = (
     "{site}: its owner declared on {time} that its account was lost; what it answered before may not "

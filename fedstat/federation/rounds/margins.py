@@ -3,7 +3,7 @@
 Each column of each site is a question of its own, so that it costs, and is remembered, by itself. Of a number
 the asker says the edges of the bins; outer bins have no end. A category, or a number with published levels
 where no edges are given, is counted by its published levels. Missing values, and levels that are not
-published, are in no cell, and nothing tells how many there are.
+published, are in no cell.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from itertools import pairwise
 import numpy as np
 import pandas as pd
 
-from fedstat.errors import DescriptionError, MessageError
+from fedstat.errors import DescriptionError
 from fedstat.federation.door.facts import Entities
 from fedstat.federation.door.owner.charging import NoiseOwed
 from fedstat.federation.door.site import FAMILIES
@@ -48,14 +48,14 @@ class BinsAsked:
     edges: tuple[float, ...] = ()
 
     def canonical(self, where: str) -> BinsAsked:
-        """Return the one form of all that ask for the same; MessageError where it is no question."""
+        """Return the one form of all that ask for the same; DescriptionError where it is no question."""
         found = FRACTION.fullmatch(self.rho)
         rho = Fraction(self.rho) if found and not re.search("/0+$", self.rho) else Fraction(0)
         # -0.0 is 0.0
         edges = tuple(float(edge) + 0.0 for edge in self.edges)
         ascend = all(a < b for a, b in pairwise(edges)) and all(map(math.isfinite, edges))
         if not rho or not ascend or len(edges) >= MOST_BINS:
-            raise MessageError(
+            raise DescriptionError(
                 f"{where}: expected rho as a fraction above 0, and fewer than {MOST_BINS:,} finite edges "
                 "that ascend"
             )
@@ -68,7 +68,7 @@ def count_bins(data: SiteData, state: State, text: str) -> tuple[dict[str, Array
     Released as a noisy aggregate of which one record changes two counts by one.
     """
     where = f"{data.name}: the question about a margin"
-    asked = from_json(BinsAsked, text, where).canonical(where)
+    asked = from_json(BinsAsked, text, where, DescriptionError, defaults=True).canonical(where)
     column = _published(data, asked)
     levels = () if asked.edges else column.levels
     variance = Fraction(SQUARED_OF_COUNTS) / (2 * Fraction(asked.rho))

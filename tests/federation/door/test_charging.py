@@ -202,9 +202,9 @@ def test_without_a_budget_nothing_is_charged_and_nothing_leaves():
 def test_a_question_that_is_none_costs_nothing(text):
     """No figure that comes with a question is a sensitivity: the site knows its own."""
     site = site_of()
-    with pytest.raises((MessageError, PolicyError)):
+    with pytest.raises(DescriptionError, match="question about a margin"):
         counts(site, text)
-    assert not site.account.charges.made
+    assert not site.account.charges.made and not site.refusals.reasons
 
 
 @pytest.mark.parametrize("text", [bins("nothing"), bins("g"), bins("x", edges=())])

@@ -56,7 +56,7 @@ STRICT_LEARNS: Mapping[str, str] = {
 
 BUDGET = "[privacy]"
 WITH_BUDGET = (
-    "What is published of columns, which entities have a record and values in all of some columns, and how "
+    "What is published of columns, which entities have a record, which of them lack a value in columns, how "
     "much of the budget is spent; sums with noise, by which, over all that ever leaves and whoever joins "
     "forces, values of one record cannot be told from others but for epsilon and delta of the budget; and "
     "that a table was changed, where a question is charged again. All else that depends on what rows hold is "

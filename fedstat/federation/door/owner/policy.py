@@ -149,8 +149,8 @@ class Policy:
         Whether steps of a family are answered in the order of its protocols alone.
     privacy : Budget or None
         With a budget, what depends on rows leaves only with noise, and is charged to the budget before it
-        does; all else is refused. Public descriptions, numbers of rows, and which entities have a record and
-        values in the columns of a synthesis are told.
+        does; all else is refused. Public descriptions, numbers of rows, which entities have a record, and
+        which of these lack a value in the columns of a synthesis, are told.
 
     Raises
     ------

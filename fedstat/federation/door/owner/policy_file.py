@@ -247,8 +247,8 @@ KEYS: tuple[Key, ...] = (
 PRIVACY = (
     "A privacy budget: how much all answers together, for ever, may tell of one entity's record, as epsilon "
     f"and delta of differential privacy; delta is at most {LARGEST_DELTA:g}. With one, whatever depends on "
-    "values leaves only with noise, and is charged before it does; all else is refused, but for who has a "
-    "record, and values in columns that are asked for. What was charged "
+    "values leaves only with noise, and is charged before it does; all else is refused, but for which "
+    "records there are, and which of them lack a value in the columns of a synthesis. What was charged "
     "stands in the ledger, and stays charged when this file is changed; the same question again has the "
     "same answer, and costs nothing, until the table is changed. 'fedstat site status' shows what is spent."
 )
