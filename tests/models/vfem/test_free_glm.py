@@ -241,6 +241,16 @@ def test_summary_says_what_is_assumed_and_what_passed(fitted):
     assert "no value per entity left" not in notes and "are independent between institutions (" not in notes
 
 
+def test_rounds_are_those_of_the_others_where_the_coordinator_sits_at_the_holder():
+    study = correlated(3, 300, sizes=(1, 1, 1), shares=(0.0, 0.3, 0.3))
+    partition = study.partition()
+    fit = fs.VFEMRegression.from_formula("y ~ .", partition, family=FAMILIES["Logit"], coordinator="A").fit()
+    notes = " ".join(fit.summary().notes)
+    sums = [e.sender for e in fit.ledger.entries if (e.step, e.array) == ("joint_score", "sums")]
+    assert f"In each of {sums.count('B')} rounds" in notes and "A" not in sums
+    assert "coordinator: B " in notes
+
+
 def test_a_likelihood_ratio_of_other_columns_is_refused():
     study = correlated(3, 900)
     smaller = fs.VFEMRegression.from_formula(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from fedstat.errors import EstimationError, NotAvailableError
 from fedstat.federation.account.ledger import Ledger
+from fedstat.inference.likelihood import said
 from fedstat.models.vertical.exchange.notes import dealer_notes, dither_notes, merge_notes
 from fedstat.models.vertical.exchange.patterns import PatternExchange
 from fedstat.models.vertical.law.assumptions import independence_lr_test
@@ -36,7 +38,7 @@ def joint_assumptions(linear: LawFit) -> Iterator[str]:
         yield (
             f"The data {'contradict' if pvalue < CONTRADICTED else 'do not contradict'} blocks that are "
             "independent between institutions, between='independent' (likelihood ratio of the normal law of "
-            f"columns and response, p = {pvalue:.2g})."
+            f"columns and response, {said(pvalue)})."
         )
     except (EstimationError, NotAvailableError):
         pass
@@ -47,26 +49,26 @@ def joint_assumptions(linear: LawFit) -> Iterator[str]:
 def joint_notes(layout: Layout, exchange: PatternExchange, ledger: Ledger, *, masked: bool) -> Iterator[str]:
     """Say what sums by missing pattern and numbers per entity told."""
     others = [k for k in layout.clients if k != layout.active]
-    rounds = sum(
-        e.step == "joint_score" and e.array == "sums" and e.sender == layout.clients[0]
-        for e in ledger.entries
-    )
+    # What the coordinator's own institution tells it does not travel.
+    rounds = Counter(e.sender for e in ledger.entries if (e.step, e.array) == ("joint_score", "sums"))
     once = ", ".join(f"{count:,} of {site}" for site, count in exchange.numbers.items())
     told = []
     for j, (k, p) in enumerate(zip(layout.clients, layout.sizes, strict=True)):
-        numbers = int(exchange.plan.patterns[:, j].sum()) * (1 + p) * rounds
-        told.append(f"{k} {numbers:,} ({BITS * numbers:,} bits) of {len(layout.kept[k]):,} entities")
+        numbers = int(exchange.plan.patterns[:, j].sum()) * (1 + p) * rounds[k]
+        if numbers:
+            told.append(f"{k} {numbers:,} ({BITS * numbers:,} bits) of {len(layout.kept[k]):,} entities")
     yield (
         "Sums of the columns and of their products were exchanged once, by missing pattern; at least "
         f"{exchange.smallest:,} entities stand behind each. Numbers released, products of two institutions "
         f"counted at both: {once}."
     )
-    yield (
-        f"Residuals stayed with the response holder. In each of {rounds} rounds an institution learned sums "
-        "of its own columns with them, by missing pattern, and told the coordinator: "
-        f"{', '.join(told)}. A binary response is one bit an entity: these sums narrow the responses down, "
-        "and in a small pattern whoever solves them has these."
-    )
+    if told:
+        yield (
+            f"Residuals stayed with the response holder. In each of {max(rounds.values())} rounds an "
+            "institution learned sums of its own columns with them, by missing pattern, and told the "
+            f"coordinator: {', '.join(told)}. A binary response is one bit an entity: these sums narrow the "
+            "responses down, and in a small pattern whoever solves them has these."
+        )
     if any(one.array == "h" and one.step == "joint_information" for one in ledger.entries):
         yield (
             "For standard errors the coordinator, and the institutions that have them, were told a curvature "
