@@ -147,9 +147,9 @@ def test_a_submodel_needs_known_columns(moments, columns, complaint):
 # ---- small patterns --------------------------------------------------------------------------
 
 
-def at_least(count, sizes=(0,) * 7):
-    """By default clients without columns, so that the count alone decides."""
-    return Rule(count, sizes)
+def at_least(count, patterns):
+    """Clients without columns, so that the count alone decides."""
+    return Rule(count, (0,) * patterns.shape[1])
 
 
 def test_a_pattern_needs_twice_as_many_entities_as_equations():
@@ -184,27 +184,29 @@ def test_small_patterns_join_the_coarser_one_that_loses_least(study, moments):
     """Client D has the fewest entities: leaving its block out loses the largest share."""
     patterns = np.array([[1, 1, 1], [1, 1, 0], [1, 0, 1], [1, 0, 0], [0, 0, 0]], dtype=bool)
     n = np.array([3.0, 500.0, 50.0, 400.0, 100.0])
-    plan = plan_merges(patterns, n, at_least(5))
+    plan = plan_merges(patterns, n, at_least(5, patterns))
     np.testing.assert_array_equal(plan.patterns[plan.target[0]], [1, 0, 1])
     assert (plan.moved, plan.left_out) == (3, 0)
-    plan = plan_merges(patterns, np.array([3.0, 50.0, 500.0, 400.0, 100.0]), at_least(5))
+    plan = plan_merges(patterns, np.array([3.0, 50.0, 500.0, 400.0, 100.0]), at_least(5, patterns))
     np.testing.assert_array_equal(plan.patterns[plan.target[0]], [1, 1, 0])
 
 
 def test_two_small_patterns_fill_one_that_they_have_in_common():
     patterns = np.array([[1, 1, 1, 0], [1, 1, 0, 1], [1, 0, 0, 0], [0, 0, 1, 1]], dtype=bool)
-    plan = plan_merges(patterns, np.array([3.0, 4.0, 300.0, 300.0]), at_least(5))
+    plan = plan_merges(patterns, np.array([3.0, 4.0, 300.0, 300.0]), at_least(5, patterns))
     assert plan.target[0] == plan.target[1]
     np.testing.assert_array_equal(plan.patterns[plan.target[0]], [1, 1, 0, 0])
     assert plan.moved == 7
-    alone = plan_merges(patterns, np.array([2.0, 2.0, 300.0, 300.0]), at_least(5))
+    alone = plan_merges(patterns, np.array([2.0, 2.0, 300.0, 300.0]), at_least(5, patterns))
     np.testing.assert_array_equal(alone.patterns[alone.target[0]], [1, 0, 0, 0])
 
 
 def test_a_pattern_that_others_cannot_fill_is_no_target():
     """(A) is cheaper to go to, but the four of (C, D) cannot join there."""
     patterns = np.array([[1, 1, 0, 0], [1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 1], [1, 0, 1, 1]], dtype=bool)
-    plan = plan_merges(patterns, np.array([3.0, 2.0, 200.0, 4.0, 100.0]), at_least(8), largest_share=1.0)
+    plan = plan_merges(
+        patterns, np.array([3.0, 2.0, 200.0, 4.0, 100.0]), at_least(8, patterns), largest_share=1.0
+    )
     np.testing.assert_array_equal(plan.patterns[plan.target[0]], [0, 1, 0, 0])
 
 
@@ -218,7 +220,7 @@ def test_a_pattern_that_its_columns_keep_from_release_is_no_target():
 
 def test_the_few_that_lack_every_block_are_left_out():
     patterns = np.array([[0, 0], [1, 0], [1, 1]], dtype=bool)
-    plan = plan_merges(patterns, np.array([2.0, 100.0, 100.0]), at_least(5))
+    plan = plan_merges(patterns, np.array([2.0, 100.0, 100.0]), at_least(5, patterns))
     assert (plan.moved, plan.left_out) == (0, 2)
     assert plan.target[0] == -1 and len(plan.patterns) == 2
 
@@ -245,7 +247,7 @@ def test_every_plan_leaves_no_small_pattern_and_moves_to_coarser_ones(seed):
 
 
 def test_merged_moments_are_those_of_data_without_the_blocks(study, moments):
-    plan = plan_merges(moments.patterns, moments.n, at_least(6))
+    plan = plan_merges(moments.patterns, moments.n, at_least(6, moments.patterns))
     coarser = merged(moments, plan)
     assert coarser.n.min() >= 6 > moments.n.min()
     table, seen = study.table.copy(), study.pooled().seen
@@ -263,14 +265,14 @@ def test_merged_moments_are_those_of_data_without_the_blocks(study, moments):
 
 
 def test_moving_many_entities_is_an_error_that_names_the_share(moments):
-    few = plan_merges(moments.patterns, moments.n, at_least(50), largest_share=1.0).moved
+    few = plan_merges(moments.patterns, moments.n, at_least(50, moments.patterns), largest_share=1.0).moved
     share = rf"{few} of 400 entities \({100 * few / 400:.1f} %\) .* too few to be released .* at most 5 %"
     with pytest.raises(EstimationError, match=share):
-        plan_merges(moments.patterns, moments.n, at_least(50))
+        plan_merges(moments.patterns, moments.n, at_least(50, moments.patterns))
 
 
 def test_nothing_is_merged_where_every_pattern_is_large(moments):
-    plan = plan_merges(moments.patterns, moments.n, at_least(1))
+    plan = plan_merges(moments.patterns, moments.n, at_least(1, moments.patterns))
     assert (plan.moved, plan.left_out) == (0, 0)
     np.testing.assert_array_equal(plan.patterns[plan.target], moments.patterns)
 
@@ -278,6 +280,6 @@ def test_nothing_is_merged_where_every_pattern_is_large(moments):
 def test_merging_refuses_nonsense():
     patterns = np.array([[1], [1]], dtype=bool)
     with pytest.raises(ModelError, match="distinct"):
-        plan_merges(patterns, np.ones(2), at_least(5))
+        plan_merges(patterns, np.ones(2), at_least(5, patterns))
     with pytest.raises(ModelError, match="at least 1, received 0"):
-        plan_merges(patterns[:1], np.ones(1), at_least(0))
+        plan_merges(patterns[:1], np.ones(1), at_least(0, patterns[:1]))

@@ -97,7 +97,7 @@ def exchange_patterns(
     # two releases shows the few.
     cost = cost_of_bits(layout, rule, plan)
     code = plan.target[layout.code]
-    released = {k: plan.shows(code[layout.rows[k]], j) for j, k in enumerate(layout.clients)}
+    released = {k: plan.shows(code[layout.rows[k]])[:, j] for j, k in enumerate(layout.clients)}
     # Means over entities that count as missing would tell of these, beside the sums over all others.
     layout, code = layout.narrowed(code >= 0, released), code[code >= 0]
     units = yield from stage(layout, NORMAL, conversation)
@@ -128,8 +128,7 @@ def cost_of_bits(layout: Layout, rule: Rule, plan: MergePlan) -> CostOfBits | No
     before = plan_merges(patterns, n, rule.by_equations, largest_share=1.0)
 
     def shown(of: MergePlan) -> Ints:
-        seen = [of.shows(of.target, k) for k in range(len(layout.clients))]
-        return np.array([n[own].sum() for own in seen], dtype=np.int64)
+        return np.asarray(n @ of.shows(of.target), dtype=np.int64)
 
     lost = (shown(before) - shown(plan)).tolist()
     sizes = dict(
