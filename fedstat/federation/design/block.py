@@ -10,9 +10,16 @@ import pandas as pd
 
 from fedstat.errors import DesignError
 from fedstat.federation.design.checks import check_design, check_levels, check_references, check_varies
-from fedstat.federation.design.coding import Coded, TransformStates, code_design, plain_state, restore_state
+from fedstat.federation.design.coding import (
+    Coded,
+    TransformStates,
+    code_design,
+    fix_states,
+    plain_state,
+    restore_state,
+)
 from fedstat.federation.design.formula.parse import ClientTerms
-from fedstat.federation.design.formula.terms import Term
+from fedstat.federation.design.formula.terms import Term, term_text
 from fedstat.federation.design.levels import check_declared, declared_levels
 from fedstat.federation.design.observed import (
     ObservedRows,
@@ -36,19 +43,39 @@ from fedstat.federation.tables.columns import (
 from fedstat.federation.tables.published import Published
 from fedstat.typing import Bools, Floats
 
+ENOUGH = 2
+"""Whole rows for each column from which collinear ones are named."""
+
 
 @dataclass(frozen=True, slots=True)
 class CodedBlock:
     """The coded rows of one institution: the design (n_seen, p), C-contiguous, without the intercept.
 
-    `seen` (n_rows,) are the rows in it: those in use whose columns are all there; `n_partial` counts rows in
-    use that had some of the columns but not all.
+    `seen` (n_rows,) are the rows in it: those in use whose columns are all there, or with "condition" some of
+    them, in which the design is nan at the others; `n_partial` counts rows in use that had some of the
+    columns but not all.
     """
 
     spec: BlockSpec
     seen: Bools
     X: Floats
     n_partial: int
+
+    @property
+    def has(self) -> Bools:
+        """Which columns each row has, (n_seen, p)."""
+        return ~np.isnan(self.X)
+
+    @property
+    def fewest(self) -> int:
+        """Rows that have the column which fewest have."""
+        return int(self.has.sum(axis=0).min(initial=len(self.X)))
+
+    @property
+    def filled(self) -> Floats:
+        """The design with the mean of a column where a row lacks it."""
+        has = self.has
+        return self.X if has.all() else np.where(has, self.X, np.nanmean(self.X, axis=0))
 
 
 def build_block(
@@ -69,8 +96,8 @@ def build_block(
     first factor keeps all its levels.
 
     A row without any of the columns is an entity that the institution has not seen, as are rows outside
-    `use`. Rows with some of them are taken as not seen ("drop"), refused ("error"), or get the mean of the
-    others in the place of a missing number ("mean").
+    `use`. Rows with some of them enter with these ("condition"), are taken as not seen ("drop"), refused
+    ("error"), or get the mean of the others in the place of a missing number ("mean").
 
     A DesignError tells of a column that is absent, of an unsupported type, infinite or constant, of levels
     beside those that formula or description declare, of a level with fewer than `min_count` entities, of a
@@ -78,25 +105,34 @@ def build_block(
     """
     client = terms.client
     parsed = read_terms(terms.terms, terms.columns)
-    rows, considered = _seen_columns(frame, terms, partial, use)
+    rows, considered = _seen_columns(frame, terms, parsed, partial, use)
     kinds = {name: column_kind(one, client, name) for name, one in considered.items()}
     # Kinds and levels of the rows that enter alone: others may hold levels that no entity in use has.
     coded_names = coded_columns(parsed, kinds)
-    require_categories({name: considered[name] for name in coded_names}, client)
-    means = column_means(considered, kinds, client) if partial == "mean" else {}
-    levels = {name: find_levels(considered[name]) for name in coded_names}
+    if partial != "condition":
+        require_categories({name: considered[name] for name in coded_names}, client)
+    means = column_means(considered, kinds, client) if partial in ("condition", "mean") else {}
+    levels = {name: find_levels(considered[name].dropna()) for name in coded_names}
     listed = declared_levels(parsed, published or {})
     for name in listed.keys() & levels.keys():
         order = check_declared(client, name, levels[name], listed[name])
         levels[name] = tuple(level for level in order if level in levels[name])
+    there = {name: one.notna().to_numpy(dtype=bool) for name, one in considered.items()}
+    considered |= known_levels(considered, levels)
     columns = _prepare(considered, kinds, levels, means, client)
-    _check_columns(columns, client, min_count, intercept)
+    _check_columns(columns, there, client, min_count, intercept)
     # Before coding, where formulaic would raise without naming the institution.
     check_references(parsed, levels, client)
     state: TransformStates = {}
+    if rows.lacking.any():
+        fix_states(parsed, columns, there, state, client)
     coded = code_design(parsed, columns, state, intercept=intercept, n=int(rows.seen.sum()), client=client)
     # Before the fit, where collinear columns would show as a singular matrix without names.
     check_design(coded.X, coded.names, client, intercept=intercept)
+    X = blank(coded, parsed, rows.lacking)
+    whole = X[~np.isnan(X).any(axis=1)]
+    if len(whole) < len(X) and len(whole) > ENOUGH * X.shape[1] and (np.ptp(whole, axis=0) > 0.0).all():
+        check_design(whole, coded.names, client, intercept=intercept)
     spec = BlockSpec(
         client=client,
         terms=terms.terms,
@@ -109,16 +145,31 @@ def build_block(
         state=plain_state(state),
         means=means,
     )
-    return CodedBlock(spec, rows.seen, coded.X, rows.n_partial)
+    return CodedBlock(spec, rows.seen, X, rows.n_partial)
+
+
+def known_levels(
+    series: Mapping[str, pd.Series], levels: Mapping[str, tuple[LevelValue, ...]]
+) -> dict[str, pd.Series]:
+    """Put a level in the place of one that is missing: the design is blank there in the end."""
+    return {name: series[name].where(series[name].notna(), held[0]) for name, held in levels.items() if held}
+
+
+def blank(coded: Coded, terms: Sequence[Term], lacking: Bools) -> Floats:
+    """Return the design with nan at the terms that rows lack, (n_seen, terms)."""
+    if not lacking.any():
+        return coded.X
+    place = {term_text(term): number for number, term in enumerate(terms)}
+    return np.where(lacking[:, [place[name] for name in coded.term_names]], np.nan, coded.X)
 
 
 def _seen_columns(
-    frame: pd.DataFrame, terms: ClientTerms, partial: Partial, use: Bools | None
+    frame: pd.DataFrame, terms: ClientTerms, parsed: Sequence[Term], partial: Partial, use: Bools | None
 ) -> tuple[ObservedRows, dict[str, pd.Series]]:
     """Find the rows that enter, one at least, and their columns."""
     client = terms.client
     series = pick_columns(frame, terms.columns, client)
-    rows = find_rows(series, partial, client, use, len(frame))
+    rows = find_rows(series, parsed, partial, client, use, len(frame))
     if not rows.seen.any():
         raise DesignError(
             f"client {client!r} has no entity with all of {', '.join(map(repr, terms.columns))} "
@@ -127,9 +178,11 @@ def _seen_columns(
     return rows, {name: one[rows.seen] for name, one in series.items()}
 
 
-def _check_columns(columns: Columns, client: str, min_count: int, intercept: bool) -> None:
+def _check_columns(
+    columns: Columns, there: Mapping[str, Bools], client: str, min_count: int, intercept: bool
+) -> None:
     for name, category in columns.categories.items():
-        check_levels(category, client, name, min_count)
+        check_levels(category[there[name]], client, name, min_count)
     for name, values in columns.numbers.items():
         check_varies(values, client, name, intercept=intercept)
 
@@ -140,7 +193,7 @@ def apply_block(
     """Code new rows with the levels and transform state of a specification; none of them need be seen.
 
     `client` is named in messages, if not that of the specification, whose means stand in where `partial` is
-    "mean".
+    "mean"; without means "condition" is "drop".
 
     A DesignError tells of a column that is absent or of another type, of an unknown level (and counts its
     rows), of values that are not finite or outside a spline, and of a specification without means.
@@ -149,7 +202,9 @@ def apply_block(
     client = client or spec.client
     parsed = read_terms(spec.terms, spec.columns)
     series = pick_columns(frame, spec.columns, client)
-    rows = find_rows(series, partial, client, None, len(frame))
+    if partial == "condition" and not _has_means(spec):
+        partial = "drop"
+    rows = find_rows(series, parsed, partial, client, None, len(frame))
     n = int(rows.seen.sum())
     # The kind of a column without rows is not known, and nothing is left to be coded.
     if n == 0:
@@ -157,9 +212,10 @@ def apply_block(
     considered = {name: one[rows.seen] for name, one in series.items()}
     if partial == "mean" and rows.n_partial:
         _require_means(spec, client)
+    considered |= known_levels(considered, spec.levels) if partial == "condition" else {}
     coded = code_rows(considered, parsed, spec, n, client)
     _require_names(coded, spec, client)
-    return CodedBlock(spec, rows.seen, coded.X, rows.n_partial)
+    return CodedBlock(spec, rows.seen, blank(coded, parsed, rows.lacking), rows.n_partial)
 
 
 def code_rows(
@@ -202,8 +258,12 @@ def _require_kinds(series: Mapping[str, pd.Series], spec: BlockSpec, client: str
             )
 
 
+def _has_means(spec: BlockSpec) -> bool:
+    return bool(spec.means) or "number" not in spec.kinds.values()
+
+
 def _require_means(spec: BlockSpec, client: str) -> None:
-    if not spec.means:
+    if not _has_means(spec):
         raise DesignError(
             f"client {client!r}: partial='mean' needs the means of the data that the model was fitted on, "
             "and it was fitted without them. Use partial='drop', or fit with partial='mean'."

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from fedstat.errors import DesignError
+from fedstat.errors import DesignError, MessageError
 from fedstat.federation.design.block import CodedBlock, apply_block, build_block
 from fedstat.federation.design.detail import block_detail, response_detail
 from fedstat.federation.design.formula.asked import response_asked, terms_asked
@@ -26,7 +26,7 @@ from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Ask, Declared, Reply, Step
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.federation.tables.bits import ColumnsDetail
-from fedstat.federation.tables.columns import LevelValue
+from fedstat.federation.tables.columns import LevelValue, number_units
 from fedstat.records import from_json, to_json
 from fedstat.typing import Array, Bools, Floats, Ints
 
@@ -40,7 +40,8 @@ class BlockDesign:
 
     `rows` (n_k,) are the positions, ascending, of the entities that it has among the n of the design;
     `n_partial` counts entities with some but not all of the columns; `detail` has the columns of few values
-    where the site's owner has sums judged by their bits.
+    where the site's owner has sums judged by their bits. Where entities enter with some of the columns `has`
+    (n_k, p) says with which.
     """
 
     client: str
@@ -49,6 +50,12 @@ class BlockDesign:
     rows: Ints
     n_partial: int
     detail: ColumnsDetail | None = None
+    has: Bools | None = None
+
+    @property
+    def whole(self) -> Bools:
+        """Which of the entities have all columns, (n_k,)."""
+        return np.ones(len(self.rows), dtype=bool) if self.has is None else np.asarray(self.has.all(axis=1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +125,13 @@ class DetailedBlock(OpenedBlock):
     detail: ColumnsDetail | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class PartlyBlock(DetailedBlock):
+    """The same, and of each design column the number of the set of columns with which it is missing."""
+
+    unit: tuple[int, ...] = ()
+
+
 def open_response(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
     """Compute the response and say which rows have one."""
     asked = from_json(ResponseQuestion, text, f"{data.name}: the question about the response")
@@ -152,7 +166,7 @@ def open_block(data: SiteData, state: State, text: str, use: Bools) -> tuple[dic
     for name in block.spec.levels:
         state.tell(RowsByLevel(name, data.frame[name][block.seen].value_counts().tolist()))
     # Means and deviations of columns, and states of transforms, leave of a block that is open.
-    state.tell(SummedColumns(block.X))
+    state.tell(SummedColumns(block.filled))
     return _opened(data, state, block)
 
 
@@ -167,11 +181,18 @@ def open_new_block(data: SiteData, state: State, text: str) -> tuple[dict[str, A
 
 def _opened(data: SiteData, state: State, block: CodedBlock) -> tuple[dict[str, Array], str]:
     state.play(block.spec.columns)
-    state.keep("block", block, len(block.X), columns=block.X.shape[1])
+    # Means and levels of a column rest on the rows that have it.
+    state.keep("block", block, block.fewest, columns=block.X.shape[1])
     spec = block.spec
     detail = block_detail(data, spec)
     state.keep("block detail", detail)
     told = (spec.names, spec.term_names, spec.levels, block.n_partial)
+    has = block.has
+    if not has.all():
+        unit = number_units(has, np.zeros(has.shape[1], dtype=np.int64))
+        _, first = np.unique(unit, return_index=True)
+        partly = PartlyBlock(*told, detail, tuple(unit.tolist()))
+        return {"seen": block.seen, "columns": has[:, first]}, to_json(partly)
     return {"seen": block.seen}, to_json(DetailedBlock(*told, detail) if detail else OpenedBlock(*told))
 
 
@@ -194,6 +215,9 @@ def response_of(state: State) -> Floats:
 
 # Whether an entity is there hangs on its own record alone: replacing that changes one entry, by one.
 PRESENT = Declared("presence", "which entities the institution has", sensitivity=1.0)
+COLUMNS = Declared(
+    "presence", "which of its columns the institution has of each entity", 2, optional=True, dtype="bool"
+)
 SCHEMA = Declared("schema", "column names, levels and counts", behind=(Entities,))
 STEPS: Mapping[str, Step] = {
     "open_response": Step(
@@ -205,13 +229,13 @@ STEPS: Mapping[str, Step] = {
     "open_block": Step(
         open_block,
         {"use": Declared("presence", "which entities have a response", dtype="bool")},
-        {"seen": PRESENT},
+        {"seen": PRESENT, "columns": COLUMNS},
         Declared("schema", "terms of the formula"),
         SCHEMA,
     ),
     "open_new_block": Step(
         open_new_block,
-        gives={"seen": PRESENT},
+        gives={"seen": PRESENT, "columns": COLUMNS},
         text_in=Declared("aggregate", "coding of the columns, with the state of transforms"),
         text_out=SCHEMA,
     ),
@@ -286,10 +310,23 @@ def _shared(rows: Ints, entities: Ints, active: str, client: str) -> Bools:
 
 def _told(reply: Reply, rows: Ints, entities: Ints) -> BlockDesign:
     where = f"{reply.site}: what it tells of its columns"
-    told = from_json(DetailedBlock, reply.text, where, defaults=True)
+    told = from_json(PartlyBlock, reply.text, where, defaults=True)
     # `seen` is by rows of the client's own table; the fit counts entities with a response, ascending.
     at = np.searchsorted(entities, rows[reply.arrays["seen"]]).astype(np.int64)
-    return BlockDesign(reply.site, told.names, told.term_names, at, told.n_partial, told.detail)
+    has = told_columns(reply, told)
+    return BlockDesign(reply.site, told.names, told.term_names, at, told.n_partial, told.detail, has)
+
+
+def told_columns(reply: Reply, told: PartlyBlock | None = None) -> Bools | None:
+    """Which columns each entity has of those that enter, (n_seen, p); None where all have all."""
+    if "columns" not in reply.arrays:
+        return None
+    told = told or from_json(PartlyBlock, reply.text, reply.site, defaults=True)
+    unit, columns = np.array(told.unit, dtype=np.int64), reply.arrays["columns"]
+    fits = len(unit) == len(told.names) and set(told.unit) == set(range(columns.shape[1]))
+    if not fits or len(columns) != int(reply.arrays["seen"].sum()):
+        raise MessageError(f"{reply.site}: what it tells of its columns does not fit their number")
+    return np.asarray(columns[:, unit])
 
 
 def _check_response(active: str, formula: Formula, n_entities: int, n: int, missing: Missing) -> None:

@@ -29,10 +29,11 @@ from fedstat.federation.design.formula.tree import (
     Relation,
     Transform,
     Tree,
+    iter_transforms,
 )
 from fedstat.federation.message import FEW_NUMBERS, MOST_NUMBERS, NUMBERS_A_VALUE
 from fedstat.federation.tables.columns import Columns
-from fedstat.typing import Array, Floats
+from fedstat.typing import Array, Bools, Floats
 
 ROWS_A_NAME = 100
 TransformStates: TypeAlias = dict[str, dict[Any, Any]]
@@ -122,6 +123,17 @@ def code_design(
     spec = ModelSpec(SimpleFormula([*constant, *own]), na_action="ignore", output="numpy")
     matrix = PandasMaterializer(pd.DataFrame(index=range(n)), context=values).get_model_matrix(spec)
     return _without_intercept(matrix, own, intercept)
+
+
+def fix_states(
+    terms: Sequence[Term], columns: Columns, there: Mapping[str, Bools], state: TransformStates, client: str
+) -> None:
+    """Fix the state of every transform from the rows that have its columns, (n,) of each column."""
+    for factor in {factor.label: factor for term in terms for factor in term}.values():
+        if any(True for _ in iter_transforms(factor.tree)):
+            rows = np.logical_and.reduce([there[name] for name in factor.columns])
+            numbers = {name: values[rows] for name, values in columns.numbers.items()}
+            _factor_values(factor, Columns(numbers, columns.categories), state, client)
 
 
 def _check_width(terms: Sequence[Term], columns: Columns, n: int, client: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
@@ -10,24 +10,36 @@ import numpy as np
 import pandas as pd
 
 from fedstat.errors import DesignError
+from fedstat.federation.design.formula.terms import Term, term_columns
 from fedstat.federation.tables.columns import Kind, as_numbers, at_column, missing_cells
 from fedstat.typing import Bools
 
-Partial: TypeAlias = Literal["drop", "error", "mean"]
+Partial: TypeAlias = Literal["condition", "drop", "error", "mean"]
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedRows:
-    """Rows that enter the design (n_rows,), and how many in use had some of the columns but not all."""
+    """Rows that enter the design (n_rows,), and how many in use had some of the columns but not all.
+
+    `lacking` (n_seen, terms) says which terms cannot be computed for a row that enters.
+    """
 
     seen: Bools
     n_partial: int
+    lacking: Bools
 
 
 def find_rows(
-    series: Mapping[str, pd.Series], partial: Partial, client: str, use: Bools | None, n_rows: int
+    series: Mapping[str, pd.Series],
+    terms: Sequence[Term],
+    partial: Partial,
+    client: str,
+    use: Bools | None,
+    n_rows: int,
 ) -> ObservedRows:
     """Find the rows that enter the design: of those in `use`, what becomes of a row with some of its columns.
+
+    With "condition" it enters with the terms whose columns are all there.
 
     A DesignError tells of partial rows where `partial` is "error", and of arguments that do not fit.
     """
@@ -45,10 +57,18 @@ def find_rows(
         listed = ", ".join(f"{name!r} ({count:,})" for name, count in counts if count)
         raise DesignError(
             f"client {client!r} has {n_partial:,} entities with some but not all of its columns; missing: "
-            f"{listed}. Fill them in, or use partial='drop' or partial='mean'."
+            f"{listed}. Fill them in, or use partial='condition', partial='drop' or partial='mean'."
         )
-    whole = used & ~missing.any(axis=1)
-    return ObservedRows(whole | some if partial == "mean" else whole, n_partial)
+    seen: Bools = used & ~missing.any(axis=1)
+    lacking: Bools = np.zeros((n_rows, len(terms)), dtype=bool)
+    if partial == "mean":
+        seen = seen | some
+    elif partial == "condition":
+        place = {name: number for number, name in enumerate(series)}
+        for t, term in enumerate(terms):
+            lacking[:, t] = missing[:, [place[name] for name in term_columns(term)]].any(axis=1)
+        seen = used & ~lacking.all(axis=1)
+    return ObservedRows(seen, n_partial, lacking[seen])
 
 
 def column_means(series: Mapping[str, pd.Series], kinds: Mapping[str, Kind], client: str) -> dict[str, float]:

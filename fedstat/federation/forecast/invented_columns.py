@@ -35,11 +35,13 @@ def invent_columns(
     for block in design.blocks:
         p = len(block.names)
         X = rng.normal(size=(len(block.rows), p))
-        predictor[block.rows] += X @ effects[first : first + p]
-        first += p
         # Presence is real, and only numbers are drawn: shapes and counts behind sums follow from presence.
+        X = X if block.has is None else np.where(block.has, X, np.nan)
+        predictor[block.rows] += np.nan_to_num(X) @ effects[first : first + p]
+        first += p
         seen = np.isin(rows[block.client], design.entities[block.rows])
-        states[block.client].keep("block", opened_block(block, X, seen), len(X), columns=p)
+        opened = opened_block(block, X, seen)
+        states[block.client].keep("block", opened, opened.fewest, columns=p)
     response = np.full(len(design.response_keep), np.nan)
     response[design.response_keep] = draw_response(distribution, predictor, rng)
     states[design.active].keep("response", response, design.n)

@@ -8,7 +8,7 @@ sums to the earlier ones would be theirs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,10 +20,14 @@ NOBODY: Ints = np.zeros(0, dtype=np.int64)
 
 @dataclass(slots=True)
 class Division:
-    """Positions of entities whose record at a client is set aside, and of those that take no part at all."""
+    """Positions of entities whose record at a client is set aside, and of those that take no part at all.
+
+    `values` are those of which the value of a column is set aside, by client and column.
+    """
 
     without: dict[str, Ints] = field(default_factory=dict)
     left_out: Ints = field(default_factory=lambda: NOBODY)
+    values: dict[tuple[str, str], Ints] = field(default_factory=dict)
 
     def set_aside(self, without: Mapping[str, Ints], left_out: Ints) -> None:
         """Set further records aside."""
@@ -31,6 +35,19 @@ class Division:
             if len(entities):
                 self.without[client] = np.union1d(self.without.get(client, NOBODY), entities)
         self.left_out = np.union1d(self.left_out, left_out)
+
+    def set_values_aside(self, client: str, columns: Sequence[str], entities: Ints) -> None:
+        """Set aside the values of some columns for further entities."""
+        for column in columns if len(entities) else ():
+            self.values[client, column] = np.union1d(self.values.get((client, column), NOBODY), entities)
+
+    def without_values(self, client: str, read: Sequence[Sequence[str]], entities: Ints) -> Bools:
+        """Whether a value that is read was set aside, of entities (n,) by what each of p columns reads."""
+        gone = [
+            np.concatenate([NOBODY, *(self.values.get((client, column), NOBODY) for column in columns)])
+            for columns in read
+        ]
+        return np.column_stack([np.isin(entities, of) for of in gone])
 
     def seen(self, client: str, entities: Ints) -> Bools:
         """Whether records of these entities count as seen at a client: (n,)."""

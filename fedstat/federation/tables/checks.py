@@ -15,7 +15,7 @@ import pandas as pd
 
 from fedstat.errors import PartitionError
 
-PARTIAL = ("drop", "error", "mean")
+PARTIAL = ("condition", "drop", "error", "mean")
 ALIGN = ("clear", "private")
 LAYOUTS = ("vertical", "horizontal")
 MAX_LINES = 10

@@ -12,7 +12,7 @@ import pandas as pd
 from fedstat.errors import DesignError
 from fedstat.federation.tables.curves.array import CurveDtype
 from fedstat.federation.tables.kinds import OBJECT_KINDS
-from fedstat.typing import Bools, Floats
+from fedstat.typing import Bools, Floats, Ints
 
 LevelValue: TypeAlias = str | int | float | bool
 Kind: TypeAlias = Literal["number", "category"]
@@ -129,6 +129,13 @@ def missing_cells(series: Iterable[pd.Series], n_rows: int) -> Bools:
     """Table of what is missing, bool (n_rows, n_columns)."""
     cells = [one.isna().to_numpy(dtype=bool) for one in series]
     return np.column_stack(cells) if cells else np.zeros((n_rows, 0), dtype=bool)
+
+
+def number_units(seen: Bools, owner: Ints) -> Ints:
+    """Give columns of one client that are seen in the same rows one number, by their first ones: (P,)."""
+    kinds = np.column_stack([owner, seen.T])
+    _, first, unit = np.unique(kinds, axis=0, return_index=True, return_inverse=True)
+    return np.asarray(np.argsort(np.argsort(first))[unit.ravel()], dtype=np.int64)
 
 
 def _plain(level: object) -> LevelValue:

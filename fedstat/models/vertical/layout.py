@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -11,8 +11,9 @@ import numpy as np
 from fedstat.federation.design.by_columns import BlockDesign, Design
 from fedstat.federation.door.guards import ENTITIES_PER_EQUATION
 from fedstat.federation.tables.bits import ColumnsDetail
+from fedstat.federation.tables.columns import number_units
 from fedstat.inference.summary import ClientBlock
-from fedstat.models.vertical.merges import keep_only
+from fedstat.models.vertical.merges import ColumnUnits, keep_only
 from fedstat.models.vertical.moments import number_patterns
 from fedstat.typing import Bools, Floats, Ints
 
@@ -25,7 +26,8 @@ class Layout:
     `names` and `terms` (p,) are columns in the order of the clients, `sizes` the columns of each. There are
     `n` entities in the fit, `n_design` with a response. `keep` tells which rows of a client's opened block
     take part, `kept` their ascending positions among the n entities, `response_keep` which rows of the active
-    institution; `absent` counts entities with a response that a client lacks. With `filled`, missing blocks
+    institution. Where entities take part with some of a client's columns, `has` (m, p_k) of that client tells
+    with which. `absent` counts entities with a response that a client lacks. With `filled`, missing blocks
     count as seen at their mean, so that nothing is missing. `aside` records are left out as in an earlier
     fit. `details` of each client and that of the response
     have the columns of few values, None where the site's owner does not have them judged. `bystanders` are
@@ -48,6 +50,7 @@ class Layout:
     details: tuple[ColumnsDetail | None, ...] = ()
     response_detail: ColumnsDetail | None = None
     bystanders: tuple[str, ...] = ()
+    has: Mapping[str, Bools] = field(default_factory=dict)
 
     # ---- columns -------------------------------------------------------------------------------
 
@@ -93,16 +96,38 @@ class Layout:
         return np.isin(self.rows[client], self.kept[client]) if self.filled else None
 
     @cached_property
+    def unit(self) -> Ints:
+        """Number of the unit of each column, (p,): those of one client that are missing together."""
+        each: list[Ints] = []
+        for client, size in zip(self.clients, self.sizes, strict=True):
+            own = np.zeros(size, dtype=np.int64)
+            own = number_units(self.has[client], own) if client in self.has else own
+            each.append(own + (each[-1].max() + 1 if each else 0))
+        return np.concatenate(each)
+
+    @property
+    def units(self) -> ColumnUnits:
+        """Client and columns of each unit."""
+        owner = np.repeat(np.arange(len(self.sizes)), self.sizes)
+        _, first, sizes = np.unique(self.unit, return_index=True, return_counts=True)
+        return ColumnUnits(tuple(owner[first].tolist()), tuple(sizes.tolist()))
+
+    @cached_property
     def _patterns(self) -> tuple[Bools, Ints, Floats]:
-        missing = np.ones((self.n, len(self.clients)), dtype=bool)
-        for k, client in enumerate(self.clients):
-            missing[self.rows[client], k] = False
+        _, first = np.unique(self.unit, return_index=True)
+        missing = np.ones((self.n, len(first)), dtype=bool)
+        for u, column in enumerate(first):
+            client = self.owners[column]
+            rows = self.rows[client]
+            if client in self.has:
+                rows = rows[self.has[client][:, column - self.places()[client].start]]
+            missing[rows, u] = False
         first, code, counts = number_patterns(missing)
         return missing[first], code, counts
 
     @property
     def missing(self) -> Bools:
-        """Which client misses in which pattern: (G, K)."""
+        """Which unit misses in which pattern: (G, U), by client where each is one unit."""
         return self._patterns[0]
 
     @property
@@ -115,17 +140,25 @@ class Layout:
         """Entities of each pattern: (G,)."""
         return self._patterns[2]
 
-    def narrowed(self, used: Bools, shown: Mapping[str, Bools] | None = None) -> Layout:
+    def narrowed(
+        self,
+        used: Bools,
+        shown: Mapping[str, Bools] | None = None,
+        has: Mapping[str, Bools] | None = None,
+    ) -> Layout:
         """Lay out a fit of some of the entities, (n,) of bool, and some of each client's records of them.
 
         `shown` tells which of the entities that a client brought, (m,), still count as seen; all by default.
+        `has` replaces which columns they have.
         """
         shown = {k: used[self.kept[k]] for k in self.clients} if shown is None else shown
-        if used.all() and all(own.all() for own in shown.values()):
+        if used.all() and all(own.all() for own in shown.values()) and has is None:
             return self
         place = np.cumsum(used) - 1
+        partly = {k: columns[shown[k]] for k, columns in (self.has if has is None else has).items()}
         return replace(
             self,
+            has={k: columns for k, columns in partly.items() if not columns.all()},
             n=int(used.sum()),
             keep={k: keep_only(self.keep[k], own) for k, own in shown.items()},
             kept={k: place[self.kept[k][own]] for k, own in shown.items()},
@@ -133,9 +166,17 @@ class Layout:
         )
 
 
-def lay_out(design: Design, blocks: Sequence[BlockDesign], use: Bools, *, filled: bool = False) -> Layout:
-    """Lay out a fit of some of the entities, (n_design,) of bool, and of some of the blocks of a design."""
-    place, keep = np.cumsum(use) - 1, {block.client: use[block.rows] for block in blocks}
+def lay_out(
+    design: Design, blocks: Sequence[BlockDesign], use: Bools, *, filled: bool = False, partly: bool = False
+) -> Layout:
+    """Lay out a fit of some of the entities, (n_design,) of bool, and of some of the blocks of a design.
+
+    Entities with some of a client's columns count as missing there, unless they take part `partly`.
+    """
+    place = np.cumsum(use) - 1
+    keep = {block.client: use[block.rows] & (block.whole | partly) for block in blocks}
+    has = {b.client: b.has[keep[b.client]] for b in blocks if partly and b.has is not None}
+    brought = {b.client: len(b.rows) if partly else int(b.whole.sum()) for b in blocks}
     return Layout(
         clients=tuple(block.client for block in blocks),
         active=design.active,
@@ -147,10 +188,11 @@ def lay_out(design: Design, blocks: Sequence[BlockDesign], use: Bools, *, filled
         keep=keep,
         kept={block.client: place[block.rows[keep[block.client]]].astype(np.int64) for block in blocks},
         response_keep=keep_only(design.response_keep, use),
-        absent={block.client: design.n - len(block.rows) for block in blocks if len(block.rows) < design.n},
+        absent={client: design.n - m for client, m in brought.items() if m < design.n},
         filled=filled,
         details=tuple(block.detail for block in blocks),
         response_detail=design.response_detail,
+        has={client: columns for client, columns in has.items() if not columns.all()},
     )
 
 
@@ -158,7 +200,7 @@ def complete_at(blocks: Sequence[BlockDesign], n: int) -> Bools:
     """Which of n entities every one of the blocks has."""
     counts = np.zeros(n, dtype=np.int64)
     for block in blocks:
-        counts[block.rows] += 1
+        counts[block.rows[block.whole]] += 1
     return np.asarray(counts == len(blocks))
 
 

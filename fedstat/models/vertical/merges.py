@@ -70,7 +70,7 @@ def least_entities(columns: int, min_count: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Units:
+class ColumnUnits:
     """Columns that are missing together: the client of each unit, and how many columns it has."""
 
     owner: tuple[int, ...]
@@ -108,12 +108,12 @@ class Rule:
     sizes: tuple[int, ...]
     details: tuple[ColumnsDetail | None, ...] = ()
     response: ColumnsDetail | None = None
-    units: Units | None = None
+    units: ColumnUnits | None = None
 
     @property
-    def parts(self) -> Units:
+    def parts(self) -> ColumnUnits:
         """The units."""
-        return self.units or Units(tuple(range(len(self.sizes))), self.sizes)
+        return self.units or ColumnUnits(tuple(range(len(self.sizes))), self.sizes)
 
     def least(self, pattern: Pattern) -> int:
         """Fewest entities of a pattern."""

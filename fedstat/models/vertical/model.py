@@ -31,6 +31,8 @@ class VerticalModel(Explainable):
     """
 
     family: ClassVar[str]
+    conditions: ClassVar[bool] = False
+    """Whether fits may take entities with some of a client's columns as they are."""
 
     def __init__(
         self,
@@ -69,7 +71,8 @@ class VerticalModel(Explainable):
             ),
             self._agreement,
         )
-        self._warn_of_partial_blocks()
+        if not self.conditions or partition.partial == "drop":
+            self.warn_of_partial_blocks(self.__class__.__name__)
 
     @classmethod
     def from_formula(
@@ -150,16 +153,30 @@ class VerticalModel(Explainable):
         rows, session = self.partition.rows, self._session
         return invent_columns(self.design, rows, policies, self.distribution, session)
 
-    def _warn_of_partial_blocks(self) -> None:
-        if self.partition.partial != "drop":
+    def warn_of_partial_blocks(self, which: str) -> None:
+        """Warn of entities that lack some of a client's columns, and count as missing there in a fit."""
+        if self.partition.partial not in ("condition", "drop"):
             return
         counts = [f"{b.n_partial:,} at '{b.client}'" for b in self.design.blocks if b.n_partial]
-        if counts:
-            warn(
-                f"entities with only some of a client's columns were taken as missing there: "
-                f"{', '.join(counts)}. ClientPartition(partial='mean' or 'error') are the alternatives.",
-                DataWarning,
-            )
+        if not counts:
+            return
+        told = (
+            f"entities with only some of a client's columns were taken as missing there: {', '.join(counts)}."
+        )
+        if self.partition.partial == "condition":
+            lost = ", ".join(f"'{term}' {m:,}" for term, m in values_of_parts(self.design).items())
+            told += f" {which} does not condition on a part of a block; known values set aside: {lost}."
+        warn(f"{told} ClientPartition(partial='mean' or 'error') are the alternatives.", DataWarning)
+
+
+def values_of_parts(design: Design) -> dict[str, int]:
+    """Count by term the values of entities that have some of a client's columns only."""
+    counts: dict[str, int] = {}
+    for block in design.blocks:
+        if block.has is not None:
+            each = block.has[~block.whole].sum(axis=0).tolist()
+            counts |= dict(zip(block.term_names, each, strict=True))
+    return {term: int(m) for term, m in counts.items() if m}
 
 
 def default_coordinator(formula: Formula) -> str:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fedstat.errors import EstimationError, ModelError
+from fedstat.federation.tables.columns import number_units
 from fedstat.typing import Bools, Floats, Ints
 
 FLAT = 1e-10
@@ -206,13 +207,6 @@ class PatternMoments:
             scale=np.append(self.scale[:-1][keep], self.scale[-1]),
             shape=None if self.shape is None else self.shape[keep],
         )
-
-
-def number_units(seen: Bools, owner: Ints) -> Ints:
-    """Give columns of one client that are seen in the same rows one number, by their first ones: (P,)."""
-    kinds = np.column_stack([owner, seen.T])
-    _, first, unit = np.unique(kinds, axis=0, return_index=True, return_inverse=True)
-    return np.asarray(np.argsort(np.argsort(first))[unit.ravel()], dtype=np.int64)
 
 
 def number_patterns(missing: Bools) -> tuple[Ints, Ints, Floats]:

@@ -14,7 +14,7 @@ from fedstat.federation.design.formula.parse import Formula
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.models.checks import check_choice, check_whole
 from fedstat.models.vertical.division import divide_as_before, keep_division
-from fedstat.models.vertical.exchange.patterns import SmallPatterns
+from fedstat.models.vertical.exchange.patterns import PatternExchange, SmallPatterns
 from fedstat.models.vertical.layout import Layout
 from fedstat.models.vertical.model import VerticalModel
 from fedstat.models.vfem.block_results import BlockResults
@@ -65,9 +65,9 @@ class VFEMModel(VerticalModel):
             )
         super().__init__(formula, partition, **kwargs)
 
-    def _layout(self, method: Method) -> Layout:
+    def _layout(self, method: Method, *, partly: bool = False) -> Layout:
         check_choice("method", method, get_args(Method))
-        return make_layout(self.design, method)
+        return make_layout(self.design, method, partly=partly)
 
     def _names(self) -> dict[str, tuple[str, ...]]:
         return {block.client: block.names for block in self.design.blocks}
@@ -85,11 +85,23 @@ class VFEMModel(VerticalModel):
             cov_type, self._names(), CrossOptions(how, sketch, sketch_size, at, min_count)
         )
 
-    def _begin(self, method: Method) -> tuple[Layout, Ledger]:
-        """Lay out a fit, with an account of its own that goes on from that of the agreement."""
+    def _begin(self, method: Method, *, partly: bool = False) -> tuple[Layout, Ledger]:
+        """Lay out a fit, with an account of its own that goes on from that of the agreement.
+
+        Entities take part `partly` where a fit conditions on what it sees of an institution's columns.
+        """
         complete = method in ("cc", "single")
-        layout = divide_as_before(self._layout(method), self.partition, complete=complete)
+        conditioned = self.conditions and self.partition.partial == "condition"
+        if conditioned and not partly and method in ("vfem", "impute"):
+            self.warn_of_partial_blocks("this fit")
+        layout = self._layout(method, partly=partly)
+        layout = divide_as_before(layout, self.partition, complete=complete, partly=partly)
         return self.with_dealer(layout), copy.deepcopy(self._agreement)
+
+    def _keep_division(self, layout: Layout, exchange: PatternExchange) -> None:
+        """Let later fits set aside what this one did, and say if that is much."""
+        keep_division(layout, self.partition, exchange.plan, exchange.released, exchange.columns)
+        warn_of_merges(exchange, layout.n)
 
     def _fit_by_iteration(self, wanted: IterativeFit, results: type[Results]) -> Results:
         layout, ledger = self._begin(wanted.method)
@@ -107,8 +119,7 @@ class VFEMModel(VerticalModel):
             covariance=found.covariance,
         )
         if found.exchange is not None:
-            keep_division(layout, self.partition, found.exchange.plan, found.exchange.released)
-            warn_of_merges(found.exchange.plan, layout.n)
+            self._keep_division(layout, found.exchange)
         held = HeldInSession(found.fitted, found.exchange, found.linear)
         return results.of(self, layout, outcome, held, ledger)
 

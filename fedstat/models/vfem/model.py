@@ -16,7 +16,6 @@ from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.kernels.glm.specification import DistributionSpec, Family
 from fedstat.models.checks import check_choice, check_share, check_whole
-from fedstat.models.vertical.division import keep_division
 from fedstat.models.vertical.exchange.patterns import SmallPatterns, exchange_patterns
 from fedstat.models.vertical.law.assumptions import warn_of_dependence
 from fedstat.models.vertical.law.pairs import Between
@@ -50,7 +49,6 @@ from fedstat.models.vfem.statements.corrections import Correction, check_correct
 from fedstat.models.vfem.statements.outcome import (
     HeldInSession,
     VFEMOutcome,
-    warn_of_merges,
     warn_unless_converged,
 )
 from fedstat.typing import Floats
@@ -108,6 +106,7 @@ class VFEMRegression(VFEMModel):
     """
 
     _plan = VFEMPlan
+    conditions = True
 
     def __init__(
         self, formula: Formula, partition: ClientPartition, *, between: Between = "free", **kwargs: Any
@@ -319,17 +318,16 @@ class VFEMRegression(VFEMModel):
         max_moved: float | None,
         correction: Correction | None,
     ) -> VFEMResults:
-        layout, ledger = self._begin(method)
+        layout, ledger = self._begin(method, partly=method == "vfem")
         small = SmallPatterns(self.partition.min_count, max_moved, INSTEAD)
         exchanging = exchange_patterns(layout, small, conversation(self._session, ledger.at))
         exchange = self.engine.run(self.receipted(exchanging, ledger), ledger)
-        keep_division(layout, self.partition, exchange.plan, exchange.released)
+        self._keep_division(layout, exchange)
         found, covariance = estimate_from_moments(exchange.moments, asked)
         made = correct(found, covariance, correction)
-        warn_of_merges(exchange.plan, layout.n)
         if method == "vfem" and self.between == "independent":
             warn_of_dependence(exchange.moments)
-        fit = by_client(made.reported)
+        fit = by_client(made.reported, asked.between)
         outcome = VFEMOutcome(
             method, asked.cov_type, "zero", options, fit, made.covariance, correction=correction
         )

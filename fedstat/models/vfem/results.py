@@ -120,16 +120,16 @@ class VFEMResults(
             With ``between="free"``: the fit was read from a file.
         """
         fit = self.moments_fit
-        if self.between == "independent" or not isinstance(restricted, VFEMResults):
+        if self.fit_.law is None or not isinstance(restricted, VFEMResults):
             return super().compare_lr_test(restricted)
         if not isinstance(fit, LawFit):
             raise NotAvailableError(
-                "compare_lr_test: with between='free' it needs the moments of a fit in this session; use "
+                "compare_lr_test: a law of all columns needs the moments of a fit in this session; use "
                 "wald_test on the larger fit"
             )
-        if restricted.between != "free":
+        if restricted.between != self.between:
             raise ModelError(
-                "compare_lr_test: one fit has between='free', the other between='independent'; "
+                f"compare_lr_test: one fit has between={self.between!r}, the other {restricted.between!r}; "
                 "independence_lr_test() compares the two laws"
             )
         self._check_same_records(restricted)

@@ -318,7 +318,7 @@ class VerticalGLM(VerticalModel):
         outcome = fit(plan, run)
         if outcome.observed is not None:
             exchange = outcome.observed.exchange
-            keep_division(plan.layout, self.partition, exchange.plan, exchange.released)
+            keep_division(plan.layout, self.partition, exchange.plan, exchange.released, exchange.columns)
             warn_of_dependence(exchange.moments, "missing='em' takes blocks for independent", f"{INSTEAD}.")
         result = VerticalGLMResults.of(self, outcome, ledger)
         warn_unless_converged(outcome)

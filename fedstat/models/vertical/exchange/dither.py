@@ -24,17 +24,19 @@ DIGITS = 6
 
 
 def dithered(data: SiteData, X: Floats) -> Floats:
-    """Return columns (n, p) as they enter sums: dithered where the site's owner wants it."""
+    """Return columns (n, p) as they enter sums: dithered where the owner wants it, nan where missing."""
     if data.policy.rounding == "none" or not len(X):
         return X
     secret, out = data.trust.identity.secret("dither"), np.array(X, dtype=np.float64)
-    for j, column in enumerate(X.T):
-        sd = float(column.std())
+    for j, whole in enumerate(X.T):
+        here = ~np.isnan(whole)
+        column = whole[here]
+        sd = float(column.std()) if len(column) else 0.0
         if not sd > 0.0:
             continue
         z = np.round((column - column.mean()) / sd, DIGITS) + 0.0
         sign = 1.0 if z[np.flatnonzero(z)[0]] > 0.0 else -1.0
         drawn = hmac.digest(secret, (sign * z + 0.0).tobytes(), "sha256")
         rng = np.random.default_rng(int.from_bytes(drawn, "big"))
-        out[:, j] += sign * sd * rng.uniform(-WIDTH / 2.0, WIDTH / 2.0, size=len(z))
+        out[here, j] += sign * sd * rng.uniform(-WIDTH / 2.0, WIDTH / 2.0, size=len(z))
     return out

@@ -19,13 +19,24 @@ DITHERED = (
 def merge_notes(exchange: PatternExchange) -> Iterator[str]:
     """Say which entities count otherwise than they are."""
     plan = exchange.plan
-    if plan.changes:
+    if exchange.columns and exchange.lost:
+        yield (
+            f"Patterns with few entities are not released: {values_aside(exchange.lost)} count as missing in "
+            f"{plan.moved + plan.trimmed:,} entities that have them, and {plan.left_out:,} that would lack "
+            "everything are left out."
+        )
+    elif plan.changes:
         yield (
             f"Patterns with few entities are not released: {plan.moved:,} entities count as missing at an "
             f"institution that has them, and {plan.left_out:,} that would lack everything are left out."
         )
     if exchange.by_bits is not None and exchange.by_bits.lost:
         yield cost_of_merging(exchange.by_bits)
+
+
+def values_aside(lost: Mapping[str, int]) -> str:
+    """List values that count as missing."""
+    return "values of " + ", ".join(f"{what}: {m:,}" for what, m in lost.items())
 
 
 def who_dithers(layout: Layout) -> list[str]:

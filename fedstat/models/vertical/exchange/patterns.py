@@ -7,7 +7,7 @@ are left out (:mod:`fedstat.models.vertical.merges`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -30,7 +30,9 @@ class PatternExchange:
     """What the exchange handed over: the moments, which patterns were released, and who dealt.
 
     `dealers` has a site for each pair of institutions, '' for the coordinator; `released` which of the
-    entities that a client brought count as seen, (m,); `numbers` how many different numbers, each a sum over
+    entities that a client brought count as seen, (m,), and `columns` of clients of whose columns entities
+    have a part with which, (m, p_k); `lost` are the values that count as missing since small patterns were
+    merged, by what they are; `numbers` how many different numbers, each a sum over
     the entities of a pattern, hold columns of an institution; `smallest` the entities behind the smallest of
     these sums. `by_bits` says what it cost that columns of few values are judged by their bits.
     """
@@ -42,6 +44,8 @@ class PatternExchange:
     numbers: Mapping[str, int]
     smallest: int
     by_bits: CostOfBits | None = None
+    columns: Mapping[str, Bools] = field(default_factory=dict)
+    lost: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,42 +86,74 @@ def exchange_patterns(
     An EstimationError where too many entities have a pattern with too few, or those of a client all have; a
     ModelError where there is nobody to deal for two institutions.
     """
-    rule = Rule(small.min_count, layout.sizes, layout.details, layout.response_detail)
+    parts, unit = layout.units, layout.unit
+    rule = Rule(small.min_count, layout.sizes, layout.details, layout.response_detail, parts)
     share = small.max_moved
     if share is None:
         share = 1.0 if rule.in_bits else LARGEST_SHARE
     plan = plan_merges(~layout.missing, layout.counts, rule, largest_share=share, otherwise=small.otherwise)
-    never = [k for j, k in enumerate(layout.clients) if not plan.patterns[:, j].any()]
+    seen = plan.patterns[:, unit]
+    never = dict.fromkeys(what for c, what in enumerate(value_names(layout)) if not seen[:, c].any())
     if never:
         raise EstimationError(
             f"the entities of {', '.join(never)} all have missing patterns with too few to be released: "
-            "leave out columns, or this client"
+            f"leave out columns{', or this client' if parts.whole else ''}"
         )
     # Sites sum over the coarser patterns in the first place: finer sums never exist, and no difference of
     # two releases shows the few.
     cost = cost_of_bits(layout, rule, plan)
-    code = plan.target[layout.code]
-    released = {k: plan.shows(code[layout.rows[k]])[:, j] for j, k in enumerate(layout.clients)}
+    code, lost = plan.target[layout.code], values_lost(layout, plan)
+    released, columns = released_values(layout, plan, code)
     # Means over entities that count as missing would tell of these, beside the sums over all others.
-    layout, code = layout.narrowed(code >= 0, released), code[code >= 0]
+    layout, code = layout.narrowed(code >= 0, released, columns or None), code[code >= 0]
     units = yield from stage(layout, NORMAL, conversation)
-    grams = yield from exchange_grams(layout, units, code, plan.patterns, conversation)
+    grams = yield from exchange_grams(layout, units, code, parts.any_of(plan.patterns), conversation)
     moments = PatternMoments(
         clients=layout.clients,
         sizes=layout.sizes,
         names=layout.names,
-        seen=plan.patterns[:, np.repeat(np.arange(len(layout.sizes)), layout.sizes)],
+        seen=seen,
         n=grams.products[:, 0, 0].copy(),
         grams=grams.products,
         centre=np.append(units.shift, units.mean),
         scale=np.append(units.scale, units.sd),
         shape=units.shape,
     )
-    numbers, smallest = count_numbers(layout, plan), int(moments.n.min())
+    numbers, smallest = count_numbers(layout, seen), int(moments.n.min())
     if units.shape is not None:
-        for client, p in zip(layout.clients, layout.sizes, strict=True):
-            numbers[client] += p
-    return PatternExchange(moments, plan, grams.dealers, released, numbers, smallest, cost)
+        for client, size in zip(layout.clients, layout.sizes, strict=True):
+            numbers[client] += size
+    return PatternExchange(
+        moments, plan, grams.dealers, released, numbers, smallest, cost, columns=columns, lost=lost
+    )
+
+
+def value_names(layout: Layout) -> list[str]:
+    """Name what is missing together with each column: the client, or a term where its columns are apart."""
+    parts = np.bincount(layout.units.owner)
+    owner = np.repeat(np.arange(len(layout.sizes)), layout.sizes)
+    return [
+        layout.clients[k] if parts[k] == 1 else f"'{term}' ({layout.clients[k]})"
+        for k, term in zip(owner.tolist(), layout.terms, strict=True)
+    ]
+
+
+def values_lost(layout: Layout, plan: MergePlan) -> dict[str, int]:
+    """Count the values that entities have, and that count as missing since small patterns are merged."""
+    gone = layout.counts @ (~layout.missing & ~plan.shows(plan.target))
+    each = zip(value_names(layout), gone[layout.unit].tolist(), strict=True)
+    return {what: int(m) for what, m in dict(each).items() if m > 0}
+
+
+def released_values(layout: Layout, plan: MergePlan, code: Ints) -> tuple[dict[str, Bools], dict[str, Bools]]:
+    """Tell by client which of its entities count as seen, (m,), and of those in part with which columns."""
+    released, columns = {}, {}
+    for client, place in layout.places().items():
+        shown = plan.shows(code[layout.rows[client]])
+        released[client] = np.asarray(shown[:, layout.unit[place]].any(axis=1))
+        if client in layout.has:
+            columns[client] = shown[:, layout.unit[place]]
+    return released, columns
 
 
 def cost_of_bits(layout: Layout, rule: Rule, plan: MergePlan) -> CostOfBits | None:
@@ -128,7 +164,7 @@ def cost_of_bits(layout: Layout, rule: Rule, plan: MergePlan) -> CostOfBits | No
     before = plan_merges(patterns, n, rule.by_equations, largest_share=1.0)
 
     def shown(of: MergePlan) -> Ints:
-        return np.asarray(n @ of.shows(of.target), dtype=np.int64)
+        return np.asarray(n @ rule.parts.any_of(of.shows(of.target)), dtype=np.int64)
 
     lost = (shown(before) - shown(plan)).tolist()
     sizes = dict(
@@ -151,16 +187,17 @@ def cost_of_bits(layout: Layout, rule: Rule, plan: MergePlan) -> CostOfBits | No
     )
 
 
-def count_numbers(layout: Layout, plan: MergePlan) -> dict[str, int]:
-    """Count, by institution, the released sums of its columns and of their products with any column."""
-    widths, sites = np.array([*layout.sizes, 1]), [*layout.clients, layout.active]
-    shown = np.column_stack([plan.patterns, np.ones(len(plan.patterns), dtype=bool)])
-    counts: dict[str, int] = {}
-    for k, site in enumerate(sites):
-        own, others = widths[k], shown @ widths - widths[k]
-        each = own + own * (own + 1) // 2 + own * others
-        counts[site] = counts.get(site, 0) + int(each[shown[:, k]].sum())
-    for k, site in enumerate(layout.clients):  # products of block and response were counted twice
-        if site == layout.active:
-            counts[site] -= int(widths[k] * shown[:, k].sum())
+def count_numbers(layout: Layout, seen: Bools) -> dict[str, int]:
+    """Count, by institution, the released sums of its columns and of their products with any column.
+
+    `seen` (H, p) are the columns of each released pattern.
+    """
+    widths = [seen[:, place].sum(axis=1) for place in layout.places().values()]
+    widths.append(np.ones(len(seen), dtype=np.int64))
+    total, counts = np.sum(widths, axis=0), dict[str, int]()
+    for own, site in zip(widths, [*layout.clients, layout.active], strict=True):
+        each = own + own * (own + 1) // 2 + own * (total - own)
+        counts[site] = counts.get(site, 0) + int(each.sum())
+        if site == layout.active and site in layout.clients and own is not widths[-1]:
+            counts[site] -= int(own.sum())  # products of block and response are counted twice
     return counts

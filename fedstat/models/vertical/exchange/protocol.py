@@ -48,7 +48,7 @@ class Units:
 class Grams:
     """Sums of products (F, p + 2, p + 2) of (1, X, y) by fold or missing pattern, X and y standardised.
 
-    They are zero at the columns of clients that lack a pattern. `dealers`: see :class:`PatternExchange`.
+    They are zero at columns that a pattern lacks. `dealers`: see :class:`PatternExchange`.
     """
 
     products: Floats
@@ -73,8 +73,13 @@ def stage(layout: Layout, distribution: DistributionSpec, conversation: Conversa
 
 
 def _stage_ask(layout: Layout, client: str, conversation: Conversation) -> Ask:
-    """Ask a client to stage its block; it is told which entities it lacks where means stand for them."""
+    """Ask a client to stage its block; it is told which entities it lacks where means stand for them.
+
+    And which columns count as seen where entities take part with some of them.
+    """
     more: dict[str, Any] = {"rows": layout.kept[client], "n": layout.n} if layout.filled else {}
+    if client in layout.has:
+        more["seen"] = layout.has[client]
     return conversation.ask(client, "stage_block", keep=layout.keep[client], **more)
 
 
@@ -84,7 +89,8 @@ def exchange_grams(
     """Obtain the sums of products by fold or missing pattern, of columns that :func:`stage` standardised.
 
     `code` (n,) is the group of each entity, -1 of those that are left out; `shown` (groups, K) tells which
-    clients' columns count as seen in a group. A ModelError where nobody can deal for two institutions.
+    clients' columns, or some of them, count as seen in a group. A ModelError where nobody can deal for two
+    institutions.
     """
     groups, p, last = len(shown), layout.p, layout.p + 1
     products = np.zeros((groups, p + 2, p + 2))

@@ -17,6 +17,7 @@ from fedstat.federation.tables.bits import PLAIN, ColumnsDetail
 from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.models.vertical.exchange.dither import dithered
 from fedstat.models.vertical.exchange.earlier import ColumnsBeside
+from fedstat.models.vertical.moments import number_patterns
 from fedstat.typing import Bools, Floats, Ints
 
 CONSTANT = 1e-12
@@ -36,7 +37,9 @@ class StagedBlock:
     before the first, and `grams` counts the weighted Gram matrices that were released. `detail` has the
     columns of few values, `beside` with which columns of others these were multiplied. `table_rows` (n,) are
     the rows of the site's table, -1 for those that are filled in; `groups_judged` are digests of the rows
-    over which the columns were summed.
+    over which the columns were summed. Where not all columns
+    count as seen in all rows, the others are zero there, `alike` (n,) numbers the rows' sets of columns and
+    `counts` (p,) the rows that have each.
     """
 
     X: Floats
@@ -50,10 +53,21 @@ class StagedBlock:
     beside: ColumnsBeside = field(default_factory=ColumnsBeside)
     table_rows: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     groups_judged: dict[bytes, bool] = field(default_factory=dict)
+    alike: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    counts: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
     def groups(self, code: Ints, columns: int, times: int = 1, weights: Floats | None = None) -> GroupSums:
-        """Tell of products of so many columns by group, (n,): rows that are filled in do not count."""
+        """Tell of products of so many columns by group, (n,): rows that are filled in do not count.
+
+        A MessageError where rows of a group have different columns: sums of one that few of them have would
+        be over these few.
+        """
         held = np.where(self.held, code, -1)
+        if len(self.alike):
+            here = held >= 0
+            kinds = np.unique(np.column_stack([held[here], self.alike[here]]), axis=0)
+            if len(kinds) > len(np.unique(held[here])):
+                raise MessageError("rows of a pattern or fold have different columns")
         summed = newly_summed(self.X, held, self.groups_judged)
         return GroupSums(held, columns, times, weights, self.detail, self.beside.counts, summed)
 
@@ -128,31 +142,49 @@ def staged_response(state: State) -> StagedResponse:
 
 
 def standardise_block(
-    data: SiteData, state: State, keep: Bools, rows: Ints | None = None, n: int = 0
+    data: SiteData,
+    state: State,
+    keep: Bools,
+    rows: Ints | None = None,
+    n: int = 0,
+    seen: Bools | None = None,
 ) -> StagedBlock:
     """Standardise the columns over the entities of a fit that the institution has, and keep them.
 
     `keep` (n_seen,) are the rows of the opened block that take part, `rows` (n_k,) their positions among the
     n entities of the fit: those that the institution lacks then get its means, which are zero after
-    standardising. An EstimationError where there are fewer than two entities, or a column is constant among
-    them.
+    standardising. `seen` (n_k, p) tells which columns count as seen in these rows, each over its own, by
+    default all; the others are zero. An EstimationError where there are fewer than two entities, or a column
+    is constant among them.
     """
     block = block_of(state)
     check_lengths(data.name, keep=(keep, len(block.X)))
     X = np.ascontiguousarray(dithered(data, block.X)[keep])
     n_own = len(X)
-    if n_own < 2:
+    if seen is not None and rows is not None:
+        raise MessageError(f"{data.name}: means stand for whole blocks, and not for some of their columns")
+    check_seen(data.name, X, seen)
+    counts = np.full(X.shape[1], n_own) if seen is None else seen.sum(axis=0)
+    if counts.min() < 2:
         raise EstimationError(
-            f"{data.name}: {n_own} of the entities of this fit have its block; two are the least"
+            f"{data.name}: {counts.min()} of the entities of this fit have its block; two are the least"
         )
-    shift, scale = X.mean(axis=0), X.std(axis=0)
+    if seen is None:
+        shift, scale = X.mean(axis=0), X.std(axis=0)
+    else:
+        values = [column[own] for column, own in zip(X.T, seen.T, strict=True)]
+        shift, scale = (np.array([take(own) for own in values]) for take in (np.mean, np.std))
     flat = scale <= CONSTANT * np.maximum(1.0, np.abs(shift))
     if flat.any():
         names = [name for name, bad in zip(block.spec.names, flat, strict=True) if bad]
         raise EstimationError(
-            f"{data.name}: constant among the {n_own:,} entities of this fit: {', '.join(names)}; drop them"
+            f"{data.name}: constant among the {counts[flat].min():,} entities of this fit: "
+            f"{', '.join(names)}; drop them"
         )
     X, held = (X - shift) / scale, np.ones(n_own, dtype=np.bool_)
+    alike = np.zeros(0, dtype=np.int64)
+    if seen is not None:
+        X, alike = np.where(seen, X, 0.0), number_patterns(seen)[1]
     table_rows = np.flatnonzero(block.seen)[keep]
     if rows is not None:
         check_lengths(data.name, rows=(rows, n_own))
@@ -162,8 +194,10 @@ def standardise_block(
         X, held = fill_with_mean(X, rows, n), np.isin(np.arange(n), rows)
         own, table_rows = table_rows, np.full(n, -1, dtype=np.int64)
         table_rows[rows] = own
-    staged = StagedBlock(X, shift, scale, keep, held, detail=detail_of(state, "block"), table_rows=table_rows)
-    state.keep("staged block", staged, n_own)
+    detail = detail_of(state, "block")
+    staged = StagedBlock(X, shift, scale, keep, held, detail=detail, table_rows=table_rows)
+    staged.alike, staged.counts = alike, counts
+    state.keep("staged block", staged, int(counts.min()))
     return staged
 
 
@@ -176,7 +210,16 @@ def signed_squares(staged: StagedBlock) -> Floats:
     if not all(one.alone for one in staged.detail.levelled):
         return np.full(staged.X.shape[1], UNTOLD)
     Z = staged.X[staged.held]
-    return np.asarray((Z * np.abs(Z)).mean(axis=0))
+    squares = Z * np.abs(Z)
+    return np.asarray(squares.sum(axis=0) / staged.counts if len(staged.alike) else squares.mean(axis=0))
+
+
+def check_seen(name: str, X: Floats, seen: Bools | None) -> None:
+    """Require of columns that count as seen, (n, p), that the rows have them, and some in each row."""
+    there = ~np.isnan(X)
+    own = there | True if seen is None else seen
+    if own.shape != X.shape or not there[own].all() or not own.any(axis=1).all():
+        raise MessageError(f"{name}: columns count as seen that its entities do not have")
 
 
 def detail_of(state: State, what: str) -> ColumnsDetail:

@@ -35,6 +35,7 @@ from fedstat.models.vertical.exchange.staged import (
     staged_response,
     standardise_block,
 )
+from fedstat.models.vertical.moments import number_patterns
 from fedstat.typing import Array, Bools, Floats, Ints
 
 BLOCK, RESPONSE = "block", "response"
@@ -87,6 +88,7 @@ def stage_block(
     keep: Bools,
     rows: Ints | None = None,
     n: Array | None = None,
+    seen: Bools | None = None,
 ) -> dict[str, Array]:
     """Standardise the columns of the entities of a fit; release their means and standard deviations.
 
@@ -96,9 +98,14 @@ def stage_block(
     check_lengths(data.name, keep=(keep, len(block.X)))
     # Before anything is said of these entities, be it in an error: a column that is constant among few of
     # them is named there.
-    among_all = rules.division(SUMMED, np.where(keep, 0, -1), np.flatnonzero(block.seen))
-    state.tell(Entities(int(np.count_nonzero(keep))), among_all)
-    staged = standardise_block(data, state, keep, rows, 0 if n is None else int(n))
+    code, count = np.where(keep, 0, -1), int(np.count_nonzero(keep))
+    if seen is not None:
+        check_lengths(data.name, seen=(seen, count))
+        # Of a column the means are over groups of rows that have the same columns.
+        code[keep] = number_patterns(seen)[1]
+        count = int(seen.sum(axis=0).min())
+    state.tell(Entities(count), rules.division(SUMMED, code, np.flatnonzero(block.seen)))
+    staged = standardise_block(data, state, keep, rows, 0 if n is None else int(n), seen)
     state.tell(SummedColumns(staged.X[staged.held]))
     shapes = [signed_squares(staged)] if rules.shapes else []
     return {"units": np.array([staged.shift, staged.scale, *shapes])}
@@ -279,6 +286,9 @@ def _nothing() -> None:
     """Enter nothing."""
 
 
+SEEN = Declared(
+    "presence", "which columns count as seen, of each entity that takes part", 2, optional=True, dtype="bool"
+)
 CODE = Declared("presence", "fold or missing pattern of each entity", dtype="int64")
 GROUPS = Declared("control", "number of folds or missing patterns", 0)
 TAKEN = (Entities, DivisionOfRows)
@@ -308,10 +318,11 @@ def exchange_steps(rules: ExchangeRules) -> Mapping[str, Step]:
     filled = {"rows": ROWS, "n": n} if rules.fills else {}
     what = "means, standard deviations" + (", signed squares" if rules.shapes else "")
     units = Declared("aggregate", f"{what} of the columns", 2, behind=TAKEN)
+    taken = {"keep": KEEP, "seen": SEEN, **filled}
     moments = Declared("aggregate", "mean and standard deviation of the response, a constant", behind=TAKEN)
     grouped = {"code": CODE, "groups": GROUPS}
     return {
-        "stage_block": Step(partial(stage_block, rules), {"keep": KEEP, **filled}, {"units": units}),
+        "stage_block": Step(partial(stage_block, rules), taken, {"units": units}),
         "stage_response": Step(
             partial(stage_response, rules),
             {"keep": KEEP},

@@ -7,14 +7,14 @@ where blocks are independent between institutions.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
 
 from fedstat.errors import ModelError
 from fedstat.federation.account.ledger import Ledger
-from fedstat.federation.design.by_columns import design_ask
+from fedstat.federation.design.by_columns import design_ask, told_columns
 from fedstat.federation.design.spec import BlockSpec
 from fedstat.federation.forecast.invented_entities import invent_entities
 from fedstat.federation.partition.partition import ClientPartition
@@ -44,12 +44,14 @@ class FittedBlocks:
 class OpenedBlocks:
     """Columns of clients, coded as in a fit, in an open session.
 
-    `rows` are the entities of each client that was asked, `missing` (n, K) the blocks that entities lack.
+    `rows` are the entities of each client that was asked, `missing` (n, K) the blocks that entities lack;
+    `has` says with which columns entities take part of which a client has some only, (rows, p_k).
     """
 
     missing: Bools
     rows: Mapping[str, Ints]
     session: str
+    has: Mapping[str, Bools] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,26 +96,33 @@ def prediction_analysis(
 
 
 def open_blocks(
-    blocks: FittedBlocks, asked: Sequence[str], partition: ClientPartition, family: str
+    blocks: FittedBlocks,
+    asked: Sequence[str],
+    partition: ClientPartition,
+    family: str,
+    *,
+    partly: bool = False,
 ) -> Rounds[OpenedBlocks]:
     """Code the columns of some clients as in the fit.
 
+    Entities with some of a client's columns count as missing there, unless they may take part `partly`.
     A DesignError where a client's columns cannot be coded so.
     """
     asking = Conversation(family, partition.new_session(), None)
     missing = np.ones((partition.n_entities, len(blocks.clients)), dtype=bool)
     if not asked:
         return OpenedBlocks(missing, {}, asking.session)
+    partial = "drop" if partition.partial == "condition" and not partly else partition.partial
     opened = yield [
-        design_ask(
-            k, "open_new_block", asking.session, {"spec": blocks.specs[k], "partial": partition.partial}
-        )
+        design_ask(k, "open_new_block", asking.session, {"spec": blocks.specs[k], "partial": partial})
         for k in asked
     ]
     rows = {k: partition.rows[k][r.arrays["seen"]] for k, r in zip(asked, opened, strict=True)}
     for k in asked:
         missing[rows[k], blocks.clients.index(k)] = False
-    return OpenedBlocks(missing, rows, asking.session)
+    told = {k: told_columns(reply) for k, reply in zip(asked, opened, strict=True)}
+    has = {k: columns for k, columns in told.items() if columns is not None}
+    return OpenedBlocks(missing, rows, asking.session, has)
 
 
 def predict_blocks(

@@ -9,8 +9,10 @@ from fedstat.federation.design.by_columns import Design
 from fedstat.models.vertical.layout import Layout, complete_at, lay_out
 
 
-def make_layout(design: Design, method: str) -> Layout:
+def make_layout(design: Design, method: str, *, partly: bool = False) -> Layout:
     """Lay out a fit by one of the methods "vfem", "cc", "impute" and "single".
+
+    Entities with some of a client's columns take part with these where the fit may have them `partly`.
 
     Raises ModelError for "single" where the response holder has no columns, EstimationError where complete
     entities are too few.
@@ -25,7 +27,7 @@ def make_layout(design: Design, method: str) -> Layout:
             )
     complete = method in ("cc", "single")
     use = complete_at(blocks, design.n) if complete else np.ones(design.n, dtype=bool)
-    layout = lay_out(design, blocks, use, filled=method == "impute")
+    layout = lay_out(design, blocks, use, filled=method == "impute", partly=partly)
     if layout.n <= layout.p + 1:
         raise EstimationError(
             f"method='{method}': {layout.n} entities are complete at {', '.join(layout.clients)}, and "

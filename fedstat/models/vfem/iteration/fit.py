@@ -10,6 +10,7 @@ import numpy as np
 from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.models.vertical.fit import MomentsFit
 from fedstat.models.vertical.law.fit import LawFit
+from fedstat.models.vertical.law.pairs import Between
 from fedstat.models.vertical.newton import TraceRow
 from fedstat.models.vfem.blocks.glm_distribution import NORMAL
 from fedstat.typing import Bools, Floats
@@ -19,12 +20,14 @@ from fedstat.typing import Bools, Floats
 class NormalLaw:
     """Mean (P + 1,) and covariance (P + 1, P + 1) of the columns, client by client, and the response.
 
-    `edges` (P, P) are the entries of the columns' concentration that were not fixed at zero.
+    `edges` (P, P) are the entries of the columns' concentration that were not fixed at zero, `between` tells
+    whether those of two clients were.
     """
 
     mean: Floats
     cov: Floats
     edges: Bools
+    between: Between = "free"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +38,8 @@ class VFEMFit:
     response is not normal; beta, mu (p_k,) and t = beta_k'Sigma_k beta_k go by client. `response_moments`
     (2,) are mean and variance of a normal response, `null` the log-likelihood of the intercept alone for
     another one. `reason` says why the iteration ended. `law` is that of columns and response where blocks
-    are not independent between clients. `estimates_alpha`: that of a negative binomial distribution.
-    `dispersion` of counts are Pearson's statistic per entity, and its standard error.
+    are not independent between clients, or entities have parts of them. `estimates_alpha`: that of a negative
+    binomial distribution. `dispersion` of counts are Pearson's statistic per entity, and its standard error.
     """
 
     a: float
@@ -67,11 +70,11 @@ class VFEMFit:
         return replace(self.distribution, alpha=other.distribution.alpha) == other.distribution
 
 
-def by_client(found: MomentsFit | LawFit) -> VFEMFit:
-    """Return estimates from moments as the iterative exchange does."""
+def by_client(found: MomentsFit | LawFit, between: Between = "free") -> VFEMFit:
+    """Return estimates from moments as the iterative exchange does; `between` is of a law of all columns."""
     moments, law = found.moments, None
     if isinstance(found, LawFit):
-        law = NormalLaw(np.append(found.mu, found.a), found.cov, found.moves.edges)
+        law = NormalLaw(np.append(found.mu, found.a), found.cov, found.moves.edges, between)
     places = {c: moments.places(k) for k, c in enumerate(moments.clients)}
     return VFEMFit(
         a=found.a,

@@ -1,4 +1,4 @@
-"""Prediction where columns depend between clients: coefficients for every set of blocks that is seen.
+"""Prediction where columns depend between clients: coefficients for every set of columns that is seen.
 
 Of the columns M that an entity lacks, the mean given those that it has, S, is linear in them, with slopes
 C = Sigma_MS Sigma_SS^-1. The mean of the response is a + b'(x_S - mu_S), b = beta_S + C'beta_M, its variance
@@ -16,6 +16,7 @@ import numpy as np
 
 from fedstat.errors import NotAvailableError
 from fedstat.federation.rounds.engine import Rounds
+from fedstat.models.vertical.moments import number_patterns
 from fedstat.models.vertical.prediction.protocol import OpenedBlocks
 from fedstat.models.vfem.blocks.glm_distribution import NORMAL
 from fedstat.models.vfem.blocks.request import ask
@@ -62,7 +63,9 @@ def seen_law(
     if of_variance:
         J[-1, 2 : 2 + P], J[-1, 2 + 2 * P :] = 2.0 * h, -np.where(i == j, 1.0, 2.0) * h[i] * h[j]
     values, vectors = np.linalg.eigh(J @ psi @ J.T)
-    return SeenLaw(slopes, variance, np.asarray(vectors * np.sqrt(values.clip(min=0.0))))
+    factor = np.asarray(vectors * np.sqrt(values.clip(min=0.0)))
+    factor[1 : 1 + P][lacks] = 0.0  # and not nearly: nothing is asked of a column that is missing
+    return SeenLaw(slopes, variance, factor)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,19 +83,16 @@ class LawPrediction:
 def predict_by_pattern(
     fit: VFEMFit, clients: tuple[str, ...], psi: Floats | None, opened: OpenedBlocks
 ) -> Rounds[LawPrediction]:
-    """Ask every client for one linear predictor of each entity, by the blocks that the entity has."""
+    """Ask every client for one linear predictor of each entity, by the columns that the entity has."""
     law = fit.law
     assert law is not None
     places = block_places(fit, clients)
-    missing = opened.missing
-    patterns, code = np.unique(missing, axis=0, return_inverse=True)
-    code = code.ravel()
+    seen = seen_columns(opened, clients, places)
+    first, code, _ = number_patterns(seen)
     whole = None if psi is None else column_order(psi, fit, clients)
     normal, P = fit.distribution == NORMAL, len(law.mean) - 1
-    laws = [
-        seen_law(law, fit.s2, seen_columns(row, places), whole, of_variance=not normal) for row in patterns
-    ]
-    mean = np.full(len(missing), law.mean[-1])
+    laws = [seen_law(law, fit.s2, row, whole, of_variance=not normal) for row in seen[first]]
+    mean = np.full(len(seen), law.mean[-1])
     slopes = np.array([one.slopes for one in laws])
     replies = yield [
         ask(
@@ -133,11 +133,12 @@ def block_places(fit: VFEMFit, clients: tuple[str, ...]) -> Mapping[str, slice]:
     return {k: slice(end - len(fit.beta[k]), end) for k, end in zip(clients, ends, strict=True)}
 
 
-def seen_columns(missing: Bools, places: Mapping[str, slice]) -> Bools:
-    """Which columns are seen where these clients lack the entity."""
-    seen = np.ones(max(here.stop for here in places.values()), dtype=bool)
-    for lacks, here in zip(missing, places.values(), strict=True):
-        seen[here] = not lacks
+def seen_columns(opened: OpenedBlocks, clients: tuple[str, ...], places: Mapping[str, slice]) -> Bools:
+    """Which columns each entity has, (n, P)."""
+    sizes = [places[k].stop - places[k].start for k in clients]
+    seen = ~np.repeat(opened.missing, sizes, axis=1)
+    for client, has in opened.has.items():
+        seen[opened.rows[client], places[client]] = has
     return seen
 
 

@@ -140,7 +140,7 @@ def _by_block(
 def _by_pattern(
     predictor: VFEMPredictor, partition: ClientPartition, present: tuple[str, ...], mean_only: bool
 ) -> Rounds[tuple[Predicted, Bools]]:
-    opened = yield from open_blocks(predictor.blocks, present, partition, FAMILY)
+    opened = yield from open_blocks(predictor.blocks, present, partition, FAMILY, partly=True)
     psi = None if mean_only else predictor.psi
     found = yield from predict_by_pattern(predictor.fit, predictor.clients, psi, opened)
     gradients = None if found.gradients is None else Gradients(*found.gradients)

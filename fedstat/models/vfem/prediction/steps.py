@@ -25,6 +25,7 @@ def predict_by_pattern(data: SiteData, state: State, slopes: Floats, code: Ints)
     """Linear predictor of the opened rows, (n,), with the slopes (G, p) of the pattern of each."""
     X = np.ascontiguousarray(block_of(state).X)
     _check_code(data, code, len(X), len(slopes), slopes.shape[1], X.shape[1])
+    X = _where_known(data, X, slopes[code] != 0.0)
     out = np.empty(len(X))
     for g in np.unique(code):
         out[code == g] = row_dots(np.ascontiguousarray(X[code == g]), np.ascontiguousarray(slopes[g]))
@@ -39,9 +40,18 @@ def project_by_pattern(
     _check_code(data, code, len(X), len(factors), factors.shape[1], X.shape[1])
     check_lengths(data.name, mu=(mu, X.shape[1]))
     out = np.empty((len(X), factors.shape[2]))
+    X = _where_known(data, X - mu, (factors != 0.0).max(axis=2)[code])
     for g in np.unique(code):
-        out[code == g] = (X[code == g] - mu) @ factors[g]
+        out[code == g] = X[code == g] @ factors[g]
     return {"projection": out}
+
+
+def _where_known(data: SiteData, X: Floats, asked: Bools) -> Floats:
+    """Put zero where rows lack a column; nothing may be asked of it there."""
+    missing = np.isnan(X)
+    if (missing & asked).any():
+        raise MessageError(f"{data.name}: a pattern has columns that its entities lack")
+    return np.where(missing, 0.0, X)
 
 
 def _check_code(data: SiteData, code: Ints, n: int, patterns: int, given: int, columns: int) -> None:

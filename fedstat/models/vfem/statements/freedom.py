@@ -25,7 +25,7 @@ def freedom_notes(fit: LawFit, errors: Floats) -> Iterator[str]:
         return
     try:
         other = fit_between(fit.moments, "independent")
-        covariance = reported_covariance(moments_covariance(other), by_client(other))
+        covariance = reported_covariance(moments_covariance(other), by_client(other, "independent"))
         pvalue = independence_lr_test(fit, other).pvalue
     except (EstimationError, NotAvailableError):
         return

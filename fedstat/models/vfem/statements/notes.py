@@ -29,6 +29,7 @@ from fedstat.models.vfem.statements.outcome import (
     EntityCounts,
     HeldInSession,
     VFEMOutcome,
+    as_between,
     reported_covariance,
 )
 from fedstat.models.vfem.statements.shapes import correction_notes
@@ -104,7 +105,7 @@ def fit_notes(
 ) -> list[str]:
     """Write the notes of one fit."""
     return [
-        *count_notes(outcome.method, counts),
+        *count_notes(outcome.method, counts, conditioned=bool(layout.has)),
         *division_notes(layout),
         *_assumptions(outcome, held),
         *([] if outcome.correction == "small-sample" else _small_sample(layout, outcome)),
@@ -133,13 +134,17 @@ def _assumptions(outcome: VFEMOutcome, held: HeldInSession) -> Iterator[str]:
     if isinstance(fit, LawFit) and not is_normal(outcome):
         yield from joint_assumptions(fit)
         return
-    if isinstance(fit, LawFit):
+    free = as_between(outcome) == "free"
+    if free:
         yield FREE
+    if isinstance(fit, LawFit):
         errors = None
         if covariance is not None:
             errors = np.sqrt(np.diag(reported_covariance(covariance, outcome.fit)))[1:]
-            yield from freedom_notes(fit, errors)
+            if free:
+                yield from freedom_notes(fit, errors)
         yield from sparse_notes(fit, errors)
+    if free:
         return
     model = NORMAL_RESPONSE if is_normal(outcome) else OTHER_RESPONSE
     yield model[outcome.method]
@@ -152,7 +157,7 @@ def is_normal(outcome: VFEMOutcome) -> bool:
     return outcome.fit.distribution == NORMAL
 
 
-def count_notes(method: str, counts: EntityCounts) -> Iterator[str]:
+def count_notes(method: str, counts: EntityCounts, *, conditioned: bool = False) -> Iterator[str]:
     """Say which entities a fit left out, or took as missing."""
     if counts.dropped:
         yield f"{counts.dropped:,} entities without a response were left out."
@@ -160,7 +165,8 @@ def count_notes(method: str, counts: EntityCounts) -> Iterator[str]:
         yield f"{counts.unused:,} entities with a response were left out by method='{method}'."
     if counts.partial:
         listed = ", ".join(f"{n:,} at {client}" for client, n in counts.partial.items())
-        yield f"Entities with only some of an institution's columns: {listed}."
+        so = " The fit conditions on what they have." if conditioned else ""
+        yield f"Entities with only some of an institution's columns: {listed}.{so}"
 
 
 def _small_sample(layout: Layout, outcome: VFEMOutcome) -> Iterator[str]:

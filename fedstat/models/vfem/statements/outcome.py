@@ -11,13 +11,13 @@ import numpy as np
 from fedstat.errors import ConvergenceWarning, DataWarning, warn
 from fedstat.inference.covariance import delta_method
 from fedstat.inference.estimate import INTERCEPT, Estimate
-from fedstat.models.vertical.exchange.notes import noise_added
+from fedstat.models.vertical.exchange.notes import noise_added, values_aside
 from fedstat.models.vertical.exchange.patterns import PatternExchange
 from fedstat.models.vertical.fit import MomentsFit
 from fedstat.models.vertical.law.fit import LawFit
 from fedstat.models.vertical.law.pairs import Between
 from fedstat.models.vertical.layout import Layout, client_blocks
-from fedstat.models.vertical.merges import LARGEST_SHARE, MergePlan
+from fedstat.models.vertical.merges import LARGEST_SHARE
 from fedstat.models.vertical.model import VerticalModel
 from fedstat.models.vfem.blocks.glm_distribution import NORMAL
 from fedstat.models.vfem.covariance.psi import Covariance, Places
@@ -49,7 +49,7 @@ def as_between(outcome: VFEMOutcome) -> Between:
 
     Methods without missing blocks say "independent": nothing depends on it there.
     """
-    return "free" if outcome.fit.law is not None else "independent"
+    return "independent" if outcome.fit.law is None else outcome.fit.law.between
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,8 @@ def count_entities(model: VerticalModel, layout: Layout, held: HeldInSession) ->
     """Count what the fit used and left out."""
     design, exchange = model.design, held.exchange
     blocks = {b.client: b for b in design.blocks if b.client in layout.clients}
-    seen = {k: b.rows for k, b in blocks.items()}
+    partly = exchange is not None and bool(exchange.columns)
+    seen = {k: b.rows if partly else b.rows[b.whole] for k, b in blocks.items()}
     if exchange is not None and exchange.plan.changes:
         seen = {k: rows[exchange.released[k]] for k, rows in seen.items()}
     return EntityCounts(
@@ -167,9 +168,20 @@ def origin_jacobian(fit: VFEMFit, clients: tuple[str, ...]) -> Floats:
     return J
 
 
-def warn_of_merges(plan: MergePlan, n: int) -> None:
-    """Warn where many entities count otherwise than they are, because their patterns are small."""
-    if plan.changes > LARGEST_SHARE * n:
+def warn_of_merges(exchange: PatternExchange, n: int) -> None:
+    """Warn where many entities count otherwise than they are, because their patterns are small.
+
+    And of single values that count as missing, however few.
+    """
+    plan = exchange.plan
+    if exchange.columns and exchange.lost:
+        warn(
+            "missing patterns with too few entities to be released were merged: "
+            f"{values_aside(exchange.lost)} count as missing in {plan.moved + plan.trimmed:,} of {n:,} "
+            "entities that have them",
+            DataWarning,
+        )
+    elif plan.changes > LARGEST_SHARE * n:
         warn(
             f"{plan.changes:,} of {n:,} entities ({100 * plan.changes / n:.1f} %) are in missing patterns "
             "with too few to be released, and count as missing at institutions that have them: standard "

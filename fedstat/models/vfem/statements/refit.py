@@ -32,7 +32,7 @@ def refit(
     blocks = tuple(keep_columns(b, formula) for b in model.design.blocks if b.client in clients_of(formula))
     smaller.design = replace(model.design, formula=formula, blocks=blocks)
     # Who has an entity, and which entities take part, stays as it was in the larger fit.
-    layout = make_layout(model.design, outcome.method)
+    layout = make_layout(model.design, outcome.method, partly=outcome.method == "vfem")
     kept = [block for block in blocks if block.client in layout.clients]
     names = tuple(name for block in kept for name in block.names)
     layout = replace(
@@ -42,6 +42,7 @@ def refit(
         names=names,
         terms=tuple(term for block in kept for term in block.term_names),
         details=tuple(block.detail for block in kept),
+        has={block.client: block.has for block in kept if block.has is not None and not block.whole.all()},
     )
     moments = exchange.moments.submodel(list(names))
     asked = cov_type or cast(CovType, outcome.cov_type)
@@ -49,7 +50,7 @@ def refit(
     wanted = MomentsOptions(asked, as_between(outcome), outcome.options.maxiter)
     found, covariance = estimate_from_moments(moments, wanted)
     made = correct(found, covariance, outcome.correction)
-    fit = by_client(made.reported)
+    fit = by_client(made.reported, wanted.between)
     return (
         smaller,
         layout,
@@ -127,4 +128,5 @@ def keep_columns(block: BlockDesign, formula: Formula) -> BlockDesign:
     terms = next(c.terms for c in formula.clients if c.client == block.client)
     columns = zip(block.names, block.term_names, strict=True)
     kept = [(name, term) for name, term in columns if term in terms]
-    return replace(block, names=tuple(n for n, _ in kept), term_names=tuple(t for _, t in kept))
+    has = None if block.has is None else block.has[:, [term in terms for term in block.term_names]]
+    return replace(block, names=tuple(n for n, _ in kept), term_names=tuple(t for _, t in kept), has=has)

@@ -1,0 +1,185 @@
+"""Entities with some of an institution's columns: the fit conditions on what they have."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+import statsmodels.api as sm
+from oracle import ITERATIVE, Study
+from test_free_law import draw, moments_of
+
+import fedstat as fs
+from fedstat.errors import DataWarning
+from fedstat.models.vertical.law.pairs import fit_between
+from fedstat.models.vertical.merges import ColumnUnits, Rule, plan_merges
+
+pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.AssumptionWarning")
+
+
+def partition_of(study, partial="condition", **options):
+    return fs.ClientPartition.from_frames(study.frames(), on="id", partial=partial, **options)
+
+
+def model(study, between="free", partial="condition", **options):
+    return fs.VFEMRegression.from_formula("y ~ .", partition_of(study, partial, **options), between=between)
+
+
+@pytest.fixture(scope="module")
+def study():
+    """Records are missing at random, and single cells beside."""
+    return draw(1, n=2_000, missing="mar", cells=0.05)
+
+
+@pytest.fixture(scope="module")
+def result(study):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DataWarning)
+        return model(study).fit()
+
+
+def as_used(study, result):
+    """The pooled table without the values that count as missing since small patterns are merged."""
+    table, design, exchange = study.table.copy(), result.model.design, result.exchange
+    for block in design.blocks:
+        rows = design.entities[block.rows]
+        gone = np.repeat(~exchange.released[block.client][:, None], len(block.names), axis=1)
+        gone |= ~exchange.columns.get(block.client, ~gone)
+        for name, lost in zip(block.names, gone.T, strict=True):
+            table.loc[table.index[rows[lost]], name] = np.nan
+    return Study(table, study.columns, study.holder)
+
+
+@pytest.mark.parametrize("between", ["free", "independent"])
+def test_the_fit_is_maximum_likelihood_of_every_value_that_is_used(study, between):
+    """Oracle: the law of all columns from the pooled table, which test_free_law holds against the rows."""
+    with pytest.warns(DataWarning, match="count as missing in"):
+        result = model(study, between).fit()
+    used = as_used(study, result)
+    pooled = fit_between(moments_of(used), between)
+    np.testing.assert_allclose(result.params, pooled.params, rtol=1e-6)
+    assert result.llf == pytest.approx(pooled.log_likelihood, rel=1e-8)
+    assert result.between == between
+    known = study.table[study.covariates].notna().sum().sum()
+    gone = known - used.table[study.covariates].notna().sum().sum()
+    assert gone == sum(result.exchange.lost.values())
+    assert 0 < gone < 0.02 * known
+
+
+def test_predictions_condition_on_what_an_entity_has(study, result):
+    """Mean and variance of the response given the values of each row, by the law that was fitted."""
+    law, X = result.fit_.law, study.table[study.covariates].to_numpy()
+    expected, variance = np.empty(len(X)), np.empty(len(X))
+    for i, row in enumerate(X):
+        has = np.flatnonzero(~np.isnan(row))
+        slopes = np.linalg.solve(law.cov[np.ix_(has, has)], law.cov[has, -1])
+        expected[i] = law.mean[-1] + slopes @ (row[has] - law.mean[has])
+        variance[i] = law.cov[-1, -1] - slopes @ law.cov[has, -1]
+    prediction = result.get_prediction()
+    np.testing.assert_allclose(prediction.predicted_mean, expected, rtol=1e-6, atol=1e-8)
+    np.testing.assert_allclose(prediction.var_resid, variance, rtol=1e-6)
+    assert (prediction.se_mean > 0.0).all()
+    # One entity, of which the Bank knows one of its columns alone.
+    single = study.table.iloc[[0]].assign(bank0=1.0, bank1=np.nan)
+    single[["court0", "court1", "tax0"]] = np.nan
+    frames = {"Bank": single[["bank0", "bank1"]].rename_axis("id").reset_index()}
+    new = fs.ClientPartition.from_frames(frames, on="id", partial="condition", new_data=True)
+    slope = law.cov[0, -1] / law.cov[0, 0]
+    np.testing.assert_allclose(result.predict(new), law.mean[-1] + slope * (1.0 - law.mean[0]))
+
+
+def test_statements_are_those_of_the_same_moments(study, result):
+    moments = result.exchange.moments
+    smaller = result.refit("y ~ . - court1 - bank1")
+    fresh = fit_between(moments.submodel(["bank0", "court0", "tax0"]), "free")
+    np.testing.assert_allclose(smaller.params, fresh.params, rtol=1e-7)
+    test = result.compare_lr_test(result.refit("y ~ . - tax0"))
+    assert result.leave_one_out().loc["tax0", "statistic"] == pytest.approx(test.statistic, rel=1e-6)
+    assert result.mcar_test().df == moments.seen.sum() + len(moments.n) - 6
+    assert result.independence_lr_test().pvalue < 1e-10
+    notes = " ".join(str(result.summary()).split())
+    assert "The fit conditions on what they have" in notes and "values of 'court" in notes
+
+
+def test_standard_errors_agree(study):
+    with pytest.warns(DataWarning):
+        result, sem = (model(study).fit(cov_type=kind) for kind in ("observed", "sem"))
+    np.testing.assert_allclose(sem.bse, result.bse, rtol=1e-5)
+
+
+def test_where_nothing_is_partial_the_fit_is_that_of_blocks():
+    study = draw(3, missing="mar")
+    for between in ("free", "independent"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", DataWarning)
+            one, other = (model(study, between, partial).fit() for partial in ("condition", "drop"))
+        np.testing.assert_array_equal(one.params, other.params)
+        np.testing.assert_array_equal(one.bse, other.bse)
+        assert one.llf == other.llf
+
+
+def test_columns_of_a_term_are_missing_together_and_transforms_rest_on_what_is_there():
+    study = draw(4, n=1_500, cells=0.06)
+    frames = study.frames()
+    rng = np.random.default_rng(0)
+    frames["Bank"]["kind"] = np.where(rng.random(1_500) < 0.05, None, rng.choice(["a", "b", "c"], 1_500))
+    partition = fs.ClientPartition.from_frames(frames, on="id", partial="condition")
+    formula = "y ~ scale(bank0) + bs(bank1, df=4) + kind + court0 + court1 + tax0"
+    with pytest.warns(DataWarning):
+        fitted = fs.VFEMRegression.from_formula(formula, partition)
+        result = fitted.fit(max_moved=1.0)
+    block = fitted.design.blocks[0]
+    bank = frames["Bank"]
+    for name, has in zip(block.names, block.has.T, strict=True):
+        column = next(c for c in ("bank0", "bank1", "kind") if c in name)
+        np.testing.assert_array_equal(has, bank[column].notna().to_numpy()[block.rows])
+    law = result.fit_.law
+    assert law.mean[0] == pytest.approx(0.0, abs=0.05)  # scaled over the entities that have it
+    assert result.converged and np.isfinite(result.bse).all()
+    assert len(result.predict(partition)) == 1_500
+
+
+def test_fits_that_cannot_condition_say_what_they_set_aside():
+    study = draw(5, n=900, cells=0.05)
+    with pytest.warns(DataWarning, match=r"set aside: 'bank0' \d+, 'bank1' \d+, 'court0' \d+, 'court1'"):
+        iterative = model(study, "independent").fit(**ITERATIVE)
+    with pytest.warns(DataWarning, match="taken as missing there: 83 at 'Bank'"):
+        dropped = model(study, "independent", "drop").fit(**ITERATIVE)
+    np.testing.assert_allclose(iterative.params, dropped.params, rtol=1e-6)
+    study.table["y"] = (study.table["y"] > study.table["y"].median()).astype(float)
+    for make in (fs.VFEMRegression, fs.VerticalGLM):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            make.from_formula("y ~ .", partition_of(study), family=sm.families.Binomial())
+        assert any("does not condition on a part of a block" in str(one.message) for one in caught)
+
+
+# ---- small patterns ------------------------------------------------------------------------------
+
+
+def test_single_values_are_left_out_and_not_blocks():
+    """Of five columns: seven entities without the first one go to those without the first two."""
+    seen = np.array([[1, 1, 1, 1, 1], [0, 1, 1, 1, 1], [0, 0, 1, 1, 1], [0, 0, 0, 1, 1]], dtype=bool)
+    rule = Rule(5, (3, 2), units=ColumnUnits((0, 0, 0, 1, 1), (1, 1, 1, 1, 1)))
+    plan = plan_merges(seen, np.array([200.0, 7.0, 60.0, 90.0]), rule)
+    np.testing.assert_array_equal(plan.patterns[plan.target[1]], seen[2])
+    assert (plan.moved, plan.trimmed, plan.left_out) == (0, 7, 0)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_every_plan_of_single_values_leaves_no_small_pattern(seed):
+    rng = np.random.default_rng(seed)
+    owner = np.sort(rng.integers(0, 3, size=8))
+    owner = np.unique(owner, return_inverse=True)[1]
+    seen, n = np.unique(rng.random((3_000, 8)) < 0.9, axis=0, return_counts=True)
+    rule = Rule(5, tuple(np.bincount(owner).tolist()), units=ColumnUnits(tuple(owner.tolist()), (1,) * 8))
+    plan = plan_merges(seen, n.astype(float), rule, largest_share=1.0)
+    to, released = plan.shows(plan.target), np.zeros(len(plan.patterns))
+    np.add.at(released, plan.target[plan.target >= 0], n[plan.target >= 0])
+    assert (released >= [rule.least(tuple(p)) for p in plan.patterns.tolist()]).all()
+    assert (seen >= to).all()
+    whole = np.column_stack([seen[:, owner == k].all(axis=1) for k in range(owner.max() + 1)])
+    assert n @ to.sum(axis=1) > n @ (whole[:, owner]).sum(axis=1)  # more than what whole blocks would keep
+    lost = (seen != to).any(axis=1) & (plan.target >= 0)
+    assert n[lost].sum() == plan.moved + plan.trimmed
