@@ -25,14 +25,19 @@ FRAME = pd.DataFrame(
 PUBLIC = {
     *(("secure", step) for step in ("introduce", "announce", "finish")),
     *(("receipt", step) for step in ("recall_head", "state_ledger")),
-    ("align", "describe_keys"),
+    *(("align", step) for step in ("describe_keys", "take_places")),
     ("schema", "describe_table"),
     ("approval", "propose_plan"),
     ("copula", "deal_product"),
 }
 """Steps that a budget lets pass: keys, the site's account, the owner's decisions, random numbers for others,
 and what it publishes."""
-UNPAID = {("copula", "find_complete"), ("copula", "open_product")}
+ALIGNING = ("draw_salt", "enter_keys", "pass_list", "show_tokens", "keep_places")
+UNPAID = {
+    ("copula", "find_complete"),
+    ("copula", "open_product"),
+    *(("align", step) for step in ALIGNING),
+}
 """Steps of which nothing leaves but who has a record, and what is sealed and serves a share with noise."""
 WITH_NOISE = {
     ("margins", "count_bins"),

@@ -205,7 +205,10 @@ def _array(box: bytes) -> Array:
 
 
 RING = Declared("control", "names of the sites, in the order of the ring")
-POINTS = Declared("sealed", "hashed keys, raised by secret scalars, for the next site", 1, dtype="uint8")
+WHO = "who has a record is public, as the guarantee says"
+POINTS = Declared(
+    "sealed", "hashed keys, raised by secret scalars, for the next site", dtype="uint8", unpaid=WHO
+)
 PLACES = Declared("presence", "numbers of the site's entities", 1, dtype="int64")
 STEPS: Mapping[str, Step] = {
     "describe_keys": Step(
@@ -216,7 +219,11 @@ STEPS: Mapping[str, Step] = {
     ),
     "draw_salt": Step(
         draw_salt,
-        gives={"boxes": Declared("sealed", "salt of the hashes, for the other sites", 2, dtype="uint8")},
+        gives={
+            "boxes": Declared(
+                "sealed", "salt of the hashes, for the other sites", 2, dtype="uint8", unpaid=WHO
+            )
+        },
         text_in=RING,
     ),
     "enter_keys": Step(
@@ -231,17 +238,20 @@ STEPS: Mapping[str, Step] = {
     "show_tokens": Step(
         show_tokens,
         takes={"points": POINTS},
-        gives={"tokens": Declared("presence", "keys raised by every site's scalar", 2, dtype="uint8")},
+        gives={
+            "tokens": Declared("presence", "keys raised by every site's scalar", 2, dtype="uint8", unpaid=WHO)
+        },
         text_in=RING,
     ),
     "take_places": Step(
         take_places,
         takes={"places": PLACES},
+        public=True,
     ),
     "keep_places": Step(
         keep_places,
         takes={"places": PLACES},
-        gives={"seen": Declared("presence", "which entities have a record", 1, dtype="bool")},
+        gives={"seen": Declared("presence", "which entities have a record", dtype="bool", unpaid=WHO)},
         text_in=Declared("control", "name of the alignment"),
     ),
 }

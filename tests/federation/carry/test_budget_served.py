@@ -14,7 +14,7 @@ from forked import Forked
 from operating import make_federation, serve, serving, wait
 
 import fedstat as fs
-from fedstat.errors import DescriptionError, EngineError, SecurityError
+from fedstat.errors import DescriptionError, EngineError, PolicyError, SecurityError
 from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.account.ledger_file import LedgerFile, read_account
 from fedstat.federation.carry.site_folder import load_identity, open_site
@@ -46,7 +46,7 @@ def home(tmp_path):
 
 
 @pytest.fixture
-def running(home):
+def running():
     processes = {}
     yield processes
     for process in processes.values():
@@ -123,6 +123,39 @@ def test_a_budget_outlives_restarts_and_coordinators(home, running, capsys):
     assert "Its privacy budget" in shown and "Epsilon 1 of 1 at delta 1e-06 is charged" in shown
     assert "Of its privacy budget epsilon 1 of 1" in left and "rho charged" in left
     assert re.search(rf"count_bins +counts +noisy aggregate .* {float(Fraction(THIRD)):.3g}\n", left)
+
+
+def test_linked_records_are_aligned_and_counted_under_a_budget(tmp_path, running):
+    """Who has a record is no part of the budget, and still asks the owners' consent."""
+    frames = {
+        name: frame[["x"]].add_suffix(name).assign(id=np.arange(N)).sample(frac=0.9, random_state=1)
+        for name, frame in FRAMES.items()
+    }
+    study = make_federation(tmp_path, frames, ["id"], Policy.strict(privacy=Budget(1.0, 1e-6)))
+    for name in SITES:
+        assert main(["site", "describe", str(tmp_path / name)]) == 0
+    start(tmp_path, running)
+    assert main(["federation", "align", str(study)]) != 0
+
+    def counted():
+        for name in SITES:
+            assert main(["site", "consent", str(tmp_path / name), *sorted({*SITES} - {name})]) == 0
+        assert main(["federation", "align", str(study)]) == 0
+        partition = fs.ClientPartition.connect(study)
+        asked = [(name, BinsAsked(f"x{name}", THIRD, EDGES)) for name in SITES]
+        found = partition.engine.run(ask_margins(asked, partition.new_session()), Ledger())
+        return partition, {site: part for site, _, part in found}
+
+    _, first = counted()
+    true = np.bincount(np.searchsorted(EDGES, frames["A"]["xA"]), minlength=4)
+    assert 0 < np.abs(first["A"] - true).max() < 6.0 * float(Fraction(THIRD)) ** -0.5
+    # Aligned anew the rows are in another order, and the same.
+    partition, again = counted()
+    for name in SITES:
+        np.testing.assert_array_equal(again[name], first[name])
+        assert account(tmp_path, name).charges.spent == Fraction(THIRD)
+    with pytest.raises(PolicyError, match="lets nothing that depends on rows leave but with noise"):
+        fs.VFEMRegression.from_formula("xA ~ xB + xC", partition)
 
 
 def serve_and_die(folder):
