@@ -183,6 +183,17 @@ CLAIMS = {
         assert 0.7 < of_a.loc[0.1, "independent"] < 0.8 and of_a.loc[0.0, "independent"] > 0.935
         every = figures[(figures["design"] == "four") & (figures["method"] == "free")]
         assert every["coverage"].between(0.935, 0.965).mean() > 0.9 and every["coverage"].min() > 0.915
+        assert small["largest bias in std errors"].max() < 0.11
+        assert small["lowest coverage"].min() > 0.925 and small["highest coverage"].max() < 0.975
+        of_d = rows[(rows["method"] == "small sample") & rows["coefficient"].isin(["D1", "D2"])]
+        assert of_d["coverage"].between(0.935, 0.965).all() and within.loc["small sample", "sum"] == 104
+        assert abs(corrected.params - 1).max() < 3 * corrected.bse.max() and normal.params["b"] < 0.95
+        assert normal.params["b"] + 3 * normal.bse["b"] < 1
+        covered = of_b.pivot(index="margin", columns="method", values="coverage")
+        skew = ["log-normal", "gamma", "sum", "two-valued"]
+        assert covered.loc[skew, "normal"].max() < 0.3 and covered.loc[skew, "skewness"].min() > 0.9
+        assert covered.loc["t", "skewness"] < 0.85 < covered.loc["t", "normal"]
+        assert nine.loc["normal", "lowest"] < 0.7 and nine.loc["skewness", "lowest"] > 0.88
         low = every[every["coverage"] < 0.935]
         assert set(low["coefficient"]) <= {"D2", "C2", "Intercept"}
         assert (every["bias"] / every["mean_se"]).abs().max() < 0.2 and large["bias"].max() < 0.11

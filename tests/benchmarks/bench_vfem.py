@@ -454,8 +454,9 @@ class Bench:
         self.report.heading(
             f"From sums to estimates and standard errors, n = {SME:,}",
             f"One normal law of 35 columns and the response; load before it {vfem['load']:.1f}: CPU seconds "
-            "compare. lavaan and Amelia have all columns in one place. lavaan fits the same law, medians of "
-            f"{REPEATS}; Amelia's standard errors need several imputations.",
+            "compare. lavaan and Amelia have all columns in one place. lavaan, medians of "
+            f"{REPEATS}, frees every covariance, also of institutions that share hardly any entity; Amelia's "
+            "standard errors need several imputations.",
         )
         rows = []
         for law, limit in FROM_MOMENTS.items():
