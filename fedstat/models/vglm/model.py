@@ -22,6 +22,7 @@ from fedstat.models.checks import check_choice, check_positive, check_share, che
 from fedstat.models.vertical.division import divide_as_before, keep_division
 from fedstat.models.vertical.exchange.patterns import SmallPatterns
 from fedstat.models.vertical.law.assumptions import warn_of_dependence
+from fedstat.models.vertical.law.pairs import Between
 from fedstat.models.vertical.model import VerticalModel
 from fedstat.models.vglm.explain import VGLMPlan
 from fedstat.models.vglm.path.criteria import Select
@@ -42,6 +43,9 @@ from fedstat.models.vglm.response.distributions import POINTS, check_distributio
 from fedstat.models.vglm.results import VerticalGLMResults
 from fedstat.models.vglm.steps import FAMILY
 from fedstat.typing import Floats
+
+MOST_FREE = 80
+"""Columns of which all covariances are estimated along a path: their information has millions of entries."""
 
 
 class VerticalGLM(VerticalModel):
@@ -81,8 +85,11 @@ class VerticalGLM(VerticalModel):
     missing : {"raise", "drop", "em"}
         Entities without a response are an error, or left out. With both, entities that an institution lacks
         are left out as well. "em" (normal family) uses them: the estimate is the limit of penalised EM under
-        normal blocks that are independent between institutions, valid where blocks are missing at random;
-        entities without a response are left out.
+        normal columns, valid where blocks are missing at random; entities without a response are left out.
+    between : {"independent", "free"}
+        Of missing="em": whether columns of two institutions are independent, which biases estimates where
+        they correlate, or their covariance is estimated, as in :class:`fedstat.VFEMRegression`. The time that
+        "free" takes grows with the sixth power of the columns: seconds for twenty, and eighty at most.
     **kwargs
         ``coordinator``, as in :meth:`from_formula`.
 
@@ -117,8 +124,11 @@ class VerticalGLM(VerticalModel):
         group_terms: bool = False,
         unpenalised: Sequence[str] = (),
         missing: Missing | Literal["em"] = "raise",
+        between: Between = "independent",
         **kwargs: Any,
     ) -> None:
+        check_choice("between", between, get_args(Between))
+        self.between: Between = between
         self.distribution = DistributionSpec.of(sm_families.Gaussian() if family is None else family)
         check_distribution(self.distribution)
         if not formula.intercept:
@@ -142,6 +152,11 @@ class VerticalGLM(VerticalModel):
         super().__init__(formula, partition, missing="drop" if missing == "em" else missing, **kwargs)
         layout = make_layout(self.design, incomplete=self.em)
         self.layout = self.with_dealer(divide_as_before(layout, partition, complete=not self.em))
+        if between == "free" and (not self.em or self.layout.p > MOST_FREE):
+            raise ModelError(
+                f"between='free' has missing='em', and {MOST_FREE} columns at most; received {self.layout.p} "
+                "columns" + ("" if self.em else " and another missing=")
+            )
         self._groups = make_groups(self.layout, group_terms, self.unpenalised)
         warn_of_incomplete(self.layout)
 
@@ -259,7 +274,8 @@ class VerticalGLM(VerticalModel):
         ConvergenceWarning
             A fit of the path is no stationary point.
         AssumptionWarning
-            Of missing="em": blocks of two institutions are correlated, which biases the estimates.
+            Of missing="em" and between="independent": blocks of two institutions are correlated, which biases
+            the estimates.
         """
         choice = ChoiceOptions(select=select, inference=inference, folds=folds, draws=draws, splits=splits)
         passing = ExchangeOptions(exchange=exchange, path=path, hidden=masked, eps=eps, maxiter=maxiter)
@@ -306,6 +322,7 @@ class VerticalGLM(VerticalModel):
             # One institution's linear predictor is the sum: there is nothing to hide it among.
             passing=replace(passing, hidden=passing.hidden and len(self.layout.clients) > 1),
             random=random,
+            between=self.between,
         )
 
     def _run(self, fit: Callable[[FitPlan, Run], Outcome], plan: FitPlan) -> VerticalGLMResults:
@@ -319,7 +336,9 @@ class VerticalGLM(VerticalModel):
         if outcome.observed is not None:
             exchange = outcome.observed.exchange
             keep_division(plan.layout, self.partition, exchange.plan, exchange.released, exchange.columns)
-            warn_of_dependence(exchange.moments, "missing='em' takes blocks for independent", f"{INSTEAD}.")
+            if self.between == "independent":
+                assumed = "missing='em' takes blocks for independent"
+                warn_of_dependence(exchange.moments, assumed, f"{INSTEAD}.")
         result = VerticalGLMResults.of(self, outcome, ledger)
         warn_unless_converged(outcome)
         return result

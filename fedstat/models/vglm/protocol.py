@@ -12,10 +12,12 @@ from fedstat.errors import EstimationError
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.models.vertical.exchange.patterns import exchange_patterns
 from fedstat.models.vertical.exchange.protocol import Grams, exchange_grams, stage
+from fedstat.models.vertical.law.pairs import edges_between
 from fedstat.models.vertical.layout import Layout
 from fedstat.models.vertical.likelihood import Standard
 from fedstat.models.vglm.admm.sharing import admm_path
 from fedstat.models.vglm.em.blocks import Observed, blocks_path, refit_blocks
+from fedstat.models.vglm.em.laws import FreeColumns, IndependentBlocks, WorkingLaw
 from fedstat.models.vglm.newton.debiased import normal_debiased
 from fedstat.models.vglm.newton.fit import Further, SelectedPath, fit_path
 from fedstat.models.vglm.newton.fold_models import Folds
@@ -83,14 +85,19 @@ def fit_blocks(plan: FitPlan, run: Run) -> Outcome:
     layout, setup = plan.layout, plan.setup
     exchange = run(exchange_patterns(layout, plan.small, plan.conversation))
     standard = Standard(exchange.moments)
-    found, n = blocks_path(standard, setup), int(standard.moments.nobs)
+    free = None
+    if plan.between == "free":
+        free = FreeColumns.of(standard, edges_between(standard.moments, "free"))
+    law: WorkingLaw = free or IndependentBlocks(standard)
+    found, n = blocks_path(law, setup), int(standard.moments.nobs)
     criteria = score_path(found.path, n)
     chosen = choose(criteria, plan.choice.select)
     support = np.ones(layout.p, dtype=bool) if setup.unpenalised else found.path.selected[chosen]
-    refit, explained = refit_blocks(standard, support)
+    refit, explained = refit_blocks(law, support)
     fitted = SelectedPath(found.path, chosen, refit, 0, 0, exchange.dealers)
     rsquared = explained if setup.unpenalised else float(found.rsquared[chosen])
-    observed = Observed(exchange, rsquared, explained, found.means[chosen])
+    whole = None if free is None else free.whole
+    observed = Observed(exchange, rsquared, explained, found.means[chosen], whole)
     null = normal_null(n, found.units.sd**2)
     return Outcome(plan, fitted, criteria, null, found.units, observed=observed)
 

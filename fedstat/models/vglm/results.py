@@ -112,7 +112,8 @@ class VerticalGLMResults(
             model=model,
             debiased=make_debiased(response, outcome),
         )
-        results.moments = None if outcome.observed is None else outcome.observed.exchange.moments
+        if outcome.observed is not None:
+            results.moments, results.whole = outcome.observed.exchange.moments, outcome.observed.whole
         return results
 
     # -- selection -------------------------------------------------------------------------------

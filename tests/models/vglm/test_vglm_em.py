@@ -29,8 +29,10 @@ from fedstat.kernels.penalised.gram import gram_path
 from fedstat.kernels.penalised.groups import Groups
 from fedstat.kernels.penalised.penalties import Penalty
 from fedstat.models.vertical.likelihood import Standard
+from fedstat.models.vglm.em import laws
 from fedstat.models.vglm.em import solver as em_solver
 from fedstat.models.vglm.em.blocks import blocks_path, refit_blocks
+from fedstat.models.vglm.em.laws import IndependentBlocks
 from fedstat.models.vglm.path.setup import Setup
 
 TABLE = make_table(n=400, seed=5)
@@ -211,7 +213,7 @@ def test_it_is_the_limit_of_penalised_em_over_rows(penalty, place):
 @pytest.mark.parametrize(("penalty", "wrong"), [("lasso", 1.0), ("mcp", 1.0), ("lasso", 0.3)])
 def test_no_step_lowers_the_objective(penalty, wrong, monkeypatch):
     """Not even steps that are three times too long; with the right Hessian there are few."""
-    points, original = [], em_solver.evaluate
+    points, original = [], laws.evaluate
     reduce = em_solver.BlockSolver._reduce
 
     def shorter(solver, at, s2):
@@ -223,13 +225,16 @@ def test_no_step_lowers_the_objective(penalty, wrong, monkeypatch):
         points.append((point.log_s2, at.log_likelihood, point.beta))
         return at
 
-    monkeypatch.setattr(em_solver, "evaluate", recorded)
+    monkeypatch.setattr(laws, "evaluate", recorded)
     monkeypatch.setattr(em_solver.BlockSolver, "_reduce", shorter)
     moments = moments_of(MISSING)
     n, rises = moments.nobs, 0
     for lam in (0.02, 0.1):
         points.clear()
-        blocks_path(Standard(moments), setup_of(penalty, np.array([lam * moments.scale[-1]]), 12, "descent"))
+        blocks_path(
+            IndependentBlocks(Standard(moments)),
+            setup_of(penalty, np.array([lam * moments.scale[-1]]), 12, "descent"),
+        )
         terms, before = Penalty(penalty).at(lam, Groups.single(12)), None
         for log_s2, llf, beta in points[[np.any(b) for _, _, b in points].index(True) :]:
             value = llf - n * terms.value(beta) / np.exp(log_s2)
@@ -263,12 +268,12 @@ def test_the_refit_is_vfem_of_the_selected_columns():
     names = result.refit.params.index[1:]
     assert 0 < len(names) < 12
     standard = Standard(moments_of(MISSING))
-    found, explained = refit_blocks(standard, np.isin(standard.moments.names, names))
+    found, explained = refit_blocks(IndependentBlocks(standard), np.isin(standard.moments.names, names))
     assert result.refit.params.to_numpy() == pytest.approx(found.params, rel=1e-6)
     plain = [name for name in names if "[" not in name]
     formula = "y ~ " + " + ".join(plain)
     smaller = fs.VFEMRegression.from_formula(formula, model_of().partition, between="independent").fit()
-    chosen, _ = refit_blocks(standard, np.isin(standard.moments.names, plain))
+    chosen, _ = refit_blocks(IndependentBlocks(standard), np.isin(standard.moments.names, plain))
     np.testing.assert_allclose(chosen.params, smaller.params, rtol=1e-6)
     np.testing.assert_allclose(np.sqrt(np.diag(chosen.cov)), smaller.bse, rtol=1e-6)
     assert chosen.llf == pytest.approx(smaller.llf, rel=1e-9)
@@ -415,7 +420,7 @@ def test_selection_errs_less_than_on_complete_cases():
             X[rng.random(400) < 1.0 / (1.0 + np.exp(0.5 - slope * y)), k : k + 4] = np.nan
         moments = moments_of_arrays(X, y, (4, 4, 4))
         for name, use in (("em", moments), ("complete", complete(moments))):
-            path = blocks_path(Standard(use), setup).path
+            path = blocks_path(IndependentBlocks(Standard(use)), setup).path
             df = np.count_nonzero(path.coefficients, axis=1)
             b = path.coefficients[np.argmin(use.nobs * np.log(path.loss) + df * np.log(use.nobs))]
             errors[name].append(np.sqrt(np.mean((b - beta) ** 2)))
@@ -430,7 +435,7 @@ def test_what_is_assumed_of_blocks_is_tested_as_in_vfem(tmp_path):
     with pytest.warns(AssumptionWarning, match="takes blocks for independent: the blocks of"):
         result = model_of().fit(n_lambdas=6)
     text = " ".join(str(result.summary()).split())
-    assert "Most correlated blocks" in text and "VFEMRegression lets blocks depend on each other" in text
+    assert "Most correlated blocks" in text and "between='free') lets blocks depend on each other" in text
     linear = fs.VFEMRegression.from_formula("y ~ .", make_partition(MISSING), between="independent")
     with pytest.warns(AssumptionWarning, match="correlated"):
         vfem, rounds = linear.fit(cov_type="none"), result.ledger.rounds

@@ -62,6 +62,19 @@ def sparse_pairs(moments: PatternMoments) -> list[SparsePair]:
     ]
 
 
+def name_sparse(moments: PatternMoments) -> str:
+    """Name the pairs, and say what is assumed of them; nothing where there are none."""
+    names = moments.unit_names
+    listed = [f"{names[p.first]} and {names[p.second]} {p.n:,}" for p in sparse_pairs(moments)]
+    if not listed:
+        return ""
+    return (
+        f"Too few entities shared for covariances of columns, which take {LEAST_TOGETHER} for each: "
+        f"{', '.join(listed)}. Such institutions count as independent given all other columns, of which so "
+        "few entities say little, and none nothing."
+    )
+
+
 def edges_between(moments: PatternMoments, between: Between) -> Bools:
     """Which columns may depend given all others, (P, P): those of one client, and with "free" of others."""
     owner, unit = moments.owner, moments.unit

@@ -12,11 +12,11 @@ from fedstat.models.vertical.exchange.notes import dealer_notes, dither_notes, m
 from fedstat.models.vertical.exchange.patterns import PatternExchange
 from fedstat.models.vertical.law.assumptions import independence_lr_test
 from fedstat.models.vertical.law.fit import LawFit
+from fedstat.models.vertical.law.pairs import name_sparse
 from fedstat.models.vertical.layout import Layout
 from fedstat.models.vertical.solving import BITS
 from fedstat.models.vfem.statements.exposure import masked_notes
 from fedstat.models.vfem.statements.freedom import CONTRADICTED
-from fedstat.models.vfem.statements.sparse import name_sparse
 
 JOINT = (
     "Joint maximum likelihood of response and columns, all parameters of the law of the columns included: "

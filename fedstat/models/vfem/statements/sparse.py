@@ -8,8 +8,7 @@ import numpy as np
 import pandas as pd
 
 from fedstat.models.vertical.law.fit import LawFit
-from fedstat.models.vertical.law.pairs import LEAST_TOGETHER, extremes, sparse_pairs
-from fedstat.models.vertical.moments import PatternMoments
+from fedstat.models.vertical.law.pairs import extremes, name_sparse, sparse_pairs
 from fedstat.typing import Floats
 
 COLUMNS = ["first", "second", "n", "name", "estimate", "low", "high"]
@@ -25,19 +24,6 @@ def sensitivity(fit: LawFit) -> pd.DataFrame:
             each = zip(fit.moments.names, fit.beta, *extremes(fit, pair), strict=True)
             rows += [(*clients, pair.n, *of_column) for of_column in each]
     return pd.DataFrame(rows, columns=COLUMNS)
-
-
-def name_sparse(moments: PatternMoments) -> str:
-    """Name the pairs, and say what is assumed of them; nothing where there are none."""
-    names = moments.unit_names
-    listed = [f"{names[p.first]} and {names[p.second]} {p.n:,}" for p in sparse_pairs(moments)]
-    if not listed:
-        return ""
-    return (
-        f"Too few entities shared for covariances of columns, which take {LEAST_TOGETHER} for each: "
-        f"{', '.join(listed)}. Such institutions count as independent given all other columns, of which so "
-        "few entities say little, and none nothing."
-    )
 
 
 def sparse_notes(fit: LawFit, errors: Floats | None) -> Iterator[str]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fedstat.errors import EstimationError
+from fedstat.inference.covariance import delta_method
 from fedstat.kernels.penalised.groups import orthonormaliser
 from fedstat.kernels.penalised.path import follow_path
 from fedstat.kernels.penalised.penalties import Penalty
@@ -18,7 +19,11 @@ from fedstat.models.vertical.covariance import origin_covariance
 from fedstat.models.vertical.exchange.patterns import PatternExchange
 from fedstat.models.vertical.exchange.protocol import Units
 from fedstat.models.vertical.fit import fit_moments
+from fedstat.models.vertical.law.derivatives import differentiate
+from fedstat.models.vertical.law.fit import LawFit, not_determined, without_effects
 from fedstat.models.vertical.likelihood import Standard, log_likelihood
+from fedstat.models.vertical.newton import solve_information
+from fedstat.models.vglm.em.laws import FreeColumns, WorkingLaw
 from fedstat.models.vglm.em.solver import BlockSolution, BlockSolver
 from fedstat.models.vglm.path.fits import Path, Refit
 from fedstat.models.vglm.path.setup import Setup
@@ -44,8 +49,9 @@ class BlockPath:
     means: Floats
 
 
-def blocks_path(standard: Standard, setup: Setup) -> BlockPath:
+def blocks_path(law: WorkingLaw, setup: Setup) -> BlockPath:
     """Fit the normal family along a path, from moments by missing pattern."""
+    standard = law.standard
     moments = standard.moments
     sd = float(moments.scale[-1])
     T, groups = orthonormaliser(standard.S, setup.groups)
@@ -53,9 +59,9 @@ def blocks_path(standard: Standard, setup: Setup) -> BlockPath:
     steps = None
     if setup.from_unpenalised:
         # Of a group of dependent columns some coordinates are zero, and T has no inverse.
-        whole = np.linalg.pinv(T) @ fit_moments(standard).point.beta * sd
+        whole = np.linalg.pinv(T) @ law.unpenalised() * sd
         setup, steps = setup.adapted(whole), setup.linear_steps(whole)
-    solver, every = BlockSolver(standard, T), np.ones(len(groups.weights), dtype=np.bool_)
+    solver, every = BlockSolver(law, T), np.ones(len(groups.weights), dtype=np.bool_)
     # By the solver itself, since s2 and the means of the blocks belong to the null model as well.
     null = solver.solve(Penalty("lasso").at(NOTHING * sd, setup.groups), solver.start(), every, 1e-9 * sd)
     fits = follow_path(
@@ -83,13 +89,15 @@ class Observed:
     """What a fit with missing blocks hands over beside the path.
 
     Shares of variance explained for an entity with every block, by the chosen fit and by that on its columns,
-    and the means (p,) of the columns at the chosen fit.
+    and the means (p,) of the columns at the chosen fit; `whole` is the law of all columns without a penalty,
+    where they depend between institutions.
     """
 
     exchange: PatternExchange
     rsquared: float
     refit_rsquared: float
     means: Floats
+    whole: LawFit | None = None
 
 
 def equivalent_loss(llf: float, n: float) -> float:
@@ -97,16 +105,20 @@ def equivalent_loss(llf: float, n: float) -> float:
     return float(np.exp(-2.0 * llf / n - 1.0) / (4.0 * np.pi))
 
 
-def refit_blocks(standard: Standard, support: Bools) -> tuple[Refit, float]:
+def refit_blocks(law: WorkingLaw, support: Bools) -> tuple[Refit, float]:
     """Maximise the likelihood on the support; returns as well the share of variance that is explained.
 
-    Columns that are not in the support do not enter the likelihood of the response given the blocks. An
+    Columns that are not in the support do not enter the likelihood of the response given blocks that are
+    independent; where columns depend they stay in their law, and tell of those that are missing. An
     EstimationError where there is no maximum.
     """
+    standard = law.standard
     moments = standard.moments
     names = [name for name, chosen in zip(moments.names, support, strict=True) if chosen]
     if not names:
         return null_refit(standard, support), 0.0
+    if isinstance(law, FreeColumns):
+        return refit_law(law.whole, support)
     fit = fit_moments(moments.submodel(names))
     if not fit.converged:
         raise EstimationError(
@@ -116,6 +128,27 @@ def refit_blocks(standard: Standard, support: Bools) -> tuple[Refit, float]:
     loss = equivalent_loss(fit.log_likelihood, moments.nobs)
     refit = Refit(support, fit.params, origin_covariance(fit), fit.log_likelihood, fit.s2, loss)
     return refit, fit.rsquared
+
+
+def refit_law(whole: LawFit, support: Bools) -> tuple[Refit, float]:
+    """Maximise the likelihood on the support, with all columns in their law."""
+    fit, P = without_effects(whole, support, tol=1e-9), len(support)
+    if not fit.converged:
+        raise EstimationError(f"the chosen fit has no estimate without a penalty: {fit.reason}")
+    information = differentiate(fit.moments, fit.point, fit.moves).information
+    k, sd, scale = int(support.sum()), float(fit.moments.scale[-1]), fit.moments.scale[:-1]
+    try:
+        cov = solve_information(information, np.eye(len(information), 2 + k + P))[: 2 + k + P]
+    except np.linalg.LinAlgError:
+        raise EstimationError(not_determined(fit.moments)) from None
+    # (intercept at the origin, coefficients) by (a, s2, beta of the support, mu), in the units of the data.
+    J = np.zeros((1 + k, 2 + k + P))
+    centre = fit.point.mu + fit.moments.centre[:-1] / scale
+    J[0, 0], J[0, 2 : 2 + k], J[0, 2 + k :] = sd, -sd * centre[support], -sd * fit.point.beta
+    J[1:, 2 : 2 + k] = np.diag(sd / scale[support])
+    params = fit.params[np.append(True, support)]
+    loss = equivalent_loss(fit.log_likelihood, fit.moments.nobs)
+    return Refit(support, params, delta_method(cov, J), fit.log_likelihood, fit.s2, loss), fit.rsquared
 
 
 def null_refit(standard: Standard, support: Bools) -> Refit:

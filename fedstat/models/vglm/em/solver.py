@@ -1,8 +1,8 @@
 """Penalised maximum likelihood with missing blocks, from moments by pattern: the limit of penalised EM.
 
-The working model is that of :mod:`fedstat.models.vertical.likelihood`: normal errors, and normal blocks that
-are independent between institutions. With l the log-likelihood of what is observed, s2 the residual variance,
-and beta the coefficients of standardised columns, a fit is where
+The working model is one of :mod:`fedstat.models.vglm.em.laws`: normal errors, and normal columns, with
+covariances between institutions or without. With l the log-likelihood of what is observed, s2 the residual
+variance, and beta the coefficients of standardised columns, a fit is where
 
     beta, means and covariances of the blocks maximise   l - n P_lambda(beta) / s2   at this s2,
     s2 maximises   l   at these coefficients, means and covariances.
@@ -23,7 +23,7 @@ to sparse regression. Statistics and Computing 22, 219-235. doi:10.1007/s11222-0
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -32,13 +32,8 @@ from fedstat.kernels.penalised.gram import GramSolver
 from fedstat.kernels.penalised.path import Solution
 from fedstat.kernels.penalised.penalties import Terms
 from fedstat.models.vertical.fit import LONGEST_LOG, ROUNDING, VANISHING, vanishing_message
-from fedstat.models.vertical.likelihood import (
-    LikelihoodDerivatives,
-    LikelihoodPoint,
-    Standard,
-    evaluate,
-    log_likelihood,
-)
+from fedstat.models.vertical.likelihood import LikelihoodDerivatives, Standard
+from fedstat.models.vglm.em.laws import WorkingLaw, WorkingPoint
 from fedstat.typing import Bools, Floats
 
 MOST_STEPS, MOST_HALVINGS = 100, 20
@@ -52,7 +47,7 @@ SHARE = 0.1
 class BlockSolution(Solution):
     """A solution, with all parameters of the model there."""
 
-    point: LikelihoodPoint
+    point: WorkingPoint
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,8 +73,13 @@ class BlockSolver:
     are the coordinates of the penalty.
     """
 
-    standard: Standard
+    law: WorkingLaw
     T: Floats
+
+    @property
+    def standard(self) -> Standard:
+        """The moments."""
+        return self.law.standard
 
     @property
     def sd(self) -> float:
@@ -90,15 +90,15 @@ class BlockSolver:
         """Return coefficients of standardised columns and response."""
         return np.asarray(self.T @ theta / self.sd)
 
-    def variance(self, point: LikelihoodPoint) -> float:
+    def variance(self, point: WorkingPoint) -> float:
         """Residual variance in the units of the data."""
         return float(np.exp(point.log_s2)) * self.sd**2
 
-    def start(self, point: LikelihoodPoint | None = None) -> BlockSolution:
+    def start(self, point: WorkingPoint | None = None) -> BlockSolution:
         """Return the point of no effects, or with some beta, as a solution to start from."""
-        at = self.standard.start() if point is None else point
+        at = self.law.start() if point is None else point
         return self._solution(
-            at, np.linalg.pinv(self.T) @ at.beta * self.sd, evaluate(self.standard, at), 0, np.inf
+            at, np.linalg.pinv(self.T) @ at.beta * self.sd, self.law.evaluate(at), 0, np.inf
         )
 
     def solve(self, terms: Terms, start: Solution, working: Bools, tol: float) -> BlockSolution:
@@ -114,19 +114,19 @@ class BlockSolver:
             violation = max(violation, self.sd * abs(score))
             if self.sd * abs(score) <= SHARE * tol:
                 break
-            point = replace(point, log_s2=root.next(score, 2.0 * float(at.expected[1, 1]) / n))
+            point = self.law.with_variance(point, root.next(score, 2.0 * float(at.expected[1, 1]) / n))
             if np.exp(point.log_s2) <= VANISHING:
                 raise EstimationError(vanishing_message(self.standard.moments))
         return self._solution(point, theta, at, steps, violation)
 
     def _climb(
-        self, terms: Terms, theta: Floats, point: LikelihoodPoint, working: Bools, tol: float
-    ) -> tuple[Floats, LikelihoodPoint, LikelihoodDerivatives, int, float]:
+        self, terms: Terms, theta: Floats, point: WorkingPoint, working: Bools, tol: float
+    ) -> tuple[Floats, WorkingPoint, LikelihoodDerivatives, int, float]:
         """Maximise at the s2 of the point."""
         n, s2 = self.standard.moments.nobs, self.variance(point)
         moved = True
         for step in range(MOST_STEPS + 1):
-            at = evaluate(self.standard, point)
+            at = self.law.evaluate(point)
             score, free = self._split(at.score * s2 / n)
             violation = max(terms.violation(theta, -score), float(np.abs(free).max()) / self.sd)
             if violation <= tol or not moved or step == MOST_STEPS:
@@ -138,11 +138,11 @@ class BlockSolver:
         self,
         terms: Terms,
         theta: Floats,
-        point: LikelihoodPoint,
+        point: WorkingPoint,
         at: LikelihoodDerivatives,
         working: Bools,
         tol: float,
-    ) -> tuple[bool, Floats, LikelihoodPoint]:
+    ) -> tuple[bool, Floats, WorkingPoint]:
         """Take one step of proximal Newton, as far as the objective rises; False where it does not."""
         reduced = self._reduce(at, self.variance(point))
         # The tangent of a concave penalty lies above it: where the penalty's own model misleads, that one
@@ -156,19 +156,18 @@ class BlockSolver:
         return False, theta, point
 
     def _search(
-        self, terms: Terms, model: Terms, theta: Floats, point: LikelihoodPoint, d: Floats, free: Floats
-    ) -> tuple[Floats, LikelihoodPoint] | None:
+        self, terms: Terms, model: Terms, theta: Floats, point: WorkingPoint, d: Floats, free: Floats
+    ) -> tuple[Floats, WorkingPoint] | None:
         """Go along a step until the objective has not fallen; None where it falls however short."""
         n, s2 = self.standard.moments.nobs, self.variance(point)
-        phi, move = point.pack(), self._join(self.beta(d), free)
-        lowest = log_likelihood(self.standard, point) - n * terms.value(theta) / s2
+        move = self._join(self.beta(d), free)
+        lowest = self.law.log_likelihood(point) - n * terms.value(theta) / s2
         lowest -= ROUNDING * (abs(lowest) + n)
-        logs = float(np.abs(move[self.standard.places[2]]).max())
-        share = min(1.0, LONGEST_LOG / logs) if logs > 0.0 else 1.0
+        share = self.law.longest(move)
         for _ in range(MOST_HALVINGS):
-            trial = LikelihoodPoint.unpack(phi + share * move, self.standard.P)
+            trial = self.law.move(point, share * move)
             b = theta + share * d
-            if log_likelihood(self.standard, trial) - n * terms.value(b) / s2 >= lowest:
+            if self.law.log_likelihood(trial) - n * terms.value(b) / s2 >= lowest:
                 return b, trial
             share /= 2.0
         return None
@@ -196,15 +195,15 @@ class BlockSolver:
             "entities share what several institutions hold; leave out columns or clients"
         )
 
-    # ---- (b, log s2, beta, mu, lambda) in two parts: theta, and what has no penalty ------------------
+    # ---- (intercept, log s2, beta, the law of the columns) in two parts: theta, and what has no penalty --
 
     def _split(self, values: Floats) -> tuple[Floats, Floats]:
-        """Split derivatives into those by theta, and by (b, mu, lambda)."""
-        beta, mu, lam = self.standard.places
-        return self.T.T @ values[beta] / self.sd, np.concatenate([values[:1], values[mu], values[lam]])
+        """Split derivatives into those by theta, and by all else but log s2."""
+        beta = self.standard.places[0]
+        return self.T.T @ values[beta] / self.sd, np.concatenate([values[:1], values[beta.stop :]])
 
     def _join(self, beta: Floats, free: Floats) -> Floats:
-        """Put a step of beta and of (b, mu, lambda) together; log s2 stays."""
+        """Put a step of beta and of what has no penalty together; log s2 stays."""
         return np.concatenate([free[:1], [0.0], beta, free[1:]])
 
     def _blocks(self, H: Floats) -> tuple[Floats, Floats, Floats]:
@@ -215,7 +214,7 @@ class BlockSolver:
         return self.T.T @ H[beta, beta] @ self.T / self.sd**2, across, H[np.ix_(free, free)]
 
     def _solution(
-        self, point: LikelihoodPoint, theta: Floats, at: LikelihoodDerivatives, steps: int, violation: float
+        self, point: WorkingPoint, theta: Floats, at: LikelihoodDerivatives, steps: int, violation: float
     ) -> BlockSolution:
         n, s2 = self.standard.moments.nobs, self.variance(point)
         score, _ = self._split(at.score * s2 / n)

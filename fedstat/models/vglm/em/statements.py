@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fedstat.errors import NotAvailableError
 from fedstat.models.vertical.fit import MomentsFit, fit_moments
+from fedstat.models.vertical.law.fit import LawFit
 from fedstat.models.vertical.law.statements import AssumptionStatements
 from fedstat.models.vertical.moments import PatternMoments
 
@@ -12,12 +13,13 @@ class BlockStatements(AssumptionStatements):
     """Of a fit with missing="em", on all of its columns; other fits raise NotAvailableError."""
 
     moments: PatternMoments | None = None
+    whole: LawFit | None = None
 
-    def _moments(self) -> MomentsFit:
+    def _moments(self) -> MomentsFit | LawFit:
         if self.moments is None:
             raise NotAvailableError(
                 "this needs the sums by missing pattern of a fit in this session with missing='em'; other "
                 "fits and files of results do not hold them"
             )
         # What was selected does not matter: the laws are those of all columns and the response.
-        return fit_moments(self.moments)
+        return self.whole or fit_moments(self.moments)

@@ -14,6 +14,7 @@ from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.kernels.penalised.penalties import Penalty
 from fedstat.models.checks import check_choice, check_positive, check_whole
 from fedstat.models.vertical.exchange.patterns import SmallPatterns
+from fedstat.models.vertical.law.pairs import Between
 from fedstat.models.vertical.layout import Layout
 from fedstat.models.vertical.merges import Rule
 from fedstat.models.vglm.path.criteria import Select
@@ -106,7 +107,7 @@ class FitPlan:
     """What is fitted, and how: agreed before anything is asked.
 
     `small` says how many entities stand behind a sum at least, and of missing="em" which patterns are
-    released; `random` deals folds and halves.
+    released, and `between` whether columns of two institutions depend; `random` deals folds and halves.
     """
 
     layout: Layout
@@ -117,6 +118,7 @@ class FitPlan:
     choice: ChoiceOptions
     passing: ExchangeOptions
     random: np.random.Generator
+    between: Between = "independent"
 
     @property
     def least(self) -> int:

@@ -10,6 +10,7 @@ from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.models.vertical.division import division_notes
 from fedstat.models.vertical.exchange.notes import dealer_notes, dither_notes, merge_notes, sums_note
 from fedstat.models.vertical.law.assumptions import most_correlated
+from fedstat.models.vertical.law.pairs import name_sparse
 from fedstat.models.vertical.layout import Layout
 from fedstat.models.vertical.solving import solvable
 from fedstat.models.vglm.em.blocks import Observed
@@ -17,7 +18,15 @@ from fedstat.models.vglm.newton.debiased import DebiasedFit
 from fedstat.models.vglm.path.entities import describe_incomplete
 from fedstat.models.vglm.report.outcome import Outcome
 
-INSTEAD = "VFEMRegression lets blocks depend on each other, without selection"
+INSTEAD = "from_formula(..., missing='em', between='free') lets blocks depend on each other"
+LAWS = {
+    "independent": "normal blocks that are independent between institutions (between='independent')",
+    "free": "jointly normal columns, whose covariance is free between institutions",
+}
+FREE = (
+    "Columns that are not selected stay in the law of the columns, where they tell of those that are "
+    "missing. Predictions take a missing block at its mean, whatever columns of others tell of it."
+)
 
 
 def fit_notes(outcome: Outcome, ledger: Ledger) -> list[str]:
@@ -54,12 +63,17 @@ def _blocks(layout: Layout, outcome: Outcome, observed: Observed) -> Iterator[st
         )
     yield (
         "Penalised maximum likelihood of what is observed, the limit of penalised EM, under normal errors "
-        "and normal blocks that are independent between institutions; valid when missingness depends on "
+        f"and {LAWS[outcome.plan.between]}; valid when missingness depends on "
         "observed values only (MAR). Criteria come from the likelihood of what is observed. Standard errors "
         "come from its information and allow for the estimated means and covariances of the blocks; the "
         "residual variance is that of maximum likelihood. R-squared is that of an entity with every block."
     )
-    yield from most_correlated(moments, INSTEAD)
+    if observed.whole is None:
+        yield from most_correlated(moments, INSTEAD)
+    else:
+        yield FREE
+        if sparse := name_sparse(observed.whole.moments):
+            yield sparse
     yield sums_note(", by missing pattern", int(moments.n.min()))
     yield from merge_notes(observed.exchange)
 

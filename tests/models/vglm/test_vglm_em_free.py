@@ -1,0 +1,124 @@
+"""Selection with missing blocks, where columns depend between institutions: between="free"."""
+
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+from test_vglm_em import MISSING, SIZES, RowwiseEM, model_of, moments_of
+
+import fedstat as fs
+from fedstat.errors import AssumptionWarning, ModelError
+from fedstat.kernels.penalised.penalties import Penalty
+from fedstat.models.vertical.law.derivatives import Moves
+from fedstat.models.vertical.law.fit import climb, without_effects
+from fedstat.models.vertical.law.pairs import edges_between
+from fedstat.models.vertical.likelihood import Standard
+from fedstat.models.vglm.em.blocks import refit_law
+from fedstat.models.vglm.em.laws import FreeColumns
+
+
+def free(**options):
+    return model_of(between="free", **options)
+
+
+class RowwiseFreeEM(RowwiseEM):
+    """The same with one covariance of all columns."""
+
+    def __init__(self, table, names):
+        super().__init__(table, names, SIZES)
+        self.sizes = (sum(SIZES),)
+
+
+@pytest.mark.parametrize("penalty", ["lasso", "scad"])
+def test_it_is_the_limit_of_penalised_em_over_rows(penalty):
+    result = free(penalty=penalty).fit(n_lambdas=8, ratio=3e-2, algorithm="descent")
+    lam, row = result.path.index[5], result.path_params.iloc[5]
+    rows = RowwiseFreeEM(MISSING, list(row.index[1:]))
+    rows.beta = row.iloc[1:].to_numpy() * rows.scale / rows.sd  # from ours it must not move
+    for _ in range(600):
+        if rows.step(Penalty(penalty), lam / rows.sd) < 1e-10:
+            break
+    else:
+        raise AssertionError("EM did not end")
+    assert 0 < np.count_nonzero(rows.beta) < 12
+    np.testing.assert_allclose(row.iloc[1:] * rows.scale / rows.sd, rows.beta, atol=1e-6)
+    assert result.path["converged"].all()
+
+
+def test_without_a_penalty_it_is_vfem_of_the_same_law():
+    model = free()
+    ours, vfem = model.fit(lam=0.0), fs.VFEMRegression.from_formula("y ~ .", model.partition).fit()
+    np.testing.assert_allclose(ours.params, vfem.params, rtol=1e-7)
+    np.testing.assert_allclose(ours.bse, vfem.bse, rtol=1e-6)
+    for name in ("llf", "rsquared", "bic", "scale"):
+        assert getattr(ours, name) == pytest.approx(getattr(vfem, name), rel=1e-7), name
+    path = ours.path_params.iloc[0]  # the solver of the path, before the refit
+    np.testing.assert_allclose((path - vfem.params) / vfem.bse, 0.0, atol=1e-5)
+    assert ours.independence_lr_test() == pytest.approx(vfem.independence_lr_test(), rel=1e-6)
+
+
+def test_the_refit_keeps_all_columns_in_their_law():
+    standard = Standard(moments_of(MISSING))
+    law = FreeColumns.of(standard, edges_between(standard.moments, "free"))
+    support = np.arange(12) % 3 == 0
+    refit, _ = refit_law(law.whole, support)
+    assert refit.llf == pytest.approx(without_effects(law.whole, support).log_likelihood, rel=1e-10)
+    # A profile of the likelihood: it falls by half a unit at one standard error, but for the third order.
+    x = law.whole.moments
+    j, column = 2, int(np.flatnonzero(support)[1])
+    step = 0.05 * np.sqrt(refit.cov[j, j])
+    falls = []
+    for move in (-step, step):
+        at = (refit.params[j] + move) * x.scale[column] / x.scale[-1]
+        falls.append(refit.llf - profile(law, support, column, at))
+    assert np.mean(falls) == pytest.approx(0.5 * 0.05**2, rel=1e-3)
+
+
+def profile(law, support, column, value):
+    """Largest log-likelihood where a coefficient of standardised columns has this value."""
+    others = support.copy()
+    others[column] = False
+    start = without_effects(law.whole, support).point
+    beta = start.beta.copy()
+    beta[column] = value
+    found = climb(law.whole.moments, replace(start, beta=beta), Moves(law.edges, others), 1e-9, 200)
+    return law.whole.log_likelihood + found.joint - law.whole.joint
+
+
+def draw(n=1_200, seed=2):
+    """Two institutions whose first columns have the correlation .6; half of the second lacks by lot."""
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(n, 6))
+    X[:, 3] = 0.6 * X[:, 0] + 0.8 * X[:, 3]
+    y = 1.0 + X @ [1.0, 0.0, 0.5, 1.0, 0.0, 0.0] + rng.normal(size=n)
+    table = pd.DataFrame(X, columns=["a1", "a2", "a3", "b1", "b2", "b3"]).assign(y=y, id=range(n))
+    has = rng.random(n) < 0.5
+    frames = {
+        "A": table[["id", "y", "a1", "a2", "a3"]],
+        "B": table.loc[has, ["id", "b1", "b2", "b3"]],
+        "C": table[["id"]].assign(c1=rng.normal(size=n)),
+    }
+    return fs.ClientPartition.from_frames(frames, on="id")
+
+
+def test_blocks_that_correlate_bias_the_independent_law_alone():
+    how = {"missing": "em", "penalty": "scad"}
+    with pytest.warns(AssumptionWarning, match="between='free'"):
+        apart = fs.VerticalGLM.from_formula("y ~ .", draw(), **how).fit()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", AssumptionWarning)
+        result = fs.VerticalGLM.from_formula("y ~ .", draw(), between="free", **how).fit()
+    assert set(result.refit.params.index) == {"Intercept", "a1", "a3", "b1"}
+    assert abs(result.refit.params["a1"] - 1.0) < 3.0 * result.refit.bse["a1"]
+    assert abs(apart.refit.params["a1"] - 1.0) > 3.0 * apart.refit.bse["a1"]
+    notes = " ".join(result.summary().notes)
+    assert "covariance is free between institutions" in notes and "Most correlated blocks" not in notes
+
+
+def test_arguments_have_a_meaning_together():
+    with pytest.raises(ModelError, match="between='free' has missing='em'"):
+        fs.VerticalGLM.from_formula("y ~ .", draw(), missing="drop", between="free")
+    with pytest.raises(ModelError, match="between: expected"):
+        fs.VerticalGLM.from_formula("y ~ .", draw(), missing="em", between="none")
