@@ -112,8 +112,7 @@ class VerticalGLMResults(
             model=model,
             debiased=make_debiased(response, outcome),
         )
-        if outcome.observed is not None:
-            results.moments, results.whole = outcome.observed.exchange.moments, outcome.observed.whole
+        results.observed = outcome.observed
         return results
 
     # -- selection -------------------------------------------------------------------------------
