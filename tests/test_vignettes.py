@@ -156,8 +156,11 @@ CLAIMS = {
         assert by_blocks["mean"].std().is_monotonic_increasing
         assert by_blocks["spread"].mean().is_monotonic_decreasing
         assert result.mcar_test().pvalue < 1e-6
-        left = passed[(passed["step"] == "glm_move") & (passed["array"] == "linear_predictor")]
+        left = passed[(passed["step"] == "joint_predict") & (passed["array"] == "linear_predictor")]
         assert left["masked"].all() and len(left)
+        assert held["mean"]["free"].between(0.93, 0.97).all() and held["min"]["free"].min() > 0.88
+        assert held["min"]["independent"].min() < 0.1 and held["min"]["complete cases"].min() < 0.1
+        assert ((result.bse / independent.bse) < 1.3).all()
         assert covered["coverage"].between(0.935, 0.965).all() and covered["runs"].min() >= 200
         assert covered["se / sd"].between(0.95, 1.05).all()
         assert covered["largest |bias| / sd"].max() < 0.5
