@@ -90,7 +90,7 @@ def connect(
     schemas = engine.run(ask_schemas(tuple(fingerprints), secrets.token_hex(8)), Ledger())
     tables = {name: ConnectedTable(name, schema) for name, schema in schemas.items()}
     sites = {name: ConnectedSite(name, key, schemas[name]) for name, key in fingerprints.items()}
-    options = PartitionOptions("drop", federation.min_count)
+    options = PartitionOptions("condition", federation.min_count)
     if federation.layout == "horizontal":
         alignment, site_column = _stacked(schemas, tables)
         return PartitionParts("horizontal", (), alignment, options, sites, site_column, engine)

@@ -65,7 +65,7 @@ class ClientPartition(PartitionViews):
         Columns of each client, without the key and without curves.
     pooled_columns : tuple of str
         Horizontal: columns that every client has, in the order of the first; vertical: none.
-    partial : {"drop", "error", "mean"}
+    partial : {"condition", "drop", "error", "mean"}
         What a design does with an entity whose columns are only partly filled at a client.
     min_count : int
         Fewest entities of a category level in a design.
@@ -87,7 +87,7 @@ class ClientPartition(PartitionViews):
         layout: Layout = "vertical",
         align: Literal["clear", "private"] = "clear",
         site_column: str = "site",
-        partial: Partial = "drop",
+        partial: Partial = "condition",
         min_count: int = 5,
         policy: Policy | str | Path | None = None,
         policies: Mapping[str, Policy | str | Path] | None = None,
@@ -120,9 +120,11 @@ class ClientPartition(PartitionViews):
             keys. It takes 43 microseconds a key, times the square of the number of clients in one process.
         site_column : str
             Horizontal: the name by which a formula may ask for the client, as in ``C(site)``.
-        partial : {"drop", "error", "mean"}
+        partial : {"condition", "drop", "error", "mean"}
             What a design does with an entity whose columns are only partly filled at a client:
-            take the client not to have it, refuse it, or fill in the client's means.
+            use what there is, take the client not to have it, refuse it, or fill in the client's
+            means. To "condition" on any set of columns, :class:`VFEMRegression` does with sums that are
+            exchanged once; other fits take such entities as "drop" does, and warn of the values.
         min_count : int
             Fewest entities of a category level in a design.
         policy : Policy or path, optional
@@ -177,7 +179,7 @@ class ClientPartition(PartitionViews):
         columns: Mapping[str, Sequence[str]] | None = None,
         by: str | None = None,
         on: str | Sequence[str] | None = None,
-        partial: Partial = "drop",
+        partial: Partial = "condition",
         min_count: int = 5,
         policy: Policy | str | Path | None = None,
         policies: Mapping[str, Policy | str | Path] | None = None,
@@ -240,7 +242,7 @@ class ClientPartition(PartitionViews):
         site_column: str = "site",
         na_values: Sequence[str] = NA_VALUES,
         dtype: Mapping[str, str] | None = None,
-        partial: Partial = "drop",
+        partial: Partial = "condition",
         min_count: int = 5,
         policy: Policy | str | Path | None = None,
         policies: Mapping[str, Policy | str | Path] | None = None,

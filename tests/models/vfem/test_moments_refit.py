@@ -196,7 +196,7 @@ def test_entities_of_merged_patterns_stay_where_they_were():
 def test_entities_that_lack_one_column_stay_missing():
     study = simulate(seed=8, n=300, holder="Registry", missing="none")
     study.table.loc[study.table.index[::6], "court1"] = np.nan
-    partition = study.partition()
+    partition = study.partition(partial="drop")
     with pytest.warns(DataWarning, match="50 at 'Court'"):
         full = fresh(partition, "y ~ .")
     smaller = full.refit("y ~ . - court1")

@@ -35,8 +35,13 @@ def partition(adults):
 
 @pytest.fixture(scope="module")
 def pressure(partition):
-    with pytest.warns(DataWarning, match="969 at 'Interview'"):
-        return fs.VFEMRegression.from_formula("BPSysAve ~ .", partition, missing="drop")
+    return fs.VFEMRegression.from_formula("BPSysAve ~ .", partition, missing="drop")
+
+
+@pytest.fixture(scope="module")
+def every(pressure):
+    with pytest.warns(DataWarning, match=r"'Poverty' \(Interview\): \d+.*count as missing"):
+        return pressure.fit()
 
 
 def test_blocks_are_missing_as_described(partition):
@@ -54,8 +59,8 @@ def test_missing_responses_are_counted_and_refused(partition):
         fs.VFEMRegression.from_formula("BPSysAve ~ .", partition)
 
 
-def test_systolic_pressure_has_the_signs_that_epidemiology_expects(pressure):
-    result = pressure.fit()
+def test_systolic_pressure_has_the_signs_that_epidemiology_expects(every):
+    result = every
     z = result.zvalues
     assert result.converged
     assert result.nobs == 10_852
@@ -69,8 +74,8 @@ def test_systolic_pressure_has_the_signs_that_epidemiology_expects(pressure):
     assert "969 at Interview" in text
 
 
-def test_more_records_are_worth_more_than_complete_ones(pressure):
-    complete, every = pressure.fit(method="cc"), pressure.fit()
+def test_more_records_are_worth_more_than_complete_ones(pressure, every):
+    complete = pressure.fit(method="cc")
     assert complete.nobs == 7_937
     ratio = (every.bse / complete.bse).drop("Intercept")
     assert ratio.median() < 0.93
@@ -78,9 +83,20 @@ def test_more_records_are_worth_more_than_complete_ones(pressure):
 
 
 def test_income_from_the_interview(partition):
-    with pytest.warns(DataWarning, match="631 at 'Urine'"):
-        model = fs.VFEMRegression.from_formula("Poverty ~ . - Education", partition, missing="drop")
-    z = model.fit().zvalues
+    model = fs.VFEMRegression.from_formula("Poverty ~ . - Education", partition, missing="drop")
+    with pytest.warns(DataWarning, match="'UrineFlow1' .Urine.: "):
+        z = model.fit().zvalues
     assert z["Age"] > 5
     assert z["HealthGen[T.Poor]"] < -5
     assert z["DaysMentHlthBad"] < -3
+
+
+def test_single_cells_are_worth_something_and_are_not_filled_in(adults, every):
+    """Beside taking an institution as lacking whom it knows in part (what warned of 969 at 'Interview')."""
+    frames = {client: adults[["ID", *columns]] for client, columns in COLUMNS.items()}
+    whole = fs.ClientPartition.from_frames(frames, on="ID", shared_seed=1, partial="drop")
+    with pytest.warns(DataWarning, match="969 at 'Interview'"):
+        dropped = fs.VFEMRegression.from_formula("BPSysAve ~ .", whole, missing="drop").fit()
+    ratio = (every.bse / dropped.bse)[list(every.names["Interview"])]
+    assert ratio.median() < 0.96 and ratio.max() < 1.02
+    assert (abs(every.params - dropped.params) < dropped.bse).all()
