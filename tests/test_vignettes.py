@@ -164,6 +164,18 @@ CLAIMS = {
         assert covered["coverage"].between(0.935, 0.965).all() and covered["runs"].min() >= 200
         assert covered["se / sd"].between(0.95, 1.05).all()
         assert covered["largest |bias| / sd"].max() < 0.5
+        assert "OVERDISPERSED" in str(poisson.summary()).splitlines()[0]
+        assert abs(counts.fit_.distribution.alpha - 2 / 3) < 0.1
+        miss = (comparison["negative binomial"] - comparison["truth"]) / comparison["its robust std err"]
+        assert miss[names].abs().max() < 3.5
+        biased = (comparison["Poisson"] - comparison["truth"]) / comparison["its std err"]
+        assert biased[names].abs().max() > 3.5
+        assert brief["mean"].loc["normal", 0.5, :, "NegativeBinomial"].min() > 0.93
+        assert brief["mean"].loc[:, 0.5, :, "Poisson"].max() < 0.7
+        long_tails = brief["mean"].loc["lognormal", 0.0, :, "Poisson"].unstack("cov_type")
+        assert (long_tails["robust"] > long_tails["observed"] + 0.02).all()
+        assert long_tails["robust"].max() < 0.93
+        assert tails["bias_in_sd"][(tails["excess"] == 0.0) & (tails["family"] == "Poisson")].abs().max() < 0.9
         lost = first[first["method"] == "cc"].set_index("coefficient")["coverage"]
         assert lost[["Intercept", "H1"]].max() < 0.3 and lost.drop(["Intercept", "H1"]).min() > 0.93
         rare = limits[limits["coefficient"] == "C1"].set_index(["mechanism", "n"])
