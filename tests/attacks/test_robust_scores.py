@@ -105,7 +105,9 @@ def test_strict_sites_count_what_the_sums_tell_of_a_binary_response():
     strict = replace(Policy.strict(), per_entity=60)
     for policy, refused in ((strict, True), (replace(strict, discrete="any"), False)):
         partition = fs.ClientPartition.from_frames(FRAMES, on="k", shared_seed=1, policy=policy)
-        model = fs.VFEMRegression.from_formula("y ~ .", partition, family=sm.families.Binomial())
+        model = fs.VFEMRegression.from_formula(
+            "y ~ .", partition, family=sm.families.Binomial(), between="independent"
+        )
         assert model.fit().converged
         if refused:
             with pytest.raises(DescriptionError, match=r"Registry: .*bits.*discrete = \"any\""):

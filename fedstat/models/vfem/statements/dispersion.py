@@ -56,7 +56,7 @@ def dispersion_notes(layout: Layout, fit: VFEMFit, cov_type: str) -> Iterator[st
         yield f"{more}{remedy} Or use cov_type='robust'."
 
 
-ESTIMATE = "fit(alpha='ml'), whose intervals covered 93 to 95 %."
+ESTIMATE = "fit(alpha='ml'), with between='independent' as yet; its intervals covered 93 to 95 %."
 REMEDIES = {
     ("Poisson", False): f"Use family=sm.families.NegativeBinomial() and {ESTIMATE}",
     ("NegativeBinomial", False): f"This alpha is too small: use {ESTIMATE}",
