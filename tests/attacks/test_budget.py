@@ -22,26 +22,30 @@ RNG = np.random.default_rng(8)
 FRAME = pd.DataFrame(
     {"id": range(N), "y": RNG.normal(size=N), "x": RNG.lognormal(size=N), "g": ["a", "b", "c"] * (N // 3)}
 )
+SYNTHESES = ("copula", "copula_glm")
 PUBLIC = {
     *(("secure", step) for step in ("introduce", "announce", "finish")),
     *(("receipt", step) for step in ("recall_head", "state_ledger")),
     *(("align", step) for step in ("describe_keys", "take_places")),
     ("schema", "describe_table"),
     ("approval", "propose_plan"),
-    ("copula", "deal_product"),
+    *((family, "deal_product") for family in SYNTHESES),
 }
 """Steps that a budget lets pass: keys, the site's account, the owner's decisions, random numbers for others,
 and what it publishes."""
 ALIGNING = ("draw_salt", "enter_keys", "pass_list", "show_tokens", "keep_places")
 UNPAID = {
-    ("copula", "find_complete"),
-    ("copula", "open_product"),
+    *((family, step) for family in SYNTHESES for step in ("find_complete", "open_product")),
     *(("align", step) for step in ALIGNING),
 }
 """Steps of which nothing leaves but who has a record, and what is sealed and serves a share with noise."""
 WITH_NOISE = {
     ("margins", "count_bins"),
-    *(("copula", step) for step in ("release_margins", "release_gram", "share_product")),
+    *(
+        (family, step)
+        for family in SYNTHESES
+        for step in ("release_margins", "release_gram", "share_product")
+    ),
 }
 """Steps of which all that leaves has noise, and is charged."""
 
