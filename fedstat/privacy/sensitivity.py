@@ -3,7 +3,7 @@
 Every function cuts what it is handed to public bounds, goes over to integers towards zero, which lengthens no
 row, and returns them with the square of their sensitivity: of the largest Euclidean change where one entity's
 record is replaced by any other (entities, and who has a record, are public). Nothing of the values decides
-about a bound, and no value is an error: missing ones count nowhere, infinite ones are cut.
+about a bound, and no value is an error: missing ones count as 0 or nowhere, infinite ones are cut.
 """
 
 from __future__ import annotations
@@ -60,6 +60,8 @@ def bounded_sums(values: Floats, low: Floats, high: Floats, places: int = PLACES
     low_, high_ = (_towards_zero(np.asarray(bound, dtype=np.float64), places) for bound in (low, high))
     if not (low_ < high_).all():
         raise ModelError("bounds have to ascend by at least a unit: low < high")
+    if len(values) * max(map(abs, (*low_.tolist(), *high_.tolist())), default=0) >= 2**63:
+        raise ModelError("sums of so many values leave 64 bits; choose fewer binary places")
     # Cut as integers, too: the bound on what leaves is one of integers.
     whole = np.clip(_towards_zero(np.clip(values, low, high), places), low_, high_)
     spans = [int(b) - int(a) for a, b in zip(low_, high_, strict=True)]

@@ -109,9 +109,8 @@ def rho_of_sum(squared: Fraction | int, variance: Fraction, shares: int, dimensi
     """Return what a release costs to which several parties added noise of this variance each, independently.
 
     A sum of discrete Gaussians is none: Kairouz, Liu and Steinke (2021), theorem 1, with the `dimension` of
-    the release. Of parties that join forces, or that were dropped, the noise does not count as `shares`.
-    Where one share is left, or few numbers have small noise, :func:`rho_of_noise` of one share is a bound as
-    well: noise that is added to a release costs nothing.
+    the release. Noise of parties that join forces, or that were dropped, is not among the `shares`. The cost
+    of one share is a bound as well: whatever is added to it costs nothing.
     """
     alone = float(rho_of_noise(squared, variance))
     if shares < 1 or dimension < 1:

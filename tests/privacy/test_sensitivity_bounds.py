@@ -35,6 +35,8 @@ def test_the_bound_of_sums_is_met():
     one, other = (bounded_sums(np.array([[9.0, 9.0], row]), low, high) for row in ([-9.0, -9.0], [9.0, 9.0]))
     assert squared_move(one.values, other.values) == one.squared
     np.testing.assert_array_equal(one.values, [2 * 1024 - 1024, 716])
+    with pytest.raises(ModelError, match="64 bits"):
+        bounded_sums(np.zeros((4096, 1)), np.array([0.0]), np.array([2.0**51]), 0)
     with pytest.raises(ModelError, match="ascend"):
         bounded_sums(np.zeros((2, 1)), np.array([1.0]), np.array([1.0]))
 

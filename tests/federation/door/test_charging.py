@@ -174,6 +174,13 @@ def test_a_refusal_for_the_budget_does_not_depend_on_rows():
     assert told[0] == told[1]
 
 
+def test_noise_beyond_all_use_is_refused_before_it_is_charged():
+    site = site_of()
+    with pytest.raises(DescriptionError, match="variance"):
+        counts(site, bins(rho=f"1/{10**39}"))
+    assert not site.account.charges.made and not site.refusals.reasons
+
+
 def test_without_a_budget_nothing_is_charged_and_nothing_leaves():
     for policy in (Policy.open(), Policy.strict()):
         site = Site("Bank", FRAME, policy, published=PUBLISHED)

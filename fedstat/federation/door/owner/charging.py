@@ -63,7 +63,7 @@ from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.message import Ask, Step
 from fedstat.federation.tables.row_marks import content_mark
 from fedstat.federation.tables.table import FrameTable, LabelledTable, Table
-from fedstat.privacy.discrete_gaussian import discrete_gaussian
+from fedstat.privacy.discrete_gaussian import LARGEST, discrete_gaussian
 from fedstat.privacy.zcdp import epsilon_of_zcdp, on_grid, rho_of_noise
 from fedstat.typing import Array
 
@@ -120,8 +120,10 @@ class NoisyAnswers:
         DescriptionError
             From question, policy and earlier charges alone; names what is left, and the line of the policy.
         """
-        known = self.account.charges.questions
-        new = [one.rho for one in owed if self._question(ask, one) not in known]
+        told, known = tuple(owed), self.account.charges.questions
+        if not all(0 < one.variance <= LARGEST for one in told):
+            raise DescriptionError(f"{self.site}: expected a variance of noise above 0 and at most 2^100")
+        new = [one.rho for one in told if self._question(ask, one) not in known]
         if any(new):
             self._admit(sum(new, Fraction(0)))
 
