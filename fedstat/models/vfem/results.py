@@ -24,6 +24,7 @@ from fedstat.models.vfem.block_results import BlockResults, VFEMRecord
 from fedstat.models.vfem.covariance.from_moments import CovType
 from fedstat.models.vfem.prediction.protocol import prediction_rsquared
 from fedstat.models.vfem.prediction.results import GLMPredictionResults, PredictionResults
+from fedstat.models.vfem.statements.corrections import Correction, refuse_ratio
 from fedstat.models.vfem.statements.dispersion import dispersion_alarm
 from fedstat.models.vfem.statements.moment_statements import MomentStatements
 from fedstat.models.vfem.statements.outcome import as_between, warn_unless_converged
@@ -59,6 +60,11 @@ class VFEMResults(
     def between(self) -> Between:
         """Whether columns of two clients were free to depend, or independent."""
         return as_between(self._record.outcome)
+
+    @property
+    def correction(self) -> Correction | None:
+        """What was corrected of maximum likelihood: "small-sample", "skewness" or None."""
+        return self._record.outcome.correction
 
     @property
     def rsquared_adj(self) -> float:
@@ -117,8 +123,9 @@ class VFEMResults(
             The two are not nested, differ in family, method or ``between``, or an institution counts as
             having other entities in the two; after ``exchange="moments"``, ``refit`` keeps these.
         NotAvailableError
-            With ``between="free"``: the fit was read from a file.
+            With ``between="free"``: the fit was read from a file. After ``correction="skewness"``.
         """
+        refuse_ratio("compare_lr_test", self.correction)
         fit = self.moments_fit
         if self.fit_.law is None or not isinstance(restricted, VFEMResults):
             return super().compare_lr_test(restricted)

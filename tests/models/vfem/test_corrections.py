@@ -12,7 +12,7 @@ from scipy import integrate, stats
 from skewed_simulation import draw, normal_law, reported, shapes
 
 import fedstat as fs
-from fedstat.errors import EstimationError, ModelError
+from fedstat.errors import EstimationError, ModelError, NotAvailableError
 from fedstat.models.vertical.law.covariance import law_covariance
 from fedstat.models.vertical.law.shapes import log_sd_of, signed_squares_of, skewness_of
 from fedstat.models.vertical.law.skewed import simulated_covariance, without_skewness
@@ -206,7 +206,13 @@ def test_what_is_printed_and_saved_of_a_corrected_fit(tmp_path):
     result.save(tmp_path / "fit.json")
     assert "Corrected for skewness" in str(fs.load(tmp_path / "fit.json").summary())
     smaller = result.refit("y ~ . - a")
-    assert "Corrected for skewness" in str(smaller.summary())
+    assert smaller.correction == result.correction == "skewness"
+    with pytest.raises(NotAvailableError, match="use wald_test"):
+        result.compare_lr_test(smaller)
+    with pytest.raises(NotAvailableError, match="use wald_test"):
+        result.leave_one_out()
+    small = study(correction="small-sample")
+    assert 0.0 <= small.leave_one_out()["pvalue"].max() < 1e-6
     again = study(correction="skewness")
     np.testing.assert_array_equal(again.params, result.params)
     np.testing.assert_array_equal(again.bse, result.bse)

@@ -47,6 +47,10 @@ hundredths.
 STEP = 2.0
 """Of a numerical derivative, in standard errors: patterns of entities flip, and no derivative is exact."""
 TOL = 1e-3
+NO_LAW = (
+    "correction='skewness': no law with skewed columns has these estimates; take logarithms of such columns "
+    "in the formula, or leave out columns that hardly any entity has"
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,10 +89,7 @@ def without_skewness(fit: LawFit, *, seed: int = 0) -> SkewedFit:
         if change < CLOSE:
             break
     if not change < FAR:
-        raise EstimationError(
-            "correction='skewness': no law with skewed columns has these estimates; take logarithms of such "
-            "columns in the formula, or leave out columns that hardly any entity has"
-        )
+        raise EstimationError(NO_LAW)
     return SkewedFit(fit, law, world)
 
 
@@ -141,10 +142,14 @@ def simulated_covariance(skewed: SkewedFit) -> Floats:
     # Location is no matter: means move their estimates alone, and one for one.
     for c in [1, *range(2, 2 + P), *shapes]:
         by = np.zeros(len(V))
+        # Towards a normal column, not to ever longer tails.
         by[c] = STEP * errors[c] * (-1.0 if c >= 2 + 2 * P and law.log_sd[c - 2 - 2 * P] > 0.0 else 1.0)
         new = law.moved(by)
         J[:, c] = (estimated(fit, new, world.draw(new, some)).pack() - here) / by[c]
     used = np.concatenate([np.arange(2 + 2 * P), shapes])
-    half = np.linalg.solve(J[np.ix_(used, used)], V[np.ix_(used, used)])
-    cov = np.linalg.solve(J[np.ix_(used, used)], half.T)[: 2 + 2 * P, : 2 + 2 * P]
+    try:
+        back = np.linalg.inv(J[np.ix_(used, used)])[: 2 + 2 * P]
+    except np.linalg.LinAlgError:
+        raise EstimationError(NO_LAW) from None
+    cov = back @ V[np.ix_(used, used)] @ back.T
     return in_psi(fit, 0.5 * (cov + cov.T))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, get_args
 
-from fedstat.errors import ModelError
+from fedstat.errors import ModelError, NotAvailableError
 from fedstat.models.checks import check_choice
 from fedstat.models.vertical.fit import MomentsFit
 from fedstat.models.vertical.law.fit import LawFit
@@ -54,6 +54,15 @@ def correct(
     if correction is None or not isinstance(fit, LawFit):
         return Corrected(fit, covariance)
     return CORRECTIONS[correction](fit, covariance)
+
+
+def refuse_ratio(what: str, correction: Correction | None) -> None:
+    """Refuse likelihood ratios of a normal law that is not the one reported."""
+    if correction == "skewness":
+        raise NotAvailableError(
+            f"{what}: after correction='skewness' the likelihood is that of the normal law, whose ratios are "
+            "as wrong as its estimates; use wald_test"
+        )
 
 
 def check_correction(correction: Correction | None, cov_type: str, free: bool) -> None:

@@ -9,6 +9,7 @@ from fedstat.models.vertical.exchange.patterns import PatternExchange
 from fedstat.models.vertical.fit import MomentsFit
 from fedstat.models.vertical.law.fit import LawFit
 from fedstat.models.vertical.law.statements import AssumptionStatements
+from fedstat.models.vfem.statements.corrections import Correction, refuse_ratio
 from fedstat.models.vfem.statements.influence import leave_one_out
 from fedstat.models.vfem.statements.outcome import HeldInSession
 from fedstat.models.vfem.statements.sparse import COLUMNS, sensitivity
@@ -18,6 +19,11 @@ class MomentStatements(AssumptionStatements):
     """Statements of a fit with ``exchange="moments"``; other fits raise NotAvailableError."""
 
     _held: HeldInSession
+
+    @property
+    def correction(self) -> Correction | None:
+        """What was corrected of maximum likelihood."""
+        raise NotImplementedError
 
     @property
     def exchange(self) -> PatternExchange | None:
@@ -60,7 +66,13 @@ class MomentStatements(AssumptionStatements):
         With ``between="free"`` the column stays in the law of the columns, where it tells of those that are
         missing, and only its coefficient goes; the row of one without whose coefficient the likelihood has
         no maximum is nan.
+
+        Raises
+        ------
+        NotAvailableError
+            After ``correction="skewness"``.
         """
+        refuse_ratio("leave_one_out", self.correction)
         return leave_one_out(self._moments()).to_frame()
 
     def _moments(self) -> MomentsFit | LawFit:
