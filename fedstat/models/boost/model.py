@@ -23,10 +23,10 @@ from fedstat.federation.forecast.invented_rows import RowsInvention, coded_names
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.partition.row_tables import common_columns
 from fedstat.federation.tables.curves.array import CurveArray
-from fedstat.models.boost.boosting import PENALTIES, BoostDesign, Boosting, PenaltyKind
-from fedstat.models.boost.columns import CurvesAsked, time_basis
 from fedstat.models.boost.explain import BoostPlan
-from fedstat.models.boost.learners import (
+from fedstat.models.boost.learning.boosting import PENALTIES, BoostDesign, Boosting, PenaltyKind
+from fedstat.models.boost.learning.columns import CurvesAsked, time_basis
+from fedstat.models.boost.learning.learners import (
     BoostFormula,
     Learner,
     parse_boost_formula,

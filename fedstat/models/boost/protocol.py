@@ -7,8 +7,8 @@ import numpy as np
 from fedstat import records
 from fedstat.federation.design.by_rows import open_asks
 from fedstat.federation.rounds.engine import Rounds
-from fedstat.models.boost.columns import CurvesAsked
-from fedstat.models.boost.moments import CurveMoments
+from fedstat.models.boost.learning.columns import CurvesAsked
+from fedstat.models.boost.learning.moments import CurveMoments
 from fedstat.models.horizontal.session import RowsSession, add
 
 NAMES = ("gram", "score", "spread", "totals")

@@ -10,20 +10,21 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 import numpy as np
 import pandas as pd
 
-from fedstat.errors import ModelError, NotAvailableError
+from fedstat.errors import ModelError
 from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.tables.curves.array import Curve
 from fedstat.inference.estimate import Estimate
 from fedstat.inference.results import FederatedResults
 from fedstat.inference.summary import ClientBlock, client_sheet, header_sheet
 from fedstat.inference.tables import SheetSummary
-from fedstat.models.boost.boosting import Boosting, BoostPath, Ready, explained, first_steps
 from fedstat.models.boost.explain import tracing_sentence
-from fedstat.models.boost.learners import BoostFormula
-from fedstat.models.boost.plots import draw_cv, draw_importance, draw_path, draw_surface
-from fedstat.models.boost.prediction import predict_boosted, responses
-from fedstat.models.boost.surfaces import learner_frame
-from fedstat.models.boost.tables import learner_sheet
+from fedstat.models.boost.inference.statements import BoostStatements
+from fedstat.models.boost.learning.boosting import Boosting, explained, first_steps
+from fedstat.models.boost.learning.learners import BoostFormula
+from fedstat.models.boost.report.plots import draw_cv, draw_importance, draw_path, draw_surface
+from fedstat.models.boost.report.prediction import predict_boosted, responses
+from fedstat.models.boost.report.surfaces import learner_frame
+from fedstat.models.boost.report.tables import learner_sheet
 from fedstat.models.checks import check_choice, check_whole
 from fedstat.models.horizontal.results import MASKED, RowsBasis
 from fedstat.models.saved import Saveable, SavedLedger
@@ -33,7 +34,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-NO_ERROR = "a boosted surface is shrunken, and no interval around it covers as often as it says"
+NO_ERROR = (
+    "a boosted surface is shrunken, and no interval around it covers as often as it says; refit() has "
+    "surfaces with intervals, and tests"
+)
 NO_LIKELIHOOD = "boosting minimises squares, and stops before their minimum"
 Picture = Literal["surface", "path", "cv", "importance"]
 
@@ -54,7 +58,9 @@ class BoostRecord:
     ledger: SavedLedger | None
 
 
-class BoostResults(Saveable, FederatedResults, saved_as="fedstat boost results 1", record=BoostRecord):
+class BoostResults(
+    BoostStatements, Saveable, FederatedResults, saved_as="fedstat boost results 1", record=BoostRecord
+):
     """Results of :meth:`fedstat.FedFunctionBoost.fit`.
 
     Attributes
@@ -105,17 +111,9 @@ class BoostResults(Saveable, FederatedResults, saved_as="fedstat boost results 1
 
     # -- the path --------------------------------------------------------------------------------
 
-    @property
-    def _boosting(self) -> Boosting:
-        return self.record_.boosting
-
     @cached_property
     def _cv(self) -> Floats:
         return self._boosting.cross_validate(self.record_.steps)
-
-    @cached_property
-    def _followed(self) -> tuple[Ready, BoostPath]:
-        return self._boosting.over(self._all_folds, self.mstop)
 
     @property
     def offset(self) -> Floats:
@@ -164,9 +162,7 @@ class BoostResults(Saveable, FederatedResults, saved_as="fedstat boost results 1
         NotAvailableError
             There are no folds.
         """
-        if self._boosting.moments.folds < 2:
-            raise NotAvailableError('no folds: fit(select="cv") or fit(folds=10) has sums by fold')
-        F = len(self._cv)
+        F = self._need_folds()
         return pd.DataFrame(
             {"loss": self._cv.mean(axis=0), "se": self._cv.std(axis=0, ddof=1) / np.sqrt(F)},
             index=pd.RangeIndex(1, self._cv.shape[1] + 1, name="step"),

@@ -29,8 +29,8 @@ from fedstat.federation.door.facts import (
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step
 from fedstat.federation.tables.curves.array import curves_of
-from fedstat.models.boost.columns import CurvesAsked, all_columns, learner_columns, time_basis
-from fedstat.models.boost.learners import Learner
+from fedstat.models.boost.learning.columns import CurvesAsked, all_columns, learner_columns, time_basis
+from fedstat.models.boost.learning.learners import Learner
 from fedstat.typing import Array, Floats, Ints
 
 FAMILY = "boost"

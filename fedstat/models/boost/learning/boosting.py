@@ -13,8 +13,8 @@ from scipy.linalg import block_diag
 from fedstat.kernels.boosting.bases import difference_penalty
 from fedstat.kernels.boosting.path import follow_full, follow_shrunk
 from fedstat.kernels.boosting.reinsch import demmler_reinsch
-from fedstat.models.boost.learners import INTERCEPT, Learner
-from fedstat.models.boost.moments import CurveMoments, CurveSums
+from fedstat.models.boost.learning.learners import INTERCEPT, Learner
+from fedstat.models.boost.learning.moments import CurveMoments, CurveSums
 from fedstat.typing import Floats, Ints
 
 PenaltyKind: TypeAlias = Literal["separable", "fdboost"]

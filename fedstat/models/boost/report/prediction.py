@@ -15,8 +15,8 @@ from fedstat.federation.design.response import build_response
 from fedstat.federation.forecast.invented_rows import coded_names
 from fedstat.federation.tables.curves.array import Curve, curves_of
 from fedstat.federation.tables.curves.declared import with_curves
-from fedstat.models.boost.columns import all_columns
-from fedstat.models.boost.surfaces import Held
+from fedstat.models.boost.learning.columns import all_columns
+from fedstat.models.boost.report.surfaces import Held
 from fedstat.typing import Floats
 
 

@@ -11,7 +11,7 @@ import pandas as pd
 from fedstat.errors import MessageError
 from fedstat.federation.tables.curves.array import curves_of
 from fedstat.kernels.boosting.bases import integration_weights, integration_weights_seen, spline_basis
-from fedstat.models.boost.learners import INTERCEPT, Learner
+from fedstat.models.boost.learning.learners import INTERCEPT, Learner
 from fedstat.typing import Floats
 
 

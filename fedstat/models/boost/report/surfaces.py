@@ -10,8 +10,8 @@ import pandas as pd
 
 from fedstat.federation.forecast.invented_rows import coded_names
 from fedstat.kernels.boosting.bases import spline_basis
-from fedstat.models.boost.boosting import Boosting
-from fedstat.models.boost.learners import INTERCEPT, BoostFormula
+from fedstat.models.boost.learning.boosting import Boosting
+from fedstat.models.boost.learning.learners import INTERCEPT, BoostFormula
 from fedstat.models.horizontal.results import RowsBasis
 from fedstat.typing import Floats
 

@@ -1,0 +1,1 @@
+"""Statements beyond the path: refits with intervals, selection frequencies, tests."""

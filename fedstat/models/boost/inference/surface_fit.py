@@ -1,0 +1,144 @@
+"""Surfaces with intervals and tests, fitted again to the sums of boosting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+from scipy.stats import norm
+
+from fedstat.errors import ModelError
+from fedstat.inference.tables import Sheet, SheetSummary
+from fedstat.models.boost.inference.refit import FEW, Refitted, band, refit
+from fedstat.models.boost.report.plots import draw_surface
+from fedstat.models.boost.report.surfaces import Held, learner_points
+from fedstat.typing import Bools
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+SELECTED = (
+    "Intervals and p-values are conditional on the learners that boosting selected from the same rows, and "
+    "too favourable where it chose among many: split() selects and estimates on different rows."
+)
+HALVES = "Learners were selected by one half of the folds, and estimated from the other."
+GIVEN = "Learners were given; where they were chosen by these rows, intervals and p-values do not know of it."
+DRAWS = 500
+COLUMNS = ("learner", "columns", "edf", "F", "df", "df resid", "p")
+WIDTHS = (43, 8, 8, 11, 6, 9, 7)
+
+
+class SurfaceFit:
+    """Learners fitted again by generalised least squares, with errors that are correlated along the response.
+
+    Attributes
+    ----------
+    tests : DataFrame
+        By learner: columns, effective coefficients ``edf``, and a test of no effect: ``F`` of Wilks' lambda,
+        with its degrees of freedom ``df`` and ``df_resid``, and ``p_value``. It knows of no smoothness.
+    conditions : str
+        What intervals and tests are conditional on.
+    """
+
+    def __init__(self, held: Held, fitted: Refitted, conditions: str, random_state: int) -> None:
+        self._held, self._fitted, self._random_state = held, fitted, random_state
+        self.conditions = conditions
+        fits = list(zip(fitted.learners, fitted.places, fitted.tests, strict=True))[1:]  # without intercept
+        labels = [held.boosting.design.learners[p].label for p, _, _ in fits]
+        width = fitted.B.shape[1]
+        self.tests = pd.DataFrame(
+            {
+                "columns": [width * (place.stop - place.start) for _, place, _ in fits],
+                "edf": [float(fitted.edf[fitted.rows_of(p)].sum()) for p, _, _ in fits],
+                "F": [one.statistic for _, _, one in fits],
+                "df": [one.df for _, _, one in fits],
+                "df_resid": [one.df_resid for _, _, one in fits],
+                "p_value": [one.p_value for _, _, one in fits],
+            },
+            index=pd.Index(labels, name="learner"),
+        )
+
+    def surface(self, learner: str, level: float = 0.95) -> pd.DataFrame:
+        """Effect of a learner with intervals.
+
+        Parameters
+        ----------
+        learner : str
+            Its label, or what it is of.
+        level : float
+
+        Returns
+        -------
+        DataFrame
+            As :meth:`BoostResults.surface`, and ``se``, ``lower`` and ``upper`` of each point, ``band_lower``
+            and ``band_upper`` of a band that holds the whole effect with this probability.
+        """
+        design = self._held.boosting.design
+        place = design.place(learner)
+        if place not in self._fitted.learners:
+            known = ", ".join(map(repr, self.tests.index))
+            raise ModelError(f"learner: expected one of those fitted, {known}; received {learner!r}")
+        name, points, at = learner_points(self._held, place)
+        random = np.random.default_rng([self._random_state, place])
+        found = band(self._fitted, place, at, self._held.boosting.basis, level, DRAWS, random)
+        G = found.estimate.shape[1]
+        columns: dict[str, object] = {name: [point for point in points for _ in range(G)]}
+        if design.time is not None:
+            columns["t"] = np.tile(self._held.t, len(points))
+        z = float(norm.isf((1.0 - level) / 2.0))
+        columns |= {"estimate": found.estimate.ravel(), "se": found.se.ravel()}
+        for prefix, factor in (("", z), ("band_", found.factor)):
+            columns[f"{prefix}lower"] = (found.estimate - factor * found.se).ravel()
+            columns[f"{prefix}upper"] = (found.estimate + factor * found.se).ravel()
+        return pd.DataFrame(columns)
+
+    def plot(self, learner: str, ax: Axes | None = None) -> Axes:
+        """Draw an effect, of one argument with its intervals."""
+        return draw_surface(self.surface(learner), learner, self._held.formula.response, ax)
+
+    def summary(self) -> SheetSummary:
+        """Print the tests, and what they are conditional on."""
+        rows = tuple(
+            (
+                str(label),
+                f"{one['columns']:.0f}",
+                f"{one['edf']:.1f}",
+                f"{one['F']:.2f}",
+                f"{one['df']:.0f}",
+                f"{one['df_resid']:.0f}",
+                f"{one['p_value']:.3f}",
+            )
+            for label, one in self.tests.iterrows()
+        )
+        sheet = Sheet(COLUMNS, rows, "lrrrrrr", WIDTHS, "Learners fitted again by generalised least squares")
+        return SheetSummary([sheet], tuple(self._notes()), "")
+
+    def _notes(self) -> list[str]:
+        notes = [
+            self.conditions,
+            "Intervals hold for effects that the bases can hold; they are undersmoothed (a hundredth of the "
+            " smoothing parameters of REML), so that bias is small beside the error.",
+        ]
+        q, n = self._fitted.B.shape[0], self._fitted.rows
+        if n < FEW * q:
+            notes.append(
+                f"{n:,.0f} rows for {q} columns: below {FEW} rows a column simultaneous bands cover less "
+                "than they say, since the errors' covariance is estimated."
+            )
+        return notes
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {len(self.tests)} learners; see .summary()>"
+
+
+def fit_surfaces(
+    held: Held, folds: Bools, learners: Sequence[int], conditions: str, random_state: int
+) -> SurfaceFit:
+    """Fit learners to the sums of some folds, (F,)."""
+    boosting = held.boosting
+    sums = boosting.moments.over(folds)
+    centred = sums.about(sums.mean, boosting.basis)
+    fitted = refit(centred, boosting.design, boosting.gram, learners)
+    return SurfaceFit(held, fitted, conditions, random_state)

@@ -1,0 +1,1 @@
+"""Learners, their columns and sums, and the path of boosting."""

@@ -1,0 +1,1 @@
+"""Effects, predictions and pictures."""
