@@ -113,3 +113,13 @@ class VFEMGLMPlan(VFEMPlan):
     def arguments(self) -> Mapping[str, Any]:
         """Let the rehearsed fit go on in silence."""
         return {"progress": False}
+
+    def learned(self, forecast: Forecast) -> Iterator[tuple[str, str]]:
+        """Name those who could put residuals together."""
+        yield from super().learned(forecast)
+        if any("glm_scores" in steps for steps in forecast.course.rounds):
+            yield (
+                "Collusion",
+                "For robust errors two institutions are told a random part each of every residual: together "
+                "they have the residuals, and with these the response, of the entities that both have.",
+            )

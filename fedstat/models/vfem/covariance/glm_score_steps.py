@@ -11,7 +11,7 @@ holder H, C and V to k. What leaves are sums over entities, each by one secure p
 For the last H splits z (of length one at most, C grows instead) and z^2 at random: j is told d1 = z - a1 and
 d2 = z^2 - a2, k the normal numbers a1 and a2 of standard deviation s. Either alone moves the odds of any two
 values of one z by less than one percent; both together have z, so that j and k must not collude. The numbers
-are drawn from the site's secret and z: asked again, the same go out, and asking often averages nothing.
+are drawn from the site's secret and z: the same fit gives the same, and repeating it averages nothing out.
 """
 
 from __future__ import annotations
