@@ -19,6 +19,7 @@ Layout: TypeAlias = Literal["vertical", "horizontal"]
 PATTERNS_SHOWN = 10
 COLUMNS_SHOWN = 8
 UNKNOWN = "unknown"
+MARKS: Mapping[object, str] = {True: "x", False: ".", "all": "x", "some": "o", "none": "."}
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
@@ -41,6 +42,11 @@ class PartitionDescription:
         that pattern, most frequent first.
     not_pooled : tuple of str
         Horizontal: columns that some clients lack.
+    use : DataFrame or None
+        Vertical, where entities have some of a client's columns only: the patterns as a fit of all columns
+        takes them by the partition's rule, before small ones are merged. One column per client ("all",
+        "some" or "none" of its columns), ``count`` and ``share``. With ``partial="condition"`` a fit that
+        cannot condition takes "some" for "none".
     budgets : mapping of str to BudgetSpent
         How the privacy budget of a client stands that has one; where the client is another process, when the
         partition was connected.
@@ -52,6 +58,7 @@ class PartitionDescription:
     clients: pd.DataFrame
     patterns: pd.DataFrame
     not_pooled: tuple[str, ...] = ()
+    use: pd.DataFrame | None = None
     budgets: Mapping[str, BudgetSpent] = field(default_factory=dict)
 
     @property
@@ -91,9 +98,11 @@ class PartitionDescription:
         return f"{self.n_complete:,} entities ({share:.1%}) have a record at every client."
 
     def _patterns_line(self) -> str:
-        n = len(self.patterns)
+        n = len(self.patterns if self.use is None else self.use)
         first = f"the {PATTERNS_SHOWN} most frequent of {n}" if n > PATTERNS_SHOWN else f"all {n}"
-        return f"Patterns of records ({first}; x has a record, . has none):"
+        if self.use is None:
+            return f"Patterns of records ({first}; x has a record, . has none):"
+        return f"Patterns as a fit of all columns takes them ({first}; x all columns, o some, . none):"
 
     def _row_lines(self) -> list[str]:
         """Say which columns and values the table of clients leaves open, and what budgets do."""
@@ -117,8 +126,10 @@ class PartitionDescription:
         return shown
 
     def _patterns_shown(self) -> pd.DataFrame:
-        shown = self.patterns.head(PATTERNS_SHOWN)
-        marks = shown.iloc[:, : len(self.clients)].map({True: "x", False: "."}.get)
+        shown = (self.patterns if self.use is None else self.use).head(PATTERNS_SHOWN)
+        marks = shown.iloc[:, : len(self.clients)].map(
+            {True: "x", False: "."}.get if self.use is None else MARKS.get
+        )
         marks.columns = pd.Index([str(k) for k in range(1, len(self.clients) + 1)])
         return pd.concat([marks, shown[["count", "share"]].apply(_as_text)], axis=1)
 
@@ -130,11 +141,13 @@ def describe_blocks(
     *,
     key: tuple[str, ...],
     empty_rows: Mapping[str, int],
+    partial: str,
 ) -> PartitionDescription:
     """Vertical layout: count every client's records and the patterns in which they are missing.
 
     `rows` (m_k,) are the positions of the records' entities, `empty_rows` the rows without a value that were
-    left out; cells of tables that are elsewhere are not counted.
+    left out; cells of tables that are elsewhere are not counted. `partial` is the rule for entities with some
+    of a client's columns.
     """
     counts = {client: _count_records(table) for client, table in tables.items()}
     clients = pd.DataFrame.from_dict(counts, orient="index").rename_axis("client")
@@ -142,8 +155,27 @@ def describe_blocks(
         clients = clients.astype("Int64")
     clients["missing share"] = 1 - clients["entities"] / max(n_entities, 1)
     clients["empty rows"] = pd.Series(empty_rows)
-    patterns = count_patterns(presence_matrix(rows, n_entities), list(tables))
-    return PartitionDescription("vertical", key, n_entities, clients, patterns)
+    presence = presence_matrix(rows, n_entities)
+    patterns, use = count_patterns(presence, list(tables)), None
+    frames = {client: table.frame for client, table in tables.items() if isinstance(table, FrameTable)}
+    if len(frames) == len(tables) and clients["partly filled"].any():
+        whole = presence_matrix(
+            {client: rows[client][_complete(frames[client], tables[client].columns)] for client in tables},
+            n_entities,
+        )
+        # What becomes of the entities with some of a client's columns.
+        taken = {"drop": (whole, whole), "mean": (presence, presence)}.get(partial, (presence, whole))
+        use = count_patterns(np.concatenate(taken, axis=1), [*tables, *[f"all {k}" for k in tables]])
+        use = _in_words(use, list(tables))
+    return PartitionDescription("vertical", key, n_entities, clients, patterns, use=use)
+
+
+def _in_words(patterns: pd.DataFrame, clients: list[str]) -> pd.DataFrame:
+    """Say in words how much of every client's columns a pattern has."""
+    K = len(clients)
+    some, every = patterns.iloc[:, :K].to_numpy(bool), patterns.iloc[:, K : 2 * K].to_numpy(bool)
+    words = pd.DataFrame(np.select([every, some], ["all", "some"], "none"), columns=clients)
+    return pd.concat([words, patterns[["count", "share"]]], axis=1)
 
 
 def describe_rows(
@@ -203,11 +235,16 @@ def _count_records(table: Table) -> dict[str, Any]:
     counts: dict[str, Any] = {"columns": len(table.columns), "entities": table.n_rows}
     if not isinstance(table, FrameTable):
         return counts | dict.fromkeys(("complete", "partly filled"))
-    complete = np.ones(table.n_rows, dtype=bool)
-    for name in table.columns:  # one by one: a mask of all cells would be as large as the table
-        complete &= table.frame[name].notna().to_numpy()
-    n_complete = int(complete.sum())
+    n_complete = int(_complete(table.frame, table.columns).sum())
     return counts | {"complete": n_complete, "partly filled": table.n_rows - n_complete}
+
+
+def _complete(frame: pd.DataFrame, columns: Sequence[str]) -> Bools:
+    """Which rows lack nothing."""
+    complete = np.ones(len(frame), dtype=bool)
+    for name in columns:  # one by one: a mask of all cells would be as large as the table
+        complete &= frame[name].notna().to_numpy()
+    return complete
 
 
 def _count_rows(table: Table) -> dict[str, Any]:

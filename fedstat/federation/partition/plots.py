@@ -17,7 +17,7 @@ from fedstat.typing import Array, Bools
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-PRESENT, ABSENT, INK = "#0072B2", "#E3E3E3", "#333333"
+PRESENT, PARTLY, ABSENT, INK = "#0072B2", "#8EC1E3", "#E3E3E3", "#333333"
 LABEL_WIDTH, MOST_UPRIGHT = 13, 6
 COUNTS_WIDTH, SHARES_HEIGHT, GAP = 2.0, 0.6, 0.1  # inches
 MOST_TICK_LABELS = 70
@@ -27,8 +27,9 @@ MOST_DOTTED = 60
 def draw_patterns(description: PartitionDescription, ax: Axes | None, max_patterns: int) -> Axes:
     """Tile map of the patterns in which clients' records are missing."""
     clients = list(description.clients.index)
-    shown = description.patterns.head(max_patterns)
-    tiles = shown.iloc[:, : len(clients)].to_numpy(dtype=bool)
+    patterns = description.patterns if description.use is None else description.use
+    shown = patterns.head(max_patterns)
+    tiles = shown.iloc[:, : len(clients)].to_numpy()
     ax = ax if ax is not None else _map_axes(clients, len(tiles))
     _draw_tiles(ax, tiles)
     _label_clients(ax, clients)
@@ -91,8 +92,10 @@ def _map_axes(clients: Sequence[str], n_patterns: int) -> Axes:
     return ax
 
 
-def _draw_tiles(ax: Axes, tiles: Bools) -> None:
-    colours = np.where(tiles[..., None], _rgb(PRESENT), _rgb(ABSENT))
+def _draw_tiles(ax: Axes, tiles: Array) -> None:
+    """Colour has a record or all columns, some of them, and none."""
+    has, some = (tiles == True) | (tiles == "all"), tiles == "some"  # noqa: E712
+    colours = np.where(has[..., None], _rgb(PRESENT), np.where(some[..., None], _rgb(PARTLY), _rgb(ABSENT)))
     ax.imshow(colours, aspect="auto", interpolation="nearest")
     ax.set_yticks([])
     ax.set_ylabel("patterns", color=INK)
@@ -190,12 +193,14 @@ def _draw_doubts(ax: Axes, doubts: Bools) -> None:
 
 
 def _patterns_title(description: PartitionDescription, n_shown: int) -> str:
-    n_patterns = len(description.patterns)
-    covered = description.patterns["count"].iloc[:n_shown].sum()
+    patterns = description.patterns if description.use is None else description.use
+    n_patterns, covered = len(patterns), patterns["count"].iloc[:n_shown].sum()
     lines = [
         f"Records of {description.n_entities:,} entities at {len(description.clients)} clients",
         f"{description.n_complete:,} entities have a record at every client",
-        "blue: has a record; grey: has none",
+        "blue: has a record; grey: has none"
+        if description.use is None
+        else "blue: all columns, light: some, grey: none, as a fit of all takes them",
     ]
     if n_patterns > n_shown:
         lines.append(f"{n_shown} of {n_patterns} patterns are shown, with {covered:,} entities")

@@ -113,6 +113,9 @@ class PartitionViews:
     def describe(self) -> PartitionDescription:
         """Count what each client has, and the patterns in which records are missing.
 
+        Where entities have some of a client's columns only, patterns are shown as a fit of all columns takes
+        them, by `partial`; a fit merges those that are too small to be released, and its summary says which.
+
         Of streamed tables only what their metadata tell is known: columns and rows.
         """
         if self.layout == "horizontal":
@@ -120,7 +123,12 @@ class PartitionViews:
             found = describe_rows(self._tables, pooled, key=self.key)
         else:
             found = describe_blocks(
-                self._tables, self.rows, self.n_entities, key=self.key, empty_rows=self.empty_rows
+                self._tables,
+                self.rows,
+                self.n_entities,
+                key=self.key,
+                empty_rows=self.empty_rows,
+                partial=self.partial,
             )
         budgets = {client: site.privacy for client, site in self.sites.items()}
         return replace(found, budgets={client: spent for client, spent in budgets.items() if spent})
@@ -180,7 +188,8 @@ class PartitionViews:
     def plot_missing(self, ax: Axes | None = None, max_patterns: int = 30) -> Axes:
         """Draw which records are missing together.
 
-        Vertical: one row per pattern of present and missing records, most frequent first, with the
+        Vertical: one row per pattern of present and missing records (of records that are there in part, as
+        a fit of all columns takes them by `partial`), most frequent first, with the
         number of entities at the right and each client's share of missing records on top.
         Horizontal: the share of missing cells of every column at every client whose table is in memory.
 

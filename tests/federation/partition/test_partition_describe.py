@@ -161,7 +161,7 @@ def test_correlation_needs_numbers_and_the_vertical_layout():
 def test_plots_draw_every_pattern_and_mark_the_doubts():
     _, partition = partition_of(shift=0.5)
     ax = partition.plot_missing()
-    n_patterns = len(partition.describe().patterns)
+    n_patterns = len(partition.describe().use)
     assert ax.images[0].get_array().shape[:2] == (n_patterns, 3)
     assert partition.plot_missing(max_patterns=2).images[0].get_array().shape[0] == 2
     ax = partition.plot_correlation()
@@ -221,3 +221,27 @@ def test_heart_disease_hospitals_split_by_rows(shared_data):
     assert partition.describe().clients["entities"].tolist() == [303, 294, 123, 200]
     assert partition.plot_missing().images[0].get_array().shape == (4, 14)
     plt.close("all")
+
+
+@pytest.mark.parametrize(("partial", "part"), [("condition", "some"), ("drop", "none"), ("mean", "all")])
+def test_records_that_are_there_in_part_are_shown_as_fits_take_them(partial, part):
+    table, columns = blocks()
+    described = ClientPartition.from_frame(table, columns=columns, partial=partial).describe()
+    has = table[columns["A"]].notna()
+    partly = has.any(axis=1) & ~has.all(axis=1)
+    use = described.use
+    assert use["count"].sum() == len(table) and use["count"].is_monotonic_decreasing
+    counts = use.groupby("A")["count"].sum()
+    others = {"some": 0, "none": (~has.any(axis=1)).sum(), "all": has.all(axis=1).sum()}
+    assert counts[part] == partly.sum() + others[part]
+    assert "x all columns, o some, . none" in str(described)
+    axes = ClientPartition.from_frame(table, columns=columns, partial=partial).plot_missing()
+    assert axes.images[0].get_array().shape[0] == len(use)
+    assert len(np.unique(axes.images[0].get_array().reshape(-1, 3), axis=0)) == (3 if part == "some" else 2)
+    plt.close("all")
+
+
+def test_where_every_record_is_whole_nothing_is_said_of_parts():
+    table, columns = blocks()
+    table["a2"] = table["a1"]
+    assert ClientPartition.from_frame(table, columns=columns).describe().use is None
