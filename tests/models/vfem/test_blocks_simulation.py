@@ -59,7 +59,8 @@ def test_all_intervals_cover_without_the_bias_of_a_small_sample():
     bias, error = ratios(table)
     assert (table["coverage"] + 2.0 * error >= LOW).all() and (table["coverage"] - 2.0 * error <= HIGH).all()
     assert bias.max() < 0.1 + 2.0 / np.sqrt(1_000)
-    assert (table["mean_se"] / table["sd"]).between(0.95, 1.05).all()
+    # Of a standard deviation of 1,000 runs the error is 2.2 %.
+    assert (table["mean_se"] / table["sd"] - 1.0).abs().max() < 0.05 + 2.0 / np.sqrt(2_000)
 
 
 @pytest.mark.slow
