@@ -49,7 +49,7 @@ def sum_curves(data: SiteData, state: State, text: str) -> tuple[dict[str, Array
     _tell(data, state, opened, asked, fold)
     sums: dict[str, Array] = {}
     first = 0
-    for rows, coded in blocks(opened):
+    for rows, coded in blocks(opened, opened.question.read_curves):
         Z = all_columns(asked.learners, rows.frame, coded, opened.term_names)
         Y, basis = _response(data, opened, rows, asked)
         part = _products(Z, Y, basis, fold[first : first + len(Z)], asked.folds)
@@ -75,15 +75,16 @@ def smooth_asked(asked: CurvesAsked) -> FactorsAsked:
     return FactorsAsked(factors)
 
 
-def blocks(opened: OpenRows) -> Iterator[tuple[WholeRows, Floats]]:
-    """Whole rows, and their coded terms in the units of the data, (m, p), by blocks."""
+def blocks(opened: OpenRows, curves: Sequence[str]) -> Iterator[tuple[WholeRows, Floats]]:
+    """Whole rows with some curves, and their coded terms in the units of the data, (m, p), by blocks."""
     first = int(opened.question.intercept)
     for rows, X in opened.chunks():
+        frame = rows.frame[list(curves)]
         for start in range(0, len(X), BLOCK):
             part = slice(start, start + BLOCK)
             raw = X[part] * opened.scale + opened.shift
             whole = np.ones(len(raw), dtype=bool)
-            yield WholeRows(rows.frame.iloc[part], whole, rows.y[part], None, {}), raw[:, first:]
+            yield WholeRows(frame.iloc[part], whole, rows.y[part], None, {}), raw[:, first:]
 
 
 def _tell(data: SiteData, state: State, opened: OpenRows, asked: CurvesAsked, fold: Ints) -> None:
@@ -95,16 +96,20 @@ def _tell(data: SiteData, state: State, opened: OpenRows, asked: CurvesAsked, fo
     n, hidden = len(fold), hides(len(state.hidden_among))
     made = [(one.label, partial(_learner, one, opened)) for one in asked.learners]
     made += [(RESPONSE, partial(_in_basis, data, asked, opened))]
-    width = 1
+    width, sizes = 1, []
     for label, columns in made:
-        k = next(columns()).shape[1]
+        held = list(columns())  # of one learner at a time
+        k = held[0].shape[1]
         width += k if label != RESPONSE else 0
-        state.tell(DesignDirections(columns, n, [f"{label}[{j}]" for j in range(k)]))
-        state.tell(*(SummedColumns(Z) for Z in columns()))
+        sizes.append(_size(held))
+        for Z in held:
+            Z /= sizes[-1]
+        state.tell(DesignDirections(held.__iter__, n, [f"{label}[{j}]" for j in range(k)]))
+        state.tell(*(SummedColumns(Z) for Z in held))
     if not hidden:
-        all_made = partial(_side_by_side, [columns for _, columns in made])
-        total = next(all_made()).shape[1]
-        state.tell(DesignDirections(all_made, n, [f"column {j}" for j in range(total)]))
+        size = np.concatenate(sizes)
+        all_made = partial(_side_by_side, [columns for _, columns in made], size)
+        state.tell(DesignDirections(all_made, n, [f"column {j}" for j in range(len(size))]))
     smallest = int(np.bincount(fold, minlength=asked.folds).min())
     state.tell(RowCount(smallest, 0 if hidden else width))
     state.tell(DivisionOfRows("", fold, np.flatnonzero(_used(opened))))
@@ -112,29 +117,31 @@ def _tell(data: SiteData, state: State, opened: OpenRows, asked: CurvesAsked, fo
 
 def _learner(learner: Learner, opened: OpenRows) -> Iterator[Floats]:
     """Columns of one learner, by blocks of rows."""
-    for rows, coded in blocks(opened):
-        yield _scaled(learner_columns(learner, rows.frame, coded, opened.term_names))
+    curves = [learner.of] if learner.kind == "bsignal" else []
+    for rows, coded in blocks(opened, curves):
+        yield learner_columns(learner, rows.frame, coded, opened.term_names)
 
 
 def _in_basis(data: SiteData, asked: CurvesAsked, opened: OpenRows) -> Iterator[Floats]:
     """Response in its basis, by blocks of rows."""
-    for rows, _ in blocks(opened):
+    for rows, _ in blocks(opened, opened.question.read_curves[:1]):
         Y, basis = _response(data, opened, rows, asked)
-        yield _scaled(Y @ basis)
+        yield Y @ basis
 
 
-def _side_by_side(made: Sequence[Callable[[], Iterator[Floats]]]) -> Iterator[Floats]:
+def _side_by_side(made: Sequence[Callable[[], Iterator[Floats]]], size: Floats) -> Iterator[Floats]:
     for parts in zip(*(columns() for columns in made), strict=True):
-        yield np.column_stack(parts)
+        yield np.column_stack(parts) / size
 
 
 def _used(opened: OpenRows) -> Array:
     return np.concatenate([rows.whole for rows, _ in opened.chunks()])
 
 
-def _scaled(Z: Floats) -> Floats:
-    size = np.sqrt((Z * Z).mean(axis=0))
-    return np.asarray(Z / np.where(size > 0.0, size, 1.0))
+def _size(blocks: Sequence[Floats]) -> Floats:
+    """Root mean square of every column over all blocks; one where it is zero."""
+    squares = np.sum([(Z * Z).sum(axis=0) for Z in blocks], axis=0)
+    return np.where(squares > 0.0, np.sqrt(squares / sum(map(len, blocks))), 1.0)
 
 
 def _response(data: SiteData, opened: OpenRows, rows: WholeRows, asked: CurvesAsked) -> tuple[Floats, Floats]:
