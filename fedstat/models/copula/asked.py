@@ -18,6 +18,11 @@ from fedstat.privacy.sensitivity import cut_rows, gram_sensitivity
 from fedstat.records import Least
 from fedstat.typing import Ints
 
+FINE, MOST_SCALE = 4, 64
+"""Binary places of the numbers by which patterns are multiplied, and the largest of these.
+
+With it products of 390,000 entities fit into 64 bits.
+"""
 PLACES = 16
 """Binary places of scores: what truncation takes off a correlation is below 1e-4."""
 CUT = Fraction(6, 5)
@@ -43,6 +48,11 @@ def squared_of_own(radius: Fraction, columns: int) -> Fraction:
 def squared_of_cross(radius: Fraction, other: Fraction) -> Fraction:
     """Return that of its products with another's columns: its row moves by 2 R, and theirs is at most R'."""
     return radius * other * Fraction(4 * 16**PLACES)
+
+
+def squared_of_moments(radius: Fraction) -> Fraction:
+    """Return what squares and sums of an institution's scores add to the square of its own products."""
+    return (5 * radius + 1) * Fraction(16**PLACES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +101,90 @@ class GramAsked:
         """Return R^2 of the scores of another institution."""
         return squared_radius(self.peers[peer])
 
+    @property
+    def scales(self) -> Ints:
+        """By what the sums of each group are multiplied before noise is added: (groups,)."""
+        return np.ones(self.groups, dtype=np.int64)
+
+    @property
+    def with_moments(self) -> bool:
+        """Whether squares and sums of scores are asked for as well."""
+        return False
+
+    def together(self, peer: str) -> list[int]:
+        """Return the groups of which the entities have another institution too."""
+        return list(range(self.groups))
+
+    def squared(self, columns: int, held: Sequence[int]) -> Fraction:
+        """Square of the sensitivity of all sums to a record's part here, which is in one of some groups.
+
+        Of own products above the diagonal, which move by R^2 together; with a diagonal of scores up to
+        sqrt(3) and sums of scores by the root of R^4 + 5 R^2 + 1. Of products with others its row moves by
+        2 R, and theirs is at most R' long: 2 R R'. Squares are added, since whoever holds the other columns
+        may have seen what came before.
+        """
+        radius = self.radius(columns)
+        own = squared_of_own(radius, columns) + (squared_of_moments(radius) if self.with_moments else 0)
+        crosses = {peer: squared_of_cross(radius, self.peer_radius(peer)) for peer in self.peers}
+        return max(
+            (
+                Fraction(int(self.scales[g])) ** 2
+                * (own + sum((one for k, one in crosses.items() if g in self.together(k)), Fraction(0)))
+                for g in held
+            ),
+            default=Fraction(0),
+        )
+
     def score(self, margins: Sequence[Margin], codes: Ints) -> Ints:
         """Score rows by their bins (n, p), -1 for none, and cut them, in units of 2^-PLACES: (n, q)."""
         scores = tables_of(margins)[1]
         found = np.take_along_axis(scores.T, np.maximum(codes, 0), axis=0)
         return cut_rows(np.where(codes >= 0, found, 0.0), squared_radius(len(margins)), PLACES)
+
+
+@dataclass(frozen=True, slots=True)
+class PatternAsked:
+    """A missing pattern: which other institutions its entities have.
+
+    Its sums are multiplied by the scale before noise is added, so that patterns of fewer columns have less.
+    """
+
+    peers: tuple[str, ...]
+    scale: Annotated[int, Least(1)]
+
+    def check(self) -> None:
+        """Require a scale at which sums fit into 64 bits."""
+        if self.scale > MOST_SCALE:
+            raise MessageError(f"products: expected a scale of at most {MOST_SCALE}")
+
+
+@dataclass(frozen=True, slots=True)
+class SumsAsked(GramAsked):
+    """Sums by missing pattern; with `moments`, squares and sums of scores as well."""
+
+    patterns: tuple[PatternAsked, ...]
+    moments: bool
+
+    def check(self) -> None:
+        """Require a pattern for every group, of other institutions."""
+        super(SumsAsked, self).check()
+        known = all(set(one.peers) <= set(self.peers) for one in self.patterns)
+        if len(self.patterns) != self.groups or not known:
+            raise MessageError("products: expected a pattern of the other institutions for every group")
+
+    @property
+    def scales(self) -> Ints:
+        """By what the sums of each pattern are multiplied before noise is added."""
+        return np.array([one.scale for one in self.patterns], dtype=np.int64)
+
+    @property
+    def with_moments(self) -> bool:
+        """Whether squares and sums of scores are asked for as well."""
+        return self.moments
+
+    def together(self, peer: str) -> list[int]:
+        """Return the patterns with another institution."""
+        return [g for g, one in enumerate(self.patterns) if peer in one.peers]
 
 
 @dataclass(frozen=True)
@@ -137,8 +226,7 @@ class NoisePlan:
 
         As small as the budget lets it be, whoever looks: the coordinator, or all others at one client.
         """
-        margins = sum(map(self.margins_cost, self.columns), Fraction(0))
-        views = [self._whole() / (self.rho - margins)]
+        views = [self._whole() / (self.rho - self.all_margins_cost())]
         views += [self._charged(client) / (self.rho - self.margins_cost(client)) for client in self.columns]
         return math.ceil(max(views) / 2)
 
@@ -185,6 +273,10 @@ class NoisePlan:
             Fraction(0),
         )
 
+    def all_margins_cost(self) -> Fraction:
+        """Return what the margins of all clients cost."""
+        return sum(map(self.margins_cost, self.columns), Fraction(0))
+
     def products_cost(self, client: str) -> Fraction:
         """Return what a client's part of the products costs it."""
         return self._charged(client) / (2 * self.gram_variance)
@@ -195,9 +287,103 @@ class NoisePlan:
 
     def coordinator_cost(self) -> Fraction:
         """Return what a whole record costs against the coordinator, who knows nobody's noise."""
-        margins = sum(map(self.margins_cost, self.columns), Fraction(0))
-        return margins + self._whole() / (2 * self.gram_variance)
+        return self.all_margins_cost() + self._whole() / (2 * self.gram_variance)
 
     def product_deviation(self, shares: int) -> float:
         """Return the deviation of the noise on a sum of products of two scores, of so many shares."""
         return math.sqrt(shares * self.gram_variance) / 4.0**PLACES
+
+
+@dataclass(frozen=True)
+class GramPlan:
+    """The noise on sums of products by missing pattern: each a tuple of clients, in their order.
+
+    It is as small as the budget lets it be, whoever looks: the coordinator at a whole record, or all others
+    together at the part of it at one client. Patterns are disjoint sets of entities, so that each has what
+    margins leave of the whole budget.
+    """
+
+    noise: NoisePlan
+    patterns: tuple[tuple[str, ...], ...]
+    moments: bool = False
+
+    @classmethod
+    def of_all(cls, noise: NoisePlan) -> GramPlan:
+        """Plan sums over all entities that two clients have, whatever else is missing."""
+        return cls(noise, (tuple(noise.columns),))
+
+    @cached_property
+    def needed(self) -> tuple[Fraction, ...]:
+        """Variance of one client's noise that each pattern needs, in squares of 4^-PLACES."""
+        plan = self.noise
+        out = []
+        for g, pattern in enumerate(self.patterns):
+            views = [self._whole(pattern) / (plan.rho - plan.all_margins_cost())]
+            for client in pattern:
+                asked = self._asked(client, 1, (1,) * len(self.patterns))
+                squared = asked.squared(plan.width(client), [g])
+                views.append(squared / (plan.rho - plan.margins_cost(client)))
+            out.append(max(views) / 2)
+        return tuple(out)
+
+    def _whole(self, pattern: Sequence[str]) -> Fraction:
+        """Square of the sensitivity to a whole record, in units of one share's noise.
+
+        With diagonals D and sums of scores of rows u and v, whose product is c, it is at most
+        ``T^2 / 2 + sum R_k^4 / 2 - c^2 / 2 + D / 2 + 2 T - 2 c`` with ``D <= 6 T``, and c = -2 is the worst.
+        """
+        radii = [self.noise.radius(client) for client in pattern]
+        more = 5 * sum(radii, Fraction(0)) + 2 if self.moments else 0
+        return (gram_sensitivity(radii).coordinator + more) * Fraction(16**PLACES)
+
+    @cached_property
+    def variance(self) -> int:
+        """Variance of the noise on the sums as they are multiplied."""
+        fine = 4**FINE if len(self.patterns) > 1 else 1
+        return math.ceil(max(self.needed) * fine)
+
+    @cached_property
+    def scales(self) -> tuple[int, ...]:
+        """By what the sums of each pattern are multiplied, rounded down: none has too little noise."""
+        return tuple(
+            min(math.isqrt(math.floor(self.variance / needed)), MOST_SCALE) for needed in self.needed
+        )
+
+    def asked(self, client: str) -> SumsAsked:
+        """Ask a client for its part of the sums."""
+        return self._asked(client, self.variance, self.scales)
+
+    def _asked(self, client: str, variance: int, scales: Sequence[int]) -> SumsAsked:
+        plan = self.noise
+        peers = {name: plan.width(name) for name in plan.columns if name != client}
+        patterns = tuple(
+            PatternAsked(tuple(k for k in pattern if k != client), scale)
+            for pattern, scale in zip(self.patterns, scales, strict=True)
+        )
+        return SumsAsked(peers, len(patterns), variance, patterns, self.moments)
+
+    def deviation(self, group: int, shares: int) -> float:
+        """Return the deviation of the noise on a sum of products of scores, of so many clients' shares."""
+        return math.sqrt(shares * self.variance) / self.scales[group] / 4.0**PLACES
+
+    # ---- what it costs ---------------------------------------------------------------------------
+
+    @property
+    def columns(self) -> Mapping[str, tuple[Bins, ...]]:
+        """Bins of every institution's columns."""
+        return self.noise.columns
+
+    def products_cost(self, client: str) -> Fraction:
+        """Return what a client's part of the sums costs it."""
+        held = [g for g, pattern in enumerate(self.patterns) if client in pattern]
+        return self.asked(client).squared(self.noise.width(client), held) / (2 * self.variance)
+
+    def site_cost(self, client: str) -> Fraction:
+        """Return what a client is charged: against all others together, whose noise does not count."""
+        return self.noise.margins_cost(client) + self.products_cost(client)
+
+    def coordinator_cost(self) -> Fraction:
+        """Return what a whole record costs against the coordinator, who knows nobody's noise."""
+        pairs = zip(self.patterns, self.scales, strict=True)
+        squared = max(scale**2 * self._whole(pattern) for pattern, scale in pairs)
+        return self.noise.all_margins_cost() + squared / (2 * self.variance)

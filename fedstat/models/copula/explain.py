@@ -12,10 +12,12 @@ from scipy.special import ndtri
 
 from fedstat.federation.forecast.forecast import Forecast
 from fedstat.kernels.hermite import expand_steps
-from fedstat.models.copula.asked import NoisePlan
+from fedstat.models.copula.asked import GramPlan, NoisePlan
 from fedstat.models.copula.margins import Bins
+from fedstat.models.copula.patterns import METHODS, Groups, choose_groups
 from fedstat.models.explain import ForecastPlan
 from fedstat.privacy.zcdp import epsilon_of_zcdp, rho_of_budget
+from fedstat.typing import Bools
 
 LARGE = 0.1
 """Noise of a correlation above which little can be said."""
@@ -23,20 +25,30 @@ LARGE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class PredictedNoise:
-    """Standard deviations of the noise on correlations near zero: of one institution, and of two."""
+    """Deviations of the noise on correlations near zero: of one institution, of two, of the worst two.
+
+    `n` are the entities behind the usual two.
+    """
 
     own: float
     cross: float
+    worst: float
+    n: int
 
     @classmethod
-    def of(cls, plan: NoisePlan, n: int) -> PredictedNoise:
-        """Predict them for n entities, with even margins."""
-        slopes = [_slope(one) for bins in plan.columns.values() for one in bins]
-        # Mean over pairs of different columns of 1 / (c_j c_l), as errors of pairs are squared.
-        inverse = np.array([1.0 / slope**2 for slope in slopes])
-        pairs = max(len(inverse) * (len(inverse) - 1), 1)
-        spread = math.sqrt((inverse.sum() ** 2 - (inverse**2).sum()) / pairs)
-        return cls(*(spread * plan.product_deviation(shares) / max(n, 1) for shares in (1, 2)))
+    def of(cls, groups: Groups, table: Bools) -> PredictedNoise:
+        """Predict them from who has whom, (n, K), with even margins."""
+        columns = groups.plan.columns
+        inverse = np.array([_slope(one) ** -2.0 for bins in columns.values() for one in bins])
+        # Mean over pairs of different columns of 1 / (c_j c_l)^2, as errors of pairs are squared.
+        spread = (inverse.sum() ** 2 - (inverse**2).sum()) / max(len(inverse) * (len(inverse) - 1), 1)
+        behind = groups.behind(table)
+        each = math.sqrt(spread) * groups.noise(table) / np.maximum(behind, 1)
+        K = len(behind)
+        cross = math.sqrt(2.0) * each[np.triu_indices(K, 1)] if K > 1 else np.diag(each)
+        counts = behind[np.triu_indices(K, min(K - 1, 1))]
+        own = float(np.median(np.diag(each)))
+        return cls(own, float(np.median(cross)), float(cross.max()), int(np.median(counts)))
 
 
 def _slope(bins: Bins) -> float:
@@ -45,18 +57,22 @@ def _slope(bins: Bins) -> float:
     return float(expand_steps(np.asarray(ndtri(F)), math.sqrt(3.0) * (F[:-1] + F[1:] - 1.0), 1)[0])
 
 
-def noise_statement(plan: NoisePlan, n: int, epsilon: float, delta: float) -> Iterator[str]:
-    """Say how large the noise on correlations is, and what would do where it is large."""
-    noise = PredictedNoise.of(plan, n)
-    sampling = 1.0 / math.sqrt(max(n, 1))
+def noise_statements(noise: PredictedNoise) -> Iterator[str]:
+    """Say how large the noise on correlations will be."""
+    worst = "" if noise.worst < 1.5 * noise.cross else f" (up to {noise.worst:.2g})"
     yield (
-        f"Noise on a correlation near 0: about {noise.own:.2g} within an institution and {noise.cross:.2g} "
-        f"between two, with columns of even margins; sampling adds {sampling:.2g} at {n:,} entities."
+        f"Noise on a correlation near 0: about {noise.own:.2g} within an institution and {noise.cross:.2g}"
+        f"{worst} between two, with columns of even margins; sampling adds "
+        f"{1 / math.sqrt(max(noise.n, 1)):.2g} at the {noise.n:,} entities of the usual two."
     )
-    if noise.cross > LARGE:
-        factor = noise.cross / LARGE
+
+
+def large_noise(plan: NoisePlan, cross: float, n: int, epsilon: float, delta: float) -> Iterator[str]:
+    """Say what would do where noise is too large for anything to be told."""
+    if cross > LARGE:
+        factor = cross / LARGE
         yield (
-            f"That is more than {LARGE}, so that few correlations will be told from 0. About "
+            f"Noise on correlations is {cross:.2g} or so, more than {LARGE}: few will be told from 0. About "
             f"{math.ceil(n * factor):,} entities would do at epsilon {epsilon:g}, or an epsilon of about "
             f"{_enough(plan, factor, delta):.2g} at {n:,}; fewer columns need less."
         )
@@ -67,7 +83,7 @@ def _enough(plan: NoisePlan, factor: float, delta: float) -> float:
     return epsilon_of_zcdp(plan.rho * round(factor**2 * 1000) / 1000, delta)
 
 
-def cost_statements(plan: NoisePlan, delta: float) -> Iterator[str]:
+def cost_statements(plan: NoisePlan | GramPlan, delta: float) -> Iterator[str]:
     """Say what epsilon a record has against whom."""
     whole = epsilon_of_zcdp(plan.coordinator_cost(), delta)
     yield (
@@ -98,9 +114,16 @@ class CopulaPlan(ForecastPlan):
 
     def notes(self, forecast: Forecast) -> Iterator[str]:
         """Say how large errors will be."""
-        model = self.model
-        n = min(len(rows) for rows in model.rows.values())
-        yield from noise_statement(model._planned, n, model.epsilon, model.delta)
+        model, missing = self.model, getattr(self.model, "missing", None)
+        table = np.zeros((model.partition.n_entities, len(model.rows)), dtype=np.bool_)
+        for k, rows in enumerate(model.rows.values()):
+            table[rows, k] = True
+        groups = choose_groups(model._planned, table, missing or "pairs")
+        noise = PredictedNoise.of(groups, table)
+        yield from noise_statements(noise)
+        yield from large_noise(model._planned, noise.cross, noise.n, model.epsilon, model.delta)
+        if missing is not None:
+            yield METHODS[groups.method]
         for client in model._planned.columns:
             budget = model.partition.sites[client].policy.privacy
             if budget is not None:

@@ -32,7 +32,12 @@ class Inversion:
 
 
 def invert_products(
-    products: Floats, margins: Sequence[Margin], blocks: Sequence[slice], squared_radii: Sequence[float]
+    products: Floats,
+    margins: Sequence[Margin],
+    blocks: Sequence[slice],
+    squared_radii: Sequence[float],
+    *,
+    standardise: bool = False,
 ) -> Inversion:
     """Find the copula whose expected products of cut scores are the given ones.
 
@@ -43,6 +48,9 @@ def invert_products(
     margins : sequence of Margin, (p,)
     blocks, squared_radii
         Columns of each institution, and the squared length to which its part of a row is cut.
+    standardise : bool
+        Take the correlations of the scores, and let the margins say how large their variances are: for
+        covariances with means and variances of their own.
 
     Notes
     -----
@@ -62,6 +70,14 @@ def invert_products(
         found[upper], found.T[upper] = r, r
         return found
 
+    deviations = np.sqrt([margin.variance for margin in margins])
+
+    def in_units(found: Floats) -> Floats:
+        own = np.sqrt(np.maximum(np.diag(found), 1e-12))
+        scaled: Floats = found * np.outer(deviations / own, deviations / own)
+        return scaled if standardise else found
+
+    products = in_units(products)
     pairs = solve(products)
     correlation = nearest_correlation(pairs)
     for _ in range(ROUNDS):
@@ -70,7 +86,7 @@ def invert_products(
         cut = np.hstack(
             [_cut(full[:, block], radius) for block, radius in zip(blocks, squared_radii, strict=True)]
         )
-        pairs = solve(products - (cut.T @ cut - full.T @ full) / n)
+        pairs = solve(products - in_units(cut.T @ cut / n) + in_units(full.T @ full / n))
         earlier, correlation = correlation, nearest_correlation(pairs)
         if np.abs(correlation - earlier).max() < SETTLED:
             break

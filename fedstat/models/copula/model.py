@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from fedstat.errors import ModelError
 from fedstat.federation.partition.partition import ClientPartition
@@ -13,6 +13,7 @@ from fedstat.models.checks import check_choice, check_layout
 from fedstat.models.copula.asked import NoisePlan
 from fedstat.models.copula.bounds import Bounds, IntoBound, asinh, log
 from fedstat.models.copula.explain import CopulaPlan
+from fedstat.models.copula.patterns import Missing
 from fedstat.models.copula.protocol import fit_copula, plan_columns
 from fedstat.models.copula.request import LARGEST_DELTA, PrivateRelease
 from fedstat.models.copula.results import CopulaResults
@@ -20,8 +21,6 @@ from fedstat.models.copula.steps import FAMILY, INSTEAD
 from fedstat.models.explain import ForecastPlan
 
 __all__ = ["Bounds", "CopulaSynthesizer", "asinh", "log"]
-
-Method = Literal["auto", "pairs", "em"]
 
 
 class CopulaSynthesizer(PrivateRelease):
@@ -86,14 +85,14 @@ class CopulaSynthesizer(PrivateRelease):
         epsilon: float,
         bounds: Bounds | Mapping[str, IntoBound] | None = None,
         *,
-        missing: Method = "auto",
+        missing: Missing = "auto",
         delta: float = LARGEST_DELTA,
         columns: Sequence[str] | None = None,
         coordinator: str | None = None,
     ) -> None:
         check_layout(type(self).__name__, partition, "vertical")
         check_choice("missing", missing, ("auto", "pairs", "em"))
-        self.missing: Method = missing
+        self.missing: Missing = missing
         super().__init__(partition, epsilon, delta, self._choose(partition, columns), bounds, coordinator)
 
     @property
@@ -132,6 +131,7 @@ class CopulaSynthesizer(PrivateRelease):
             tuple(self.partition.sites),
             self.partition.n_entities,
             self._planned.rho,
+            self.missing,
         )
         fit = self.engine.run(self.receipted(protocol, ledger), ledger)
         return CopulaResults(fit, self.epsilon, self.delta, ledger)

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import combinations
-from typing import Literal
 
 import numpy as np
 
@@ -15,12 +14,20 @@ from fedstat.errors import EstimationError, SecurityError
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.federation.rounds.products import Conversation, Side
 from fedstat.federation.tables.published import PublishedColumn
-from fedstat.models.copula.asked import PLACES, NoisePlan
+from fedstat.models.copula.asked import PLACES, GramAsked, GramPlan, NoisePlan
 from fedstat.models.copula.inversion import Inversion, invert_products
 from fedstat.models.copula.margins import Bins, Margin, tree_depth
-from fedstat.models.copula.steps import SCORES
+from fedstat.models.copula.patterns import (
+    Groups,
+    Method,
+    Missing,
+    PatternMoments,
+    choose_groups,
+    fit_normal,
+)
+from fedstat.models.copula.steps import SCALED, SCORES
 from fedstat.records import to_json
-from fedstat.typing import Bools, Floats, Ints
+from fedstat.typing import Array, Bools, Floats, Ints
 
 FAR = 6.0
 """Standard deviations of noise beyond which counts do not add up by chance."""
@@ -55,18 +62,29 @@ class CopulaFit:
     """What a synthesis has released, and what was made of it.
 
     `margins` (p,) in the order of the columns, `products` (p, p) mean products of cut scores with their
-    noise, `pairs` (p, p) entities behind each, `noise` (p, p) the deviation of the noise on each mean.
+    noise, or with `method` "em" their covariance, `pairs` (p, p) entities behind each, `noise` (p, p) the
+    deviation of the noise on each. `sums` has the missing patterns by which products were summed.
     """
 
     plan: NoisePlan
+    sums: GramPlan
     margins: tuple[Margin, ...]
     products: Floats
     pairs: Ints
     noise: Floats
     inversion: Inversion
-    method: Literal["complete", "pairs", "em"]
+    method: Method
     entities: Mapping[str, int]
     n: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SumsByGroup:
+    """Sums of products (G, q, q), symmetric, with noise; squares and sums of scores (G, q), or zeros."""
+
+    products: Floats
+    squares: Floats
+    totals: Floats
 
 
 def plan_columns(
@@ -91,6 +109,7 @@ def fit_copula(
     sites: Sequence[str],
     n_entities: int,
     rho: Fraction,
+    missing: Missing,
 ) -> Rounds[CopulaFit]:
     """Ask for all that a copula is made of.
 
@@ -106,6 +125,7 @@ def fit_copula(
     n_entities : int
     rho : Fraction
         The budget.
+    missing : {"auto", "pairs", "em"}
     """
     clients = list(bounds)
     replies = yield [asking.ask(c, "find_complete", to_json(tuple(bounds[c]))) for c in clients]
@@ -114,26 +134,54 @@ def fit_copula(
     counts = {client: present.count(client) for client in clients}
     plan = plan_columns(bounds, counts, rho)
     table = present.table(clients)
-    require_pairs(table, clients)
+    groups = choose_groups(plan, table, missing)
+    behind = groups.behind(table)
+    _require(behind, clients, groups.method)
     margins = yield from ask_margins(asking, plan, present)
-    products, noise = yield from ask_products(asking, plan, present, margins, sites)
-    pairs = _pairs(table, list(map(plan.width, clients)))
-    np.divide(products, pairs, out=products)
-    blocks = list(plan.places().values())
+    asks = {client: groups.plan.asked(client) for client in clients}
+    held = {c: groups.of_client(c, table[:, k])[rows[c]] for k, c in enumerate(clients)}
+    sums = yield from ask_sums(asking, plan, asks, held, present, margins, sites)
+    by_pattern = groups.method == "em"
+    pairs = _of_columns(plan, behind)
+    products = _covariance(plan, groups, sums) if by_pattern else sums.products[0] / pairs
     flat = [margin for client in clients for margin in margins[client]]
     radii = [float(plan.radius(client)) for client in clients]
-    used = int(np.count_nonzero(table.any(axis=1)))
+    blocks = list(plan.places().values())
     return CopulaFit(
         plan=plan,
+        sums=groups.plan,
         margins=tuple(flat),
         products=products,
         pairs=pairs,
-        noise=noise / pairs,
-        inversion=invert_products(products, flat, blocks, radii),
-        method="complete" if table[table.any(axis=1)].all() else "pairs",
+        noise=_of_columns(plan, groups.noise(table)) * np.sqrt(_shares(plan)) / pairs,
+        inversion=invert_products(products, flat, blocks, radii, standardise=by_pattern),
+        method=groups.method,
         entities=counts,
-        n=used,
+        n=int(np.count_nonzero(table.any(axis=1))),
     )
+
+
+def _of_columns(plan: NoisePlan, of_clients: Array) -> Array:
+    """Give every pair of columns what its clients have: (K, K) -> (p, p)."""
+    widths = list(map(plan.width, plan.columns))
+    return np.repeat(np.repeat(of_clients, widths, axis=0), widths, axis=1)
+
+
+def _shares(plan: NoisePlan) -> Ints:
+    """Of how many clients each product of columns has noise: (q, q)."""
+    owners = np.repeat(np.arange(len(plan.columns)), list(map(plan.width, plan.columns)))
+    return np.where(owners[:, None] == owners, 1, 2)
+
+
+def _covariance(plan: NoisePlan, groups: Groups, sums: SumsByGroup) -> Floats:
+    """Return the covariance of scores, (p, p), by maximum likelihood over missing patterns."""
+    places, moments = plan.places(), []
+    for g, (pattern, n) in enumerate(zip(groups.plan.patterns, groups.counts.tolist(), strict=True)):
+        held = np.concatenate([np.arange(places[k].start, places[k].stop) for k in pattern])
+        second = sums.products[g][np.ix_(held, held)].copy()
+        np.fill_diagonal(second, sums.squares[g][held])
+        moments.append(PatternMoments.of_noisy(n, held, sums.totals[g][held] / n, second / n))
+    return fit_normal(moments, plan.p)[1]
 
 
 def ask_margins(asking: Conversation, plan: NoisePlan, present: Present) -> Rounds[dict[str, list[Margin]]]:
@@ -185,65 +233,84 @@ def ask_products(
 
     Returned are the matrix (q, q), symmetric, and the standard deviations of its noise.
     """
-    clients = list(plan.columns)
-    group = {client: np.where(present.seen[client], 0, -1) for client in clients}
+    asks = {client: plan.gram_asked(client, 1) for client in plan.columns}
+    group = {client: np.where(present.seen[client], 0, -1) for client in plan.columns}
+    sums = yield from ask_sums(asking, plan, asks, group, present, margins, sites)
+    return sums.products[0], np.sqrt(_shares(plan)) * plan.product_deviation(1)
+
+
+def ask_sums(
+    asking: Conversation,
+    plan: NoisePlan,
+    asks: Mapping[str, GramAsked],
+    group: Mapping[str, Ints],
+    present: Present,
+    margins: Mapping[str, Sequence[Margin]],
+    sites: Sequence[str],
+) -> Rounds[SumsByGroup]:
+    """Ask for sums of products by group; `asks` are for each client, `group` (n_k,) -1 for no part."""
+    clients, places = list(plan.columns), plan.places()
     replies = yield [
         asking.ask(
             client,
             "release_gram",
-            to_json(plan.gram_asked(client, 1)),
+            to_json(asks[client]),
             probabilities=np.concatenate([margin.probabilities for margin in margins[client]]),
             group=group[client],
         )
         for client in clients
     ]
-    places = plan.places()
-    q = sum(map(plan.width, clients))
-    upper = np.zeros((q, q))
+    asked, q = asks[clients[0]], sum(map(plan.width, clients))
+    G = asked.groups
+    products, squares, totals = np.zeros((G, q, q)), np.zeros((G, q)), np.zeros((G, q))
     for reply in replies:
         place = places[reply.site]
-        i, j = np.triu_indices(place.stop - place.start, 1)
-        upper[place.start + i, place.start + j] = np.ldexp(
-            reply.arrays["grams"][0].astype(np.float64), -2 * PLACES
-        )
-    sides = {
-        client: Side(client, SCORES, places[client], present.rows[client], group[client])
-        for client in clients
-    }
-    pairs = [(sides[a], sides[b]) for a, b in combinations(clients, 2)]
-    multiplied = yield from asking.multiply(pairs, sites, 1, present.n_entities, PLACES, plan.agreed)
+        size = place.stop - place.start
+        i, j = np.triu_indices(size, 1)
+        own = np.ldexp(reply.arrays["grams"].astype(np.float64), -2 * PLACES)
+        products[:, place.start + i, place.start + j] = own[:, : len(i)]
+        if asked.with_moments:
+            squares[:, place], totals[:, place] = own[:, len(i) : len(i) + size], own[:, len(i) + size :]
+
+    def side(columns: str, client: str, other: str) -> Side:
+        both = np.isin(group[client], asks[client].together(other))
+        code = np.where(both, group[client], -1)
+        return Side(client, columns, places[client], present.rows[client], code)
+
+    pairs = [(side(SCALED, a, b), side(SCORES, b, a)) for a, b in combinations(clients, 2)]
+    multiplied = yield from asking.multiply(pairs, sites, G, present.n_entities, PLACES, plan.agreed)
     for one in multiplied:
-        upper[one.a.place, one.b.place] = one.products[0]
-    owners = np.repeat(np.arange(len(clients)), list(map(plan.width, clients)))
-    shares = np.where(owners[:, None] == owners, 1, 2)
-    noise = np.sqrt(shares) * plan.product_deviation(1)
+        products[:, one.a.place, one.b.place] = one.products
+    scales = asked.scales.astype(np.float64)
     # Shares that do not fit together add up to random words: far beyond any sum of cut scores.
-    largest = float(max(map(plan.radius, clients)))
-    if (np.abs(upper) > largest * present.n_entities + 10.0 * noise).any():
+    most = float(max(map(plan.radius, clients))) * present.n_entities * scales
+    if (np.abs(products) > most[:, None, None] + 20.0 * math.sqrt(asked.variance) / 4.0**PLACES).any():
         raise SecurityError(
             "the shares of a product do not fit together: what was dealt, or a share, is wrong; nothing of "
             "it is used"
         )
-    return upper + upper.T, noise
-
-
-def _pairs(table: Bools, sizes: Sequence[int]) -> Ints:
-    """Count the entities behind each pair of columns: (p, p)."""
-    held = table.astype(np.int64)
-    return np.repeat(np.repeat(held.T @ held, sizes, axis=0), sizes, axis=1)
+    upper = products / scales[:, None, None]
+    both = upper + upper.transpose(0, 2, 1)
+    return SumsByGroup(both, squares / scales[:, None], totals / scales[:, None])
 
 
 def require_pairs(table: Bools, clients: Sequence[str]) -> None:
     """Require enough entities, (n, K) of bool, of every pair of clients."""
     held = table.astype(np.int64)
-    both = held.T @ held
+    _require(held.T @ held, clients, "pairs")
+
+
+def _require(both: Ints, clients: Sequence[str], method: Method) -> None:
     few = [
         f"'{clients[a]}' and '{clients[b]}' ({both[a, b]:,})"
         for a, b in combinations(range(len(clients)), 2)
         if both[a, b] < FEWEST
     ]
-    if few:
-        raise EstimationError(
-            f"fewer than {FEWEST} entities are complete at both of: {', '.join(few)}. Leave one of the two "
-            "out"
-        )
+    if not few:
+        return
+    merged, remedy = "", "Leave one of the two out"
+    if method == "em":
+        merged, remedy = ", small patterns merged", "Take missing='pairs', a larger epsilon, or leave one out"
+    raise EstimationError(
+        f"fewer than {FEWEST} entities are complete at both of{merged}: {', '.join(few)}. {remedy}"
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Annotated, Literal, Self
+from typing import Annotated, Self
 
 import numpy as np
 import pandas as pd
@@ -15,23 +15,16 @@ from fedstat.federation.account.ledger import Ledger
 from fedstat.inference.summary import header_sheet, what_left
 from fedstat.inference.tables import Sheet, SheetSummary
 from fedstat.models.checks import check_whole
-from fedstat.models.copula.asked import NoisePlan
-from fedstat.models.copula.explain import cost_statements, noise_statement
+from fedstat.models.copula.asked import GramPlan, NoisePlan
+from fedstat.models.copula.explain import cost_statements, large_noise
 from fedstat.models.copula.inversion import Inversion
 from fedstat.models.copula.margins import Bins, Margin
+from fedstat.models.copula.patterns import METHODS, Method
 from fedstat.models.copula.protocol import CopulaFit
 from fedstat.models.saved import Saveable, SavedLedger
 from fedstat.privacy.zcdp import epsilon_of_zcdp
 from fedstat.records import Least
 from fedstat.typing import Floats, Matrix
-
-METHODS = {
-    "complete": "every entity is complete at every institution",
-    "pairs": "each correlation rests on the entities that both institutions have",
-    "em": "maximum likelihood over missing patterns",
-}
-SHOWN = 60
-"""Columns that a summary lists."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,6 +32,8 @@ class CopulaRecord:
     """What a file of results holds."""
 
     columns: Mapping[str, tuple[Bins, ...]]
+    patterns: tuple[tuple[str, ...], ...]
+    moments: bool
     probabilities: Floats
     correlation: Matrix
     products: Matrix
@@ -48,7 +43,7 @@ class CopulaRecord:
     rho: str
     epsilon: float
     delta: float
-    method: Literal["complete", "pairs", "em"]
+    method: Method
     entities: Mapping[str, int]
     n: Annotated[int, Least(1)]
     ledger: SavedLedger | None
@@ -113,11 +108,11 @@ class CopulaResults(Saveable, saved_as="fedstat copula results 1", record=Copula
         The first row is the whole record against the coordinator; the others are the part of a record at one
         institution against the coordinator and all other institutions together.
         """
-        plan = self.fit_.plan
-        margins = sum((plan.margins_cost(c) for c in plan.columns), Fraction(0))
-        rows = [("the coordinator", "whole record", margins, plan.coordinator_cost() - margins)]
+        plan, sums = self.fit_.plan, self.fit_.sums
+        margins = plan.all_margins_cost()
+        rows = [("the coordinator", "whole record", margins, sums.coordinator_cost() - margins)]
         rows += [
-            ("all others together", f"its part at {c}", plan.margins_cost(c), plan.products_cost(c))
+            ("all others together", f"its part at {c}", plan.margins_cost(c), sums.products_cost(c))
             for c in plan.columns
         ]
         return pd.DataFrame(
@@ -196,7 +191,7 @@ class CopulaResults(Saveable, saved_as="fedstat copula results 1", record=Copula
                 str(len(bins)),
                 f"{self.fit_.entities[client]:,}",
                 f"{epsilon_of_zcdp(plan.margins_cost(client), self.delta):.3g}",
-                f"{epsilon_of_zcdp(plan.site_cost(client), self.delta):.3g}",
+                f"{epsilon_of_zcdp(self.fit_.sums.site_cost(client), self.delta):.3g}",
                 what_left(client, kinds),
             )
             for client, bins in plan.columns.items()
@@ -206,14 +201,16 @@ class CopulaResults(Saveable, saved_as="fedstat copula results 1", record=Copula
 
     def _notes(self) -> Iterator[str]:
         fit = self.fit_
-        yield from cost_statements(fit.plan, self.delta)
-        yield from noise_statement(fit.plan, int(np.median(fit.pairs)), self.epsilon, self.delta)
+        yield from cost_statements(fit.sums, self.delta)
+        upper = np.triu_indices(len(self.columns), 1)
+        noise, n = float(np.median(self.noise.to_numpy()[upper])), int(np.median(fit.pairs[upper]))
+        yield from large_noise(fit.plan, noise, n, self.epsilon, self.delta)
         yield (
             "Rows are drawn from a Gaussian copula with the released margins: whatever is not a correlation "
             "of ranks, such as humps, interactions and joint tails, is not in them. No standard error of an "
             "analysis of synthetic rows counts the noise."
         )
-        yield f"Missing blocks: {METHODS[fit.method]}."
+        yield METHODS[fit.method]
         if fit.inversion.moved > 0.0:
             yield (
                 f"The correlations of single pairs make no correlation matrix; the nearest one is "
@@ -233,6 +230,8 @@ class CopulaResults(Saveable, saved_as="fedstat copula results 1", record=Copula
         fit = self.fit_
         return CopulaRecord(
             columns=fit.plan.columns,
+            patterns=fit.sums.patterns,
+            moments=fit.sums.moments,
             probabilities=np.concatenate([margin.probabilities for margin in fit.margins]),
             correlation=fit.inversion.correlation,
             products=fit.products,
@@ -253,8 +252,10 @@ class CopulaResults(Saveable, saved_as="fedstat copula results 1", record=Copula
         """Rebuild the results."""
         bins = [one for group in record.columns.values() for one in group]
         parts = np.split(record.probabilities, np.cumsum([one.count for one in bins])[:-1])
+        plan = NoisePlan(Fraction(record.rho), record.columns)
         fit = CopulaFit(
-            plan=NoisePlan(Fraction(record.rho), record.columns),
+            plan=plan,
+            sums=GramPlan(plan, record.patterns, record.moments),
             margins=tuple(Margin(one, part) for one, part in zip(bins, parts, strict=True)),
             products=record.products,
             pairs=record.pairs.astype(np.int64),

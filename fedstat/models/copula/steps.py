@@ -8,6 +8,7 @@ numbers are in no bin, and infinite ones at the end of their range.
 from __future__ import annotations
 
 import hashlib
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -29,15 +30,14 @@ from fedstat.models.copula.asked import (
     PLACES,
     GramAsked,
     MarginsAsked,
-    squared_of_cross,
-    squared_of_own,
+    SumsAsked,
 )
 from fedstat.models.copula.margins import Bins, Margin
 from fedstat.records import from_json, to_json
 from fedstat.typing import Array, Bools, Floats, Ints
 
 FAMILY = "copula"
-SCORES = "scores"
+SCORES, SCALED = "scores", "scaled scores"
 ASKED = "copula columns"
 NEAR = 1e-9
 """By how much probabilities that came with a question may miss a sum of one."""
@@ -132,9 +132,11 @@ def release_gram(
 ) -> tuple[dict[str, Array], str]:
     """Sum the products of the site's own scores above the diagonal, by group: ``grams`` (G, q (q - 1) / 2).
 
-    `probabilities` are those of all bins, one column after the other, as made of the margins that were
-    released; `group` (n_rows,) is -1 for rows that take no part. The scores stay for the products with other
-    institutions. The door adds the noise.
+    With moments, squares and sums of scores follow, (G, q (q - 1) / 2 + 2 q), all in units of 4^-PLACES and
+    multiplied by the scale of the group. `probabilities` are those of all bins, one column after the other,
+    as made of the margins that were released; `group` (n_rows,) is -1 for rows that take no part. The scores
+    stay for the products with other institutions, whose noise is paid for here, by one charge for all of it;
+    so this question is never the same again.
     """
     asked = from_json(form, text, f"{data.name}: the products asked for")
     coded = state.use("copula codes", CodedRows, "its margins come first; ask 'release_margins'")
@@ -142,16 +144,21 @@ def release_gram(
     if (group[~coded.keep] >= 0).any() or group.max(initial=-1) >= asked.groups:
         raise MessageError(f"{data.name}: groups are of the rows of the margins, below {asked.groups}")
     margins = read_margins(data.name, coded.bins, probabilities)
-    scores = asked.score(margins, coded.codes)
+    scores, here = asked.score(margins, coded.codes), group >= 0
     q = scores.shape[1]
-    squared = squared_of_own(asked.radius(q), q)
-    digest = digest_of(probabilities, group)
-    canonical = f"{to_json([to_json(one) for one in coded.bins])} {to_json(asked)} {digest}"
+    squared = asked.squared(q, np.unique(group[here]).tolist())
+    canonical = f"{to_json(asked)} {digest_of(probabilities, group)} {secrets.token_hex(16)}"
     state.tell(Entities(fewest(group)), NoiseOwed("grams", canonical, squared, Fraction(asked.variance)))
-    here = group >= 0
     grams = grouped_gram(scores[here], scores[here], group[here], asked.groups)
+    sums = grams[:, *np.triu_indices(q, 1)]
+    if asked.with_moments:
+        one = np.full((int(np.count_nonzero(here)), 1), 2**PLACES)
+        totals = grouped_gram(scores[here], one, group[here], asked.groups)[:, :, 0]
+        sums = np.hstack([sums, np.diagonal(grams, axis1=1, axis2=2), totals])
+    if not sums.size:  # of one column there are none, and the products with others are to be paid for
+        sums = np.zeros((asked.groups, 1), dtype=np.int64)
     state.keep("copula scores", CutScores(scores, group, asked, canonical), int(np.count_nonzero(here)))
-    return {"grams": grams[:, *np.triu_indices(q, 1)]}, ""
+    return {"grams": sums * asked.scales[:, None]}, ""
 
 
 def read_margins(site: str, bins: Sequence[Bins], probabilities: Floats) -> list[Margin]:
@@ -181,10 +188,15 @@ def digest_of(*arrays: Array) -> str:
 
 
 def columns_of(data: SiteData, state: State, which: str) -> tuple[Floats, None]:
-    """Return the cut scores, (n_rows, p): multiples of 2^-PLACES, which the fixed point holds exactly."""
-    if which != SCORES:
+    """Return the cut scores, (n_rows, p): multiples of 2^-PLACES, which the fixed point holds exactly.
+
+    Those of the first institution of a product are multiplied by the scale of each row's group.
+    """
+    held = state.use(*KEPT)
+    if which not in (SCORES, SCALED):
         raise MessageError(f"{data.name}: has no columns '{which}' in this session")
-    return np.ldexp(state.use(*KEPT).scores.astype(np.float64), -PLACES), None
+    scores = np.ldexp(held.scores.astype(np.float64), -PLACES)
+    return scores * (held.asked.scales[held.group, None] if which == SCALED else 1), None
 
 
 def rows_of(state: State, which: str) -> Ints:
@@ -197,26 +209,28 @@ def behind_product(
 ) -> tuple[tuple[Entities, NoiseOwed], Callable[[], None]]:
     """Tell the noise that a share of a product is to have: one share for each peer, of its declared columns.
 
-    It is drawn anew for every product. What was told of the peer's columns cannot be held against them here,
-    and noise that stood while these change would cancel in a difference.
+    It is paid for already, but for a unit, and drawn anew for every product. What was told of the peer's
+    columns cannot be held against them here, and noise that stood while these change would cancel in a
+    difference.
     """
-    held = state.use(*KEPT)
-    own, others = part.product.columns_a, part.product.columns_b
-    own, others = (own, others) if part.first else (others, own)
-    planned = part.bits == PLACES and held.asked.peers.get(part.peer) == others
-    if not planned or part.peer in held.shared or not part.number.startswith(held.asked.agreed):
-        raise MessageError(f"{data.name}: this product with '{part.peer}' is not the one that was planned")
-    if part.product.groups != held.asked.groups or not np.array_equal(group, held.group[rows]):
-        raise MessageError(f"{data.name}: this product has other groups than its own part")
-    owed = NoiseOwed(
-        "share",
-        f"{part.peer} {held.digest}",
-        squared_of_cross(held.asked.radius(own), held.asked.peer_radius(part.peer)),
-        Fraction(held.asked.variance),
-    )
+    held, where = state.use(*KEPT), f"{data.name}: this product with '{part.peer}'"
+    product, asked = part.product, held.asked
+    others = product.columns_b if part.first else product.columns_a
+    planned = part.bits == PLACES and asked.peers.get(part.peer) == others
+    # Of the two, the first scales; each holds itself to it, so that no product is scaled twice.
+    planned = planned and part.columns == (SCALED if part.first else SCORES)
+    if not planned or part.peer in held.shared or not part.number.startswith(asked.agreed):
+        raise MessageError(f"{where} is not the one that was planned")
+    if product.groups != asked.groups or not np.array_equal(group, held.group[rows]):
+        raise MessageError(f"{where} has other groups than its own part")
+    if not np.isin(group, asked.together(part.peer)).all():
+        raise MessageError(f"{where} has entities of a pattern without it")
+    owed = NoiseOwed("share", f"{part.peer} {held.digest}", UNIT, Fraction(asked.variance))
     return (Entities(fewest(group)), owed), partial(held.shared.add, part.peer)
 
 
+UNIT = 1
+"""Square of a sensitivity, beside those of 2^60 and more: doors give no noise for nothing."""
 KEPT = ("copula scores", CutScores, "its own products come first; ask 'release_gram'")
 
 
@@ -300,5 +314,5 @@ def invented_steps(family: str) -> Mapping[tuple[str, str], Step]:
     }
 
 
-STEPS = release_steps(GramAsked)
+STEPS = release_steps(SumsAsked)
 INSTEAD = invented_steps(FAMILY)

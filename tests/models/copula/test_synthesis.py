@@ -78,7 +78,7 @@ def test_every_sum_of_products_has_the_noise_that_was_paid_for(fitted):
     z = ((fit.products - U.T @ U / N) / fit.noise)[upper]
     assert (z != 0.0).all()
     assert 1.0 < (z**2).sum() < 25.0  # chi-square of 6: probability below .001 on either side
-    one_share = fit.plan.product_deviation(1) / N
+    one_share = fit.sums.deviation(0, 1) / N
     owners = ["A", "A", "B", "C"]
     for i, j in zip(*upper, strict=True):
         shares = 1 if owners[i] == owners[j] else 2
@@ -90,7 +90,7 @@ def test_sites_were_charged_what_the_plan_says_and_no_more_than_epsilon(fitted):
     for client in COLUMNS:
         charges = model.partition.sites[client].account.charges
         # every charge is rounded up a little
-        assert 0 <= charges.spent - result.fit_.plan.site_cost(client) < 1e-15
+        assert 0 <= charges.spent - result.fit_.sums.site_cost(client) < 1e-15
         assert epsilon_of_zcdp(charges.spent, 1e-6) <= 5.0
     assert (result.privacy["epsilon"] <= 5.0).all()
     assert result.privacy["epsilon"].max() == pytest.approx(5.0, rel=1e-3)
@@ -107,9 +107,8 @@ def test_the_same_margins_cost_nothing_again_and_products_do():
     assert (first.margins["probability"] == second.margins["probability"]).all()
     assert not np.allclose(first.correlation, second.correlation, atol=1e-9)
     for client in COLUMNS:
-        # The own block is the same question as well; noise on shares is drawn anew.
         more = model.partition.sites[client].account.charges.spent - spent[client]
-        assert Fraction(0) < more <= first.fit_.plan.products_cost(client) + Fraction(1, 2**50)
+        assert Fraction(0) < more <= first.fit_.sums.products_cost(client) + Fraction(1, 2**50)
 
 
 def test_what_passes_is_noisy_or_public_or_hidden(fitted):
@@ -207,7 +206,7 @@ def test_levels_that_are_not_listed_name_the_column_and_no_level():
 def test_missing_values_are_missing_at_their_institution():
     frame = rows()
     frame.loc[10:209, "d"] = np.nan
-    fit = synthesizer(frame).fit()
+    fit = synthesizer(frame, missing="pairs").fit()
     assert fit.fit_.entities == {"A": N, "B": N, "C": N - 200}
     assert fit.fit_.method == "pairs"
     assert fit.fit_.pairs[0, 3] == N - 200
