@@ -131,7 +131,7 @@ def _needed(noise: NoisePlan, clients: Sequence[str], pattern: Sequence[bool]) -
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PatternMoments:
+class ScoredPattern:
     """Of one pattern: entities, observed columns (q,), means (q,) and second moments (q, q) of scores."""
 
     n: int
@@ -140,14 +140,14 @@ class PatternMoments:
     second: Floats
 
     @classmethod
-    def of_noisy(cls, n: int, observed: Ints, mean: Floats, second: Floats) -> PatternMoments:
+    def of_noisy(cls, n: int, observed: Ints, mean: Floats, second: Floats) -> ScoredPattern:
         """Make the covariance of noisy moments positive."""
         values, vectors = np.linalg.eigh(second - np.outer(mean, mean))
         covariance = (vectors * np.maximum(values, FLOOR)) @ vectors.T
         return cls(n, observed, mean, covariance + np.outer(mean, mean))
 
 
-def fit_normal(moments: Sequence[PatternMoments], p: int) -> tuple[Floats, Floats]:
+def fit_normal(moments: Sequence[ScoredPattern], p: int) -> tuple[Floats, Floats]:
     """Return mean (p,) and covariance (p, p) of a normal law by EM from moments by pattern.
 
     Right where records are missing by what is observed (at random).

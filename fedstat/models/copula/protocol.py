@@ -21,7 +21,7 @@ from fedstat.models.copula.patterns import (
     Groups,
     Method,
     Missing,
-    PatternMoments,
+    ScoredPattern,
     choose_groups,
     fit_normal,
 )
@@ -180,7 +180,7 @@ def _covariance(plan: NoisePlan, groups: Groups, sums: SumsByGroup) -> Floats:
         held = np.concatenate([np.arange(places[k].start, places[k].stop) for k in pattern])
         second = sums.products[g][np.ix_(held, held)].copy()
         np.fill_diagonal(second, sums.squares[g][held])
-        moments.append(PatternMoments.of_noisy(n, held, sums.totals[g][held] / n, second / n))
+        moments.append(ScoredPattern.of_noisy(n, held, sums.totals[g][held] / n, second / n))
     return fit_normal(moments, plan.p)[1]
 
 

@@ -218,7 +218,7 @@ class CopulaResults(Saveable, saved_as="fedstat copula results 1", record=Copula
             )
         yield (
             "Public, and never taken from the data: bounds and levels of the columns, numbers of entities, "
-            "who has a record where. Noise is discrete Gaussian from the operating system's randomness; each "
+            "who has a record where. Noise is exact discrete Gaussian, of each site's own secret; each "
             "institution adds its own before anything leaves, and nobody, dealer included, holds a sum "
             "without. The same margins asked for again cost nothing; products are charged anew."
         )

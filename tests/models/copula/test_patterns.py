@@ -16,7 +16,7 @@ from fedstat.models.copula.asked import (
     squared_radius,
 )
 from fedstat.models.copula.margins import Bins
-from fedstat.models.copula.patterns import PatternMoments, choose_groups, fit_normal
+from fedstat.models.copula.patterns import ScoredPattern, choose_groups, fit_normal
 
 SIZES = {"A": 2, "B": 5, "C": 1}
 COLUMNS = {k: tuple(Bins(f"{k}{j}", (0, 1)) for j in range(p)) for k, p in SIZES.items()}
@@ -122,8 +122,8 @@ def test_em_is_the_factored_estimate_of_monotone_patterns():
     both = np.arange(900) < 350
     z = np.column_stack([x, y])[both]
     every = [
-        PatternMoments(350, np.arange(3), z.mean(axis=0), z.T @ z / 350),
-        PatternMoments(550, np.arange(2), x[~both].mean(axis=0), x[~both].T @ x[~both] / 550),
+        ScoredPattern(350, np.arange(3), z.mean(axis=0), z.T @ z / 350),
+        ScoredPattern(550, np.arange(2), x[~both].mean(axis=0), x[~both].T @ x[~both] / 550),
     ]
     mean, S = fit_normal(every, 3)
     known_mean, known = x.mean(axis=0), np.cov(x.T, bias=True)
