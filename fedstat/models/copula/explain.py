@@ -14,7 +14,7 @@ from fedstat.federation.forecast.forecast import Forecast
 from fedstat.kernels.hermite import expand_steps
 from fedstat.models.copula.asked import GramPlan, NoisePlan
 from fedstat.models.copula.margins import Bins
-from fedstat.models.copula.patterns import METHODS, Groups, choose_groups
+from fedstat.models.copula.patterns import METHODS, SummedPatterns, choose_groups
 from fedstat.models.explain import ForecastPlan
 from fedstat.privacy.zcdp import epsilon_of_zcdp, rho_of_budget
 from fedstat.typing import Bools
@@ -36,7 +36,7 @@ class PredictedNoise:
     n: int
 
     @classmethod
-    def of(cls, groups: Groups, table: Bools) -> PredictedNoise:
+    def of(cls, groups: SummedPatterns, table: Bools) -> PredictedNoise:
         """Predict them from who has whom, (n, K), with even margins."""
         columns = groups.plan.columns
         inverse = np.array([_slope(one) ** -2.0 for bins in columns.values() for one in bins])

@@ -40,7 +40,7 @@ SETTLED = 1e-6
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Groups:
+class SummedPatterns:
     """Missing patterns that are summed by themselves, and the group of each entity, -1 for none: (n,)."""
 
     method: Method
@@ -73,13 +73,13 @@ class Groups:
         return np.sqrt(variance)
 
 
-def choose_groups(noise: NoisePlan, table: Bools, missing: Missing) -> Groups:
+def choose_groups(noise: NoisePlan, table: Bools, missing: Missing) -> SummedPatterns:
     """Choose how missing blocks are dealt with, from who has whom: (n, K)."""
     clients = list(noise.columns)
     used = table.any(axis=1)
-    by_pairs = Groups("pairs", GramPlan.of_all(noise), np.where(used, 0, -1))
+    by_pairs = SummedPatterns("pairs", GramPlan.of_all(noise), np.where(used, 0, -1))
     if table[used].all():
-        return Groups("complete", by_pairs.plan, by_pairs.group)
+        return SummedPatterns("complete", by_pairs.plan, by_pairs.group)
     if missing == "pairs":
         return by_pairs
     by_pattern = merge_patterns(noise, clients, table)
@@ -88,14 +88,14 @@ def choose_groups(noise: NoisePlan, table: Bools, missing: Missing) -> Groups:
     return by_pairs
 
 
-def _rarest_noise(groups: Groups, table: Bools) -> float:
+def _rarest_noise(groups: SummedPatterns, table: Bools) -> float:
     """Return the noise on the mean products of the client with the fewest entities, over all its patterns."""
     each = np.diag(groups.behind(table))
     k = int(each.argmin())
     return float(groups.noise(table)[k, k] / each[k]) if each[k] else math.inf
 
 
-def merge_patterns(noise: NoisePlan, clients: Sequence[str], table: Bools) -> Groups:
+def merge_patterns(noise: NoisePlan, clients: Sequence[str], table: Bools) -> SummedPatterns:
     """Let small patterns lose their rarest client, until each is large beside the noise on its sums."""
     patterns, code = np.unique(table, axis=0, return_inverse=True)
     code = code.ravel()
@@ -119,7 +119,7 @@ def merge_patterns(noise: NoisePlan, clients: Sequence[str], table: Bools) -> Gr
         [kept.index(target[p]) if target[p] in kept else -1 for p in map(tuple, patterns.tolist())]
     )
     names = tuple(tuple(c for c, held in zip(clients, one, strict=True) if held) for one in kept)
-    return Groups("em", GramPlan(noise, names, moments=True), number[code])
+    return SummedPatterns("em", GramPlan(noise, names, moments=True), number[code])
 
 
 def _needed(noise: NoisePlan, clients: Sequence[str], pattern: Sequence[bool]) -> float:

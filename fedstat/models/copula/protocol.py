@@ -18,10 +18,10 @@ from fedstat.models.copula.asked import PLACES, GramAsked, GramPlan, NoisePlan
 from fedstat.models.copula.inversion import Inversion, invert_products
 from fedstat.models.copula.margins import Bins, Margin, tree_depth
 from fedstat.models.copula.patterns import (
-    Groups,
     Method,
     Missing,
     ScoredPattern,
+    SummedPatterns,
     choose_groups,
     fit_normal,
 )
@@ -173,7 +173,7 @@ def _shares(plan: NoisePlan) -> Ints:
     return np.where(owners[:, None] == owners, 1, 2)
 
 
-def _covariance(plan: NoisePlan, groups: Groups, sums: SumsByGroup) -> Floats:
+def _covariance(plan: NoisePlan, groups: SummedPatterns, sums: SumsByGroup) -> Floats:
     """Return the covariance of scores, (p, p), by maximum likelihood over missing patterns."""
     places, moments = plan.places(), []
     for g, (pattern, n) in enumerate(zip(groups.plan.patterns, groups.counts.tolist(), strict=True)):
