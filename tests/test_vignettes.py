@@ -199,6 +199,7 @@ CLAIMS = {
         assert 0.7 < of_a.loc[0.1, "independent"] < 0.8 and of_a.loc[0.0, "independent"] > 0.935
         every = figures[(figures["design"] == "four") & (figures["method"] == "free")]
         assert every["coverage"].between(0.935, 0.965).mean() > 0.9 and every["coverage"].min() > 0.915
+        assert held["mean"]["free"].between(0.93, 0.97).all() and held["min"]["independent"].min() < 0.1
         assert small["largest bias in std errors"].max() < 0.11
         assert small["lowest coverage"].min() > 0.925 and small["highest coverage"].max() < 0.975
         of_d = rows[(rows["method"] == "small sample") & rows["coefficient"].isin(["D1", "D2"])]
