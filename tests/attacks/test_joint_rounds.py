@@ -15,15 +15,16 @@ from wiretap import tapped
 
 import fedstat as fs
 from fedstat.errors import PolicyError
+from fedstat.kernels.glm.quadrature import BY_M, BY_MM, BY_V, LOGIT, marginal_likelihood
 from fedstat.models.vfem.joint.protocol import JointIteration
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 NAMES = tuple(WIDTHS)
 
 
-def model_of(frames, policy="open"):
+def model_of(frames, policy="open", **options):
     partition = fs.ClientPartition.from_frames(frames, on="k", policy=policy)
-    return fs.VFEMRegression.from_formula("y ~ .", partition, family=sm.families.Binomial())
+    return fs.VFEMRegression.from_formula("y ~ .", partition, family=sm.families.Binomial(), **options)
 
 
 def rows_and_guess(wire, frames, clients):
@@ -102,6 +103,47 @@ def test_two_sums_at_predictors_that_differ_at_one_entity_are_its_row(monkeypatc
     X = np.column_stack([frames[c].drop(columns="k") for c in NAMES])
     Z = (X - X.mean(axis=0)) / X.std(axis=0)
     np.testing.assert_allclose(difference[1:] / difference[0], Z[entity], atol=1e-4)
+
+
+def responses_of_pattern(wire, pattern, code):
+    """Solve for the responses of a pattern: every number that is told of it is linear in each of them."""
+    here = np.flatnonzero(code == pattern)
+    asks = [(a, r) for a, r in wire.passed if (a.site, a.step) == ("Holder", "glm_evaluate")]
+    rows, told = [], []
+    for ask, reply in asks:
+        if "sums" not in reply.arrays:
+            continue
+        given = ask.arrays
+        m = np.ascontiguousarray(given["predictor"][here] + given["centre"][pattern])
+        v = np.full(len(here), given["spread"][pattern])
+        by_response = []
+        for y in (0.0, 1.0):
+            t = marginal_likelihood(LOGIT, np.full(len(here), y), m, v)
+            by_response.append(np.array([t[BY_M], t[BY_V], -t[BY_MM], t[BY_V] ** 2]))
+        zero, one = by_response
+        rows.append(one - zero)
+        told.append(reply.arrays["sums"][pattern] - zero.sum(axis=1))
+    A, b = np.vstack(rows), np.concatenate(told)
+    use = np.linalg.norm(A, axis=1) > 1e-12
+    A, b = A[use] / np.linalg.norm(A[use], axis=1)[:, None], b[use] / np.linalg.norm(A[use], axis=1)
+    return here, np.linalg.lstsq(A, b, rcond=1e-12)[0] > 0.5
+
+
+@pytest.mark.parametrize("between", ["free", "independent"])
+def test_a_coordinator_apart_solves_for_responses_of_small_patterns(between):
+    """Either way: four sums a round with independent blocks, nine in fewer rounds where columns depend."""
+    frames = study(missing=0.4, n=200)
+    model = model_of(frames, coordinator="apart", between=between)
+    with tapped(model) as wire:
+        result = model.fit(cov_type="none", **({"max_moved": 1.0} if between == "free" else {}))
+    code, keep = (wire.handed_to("Holder", "glm_start_response", name)[0] for name in ("code", "keep"))
+    y, solved = frames["Holder"].y.to_numpy()[keep] > 0.5, 0
+    for pattern in range(code.max() + 1):
+        here, guess = responses_of_pattern(wire, pattern, code)
+        solved += len(here) * np.array_equal(guess, y[here])
+    assert solved > 80
+    note = next(note for note in result.summary().notes if "as good as told" in note)
+    assert int(note.split(" entities are in patterns")[0].split()[-1]) >= solved
 
 
 @pytest.mark.parametrize("masked", [True, False])

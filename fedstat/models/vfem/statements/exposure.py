@@ -22,9 +22,8 @@ from fedstat.federation.crypto.masks import TWO_SITES, hides
 from fedstat.models.vertical.layout import Layout
 from fedstat.models.vertical.solving import BITS, rounds_of_predictors, solvable
 from fedstat.models.vfem.covariance.psi import Covariance
+from fedstat.typing import Floats
 
-FEW = 5
-"""Entities of a pattern below which a sum over it counts as told of each."""
 MOMENTS = "exchange='moments' has no value per entity. "
 
 
@@ -69,12 +68,7 @@ def response_notes(layout: Layout, ledger: Ledger) -> Iterator[str]:
         f"them, sealed from the coordinator: {', '.join(parts)}. A binary response is one bit an entity: "
         "these sums narrow the responses down, and in a small group whoever solves them has these."
     )
-    alone = int(layout.counts[layout.counts < FEW].sum())
-    if alone and ledger.at != layout.active:
-        yield (
-            f"The coordinator learned sums of residuals by missing pattern. {alone:,} entities are in "
-            f"patterns of fewer than {FEW}: their responses are as good as told to it."
-        )
+    yield from small_patterns(layout.counts, ledger, layout.active)
     if not any(one.array == "h" and one.step == "glm_information" for one in ledger.entries):
         return
     opened = [one.receiver for one in ledger.entries if (one.step, one.array) == ("open_columns", "only")]
@@ -87,6 +81,25 @@ def response_notes(layout: Layout, ledger: Ledger) -> Iterator[str]:
             f"of {int(layout.counts[told_each].sum()):,} entities that two institutions or more have and "
             "another lacks, or that one has and too few more to add up. It tells the response to who knows "
             "the linear predictor, as the coordinator does; cov_type='none' sends none."
+        )
+
+
+def small_patterns(counts: Floats, ledger: Ledger, holder: str) -> Iterator[str]:
+    """Say in which patterns, of so many entities (G,), a coordinator apart could solve for responses.
+
+    At linear predictors that it knows every sum over a pattern is linear in each binary response.
+    """
+    told = sum(
+        int(one.shape[-1])
+        for one in ledger.entries
+        if (one.sender, one.array) == (holder, "sums") and one.step in ("glm_evaluate", "joint_weights")
+    )
+    entities = int(counts[counts <= told].sum())
+    if entities and ledger.at != holder:
+        yield (
+            f"The coordinator learned {told} sums of derivatives by missing pattern, at linear predictors "
+            f"that it knows. {entities:,} entities are in patterns of no more than that: their responses, if "
+            "these are binary, are as good as told to it."
         )
 
 

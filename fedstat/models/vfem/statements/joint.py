@@ -15,7 +15,7 @@ from fedstat.models.vertical.law.fit import LawFit
 from fedstat.models.vertical.law.pairs import name_sparse
 from fedstat.models.vertical.layout import Layout
 from fedstat.models.vertical.solving import BITS
-from fedstat.models.vfem.statements.exposure import masked_notes
+from fedstat.models.vfem.statements.exposure import masked_notes, small_patterns
 from fedstat.models.vfem.statements.freedom import CONTRADICTED
 
 JOINT = (
@@ -69,6 +69,7 @@ def joint_notes(layout: Layout, exchange: PatternExchange, ledger: Ledger, *, ma
             f"coordinator: {', '.join(told)}. A binary response is one bit an entity: these sums narrow the "
             "responses down, and in a small pattern whoever solves them has these."
         )
+    yield from small_patterns(exchange.moments.n, ledger, layout.active)
     if any(one.array == "h" and one.step == "joint_information" for one in ledger.entries):
         yield (
             "For standard errors the coordinator, and the institutions that have them, were told a curvature "
