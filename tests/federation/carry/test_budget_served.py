@@ -176,8 +176,10 @@ def test_killed_between_charge_and_answer(home, running, capsys):
     start(home, running, "B", "C")
     wait(home / "A", running["A"])
     path = home / "study" / "federation.toml"
-    path.write_text(path.read_text().replace("timeout = 3600", "timeout = 10"))
+    patient = path.read_text()
+    path.write_text(patient.replace("timeout = 3600", "timeout = 10"))
     partition = fs.ClientPartition.connect(home / "study")
+    path.write_text(patient)
     with pytest.raises(EngineError, match="did not answer"):
         ask(partition, session="0123456789abcdef")
     running["A"].wait(60)
