@@ -51,14 +51,13 @@ def solve_moments(
 
     def evaluate(b: Floats, scale: float) -> tuple[Floats, Floats]:
         eta = X @ b
-        found = response.mean(eta, scale)
+        found, *square = response.both_means(eta, scale) if response.has_scale else [response.mean(eta, scale)]
         r = target - V.T @ found.mean / len(V)
         J = (V * found.slope[:, None]).T @ X / len(V)
-        if not response.has_scale:
+        if not square:
             return r, J
-        square = response.mean(eta, scale, power=2)
-        r = np.append(r, response.mean_square - square.mean.mean())
-        below = np.append(square.slope @ X / len(V), square.by_scale.mean())
+        r = np.append(r, response.mean_square - square[0].mean.mean())
+        below = np.append(square[0].slope @ X / len(V), square[0].by_scale.mean())
         return r, np.vstack([np.column_stack([J, V.T @ found.by_scale / len(V)]), below])
 
     r, J = evaluate(b, scale)

@@ -96,14 +96,23 @@ class ScoredResponse:
             return MeanScore(table[0] + rise * mu, rise * mu * (1.0 - mu), np.zeros_like(eta))
         if self.family == "Poisson":
             return self._mean_counts(eta, table)
-        # By parts: only the edges at which the score changes matter.
-        rise = np.diff(table)
-        here = rise != 0.0
+        return self._mean_normal(eta, scale, table[:, None])[0]
+
+    def both_means(self, eta: Floats, scale: float) -> list[MeanScore]:
+        """Mean score and mean squared score of a normal response at linear predictors."""
+        return self._mean_normal(eta, scale, np.column_stack([self.table, self.table**2]))
+
+    def _mean_normal(self, eta: Floats, scale: float, tables: Floats) -> list[MeanScore]:
+        """Mean scores by several tables, (k, q)."""
+        # By parts: only the edges at which a score changes matter.
+        rise = np.diff(tables, axis=0)
+        here = (rise != 0.0).any(axis=1)
         edges, rise = self.bins.edges[1:-1][here], rise[here]
         z = (edges - eta[:, None]) / scale
         density = np.exp(-0.5 * z * z) / np.sqrt(2.0 * np.pi)
-        slope = density @ rise / scale
-        return MeanScore(table[-1] - ndtr(z) @ rise, slope, (density * z) @ rise)
+        mean, slope = tables[-1] - ndtr(z) @ rise, density @ rise / scale
+        by_scale = (density * z) @ rise
+        return [MeanScore(*parts) for parts in zip(mean.T, slope.T, by_scale.T, strict=True)]
 
     def _mean_counts(self, eta: Floats, table: Floats) -> MeanScore:
         mu = np.exp(np.minimum(eta, LARGEST_PREDICTOR))
