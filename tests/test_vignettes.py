@@ -256,6 +256,17 @@ CLAIMS = {
         assert "sex" in second and "EngineError: 'Cleveland' did not answer within 6 s" in frozen
         assert "by SecurityError" in account
     """,
+    "regression-under-a-budget": """
+        truth = [-1.5, 0.0, 0.4, -0.01, 0.6, 0.0]
+        found = result.params.reindex(known.params.index) - truth
+        assert (found.abs() < 4 * result.bse.reindex(found.index)).all()
+        assert (result.bse.reindex(known.bse.index) > 0.9 * known.bse).all()
+        selected = result.select("scad").set_index("name")["selected"]
+        assert selected[["income", "late", "region[T.south]"]].all()
+        assert "privacy budget" in str(model.explain()) and not result.budget_too_small
+        spent = partition.sites["Bank"].privacy
+        assert 2.0 < spent.epsilon_spent < 2.02 and spent.releases > 5
+    """,
     "selecting-across-institutions": """
         assert result.converged and len(wrong) <= 3 and result.ledger.rounds < 12
         assert (implied["rmse"] < implied["least_rmse"]).all()
@@ -362,6 +373,7 @@ def check_page(render, name, notebook):
         "getting-started",
         "missing-blocks-and-binary-outcomes",
         "receipts",
+        "regression-under-a-budget",
         "selecting-across-institutions",
         "three-institutions",
         "when-blocks-correlate",

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from fedstat.errors import DescriptionError, ModelError
 from fedstat.federation.account.ledger import CoordinatorAccount, Ledger
+from fedstat.federation.door.owner.charging import TEMPLATE
 from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.forecast.dry_site import DrySite
 from fedstat.federation.message import Step
@@ -73,10 +74,15 @@ class PrivateRelease(Explainable):
         return Ledger(None if self.coordinator == "apart" else self.coordinator, account=self._account)
 
     def _check_budgets(self) -> None:
-        """Refuse what a site's budget does not hold, before any other site has spent its own."""
+        """Refuse what a site has no budget for, before any other site has spent its own."""
         for client in self.columns:
             budget, cost = self.partition.sites[client].policy.privacy, self._planned.site_cost(client)
-            if budget is not None and budget.delta and cost > rho_of_budget(budget.epsilon, budget.delta):
+            if budget is None:
+                raise DescriptionError(
+                    f"{client}: its policy (privacy budget) is none, and answers with noise are charged to "
+                    f"one. The owner may set it by the lines  {TEMPLATE}  in policy.toml; nothing was asked"
+                )
+            if budget.delta and cost > rho_of_budget(budget.epsilon, budget.delta):
                 raise DescriptionError(
                     f"{client}: its policy (privacy budget) is epsilon {budget.epsilon:g} at delta "
                     f"{budget.delta:g} over all analyses, and this one costs it "

@@ -2,9 +2,9 @@
 
     OMP_NUM_THREADS=1 python tests/models/copula_glm/real_tables.py credit|nhanes [epsilon repetitions]
 
-The table is the population, and maximum likelihood on all of it the truth. Without noise, the estimate on the
-whole table shows the misfit of the copula, in standard errors of maximum likelihood; with epsilon, 10,000 rows
-are drawn from it again and again. Columns are codes of public grids of at most 32 levels, standardised for
+The table is the population, and maximum likelihood on all of it the truth. Without noise, the estimate on
+the whole table shows the misfit of the copula, in standard errors of maximum likelihood; with epsilon, 10,000
+rows are drawn from it again and again. Columns are codes of public grids of at most 32 levels, standardised for
 comparison. Sources and terms of the tables stand beside them.
 """
 
@@ -109,10 +109,13 @@ class Table:
         described = Bounds({column: range(levels[column]) for column in self.names} | {"y": [0, 1]})
         bounds = {client: {column: described[column] for column in own} for client, own in held.items()}
         design = {
-            client: tuple(ScoredColumn(c, c, client, j) for j, c in enumerate(own)) for client, own in held.items()
+            client: tuple(ScoredColumn(c, c, client, j) for j, c in enumerate(own))
+            for client, own in held.items()
         }
         rho = rho_of_budget(epsilon if np.isfinite(epsilon) else 1e4, 1e-6)
-        plan = MomentQuestion({**bounds, "Outcome": {"y": described["y"]}}, design, "Outcome", "Binomial", rho)
+        plan = MomentQuestion(
+            {**bounds, "Outcome": {"y": described["y"]}}, design, "Outcome", "Binomial", rho
+        )
         self.plan = plan.plan(dict.fromkeys([*bounds, "Outcome"], n))
         self.noise = noise_of(self.plan, n) if np.isfinite(epsilon) else None
         self.design, self.points = whole_design(self.plan), normal_points(len(self.names), 1)
@@ -125,7 +128,13 @@ class Table:
         y = rows["y"].to_numpy(dtype=np.int64)
         noise = self.noise
         released = release_rows(
-            self.design, "Binomial", self.plan.columns["Outcome"][0], codes, y, noise, None if noise is None else rng
+            self.design,
+            "Binomial",
+            self.plan.columns["Outcome"][0],
+            codes,
+            y,
+            noise,
+            None if noise is None else rng,
         )
         return estimate(self.design, released, self.points)
 
@@ -137,8 +146,8 @@ def misfit(name):
     away = ((fit.root.params - table.known.params.to_numpy()) / table.known.bse.to_numpy())[1:]
     by = dict(zip(table.names, away.round(1).tolist(), strict=True))
     print(
-        f"{name}, {len(table.rows):,} rows, no noise: {np.sqrt(np.mean(away**2)):.1f} standard errors of maximum "
-        f"likelihood off (root mean square), median {np.median(np.abs(away)):.1f}: {by}",
+        f"{name}, {len(table.rows):,} rows, no noise: {np.sqrt(np.mean(away**2)):.1f} standard errors of "
+        f"maximum likelihood off (root mean square), median {np.median(np.abs(away)):.1f}: {by}",
         flush=True,
     )
 
@@ -158,8 +167,8 @@ def cover(name, epsilon, repetitions):
     e, se, noise = np.array(out).transpose(1, 0, 2)
     inside = np.abs(e) < stats.t.ppf(0.975, DRAWS - 1) * se
     print(
-        f"{name} epsilon {epsilon:g}, {N:,} rows drawn, {repetitions} repetitions: cover {inside.mean():.3f}, worst "
-        f"{inside.mean(axis=0).min():.2f} ({table.names[int(inside.mean(axis=0).argmin())]}); rmse "
+        f"{name} epsilon {epsilon:g}, {N:,} rows drawn, {repetitions} repetitions: cover "
+        f"{inside.mean():.3f}, worst {inside.mean(axis=0).min():.2f} ({table.names[int(inside.mean(axis=0).argmin())]}); rmse "
         f"{np.sqrt(np.mean(e**2)):.3f}, standard error {np.sqrt(np.mean(se**2)):.3f}, noise over sampling "
         f"{np.sqrt(np.mean(noise**2)):.1f}",
         flush=True,

@@ -108,6 +108,22 @@ def test_nothing_is_asked_where_a_budget_is_too_small():
     assert not made.partition.sites["A"].account.charges.made
 
 
+def test_nobody_is_charged_where_one_has_no_budget():
+    rng = np.random.default_rng(3)
+    frame = draw_columns(100, rng).assign(y=0.0)
+    frame.loc[:50, "y"] = 1.0
+    with_budget = fs.Policy(privacy=fs.Budget(30.0, 1e-6))
+    partition = fs.ClientPartition.from_frame(
+        frame, columns=HELD, policy=with_budget, policies={"C": fs.Policy()}
+    )
+    made = fs.PrivateCopulaGLM.from_formula(
+        "y ~ .", partition, family=sm.families.Binomial(), epsilon=1.0, bounds={**BOUNDS, "y": [0, 1]}
+    )
+    with pytest.raises(DescriptionError, match=r"C: its policy .* is none"):
+        made.fit()
+    assert not any(site.account.charges.made for site in partition.sites.values())
+
+
 def test_a_file_holds_the_results(fitted, tmp_path):
     _, result, _ = fitted
     result.save(tmp_path / "private.fed")

@@ -51,7 +51,9 @@ def solve_moments(
 
     def evaluate(b: Floats, scale: float) -> tuple[Floats, Floats]:
         eta = X @ b
-        found, *square = response.both_means(eta, scale) if response.has_scale else [response.mean(eta, scale)]
+        found, *square = (
+            response.both_means(eta, scale) if response.has_scale else [response.mean(eta, scale)]
+        )
         r = target - V.T @ found.mean / len(V)
         J = (V * found.slope[:, None]).T @ X / len(V)
         if not square:

@@ -85,7 +85,6 @@ class ReleasedLaw:
         """
         sums = np.equal.outer(np.arange(len(margins)), design.sources).astype(np.float64)
         tables = design.tables(margins)
-        coefficients = np.zeros((len(margins), 0))
         summed = [
             np.sum([t for t, source in zip(tables, design.sources, strict=True) if source == j], axis=0)
             for j in range(len(margins))
