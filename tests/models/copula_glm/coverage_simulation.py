@@ -3,9 +3,9 @@
     OMP_NUM_THREADS=1 python tests/models/copula_glm/coverage_simulation.py Binomial 1 100
 
 Family, epsilon (inf for no noise), repetitions, and optionally entities, draws and the first seed. Columns
-and coefficients are those of ``copula_design``: ten columns of mixed kinds at three institutions, the response
-at a fourth, a Gaussian copula behind the columns. Noise is numpy's Gaussian of the planned variances; rows do
-not pass through doors, of which ``test_private_glm`` is the test.
+and coefficients are those of ``copula_design``: ten columns of mixed kinds at three institutions, the
+response at a fourth, a Gaussian copula behind the columns. Noise is numpy's Gaussian of the planned
+variances; rows do not pass through doors, of which ``test_private_glm`` is the test.
 """
 
 import sys
@@ -91,12 +91,13 @@ def report(family, epsilon, repetitions, n=5_000, draws=20, first=0):
     found = simulate(family, epsilon, repetitions, n, draws, first)
     ours, known = covers(found, draws)
     e, se, sampling, noise, _, ml = found.transpose(1, 0, 2)
+    times, ratio = se.mean() / ml.mean(), np.sqrt(np.mean((noise / sampling) ** 2))
     print(
         f"{family} epsilon {epsilon:g} n {n:,} repetitions {repetitions}, {draws} draws: cover "
-        f"{ours.mean():.3f} (worst column {ours.mean(axis=0).min():.2f}), maximum likelihood {known.mean():.3f}; rmse "
-        f"{np.sqrt(np.mean(e**2)):.4f}, standard error {np.sqrt(np.mean(se**2)):.4f}, times that of maximum "
-        f"likelihood {se.mean() / ml.mean():.2f}; noise over sampling "
-        f"{np.sqrt(np.mean((noise / sampling) ** 2)):.2f}; bias by column {e.mean(axis=0).round(3)}",
+        f"{ours.mean():.3f} (worst column {ours.mean(axis=0).min():.2f}), maximum likelihood "
+        f"{known.mean():.3f}; rmse {np.sqrt(np.mean(e**2)):.4f}, standard error "
+        f"{np.sqrt(np.mean(se**2)):.4f}, times that of maximum likelihood {times:.2f}; noise over sampling "
+        f"{ratio:.2f}; bias by column {e.mean(axis=0).round(3)}",
         flush=True,
     )
 

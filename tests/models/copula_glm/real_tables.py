@@ -4,8 +4,8 @@
 
 The table is the population, and maximum likelihood on all of it the truth. Without noise, the estimate on
 the whole table shows the misfit of the copula, in standard errors of maximum likelihood; with epsilon, 10,000
-rows are drawn from it again and again. Columns are codes of public grids of at most 32 levels, standardised for
-comparison. Sources and terms of the tables stand beside them.
+rows are drawn from it again and again. Columns are codes of public grids of at most 32 levels, standardised
+for comparison. Sources and terms of the tables stand beside them.
 """
 
 import os
@@ -166,9 +166,10 @@ def cover(name, epsilon, repetitions):
         out.append(np.array([(fit.root.params - truth) * scale, se * scale, noise])[:, 1:])
     e, se, noise = np.array(out).transpose(1, 0, 2)
     inside = np.abs(e) < stats.t.ppf(0.975, DRAWS - 1) * se
+    worst = int(inside.mean(axis=0).argmin())
     print(
         f"{name} epsilon {epsilon:g}, {N:,} rows drawn, {repetitions} repetitions: cover "
-        f"{inside.mean():.3f}, worst {inside.mean(axis=0).min():.2f} ({table.names[int(inside.mean(axis=0).argmin())]}); rmse "
+        f"{inside.mean():.3f}, worst {inside.mean(axis=0)[worst]:.2f} ({table.names[worst]}); rmse "
         f"{np.sqrt(np.mean(e**2)):.3f}, standard error {np.sqrt(np.mean(se**2)):.3f}, noise over sampling "
         f"{np.sqrt(np.mean(noise**2)):.1f}",
         flush=True,
