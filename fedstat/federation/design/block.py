@@ -111,13 +111,14 @@ def build_block(
     coded_names = coded_columns(parsed, kinds)
     if partial != "condition":
         require_categories({name: considered[name] for name in coded_names}, client)
-    means = column_means(considered, kinds, client) if partial in ("condition", "mean") else {}
     levels = {name: find_levels(considered[name].dropna()) for name in coded_names}
     listed = declared_levels(parsed, published or {})
     for name in listed.keys() & levels.keys():
         order = check_declared(client, name, levels[name], listed[name])
         levels[name] = tuple(level for level in order if level in levels[name])
     there = {name: one.notna().to_numpy(dtype=bool) for name, one in considered.items()}
+    _check_values(there, client)
+    means = column_means(considered, kinds, client) if partial in ("condition", "mean") else {}
     considered |= known_levels(considered, levels)
     columns = _prepare(considered, kinds, levels, means, client)
     _check_columns(columns, there, client, min_count, intercept)
@@ -176,6 +177,14 @@ def _seen_columns(
             f"({rows.n_partial:,} with some of them). Use fewer of its columns, or leave the client out."
         )
     return rows, {name: one[rows.seen] for name, one in series.items()}
+
+
+def _check_values(there: Mapping[str, Bools], client: str) -> None:
+    for name, here in there.items():
+        if not here.any():
+            raise DesignError(
+                f"{at_column(client, name)} has no value among {len(here):,} entities in use. Leave it out."
+            )
 
 
 def _check_columns(

@@ -239,8 +239,9 @@ class VFEMRegression(VFEMModel):
             As in :meth:`VFEMGLM.fit`.
         max_moved : float, optional
             With exchange="moments": largest share of the entities in missing patterns that are too small to
-            be released, and count as missing at an institution that has them. By default .05, or any share
-            where an owner's policy has sums judged by the bits of columns of few values.
+            be released, and count as missing at an institution that has them (all columns of them; single
+            values that count as missing are warned of). By default .05, or any share where an owner's policy
+            has sums judged by the bits of columns of few values.
         correction : {"small-sample", "skewness"}, optional
             With exchange="moments" and between="free", from the same sums. "small-sample": without the bias
             of order 1/n (Cox and Snell 1968), and standard errors by the residual variance with its degrees

@@ -5,13 +5,14 @@ from __future__ import annotations
 import warnings
 
 import numpy as np
+import pandas as pd
 import pytest
 import statsmodels.api as sm
 from oracle import ITERATIVE, Study
 from test_free_law import draw, moments_of
 
 import fedstat as fs
-from fedstat.errors import DataWarning
+from fedstat.errors import DataWarning, DesignError
 from fedstat.models.vertical.law.pairs import fit_between
 from fedstat.models.vertical.merges import ColumnUnits, Rule, plan_merges
 
@@ -100,6 +101,27 @@ def test_statements_are_those_of_the_same_moments(study, result):
     assert result.independence_lr_test().pvalue < 1e-10
     notes = " ".join(str(result.summary()).split())
     assert "The fit conditions on what they have" in notes and "values of 'court" in notes
+
+
+def test_a_file_keeps_what_predictions_need(study, result, tmp_path):
+    with pytest.warns(DataWarning):
+        other = model(study, "independent").fit()
+    for fit in (result, other):
+        fit.save(tmp_path / fit.between)
+        again, partition = fs.load(tmp_path / fit.between), fit.model.partition
+        frame = again.get_prediction(partition).summary_frame()
+        pd.testing.assert_frame_equal(frame, fit.get_prediction().summary_frame(), check_names=False)
+        assert again.between == fit.between
+
+
+def test_a_column_that_nobody_in_use_has_is_named():
+    study = draw(3, n=200)
+    frames = study.frames()
+    frames["Bank"].loc[frames["Bank"]["id"] < 100, "y"] = np.nan
+    frames["Tax"]["rare"] = np.where(frames["Tax"]["id"] < 100, frames["Tax"]["tax0"] ** 2, np.nan)
+    partition = fs.ClientPartition.from_frames(frames, on="id")
+    with pytest.raises(DesignError, match="column 'rare' at client 'Tax' has no value among"):
+        fs.VFEMRegression.from_formula("y ~ .", partition, missing="drop")
 
 
 def test_standard_errors_agree(study):
