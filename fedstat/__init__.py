@@ -9,6 +9,7 @@ from fedstat.federation.account.verification import verify_receipt
 from fedstat.federation.door.owner.policy import Budget, Policy
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.tables.curves.array import Curve
+from fedstat.inference.combine import combine
 from fedstat.inference.compare import compare
 from fedstat.models import INSTALLED
 from fedstat.models.threats import threats
@@ -39,6 +40,7 @@ __all__ = [
     "Curve",
     "Policy",
     "__version__",
+    "combine",
     "compare",
     "datasets",
     "errors",

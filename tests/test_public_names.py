@@ -27,6 +27,7 @@ PUBLIC = [
     "VFEMRegression",
     "VerticalGLM",
     "__version__",
+    "combine",
     "compare",
     "datasets",
     "errors",
