@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not read INSTALLED;
     from fedstat.models.copula.model import asinh as asinh
     from fedstat.models.copula.model import log as log
     from fedstat.models.copula.published import published_synthesis as published_synthesis
+    from fedstat.models.copula.rehearse import rehearse as rehearse
     from fedstat.models.copula_glm.model import PrivateCopulaGLM as PrivateCopulaGLM
     from fedstat.models.fedavg.model import FedAvg as FedAvg
     from fedstat.models.fedavg.model import FedAvgM as FedAvgM
@@ -46,6 +47,7 @@ __all__ = [
     "errors",
     "load",
     "published_synthesis",
+    "rehearse",
     "threats",
     "verify_receipt",
 ]
@@ -55,7 +57,11 @@ __all__ += [name for names in INSTALLED.values() for name in names]
 def _lazy() -> dict[str, str]:
     """Modules of models, which bring the compiler along: they are imported when one is first named."""
     models = {name: f"fedstat.models.{family}.model" for family, names in INSTALLED.items() for name in names}
-    functions = {"load": "saved", "published_synthesis": "copula.published"}
+    functions = {
+        "load": "saved",
+        "published_synthesis": "copula.published",
+        "rehearse": "copula.rehearse",
+    }
     return {name: f"fedstat.models.{module}" for name, module in functions.items()} | models
 
 

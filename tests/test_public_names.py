@@ -33,6 +33,7 @@ PUBLIC = [
     "errors",
     "load",
     "published_synthesis",
+    "rehearse",
     "threats",
     "verify_receipt",
 ]

@@ -63,8 +63,8 @@ class CombinedResults:
         notes = [
             f"Means over {self.tables} synthetic tables; variances (1 + 1/M) b - v, b between the tables and "
             "v within (Raghunathan, Reiter and Rubin 2003). They are right for tables that were each drawn "
-            "from a release of its own, as sample(tables=...) draws them, where the law of the tables is "
-            "that of the data.",
+            "from a release of its own, as sample_tables() draws them, where the law of the tables is that "
+            "of the data.",
             MEASURED,
         ]
         if self.floored.any():
@@ -117,7 +117,7 @@ def combine(results: Sequence[object]) -> CombinedResults:
     if len(results) < LEAST_TABLES:
         raise ModelError(
             f"combine: expected the results of at least {LEAST_TABLES} tables, received {len(results)}; "
-            f"draw {ADVISED_TABLES} with sample(tables={ADVISED_TABLES})"
+            f"draw {ADVISED_TABLES} with sample_tables({ADVISED_TABLES}, n)"
         )
     for place, result in enumerate(results):
         if not all(isinstance(getattr(result, name, None), pd.Series) for name in ("params", "bse")):

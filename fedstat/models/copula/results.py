@@ -21,6 +21,7 @@ from fedstat.models.copula.inversion import Inversion
 from fedstat.models.copula.margins import Bins, Margin
 from fedstat.models.copula.patterns import METHODS, Method
 from fedstat.models.copula.protocol import CopulaFit
+from fedstat.models.copula.redraw import draw_rows, redraw
 from fedstat.models.saved import Saveable, SavedLedger
 from fedstat.privacy.zcdp import epsilon_of_zcdp
 from fedstat.records import Least
@@ -144,14 +145,39 @@ class CopulaResults(Saveable, saved_as="fedstat copula results 1", record=Copula
             The number of rows is none.
         """
         check_whole("n", n, 1)
-        draws = np.random.default_rng(seed).standard_normal((n, len(self.columns)))
-        Z = draws @ np.linalg.cholesky(self.fit_.inversion.correlation).T
-        return pd.DataFrame(
-            {
-                margin.bins.name: margin.quantile(np.ascontiguousarray(z))
-                for margin, z in zip(self.fit_.margins, Z.T, strict=True)
-            }
-        )
+        return draw_rows(self.fit_.margins, self.fit_.inversion.correlation, n, np.random.default_rng(seed))
+
+    def sample_tables(self, tables: int, n: int, seed: int | None = None) -> list[pd.DataFrame]:
+        """Draw synthetic tables each from a release drawn anew, for :func:`fedstat.combine`.
+
+        For each, as many rows as there are entities are drawn from the copula, margins and products of these
+        get noise as those of the entities got, and the table comes from the copula of this second release:
+        so tables differ by what sampling and noise may have done to the first one.
+
+        Parameters
+        ----------
+        tables : int
+            At least 2; :func:`fedstat.combine` wants 20.
+        n : int
+            Rows of each: as many as there are entities, for the rule of that function.
+        seed : int, optional
+            To draw the same tables again.
+
+        Returns
+        -------
+        list of DataFrame
+            (n, p) each. They cost nothing.
+
+        Raises
+        ------
+        ModelError
+            Fewer than two tables, or no rows.
+        """
+        check_whole("tables", tables, 2)
+        check_whole("n", n, 1)
+        rng = np.random.default_rng(seed)
+        releases = (redraw(self.fit_, rng) for _ in range(tables))
+        return [draw_rows(margins, copula.correlation, n, rng) for margins, copula in releases]
 
     def summary(self) -> SheetSummary:
         """Lay out what was released, what it cost, and on what it rests.

@@ -1,0 +1,79 @@
+"""Releases drawn anew, tables from them, and a rehearsal on synthetic rows."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import statsmodels.formula.api as smf
+
+import fedstat as fs
+from fedstat.errors import DataWarning, ModelError
+from fedstat.models.copula.redraw import redraw
+
+N = 2_000
+BOUNDS = fs.Bounds({"x": (-4, 4), "u": (-4, 4), "b": [0, 1], "y": (-8, 8)})
+FRAME_COLUMNS = {"A": ["x", "b"], "B": ["u"], "C": ["y"]}
+
+
+def rows(n=N, seed=0):
+    rng = np.random.default_rng(seed)
+    x, u = rng.standard_normal((2, n))
+    b = (rng.standard_normal(n) + 0.5 * x > 0).astype(int)
+    return pd.DataFrame({"x": x, "u": u, "b": b, "y": x + 0.5 * u + rng.standard_normal(n)})
+
+
+def partition_of(frame, **options):
+    policy = fs.Policy(privacy=fs.Budget(10.0, 1e-6))
+    return fs.ClientPartition.from_frame(frame, columns=FRAME_COLUMNS, policy=policy, **options)
+
+
+@pytest.fixture(scope="module")
+def fit():
+    return fs.CopulaSynthesizer(partition_of(rows()), 6.0, BOUNDS).fit()
+
+
+def test_redrawn_correlations_spread_as_sampling_and_noise_do(fit):
+    rng = np.random.default_rng(1)
+    drawn = np.array([redraw(fit.fit_, rng)[1].correlation for _ in range(60)])
+    i, j = fit.columns.index("x"), fit.columns.index("u")
+    # Near zero a correlation of continuous columns has the variance 1 / n, and its noise to first order.
+    expected = np.hypot(1.0 / np.sqrt(N), fit.noise.loc["x", "u"])
+    assert drawn[:, i, j].std() == pytest.approx(expected, rel=4.0 / np.sqrt(2 * 60))
+    assert drawn[:, i, j].mean() == pytest.approx(
+        fit.correlation.loc["x", "u"], abs=4 * expected / np.sqrt(60)
+    )
+
+
+def test_noise_is_in_the_spread(fit):
+    """With all noise left out the spread of a margin is that of sampling alone."""
+    rng = np.random.default_rng(2)
+    b = fit.columns.index("b")
+    shares = [redraw(fit.fit_, rng)[0][b].probabilities[1] for _ in range(80)]
+    p = fit.fit_.margins[b].probabilities[1]
+    deviation = np.sqrt(fit.fit_.plan.margins_asked("A").of_levels / 2) / N
+    expected = np.hypot(np.sqrt(p * (1 - p) / N), deviation)
+    assert np.std(shares) == pytest.approx(expected, rel=4.0 / np.sqrt(2 * 80))
+
+
+def test_tables_are_combined(fit):
+    tables = fit.sample_tables(20, N, seed=3)
+    combined = fs.combine([smf.ols("y ~ x + u", table).fit() for table in tables])
+    own = smf.ols("y ~ x + u", rows()).fit()
+    assert (combined.bse > 0.8 * own.bse).all()
+    assert (abs(combined.params - own.params) < 4 * np.hypot(combined.bse, own.bse)).all()
+    assert tables[0].equals(fit.sample_tables(20, N, seed=3)[0])
+    with pytest.raises(ModelError, match="tables"):
+        fit.sample_tables(1, N)
+
+
+def test_a_script_runs_on_a_rehearsal():
+    frame = rows().rename_axis("id").reset_index()
+    frames = {"A": frame[["id", "x", "b"]], "B": frame[["id", "u"]].iloc[::2], "C": frame[["id", "y"]]}
+    policy = fs.Policy(privacy=fs.Budget(10.0, 1e-6))
+    real = fs.ClientPartition.from_frames(frames, on="id", policy=policy)
+    with pytest.warns(DataWarning, match="rows are synthetic, from one release with epsilon 6"):
+        rehearsal = fs.rehearse(real, 6.0, BOUNDS, seed=4)
+    assert rehearsal.columns == real.columns and rehearsal.key == real.key
+    assert all((rehearsal.rows[client] == real.rows[client]).all() for client in frames)
+    fit = fs.VFEMRegression.from_formula("y ~ x + b + u", rehearsal).fit()
+    assert fit.params["x"] == pytest.approx(1.0, abs=0.25)
+    assert {"A", "B"} <= set(fit.receipt().released["about"])
