@@ -29,6 +29,7 @@ from fedstat.federation.partition.row_tables import RowRanges, common_columns
 from fedstat.federation.rounds.schema import TableSchema, ask_schemas
 from fedstat.federation.rounds.statements import ask_heads
 from fedstat.federation.tables.checks import refuse
+from fedstat.federation.tables.curves.declared import curve_problems
 from fedstat.federation.tables.keys import Alignment
 
 
@@ -60,6 +61,7 @@ class ConnectedTable:
         self.site, self.schema = site, schema
         self.columns: tuple[str, ...] = tuple(schema.columns)
         self.n_rows = schema.n_rows
+        self.curves = {name: one.empty() for name, one in schema.curves.items()}
 
     def chunks(self, columns: Sequence[str]) -> Iterator[pd.DataFrame]:
         """Refuse: no row is here."""
@@ -149,6 +151,9 @@ def schema_problems(schemas: Mapping[str, TableSchema], layout: Layout = "horizo
     common = common_columns([tuple(schema.columns) for schema in schemas.values()])
     if not common:
         yield "no column is at every site. Check that all sites spell their columns in the same way."
+    yield from curve_problems(
+        {site: {name: one.empty() for name, one in s.curves.items()} for site, s in schemas.items()}
+    )
     for name in common:
         kinds = {site: s.columns[name] for site, s in schemas.items() if s.columns[name] is not None}
         # one kind: beside missing cells whole numbers are read as decimal ones

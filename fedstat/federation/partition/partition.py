@@ -36,7 +36,7 @@ from fedstat.federation.tables.reading import (
     open_table,
     read_table,
 )
-from fedstat.federation.tables.table import plain_columns
+from fedstat.federation.tables.table import FrameTable, held_curves, plain_columns
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
@@ -386,5 +386,5 @@ def _curved(tables: dict[str, HeldTable], curves: Mapping[str, Curve]) -> dict[s
         if site not in held
     )
     made = {site: with_curves(f"client {site!r}", table, curves) for site, table in held.items()}
-    check.refuse(curve_problems(made, curves))
+    check.refuse(curve_problems({site: held_curves(FrameTable(table)) for site, table in made.items()}))
     return dict(made)

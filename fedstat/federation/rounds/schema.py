@@ -15,11 +15,12 @@ from fedstat.federation.door.site import FAMILIES
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Ask, Declared, Step
 from fedstat.federation.rounds.engine import Rounds
+from fedstat.federation.tables.curves.array import CurveShape
 from fedstat.federation.tables.kinds import arrow_kind, kind
 from fedstat.federation.tables.linked import LinkedTable
 from fedstat.federation.tables.published import Published
 from fedstat.federation.tables.sql import SqlTable
-from fedstat.federation.tables.table import FrameTable, LabelledTable, ParquetTable, Table
+from fedstat.federation.tables.table import FrameTable, LabelledTable, ParquetTable, Table, held_curves
 from fedstat.typing import Array
 
 FAMILY = "schema"
@@ -45,7 +46,7 @@ class TableSchema:
     `site_column` is the name under which the site itself stands in a formula, empty for none; by the owner's
     `policy` a fit can be explained before it asks; `link` is there in the vertical layout only; `published`
     is what the owner says of the columns, from which questions are judged; `privacy` how its privacy budget
-    stands, None for none.
+    stands, None for none; `curves` have the points of columns that hold curves.
     """
 
     columns: Mapping[str, str | None]
@@ -55,6 +56,7 @@ class TableSchema:
     link: LinkSchema | None = None
     published: Published = field(default_factory=dict)
     privacy: BudgetSpent | None = None
+    curves: Mapping[str, CurveShape] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,7 @@ class TableTold:
     policy: str
     link: LinkSchema | None
     published: Published
+    curves: Mapping[str, CurveShape]
     privacy: BudgetSpent | None
 
 
@@ -84,7 +87,8 @@ def table_schema(site: str, table: Table, policy: Policy) -> TableSchema:
     link = None
     if isinstance(inner, LinkedTable):
         link = LinkSchema(inner.keys.key, inner.alignment, inner.changed)
-    return TableSchema(columns, inner.n_rows, label, policy, link)
+    curves = {name: one.shape_told for name, one in held_curves(inner).items()}
+    return TableSchema(columns, inner.n_rows, label, policy, link, curves=curves)
 
 
 def _kind(table: Table, name: str) -> str | None:
@@ -110,6 +114,7 @@ def describe_table(data: SiteData, state: State, text: str) -> tuple[dict[str, A
         link=found.link,
         published=published,
         privacy=budget_spent(data.policy, data.account),
+        curves=found.curves,
     )
     return {}, records.to_json(told)
 
@@ -119,7 +124,8 @@ STEPS: Mapping[str, Step] = {
         describe_table,
         text_in=Declared("control", "nothing"),
         text_out=Declared(
-            "schema", "names, types and public description of the columns, number of rows, policy"
+            "schema",
+            "names, types and public description of the columns, points of curves, number of rows, policy",
         ),
         public=True,
     ),
@@ -145,5 +151,12 @@ def _read(site: str, text: str) -> TableSchema:
     except PartitionError as error:
         raise MessageError(f"{where} is malformed") from error
     return TableSchema(
-        told.columns, told.n_rows, told.site_column, policy, told.link, told.published, told.privacy
+        told.columns,
+        told.n_rows,
+        told.site_column,
+        policy,
+        told.link,
+        told.published,
+        told.privacy,
+        told.curves,
     )

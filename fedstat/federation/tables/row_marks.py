@@ -7,10 +7,12 @@ Two records that hold the same are told apart by which comes first, which matter
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from fedstat.federation.tables.curves.array import is_curve
 from fedstat.federation.tables.linked import LinkedTable
 from fedstat.federation.tables.table import LabelledTable, Table
 from fedstat.typing import Array, Ints
@@ -71,7 +73,10 @@ def _contents(table: Table) -> Array:
 def _hashed(chunk: pd.DataFrame) -> Array:
     # As doubles: a column of whole numbers becomes one where a value is missing further down.
     plain = {
-        name: column.astype("float64") if pd.api.types.is_numeric_dtype(column) else column.astype("string")
-        for name, column in chunk.items()
+        name: column if is_curve(column) else column.astype(_form(column)) for name, column in chunk.items()
     }
     return pd.util.hash_pandas_object(pd.DataFrame(plain), index=False).to_numpy(dtype=np.uint64)
+
+
+def _form(column: pd.Series[Any]) -> Any:
+    return "float64" if pd.api.types.is_numeric_dtype(column) else "string"

@@ -18,6 +18,8 @@ import pandas as pd
 from fedstat.errors import PartitionError
 from fedstat.federation.files import read_private
 from fedstat.federation.tables import checks as check
+from fedstat.federation.tables.curves.array import Curve
+from fedstat.federation.tables.curves.declared import with_curves
 from fedstat.federation.tables.database import open_database
 from fedstat.federation.tables.kinds import arrow_kind, kind
 from fedstat.federation.tables.reading import NA_VALUES, read_table
@@ -79,6 +81,8 @@ class Source:
         Columns that must be there, and what they hold; others may be there too.
     na_values : tuple of str
         How a missing cell of a text file is written.
+    curves : mapping of str to Curve
+        Columns that hold curves; a table with curves is read into memory.
 
     Raises
     ------
@@ -95,6 +99,7 @@ class Source:
     key: tuple[str, ...] = ()
     schema: Mapping[str, Expected] = field(default_factory=dict)
     na_values: tuple[str, ...] = NA_VALUES
+    curves: Mapping[str, Curve] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check.refuse(_description_problems(self))
@@ -137,7 +142,11 @@ def open_source(source: Source) -> Table:
     cannot be read, or are not what the schema declares, or the query is one that writes; SecurityError where
     others may read the file with the connection string; ImportError names the extra that is not installed.
     """
-    return SOURCE_KINDS[source.kind].open(source, source.key)
+    table = SOURCE_KINDS[source.kind].open(source, source.key)
+    if not source.curves:
+        return table
+    frame = pd.concat(list(table.chunks(table.columns)), ignore_index=True)
+    return FrameTable(with_curves(source.site, frame, source.curves))
 
 
 def read_source(source: Source) -> pd.DataFrame:

@@ -174,7 +174,8 @@ def held_curves(table: Table) -> dict[str, CurveArray]:
     """Curves of a table by their names; none where it is streamed."""
     inner = table.table if isinstance(table, LabelledTable) else table
     if not isinstance(inner, FrameTable):
-        return {}
+        told: dict[str, CurveArray] = getattr(inner, "curves", {})  # of a table elsewhere, without a row
+        return told
     return {name: curves_of(inner.frame[name]) for name in inner.columns if is_curve(inner.frame[name])}
 
 

@@ -60,6 +60,24 @@ class Curve:
             raise PartitionError("Curve: expected a domain (first, last) with first < last")
 
 
+@dataclass(frozen=True, slots=True)
+class CurveShape:
+    """What everybody may know of a site's curve: its points, and how a table holds it."""
+
+    grid: tuple[float, ...]
+    declared: Curve
+
+    def check(self) -> None:
+        """Require two points or more that ascend, and a domain."""
+        if len(self.grid) < 2 or np.any(np.diff(self.grid) <= 0.0) or self.declared.domain is None:
+            raise PartitionError("a curve has two points or more that ascend, and a domain")
+
+    def empty(self) -> CurveArray:
+        """Make a column of no such curves."""
+        grid, ends = np.array(self.grid), self.declared.domain or (self.grid[0], self.grid[-1])
+        return CurveArray(np.zeros((0, len(grid))), grid, ends, self.declared)
+
+
 class CurveDtype(ExtensionDtype):
     """Type of a column of curves."""
 
@@ -144,9 +162,18 @@ class CurveArray(ExtensionArray):
         """Copy the values."""
         return self._like(self.values.copy())
 
+    @property
+    def shape_told(self) -> CurveShape:
+        """Points and declaration."""
+        return CurveShape(tuple(self.grid.tolist()), self.declared)
+
     def drawn(self, n: int, random: np.random.Generator) -> Self:
         """Draw n curves of the same points."""
         return self._like(random.normal(size=(n, len(self.grid))))
+
+    def _hash_pandas_object(self, **options: Any) -> Any:
+        """Hash every curve by its values, so that a row is known again."""
+        return pd.util.hash_pandas_object(pd.DataFrame(self.values), index=False).to_numpy()
 
     def _formatter(self, boxed: bool = False) -> Any:
         return lambda curve: f"curve of {len(curve)} points"

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from fedstat.errors import PartitionError
-from fedstat.federation.tables.curves.array import Curve, CurveArray, curves_of
+from fedstat.federation.tables.curves.array import Curve, CurveArray
 from fedstat.typing import Floats
 
 NUMBERS = re.compile(r"[-+]?\d+(?:\.\d+)?")
@@ -104,10 +104,10 @@ def _from_names(found: Sequence[str], curve: Curve) -> Floats | None:
     return np.array([float(part) for part in parts]) if all(map(NUMBERS.fullmatch, parts)) else None
 
 
-def curve_problems(tables: Mapping[str, pd.DataFrame], curves: Mapping[str, Curve]) -> Iterator[str]:
-    """Curves on which institutions do not agree: domain or unit."""
-    for name in curves:
-        found = {site: curves_of(table[name]) for site, table in tables.items()}
+def curve_problems(held: Mapping[str, Mapping[str, CurveArray]]) -> Iterator[str]:
+    """Curves, by site and name, on which institutions do not agree: domain or unit."""
+    for name in dict.fromkeys(name for curves in held.values() for name in curves):
+        found = {site: curves[name] for site, curves in held.items() if name in curves}
         first, *others = found
         for other in others:
             a, b = found[first], found[other]

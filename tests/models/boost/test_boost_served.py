@@ -1,0 +1,74 @@
+"""Boosting over sites in processes of their own, whose owners declare the curves of their tables."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from curve_cases import declared, simulated
+from operating import make_federation, serve, wait
+
+import fedstat as fs
+from fedstat.errors import PartitionError
+
+TEXT = "y(t) ~ bsignal(x1, knots=5) + bols(g)"
+
+
+def declare(site, domains):
+    """What an owner writes into site.toml."""
+    lines = [
+        f'[data.curves.{name}]\ncolumns = "{name}_*"\ndomain = {ends}\n' for name, ends in domains.items()
+    ]
+    path = site / "site.toml"
+    path.write_text("\n".join([path.read_text(), *lines]))
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    home, frame = tmp_path_factory.mktemp("curves"), simulated(300)
+    frames = {f"site{k}": frame[frame["site"] == k].drop(columns="site") for k in range(3)}
+    make_federation(home, frames)
+    for name in frames:
+        declare(home / name, {curve: [0, 1] for curve in ("x1", "x2", "y")})
+    running = {name: serve(home / name) for name in frames}
+    try:
+        for name, process in running.items():
+            wait(home / name, process)
+        yield home
+    finally:
+        for process in running.values():
+            process.kill()
+            process.wait()
+
+
+def test_the_same_fit_to_the_bit_as_in_one_process(home):
+    there = fs.ClientPartition.connect(home / "study")
+    frames = {name: pd.read_csv(home / f"{name}.csv") for name in there.clients}
+    here = fs.ClientPartition.from_frames(frames, layout="horizontal", curves=declared("x1", "x2", "y"))
+    assert there.columns == here.columns
+    for name in ("x1", "x2", "y"):
+        assert (there.curves["site1"][name].grid == here.curves["site1"][name].grid).all()
+    models = [fs.FedFunctionBoost.from_formula(TEXT, one) for one in (there, here)]
+    assert str(models[0].explain()).count("passes") > 4
+    theirs, ours = (model.fit(steps=40, select="cv", folds=2, random_state=1) for model in models)
+    np.testing.assert_array_equal(theirs.coef, ours.coef)
+    assert theirs.ledger.bytes == ours.ledger.bytes
+    assert fs.verify_receipt(theirs.receipt(), there.fingerprints).ok
+
+
+def test_sites_that_declare_another_domain_are_not_connected(tmp_path):
+    frame = simulated(120)
+    frames = {f"site{k}": frame[frame["site"] == k].drop(columns="site") for k in range(2)}
+    study = make_federation(tmp_path, frames)
+    for k, name in enumerate(frames):
+        declare(tmp_path / name, {"y": [0, 1 + k]})
+    running = [serve(tmp_path / name) for name in frames]
+    try:
+        for name, process in zip(frames, running, strict=True):
+            wait(tmp_path / name, process)
+        with pytest.raises(PartitionError, match="curve 'y' has domain"):
+            fs.ClientPartition.connect(study)
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
