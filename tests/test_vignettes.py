@@ -30,6 +30,15 @@ CLAIMS = {
         assert approved.converged and list(owned.sites["Hungary"].pending) not in ([], [digest])
         assert (first == again).all() and owner.privacy.releases == 1
     """,
+    "curves-across-hospitals": """
+        assert explanation.passes and result.ledger.rounds <= 4
+        assert 1 <= result.mstop <= 300 and result.nobs > 100
+        assert entry["p_value"]["bols(group)"] < 0.05
+        assert list(refit.tests.index) == ["bsignal(rcst)", "bols(group)"]
+        assert refit.tests["p_value"]["bols(group)"] < 0.05
+        shown = refit.surface("group")
+        assert (shown["band_lower"] <= shown["lower"]).all() and (shown["se"] > 0).all()
+    """,
     "adding-a-family": """
         known = {
             site: sm.stats.DescrStatsW(rows["thalach"], rows["visits"])
@@ -402,6 +411,19 @@ def test_engineering_and_statistical_with_and_without_published(
     name = "engineering-and-statistical"
     page = check_page(render, name, run(render, name, CLAIMS[name]))
     assert ("the tolerance of the solver" in page) == published
+
+
+@pytest.mark.vignette
+@pytest.mark.parametrize("data", ["RECORDED", "SIMULATED"])
+def test_curves_across_hospitals_on_either_data(render, data, request, monkeypatch, tmp_path):
+    folder = request.getfixturevalue("shared_data") if data == "RECORDED" else tmp_path
+    monkeypatch.setenv("FEDSTAT_TEST_DATA", str(folder))
+    name = "curves-across-hospitals"
+    notebook = run(render, name, CLAIMS[name])
+    check_page(render, name, notebook)
+    printed = streams(notebook, "stdout")
+    assert printed[0].startswith(f"{data} DATA")
+    assert "rows a fold" in "".join(printed)
 
 
 REFUSALS = (
