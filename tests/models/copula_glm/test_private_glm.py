@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import statsmodels.api as sm
-from copula_design import BOUNDS, draw_columns, draw_response
+from copula_design import BOUNDS, RESPONSES, draw_columns, draw_response
 
 import fedstat as fs
 from fedstat.errors import DescriptionError, MessageError, ModelError, PolicyError
@@ -46,6 +46,30 @@ def test_estimates_are_those_of_the_rows_as_far_as_noise_lets_it_be_told(fitted)
     z = (result.params.to_numpy() - known.params.to_numpy()) / result.bse.to_numpy()
     assert np.abs(z).max() < 1.5  # the same rows: noise alone, which is a part of the error
     assert result.nobs == N and result.use_t and result.df_inference == 11
+
+
+@pytest.mark.parametrize("family", ["Binomial", "Gaussian", "Poisson"])
+def test_with_hardly_any_noise_it_is_the_vertical_model_without_a_penalty(family):
+    rng = np.random.default_rng(6)
+    frame = draw_columns(N, rng)
+    frame["y"] = draw_response(family, frame, rng)
+    distribution = getattr(sm.families, family)()
+    exact = fs.VerticalGLM.from_formula(
+        "y ~ .", fs.ClientPartition.from_frame(frame, columns=HELD), family=distribution
+    ).fit(lam=0.0)
+    made, _ = model(
+        frame=frame,
+        family=distribution,
+        epsilon=3000.0,
+        budget=4000.0,
+        bounds={**BOUNDS, "y": RESPONSES[family]},
+    )
+    result = made.fit(draws=40, random_state=2)
+    # What is left is the misfit of the estimated copula, and another weighting of the same rows.
+    away = ((result.params - exact.params) / exact.bse).to_numpy()
+    assert np.sqrt(np.mean(away**2)) < 0.6
+    assert np.abs(away).max() < 1.5
+    assert (result.bse / exact.bse).mean() == pytest.approx(1.03, abs=0.12)
 
 
 def test_where_the_response_is_held_does_not_matter():
