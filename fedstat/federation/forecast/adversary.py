@@ -31,7 +31,8 @@ def who_learns(
     yield from ((coordinator, sentence) for sentence in coordinator_learns(planned, at))
     yield from ((coordinator, sentence) for sentence in masks_hide(planned, n_masked))
     yield from (("Institutions", sentence) for sentence in institutions_learn(planned))
-    yield from (("Collusion", sentence) for sentence in collusions(at, n_masked, dealers))
+    noisy = any(row.kind == "noisy aggregate" for row in planned)
+    yield from (("Collusion", sentence) for sentence in collusions(at, n_masked, dealers, noisy))
 
 
 def coordinator_learns(planned: Sequence[Planned], at: str | None) -> Iterator[str]:
@@ -81,8 +82,10 @@ def institutions_learn(planned: Sequence[Planned]) -> Iterator[str]:
         )
 
 
-def collusions(at: str | None, n_masked: int, dealers: Mapping[tuple[str, str], str]) -> Iterator[str]:
-    """Say who together learns more."""
+def collusions(
+    at: str | None, n_masked: int, dealers: Mapping[tuple[str, str], str], noisy: bool = False
+) -> Iterator[str]:
+    """Say who together learns more; `noisy` where every institution adds noise to its own shares."""
     if n_masked and not hides(n_masked):
         yield f"Masks hide nothing from the other institution here. {TWO_SITES}"
     elif n_masked:
@@ -97,7 +100,12 @@ def collusions(at: str | None, n_masked: int, dealers: Mapping[tuple[str, str], 
             f"{dealer or where} deals the random numbers for the products of {'; '.join(pairs)}. Together "
             "with one of the two it learns the other's columns at the entities that both have."
         )
-    if dealers:
+    if dealers and noisy:
+        yield (
+            f"{where[0].upper()}{where[1:]} and all institutions but one know the sums of products with that "
+            "one's noise alone, for which its budget was charged."
+        )
+    elif dealers:
         yield (
             f"{where[0].upper()}{where[1:]} and one institution of a product know the sums of products and "
             "that one's columns: equations in the other's columns. Continuous ones are not determined by "

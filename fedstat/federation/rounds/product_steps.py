@@ -341,7 +341,7 @@ def product_steps(
     what = "share of the products by pattern: random but for the sum"
     share = {"share": Declared("masked share", what, 3, behind=behind_sums)}
     if noisy:
-        rests = (Entities, NoiseOwed)
+        rests, what = (Entities, NoiseOwed), "share of the products by pattern, with this institution's noise"
         share = {"share": Declared("masked share", what, 3, dtype="int64", behind=rests, noisy=True)}
     return {
         "deal_product": Step(

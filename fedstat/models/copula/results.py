@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Annotated, Self
+from typing import TYPE_CHECKING, Annotated, Self
 
 import numpy as np
 import pandas as pd
@@ -22,10 +22,15 @@ from fedstat.models.copula.margins import Bins, Margin
 from fedstat.models.copula.patterns import METHODS, Method
 from fedstat.models.copula.protocol import CopulaFit
 from fedstat.models.copula.redraw import draw_rows, redraw
+from fedstat.models.copula.utility import draw_correlation, draw_margins, utility_of_columns
 from fedstat.models.saved import Saveable, SavedLedger
 from fedstat.privacy.zcdp import epsilon_of_zcdp
 from fedstat.records import Least
 from fedstat.typing import Floats, Matrix
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -178,6 +183,44 @@ class CopulaResults(Saveable, saved_as="fedstat copula results 1", record=Copula
         rng = np.random.default_rng(seed)
         releases = (redraw(self.fit_, rng) for _ in range(tables))
         return [draw_rows(margins, copula.correlation, n, rng) for margins, copula in releases]
+
+    def utility_report(self) -> pd.DataFrame:
+        """Say how far the noise lets each column be told, from released numbers alone.
+
+        What no released number tells, such as humps and interactions that a copula lacks, is not in it.
+
+        Returns
+        -------
+        DataFrame
+            One row a column: its institution, entities and bins; ``margin_noise``, about the standard
+            deviation of the noise on its distribution function; ``ties``, the share of the variance of ranks
+            that ties take; ``correlation_noise``, the root mean square over its correlations; how many of
+            these are more than two deviations from 0 (``told_from_0``), and the ``strongest``.
+        """
+        return utility_of_columns(self.fit_, self.noise.to_numpy())
+
+    def plot_margins(self) -> Figure:
+        """Draw every released margin.
+
+        Returns
+        -------
+        matplotlib Figure
+            A panel a column: probabilities of its levels, or of bins that are equally wide on its scale.
+        """
+        return draw_margins(self.fit_)
+
+    def plot_correlation(self, ax: Axes | None = None) -> Axes:
+        """Draw the correlations of the latent normals as a heat map.
+
+        Parameters
+        ----------
+        ax : matplotlib Axes, optional
+
+        Returns
+        -------
+        matplotlib Axes
+        """
+        return draw_correlation(self.correlation, ax)
 
     def summary(self) -> SheetSummary:
         """Lay out what was released, what it cost, and on what it rests.

@@ -226,3 +226,26 @@ def test_institutions_with_few_entities_in_common_are_named_before_any_charge():
     with pytest.raises((EstimationError, PolicyError), match="'C'"):
         model.fit()
     assert all(not site.account.charges.made for site in model.partition.sites.values())
+
+
+# ---- reports ---------------------------------------------------------------------------------------
+
+
+def test_noise_that_is_reported_is_the_noise_there_is():
+    """Margins of the same rows under six secrets of sites differ by about what the report says."""
+    report = synthesizer(epsilon=1.0).fit().utility_report()
+    assert list(report.index) == ["a", "b", "c", "d"]
+    drawn = [synthesizer(epsilon=1.0).fit() for _ in range(6)]
+    below = {"a": "column == 'a' and high <= 0", "c": "column == 'c' and level in [0, 1]"}
+    for name, half in below.items():
+        spread = np.std([fit.margins.query(half)["probability"].sum() for fit in drawn], ddof=1)
+        assert 0.2 < spread / report.loc[name, "margin_noise"] < 2.5
+
+
+def test_pictures(fitted):
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    figure = fitted[1].plot_margins()
+    assert [ax.get_title() for ax in figure.axes if ax.get_visible()] == ["a", "b", "c", "d"]
+    ax = fitted[1].plot_correlation()
+    assert [tick.get_text() for tick in ax.get_yticklabels()] == ["a", "b", "c", "d"]
+    pyplot.close("all")
