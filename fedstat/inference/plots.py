@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 
 from fedstat.inference.tables import shorten
+from fedstat.typing import Floats
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#000000")
 """Okabe and Ito (2008), told apart by readers with any colour vision."""
 ROWS_ONLY = ("top", "right", "left")
 """Spines that a plot with one row per name does not need."""
+ACROSS = 4
+"""Panels in a row."""
 HEADING = 1.3
 """Rows left blank above each client, for its name."""
 
@@ -130,4 +135,57 @@ def plot_loss(trace: pd.DataFrame, label: str, ax: Axes | None = None) -> Axes:
     ax.plot(trace.index, trace["loss"], label=label, linewidth=1.4)
     ax.set(xlabel="round", ylabel="mean loss")
     ax.legend(frameon=False, fontsize="small")
+    return ax
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DistributionPanel:
+    """Probabilities (k,) of a column's `levels`, or of bins between its `edges` (k + 1,) on a scale.
+
+    `linear` is up to where an ``asinh`` scale is linear.
+    """
+
+    name: str
+    probabilities: Floats
+    levels: tuple[object, ...]
+    edges: Floats
+    scale: str
+    linear: float
+
+
+def plot_distributions(panels: Sequence[DistributionPanel]) -> Figure:
+    """Draw distributions side by side, a panel a column."""
+    across = min(len(panels), ACROSS)
+    rows = -(-len(panels) // ACROSS)
+    whole = axes_for(None, 2.6 * across, 1.9 * rows)
+    figure = whole.get_figure(root=True)
+    assert figure is not None
+    whole.remove()
+    places = figure.subplots(rows, across, squeeze=False).ravel()
+    for ax, panel in zip(places, panels, strict=False):
+        if panel.levels:
+            ax.bar([str(level) for level in panel.levels], panel.probabilities)
+            ax.tick_params(axis="x", labelrotation=45)
+        else:
+            ax.stairs(panel.probabilities, panel.edges, fill=True)
+            if panel.scale == "log":
+                ax.set_xscale("log")
+            elif panel.scale == "asinh":
+                ax.set_xscale("asinh", linear_width=panel.linear)
+        ax.set_title(panel.name, fontsize="small", parse_math=False)
+        ax.tick_params(labelsize="x-small")
+    for ax in places[len(panels) :]:
+        ax.set_visible(False)
+    return figure
+
+
+def plot_heat(correlation: pd.DataFrame, title: str, ax: Axes | None = None) -> Axes:
+    """Draw a correlation matrix as a heat map."""
+    size = 2.5 + 0.18 * len(correlation)
+    ax = axes_for(ax, size + 1.0, size, title)
+    image = ax.imshow(correlation.to_numpy(), vmin=-1.0, vmax=1.0, cmap="RdBu_r")
+    places, names = range(len(correlation)), [str(name) for name in correlation]
+    ax.set_xticks(places, names, rotation=90, fontsize="x-small", parse_math=False)
+    ax.set_yticks(places, names, fontsize="x-small", parse_math=False)
+    ax.figure.colorbar(image, ax=ax)
     return ax

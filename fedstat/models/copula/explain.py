@@ -1,4 +1,4 @@
-"""Forecast of a synthesis: what it costs whom, how much noise there will be, before anything is asked."""
+"""What a synthesis costs whom, and how much noise there is: before anything is asked, and afterwards."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from scipy.special import ndtri
 
 from fedstat.federation.forecast.forecast import Forecast
@@ -15,9 +16,10 @@ from fedstat.kernels.hermite import expand_steps
 from fedstat.models.copula.asked import GramPlan, NoisePlan
 from fedstat.models.copula.margins import Bins
 from fedstat.models.copula.patterns import METHODS, SummedPatterns, choose_groups
+from fedstat.models.copula.protocol import CopulaFit
 from fedstat.models.explain import ForecastPlan
 from fedstat.privacy.zcdp import epsilon_of_zcdp, rho_of_budget
-from fedstat.typing import Bools
+from fedstat.typing import Bools, Floats
 
 LARGE = 0.1
 """Noise of a correlation above which little can be said."""
@@ -98,6 +100,39 @@ def cost_statements(plan: NoisePlan | GramPlan, delta: float) -> Iterator[str]:
         "The part of a record at one institution against the coordinator and all other institutions "
         f"together, which is what its budget is charged: {parts}."
     )
+
+
+def utility_of_columns(fit: CopulaFit, noise: Floats) -> pd.DataFrame:
+    """Say of every column how much noise its margin and correlations have, and what is told of it.
+
+    `noise` (p, p) is the deviation on correlations.
+    """
+    p = len(fit.margins)
+    pairs = ~np.eye(p, dtype=np.bool_)
+    correlation = np.abs(fit.inversion.correlation)
+    rows = []
+    clients = [client for client, bins in fit.plan.columns.items() for _ in bins]
+    for j, (client, margin) in enumerate(zip(clients, fit.margins, strict=True)):
+        others, n = pairs[j], fit.entities[client]
+        asked = fit.plan.margins_asked(client)
+        levels = bool(margin.bins.levels)
+        # Noise on a distribution function: half of the levels added up, or a node of each level of a tree.
+        counts = margin.bins.count / 4.0 if levels else margin.bins.depth / 2.0
+        variance = asked.of_levels if levels else asked.of_trees
+        rows.append(
+            {
+                "column": margin.bins.name,
+                "institution": client,
+                "entities": n,
+                "bins": margin.bins.count,
+                "margin_noise": float(np.sqrt(counts * variance) / max(n, 1)),
+                "ties": 1.0 - margin.variance,
+                "correlation_noise": float(np.sqrt(np.mean(noise[j, others] ** 2))),
+                "told_from_0": int((correlation[j, others] > 2.0 * noise[j, others]).sum()),
+                "strongest": float(correlation[j, others].max()),
+            }
+        )
+    return pd.DataFrame(rows).set_index("column")
 
 
 class CopulaPlan(ForecastPlan):

@@ -12,17 +12,17 @@ import pandas as pd
 
 from fedstat.errors import ModelError
 from fedstat.federation.account.ledger import Ledger
+from fedstat.inference.plots import DistributionPanel, plot_distributions, plot_heat
 from fedstat.inference.summary import header_sheet, what_left
 from fedstat.inference.tables import Sheet, SheetSummary
 from fedstat.models.checks import check_whole
 from fedstat.models.copula.asked import GramPlan, NoisePlan
-from fedstat.models.copula.explain import cost_statements, large_noise
+from fedstat.models.copula.explain import cost_statements, large_noise, utility_of_columns
 from fedstat.models.copula.inversion import Inversion
 from fedstat.models.copula.margins import Bins, Margin
 from fedstat.models.copula.patterns import METHODS, Method
 from fedstat.models.copula.protocol import CopulaFit
 from fedstat.models.copula.redraw import draw_rows, redraw
-from fedstat.models.copula.utility import draw_correlation, draw_margins, utility_of_columns
 from fedstat.models.saved import Saveable, SavedLedger
 from fedstat.privacy.zcdp import epsilon_of_zcdp
 from fedstat.records import Least
@@ -207,7 +207,12 @@ class CopulaResults(Saveable, saved_as="fedstat copula results 1", record=Copula
         matplotlib Figure
             A panel a column: probabilities of its levels, or of bins that are equally wide on its scale.
         """
-        return draw_margins(self.fit_)
+        panels = []
+        for margin in self.fit_.margins:
+            bins = margin.bins
+            scale = bins.scale, bins.around
+            panels.append(DistributionPanel(bins.name, margin.probabilities, bins.levels, bins.edges, *scale))
+        return plot_distributions(panels)
 
     def plot_correlation(self, ax: Axes | None = None) -> Axes:
         """Draw the correlations of the latent normals as a heat map.
@@ -220,7 +225,7 @@ class CopulaResults(Saveable, saved_as="fedstat copula results 1", record=Copula
         -------
         matplotlib Axes
         """
-        return draw_correlation(self.correlation, ax)
+        return plot_heat(self.correlation, "Correlations of latent normals", ax)
 
     def summary(self) -> SheetSummary:
         """Lay out what was released, what it cost, and on what it rests.
