@@ -61,9 +61,3 @@ def demmler_reinsch(gram: Floats, penalty: Floats, df: float) -> Shrinkage:
     low, high = -WIDEST - scale, WIDEST - scale
     smoothing = float(np.exp(brentq(excess, low, high, xtol=1e-13) if excess(high) < 0.0 else high))
     return Shrinkage(V, 1.0 / (1.0 + smoothing * d), smoothing)
-
-
-def free_directions(penalty: Floats) -> int:
-    """Count the directions that a penalty does not see."""
-    values = np.linalg.eigvalsh(penalty)
-    return int((values <= 1e-9 * max(float(values[-1]), 1e-300)).sum())

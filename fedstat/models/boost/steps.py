@@ -106,12 +106,12 @@ def _tell(data: SiteData, state: State, opened: OpenRows, asked: CurvesAsked, fo
             Z /= sizes[-1]
         state.tell(DesignDirections(held.__iter__, n, [f"{label}[{j}]" for j in range(k)]))
         state.tell(*(SummedColumns(Z) for Z in held))
+    smallest = int(np.bincount(fold, minlength=asked.folds).min())
+    state.tell(RowCount(smallest, 0 if hidden else width))
     if not hidden:
         size = np.concatenate(sizes)
         all_made = partial(_side_by_side, [columns for _, columns in made], size)
         state.tell(DesignDirections(all_made, n, [f"column {j}" for j in range(len(size))]))
-    smallest = int(np.bincount(fold, minlength=asked.folds).min())
-    state.tell(RowCount(smallest, 0 if hidden else width))
     state.tell(DivisionOfRows("", fold, np.flatnonzero(_used(opened))))
 
 

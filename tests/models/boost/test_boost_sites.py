@@ -89,6 +89,14 @@ def test_fewer_rows_than_three_for_each_column_are_refused_and_what_passes_is_na
     )
 
 
+def test_the_door_counts_rows_for_columns_by_itself(monkeypatch):
+    monkeypatch.setattr(fs.FedFunctionBoost, "_check_size", lambda *_: None)
+    with pytest.raises(PolicyError, match="maximum parameters per row"):
+        fitted("y(t) ~ bsignal(x1) + bsignal(x2)", simulated(150), masked=False)
+    with pytest.raises(PolicyError, match="maximum parameters per row"):
+        fitted("y(t) ~ bsignal(x1, knots=3)", simulated(150), masked=False, folds=5)
+
+
 def test_results_are_read_from_a_file_as_they_were(result, tmp_path):
     result.save(tmp_path / "boost.fed")
     again = fs.load(tmp_path / "boost.fed")
@@ -139,6 +147,8 @@ def test_rows_with_a_long_gap_or_without_a_curve_are_left_out_and_short_gaps_are
         ("y(t) ~ bsignal(x1, knots=__import__('os'))", FormulaError, "are numbers"),
         ("y(t) ~ bsignal(x1, lag=3)", FormulaError, "no option 'lag'"),
         ("y(t) ~ brandom(g)", FormulaError, "brandom"),
+        ("y(t) ~ bsignal(x1, df=1, differences=2)", FormulaError, "leaves 2 directions free"),
+        ("y(t) ~ bsignal(x1, knots=0, degree=0)", FormulaError, "too few knots"),
         ("y(t) ~ nothing", ModelError, "nothing"),
     ],
 )

@@ -26,10 +26,9 @@ NOTHING = np.zeros((0, 0))
 
 @dataclass(frozen=True, slots=True)
 class BoostDesign:
-    """Learners with the places of their columns among all K, the basis along the response, and its points.
+    """Learners with the places of their columns, the basis along the response, and the kind of penalty.
 
-    `starts` are K + 1 places of P learners' columns; `t` are the points of the response's curve, none of a
-    number.
+    `starts` are the places of each learner's columns, and their number; `time` is None for a number.
     """
 
     learners: Annotated[tuple[Learner, ...], "b"]

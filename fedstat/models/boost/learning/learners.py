@@ -124,7 +124,16 @@ def parse_time(text: str) -> Learner:
 
 def make_learner(kind: Kind, of: str, options: Mapping[str, Any]) -> Learner:
     """Learner with options by name."""
-    return replace(Learner(kind, of), **options)
+    made = replace(Learner(kind, of), **options)
+    free = made.differences - made.centred if made.smooth else 0
+    if made.df is not None and (made.df < free or made.df <= 0.0):
+        raise FormulaError(
+            f"formula: {made.label} cannot have df={made.df:g}: its penalty leaves {free} directions free. "
+            "Give more df or fewer differences"
+        )
+    if made.smooth and made.differences >= made.knots + made.degree + 1:
+        raise FormulaError(f"formula: {made.label} has too few knots for its differences")
+    return made
 
 
 def _response(left: str, curves: Sequence[str]) -> tuple[str, bool]:
