@@ -16,6 +16,8 @@ from fedstat.federation.tables.published import PublishedColumn
 from fedstat.models.copula_glm.moments.columns import ScoredColumn
 
 Described: TypeAlias = Mapping[str, PublishedColumn]
+MOST_COUNTS = 2_000
+"""Largest count of a Poisson response: means are sums over all."""
 TAKEN = "a column, C(x), log(x), sqrt(x) or exp(x)"
 
 
@@ -121,3 +123,8 @@ def check_response(formula: Formula, family: str, described: Described) -> None:
         not _numeric(column) or min([*(column.range or ())[:1], *map(float, column.levels)]) != 0.0
     ):
         raise ModelError(f"response '{formula.response}': counts begin at 0, as in range(0, 40) or (0, 1000)")
+    if family == "Poisson" and column.range is not None and column.range[1] > MOST_COUNTS:
+        raise ModelError(
+            f"response '{formula.response}': counts of at most {MOST_COUNTS:,}; larger ones count at the end "
+            f"of the range (0, {MOST_COUNTS}), or take the normal family for them"
+        )

@@ -16,7 +16,7 @@ from fedstat.models.copula.bounds import Bounds
 from fedstat.models.copula.margins import Bins, Margin
 from fedstat.models.copula_glm.moments.bootstrap import bootstrap, estimate
 from fedstat.models.copula_glm.moments.columns import ScoredColumn, ScoredDesign
-from fedstat.models.copula_glm.moments.release import release_rows
+from fedstat.models.copula_glm.moments.release import ReleaseNoise, release_rows
 from fedstat.models.copula_glm.moments.response import ScoredResponse
 
 FAMILIES = {
@@ -100,6 +100,21 @@ def test_errors_by_simulation_are_those_of_the_information(fitted):
     assert 0.95 < share.mean() < 1.25 and share.min() > 0.7 and share.max() < 1.6
 
 
+def test_errors_of_many_rows_are_found_from_fewer(monkeypatch):
+    """Of a part of the rows with noise as large beside sampling: margins, products and what follows."""
+    rng = np.random.default_rng(8)
+    columns = draw_columns(N, rng)
+    y = draw_response("Binomial", columns, rng)
+    fit = estimate(*released("Binomial", columns, y), POINTS)
+    noise = ReleaseNoise(np.full(10, 60.0), 60.0, np.full((11, 11), 0.012))
+    whole = bootstrap(fit, N, noise, 40, np.random.default_rng(1))
+    monkeypatch.setattr("fedstat.models.copula_glm.moments.bootstrap.MOST_ROWS", N // 4)
+    part = bootstrap(fit, N, noise, 40, np.random.default_rng(2))
+    for kind in ("sampling", "noise"):
+        share = getattr(part, kind).std(axis=0) / getattr(whole, kind).std(axis=0)
+        assert np.exp(np.log(share).mean()) == pytest.approx(1.0, abs=0.15), kind
+
+
 def test_levels_of_a_category_are_estimated_whatever_the_reference():
     rng = np.random.default_rng(4)
     z = rng.standard_normal((40_000, 2)) @ np.linalg.cholesky([[1.0, 0.5], [0.5, 1.0]]).T
@@ -118,6 +133,14 @@ def test_levels_of_a_category_are_estimated_whatever_the_reference():
     D = np.column_stack([np.ones(len(x)), *(level == j for j in others), x]).astype(float)
     known = sm.GLM(y, D, family=sm.families.Binomial()).fit()
     assert np.abs((fit.root.params - known.params) / known.bse).max() < 1.0
+
+
+def test_bounds_of_counts_that_go_far_cost_nothing():
+    bins = Bins.of("y", Bounds({"y": (0, 1e6)})["y"], 10)
+    p = np.zeros(bins.count)
+    p[0] = 1.0
+    response = ScoredResponse("Poisson", Margin(bins, p))
+    assert response.mean(np.full(50_000, 0.5), 1.0).mean[0] == pytest.approx(0.0, abs=1e-6)
 
 
 def test_a_cut_row_is_no_longer_than_its_radius(fitted):

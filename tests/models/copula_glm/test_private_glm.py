@@ -222,6 +222,8 @@ def test_what_cannot_be_scored_is_refused_before_anything_is_asked(formula, told
         ({"family": sm.families.Gamma()}, "canonical link"),
         ({"family": sm.families.Gaussian()}, "takes a range"),
         ({"bounds": {"y": [0, 1]}}, "fs.Bounds"),
+        ({"family": sm.families.Poisson(), "bounds": {**BOUNDS, "y": (1, 50)}}, "begin at 0"),
+        ({"family": sm.families.Poisson(), "bounds": {**BOUNDS, "y": (0, 1e6)}}, "at most 2,000"),
     ],
 )
 def test_arguments_without_a_meaning_are_refused(options, told):

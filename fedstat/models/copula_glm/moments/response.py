@@ -117,6 +117,8 @@ class ScoredResponse:
     def _mean_counts(self, eta: Floats, table: Floats) -> MeanScore:
         mu = np.exp(np.minimum(eta, LARGEST_PREDICTOR))
         scores = table[self._bins_of_counts]
+        # Scores are cut: beyond some count they are all the same, however far bounds go.
+        scores = scores[: 2 + int(np.flatnonzero(scores != scores[-1]).max(initial=-1))]
         counts = np.arange(len(scores))
         density = np.exp(np.outer(np.log(mu), counts) - mu[:, None] - gammaln(counts + 1.0))
         # What is left beyond the last count is scored as that is.
