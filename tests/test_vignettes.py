@@ -196,6 +196,20 @@ CLAIMS = {
         assert nhanes["se ratio"].drop("Intercept").between(0.75, 0.95).all()
         assert nhanes["difference / se"].abs().max() < 2
     """,
+    "what-an-epsilon-buys": """
+        assert 0.07 < power(1) < 0.09 and 0.55 < power(10) < 0.62
+        assert (errors.loc[:, [0.3, 1, 3]].diff(axis=1).iloc[:, 1:] < 0).all(axis=None)
+        assert (errors[1_000] <= 1.05 * errors[10]).all() and errors[1_000].is_monotonic_decreasing
+        by_method = published["rmse"].unstack("method")
+        assert (by_method["vcds"] > by_method["evcds"]).all()
+        normal = by_method.loc["normal"]
+        assert (normal["evcds"] > 1.4 * normal["original"]).all()
+        thousands = published["record epsilon"].dropna()
+        assert thousands.min() > 2_500
+        assert (thousands.xs("ievcds", level="method") > 9 * thousands.xs("vcds", level="method")).all()
+        assert "A whole record" in made.summary()
+        assert 0.2 < np.sqrt(np.mean(noise**2)) < 0.6
+    """,
     "when-blocks-correlate": """
         assert "between='free'" in str(told[-1].message) and told[-1].category is fs.errors.AssumptionWarning
         assert independent.params["a"] - 1 > 5 * independent.bse["a"]
