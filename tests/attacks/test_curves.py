@@ -74,7 +74,8 @@ def known(frame):
 
 def cut(frame, at, policy):
     """Sums of the response in its basis over those of more than an age, from a spline with ends around it."""
-    text = f"y(t) ~ bbs(age, knots=0, degree=1, lower_bound={at - 1e-4!r}, upper_bound={at + 1e-4!r})"
+    ends = f"lower_bound={at - 1e-4!r}, upper_bound={at + 1e-4!r}"
+    text = f"y(t) ~ bbs(age, knots=0, degree=1, differences=1, {ends})"
     sites = partition(frame, policy=policy, published=known(frame) if policy == "strict" else None)
     result = fs.FedFunctionBoost.from_formula(text, sites, time="bbs(t, knots=4, df=3)").fit(steps=1)
     return result.record_.boosting

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 
 from fedstat.documented import takes_arguments_of
-from fedstat.errors import DesignError, ModelError
+from fedstat.errors import DesignError, FormulaError, ModelError
 from fedstat.federation.crypto.masks import hides
 from fedstat.federation.design.by_columns import Missing
 from fedstat.federation.design.formula.parse import ClientTerms, Formula, parse_pooled_formula
@@ -96,6 +96,9 @@ class FedFunctionBoost(HorizontalModel):
             for one in learners.learners
         )
         super().__init__(formula, partition, missing=missing)
+        levelled = [one.label for one in self.learners if one.kind == "bbs" and self._has_levels(one.of)]
+        if levelled:
+            raise FormulaError(f"formula: {levelled[0]} takes a column of numbers; of levels there is bols()")
 
     @classmethod
     @takes_arguments_of(__init__)
@@ -218,6 +221,9 @@ class FedFunctionBoost(HorizontalModel):
     def points(self) -> Floats:
         """Points of the response, (G,); one for a number."""
         return self.curves[self.boost.response].grid if self.boost.functional else np.zeros(1)
+
+    def _has_levels(self, term: str) -> bool:
+        return any(name in self.agreement.spec.levels for name in term_columns(parse_terms(term).terms[0]))
 
     def _starts(self) -> tuple[int, ...]:
         """Places of each learner's columns among all."""

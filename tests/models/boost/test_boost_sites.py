@@ -97,6 +97,11 @@ def test_the_door_counts_rows_for_columns_by_itself(monkeypatch):
         fitted("y(t) ~ bsignal(x1, knots=3)", simulated(150), masked=False, folds=5)
 
 
+def test_a_basis_along_the_response_has_df_for_what_is_free_of_its_penalty():
+    with pytest.raises(FormulaError, match="2 directions are free"):
+        fs.FedFunctionBoost.from_formula("y(t) ~ x1", by_site(FRAME, "x1", "y"), time="bbs(t, df=1)")
+
+
 def test_results_are_read_from_a_file_as_they_were(result, tmp_path):
     result.save(tmp_path / "boost.fed")
     again = fs.load(tmp_path / "boost.fed")
@@ -149,6 +154,8 @@ def test_rows_with_a_long_gap_or_without_a_curve_are_left_out_and_short_gaps_are
         ("y(t) ~ brandom(g)", FormulaError, "brandom"),
         ("y(t) ~ bsignal(x1, df=1, differences=2)", FormulaError, "leaves 2 directions free"),
         ("y(t) ~ bsignal(x1, knots=0, degree=0)", FormulaError, "too few knots"),
+        ("y(t) ~ bbs(g, lower_bound=0, upper_bound=1)", FormulaError, "takes a column of numbers"),
+        ("y(t) ~ bbs(age, lower_bound=0)", FormulaError, "lower_bound and upper_bound"),
         ("y(t) ~ nothing", ModelError, "nothing"),
     ],
 )

@@ -33,7 +33,7 @@ class Learner:
     df : float or None
         Degrees of freedom; None: four, or as many as there are.
     low, high : float
-        Ends of the basis.
+        Ends of the basis; the same where they are not known yet.
     """
 
     kind: Kind
@@ -43,7 +43,7 @@ class Learner:
     degree: Annotated[int, Least(0)] = 3
     differences: Annotated[int, Least(1)] = 1
     low: float = 0.0
-    high: float = 1.0
+    high: float = 0.0
 
     @property
     def label(self) -> str:
@@ -119,12 +119,21 @@ def parse_time(text: str) -> Learner:
     name, of, options = _call(text)
     if name != "bbs" or of != "t" or set(options) & NAMES.keys():
         raise FormulaError(f'time: expected "bbs(t, knots=10, df=4)", received {text!r}')
-    return make_learner("bbs", "t", {"knots": 10, "degree": 3, "differences": 2, "df": 4.0, **options})
+    made = make_learner("bbs", "t", {"knots": 10, "degree": 3, "differences": 2, "df": 4.0, **options})
+    if made.df is None or made.df < made.differences:
+        raise FormulaError(
+            f"time: {made.differences} directions are free of its penalty; give df of that or more"
+        )
+    return made
 
 
 def make_learner(kind: Kind, of: str, options: Mapping[str, Any]) -> Learner:
     """Learner with options by name."""
     made = replace(Learner(kind, of), **options)
+    if ("low" in options) != ("high" in options) or ("low" in options and made.low >= made.high):
+        raise FormulaError(
+            f"formula: {made.label} needs lower_bound and upper_bound, the first below the other"
+        )
     free = made.differences - made.centred if made.smooth else 0
     if made.df is not None and (made.df < free or made.df <= 0.0):
         raise FormulaError(
@@ -229,7 +238,7 @@ def _value(node: ast.expr, text: str) -> Any:
 
 def with_bounds(learner: Learner, ends: Callable[[str], tuple[float, float] | None]) -> Learner:
     """Give a smooth effect of a column the ends of its basis, where the formula has not."""
-    if learner.kind != "bbs" or (learner.low, learner.high) != (0.0, 1.0):
+    if learner.kind != "bbs" or learner.low < learner.high:
         return learner
     found = ends(learner.of)
     if found is None:
