@@ -16,6 +16,7 @@ from fedstat.models.threats import threats
 
 if TYPE_CHECKING:  # for editors and type checkers, which do not read INSTALLED; a new family works without
     from fedstat.models.boost.model import FedFunctionBoost as FedFunctionBoost
+    from fedstat.models.copula.audit.audit import audit as audit
     from fedstat.models.copula.model import Bounds as Bounds
     from fedstat.models.copula.model import CopulaSynthesizer as CopulaSynthesizer
     from fedstat.models.copula.model import asinh as asinh
@@ -58,6 +59,7 @@ def _lazy() -> dict[str, str]:
     """Modules of models, which bring the compiler along: they are imported when one is first named."""
     models = {name: f"fedstat.models.{family}.model" for family, names in INSTALLED.items() for name in names}
     functions = {
+        "audit": "copula.audit.audit",
         "load": "saved",
         "published_synthesis": "copula.published",
         "rehearse": "copula.rehearse",

@@ -27,6 +27,7 @@ PUBLIC = [
     "VFEMRegression",
     "VerticalGLM",
     "__version__",
+    "audit",
     "combine",
     "compare",
     "datasets",

@@ -1,0 +1,166 @@
+"""The two records that a release tells apart best, and the others beside them, from bins alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import pandas as pd
+
+from fedstat.models.copula.asked import PLACES, GramPlan
+from fedstat.models.copula.margins import Bins, Margin
+from fedstat.typing import Floats, Ints
+
+
+@dataclass(frozen=True, eq=False)
+class WorstPair:
+    """Two records as bins of all columns, (2, p), and the two of which all others are copies, (2, p).
+
+    `view` is empty where the coordinator looks, else the institution whose part is told apart, by all others
+    together; then it alone has noise. There are `n` entities, of which the first is one of the two records.
+    """
+
+    sums: GramPlan
+    view: str
+    n: int
+    records: Ints
+    others: Ints
+
+    @classmethod
+    def of(cls, sums: GramPlan, view: str, n: int) -> WorstPair:
+        """Search for the pair by the number of scores whose sign differs, institution by institution.
+
+        Orthogonal parts of rows of full length attain the bound on the products (one of an even number of
+        columns has half its signs turned); the margins of all columns move as well.
+        """
+        looked = [view] if view else list(sums.columns)
+        turned = {client: len(sums.columns[client]) // (1 if view else 2) for client in looked}
+        best = cls._with(sums, view, n, turned)
+        for client in looked:
+            for number in range(len(sums.columns[client]) + 1):
+                other = cls._with(sums, view, n, turned | {client: number})
+                if other.attained > best.attained * (1.0 + 1e-9):
+                    best, turned = other, turned | {client: number}
+        return best
+
+    @classmethod
+    def _with(cls, sums: GramPlan, view: str, n: int, turned: Mapping[str, int]) -> WorstPair:
+        """Turn the signs of the first scores of some institutions."""
+        columns = []
+        for client, bins in sums.columns.items():
+            moves = not view or client == view
+            for j, one in enumerate(bins):
+                last, at = one.count - 1, (one.count // 2, (one.count - 1) // 2)
+                if j < turned.get(client, 0):  # opposite ends, all others in the middle
+                    columns.append((0, last, at[1], at[0]))
+                else:  # two bins below all others, whose scores are both at the lower end
+                    columns.append((0, min(at[0], last - 1) if moves else 0, last, last))
+        codes = np.array(columns, dtype=np.int64).T
+        return cls(sums, view, n, codes[:2], codes[2:])
+
+    @property
+    def bins(self) -> list[Bins]:
+        """Bins of all columns."""
+        return [one for group in self.sums.columns.values() for one in group]
+
+    @property
+    def copies(self) -> Ints:
+        """How many of the others are copies of each of the two: (2,)."""
+        return np.array([self.n // 2, self.n - 1 - self.n // 2], dtype=np.int64)
+
+    def frames(self, which: int) -> dict[str, pd.DataFrame]:
+        """Return the table of every institution, the first row being one of the records."""
+        codes = np.vstack([self.records[[which]], np.repeat(self.others, self.copies, axis=0)])
+        columns = [
+            pd.Series(one.values(code) if one.levels else _middles(one)[code], name=one.name)
+            for one, code in zip(self.bins, codes.T, strict=True)
+        ]
+        ends = np.cumsum([0, *map(len, self.sums.columns.values())]).tolist()
+        return {
+            client: pd.concat(columns[a:b], axis=1)
+            for client, (a, b) in zip(self.sums.columns, pairwise(ends), strict=True)
+        }
+
+    # ---- what is expected of a release -----------------------------------------------------------
+
+    def counts(self, client: str, kind: str) -> tuple[Floats, float]:
+        """Return expected counts with either record, (2, m), as a site releases them, and their variance."""
+        place, asked = self.sums.noise.places()[client], self.sums.noise.margins_asked(client)
+        tallies = [np.zeros((2, 0))]
+        for j, one in enumerate(asked.bins, start=place.start):
+            if bool(one.levels) is (kind == "levels"):
+                rest = self.copies @ [one.tally(self.others[[g], j]) for g in (0, 1)]
+                tallies.append(np.array([rest + one.tally(self.records[[r], j]) for r in (0, 1)], float))
+        variance = asked.of_levels if kind == "levels" else asked.of_trees
+        return np.hstack(tallies), float(variance)
+
+    def margins(self) -> dict[str, list[Margin]]:
+        """Return the margins of the first record's table, without noise."""
+        out: dict[str, list[Margin]] = {client: [] for client in self.sums.columns}
+        for client, place in self.sums.noise.places().items():
+            for j, one in enumerate(self.sums.columns[client], start=place.start):
+                rest = self.copies @ [one.tally(self.others[[g], j]) for g in (0, 1)]
+                counts = np.asarray(rest + one.tally(self.records[[0], j]), dtype=np.float64)
+                out[client].append(Margin.of_counts(one, counts, self.n))
+        return out
+
+    def scores(self, margins: Mapping[str, Sequence[Margin]]) -> Ints:
+        """Score both records and both others as sites do, by released margins: (4, p), in units."""
+        codes, places = np.vstack([self.records, self.others]), self.sums.noise.places()
+        return np.hstack(
+            [self.sums.asked(c).score(margins[c], codes[:, place]) for c, place in places.items()]
+        )
+
+    def products(self, margins: Mapping[str, Sequence[Margin]]) -> Floats:
+        """Return expected sums of products with either record, given the margins: (2, p, p)."""
+        S = np.ldexp(self.scores(margins).astype(np.float64), -PLACES)
+        rest = S[2:].T @ (S[2:] * self.copies[:, None])
+        return np.array([rest + np.outer(row, row) for row in S[:2]])
+
+    def variances(self) -> tuple[Floats, Floats]:
+        """Return variances of the noise on products within institutions, and between two: (p, p), or inf.
+
+        Above the diagonal alone; whoever looks knows the noise of all but the one at which it looks.
+        """
+        owner = np.repeat(np.arange(len(self.sums.columns)), [len(one) for one in self.sums.columns.values()])
+        same = owner[:, None] == owner
+        upper = np.triu(np.ones_like(same), 1)
+        one = self.sums.deviation(0, 1) ** 2
+        return np.where(same & upper, one, np.inf), np.where(
+            ~same & upper, one if self.view else 2.0 * one, np.inf
+        )
+
+    @property
+    def claimed(self) -> float:
+        """The mu that the plan says at most: sqrt(2 rho), of what a record or its part is charged."""
+        cost = self.sums.site_cost(self.view) if self.view else self.sums.coordinator_cost()
+        return math.sqrt(2.0 * float(cost))
+
+    @property
+    def attained(self) -> float:
+        """The mu by which this pair is told apart where margins are as they are without noise."""
+        squared = 0.0
+        for client in self.sums.columns:
+            for kind in ("levels", "trees"):
+                counts, variance = self.counts(client, kind)
+                squared += float(np.square(counts[0] - counts[1]).sum()) / variance
+        products = self.products(self.margins())
+        moved = np.square(products[0] - products[1])
+        return math.sqrt(squared + sum(float((moved / one).sum()) for one in self.variances()))
+
+    def share(self, margins: Mapping[str, Sequence[Margin]]) -> float:
+        """Return the largest share of R^2 that a row of scores has at an institution: above 1 is a fault."""
+        S, places = self.scores(margins).astype(object), self.sums.noise.places()
+        radius = self.sums.noise.radius
+        return max(
+            float(max((S[:, place] ** 2).sum(axis=1)) / (radius(c) * 4**PLACES))
+            for c, place in places.items()
+        )
+
+
+def _middles(bins: Bins) -> Floats:
+    edges = bins.edges
+    return np.asarray((edges[1:] + edges[:-1]) / 2.0)

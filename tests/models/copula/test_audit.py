@@ -1,0 +1,292 @@
+"""Audits: on the real mechanism they never exceed the claim, and each of its known faults is seen."""
+
+from __future__ import annotations
+
+import json
+import re
+from fractions import Fraction
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+import pytest
+
+import fedstat as fs
+from fedstat.errors import ModelError
+from fedstat.federation.account.charges import Charges
+from fedstat.federation.account.ledger_file import begin_account, open_account
+from fedstat.federation.crypto.keys import Identity
+from fedstat.federation.door.owner import charging
+from fedstat.federation.door.owner.charging import NoisyAnswers
+from fedstat.federation.door.site import Site
+from fedstat.federation.door.state import Trust
+from fedstat.federation.message import Ask, pack_ask
+from fedstat.models.copula import asked
+from fedstat.models.copula.asked import GramPlan
+from fedstat.models.copula.audit.pair import WorstPair
+from fedstat.models.copula.margins import Bins
+from fedstat.models.copula.protocol import plan_columns
+from fedstat.privacy.intervals import mu_interval
+from fedstat.privacy.zcdp import rho_of_budget
+
+mpl.use("Agg")
+LEVELS = dict.fromkeys("abcd", range(5))
+RANGES = dict.fromkeys("abcd", (0, 1))
+EPSILON = 4.0
+
+
+def model(bounds=LEVELS, epsilon=EPSILON, columns=None):
+    columns = columns or {"A": ["a", "b"], "B": ["c", "d"]}
+    frame = pd.DataFrame(dict.fromkeys("abcd", np.arange(100) % 2))
+    partition = fs.ClientPartition.from_frame(frame, columns=columns)
+    held = [name for names in columns.values() for name in names]
+    return fs.CopulaSynthesizer(partition, epsilon, {name: bounds[name] for name in held})
+
+
+def planned(widths, bound, epsilon=1.0, n=2000):
+    names = [f"x{j}" for j in range(sum(widths))]
+    bounds, start, described = fs.Bounds(dict.fromkeys(names, bound)), 0, {}
+    for client, width in zip("ABCDE", widths, strict=False):
+        described[client] = bounds.of(names[start : start + width])
+        start += width
+    rho = rho_of_budget(epsilon, 1e-6)
+    return GramPlan.of_all(plan_columns(described, dict.fromkeys(described, n), Fraction(rho)))
+
+
+# ---- the pair of records -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bound", [range(5), (0, 1)])
+@pytest.mark.parametrize("widths", [(2, 2), (4, 2, 2), (6,)])
+def test_the_pair_attains_the_sensitivity_of_margins_and_products_together(widths, bound):
+    pair = WorstPair.of(planned(widths, bound), "", 2000)
+    assert 0.9999 < pair.attained / pair.claimed <= 1.0
+
+
+def test_no_pair_is_told_apart_better_than_is_claimed():
+    random = np.random.default_rng(0)
+    for widths, bound in (((3, 1), range(4)), ((2, 5, 1), [False, True]), ((2, 2), (0, 1))):
+        sums = planned(widths, bound)
+        for view in ("", *sums.columns):
+            pair, most = WorstPair.of(sums, view, 2000), 0.0
+            assert pair.attained <= pair.claimed
+            places = sums.noise.places()
+            for _ in range(60):
+                codes = random.integers(pair.bins[0].count, size=(4, sum(widths)))
+                if view:  # all others know what they have themselves
+                    mine = np.isin(np.arange(codes.shape[1]), np.r_[places[view]])
+                    codes[1] = np.where(mine, codes[1], codes[0])
+                most = max(most, WorstPair(sums, view, 2000, codes[:2], codes[2:]).attained)
+            assert most <= pair.claimed
+            assert most <= 1.05 * pair.attained
+
+
+def test_an_interval_of_guesses_is_clopper_and_pearsons():
+    # A mechanism that says everything: 0.5 (alpha / 2)^(1 / n); one that says nothing: from 0.
+    low, high = mu_interval(1000, 1000, 1e-4)
+    assert low == pytest.approx(4.664, abs=1e-3) and high == np.inf
+    assert mu_interval(500, 1000, 1e-4)[0] == 0.0
+    random = np.random.default_rng(1)
+    for mu, accuracy in ((0.5, 0.5987063), (1.0, 0.6914625)):  # Phi(mu / 2)
+        low, high = mu_interval(int(random.binomial(4000, accuracy)), 4000, 1e-4)
+        assert low < mu < high
+
+
+# ---- the real mechanism --------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def audited():
+    return fs.audit(model(), releases=250, seed=1)
+
+
+def test_the_real_mechanism_passes(audited):
+    for result in (audited, fs.audit(model(), "A", 200, seed=2), fs.audit(model(RANGES), releases=100)):
+        assert result.passed and not result.faults and result.verdict == "holds"
+        assert result.mu_low <= result.mu and result.pair_mu <= result.mu
+        assert result.mu_high >= result.pair_mu
+        assert result.epsilon_low <= result.epsilon <= EPSILON
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("view", "claimed"), [("coordinator", 0.7096), ("A", 0.7888)])
+def test_many_releases_show_most_of_what_is_claimed(view, claimed):
+    result = fs.audit(model(), view, 4000, seed=3)
+    assert result.mu == pytest.approx(claimed, abs=1e-4)
+    assert result.passed and 0.6 * result.pair_mu < result.mu_low <= result.mu
+
+
+def test_what_is_printed_and_drawn(audited):
+    text = str(audited.summary())
+    for words in (
+        "Claimed",
+        "Measured",
+        "Verdict: holds",
+        "the coordinator",
+        "250",
+        "none of yours was asked",
+    ):
+        assert words in text
+    ax = audited.plot()
+    assert [line.get_label().split(":")[0] for line in ax.lines] == ["claimed", "250 releases", "guessing"]
+    roc = audited.roc()
+    assert roc.iloc[0].tolist() == [0.0, 0.0] and roc.iloc[-1].tolist() == [1.0, 1.0]
+    assert (np.diff(roc, axis=0) >= 0).all()
+
+
+def test_tables_are_a_demonstration_and_said_to_be_none():
+    result = fs.audit(model(columns={"A": ["a"], "B": ["b"]}), "table", 100, seed=4)
+    assert "no evidence" in str(result.summary())
+    assert result.mu_low <= result.mu
+
+
+def test_an_audit_asks_and_charges_nothing():
+    budget = fs.Policy(privacy=fs.Budget(EPSILON, 1e-6))
+    frame = pd.DataFrame({name: np.arange(100) % 2 for name in "ab"})
+    partition = fs.ClientPartition.from_frame(frame, columns={"A": ["a"], "B": ["b"]}, policy=budget)
+    fs.audit(fs.CopulaSynthesizer(partition, 1.0, {"a": [0, 1], "b": [0, 1]}), releases=100)
+    assert all(not site.account.chains for site in partition.sites.values())
+    assert all(not site.account.charges.made for site in partition.sites.values())
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"view": "C"}, "view"),
+        ({"releases": 99}, "releases"),
+        ({"alpha": 0.0}, "alpha"),
+    ],
+)
+def test_what_has_no_meaning_is_refused(options, words):
+    with pytest.raises(ModelError, match=words):
+        fs.audit(model(), **options)
+
+
+def test_only_a_synthesis_can_be_audited():
+    with pytest.raises(ModelError, match="CopulaSynthesizer"):
+        fs.audit("model")
+    with pytest.raises(ModelError, match="no others"):
+        fs.audit(model(columns={"A": list("abcd")}), "A")
+
+
+# ---- faults --------------------------------------------------------------------------------------
+
+ADD, TAKE = NoisyAnswers.add, Charges.take
+
+
+def without_noise(names, site=None):
+    """Charge as ever, and leave some arrays as they are."""
+
+    def add(self, ask, step, owed, arrays):
+        out, costs = ADD(self, ask, step, owed, arrays)
+        bare = site in (None, self.site)
+        return {k: arrays[k] if bare and k in names else v for k, v in out.items()}, costs
+
+    return add
+
+
+def noise_on_one_share(monkeypatch):
+    monkeypatch.setattr(NoisyAnswers, "add", without_noise(("share",), "A"))
+
+
+def a_quarter_of_the_noise(monkeypatch):
+    drawn = charging.discrete_gaussian
+    monkeypatch.setattr(charging, "discrete_gaussian", lambda variance, *more: drawn(variance / 16, *more))
+
+
+def empirical_margins(monkeypatch):
+    monkeypatch.setattr(NoisyAnswers, "add", without_noise(("levels", "trees")))
+
+
+def rounding_to_nearest(monkeypatch):
+    def nearest(scores, squared_radius, places):
+        lengths = np.maximum(np.linalg.norm(scores, axis=1), 1e-100)[:, None]
+        cut = scores * np.minimum(1.0, np.sqrt(float(squared_radius)) / lengths)
+        return np.rint(np.ldexp(cut, places)).astype(np.int64)
+
+    monkeypatch.setattr(asked, "cut_rows", nearest)
+
+
+def cut_after_noise(monkeypatch):
+    """Rows are as long as they come when they are multiplied and noise is added."""
+    monkeypatch.setattr(
+        asked, "cut_rows", lambda X, radius, places: np.trunc(np.ldexp(X, places)).astype(np.int64)
+    )
+
+
+def bounds_of_the_data(monkeypatch):
+    def code(self, values):
+        x = values.to_numpy(dtype=float)
+        return np.minimum((x - x.min()) / np.ptp(x) * self.count, self.count - 1).astype(np.int64)
+
+    monkeypatch.setattr(Bins, "code", code)
+
+
+def charges_forgotten(monkeypatch):
+    monkeypatch.setattr(Charges, "take", lambda self, charge: None)
+
+
+def seeded_noise(monkeypatch):
+    def normal(variance, size, source):
+        draws = np.random.default_rng(0).normal(0.0, float(variance) ** 0.5, size)
+        return np.rint(draws).astype(np.int64)
+
+    monkeypatch.setattr(charging, "discrete_gaussian", normal)
+
+
+@pytest.mark.parametrize(
+    ("fault", "view", "bounds", "words"),
+    [
+        (noise_on_one_share, "A", LEVELS, "better than is claimed"),
+        (a_quarter_of_the_noise, "coordinator", LEVELS, "better than is claimed"),
+        (empirical_margins, "coordinator", LEVELS, "better than is claimed"),
+        (bounds_of_the_data, "coordinator", RANGES, "better than is claimed"),
+        (rounding_to_nearest, "coordinator", LEVELS, "% longer than"),
+        (cut_after_noise, "coordinator", LEVELS, "5. % longer than"),
+        (charges_forgotten, "coordinator", LEVELS, "too little was charged at A, B"),
+        (seeded_noise, "coordinator", LEVELS, "noise of another"),
+    ],
+)
+def test_a_fault_is_seen(monkeypatch, fault, view, bounds, words):
+    fault(monkeypatch)
+    result = fs.audit(model(bounds), view, 150 if fault is a_quarter_of_the_noise else 100, seed=5)
+    assert not result.passed and re.search(words, result.verdict), result.intervals
+    assert "FAILS" in str(result.summary())
+
+
+def test_noise_comes_from_nothing_but_keys():
+    """numpy's generators are seeded, and predicted from what they have given: none is near the noise."""
+    package = Path(fs.__file__).parent
+    for path in (
+        package / "privacy" / "discrete_gaussian.py",
+        package / "federation" / "door" / "owner" / "charging.py",
+        package / "federation" / "crypto" / "keystream.py",
+    ):
+        assert not re.search(r"np\.random|numpy\.random|^import random|default_rng", path.read_text(), re.M)
+
+
+def over_a_restart(folder, monkeypatch=None):
+    """What a site has spent before it is started again on its account, and after."""
+    identity, spent = Identity.generate(), []
+    folder.mkdir()
+    begin_account(folder, identity)
+    question = {"column": "x", "rho": "1/1000", "edges": [0.0]}
+    for _ in range(2):
+        account = open_account(folder, "Bank", identity, patience=0.1)
+        policy, trust = fs.Policy(privacy=fs.Budget(1.0, 1e-6)), Trust(_identity=identity)
+        site = Site("Bank", pd.DataFrame({"x": np.arange(50.0)}), policy, trust=trust, account=account)
+        if not spent:
+            site.answer(pack_ask(Ask("Bank", "margins", "count_bins", {}, "s", json.dumps(question))))
+        spent.append(site.account.charges.spent)
+        site.account.store.close()
+        if monkeypatch is not None:
+            charges_forgotten(monkeypatch)
+    return spent
+
+
+def test_a_charge_that_a_restart_forgets_is_seen(tmp_path, monkeypatch):
+    before, after = over_a_restart(tmp_path / "real")
+    assert before == after == Fraction("1/1000")
+    before, after = over_a_restart(tmp_path / "fault", monkeypatch)
+    assert before == Fraction("1/1000") and after == 0
