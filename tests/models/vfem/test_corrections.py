@@ -218,6 +218,17 @@ def test_what_is_printed_and_saved_of_a_corrected_fit(tmp_path):
     np.testing.assert_array_equal(again.bse, result.bse)
 
 
+def test_single_cells_that_are_missing_have_no_correction_for_skewness():
+    X, y = draw(TWO, "log-normal", 0)
+    table = pd.DataFrame({"id": range(len(y)), "y": y, "a": X[:, 0], "b": X[:, 1]})
+    frames = {"Registry": table[["id", "y"]], "Bank": table[["id", "a", "b"]]}
+    model = fs.VFEMRegression.from_formula("y ~ a + b", fs.ClientPartition.from_frames(frames, on="id"))
+    with pytest.raises(NotAvailableError, match="partial='drop'"):
+        model.fit(correction="skewness")
+    notes = " ".join(model.fit().summary().notes)
+    assert "% missing" in notes and "take logarithms" in notes and "correction='skewness'" not in notes
+
+
 def test_corrections_are_of_the_free_law_from_moments():
     model = fs.VFEMRegression.from_formula("y ~ a + b", partition_of(*draw(TWO, "log-normal", 0)))
     with pytest.raises(ModelError, match="correction: expected one of 'small-sample', 'skewness'"):

@@ -35,7 +35,16 @@ def of_small_sample(fit: LawFit, covariance: Covariance | None) -> Corrected:
 
 
 def of_skewness(fit: LawFit, covariance: Covariance | None) -> Corrected:
-    """Take off what a normal law of skewed columns does; standard errors come from the simulated sample."""
+    """Take off what a normal law of skewed columns does; standard errors come from the simulated sample.
+
+    A NotAvailableError where entities have a part of an institution's columns: its standard errors were tried
+    for whole blocks only.
+    """
+    if not fit.moments.whole:
+        raise NotAvailableError(
+            "correction='skewness' is for entities that have all of an institution's columns or none, and some "
+            "have a part; make the ClientPartition with partial='drop'"
+        )
     found = without_skewness(fit)
     psi = None if covariance is None else Covariance(simulated_covariance(found), SIMULATED)
     return Corrected(found.reported, psi)

@@ -31,6 +31,8 @@ CORRECTED: Mapping[Correction, str] = {
 }
 SKEWED = 1.0
 """Skewness from which a column is named; that of an exponential one is 2."""
+LACKING = 0.05
+"""Share of the entities that lack a column from which it is named."""
 DIFFERENT = 0.01
 """P-value below which the response counts as different between missing patterns."""
 LISTED = 6
@@ -55,19 +57,24 @@ def skewed_notes(moments: PatternMoments) -> Iterator[str]:
     pvalue = response_by_pattern(moments)
     if moments.shape is None or pvalue >= DIFFERENT:
         return
-    skewness, lacks = skewness_of(moments.shape), ~moments.seen[moments.n > 0.0].all(axis=0)
-    named = np.flatnonzero(lacks & (np.abs(skewness) > SKEWED))
+    skewness, lacking = skewness_of(moments.shape), 1.0 - moments.n @ moments.seen / moments.n.sum()
+    named = np.flatnonzero((lacking > LACKING) & (np.abs(skewness) > SKEWED))
     named = named[np.argsort(-np.abs(skewness[named]), kind="stable")]
     if not len(named):
         return
     owner = moments.owner
-    each = [f"{moments.names[c]} ({moments.clients[owner[c]]}) {skewness[c]:.1f}" for c in named[:LISTED]]
+    each = [
+        f"{moments.names[c]} ({moments.clients[owner[c]]}) {skewness[c]:.1f}, {100 * lacking[c]:.0f} % missing"
+        for c in named[:LISTED]
+    ]
+    # The correction was tried for whole blocks only, and is refused elsewhere.
+    compare = "compare with fit(correction='skewness'), or " if moments.whole else ""
     more = f" and {len(named) - LISTED} more" if len(named) > LISTED else ""
     yield (
-        f"Skewed columns that some entities lack: {', '.join(each)}{more} (skewness of a log-normal column "
+        f"Skewed columns that some entities lack: {'; '.join(each)}{more} (skewness of a log-normal column "
         f"as asymmetric); and the response differs between missing patterns ({said(pvalue)}). The normal law "
-        "of what is missing matters there, and coefficients may be off by several standard errors: compare "
-        "with fit(correction='skewness'), or take logarithms in the formula where effects are of these."
+        "of what is missing matters there, and with much missing coefficients may be off by several standard "
+        f"errors: {compare}take logarithms in the formula where effects are of these."
     )
 
 
