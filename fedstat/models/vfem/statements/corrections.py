@@ -42,8 +42,8 @@ def of_skewness(fit: LawFit, covariance: Covariance | None) -> Corrected:
     """
     if not fit.moments.whole:
         raise NotAvailableError(
-            "correction='skewness' is for entities that have all of an institution's columns or none, and some "
-            "have a part; make the ClientPartition with partial='drop'"
+            "correction='skewness' is for entities that have all of an institution's columns or none, and "
+            "some have a part; make the ClientPartition with partial='drop'"
         )
     found = without_skewness(fit)
     psi = None if covariance is None else Covariance(simulated_covariance(found), SIMULATED)

@@ -62,9 +62,9 @@ def skewed_notes(moments: PatternMoments) -> Iterator[str]:
     named = named[np.argsort(-np.abs(skewness[named]), kind="stable")]
     if not len(named):
         return
-    owner = moments.owner
+    of = [moments.clients[k] for k in moments.owner]
     each = [
-        f"{moments.names[c]} ({moments.clients[owner[c]]}) {skewness[c]:.1f}, {100 * lacking[c]:.0f} % missing"
+        f"{moments.names[c]} ({of[c]}) {skewness[c]:.1f}, {100 * lacking[c]:.0f} % missing"
         for c in named[:LISTED]
     ]
     # The correction was tried for whole blocks only, and is refused elsewhere.
