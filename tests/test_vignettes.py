@@ -319,6 +319,33 @@ CLAIMS = {
         assert entry.iloc[-1] > 3 * entry.iloc[-2]
         assert credit.loc[credit["client"] == "Billing", "selected"].sum() == 1
     """,
+    "risk-of-small-enterprises": """
+        assert n == 71_827 and len(known) == 184 and (data.truth["coef"] != 0).sum() == 26
+        assert ((vfem.params - whole.params) / vfem.bse).abs().max() < 3
+        assert cases.params["Intercept"] - whole.params["Intercept"] > 1
+        assert (cases.bse / vfem.bse).min() > 5
+        assert [fits["auto", epsilon].fit_.method for epsilon in (1, 3)] == ["pairs", "pairs"]
+        assert "fewer than 50 entities" in refusal
+        noisy, often = accuracy.columns[1:4], "above 50,000"
+        assert (accuracy.loc[often, noisy[1:]] < 0.02).all() and accuracy.loc["below 3,000", noisy].min() > 0.08
+        assert accuracy.loc["to 40,000", "em, epsilon 3"] < 0.75 * accuracy.loc["to 40,000", "auto, epsilon 3"]
+        assert accuracy["em, epsilon 10,000"].between(0.003, 0.025).all()
+        assert accuracy["pairs, epsilon 10,000"].drop(often).between(0.034, 0.065).all()
+        assert (released[["CA2", "LE4"]].astype(float).mean() > complete[["CA2", "LE4"]].mean()).all()
+        assert released["JO3"].astype(float).mean() < complete["JO3"].mean()
+        at_hand = rates["records there are"] - rates["complete"]
+        assert (at_hand / rates["complete"]).between(0.25, 0.4).all()
+        assert (rates["epsilon 3, em"] - rates["complete"]).abs().max() < 0.025
+        off = (estimates["PrivateCopulaGLM"] - pooled.params) / private.bse
+        assert off.drop("Intercept").abs().max() < 4 and off["Intercept"] > 4
+        assert (combined.params - pooled.params)["PL2"] < -3 * combined.bse["PL2"]
+        assert abs(combined.params["Intercept"] - pooled.params["Intercept"]) < 0.15
+        assert few.summary().notes[0].startswith(("NOT CONVERGED", "BUDGET TOO SMALL"))
+        assert rehearsal.n_entities == n and "rows are synthetic" in str(told[-1].message)
+        spent = comparison["epsilon of a record"]
+        assert (spent.iloc[:3] < 3.0001).all() and (spent.iloc[3:] > 1e5).all()
+        assert (comparison.loc["EVCDS", "below 3,000"] < accuracy.loc["below 3,000", noisy] / 2).all()
+    """,
     "sme-profit": """
         assert ours < 1e-5 and theirs.max() > 0.05 and in_errors.max() > 5
         assert apart < 0.3 and "Patterns with few entities" in once.summary().notes[-1]
