@@ -42,6 +42,7 @@ __all__ = [
     "Curve",
     "Policy",
     "__version__",
+    "audit",
     "combine",
     "compare",
     "datasets",
