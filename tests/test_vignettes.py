@@ -423,6 +423,7 @@ def check_page(render, name, notebook):
         "getting-started",
         "missing-blocks-and-binary-outcomes",
         "receipts",
+        "risk-of-small-enterprises",
         "regression-under-a-budget",
         "selecting-across-institutions",
         "three-institutions",
