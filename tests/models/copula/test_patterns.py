@@ -18,6 +18,8 @@ from fedstat.models.copula.asked import (
 from fedstat.models.copula.margins import Bins
 from fedstat.models.copula.patterns import ScoredPattern, choose_groups, fit_normal
 
+pytestmark = pytest.mark.usefixtures("same_noise")
+
 SIZES = {"A": 2, "B": 5, "C": 1}
 COLUMNS = {k: tuple(Bins(f"{k}{j}", (0, 1)) for j in range(p)) for k, p in SIZES.items()}
 NOISE = NoisePlan(Fraction(1, 20), COLUMNS)

@@ -15,6 +15,8 @@ from fedstat.models.copula_glm.asked import MomentPlan, MomentsAsked, radius_of
 from fedstat.models.copula_glm.moments.columns import ScoredColumn
 from fedstat.privacy.zcdp import epsilon_of_zcdp
 
+pytestmark = pytest.mark.usefixtures("same_noise")
+
 HELD = {"Registry": ["y"], "A": list("abcd"), "B": list("efg"), "C": list("hij")}
 TOGETHER = {"A": ["y", *"abcd"], "B": list("efg"), "C": list("hij")}
 N = 4_000

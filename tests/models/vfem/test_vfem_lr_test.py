@@ -100,7 +100,7 @@ def test_fits_that_count_other_records_are_not_compared():
     """A column with missing cells decides who has a record: without it more entities have one."""
     study = simulate(seed=8, n=300, holder="Registry", missing="none")
     study.table.loc[study.table.index[::6], "court1"] = np.nan
-    partition = study.partition()
+    partition = study.partition(partial="drop")
     with pytest.warns(DataWarning, match="50 at 'Court'"):
         full = fs.VFEMRegression.from_formula("y ~ .", partition, between="independent").fit(cov_type="none")
     rest = " + ".join(name for name in study.covariates if name != "court1")
