@@ -15,6 +15,8 @@ from fedstat.federation.account.head import Nanoseconds
 from fedstat.privacy.zcdp import epsilon_of_zcdp, on_grid, rho_of_budget
 from fedstat.records import Least
 
+ONE_AT_A_TIME = Lock()
+"""Of all sites of a process: a charge is one short write, and a site's account stays free of locks."""
 RHO = re.compile(r"[0-9]{1,60}(/[1-9][0-9]{0,20})?")
 """A charge, or a sum of such, which are multiples of 2^-64."""
 
@@ -48,7 +50,6 @@ class Charges:
         self.questions: set[str] = set()
         self.spent = Fraction(0)
         self._answers: set[str] = set()
-        self._lock = Lock()
 
     def take(self, charge: Charge) -> None:
         """Take up a charge that stands."""
@@ -68,7 +69,7 @@ class Charges:
         `admit` refuses a cost by raising, and `write` keeps the charges; only then do they count here. Of two
         threads one waits for the other: each has to see what the other has spent.
         """
-        with self._lock:
+        with ONE_AT_A_TIME:
             new = [charge for charge in charges if charge.answer not in self._answers]
             if new:
                 admit(sum((charge.cost for charge in new), Fraction(0)))

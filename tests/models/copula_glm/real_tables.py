@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import statsmodels.api as sm
-from coverage_simulation import noise_of
+from private_coverage_simulation import noise_of
 from scipy import stats
 
 from fedstat.models.copula.bounds import Bounds

@@ -51,7 +51,7 @@ def site_of(model):
     return model.partition.sites[SITE]
 
 
-def refuse(site, ask, complaint="", kind=MessageError):
+def refuse(site, ask, complaint=None, kind=MessageError):
     before = len(site.ledger.entries)
     with pytest.raises(kind, match=complaint) as caught:
         site.answer(pack_ask(ask))

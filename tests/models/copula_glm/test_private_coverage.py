@@ -1,8 +1,8 @@
-"""Cover of the intervals, with and without noise; ``coverage_simulation.py`` says what is drawn."""
+"""Cover of the intervals, with and without noise; ``private_coverage_simulation.py`` says what is drawn."""
 
 import numpy as np
 import pytest
-from coverage_simulation import covers, simulate
+from private_coverage_simulation import covers, simulate
 
 
 @pytest.mark.slow

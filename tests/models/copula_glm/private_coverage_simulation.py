@@ -1,6 +1,6 @@
 """Cover of the intervals of PrivateCopulaGLM, with the noise that sites would add.
 
-    OMP_NUM_THREADS=1 python tests/models/copula_glm/coverage_simulation.py Binomial 1 100
+    OMP_NUM_THREADS=1 python tests/models/copula_glm/private_coverage_simulation.py Binomial 1 100
 
 Family, epsilon (inf for no noise), repetitions, and optionally entities, draws and the first seed. Columns
 and coefficients are those of ``copula_design``: ten columns of mixed kinds at three institutions, the
