@@ -4,7 +4,7 @@ Institutions A, B and C hold two columns each of variance one. The first columns
 the second ones .4 with the first of their own block: every two blocks have the canonical correlation rho.
 A has all entities; B lacks 40 % and C 60 %, by lot (mcar), the more often the smaller A's first column (mar
 on A), or that and a response of zero (mar on y). What the sites would answer is computed from the rows, with
-no keys, so that hundreds of fits take minutes: `python joint_simulation.py`.
+no keys, so that hundreds of fits take minutes: `python tests/models/vfem/joint_simulation.py [runs [n]]`.
 """
 
 import sys
@@ -46,7 +46,7 @@ def correlations(rho):
     return C
 
 
-def draw(mechanism, rho, run, n=2_000):
+def draw(mechanism, rho, run, n):
     """Response (n,), and columns (n, 6) with nan where an institution lacks the entity."""
     rng = np.random.default_rng([MECHANISMS.index(mechanism), int(100 * rho), run])
     X = rng.multivariate_normal(np.zeros(6), correlations(rho), size=n)
@@ -179,7 +179,7 @@ def estimate(method, y, X):
     return complete_cases(y, X) if method == "complete cases" else fit(y, X, method)
 
 
-def simulate(mechanism, rho, method, runs, n=2_000):
+def simulate(mechanism, rho, method, runs, n):
     """Bias, spread, mean standard error and coverage of every coefficient."""
     truth = np.append(BETA0, BETA)
     found = [estimate(method, *draw(mechanism, rho, run, n)) for run in range(runs)]
@@ -196,22 +196,23 @@ def simulate(mechanism, rho, method, runs, n=2_000):
             "sd": params.std(axis=0, ddof=1),
             "mean_se": errors.mean(axis=0),
             "coverage": (np.abs(miss) <= Z * errors).mean(axis=0),
+            "n": n,
             "runs": runs,
         }
     )
 
 
-def main(runs):
+def main(runs=500, n=5_000):
     """Write all cells as they come."""
     parts = []
     for method in ("free", "independent", "complete cases"):
         for mechanism in MECHANISMS:
             for rho in CORRELATIONS:
-                parts.append(simulate(mechanism, rho, method, runs))
+                parts.append(simulate(mechanism, rho, method, runs, n))
                 table = pd.concat(parts, ignore_index=True)
                 table.round(5).to_csv(TABLE, index=False, lineterminator="\n")
                 print(method, mechanism, rho, parts[-1]["coverage"].round(3).tolist(), flush=True)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 100)
+    main(*map(int, sys.argv[1:]))
