@@ -61,7 +61,8 @@ class CopulaSynthesizer(PrivateRelease):
     References
     ----------
     Canonne, C., Kamath, G. and Steinke, T. (2020). The discrete Gaussian for differential privacy. NeurIPS.
-    Tang, Y., Feng, X., Li, M. and Wang, L. (2025). arXiv 2511.20876.
+    Tang, H., Feng, L., Li, Y. and Wang, F. (2025). Data privatization in vertical federated learning with
+    client-wise missing problem. arXiv 2511.20876.
 
     Examples
     --------
