@@ -6,7 +6,8 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pandas as pd
@@ -75,3 +76,17 @@ def wait(
         if time.monotonic() > until or (process.poll() is not None and state == "running"):
             raise RuntimeError((folder / "log.txt").read_text())
         time.sleep(0.05)
+
+
+@contextmanager
+def served_sites(home: Path, names: Iterable[str]) -> Iterator[dict[str, Forked]]:
+    """Serve sites until they are no longer needed; the processes by name, which a test may stop and start."""
+    running = {name: serve(home / name) for name in names}
+    try:
+        for name, process in running.items():
+            wait(home / name, process)
+        yield running
+    finally:
+        for process in running.values():
+            process.kill()
+            process.wait()

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-from operating import main, make_federation, run, serve, wait
+from operating import main, make_federation, run, served_sites
 
 import fedstat as fs
 from fedstat.errors import ConsentError, EngineError
@@ -40,15 +40,8 @@ def frames(n=120):
 def home(tmp_path_factory):
     home = tmp_path_factory.mktemp("approval")
     make_federation(home, frames(), policy=POLICY)
-    running = [serve(home / name) for name in NAMES]
-    try:
-        for name, process in zip(NAMES, running, strict=True):
-            wait(home / name, process)
+    with served_sites(home, NAMES):
         yield home
-    finally:
-        for process in running:
-            process.kill()
-            process.wait()
 
 
 def fit(home, formula="y ~ age", **given):

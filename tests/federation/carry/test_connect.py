@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from forked import Forked
-from operating import main, make_federation, serve, wait
+from operating import main, make_federation, serve, served_sites, wait
 
 import fedstat as fs
 from fedstat.errors import EngineError, MessageError, NotAvailableError, PartitionError, PolicyError
@@ -29,15 +29,8 @@ def federation(frames, tmp_path_factory):
     """Three sites in processes of their own."""
     home = tmp_path_factory.mktemp("federation")
     study = make_federation(home, frames)
-    running = {name: serve(home / name) for name in frames}
-    try:
-        for name, process in running.items():
-            wait(home / name, process)
+    with served_sites(home, frames) as running:
         yield {"home": home, "study": study, "running": running}
-    finally:
-        for process in running.values():
-            process.kill()
-            process.wait()
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import statsmodels.api as sm
-from operating import main, make_federation, serve, wait
+from operating import main, make_federation, serve, served_sites, wait
 
 import fedstat as fs
 from fedstat.errors import EngineError, NotAvailableError, PartitionError, SecurityError
@@ -68,16 +68,9 @@ def federation(frames, tmp_path_factory):
     """Three sites in processes of their own, aligned."""
     home = tmp_path_factory.mktemp("vertical")
     study = make_federation(home, frames, KEY)
-    running = {name: serve(home / name) for name in frames}
-    try:
-        for name, process in running.items():
-            wait(home / name, process)
+    with served_sites(home, frames) as running:
         assert main(["federation", "align", str(study)]) == 0
         yield {"home": home, "study": study, "running": running}
-    finally:
-        for process in running.values():
-            process.kill()
-            process.wait()
 
 
 @pytest.fixture(scope="module")

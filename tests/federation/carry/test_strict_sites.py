@@ -7,7 +7,7 @@ import re
 
 import numpy as np
 import pytest
-from operating import make_federation, run, serve, wait
+from operating import make_federation, run, served_sites
 
 import fedstat as fs
 from fedstat.errors import DescriptionError, PolicyError
@@ -25,15 +25,8 @@ def serving(home, frames):
     study = make_federation(home, frames, policy=Policy.strict())
     for name in frames:
         assert main(["site", "describe", str(home / name)]) == 0
-    processes = {name: serve(home / name) for name in frames}
-    try:
-        for name, process in processes.items():
-            wait(home / name, process)
+    with served_sites(home, frames):
         yield study
-    finally:
-        for process in processes.values():
-            process.kill()
-            process.wait()
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from curve_cases import declared, simulated
-from operating import make_federation, serve, wait
+from operating import make_federation, served_sites
 
 import fedstat as fs
 from fedstat.errors import PartitionError
@@ -30,15 +30,8 @@ def home(tmp_path_factory):
     make_federation(home, frames)
     for name in frames:
         declare(home / name, {curve: [0, 1] for curve in ("x1", "x2", "y")})
-    running = {name: serve(home / name) for name in frames}
-    try:
-        for name, process in running.items():
-            wait(home / name, process)
+    with served_sites(home, frames):
         yield home
-    finally:
-        for process in running.values():
-            process.kill()
-            process.wait()
 
 
 def test_the_same_fit_to_the_bit_as_in_one_process(home):
@@ -62,13 +55,8 @@ def test_sites_that_declare_another_domain_are_not_connected(tmp_path):
     study = make_federation(tmp_path, frames)
     for k, name in enumerate(frames):
         declare(tmp_path / name, {"y": [0, 1 + k]})
-    running = [serve(tmp_path / name) for name in frames]
-    try:
-        for name, process in zip(frames, running, strict=True):
-            wait(tmp_path / name, process)
-        with pytest.raises(PartitionError, match="curve 'y' has domain"):
-            fs.ClientPartition.connect(study)
-    finally:
-        for process in running:
-            process.kill()
-            process.wait()
+    with (
+        served_sites(tmp_path, frames),
+        pytest.raises(PartitionError, match="curve 'y' has domain"),
+    ):
+        fs.ClientPartition.connect(study)

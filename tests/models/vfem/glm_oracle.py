@@ -70,6 +70,14 @@ class PooledGLM(Pooled):
         }[self.link]
         return inverse(eta) @ np.exp(self.log_w)
 
+    def joint(self, theta):
+        """Centred intercept, coefficients and means by client, and the variances of their predictors."""
+        beta0, _, betas, mus, Sigmas = self.unpack(theta)
+        a = beta0 + sum(b @ mu for b, mu in zip(betas, mus, strict=True))
+        t = [b @ S @ b for b, S in zip(betas, Sigmas, strict=True)]
+        pairs = [part for b, mu in zip(betas, mus, strict=True) for part in (b, mu)]
+        return np.concatenate([[a], *pairs, t])
+
     @property
     def free(self):
         """Places of the parameters that there are."""

@@ -104,14 +104,7 @@ def test_standard_errors_are_those_of_the_numerical_hessian(fitted):
 def test_joint_covariance_with_the_variances_of_linear_predictors(fitted):
     _, _, pooled, result, theta, cov = fitted
 
-    def joint(point):
-        beta0, _, betas, mus, Sigmas = pooled.unpack(point)
-        a = beta0 + sum(b @ mu for b, mu in zip(betas, mus, strict=True))
-        t = [b @ S @ b for b, S in zip(betas, Sigmas, strict=True)]
-        pairs = [part for b, mu in zip(betas, mus, strict=True) for part in (b, mu)]
-        return np.concatenate([[a], *pairs, t])
-
-    J = approx_fprime_cs(theta, joint)
+    J = approx_fprime_cs(theta, pooled.joint)
     expected = J @ cov @ J.T
     found = np.delete(np.delete(result.covariance.psi, 1, axis=0), 1, axis=1)
     root = np.sqrt(np.diag(expected))

@@ -49,14 +49,7 @@ def test_robust_covariance_is_the_sandwich_of_numerical_scores(link, holder):
         result.cov_params() / np.outer(root, root), cov / np.outer(root, root), atol=1e-5
     )
 
-    def joint(point):
-        beta0, _, betas, mus, Sigmas = pooled.unpack(point)
-        a = beta0 + sum(b @ mu for b, mu in zip(betas, mus, strict=True))
-        t = [b @ S @ b for b, S in zip(betas, Sigmas, strict=True)]
-        pairs = [part for b, mu in zip(betas, mus, strict=True) for part in (b, mu)]
-        return np.concatenate([[a], *pairs, t])
-
-    J = approx_fprime_cs(theta, joint)
+    J = approx_fprime_cs(theta, pooled.joint)
     expected = J @ every @ J.T
     found = np.delete(np.delete(result.covariance.psi, 1, axis=0), 1, axis=1)
     root = np.sqrt(np.diag(expected))

@@ -114,6 +114,13 @@ class RowwiseEM:
         self.mu, self.Sigma = mean[:-1], G * mask
         return np.abs(np.append(self.beta, self.s2) - before).max()
 
+    def run(self, penalty, lam, steps, still):
+        """Go on until nothing moves by more than `still`."""
+        for _ in range(steps):
+            if self.step(penalty, lam) < still:
+                return
+        raise AssertionError("EM did not end")
+
     @property
     def coefficients(self):
         return self.beta * self.sd / self.scale
@@ -199,11 +206,7 @@ def test_it_is_the_limit_of_penalised_em_over_rows(penalty, place):
     rows = RowwiseEM(MISSING, list(row.index[1:]), SIZES)
     if penalty == "scad":  # many stationary points: from ours it must not move
         rows.beta = row.iloc[1:].to_numpy() * rows.scale / rows.sd
-    for _ in range(400):
-        if rows.step(Penalty(penalty), lam / rows.sd) < 1e-11:
-            break
-    else:
-        raise AssertionError("EM did not end")
+    rows.run(Penalty(penalty), lam / rows.sd, 400, 1e-11)
     assert 0 < np.count_nonzero(rows.beta) < 12
     np.testing.assert_allclose(row.iloc[1:] * rows.scale / rows.sd, rows.beta, atol=1e-6)
     n, loss = len(MISSING), result.path["loss"].iloc[place]

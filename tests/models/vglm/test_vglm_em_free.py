@@ -37,11 +37,7 @@ def test_it_is_the_limit_of_penalised_em_over_rows(penalty):
     lam, row = result.path.index[5], result.path_params.iloc[5]
     rows = RowwiseFreeEM(MISSING, list(row.index[1:]))
     rows.beta = row.iloc[1:].to_numpy() * rows.scale / rows.sd  # from ours it must not move
-    for _ in range(600):
-        if rows.step(Penalty(penalty), lam / rows.sd) < 1e-10:
-            break
-    else:
-        raise AssertionError("EM did not end")
+    rows.run(Penalty(penalty), lam / rows.sd, 600, 1e-10)
     assert 0 < np.count_nonzero(rows.beta) < 12
     np.testing.assert_allclose(row.iloc[1:] * rows.scale / rows.sd, rows.beta, atol=1e-6)
     assert result.path["converged"].all()

@@ -166,10 +166,8 @@ def joint_information(
     (G, 1 + p, 1 + p) of -L_mm (1, x)(1, x)', and ``cross`` (G, 1 + p) of -L_mv (1, x).
     """
     block, G = block_by_pattern(data, state, code, int(patterns)), int(patterns)
-    p, told = (
-        block.X.shape[1],
-        ([] if shown is None or lengths is None else opened(state, text, shown, lengths)),
-    )
+    p = block.X.shape[1]
+    told = [] if shown is None or lengths is None else opened(state, text, shown, lengths)
     cross = np.zeros((G, 1 + p))
     if h is None:
         terms = glm_response_of(state).terms[:, block.rows]
