@@ -36,13 +36,29 @@ class BoostPlan(ForecastPlan):
     def __init__(self, model: Any, given: Mapping[str, Any]) -> None:
         super().__init__(model, given)
         self._columns = model.n_columns
-        self._rows = float(sum(row.n for row in model.agreement.sites))
+        self._n = {row.site: float(row.n) for row in model.agreement.sites}
+        self._own = given["aggregation"] != "exact"
 
     def learned(self, forecast: Forecast) -> Iterator[tuple[str, str]]:
         """Say what a tracing attack would find."""
-        yield "Coordinator", f"could trace: {tracing_sentence(self._columns, self._rows)}."
+        if not self._own:
+            rows = sum(self._n.values())
+            yield "Coordinator", f"could trace: {tracing_sentence(self._columns, rows)}."
+            return
+        yield (
+            "Coordinator",
+            "learns every site's own sums: a baseline is made of them, and none can be masked.",
+        )
+        for site, n in self._n.items():
+            yield "Coordinator", f"could trace at {site}: {tracing_sentence(self._columns, n)}."
 
     def notes(self, forecast: Forecast) -> Iterator[str]:
         """Say that steps cost no round."""
         yield "One round, whatever the number of steps; its sums do not depend on steps and nu."
+        if self._own:
+            yield (
+                "In the publication sites send their fits of all learners in every step, in as many rounds. "
+                "These tell about as much: how a fit changes by a step that is known gives the products of "
+                "its columns with those of the learner that was taken."
+            )
         yield UNTOLD

@@ -24,7 +24,8 @@ from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.partition.row_tables import common_columns
 from fedstat.federation.tables.curves.array import CurveArray
 from fedstat.models.boost.explain import BoostPlan
-from fedstat.models.boost.learning.boosting import PENALTIES, BoostDesign, Boosting, PenaltyKind
+from fedstat.models.boost.learning.baselines import check_aggregation, site_boostings
+from fedstat.models.boost.learning.boosting import PENALTIES, Aggregation, BoostDesign, Boosting, PenaltyKind
 from fedstat.models.boost.learning.columns import CurvesAsked, time_basis
 from fedstat.models.boost.learning.learners import (
     BoostFormula,
@@ -34,7 +35,8 @@ from fedstat.models.boost.learning.learners import (
     with_bounds,
     with_domain,
 )
-from fedstat.models.boost.protocol import take_moments
+from fedstat.models.boost.protocol import take_moments, take_own_moments
+from fedstat.models.boost.report.local import LocalBoosts
 from fedstat.models.boost.results import BoostResults
 from fedstat.models.boost.steps import FAMILY
 from fedstat.models.checks import check_choice, check_layout, check_masked, check_positive, check_whole
@@ -160,9 +162,10 @@ class FedFunctionBoost(HorizontalModel):
         nu: float = 0.1,
         select: Select = None,
         folds: int | None = None,
+        aggregation: Aggregation = "exact",
         masked: bool | None = None,
         random_state: int | None = None,
-    ) -> BoostResults:
+    ) -> BoostResults | LocalBoosts:
         """Follow the path of boosting.
 
         Parameters
@@ -177,6 +180,11 @@ class FedFunctionBoost(HorizontalModel):
         folds : int, optional
             Folds, drawn at random within every site; by default ten with `select`, and one, which is none,
             without. With folds also :meth:`BoostResults.stability` can be told.
+        aggregation : {"exact", "lsa", "average", "local"}
+            By default the path of the pooled table. The others are the publication's, for comparison, and
+            have no inference: every site fits the learners to its own rows in every step, and the fits are
+            averaged by least squares with their information as weights, or by rows; or every site fits by
+            itself. They are made of every site's own sums, which leave in the clear.
         masked : bool, optional
             Whether sites hide their parts by pairwise masks; by default where there are three or more.
         random_state : int, optional
@@ -184,7 +192,7 @@ class FedFunctionBoost(HorizontalModel):
 
         Returns
         -------
-        BoostResults
+        BoostResults, or LocalBoosts, results by site, of local fits
 
         Raises
         ------
@@ -202,15 +210,22 @@ class FedFunctionBoost(HorizontalModel):
         check_whole("folds", folds, 2 if select else 1)
         seed = secrets.randbits(SEED_BITS) if random_state is None else random_state
         check_whole("random_state", seed, 0)
-        masked = check_masked(masked, len(self.sites), self.masks_wanted)
+        exact = check_aggregation(aggregation, masked, self.penalty)
+        masked = exact and check_masked(masked, len(self.sites), self.masks_wanted)
         asked = CurvesAsked(self.learners, self.time, int(folds), int(seed))
         starts = self._starts()
         self._check_size(starts[-1] + 1, int(folds), masked)
         session = self.open_session(FAMILY, masked)
-        moments, ledger = self.run(session, take_moments(session, asked))
         design = BoostDesign(self.learners, starts, self.time, self.penalty)
-        boosting = Boosting(moments, design, time_basis(self.time, self.points), float(nu))
-        return BoostResults.of(self, boosting, int(steps), select, masked, ledger)
+        basis = time_basis(self.time, self.points)
+        if exact:
+            moments, ledger = self.run(session, take_moments(session, asked))
+            boosting = Boosting(moments, design, basis, float(nu))
+            return BoostResults.of(self, boosting, int(steps), select, masked, ledger)
+        own, ledger = self.run(session, take_own_moments(session, asked))
+        found = site_boostings(own, design, basis, float(nu), aggregation, self.sites)
+        fits = {one.site: BoostResults.of(self, one, int(steps), select, masked, ledger) for one in found}
+        return LocalBoosts(fits) if aggregation == "local" else fits[""]
 
     @property
     def n_columns(self) -> int:

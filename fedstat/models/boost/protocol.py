@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from fedstat import records
 from fedstat.federation.design.by_rows import open_asks
+from fedstat.federation.message import Reply
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.models.boost.learning.columns import CurvesAsked
 from fedstat.models.boost.learning.moments import CurveMoments
@@ -16,7 +19,17 @@ NAMES = ("gram", "score", "spread", "totals")
 
 def take_moments(session: RowsSession, asked: CurvesAsked) -> Rounds[CurveMoments]:
     """Open the rows, and ask every site for its sums."""
+    answers = yield from _answers(session, asked)
+    return CurveMoments.of({name: np.asarray(add(answers, name)) for name in NAMES})
+
+
+def take_own_moments(session: RowsSession, asked: CurvesAsked) -> Rounds[tuple[CurveMoments, ...]]:
+    """Take the sums of every site, in the clear: what local fits and their averages are made of."""
+    answers = yield from _answers(session, asked)
+    return tuple(CurveMoments.of({name: one.arrays[name] for name in NAMES}) for one in answers)
+
+
+def _answers(session: RowsSession, asked: CurvesAsked) -> Rounds[Sequence[Reply]]:
     opening = open_asks(session.agreement, session.session)
     replies = yield opening + session.ask_all("sum_curves", {}, records.to_json(asked))
-    answers = replies[len(opening) :]
-    return CurveMoments.of({name: np.asarray(add(answers, name)) for name in NAMES})
+    return replies[len(opening) :]

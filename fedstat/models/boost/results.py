@@ -18,7 +18,8 @@ from fedstat.inference.results import FederatedResults
 from fedstat.inference.summary import ClientBlock, client_sheet, header_sheet
 from fedstat.inference.tables import SheetSummary
 from fedstat.models.boost.explain import tracing_sentence
-from fedstat.models.boost.inference.statements import BoostStatements
+from fedstat.models.boost.inference.statements import BASELINE, BoostStatements
+from fedstat.models.boost.learning.baselines import SiteBoosting
 from fedstat.models.boost.learning.boosting import Boosting, explained, first_steps
 from fedstat.models.boost.learning.learners import BoostFormula
 from fedstat.models.boost.report.plots import draw_cv, draw_importance, draw_path, draw_surface
@@ -39,6 +40,12 @@ NO_ERROR = (
     "surfaces with intervals, and tests"
 )
 NO_LIKELIHOOD = "boosting minimises squares, and stops before their minimum"
+AVERAGED = {
+    "lsa": "sites' fits, averaged by LSA",
+    "average": "sites' fits, averaged by rows",
+    "local": "one site's rows alone",
+}
+"""Baselines, for the summary."""
 Picture = Literal["surface", "path", "cv", "importance"]
 
 
@@ -48,7 +55,7 @@ class BoostRecord:
 
     basis: RowsBasis
     formula: BoostFormula
-    boosting: Boosting
+    boosting: SiteBoosting | Boosting
     t: Annotated[Floats, "g"]
     curves: Mapping[str, Curve]
     grids: Mapping[str, Floats]
@@ -259,6 +266,7 @@ class BoostResults(
     def _summary_left(self) -> list[tuple[str, str]]:
         dropped = ("Log-Likelihood", "AIC", "BIC", "Covariance Type", "Converged", "Df Model")
         rows = [row for row in super()._summary_left() if row[0] not in dropped]
+        how_sites = AVERAGED.get(self._boosting.aggregation)
         how = {"cv": f"cross-validation, {self._boosting.moments.folds} folds"}
         return [
             *rows,
@@ -266,6 +274,7 @@ class BoostResults(
             ("Steps by", how.get(str(self.record_.select), "given")),
             ("Step length", f"{self._boosting.nu:g}"),
             ("Penalty", self._boosting.design.penalty),
+            *([] if how_sites is None else [("Baseline", how_sites)]),
         ]
 
     def _summary_right(self) -> list[tuple[str, str]]:
@@ -277,7 +286,7 @@ class BoostResults(
         setting, moments = getattr(self._ledger, "setting", ""), self._boosting.moments
         columns = moments.S.shape[1] + moments.T.shape[2]
         notes = [setting] if setting else []
-        notes.append(f"No standard errors, tests and intervals: {NO_ERROR}.")
+        notes.append(f"No standard errors, tests and intervals: {self._no_error}.")
         if self.record_.select == "cv" and self.mstop == self.record_.steps:
             notes.append("The loss of left-out folds still falls at the last step: allow more steps.")
         if self.record_.masked:
@@ -289,6 +298,11 @@ class BoostResults(
             )
         return notes
 
+    @property
+    def _no_error(self) -> str:
+        how = self._boosting.aggregation
+        return NO_ERROR if how == "exact" else BASELINE.format(how)
+
     def _estimate(self) -> Estimate:
         """Name the numbers of the path."""
         record, design = self.record_, self._boosting.design
@@ -298,7 +312,8 @@ class BoostResults(
             for i in range(design.starts[p + 1] - design.starts[p]):
                 names += [f"{one.label}[{i},{j}]" if design.time else f"{one.label}[{i}]" for j in range(L)]
                 terms += [one.label] * L
-        rows = record.basis.agreement.sites
+        of = self._boosting.site
+        rows = [row for row in record.basis.agreement.sites if of in ("", row.site)]
         return Estimate(
             params=self.coef.ravel(),
             cov=None,
@@ -312,7 +327,7 @@ class BoostResults(
             rsquared=1.0 - float(self._followed[1].risk[-1]) / self._total_squares,
             privacy="none (no noise is added)",
             blocks=tuple(ClientBlock(row.site, K, row.n, 1.0 - row.n / row.n_rows) for row in rows),
-            reasons={"cov_params": NO_ERROR, "llf": NO_LIKELIHOOD},
+            reasons={"cov_params": self._no_error, "llf": NO_LIKELIHOOD},
         )
 
     def __repr__(self) -> str:

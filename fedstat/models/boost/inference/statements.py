@@ -16,6 +16,11 @@ from fedstat.models.boost.learning.boosting import Boosting, BoostPath, Ready
 from fedstat.models.checks import check_whole
 from fedstat.typing import Bools
 
+BASELINE = (
+    "aggregation='{}' is a baseline without inference; aggregation='exact' has refits with intervals, tests "
+    "and selection frequencies"
+)
+
 
 class BoostStatements:
     """Refits with intervals, halves that select and estimate, selection frequencies, tests of entry."""
@@ -56,6 +61,7 @@ class BoostStatements:
         EstimationError
             Too few rows for the learners, or they are collinear.
         """
+        self._need_exact()
         chosen = self._selected if learners is None else [self._place(name) for name in learners]
         how = SELECTED if learners is None else GIVEN
         return fit_surfaces(self.record_, self._all_folds, chosen, how, random_state)
@@ -70,6 +76,7 @@ class BoostStatements:
         NotAvailableError
             There are fewer than two folds.
         """
+        self._need_exact()
         F = self._need_folds()
         half = np.zeros(F, dtype=bool)
         half[np.random.default_rng(random_state).permutation(F)[: F // 2]] = True
@@ -104,6 +111,7 @@ class BoostStatements:
         NotAvailableError
             There are fewer than four folds.
         """
+        self._need_exact()
         self._need_folds(4)
         check_whole("q", q, 1)
         if tau <= 0.5 or tau > 1.0:
@@ -125,6 +133,7 @@ class BoostStatements:
         DataFrame
             ``gain`` and ``p_value`` by learner.
         """
+        self._need_exact()
         z, p = entry_p_values(self._boosting, draws, np.random.default_rng(random_state))
         labels = [one.label for one in self._boosting.design.learners[1:]]
         return pd.DataFrame({"gain": z, "p_value": p}, index=pd.Index(labels, name="learner"))
@@ -132,6 +141,10 @@ class BoostStatements:
     @property
     def _selected(self) -> list[int]:
         return sorted({*self._followed[1].selected.tolist()} - {0})
+
+    def _need_exact(self) -> None:
+        if self._boosting.aggregation != "exact":
+            raise NotAvailableError(BASELINE.format(self._boosting.aggregation))
 
     def _need_folds(self, least: int = 2) -> int:
         F = self._boosting.moments.folds

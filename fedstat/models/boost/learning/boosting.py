@@ -19,6 +19,8 @@ from fedstat.typing import Floats, Ints
 
 PenaltyKind: TypeAlias = Literal["separable", "fdboost"]
 PENALTIES = ("separable", "fdboost")
+Aggregation: TypeAlias = Literal["exact", "lsa", "average", "local"]
+AGGREGATIONS = ("exact", "lsa", "average", "local")
 DF = 4.0
 """Degrees of freedom of a learner along what it is of, as in mboost."""
 NOTHING = np.zeros((0, 0))
@@ -185,12 +187,17 @@ def follow(ready: Ready, sums: CurveSums, steps: int, nu: float, test: CurveSums
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Boosting:
-    """Everything that follows from the sums: paths over all folds or some, less the mean of these."""
+    """Everything that follows from the sums: paths over all folds or some, less the mean of these.
+
+    `site` is that of a local fit, whose sums these are alone.
+    """
 
     moments: CurveMoments
     design: BoostDesign
     basis: Annotated[Floats, "g l"]
     nu: float
+    aggregation: Aggregation = "exact"
+    site: str = ""
 
     @property
     def gram(self) -> Floats:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -30,6 +30,11 @@ class CurveMoments:
         _, K, k2 = sums["score"].shape
         y = sums["totals"]
         return cls(_full(sums["gram"], K), sums["score"], _full(sums["spread"], k2), y[:, :-1], y[:, -1])
+
+    @classmethod
+    def together(cls, parts: Sequence[CurveMoments]) -> CurveMoments:
+        """Add up those of several sites."""
+        return cls(*(np.sum([getattr(one, name) for one in parts], axis=0) for name in cls.__slots__))
 
     @property
     def folds(self) -> int:

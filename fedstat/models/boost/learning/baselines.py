@@ -1,0 +1,200 @@
+"""Paths of the publication's baselines: every site fits the learners to its own rows, and fits are averaged.
+
+At every step a site fits each learner to what is left at its own rows, by its own smoothing parameter. What
+all move by is the average of these fits by rows ("average"), or least squares on them with their information
+as weights ("lsa", Ding 2024, equation 3.13, by the model-based covariance of a fit: as it is printed, its
+middle is the score at the local solution, which is zero). A fit of one site that knows no other is "local".
+Each fit is made of a site's own sums, so that these, in the clear, give all steps in one round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import numpy as np
+from scipy.linalg import block_diag
+
+from fedstat.errors import EstimationError, ModelError
+from fedstat.kernels.boosting.reinsch import demmler_reinsch
+from fedstat.models.boost.learning.boosting import (
+    AGGREGATIONS,
+    Aggregation,
+    BoostDesign,
+    Boosting,
+    BoostPath,
+    PenaltyKind,
+    Ready,
+    centring,
+    make_ready,
+    wanted_df,
+)
+from fedstat.models.boost.learning.moments import CurveMoments, CurveSums
+from fedstat.models.checks import check_choice
+from fedstat.typing import Floats
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SiteBoosting(Boosting):
+    """Boosting by local fits that are averaged, from sums `own` of every site; `moments` are over all."""
+
+    own: Annotated[tuple[CurveMoments, ...], "s"] = ()
+    names: Annotated[tuple[str, ...], "s"] = ()
+
+    def over(self, folds: Any, steps: int, test: Any = None) -> tuple[Ready, BoostPath]:
+        """Follow a path over some folds, (F,) bool; its offset is their mean over all sites."""
+        sums = self.moments.over(folds)
+        offset = sums.mean
+        centred = sums.about(offset, self.basis)
+        parts = [one.over(folds).about(offset, self.basis) for one in self.own]
+        other = None if test is None else self.moments.over(test).about(offset, self.basis)
+        fits = SiteFits.of(self, centred, parts)
+        ready = make_ready(centred, self.design, self.gram)
+        return ready, fits.follow(parts, steps, self.nu, other, lsa=self.aggregation == "lsa")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SiteFit:
+    """One learner at all K sites: its fit of scores T (k, L) is M T R, (M, J) being inverse to each other.
+
+    `J` (K, k, k) is the information along what the learner is of, penalty included, `R` (L, L) the smoother
+    along the response, and `df` the degrees of freedom of each site's fit.
+    """
+
+    columns: slice
+    M: Floats
+    J: Floats
+    R: Floats
+    df: Floats
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SiteFits:
+    """All learners at all sites; L takes their columns to those that are fitted."""
+
+    L: Floats
+    gram: Floats
+    fits: tuple[SiteFit, ...]
+
+    @classmethod
+    def of(cls, boosting: SiteBoosting, sums: CurveSums, parts: Sequence[CurveSums]) -> SiteFits:
+        """Choose every site's smoothing parameters by degrees of freedom."""
+        design, gram = boosting.design, boosting.gram
+        C = [
+            centring(sums, design.columns(p)) if one.centred else np.eye(len(design.margin(p)))
+            for p, one in enumerate(design.learners)
+        ]
+        k = [c.shape[1] for c in C]
+        ends = np.cumsum([0, *k]).tolist()
+        fits = []
+        for p, (own, whole) in enumerate(wanted_df(design, k, len(gram))):
+            rows = design.columns(p)
+            grams = [C[p].T @ one.S[rows, rows] @ C[p] for one in parts]
+            margin = C[p].T @ design.margin(p) @ C[p]
+            first = [
+                _local(A, margin, own, f"{site}: {one.n:,.0f} rows for {design.learners[p].label}")
+                for A, one, site in zip(grams, parts, boosting.names, strict=True)
+            ]
+            second = demmler_reinsch(gram, design.along(len(gram)), min(whole / own, float(len(gram))))
+            fits.append(
+                SiteFit(
+                    slice(ends[p], ends[p + 1]),
+                    np.array([M for M, _, _ in first]),
+                    np.array([A + lam * margin for A, (_, lam, _) in zip(grams, first, strict=True)]),
+                    (second.V * second.h) @ second.V.T,
+                    np.array([df for _, _, df in first]) * float(second.h.sum()),
+                )
+            )
+        return cls(block_diag(*C), gram, tuple(fits))
+
+    def follow(
+        self, parts: Sequence[CurveSums], steps: int, nu: float, test: CurveSums | None, *, lsa: bool
+    ) -> BoostPath:
+        """Take so many steps; what is left of every site's scores moves by its own products."""
+        L, G, n = self.L, self.gram, np.array([one.n for one in parts])
+        S = np.array([L.T @ one.S @ L for one in parts])
+        T = np.array([L.T @ one.T for one in parts])
+        left = np.array([float(one.yy) for one in parts])
+        points = n * len(parts[0].y)
+        held = [] if test is None else [L.T @ test.S @ L, L.T @ test.T]
+        risk_held = 0.0 if test is None else float(test.yy)
+        together, coef = S.sum(axis=0), np.zeros_like(T[0])
+        selected, risk, risk_test = np.empty(steps, np.int64), np.empty(steps), np.full(steps, np.nan)
+        for m in range(steps):
+            gain, p, B = -np.inf, 0, coef
+            for q, (one, found) in enumerate(self._averages(S, T, left, points, lsa)):
+                t, s = T[:, one.columns].sum(axis=0), together[one.columns, one.columns]
+                own = 2.0 * float((t * found).sum()) - float((s @ found @ G * found).sum())
+                if own > gain:
+                    gain, p, B = own, q, found
+            at = self.fits[p].columns
+            coef[at] += nu * B
+            BG = B @ G
+            moved = S[:, at, at] @ BG
+            left += ((nu * nu * moved - 2.0 * nu * T[:, at]) * B).sum(axis=(1, 2))
+            T -= nu * (S[:, :, at] @ BG)
+            if held:
+                again = held[0][at, at] @ BG
+                risk_held += float(((nu * nu * again - 2.0 * nu * held[1][at]) * B).sum())
+                held[1] = held[1] - nu * held[0][:, at] @ BG
+                risk_test[m] = risk_held
+            selected[m], risk[m] = p, left.sum()
+        return BoostPath(selected, risk, risk_test, L @ coef)
+
+    def _averages(
+        self, S: Floats, T: Floats, left: Floats, points: Floats, lsa: bool
+    ) -> Iterator[tuple[SiteFit, Floats]]:
+        """Every learner's average over the sites' fits to what is left."""
+        for one in self.fits:
+            t = T[:, one.columns]
+            B = one.M @ t @ one.R  # (3.12)
+            if not lsa:
+                yield one, np.asarray(np.tensordot(points / points.sum(), B, 1), dtype=np.float64)
+                continue
+            squares = left + ((S[:, one.columns, one.columns] @ B @ self.gram - 2.0 * t) * B).sum(axis=(1, 2))
+            w = (points - one.df) / np.maximum(squares, np.finfo(float).tiny)
+            w = w / w.sum()
+            together = np.linalg.solve(np.tensordot(w, one.J, 1), np.tensordot(w, t, 1) @ one.R)
+            yield one, np.asarray(together, dtype=np.float64)
+
+
+def check_aggregation(aggregation: object, masked: object, penalty: PenaltyKind) -> bool:
+    """Whether the path is that of the pooled table; a ModelError for what baselines do not have."""
+    check_choice("aggregation", aggregation, AGGREGATIONS)
+    if aggregation == "exact":
+        return True
+    if masked:
+        raise ModelError(
+            f"masked: aggregation={aggregation!r} is made of every site's own sums, which masks would hide; "
+            "expected masked=None or False, or aggregation='exact'"
+        )
+    if penalty != "separable" and aggregation != "local":
+        raise ModelError(
+            f"aggregation: {aggregation!r} is of learners with penalty='separable', received {penalty!r}"
+        )
+    return False
+
+
+def site_boostings(
+    own: tuple[CurveMoments, ...], design: BoostDesign, basis: Floats, nu: float, aggregation: Aggregation,
+    names: tuple[str, ...],
+) -> list[Boosting]:  # fmt: skip
+    """One boosting of all sites, or one of each."""
+    if aggregation == "local":
+        found = zip(own, names, strict=True)
+        return [Boosting(one, design, basis, nu, aggregation, site) for one, site in found]
+    together = CurveMoments.together(own)
+    return [SiteBoosting(together, design, basis, nu, aggregation, own=own, names=names)]
+
+
+def _local(gram: Floats, penalty: Floats, df: float, what: str) -> tuple[Floats, float, float]:
+    """Inverse of a site's information, its smoothing parameter, and the trace of its fit."""
+    fit = demmler_reinsch(gram, penalty, df)
+    if not fit.smoothing and not fit.h.all():
+        raise EstimationError(
+            f"{what}, {len(gram)} columns without a penalty: its own least squares, of which this baseline "
+            "is the average, do not exist. Give the learner less df or fewer knots; aggregation='exact' "
+            "needs no fit of one site"
+        )
+    return (fit.V * fit.h) @ fit.V.T, fit.smoothing, float(fit.h.sum())
