@@ -35,8 +35,8 @@ from fedstat.models.boost.learning.learners import (
     with_bounds,
     with_domain,
 )
+from fedstat.models.boost.local import LocalBoosts
 from fedstat.models.boost.protocol import take_moments, take_own_moments
-from fedstat.models.boost.report.local import LocalBoosts
 from fedstat.models.boost.results import BoostResults
 from fedstat.models.boost.steps import FAMILY
 from fedstat.models.checks import check_choice, check_layout, check_masked, check_positive, check_whole

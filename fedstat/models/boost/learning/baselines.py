@@ -49,13 +49,13 @@ class SiteBoosting(Boosting):
         centred = sums.about(offset, self.basis)
         parts = [one.over(folds).about(offset, self.basis) for one in self.own]
         other = None if test is None else self.moments.over(test).about(offset, self.basis)
-        fits = SiteFits.of(self, centred, parts)
+        fits = LearnersAtSites.of(self, centred, parts)
         ready = make_ready(centred, self.design, self.gram)
         return ready, fits.follow(parts, steps, self.nu, other, lsa=self.aggregation == "lsa")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SiteFit:
+class LearnerAtSites:
     """One learner at all K sites: its fit of scores T (k, L) is M T R, (M, J) being inverse to each other.
 
     `J` (K, k, k) is the information along what the learner is of, penalty included, `R` (L, L) the smoother
@@ -70,15 +70,15 @@ class SiteFit:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SiteFits:
+class LearnersAtSites:
     """All learners at all sites; L takes their columns to those that are fitted."""
 
     L: Floats
     gram: Floats
-    fits: tuple[SiteFit, ...]
+    fits: tuple[LearnerAtSites, ...]
 
     @classmethod
-    def of(cls, boosting: SiteBoosting, sums: CurveSums, parts: Sequence[CurveSums]) -> SiteFits:
+    def of(cls, boosting: SiteBoosting, sums: CurveSums, parts: Sequence[CurveSums]) -> LearnersAtSites:
         """Choose every site's smoothing parameters by degrees of freedom."""
         design, gram = boosting.design, boosting.gram
         C = [
@@ -98,7 +98,7 @@ class SiteFits:
             ]
             second = demmler_reinsch(gram, design.along(len(gram)), min(whole / own, float(len(gram))))
             fits.append(
-                SiteFit(
+                LearnerAtSites(
                     slice(ends[p], ends[p + 1]),
                     np.array([M for M, _, _ in first]),
                     np.array([A + lam * margin for A, (_, lam, _) in zip(grams, first, strict=True)]),
@@ -144,7 +144,7 @@ class SiteFits:
 
     def _averages(
         self, S: Floats, T: Floats, left: Floats, points: Floats, lsa: bool
-    ) -> Iterator[tuple[SiteFit, Floats]]:
+    ) -> Iterator[tuple[LearnerAtSites, Floats]]:
         """Every learner's average over the sites' fits to what is left."""
         for one in self.fits:
             t = T[:, one.columns]
