@@ -22,6 +22,7 @@ from fedstat.models.copula_glm.design import check_response, columns_by_client, 
 from fedstat.models.copula_glm.explain import PrivateGLMPlan
 from fedstat.models.copula_glm.moments.bootstrap import bootstrap, estimate
 from fedstat.models.copula_glm.moments.law import normal_points
+from fedstat.models.copula_glm.notes import NO_ROOT
 from fedstat.models.copula_glm.protocol import MomentQuestion, release_moments
 from fedstat.models.copula_glm.results import PrivateGLMResults
 from fedstat.models.copula_glm.steps import FAMILY, INSTEAD
@@ -204,13 +205,12 @@ class PrivateCopulaGLM(PrivateRelease):
         released = self.engine.run(self.receipted(protocol, ledger), ledger)
         points = normal_points(len(released.design.bins), SEED)
         fit = estimate(released.design, released.release, points)
-        rng = np.random.default_rng(random_state)
-        errors = bootstrap(fit, released.n, released.noise, draws, rng)
-        if not fit.root.converged:
-            warn(
-                "no coefficients solve the released moments: the noise is too large for this model",
-                ConvergenceWarning,
-            )
+        errors = None
+        if fit.root.converged:
+            rng = np.random.default_rng(random_state)
+            errors = bootstrap(fit, released.n, released.noise, draws, rng)
+        else:
+            warn(f"{NO_ROOT}; there are no standard errors, tests and intervals", ConvergenceWarning)
         return PrivateGLMResults.of(
             response=self.formula.response,
             family=str(self.distribution),

@@ -6,11 +6,16 @@ from collections.abc import Iterator
 
 from fedstat.models.copula.asked import OF_MARGINS
 from fedstat.models.copula.explain import cost_statements
-from fedstat.models.copula_glm.moments.bootstrap import MOST_ROWS, MomentFit
+from fedstat.models.copula_glm.moments.bootstrap import MOST_ROWS
+from fedstat.models.copula_glm.moments.errors import MomentErrors
 from fedstat.models.copula_glm.protocol import ReleasedMoments
 
 NO_LIKELIHOOD = "moments were released and no likelihood"
 NO_RSQUARED = "the residuals are of no one"
+NO_ROOT = (
+    "no coefficients solve the released moments, the noise is too large for this model; take a larger "
+    "epsilon, more entities or fewer columns"
+)
 TOO_SMALL = (
     "BUDGET TOO SMALL FOR THIS MODEL: the noise is {:.1f} times the sampling error; read no significance "
     "into these numbers"
@@ -27,22 +32,11 @@ PUBLIC = (
 )
 
 
-def fit_notes(
-    released: ReleasedMoments, fit: MomentFit, draws: int, failed: int, delta: float
-) -> Iterator[str]:
+def fit_notes(released: ReleasedMoments, errors: MomentErrors | None, delta: float) -> Iterator[str]:
     """Say what the numbers rest on, and what they cost."""
     yield VALID
-    rows = f", of {MOST_ROWS:,} rows each" if released.n > MOST_ROWS else ""
-    yield (
-        f"Standard errors come from {draws} releases simulated from the estimate{rows}: margins, noise, "
-        "copula and estimate anew. `sampling` is their spread without noise, `noise` what noise adds; "
-        f"squares add up. Tests are of Student's t with {draws - 1} degrees of freedom."
-    )
-    if failed:
-        yield (
-            f"{failed} of {2 * draws} simulated estimates are no exact root of their equations: the noise is "
-            "large for this model."
-        )
+    if errors is not None:
+        yield from _error_notes(released, errors)
     yield (
         f"{float(OF_MARGINS):.0%} of the budget went to margins of the columns in equal parts, the rest to "
         "products of scores."
@@ -55,3 +49,19 @@ def fit_notes(
             f"{', '.join(f'{count:,} at {client}' for client, count in lost.items())}."
         )
     yield PUBLIC
+
+
+def _error_notes(released: ReleasedMoments, errors: MomentErrors) -> Iterator[str]:
+    """Say where standard errors come from."""
+    draws = errors.draws
+    rows = f", of {MOST_ROWS:,} rows each" if released.n > MOST_ROWS else ""
+    yield (
+        f"Standard errors come from {draws} releases simulated from the estimate{rows}: margins, noise, "
+        "copula and estimate anew. `sampling` is their spread without noise, `noise` what noise adds; "
+        f"squares add up. Tests are of Student's t with {draws - 1} degrees of freedom."
+    )
+    if errors.failed:
+        yield (
+            f"{errors.failed} of {2 * draws} simulated estimates are no exact root of their equations: the "
+            "noise is large for this model."
+        )

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Self
+from typing import Self
 
-import numpy as np
 import pandas as pd
 
-from fedstat.errors import ModelError
+from fedstat.errors import ModelError, NotAvailableError
 from fedstat.federation.account.ledger import Ledger
 from fedstat.inference.estimate import INTERCEPT, Estimate
 from fedstat.inference.results import FederatedResults
@@ -17,48 +16,12 @@ from fedstat.kernels.penalised.penalties import Penalty
 from fedstat.models.copula_glm.explain import TIMES
 from fedstat.models.copula_glm.moments.bootstrap import BootstrapErrors, MomentFit
 from fedstat.models.copula_glm.moments.equations import covariance_without_noise
+from fedstat.models.copula_glm.moments.errors import MomentErrors
 from fedstat.models.copula_glm.moments.selection import QuadraticLoss, selection_frequencies
-from fedstat.models.copula_glm.notes import NO_LIKELIHOOD, NO_RSQUARED, TOO_SMALL, fit_notes
+from fedstat.models.copula_glm.notes import NO_LIKELIHOOD, NO_ROOT, NO_RSQUARED, TOO_SMALL, fit_notes
 from fedstat.models.copula_glm.protocol import ReleasedMoments
 from fedstat.models.saved import Saveable, SavedLedger
-from fedstat.records import Least
-from fedstat.typing import Floats, Matrix
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class MomentErrors:
-    """Standard errors in their parts, (d,) each, and what they come from.
-
-    `deviations` (draws, d) of the simulated estimates, noise included; `exact` (d, d) the covariance of
-    maximum likelihood on the rows, at the estimate and under the released law.
-    """
-
-    sampling: Floats
-    noise: Floats
-    deviations: Floats
-    exact: Matrix
-    failed: Annotated[int, Least(0)]
-
-    @classmethod
-    def of(cls, errors: BootstrapErrors, exact: Floats) -> MomentErrors:
-        """Sum up simulated releases."""
-        return cls(
-            sampling=errors.sampling.std(axis=0, ddof=1),
-            noise=errors.noise.std(axis=0, ddof=1),
-            deviations=errors.sampling + errors.noise,
-            exact=exact,
-            failed=errors.failed,
-        )
-
-    @property
-    def draws(self) -> int:
-        """How many releases were simulated."""
-        return len(self.deviations)
-
-    @property
-    def ratio(self) -> float:
-        """Noise over sampling error of the slopes, root mean square."""
-        return float(np.sqrt(np.mean((self.noise[1:] / self.sampling[1:]) ** 2)))
+from fedstat.typing import Floats
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,7 +29,7 @@ class PrivateGLMRecord:
     """What a file of results holds."""
 
     estimate: Estimate
-    errors: MomentErrors
+    errors: MomentErrors | None
     family: str
     epsilon: float
     delta: float
@@ -77,6 +40,8 @@ class PrivateGLMRecord:
         """Require parts of one fit."""
         d = len(self.estimate.names)
         errors = self.errors
+        if errors is None:
+            return
         if not (errors.sampling.shape == errors.noise.shape == errors.deviations.shape[1:] == (d,)):
             raise ModelError("estimates and errors are not of one fit")
 
@@ -102,7 +67,7 @@ class PrivateGLMResults(
         self,
         estimate: Estimate,
         ledger: Ledger | None,
-        errors: MomentErrors,
+        errors: MomentErrors | None,
         family: str,
         epsilon: float,
         delta: float,
@@ -119,17 +84,17 @@ class PrivateGLMResults(
         family: str,
         released: ReleasedMoments,
         fit: MomentFit,
-        errors: BootstrapErrors,
+        errors: BootstrapErrors | None,
         budget: tuple[float, float],
         ledger: Ledger,
     ) -> Self:
-        """Name the numbers of a fit."""
+        """Name the numbers of a fit; without a root there are no errors, and nothing is said of them."""
         columns, (epsilon, delta), n = released.design.columns, budget, released.n
         exact = covariance_without_noise(fit.law, fit.release.response, fit.root, n)
-        found = MomentErrors.of(errors, exact)
+        found = None if errors is None else MomentErrors.of(errors, exact)
         estimate = Estimate(
             params=fit.root.params,
-            cov=errors.covariance,
+            cov=None if errors is None else errors.covariance,
             names=(INTERCEPT, *(column.name for column in columns)),
             clients=("", *(column.client for column in columns)),
             terms=(INTERCEPT, *(column.term for column in columns)),
@@ -137,7 +102,7 @@ class PrivateGLMResults(
             nobs=n,
             df_model=len(columns),
             converged=fit.root.converged,
-            convergence="no coefficients solve the released moments",
+            convergence=NO_ROOT,
             scale=fit.root.scale**2,
             cov_type="bootstrap",
             privacy=f"epsilon {epsilon:g}, delta {delta:g}",
@@ -145,28 +110,32 @@ class PrivateGLMResults(
                 ClientBlock(client, len(released.plan.design[client]), n, 0.0)
                 for client in released.plan.columns
             ),
-            reasons={"llf": NO_LIKELIHOOD, "rsquared": NO_RSQUARED},
+            reasons={"llf": NO_LIKELIHOOD, "rsquared": NO_RSQUARED, "cov_params": NO_ROOT},
         )
-        notes = list(fit_notes(released, fit, found.draws, found.failed, delta))
+        notes = list(fit_notes(released, found, delta))
         return cls(estimate, ledger, found, family, epsilon, delta, notes)
 
     # -- errors ----------------------------------------------------------------------------------
 
     @property
-    def df_inference(self) -> float:
+    def df_inference(self) -> float | None:
         """One less than the simulated releases behind the standard errors."""
-        return float(self._errors.draws - 1)
+        return None if self._errors is None else float(self._errors.draws - 1)
 
     @property
     def bse_parts(self) -> pd.DataFrame:
         """Parts of the standard errors by coefficient: ``sampling`` and ``noise``; their squares add up."""
-        parts = {"sampling": self._errors.sampling, "noise": self._errors.noise}
+        errors = self._known_errors
+        parts = {"sampling": errors.sampling, "noise": errors.noise}
         return pd.DataFrame(parts, index=list(self.estimate.names))
 
     @property
     def budget_too_small(self) -> bool:
-        """Whether noise is more than three times the sampling error of the slopes (root mean square)."""
-        return self._errors.ratio > TIMES
+        """Whether noise is more than three times the sampling error of the slopes (root mean square).
+
+        So it is, too, where no coefficients solve the released moments.
+        """
+        return self._errors is None or self._errors.ratio > TIMES
 
     # -- selection -------------------------------------------------------------------------------
 
@@ -193,13 +162,13 @@ class PrivateGLMResults(
         Wang, H. and Leng, C. (2007). Unified lasso estimation by least squares approximation. Journal of the
         American Statistical Association 102, 1039-1048.
         """
-        est, chosen = self.estimate, Penalty(penalty, a, 1.0)
-        exact, bse = self._errors.exact[1:, 1:], self.bse.to_numpy()[1:]
+        est, chosen, errors = self.estimate, Penalty(penalty, a, 1.0), self._known_errors
+        exact, bse = errors.exact[1:, 1:], self.bse.to_numpy()[1:]
         loss = QuadraticLoss.of(exact, bse, est.nobs)
         slopes = loss.select(est.params[1:], chosen)
         frame = pd.DataFrame({"client": est.clients[1:], "name": est.names[1:], "term": est.terms[1:]})
         frame["selected"], frame["coef"] = slopes != 0.0, slopes
-        draws = est.params[1:] + self._errors.deviations[:, 1:]
+        draws = est.params[1:] + errors.deviations[:, 1:]
         frame["frequency"] = selection_frequencies(loss, draws, chosen)
         return frame
 
@@ -226,11 +195,19 @@ class PrivateGLMResults(
 
     # -- hooks -----------------------------------------------------------------------------------
 
+    @property
+    def _known_errors(self) -> MomentErrors:
+        """What the standard errors come from; a NotAvailableError where there are none."""
+        if self._errors is None:
+            raise NotAvailableError("no standard errors: " + self._reason("cov_params"))
+        return self._errors
+
     def _error_parts(self) -> dict[str, Floats]:
-        return {"sampling": self._errors.sampling, "noise": self._errors.noise}
+        errors = self._errors
+        return {} if errors is None else {"sampling": errors.sampling, "noise": errors.noise}
 
     def _alarm(self) -> str:
-        if self.converged and self.budget_too_small:
+        if self._errors is not None and self.budget_too_small:
             return TOO_SMALL.format(self._errors.ratio)
         return super()._alarm()
 
@@ -239,8 +216,9 @@ class PrivateGLMResults(
         for label in ("R-squared", "Log-Likelihood", "AIC", "BIC"):
             del rows[label]
         rows["Model Family"] = self.family
-        rows["Simulations"] = str(self._errors.draws)
-        rows["Noise / sampling"] = f"{self._errors.ratio:.2f}"
+        if self._errors is not None:
+            rows["Simulations"] = str(self._errors.draws)
+            rows["Noise / sampling"] = f"{self._errors.ratio:.2f}"
         return list(rows.items())
 
     def _summary_notes(self) -> list[str]:

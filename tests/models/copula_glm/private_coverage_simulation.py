@@ -1,16 +1,21 @@
 """Cover of the intervals of PrivateCopulaGLM, with the noise that sites would add.
 
-    OMP_NUM_THREADS=1 python tests/models/copula_glm/private_coverage_simulation.py Binomial 1 100
+    OMP_NUM_THREADS=1 python tests/models/copula_glm/private_coverage_simulation.py run FILE.csv 200 moments
+    python tests/models/copula_glm/private_coverage_simulation.py table FILE.csv OUT.csv
 
-Family, epsilon (inf for no noise), repetitions, and optionally entities, draws and the first seed. Columns
-and coefficients are those of ``copula_design``: ten columns of mixed kinds at three institutions, the
-response at a fourth, a Gaussian copula behind the columns. Noise is numpy's Gaussian of the planned
-variances; rows do not pass through doors, of which ``test_private_glm`` is the test.
+The first writes a row per repetition, and goes on where the file ends; the second sums them up by cell and
+coefficient. Columns and coefficients are those of ``copula_design``: ten columns of mixed kinds at three
+institutions, the response at a fourth, a Gaussian copula behind the columns. Noise is numpy's Gaussian of the
+planned variances; rows do not pass through doors, of which ``test_private_glm`` is the test.
 """
 
+import csv
 import sys
+from itertools import product
+from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import statsmodels.api as sm
 from copula_design import BOUNDS, OWNERS, POINTS, RESPONSES, coefficients, draw_columns, draw_response
 from scipy import stats
@@ -54,31 +59,41 @@ def noise_of(plan: MomentPlan, n: int) -> ReleaseNoise:
 
 def simulate(family, epsilon, repetitions, n=5_000, draws=20, first=0):
     """Errors and standard errors of the slopes, and those of maximum likelihood: (repetitions, 6, p)."""
-    plan = make_plan(family, epsilon, n)
-    design, y_bins = whole_design(plan), plan.columns["Y"][0]
-    noise = noise_of(plan, n) if np.isfinite(epsilon) else None
-    out = []
-    for seed in range(first, first + repetitions):
+    cell = Cell(family, epsilon, n, draws)
+    return np.array([cell.repeat(seed) for seed in range(first, first + repetitions)])
+
+
+class Cell:
+    """What is the same in all repetitions of a family, an epsilon and a number of entities."""
+
+    def __init__(self, family, epsilon, n, draws=20):
+        self.family, self.n, self.draws = family, n, draws
+        self.plan = make_plan(family, epsilon, n)
+        self.design, self.y_bins = whole_design(self.plan), self.plan.columns["Y"][0]
+        self.noise = noise_of(self.plan, n) if np.isfinite(epsilon) else None
+
+    def repeat(self, seed):
+        """Errors, standard errors, their parts; errors of maximum likelihood, its standard errors: (6, p)."""
         rng = np.random.default_rng([seed, 17])
-        X = draw_columns(n, rng)
-        y = draw_response(family, X, rng)
-        codes = np.column_stack([bins.code(X[bins.name]) for bins in design.bins])
-        y_codes = np.asarray(y_bins.code(X.assign(y=y)["y"]))
-        released = release_rows(design, family, y_bins, codes, y_codes, noise, None if noise is None else rng)
-        fit = estimate(design, released, POINTS)
-        errors = bootstrap(fit, n, noise, draws, rng)
-        known = sm.GLM(y, sm.add_constant(X.to_numpy()), family=FAMILIES[family]).fit()
-        b = coefficients(family)
-        parts = [
-            fit.root.params - b,
-            np.sqrt(np.diag(errors.covariance)),
-            errors.sampling.std(axis=0, ddof=1),
-            errors.noise.std(axis=0, ddof=1),
-            known.params - b,
-            known.bse,
-        ]
-        out.append(np.array(parts)[:, 1:] * X.std().to_numpy())
-    return np.array(out)
+        X = draw_columns(self.n, rng)
+        y = draw_response(self.family, X, rng)
+        known = sm.GLM(y, sm.add_constant(X.to_numpy()), family=FAMILIES[self.family]).fit()
+        b = coefficients(self.family)
+        params, *errors = self.moments(X, y, rng)
+        parts = [params - b, *errors, known.params - b, known.bse]
+        return np.array(parts)[:, 1:] * X.std().to_numpy()
+
+    def moments(self, X, y, rng):
+        codes = np.column_stack([bins.code(X[bins.name]) for bins in self.design.bins])
+        y_codes = np.asarray(self.y_bins.code(X.assign(y=y)["y"]))
+        noise = self.noise
+        released = release_rows(
+            self.design, self.family, self.y_bins, codes, y_codes, noise, None if noise is None else rng
+        )
+        fit = estimate(self.design, released, POINTS)
+        errors = bootstrap(fit, self.n, noise, self.draws, rng)
+        parts = (part.std(axis=0, ddof=1) for part in (errors.sampling, errors.noise))
+        return fit.root.params, np.sqrt(np.diag(errors.covariance)), *parts
 
 
 def covers(found, draws=20):
@@ -87,21 +102,60 @@ def covers(found, draws=20):
     return ours, np.abs(found[:, 4]) < 1.96 * found[:, 5]
 
 
-def report(family, epsilon, repetitions, n=5_000, draws=20, first=0):
-    found = simulate(family, epsilon, repetitions, n, draws, first)
-    ours, known = covers(found, draws)
-    e, se, sampling, noise, _, ml = found.transpose(1, 0, 2)
-    times, ratio = se.mean() / ml.mean(), np.sqrt(np.mean((noise / sampling) ** 2))
-    print(
-        f"{family} epsilon {epsilon:g} n {n:,} repetitions {repetitions}, {draws} draws: cover "
-        f"{ours.mean():.3f} (worst column {ours.mean(axis=0).min():.2f}), maximum likelihood "
-        f"{known.mean():.3f}; rmse {np.sqrt(np.mean(e**2)):.4f}, standard error "
-        f"{np.sqrt(np.mean(se**2)):.4f}, times that of maximum likelihood {times:.2f}; noise over sampling "
-        f"{ratio:.2f}; bias by column {e.mean(axis=0).round(3)}",
-        flush=True,
-    )
+CELLS = list(product(["Binomial", "Gaussian"], [5_000, 10_000], [1.0, 3.0, np.inf]))
+DRAWS = 20
+KEYS = ["family", "n", "epsilon", "seed"]
+PARTS = ["error", "se", "sampling", "noise", "ml_error", "ml_se"]
+
+
+def run(path, repetitions):
+    """Write a row per repetition and coefficient; what the file has already is not done anew."""
+    path, cells = Path(path), {}
+    header = [*KEYS, "coefficient", *PARTS]
+    if not path.exists():
+        path.write_text(",".join(header) + "\n")
+    old = pd.read_csv(path)
+    done = set(old[KEYS].itertuples(index=False, name=None))
+    with path.open("a", newline="") as file:
+        out = csv.writer(file)
+        for seed, (family, n, epsilon) in product(range(repetitions), CELLS):
+            if (family, n, epsilon, seed) in done:
+                continue
+            if (family, n, epsilon) not in cells:
+                cells[family, n, epsilon] = Cell(family, epsilon, n, DRAWS)
+            found = cells[family, n, epsilon].repeat(seed)
+            for name, column in zip(BOUNDS, found.T, strict=True):
+                out.writerow([family, n, epsilon, seed, name, *(f"{x:.6g}" for x in column)])
+            file.flush()
+
+
+def table(path, out):
+    """Cover, bias and errors by cell and coefficient; the last line of each cell is of all of them."""
+    rows = pd.read_csv(path)
+    ours = rows["error"].abs() < stats.t.ppf(0.975, DRAWS - 1) * rows["se"]
+    rows = rows.assign(cover=ours, ml_cover=rows["ml_error"].abs() < 1.96 * rows["ml_se"])
+    lines = []
+    for key, cell in rows.groupby(KEYS[:-1], sort=False):
+        for name, one in [*cell.groupby("coefficient", sort=False), ("all", cell)]:
+            lines.append(
+                {
+                    **dict(zip(KEYS[:-1], key, strict=True)),
+                    "coefficient": name,
+                    "repetitions": one["seed"].nunique(),
+                    "cover": one["cover"].mean(),
+                    "bias": one["error"].mean(),
+                    "rmse": np.sqrt((one["error"] ** 2).mean()),
+                    "standard error": np.sqrt((one["se"] ** 2).mean()),
+                    "noise over sampling": np.sqrt(((one["noise"] / one["sampling"]) ** 2).mean()),
+                    "times maximum likelihood": one["se"].mean() / one["ml_se"].mean(),
+                    "cover of maximum likelihood": one["ml_cover"].mean(),
+                }
+            )
+    found = pd.DataFrame(lines)
+    found.to_csv(out, index=False, float_format="%.4g")
+    print(found[found["coefficient"] == "all"].round(3).to_string(index=False))
 
 
 if __name__ == "__main__":
-    family, epsilon, *more = sys.argv[1:]
-    report(family, float(epsilon), *map(int, more))
+    what, path, *more = sys.argv[1:]
+    run(path, int(more[0])) if what == "run" else table(path, more[0])

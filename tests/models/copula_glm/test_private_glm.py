@@ -8,7 +8,14 @@ import statsmodels.api as sm
 from copula_design import BOUNDS, RESPONSES, draw_columns, draw_response
 
 import fedstat as fs
-from fedstat.errors import DescriptionError, MessageError, ModelError, PolicyError
+from fedstat.errors import (
+    ConvergenceWarning,
+    DescriptionError,
+    MessageError,
+    ModelError,
+    NotAvailableError,
+    PolicyError,
+)
 from fedstat.models.copula.asked import squared_of_cross, squared_of_own
 from fedstat.models.copula.margins import Bins, Margin
 from fedstat.models.copula_glm.asked import MomentPlan, MomentsAsked, radius_of
@@ -104,6 +111,25 @@ def test_a_budget_that_is_too_small_is_told_first():
     result = made.fit(draws=10, random_state=1)
     assert result.budget_too_small and str(result.summary()).startswith("*** BUDGET TOO SMALL FOR THIS MODEL")
     assert "budget too small for this model" in str(made.explain())
+
+
+def test_what_did_not_converge_has_no_tests(monkeypatch):
+    from fedstat.models.copula_glm.moments import equations
+
+    made, _ = model(n=2_000)
+    monkeypatch.setattr(equations, "STEPS", 1)
+    with pytest.warns(ConvergenceWarning, match="larger epsilon"):
+        result = made.fit(draws=10)
+    text = str(result.summary())
+    assert text.startswith("*** NOT CONVERGED: no coefficients solve the released moments")
+    assert "P>|" not in text and "std err" not in text
+    assert result.budget_too_small and "NOT CONVERGED" in repr(result)
+    for statement in (
+        *(lambda: result.pvalues, lambda: result.bse, lambda: result.bse_parts),
+        *(result.conf_int, result.select),
+    ):
+        with pytest.raises(NotAvailableError, match="larger epsilon"):
+            statement()
 
 
 def test_what_left_is_noisy_sums_and_who_is_complete(fitted):
