@@ -116,3 +116,43 @@ def move(T: Floats, S: Floats, lo: int, hi: int, nu: float, B: Floats) -> None:
             s = nu * S[i, lo + a]
             for j in range(k2):
                 T[i, j] -= s * B[a, j]
+
+
+@njit(cache=True)
+def follow_blocks(
+    A: Floats, t: Floats, U: Floats, at: Ints, h: Floats, starts: Ints, nu: float, rss: float,
+    A_test: Floats, t_test: Floats, rss_test: float, selected: Ints, risk: Floats, risk_test: Floats,
+    coef: Floats,
+) -> None:  # fmt: skip
+    """Follow a path of learners whose sums have no two directions: rows were seen at different points.
+
+    A (D, D) are products of all columns over rows and points, t (D,) those with what is left, learner p the
+    columns starts[p] to starts[p + 1]; its rotation lies in U from at[p] on, its shrinkages in `h` from
+    starts[p] on. `coef` is (D,). The rest as in :func:`follow_shrunk`.
+    """
+    P = len(starts) - 1
+    test = A_test.shape[0] > 0
+    turned = np.empty(len(t))
+    for m in range(len(selected)):
+        best, p = -1.0, 0
+        for q in range(P):
+            lo, hi = starts[q], starts[q + 1]
+            k = hi - lo
+            turned[lo:hi] = U[at[q] : at[q] + k * k].reshape(k, k) @ t[lo:hi]
+            gain = 0.0
+            for i in range(lo, hi):
+                gain += turned[i] * turned[i] * h[i] * (2.0 - h[i])
+            if gain > best:
+                best, p = gain, q
+        lo, hi = starts[p], starts[p + 1]
+        k = hi - lo
+        fit = turned[lo:hi] * h[lo:hi]
+        b = nu * (fit @ U[at[p] : at[p] + k * k].reshape(k, k))
+        coef[lo:hi] += b
+        if test:
+            moved = A_test[lo:hi].T @ b
+            rss_test += -2.0 * (t_test[lo:hi] * b).sum() + (moved[lo:hi] * b).sum()
+            t_test -= moved
+        rss += -2.0 * nu * (turned[lo:hi] * fit).sum() + nu * nu * (fit * fit).sum()
+        t -= A[lo:hi].T @ b
+        selected[m], risk[m], risk_test[m] = p, rss, rss_test
