@@ -27,6 +27,22 @@ def difference_penalty(k: int, order: int) -> Floats:
     return np.asarray(D.T @ D)
 
 
+def smooth_curve(y: Floats, basis: Floats, penalty: Floats) -> Floats:
+    """Smooth the values of a curve, (m,), by splines with the penalty of least generalised cross-validation.
+
+    `basis` (m, k) is theirs at its points.
+    """
+    m = len(y)
+    best, out = np.inf, y
+    for smoothing in np.logspace(-8.0, 8.0, 65) * np.trace(basis.T @ basis) / max(np.trace(penalty), 1e-300):
+        H = basis @ np.linalg.lstsq(basis.T @ basis + smoothing * penalty, basis.T, rcond=None)[0]
+        left, free = y - H @ y, m - float(np.trace(H))
+        loss = float(left @ left) / free**2 if free > 0.5 else np.inf
+        if loss < best:
+            best, out = loss, H @ y
+    return np.asarray(out)
+
+
 def integration_weights(s: Floats) -> Floats:
     """Weights by which a curve on points (m,) is integrated, as FDboost has them.
 

@@ -23,6 +23,7 @@ from fedstat.federation.forecast.invented_rows import RowsInvention, coded_names
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.partition.row_tables import common_columns
 from fedstat.federation.tables.curves.array import CurveArray
+from fedstat.models.boost.arguments import check_site_folds, given_offset
 from fedstat.models.boost.explain import BoostPlan
 from fedstat.models.boost.learning.baselines import check_aggregation, site_boostings
 from fedstat.models.boost.learning.boosting import PENALTIES, Aggregation, BoostDesign, Boosting, PenaltyKind
@@ -44,7 +45,8 @@ from fedstat.models.explain import ForecastPlan
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.typing import Floats
 
-Select = Literal["cv"] | None
+Select = Literal["cv", "aicc"] | None
+SELECT = ("cv", "aicc", None)
 FOLDS = 10
 SEED_BITS = 53
 
@@ -161,7 +163,8 @@ class FedFunctionBoost(HorizontalModel):
         steps: int = 100,
         nu: float = 0.1,
         select: Select = None,
-        folds: int | None = None,
+        folds: int | Literal["site"] | None = None,
+        offset: Literal["mean", "smooth"] | float | Sequence[float] | Floats = "mean",
         aggregation: Aggregation = "exact",
         masked: bool | None = None,
         random_state: int | None = None,
@@ -171,22 +174,30 @@ class FedFunctionBoost(HorizontalModel):
         Parameters
         ----------
         steps : int
-            Steps, or the most that cross-validation looks at.
+            Steps, or the most that `select` looks at.
         nu : float
             Share of a fit by which a step moves, in (0, 1].
-        select : "cv", optional
-            Take the number of steps with the least loss over folds that are left out. All follows from sums
-            by fold, which leave in the same round.
-        folds : int, optional
-            Folds, drawn at random within every site; by default ten with `select`, and one, which is none,
-            without. With folds also :meth:`BoostResults.stability` can be told.
+        select : {"cv", "aicc"}, optional
+            Take the number of steps with the least loss over folds that are left out, or with the least
+            corrected criterion of Akaike, as mboost has it: that takes the points of a curve as independent,
+            and so goes on too long where errors are correlated along it. Without, all steps are taken. All
+            follows from sums which leave in the same round.
+        folds : int or "site", optional
+            Folds, drawn at random within every site; by default ten with ``select="cv"``, and one, which is
+            none, without. With folds also :meth:`BoostResults.stability` can be told. With "site" each site
+            is a fold, so that the loss is that at a site which took no part; masks could hide no site's sums
+            then, and there are none.
+        offset : {"mean", "smooth"}, float or sequence of float
+            Curve from which boosting starts: the mean of the response at each point, this smoothed along the
+            basis `time`, or a number or curve (G,) that is given.
         aggregation : {"exact", "lsa", "average", "local"}
             By default the path of the pooled table. The others are the publication's, for comparison, and
             have no inference: every site fits the learners to its own rows in every step, and the fits are
             averaged by least squares with their information as weights, or by rows; or every site fits by
             itself. They are made of every site's own sums, which leave in the clear.
         masked : bool, optional
-            Whether sites hide their parts by pairwise masks; by default where there are three or more.
+            Whether sites hide their parts by pairwise masks; by default where there are three or more and the
+            folds are not the sites.
         random_state : int, optional
             Seed of the folds.
 
@@ -205,22 +216,33 @@ class FedFunctionBoost(HorizontalModel):
         check_positive("nu", nu)
         if nu > 1.0:
             raise ModelError(f"nu: expected a share of at most 1, received {nu!r}")
-        check_choice("select", select, ("cv", None))
-        folds = (FOLDS if select else 1) if folds is None else folds
-        check_whole("folds", folds, 2 if select else 1)
+        check_choice("select", select, SELECT)
+        by_site = isinstance(folds, str)
+        if by_site:
+            check_choice("folds", folds, ("site",))
+            masked = check_site_folds(masked, len(self.sites), self.masks_wanted)
+        folds = (FOLDS if select == "cv" else 1) if folds is None else folds
+        own_folds = 1 if isinstance(folds, str) else folds  # that a site deals its rows to
+        check_whole("folds", own_folds, 2 if select == "cv" and not by_site else 1)
         seed = secrets.randbits(SEED_BITS) if random_state is None else random_state
         check_whole("random_state", seed, 0)
+        given = given_offset(offset, self.points, functional=self.time is not None)
+        smooth = isinstance(offset, str) and offset == "smooth"
         exact = check_aggregation(aggregation, masked, self.penalty)
+        if not exact and (by_site or select == "aicc" or smooth or given is not None):
+            raise ModelError(
+                f"aggregation: {aggregation!r} starts from means, has no AICc, and no sites as folds"
+            )
         masked = exact and check_masked(masked, len(self.sites), self.masks_wanted)
-        asked = CurvesAsked(self.learners, self.time, int(folds), int(seed))
+        asked = CurvesAsked(self.learners, self.time, int(own_folds), int(seed))
         starts = self._starts()
-        self._check_size(starts[-1] + 1, int(folds), masked)
+        self._check_size(starts[-1] + 1, int(own_folds), masked)
         session = self.open_session(FAMILY, masked)
         design = BoostDesign(self.learners, starts, self.time, self.penalty)
         basis = time_basis(self.time, self.points)
         if exact:
-            moments, ledger = self.run(session, take_moments(session, asked))
-            boosting = Boosting(moments, design, basis, float(nu))
+            moments, ledger = self.run(session, take_moments(session, asked, by_site))
+            boosting = Boosting(moments, design, basis, float(nu), smooth_offset=smooth, given=given)
             return BoostResults.of(self, boosting, int(steps), select, masked, ledger)
         own, ledger = self.run(session, take_own_moments(session, asked))
         found = site_boostings(own, design, basis, float(nu), aggregation, self.sites)

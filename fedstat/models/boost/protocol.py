@@ -17,9 +17,11 @@ from fedstat.models.horizontal.session import RowsSession, add
 NAMES = ("gram", "score", "spread", "totals")
 
 
-def take_moments(session: RowsSession, asked: CurvesAsked) -> Rounds[CurveMoments]:
-    """Open the rows, and ask every site for its sums."""
+def take_moments(session: RowsSession, asked: CurvesAsked, by_site: bool = False) -> Rounds[CurveMoments]:
+    """Open the rows, and ask every site for its sums; `by_site` makes each of them a fold of its own."""
     answers = yield from _answers(session, asked)
+    if by_site:
+        return CurveMoments.of({name: np.concatenate([a.arrays[name] for a in answers]) for name in NAMES})
     return CurveMoments.of({name: np.asarray(add(answers, name)) for name in NAMES})
 
 

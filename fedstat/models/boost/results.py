@@ -21,6 +21,7 @@ from fedstat.models.boost.explain import tracing_sentence
 from fedstat.models.boost.inference.statements import BASELINE, BoostStatements
 from fedstat.models.boost.learning.baselines import SiteBoosting
 from fedstat.models.boost.learning.boosting import Boosting, explained, first_steps
+from fedstat.models.boost.learning.information import corrected_aic, path_df
 from fedstat.models.boost.learning.learners import BoostFormula
 from fedstat.models.boost.report.plots import draw_cv, draw_importance, draw_path, draw_surface
 from fedstat.models.boost.report.prediction import predict_boosted, responses
@@ -83,7 +84,10 @@ class BoostResults(
     def __init__(self, record: BoostRecord, ledger: Ledger | None) -> None:
         self.record_ = record
         self._all_folds = np.ones(record.boosting.moments.folds, dtype=bool)
-        self.mstop = record.steps if record.select is None else int(np.argmin(self._cv.mean(axis=0))) + 1
+        self.mstop = record.steps
+        if record.select is not None:
+            criterion = self._cv.mean(axis=0) if record.select == "cv" else self.aicc["aicc"].to_numpy()
+            self.mstop = int(np.argmin(criterion)) + 1
         super().__init__(self._estimate(), ledger)
 
     @classmethod
@@ -124,8 +128,8 @@ class BoostResults(
 
     @property
     def offset(self) -> Floats:
-        """Mean of the response at each of its points, from which boosting starts: (G,)."""
-        return self._boosting.moments.total.mean
+        """Curve from which boosting starts, at each point of the response: (G,)."""
+        return self._boosting.offset(self._boosting.moments.total)
 
     @property
     def coef(self) -> Floats:
@@ -136,13 +140,14 @@ class BoostResults(
     def learners(self) -> pd.DataFrame:
         """Degrees of freedom, first step, and shares of steps and of what is explained, by learner."""
         ready, path = self._followed
-        P, total = len(self._boosting.design.learners), self._total_squares
+        P, sums = len(self._boosting.design.learners), self._boosting.moments.total
+        start = float(sums.about(self.offset, self._boosting.basis).yy)
         return pd.DataFrame(
             {
                 "df": ready.df,
                 "first_step": first_steps(path.selected, P),
                 "steps": np.bincount(path.selected, minlength=P) / len(path.selected),
-                "explained": explained(path.selected, path.risk, total, P),
+                "explained": explained(path.selected, path.risk, start, P),
             },
             index=pd.Index([one.label for one in self._boosting.design.learners], name="learner"),
         )
@@ -174,6 +179,20 @@ class BoostResults(
             {"loss": self._cv.mean(axis=0), "se": self._cv.std(axis=0, ddof=1) / np.sqrt(F)},
             index=pd.RangeIndex(1, self._cv.shape[1] + 1, name="step"),
         )
+
+    @cached_property
+    def aicc(self) -> pd.DataFrame:
+        """Degrees of freedom ``df`` and corrected criterion of Akaike ``aicc`` after every step.
+
+        The trace of the boosting operator, and mboost's criterion; points of a curve count as independent,
+        and the offset has no degrees of freedom.
+        """
+        sums = self._boosting.moments.total
+        ready, path = self._boosting.over(self._all_folds, self.record_.steps)
+        df = path_df(ready, sums, path.selected, self._boosting.nu)
+        aicc = corrected_aic(df, path.risk, sums.n * len(self._boosting.basis))
+        index = pd.RangeIndex(1, len(df) + 1, name="step")
+        return pd.DataFrame({"df": df, "aicc": aicc}, index=index)
 
     def steps(self, m: int) -> BoostResults:
         """Results of the same sums after another number of steps."""
@@ -267,7 +286,7 @@ class BoostResults(
         dropped = ("Log-Likelihood", "AIC", "BIC", "Covariance Type", "Converged", "Df Model")
         rows = [row for row in super()._summary_left() if row[0] not in dropped]
         how_sites = AVERAGED.get(self._boosting.aggregation)
-        how = {"cv": f"cross-validation, {self._boosting.moments.folds} folds"}
+        how = {"cv": f"cross-validation, {self._boosting.moments.folds} folds", "aicc": "AICc"}
         return [
             *rows,
             ("Steps", f"{self.mstop:,} of {self.record_.steps:,}"),
@@ -289,6 +308,11 @@ class BoostResults(
         notes.append(f"No standard errors, tests and intervals: {self._no_error}.")
         if self.record_.select == "cv" and self.mstop == self.record_.steps:
             notes.append("The loss of left-out folds still falls at the last step: allow more steps.")
+        if self.record_.select == "aicc" and self._boosting.design.time is not None:
+            notes.append(
+                "AICc takes errors at the points of a curve as independent; where they are correlated it "
+                'takes too many steps, and select="cv" does not.'
+            )
         if self.record_.masked:
             notes.append(f"Sums were masked over {len(self.estimate.blocks)} sites: {MASKED.format('')}")
         notes.append(f"Tracing: {tracing_sentence(columns, moments.total.n)}.")

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import numpy as np
 from scipy.linalg import block_diag
 
-from fedstat.kernels.boosting.bases import difference_penalty
+from fedstat.kernels.boosting.bases import difference_penalty, smooth_curve
 from fedstat.kernels.boosting.path import follow_full, follow_shrunk
 from fedstat.kernels.boosting.reinsch import demmler_reinsch
 from fedstat.models.boost.learning.learners import INTERCEPT, Learner
@@ -187,9 +187,10 @@ def follow(ready: Ready, sums: CurveSums, steps: int, nu: float, test: CurveSums
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Boosting:
-    """Everything that follows from the sums: paths over all folds or some, less the mean of these.
+    """Everything that follows from the sums: paths over all folds or some, less an offset.
 
-    `site` is that of a local fit, whose sums these are alone.
+    The offset is `given` at each point, or that of the rows of the path: their mean, or this smoothed. `site`
+    is that of a local fit, whose sums these are alone.
     """
 
     moments: CurveMoments
@@ -198,16 +199,27 @@ class Boosting:
     nu: float
     aggregation: Aggregation = "exact"
     site: str = ""
+    smooth_offset: bool = False
+    given: Annotated[Floats, "g"] | None = None
 
     @property
     def gram(self) -> Floats:
         """Gram of the response's basis at its points."""
         return np.asarray(self.basis.T @ self.basis)
 
+    def offset(self, sums: CurveSums) -> Floats:
+        """Curve from which boosting of some rows starts, (G,)."""
+        if self.given is not None:
+            return self.given
+        if not self.smooth_offset:
+            return sums.mean
+        k2 = self.basis.shape[1]
+        return smooth_curve(sums.mean, self.basis, self.design.along(k2))
+
     def over(self, folds: Any, steps: int, test: Any = None) -> tuple[Ready, BoostPath]:
-        """Follow a path over some folds, (F,) bool; its offset is their mean, for those of `test` as well."""
+        """Follow a path over some folds, (F,) bool; its offset serves for those of `test` as well."""
         sums = self.moments.over(folds)
-        offset = sums.mean
+        offset = self.offset(sums)
         centred = sums.about(offset, self.basis)
         ready = make_ready(centred, self.design, self.gram)
         other = None if test is None else self.moments.over(test).about(offset, self.basis)
