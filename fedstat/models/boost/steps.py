@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -29,8 +30,7 @@ from fedstat.federation.door.facts import (
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step
 from fedstat.federation.tables.curves.array import curves_of
-from fedstat.models.boost.learning.columns import CurvesAsked, all_columns, learner_columns, time_basis
-from fedstat.models.boost.learning.learners import Learner
+from fedstat.models.boost.learning.columns import CurvesAsked, learner_columns, time_basis
 from fedstat.typing import Array, Floats, Ints
 
 FAMILY = "boost"
@@ -43,18 +43,18 @@ def sum_curves(data: SiteData, state: State, text: str) -> tuple[dict[str, Array
     """Sum products of learners' columns and response over the open rows, by fold."""
     asked = records.from_json(CurvesAsked, text, f"{data.name}: the question about curves")
     state.tell(smooth_asked(asked))
-    opened = rows_of(state)
+    made = MadeColumns(data, rows_of(state), asked)
     n = state.entities
+    if n <= BLOCK:
+        made.held = list(made.blocks())
     fold = deal(n, asked, data.name)
-    _tell(data, state, opened, asked, fold)
+    _tell(state, made, fold)
     sums: dict[str, Array] = {}
     first = 0
-    for rows, coded in blocks(opened, opened.question.read_curves):
-        Z = all_columns(asked.learners, rows.frame, coded, opened.term_names)
-        Y, basis = _response(data, opened, rows, asked)
-        part = _products(Z, Y, basis, fold[first : first + len(Z)], asked.folds)
+    for parts, Y, basis in made.blocks():
+        part = _products(np.column_stack(parts), Y, basis, fold[first : first + len(Y)], asked.folds)
         sums = {name: sums.get(name, 0.0) + array for name, array in part.items()}
-        first += len(Z)
+        first += len(Y)
     return sums, ""
 
 
@@ -87,46 +87,75 @@ def blocks(opened: OpenRows, curves: Sequence[str]) -> Iterator[tuple[WholeRows,
             yield WholeRows(frame.iloc[part], whole, rows.y[part], None, {}), raw[:, first:]
 
 
-def _tell(data: SiteData, state: State, opened: OpenRows, asked: CurvesAsked, fold: Ints) -> None:
+@dataclass(slots=True, eq=False)
+class MadeColumns:
+    """Columns of all learners, the response, and the basis at its points, by blocks of rows.
+
+    They are made in every pass, or `held` where there is one block.
+    """
+
+    data: SiteData
+    opened: OpenRows
+    asked: CurvesAsked
+    held: Sequence[tuple[list[Floats], Floats, Floats]] = ()
+
+    def blocks(self) -> Iterator[tuple[list[Floats], Floats, Floats]]:
+        """All of them."""
+        if self.held:
+            yield from self.held
+            return
+        for rows, coded in blocks(self.opened, self.opened.question.read_curves):
+            parts = [
+                learner_columns(one, rows.frame, coded, self.opened.term_names) for one in self.asked.learners
+            ]
+            yield parts, *_response(self.data, self.opened, rows, self.asked)
+
+    def of(self, p: int) -> Iterator[Floats]:
+        """Columns of one learner."""
+        learner = self.asked.learners[p]
+        if self.held:
+            yield from (parts[p] for parts, _, _ in self.held)
+            return
+        for rows, coded in blocks(self.opened, [learner.of] if learner.kind == "bsignal" else []):
+            yield learner_columns(learner, rows.frame, coded, self.opened.term_names)
+
+    def response(self) -> Iterator[Floats]:
+        """Response in its basis."""
+        if self.held:
+            yield from (Y @ basis for _, Y, basis in self.held)
+            return
+        for rows, _ in blocks(self.opened, self.opened.question.read_curves[:1]):
+            Y, basis = _response(self.data, self.opened, rows, self.asked)
+            yield Y @ basis
+
+
+def _tell(state: State, made: MadeColumns, fold: Ints) -> None:
     """Tell what stands behind the sums: rows for the columns of all learners, whom these single out, folds.
 
     Sums that three sites or more hide add up to those over all rows, so that columns of one learner at a time
     are held against a site's own; in the clear all together are, by fold.
     """
-    n, hidden = len(fold), hides(len(state.hidden_among))
-    made = [(one.label, partial(_learner, one, opened)) for one in asked.learners]
-    made += [(RESPONSE, partial(_in_basis, data, asked, opened))]
+    n, hidden, asked = len(fold), hides(len(state.hidden_among)), made.asked
+    columns: list[tuple[str, Callable[[], Iterator[Floats]]]] = [
+        (one.label, partial(made.of, p)) for p, one in enumerate(asked.learners)
+    ]
+    columns.append((RESPONSE, made.response))
     width, sizes = 1, []
-    for label, columns in made:
-        held = list(columns())  # of one learner at a time
+    for label, own in columns:
+        held = list(own())  # of one learner at a time
         k = held[0].shape[1]
         width += k if label != RESPONSE else 0
         sizes.append(_size(held))
-        for Z in held:
-            Z /= sizes[-1]
-        state.tell(DesignDirections(held.__iter__, n, [f"{label}[{j}]" for j in range(k)]))
-        state.tell(*(SummedColumns(Z) for Z in held))
+        scaled = [Z / sizes[-1] for Z in held]
+        state.tell(DesignDirections(scaled.__iter__, n, [f"{label}[{j}]" for j in range(k)]))
+        state.tell(*(SummedColumns(Z) for Z in scaled))
     smallest = int(np.bincount(fold, minlength=asked.folds).min())
     state.tell(RowCount(smallest, 0 if hidden else width))
     if not hidden:
         size = np.concatenate(sizes)
-        all_made = partial(_side_by_side, [columns for _, columns in made], size)
+        all_made = partial(_side_by_side, [own for _, own in columns], size)
         state.tell(DesignDirections(all_made, n, [f"column {j}" for j in range(len(size))]))
-    state.tell(DivisionOfRows("", fold, np.flatnonzero(_used(opened))))
-
-
-def _learner(learner: Learner, opened: OpenRows) -> Iterator[Floats]:
-    """Columns of one learner, by blocks of rows."""
-    curves = [learner.of] if learner.kind == "bsignal" else []
-    for rows, coded in blocks(opened, curves):
-        yield learner_columns(learner, rows.frame, coded, opened.term_names)
-
-
-def _in_basis(data: SiteData, asked: CurvesAsked, opened: OpenRows) -> Iterator[Floats]:
-    """Response in its basis, by blocks of rows."""
-    for rows, _ in blocks(opened, opened.question.read_curves[:1]):
-        Y, basis = _response(data, opened, rows, asked)
-        yield Y @ basis
+    state.tell(DivisionOfRows("", fold, np.flatnonzero(_used(made.opened))))
 
 
 def _side_by_side(made: Sequence[Callable[[], Iterator[Floats]]], size: Floats) -> Iterator[Floats]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from itertools import pairwise
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -134,9 +135,10 @@ def _ready_separable(
 ) -> Ready:  # fmt: skip
     k2, turns, shrunk, found = len(gram), [], [], []
     V = demmler_reinsch(gram, K2, float(k2)).V
+    along = cache(partial(demmler_reinsch, gram, K2))  # that of most learners is the same
     for A, K1, (own, whole) in zip(grams, margins, wanted_df(design, list(map(len, grams)), k2), strict=True):
         first = demmler_reinsch(A, K1, own)
-        second = demmler_reinsch(gram, K2, min(whole / own, float(k2)))
+        second = along(min(whole / own, float(k2)))
         turns.append(first.V)
         shrunk.append(np.outer(first.h, second.h))
         found.append(float((2.0 * shrunk[-1] - shrunk[-1] ** 2).sum()))

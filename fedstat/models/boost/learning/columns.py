@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import pandas as pd
@@ -39,9 +40,10 @@ def learner_columns(
     if learner.kind == "bsignal":
         curves = curves_of(frame[learner.of])
         values, s = curves.values, curves.grid
-        basis = spline_basis(s, learner.low, learner.high, learner.knots, learner.degree)
+        ends = (float(learner.low), float(learner.high))
+        basis, weighed = _signal_bases(s.tobytes(), *ends, learner.knots, learner.degree)
         if not np.isnan(values).any():
-            return np.asarray(values @ (integration_weights(s)[:, None] * basis))
+            return np.asarray(values @ weighed)
         W = integration_weights_seen(s, values)
         return np.asarray(np.where(np.isnan(values), 0.0, values * W) @ basis)
     own = coded[:, [name == learner.of for name in term_names]]
@@ -52,6 +54,14 @@ def learner_columns(
             raise MessageError(f"{learner.label}: a smooth effect is of one column of numbers")
         return spline_basis(own[:, 0], learner.low, learner.high, learner.knots, learner.degree)
     return np.column_stack([np.ones(len(frame)), own])
+
+
+@lru_cache(maxsize=64)
+def _signal_bases(grid: bytes, low: float, high: float, knots: int, degree: int) -> tuple[Floats, Floats]:
+    """Basis along a curve's grid, (m, k), and that times weights of integration; many curves share them."""
+    s = np.frombuffer(grid)
+    basis = spline_basis(s, low, high, knots, degree)
+    return basis, integration_weights(s)[:, None] * basis
 
 
 def all_columns(
