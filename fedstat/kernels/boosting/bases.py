@@ -21,6 +21,15 @@ def spline_basis(x: Floats, low: float, high: float, knots: int = 10, degree: in
     return basis
 
 
+def spline_gram(low: float, high: float, knots: int = 10, degree: int = 3) -> Floats:
+    """Integrals of products of the functions of :func:`spline_basis`, (k, k), exactly (Gauss-Legendre)."""
+    x, w = np.polynomial.legendre.leggauss(degree + 1)
+    step = (high - low) / (knots + 1)
+    at = (low + step * (np.arange(knots + 1)[:, None] + (x + 1.0) / 2.0)).ravel()
+    basis = spline_basis(at, low, high, knots, degree)
+    return np.asarray((basis.T * np.tile(w * step / 2.0, knots + 1)) @ basis)
+
+
 def difference_penalty(k: int, order: int) -> Floats:
     """Squared differences of neighbouring coefficients, (k, k)."""
     D = np.diff(np.eye(k), order, axis=0)

@@ -13,6 +13,7 @@ from fedstat.typing import Floats
 SINGULAR = 1e-10
 """Share of the Gram in Gram and penalty together below which a direction has no column."""
 ROUNDING = 1e-14
+ALONE = np.ones(1)
 WIDEST = 60.0
 """Logarithm of the largest smoothing parameter."""
 
@@ -34,11 +35,13 @@ class Shrinkage:
         return float((2.0 * self.h - self.h**2).sum())
 
 
-def demmler_reinsch(gram: Floats, penalty: Floats, df: float) -> Shrinkage:
+def demmler_reinsch(gram: Floats, penalty: Floats, df: float, other: Floats = ALONE) -> Shrinkage:
     """Choose the smoothing parameter so that tr(2H - H'H) = df, as mboost does; df is at most k.
 
-    Where the penalty leaves more directions free than df, the smoothing parameter is as large as can be.
+    H is the fit in both directions where another has the shrinkages `other`. Where the penalty leaves more
+    directions free than df, the smoothing parameter is as large as can be.
     """
+    once, twice = 2.0 * other.sum(), (other**2).sum()
     k = len(gram)
     size = float(np.trace(gram)) / k
     relative = size * k / max(float(np.trace(penalty)), 1e-300)
@@ -50,12 +53,12 @@ def demmler_reinsch(gram: Floats, penalty: Floats, df: float) -> Shrinkage:
     there = own > SINGULAR
     V = V / np.sqrt(np.where(there, own, 1.0))
     d = np.where(there, mu / np.where(there, own, 1.0), np.inf)
-    if df >= there.sum() - 1e-9:
+    if df >= (once - twice) * there.sum() - 1e-9:
         return Shrinkage(V, there.astype(float), 0.0)
 
     def excess(log_smoothing: float) -> float:
         h = 1.0 / (1.0 + np.exp(log_smoothing) * d)
-        return float((2.0 * h - h**2).sum() - df)
+        return float((once * h - twice * h**2).sum() - df)
 
     scale = float(np.log(max(d[there].max(), 1e-300)))
     low, high = -WIDEST - scale, WIDEST - scale

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 
 from fedstat.documented import takes_arguments_of
-from fedstat.errors import DesignError, FormulaError, ModelError
+from fedstat.errors import DesignError, ModelError
 from fedstat.federation.crypto.masks import hides
 from fedstat.federation.design.by_columns import Missing
 from fedstat.federation.design.formula.parse import ClientTerms, Formula, parse_pooled_formula
@@ -31,6 +31,7 @@ from fedstat.models.boost.learning.columns import CurvesAsked, time_basis
 from fedstat.models.boost.learning.learners import (
     BoostFormula,
     Learner,
+    check_coded,
     parse_boost_formula,
     parse_time,
     with_bounds,
@@ -95,14 +96,13 @@ class FedFunctionBoost(HorizontalModel):
             _check_points(partition, learners.response)
         self.learners: tuple[Learner, ...] = tuple(
             with_domain(one, self._ends(one.of))
-            if one.kind == "bsignal"
+            if one.of_curve
             else with_bounds(one, partial(_published_range, partition))
             for one in learners.learners
         )
         super().__init__(formula, partition, missing=missing)
-        levelled = [one.label for one in self.learners if one.kind == "bbs" and self._has_levels(one.of)]
-        if levelled:
-            raise FormulaError(f"formula: {levelled[0]} takes a column of numbers; of levels there is bols()")
+        terms = coded_names(self.agreement).term_names
+        check_coded(self.learners, {term: terms.count(term) for term in terms}, self._has_levels)
 
     @classmethod
     @takes_arguments_of(__init__)
@@ -114,10 +114,13 @@ class FedFunctionBoost(HorizontalModel):
         formula : str
             ``"cca(t) ~ bsignal(rcst) + bols(C(case)) + bbs(age)"``: with ``(t)`` the response is a
             curve, else a number. Learners are ``bsignal(curve, knots=10, differences=1, df=4)``, the integral
-            of a curve times a smooth function; ``bols(term)``, linear, of levels as well; and ``bbs(column,
-            knots=20, lower_bound=..., upper_bound=...)``, smooth, with bounds unless the sites publish a
-            range. A bare name is ``bsignal`` of a curve and ``bols`` of another column; there is an
-            intercept. Where the response is a curve all effects are smooth along it.
+            of a curve times a smooth function; ``bfpc(curve, pve=0.99)``, the same in principal components
+            that have a share of the curve's variance; ``bols(term)``, linear, of levels as well;
+            ``bbs(column, knots=20, lower_bound=..., upper_bound=...)``, smooth, with bounds unless the sites
+            publish a range; and ``brandom(column)``, an effect of every level, all shrunken. ``by=column``
+            multiplies the effect of `bsignal`, `bols` or `bbs` by a column of numbers or of two levels. A
+            bare name is ``bsignal`` of a curve and ``bols`` of another column; there is an intercept. Where
+            the response is a curve all effects are smooth along it, but for those inside ``const(...)``.
         partition : ClientPartition
             In the horizontal layout, with ``curves={...}``.
         time : str
@@ -265,10 +268,7 @@ class FedFunctionBoost(HorizontalModel):
     def _starts(self) -> tuple[int, ...]:
         """Places of each learner's columns among all."""
         terms = coded_names(self.agreement).term_names
-        widths = [
-            one.knots + one.degree + 1 if one.smooth else 1 + terms.count(one.of) for one in self.learners
-        ]
-        widths[0] = 1
+        widths = [one.width(terms.count(one.of)) for one in self.learners]
         return tuple(np.cumsum([0, *widths]).tolist())
 
     def _ends(self, curve: str) -> tuple[float, float]:

@@ -17,6 +17,8 @@ import numpy as np
 from fedstat import records
 from fedstat.errors import DesignError
 from fedstat.federation.crypto.masks import hides
+from fedstat.federation.design.formula.asked import terms_asked
+from fedstat.federation.design.formula.terms import parse_terms
 from fedstat.federation.design.row_steps import OPEN_ROWS, OpenRows, rows_of
 from fedstat.federation.design.site_rows import WholeRows
 from fedstat.federation.door.facts import (
@@ -66,13 +68,18 @@ def deal(n: int, asked: CurvesAsked, site: str) -> Ints:
 
 
 def smooth_asked(asked: CurvesAsked) -> FactorsAsked:
-    """Tell of the splines that are made of columns."""
+    """Tell of the splines that are made of columns, and of columns that are multiplied."""
     factors = [
         FactorAsked(one.label, (one.of,), ("bbs",), options={"ends": (one.low, one.high), "knots": one.knots})
         for one in asked.learners
         if one.kind == "bbs"
     ]
-    return FactorsAsked(factors)
+    products = {
+        one.label: terms_asked(parse_terms(" + ".join(one.terms)).terms).factors
+        for one in asked.learners
+        if one.by
+    }
+    return FactorsAsked(factors, products)
 
 
 def blocks(opened: OpenRows, curves: Sequence[str]) -> Iterator[tuple[WholeRows, Floats]]:
@@ -116,7 +123,7 @@ class MadeColumns:
         if self.held:
             yield from (parts[p] for parts, _, _ in self.held)
             return
-        for rows, coded in blocks(self.opened, [learner.of] if learner.kind == "bsignal" else []):
+        for rows, coded in blocks(self.opened, [learner.of] if learner.of_curve else []):
             yield learner_columns(learner, rows.frame, coded, self.opened.term_names)
 
     def response(self) -> Iterator[Floats]:

@@ -151,7 +151,7 @@ def test_rows_with_a_long_gap_or_without_a_curve_are_left_out_and_short_gaps_are
         ("y(t) ~ bbs(age)", FormulaError, "lower_bound"),
         ("y(t) ~ bsignal(x1, knots=__import__('os'))", FormulaError, "are numbers"),
         ("y(t) ~ bsignal(x1, lag=3)", FormulaError, "no option 'lag'"),
-        ("y(t) ~ brandom(g)", FormulaError, "brandom"),
+        ("y(t) ~ btree(g)", FormulaError, "no learner"),
         ("y(t) ~ bsignal(x1, df=1, differences=2)", FormulaError, "leaves 2 directions free"),
         ("y(t) ~ bsignal(x1, knots=0, degree=0)", FormulaError, "too few knots"),
         ("y(t) ~ bbs(g, lower_bound=0, upper_bound=1)", FormulaError, "takes a column of numbers"),

@@ -18,8 +18,8 @@ import numpy as np
 from scipy.linalg import block_diag, cho_solve, lapack
 from scipy.stats import f as f_law
 
-from fedstat.errors import EstimationError
-from fedstat.models.boost.learning.boosting import BoostDesign, centring
+from fedstat.errors import EstimationError, NotAvailableError
+from fedstat.models.boost.learning.boosting import BoostDesign
 from fedstat.models.boost.learning.learners import INTERCEPT
 from fedstat.models.boost.learning.moments import CurveSums
 from fedstat.typing import Floats, Ints
@@ -83,12 +83,10 @@ class Refitted:
 def refit(sums: CurveSums, design: BoostDesign, gram: Floats, learners: Sequence[int]) -> Refitted:
     """Fit some learners, the intercept first, to sums of a response less its offset."""
     chosen = [p for p, one in enumerate(design.learners) if one.kind == INTERCEPT or p in learners]
-    parts = [
-        centring(sums, design.columns(p))
-        if design.learners[p].centred
-        else np.eye(design.starts[p + 1] - design.starts[p])
-        for p in chosen
-    ]
+    constant = [design.learners[p].label for p in chosen if design.learners[p].constant]
+    if constant:
+        raise NotAvailableError(f"{constant[0]}: a refit has effects that vary along the response")
+    parts, margins = zip(*(design.fitted(p, sums) for p in chosen), strict=True)
     ends = np.cumsum([0, *(part.shape[1] for part in parts)]).tolist()
     places = tuple(slice(a, b) for a, b in pairwise(ends))
     C = np.zeros((sums.S.shape[0], ends[-1]))
@@ -101,7 +99,7 @@ def refit(sums: CurveSums, design: BoostDesign, gram: Floats, learners: Sequence
             f"{n:,.0f} rows for {q} columns of the chosen learners: their errors cannot be told. Choose "
             "fewer learners or knots"
         )
-    penalties = _penalties(design, chosen, places, parts, len(gram))
+    penalties = _penalties(design, chosen, places, margins, len(gram))
     first = _smooth(own, gram, None, penalties)
     errors = _errors(own, gram, first[0])
     Omega = _inverse(errors)
@@ -110,19 +108,18 @@ def refit(sums: CurveSums, design: BoostDesign, gram: Floats, learners: Sequence
     edf = (V * A).sum(axis=1)
     B, V, _, s2 = _solve(own, gram, Omega, penalties, UNDERSMOOTHED * lam)
     tests = tuple(test_effect(own, place) for place in places)
-    return Refitted(tuple(chosen), places, tuple(parts), B, s2 * V, edf, tests, n)
+    return Refitted(tuple(chosen), places, parts, B, s2 * V, edf, tests, n)
 
 
 def _penalties(
-    design: BoostDesign, chosen: Sequence[int], places: Sequence[slice], parts: Sequence[Floats], L: int
+    design: BoostDesign, chosen: Sequence[int], places: Sequence[slice], margins: Sequence[Floats], L: int
 ) -> list[RefitPenalty]:
     out, K2 = [], design.along(L)
-    for p, place, part in zip(chosen, places, parts, strict=True):
-        k = part.shape[1]
-        if design.learners[p].smooth:  # linear effects are not shrunken here
-            out.append(RefitPenalty(place, part.T @ design.margin(p) @ part, np.eye(L)))
+    for p, place, M in zip(chosen, places, margins, strict=True):
+        if design.learners[p].smooth or design.learners[p].kind == "brandom":  # others are not shrunken
+            out.append(RefitPenalty(place, M, np.eye(L)))
         if design.time is not None:
-            out.append(RefitPenalty(place, np.eye(k), K2))
+            out.append(RefitPenalty(place, np.eye(len(M)), K2))
     return out
 
 

@@ -9,12 +9,12 @@ from itertools import pairwise
 from typing import Annotated, Any, Literal, TypeAlias
 
 import numpy as np
-from scipy.linalg import block_diag
+from scipy.linalg import block_diag, eigh
 
-from fedstat.kernels.boosting.bases import difference_penalty, smooth_curve
+from fedstat.kernels.boosting.bases import difference_penalty, smooth_curve, spline_gram
 from fedstat.kernels.boosting.path import follow_full, follow_shrunk
 from fedstat.kernels.boosting.reinsch import demmler_reinsch
-from fedstat.models.boost.learning.learners import INTERCEPT, Learner
+from fedstat.models.boost.learning.learners import DF, INTERCEPT, Learner
 from fedstat.models.boost.learning.moments import CurveMoments, CurveSums
 from fedstat.typing import Floats, Ints
 
@@ -22,8 +22,6 @@ PenaltyKind: TypeAlias = Literal["separable", "fdboost"]
 PENALTIES = ("separable", "fdboost")
 Aggregation: TypeAlias = Literal["exact", "lsa", "average", "local"]
 AGGREGATIONS = ("exact", "lsa", "average", "local")
-DF = 4.0
-"""Degrees of freedom of a learner along what it is of, as in mboost."""
 NOTHING = np.zeros((0, 0))
 
 
@@ -57,6 +55,16 @@ class BoostDesign:
         if learner.kind == INTERCEPT:
             return np.zeros((1, 1))
         return difference_penalty(k, learner.differences) if learner.smooth else np.eye(k)
+
+    def fitted(self, p: int, sums: CurveSums) -> tuple[Floats, Floats]:
+        """Fitted directions of a learner's columns, (k, m), and the penalty on these, (m, m)."""
+        learner = self.learners[p]
+        if learner.kind == "bfpc":  # scores are shrunken alike, whatever their variance
+            C = principal_directions(sums, self.columns(p), learner)
+            return C, np.eye(C.shape[1])
+        k = self.starts[p + 1] - self.starts[p]
+        C = centring(sums, self.columns(p)) if learner.centred else np.eye(k)
+        return C, C.T @ self.margin(p) @ C
 
     def along(self, k2: int) -> Floats:
         """Penalty along the response, (k2, k2)."""
@@ -95,18 +103,29 @@ def centring(sums: CurveSums, columns: slice) -> Floats:
     return Q[:, 1:]
 
 
+def principal_directions(sums: CurveSums, columns: slice, learner: Learner) -> Floats:
+    """Directions (1 + k, m) to scores of curves about their mean on their first principal components.
+
+    Of columns one and the integrals of x times splines: with J the Gram of the splines, eigenfunctions of the
+    covariance of x in their span have coefficients a with Cov a = mu J a, and scores are the integrals' a.
+    """
+    S = sums.S[columns, columns]
+    mean = S[0, 1:] / sums.n
+    cov = S[1:, 1:] / sums.n - np.outer(mean, mean)
+    mu, A = eigh(cov, spline_gram(learner.low, learner.high, learner.knots, learner.degree))
+    mu, A = np.maximum(mu[::-1], 0.0), A[:, ::-1]
+    m = int(np.searchsorted(np.cumsum(mu) / mu.sum(), learner.pve * (1.0 - 1e-12))) + 1
+    return np.vstack([-mean @ A[:, :m], A[:, :m]])
+
+
 def make_ready(sums: CurveSums, design: BoostDesign, gram: Floats) -> Ready:
     """Choose smoothing parameters by degrees of freedom; `gram` is that of the response's basis, (k2, k2).
 
     With the penalty "separable" both directions are smoothed one after the other, (S + a K1) B (G + b K2);
     with "fdboost" one parameter is that of K2 x I + I x K1, as in FDboost.
     """
-    C = [
-        centring(sums, design.columns(p)) if one.centred else np.eye(design.starts[p + 1] - design.starts[p])
-        for p, one in enumerate(design.learners)
-    ]
+    C, margins = map(list, zip(*(design.fitted(p, sums) for p in range(len(design.learners))), strict=True))
     grams = [c.T @ sums.S[design.columns(p), design.columns(p)] @ c for p, c in enumerate(C)]
-    margins = [c.T @ design.margin(p) @ c for p, c in enumerate(C)]
     starts = np.cumsum([0, *(c.shape[1] for c in C)]).astype(np.int64)
     K2 = design.along(len(gram))
     if design.penalty == "fdboost" and design.time is not None:
@@ -124,8 +143,9 @@ def wanted_df(design: BoostDesign, k1: Sequence[int], k2: int) -> list[tuple[flo
     out = []
     for one, k in zip(design.learners, k1, strict=True):
         own = min(float(one.df or DF), float(k))
-        whole = own * along if one.df is not None else DF * along
-        out.append((own, min(whole, float(k * k2))))
+        whole = float(one.df or DF) * along
+        most = float(k if one.constant else k * k2)
+        out.append((min(whole, most) if one.constant else own, min(whole, most)))
     return out
 
 
@@ -135,15 +155,27 @@ def _ready_separable(
 ) -> Ready:  # fmt: skip
     k2, turns, shrunk, found = len(gram), [], [], []
     V = demmler_reinsch(gram, K2, float(k2)).V
-    along = cache(partial(demmler_reinsch, gram, K2))  # that of most learners is the same
-    for A, K1, (own, whole) in zip(grams, margins, wanted_df(design, list(map(len, grams)), k2), strict=True):
+    if any(one.constant for one in design.learners):
+        V = constant_first(V, gram, len(K2) - np.linalg.matrix_rank(K2))
+    wanted = wanted_df(design, list(map(len, grams)), k2)
+    for one, A, K1, (own, whole) in zip(design.learners, grams, margins, wanted, strict=True):
         first = demmler_reinsch(A, K1, own)
-        second = along(min(whole / own, float(k2)))
+        along = np.eye(1, k2)[0] if one.constant else demmler_reinsch(gram, K2, whole, first.h).h
         turns.append(first.V)
-        shrunk.append(np.outer(first.h, second.h))
+        shrunk.append(np.outer(first.h, along))
         found.append(float((2.0 * shrunk[-1] - shrunk[-1] ** 2).sum()))
     L = block_diag(*(c @ v for c, v in zip(C, turns, strict=True)))
     return Ready(L, V, starts, (np.concatenate(shrunk),), tuple(found), full=False)
+
+
+def constant_first(V: Floats, gram: Floats, free: int) -> Floats:
+    """Turn the first columns of V, which are free of the penalty, so that the first of them is constant.
+
+    V has V' G V = I, and functions along the response add up to one: the constant has coefficients one.
+    """
+    own = V[:, :free].T @ gram.sum(axis=1)
+    turn = np.linalg.qr(own[:, None], mode="complete")[0]
+    return np.column_stack([V[:, :free] @ turn, V[:, free:]])
 
 
 def _ready_full(
@@ -152,17 +184,25 @@ def _ready_full(
 ) -> Ready:  # fmt: skip
     k2, turns, shrunk, found = len(gram), [], [], []
     along = float(design.time.df or DF) if design.time is not None else 1.0
-    for one, A, K1 in zip(design.learners, grams, margins, strict=True):
+    wanted = wanted_df(design, list(map(len, grams)), k2)
+    for one, A, K1, (_, whole) in zip(design.learners, grams, margins, wanted, strict=True):
         k1 = len(A)
-        K = np.kron(K2, np.eye(k1)) + (0.0 if one.kind == INTERCEPT else np.kron(np.eye(k2), K1))
-        own = 1.0 if one.kind == INTERCEPT else float(one.df or min(DF, k1))
-        fit = demmler_reinsch(
-            np.asarray(np.kron(gram, A), dtype=np.float64),
-            np.asarray(K, dtype=np.float64),
-            min(own * along, float(k1 * k2)),
-        )
-        turns.append(np.ascontiguousarray(fit.V.T).ravel())
-        shrunk.append(fit.h)
+        if (
+            one.constant
+        ):  # coefficients are the same for all functions along the response, which add up to one
+            fit = demmler_reinsch(float(gram.sum()) * A, K1, whole)
+            turned, h = np.kron(np.ones((1, k2)), fit.V.T), fit.h
+            turned, h = (np.concatenate([x, np.zeros((k1 * k2 - k1, *x.shape[1:]))]) for x in (turned, h))
+        else:
+            K = np.kron(K2, np.eye(k1)) + (0.0 if one.kind == INTERCEPT else np.kron(np.eye(k2), K1))
+            fit = demmler_reinsch(
+                np.asarray(np.kron(gram, A), dtype=np.float64),
+                np.asarray(K, dtype=np.float64),
+                along if one.kind == INTERCEPT else whole,
+            )
+            turned, h = fit.V.T, fit.h
+        turns.append(np.ascontiguousarray(turned).ravel())
+        shrunk.append(h)
         found.append(fit.df)
     at = np.cumsum([0, *map(len, turns)])[:-1].astype(np.int64)
     arguments = (np.ascontiguousarray(gram), np.concatenate(turns), at, np.concatenate(shrunk))

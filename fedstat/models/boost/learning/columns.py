@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from fedstat.errors import MessageError
-from fedstat.federation.tables.curves.array import curves_of
+from fedstat.federation.tables.curves.array import CurveArray, curves_of
 from fedstat.kernels.boosting.bases import integration_weights, integration_weights_seen, spline_basis
 from fedstat.models.boost.learning.learners import INTERCEPT, Learner
 from fedstat.typing import Floats
@@ -37,23 +37,42 @@ def learner_columns(
     """Columns (m, k) of a learner, from curves in `frame` and coded terms (m, p) in the units of the data."""
     if learner.kind == INTERCEPT:
         return np.ones((len(frame), 1))
-    if learner.kind == "bsignal":
-        curves = curves_of(frame[learner.of])
-        values, s = curves.values, curves.grid
-        ends = (float(learner.low), float(learner.high))
-        basis, weighed = _signal_bases(s.tobytes(), *ends, learner.knots, learner.degree)
-        if not np.isnan(values).any():
-            return np.asarray(values @ weighed)
-        W = integration_weights_seen(s, values)
-        return np.asarray(np.where(np.isnan(values), 0.0, values * W) @ basis)
-    own = coded[:, [name == learner.of for name in term_names]]
-    if not own.shape[1]:
-        raise MessageError(f"the question about curves asks for '{learner.label}', which is not open")
-    if learner.kind == "bbs":
-        if own.shape[1] != 1:
-            raise MessageError(f"{learner.label}: a smooth effect is of one column of numbers")
-        return spline_basis(own[:, 0], learner.low, learner.high, learner.knots, learner.degree)
-    return np.column_stack([np.ones(len(frame)), own])
+
+    def of_term(term: str) -> Floats:
+        own = coded[:, [name == term for name in term_names]]
+        if not own.shape[1]:
+            raise MessageError(f"the question about curves asks for '{learner.label}', which is not open")
+        return own
+
+    if learner.of_curve:
+        Z = _integrals(learner, curves_of(frame[learner.of]))
+    elif learner.kind == "bbs":
+        x = _single(of_term(learner.of), learner)[:, 0]
+        Z = spline_basis(x, learner.low, learner.high, learner.knots, learner.degree)
+    elif learner.kind == "brandom":
+        others = of_term(learner.of)
+        Z = np.column_stack([1.0 - others.sum(axis=1), others])  # the level that others are coded beside
+    else:
+        Z = np.column_stack([np.ones(len(frame)), of_term(learner.of)])
+    return Z * _single(of_term(learner.by), learner) if learner.by else Z
+
+
+def _integrals(learner: Learner, curves: CurveArray) -> Floats:
+    """Integrals of curves times splines, (m, k), after a column of ones where these are to be centred."""
+    values, s = curves.values, curves.grid
+    ends = (float(learner.low), float(learner.high))
+    basis, weighed = _signal_bases(s.tobytes(), *ends, learner.knots, learner.degree)
+    if np.isnan(values).any():
+        out = np.where(np.isnan(values), 0.0, values * integration_weights_seen(s, values)) @ basis
+    else:
+        out = values @ weighed
+    return np.column_stack([np.ones(len(out)), out]) if learner.kind == "bfpc" else np.asarray(out)
+
+
+def _single(own: Floats, learner: Learner) -> Floats:
+    if own.shape[1] != 1:
+        raise MessageError(f"{learner.label}: a smooth or varying effect is of one column of numbers")
+    return own
 
 
 @lru_cache(maxsize=64)

@@ -1,12 +1,14 @@
 """Base learners of a formula, read by a parser that knows their names and options, and nothing else.
 
 ``"cca(t) ~ bsignal(rcst) + bols(C(case)) + bbs(age)"``: a response with ``(t)`` is a curve, others are
-numbers. A bare name is ``bsignal`` of a curve and ``bols`` of another column.
+numbers. A bare name is ``bsignal`` of a curve and ``bols`` of another column. ``const(...)`` around a learner
+keeps its effect from varying along the response.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, TypeAlias
@@ -15,8 +17,11 @@ from fedstat.errors import FormulaError
 from fedstat.federation.design.formula.terms import parse_terms, split_sides, term_columns, term_text
 from fedstat.records import Least
 
-Kind: TypeAlias = Literal["1", "bsignal", "bols", "bbs"]
+Kind: TypeAlias = Literal["1", "bsignal", "bfpc", "bols", "bbs", "brandom"]
 INTERCEPT = "1"
+OF_CURVES = ("bsignal", "bfpc")
+DF = 4.0
+"""Degrees of freedom of a learner along what it is of, as in mboost."""
 MOST_COEFFICIENTS = 100
 
 
@@ -26,14 +31,21 @@ class Learner:
 
     Parameters
     ----------
-    kind : {"1", "bsignal", "bols", "bbs"}
-        Intercept; integral of a curve times a smooth function; linear, of levels as well; smooth effect.
+    kind : {"1", "bsignal", "bfpc", "bols", "bbs", "brandom"}
+        Intercept; integral of a curve times a smooth function; the same in principal components of the
+        curve; linear, of levels as well; smooth effect; one effect for each level, all shrunken.
     of : str
         Curve, or term of the formula; the parameter along a curve's response for that itself.
     df : float or None
         Degrees of freedom; None: four, or as many as there are.
     low, high : float
         Ends of the basis; the same where they are not known yet.
+    by : str
+        Term whose column the effect is multiplied by; empty for none.
+    constant : bool
+        Whether the effect is the same at all points of the response.
+    pve : float
+        Share of a curve's variance that its principal components have.
     """
 
     kind: Kind
@@ -44,21 +56,50 @@ class Learner:
     differences: Annotated[int, Least(1)] = 1
     low: float = 0.0
     high: float = 0.0
+    by: str = ""
+    constant: bool = False
+    pve: float = 0.99
 
     @property
     def label(self) -> str:
         """Name of the learner."""
-        return INTERCEPT if self.kind == INTERCEPT else f"{self.kind}({self.of})"
+        if self.kind == INTERCEPT:
+            return INTERCEPT
+        own = f"{self.kind}({self.of}{f', by={self.by}' if self.by else ''})"
+        return f"const({own})" if self.constant else own
+
+    @property
+    def of_curve(self) -> bool:
+        """Whether it is of a curve."""
+        return self.kind in OF_CURVES
 
     @property
     def smooth(self) -> bool:
-        """Whether it has a basis of splines."""
+        """Whether it has a basis of splines, whose differences are penalised."""
         return self.kind in ("bsignal", "bbs")
 
     @property
     def centred(self) -> bool:
         """Whether its effects add up to zero over all rows, apart from the intercept."""
-        return self.kind in ("bols", "bbs")
+        return self.kind in ("bols", "bbs", "brandom")
+
+    @property
+    def terms(self) -> tuple[str, ...]:
+        """Terms of columns that are no curves."""
+        own = () if self.of_curve or self.kind == INTERCEPT else (self.of,)
+        return (*own, self.by) if self.by else own
+
+    @property
+    def free(self) -> int:
+        """Directions that its penalty leaves free."""
+        return self.differences - self.centred if self.smooth else 0
+
+    def width(self, columns: int) -> int:
+        """Columns whose products are summed, of a term with so many coded columns."""
+        if self.kind == INTERCEPT:
+            return 1
+        splines = self.knots + self.degree + 1
+        return splines + (self.kind == "bfpc") if self.of_curve or self.smooth else 1 + columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,24 +114,32 @@ class BoostFormula:
     @property
     def curves(self) -> tuple[str, ...]:
         """Curves on the right side."""
-        return tuple(dict.fromkeys(one.of for one in self.learners if one.kind == "bsignal"))
+        return tuple(dict.fromkeys(one.of for one in self.learners if one.of_curve))
 
     @property
     def terms(self) -> tuple[str, ...]:
         """Terms of columns that are no curves."""
-        return tuple(dict.fromkeys(one.of for one in self.learners if one.centred))
+        return tuple(dict.fromkeys(term for one in self.learners for term in one.terms))
 
 
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "bsignal": {"knots": 10, "degree": 3, "differences": 1},
+    "bfpc": {"knots": 10, "degree": 3},
     "bols": {},
     "bbs": {"knots": 20, "degree": 3, "differences": 2},
+    "brandom": {},
 }
+SPLINE = frozenset({"df", "knots", "degree", "differences"})
 OPTIONS: Mapping[str, frozenset[str]] = {
-    "bsignal": frozenset({"df", "knots", "degree", "differences"}),
-    "bols": frozenset({"df"}),
-    "bbs": frozenset({"df", "knots", "degree", "differences", "lower_bound", "upper_bound"}),
+    "bsignal": SPLINE | {"by"},
+    "bfpc": frozenset({"df", "knots", "degree", "pve"}),
+    "bols": frozenset({"df", "by"}),
+    "bbs": SPLINE | {"lower_bound", "upper_bound", "by"},
+    "brandom": frozenset({"df"}),
 }
+CONST = "const"
+LEARNER = re.compile(r"b[a-z]{2,}")
+"""What a learner of R's packages is called, known here or not."""
 NAMES = {"lower_bound": "low", "upper_bound": "high"}
 
 
@@ -104,7 +153,7 @@ def parse_boost_formula(text: str, curves: Sequence[str]) -> BoostFormula:
     learners = [Learner("1")]
     for part in _summands(right):
         if part.strip() != "1":
-            learners.append(_learner(part.strip(), curves))
+            learners.append(_constant(part.strip(), curves, response if functional else ""))
     labels = [one.label for one in learners]
     twice = [label for label in labels if labels.count(label) > 1]
     if twice:
@@ -134,12 +183,14 @@ def make_learner(kind: Kind, of: str, options: Mapping[str, Any]) -> Learner:
         raise FormulaError(
             f"formula: {made.label} needs lower_bound and upper_bound, the first below the other"
         )
-    free = made.differences - made.centred if made.smooth else 0
-    if made.df is not None and (made.df < free or made.df <= 0.0):
+    df = DF if made.df is None else made.df
+    if df < made.free or df <= 0.0:
         raise FormulaError(
-            f"formula: {made.label} cannot have df={made.df:g}: its penalty leaves {free} directions free. "
+            f"formula: {made.label} cannot have df={df:g}: its penalty leaves {made.free} directions free. "
             "Give more df or fewer differences"
         )
+    if not 0.0 < made.pve <= 1.0:
+        raise FormulaError(f"formula: pve in {made.label} is a share of the variance, above 0 and at most 1")
     if made.smooth and made.differences >= made.knots + made.degree + 1:
         raise FormulaError(f"formula: {made.label} has too few knots for its differences")
     return made
@@ -173,18 +224,31 @@ def _summands(right: str) -> list[str]:
     return parts
 
 
+def _constant(text: str, curves: Sequence[str], response: str) -> Learner:
+    """Read a learner, or ``const()`` around one, of a response that is the curve `response`, or none."""
+    if text.split("(", 1)[0].strip() != CONST or not text.endswith(")"):
+        return _learner(text, curves)
+    if not response:
+        raise FormulaError(
+            f"formula: {text[:80]!r} is constant along a curve, and the response is none; drop {CONST}()"
+        )
+    return replace(_learner(text.split("(", 1)[1][:-1].strip(), curves), constant=True)
+
+
 def _learner(text: str, curves: Sequence[str]) -> Learner:
     if text.strip("`") in curves:
         return make_learner("bsignal", text.strip("`"), DEFAULTS["bsignal"])
     head = text.split("(", 1)[0].strip()
     bare: tuple[Any, str, dict[str, Any]] = ("bols", text, {})
-    name, of, options = _call(text) if head in OPTIONS else bare
-    if name == "bsignal":
+    name, of, options = _call(text) if head in OPTIONS or LEARNER.fullmatch(head) else bare
+    if name in OF_CURVES:
         if of.strip("`") not in curves:
-            raise FormulaError(f"formula: bsignal() takes a curve, and '{of}' is none at all sites")
+            raise FormulaError(f"formula: {name}() takes a curve, and '{of}' is none at all sites")
         of = of.strip("`")
     else:
         of = _one_term(of, text, curves)
+    if "by" in options:
+        options["by"] = _one_term(options["by"], text, curves)
     return make_learner(name, of, {**DEFAULTS[name], **options})
 
 
@@ -201,12 +265,16 @@ def _one_term(of: str, text: str, curves: Sequence[str]) -> str:
 def _call(text: str) -> tuple[Any, str, dict[str, Any]]:
     """Name of a learner, what it is of, and its options."""
     try:
-        tree = ast.parse(text.replace("`", "__quote__"), mode="eval").body
+        # Quotes and interactions are no Python; what stands for them is put back by _written.
+        tree = ast.parse(text.replace("`", "__quote__").replace(":", " @ "), mode="eval").body
     except (SyntaxError, ValueError, RecursionError):
         raise FormulaError(f"formula: {text[:80]!r} is no learner") from None
     match tree:
         case ast.Call(func=ast.Name(id=name), args=[of], keywords=keywords) if name in OPTIONS:
-            options = {str(one.arg): _value(one.value, text) for one in keywords}
+            options: dict[str, Any] = {
+                str(one.arg): _written(one.value) if one.arg == "by" else _value(one.value, text)
+                for one in keywords
+            }
         case _:
             raise FormulaError(
                 f"formula: {text[:80]!r} is no learner; known are {', '.join(f'{n}()' for n in OPTIONS)}, "
@@ -222,7 +290,11 @@ def _call(text: str) -> tuple[Any, str, dict[str, Any]]:
             raise FormulaError(
                 f"formula: {option} in {text[:80]!r} is a whole number below {MOST_COEFFICIENTS}"
             )
-    return name, ast.unparse(of).replace("__quote__", "`"), {NAMES.get(k, k): v for k, v in options.items()}
+    return name, _written(of), {NAMES.get(k, k): v for k, v in options.items()}
+
+
+def _written(node: ast.expr) -> str:
+    return ast.unparse(node).replace("__quote__", "`").replace(" @ ", ":")
 
 
 def _value(node: ast.expr, text: str) -> Any:
@@ -234,6 +306,22 @@ def _value(node: ast.expr, text: str) -> Any:
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
             return -value
     raise FormulaError(f"formula: options in {text[:80]!r} are numbers")
+
+
+def check_coded(
+    learners: Sequence[Learner], columns: Mapping[str, int], has_levels: Callable[[str], bool]
+) -> None:
+    """Require terms that fit their learners; `columns` is the number of coded columns of each."""
+    for one in learners:
+        if one.kind == "bbs" and has_levels(one.of):
+            raise FormulaError(f"formula: {one.label} takes a column of numbers; of levels there is bols()")
+        if one.kind == "brandom" and not (has_levels(one.of) and ":" not in one.of):
+            raise FormulaError(f"formula: {one.label} takes a column of levels; write C() around numbers")
+        if one.by and columns[one.by] != 1:
+            raise FormulaError(
+                f"formula: {one.label} is multiplied by one column of numbers, or of two levels, and "
+                f"{one.by} has {columns[one.by] + 1} levels; give each but one a column and a learner"
+            )
 
 
 def with_bounds(learner: Learner, ends: Callable[[str], tuple[float, float] | None]) -> Learner:

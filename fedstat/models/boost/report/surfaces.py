@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 import pandas as pd
 
+from fedstat.federation.design.formula.terms import parse_terms, term_columns
 from fedstat.federation.forecast.invented_rows import coded_names
 from fedstat.kernels.boosting.bases import spline_basis
 from fedstat.models.boost.learning.boosting import Boosting
@@ -48,15 +49,27 @@ def learner_points(held: Held, p: int) -> tuple[str, list[Any], Floats]:
     learner = held.boosting.design.learners[p]
     if learner.kind == INTERCEPT:
         return "column", [INTERCEPT], np.ones((1, 1))
-    if learner.smooth:
-        of_curve = learner.kind == "bsignal"
-        x = held.grids[learner.of] if of_curve else np.linspace(learner.low, learner.high, POINTS)
+    if learner.of_curve or learner.smooth:
+        x = held.grids[learner.of] if learner.of_curve else np.linspace(learner.low, learner.high, POINTS)
         basis = spline_basis(x, learner.low, learner.high, learner.knots, learner.degree)
-        return ("s" if of_curve else "x"), x.tolist(), basis
+        if learner.kind == "bfpc":  # its first column is the constant by which curves are centred
+            basis = np.column_stack([np.zeros(len(x)), basis])
+        return ("s" if learner.of_curve else "x"), x.tolist(), basis
     coded = coded_names(held.basis.agreement)
     names = [n for n, term in zip(coded.names, coded.term_names, strict=True) if term == learner.of]
+    if learner.kind == "brandom":
+        return "column", [_reference(held, learner.of, names), *names], np.eye(len(names) + 1)
+    if learner.by:
+        return "column", [learner.by, *names], np.eye(len(names) + 1)
     # The first column is the constant by which effects are centred; the others are effects beside it.
     return "column", list(names), np.eye(len(names) + 1)[1:]
+
+
+def _reference(held: Held, term: str, names: list[str]) -> str:
+    """Name of the column of the level that is not among `names`, as these are written."""
+    (column,) = term_columns(parse_terms(term).terms[0])
+    levels = [f"{term}[T.{level}]" for level in held.basis.agreement.spec.levels[column]]
+    return next((name for name in levels if name not in names), term)
 
 
 def learner_frame(held: Held, p: int, coef: Floats, **more: Floats) -> pd.DataFrame:
