@@ -26,7 +26,6 @@ from fedstat.models.boost.learning.boosting import (
     BoostPath,
     PenaltyKind,
     Ready,
-    centring,
     make_ready,
     wanted_df,
 )
@@ -81,29 +80,31 @@ class LearnersAtSites:
     def of(cls, boosting: SiteBoosting, sums: CurveSums, parts: Sequence[CurveSums]) -> LearnersAtSites:
         """Choose every site's smoothing parameters by degrees of freedom."""
         design, gram = boosting.design, boosting.gram
-        C = [
-            centring(sums, design.columns(p)) if one.centred else np.eye(len(design.margin(p)))
-            for p, one in enumerate(design.learners)
-        ]
+        C, margins = zip(*(design.fitted(p, sums) for p in range(len(design.learners))), strict=True)
         k = [c.shape[1] for c in C]
         ends = np.cumsum([0, *k]).tolist()
         fits = []
         for p, (own, whole) in enumerate(wanted_df(design, k, len(gram))):
             rows = design.columns(p)
             grams = [C[p].T @ one.S[rows, rows] @ C[p] for one in parts]
-            margin = C[p].T @ design.margin(p) @ C[p]
+            margin = margins[p]
             first = [
                 _local(A, margin, own, f"{site}: {one.n:,.0f} rows for {design.learners[p].label}")
                 for A, one, site in zip(grams, parts, boosting.names, strict=True)
             ]
-            second = demmler_reinsch(gram, design.along(len(gram)), min(whole / own, float(len(gram))))
+            pooled = demmler_reinsch(np.sum(grams, axis=0), margin, own)
+            if design.learners[p].constant:
+                R = np.full(gram.shape, 1.0 / gram.sum())
+            else:
+                second = demmler_reinsch(gram, design.along(len(gram)), whole, pooled.h)
+                R = (second.V * second.h) @ second.V.T
             fits.append(
                 LearnerAtSites(
                     slice(ends[p], ends[p + 1]),
                     np.array([M for M, _, _ in first]),
                     np.array([A + lam * margin for A, (_, lam, _) in zip(grams, first, strict=True)]),
-                    (second.V * second.h) @ second.V.T,
-                    np.array([df for _, _, df in first]) * float(second.h.sum()),
+                    R,
+                    np.array([df for _, _, df in first]) * float((R * gram).sum()),
                 )
             )
         return cls(block_diag(*C), gram, tuple(fits))
