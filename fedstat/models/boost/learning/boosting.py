@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
 from itertools import pairwise
 from typing import Annotated, Any, Literal, TypeAlias
 
