@@ -2,8 +2,8 @@
 
 The probability of an integer x is proportional to exp(-x^2 / (2 s^2)). No number is rounded anywhere:
 floating-point noise has gaps and repetitions by which values behind it can be told (Mironov 2012). After
-Canonne, Kamath and Steinke (2020), algorithms 1 to 3; a draw takes some fifty random bytes. How long it takes
-depends on what is drawn, so that a clock at the site itself would tell something of it.
+Canonne, Kamath and Steinke (2020), algorithms 1 to 3; a draw takes some twenty random words. How long it
+takes depends on what is drawn, so that a clock at the site itself would tell something of it.
 """
 
 from __future__ import annotations
@@ -15,13 +15,21 @@ from fractions import Fraction
 from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedstat.errors import ModelError
+from fedstat.kernels import discrete_gaussian as kernel
 from fedstat.typing import Ints
 
 RandomBytes: TypeAlias = Callable[[int], bytes]
 """Returns so many random bytes, as ``os.urandom`` does."""
-BUFFER = 4096
+WORD = 8
+BUFFER = 512
+"""Words of 64 bits that are taken from the source at once, or more."""
+A_DRAW, MOST_HELD = 32, 2**16
+"""Words for a draw, more than most take, and how many are held."""
+VERSION = "2"
+"""Of how draws follow from bytes. Noise that is to be repeated is other noise under another version."""
 LARGEST = 2**100
 """Variance, far above any use, at which a sum of draws would leave 64 bits."""
 
@@ -45,7 +53,9 @@ def discrete_gaussian(variance: Fraction, size: int, source: RandomBytes = os.ur
     if not 0 < variance <= LARGEST:
         raise ModelError(f"the variance of noise is above 0 and at most 2^100, received {variance}")
     coins = _Coins(source)
-    return np.array([_draw(variance, coins) for _ in range(size)], dtype=np.int64)
+    if variance.denominator > 1 or variance > kernel.LARGEST:
+        return np.array([_draw(variance, coins) for _ in range(size)], dtype=np.int64)
+    return _draw_small(variance, size, coins)
 
 
 class _Coins:
@@ -57,10 +67,10 @@ class _Coins:
     def below(self, n: int) -> int:
         """Draw one of 0 to n - 1, each as probable as another."""
         bits = (n - 1).bit_length()
-        length = (bits + 7) // 8
+        words = (bits + 63) // 64
         while True:
             # What is not below n is drawn again: a remainder would make small numbers more probable.
-            found = int.from_bytes(self._take(length), "little") >> (8 * length - bits)
+            found = int.from_bytes(self._take(words), "little") >> (64 * words - bits)
             if found < n:
                 return found
 
@@ -79,11 +89,37 @@ class _Coins:
             k += 1
         return k % 2 == 1
 
-    def _take(self, length: int) -> bytes:
-        if self._place + length > len(self._held):
-            self._held, self._place = self._source(max(BUFFER, length)), 0
-        self._place += length
-        return self._held[self._place - length : self._place]
+    def _take(self, words: int) -> bytes:
+        self._hold(words)
+        self._place += WORD * words
+        return self._held[self._place - WORD * words : self._place]
+
+    def peek(self, words: int) -> NDArray[np.uint64]:
+        """Return the words that come next."""
+        self._hold(words)
+        return np.frombuffer(self._held, "<u8", words, self._place).astype(np.uint64, copy=False)
+
+    def skip(self, words: int) -> None:
+        """Count words as used."""
+        self._place += WORD * words
+
+    def _hold(self, words: int) -> None:
+        lacking = WORD * words - (len(self._held) - self._place)
+        if lacking > 0:
+            self._held = self._held[self._place :] + self._source(max(WORD * BUFFER, lacking))
+            self._place = 0
+
+
+def _draw_small(variance: Fraction, size: int, coins: _Coins) -> Ints:
+    """Draw numbers by the compiled twin of :func:`_draw`, which leaves some to it: (size,)."""
+    a, parts, left = variance.numerator, [], size
+    while left:
+        words = coins.peek(min(A_DRAW * left, MOST_HELD))
+        found, used = kernel.draw_words(a, math.isqrt(a) + 1, words, left)
+        coins.skip(used)
+        parts.append(found if len(found) else np.array([_draw(variance, coins)], dtype=np.int64))
+        left -= len(parts[-1])
+    return np.concatenate([np.zeros(0, dtype=np.int64), *parts])
 
 
 def _draw(variance: Fraction, coins: _Coins) -> int:

@@ -12,6 +12,7 @@ from scipy.stats import chisquare, kstest, norm
 
 import fedstat
 from fedstat.errors import ModelError
+from fedstat.kernels import discrete_gaussian as kernel
 from fedstat.privacy import discrete_gaussian as sampler
 from fedstat.privacy.discrete_gaussian import discrete_gaussian
 
@@ -89,3 +90,32 @@ def test_a_variance_without_meaning_is_refused(variance):
 def test_no_noise_comes_from_a_generator_that_can_be_foretold(file):
     text = (Path(fedstat.__file__).parent / file).read_text()
     assert "np.random" not in text and "import random\n" not in text
+
+
+def stream(seed, zeros=range(0)):
+    """Words of a generator, however they are asked for; some of them 0."""
+    words = np.random.default_rng(seed).integers(2**64, size=200_000, dtype=np.uint64)
+    words[list(zeros)] = 0
+    content, place = words.tobytes(), [0]
+
+    def take(length):
+        place[0] += length
+        return content[place[0] - length : place[0]]
+
+    return take
+
+
+@pytest.mark.parametrize("variance", [1, 2, 75_000, kernel.LARGEST])
+def test_compiled_draws_are_those_of_the_loops_in_whole_numbers(variance):
+    drawn = discrete_gaussian(Fraction(variance), 2_500, stream(7))
+    coins = sampler._Coins(stream(7))
+    assert drawn.tolist() == [sampler._draw(Fraction(variance), coins) for _ in range(2_500)]
+
+
+@pytest.mark.parametrize("zeros", [range(40, 70), range(40, 3_000), range(40, 70_000)])
+def test_a_draw_that_leaves_64_bits_or_the_words_at_hand_is_the_same(zeros):
+    """Coins of zeros fall on one side for ever: proposals go far, and series on."""
+    small = Fraction(kernel.LARGEST)
+    drawn = discrete_gaussian(small, 50, stream(8, zeros))
+    coins = sampler._Coins(stream(8, zeros))
+    assert drawn.tolist() == [sampler._draw(small, coins) for _ in range(50)]

@@ -63,7 +63,7 @@ from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.message import Ask, Step
 from fedstat.federation.tables.row_marks import content_mark
 from fedstat.federation.tables.table import FrameTable, LabelledTable, Table
-from fedstat.privacy.discrete_gaussian import LARGEST, discrete_gaussian
+from fedstat.privacy.discrete_gaussian import LARGEST, VERSION, discrete_gaussian
 from fedstat.privacy.zcdp import epsilon_of_zcdp, on_grid, rho_of_noise
 from fedstat.typing import Array
 
@@ -196,7 +196,8 @@ class NoisyAnswers:
         )
 
     def _question(self, ask: Ask, owed: NoiseOwed) -> str:
-        numbers = str(Fraction(owed.squared)), str(owed.variance)
+        # Another way to draw would give the same question other noise: it counts as another question.
+        numbers = str(Fraction(owed.squared)), str(owed.variance), VERSION
         asked = ask.family, ask.step, owed.array, owed.asked
         return self._keyed("question", *asked, *numbers, self._records()).hex()
 

@@ -1,0 +1,101 @@
+"""Draws of the discrete Gaussian distribution whose numbers fit into 64 bits, exactly.
+
+The loops of :mod:`fedstat.privacy.discrete_gaussian`, number for number on the same random words: whole
+numbers only, nothing rounded. What might leave 64 bits, or lacks words, is left to the caller.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from fedstat.kernels.glm.loops import fixed
+from fedstat.typing import Ints
+
+LARGEST = 2**22
+"""Variance up to which nearly all draws fit."""
+MOST = 2**62
+OUT = -1
+"""In the place of a number: words have come to an end, or a number would leave 64 bits."""
+FAR = 2**31
+
+
+def draw_words(variance: int, t: int, words: NDArray[np.uint64], size: int) -> tuple[Ints, int]:
+    """Draw up to `size` numbers from random words: the numbers, fewer where one cannot be done; words used.
+
+    `t` is the scale of the Laplace distribution that proposes, the root of the variance and one, rounded down.
+    """
+    out = np.empty(size, np.int64)
+    made, used = _draws(variance, t, fixed(words, np.uint64), out)
+    return out[:made], int(used)
+
+
+@njit(cache=True, nogil=True)
+def _below(n: int, bits: int, words: NDArray[np.uint64], at: Ints) -> int:
+    """Draw one of 0 to n - 1, a number of so many bits."""
+    if bits == 0:
+        return 0
+    while at[0] < words.shape[0]:
+        found = np.int64(words[at[0]] >> np.uint64(64 - bits))
+        at[0] += 1
+        if found < n:
+            return found
+    return OUT
+
+
+@njit(cache=True, nogil=True)
+def _at_most_one(x: int, y: int, words: NDArray[np.uint64], at: Ints) -> int:
+    """Return 1 with probability exp(-x/y), else 0."""
+    k, n, bits = 1, y, 0
+    while n < MOST:
+        while (1 << bits) < n:
+            bits += 1
+        found = _below(n, bits, words, at)
+        if found == OUT:
+            return OUT
+        if found >= x:
+            return k % 2
+        k, n = k + 1, n + y
+    return OUT
+
+
+@njit(cache=True, nogil=True)
+def _exponential(x: int, y: int, words: NDArray[np.uint64], at: Ints) -> int:
+    while x > y:
+        found = _at_most_one(1, 1, words, at)
+        if found != 1:
+            return found
+        x -= y
+    return _at_most_one(x, y, words, at)
+
+
+@njit(cache=True, nogil=True)
+def _draws(a: int, t: int, words: NDArray[np.uint64], out: Ints) -> tuple[int, int]:
+    at = np.zeros(1, np.int64)
+    bits = 0
+    while (1 << bits) < t:
+        bits += 1
+    for i in range(out.shape[0]):
+        start, kept = at[0], 0
+        while kept == 0:
+            u = _below(t, bits, words, at)
+            kept = OUT if u == OUT else _exponential(u, t, words, at)
+            if kept != 1:
+                continue
+            x, again = u, 1
+            while again == 1:
+                again = _at_most_one(1, 1, words, at)
+                x += t * again
+            negative = _below(2, 1, words, at)
+            apart = x * t - a
+            if again == OUT or negative == OUT or apart > FAR:
+                kept = OUT
+            elif x == 0 and negative == 1:
+                kept = 0
+            else:
+                kept = _exponential(apart * apart, 2 * a * t * t, words, at)
+                out[i] = -x if negative == 1 else x
+        if kept == OUT:
+            return i, start
+    return out.shape[0], at[0]
