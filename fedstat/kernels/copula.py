@@ -19,6 +19,8 @@ from fedstat.typing import Floats, Ints
 
 FLOOR = 1e-2
 """Smallest eigenvalue of a correlation matrix that is sampled from."""
+REACH, CELLS = 6, 64
+"""Latent normals within which a grid helps to find bins, and its cells per unit."""
 PROJECTIONS = 100
 SETTLED = 1e-6
 
@@ -91,23 +93,68 @@ def code_latents(Z: Floats, thresholds: Floats, bins: Ints) -> Ints:
 
     `thresholds` (p, k + 1) ascend from minus infinity in every row, of which column j uses ``bins[j] + 1``.
     """
+    grid = np.arange(-REACH * CELLS, REACH * CELLS) / CELLS
+    first = np.array(
+        [np.searchsorted(t[1:k], grid, side="right") for t, k in zip(thresholds, bins, strict=True)]
+    )
+    first[:, 0] = 0
     out = np.empty(Z.shape, np.int64)
-    _code(fixed(Z), fixed(thresholds), fixed(bins, np.int64), out)
+    _code(fixed(Z), fixed(thresholds), fixed(bins, np.int64), fixed(first, np.int64), out)
     return out
 
 
 @njit(cache=True, nogil=True)
-def _code(Z: Floats, thresholds: Floats, bins: Ints, out: Ints) -> None:
+def _code(Z: Floats, thresholds: Floats, bins: Ints, first: Ints, out: Ints) -> None:
+    """Find each bin from the first one, `first` (p, cells), that the cell of a fine grid touches."""
     for i in range(Z.shape[0]):
         for j in range(Z.shape[1]):
-            low, high, z = 0, bins[j] - 1, Z[i, j]
-            while low < high:
-                middle = (low + high) // 2
-                if z >= thresholds[j, middle + 1]:
-                    low = middle + 1
-                else:
-                    high = middle
-            out[i, j] = low
+            z = Z[i, j]
+            cell = int((min(max(z, -REACH), REACH) + REACH) * CELLS)
+            k = first[j, min(cell, first.shape[1] - 1)]
+            while k < bins[j] - 1 and z >= thresholds[j, k + 1]:
+                k += 1
+            # The sum above rounds.
+            while k > 0 and z < thresholds[j, k]:
+                k -= 1
+            out[i, j] = k
+
+
+def score_codes(codes: Ints, scores: Floats) -> Floats:
+    """Return the scores (p, k) of bins (n, p), 0 of none: (n, p)."""
+    out = np.empty(codes.shape)
+    _score(fixed(codes, np.int64), fixed(scores), out)
+    return out
+
+
+@njit(cache=True, nogil=True)
+def _score(codes: Ints, scores: Floats, out: Floats) -> None:
+    for i in range(codes.shape[0]):
+        for j in range(codes.shape[1]):
+            k = codes[i, j]
+            out[i, j] = scores[j, k] if k >= 0 else 0.0
+
+
+def interpolate_inverse(u: Floats, F: Floats, x: Floats) -> Floats:
+    """Return where a distribution function that is linear between (x, F), (k,), reaches u in [0, 1]: (n,).
+
+    F ascends from 0 or less to 1 or more.
+    """
+    first = np.searchsorted(F, np.arange(len(F)) / len(F), side="right") - 1
+    out = np.empty(len(u))
+    _interpolate(fixed(u), fixed(F), fixed(x), fixed(np.maximum(first, 0), np.int64), out)
+    return out
+
+
+@njit(cache=True, nogil=True)
+def _interpolate(u: Floats, F: Floats, x: Floats, first: Ints, out: Floats) -> None:
+    last = F.shape[0] - 2
+    for i in range(u.shape[0]):
+        # What rounds up to the next cell may be below its first interval by as little.
+        k = max(first[min(int(u[i] * F.shape[0]), last + 1)] - 1, 0)
+        while k < last and u[i] >= F[k + 1]:
+            k += 1
+        share = (u[i] - F[k]) / (F[k + 1] - F[k])
+        out[i] = x[k] + min(max(share, 0.0), 1.0) * (x[k + 1] - x[k])
 
 
 # ---- correlations --------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ FAR = 2**31
 def draw_words(variance: int, t: int, words: NDArray[np.uint64], size: int) -> tuple[Ints, int]:
     """Draw up to `size` numbers from random words: the numbers, fewer where one cannot be done; words used.
 
-    `t` is the scale of the Laplace distribution that proposes, the root of the variance and one, rounded down.
+    `t` is the scale of the Laplace distribution that proposes: the root of the variance, rounded down, and 1.
     """
     out = np.empty(size, np.int64)
     made, used = _draws(variance, t, fixed(words, np.uint64), out)

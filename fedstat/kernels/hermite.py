@@ -25,7 +25,7 @@ ORDER = 200
 """Terms of a series: up to a correlation of .95 the rest is below 1e-7."""
 LARGEST = 0.995
 """Largest correlation that is looked for."""
-HALVINGS = 46
+MOST_STEPS, SETTLED = 60, 1e-13
 FLAT = 1e-9
 """Range of a product of scores below which a correlation is not told by it."""
 
@@ -35,15 +35,12 @@ def expand_steps(thresholds: Floats, scores: Floats, order: int = ORDER) -> Floa
 
     The outer thresholds may be infinite; c_0, the mean, is not returned.
     """
-    t = np.where(np.isfinite(thresholds), thresholds, 0.0)
-    density = np.exp(-0.5 * t * t) / math.sqrt(2.0 * math.pi) * np.isfinite(thresholds)
-    out = np.empty(order)
-    # h_m(t) phi(t) is an integral of h_{m+1} phi; in normalised polynomials by a stable recurrence.
-    now, before = np.ones_like(t), np.zeros_like(t)
-    for m in range(1, order + 1):
-        at = now * density
-        out[m - 1] = scores @ (at[:-1] - at[1:]) / math.sqrt(m)
-        now, before = (t * now - math.sqrt(m - 1) * before) / math.sqrt(m), now
+    finite = np.isfinite(thresholds)
+    rises = np.diff(scores, prepend=0.0, append=0.0)
+    told = finite & (rises != 0.0)
+    t = thresholds[told]
+    out = np.zeros(order)
+    _expand(fixed(t), fixed(rises[told] * np.exp(-0.5 * t * t) / math.sqrt(2.0 * math.pi)), out)
     return out
 
 
@@ -66,30 +63,56 @@ def latent_correlations(target: Floats, a: Floats, b: Floats) -> Floats:
 
 
 @njit(cache=True, nogil=True)
-def _series(a: Floats, b: Floats, r: float) -> float:
-    total = 0.0
-    for m in range(a.shape[0] - 1, -1, -1):
-        total = (total + a[m] * b[m]) * r
-    return total
+def _expand(t: Floats, rises: Floats, out: Floats) -> None:
+    """Add the coefficients of steps at t, (k,), that rise by `rises` times the density there."""
+    # h_m(t) phi(t) is an integral of h_{m+1} phi; in normalised polynomials by a stable recurrence.
+    roots = np.sqrt(np.arange(out.shape[0] + 1))
+    for i in range(t.shape[0]):
+        now, before = 1.0, 0.0
+        for m in range(1, out.shape[0] + 1):
+            out[m - 1] += rises[i] * now / roots[m]
+            now, before = (t[i] * now - roots[m - 1] * before) / roots[m], now
+
+
+@njit(cache=True, nogil=True)
+def _series(c: Floats, r: float) -> tuple[float, float]:
+    """Return sum_m c_m r^m and its derivative."""
+    total = slope = 0.0
+    for m in range(c.shape[0] - 1, -1, -1):
+        total = total * r + c[m]
+        slope = slope * r + (m + 1) * c[m]
+    return total * r, slope
 
 
 @njit(cache=True, nogil=True)
 def _products(a: Floats, b: Floats, r: Floats, out: Floats) -> None:
     for q in range(r.shape[0]):
-        out[q] = _series(a[q], b[q], r[q])
+        out[q] = _series(a[q] * b[q], r[q])[0]
 
 
 @njit(cache=True, nogil=True)
 def _invert(target: Floats, a: Floats, b: Floats, out: Floats) -> None:
+    """Newton's steps, halved where they leave the interval in which the correlation is."""
     for q in range(target.shape[0]):
+        c = a[q] * b[q]
         low, high = -LARGEST, LARGEST
-        if _series(a[q], b[q], high) - _series(a[q], b[q], low) < FLAT:
+        least, most = _series(c, low)[0], _series(c, high)[0]
+        if most - least < FLAT:
             out[q] = 0.0
-            continue
-        for _ in range(HALVINGS):
-            middle = 0.5 * (low + high)
-            if _series(a[q], b[q], middle) < target[q]:
-                low = middle
-            else:
-                high = middle
-        out[q] = 0.5 * (low + high)
+        elif not least < target[q] < most:
+            out[q] = low if target[q] <= least else high
+        else:
+            r = 0.0
+            for _ in range(MOST_STEPS):
+                value, slope = _series(c, r)
+                if value < target[q]:
+                    low = r
+                else:
+                    high = r
+                new = r + (target[q] - value) / slope if slope > 0.0 else low
+                if not low < new < high:
+                    new = 0.5 * (low + high)
+                moved, r = abs(new - r), new
+                if moved < SETTLED:
+                    break
+            out[q] = r

@@ -10,8 +10,10 @@ from fedstat.kernels.copula import (
     cumulate,
     fall_off,
     fit_tree,
+    interpolate_inverse,
     nearest_correlation,
     project_simplex,
+    score_codes,
 )
 
 
@@ -84,3 +86,25 @@ def test_nearest_correlation_is_known_and_leaves_a_correlation_alone():
     fine = np.array([[1.0, 0.5], [0.5, 1.0]])
     assert (nearest_correlation(fine) == fine).all()
     assert np.linalg.eigvalsh(nearest_correlation(-0.9 + 1.9 * np.eye(5))).min() > 0.005
+
+
+def test_codes_are_those_of_a_search_beside_every_threshold():
+    rng = np.random.default_rng(3)
+    inner = np.sort(np.concatenate([rng.normal(size=900), np.arange(-6, 7) / 64, [-9.0, 0.0, 7.5, 9.0]]))
+    thresholds = np.concatenate([[-np.inf], inner, [np.inf]])[None]
+    z = np.concatenate([rng.normal(size=5_000), inner, np.nextafter(inner, 99), np.nextafter(inner, -99)])
+    codes = code_latents(z[:, None], thresholds, np.array([len(inner) + 1]))[:, 0]
+    assert (codes == np.searchsorted(inner, z, side="right")).all()
+
+
+def test_scores_of_bins_and_of_none():
+    scores = np.array([[0.5, 1.5, 0.0], [2.0, 3.0, 4.0]])
+    assert score_codes(np.array([[1, 2], [-1, 0]]), scores).tolist() == [[1.5, 4.0], [0.0, 2.0]]
+
+
+def test_inverse_of_a_distribution_function():
+    rng = np.random.default_rng(4)
+    p = rng.random(300) * (rng.random(300) < 0.6)
+    F = np.concatenate([[0.0], np.cumsum(p) / p.sum()]) + 1e-12 * np.arange(301)
+    x, u = np.sort(rng.normal(size=301)), np.concatenate([rng.random(4_000), [0.0, 1.0], F.clip(0, 1)])
+    assert interpolate_inverse(u, F, x) == pytest.approx(np.interp(u, F, x), abs=1e-9)

@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
+import pandas as pd
 
 from fedstat import records
 from fedstat.errors import MessageError, SecurityError
@@ -110,7 +111,7 @@ class OpenProduct:
         end = self.checked.bytes_opened
         last = end + 8 * shape[0] * shape[1]
         other = np.frombuffer(content[end:last], dtype=np.int64).reshape(shape).copy()
-        groups = len(np.unique(self.group[self.own.both]))
+        groups = len(pd.unique(self.group[self.own.both]))
         marks = np.frombuffer(content[last:] or self._unmarked(groups * shape[1]), dtype=np.uint8)
         return Shown(content[:end], other, marks.reshape(groups, shape[1], COLUMN_MARK))
 
@@ -243,7 +244,7 @@ def open_product(
         units=units,
         channel=channel,
         mask=mask,
-        entities=len(np.unique(of_table[mine])) + int(np.count_nonzero(~mine)),
+        entities=len(pd.unique(of_table[mine])) + int(np.count_nonzero(~mine)),
     )
     state.keep(f"product {part.number}", held)
     content = held.own.content + checked.opened() + opened.tobytes()

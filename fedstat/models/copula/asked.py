@@ -13,6 +13,7 @@ from typing import Annotated
 import numpy as np
 
 from fedstat.errors import MessageError
+from fedstat.kernels.copula import score_codes
 from fedstat.models.copula.margins import Bins, Margin, tables_of
 from fedstat.privacy.sensitivity import cut_rows, gram_sensitivity
 from fedstat.records import Least
@@ -137,9 +138,8 @@ class GramAsked:
 
     def score(self, margins: Sequence[Margin], codes: Ints) -> Ints:
         """Score rows by their bins (n, p), -1 for none, and cut them, in units of 2^-PLACES: (n, q)."""
-        scores = tables_of(margins)[1]
-        found = np.take_along_axis(scores.T, np.maximum(codes, 0), axis=0)
-        return cut_rows(np.where(codes >= 0, found, 0.0), squared_radius(len(margins)), PLACES)
+        scores = score_codes(codes, tables_of(margins)[1])
+        return cut_rows(scores, squared_radius(len(margins)), PLACES)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedstat.kernels.copula import code_latents, nearest_correlation
+from fedstat.kernels.copula import code_latents, nearest_correlation, score_codes
 from fedstat.kernels.hermite import latent_correlations
 from fedstat.models.copula.margins import Margin, tables_of
 from fedstat.typing import Floats
@@ -82,7 +82,7 @@ def invert_products(
     correlation = nearest_correlation(pairs)
     for _ in range(ROUNDS):
         codes = code_latents(draws @ np.linalg.cholesky(correlation).T, thresholds, bins)
-        full = np.take_along_axis(scores.T, codes, axis=0)
+        full = score_codes(codes, scores)
         cut = np.hstack(
             [_cut(full[:, block], radius) for block, radius in zip(blocks, squared_radii, strict=True)]
         )

@@ -14,7 +14,14 @@ from scipy.special import ndtr, ndtri
 from fedstat.errors import MessageError
 from fedstat.federation.tables.columns import LevelValue
 from fedstat.federation.tables.published import PublishedColumn, Scale
-from fedstat.kernels.copula import count_tree, cumulate, fall_off, fit_tree, project_simplex
+from fedstat.kernels.copula import (
+    count_tree,
+    cumulate,
+    fall_off,
+    fit_tree,
+    interpolate_inverse,
+    project_simplex,
+)
 from fedstat.kernels.hermite import expand_steps
 from fedstat.models.copula.bounds import MOST_LEVELS
 from fedstat.typing import Array, Floats, Ints
@@ -98,7 +105,8 @@ class Bins:
 
     def _level_codes(self, values: pd.Series) -> Ints:
         place: dict[object, int] = {level: i for i, level in enumerate(self.levels)}
-        held = values.to_numpy(dtype=object)
+        plain_numbers = isinstance(values.dtype, np.dtype) and values.dtype.kind in "iufb"
+        held = values.to_numpy() if plain_numbers else values.to_numpy(dtype=object)
         try:
             codes, found = pd.factorize(held)
         except TypeError:  # what cannot be a level is among them
@@ -109,7 +117,7 @@ class Bins:
 
     def tally(self, codes: Ints) -> Ints:
         """Count what is to be released of codes, (released,); missing ones are in no bin."""
-        counts = np.bincount(codes[codes >= 0], minlength=self.count).astype(np.int64)
+        counts = np.bincount(codes + 1, minlength=self.count + 1)[1:].astype(np.int64)
         return counts if self.levels else count_tree(counts)
 
     def values(self, codes: Ints) -> Array:
@@ -183,7 +191,7 @@ class Margin:
         from_zero = np.asarray(ndtr(z))
         # Bins without rows have edges of one probability: the smallest ascent tells them apart.
         rising = self.cumulated + 1e-12 * np.arange(len(self.cumulated))
-        return np.asarray(np.interp(from_zero, rising, self.bins.edges), dtype=np.float64)
+        return interpolate_inverse(from_zero, rising, self.bins.edges)
 
 
 def tables_of(margins: Sequence[Margin]) -> tuple[Floats, Floats, Ints]:

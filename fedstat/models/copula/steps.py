@@ -146,7 +146,7 @@ def release_gram(
     margins = read_margins(data.name, coded.bins, probabilities)
     scores, here = asked.score(margins, coded.codes), group >= 0
     q = scores.shape[1]
-    squared = asked.squared(q, np.unique(group[here]).tolist())
+    squared = asked.squared(q, np.flatnonzero(np.bincount(group[here])).tolist())
     canonical = f"{to_json(asked)} {digest_of(probabilities, group)} {secrets.token_hex(16)}"
     state.tell(Entities(fewest(group)), NoiseOwed("grams", canonical, squared, Fraction(asked.variance)))
     grams = grouped_gram(scores[here], scores[here], group[here], asked.groups)
@@ -173,7 +173,8 @@ def read_margins(site: str, bins: Sequence[Bins], probabilities: Floats) -> list
 
 def fewest(group: Ints) -> int:
     """Count the rows of the smallest group that has any."""
-    return int(np.unique(group[group >= 0], return_counts=True)[1].min(initial=len(group)))
+    counts = np.bincount(group[group >= 0])
+    return int(counts[counts > 0].min(initial=len(group)))
 
 
 def digest_of(*arrays: Array) -> str:
