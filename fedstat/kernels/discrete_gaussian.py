@@ -37,7 +37,7 @@ def _below(n: int, bits: int, words: NDArray[np.uint64], at: Ints) -> int:
     if bits == 0:
         return 0
     while at[0] < words.shape[0]:
-        found = np.int64(words[at[0]] >> np.uint64(64 - bits))
+        found = int(words[at[0]] >> np.uint64(64 - bits))
         at[0] += 1
         if found < n:
             return found
