@@ -23,7 +23,7 @@ from fedstat.federation.partition.row_tables import row_problems, stack_tables
 from fedstat.federation.partition.views import PartitionViews
 from fedstat.federation.tables import checks as check
 from fedstat.federation.tables.curves.array import Curve
-from fedstat.federation.tables.curves.declared import curve_problems, with_curves
+from fedstat.federation.tables.curves.declared import apart_with_curves, curve_problems, with_curves
 from fedstat.federation.tables.keys import link_tables, split_columns, split_rows
 from fedstat.federation.tables.kinds import HeldTable
 from fedstat.federation.tables.published import IntoPublished
@@ -143,9 +143,9 @@ class ClientPartition(PartitionViews):
             By client, what its owner publishes of its columns: a ``columns.toml``, or what such a file says.
             By default proposed from the client's table where its policy judges questions from it.
         curves : mapping of str to Curve, optional
-            Horizontal: by name, the columns of each table that hold a curve, such as
-            ``{"ecg": fs.Curve("ecg_*", domain=(0, 24))}``. A curve takes the place of its columns; models of
-            curves ask for it by its name.
+            By name, the columns of each table that hold a curve, such as
+            ``{"ecg": fs.Curve("ecg_*", domain=(0, 24))}``; vertical: of the one table that has them. A curve
+            takes the place of its columns; models of curves ask for it by its name.
 
         Raises
         ------
@@ -157,9 +157,8 @@ class ClientPartition(PartitionViews):
         check.refuse(check.align_problems(align, layout))
         key = check.key_names(on)
         if layout == "vertical":
-            check.refuse(check.horizontal_alone_problems(curves))
             site_column = ""
-            tables = named_tables(frames, key)
+            tables = apart_with_curves(named_tables(frames, key), curves or {})
             check.refuse(check.linked_problems(tables, key, new_data=new_data))
             numbered = options.align_privately(tables, key) if align == "private" else None
             alignment = link_tables(tables, key, numbered)
@@ -218,8 +217,8 @@ class ClientPartition(PartitionViews):
         key = check.key_names(on)
         table = named_table(frame, key)
         if by is None:
-            check.refuse(check.horizontal_alone_problems(curves))
             layout: Layout = "vertical"
+            table = with_curves("the table", table, curves or {})
             check.refuse(check.column_split_problems(table, columns or {}, key, new_data=new_data))
             alignment = split_columns(table, columns or {}, key)
         else:

@@ -260,6 +260,9 @@ class PartitionViews:
             curves = common_columns(map(tuple, self.curves.values()))
             if curves:
                 lines.append(f"  curves at every client: {', '.join(curves)}")
+        else:
+            held = [f"{', '.join(own)} at {client}" for client, own in self.curves.items() if own]
+            lines += [f"  curves: {'; '.join(held)}"] if held else []
         return "\n".join([*lines, *self._setting()])
 
     def _repr_html_(self) -> str:

@@ -99,12 +99,6 @@ def row_split_problems(table: pd.DataFrame, by: str, key: Sequence[str], *, new_
     yield from content_problems({"": table}, {"": names}, new_data=new_data)
 
 
-def horizontal_alone_problems(curves: object) -> Iterator[str]:
-    """Curves in a layout that has none."""
-    if curves:
-        yield "curves: models of curves need the horizontal layout, in which clients hold different rows"
-
-
 def one_key_problems(table: pd.DataFrame, key: Sequence[str]) -> Iterator[str]:
     """Problems of the key of one table that is to be split."""
     absent = list(_absent_key_problems("the table", table, key))

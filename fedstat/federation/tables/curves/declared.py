@@ -40,6 +40,29 @@ def with_curves(where: str, frame: pd.DataFrame, curves: Mapping[str, Curve]) ->
     )
 
 
+def apart_with_curves(
+    tables: Mapping[str, pd.DataFrame], curves: Mapping[str, Curve]
+) -> dict[str, pd.DataFrame]:
+    """Put declared curves in the place of their columns where each is at one institution."""
+    own: dict[str, dict[str, Curve]] = {site: {} for site in tables}
+    for name, curve in curves.items():
+        holders = [
+            site
+            for site, table in tables.items()
+            if any(_stands_for(curve.columns, column) for column in table.columns)
+        ]
+        if len(holders) != 1:
+            raise PartitionError(
+                f"curve '{name}': columns that fit '{curve.columns}' are at "
+                f"{' and '.join(map(repr, holders)) or 'no client'}, and a curve is at one"
+            )
+        own[holders[0]][name] = curve
+    return {
+        site: with_curves(f"client {site!r}", table, own[site]) if own[site] else table
+        for site, table in tables.items()
+    }
+
+
 def _stands_for(pattern: str, column: object) -> bool:
     return isinstance(column, str) and (fnmatchcase(column, pattern) if "*" in pattern else column == pattern)
 
