@@ -17,17 +17,17 @@ def block_detail(data: SiteData, spec: BlockSpec) -> ColumnsDetail | None:
     if data.policy.discrete == "any":
         return None
     factors = {term_text(term): terms_asked([term]).factors for term in read_terms(spec.terms, spec.columns)}
-    return _detail(data, [factors[term] for term in spec.term_names])
+    return columns_detail(data, [factors[term] for term in spec.term_names])
 
 
 def response_detail(data: SiteData, response: str) -> ColumnsDetail | None:
     """Detail of a response; None where the owner does not ask for it."""
     if data.policy.discrete == "any":
         return None
-    return _detail(data, [response_asked(response).factors])
+    return columns_detail(data, [response_asked(response).factors])
 
 
-def _detail(data: SiteData, columns: Sequence[Sequence[FactorAsked]]) -> ColumnsDetail:
+def columns_detail(data: SiteData, columns: Sequence[Sequence[FactorAsked]]) -> ColumnsDetail:
     """Put together what the factors of every design column read."""
     levels: dict[str, int] = {}
     read = []

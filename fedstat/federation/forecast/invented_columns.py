@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -23,10 +24,12 @@ def invent_columns(
     policies: Mapping[str, Policy],
     distribution: DistributionSpec,
     session: str,
+    kept: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, DrySite]:
     """Let every site have opened a block of the agreed columns and entities, and one of them the response.
 
-    `rows` are the positions of each site's records among all entities, `session` is that of the model.
+    `rows` are the positions of each site's records among all entities, `session` is that of the model; what a
+    family has `kept` besides is by site and name.
     """
     rng = generator()
     states = {name: State(name) for name in policies}
@@ -45,6 +48,9 @@ def invent_columns(
     response = np.full(len(design.response_keep), np.nan)
     response[design.response_keep] = draw_response(distribution, predictor, rng)
     states[design.active].keep("response", response, design.n)
+    for holder, items in (kept or {}).items():
+        for item, value in items.items():
+            states[holder].keep(item, value)
     sites = {
         name: DrySite(name, policy, len(rows[name]), entities=rows[name]) for name, policy in policies.items()
     }

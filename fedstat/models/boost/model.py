@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, cast
 
 import numpy as np
 
@@ -37,10 +37,12 @@ from fedstat.models.boost.learning.learners import (
     with_bounds,
     with_domain,
 )
+from fedstat.models.boost.learning.size import refuse_few_rows
 from fedstat.models.boost.local import LocalBoosts
 from fedstat.models.boost.protocol import take_moments, take_own_moments
 from fedstat.models.boost.results import BoostResults
 from fedstat.models.boost.steps import FAMILY
+from fedstat.models.boost.vertical_model import VerticalFunctionBoost
 from fedstat.models.checks import check_choice, check_layout, check_masked, check_positive, check_whole
 from fedstat.models.explain import ForecastPlan
 from fedstat.models.horizontal.model import HorizontalModel
@@ -122,7 +124,9 @@ class FedFunctionBoost(HorizontalModel):
             bare name is ``bsignal`` of a curve and ``bols`` of another column; there is an intercept. Where
             the response is a curve all effects are smooth along it, but for those inside ``const(...)``.
         partition : ClientPartition
-            In the horizontal layout, with ``curves={...}``.
+            With ``curves={...}``. In the vertical layout the model is a
+            :class:`~fedstat.models.boost.vertical_model.VerticalFunctionBoost`, whose `fit` has a privacy
+            budget as well; `coordinator` is as for :class:`VerticalGLM`.
         time : str
             Basis along the response, ``"bbs(t, knots=10, df=4)"``.
         penalty : {"separable", "fdboost"}
@@ -155,6 +159,8 @@ class FedFunctionBoost(HorizontalModel):
         >>> model.fit(steps=50).surface("x").shape
         (200, 3)
         """
+        if getattr(partition, "layout", "") == "vertical":
+            return cast("Self", VerticalFunctionBoost.of_formula(formula, partition, **settings))
         check_layout(cls.__name__, partition, "horizontal")
         curves = common_columns(map(tuple, partition.curves.values()))
         parsed = parse_boost_formula(formula, curves)
@@ -284,19 +290,9 @@ class FedFunctionBoost(HorizontalModel):
         short = [name for name, n in rows.items() if columns > allowed[name] * n]
         if not short:
             return
-        smooth = [one for one in self.learners if one.smooth]
         most = min(int(allowed[name] * rows[name]) for name in short)
-        fixed = columns - sum(one.knots for one in smooth)
-        knots = (most - fixed) // len(smooth) if smooth else -1
-        ways = [f"knots={knots} in every bsignal() and bbs()"] if knots >= 0 else []
-        ways += ["fewer folds"] if folds > 1 else []
         least = int(np.ceil(columns / allowed[short[0]]))
-        each = " a fold" if folds > 1 else ""
-        raise DesignError(
-            f"{short[0]}: {rows[short[0]]:,} rows{each} for {columns} columns, those of all learners and "
-            f"one; sums of their products are released over {least:,} or more. It would pass with "
-            f"{', or '.join([*ways, 'fewer learners'])}"
-        )
+        refuse_few_rows(short[0], rows[short[0]], least, self.learners, columns, most, folds)
 
     def _question(self, offset: str | None, labels: Sequence[str], complete: Sequence[str]) -> RowsQuestion:
         response = self.boost.response if self.boost.functional else ""

@@ -17,22 +17,18 @@ import numpy as np
 from fedstat import records
 from fedstat.errors import DesignError
 from fedstat.federation.crypto.masks import hides
-from fedstat.federation.design.formula.asked import terms_asked
-from fedstat.federation.design.formula.terms import parse_terms
 from fedstat.federation.design.row_steps import OPEN_ROWS, OpenRows, rows_of
 from fedstat.federation.design.site_rows import WholeRows
 from fedstat.federation.door.facts import (
     DesignDirections,
     DivisionOfRows,
-    FactorAsked,
-    FactorsAsked,
     RowCount,
     SummedColumns,
 )
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step
 from fedstat.federation.tables.curves.array import curves_of
-from fedstat.models.boost.learning.columns import CurvesAsked, learner_columns, time_basis
+from fedstat.models.boost.learning.columns import CurvesAsked, learner_columns, smooth_asked, time_basis
 from fedstat.typing import Array, Floats, Ints
 
 FAMILY = "boost"
@@ -44,7 +40,7 @@ BLOCK = 4096
 def sum_curves(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
     """Sum products of learners' columns and response over the open rows, by fold."""
     asked = records.from_json(CurvesAsked, text, f"{data.name}: the question about curves")
-    state.tell(smooth_asked(asked))
+    state.tell(smooth_asked(asked.learners))
     made = MadeColumns(data, rows_of(state), asked)
     n = state.entities
     if n <= BLOCK:
@@ -65,21 +61,6 @@ def deal(n: int, asked: CurvesAsked, site: str) -> Ints:
     own = int.from_bytes(hashlib.sha256(site.encode()).digest()[:8], "big")
     random = np.random.default_rng([asked.seed, own])
     return np.asarray(random.permutation(np.arange(n) % asked.folds), dtype=np.int64)
-
-
-def smooth_asked(asked: CurvesAsked) -> FactorsAsked:
-    """Tell of the splines that are made of columns, and of columns that are multiplied."""
-    factors = [
-        FactorAsked(one.label, (one.of,), ("bbs",), options={"ends": (one.low, one.high), "knots": one.knots})
-        for one in asked.learners
-        if one.kind == "bbs"
-    ]
-    products = {
-        one.label: terms_asked(parse_terms(" + ".join(one.terms)).terms).factors
-        for one in asked.learners
-        if one.by
-    }
-    return FactorsAsked(factors, products)
 
 
 def blocks(opened: OpenRows, curves: Sequence[str]) -> Iterator[tuple[WholeRows, Floats]]:

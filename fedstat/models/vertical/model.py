@@ -16,7 +16,7 @@ from fedstat.federation.forecast.analysis_plan import told_afterwards
 from fedstat.federation.forecast.dry_site import DrySite
 from fedstat.federation.forecast.invented_columns import invent_columns
 from fedstat.federation.partition.partition import ClientPartition
-from fedstat.federation.rounds.engine import Engine
+from fedstat.federation.rounds.engine import Engine, Rounds
 from fedstat.models.checks import check_layout
 from fedstat.models.explain import Explainable, ForecastPlan
 from fedstat.models.vertical.layout import Layout
@@ -59,18 +59,7 @@ class VerticalModel(Explainable):
         self._account = CoordinatorAccount()
         self.codings: dict[str, str] = {}  # as far as sites were asked for them after a fit
         self._agreement = self.new_ledger()
-        self.design: Design = self.engine.run(
-            agree_design(
-                formula,
-                partition.rows,
-                partition.n_entities,
-                self._session,
-                missing=missing,
-                partial=partition.partial,
-                min_count=partition.min_count,
-            ),
-            self._agreement,
-        )
+        self.design: Design = self.engine.run(self._agree(missing), self._agreement)
         if not self.conditions or partition.partial == "drop":
             self.warn_of_partial_blocks(self.__class__.__name__)
 
@@ -115,6 +104,18 @@ class VerticalModel(Explainable):
         check_layout(cls.__name__, partition, "vertical")
         parsed = parse_formula(formula, partition.columns)
         return cls(parsed, partition, missing=missing, coordinator=coordinator, **options)
+
+    def _agree(self, missing: Missing) -> Rounds[Design]:
+        """Agree with the institutions on columns and entities."""
+        return agree_design(
+            self.formula,
+            self.partition.rows,
+            self.partition.n_entities,
+            self._session,
+            missing=missing,
+            partial=self.partition.partial,
+            min_count=self.partition.min_count,
+        )
 
     @property
     def param_names(self) -> list[str]:

@@ -10,6 +10,9 @@ import numpy as np
 import pandas as pd
 
 from fedstat.errors import MessageError
+from fedstat.federation.design.formula.asked import terms_asked
+from fedstat.federation.design.formula.terms import parse_terms
+from fedstat.federation.door.facts import FactorAsked, FactorsAsked
 from fedstat.federation.tables.curves.array import CurveArray, curves_of
 from fedstat.kernels.boosting.bases import integration_weights, integration_weights_seen, spline_basis
 from fedstat.models.boost.learning.learners import INTERCEPT, Learner
@@ -95,3 +98,16 @@ def time_basis(time: Learner | None, t: Floats) -> Floats:
     if time is None:
         return np.ones((1, 1))
     return spline_basis(t, time.low, time.high, time.knots, time.degree)
+
+
+def smooth_asked(learners: Sequence[Learner]) -> FactorsAsked:
+    """Tell of the splines that are made of columns, and of columns that are multiplied."""
+    factors = [
+        FactorAsked(one.label, (one.of,), ("bbs",), options={"ends": (one.low, one.high), "knots": one.knots})
+        for one in learners
+        if one.kind == "bbs"
+    ]
+    products = {
+        one.label: terms_asked(parse_terms(" + ".join(one.terms)).terms).factors for one in learners if one.by
+    }
+    return FactorsAsked(factors, products)

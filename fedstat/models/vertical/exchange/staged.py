@@ -148,6 +148,7 @@ def standardise_block(
     rows: Ints | None = None,
     n: int = 0,
     seen: Bools | None = None,
+    may_be_flat: bool = False,
 ) -> StagedBlock:
     """Standardise the columns over the entities of a fit that the institution has, and keep them.
 
@@ -155,7 +156,7 @@ def standardise_block(
     n entities of the fit: those that the institution lacks then get its means, which are zero after
     standardising. `seen` (n_k, p) tells which columns count as seen in these rows, each over its own, by
     default all; the others are zero. An EstimationError where there are fewer than two entities, or a column
-    is constant among them.
+    is constant among them, unless it `may_be_flat`, and is zero then.
     """
     block = block_of(state)
     check_lengths(data.name, keep=(keep, len(block.X)))
@@ -175,7 +176,9 @@ def standardise_block(
         values = [column[own] for column, own in zip(X.T, seen.T, strict=True)]
         shift, scale = (np.array([take(own) for own in values]) for take in (np.mean, np.std))
     flat = scale <= CONSTANT * np.maximum(1.0, np.abs(shift))
-    if flat.any():
+    if may_be_flat:
+        scale[flat] = 1.0
+    elif flat.any():
         names = [name for name, bad in zip(block.spec.names, flat, strict=True) if bad]
         raise EstimationError(
             f"{data.name}: constant among the {counts[flat].min():,} entities of this fit: "

@@ -56,7 +56,8 @@ class ExchangeRules:
     `weights` of some of these give the weights of the rows, and with how many different ones products were
     released; in some the rows stand below one another several `times`, and some are `of_response`.
     `constant` is the part of the log-likelihood that no parameter changes. With `shapes` one more number of
-    every column leaves: how far it is from symmetric.
+    every column leaves: how far it is from symmetric. With `flat` a column may be constant, a spline without
+    a value for instance, and is zero then.
     """
 
     remembers: bool
@@ -67,6 +68,7 @@ class ExchangeRules:
     of_response: frozenset[str] = frozenset()
     constant: Callable[[DistributionSpec, Floats], float] = lambda distribution, y: 0.0
     shapes: bool = False
+    flat: bool = False
 
     def division(self, place: str, code: Ints, rows: Ints) -> DivisionOfRows:
         """Say how rows of the table are divided; within a session it counts if the family's doors say so."""
@@ -105,7 +107,7 @@ def stage_block(
         code[keep] = number_patterns(seen)[1]
         count = int(seen.sum(axis=0).min())
     state.tell(Entities(count), rules.division(SUMMED, code, np.flatnonzero(block.seen)))
-    staged = standardise_block(data, state, keep, rows, 0 if n is None else int(n), seen)
+    staged = standardise_block(data, state, keep, rows, 0 if n is None else int(n), seen, rules.flat)
     state.tell(SummedColumns(staged.X[staged.held]))
     shapes = [signed_squares(staged)] if rules.shapes else []
     return {"units": np.array([staged.shift, staged.scale, *shapes])}

@@ -1,0 +1,1 @@
+"""Boosting where institutions hold different columns: what each makes of its own, and the exchange."""

@@ -1,0 +1,256 @@
+"""Who has what, then one exchange: sums of products of all columns, between institutions in shares."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedstat import records
+from fedstat.errors import DesignError
+from fedstat.federation.design.by_columns import (
+    BlockDesign,
+    BlockQuestion,
+    Design,
+    Missing,
+    PartlyBlock,
+    ResponseQuestion,
+    design_ask,
+)
+from fedstat.federation.design.formula.expression import name_expression
+from fedstat.federation.design.formula.terms import parse_terms, term_columns
+from fedstat.federation.design.observed import Partial
+from fedstat.federation.design.spec import BlockSpec
+from fedstat.federation.message import Ask, Reply
+from fedstat.federation.rounds.engine import Rounds
+from fedstat.federation.rounds.products import Conversation, Side
+from fedstat.models.boost.learning.learners import INTERCEPT, Learner, check_coded
+from fedstat.models.boost.learning.moments import CurveMoments
+from fedstat.models.boost.vertical.question import CurvesOpened, LearnersApart
+from fedstat.models.boost.vertical.steps import FAMILY
+from fedstat.models.vertical.exchange.protocol import list_sides, mirrored, multiply_apart
+from fedstat.models.vertical.exchange.steps import BLOCK
+from fedstat.models.vertical.layout import Layout
+from fedstat.typing import Bools, Floats, Ints
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ColumnsAgreed:
+    """The design, whose columns are those of learners and response.
+
+    `widths` (P,) are the columns of each learner in the order of the formula.
+    """
+
+    design: Design
+    widths: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MomentsApart:
+    """Sums by fold, who dealt for whom, and how institutions coded their columns."""
+
+    moments: CurveMoments
+    dealers: Mapping[tuple[str, str], str]
+    specs: tuple[BlockSpec, ...]
+
+
+def agree_columns(
+    apart: LearnersApart,
+    learners: Sequence[Learner],
+    time: Learner | None,
+    rows: Mapping[str, Ints],
+    n_entities: int,
+    session: str,
+    *,
+    missing: Missing,
+    partial: Partial,
+    min_count: int,
+) -> Rounds[ColumnsAgreed]:
+    """Agree on entities and columns, and let every institution make its own.
+
+    `learners` and `time` have the ends of their bases; the rest is as in
+    :func:`fedstat.federation.design.by_columns.agree_design`. A DesignError tells of entities without a
+    response, where they are not to be left out, and of an institution that shares none with its holder.
+    """
+    holder, k2 = apart.holder, 1 if time is None else time.knots + time.degree + 1
+    (reply,) = yield [_ask_response(apart, session)]
+    has: Bools = next(iter(reply.arrays.values()))
+    entities = rows[holder][has]
+    _check_entities(apart, n_entities, len(entities), missing)
+    use = {client: np.isin(rows[client], entities) for client in apart.clients}
+    asks = [
+        one
+        for client in apart.clients
+        for one in _ask_blocks(apart, client, use[client], session, partial, min_count)
+    ]
+    replies = (yield asks) if asks else []
+    coded: dict[str, PartlyBlock] = {}
+    for reply in replies:
+        use[reply.site] &= reply.arrays["seen"]
+        if reply.text:
+            where = f"{reply.site}: what it tells of its columns"
+            coded[reply.site] = records.from_json(PartlyBlock, reply.text, where, defaults=True)
+    for client, own in use.items():
+        if not own.any():
+            raise DesignError(
+                f"clients '{holder}' (the response) and '{client}' have no entity in common that has all of "
+                "the formula; check that both write the key alike, or leave that client out"
+            )
+    levels = {name for one in coded.values() for name in one.levels}
+    counts = Counter(term for one in coded.values() for term in one.term_names)
+    check_coded(
+        learners,
+        counts,
+        lambda term: any(name in levels for name in term_columns(parse_terms(term).terms[0])),
+    )
+    widths = tuple(_width(one, coded.get(k)) for one, k in zip(learners, apart.owners, strict=True))
+    columns = sum(widths) + 1
+    yield [
+        Ask(
+            client,
+            FAMILY,
+            "make_columns",
+            {"use": use[client]},
+            session,
+            records.to_json(apart.made(client, learners, time, columns)),
+        )
+        for client in apart.clients
+    ]
+    blocks = []
+    for client in apart.clients:
+        names, terms = _names(apart, client, learners, widths, k2)
+        at = np.searchsorted(entities, rows[client][use[client]]).astype(np.int64)
+        n_partial = coded[client].n_partial if client in coded else 0
+        blocks.append(BlockDesign(client, names, terms, at, n_partial))
+    design = Design(apart.formula, holder, entities, has, tuple(blocks), n_entities - len(entities))
+    return ColumnsAgreed(design, widths)
+
+
+def _ask_response(apart: LearnersApart, session: str) -> Ask:
+    if apart.boost.functional:
+        text = records.to_json(CurvesOpened((), apart.boost.response))
+        return Ask(apart.holder, FAMILY, "open_curves", {}, session, text)
+    question = ResponseQuestion(apart.formula.response, apart.formula.response_columns)
+    return design_ask(apart.holder, "open_response", session, question)
+
+
+def _ask_blocks(
+    apart: LearnersApart, client: str, use: Bools, session: str, partial: Partial, min_count: int
+) -> list[Ask]:
+    """Ask an institution for its columns, and which rows have its curves."""
+    terms, curves, out = apart.terms(client), apart.curves(client), []
+    if terms.terms:
+        asked = BlockQuestion(
+            client=client,
+            terms=terms.terms,
+            columns=terms.columns,
+            partial="drop" if partial == "condition" else partial,
+            min_count=min_count,
+            intercept=True,
+        )
+        out.append(design_ask(client, "open_block", session, asked, use=use))
+    if curves:
+        out.append(Ask(client, FAMILY, "open_curves", {}, session, records.to_json(CurvesOpened(curves))))
+    return out
+
+
+def _check_entities(apart: LearnersApart, n_entities: int, n: int, missing: Missing) -> None:
+    without = n_entities - n
+    if without and missing == "raise":
+        raise DesignError(
+            f"the response '{apart.formula.response}' at client '{apart.holder}' is missing, or not measured "
+            f'at all points, for {without:,} of {n_entities:,} entities; pass missing="drop" to leave them '
+            "out (they will be counted)"
+        )
+    if n < 2:
+        raise DesignError(
+            f"the response '{apart.formula.response}' at client '{apart.holder}' is there for {n} entities"
+        )
+
+
+def _width(learner: Learner, coded: PartlyBlock | None) -> int:
+    """Columns of a learner."""
+    return learner.width(coded.term_names.count(learner.of) if coded else 0)
+
+
+def _names(
+    apart: LearnersApart, client: str, learners: Sequence[Learner], widths: Sequence[int], k2: int
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names of an institution's columns, and what each is made of, as a term."""
+    names, terms = [], []
+    for one, width, owner in zip(learners, widths, apart.owners, strict=True):
+        if owner == client and one.kind != INTERCEPT:
+            names += [f"{one.label}[{j}]" for j in range(width)]
+            terms += [name_expression(one.of).text if one.of_curve else one.of] * width
+    if client == apart.holder:
+        names += [f"{apart.formula.response}[{j}]" for j in range(k2)]
+        terms += [name_expression(apart.formula.response_columns[0]).text] * k2
+    return tuple(names), tuple(terms)
+
+
+def exchange_moments(
+    apart: LearnersApart,
+    learners: Sequence[Learner],
+    widths: Sequence[int],
+    layout: Layout,
+    code: Ints,
+    conversation: Conversation,
+) -> Rounds[MomentsApart]:
+    """Obtain the sums by fold, of which `code` (n,) is that of each entity."""
+    F, p = int(code.max()) + 1, layout.p
+    with_terms = [client for client in layout.clients if apart.terms(client).terms]
+    replies = yield [
+        conversation.ask(client, "stage_block", keep=layout.keep[client]) for client in layout.clients
+    ] + [design_ask(client, "release_spec", conversation.session) for client in with_terms]
+    staged, specs = replies[: len(layout.clients)], replies[len(layout.clients) :]
+    shift, scale = np.concatenate([reply.arrays["units"] for reply in staged], axis=1)
+    sides = list_sides(layout, BLOCK, code, np.ones((F, len(layout.clients)), dtype=np.bool_))
+    *summed, points = yield [
+        conversation.ask(side.site, "sum_products", code=side.code, groups=F) for side in sides
+    ] + [conversation.ask(apart.holder, "sum_points", code=_of_holder(sides, apart.holder), groups=F)]
+    products = np.zeros((F, p + 2, p + 2))
+    products[:, 0, 0] = np.bincount(code, minlength=F)
+    for side, reply in zip(sides, summed, strict=True):
+        products[:, 0, side.place] = reply.arrays["sums"]
+        products[:, side.place, side.place] = reply.arrays["grams"]
+    dealers = yield from multiply_apart(layout, sides, products, conversation)
+    raw = in_units(mirrored(products)[:, : p + 1, : p + 1], shift, scale)
+    moments = unfold(raw, *places_of(apart, learners, widths, layout), points)
+    coded = tuple(BlockSpec.from_json(reply.text) for reply in specs)
+    return MomentsApart(moments, dealers, coded)
+
+
+def _of_holder(sides: Sequence[Side], holder: str) -> Ints:
+    (code,) = (side.code for side in sides if side.site == holder)
+    return code
+
+
+def in_units(products: Floats, shift: Floats, scale: Floats) -> Floats:
+    """Turn sums of products (F, p + 1, p + 1) of (1, (X - shift) / scale) into those of (1, X)."""
+    move = np.diag(np.append(1.0, scale))
+    move[1:, 0] = shift
+    return np.asarray(move @ products @ move.T)
+
+
+def places_of(
+    apart: LearnersApart, learners: Sequence[Learner], widths: Sequence[int], layout: Layout
+) -> tuple[Ints, Ints]:
+    """Where the columns of all learners, (K,), stand among (1, X), and those of the response."""
+    first = {client: place.start for client, place in layout.places(1).items()}
+    out: list[int] = []
+    for one, width, owner in zip(learners, widths, apart.owners, strict=True):
+        own = 0 if one.kind == INTERCEPT else width
+        out += list(range(first[owner], first[owner] + own)) or [0]
+        first[owner] += own
+    return np.array(out, dtype=np.int64), np.arange(first[apart.holder], layout.places(1)[apart.holder].stop)
+
+
+def unfold(raw: Floats, columns: Ints, response: Ints, points: Reply) -> CurveMoments:
+    """Sort sums of products (F, p + 1, p + 1) of (1, X) into those of learners and response."""
+    totals = points.arrays["totals"]
+    S, T, Q = (
+        raw[:, a[:, None], b] for a, b in ((columns, columns), (columns, response), (response, response))
+    )
+    return CurveMoments(S=S, T=T, Q=Q, y=totals[:, :-1], yy=totals[:, -1])

@@ -1,0 +1,234 @@
+"""Boosting with curves where institutions hold different columns: arguments, checked, and fits."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+
+from fedstat.errors import DataWarning, ModelError, warn
+from fedstat.federation.design.by_columns import Design, Missing
+from fedstat.federation.design.site_rows import RowsQuestion
+from fedstat.federation.door.guards import ENTITIES_PER_EQUATION
+from fedstat.federation.door.owner.policy import Policy
+from fedstat.federation.forecast.dry_site import DrySite
+from fedstat.federation.forecast.invented_columns import invent_columns
+from fedstat.federation.forecast.invention import generator
+from fedstat.federation.partition.partition import ClientPartition
+from fedstat.federation.rounds.engine import Rounds
+from fedstat.federation.rounds.products import Conversation
+from fedstat.models.boost.learning.boosting import PENALTIES, BoostDesign, Boosting, PenaltyKind
+from fedstat.models.boost.learning.columns import time_basis
+from fedstat.models.boost.learning.learners import (
+    BoostFormula,
+    Learner,
+    parse_boost_formula,
+    parse_time,
+    with_bounds,
+    with_domain,
+)
+from fedstat.models.boost.learning.size import refuse_few_rows
+from fedstat.models.boost.vertical.protocol import ColumnsAgreed, agree_columns, exchange_moments
+from fedstat.models.boost.vertical.question import find_owners
+from fedstat.models.boost.vertical.steps import FAMILY, POINTS, WIDTH
+from fedstat.models.boost.vertical_explain import VerticalBoostPlan
+from fedstat.models.boost.vertical_results import VerticalBoostResults
+from fedstat.models.checks import check_choice, check_layout, check_positive, check_whole
+from fedstat.models.explain import ForecastPlan
+from fedstat.models.vertical.division import divide_as_before
+from fedstat.models.vertical.layout import Layout, complete_at, lay_out
+from fedstat.models.vertical.model import VerticalModel
+from fedstat.typing import Floats
+
+Select = Literal["cv"] | None
+FOLDS = 10
+
+
+class VerticalFunctionBoost(VerticalModel):
+    """Boosting with curves over institutions that hold different columns of the same entities.
+
+    What :class:`fedstat.FedFunctionBoost` makes of a formula and a partition in the vertical layout, with the
+    same learners, path and results. Every learner is of one institution. Sums of products of two
+    institutions' columns come from secure multiplication, once. Entities without a response, or that an
+    institution lacks, are left out, and counted.
+
+    Attributes
+    ----------
+    learners : tuple of Learner
+        Base learners, the intercept first.
+    layout : Layout
+        Institutions, columns and entities of the fits.
+    """
+
+    family: ClassVar[str] = FAMILY
+    model_name: ClassVar[str] = "Federated functional boosting"
+    _plan = VerticalBoostPlan
+
+    def __init__(
+        self,
+        boost: BoostFormula,
+        partition: ClientPartition,
+        *,
+        time: str = "bbs(t, knots=10, df=4)",
+        penalty: PenaltyKind = "separable",
+        missing: Missing = "drop",
+        coordinator: str | None = None,
+    ) -> None:
+        check_choice("penalty", penalty, PENALTIES)
+        self.boost, self.penalty = boost, penalty
+        self.curves = {name: one for own in partition.curves.values() for name, one in own.items()}
+        held = {client: tuple(own) for client, own in partition.curves.items()}
+        self.apart = find_owners(boost, partition.columns, held)
+        basis = parse_time(time)
+        self.time = with_domain(basis, self.curves[boost.response].domain) if boost.functional else None
+        published = {name: one for site in partition.sites.values() for name, one in site.published.items()}
+        self.learners: tuple[Learner, ...] = tuple(
+            with_domain(one, self.curves[one.of].domain)
+            if one.of_curve
+            else with_bounds(one, lambda name: published[name].range if name in published else None)
+            for one in boost.learners
+        )
+        self.agreed: ColumnsAgreed
+        super().__init__(self.apart.formula, partition, missing=missing, coordinator=coordinator)
+        use = complete_at(self.design.blocks, self.design.n)
+        layout = lay_out(self.design, self.design.blocks, use)
+        self.layout: Layout = self.with_dealer(divide_as_before(layout, partition, complete=True))
+        self.widths = self.agreed.widths
+        self._tell_of_left_out()
+
+    @classmethod
+    def of_formula(cls, formula: str, partition: ClientPartition, **settings: Any) -> Self:
+        """Make a model from a formula; see :meth:`fedstat.FedFunctionBoost.from_formula`."""
+        check_layout(cls.__name__, partition, "vertical")
+        curves = [name for own in partition.curves.values() for name in own]
+        return cls(parse_boost_formula(formula, curves), partition, **settings)
+
+    def fit(
+        self,
+        *,
+        steps: int = 100,
+        nu: float = 0.1,
+        select: Select = None,
+        folds: int | None = None,
+        random_state: int | None = None,
+    ) -> VerticalBoostResults:
+        """Follow the path of boosting.
+
+        Parameters
+        ----------
+        steps, nu, select, folds, random_state
+            As in :meth:`fedstat.FedFunctionBoost.fit`; folds are of all entities.
+
+        Returns
+        -------
+        VerticalBoostResults
+
+        Raises
+        ------
+        ModelError
+            An argument has no meaning here, or nobody is left to deal for two institutions.
+        DesignError
+            There are too few entities for the columns; names the knots that would pass.
+        PolicyError
+            An institution refuses.
+        """
+        check_whole("steps", steps, 1)
+        check_positive("nu", nu)
+        if nu > 1.0:
+            raise ModelError(f"nu: expected a share of at most 1, received {nu!r}")
+        check_choice("select", select, ("cv", None))
+        folds = (FOLDS if select else 1) if folds is None else folds
+        check_whole("folds", folds, 2 if select else 1)
+        self._check_size(folds)
+        code = np.random.default_rng(random_state).permutation(np.arange(self.layout.n) % folds)
+        asking = Conversation(FAMILY, self._session, self._agreement.at)
+        ledger = copy.deepcopy(self._agreement)
+        protocol = exchange_moments(
+            self.apart, self.learners, self.widths, self.layout, code.astype(np.int64), asking
+        )
+        found = self.engine.run(self.receipted(protocol, ledger), ledger)
+        design = BoostDesign(self.learners, self.starts, self.time, self.penalty)
+        boosting = Boosting(found.moments, design, time_basis(self.time, self.points), float(nu))
+        return VerticalBoostResults.of_exchange(self, boosting, found, int(steps), select, ledger)
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """Places of each learner's columns among all."""
+        return tuple(np.cumsum([0, *self.widths]).tolist())
+
+    @property
+    def points(self) -> Floats:
+        """Points of the response, (G,); one for a number."""
+        return self.curves[self.boost.response].grid if self.boost.functional else np.zeros(1)
+
+    @property
+    def n_columns(self) -> int:
+        """Columns whose products are summed: of all learners, and of the response in its basis."""
+        return self.starts[-1] + (1 if self.time is None else self.time.knots + self.time.degree + 1)
+
+    @property
+    def question(self) -> RowsQuestion:
+        """What new rows are coded by, as those of one table."""
+        formula = self.formula
+        terms = [self.apart.terms(client) for client in self.apart.clients]
+        return RowsQuestion(
+            "" if self.boost.functional else formula.response,
+            () if self.boost.functional else formula.response_columns,
+            tuple(text for one in terms for text in one.terms),
+            tuple(name for one in terms for name in one.columns),
+            curves=self.boost.curves,
+            curve_response=self.boost.response if self.boost.functional else "",
+        )
+
+    def _agree(self, missing: Missing) -> Rounds[Design]:
+        self.agreed = yield from agree_columns(
+            self.apart,
+            self.learners,
+            self.time,
+            self.partition.rows,
+            self.partition.n_entities,
+            self._session,
+            missing=missing,
+            partial=self.partition.partial,
+            min_count=self.partition.min_count,
+        )
+        return self.agreed.design
+
+    def _tell_of_left_out(self) -> None:
+        without, lacking = self.design.n_dropped, self.layout.left_out
+        if without or lacking:
+            listed = ", ".join(f"{count:,} at {client}" for client, count in self.layout.absent.items())
+            warn(
+                f"left out {without:,} entities without a response, and {lacking:,} that an institution "
+                f"lacks{f' ({listed})' if listed else ''}",
+                DataWarning,
+            )
+
+    def _check_size(self, folds: int) -> None:
+        """Require entities for the columns of all learners, by fold, as the owners do; name what passes."""
+        n, columns = self.layout.n // folds, self.starts[-1] + 1
+        clients = self.layout.clients
+        allowed = {name: self.partition.sites[name].policy.max_parameters for name in clients}
+        # Of a product of two institutions' columns its doors judge these, the response among them.
+        *_, second, first = sorted([0, *self.layout.sizes])
+        strictest = min(clients, key=lambda name: allowed[name])
+        pairs = ENTITIES_PER_EQUATION * (first + second)
+        least = max(int(np.ceil(columns / allowed[strictest])), pairs)
+        if n < least:
+            most = min(int(allowed[strictest] * n), columns - (pairs - n) // ENTITIES_PER_EQUATION)
+            refuse_few_rows(strictest, n, least, self.learners, columns, most, folds)
+
+    def _columns_read(self, site: str) -> Sequence[str]:
+        return next((terms.columns for terms in self.formula.clients if terms.client == site), ()) + (
+            self.formula.response_columns if site == self.apart.holder else ()
+        )
+
+    def _invent_sites(self, plan: ForecastPlan, policies: Mapping[str, Policy]) -> Mapping[str, DrySite]:
+        (own,) = (block for block in self.design.blocks if block.client == self.apart.holder)
+        points = generator().normal(size=(len(own.rows), len(self.points)))
+        kept: dict[str, dict[str, Any]] = {client: {WIDTH: self.starts[-1]} for client in self.apart.clients}
+        kept[self.apart.holder][POINTS] = points
+        rows, session = self.partition.rows, self._session
+        return invent_columns(self.design, rows, policies, self.distribution, session, kept)

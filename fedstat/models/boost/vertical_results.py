@@ -1,0 +1,116 @@
+"""Results of boosting over institutions with different columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+from fedstat.federation.account.ledger import Ledger
+from fedstat.federation.design.by_rows import RowsAgreement, SiteRows
+from fedstat.federation.design.site_rows import RowsQuestion
+from fedstat.federation.design.spec import BlockSpec
+from fedstat.inference.estimate import Estimate
+from fedstat.inference.summary import ClientBlock
+from fedstat.models.boost.learning.boosting import Boosting
+from fedstat.models.boost.results import BoostRecord, BoostResults
+from fedstat.models.boost.vertical.protocol import MomentsApart
+from fedstat.models.horizontal.results import RowsBasis
+from fedstat.models.saved import SavedLedger
+from fedstat.models.vertical.exchange.notes import dealer_notes, dither_notes, sums_note
+from fedstat.models.vertical.layout import client_blocks
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlocksBasis(RowsBasis):
+    """What results keep of institutions: their blocks, and what is to be said of the exchange."""
+
+    blocks: tuple[ClientBlock, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlocksRecord(BoostRecord):
+    """What a file of results holds."""
+
+    basis: BlocksBasis
+
+
+class VerticalBoostResults(BoostResults, saved_as="fedstat boost vertical results 1", record=BlocksRecord):
+    """Results of a fit over institutions with different columns: as :class:`BoostResults`."""
+
+    record_: BlocksRecord
+
+    @classmethod
+    def of_exchange(
+        cls,
+        model: Any,
+        boosting: Boosting,
+        found: MomentsApart,
+        steps: int,
+        select: str | None,
+        ledger: Ledger,
+    ) -> Self:
+        """Make results of a fit."""
+        held = {name: model.curves[name] for name in model.question.read_curves}
+        agreement = pooled_agreement(model.question, found.specs, model.layout.n, model.partition.n_entities)
+        record = BlocksRecord(
+            basis=BlocksBasis(
+                cls.model_name,
+                "",
+                agreement,
+                "",
+                client_blocks(model.layout),
+                tuple(exchange_notes(model, found.dealers)),
+            ),
+            formula=model.boost,
+            boosting=boosting,
+            t=model.points,
+            curves={name: curve.declared for name, curve in held.items()},
+            grids={name: curve.grid for name, curve in held.items()},
+            steps=steps,
+            select=select,
+            masked=False,
+            ledger=None,
+        )
+        return cls(record, ledger)
+
+    def to_record(self) -> BlocksRecord:
+        """Take the results apart for a file."""
+        return replace(self.record_, ledger=SavedLedger.of(self._ledger))
+
+    def _estimate(self) -> Estimate:
+        return replace(super()._estimate(), blocks=self.record_.basis.blocks)
+
+    def _summary_right(self) -> list[tuple[str, str]]:
+        return [(name, "in shares" if name == "Sums" else text) for name, text in super()._summary_right()]
+
+    def _summary_notes(self) -> list[str]:
+        left_out = self.record_.basis.left_out
+        notes = [note for note in super()._summary_notes() if "that lack what the model reads" not in note]
+        if left_out:
+            notes.append(
+                f"{left_out:,} entities without a response, or that an institution lacks, were left out."
+            )
+        return [*notes, *self.record_.basis.notes]
+
+
+def exchange_notes(model: Any, dealers: Mapping[tuple[str, str], str]) -> Iterator[str]:
+    """Say what was exchanged, who dealt, and whose columns were dithered."""
+    yield sums_note("", model.layout.n)
+    yield from dither_notes(model.layout)
+    yield from dealer_notes(dealers, bystanders=model.layout.bystanders)
+
+
+def pooled_agreement(
+    question: RowsQuestion, specs: tuple[BlockSpec, ...], n: int, n_entities: int
+) -> RowsAgreement:
+    """Put the codings of institutions together, as those of one table: new rows are coded by it."""
+    spec = BlockSpec(
+        terms=question.terms,
+        columns=question.columns,
+        kinds={name: kind for one in specs for name, kind in one.kinds.items()},
+        levels={name: levels for one in specs for name, levels in one.levels.items()},
+        state={name: state for one in specs for name, state in one.state.items()},
+    )
+    return RowsAgreement(question, spec, (SiteRows("", n_entities, n),))

@@ -1,0 +1,227 @@
+"""Boosting where institutions hold different columns: the fit of one table, and what leaves."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from curve_cases import by_site, declared, simulated
+
+import fedstat as fs
+from fedstat.errors import DataWarning, DesignError, FormulaError, PartitionError, PolicyError
+from fedstat.models.boost.vertical_model import VerticalFunctionBoost
+
+FRAME = simulated()
+HELD = {"Laboratory": ["x1", "g"], "Imaging": ["x2", "age"], "Clinic": ["y", "mean"]}
+TEXT = (
+    "y(t) ~ bsignal(x1, knots=5) + bsignal(x2, knots=4) + bols(g) + bbs(age, lower_bound=-60, upper_bound=80)"
+)
+
+
+def apart(frame=FRAME, held=HELD, **options):
+    return fs.ClientPartition.from_frame(frame, columns=held, curves=declared("x1", "x2", "y"), **options)
+
+
+def fitted(text=TEXT, frame=FRAME, options=None, penalty="separable", held=HELD, **settings):
+    model = fs.FedFunctionBoost.from_formula(text, apart(frame, held, **(options or {})), penalty=penalty)
+    return model.fit(steps=60, **settings)
+
+
+def of_rows(text=TEXT, frame=FRAME, sites=3, penalty="separable", **settings):
+    """The same by sites of different rows; with one of them the fit of the pooled table."""
+    partition = by_site(frame.assign(site=np.arange(len(frame)) % sites), "x1", "x2", "y")
+    return fs.FedFunctionBoost.from_formula(text, partition, penalty=penalty).fit(steps=60, **settings)
+
+
+def without(frame, column, rows):
+    """A table in which an institution lacks its entities in these rows."""
+    frame = frame.copy()
+    names = [name for name in frame.columns if name == column or name.startswith(f"{column}_")]
+    frame.loc[rows, names] = np.nan
+    return frame
+
+
+@pytest.fixture(scope="module")
+def result():
+    return fitted()
+
+
+@pytest.mark.parametrize(
+    ("text", "penalty"),
+    [(TEXT, "separable"), (TEXT, "fdboost"), (TEXT.replace("y(t)", "mean"), "separable")],
+    ids=["curves", "curves as FDboost", "a number"],
+)
+def test_columns_apart_rows_apart_and_one_table_give_the_same(text, penalty):
+    # The age's basis has columns without a value between -60 and 20, which are zero in every layout.
+    found = fitted(text, penalty=penalty)
+    for sites in (1, 3):
+        same = of_rows(text, sites=sites, penalty=penalty)
+        assert list(found.path["learner"]) == list(same.path["learner"])
+        np.testing.assert_allclose(found.predict(FRAME), same.predict(FRAME), atol=1e-7)
+        np.testing.assert_allclose(found.rsquared, same.rsquared, rtol=1e-8)
+    assert "bbs(age)" in set(found.path["learner"])
+
+
+def test_other_learners_are_of_one_institution_each():
+    held = {"Laboratory": ["x1", "g"], "Imaging": ["x2", "age"], "Clinic": ["y"]}
+    text = "y(t) ~ bfpc(x1) + brandom(g) + const(bsignal(x2, knots=4)) + bsignal(x2, knots=4, by=age)"
+    found, same = fitted(text, held=held), of_rows(text)
+    assert list(found.path["learner"]) == list(same.path["learner"])
+    np.testing.assert_allclose(found.predict(FRAME), same.predict(FRAME), atol=1e-6)
+    with pytest.raises(FormulaError, match="'Laboratory' and 'Imaging' have"):
+        fitted("y(t) ~ bsignal(x1, by=age)", held=held)
+
+
+def test_who_holds_which_column_and_in_which_order_is_no_matter(result):
+    other = {"A": ["y", "x2", "mean"], "B": ["age", "g"], "C": ["x1"]}
+    np.testing.assert_allclose(fitted(held=other).coef, result.coef, atol=1e-5)
+
+
+def test_two_institutions_of_which_one_has_the_response_alone():
+    found = fitted("y(t) ~ x1 + x2", held={"Clinic": ["y"], "Laboratory": ["x1", "x2"]})
+    np.testing.assert_allclose(found.predict(FRAME), of_rows("y(t) ~ x1 + x2").predict(FRAME), atol=1e-7)
+
+
+def test_entities_that_an_institution_lacks_are_left_out_and_counted():
+    frame = without(without(without(FRAME, "x1", range(40)), "g", range(40)), "y", range(30, 70))
+    frame = without(frame, "mean", range(30, 70))
+    with pytest.warns(
+        DataWarning, match=r"left out 40 entities without a response, and 30 that .*Laboratory"
+    ):
+        found = fitted(frame=frame)
+    assert found.nobs == len(FRAME) - 70
+    assert "70 entities without a response, or that an institution lacks, were left out" in " ".join(
+        str(found.summary()).split()
+    )
+    same = of_rows(frame=frame.iloc[70:])
+    np.testing.assert_allclose(found.predict(FRAME), same.predict(FRAME), atol=1e-7)
+    with pytest.raises(DesignError, match="drop"):
+        fs.FedFunctionBoost.from_formula(TEXT, apart(frame), missing="raise")
+
+
+def test_a_long_gap_of_a_curve_counts_as_missing():
+    frame = FRAME.copy()
+    frame.loc[:9, [f"x1_{j}" for j in range(10, 20)]] = np.nan
+    with pytest.warns(DataWarning, match="10 at Laboratory"):
+        assert fitted(frame=frame).nobs == len(FRAME) - 10
+
+
+def test_folds_are_of_all_entities_and_add_up(result):
+    found = fitted(select="cv", folds=4, random_state=3)
+    one, four = result.record_.boosting.moments, found.record_.boosting.moments
+    for name in ("S", "T", "Q", "y", "yy"):
+        total = getattr(four, name).sum(axis=0)
+        np.testing.assert_allclose(total, getattr(one, name)[0], atol=1e-6 * np.abs(total).max())
+    # Of the seed: what a path of three folds loses on the fourth, from rows.
+    code = np.random.default_rng(3).permutation(np.arange(len(FRAME)) % 4)
+    kept, left = FRAME[code != 0], FRAME[code == 0]
+    path = of_rows(frame=kept, sites=1)
+    y = left.filter(regex="^y_").to_numpy()
+    loss = ((y - path.predict(left).to_numpy()) ** 2).mean()
+    assert found._cv[0, -1] == pytest.approx(loss, rel=1e-6)
+    assert (found.refit().tests["p_value"][["bsignal(x1)", "bbs(age)"]] < 0.01).all()
+
+
+def test_the_forecast_counts_rounds_and_bytes_as_the_fit_does():
+    model = fs.FedFunctionBoost.from_formula(TEXT, apart(), coordinator="apart")
+    told = model.explain(select="cv", folds=2)
+    found = model.fit(steps=5, select="cv", folds=2, random_state=1)
+    assert told.passes and sum(n for _, (_, n, _) in told.rounds) == 8
+    sent = found.ledger.to_frame()
+    for site in HELD:
+        asked = told.table.query("sender == @site").groupby("step")["bytes"].sum()
+        left = sent[(sent["sender"] == site) & sent["step"].isin(asked.index)].groupby("step")["bytes"].sum()
+        exact = ["stage_block", "sum_products", "share_product", "open_product"]
+        assert (asked[exact] == left[exact]).all()
+    kinds = {kind for kinds in found.ledger.kinds_by_client().values() for kind in kinds}
+    assert kinds == {"control", "schema", "presence", "sealed", "masked share", "aggregate"}
+    columns = model.n_columns
+    assert columns == 1 + 9 + 8 + 3 + 24 + 14
+    assert f"sums of products of {columns} columns over 600 rows" in " ".join(str(told).split())
+    assert f"sums of products of {columns} columns over 600 rows" in " ".join(str(found.summary()).split())
+
+
+def test_fewer_entities_than_the_columns_want_are_refused_and_what_passes_is_named():
+    text = "y(t) ~ bsignal(x1) + bsignal(x2)"
+    with pytest.raises(DesignError, match=r"20 rows a fold|knots=\d+ in every bsignal"):
+        fitted(text, FRAME[:60])
+    with pytest.raises(DesignError, match=r"knots=(\d+)") as refusal:
+        fitted(text, FRAME[:80])
+    knots = int(str(refusal.value).split("knots=")[1].split()[0])
+    assert fitted(f"y(t) ~ bsignal(x1, knots={knots}) + bsignal(x2, knots={knots})", FRAME[:80]).mstop == 60
+    with pytest.raises(DesignError, match="fewer folds"):
+        fitted(text, FRAME, folds=20)
+
+
+def test_a_door_counts_entities_for_the_columns_of_all_by_itself(monkeypatch):
+    monkeypatch.setattr(VerticalFunctionBoost, "_check_size", lambda *_: None)
+    with pytest.raises(PolicyError, match="maximum parameters per row"):
+        fitted("y(t) ~ bsignal(x1) + bsignal(x2)", FRAME[:80])
+
+
+def test_results_are_read_from_a_file_as_they_were(result, tmp_path):
+    result.save(tmp_path / "vertical.fed")
+    again = fs.load(tmp_path / "vertical.fed")
+    pd.testing.assert_frame_equal(again.predict(FRAME), result.predict(FRAME))
+    assert str(again.summary()) == str(result.summary())
+    pd.testing.assert_frame_equal(again.surface("g"), result.surface("g"))
+    assert again.steps(5).mstop == 5
+
+
+@pytest.mark.filterwarnings("ignore::fedstat.errors.DataWarning")
+def test_strict_sites_answer_learners_of_what_they_publish():
+    frame = simulated(1500)
+    published = {
+        "Laboratory": {
+            "x1": {"kind": "curve", "domain": [0, 1]},
+            "g": {"kind": "category", "levels": ["a", "b", "c"]},
+        },
+        "Imaging": {
+            "x2": {"kind": "curve", "domain": [0, 1]},
+            "age": {"kind": "number", "range": [20, 80]},
+        },
+        "Clinic": {"y": {"kind": "curve", "domain": [0, 1]}, "mean": {"kind": "number", "range": [-9, 9]}},
+    }
+    options = {"policy": "strict", "published": published}
+    text = "y(t) ~ x1 + x2 + g + bbs(age, knots=5)"
+    found = fitted(text, frame, options)
+    assert found.score(frame)["rsquared"] > 0.85
+    outside = text.replace("knots=5", "knots=5, lower_bound=39, upper_bound=41")
+    with pytest.raises(PolicyError, match="formulas"):
+        fitted(outside, frame, options)
+    del published["Laboratory"]["x1"]
+    with pytest.raises(PolicyError, match="publishes no column 'x1'"):
+        fitted(text, frame, options)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("y(t) ~ x1:x2", "curve"),
+        ("y(t) ~ age:g", "needs column 'age' at client 'Imaging' and column 'g' at client 'Laboratory'"),
+        ("y(t) ~ bbs(g, lower_bound=0, upper_bound=1)", "takes a column of numbers"),
+        ("y(t) ~ heigth", "no column 'heigth'"),
+        ("x1(t) ~ x1", "right side too"),
+        ("y(t) ~ bbs(age)", "lower_bound"),
+    ],
+)
+def test_what_is_no_formula_is_named(text, words):
+    with pytest.raises(FormulaError, match=words):
+        fs.FedFunctionBoost.from_formula(text, apart())
+
+
+def test_a_curve_is_at_one_institution():
+    tables = {
+        "A": FRAME.filter(regex="^x1_").assign(id=FRAME.index),
+        "B": FRAME[["age"]].assign(id=FRAME.index),
+    }
+    partition = fs.ClientPartition.from_frames(tables, on="id", curves=declared("x1"))
+    assert list(partition.curves["A"]) == ["x1"] and "curves: x1 at A" in repr(partition)
+    with pytest.raises(PartitionError, match="at no client, and a curve is at one"):
+        fs.ClientPartition.from_frames(tables, on="id", curves=declared("x2"))
+    with pytest.raises(PartitionError, match="'A' and 'B', and a curve"):
+        both = {
+            **tables,
+            "B": tables["A"].rename(columns=lambda n: n.replace("x1_0", "x1_99")).iloc[:, [0, -1]],
+        }
+        fs.ClientPartition.from_frames(both, on="id", curves=declared("x1"))
