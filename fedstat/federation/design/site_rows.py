@@ -26,7 +26,7 @@ from fedstat.federation.design.spec import BlockSpec, read_terms
 from fedstat.federation.door.facts import FactorsAsked
 from fedstat.federation.door.state import SiteData
 from fedstat.federation.tables.columns import as_numbers, at_column, column_kind, missing_cells, pick_columns
-from fedstat.federation.tables.curves.array import curves_of
+from fedstat.federation.tables.curves.array import LARGEST_GAP, curves_of
 from fedstat.typing import Bools, Floats
 
 BLOCK = 4096
@@ -161,8 +161,10 @@ def whole_rows(data: SiteData, question: RowsQuestion) -> Iterator[WholeRows]:
     for chunk in data.table.chunks(question.needed):
         series = pick_columns(chunk, question.needed, data.name)
         whole: Bools = np.logical_not(missing_cells(series.values(), len(chunk)).any(axis=1))
-        for name in question.curves:
-            whole &= ~curves_of(series[name]).gappy()
+        for name in question.read_curves:
+            # A response is not integrated: its points may be unknown, unless its owner says otherwise.
+            largest = LARGEST_GAP if name in question.curves else 1.0
+            whole &= ~curves_of(series[name]).gappy(largest)
         weightless = 0
         # Rows of weight zero stand for no entity; they would count towards the owner's least number of rows.
         if "freq_weights" in question.weights and whole.any():

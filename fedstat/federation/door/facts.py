@@ -92,6 +92,18 @@ class RowCount:
     parameters: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class UnevenRows:
+    """So many rows, of those behind several sums of products with different weights, weigh differently.
+
+    Between two of the sums all other rows cancel. There are `times` sums of products of so many columns.
+    """
+
+    n: int
+    columns: int
+    times: int
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class RowsUsed:
     """Rows of the table, (n_rows,), behind the answer, and those where a comparison of the formula holds."""

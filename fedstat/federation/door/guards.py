@@ -64,6 +64,31 @@ def check_rows(data: SiteData, n: int, n_parameters: int = 0) -> None:
         )
 
 
+def check_uneven(data: SiteData, n: int, columns: int, times: int) -> None:
+    """Require enough rows that weigh differently in several sums of products over the same rows.
+
+    Who knows the weights has `times` equations for each product, and so counts columns as often. An owner who
+    lets one row be nearly all of a column allows it of few rows.
+
+    Raises
+    ------
+    PolicyError
+        As :func:`check_rows`.
+    """
+    policy = data.policy
+    least = policy.min_count
+    if policy.max_share < 1.0:
+        least = max(least, int(np.ceil(columns * times / policy.max_parameters)))
+    if 0 < n < least:
+        raise PolicyError(
+            f"{data.name}: its policy (maximum parameters per row) wants no curves of the response with "
+            f"missing points or points of their own, or {least:,} of them in every fold, for {times} "
+            f"weighted sums of products of {columns} columns; there are {n:,}. Leave them out by "
+            "Curve(..., max_gap=0), use fewer knots, or put the response on one grid; the owner may allow "
+            "it by the line  max_share = 1.0  in policy.toml"
+        )
+
+
 def check_events(data: SiteData, counts: tuple[int, int], response: str) -> None:
     """Require enough rows of either outcome of a binary response.
 

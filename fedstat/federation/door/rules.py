@@ -61,6 +61,7 @@ RULES: Mapping[type, Callable[[SiteData, Any], None]] = {
     facts.DealtBy: check_dealer,
     facts.Entities: lambda data, fact: guards.check_entities(data, fact.n),
     facts.RowCount: lambda data, fact: guards.check_rows(data, fact.n, fact.parameters),
+    facts.UnevenRows: lambda data, fact: guards.check_uneven(data, fact.n, fact.columns, fact.times),
     facts.RowsUsed: lambda data, fact: differencing.check_difference(data, fact.used, fact.events),
     facts.LevelsAsked: lambda data, fact: differencing.check_levels_apart(data, fact.used, fact.levels),
     facts.GroupSums: _group_sums,

@@ -66,7 +66,7 @@ def state_ledger(data: SiteData, state: State, text: str) -> tuple[dict[str, Arr
 def _width(data: SiteData, columns: Iterable[str]) -> int:
     """Count values of a row in some columns: a curve has one for each of its points."""
     curves = held_curves(data.table)
-    return sum(len(curves[name].grid) if name in curves else 1 for name in columns)
+    return sum(curves[name].values.shape[1] if name in curves else 1 for name in columns)
 
 
 def recall_head(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:

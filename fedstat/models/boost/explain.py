@@ -9,6 +9,7 @@ import numpy as np
 from scipy.stats import norm
 
 from fedstat.federation.forecast.forecast import Forecast
+from fedstat.models.boost.learning.size import bands
 from fedstat.models.explain import ForecastPlan
 from fedstat.models.horizontal.session import UNTOLD
 
@@ -21,10 +22,22 @@ def tracing_auc(columns: int, rows: float) -> float:
     return float(norm.cdf(columns / (2.0 * np.sqrt(rows))))
 
 
-def tracing_sentence(columns: int, rows: float) -> str:
-    """Say what the sums tell about who is behind them."""
+def traced_columns(columns: int, along: int, weighted: int = 0) -> int:
+    """Columns of one Gram with as many products as the sums of a fit.
+
+    Of columns of all learners, and `along` of the response in its basis; with so many `weighted` sums beside
+    the first there are products of the learners' columns in each, and none of the response's.
+    """
+    if not weighted:
+        return columns + along
+    return int(np.ceil(np.sqrt((1 + weighted) * columns**2 + 2.0 * columns * along)))
+
+
+def tracing_sentence(columns: int, rows: float, weighted: int = 0) -> str:
+    """Say what the sums tell about who is behind them; `columns` by :func:`traced_columns`."""
+    sums = f"{weighted + 1} weighted sums of products, as many as" if weighted else "sums of products"
     return (
-        f"sums of products of {columns} columns over {rows:,.0f} rows tell who knows all values of a person "
+        f"{sums} of {columns} columns over {rows:,.0f} rows tell who knows all values of a person "
         f"whether these are among the rows: AUC about {tracing_auc(columns, rows):.2f} (.5 is chance; .6 "
         f"needs {4 * columns**2:,} rows)"
     )
@@ -35,7 +48,9 @@ class BoostPlan(ForecastPlan):
 
     def __init__(self, model: Any, given: Mapping[str, Any]) -> None:
         super().__init__(model, given)
-        self._columns = model.n_columns
+        self._weighted = bands(model.time) if model.uneven else 0
+        along = 1 if model.time is None else model.time.knots + model.time.degree + 1
+        self._columns = traced_columns(model.n_columns - along, along, self._weighted)
         self._n = {row.site: float(row.n) for row in model.agreement.sites}
         self._own = given["aggregation"] != "exact"
 
@@ -43,7 +58,7 @@ class BoostPlan(ForecastPlan):
         """Say what a tracing attack would find."""
         if not self._own:
             rows = sum(self._n.values())
-            yield "Coordinator", f"could trace: {tracing_sentence(self._columns, rows)}."
+            yield "Coordinator", f"could trace: {tracing_sentence(self._columns, rows, self._weighted)}."
             return
         yield (
             "Coordinator",

@@ -11,8 +11,7 @@ from typing import Any, ClassVar, Literal, Self, cast
 import numpy as np
 
 from fedstat.documented import takes_arguments_of
-from fedstat.errors import DesignError, ModelError
-from fedstat.federation.crypto.masks import hides
+from fedstat.errors import ModelError
 from fedstat.federation.design.by_columns import Missing
 from fedstat.federation.design.formula.parse import ClientTerms, Formula, parse_pooled_formula
 from fedstat.federation.design.formula.terms import parse_terms, term_columns, term_text
@@ -22,11 +21,19 @@ from fedstat.federation.forecast.dry_site import DrySite
 from fedstat.federation.forecast.invented_rows import RowsInvention, coded_names
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.partition.row_tables import common_columns
-from fedstat.federation.tables.curves.array import CurveArray
+from fedstat.federation.rounds.engine import Rounds
+from fedstat.federation.tables.curves.array import SHOWN, CurveArray, measured_differently
 from fedstat.models.boost.arguments import check_site_folds, given_offset
 from fedstat.models.boost.explain import BoostPlan
 from fedstat.models.boost.learning.baselines import check_aggregation, site_boostings
-from fedstat.models.boost.learning.boosting import PENALTIES, Aggregation, BoostDesign, Boosting, PenaltyKind
+from fedstat.models.boost.learning.boosting import (
+    PENALTIES,
+    Aggregation,
+    BoostDesign,
+    Boosting,
+    Moments,
+    PenaltyKind,
+)
 from fedstat.models.boost.learning.columns import CurvesAsked, time_basis
 from fedstat.models.boost.learning.learners import (
     BoostFormula,
@@ -37,9 +44,9 @@ from fedstat.models.boost.learning.learners import (
     with_bounds,
     with_domain,
 )
-from fedstat.models.boost.learning.size import refuse_few_rows
+from fedstat.models.boost.learning.size import SizeAsked, check_size
 from fedstat.models.boost.local import LocalBoosts
-from fedstat.models.boost.protocol import take_moments, take_own_moments
+from fedstat.models.boost.protocol import take_moments, take_own_moments, take_uneven_moments
 from fedstat.models.boost.results import BoostResults
 from fedstat.models.boost.steps import FAMILY
 from fedstat.models.boost.vertical_model import VerticalFunctionBoost
@@ -94,8 +101,9 @@ class FedFunctionBoost(HorizontalModel):
         self.curves = _common_curves(partition)
         basis = parse_time(time)
         self.time = with_domain(basis, self._ends(learners.response)) if learners.functional else None
-        if learners.functional:
-            _check_points(partition, learners.response)
+        held = {site: curves.get(learners.response) for site, curves in partition.curves.items()}
+        self._responses = {site: curve for site, curve in held.items() if curve is not None}
+        self._uneven = learners.functional and measured_differently(list(self._responses.values()))
         self.learners: tuple[Learner, ...] = tuple(
             with_domain(one, self._ends(one.of))
             if one.of_curve
@@ -140,8 +148,6 @@ class FedFunctionBoost(HorizontalModel):
         ------
         FormulaError
             What is not in the language, or names what is not there.
-        DesignError
-            Sites measured the response at different points.
         PolicyError
             A site's owner does not allow it.
 
@@ -238,19 +244,29 @@ class FedFunctionBoost(HorizontalModel):
         given = given_offset(offset, self.points, functional=self.time is not None)
         smooth = isinstance(offset, str) and offset == "smooth"
         exact = check_aggregation(aggregation, masked, self.penalty)
+        if not exact and self.uneven:
+            raise ModelError(
+                f"aggregation: {aggregation!r} wants all curves of the response at the same points"
+            )
         if not exact and (by_site or select == "aicc" or smooth or given is not None):
             raise ModelError(
                 f"aggregation: {aggregation!r} starts from means, has no AICc, and no sites as folds"
             )
         masked = exact and check_masked(masked, len(self.sites), self.masks_wanted)
-        asked = CurvesAsked(self.learners, self.time, int(own_folds), int(seed))
+        told = None if given is None or not self.uneven else (tuple(self.points), tuple(given))
+        asked = CurvesAsked(self.learners, self.time, int(own_folds), int(seed), told)
         starts = self._starts()
         self._check_size(starts[-1] + 1, int(own_folds), masked)
         session = self.open_session(FAMILY, masked)
         design = BoostDesign(self.learners, starts, self.time, self.penalty)
         basis = time_basis(self.time, self.points)
         if exact:
-            moments, ledger = self.run(session, take_moments(session, asked, by_site))
+            taking: Rounds[Moments] = (
+                take_uneven_moments(session, asked, basis, by_site)
+                if self.uneven
+                else take_moments(session, asked, by_site)
+            )
+            moments, ledger = self.run(session, taking)
             boosting = Boosting(moments, design, basis, float(nu), smooth_offset=smooth, given=given)
             return BoostResults.of(self, boosting, int(steps), select, masked, ledger)
         own, ledger = self.run(session, take_own_moments(session, asked))
@@ -265,8 +281,20 @@ class FedFunctionBoost(HorizontalModel):
 
     @property
     def points(self) -> Floats:
-        """Points of the response, (G,); one for a number."""
-        return self.curves[self.boost.response].grid if self.boost.functional else np.zeros(1)
+        """Points of the response, (G,), or at which it is shown; one for a number."""
+        if self.time is None:
+            return np.zeros(1)
+        grids = [curve.grid for curve in self._responses.values()]
+        if all(map(len, grids)):
+            return np.unique(np.concatenate(grids))
+        return np.linspace(
+            self.time.low, self.time.high, max(SHOWN, 2 * (self.time.knots + self.time.degree))
+        )
+
+    @property
+    def uneven(self) -> bool:
+        """Whether curves of the response were measured at different points: at sites, or by missing ones."""
+        return self._uneven
 
     def _has_levels(self, term: str) -> bool:
         return any(name in self.agreement.spec.levels for name in term_columns(parse_terms(term).terms[0]))
@@ -282,17 +310,10 @@ class FedFunctionBoost(HorizontalModel):
 
     def _check_size(self, columns: int, folds: int, masked: bool) -> None:
         """Require rows for the columns of all learners, by fold, as the owners do; name what passes."""
-        rows = {row.site: row.n // folds for row in self.agreement.sites}
-        allowed = {name: site.policy.max_parameters for name, site in self.partition.sites.items()}
-        if masked and hides(len(rows)):
-            together = " and ".join(rows)
-            rows, allowed = {together: sum(rows.values())}, {together: min(allowed.values())}
-        short = [name for name, n in rows.items() if columns > allowed[name] * n]
-        if not short:
-            return
-        most = min(int(allowed[name] * rows[name]) for name in short)
-        least = int(np.ceil(columns / allowed[short[0]]))
-        refuse_few_rows(short[0], rows[short[0]], least, self.learners, columns, most, folds)
+        policies = {name: site.policy for name, site in self.partition.sites.items()}
+        weighed = [name for name, one in self._responses.items() if one.gaps] if self.uneven else []
+        asked = SizeAsked(columns, folds, self.learners, self.time if self.uneven else None)
+        check_size(asked, self.agreement.sites, policies, weighed, masked=masked)
 
     def _question(self, offset: str | None, labels: Sequence[str], complete: Sequence[str]) -> RowsQuestion:
         response = self.boost.response if self.boost.functional else ""
@@ -340,15 +361,3 @@ def _common_curves(partition: ClientPartition) -> dict[str, CurveArray]:
     names = common_columns(map(tuple, partition.curves.values()))
     first = next(iter(partition.curves.values()), {})
     return {name: first[name] for name in names}
-
-
-def _check_points(partition: ClientPartition, response: str) -> None:
-    """Require the response of all sites at the same points."""
-    found = {site: curves[response].grid for site, curves in partition.curves.items()}
-    first, *others = found
-    for other in others:
-        if not np.array_equal(found[first], found[other]):
-            raise DesignError(
-                f"curve '{response}' is the response, and {first!r} measured it at other points than "
-                f"{other!r}; put it on one grid. Curves on the right side may have points of their own"
-            )

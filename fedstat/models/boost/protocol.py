@@ -12,26 +12,42 @@ from fedstat.federation.message import Reply
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.models.boost.learning.columns import CurvesAsked
 from fedstat.models.boost.learning.moments import CurveMoments
+from fedstat.models.boost.learning.responses import EVEN, UNEVEN
+from fedstat.models.boost.learning.uneven import UnevenMoments
 from fedstat.models.horizontal.session import RowsSession, add
-
-NAMES = ("gram", "score", "spread", "totals")
+from fedstat.typing import Array, Floats
 
 
 def take_moments(session: RowsSession, asked: CurvesAsked, by_site: bool = False) -> Rounds[CurveMoments]:
     """Open the rows, and ask every site for its sums; `by_site` makes each of them a fold of its own."""
-    answers = yield from _answers(session, asked)
-    if by_site:
-        return CurveMoments.of({name: np.concatenate([a.arrays[name] for a in answers]) for name in NAMES})
-    return CurveMoments.of({name: np.asarray(add(answers, name)) for name in NAMES})
+    answers = yield from _answers(session, asked, "sum_curves")
+    return CurveMoments.of(_together(answers, EVEN, by_site))
+
+
+def take_uneven_moments(
+    session: RowsSession, asked: CurvesAsked, basis: Floats, by_site: bool = False
+) -> Rounds[UnevenMoments]:
+    """Take the sums of a response whose curves have points of their own; `basis` (G, L) where it is shown."""
+    answers = yield from _answers(session, asked, "sum_uneven_curves")
+    told = None if asked.offset is None else np.array(asked.offset[1])
+    degree = 0 if asked.time is None else asked.time.degree
+    return UnevenMoments.of(_together(answers, UNEVEN, by_site), basis, degree, told)
 
 
 def take_own_moments(session: RowsSession, asked: CurvesAsked) -> Rounds[tuple[CurveMoments, ...]]:
     """Take the sums of every site, in the clear: what local fits and their averages are made of."""
-    answers = yield from _answers(session, asked)
-    return tuple(CurveMoments.of({name: one.arrays[name] for name in NAMES}) for one in answers)
+    answers = yield from _answers(session, asked, "sum_curves")
+    return tuple(CurveMoments.of({name: one.arrays[name] for name in EVEN}) for one in answers)
 
 
-def _answers(session: RowsSession, asked: CurvesAsked) -> Rounds[Sequence[Reply]]:
+def _together(answers: Sequence[Reply], names: Sequence[str], by_site: bool) -> dict[str, Array]:
+    """Add up over all sites, or take each site's as a fold."""
+    if by_site:
+        return {name: np.concatenate([one.arrays[name] for one in answers]) for name in names}
+    return {name: np.asarray(add(answers, name)) for name in names}
+
+
+def _answers(session: RowsSession, asked: CurvesAsked, step: str) -> Rounds[Sequence[Reply]]:
     opening = open_asks(session.agreement, session.session)
-    replies = yield opening + session.ask_all("sum_curves", {}, records.to_json(asked))
+    replies = yield opening + session.ask_all(step, {}, records.to_json(asked))
     return replies[len(opening) :]

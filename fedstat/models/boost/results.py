@@ -17,14 +17,14 @@ from fedstat.inference.estimate import Estimate
 from fedstat.inference.results import FederatedResults
 from fedstat.inference.summary import ClientBlock, client_sheet, header_sheet
 from fedstat.inference.tables import SheetSummary
-from fedstat.models.boost.explain import tracing_sentence
+from fedstat.models.boost.explain import traced_columns, tracing_sentence
 from fedstat.models.boost.inference.statements import BASELINE, BoostStatements
 from fedstat.models.boost.learning.baselines import SiteBoosting
 from fedstat.models.boost.learning.boosting import Boosting, explained, first_steps
 from fedstat.models.boost.learning.information import corrected_aic, path_df
 from fedstat.models.boost.learning.learners import BoostFormula
 from fedstat.models.boost.report.plots import draw_cv, draw_importance, draw_path, draw_surface
-from fedstat.models.boost.report.prediction import predict_boosted, responses
+from fedstat.models.boost.report.prediction import compared, predict_boosted
 from fedstat.models.boost.report.surfaces import learner_frame
 from fedstat.models.boost.report.tables import learner_sheet
 from fedstat.models.checks import check_choice, check_whole
@@ -190,7 +190,7 @@ class BoostResults(
         sums = self._boosting.moments.total
         ready, path = self._boosting.over(self._all_folds, self.record_.steps)
         df = path_df(ready, sums, path.selected, self._boosting.nu)
-        aicc = corrected_aic(df, path.risk, sums.n * len(self._boosting.basis))
+        aicc = corrected_aic(df, path.risk, sums.cells)
         index = pd.RangeIndex(1, len(df) + 1, name="step")
         return pd.DataFrame({"df": df, "aicc": aicc}, index=index)
 
@@ -235,10 +235,10 @@ class BoostResults(
 
     def score(self, new: pd.DataFrame) -> dict[str, float]:
         """R-squared about the mean of the fit, and mean absolute percentage error, of rows with responses."""
-        y, found = responses(self.record_, new), np.atleast_2d(np.asarray(self.predict(new)).T).T
+        y, found, start = compared(self.record_, self.offset, new, self.predict(new))
         seen = ~(np.isnan(y) | np.isnan(found))
         left = ((y - found)[seen] ** 2).sum()
-        about = ((y - self.offset)[seen] ** 2).sum()
+        about = ((y - start)[seen] ** 2).sum()
         with np.errstate(divide="ignore"):
             mape = 100.0 * float(np.mean(np.abs((y - found)[seen] / y[seen])))
         return {"rsquared": 1.0 - float(left / about), "mape": mape}
@@ -286,12 +286,14 @@ class BoostResults(
         dropped = ("Log-Likelihood", "AIC", "BIC", "Covariance Type", "Converged", "Df Model")
         rows = [row for row in super()._summary_left() if row[0] not in dropped]
         how_sites = AVERAGED.get(self._boosting.aggregation)
-        how = {"cv": f"cross-validation, {self._boosting.moments.folds} folds", "aicc": "AICc"}
+        moments = self._boosting.moments
+        how = {"cv": f"cross-validation, {moments.folds} folds", "aicc": "AICc"}
         return [
             *rows,
             ("Steps", f"{self.mstop:,} of {self.record_.steps:,}"),
             ("Steps by", how.get(str(self.record_.select), "given")),
             ("Step length", f"{self._boosting.nu:g}"),
+            *([("Response points", f"{moments.total.cells:,.0f}")] if moments.weighted else []),
             ("Penalty", self._boosting.design.penalty),
             *([] if how_sites is None else [("Baseline", how_sites)]),
         ]
@@ -303,7 +305,7 @@ class BoostResults(
 
     def _summary_notes(self) -> list[str]:
         setting, moments = getattr(self._ledger, "setting", ""), self._boosting.moments
-        columns = moments.S.shape[1] + moments.T.shape[2]
+        columns = traced_columns(moments.T.shape[1], moments.T.shape[2], moments.weighted)
         notes = [setting] if setting else []
         notes.append(f"No standard errors, tests and intervals: {self._no_error}.")
         if self.record_.select == "cv" and self.mstop == self.record_.steps:
@@ -315,7 +317,7 @@ class BoostResults(
             )
         if self.record_.masked:
             notes.append(f"Sums were masked over {len(self.estimate.blocks)} sites: {MASKED.format('')}")
-        notes.append(f"Tracing: {tracing_sentence(columns, moments.total.n)}.")
+        notes.append(f"Tracing: {tracing_sentence(columns, moments.total.n, moments.weighted)}.")
         if self.record_.basis.left_out:
             notes.append(
                 f"{self.record_.basis.left_out:,} rows that lack what the model reads were left out."

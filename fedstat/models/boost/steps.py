@@ -3,6 +3,10 @@
 Released, by fold: `gram`, the upper triangle of the products of all learners' columns, (F, K (K + 1) / 2);
 `score`, their products with the response in its basis, (F, K, L); `spread`, the products of the latter,
 (F, L (L + 1) / 2); `totals`, sums of the response at each of its points, and of its square, (F, G + 1).
+
+Where curves of the response were measured at different points: `gram` and `score`; `banded`, (F, r,
+K (K + 1) / 2), the products of `gram` weighted by what pairs of splines that overlap add up to over a curve's
+points; `totals`, (F, 2), points and sums of squares.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from functools import partial
 import numpy as np
 
 from fedstat import records
-from fedstat.errors import DesignError
+from fedstat.errors import DesignError, MessageError
 from fedstat.federation.crypto.masks import hides
 from fedstat.federation.design.row_steps import OPEN_ROWS, OpenRows, rows_of
 from fedstat.federation.design.site_rows import WholeRows
@@ -24,11 +28,13 @@ from fedstat.federation.door.facts import (
     DivisionOfRows,
     RowCount,
     SummedColumns,
+    UnevenRows,
 )
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step
 from fedstat.federation.tables.curves.array import curves_of
 from fedstat.models.boost.learning.columns import CurvesAsked, learner_columns, smooth_asked, time_basis
+from fedstat.models.boost.learning.responses import EvenResponse, Response, UnevenResponse
 from fedstat.typing import Array, Floats, Ints
 
 FAMILY = "boost"
@@ -39,9 +45,20 @@ BLOCK = 4096
 
 def sum_curves(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
     """Sum products of learners' columns and response over the open rows, by fold."""
+    return _sum_by_fold(data, state, text, uneven=False)
+
+
+def sum_uneven_curves(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
+    """Sum the same where curves of the response have points of their own, or lack some."""
+    return _sum_by_fold(data, state, text, uneven=True)
+
+
+def _sum_by_fold(data: SiteData, state: State, text: str, *, uneven: bool) -> tuple[dict[str, Array], str]:
     asked = records.from_json(CurvesAsked, text, f"{data.name}: the question about curves")
+    if uneven and asked.time is None:
+        raise MessageError(f"{data.name}: the question about curves has no basis along their points")
     state.tell(smooth_asked(asked.learners))
-    made = MadeColumns(data, rows_of(state), asked)
+    made = MadeColumns(data, rows_of(state), asked, uneven)
     n = state.entities
     if n <= BLOCK:
         made.held = list(made.blocks())
@@ -49,10 +66,10 @@ def sum_curves(data: SiteData, state: State, text: str) -> tuple[dict[str, Array
     _tell(state, made, fold)
     sums: dict[str, Array] = {}
     first = 0
-    for parts, Y, basis in made.blocks():
-        part = _products(np.column_stack(parts), Y, basis, fold[first : first + len(Y)], asked.folds)
+    for parts, response in made.blocks():
+        part = response.products(np.column_stack(parts), fold[first : first + len(response)], asked.folds)
         sums = {name: sums.get(name, 0.0) + array for name, array in part.items()}
-        first += len(Y)
+        first += len(response)
     return sums, ""
 
 
@@ -77,7 +94,7 @@ def blocks(opened: OpenRows, curves: Sequence[str]) -> Iterator[tuple[WholeRows,
 
 @dataclass(slots=True, eq=False)
 class MadeColumns:
-    """Columns of all learners, the response, and the basis at its points, by blocks of rows.
+    """Columns of all learners and the response, by blocks of rows.
 
     They are made in every pass, or `held` where there is one block.
     """
@@ -85,9 +102,10 @@ class MadeColumns:
     data: SiteData
     opened: OpenRows
     asked: CurvesAsked
-    held: Sequence[tuple[list[Floats], Floats, Floats]] = ()
+    uneven: bool = False
+    held: Sequence[tuple[list[Floats], Response]] = ()
 
-    def blocks(self) -> Iterator[tuple[list[Floats], Floats, Floats]]:
+    def blocks(self) -> Iterator[tuple[list[Floats], Response]]:
         """All of them."""
         if self.held:
             yield from self.held
@@ -96,38 +114,56 @@ class MadeColumns:
             parts = [
                 learner_columns(one, rows.frame, coded, self.opened.term_names) for one in self.asked.learners
             ]
-            yield parts, *_response(self.data, self.opened, rows, self.asked)
+            yield parts, self._of_rows(rows)
 
     def of(self, p: int) -> Iterator[Floats]:
         """Columns of one learner."""
         learner = self.asked.learners[p]
         if self.held:
-            yield from (parts[p] for parts, _, _ in self.held)
+            yield from (parts[p] for parts, _ in self.held)
             return
         for rows, coded in blocks(self.opened, [learner.of] if learner.of_curve else []):
             yield learner_columns(learner, rows.frame, coded, self.opened.term_names)
 
-    def response(self) -> Iterator[Floats]:
-        """Response in its basis."""
+    def responses(self) -> Iterator[Response]:
+        """Responses."""
         if self.held:
-            yield from (Y @ basis for _, Y, basis in self.held)
+            yield from (response for _, response in self.held)
             return
         for rows, _ in blocks(self.opened, self.opened.question.read_curves[:1]):
-            Y, basis = _response(self.data, self.opened, rows, self.asked)
-            yield Y @ basis
+            yield self._of_rows(rows)
+
+    def scores(self) -> Iterator[Floats]:
+        """Products of the response with its basis."""
+        return (response.scores for response in self.responses())
+
+    def _of_rows(self, rows: WholeRows) -> Response:
+        if self.asked.time is None:
+            return EvenResponse(rows.y[:, None], time_basis(None, np.zeros(1)))
+        curves = curves_of(rows.frame[self.opened.question.curve_response])
+        if self.uneven:
+            offset = None if self.asked.offset is None else np.array(self.asked.offset)
+            return UnevenResponse.of(curves, self.asked.time, offset)
+        if curves.gaps:
+            raise DesignError(
+                f"{self.data.name}: curves of the response were not measured at the same points, and the "
+                "question takes them as such; make the partition and the model again"
+            )
+        return EvenResponse(curves.values, time_basis(self.asked.time, curves.grid))
 
 
 def _tell(state: State, made: MadeColumns, fold: Ints) -> None:
     """Tell what stands behind the sums: rows for the columns of all learners, whom these single out, folds.
 
     Sums that three sites or more hide add up to those over all rows, so that columns of one learner at a time
-    are held against a site's own; in the clear all together are, by fold.
+    are held against a site's own; in the clear all together are, by fold. Masks do not hide what curves
+    weigh: where points differ by site, sums with different weights can be solved for every site's.
     """
-    n, hidden, asked = len(fold), hides(len(state.hidden_among)), made.asked
+    n, hidden, asked = len(fold), hides(len(state.hidden_among)) and not made.uneven, made.asked
     columns: list[tuple[str, Callable[[], Iterator[Floats]]]] = [
         (one.label, partial(made.of, p)) for p, one in enumerate(asked.learners)
     ]
-    columns.append((RESPONSE, made.response))
+    columns.append((RESPONSE, made.scores))
     width, sizes = 1, []
     for label, own in columns:
         held = list(own())  # of one learner at a time
@@ -143,7 +179,24 @@ def _tell(state: State, made: MadeColumns, fold: Ints) -> None:
         size = np.concatenate(sizes)
         all_made = partial(_side_by_side, [own for _, own in columns], size)
         state.tell(DesignDirections(all_made, n, [f"column {j}" for j in range(len(size))]))
+    if made.uneven:
+        _tell_weights(state, made, fold, width)
     state.tell(DivisionOfRows("", fold, np.flatnonzero(_used(made.opened))))
+
+
+def _tell_weights(state: State, made: MadeColumns, fold: Ints, width: int) -> None:
+    """Tell whose curves weigh differently: what all others have cancels between two weights."""
+    parts = [(one.weights, one.uneven) for one in made.responses() if isinstance(one, UnevenResponse)]
+    weights, n = [W for W, _ in parts], len(fold)
+    r, size = weights[0].shape[1], _size(weights)
+    scaled = [W / size for W in weights]
+    uneven = np.concatenate([one for _, one in parts])
+    by_fold = np.bincount(fold[: len(uneven)][uneven], minlength=made.asked.folds)
+    # Of rows that a forecast invents there are fewer.
+    fewest = int(min((count for count in by_fold if count), default=0) * n // max(len(uneven), 1))
+    state.tell(UnevenRows(fewest, width, r + 1))
+    state.tell(DesignDirections(scaled.__iter__, n, [f"weights of {RESPONSE}[{j}]" for j in range(r)]))
+    state.tell(*(SummedColumns(W) for W in scaled))
 
 
 def _side_by_side(made: Sequence[Callable[[], Iterator[Floats]]], size: Floats) -> Iterator[Floats]:
@@ -161,44 +214,12 @@ def _size(blocks: Sequence[Floats]) -> Floats:
     return np.where(squares > 0.0, np.sqrt(squares / sum(map(len, blocks))), 1.0)
 
 
-def _response(data: SiteData, opened: OpenRows, rows: WholeRows, asked: CurvesAsked) -> tuple[Floats, Floats]:
-    """Response (m, G) and the basis at its points (G, k2)."""
-    if asked.time is None:
-        return rows.y[:, None], time_basis(None, np.zeros(1))
-    curves = curves_of(rows.frame[opened.question.curve_response])
-    gaps = int(np.isnan(curves.values).any(axis=1).sum())
-    if gaps:
-        raise DesignError(
-            f"{data.name}: {gaps:,} curves of the response were not measured at all points. Leave these rows "
-            "out, or fill the points in"
-        )
-    return curves.values, time_basis(asked.time, curves.grid)
-
-
-def _products(Z: Floats, Y: Floats, basis: Floats, fold: Ints, folds: int) -> dict[str, Array]:
-    C = Y @ basis
-    K, k2 = Z.shape[1], C.shape[1]
-    upper, upper2 = np.triu_indices(K), np.triu_indices(k2)
-    out = {
-        "gram": np.zeros((folds, len(upper[0]))),
-        "score": np.zeros((folds, K, k2)),
-        "spread": np.zeros((folds, len(upper2[0]))),
-        "totals": np.zeros((folds, Y.shape[1] + 1)),
-    }
-    for f in range(folds):
-        z, c, y = (A if folds == 1 else A[fold == f] for A in (Z, C, Y))
-        out["gram"][f] = (z.T @ z)[upper]
-        out["score"][f] = z.T @ c
-        out["spread"][f] = (c.T @ c)[upper2]
-        out["totals"][f] = np.append(y.sum(axis=0), (y * y).sum())
-    return out
-
-
 BEHIND = (*OPEN_ROWS, SummedColumns, DivisionOfRows)
+ASKED = Declared("control", "learners, with the ends of their bases; folds", common=True)
 
 
-def _sum(what: str, ndim: int = 2) -> Declared:
-    return Declared("aggregate", what, ndim, maskable=True, wide=True, behind=BEHIND)
+def _sum(what: str, ndim: int = 2, *more: type) -> Declared:
+    return Declared("aggregate", what, ndim, maskable=True, wide=True, behind=(*BEHIND, *more))
 
 
 STEPS: Mapping[str, Step] = {
@@ -210,6 +231,16 @@ STEPS: Mapping[str, Step] = {
             "spread": _sum("products of the response in its basis, by fold"),
             "totals": _sum("sums of the response at its points, and of its square, by fold"),
         },
-        text_in=Declared("control", "learners, with the ends of their bases; folds", common=True),
+        text_in=ASKED,
+    ),
+    "sum_uneven_curves": Step(
+        sum_uneven_curves,
+        gives={
+            "gram": _sum("products of the learners' columns, by fold", 2, UnevenRows),
+            "banded": _sum("the same, weighted by pairs of splines over a curve's points", 3, UnevenRows),
+            "score": _sum("their products with the response in its basis, by fold", 3, UnevenRows),
+            "totals": _sum("points of the response, and sums of its square, by fold", 2, UnevenRows),
+        },
+        text_in=ASKED,
     ),
 }

@@ -51,7 +51,7 @@ def entry_p_values(boosting: Boosting, draws: int, random: np.random.Generator) 
     Against scores of no effect, vec T ~ N(0, Sigma x S) with the response's own covariance (Westfall and
     Young 1993).
     """
-    total = boosting.moments.total
+    total = boosting.even.total
     sums = total.about(total.mean, boosting.basis)
     ready = make_ready(sums, replace(boosting.design, penalty="separable"), boosting.gram)
     (H,) = ready.fit

@@ -138,7 +138,7 @@ def fit_surfaces(
 ) -> SurfaceFit:
     """Fit learners to the sums of some folds, (F,)."""
     boosting = held.boosting
-    sums = boosting.moments.over(folds)
+    sums = boosting.even.over(folds)
     centred = sums.about(sums.mean, boosting.basis)
     fitted = refit(centred, boosting.design, boosting.gram, learners)
     return SurfaceFit(held, fitted, conditions, random_state)

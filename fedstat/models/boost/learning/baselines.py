@@ -43,11 +43,11 @@ class SiteBoosting(Boosting):
 
     def over(self, folds: Any, steps: int, test: Any = None) -> tuple[Ready, BoostPath]:
         """Follow a path over some folds, (F,) bool; its offset is their mean over all sites."""
-        sums = self.moments.over(folds)
+        sums = self.even.over(folds)
         offset = sums.mean
         centred = sums.about(offset, self.basis)
         parts = [one.over(folds).about(offset, self.basis) for one in self.own]
-        other = None if test is None else self.moments.over(test).about(offset, self.basis)
+        other = None if test is None else self.even.over(test).about(offset, self.basis)
         fits = LearnersAtSites.of(self, centred, parts)
         ready = make_ready(centred, self.design, self.gram)
         return ready, fits.follow(parts, steps, self.nu, other, lsa=self.aggregation == "lsa")

@@ -10,11 +10,13 @@ from typing import Annotated, Any, Literal, TypeAlias
 import numpy as np
 from scipy.linalg import block_diag, eigh
 
+from fedstat.errors import NotAvailableError
 from fedstat.kernels.boosting.bases import difference_penalty, smooth_curve, spline_gram
-from fedstat.kernels.boosting.path import follow_full, follow_shrunk
+from fedstat.kernels.boosting.path import follow_blocks, follow_full, follow_shrunk
 from fedstat.kernels.boosting.reinsch import demmler_reinsch
 from fedstat.models.boost.learning.learners import DF, INTERCEPT, Learner
 from fedstat.models.boost.learning.moments import CurveMoments, CurveSums
+from fedstat.models.boost.learning.uneven import UnevenMoments, UnevenSums
 from fedstat.typing import Floats, Ints
 
 PenaltyKind: TypeAlias = Literal["separable", "fdboost"]
@@ -22,6 +24,13 @@ PENALTIES = ("separable", "fdboost")
 Aggregation: TypeAlias = Literal["exact", "lsa", "average", "local"]
 AGGREGATIONS = ("exact", "lsa", "average", "local")
 NOTHING = np.zeros((0, 0))
+UNEVEN = (
+    "the sums of a response with missing points, or points of its own, do not tell how its errors are "
+    "correlated along it, which intervals and tests need; stability() needs no errors. Curve(..., max_gap=0) "
+    "leaves such curves out"
+)
+Moments: TypeAlias = CurveMoments | UnevenMoments
+Sums: TypeAlias = CurveSums | UnevenSums
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +64,7 @@ class BoostDesign:
             return np.zeros((1, 1))
         return difference_penalty(k, learner.differences) if learner.smooth else np.eye(k)
 
-    def fitted(self, p: int, sums: CurveSums) -> tuple[Floats, Floats]:
+    def fitted(self, p: int, sums: Sums) -> tuple[Floats, Floats]:
         """Fitted directions of a learner's columns, (k, m), and the penalty on these, (m, m)."""
         learner = self.learners[p]
         if learner.kind == "bfpc":  # scores are shrunken alike, whatever their variance
@@ -87,6 +96,18 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class UnevenReady(Ready):
+    """Learners of an uneven response: `A` are products of all their columns with all splines along it.
+
+    `starts` are places among these, learner by learner, splines outermost; `parts` take columns to those that
+    are fitted.
+    """
+
+    A: Floats
+    parts: tuple[Floats, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class BoostPath:
     """Learner of every step, loss then and on other rows, (steps,) each; coefficients (K, k2) at last."""
 
@@ -96,13 +117,13 @@ class BoostPath:
     coef: Floats
 
 
-def centring(sums: CurveSums, columns: slice) -> Floats:
+def centring(sums: Sums, columns: slice) -> Floats:
     """Columns whose effects add up to zero over all rows: (k, k - 1), orthonormal."""
     Q: Floats = np.linalg.qr(sums.S[columns, 0][:, None], mode="complete")[0]
     return Q[:, 1:]
 
 
-def principal_directions(sums: CurveSums, columns: slice, learner: Learner) -> Floats:
+def principal_directions(sums: Sums, columns: slice, learner: Learner) -> Floats:
     """Directions (1 + k, m) to scores of curves about their mean on their first principal components.
 
     Of columns one and the integrals of x times splines: with J the Gram of the splines, eigenfunctions of the
@@ -117,7 +138,7 @@ def principal_directions(sums: CurveSums, columns: slice, learner: Learner) -> F
     return np.vstack([-mean @ A[:, :m], A[:, :m]])
 
 
-def make_ready(sums: CurveSums, design: BoostDesign, gram: Floats) -> Ready:
+def make_ready(sums: Sums, design: BoostDesign, gram: Floats) -> Ready:
     """Choose smoothing parameters by degrees of freedom; `gram` is that of the response's basis, (k2, k2).
 
     With the penalty "separable" both directions are smoothed one after the other, (S + a K1) B (G + b K2);
@@ -127,6 +148,8 @@ def make_ready(sums: CurveSums, design: BoostDesign, gram: Floats) -> Ready:
     grams = [c.T @ sums.S[design.columns(p), design.columns(p)] @ c for p, c in enumerate(C)]
     starts = np.cumsum([0, *(c.shape[1] for c in C)]).astype(np.int64)
     K2 = design.along(len(gram))
+    if isinstance(sums, UnevenSums):
+        return _ready_uneven(design, sums, C, margins, K2)
     if design.penalty == "fdboost" and design.time is not None:
         return _ready_full(design, C, grams, margins, gram, K2, starts)
     return _ready_separable(design, C, grams, margins, gram, K2, starts)
@@ -208,22 +231,80 @@ def _ready_full(
     return Ready(block_diag(*C), np.eye(k2), starts, arguments, tuple(found), full=True)
 
 
-def follow(ready: Ready, sums: CurveSums, steps: int, nu: float, test: CurveSums | None = None) -> BoostPath:
+def _ready_uneven(
+    design: BoostDesign, sums: UnevenSums, C: list[Floats], margins: list[Floats], K2: Floats
+) -> UnevenReady:
+    """Penalties are those of the other kinds with the mean of what curves weigh; df are of the sums as is."""
+    k2, turns, shrunk, found = len(K2), [], [], []
+    A, _ = sums.turned(C)
+    gram = sums.along / sums.n
+    starts = np.cumsum([0, *(k2 * c.shape[1] for c in C)]).astype(np.int64)
+    along = float(design.time.df or DF) if design.time is not None else 1.0
+    wanted = wanted_df(design, [c.shape[1] for c in C], k2)
+    for p, (one, c, K1, (own, whole)) in enumerate(zip(design.learners, C, margins, wanted, strict=True)):
+        k1, block = c.shape[1], np.ascontiguousarray(A[starts[p] : starts[p + 1], starts[p] : starts[p + 1]])
+        if one.constant:
+            only = np.kron(np.ones((k2, 1)), np.eye(k1))
+            fit = demmler_reinsch(only.T @ block @ only, K1, whole)
+            rest = k1 * (k2 - 1)
+            turned = np.concatenate([fit.V.T @ only.T, np.zeros((rest, k1 * k2))])
+            h = np.concatenate([fit.h, np.zeros(rest)])
+        else:
+            if design.penalty == "fdboost":
+                K = np.kron(K2, np.eye(k1)) + (0.0 if one.kind == INTERCEPT else np.kron(np.eye(k2), K1))
+                whole = along if one.kind == INTERCEPT else whole
+            else:
+                S = c.T @ sums.S[design.columns(p), design.columns(p)] @ c
+                first = demmler_reinsch(S, K1, own)
+                smooth = demmler_reinsch(gram, K2, whole, first.h).smoothing * K2
+                K = np.kron(smooth, S) + first.smoothing * np.kron(gram + smooth, K1)
+            fit = demmler_reinsch(block, np.asarray(K, dtype=np.float64), whole)
+            turned, h = fit.V.T, fit.h
+        turns.append(np.ascontiguousarray(turned).ravel())
+        shrunk.append(h)
+        found.append(fit.df)
+    at = np.cumsum([0, *map(len, turns)])[:-1].astype(np.int64)
+    fit_of = (np.concatenate(turns), at, np.concatenate(shrunk))
+    return UnevenReady(block_diag(*C), np.eye(k2), starts, fit_of, tuple(found), True, A, tuple(C))
+
+
+def follow(ready: Ready, sums: Sums, steps: int, nu: float, test: Sums | None = None) -> BoostPath:
     """Take so many steps from sums of a response less its offset; `test` are those over other rows."""
+    selected, risk, risk_test = np.empty(steps, np.int64), np.empty(steps), np.full(steps, np.nan)
+    rss = (float(sums.yy), 0.0 if test is None else float(test.yy))
+    if isinstance(ready, UnevenReady):
+        assert isinstance(sums, UnevenSums)
+        assert test is None or isinstance(test, UnevenSums)
+        A_test, t_test = (NOTHING, NOTHING.ravel()) if test is None else test.turned(ready.parts)
+        flat = np.zeros(len(ready.A))
+        t = sums.turned_scores(ready.parts)
+        tail = (A_test, t_test, rss[1], selected, risk, risk_test, flat)
+        blocks: Callable[..., None] = follow_blocks
+        blocks(ready.A, t, *ready.fit, ready.starts, nu, rss[0], *tail)
+        return BoostPath(selected, risk, risk_test, _unfold(flat, ready))
     L, V = ready.L, ready.V
 
-    def turned(one: CurveSums) -> tuple[Floats, Floats]:
+    def turned(one: Sums) -> tuple[Floats, Floats]:
         return np.ascontiguousarray(L.T @ one.S @ L), np.ascontiguousarray(L.T @ one.T @ V)
 
     S, T = turned(sums)
     S_test, T_test = (NOTHING, NOTHING) if test is None else turned(test)
-    selected, risk, risk_test = np.empty(steps, np.int64), np.empty(steps), np.full(steps, np.nan)
     coef = np.zeros_like(T)
-    tail = (S_test, T_test, 0.0 if test is None else float(test.yy), selected, risk, risk_test, coef)
-    head = (ready.starts, nu, float(sums.yy))
     run: Callable[..., None] = follow_full if ready.full else follow_shrunk
-    run(S, T, *ready.fit, *head, *tail)
+    tail = (S_test, T_test, rss[1], selected, risk, risk_test, coef)
+    run(S, T, *ready.fit, ready.starts, nu, rss[0], *tail)
     return BoostPath(selected, risk, risk_test, L @ coef @ V.T)
+
+
+def _unfold(flat: Floats, ready: UnevenReady) -> Floats:
+    """Coefficients (K, k2) from those of all fitted columns with all splines."""
+    k2 = len(ready.V)
+    return np.concatenate(
+        [
+            part @ flat[lo:hi].reshape(k2, part.shape[1]).T
+            for part, (lo, hi) in zip(ready.parts, pairwise(ready.starts), strict=True)
+        ]
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -234,7 +315,7 @@ class Boosting:
     is that of a local fit, whose sums these are alone.
     """
 
-    moments: CurveMoments
+    moments: Moments
     design: BoostDesign
     basis: Annotated[Floats, "g l"]
     nu: float
@@ -244,11 +325,18 @@ class Boosting:
     given: Annotated[Floats, "g"] | None = None
 
     @property
+    def even(self) -> CurveMoments:
+        """Sums of a response at common points; a NotAvailableError where there are none."""
+        if isinstance(self.moments, UnevenMoments):
+            raise NotAvailableError(UNEVEN)
+        return self.moments
+
+    @property
     def gram(self) -> Floats:
         """Gram of the response's basis at its points."""
         return np.asarray(self.basis.T @ self.basis)
 
-    def offset(self, sums: CurveSums) -> Floats:
+    def offset(self, sums: Sums) -> Floats:
         """Curve from which boosting of some rows starts, (G,)."""
         if self.given is not None:
             return self.given
@@ -261,9 +349,9 @@ class Boosting:
         """Follow a path over some folds, (F,) bool; its offset serves for those of `test` as well."""
         sums = self.moments.over(folds)
         offset = self.offset(sums)
-        centred = sums.about(offset, self.basis)
+        centred: Sums = sums.about(offset, self.basis)
         ready = make_ready(centred, self.design, self.gram)
-        other = None if test is None else self.moments.over(test).about(offset, self.basis)
+        other: Sums | None = None if test is None else self.moments.over(test).about(offset, self.basis)
         return ready, follow(ready, centred, steps, self.nu, other)
 
     def cross_validate(self, steps: int) -> Floats:
@@ -272,7 +360,7 @@ class Boosting:
         for f in range(F):
             test = np.arange(F) == f
             path = self.over(~test, steps, test)[1]
-            out.append(path.risk_test / (self.moments.S[f, 0, 0] * len(self.basis)))
+            out.append(path.risk_test / self.moments.over(test).cells)
         return np.array(out)
 
 

@@ -21,17 +21,25 @@ from fedstat.typing import Floats
 
 @dataclass(frozen=True, slots=True)
 class CurvesAsked:
-    """What a site sums: learners, the basis along the response (None for a number), folds and their seed."""
+    """What a site sums: learners, the basis along the response (None for a number), folds and their seed.
+
+    An `offset`, points and values, is taken off a response whose curves have points of their own.
+    """
 
     learners: tuple[Learner, ...]
     time: Learner | None
     folds: int
     seed: int
+    offset: tuple[tuple[float, ...], tuple[float, ...]] | None = None
 
     def check(self) -> None:
         """Require an intercept first."""
         if not self.learners or self.learners[0].kind != INTERCEPT or not 1 <= self.folds <= 1000:
             raise MessageError("the question about curves has no intercept, or no folds")
+        if self.offset is not None:
+            points, values = self.offset
+            if not points or len(points) != len(values) or np.any(np.diff(points) <= 0.0):
+                raise MessageError("the question about curves has an offset without points that ascend")
 
 
 def learner_columns(

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedstat.models.boost.learning.boosting import Ready
-from fedstat.models.boost.learning.moments import CurveSums
+from fedstat.models.boost.learning.boosting import Ready, Sums, UnevenReady
 from fedstat.typing import Floats, Ints
 
 
-def path_df(ready: Ready, sums: CurveSums, selected: Ints, nu: float) -> Floats:
+def path_df(ready: Ready, sums: Sums, selected: Ints, nu: float) -> Floats:
     """Trace of the boosting operator after every step of a path, (steps,) (Buehlmann and Hothorn 2007, 5.3).
 
     The coefficients of a path are linear in the score T, M vec(T) with t slow: a step on learner p adds
     nu H_p (E_p' - A_p M) to its rows, A being the Gram of all columns, and the trace is that of A M.
     """
-    S = ready.L.T @ sums.S @ ready.L
+    S = ready.A if isinstance(ready, UnevenReady) else ready.L.T @ sums.S @ ready.L
     taken = sorted(set(selected.tolist()))
     own = np.concatenate([np.arange(ready.starts[p], ready.starts[p + 1]) for p in taken])
     S, ends = S[np.ix_(own, own)], np.cumsum([0, *(ready.starts[p + 1] - ready.starts[p] for p in taken)])
     places = {p: slice(int(a), int(b)) for p, a, b in zip(taken, ends, ends[1:], strict=False)}
     trace = _full_traces if ready.full else _shrunk_traces
+    trace = _block_traces if isinstance(ready, UnevenReady) else trace
     return np.cumsum(trace(ready, S, own, places, selected.tolist(), nu))
 
 
@@ -62,6 +62,27 @@ def _full_traces(
         step = (fits[p] @ left.reshape(k2 * k1, k2 * K)).reshape(k2, k1, k2, K)
         M[:, rows] += step
         out.append(float(np.einsum("jl,ia,jila->", gram, S[rows], step, optimize=True)))
+    return out
+
+
+def _block_traces(
+    ready: Ready, S: Floats, own: Ints, places: dict[int, slice], selected: list[int], nu: float
+) -> list[float]:
+    """Find the same, where a learner has no two directions."""
+    turns, at, h = ready.fit
+    fits = {}
+    for p, rows in places.items():
+        k = rows.stop - rows.start
+        turn = turns[at[p] : at[p] + k * k].reshape(k, k)
+        fits[p] = nu * turn.T @ (h[ready.starts[p] : ready.starts[p + 1], None] * turn)
+    M, out = np.zeros_like(S), []
+    for p in selected:
+        rows = places[p]
+        left = -S[rows] @ M
+        left[:, rows] += np.eye(rows.stop - rows.start)
+        step = fits[p] @ left
+        M[rows] += step
+        out.append(float((S[rows] * step).sum()))
     return out
 
 

@@ -29,12 +29,23 @@ class CurveMoments:
         """Unfold the sums that sites release."""
         _, K, k2 = sums["score"].shape
         y = sums["totals"]
-        return cls(_full(sums["gram"], K), sums["score"], _full(sums["spread"], k2), y[:, :-1], y[:, -1])
+        return cls(
+            full_matrices(sums["gram"], K),
+            sums["score"],
+            full_matrices(sums["spread"], k2),
+            y[:, :-1],
+            y[:, -1],
+        )
 
     @classmethod
     def together(cls, parts: Sequence[CurveMoments]) -> CurveMoments:
         """Add up those of several sites."""
         return cls(*(np.sum([getattr(one, name) for one in parts], axis=0) for name in cls.__slots__))
+
+    @property
+    def weighted(self) -> int:
+        """Sums of products beside `S` in which rows weigh differently."""
+        return 0
 
     @property
     def folds(self) -> int:
@@ -68,6 +79,11 @@ class CurveSums:
         return float(self.S[0, 0])
 
     @property
+    def cells(self) -> float:
+        """Points of all curves."""
+        return self.n * len(self.y)
+
+    @property
     def mean(self) -> Floats:
         """Mean of the response at each point, (G,)."""
         return self.y / self.n
@@ -80,7 +96,7 @@ class CurveSums:
         return CurveSums(self.S, self.T - np.outer(self.S[:, 0], o), Q, self.y - self.n * offset, yy)
 
 
-def _full(upper: Floats, k: int) -> Floats:
+def full_matrices(upper: Floats, k: int) -> Floats:
     """Symmetric matrices (F, k, k) from their upper triangles."""
     out = np.zeros((len(upper), k, k))
     rows, columns = np.triu_indices(k)

@@ -15,7 +15,7 @@ from fedstat.federation.design.response import build_response
 from fedstat.federation.forecast.invented_rows import coded_names
 from fedstat.federation.tables.curves.array import Curve, curves_of
 from fedstat.federation.tables.curves.declared import with_curves
-from fedstat.models.boost.learning.columns import all_columns
+from fedstat.models.boost.learning.columns import all_columns, time_basis
 from fedstat.models.boost.report.surfaces import Held
 from fedstat.typing import Floats
 
@@ -53,13 +53,26 @@ def predict_boosted(
     return pd.DataFrame(out, index=new.index, columns=pd.Index(held.t, name="t"))
 
 
-def responses(held: HeldCurves, new: pd.DataFrame) -> Floats:
-    """Responses of rows that the caller holds, (m, G)."""
-    _check_frame(new)
+def compared(
+    held: HeldCurves, offset: Floats, new: pd.DataFrame, predicted: pd.DataFrame | pd.Series
+) -> tuple[Floats, Floats, Floats]:
+    """Responses of rows that the caller holds, what is predicted for them, and the offset at their points.
+
+    Each (m, G), or (N,) over all points of the curves where these are not those at which predictions are.
+    """
     question, name = held.basis.agreement.question, held.formula.response
-    if held.formula.functional:
-        return curves_of(with_curves("the new rows", new, {name: held.curves[name]})[name]).values
-    return build_response(new, question.response, question.response_columns, "")[:, None]
+    found = np.asarray(predicted, dtype=np.float64).reshape(len(new), -1)
+    if held.boosting.design.time is None:
+        y = build_response(new, question.response, question.response_columns, "")[:, None]
+        return y, found, np.broadcast_to(offset, y.shape)
+    curves = curves_of(with_curves("the new rows", new, {name: held.curves[name]})[name])
+    if np.array_equal(curves.grid, held.t):
+        return curves.values, found, np.broadcast_to(offset, found.shape)
+    points, y, lengths = curves.flat()
+    start = np.interp(points, held.t, offset)
+    along = np.linalg.lstsq(held.boosting.basis, (found - offset).T, rcond=None)[0]
+    effects = time_basis(held.boosting.design.time, points) * np.repeat(along.T, lengths, axis=0)
+    return y, start + effects.sum(axis=1), start
 
 
 def _check_frame(new: object) -> None:
