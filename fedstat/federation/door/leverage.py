@@ -20,7 +20,7 @@ from scipy.stats import beta
 
 from fedstat.errors import PolicyError
 from fedstat.federation.door.facts import SummedColumns
-from fedstat.federation.door.guards import check_concentration, rest_of_variation
+from fedstat.federation.door.guards import REST, check_concentration, rest_of_variation
 from fedstat.federation.door.state import SiteData
 from fedstat.typing import Floats, Ints
 
@@ -69,11 +69,17 @@ def check_leverage(
     high = _high_leverage(_with_constant(chunks), basis, WORTH_A_LOOK / few, float(values[kept][0]))
     mean = gram[0] / n
     squares = np.diag(gram) - n * mean**2
-    for j, name in enumerate(names, 1):
-        if squares[j] > DEPENDENT * n:
-            rest = rest_of_variation(high[:, j] - mean[j], n, squares[j], few)
-            check_concentration(data, rest, f"design column '{name}'")
-            check_row_share(data, high[:, j] - mean[j], n, float(squares[j]))
+    deviations = high - mean
+    furthest = np.max(deviations**2, axis=0, initial=0.0)
+    # No few rows have more, so that of most columns nothing else needs to be found.
+    most = few * furthest * (1.0 + few / (n - few))
+    close = (most > (1.0 - REST) * squares) | (furthest > MOST_OF_GROUP / 2.0 * squares)
+    close |= ~np.isfinite(squares)
+    for j in np.flatnonzero(close & (squares > DEPENDENT * n)).tolist():
+        if j:
+            rest = rest_of_variation(deviations[:, j], n, squares[j], few)
+            check_concentration(data, rest, f"design column '{names[j - 1]}'")
+            check_row_share(data, deviations[:, j], n, float(squares[j]))
     direction = find_singled_out(high, basis, few)
     if direction is not None:
         size = np.abs(direction[1:])

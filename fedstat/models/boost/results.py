@@ -335,9 +335,10 @@ class BoostResults(
         K, L = self.coef.shape
         names, terms = [], []
         for p, one in enumerate(design.learners):
-            for i in range(design.starts[p + 1] - design.starts[p]):
-                names += [f"{one.label}[{i},{j}]" if design.time else f"{one.label}[{i}]" for j in range(L)]
-                terms += [one.label] * L
+            label, k = one.label, design.starts[p + 1] - design.starts[p]
+            for i in range(k):
+                names += [f"{label}[{i},{j}]" if design.time else f"{label}[{i}]" for j in range(L)]
+            terms += [label] * (k * L)
         of = self._boosting.site
         rows = [row for row in record.basis.agreement.sites if of in ("", row.site)]
         return Estimate(
