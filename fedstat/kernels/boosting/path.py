@@ -37,16 +37,18 @@ def follow_shrunk(
             if gain > best:
                 best, p = gain, q
         lo, hi = starts[p], starts[p + 1]
-        B = T[lo:hi] * H[lo:hi]
-        along, size = (T[lo:hi] * B).sum(), (B * B).sum()
-        coef[lo:hi] += nu * B
+        B = np.empty((hi - lo, k2))
+        along, size = 0.0, 0.0
+        for i in range(hi - lo):
+            for j in range(k2):
+                B[i, j] = T[lo + i, j] * H[lo + i, j]
+                along += T[lo + i, j] * B[i, j]
+                size += B[i, j] * B[i, j]
+                coef[lo + i, j] += nu * B[i, j]
         if test:
-            moved = np.zeros((hi - lo, k2))
-            for i in range(hi - lo):
-                for a in range(hi - lo):
-                    moved[i] += S_test[lo + i, lo + a] * B[a]
-            rss_test += -2.0 * nu * (T_test[lo:hi] * B).sum() + nu * nu * (moved * B).sum()
+            rss_test -= nu * product(T_test, lo, B)
             move(T_test, S_test, lo, hi, nu, B)
+            rss_test -= nu * product(T_test, lo, B)
         move(T, S, lo, hi, nu, B)
         rss += -2.0 * nu * along + nu * nu * size
         selected[m], risk[m], risk_test[m] = p, rss, rss_test
@@ -93,18 +95,29 @@ def follow_full(
         for j in range(k2):
             for i in range(k1):
                 B[i, j] = vec[j * k1 + i]
-        coef[lo:hi] += nu * B
+                coef[lo + i, j] += nu * B[i, j]
         BG = B @ G
         if test:
-            moved = np.zeros((k1, k2))
-            for i in range(k1):
-                for a in range(k1):
-                    moved[i] += S_test[lo + i, lo + a] * BG[a]
-            rss_test += -2.0 * nu * (T_test[lo:hi] * B).sum() + nu * nu * (moved * B).sum()
+            rss_test -= nu * product(T_test, lo, B)
             move(T_test, S_test, lo, hi, nu, BG)
+            rss_test -= nu * product(T_test, lo, B)
         move(T, S, lo, hi, nu, BG)
-        rss += -2.0 * nu * (t * t * s).sum() + nu * nu * (t * t * s * s).sum()
+        for i in range(k):
+            rss += nu * t[i] * t[i] * s[i] * (nu * s[i] - 2.0)
         selected[m], risk[m], risk_test[m] = p, rss, rss_test
+
+
+@njit(cache=True)
+def product(T: Floats, lo: int, B: Floats) -> float:
+    """Sum of T times B over B's rows of T, which begin at lo.
+
+    A loss falls by nu times that before a step and after it.
+    """
+    total = 0.0
+    for i in range(B.shape[0]):
+        for j in range(B.shape[1]):
+            total += T[lo + i, j] * B[i, j]
+    return total
 
 
 @njit(cache=True)
@@ -147,12 +160,13 @@ def follow_blocks(
         lo, hi = starts[p], starts[p + 1]
         k = hi - lo
         fit = turned[lo:hi] * h[lo:hi]
-        b = nu * (fit @ U[at[p] : at[p] + k * k].reshape(k, k))
-        coef[lo:hi] += b
+        b = fit @ U[at[p] : at[p] + k * k].reshape(k, k)
+        for i in range(k):
+            coef[lo + i] += nu * b[i]
+            rss += nu * fit[i] * (nu * fit[i] - 2.0 * turned[lo + i])
         if test:
-            moved = A_test[lo:hi].T @ b
-            rss_test += -2.0 * (t_test[lo:hi] * b).sum() + (moved[lo:hi] * b).sum()
-            t_test -= moved
-        rss += -2.0 * nu * (turned[lo:hi] * fit).sum() + nu * nu * (fit * fit).sum()
-        t -= A[lo:hi].T @ b
+            rss_test -= nu * float(t_test[lo:hi] @ b)
+            t_test -= nu * (A_test[lo:hi].T @ b)
+            rss_test -= nu * float(t_test[lo:hi] @ b)
+        t -= nu * (A[lo:hi].T @ b)
         selected[m], risk[m], risk_test[m] = p, rss, rss_test

@@ -164,21 +164,23 @@ def _tell(state: State, made: MadeColumns, fold: Ints) -> None:
         (one.label, partial(made.of, p)) for p, one in enumerate(asked.learners)
     ]
     columns.append((RESPONSE, made.scores))
-    width, sizes = 1, []
+    width, sizes, names = 1, [], list[str]()
     for label, own in columns:
         held = list(own())  # of one learner at a time
         k = held[0].shape[1]
         width += k if label != RESPONSE else 0
         sizes.append(_size(held))
         scaled = [Z / sizes[-1] for Z in held]
-        state.tell(DesignDirections(scaled.__iter__, n, [f"{label}[{j}]" for j in range(k)]))
+        names += [f"{label}[{j}]" for j in range(k)]
+        if hidden:
+            state.tell(DesignDirections(scaled.__iter__, n, names[-k:]))
         state.tell(*(SummedColumns(Z) for Z in scaled))
     smallest = int(np.bincount(fold, minlength=asked.folds).min())
     state.tell(RowCount(smallest, 0 if hidden else width))
     if not hidden:
         size = np.concatenate(sizes)
         all_made = partial(_side_by_side, [own for _, own in columns], size)
-        state.tell(DesignDirections(all_made, n, [f"column {j}" for j in range(len(size))]))
+        state.tell(DesignDirections(all_made, n, names))
     if made.uneven:
         _tell_weights(state, made, fold, width)
     state.tell(DivisionOfRows("", fold, np.flatnonzero(_used(made.opened))))
