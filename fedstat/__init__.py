@@ -21,7 +21,6 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not read INSTALLED;
     from fedstat.models.copula.model import CopulaSynthesizer as CopulaSynthesizer
     from fedstat.models.copula.model import asinh as asinh
     from fedstat.models.copula.model import log as log
-    from fedstat.models.copula.published import published_synthesis as published_synthesis
     from fedstat.models.copula.rehearse import rehearse as rehearse
     from fedstat.models.copula_glm.model import PrivateCopulaGLM as PrivateCopulaGLM
     from fedstat.models.fedavg.model import FedAvg as FedAvg
@@ -48,7 +47,6 @@ __all__ = [
     "datasets",
     "errors",
     "load",
-    "published_synthesis",
     "rehearse",
     "threats",
     "verify_receipt",
@@ -62,7 +60,6 @@ def _lazy() -> dict[str, str]:
     functions = {
         "audit": "copula.audit.audit",
         "load": "saved",
-        "published_synthesis": "copula.published",
         "rehearse": "copula.rehearse",
     }
     return {name: f"fedstat.models.{module}" for name, module in functions.items()} | models

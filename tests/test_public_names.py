@@ -33,7 +33,6 @@ PUBLIC = [
     "datasets",
     "errors",
     "load",
-    "published_synthesis",
     "rehearse",
     "threats",
     "verify_receipt",

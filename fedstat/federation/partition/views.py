@@ -94,8 +94,8 @@ class PartitionViews:
         return {client: held_curves(table) for client, table in self._tables.items()}
 
     @property
-    def _frames(self) -> dict[str, pd.DataFrame]:
-        """The tables that are in memory."""
+    def frames(self) -> dict[str, pd.DataFrame]:
+        """Tables of clients that are in the memory of this process, for simulation; others are not in it."""
         return {c: table.frame for c, table in self._tables.items() if isinstance(table, FrameTable)}
 
     def presence(self) -> pd.DataFrame:
@@ -178,12 +178,12 @@ class PartitionViews:
                 "correlation between clients' columns needs the vertical layout: "
                 "in the horizontal layout all clients hold the same columns."
             )
-        if len(self._frames) < len(self._tables):
+        if len(self.frames) < len(self._tables):
             raise NotAvailableError(
                 "correlations between clients' columns need the rows of both in one place, and these are in "
                 "processes of their own; result.independence_tests() of VFEMRegression needs sums only"
             )
-        return rank_correlation(self._frames, self.rows, self.n_entities, alpha=alpha, threshold=threshold)
+        return rank_correlation(self.frames, self.rows, self.n_entities, alpha=alpha, threshold=threshold)
 
     def plot_missing(self, ax: Axes | None = None, max_patterns: int = 30) -> Axes:
         """Draw which records are missing together.
@@ -208,18 +208,18 @@ class PartitionViews:
             If all tables are streamed: missing cells are not counted without reading them.
         """
         if self.layout == "horizontal":
-            n_streamed = len(self.clients) - len(self._frames)
-            if not self._frames and self._engine is not None:
+            n_streamed = len(self.clients) - len(self.frames)
+            if not self.frames and self._engine is not None:
                 raise NotAvailableError(
                     "missing cells are not counted at sites in other processes; a fit counts the rows that "
                     "it leaves out"
                 )
-            if not self._frames:
+            if not self.frames:
                 raise PartitionError(
                     f"the tables of all {n_streamed} clients are streamed from Parquet files, which are not "
                     "read to count missing cells. Read them with pandas first, and use from_frames."
                 )
-            return plots.draw_missing_cells(missing_shares(self._frames), ax, n_streamed)
+            return plots.draw_missing_cells(missing_shares(self.frames), ax, n_streamed)
         return plots.draw_patterns(self.describe(), ax, max_patterns)
 
     def plot_correlation(

@@ -4,23 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar, Literal, TypeAlias, overload
 
-from fedstat.errors import ModelError
+import numpy as np
+
+from fedstat.errors import DisclosureWarning, ModelError, NotAvailableError, warn
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.rounds.products import Conversation
-from fedstat.models.checks import check_choice, check_layout
+from fedstat.federation.tables.published import Published
+from fedstat.inference.explanation import Explanation
+from fedstat.models.checks import check_choice, check_layout, check_whole
 from fedstat.models.copula.asked import NoisePlan
 from fedstat.models.copula.bounds import Bounds, IntoBound, asinh, log
 from fedstat.models.copula.explain import CopulaPlan
 from fedstat.models.copula.patterns import Missing
 from fedstat.models.copula.protocol import fit_copula, plan_columns
+from fedstat.models.copula.published import (
+    METHODS,
+    ROUNDS,
+    Method,
+    PublishedSynthesis,
+    synthesise,
+    table_of,
+)
 from fedstat.models.copula.request import LARGEST_DELTA, PrivateRelease
 from fedstat.models.copula.results import CopulaResults
 from fedstat.models.copula.steps import FAMILY, INSTEAD
 from fedstat.models.explain import ForecastPlan
 
 __all__ = ["Bounds", "CopulaSynthesizer", "asinh", "log"]
+
+Mechanism: TypeAlias = Literal["private", "published"]
 
 
 class CopulaSynthesizer(PrivateRelease):
@@ -48,6 +62,9 @@ class CopulaSynthesizer(PrivateRelease):
         To be synthesised; by default all.
     coordinator : str, optional
         The institution at which the coordinator sits, or ``"apart"``, the default.
+    mechanism : {"private", "published"}
+        The release described here, or a simulation of the publication's, which takes numeric columns that are
+        all in this process, no bounds and no budgets, and protects nobody: see :meth:`fit`.
 
     Raises
     ------
@@ -57,6 +74,8 @@ class CopulaSynthesizer(PrivateRelease):
     Notes
     -----
     Tang, Feng, Li and Wang (2025) proposed the copula; their mechanism has another unit, and is not this one.
+    Its epsilon is that of one comparison of two records, of which a record takes part in thousands:
+    ``mechanism="published"`` repeats it, and says what a whole record spends.
 
     References
     ----------
@@ -90,10 +109,18 @@ class CopulaSynthesizer(PrivateRelease):
         delta: float = LARGEST_DELTA,
         columns: Sequence[str] | None = None,
         coordinator: str | None = None,
+        mechanism: Mechanism = "private",
     ) -> None:
         check_layout(type(self).__name__, partition, "vertical")
         check_choice("missing", missing, ("auto", "pairs", "em"))
+        check_choice("mechanism", mechanism, ("private", "published"))
         self.missing: Missing = missing
+        self.mechanism: Mechanism = mechanism
+        if mechanism == "published" and not (bounds is None and missing == "auto"):
+            raise ModelError(
+                "mechanism='published' scales columns by their own smallest and largest values, and its "
+                "methods deal with missing blocks each in its way: leave bounds and missing out"
+            )
         super().__init__(partition, epsilon, delta, self._choose(partition, columns), bounds, coordinator)
 
     @property
@@ -106,12 +133,38 @@ class CopulaSynthesizer(PrivateRelease):
         """The plan of the noise, if no record lacks a value."""
         return plan_columns(self.bounds, self._counts, self._rho)
 
-    def fit(self) -> CopulaResults:
-        """Ask the institutions, under their budgets, and make the copula.
+    @overload
+    def fit(self) -> CopulaResults: ...
+
+    @overload
+    def fit(
+        self, method: Method, *, rounds: int = ROUNDS, seed: int | np.random.Generator | None = None
+    ) -> PublishedSynthesis: ...
+
+    def fit(
+        self,
+        method: Method | None = None,
+        *,
+        rounds: int = ROUNDS,
+        seed: int | np.random.Generator | None = None,
+    ) -> CopulaResults | PublishedSynthesis:
+        """Ask the institutions, under their budgets, and make the copula; or simulate what was published.
+
+        Parameters
+        ----------
+        method : {"vcds", "evcds", "ievcds"}, optional
+            Of ``mechanism="published"`` alone, and needed there: rows drawn from the copula, rows made of the
+            perturbed ranks of each entity, or these again on tables that were completed.
+        rounds : int
+            Of "ievcds".
+        seed : int or numpy.random.Generator, optional
+            Of the simulation, to repeat it.
 
         Returns
         -------
         CopulaResults
+            Or a PublishedSynthesis: ``table``, ``correlation``, and ``record_epsilon``, what a whole record
+            has spent.
 
         Raises
         ------
@@ -120,8 +173,30 @@ class CopulaSynthesizer(PrivateRelease):
         EstimationError
             Values of a column are not what its bounds list, or two institutions share too few entities.
         ModelError
-            The coordinator sits at one of two institutions, and nobody else can deal random numbers.
+            The coordinator sits at one of two institutions, and nobody else can deal random numbers. An
+            argument has no meaning for the mechanism.
+
+        Warns
+        -----
+        DisclosureWarning
+            The mechanism is the published one: nothing is private.
+
+        Examples
+        --------
+        >>> import warnings
+        >>> import fedstat as fs
+        >>> data = fs.datasets.make_blocks(300, seed=1)
+        >>> partition = fs.ClientPartition.from_frames(data.frames, on=data.key)
+        >>> with warnings.catch_warnings():
+        ...     warnings.simplefilter("ignore", fs.errors.DisclosureWarning)
+        ...     published = fs.CopulaSynthesizer(partition, 1.0, mechanism="published").fit("vcds", seed=1)
+        >>> published.table.shape, bool(published.record_epsilon.max() > 100 * published.epsilon)
+        ((300, 8), True)
         """
+        if self.mechanism == "published":
+            return self._simulate(method, rounds, np.random.default_rng(seed))
+        if method is not None:
+            raise ModelError("method, rounds and seed are of mechanism='published'; this release has none")
         self._check_budgets()
         ledger = self.new_ledger()
         asking = Conversation(FAMILY, self._session, ledger.at)
@@ -136,6 +211,46 @@ class CopulaSynthesizer(PrivateRelease):
         )
         fit = self.engine.run(self.receipted(protocol, ledger), ledger)
         return CopulaResults(fit, self.epsilon, self.delta, ledger)
+
+    def explain(self, **arguments: Any) -> Explanation:
+        """Say what :meth:`fit` would ask for and what it costs, and ask nothing.
+
+        Parameters
+        ----------
+        **arguments
+            As for :meth:`fit`.
+
+        Returns
+        -------
+        Explanation
+
+        Raises
+        ------
+        NotAvailableError
+            The mechanism is the published one, which is simulated.
+        """
+        if self.mechanism == "published":
+            raise NotAvailableError(
+                "mechanism='published' is a simulation, which asks no institution for anything; print(fit("
+                "method).summary()) says what a record would spend"
+            )
+        return super().explain(**arguments)
+
+    def _describe(self, bounds: Bounds | Mapping[str, IntoBound] | None) -> dict[str, Published]:
+        return {} if self.mechanism == "published" else super()._describe(bounds)
+
+    def _simulate(
+        self, method: Method | None, rounds: int, random: np.random.Generator
+    ) -> PublishedSynthesis:
+        """Repeat the published mechanism on the rows, which are all here."""
+        if method is None:
+            raise ModelError(f"method: mechanism='published' has {', '.join(map(repr, METHODS))}: name one")
+        check_choice("method", method, METHODS)
+        check_whole("rounds", rounds, 1)
+        table = table_of(self.partition, self.columns)
+        made = synthesise(table, self.columns, self._counts, self.epsilon, self.delta, method, rounds, random)
+        warn(made.summary(), DisclosureWarning)
+        return made
 
     @staticmethod
     def _choose(partition: ClientPartition, columns: Sequence[str] | None) -> dict[str, list[str]]:

@@ -23,24 +23,27 @@ AAAI. arXiv 1606.06926.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from typing import Literal, TypeAlias
 
 import numpy as np
 import pandas as pd
+from pandas.api.types import is_bool_dtype, is_numeric_dtype
 from scipy.optimize import isotonic_regression
 from scipy.special import expit, ndtr, ndtri
 from scipy.stats import binom, rankdata
 
 from fedstat.errors import ModelError
+from fedstat.federation.partition.partition import ClientPartition
 from fedstat.kernels.copula import nearest_correlation, project_simplex
-from fedstat.models.checks import check_choice
 from fedstat.privacy.comparisons import record_epsilon
 from fedstat.typing import Floats
 
 Method: TypeAlias = Literal["vcds", "evcds", "ievcds"]
+METHODS: tuple[Method, ...] = ("vcds", "evcds", "ievcds")
+ROUNDS = 10
+"""Of IEVCDS."""
 Quantiles: TypeAlias = Callable[[Floats], Floats]
 LEVELS = 12
 """Distinct values up to which a column has counts, and no polynomial."""
@@ -51,7 +54,7 @@ GRID = 801
 
 @dataclass(frozen=True, slots=True)
 class PublishedSynthesis:
-    """A table that the published mechanism makes, and what it costs.
+    """A table that the published mechanism makes, and what it costs: a simulation; nothing is private.
 
     Attributes
     ----------
@@ -63,8 +66,9 @@ class PublishedSynthesis:
     method : str
     epsilon : float
         As published: of one comparison and one margin together.
+    delta : float
     record_epsilon : Series
-        By client, of one record of it at delta 1e-6: of all comparisons that it takes part in, and of the
+        By client, of one record of it at this delta: of all comparisons that it takes part in, and of the
         margins of its columns. The smallest and largest values that columns are scaled with are released
         without noise, and have no epsilon.
     """
@@ -73,6 +77,7 @@ class PublishedSynthesis:
     correlation: pd.DataFrame
     method: str
     epsilon: float
+    delta: float
     record_epsilon: pd.Series[float]
 
     def summary(self) -> str:
@@ -82,64 +87,44 @@ class PublishedSynthesis:
         return (
             f"{self.method.upper()}, a simulation: nothing is private here. The published budget of "
             f"{self.epsilon:g} counts one comparison of two records. A whole record at '{worst}' spends "
-            f"epsilon {self.record_epsilon[worst]:,.0f} (delta 1e-6), and smallest and largest values leave "
-            f"as they are.{order}"
+            f"epsilon {self.record_epsilon[worst]:,.0f} (delta {self.delta:g}), and smallest and largest values "
+            f"leave as they are.{order}"
         )
 
 
-def published_synthesis(
-    frames: Mapping[str, pd.DataFrame],
-    key: str,
-    *,
-    epsilon: float = 1.0,
-    method: Method = "evcds",
-    rounds: int = 10,
-    seed: int | np.random.Generator = 0,
-) -> PublishedSynthesis:
-    """Simulate the published synthesis on tables that are at hand.
-
-    Parameters
-    ----------
-    frames : dict of str to DataFrame
-        A table per client, with the key and numeric columns; an entity without a record is missing there.
-    key : str
-        Column that identifies an entity.
-    epsilon : float
-        The published budget, above 0: half of it for every comparison, half for every margin.
-    method : {"vcds", "evcds", "ievcds"}
-    rounds : int
-        Of IEVCDS.
-    seed : int or numpy.random.Generator
-
-    Returns
-    -------
-    PublishedSynthesis
-
-    Raises
-    ------
-    ModelError
-        If an argument is out of its range.
-
-    Examples
-    --------
-    >>> import fedstat as fs
-    >>> data = fs.datasets.make_blocks(300, seed=1)
-    >>> made = fs.published_synthesis(data.frames, data.key, method="vcds")
-    >>> made.table.shape
-    (300, 8)
-    >>> bool(made.record_epsilon.max() > 100 * made.epsilon)
-    True
-    """
-    check_choice("method", method, ("vcds", "evcds", "ievcds"))
-    if not epsilon > 0.0 or rounds < 1:
+def table_of(partition: ClientPartition, columns: Mapping[str, Sequence[str]]) -> pd.DataFrame:
+    """Put the columns of all clients beside each other, (n, d), missing where a client lacks an entity."""
+    frames = partition.frames
+    if len(frames) < len(partition.clients):
         raise ModelError(
-            f"expected epsilon above 0 and at least one round, received {epsilon!r} and {rounds!r}"
+            "mechanism='published' is a simulation: it needs the rows of all clients in one place, and these "
+            "are in processes of their own"
         )
-    rng = np.random.default_rng(seed)
-    whole = reduce(lambda a, b: a.merge(b, on=key, how="outer"), frames.values()).sort_values(key)
-    table = whole.drop(columns=key).astype(float)
+    parts = []
+    for client, names in columns.items():
+        part = frames[client][list(names)].set_axis(partition.entities[partition.rows[client]])
+        words = [name for name in names if not (is_numeric_dtype(part[name]) or is_bool_dtype(part[name]))]
+        if words:
+            raise ModelError(
+                f"column '{words[0]}' at '{client}' is of type {part[words[0]].dtype}: mechanism='published' "
+                "compares numbers. Code its levels, or leave it out by columns="
+            )
+        parts.append(part.astype(np.float64))
+    return pd.concat(parts, axis=1).reindex(partition.entities)
+
+
+def synthesise(
+    table: pd.DataFrame,
+    clients: Mapping[str, Sequence[str]],
+    entities: Mapping[str, int],
+    epsilon: float,
+    delta: float,
+    method: Method,
+    rounds: int,
+    rng: np.random.Generator,
+) -> PublishedSynthesis:
+    """Simulate the mechanism on a table (n, d) of columns of `clients`, who have so many `entities`."""
     X, half = table.to_numpy(), 0.5 * epsilon
-    columns = {client: [name for name in frame if name != key] for client, frame in frames.items()}
     repeats = rounds if method == "ievcds" else 1
     if method == "vcds":
         R = correlation_of(uniform_ranks(X, half, rng))
@@ -150,16 +135,16 @@ def published_synthesis(
         name: margin(X[:, j][~np.isnan(X[:, j])], half, rng)(ndtr(scores[:, j]))
         for j, name in enumerate(table.columns)
     }
-    spent = {
-        client: record_epsilon(repeats * (len(frame) - 1) * len(columns[client]), half)
-        + len(columns[client]) * half
-        for client, frame in frames.items()
-    }
+    spent = {}
+    for client, names in clients.items():
+        answers = repeats * (entities[client] - 1) * len(names)
+        spent[client] = record_epsilon(answers, half, delta) + len(names) * half
     return PublishedSynthesis(
-        pd.DataFrame(made, index=whole[key].to_numpy()),
+        pd.DataFrame(made, index=table.index),
         pd.DataFrame(R, table.columns, table.columns),
         method,
         epsilon,
+        delta,
         pd.Series(spent, name="record epsilon"),
     )
 

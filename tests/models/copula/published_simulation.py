@@ -37,8 +37,10 @@ def tables(data, epsilon, seed):
     """Name, table and largest budget of a record: the data themselves, then what the methods make of them."""
     columns = ["y", *data.truth.index]
     yield "original", data.complete[columns], np.nan
+    partition = fs.ClientPartition.from_frames(data.frames, on=data.key)
+    simulation = fs.CopulaSynthesizer(partition, epsilon, mechanism="published")
     for method in ("vcds", "evcds", "ievcds"):
-        made = fs.published_synthesis(data.frames, data.key, epsilon=epsilon, method=method, seed=seed)
+        made = simulation.fit(method, seed=seed)
         yield method, made.table[columns], made.record_epsilon.max()
 
 

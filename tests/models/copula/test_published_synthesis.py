@@ -1,13 +1,27 @@
 """The published synthesis: its law against comparisons flipped one by one, and what it says of itself."""
 
+import warnings
+from types import SimpleNamespace
+
 import numpy as np
 import pandas as pd
 import pytest
 from scipy.special import expit
 
 import fedstat as fs
-from fedstat.errors import ModelError
+from fedstat.errors import DisclosureWarning, ModelError, NotAvailableError
 from fedstat.models.copula.published import correlation_of, margin, perturbed_ranks, uniform_ranks
+
+
+def synthesizer(data, epsilon=1.0, **given):
+    partition = fs.ClientPartition.from_frames(data.frames, on=data.key)
+    return fs.CopulaSynthesizer(partition, epsilon, **{"mechanism": "published", **given})
+
+
+def simulate(data, method, rounds=10, seed=0):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DisclosureWarning)
+        return synthesizer(data).fit(method, rounds=rounds, seed=seed)
 
 
 def ranks_by_single_flips(x, a, rng):
@@ -57,25 +71,53 @@ def test_blocks_missing_at_random_bias_the_first_method_only():
     data = fs.datasets.make_blocks(5_000, seed=1, mechanism="mar", between=0.1)
     truth = data.complete["C1"].mean()
     bias = {
-        method: fs.published_synthesis(data.frames, "id", method=method).table["C1"].mean() - truth
-        for method in ("vcds", "evcds", "ievcds")
+        method: simulate(data, method).table["C1"].mean() - truth for method in ("vcds", "evcds", "ievcds")
     }
     assert abs(bias["vcds"]) > 0.1 > max(abs(bias["evcds"]), abs(bias["ievcds"]))
 
 
 def test_tables_cost_thousands_and_say_so():
     data = fs.datasets.make_selection(1_000, seed=1)
-    made = fs.published_synthesis(data.frames, data.key, method="vcds")
+    made = simulate(data, "vcds")
     # 2,771 of comparisons of 20 columns, and half a unit for each margin; the first client has 21.
     assert made.record_epsilon["Client 2"] == pytest.approx(2_771 + 10, abs=1)
     assert "spends epsilon 2," in made.summary() and "nothing is private" in made.summary()
-    again = fs.published_synthesis(data.frames, data.key, method="evcds", rounds=10)
+    again = simulate(data, "evcds", rounds=10)
     assert "order of real persons" in again.summary()
     pd.testing.assert_series_equal(made.record_epsilon, again.record_epsilon)
 
 
-def test_arguments_out_of_range():
+def test_what_has_no_meaning_for_the_mechanism():
     data = fs.datasets.make_blocks(50)
-    for wrong in ({"epsilon": 0.0}, {"rounds": 0}, {"method": "published"}):
-        with pytest.raises(ModelError):
-            fs.published_synthesis(data.frames, "id", **wrong)
+    for wrong in ({"method": "ievcds", "rounds": 0}, {"method": "published"}, {"method": None}):
+        with pytest.raises(ModelError, match=r"rounds|method"):
+            simulate(data, **wrong)
+    for given in ({"epsilon": 0.0}, {"bounds": {"y": (0, 1)}}, {"missing": "em"}, {"mechanism": "vcds"}):
+        with pytest.raises(ModelError, match=next(iter(given))):
+            synthesizer(data, **given)
+    model = synthesizer(data)
+    with pytest.raises(NotAvailableError, match="asks no institution"):
+        model.explain()
+    with pytest.raises(ModelError, match="passes no door"):
+        fs.audit(model)
+    bounds = {name: (-9, 9) for names in model.columns.values() for name in names}
+    with pytest.raises(ModelError, match="this release has none"):
+        synthesizer(data, bounds=bounds, mechanism="private").fit("vcds")
+
+
+def test_levels_in_words_are_named_and_can_be_left_out():
+    frames = {"A": pd.DataFrame({"id": range(60), "a": np.arange(60.0), "b": ["x", "y"] * 30})}
+    frames["B"] = pd.DataFrame({"id": range(60), "c": np.arange(60.0) ** 2})
+    data = SimpleNamespace(frames=frames, key="id")
+    with pytest.raises(ModelError, match="column 'b' at 'A'"):
+        simulate(data, "evcds")
+    with pytest.warns(DisclosureWarning, match="nothing is private"):
+        made = synthesizer(data, columns=["a", "c"]).fit("evcds", seed=1)
+    assert made.table.shape == (60, 2)
+
+
+def test_a_seed_repeats_a_simulation():
+    data = fs.datasets.make_blocks(200, seed=2)
+    tables = [simulate(data, "evcds", seed=seed).table for seed in (1, 1, 2)]
+    pd.testing.assert_frame_equal(tables[0], tables[1])
+    assert not tables[0].equals(tables[2])

@@ -86,6 +86,8 @@ def audit(
     """
     if not isinstance(model, CopulaSynthesizer):
         raise ModelError(f"audit: expected a CopulaSynthesizer, received {type(model).__name__}")
+    if model.mechanism == "published":
+        raise ModelError("audit: mechanism='published' is a simulation, and passes no door")
     clients = list(model.bounds)
     check_choice("view", view, (COORDINATOR, TABLE, *clients))
     check_whole("releases", releases, 100)
