@@ -87,8 +87,8 @@ class PublishedSynthesis:
         return (
             f"{self.method.upper()}, a simulation: nothing is private here. The published budget of "
             f"{self.epsilon:g} counts one comparison of two records. A whole record at '{worst}' spends "
-            f"epsilon {self.record_epsilon[worst]:,.0f} (delta {self.delta:g}), and smallest and largest values "
-            f"leave as they are.{order}"
+            f"epsilon {self.record_epsilon[worst]:,.0f} (delta {self.delta:g}), and smallest and largest "
+            f"values leave as they are.{order}"
         )
 
 
