@@ -224,6 +224,11 @@ class State:
         """Drop what serves only once."""
         del self._items[name], self._counts[name], self._columns[name], self._facts[name]
 
+    def forget_all(self, beginning: str) -> None:
+        """Drop all items whose names begin so."""
+        for name in [name for name in self._items if name.startswith(beginning)]:
+            self.forget(name)
+
     def look_at(self, name: str) -> Any:
         """Return what was kept under a name, whose entities are counted elsewhere."""
         return self._items[name]

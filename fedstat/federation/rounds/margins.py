@@ -25,7 +25,7 @@ from fedstat.federation.door.site import FAMILIES
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Ask, Declared, Step
 from fedstat.federation.rounds.engine import Rounds
-from fedstat.federation.tables.columns import LevelValue
+from fedstat.federation.tables.columns import read_codes, read_numbers
 from fedstat.federation.tables.published import PublishedColumn
 from fedstat.privacy.sensitivity import SQUARED_OF_COUNTS, counts_of
 from fedstat.records import from_json, to_json
@@ -81,7 +81,7 @@ def count_bins(data: SiteData, state: State, text: str) -> tuple[dict[str, Array
     counts = np.zeros(cells, dtype=np.int64)
     for chunk in data.table.chunks((asked.column,)):
         series = chunk[asked.column]
-        code = _levels_of(series, levels) if levels else _bins_of(series, asked.edges)
+        code = read_codes(series, levels) if levels else _bins_of(series, asked.edges)
         counts += counts_of(code, cells).values
     return {"counts": counts}, ""
 
@@ -107,26 +107,8 @@ def _published(data: SiteData, asked: BinsAsked) -> PublishedColumn:
 
 
 def _bins_of(series: pd.Series, edges: Sequence[float]) -> Ints:
-    if pd.api.types.is_numeric_dtype(series) and not pd.api.types.is_complex_dtype(series):
-        numbers = series.to_numpy(dtype=np.float64, na_value=np.nan)
-    else:
-        numbers = np.array([_number(x) for x in series.to_numpy(dtype=object)], dtype=np.float64)
+    numbers = read_numbers(series)
     return np.where(np.isnan(numbers), -1, np.searchsorted(edges, numbers, side="right")).astype(np.int64)
-
-
-def _number(value: object) -> float:
-    """Return a value as a number; whatever is none is missing: a refusal would tell that it is there."""
-    try:
-        return float(value) if isinstance(value, int | float | np.number) else math.nan
-    except (TypeError, OverflowError):
-        return math.nan
-
-
-def _levels_of(series: pd.Series, levels: Sequence[LevelValue]) -> Ints:
-    place: dict[object, int] = {level: i for i, level in enumerate(levels)}
-    plain = (str, int, float, bool, np.generic)
-    codes = (place.get(x, -1) if isinstance(x, plain) else -1 for x in series.to_numpy(dtype=object))
-    return np.fromiter(codes, dtype=np.int64, count=len(series))
 
 
 STEPS: Mapping[str, Step] = {

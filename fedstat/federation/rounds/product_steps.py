@@ -33,7 +33,7 @@ from fedstat.federation.message import Declared, Step, check_lengths, check_room
 from fedstat.federation.rounds.key_agreement import keys_of
 from fedstat.federation.tables.bits import COLUMN_MARK, column_marks
 from fedstat.federation.tables.table import entities_of
-from fedstat.kernels.ring import BLOCK
+from fedstat.kernels.ring import BLOCK, encode
 from fedstat.typing import Array, Bools, Floats, Ints
 
 
@@ -131,6 +131,8 @@ class OpenProduct:
         return secure.share_b(product, self.seed, other, Z_b, group, self.mask), check
 
 
+OPENED = "product "
+"""Beginning of the names under which a session keeps products that were opened."""
 FEW_COLUMNS = 1024
 """Columns, or groups, of a product however few rows it has."""
 
@@ -189,9 +191,13 @@ Facts: TypeAlias = tuple[tuple[Any, ...], Callable[[], None]]
 Behind: TypeAlias = Callable[[SiteData, State, Part, Ints, Ints, Bools, Array], Facts]
 
 
+Planned: TypeAlias = Callable[[SiteData, State, Part, Ints, Ints], None]
+
+
 def open_product(
     columns_of: ColumnsOf,
     rows_of: RowsOf,
+    planned: Planned | None,
     data: SiteData,
     state: State,
     text: str,
@@ -213,10 +219,13 @@ def open_product(
         raise MessageError(f"{data.name}: a product of '{own}' and '{peer}' is not one with '{part.peer}'")
     state.tell(part.dealt_by(part.dealer))
     keys = keys_of(state)
-    X, units = columns_of(data, state, part.columns)
-    check_positions(data.name, rows, len(X))
+    places = rows_of(state, part.columns)
+    check_positions(data.name, rows, len(places))
     check_lengths(data.name, group=(group, len(rows)))
-    of_table = rows_of(state, part.columns)[rows]
+    if planned is not None:
+        planned(data, state, part, rows, group)
+    X, units = columns_of(data, state, part.columns)
+    of_table = places[rows]
     mine = of_table >= 0
     shared = mine if both is None else both
     check_lengths(data.name, both=(shared, len(rows)))
@@ -225,7 +234,10 @@ def open_product(
     seed, Z = read_deal(data, state, part, dealt)
     digest = part.digest(keys, group)
     seed = secure.bind_seed(seed, digest)
-    encoded = secure.encode(X[rows], part.bits, data.name)
+    # Of a product with noise that rows are too large is never told: nothing would pay for it.
+    encoded = (
+        secure.encode(X[rows], part.bits, data.name) if planned is None else encode(X[rows], part.bits)[0]
+    )
     opened = (secure.open_a if part.first else secure.open_b)(part.product, seed, encoded)
     channel = Channel(keys, part.peer, f"open {part.number}")
     # Both clients derive one mask, which cancels in the sum of their shares and hides each of them.
@@ -246,9 +258,10 @@ def open_product(
         mask=mask,
         entities=len(pd.unique(of_table[mine])) + int(np.count_nonzero(~mine)),
     )
-    state.keep(f"product {part.number}", held)
+    state.keep(f"{OPENED}{part.number}", held)
     content = held.own.content + checked.opened() + opened.tobytes()
-    if data.policy.discrete == "bits":
+    # Marks of columns tell which are the same: of sums with noise, more than was paid for.
+    if data.policy.discrete == "bits" and planned is None:
         secret = data.trust.identity.secret("column marks")
         content += column_marks(X[rows][shared], group[shared], secret)
     return {"opened": as_bytes(channel.seal(content))}, ""
@@ -290,7 +303,7 @@ def share_product(
     standardised `units` (p,) or (q,), by which this client's side of the product is to be multiplied. Of a
     product with noise, which the door adds, the share alone: a checksum would tell of the sums without it.
     """
-    name = f"product {json.loads(text)}"
+    name = f"{OPENED}{json.loads(text)}"
     held = state.use(name, OpenProduct, "this product was not opened here; ask 'open_product' first")
     # A share is of the entities that both have, and may rest on fewer than the client's columns do.
     state.rest_on(held.entities)
@@ -326,7 +339,7 @@ DEALT = Declared("sealed", "seed and share of a random triple, for one instituti
 
 
 def product_steps(
-    columns_of: ColumnsOf, rows_of: RowsOf, behind: Behind, *, fills: bool, noisy: bool = False
+    columns_of: ColumnsOf, rows_of: RowsOf, behind: Behind, *, fills: bool, planned: Planned | None = None
 ) -> Mapping[str, Step]:
     """Make the steps by which institutions of a family multiply their columns.
 
@@ -334,10 +347,12 @@ def product_steps(
     one, and their units (q,), or None where they are standardised; ``rows_of(state, which)`` the rows of the
     site's table that these are, (rows,), -1 for filled in. ``behind(data, state, part, rows, group, both,
     marks)`` tells what the products of `rows`, (n,), by `group`, (n,), rest on, and how to enter them.
-    Without `fills` no mean is filled in, and all rows are of entities that both have. Where products are
-    `noisy`, among what it tells is the noise that each client's own share gets before it leaves: nobody ever
-    holds a sum without noise.
+    Without `fills` no mean is filled in, and all rows are of entities that both have. Of products with noise
+    ``planned(data, state, part, rows, group)`` refuses, before a row is read, those that were not charged
+    for; and among what `behind` tells is the noise that each client's own share gets before it leaves: nobody
+    ever holds a sum without noise.
     """
+    noisy = planned is not None
     behind_sums = (Entities, GroupSums, DivisionOfRows)
     what = "share of the products by pattern: random but for the sum"
     share = {"share": Declared("masked share", what, 3, behind=behind_sums)}
@@ -349,7 +364,7 @@ def product_steps(
             deal_product, {"group": GROUP}, {"for_a": DEALT, "for_b": DEALT}, PART, public=noisy
         ),
         "open_product": Step(
-            partial(open_product, columns_of, rows_of),
+            partial(open_product, columns_of, rows_of, planned),
             {"rows": ROWS, "group": GROUP, "dealt": DEALT} | ({"both": BOTH} if fills else {}),
             {"opened": replace(SEALED, behind=(DealtBy,), unpaid=HIDDEN if noisy else "")},
             PART,

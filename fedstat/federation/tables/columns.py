@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -12,7 +14,7 @@ import pandas as pd
 from fedstat.errors import DesignError
 from fedstat.federation.tables.curves.array import CurveDtype
 from fedstat.federation.tables.kinds import OBJECT_KINDS
-from fedstat.typing import Bools, Floats, Ints
+from fedstat.typing import Array, Bools, Floats, Ints
 
 LevelValue: TypeAlias = str | int | float | bool
 Kind: TypeAlias = Literal["number", "category"]
@@ -81,6 +83,55 @@ def as_numbers(series: pd.Series, client: str, name: str) -> Floats:
             "finite numbers. Correct them or set them to missing."
         )
     return values
+
+
+def read_numbers(series: pd.Series) -> Floats:
+    """Column as float64 numbers (n,), NaN for whatever is none, and none an error.
+
+    Each value is read by itself: one that is text makes text of a whole column of a file, and would move what
+    all others count as.
+    """
+    if pd.api.types.is_numeric_dtype(series) and not pd.api.types.is_complex_dtype(series):
+        return series.to_numpy(dtype=np.float64, na_value=np.nan)
+    return np.array([_number(x) for x in series.to_numpy(dtype=object)], dtype=np.float64)
+
+
+def read_codes(series: pd.Series, levels: Sequence[LevelValue]) -> Ints:
+    """Place of every value among levels, (n,), -1 for whatever is none; as :func:`read_numbers`.
+
+    Numbers and their text are the same level, unless two levels are the same number.
+    """
+    place: dict[object, int] = {level: i for i, level in enumerate(levels)}
+    place = {str(level): i for level, i in place.items() if isinstance(level, bool)} | place
+    numbers = [_number(level) for level in levels]
+    by_number = {x: i for i, x in enumerate(numbers) if not math.isnan(x) and numbers.count(x) == 1}
+
+    def code(value: object) -> int:
+        return place.get(value, by_number.get(_number(value), -1))
+
+    held: Array
+    if isinstance(series.dtype, np.dtype) and series.dtype.kind in "iufb":
+        held = series.to_numpy()
+    else:
+        cells = (x if isinstance(x, _CELLS) else None for x in series.to_numpy(dtype=object))
+        held = np.fromiter(cells, dtype=object, count=len(series))
+    codes, found = pd.factorize(held)
+    return np.array([*map(code, found), -1], dtype=np.int64)[codes]
+
+
+_CELLS = (str, int, float, Decimal, np.number, np.bool_)
+"""Of values that can be a number or a level."""
+
+
+def _number(value: object) -> float:
+    if not isinstance(value, _CELLS) or isinstance(value, complex | np.complexfloating):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf  # type: ignore[operator]
+    except (TypeError, ValueError):
+        return math.nan
 
 
 def find_levels(series: pd.Series) -> tuple[LevelValue, ...]:

@@ -16,7 +16,7 @@ from fedstat.errors import MessageError
 from fedstat.kernels.copula import score_codes
 from fedstat.models.copula.margins import Bins, Margin, tables_of
 from fedstat.privacy.sensitivity import cut_rows, gram_sensitivity
-from fedstat.records import Least
+from fedstat.records import Least, to_json
 from fedstat.typing import Ints
 
 FINE, MOST_SCALE = 4, 64
@@ -24,6 +24,7 @@ FINE, MOST_SCALE = 4, 64
 
 With it products of 390,000 entities fit into 64 bits.
 """
+MOST_GROUPS = 4096
 PLACES = 16
 """Binary places of scores: what truncation takes off a correlation is below 1e-4."""
 CUT = Fraction(6, 5)
@@ -85,14 +86,24 @@ class GramAsked:
         """Require columns of every peer."""
         if any(columns < 1 for columns in self.peers.values()):
             raise MessageError("products: expected a column or more of every other institution")
+        if self.groups > MOST_GROUPS:
+            raise MessageError(f"products: expected at most {MOST_GROUPS:,} groups")
 
     @property
     def agreed(self) -> str:
-        """What both institutions of a product have to be told alike, for radii to be what they are taken for.
+        """What both institutions of a product have to be told alike: on it rests what each is charged.
 
-        Products are numbered with it, and no share of one leaves that was numbered otherwise at the other.
+        Which scores they are, of which radii follow, and the scales. Products are numbered with it, and no
+        share of one leaves that was numbered otherwise at the other.
         """
-        return ""
+        return to_json(["rank scores", *self.scales.tolist()])
+
+    def check_at(self, site: str) -> None:
+        """Require that the question is one to this institution."""
+
+    def width(self, columns: int) -> int:
+        """Return how many scores so many columns of the data have."""
+        return columns
 
     def radius(self, columns: int) -> Fraction:
         """Return R^2 of this institution's scores, so many columns."""
@@ -197,11 +208,6 @@ class NoisePlan:
 
     rho: Fraction
     columns: Mapping[str, tuple[Bins, ...]] = field(default_factory=dict)
-
-    @property
-    def agreed(self) -> str:
-        """What all clients are told alike; see :attr:`GramAsked.agreed`."""
-        return ""
 
     @cached_property
     def p(self) -> int:

@@ -12,7 +12,7 @@ import pandas as pd
 from scipy.special import ndtr, ndtri
 
 from fedstat.errors import MessageError
-from fedstat.federation.tables.columns import LevelValue
+from fedstat.federation.tables.columns import LevelValue, read_codes, read_numbers
 from fedstat.federation.tables.published import PublishedColumn, Scale
 from fedstat.kernels.copula import (
     count_tree,
@@ -95,25 +95,13 @@ class Bins:
         error, and no budget pays for that.
         """
         if self.levels:
-            return self._level_codes(values)
-        numbers = pd.to_numeric(values, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+            return read_codes(values, self.levels)
+        numbers = read_numbers(values)
         codes, known = np.full(len(numbers), -1, np.int64), ~np.isnan(numbers)
         low, high = self._scaled(np.array(self.range))
         place_of = (self._scaled(np.clip(numbers[known], *self.range)) - low) * (self.count / (high - low))
         codes[known] = np.clip(place_of.astype(np.int64), 0, self.count - 1)
         return codes
-
-    def _level_codes(self, values: pd.Series) -> Ints:
-        place: dict[object, int] = {level: i for i, level in enumerate(self.levels)}
-        plain_numbers = isinstance(values.dtype, np.dtype) and values.dtype.kind in "iufb"
-        held = values.to_numpy() if plain_numbers else values.to_numpy(dtype=object)
-        try:
-            codes, found = pd.factorize(held)
-        except TypeError:  # what cannot be a level is among them
-            plain = (str, int, float, bool, np.generic)
-            codes, found = pd.factorize(np.array([x if isinstance(x, plain) else None for x in held], object))
-        known = np.array([*(place.get(level, -1) for level in found), -1], dtype=np.int64)
-        return known[codes]
 
     def tally(self, codes: Ints) -> Ints:
         """Count what is to be released of codes, (released,); missing ones are in no bin."""

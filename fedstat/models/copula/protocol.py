@@ -278,7 +278,7 @@ def ask_sums(
         return Side(client, columns, places[client], present.rows[client], code)
 
     pairs = [(side(SCALED, a, b), side(SCORES, b, a)) for a, b in combinations(clients, 2)]
-    multiplied = yield from asking.multiply(pairs, sites, G, present.n_entities, PLACES, plan.agreed)
+    multiplied = yield from asking.multiply(pairs, sites, G, present.n_entities, PLACES, asked.agreed)
     for one in multiplied:
         products[:, one.a.place, one.b.place] = one.products
     scales = asked.scales.astype(np.float64)

@@ -9,22 +9,23 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 import pandas as pd
 
-from fedstat.errors import MessageError
+from fedstat.errors import DescriptionError, MessageError, PartitionError
 from fedstat.federation.door.conduct import in_order
 from fedstat.federation.door.facts import Entities, FactorAsked, FactorsAsked
 from fedstat.federation.door.owner.charging import NoiseOwed
 from fedstat.federation.door.state import SiteData, State
-from fedstat.federation.message import Declared, Step, check_lengths
-from fedstat.federation.rounds.product_steps import Part, product_steps
+from fedstat.federation.message import Declared, Step, check_lengths, check_room
+from fedstat.federation.rounds.product_steps import OPENED, Part, product_steps
 from fedstat.kernels.ring import grouped_gram
 from fedstat.models.copula.asked import (
     PLACES,
@@ -41,6 +42,7 @@ SCORES, SCALED = "scores", "scaled scores"
 ASKED = "copula columns"
 NEAR = 1e-9
 """By how much probabilities that came with a question may miss a sum of one."""
+T = TypeVar("T")
 ReadCodes: TypeAlias = Callable[[SiteData, Sequence[Bins]], Ints]
 
 
@@ -67,9 +69,24 @@ class CutScores:
     shared: set[str] = field(default_factory=set)
 
 
+@contextmanager
+def by_question() -> Iterator[None]:
+    """Raise what follows from a question alone as that: else it counted as a refusal that rows decided."""
+    try:
+        yield
+    except (MessageError, PartitionError) as error:
+        raise DescriptionError(str(error)) from error
+
+
+def read_question(kind: type[T], text: str, where: str) -> T:
+    """Read what a coordinator asks for; a DescriptionError where it is none."""
+    with by_question():
+        return from_json(kind, text, where)
+
+
 def find_complete(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
     """Tell which rows have all of the columns named: ``seen`` (n_rows,)."""
-    names = from_json(tuple[str, ...], text, f"{data.name}: the columns asked for")
+    names = read_question(tuple[str, ...], text, f"{data.name}: the columns asked for")
     ask_columns(data, state, names)
     state.keep(ASKED, names)
     missing = [series.isna().to_numpy(dtype=np.bool_) for series in series_of(data, names)]
@@ -82,7 +99,7 @@ def ask_columns(data: SiteData, state: State, names: Sequence[str]) -> None:
     state.tell(FactorsAsked([FactorAsked(name, (name,)) for name in names]))
     absent = [name for name in names if name not in data.table.columns]
     if absent or not names:
-        raise MessageError(
+        raise DescriptionError(
             f"{data.name}: has no column {', '.join(map(repr, absent)) or 'that is asked for'}"
         )
 
@@ -107,10 +124,12 @@ def release_margins(
     ``levels`` are the counts of all columns with levels, one after the other, ``trees`` those of all nodes of
     the others.
     """
-    asked = from_json(MarginsAsked, text, f"{data.name}: the margins asked for")
-    check_lengths(data.name, keep=(keep, data.table.n_rows))
-    if state.use(ASKED, tuple) != tuple(one.name for one in asked.bins):
-        raise MessageError(f"{data.name}: expected bins of the columns that were asked for")
+    asked = read_question(MarginsAsked, text, f"{data.name}: the margins asked for")
+    with by_question():
+        check_lengths(data.name, keep=(keep, data.table.n_rows))
+        names = state.use(ASKED, tuple)
+    if names != tuple(one.name for one in asked.bins):
+        raise DescriptionError(f"{data.name}: expected bins of the columns that were asked for")
     state.tell(Entities(int(np.count_nonzero(keep))))
     canonical = f"{to_json(asked)} {digest_of(keep)}"
     flat, trees = ([one for one in asked.bins if bool(one.levels) is is_flat] for is_flat in (True, False))
@@ -138,17 +157,21 @@ def release_gram(
     stay for the products with other institutions, whose noise is paid for here, by one charge for all of it;
     so this question is never the same again.
     """
-    asked = from_json(form, text, f"{data.name}: the products asked for")
-    coded = state.use("copula codes", CodedRows, "its margins come first; ask 'release_margins'")
-    check_lengths(data.name, group=(group, data.table.n_rows))
+    asked = read_question(form, text, f"{data.name}: the products asked for")
+    asked.check_at(data.name)
+    with by_question():
+        coded = state.use("copula codes", CodedRows, "its margins come first; ask 'release_margins'")
+        check_lengths(data.name, group=(group, data.table.n_rows))
     if (group[~coded.keep] >= 0).any() or group.max(initial=-1) >= asked.groups:
-        raise MessageError(f"{data.name}: groups are of the rows of the margins, below {asked.groups}")
+        raise DescriptionError(f"{data.name}: groups are of the rows of the margins, below {asked.groups}")
     margins = read_margins(data.name, coded.bins, probabilities)
-    scores, here = asked.score(margins, coded.codes), group >= 0
-    q = scores.shape[1]
+    q, here = asked.width(len(margins)), group >= 0
+    with by_question():
+        check_room(data.name, asked.groups * q * q, len(group) * q)
     squared = asked.squared(q, np.flatnonzero(np.bincount(group[here])).tolist())
     canonical = f"{to_json(asked)} {digest_of(probabilities, group)} {secrets.token_hex(16)}"
     state.tell(Entities(fewest(group)), NoiseOwed("grams", canonical, squared, Fraction(asked.variance)))
+    scores = asked.score(margins, coded.codes)
     grams = grouped_gram(scores[here], scores[here], group[here], asked.groups)
     sums = grams[:, *np.triu_indices(q, 1)]
     if asked.with_moments:
@@ -157,6 +180,8 @@ def release_gram(
         sums = np.hstack([sums, np.diagonal(grams, axis1=1, axis2=2), totals])
     if not sums.size:  # of one column there are none, and the products with others are to be paid for
         sums = np.zeros((asked.groups, 1), dtype=np.int64)
+    # What was opened before is of other scores than this charge is for.
+    state.forget_all(OPENED)
     state.keep("copula scores", CutScores(scores, group, asked, canonical), int(np.count_nonzero(here)))
     return {"grams": sums * asked.scales[:, None]}, ""
 
@@ -164,10 +189,11 @@ def release_gram(
 def read_margins(site: str, bins: Sequence[Bins], probabilities: Floats) -> list[Margin]:
     """Read the probabilities of margins as if a stranger had written them."""
     ends = np.cumsum([one.count for one in bins])
-    check_lengths(site, probabilities=(probabilities, int(ends[-1])))
+    with by_question():
+        check_lengths(site, probabilities=(probabilities, int(ends[-1])))
     parts = np.split(probabilities, ends[:-1])
     if not all((part >= 0.0).all() and abs(part.sum() - 1.0) < NEAR for part in parts):
-        raise MessageError(f"{site}: expected probabilities of the bins of each column, which sum to one")
+        raise DescriptionError(f"{site}: expected probabilities of the bins of each column, which sum to one")
     return [Margin(one, part) for one, part in zip(bins, parts, strict=True)]
 
 
@@ -195,7 +221,7 @@ def columns_of(data: SiteData, state: State, which: str) -> tuple[Floats, None]:
     """
     held = state.use(*KEPT)
     if which not in (SCORES, SCALED):
-        raise MessageError(f"{data.name}: has no columns '{which}' in this session")
+        raise DescriptionError(f"{data.name}: has no columns '{which}' in this session")
     scores = np.ldexp(held.scores.astype(np.float64), -PLACES)
     return scores * (held.asked.scales[held.group, None] if which == SCALED else 1), None
 
@@ -205,15 +231,8 @@ def rows_of(state: State, which: str) -> Ints:
     return np.arange(len(state.use(*KEPT).scores))
 
 
-def behind_product(
-    data: SiteData, state: State, part: Part, rows: Ints, group: Ints, both: Bools, marks: Array
-) -> tuple[tuple[Entities, NoiseOwed], Callable[[], None]]:
-    """Tell the noise that a share of a product is to have: one share for each peer, of its declared columns.
-
-    It is paid for already, but for a unit, and drawn anew for every product. What was told of the peer's
-    columns cannot be held against them here, and noise that stood while these change would cancel in a
-    difference.
-    """
+def check_planned(data: SiteData, state: State, part: Part, rows: Ints, group: Ints) -> None:
+    """Refuse a product that is not among those that were charged for with the scores: one for each peer."""
     held, where = state.use(*KEPT), f"{data.name}: this product with '{part.peer}'"
     product, asked = part.product, held.asked
     others = product.columns_b if part.first else product.columns_a
@@ -221,11 +240,25 @@ def behind_product(
     # Of the two, the first scales; each holds itself to it, so that no product is scaled twice.
     planned = planned and part.columns == (SCALED if part.first else SCORES)
     if not planned or part.peer in held.shared or not part.number.startswith(asked.agreed):
-        raise MessageError(f"{where} is not the one that was planned")
+        raise DescriptionError(f"{where} is not the one that was planned")
     if product.groups != asked.groups or not np.array_equal(group, held.group[rows]):
-        raise MessageError(f"{where} has other groups than its own part")
+        raise DescriptionError(f"{where} has other groups than its own part")
     if not np.isin(group, asked.together(part.peer)).all():
-        raise MessageError(f"{where} has entities of a pattern without it")
+        raise DescriptionError(f"{where} has entities of a pattern without it")
+
+
+def behind_product(
+    data: SiteData, state: State, part: Part, rows: Ints, group: Ints, both: Bools, marks: Array
+) -> tuple[tuple[Entities, NoiseOwed], Callable[[], None]]:
+    """Tell the noise that a share of a product is to have.
+
+    It is paid for already, but for a unit, and drawn anew for every product. What was told of the peer's
+    columns cannot be held against them here, and noise that stood while these change would cancel in a
+    difference.
+    """
+    check_planned(data, state, part, rows, group)
+    held = state.use(*KEPT)
+    asked = held.asked
     owed = NoiseOwed("share", f"{part.peer} {held.digest}", UNIT, Fraction(asked.variance))
     return (Entities(fewest(group)), owed), partial(held.shared.add, part.peer)
 
@@ -301,7 +334,7 @@ def release_steps(form: type[GramAsked]) -> Mapping[str, Step]:
                 {"grams": noisy("sums of products of scores of the site's own columns, with noise", 2)},
                 Declared("control", "columns of the other institutions, variance of the noise"),
             ),
-            **product_steps(columns_of, rows_of, behind_product, fills=False, noisy=True),
+            **product_steps(columns_of, rows_of, behind_product, fills=False, planned=check_planned),
         },
         ORDER,
     )

@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from fedstat.errors import MessageError
+from fedstat.errors import DescriptionError, MessageError
 from fedstat.models.copula.asked import PLACES, GramAsked, NoisePlan
 from fedstat.models.copula.margins import Margin
 from fedstat.models.copula_glm.moments.columns import SQUARED_RADIUS, ScoredColumn
@@ -54,7 +54,16 @@ class MomentsAsked(GramAsked):
     @property
     def agreed(self) -> str:
         """Whose row has the response, and of which family: its radius follows."""
-        return to_json([self.holder, self.response])
+        return to_json(["values", self.holder, self.response])
+
+    def check_at(self, site: str) -> None:
+        """Require that the question is to this institution: whether it holds the response follows."""
+        if self.site != site:
+            raise DescriptionError(f"{site}: asked for products of '{self.site}'")
+
+    def width(self, columns: int) -> int:
+        """Return how many scores it has: of columns of the design, and of the response at its holder."""
+        return len(self.columns) + (self.site == self.holder)
 
     def radius(self, columns: int) -> Fraction:
         """Return R^2 of this institution's scores."""
@@ -72,7 +81,7 @@ class MomentsAsked(GramAsked):
         """Score rows by their bins (n, d), -1 for none: the columns are cut together, the response is not."""
         q, holds = len(self.columns), self.site == self.holder
         if any(not 0 <= column.source < len(margins) - holds for column in self.columns):
-            raise MessageError(f"{self.site}: a column of the design is of none that was asked for")
+            raise DescriptionError(f"{self.site}: a column of the design is of none that was asked for")
         parts = []
         if q:
             sources = [column.source for column in self.columns]
@@ -86,6 +95,8 @@ class MomentsAsked(GramAsked):
             parts.append(cut_rows(found, radius_of(q, ""), PLACES))
         if holds:
             table = WEIGHTS[self.response] * ScoredResponse(self.response, margins[-1]).table
+            if len(table) != margins[-1].bins.count:  # else rows decided whether this fails
+                raise DescriptionError(f"{self.site}: a binary response has two bins")
             scores = np.where(codes[:, -1] >= 0, table[np.maximum(codes[:, -1], 0)], 0.0)
             parts.append(cut_rows(scores[:, None], radius_of(0, self.response), PLACES))
         return np.hstack(parts)
@@ -101,11 +112,6 @@ class MomentPlan(NoisePlan):
     design: Mapping[str, tuple[ScoredColumn, ...]] = field(default_factory=dict)
     holder: str = ""
     response: FamilyName = "Binomial"
-
-    @property
-    def agreed(self) -> str:
-        """What all clients are told alike."""
-        return to_json([self.holder, self.response])
 
     def width(self, client: str) -> int:
         """Return how many scores a client has."""
