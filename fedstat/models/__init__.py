@@ -10,6 +10,7 @@ INSTALLED: dict[str, tuple[str, ...]] = {
     "glm": ("FederatedGLM", "GLORE"),
     "vfem": ("VFEMRegression",),
     "vglm": ("VerticalGLM",),
+    "laser": ("LASER",),
     "copula": ("CopulaSynthesizer", "Bounds", "asinh", "log"),
     "copula_glm": ("PrivateCopulaGLM",),
 }

@@ -1,0 +1,53 @@
+"""Sets of institutions over which the loss of a split network is taken: all of them, or drawn ones.
+
+A set is a whole number whose bits are the institutions in it. Of an entity that the institutions of `seen`
+have, the loss is the sum over all sets within `seen`; a draw stands for them with weights under which its
+expectation is that sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from math import comb
+from typing import TypeAlias
+
+Draw: TypeAlias = Callable[[int], int]
+"""Draws a whole number below another, all equally likely."""
+MOST_LISTED = 6
+"""Institutions of which all sets are taken; of more, one is drawn of each size."""
+
+
+@lru_cache(maxsize=4096)
+def sets_within(seen: int) -> tuple[int, ...]:
+    """All sets of one institution or more within another, ascending."""
+    return tuple(s for s in range(1, seen + 1) if s & seen == s)
+
+
+@lru_cache(maxsize=4096)
+def sets_of_size(seen: int, size: int) -> tuple[int, ...]:
+    """The same of one size; C(k, size) of them."""
+    bits = [1 << k for k in range(seen.bit_length()) if seen >> k & 1]
+
+    def choose(first: int, left: int) -> list[int]:
+        if left == 0:
+            return [0]
+        return [
+            bits[i] | rest for i in range(first, len(bits) - left + 1) for rest in choose(i + 1, left - 1)
+        ]
+
+    return tuple(choose(0, size))
+
+
+def one_of_each_size(seen: int, draw: Draw) -> dict[int, float]:
+    """Draw a set of each size; it has the weight of all of its size."""
+    k = seen.bit_count()
+    chosen = ((sets_of_size(seen, size)[draw(comb(k, size))], comb(k, size)) for size in range(1, k + 1))
+    return {s: float(weight) for s, weight in chosen}
+
+
+def one_set(seen: int, draw: Draw) -> dict[int, float]:
+    """Draw one set: its size, then one of that size; its weight is one over its probability."""
+    k = seen.bit_count()
+    size = 1 + draw(k)
+    return {sets_of_size(seen, size)[draw(comb(k, size))]: float(k * comb(k, size))}

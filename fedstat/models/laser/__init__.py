@@ -1,0 +1,7 @@
+"""Split networks over any set of institutions (LASER), and the methods that they are compared with."""
+
+from fedstat.federation.door.conduct import in_order
+from fedstat.federation.door.site import FAMILIES
+from fedstat.models.laser.steps import FAMILY, ORDER, STEPS
+
+FAMILIES[FAMILY] = in_order(STEPS, ORDER)

@@ -1,0 +1,59 @@
+"""What the coordinator asks of clients and response holder of a split network, as JSON."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal, TypeAlias
+
+from fedstat.errors import MessageError
+from fedstat.models.laser.networks import Optimiser
+from fedstat.records import Least
+
+FAMILY = "laser"
+Outcome: TypeAlias = Literal["binary", "multiclass", "normal"]
+MOST_UNITS, MOST_LAYERS, MOST_NETWORKS = 4096, 16, 512
+
+
+@dataclass(frozen=True, slots=True)
+class NetworksAsked:
+    """Networks of a client, or heads of the holder: how many, their hidden layers, outputs and training.
+
+    `number` keeps the random parameters of clients apart.
+    """
+
+    count: Annotated[int, Least(1)]
+    hidden: tuple[Annotated[int, Least(1)], ...]
+    width: Annotated[int, Least(1)]
+    optimiser: Optimiser
+    seed: Annotated[int, Least(0)]
+    number: Annotated[int, Least(0)]
+
+    def check(self) -> None:
+        """Require networks for which a site has room."""
+        if max((*self.hidden, self.width)) > MOST_UNITS or len(self.hidden) > MOST_LAYERS:
+            raise MessageError(
+                f"expected at most {MOST_LAYERS} hidden layers of {MOST_UNITS} units, and as wide an output"
+            )
+        if self.count > MOST_NETWORKS:
+            raise MessageError(f"expected at most {MOST_NETWORKS} networks at one site")
+
+
+@dataclass(frozen=True, slots=True)
+class OutcomeAsked:
+    """What the response is, and the epsilon of its randomised labels, 0 for the labels themselves."""
+
+    kind: Outcome
+    label_epsilon: float = 0.0
+
+    def check(self) -> None:
+        """Require an epsilon that means something here."""
+        if not 0.0 <= self.label_epsilon < 700.0 or (self.label_epsilon and self.kind == "normal"):
+            raise MessageError("expected an epsilon of zero or more, and of labels only")
+
+
+@dataclass(frozen=True, slots=True)
+class OutcomeTold:
+    """Classes of a response in ascending order, and how many entities have each; none of a normal one."""
+
+    classes: tuple[float, ...]
+    counts: tuple[int, ...]

@@ -1,0 +1,25 @@
+"""What the exchange of a split network discloses, before it begins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fedstat.federation.forecast.forecast import Forecast
+from fedstat.models.explain import ForecastPlan
+
+
+class LASERPlan(ForecastPlan):
+    """Rounds follow from the numbers of entities and epochs alone."""
+
+    def learned(self, forecast: Forecast) -> Iterator[tuple[str, str]]:
+        """Say what outputs and gradients tell."""
+        yield (
+            "each client",
+            "the labels of the entities that it learns from: the gradients of one batch tell them apart, "
+            "without a label known",
+        )
+        yield (
+            "holder of the response",
+            "much of each client's columns from its networks' outputs, given a few hundred entities whose "
+            "columns it knows; masked sums slow that down, and do not prevent it",
+        )

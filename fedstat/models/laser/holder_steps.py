@@ -1,0 +1,272 @@
+"""Steps of the institution that holds the response: heads, losses, and gradients for the clients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fedstat.errors import DesignError, EstimationError, MessageError
+from fedstat.federation.design.by_columns import response_of
+from fedstat.federation.door.facts import DivisionOfRows, Entities, RowsByLevel, SummedColumns
+from fedstat.federation.door.state import SiteData, State
+from fedstat.federation.message import Declared, Step, check_lengths, check_room
+from fedstat.models.laser.asked import NetworksAsked, OutcomeAsked, OutcomeTold
+from fedstat.models.laser.losses import log_loss, squared_loss
+from fedstat.models.laser.networks import Networks
+from fedstat.records import from_json, to_json
+from fedstat.typing import Array, Bools, Floats, Ints
+
+ITEM = "laser heads"
+MOST_CLASSES = 1000
+
+
+@dataclass(slots=True)
+class StagedOutcome:
+    """The response during a fit: (n,), numbers of `classes`, or standardised where there are none.
+
+    `flip` has the probabilities by which its labels were randomised.
+    """
+
+    y: Floats
+    classes: tuple[float, ...]
+    mean: float
+    sd: float
+    flip: Floats | None = None
+
+
+@dataclass(slots=True)
+class Heads:
+    """Heads in training; `seen` and `best` as those of a client's networks."""
+
+    networks: Networks
+    seen: Floats | None = None
+    best: Floats | None = None
+
+
+def _outcome(state: State) -> StagedOutcome:
+    absent = "this fit has no response here; ask 'stage_outcome' first"
+    return state.use("laser outcome", StagedOutcome, absent)
+
+
+def _heads(state: State) -> Heads:
+    return state.use(ITEM, Heads, "this fit was not started here; ask 'start_heads' first")
+
+
+def stage_outcome(data: SiteData, state: State, text: str, keep: Bools) -> tuple[dict[str, Array], str]:
+    """Choose the entities of a fit, and tell the classes of the response, or its mean and deviation (2,)."""
+    asked = from_json(OutcomeAsked, text, f"{data.name}: the question about the response")
+    opened = response_of(state)
+    check_lengths(data.name, keep=(keep, len(opened)))
+    y = np.ascontiguousarray(opened[keep], dtype=np.float64)
+    state.tell(Entities(len(y)), DivisionOfRows("", np.where(keep, 0, -1), np.arange(len(keep))))
+    if asked.kind == "normal":
+        state.tell(SummedColumns(y[:, None]))
+        mean, sd = float(y.mean()), float(y.std())
+        if not sd > 0.0:
+            raise DesignError(
+                f"{data.name}: the response is constant among the {len(y):,} entities of this fit"
+            )
+        state.keep("laser outcome", StagedOutcome((y - mean) / sd, (), mean, sd), len(y))
+        return {"moments": np.array([mean, sd])}, to_json(OutcomeTold((), ()))
+    classes, code, counts = np.unique(y, return_inverse=True, return_counts=True)
+    if len(classes) < 2 or len(classes) > (2 if asked.kind == "binary" else MOST_CLASSES):
+        raise DesignError(
+            f"{data.name}: the response has {len(classes):,} values among the {len(y):,} entities of this fit; "
+            + (
+                "a binary one has two; use outcome='multiclass' or 'normal'"
+                if asked.kind == "binary"
+                else f"classes are 2 to {MOST_CLASSES}; use outcome='normal'"
+            )
+        )
+    state.tell(RowsByLevel("the response", counts.tolist()))
+    staged = StagedOutcome(code.astype(np.float64), tuple(classes.tolist()), 0.0, 1.0)
+    state.keep("laser outcome", staged, len(y))
+    told = OutcomeTold(staged.classes, tuple(counts.tolist()))
+    return {"moments": np.array([0.0, 1.0])}, to_json(told)
+
+
+def start_heads(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
+    """Draw the parameters of the heads; nothing leaves."""
+    asked = from_json(NetworksAsked, text, f"{data.name}: the question about heads")
+    outcome = _outcome(state)
+    widths = (asked.width, *asked.hidden, max(len(outcome.classes), 1))
+    numbers = 6 * asked.count * sum(a * b for a, b in zip(widths, widths[1:], strict=False))
+    check_room(data.name, numbers, len(outcome.y))
+    heads = Heads(Networks.draw(widths, asked.count, asked.optimiser, (asked.seed, asked.number)))
+    state.keep(ITEM, heads, len(outcome.y))
+    return {}, ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """Outputs of networks (I, b, d) for rows of the response (b,), and the tasks that they serve.
+
+    `code` (b,) is the pattern of each row, `weights` (G, T) those of tasks by pattern; task t has the sum of
+    the networks in `members` (T, I), over `sizes`, as input of the head `head` (T,).
+    """
+
+    outputs: Floats
+    rows: Ints
+    code: Ints
+    weights: Floats
+    members: Bools
+    sizes: Ints
+    head: Ints
+
+    def check(self, name: str, outcome: StagedOutcome, heads: Networks) -> None:
+        """Require parts that fit each other: compiled loops do not check their bounds."""
+        networks, b, d = self.outputs.shape
+        tasks = len(self.head)
+        fits = self.members.shape == (tasks, networks) and d == heads.widths[0] and b > 0 and tasks > 0
+        fits = fits and self.weights.ndim == 2 and self.weights.shape[1] == tasks and len(self.weights) > 0
+        if not fits or (self.weights < 0.0).any() or not (self.sizes > 0).all():
+            raise MessageError(f"{name}: outputs of networks and tasks that do not fit together")
+        check_lengths(name, rows=(self.rows, b), code=(self.code, b), sizes=(self.sizes, tasks))
+        for what, at, most in (
+            ("rows", self.rows, len(outcome.y)),
+            ("code", self.code, len(self.weights)),
+            ("head", self.head, len(heads.theta)),
+        ):
+            if not 0 <= at.min() <= at.max() < most:
+                raise MessageError(f"{name}: array '{what}' names what is not there")
+
+
+def run_heads(
+    batch: Batch, outcome: StagedOutcome, heads: Networks, learning: bool
+) -> tuple[float, Floats, dict[int, Floats]]:
+    """Mean loss of a batch, its derivatives by the outputs (I, b, d), and by the heads' parameters."""
+    b = len(batch.rows)
+    y, scale = outcome.y[batch.rows], 1.0 / b
+    labels = y.astype(np.int64)
+    R = np.ascontiguousarray(batch.outputs.transpose(0, 2, 1))
+    back, of_heads, total = np.zeros_like(R), {}, 0.0
+    for t, head in enumerate(batch.head.tolist()):
+        w = batch.weights[batch.code, t] * scale
+        if not w.any():
+            continue
+        mean = np.ascontiguousarray(R[batch.members[t]].sum(axis=0) / batch.sizes[t])
+        A = heads.activate(head, mean)
+        F = heads.output(A)
+        loss, D = log_loss(F, labels, outcome.flip) if outcome.classes else squared_loss(F, y)
+        total += float(w @ loss)
+        if learning:
+            g, of_mean = heads.back(head, A, np.ascontiguousarray(D * w))
+            of_heads[head] = of_heads[head] + g if head in of_heads else g
+            back[batch.members[t]] += of_mean / batch.sizes[t]
+    return total, back.transpose(0, 2, 1), of_heads
+
+
+def learn(
+    data: SiteData,
+    state: State,
+    outputs: Floats,
+    rows: Ints,
+    code: Ints,
+    weights: Floats,
+    members: Bools,
+    sizes: Ints,
+    head: Ints,
+    keep: Array,
+) -> dict[str, Array]:
+    """Learn from a batch; release its mean loss, and derivatives by the outputs of networks (I, b, d)."""
+    outcome, heads = _outcome(state), _heads(state)
+    batch = Batch(outputs, rows, code, weights, members, sizes, head)
+    batch.check(data.name, outcome, heads.networks)
+    if bool(keep):
+        heads.best = heads.seen
+    loss, gradient, of_heads = run_heads(batch, outcome, heads.networks, learning=True)
+    for number, g in of_heads.items():
+        heads.networks.learn(number, g)
+    if not np.isfinite(loss):
+        raise EstimationError(f"{data.name}: the loss is not finite; use a smaller learning rate (rate=)")
+    told = {"gradient": np.ascontiguousarray(gradient)}
+    if len(rows) < data.min_count:  # the loss of so few is nearly that of each
+        return told
+    state.tell(Entities(len(rows)))
+    return {**told, "loss": np.array(loss)}
+
+
+def judge(
+    data: SiteData,
+    state: State,
+    outputs: Floats,
+    rows: Ints,
+    code: Ints,
+    weights: Floats,
+    members: Bools,
+    sizes: Ints,
+    head: Ints,
+) -> dict[str, Array]:
+    """Mean loss of entities that are held back, from which nothing is learned."""
+    outcome, heads = _outcome(state), _heads(state)
+    batch = Batch(outputs, rows, code, weights, members, sizes, head)
+    batch.check(data.name, outcome, heads.networks)
+    heads.seen = heads.networks.theta.copy()
+    state.tell(Entities(len(rows)))
+    return {"loss": np.array(run_heads(batch, outcome, heads.networks, learning=False)[0])}
+
+
+def release_heads(data: SiteData, state: State, best: Array) -> dict[str, Array]:
+    """Release the parameters (H, q) of the heads, as they are or at the `best` look."""
+    heads = _heads(state)
+    theta = heads.best if bool(best) else heads.networks.theta
+    if theta is None:
+        raise MessageError(f"{data.name}: no look at entities that are held back was kept")
+    heads.networks.theta = theta
+    state.tell(Entities(len(_outcome(state).y)))
+    return {"parameters": theta}
+
+
+def randomised(labels: Floats, flip: Floats, draws: Floats) -> Floats:
+    """Labels after randomised response, from uniform draws (n,)."""
+    cumulated = flip[labels.astype(np.int64)].cumsum(axis=1)
+    return np.asarray((draws[:, None] > cumulated[:, :-1]).sum(axis=1), dtype=np.float64)
+
+
+# What they weigh is told in full beside it: the derivatives of each entity are a function of its response.
+BATCH = {
+    "outputs": Declared("per entity", "outputs of the clients' networks", 3, dtype="float64", weighs=""),
+    "rows": Declared("presence", "which entities are in the batch", dtype="int64"),
+    "code": Declared("presence", "clients that have each entity, by number of the pattern", dtype="int64"),
+    "weights": Declared("control", "weight of every prediction by pattern", 2, dtype="float64"),
+    "members": Declared("control", "networks behind each prediction", 2, dtype="bool"),
+    "sizes": Declared("control", "number of networks behind each prediction", dtype="int64"),
+    "head": Declared("control", "head of each prediction", dtype="int64"),
+}
+MEAN_LOSS = Declared("aggregate", "mean loss of a batch", 0, behind=(Entities,))
+HOLDER_STEPS: Mapping[str, Step] = {
+    "stage_outcome": Step(
+        stage_outcome,
+        {"keep": Declared("presence", "which of the entities take part", dtype="bool")},
+        {
+            "moments": Declared(
+                "aggregate", "mean and standard deviation of the response", behind=(Entities, DivisionOfRows)
+            )
+        },
+        Declared("control", "kind of the response"),
+        Declared("schema", "classes of the response and their counts", behind=(Entities,)),
+    ),
+    "start_heads": Step(start_heads, text_in=Declared("control", "layers, training and seed")),
+    "learn": Step(
+        learn,
+        {**BATCH, "keep": Declared("control", "whether the latest look was the best", 0)},
+        {
+            "gradient": Declared("per entity", "derivatives of the loss by the networks' outputs", 3),
+            "loss": replace(MEAN_LOSS, optional=True),
+        },
+    ),
+    "judge": Step(judge, BATCH, {"loss": MEAN_LOSS}),
+    "release_heads": Step(
+        release_heads,
+        {"best": Declared("control", "whether the heads of the best look are taken", 0)},
+        {"parameters": Declared("aggregate", "parameters of the heads", 2, behind=(Entities,))},
+    ),
+}
+HOLDER_ORDER: Mapping[str, str] = {
+    "start_heads": "stage_outcome stage_block start_networks",
+    "learn": "start_heads start_networks train learn judge look",
+    "judge": "learn judge look train",
+    "release_heads": "learn judge settle release_networks look train",
+}

@@ -1,0 +1,233 @@
+"""The user's side of a split network: arguments in, results out."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any, ClassVar, get_args
+
+import numpy as np
+
+from fedstat.errors import DataWarning, EstimationError, ModelError, warn
+from fedstat.federation.crypto.masks import hides
+from fedstat.federation.design.formula.parse import Formula
+from fedstat.federation.rounds.masked_sums import masked as mask_sums
+from fedstat.federation.rounds.products import Conversation
+from fedstat.models.checks import check_choice, check_positive, check_share, check_whole
+from fedstat.models.laser.asked import FAMILY, Outcome, OutcomeAsked
+from fedstat.models.laser.explain import LASERPlan
+from fedstat.models.laser.networks import Optimiser
+from fedstat.models.laser.protocol import Trainer, Training
+from fedstat.models.laser.results import LASERResults
+from fedstat.models.laser.tasks import Heads, Method, assemble
+from fedstat.models.vertical.layout import Layout, lay_out
+from fedstat.models.vertical.model import VerticalModel
+from fedstat.typing import Ints
+
+MOST_CLIENTS = 60
+
+
+class LASER(VerticalModel):
+    """Networks of several institutions' columns that learn from, and predict with, any set of institutions.
+
+    Each client has a network on its own columns; the holder of the response has a head that takes the mean of
+    the networks' outputs over a set of clients. The loss of an entity is the sum over all sets of clients
+    that have it, so that the head predicts with whichever of them are there.
+
+    Make one with :meth:`from_formula`.
+
+    Parameters
+    ----------
+    formula : Formula
+        A parsed formula; the left side of a classification is a column of numbers, or a comparison.
+    partition : ClientPartition
+        In the vertical layout.
+    outcome : {"binary", "multiclass", "normal"}
+        What the response is.
+    hidden : sequence of int
+        Units of the hidden layers of every client's network; rectified.
+    width : int
+        Outputs of every client's network.
+    head_hidden : sequence of int
+        Units of hidden layers of the head, none by default: the scores are then sums over clients.
+    heads : {"one", "client"}
+        Whether one head predicts for a set of clients, or one of each of its clients, as published, of which
+        the probabilities are averaged.
+    **kwargs
+        ``missing`` and ``coordinator``, as in :meth:`from_formula`.
+
+    Raises
+    ------
+    ModelError
+        An argument has no meaning here, or no entity has a response and a client.
+
+    References
+    ----------
+    Valdeira, P., Wang, S. and Chi, Y. (2024). Vertical federated learning with missing features during
+    training and inference. arXiv 2410.22564.
+    """
+
+    family: ClassVar[str] = FAMILY
+    _plan = LASERPlan
+
+    def __init__(
+        self,
+        formula: Formula,
+        partition: Any,
+        *,
+        outcome: Outcome = "binary",
+        hidden: Sequence[int] = (10, 10),
+        width: int = 10,
+        head_hidden: Sequence[int] = (),
+        heads: Heads = "one",
+        **kwargs: Any,
+    ) -> None:
+        check_choice("outcome", outcome, get_args(Outcome))
+        check_choice("heads", heads, get_args(Heads))
+        for name, units in (("hidden", hidden), ("head_hidden", head_hidden)):
+            if isinstance(units, int) or not all(
+                isinstance(one, int | np.integer) and one > 0 for one in units
+            ):
+                raise ModelError(f"{name}: expected units of layers, as in (10, 10), received {units!r}")
+        check_whole("width", width, 1)
+        self.outcome: Outcome = outcome
+        self.hidden, self.head_hidden = tuple(map(int, hidden)), tuple(map(int, head_hidden))
+        self.width, self.heads = int(width), heads
+        super().__init__(formula, partition, **kwargs)
+        self.layout = self._lay_out()
+
+    def _lay_out(self) -> Layout:
+        blocks = self.design.blocks
+        if not blocks:
+            raise ModelError(f"'{self.formula.text}' has no columns; a network needs some")
+        if len(blocks) > MOST_CLIENTS:
+            raise ModelError(f"expected at most {MOST_CLIENTS} clients with columns, received {len(blocks)}")
+        seen = np.zeros(self.design.n, dtype=np.bool_)
+        for block in blocks:
+            seen[block.rows[block.whole]] = True
+        if not seen.any():
+            raise EstimationError("no entity with a response has a client with all of its columns")
+        nobody = int((~seen).sum())
+        if nobody:
+            warn(
+                f"{nobody:,} entities have a response and no client's columns, and take no part", DataWarning
+            )
+        return lay_out(self.design, blocks, seen)
+
+    def fit(
+        self,
+        *,
+        method: Method = "laser",
+        exchange: str | None = None,
+        epochs: int = 12,
+        batch_size: int = 1024,
+        rate: float = 5e-3,
+        decay: float = 1e-4,
+        validation: float = 0.1,
+        calibration: float = 0.2,
+        seed: int = 0,
+    ) -> LASERResults:
+        """Train the networks.
+
+        Parameters
+        ----------
+        method : {"laser", "local", "standard", "ensemble", "combinatorial"}
+            "laser", or what it is compared with: "local", each client by itself; "ensemble", a vote of
+            these; "standard", one network of all clients, learned from complete entities, which guesses
+            where one is missing; "combinatorial", networks of their own for each set of clients.
+        exchange : {"masked", "clear"}, optional
+            "masked": the outputs of the clients' networks are added up under pairwise masks, over one random
+            set of clients for each entity of a batch, which stands for all of its sets; by default with three
+            clients or more and a method of one network a client. "clear": the holder of the response is
+            handed the outputs of each client, and takes all sets.
+        epochs, batch_size : int
+            How often each entity is learned from, and how many at once.
+        rate, decay : float
+            Learning rate and L2 penalty of Adam.
+        validation : float
+            Share of the entities from which nothing is learned; their loss chooses the epoch.
+        calibration : float
+            Share of the entities that only sets and intervals of predictions rest on.
+        seed : int
+            Of parameters, parts, batches and sets.
+
+        Returns
+        -------
+        LASERResults
+
+        Raises
+        ------
+        ModelError
+            An argument has no meaning here.
+        EstimationError
+            The loss is not finite, or too few entities are left to learn from.
+        PolicyError
+            An institution refuses a release.
+        """
+        K = len(self.layout.clients)
+        check_choice("method", method, get_args(Method))
+        masked = self._masked(method, exchange, K)
+        check_whole("epochs", epochs, 1)
+        check_whole("batch_size", batch_size, 2)
+        check_positive("rate", rate)
+        check_whole("seed", seed, 0)
+        for name, share in (("validation", validation), ("calibration", calibration)):
+            check_share(name, share)
+        if not decay >= 0.0:
+            raise ModelError(f"decay: expected a penalty of zero or more, received {decay!r}")
+        rng = np.random.default_rng(seed)
+        learned, held, calibrated = self._divide(method, validation, calibration, rng)
+        training = Training(
+            self.hidden,
+            self.width,
+            self.head_hidden,
+            int(batch_size),
+            int(epochs),
+            Optimiser(float(rate), float(decay)),
+            int(seed),
+            masked,
+            learned,
+            held,
+        )
+        ledger = copy.deepcopy(self._agreement)
+        trainer = Trainer(
+            self.layout,
+            assemble(method, K, self.heads),
+            method == "laser",
+            training,
+            Conversation(FAMILY, self._session, self._agreement.at),
+            rng,
+            lambda epoch, loss, ahead: None,
+        )
+        protocol = trainer.run(OutcomeAsked(self.outcome))
+        if masked:
+            protocol = mask_sums(protocol, self.layout.clients, self._session)
+        trained = self.engine.run(self.receipted(protocol, ledger), ledger)
+        return LASERResults.of(self, method, training, trained, calibrated, ledger)
+
+    def _masked(self, method: str, exchange: str | None, K: int) -> bool:
+        """Whether outputs are added up under masks."""
+        if exchange is None:
+            return hides(K) and method in ("laser", "standard")
+        check_choice("exchange", exchange, ("masked", "clear"))
+        if exchange == "masked" and (K < 2 or method not in ("laser", "standard")):
+            raise ModelError(
+                "exchange='masked' adds up one network of each of several clients, and has method='laser' or "
+                f"'standard'; received {K} clients and method={method!r}. Use exchange='clear'"
+            )
+        return exchange == "masked"
+
+    def _divide(
+        self, method: str, validation: float, calibration: float, rng: np.random.Generator
+    ) -> tuple[Ints, Ints, Ints]:
+        """Divide the entities at random in those to learn from, to choose by, and to calibrate by."""
+        layout = self.layout
+        order = rng.permutation(layout.n)
+        cut = [round(calibration * layout.n), round((calibration + validation) * layout.n)]
+        calibrated, held, learned = np.split(order, cut)
+        if method == "standard":
+            complete = ~layout.missing.any(axis=1)[layout.code]
+            held, learned = held[complete[held]], learned[complete[learned]]
+        if len(learned) < 2:
+            raise EstimationError(f"{len(learned)} entities are left to learn from; two are the least")
+        return learned, np.sort(held), np.sort(calibrated)

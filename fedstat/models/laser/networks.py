@@ -1,0 +1,83 @@
+"""Networks in training: parameters and the moments of Adam, at a client and at the holder of the response."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fedstat.errors import MessageError
+from fedstat.federation.door.state import State
+from fedstat.kernels.mlp import adam_step, count_parameters, draw_parameters, forward, gradient
+from fedstat.typing import Floats, Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Optimiser:
+    """Learning rate and L2 penalty of Adam."""
+
+    rate: float
+    decay: float
+
+    def check(self) -> None:
+        """Require positive numbers."""
+        if not (0.0 < self.rate < np.inf and 0.0 <= self.decay < np.inf):
+            raise MessageError("expected a positive learning rate, and an L2 penalty of zero or more")
+
+
+@dataclass(slots=True)
+class Networks:
+    """Some networks of the same widths: `theta` (m, q), and what Adam remembers of each."""
+
+    widths: Ints
+    theta: Floats
+    optimiser: Optimiser
+    first: Floats = field(init=False)
+    second: Floats = field(init=False)
+    steps: Ints = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.first, self.second = np.zeros_like(self.theta), np.zeros_like(self.theta)
+        self.steps = np.zeros(len(self.theta), dtype=np.int64)
+
+    @classmethod
+    def draw(cls, widths: Sequence[int], m: int, optimiser: Optimiser, seeds: Sequence[int]) -> Networks:
+        """Draw the parameters of m networks."""
+        rng = np.random.default_rng(list(seeds))
+        theta = np.array([draw_parameters(widths, rng) for _ in range(m)])
+        return cls(np.array(widths, dtype=np.int64), theta, optimiser)
+
+    def activate(self, i: int, X: Floats) -> Floats:
+        """Activations of one network on columns (p, rows), all layers below one another."""
+        return forward(self.theta[i], self.widths, X)
+
+    def output(self, A: Floats) -> Floats:
+        """Last layer of activations, (d, rows)."""
+        return A[-int(self.widths[-1]) :]
+
+    def learn(self, i: int, g: Floats) -> None:
+        """Take a step of Adam with one network."""
+        # In arrays of their own: what a door takes back after a refusal are the former ones.
+        self.theta, self.first, self.second = self.theta.copy(), self.first.copy(), self.second.copy()
+        self.steps = self.steps + (np.arange(len(self.steps)) == i)
+        o = self.optimiser
+        adam_step(self.theta[i], g, self.first[i], self.second[i], int(self.steps[i]), o.rate, o.decay)
+
+    def back(self, i: int, A: Floats, D: Floats) -> tuple[Floats, Floats]:
+        """Derivatives of a loss by the parameters of one network and by its columns; see the kernel."""
+        return gradient(self.theta[i], self.widths, A, D)
+
+
+def evaluate(theta: Floats, widths: Sequence[int], X: Floats) -> Floats:
+    """Outputs of some networks, (m, q), on rows (n, p): (n, m, d)."""
+    if theta.ndim != 2 or theta.shape[1] != count_parameters(widths) or X.shape[1] != widths[0]:
+        raise MessageError("a network of other widths than its parameters or columns")
+    columns, of = np.ascontiguousarray(X.T), np.array(widths, dtype=np.int64)
+    parts = [forward(one, of, columns)[-widths[-1] :].T for one in np.ascontiguousarray(theta)]
+    return np.ascontiguousarray(np.stack(parts, axis=1))
+
+
+def networks_of(state: State, item: str, absent: str) -> Networks:
+    """Networks that are kept under a name."""
+    return state.use(item, Networks, absent)

@@ -1,0 +1,291 @@
+"""Training of a split network: batches, one round to the clients and one to the holder of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from fedstat.federation.message import Ask, Reply
+from fedstat.federation.rounds.engine import Rounds
+from fedstat.federation.rounds.products import Conversation
+from fedstat.kernels.subsets import MOST_LISTED, one_of_each_size, one_set, sets_within
+from fedstat.models.laser.asked import NetworksAsked, OutcomeAsked, OutcomeTold
+from fedstat.models.laser.networks import Optimiser
+from fedstat.models.laser.tasks import Assembly, table_of_weights
+from fedstat.models.vertical.layout import Layout
+from fedstat.records import from_json, to_json
+from fedstat.typing import Bools, Floats, Ints
+
+OF_HEADS = 10**6
+"""Number of the random parameters of heads, beside those of clients."""
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """How networks are trained: layers, batches, epochs, Adam; and what is random.
+
+    `validation` are the entities, (m,), that are held back to choose among epochs; `masked` as in the fit.
+    """
+
+    hidden: tuple[int, ...]
+    width: int
+    head_hidden: tuple[int, ...]
+    batch_size: int
+    epochs: int
+    optimiser: Optimiser
+    seed: int
+    masked: bool
+    entities: Ints
+    validation: Ints
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trained:
+    """Parameters of every client's networks (m, q), and of the heads (H, q); units of columns; losses.
+
+    `history` has the mean loss of every epoch, and that of the entities held back, nan without any; `epoch`
+    is the one whose networks are taken.
+    """
+
+    networks: dict[str, Floats]
+    heads: Floats
+    shift: dict[str, Floats]
+    scale: dict[str, Floats]
+    outcome: OutcomeTold
+    mean: float
+    sd: float
+    history: Floats
+    epoch: int
+
+
+@dataclass(slots=True, eq=False)
+class Trainer:
+    """The course of one training.
+
+    `sets` (G,) are the clients that each missing pattern has, as bits; `pending` gradients by client that have
+    not yet been handed over.
+    """
+
+    layout: Layout
+    assembly: Assembly
+    laser: bool
+    training: Training
+    conversation: Conversation
+    rng: np.random.Generator
+    progress: Callable[[int, float, float], None]
+    sets: list[int] = field(init=False)
+    pending: dict[str, Floats] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.sets = [sum(1 << k for k in np.flatnonzero(~row).tolist()) for row in self.layout.missing]
+
+    # ---- beginning and end ---------------------------------------------------------------------
+
+    def run(self, outcome: OutcomeAsked) -> Rounds[Trained]:
+        """Train from the beginning to the end."""
+        units, told, moments = yield from self._begin(outcome)
+        history: list[tuple[float, float]] = []
+        best, keep = 0, False
+        for epoch in range(self.training.epochs):
+            loss = yield from self._epoch(keep)
+            ahead = yield from self._held_back()
+            history.append((loss, ahead))
+            keep = bool(np.isfinite(ahead) and ahead <= min(row[1] for row in history))
+            best = epoch if keep or not np.isfinite(ahead) else best
+            self.progress(epoch, loss, ahead)
+        # Where the last look is the best one, the networks as they are.
+        earlier = best < self.training.epochs - 1
+        asks = [
+            self._ask(k, "release_networks", best=earlier, **self._gradient(k)) for k in self.layout.clients
+        ]
+        *networks, heads = yield [*asks, self._ask(self.layout.active, "release_heads", best=earlier)]
+        names = self.layout.clients
+        return Trained(
+            {k: r.arrays["parameters"] for k, r in zip(names, networks, strict=True)},
+            heads.arrays["parameters"],
+            {k: unit[0] for k, unit in zip(names, units, strict=True)},
+            {k: unit[1] for k, unit in zip(names, units, strict=True)},
+            told,
+            *moments,
+            np.array(history),
+            best,
+        )
+
+    def _begin(self, outcome: OutcomeAsked) -> Rounds[tuple[list[Floats], OutcomeTold, list[float]]]:
+        layout, t = self.layout, self.training
+        replies = yield [
+            *[self._ask(k, "stage_block", keep=layout.keep[k]) for k in layout.clients],
+            self._ask(layout.active, "stage_outcome", to_json(outcome), keep=layout.response_keep),
+        ]
+        told = from_json(OutcomeTold, replies[-1].text, f"{layout.active}: what it tells of its response")
+        asks = []
+        for number, k in enumerate(layout.clients):
+            count = len(self.assembly.at(number))
+            asked = NetworksAsked(count, t.hidden, t.width, t.optimiser, t.seed, number)
+            asks.append(self._ask(k, "start_networks", to_json(asked)))
+        heads = NetworksAsked(self.assembly.heads, t.head_hidden, t.width, t.optimiser, t.seed, OF_HEADS)
+        yield [*asks, self._ask(layout.active, "start_heads", to_json(heads))]
+        units = [reply.arrays["units"] for reply in replies[:-1]]
+        return units, told, replies[-1].arrays["moments"].tolist()
+
+    # ---- batches -------------------------------------------------------------------------------
+
+    def _epoch(self, keep: bool) -> Rounds[float]:
+        """Go once over the entities; return the mean loss."""
+        total, rows = 0.0, 0
+        for batch in self._batches():
+            loss = yield from self._batch(batch, keep)
+            total, rows, keep = total + loss * len(batch), rows + len(batch), False
+        return total / max(rows, 1)
+
+    def _batches(self) -> Iterator[Ints]:
+        order = self.rng.permutation(self.training.entities)
+        parts = -(-len(order) // self.training.batch_size)
+        return iter(np.array_split(order, parts))
+
+    def _batch(self, entities: Ints, keep: bool) -> Rounds[float]:
+        """Learn from one batch; return its loss."""
+        serving = self._serve(entities)
+        outputs = yield from self._outputs("train", entities, serving, keep=keep)
+        (reply,) = yield [self._holder("learn", entities, outputs, serving, keep=keep)]
+        self._hand_over(reply, serving)
+        return float(reply.arrays.get("loss", np.array(np.nan)))
+
+    def _held_back(self) -> Rounds[float]:
+        """Loss of the entities held back, of each from all clients that have it; nan without any."""
+        entities = self.training.validation
+        if not len(entities):
+            return float("nan")
+        serving = self._serve(entities, drawn=[{s: 1.0} for s in self.sets])
+        outputs = yield from self._outputs("look", entities, serving)
+        (reply,) = yield [self._holder("judge", entities, outputs, serving)]
+        return float(reply.arrays["loss"])
+
+    def _serve(self, entities: Ints, drawn: Sequence[dict[int, float]] | None = None) -> Serving:
+        """Choose the sets over which each entity of a batch is predicted."""
+        code = self.layout.code[entities]
+        draw = lambda n: int(self.rng.integers(n))  # noqa: E731
+        if self.training.masked:
+            # One set an entity, since a masked sum is over one: it stands for all of its pattern.
+            each = [one_set(self.sets[g], draw) if drawn is None else drawn[g] for g in code.tolist()]
+            pairs = [next(iter(sets.items())) for sets in each]
+            kinds = {pair: number for number, pair in enumerate(dict.fromkeys(pairs))}
+            chosen = np.array([kinds[pair] for pair in pairs], dtype=np.int64)
+            return Serving.masked(list(kinds), chosen, self.layout.clients, self.assembly)
+        if drawn is None:
+            drawn = [self._sets(s, draw) for s in self.sets]
+        return Serving.clear(self.sets, code, drawn, self.assembly)
+
+    def _sets(self, seen: int, draw: Callable[[int], int]) -> dict[int, float]:
+        """Sets of one pattern with their weights: all, or one of each size where there are many."""
+        if self.laser and seen.bit_count() > MOST_LISTED:
+            return one_of_each_size(seen, draw)
+        return dict.fromkeys(sets_within(seen), 1.0)
+
+    # ---- asks ----------------------------------------------------------------------------------
+
+    def _ask(self, site: str, step: str, text: str = "", **arrays: Any) -> Ask:
+        return self.conversation.ask(site, step, text, **arrays)
+
+    def _gradient(self, client: str) -> dict[str, Floats]:
+        pending = self.pending.pop(client, None)
+        return {} if pending is None else {"gradient": pending}
+
+    def _outputs(self, step: str, entities: Ints, serving: Serving, **more: Any) -> Rounds[Floats]:
+        """Outputs of all networks for a batch, (I, b, d), or their masked sum, (1, b, d)."""
+        layout, masked, asks = self.layout, self.training.masked, []
+        for k, client in enumerate(layout.clients):
+            serving.rows[client] = at = np.flatnonzero(serving.part(k, layout.kept[client], entities))
+            rows = np.searchsorted(layout.kept[client], entities[at]).astype(np.int64)
+            placed = {"at": at, "batch": len(entities) * masked}
+            asks.append(self._ask(client, step, rows=rows, **placed, **more, **self._gradient(client)))
+        replies = yield asks
+        return serving.collect(replies, len(entities), self.training.width)
+
+    def _holder(self, step: str, entities: Ints, outputs: Floats, serving: Serving, **more: Any) -> Ask:
+        arrays = {
+            "outputs": outputs,
+            "rows": entities,
+            "code": serving.code,
+            "weights": serving.weights,
+            "members": serving.members,
+            "sizes": serving.sizes,
+            "head": serving.head,
+        }
+        return self._ask(self.layout.active, step, **arrays, **more)
+
+    def _hand_over(self, reply: Reply, serving: Serving) -> None:
+        """Keep the gradients for the clients' next asks."""
+        gradient = reply.arrays["gradient"]
+        for k, client in enumerate(self.layout.clients):
+            at = serving.rows[client]
+            if len(at):
+                own = [0] if self.training.masked else self.assembly.at(k)
+                self.pending[client] = np.hstack([gradient[i][at] for i in own])
+
+
+@dataclass(slots=True, eq=False)
+class Serving:
+    """Which networks serve which predictions of a batch; see the holder's step for the arrays.
+
+    `sets` (b,) are the clients that are asked for each entity where outputs are masked; None: all that have
+    it. `rows` are places in the batch of the entities that each client answered for.
+    """
+
+    assembly: Assembly
+    clients: tuple[str, ...]
+    code: Ints
+    weights: Floats
+    members: Bools
+    sizes: Ints
+    head: Ints
+    sets: Ints | None = None
+    rows: dict[str, Ints] = field(default_factory=dict)
+
+    @classmethod
+    def clear(
+        cls, seen: Sequence[int], code: Ints, drawn: Sequence[dict[int, float]], assembly: Assembly
+    ) -> Serving:
+        """Serve all sets of each pattern from the same outputs."""
+        weights, members = table_of_weights(assembly, seen, drawn), assembly.members
+        used = weights[np.unique(code)].any(axis=0)
+        members = members[used]
+        sizes = members.sum(axis=1).astype(np.int64)
+        return cls(assembly, (), code, weights[:, used], members, sizes, assembly.head_of[used])
+
+    @classmethod
+    def masked(
+        cls, kinds: list[tuple[int, float]], chosen: Ints, clients: tuple[str, ...], assembly: Assembly
+    ) -> Serving:
+        """Serve one set an entity, from a sum; `kinds` are sets with their weights."""
+        tasks = [(g, assembly.tasks[t].head) for g, (s, _) in enumerate(kinds) for t in assembly.of_set(s)]
+        each = np.bincount([g for g, _ in tasks], minlength=len(kinds))
+        weights = np.zeros((len(kinds), len(tasks)))
+        for t, (g, _) in enumerate(tasks):
+            weights[g, t] = kinds[g][1] / each[g]
+        sizes = np.array([kinds[g][0].bit_count() for g, _ in tasks], dtype=np.int64)
+        head = np.array([head for _, head in tasks], dtype=np.int64)
+        sets = np.array([s for s, _ in kinds], dtype=np.int64)[chosen]
+        return cls(
+            assembly, clients, chosen, weights, np.ones((len(tasks), 1), dtype=bool), sizes, head, sets
+        )
+
+    def part(self, client: int, kept: Ints, entities: Ints) -> Bools:
+        """For which entities a client is asked, (b,)."""
+        if self.sets is not None:
+            return np.asarray(self.sets >> client & 1, dtype=np.bool_)
+        return np.isin(entities, kept)
+
+    def collect(self, replies: Sequence[Reply], batch: int, width: int) -> Floats:
+        """Put the answers of the clients together."""
+        if self.sets is not None:
+            return np.asarray(np.sum([reply.arrays["outputs"] for reply in replies], axis=0))[None]
+        out = np.zeros((len(self.assembly.networks), batch, width))
+        for k, reply in enumerate(replies):
+            for place, i in enumerate(self.assembly.at(k)):
+                part = slice(place * width, (place + 1) * width)
+                out[i, self.rows[reply.site]] = reply.arrays["outputs"][:, part]
+        return out

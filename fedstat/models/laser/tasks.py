@@ -1,0 +1,115 @@
+"""Which networks and heads a method trains, and over which sets of institutions each head predicts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+import numpy as np
+
+from fedstat.errors import ModelError
+from fedstat.kernels.subsets import sets_within
+from fedstat.typing import Bools, Floats, Ints
+
+Method: TypeAlias = Literal["laser", "local", "standard", "ensemble", "combinatorial"]
+Heads: TypeAlias = Literal["one", "client"]
+METHODS: Mapping[str, str] = {
+    "laser": "one network a client, heads over all sets of clients",
+    "local": "each client by itself",
+    "standard": "one network over all clients; an entity that one lacks is guessed",
+    "ensemble": "each client by itself, and a vote",
+    "combinatorial": "a network for every set of clients",
+}
+MOST_COMBINED = 8
+"""Clients of which every set has networks of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A prediction from the networks `members`, by the head number `head`, for entities that `clients` have.
+
+    `members` are numbers of networks, and `clients` a set: bits of clients.
+    """
+
+    head: int
+    members: tuple[int, ...]
+    clients: int
+
+
+@dataclass(frozen=True, slots=True)
+class Assembly:
+    """Networks by the client that has each, heads, and tasks."""
+
+    networks: tuple[int, ...]
+    heads: int
+    tasks: tuple[Task, ...]
+
+    def at(self, client: int) -> list[int]:
+        """Numbers of a client's networks."""
+        return [i for i, owner in enumerate(self.networks) if owner == client]
+
+    def of_set(self, clients: int) -> list[int]:
+        """Numbers of the tasks of a set of clients."""
+        return [t for t, task in enumerate(self.tasks) if task.clients == clients]
+
+    @property
+    def members(self) -> Bools:
+        """Which networks are in which task, (tasks, networks)."""
+        out = np.zeros((len(self.tasks), len(self.networks)), dtype=np.bool_)
+        for t, task in enumerate(self.tasks):
+            out[t, list(task.members)] = True
+        return out
+
+    @property
+    def head_of(self) -> Ints:
+        """Head of every task."""
+        return np.array([task.head for task in self.tasks], dtype=np.int64)
+
+
+def members_of(clients: int) -> list[int]:
+    """Clients in a set."""
+    return [k for k in range(clients.bit_length()) if clients >> k & 1]
+
+
+def assemble(method: Method, K: int, heads: Heads) -> Assembly:
+    """Say which networks and heads a method has for K clients; a ModelError where it has none."""
+    every, one_each = (1 << K) - 1, tuple(range(K))
+    match method:
+        case "laser" if heads == "one":
+            tasks = [Task(0, tuple(members_of(s)), s) for s in sets_within(every)]
+            return Assembly(one_each, 1, tuple(tasks))
+        case "laser":
+            tasks = [Task(k, tuple(members_of(s)), s) for s in sets_within(every) for k in members_of(s)]
+            return Assembly(one_each, K, tuple(tasks))
+        case "standard":
+            return Assembly(one_each, 1, (Task(0, one_each, every),))
+        case "combinatorial":
+            if K > MOST_COMBINED:
+                raise ModelError(
+                    f"method='combinatorial' trains a network for each of {every:,} sets of clients; "
+                    f"expected {MOST_COMBINED} clients at most. Use method='laser'"
+                )
+            networks: list[int] = []
+            tasks = []
+            for head, s in enumerate(sets_within(every)):
+                own = members_of(s)
+                tasks.append(Task(head, tuple(range(len(networks), len(networks) + len(own))), s))
+                networks += own
+            return Assembly(tuple(networks), len(tasks), tuple(tasks))
+        case "local" | "ensemble":
+            return Assembly(one_each, K, tuple(Task(k, (k,), 1 << k) for k in range(K)))
+    raise ModelError(f"method: expected one of {', '.join(map(repr, get_args(Method)))}, received {method!r}")
+
+
+def table_of_weights(assembly: Assembly, seen: Sequence[int], drawn: Sequence[Mapping[int, float]]) -> Floats:
+    """Weight of every task for every pattern of clients, (patterns, tasks).
+
+    `drawn` are the sets that stand for all, by pattern, with their weights. The heads of a set share its.
+    """
+    weights = np.zeros((len(seen), len(assembly.tasks)))
+    for s in {s for sets in drawn for s in sets}:
+        tasks = assembly.of_set(s)
+        for g, sets in enumerate(drawn):
+            weights[g, tasks] = sets.get(s, 0.0) / max(len(tasks), 1)
+    return weights
