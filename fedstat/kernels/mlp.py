@@ -8,6 +8,7 @@ the dispatch of a library's operators. The parameters of a network are one vecto
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 from numba import njit
@@ -20,14 +21,12 @@ FIRST_DECAY, SECOND_DECAY, TINY = 0.9, 0.999, 1e-8
 
 def count_parameters(widths: Sequence[int]) -> int:
     """Parameters of a network with layers of these widths, the columns first."""
-    return sum((a + 1) * b for a, b in zip(widths[:-1], widths[1:], strict=True))
+    return sum((a + 1) * b for a, b in pairwise(widths))
 
 
 def draw_parameters(widths: Sequence[int], rng: np.random.Generator) -> Floats:
     """Draw uniform parameters between -1 and 1 over the root of a layer's inputs, as PyTorch does."""
-    layers = [
-        rng.uniform(-1.0, 1.0, (a + 1) * b) / np.sqrt(a) for a, b in zip(widths[:-1], widths[1:], strict=True)
-    ]
+    layers = [rng.uniform(-1.0, 1.0, (a + 1) * b) / np.sqrt(a) for a, b in pairwise(widths)]
     return np.concatenate(layers)
 
 
@@ -57,7 +56,7 @@ def forward(theta: Floats, widths: Ints, X: Floats) -> Floats:
 
 @njit(cache=True, nogil=True, fastmath=REORDER)
 def gradient(theta: Floats, widths: Ints, A: Floats, D: Floats) -> tuple[Floats, Floats]:
-    """Derivatives of a loss by parameters and by columns, (q,) and (p, rows).
+    """Differentiate a loss by parameters and by columns: (q,) and (p, rows).
 
     A are the activations of :func:`forward`, D (d, rows) the derivatives by the last of them.
     """

@@ -20,13 +20,13 @@ MOST_LISTED = 6
 
 @lru_cache(maxsize=4096)
 def sets_within(seen: int) -> tuple[int, ...]:
-    """All sets of one institution or more within another, ascending."""
+    """List all sets of one institution or more within another, ascending."""
     return tuple(s for s in range(1, seen + 1) if s & seen == s)
 
 
 @lru_cache(maxsize=4096)
 def sets_of_size(seen: int, size: int) -> tuple[int, ...]:
-    """The same of one size; C(k, size) of them."""
+    """List those of one size; there are C(k, size)."""
     bits = [1 << k for k in range(seen.bit_length()) if seen >> k & 1]
 
     def choose(first: int, left: int) -> list[int]:

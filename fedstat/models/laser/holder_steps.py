@@ -12,9 +12,10 @@ from fedstat.federation.design.by_columns import response_of
 from fedstat.federation.door.facts import DivisionOfRows, Entities, RowsByLevel, SummedColumns
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths, check_room
+from fedstat.kernels.mlp import count_parameters
 from fedstat.models.laser.asked import NetworksAsked, OutcomeAsked, OutcomeTold
 from fedstat.models.laser.losses import log_loss, squared_loss
-from fedstat.models.laser.networks import Networks
+from fedstat.models.laser.networks import ADAM, Networks
 from fedstat.records import from_json, to_json
 from fedstat.typing import Array, Bools, Floats, Ints
 
@@ -73,7 +74,8 @@ def stage_outcome(data: SiteData, state: State, text: str, keep: Bools) -> tuple
     classes, code, counts = np.unique(y, return_inverse=True, return_counts=True)
     if len(classes) < 2 or len(classes) > (2 if asked.kind == "binary" else MOST_CLASSES):
         raise DesignError(
-            f"{data.name}: the response has {len(classes):,} values among the {len(y):,} entities of this fit; "
+            f"{data.name}: the response has {len(classes):,} values among the {len(y):,} entities of this "
+            "fit; "
             + (
                 "a binary one has two; use outcome='multiclass' or 'normal'"
                 if asked.kind == "binary"
@@ -92,8 +94,7 @@ def start_heads(data: SiteData, state: State, text: str) -> tuple[dict[str, Arra
     asked = from_json(NetworksAsked, text, f"{data.name}: the question about heads")
     outcome = _outcome(state)
     widths = (asked.width, *asked.hidden, max(len(outcome.classes), 1))
-    numbers = 6 * asked.count * sum(a * b for a, b in zip(widths, widths[1:], strict=False))
-    check_room(data.name, numbers, len(outcome.y))
+    check_room(data.name, ADAM * asked.count * count_parameters(widths), len(outcome.y))
     heads = Heads(Networks.draw(widths, asked.count, asked.optimiser, (asked.seed, asked.number)))
     state.keep(ITEM, heads, len(outcome.y))
     return {}, ""
@@ -136,12 +137,13 @@ class Batch:
 def run_heads(
     batch: Batch, outcome: StagedOutcome, heads: Networks, learning: bool
 ) -> tuple[float, Floats, dict[int, Floats]]:
-    """Mean loss of a batch, its derivatives by the outputs (I, b, d), and by the heads' parameters."""
+    """Return the mean loss of a batch, its derivatives by the outputs (I, b, d), and by the heads' parameters."""
     b = len(batch.rows)
     y, scale = outcome.y[batch.rows], 1.0 / b
     labels = y.astype(np.int64)
     R = np.ascontiguousarray(batch.outputs.transpose(0, 2, 1))
-    back, of_heads, total = np.zeros_like(R), {}, 0.0
+    back, total = np.zeros_like(R), 0.0
+    of_heads: dict[int, Floats] = {}
     for t, head in enumerate(batch.head.tolist()):
         w = batch.weights[batch.code, t] * scale
         if not w.any():
@@ -268,5 +270,5 @@ HOLDER_ORDER: Mapping[str, str] = {
     "start_heads": "stage_outcome stage_block start_networks",
     "learn": "start_heads start_networks train learn judge look",
     "judge": "learn judge look train",
-    "release_heads": "learn judge settle release_networks look train",
+    "release_heads": "learn judge release_networks look train",
 }

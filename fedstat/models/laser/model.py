@@ -226,7 +226,7 @@ class LASER(VerticalModel):
         cut = [round(calibration * layout.n), round((calibration + validation) * layout.n)]
         calibrated, held, learned = np.split(order, cut)
         if method == "standard":
-            complete = ~layout.missing.any(axis=1)[layout.code]
+            complete = np.logical_not(layout.missing.any(axis=1))[layout.code]
             held, learned = held[complete[held]], learned[complete[learned]]
         if len(learned) < 2:
             raise EstimationError(f"{len(learned)} entities are left to learn from; two are the least")

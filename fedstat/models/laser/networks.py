@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedstat.errors import MessageError
-from fedstat.federation.door.state import State
 from fedstat.kernels.mlp import adam_step, count_parameters, draw_parameters, forward, gradient
 from fedstat.typing import Floats, Ints
+
+ADAM = 4
+"""Numbers that training holds for each parameter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,19 +67,14 @@ class Networks:
         adam_step(self.theta[i], g, self.first[i], self.second[i], int(self.steps[i]), o.rate, o.decay)
 
     def back(self, i: int, A: Floats, D: Floats) -> tuple[Floats, Floats]:
-        """Derivatives of a loss by the parameters of one network and by its columns; see the kernel."""
+        """Differentiate a loss by the parameters of one network and by its columns; see the kernel."""
         return gradient(self.theta[i], self.widths, A, D)
 
 
 def evaluate(theta: Floats, widths: Sequence[int], X: Floats) -> Floats:
-    """Outputs of some networks, (m, q), on rows (n, p): (n, m, d)."""
+    """Return the outputs of some networks, (m, q), on rows (n, p): (n, m, d)."""
     if theta.ndim != 2 or theta.shape[1] != count_parameters(widths) or X.shape[1] != widths[0]:
         raise MessageError("a network of other widths than its parameters or columns")
     columns, of = np.ascontiguousarray(X.T), np.array(widths, dtype=np.int64)
     parts = [forward(one, of, columns)[-widths[-1] :].T for one in np.ascontiguousarray(theta)]
     return np.ascontiguousarray(np.stack(parts, axis=1))
-
-
-def networks_of(state: State, item: str, absent: str) -> Networks:
-    """Networks that are kept under a name."""
-    return state.use(item, Networks, absent)

@@ -65,8 +65,8 @@ class Trained:
 class Trainer:
     """The course of one training.
 
-    `sets` (G,) are the clients that each missing pattern has, as bits; `pending` gradients by client that have
-    not yet been handed over.
+    `sets` (G,) are the clients that each missing pattern has, as bits; `pending` are gradients by client that
+    have not yet been handed over.
     """
 
     layout: Layout
@@ -109,7 +109,8 @@ class Trainer:
             {k: unit[0] for k, unit in zip(names, units, strict=True)},
             {k: unit[1] for k, unit in zip(names, units, strict=True)},
             told,
-            *moments,
+            moments[0],
+            moments[1],
             np.array(history),
             best,
         )
@@ -180,7 +181,7 @@ class Trainer:
         return Serving.clear(self.sets, code, drawn, self.assembly)
 
     def _sets(self, seen: int, draw: Callable[[int], int]) -> dict[int, float]:
-        """Sets of one pattern with their weights: all, or one of each size where there are many."""
+        """Choose the sets of one pattern with their weights: all, or one of each size where there are many."""
         if self.laser and seen.bit_count() > MOST_LISTED:
             return one_of_each_size(seen, draw)
         return dict.fromkeys(sets_within(seen), 1.0)
@@ -190,23 +191,23 @@ class Trainer:
     def _ask(self, site: str, step: str, text: str = "", **arrays: Any) -> Ask:
         return self.conversation.ask(site, step, text, **arrays)
 
-    def _gradient(self, client: str) -> dict[str, Floats]:
+    def _gradient(self, client: str) -> dict[str, Any]:
         pending = self.pending.pop(client, None)
         return {} if pending is None else {"gradient": pending}
 
     def _outputs(self, step: str, entities: Ints, serving: Serving, **more: Any) -> Rounds[Floats]:
-        """Outputs of all networks for a batch, (I, b, d), or their masked sum, (1, b, d)."""
+        """Obtain the outputs of all networks for a batch, (I, b, d), or their masked sum, (1, b, d)."""
         layout, masked, asks = self.layout, self.training.masked, []
         for k, client in enumerate(layout.clients):
             serving.rows[client] = at = np.flatnonzero(serving.part(k, layout.kept[client], entities))
             rows = np.searchsorted(layout.kept[client], entities[at]).astype(np.int64)
-            placed = {"at": at, "batch": len(entities) * masked}
+            placed: dict[str, Any] = {"at": at, "batch": len(entities) * masked}
             asks.append(self._ask(client, step, rows=rows, **placed, **more, **self._gradient(client)))
         replies = yield asks
         return serving.collect(replies, len(entities), self.training.width)
 
     def _holder(self, step: str, entities: Ints, outputs: Floats, serving: Serving, **more: Any) -> Ask:
-        arrays = {
+        arrays: dict[str, Any] = {
             "outputs": outputs,
             "rows": entities,
             "code": serving.code,

@@ -12,7 +12,7 @@ from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.models.laser.prediction import FittedNetworks, predict_networks
 from fedstat.models.laser.protocol import Trained, Training
-from fedstat.models.laser.tasks import METHODS
+from fedstat.models.laser.tasks import METHODS, Method
 from fedstat.models.saved import Saveable, SavedLedger
 from fedstat.models.vertical.prediction.coding import released_specs
 from fedstat.typing import Floats
@@ -46,7 +46,7 @@ class LASERResults(Saveable, saved_as="fedstat laser results 1", record=LASERRec
 
     @classmethod
     def of(
-        cls, model: Any, method: str, training: Training, trained: Trained, calibrated: Any, ledger: Ledger
+        cls, model: Any, method: Method, training: Training, trained: Trained, calibrated: Any, ledger: Ledger
     ) -> LASERResults:
         """Make results of a fit."""
         fitted = FittedNetworks(

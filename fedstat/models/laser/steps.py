@@ -31,7 +31,7 @@ ITEM = "laser networks"
 
 
 @dataclass(slots=True)
-class Learner:
+class TrainingClient:
     """A client's networks in training.
 
     X (p, n) are its standardised columns; `activations` those of the latest batch, by network. `seen` are the
@@ -61,8 +61,8 @@ class Learner:
         self.activations = []
 
 
-def _learner(state: State) -> Learner:
-    return state.use(ITEM, Learner, NOT_STARTED)
+def _client(state: State) -> TrainingClient:
+    return state.use(ITEM, TrainingClient, NOT_STARTED)
 
 
 def start_networks(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
@@ -74,7 +74,7 @@ def start_networks(data: SiteData, state: State, text: str) -> tuple[dict[str, A
         data.name, 6 * asked.count * sum(a * b for a, b in zip(widths, widths[1:], strict=False)), X.size
     )
     networks = Networks.draw(widths, asked.count, asked.optimiser, (asked.seed, asked.number))
-    state.keep(ITEM, Learner(networks, np.ascontiguousarray(X.T)), X.shape[0])
+    state.keep(ITEM, TrainingClient(networks, np.ascontiguousarray(X.T)), X.shape[0])
     return {}, ""
 
 
@@ -92,34 +92,34 @@ def train(
     `rows` (b_k,) of the block are in the batch; with masks they stand `at` these places of its `batch` rows,
     which is 0 else. `keep` tells that no look before the latest was better.
     """
-    learner = _learner(state)
-    learner.take(data.name, gradient)
+    client = _client(state)
+    client.take(data.name, gradient)
     if bool(keep):
-        learner.best = learner.seen
-    learner.activations, outputs = _run(data, learner, rows)
+        client.best = client.seen
+    client.activations, outputs = _run(data, client, rows)
     return {"outputs": _pad(data, outputs, at, int(batch))}
 
 
 def look(
     data: SiteData, state: State, rows: Ints, at: Ints, batch: Array, gradient: Floats | None = None
 ) -> dict[str, Array]:
-    """Release the outputs for entities that are held back, from which nothing is learned; see :func:`train`."""
-    learner = _learner(state)
-    learner.take(data.name, gradient)
-    learner.seen = learner.networks.theta.copy()
-    return {"outputs": _pad(data, _run(data, learner, rows)[1], at, int(batch))}
+    """Release the outputs for entities from which nothing is learned; see :func:`train`."""
+    client = _client(state)
+    client.take(data.name, gradient)
+    client.seen = client.networks.theta.copy()
+    return {"outputs": _pad(data, _run(data, client, rows)[1], at, int(batch))}
 
 
-def _run(data: SiteData, learner: Learner, rows: Ints) -> tuple[list[Floats], Floats]:
+def _run(data: SiteData, client: TrainingClient, rows: Ints) -> tuple[list[Floats], Floats]:
     """Activations by network on some rows of the block, and the outputs side by side."""
-    networks, n = learner.networks, learner.X.shape[1]
+    networks, n = client.networks, client.X.shape[1]
     m, d = len(networks.theta), int(networks.widths[-1])
-    check_room(data.name, len(rows) * m * int(networks.widths.sum()), learner.X.size)
+    check_room(data.name, len(rows) * m * int(networks.widths.sum()), client.X.size)
     if len(rows) == 0:
         return [], np.zeros((0, m * d))
     if not 0 <= rows.min() <= rows.max() < n:
         raise MessageError(f"{data.name}: expected rows of its block, 0 to {n - 1}")
-    X = np.ascontiguousarray(learner.X[:, rows])
+    X = np.ascontiguousarray(client.X[:, rows])
     activations = [networks.activate(i, X) for i in range(m)]
     return activations, np.hstack([networks.output(A).T for A in activations])
 
@@ -141,20 +141,14 @@ def release_networks(
     data: SiteData, state: State, best: Array, gradient: Floats | None = None
 ) -> dict[str, Array]:
     """Release the parameters (m, q) of the client's networks, as they are or at the `best` look."""
-    learner = _learner(state)
-    learner.take(data.name, gradient)
-    theta = learner.best if bool(best) else learner.networks.theta
+    client = _client(state)
+    client.take(data.name, gradient)
+    theta = client.best if bool(best) else client.networks.theta
     if theta is None:
         raise MessageError(f"{data.name}: no look at entities that are held back was kept")
-    learner.networks.theta = theta
-    state.tell(Entities(learner.X.shape[1]))
+    client.networks.theta = theta
+    state.tell(Entities(client.X.shape[1]))
     return {"parameters": theta}
-
-
-def settle(data: SiteData, state: State, best: Array, gradient: Floats | None = None) -> dict[str, Array]:
-    """End the training with the networks as they are, or as at the `best` look; nothing leaves."""
-    release_networks(data, state, best, gradient)
-    return {}
 
 
 def represent(
@@ -168,7 +162,7 @@ def represent(
     rows: Ints,
     n: Array,
 ) -> dict[str, Array]:
-    """Outputs of trained networks, (m, q), for the opened rows: (n, m d), zeros where the client has none.
+    """Run trained networks, (m, q), on the opened rows: (n, m d), zeros where the client has none.
 
     `shift` and `scale` (p,) are those of the columns in the fit, `rows` where the entities stand among `n`.
     """
@@ -213,7 +207,6 @@ STEPS: Mapping[str, Step] = {
         {"outputs": OUTPUTS},
     ),
     "look": Step(look, {"rows": ROWS, "at": AT, "batch": BATCH, "gradient": GRADIENT}, {"outputs": OUTPUTS}),
-    "settle": Step(settle, {"best": BEST, "gradient": GRADIENT}),
     "release_networks": Step(
         release_networks,
         {"best": BEST, "gradient": GRADIENT},
@@ -238,8 +231,7 @@ ORDER: Mapping[str, str] = {
     "start_networks": "stage_block stage_outcome start_heads",
     "train": "start_networks start_heads train look learn judge",
     "look": "train learn judge look",
-    "settle": "train look learn judge",
-    "release_networks": "settle release_heads look train learn judge",
+    "release_networks": "release_heads look train learn judge",
     **HOLDER_ORDER,
 }
 __all__ = ["FAMILY", "ORDER", "STEPS"]
