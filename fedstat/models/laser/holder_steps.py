@@ -137,7 +137,7 @@ class Batch:
 def run_heads(
     batch: Batch, outcome: StagedOutcome, heads: Networks, learning: bool
 ) -> tuple[float, Floats, dict[int, Floats]]:
-    """Return the mean loss of a batch, its derivatives by the outputs (I, b, d), and by the heads' parameters."""
+    """Return the mean loss of a batch, its derivatives by outputs (I, b, d), and by parameters of heads."""
     b = len(batch.rows)
     y, scale = outcome.y[batch.rows], 1.0 / b
     labels = y.astype(np.int64)

@@ -181,7 +181,7 @@ class Trainer:
         return Serving.clear(self.sets, code, drawn, self.assembly)
 
     def _sets(self, seen: int, draw: Callable[[int], int]) -> dict[int, float]:
-        """Choose the sets of one pattern with their weights: all, or one of each size where there are many."""
+        """Choose sets of one pattern with their weights: all, or one of each size where there are many."""
         if self.laser and seen.bit_count() > MOST_LISTED:
             return one_of_each_size(seen, draw)
         return dict.fromkeys(sets_within(seen), 1.0)

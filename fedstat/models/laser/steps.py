@@ -70,9 +70,7 @@ def start_networks(data: SiteData, state: State, text: str) -> tuple[dict[str, A
     asked = from_json(NetworksAsked, text, f"{data.name}: the question about networks")
     X = staged_block(state).X
     widths = (X.shape[1], *asked.hidden, asked.width)
-    check_room(
-        data.name, 6 * asked.count * sum(a * b for a, b in zip(widths, widths[1:], strict=False)), X.size
-    )
+    check_room(data.name, ADAM * asked.count * count_parameters(widths), X.size)
     networks = Networks.draw(widths, asked.count, asked.optimiser, (asked.seed, asked.number))
     state.keep(ITEM, TrainingClient(networks, np.ascontiguousarray(X.T)), X.shape[0])
     return {}, ""
