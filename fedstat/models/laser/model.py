@@ -188,6 +188,8 @@ class LASER(VerticalModel):
             masked,
             learned,
             held,
+            calibrated,
+            method == "ensemble",
         )
         ledger = copy.deepcopy(self._agreement)
         trainer = Trainer(
@@ -203,7 +205,7 @@ class LASER(VerticalModel):
         if masked:
             protocol = mask_sums(protocol, self.layout.clients, self._session)
         trained = self.engine.run(self.receipted(protocol, ledger), ledger)
-        return LASERResults.of(self, method, training, trained, calibrated, ledger)
+        return LASERResults.of(self, method, training, trained, ledger)
 
     def _masked(self, method: str, exchange: str | None, K: int) -> bool:
         """Whether outputs are added up under masks."""
@@ -227,7 +229,7 @@ class LASER(VerticalModel):
         calibrated, held, learned = np.split(order, cut)
         if method == "standard":
             complete = np.logical_not(layout.missing.any(axis=1))[layout.code]
-            held, learned = held[complete[held]], learned[complete[learned]]
+            calibrated, held, learned = (part[complete[part]] for part in (calibrated, held, learned))
         if len(learned) < 2:
             raise EstimationError(f"{len(learned)} entities are left to learn from; two are the least")
         return learned, np.sort(held), np.sort(calibrated)

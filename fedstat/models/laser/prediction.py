@@ -4,18 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from fedstat.errors import ModelError
+from fedstat.federation.design.by_columns import design_ask
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.federation.rounds.products import Conversation
-from fedstat.models.laser.asked import FAMILY, OutcomeTold
+from fedstat.models.laser.asked import FAMILY, Outcome, OutcomeTold
+from fedstat.models.laser.holder_steps import average
 from fedstat.models.laser.losses import softmax
 from fedstat.models.laser.networks import Networks, Optimiser
-from fedstat.models.laser.tasks import Assembly, Heads, Method, assemble
+from fedstat.models.laser.protocol import Trained, Training
+from fedstat.models.laser.scoring import ScoreCounts, read_scores
+from fedstat.models.laser.tasks import Assembly, Heads, Method, assemble, members_of
+from fedstat.models.vertical.prediction.coding import ResponseSource
 from fedstat.models.vertical.prediction.protocol import FittedBlocks, new_ledger, open_blocks, present_clients
+from fedstat.records import to_json
 from fedstat.typing import Floats, Ints
 
 
@@ -25,6 +32,7 @@ class FittedNetworks:
 
     clients: tuple[str, ...]
     specs: Mapping[str, str]
+    kind: Outcome
     method: Method
     heads_of: Heads
     hidden: tuple[int, ...]
@@ -39,6 +47,30 @@ class FittedNetworks:
     sd: float
     holder: str
 
+    @classmethod
+    def of(
+        cls, model: Any, method: Any, training: Training, trained: Trained, specs: Mapping[str, str]
+    ) -> FittedNetworks:
+        """Take what predictions need of a fit."""
+        return cls(
+            clients=model.layout.clients,
+            specs=specs,
+            kind=model.outcome,
+            method=method,
+            heads_of=model.heads,
+            hidden=training.hidden,
+            width=training.width,
+            head_hidden=training.head_hidden,
+            networks=trained.networks,
+            heads=trained.heads,
+            shift=trained.shift,
+            scale=trained.scale,
+            outcome=trained.outcome,
+            mean=trained.mean,
+            sd=trained.sd,
+            holder=model.layout.active,
+        )
+
     @property
     def assembly(self) -> Assembly:
         """Networks, heads and tasks of the method."""
@@ -50,42 +82,80 @@ class FittedNetworks:
         return FittedBlocks(self.clients, self.specs, {}, 0.0, {})
 
 
-def predict_networks(fitted: FittedNetworks, partition: ClientPartition) -> Floats:
-    """Probabilities (n, classes), or standardised means (n, 1), of the entities of a partition."""
+@dataclass(frozen=True, slots=True, eq=False)
+class PredictedSets:
+    """Probabilities (n, classes), or standardised means (n, 1), and the clients behind each, as bits (n,)."""
+
+    predicted: Floats
+    sets: Ints
+    clients: tuple[str, ...]
+    session: str
+
+    def name_of(self, clients: int) -> str:
+        """Write a set of clients."""
+        return " + ".join(self.clients[k] for k in members_of(clients))
+
+
+def predict_networks(fitted: FittedNetworks, partition: ClientPartition) -> PredictedSets:
+    """Predict the entities of a partition, from the clients that have each."""
+    return partition.engine.run(predicting(fitted, partition), new_ledger(partition, fitted.holder))
+
+
+def predicting(fitted: FittedNetworks, partition: ClientPartition) -> Rounds[PredictedSets]:
+    """Ask the clients that a partition has for the outputs of their networks."""
     present = present_clients(fitted.clients, partition)
     if not present:
         raise ModelError(
             f"predict: expected at least one of the clients {', '.join(fitted.clients)}; the partition has "
             f"{', '.join(partition.clients)}"
         )
+    opened = yield from open_blocks(fitted.blocks, present, partition, FAMILY)
+    to, n, width = Conversation(FAMILY, opened.session, None), partition.n_entities, fitted.width
+    hidden = np.array(fitted.hidden, dtype=np.int64)
+    replies = yield [
+        to.ask(
+            k,
+            "represent",
+            parameters=fitted.networks[k],
+            hidden=hidden,
+            width=width,
+            shift=fitted.shift[k],
+            scale=fitted.scale[k],
+            rows=opened.rows[k],
+            n=n,
+        )
+        for k in present
+    ]
+    outputs = np.zeros((len(fitted.assembly.networks), n, width))
+    for reply in replies:
+        for place, i in enumerate(fitted.assembly.at(fitted.clients.index(reply.site))):
+            outputs[i] = reply.arrays["outputs"][:, place * width : (place + 1) * width]
+    sets = ((~opened.missing) @ (1 << np.arange(len(fitted.clients)))).astype(np.int64)
+    return PredictedSets(predict_sets(fitted, outputs, sets), sets, fitted.clients, opened.session)
 
-    def asking() -> Rounds[tuple[Floats, Ints]]:
-        opened = yield from open_blocks(fitted.blocks, present, partition, FAMILY)
-        to = Conversation(FAMILY, opened.session, None)
-        n = partition.n_entities
-        replies = yield [
-            to.ask(
-                k,
-                "represent",
-                parameters=fitted.networks[k],
-                hidden=np.array(fitted.hidden, dtype=np.int64),
-                width=fitted.width,
-                shift=fitted.shift[k],
-                scale=fitted.scale[k],
-                rows=opened.rows[k],
-                n=n,
-            )
-            for k in present
-        ]
-        outputs = np.zeros((len(fitted.assembly.networks), n, fitted.width))
-        for reply in replies:
-            for place, i in enumerate(fitted.assembly.at(fitted.clients.index(reply.site))):
-                outputs[i] = reply.arrays["outputs"][:, place * fitted.width : (place + 1) * fitted.width]
-        sets = (~opened.missing) @ (1 << np.arange(len(fitted.clients)))
-        return outputs, sets.astype(np.int64)
 
-    outputs, sets = partition.engine.run(asking(), new_ledger(partition, fitted.holder))
-    return predict_sets(fitted, outputs, sets)
+def count_predictions(
+    fitted: FittedNetworks, response: ResponseSource, partition: ClientPartition
+) -> ScoreCounts:
+    """Count how well predictions agree with the response of a partition, by set of clients."""
+    holder = response.client
+    if holder not in partition.sites:
+        raise ModelError(f"evaluate: the partition lacks client '{holder}', which has the response")
+
+    def asking() -> Rounds[ScoreCounts]:
+        found = yield from predicting(fitted, partition)
+        question = {"response": response.text, "columns": response.columns}
+        yield [design_ask(holder, "open_response", found.session, question)]
+        rows = partition.rows[holder]
+        use = found.sets[rows] > 0
+        sets, code = np.unique(found.sets[rows[use]], return_inverse=True)
+        units = np.array([fitted.mean, fitted.sd, len(sets)])
+        arrays = {"predicted": found.predicted[rows[use]], "use": use, "code": code, "units": units}
+        to = Conversation(FAMILY, found.session, None)
+        (reply,) = yield [to.ask(holder, "score", to_json(fitted.outcome), **arrays)]
+        return read_scores(reply, sets)
+
+    return partition.engine.run(asking(), new_ledger(partition, holder))
 
 
 def predict_sets(fitted: FittedNetworks, outputs: Floats, sets: Ints) -> Floats:
@@ -94,22 +164,14 @@ def predict_sets(fitted: FittedNetworks, outputs: Floats, sets: Ints) -> Floats:
     out = np.full((len(sets), classes), np.nan)
     for s in np.unique(sets).tolist():
         at = np.flatnonzero(sets == s)
-        found = [task_scores(fitted, t, outputs[:, at]) for t in tasks_for(fitted, s)]
+        found = [task_scores(fitted, t, outputs[:, at]) for t in fitted.assembly.predicting(s)]
         if found:
-            out[at] = np.mean(found, axis=0)
+            out[at] = average(found, fitted.method == "ensemble")
         elif s and classes > 1:
             out[at] = 1.0 / classes  # the method has no prediction for such a set: a guess
         elif s:
             out[at] = 0.0
     return out
-
-
-def tasks_for(fitted: FittedNetworks, clients: int) -> list[int]:
-    """Tasks that predict for an entity of a set of clients."""
-    assembly = fitted.assembly
-    if fitted.method in ("local", "ensemble"):
-        return [t for t, task in enumerate(assembly.tasks) if task.clients & clients]
-    return assembly.of_set(clients)
 
 
 def task_scores(fitted: FittedNetworks, task: int, outputs: Floats) -> Floats:

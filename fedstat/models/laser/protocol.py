@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,10 +14,12 @@ from fedstat.federation.rounds.products import Conversation
 from fedstat.kernels.subsets import MOST_LISTED, one_of_each_size, one_set, sets_within
 from fedstat.models.laser.asked import NetworksAsked, OutcomeAsked, OutcomeTold
 from fedstat.models.laser.networks import Optimiser
-from fedstat.models.laser.tasks import Assembly, table_of_weights
+from fedstat.models.laser.scoring import ScoreCounts, read_scores
+from fedstat.models.laser.serving import Serving
+from fedstat.models.laser.tasks import Assembly
 from fedstat.models.vertical.layout import Layout
 from fedstat.records import from_json, to_json
-from fedstat.typing import Bools, Floats, Ints
+from fedstat.typing import Floats, Ints
 
 OF_HEADS = 10**6
 """Number of the random parameters of heads, beside those of clients."""
@@ -27,7 +29,8 @@ OF_HEADS = 10**6
 class Training:
     """How networks are trained: layers, batches, epochs, Adam; and what is random.
 
-    `validation` are the entities, (m,), that are held back to choose among epochs; `masked` as in the fit.
+    Nothing is learned from the entities `validation`, which choose among epochs, and `calibration`;
+    `masked` as in the fit, and `vote`: predictions of a set are the votes of its clients.
     """
 
     hidden: tuple[int, ...]
@@ -40,6 +43,8 @@ class Training:
     masked: bool
     entities: Ints
     validation: Ints
+    calibration: Ints
+    vote: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,7 +52,7 @@ class Trained:
     """Parameters of every client's networks (m, q), and of the heads (H, q); units of columns; losses.
 
     `history` has the mean loss of every epoch, and that of the entities held back, nan without any; `epoch`
-    is the one whose networks are taken.
+    is the one whose networks are taken; `scores` are those of the entities to calibrate by.
     """
 
     networks: dict[str, Floats]
@@ -59,6 +64,7 @@ class Trained:
     sd: float
     history: Floats
     epoch: int
+    scores: ScoreCounts | None
 
 
 @dataclass(slots=True, eq=False)
@@ -102,7 +108,7 @@ class Trainer:
             self._ask(k, "release_networks", best=earlier, **self._gradient(k)) for k in self.layout.clients
         ]
         *networks, heads = yield [*asks, self._ask(self.layout.active, "release_heads", best=earlier)]
-        names = self.layout.clients
+        names, scores = self.layout.clients, (yield from self._calibrate())
         return Trained(
             {k: r.arrays["parameters"] for k, r in zip(names, networks, strict=True)},
             heads.arrays["parameters"],
@@ -113,6 +119,7 @@ class Trainer:
             moments[1],
             np.array(history),
             best,
+            scores,
         )
 
     def _begin(self, outcome: OutcomeAsked) -> Rounds[tuple[list[Floats], OutcomeTold, list[float]]]:
@@ -160,30 +167,66 @@ class Trainer:
         entities = self.training.validation
         if not len(entities):
             return float("nan")
-        serving = self._serve(entities, drawn=[{s: 1.0} for s in self.sets])
+        serving = self._serve_all(entities, [{s: 1.0} for s in self.sets] if self.laser else self._all_sets())
         outputs = yield from self._outputs("look", entities, serving)
         (reply,) = yield [self._holder("judge", entities, outputs, serving)]
         return float(reply.arrays["loss"])
 
-    def _serve(self, entities: Ints, drawn: Sequence[dict[int, float]] | None = None) -> Serving:
-        """Choose the sets over which each entity of a batch is predicted."""
+    def _calibrate(self) -> Rounds[ScoreCounts | None]:
+        """Count how well each set of clients predicts entities from which nothing was learned."""
+        entities, t = self.training.calibration, self.training
+        if not len(entities):
+            return None
         code = self.layout.code[entities]
-        draw = lambda n: int(self.rng.integers(n))  # noqa: E731
-        if self.training.masked:
+        if t.masked:
+            # One set an entity here as well: of several sums of one, differences tell its parts.
+            serving = Serving.masked(self._spread(code), self.assembly)
+        else:
+            serving = Serving.judging(self.sets, code, self.assembly)
+        outputs = yield from self._outputs("look", entities, serving)
+        more = {"group": serving.group, "vote": t.vote}
+        (reply,) = yield [self._holder("calibrate", entities, outputs, serving, **more)]
+        return read_scores(reply, serving.judged)
+
+    def _spread(self, code: Ints) -> list[tuple[int, float]]:
+        """Give each entity one of the sets that predict for its pattern, each set about as many."""
+        out: list[tuple[int, float]] = [(0, 0.0)] * len(code)
+        for g, seen in enumerate(self.sets):
+            sets = [s for s in sets_within(seen) if self.assembly.of_set(s)]
+            at = self.rng.permutation(np.flatnonzero(code == g)).tolist()
+            for place, i in enumerate(at if sets else []):
+                out[i] = (sets[place % len(sets)], 1.0)
+        return out
+
+    def _serve(self, entities: Ints) -> Serving:
+        """Choose the sets over which each entity of a batch is learned from."""
+        code = self.layout.code[entities].tolist()
+        if self.training.masked and self.laser:
             # One set an entity, since a masked sum is over one: it stands for all of its pattern.
-            each = [one_set(self.sets[g], draw) if drawn is None else drawn[g] for g in code.tolist()]
-            pairs = [next(iter(sets.items())) for sets in each]
-            kinds = {pair: number for number, pair in enumerate(dict.fromkeys(pairs))}
-            chosen = np.array([kinds[pair] for pair in pairs], dtype=np.int64)
-            return Serving.masked(list(kinds), chosen, self.layout.clients, self.assembly)
-        if drawn is None:
-            drawn = [self._sets(s, draw) for s in self.sets]
+            pairs = [next(iter(one_set(self.sets[g], self._draw).items())) for g in code]
+            return Serving.masked(pairs, self.assembly)
+        return self._serve_all(entities, self._all_sets())
+
+    def _serve_all(self, entities: Ints, drawn: Sequence[Mapping[int, float]]) -> Serving:
+        """Predict each entity over the sets of its pattern; of masked outputs there is one set in each."""
+        code = self.layout.code[entities]
+        if self.training.masked:
+            firsts = [next(iter(sets.items())) for sets in drawn]
+            return Serving.masked([firsts[g] for g in code.tolist()], self.assembly)
         return Serving.clear(self.sets, code, drawn, self.assembly)
 
-    def _sets(self, seen: int, draw: Callable[[int], int]) -> dict[int, float]:
+    def _all_sets(self) -> list[dict[int, float]]:
+        return [self._sets(s) for s in self.sets]
+
+    def _draw(self, n: int) -> int:
+        return int(self.rng.integers(n))
+
+    def _sets(self, seen: int) -> dict[int, float]:
         """Choose sets of one pattern with their weights: all, or one of each size where there are many."""
         if self.laser and seen.bit_count() > MOST_LISTED:
-            return one_of_each_size(seen, draw)
+            return one_of_each_size(seen, self._draw)
+        if not self.laser and len(self.assembly.tasks) == 1:
+            return {seen: 1.0}
         return dict.fromkeys(sets_within(seen), 1.0)
 
     # ---- asks ----------------------------------------------------------------------------------
@@ -226,67 +269,3 @@ class Trainer:
             if len(at):
                 own = [0] if self.training.masked else self.assembly.at(k)
                 self.pending[client] = np.hstack([gradient[i][at] for i in own])
-
-
-@dataclass(slots=True, eq=False)
-class Serving:
-    """Which networks serve which predictions of a batch; see the holder's step for the arrays.
-
-    `sets` (b,) are the clients that are asked for each entity where outputs are masked; None: all that have
-    it. `rows` are places in the batch of the entities that each client answered for.
-    """
-
-    assembly: Assembly
-    clients: tuple[str, ...]
-    code: Ints
-    weights: Floats
-    members: Bools
-    sizes: Ints
-    head: Ints
-    sets: Ints | None = None
-    rows: dict[str, Ints] = field(default_factory=dict)
-
-    @classmethod
-    def clear(
-        cls, seen: Sequence[int], code: Ints, drawn: Sequence[dict[int, float]], assembly: Assembly
-    ) -> Serving:
-        """Serve all sets of each pattern from the same outputs."""
-        weights, members = table_of_weights(assembly, seen, drawn), assembly.members
-        used = weights[np.unique(code)].any(axis=0)
-        members = members[used]
-        sizes = members.sum(axis=1).astype(np.int64)
-        return cls(assembly, (), code, weights[:, used], members, sizes, assembly.head_of[used])
-
-    @classmethod
-    def masked(
-        cls, kinds: list[tuple[int, float]], chosen: Ints, clients: tuple[str, ...], assembly: Assembly
-    ) -> Serving:
-        """Serve one set an entity, from a sum; `kinds` are sets with their weights."""
-        tasks = [(g, assembly.tasks[t].head) for g, (s, _) in enumerate(kinds) for t in assembly.of_set(s)]
-        each = np.bincount([g for g, _ in tasks], minlength=len(kinds))
-        weights = np.zeros((len(kinds), len(tasks)))
-        for t, (g, _) in enumerate(tasks):
-            weights[g, t] = kinds[g][1] / each[g]
-        sizes = np.array([kinds[g][0].bit_count() for g, _ in tasks], dtype=np.int64)
-        head = np.array([head for _, head in tasks], dtype=np.int64)
-        sets = np.array([s for s, _ in kinds], dtype=np.int64)[chosen]
-        return cls(
-            assembly, clients, chosen, weights, np.ones((len(tasks), 1), dtype=bool), sizes, head, sets
-        )
-
-    def part(self, client: int, kept: Ints, entities: Ints) -> Bools:
-        """For which entities a client is asked, (b,)."""
-        if self.sets is not None:
-            return np.asarray(self.sets >> client & 1, dtype=np.bool_)
-        return np.isin(entities, kept)
-
-    def collect(self, replies: Sequence[Reply], batch: int, width: int) -> Floats:
-        """Put the answers of the clients together."""
-        if self.sets is not None:
-            return np.asarray(np.sum([reply.arrays["outputs"] for reply in replies], axis=0))[None]
-        out = np.zeros((len(self.assembly.networks), batch, width))
-        for k, reply in enumerate(replies):
-            for place, i in enumerate(self.assembly.at(k)):
-                part = slice(place * width, (place + 1) * width)
-                out[i, self.rows[reply.site]] = reply.arrays["outputs"][:, part]
-        return out

@@ -3,19 +3,52 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
 import numpy as np
 import pandas as pd
 
+from fedstat.errors import ModelError, NotAvailableError
 from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.partition.partition import ClientPartition
-from fedstat.models.laser.prediction import FittedNetworks, predict_networks
+from fedstat.inference.conformal import threshold_bins
+from fedstat.inference.plots import axes_for
+from fedstat.inference.summary import ClientBlock, client_sheet, header_sheet
+from fedstat.inference.tables import SheetSummary, human_bytes
+from fedstat.models.laser.evaluation import SetEvaluation
+from fedstat.models.laser.prediction import (
+    FittedNetworks,
+    PredictedSets,
+    count_predictions,
+    predict_networks,
+)
 from fedstat.models.laser.protocol import Trained, Training
-from fedstat.models.laser.tasks import METHODS, Method
+from fedstat.models.laser.scoring import ScoreCounts, score_edges, scores_of
+from fedstat.models.laser.tasks import METHODS
 from fedstat.models.saved import Saveable, SavedLedger
-from fedstat.models.vertical.prediction.coding import released_specs
-from fedstat.typing import Floats
+from fedstat.models.vertical.layout import client_blocks
+from fedstat.models.vertical.prediction.coding import ResponseSource, released_specs
+from fedstat.typing import Floats, Ints
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+NO_ERRORS = (
+    "networks have no standard errors: their weights are not identified, since units can change places. "
+    "predict_set() has sets and intervals with a coverage, evaluate() intervals of the AUC, and clients() "
+    "what each institution is worth"
+)
+Conditional = Literal["label"]
+
+
+class NoCoefficients:
+    """Stands in the place of coefficients, and says why there are none."""
+
+    def __repr__(self) -> str:
+        return f"<no coefficients: {NO_ERRORS}>"
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(NO_ERRORS)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,10 +56,14 @@ class LASERRecord:
     """What a file of results holds."""
 
     fitted: FittedNetworks
+    response: ResponseSource
     history: Floats
     epoch: int
     masked: bool
     n: int
+    parts: tuple[int, int, int]
+    blocks: tuple[ClientBlock, ...]
+    scores: ScoreCounts | None
     ledger: SavedLedger | None
 
 
@@ -35,84 +72,305 @@ class LASERResults(Saveable, saved_as="fedstat laser results 1", record=LASERRec
 
     Attributes
     ----------
+    params : NoCoefficients
+        Says why networks have no standard errors.
     ledger : Ledger or None
         What has left each institution.
     """
 
     model_name = "Split networks over any set of institutions"
+    params = NoCoefficients()
 
     def __init__(self, record: LASERRecord, ledger: Ledger | None) -> None:
         self.record_, self.ledger = record, ledger
 
     @classmethod
     def of(
-        cls, model: Any, method: Method, training: Training, trained: Trained, calibrated: Any, ledger: Ledger
+        cls, model: Any, method: str, training: Training, trained: Trained, ledger: Ledger
     ) -> LASERResults:
         """Make results of a fit."""
-        fitted = FittedNetworks(
-            clients=model.layout.clients,
-            specs=released_specs(model, model.layout.clients),
-            method=method,
-            heads_of=model.heads,
-            hidden=training.hidden,
-            width=training.width,
-            head_hidden=training.head_hidden,
-            networks=trained.networks,
-            heads=trained.heads,
-            shift=trained.shift,
-            scale=trained.scale,
-            outcome=trained.outcome,
-            mean=trained.mean,
-            sd=trained.sd,
-            holder=model.layout.active,
+        layout, formula = model.layout, model.formula
+        fitted = FittedNetworks.of(model, method, training, trained, released_specs(model, layout.clients))
+        record = LASERRecord(
+            fitted,
+            ResponseSource(layout.active, formula.response, tuple(formula.response_columns)),
+            trained.history,
+            trained.epoch,
+            training.masked,
+            layout.n,
+            (len(training.entities), len(training.validation), len(training.calibration)),
+            client_blocks(layout),
+            trained.scores,
+            None,
         )
-        record = LASERRecord(fitted, trained.history, trained.epoch, training.masked, model.layout.n, None)
         return cls(record, ledger)
 
     def to_record(self) -> LASERRecord:
         """Take the results apart for a file."""
-        r = self.record_
-        return LASERRecord(r.fitted, r.history, r.epoch, r.masked, r.n, SavedLedger.of(self.ledger))
+        values = {name: getattr(self.record_, name) for name in LASERRecord.__slots__}
+        return LASERRecord(**{**values, "ledger": SavedLedger.of(self.ledger)})
 
     @classmethod
     def of_record(cls, record: LASERRecord) -> Self:
         """Rebuild results from what is kept of them."""
         return cls(record, None if record.ledger is None else record.ledger.restore())
 
-    @property
-    def history(self) -> pd.DataFrame:
-        """Mean loss by epoch: of the entities learned from, and of those held back."""
-        h = self.record_.history
-        return pd.DataFrame(
-            h, columns=["loss", "validation"], index=pd.RangeIndex(1, len(h) + 1, name="epoch")
-        )
+    # -- training --------------------------------------------------------------------------------
 
     @property
     def method(self) -> str:
-        """Method of the fit, in a word; :data:`METHODS` says more."""
-        assert self.record_.fitted.method in METHODS
+        """Method of the fit."""
         return self.record_.fitted.method
 
+    @property
+    def history(self) -> pd.DataFrame:
+        """Mean loss by epoch: of the entities learned from, and of those held back to choose the epoch."""
+        h = self.record_.history
+        epochs = pd.RangeIndex(1, len(h) + 1, name="epoch")
+        return pd.DataFrame(h, columns=["loss", "validation"], index=epochs)
+
+    def plot_history(self, ax: Axes | None = None) -> Axes:
+        """Loss by epoch, of the entities learned from and of those held back, each over its first."""
+        ax = axes_for(ax, 5.6, 3.6, "Learning curve", ("top", "right"))
+        for name, loss in (self.history / self.history.iloc[0]).items():
+            ax.plot(loss.index, loss, marker="o", markersize=3, label=str(name))
+        ax.axvline(self.record_.epoch + 1, color="0.6", linewidth=0.8, linestyle="--")
+        ax.set(xlabel="epoch", ylabel="loss, over that of the first epoch")
+        ax.legend(frameon=False)
+        return ax
+
+    # -- predictions -----------------------------------------------------------------------------
+
+    @property
+    def classes(self) -> tuple[float, ...]:
+        """Classes of the response, ascending; none of a normal one."""
+        return self.record_.fitted.outcome.classes
+
     def predict_proba(self, partition: ClientPartition) -> pd.DataFrame:
-        """Probabilities of the classes of every entity of a partition, from the clients that have it.
+        """Predict the probabilities of the classes of every entity, from the clients that have it.
+
+        Parameters
+        ----------
+        partition : ClientPartition
+            With one of the clients of the fit or more. A client that has left is one that has no entity.
 
         Returns
         -------
         DataFrame
             (n, classes); nan for an entity that no client has.
+
+        Raises
+        ------
+        NotAvailableError
+            The response is normal.
+        ModelError
+            The partition has no client of the fit.
         """
-        predicted = predict_networks(self.record_.fitted, partition)
-        classes = self.record_.fitted.outcome.classes
-        return pd.DataFrame(predicted, index=partition.entities, columns=list(classes))
+        if not self.classes:
+            raise NotAvailableError("predict_proba: the response is normal; use predict")
+        found = predict_networks(self.record_.fitted, partition)
+        return pd.DataFrame(found.predicted, index=partition.entities, columns=list(self.classes))
 
     def predict(self, partition: ClientPartition) -> pd.Series:
-        """Mean of a normal response, and else the most probable class."""
+        """Predict the mean of a normal response, and else the most probable class."""
+        found = predict_networks(self.record_.fitted, partition)
+        return pd.Series(self._points(found.predicted), index=partition.entities)
+
+    def _points(self, predicted: Floats) -> Floats:
         fitted = self.record_.fitted
-        if not fitted.outcome.classes:
-            found = predict_networks(fitted, partition)[:, 0]
-            return pd.Series(fitted.mean + fitted.sd * found, index=partition.entities)
-        P = self.predict_proba(partition)
-        out = pd.Series(np.nan, index=P.index)
-        known = P.notna().all(axis=1)
-        out[known] = P[known].idxmax(axis=1).astype(float)
+        if not self.classes:
+            return np.asarray(fitted.mean + fitted.sd * predicted[:, 0])
+        known = np.isfinite(predicted).all(axis=1)
+        out = np.full(len(predicted), np.nan)
+        out[known] = np.array(self.classes)[predicted[known].argmax(axis=1)]
         return out
+
+    def predict_set(
+        self, partition: ClientPartition, alpha: float = 0.1, *, conditional: Conditional | None = None
+    ) -> pd.DataFrame:
+        """Predict sets of classes, or intervals, that hold the response with probability 1 - alpha or more.
+
+        Split conformal prediction, from the entities of the fit from which nothing was learned, by set of
+        clients (Vovk, Gammerman and Shafer 2005, section 2.2). It holds whatever the networks are worth, for
+        entities that are exchangeable with these, on average over fits.
+
+        Parameters
+        ----------
+        partition : ClientPartition
+        alpha : float
+        conditional : {"label"}, optional
+            Let it hold among the entities of every class, and not only over all.
+
+        Returns
+        -------
+        DataFrame
+            Of classes one column each, of bool; of a normal response ``mean``, ``low`` and ``high``. Where
+            too few entities calibrate a set of clients it has all classes, or an infinite interval;
+            ``frame.attrs["note"]`` names these sets.
+
+        Raises
+        ------
+        ModelError
+            `alpha` is not between 0 and 1.
+        NotAvailableError
+            The fit has no entities to calibrate by.
+        """
+        if not 0.0 < alpha < 1.0:
+            raise ModelError(f"alpha: expected a number between 0 and 1, received {alpha!r}")
+        scores = self._scores()
+        if conditional not in (None, "label") or (conditional and not self.classes):
+            raise ModelError(f"conditional: expected None, or 'label' with classes, received {conditional!r}")
+        found = predict_networks(self.record_.fitted, partition)
+        limits = self._limits(scores, found.sets, alpha, conditional == "label")
+        frame = (
+            self._sets(found, limits, partition)
+            if self.classes
+            else self._intervals(found, limits, partition)
+        )
+        B = scores.bins.shape[2]
+        wide = sorted(
+            {s for s, row in zip(found.sets.tolist(), limits, strict=True) if s and (row >= B).any()}
+        )
+        if wide:
+            names = ", ".join(found.name_of(s) for s in wide)
+            frame.attrs["note"] = f"too few entities calibrate {names}: nothing is ruled out there"
+        return frame
+
+    def _scores(self) -> ScoreCounts:
+        if self.record_.scores is None:
+            raise NotAvailableError("no entities to calibrate by: fit with calibration=0.2")
+        return self.record_.scores
+
+    def _limits(self, scores: ScoreCounts, sets: Ints, alpha: float, by_label: bool) -> Ints:
+        """Last bin that is not ruled out, by entity and class, (n, C)."""
+        G, C, B = scores.bins.shape
+        counts = (
+            scores.bins if by_label else np.broadcast_to(scores.bins.sum(axis=1, keepdims=True), (G, C, B))
+        )
+        bound = threshold_bins(counts.reshape(G * C, B), alpha).reshape(G, C)
+        places = {s: g for g, s in enumerate(scores.sets.tolist())}
+        every = np.full(C, B)
+        return np.array([bound[places[s]] if s in places else every for s in sets.tolist()]).reshape(-1, C)
+
+    def _sets(self, found: PredictedSets, limits: Ints, partition: ClientPartition) -> pd.DataFrame:
+        classes, P = len(self.classes), found.predicted
+        edges, out = score_edges(classes), np.ones(P.shape, dtype=bool)
+        known = np.isfinite(P).all(axis=1)
+        for c in range(classes):
+            score = scores_of(P[known], classes, np.full(int(known.sum()), float(c)))
+            out[known, c] = np.searchsorted(edges, score) <= limits[known, c]
+        return pd.DataFrame(out, index=partition.entities, columns=list(self.classes))
+
+    def _intervals(self, found: PredictedSets, limits: Ints, partition: ClientPartition) -> pd.DataFrame:
+        edges = np.append(score_edges(0), [np.inf, np.inf])
+        half = self.record_.fitted.sd * np.exp(edges[limits[:, 0]])
+        mean = self._points(found.predicted)
+        table = {"mean": mean, "low": mean - half, "high": mean + half}
+        return pd.DataFrame(table, index=partition.entities)
+
+    # -- how good --------------------------------------------------------------------------------
+
+    @property
+    def calibration(self) -> SetEvaluation:
+        """How well each set of clients predicts the entities from which nothing was learned."""
+        return self._evaluation(self._scores())
+
+    def evaluate(self, partition: ClientPartition) -> SetEvaluation:
+        """Count how well predictions agree with the response of another partition, by set of clients.
+
+        The holder of the response is handed the predictions, and counts; no response leaves it.
+
+        Parameters
+        ----------
+        partition : ClientPartition
+            With the response, at the client that had it in the fit.
+
+        Raises
+        ------
+        ModelError
+            It lacks the response, or all clients.
+        """
+        fitted = self.record_.fitted
+        return self._evaluation(count_predictions(fitted, self.record_.response, partition))
+
+    def _evaluation(self, scores: ScoreCounts) -> SetEvaluation:
+        fitted = self.record_.fitted
+        return SetEvaluation(scores, fitted.clients, fitted.outcome.classes, fitted.sd)
+
+    def clients(self) -> pd.DataFrame:
+        """Say what every client brought, and what it is worth to predictions.
+
+        Returns
+        -------
+        DataFrame
+            By client: ``columns``, ``entities``, ``missing`` (share), and its Shapley ``value`` (see
+            :meth:`SetEvaluation.values`), nan where not every set of clients has entities to count.
+        """
+        rows = [(b.client, b.columns, b.entities, b.missing) for b in self.record_.blocks if b.columns]
+        frame = pd.DataFrame(rows, columns=["client", "columns", "entities", "missing"]).set_index("client")
+        try:
+            return frame.assign(value=self.calibration.values())
+        except NotAvailableError:
+            return frame.assign(value=np.nan)
+
+    # -- printed ---------------------------------------------------------------------------------
+
+    def summary(self, alpha: float = 0.1) -> SheetSummary:
+        """Training and exchange, how well each set of clients predicts, what each client brought, notes.
+
+        Parameters
+        ----------
+        alpha : float
+            One minus the level of the sets whose mean size is printed.
+        """
+        r, fitted = self.record_, self.record_.fitted
+        learned, held, calibrated = r.parts
+        left = [
+            ("Method", METHODS[self.method]),
+            ("Response", f"{r.response.text} ({fitted.kind})"),
+            ("Networks", " - ".join(map(str, (*fitted.hidden, fitted.width)))),
+            ("Epochs", f"{r.epoch + 1} of {len(r.history)} taken"),
+            ("Loss held back", f"{r.history[r.epoch, 1]:.4f}"),
+        ]
+        right = [
+            ("Entities", f"{r.n:,}"),
+            ("to learn from", f"{learned:,}"),
+            ("to choose by", f"{held:,}"),
+            ("to calibrate by", f"{calibrated:,}"),
+            ("Exchange", "masked sums" if r.masked else "clear"),
+        ]
+        if self.ledger is not None:
+            right += [("Rounds", f"{self.ledger.rounds:,}"), ("Traffic", human_bytes(self.ledger.bytes))]
+        kinds = None if self.ledger is None else self.ledger.kinds_by_client()
+        sheets = [header_sheet(f"{self.model_name} results", left, right)]
+        if r.scores is not None:
+            sheets += self.calibration.summary().sheets
+        return SheetSummary([*sheets, client_sheet(r.blocks, kinds)], self._notes())
+
+    def _notes(self) -> list[str]:
+        r = self.record_
+        hidden = (
+            "The holder of the response was handed masked sums of the clients' outputs, over one random set "
+            "of clients for each entity and batch; the sets change, so that differences of sums tell of "
+            "single clients. "
+            if r.masked
+            else "The holder of the response was handed the outputs of every client for each entity. "
+        )
+        notes = [
+            "There are no standard errors: weights of networks are not identified.",
+            f"{hidden}From such numbers most of the variation of a client's columns can be predicted by who "
+            "knows them for a few hundred entities. Each client learned the labels of the entities that it "
+            "has: the gradients of one batch tell them apart.",
+        ]
+        if r.scores is not None:
+            notes.append(
+                "Sets and intervals of predict_set() are calibrated by set of clients, and hold for entities "
+                "that are exchangeable with those that calibrate; a set of few entities rules out nothing."
+            )
+        return notes
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self.method}, {self.record_.n:,} entities; see .summary()>"
+
+    def _repr_html_(self) -> str:
+        return self.summary().as_html()

@@ -18,9 +18,10 @@ from fedstat.federation.door.facts import Entities
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths, check_room
 from fedstat.federation.rounds.product_steps import check_positions
+from fedstat.kernels.mlp import count_parameters
 from fedstat.models.laser.asked import FAMILY, NetworksAsked
 from fedstat.models.laser.holder_steps import HOLDER_ORDER, HOLDER_STEPS
-from fedstat.models.laser.networks import Networks, evaluate
+from fedstat.models.laser.networks import ADAM, Networks, evaluate
 from fedstat.models.vertical.exchange.staged import staged_block
 from fedstat.models.vertical.exchange.steps import ExchangeRules, exchange_steps
 from fedstat.records import from_json
@@ -228,7 +229,7 @@ STEPS: Mapping[str, Step] = {
 ORDER: Mapping[str, str] = {
     "start_networks": "stage_block stage_outcome start_heads",
     "train": "start_networks start_heads train look learn judge",
-    "look": "train learn judge look",
+    "look": "train learn judge look release_networks release_heads",
     "release_networks": "release_heads look train learn judge",
     **HOLDER_ORDER,
 }

@@ -53,6 +53,11 @@ class Assembly:
         """Numbers of the tasks of a set of clients."""
         return [t for t, task in enumerate(self.tasks) if task.clients == clients]
 
+    def predicting(self, clients: int) -> list[int]:
+        """Numbers of the tasks that predict for an entity of a set of clients: its own, or those within."""
+        within = (t for t, task in enumerate(self.tasks) if task.clients & clients == task.clients)
+        return self.of_set(clients) or list(within)
+
     @property
     def members(self) -> Bools:
         """Which networks are in which task, (tasks, networks)."""

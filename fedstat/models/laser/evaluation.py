@@ -1,0 +1,171 @@
+"""How well each set of clients predicts: from counts of scores, not from rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import factorial
+
+import numpy as np
+import pandas as pd
+
+from fedstat.errors import NotAvailableError
+from fedstat.inference.evaluation.evaluation import Evaluation, discrimination
+from fedstat.inference.tables import Sheet, SheetSummary
+from fedstat.models.laser.scoring import ScoreCounts, score_edges
+from fedstat.models.laser.tasks import members_of
+from fedstat.typing import Floats
+
+
+def set_name(clients: int, names: Sequence[str]) -> str:
+    """Write a set of clients, as in "A + B"."""
+    return " + ".join(names[k] for k in members_of(clients))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SetEvaluation:
+    """How well predictions agree with a response, by set of clients.
+
+    Parameters
+    ----------
+    scores : ScoreCounts
+    clients : tuple of str
+    classes : tuple of float
+        Of the response; none of a normal one.
+    sd : float
+        Standard deviation of a normal response, in which its residuals are counted.
+    """
+
+    scores: ScoreCounts
+    clients: tuple[str, ...]
+    classes: tuple[float, ...]
+    sd: float = 1.0
+
+    @property
+    def names(self) -> list[str]:
+        """Sets of clients, as in "A + B"."""
+        return [set_name(s, self.clients) for s in self.scores.sets.tolist()]
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per set of clients.
+
+        Returns
+        -------
+        DataFrame
+            ``n``; of classes ``accuracy``, ``f1`` (of the second of two classes, else the mean over classes),
+            ``log_loss``, ``brier``, and of two ``auc`` with its 95 % interval (Hanley and McNeil 1982, see
+            :class:`fedstat.inference.evaluation.evaluation.Evaluation`); of a normal response ``rmse`` and
+            ``rsquared``, which takes the variance of the fit. nan where too few entities were there to count.
+        """
+        scores, n = self.scores, self.scores.n
+        frame = pd.DataFrame({"n": n.astype(int)}, index=pd.Index(self.names, name="set"))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            loss, second = (scores.losses / n[:, None]).T
+            if not self.classes:
+                return frame.assign(rmse=self.sd * np.sqrt(second), rsquared=1.0 - second)
+            right = np.trace(scores.confusion, axis1=1, axis2=2)
+            frame["accuracy"] = right / n
+            frame["f1"] = self._f1()
+        frame["log_loss"], frame["brier"] = loss, second / (2.0 if len(self.classes) == 2 else 1.0)
+        if len(self.classes) == 2:
+            found = [discrimination(*self._by_event(g)) for g in range(len(n))]
+            frame["auc"] = [one.auc for one in found]
+            frame["auc_low"], frame["auc_high"] = np.transpose([one.conf_int() for one in found]).reshape(
+                2, -1
+            )
+        return frame
+
+    def _f1(self) -> Floats:
+        C = self.scores.confusion
+        hits = np.diagonal(C, axis1=1, axis2=2)
+        f1 = 2.0 * hits / (C.sum(axis=1) + C.sum(axis=2))
+        return np.asarray(f1[:, 1] if len(self.classes) == 2 else np.nanmean(f1, axis=1))
+
+    def _by_event(self, g: int) -> tuple[Floats, Floats]:
+        """Events and others by bin of the log odds of an event, (1, B) each."""
+        bins = self.scores.bins[g]
+        # A score is minus the log odds of the own class: of the others it is the log odds of an event.
+        return bins[1][None, ::-1], bins[0][None, :]
+
+    def evaluation(self, of: str | None = None) -> Evaluation:
+        """Discrimination and calibration of one set of clients, by default the largest that was counted.
+
+        Raises
+        ------
+        NotAvailableError
+            The response does not have two classes, or the set was not counted.
+        """
+        if len(self.classes) != 2:
+            raise NotAvailableError("no AUC or calibration: the response does not have two classes")
+        counted = [name for name, n in zip(self.names, self.scores.n.tolist(), strict=True) if n]
+        if not counted or (of is not None and of not in counted):
+            raise NotAvailableError(
+                f"expected one of the sets {', '.join(map(repr, counted))}, received {of!r}"
+            )
+        g = self.names.index(of or max(counted, key=lambda name: name.count(" + ")))
+        events, others = self._by_event(g)
+        expected = self.scores.expected[g]
+        # Of those of the other class the sums are of the probability that there is no event.
+        sums = expected[1][None, ::-1] + others - expected[0][None, :]
+        edges = np.concatenate([[-np.inf], score_edges(2), [np.inf]])
+        return Evaluation(
+            edges=edges, sites=(self.names[g],), n=events + others, observed=events, expected=sums
+        )
+
+    def values(self) -> pd.Series:
+        """Shapley values of the clients.
+
+        Of the area under the ROC curve beyond one half, of the accuracy beyond that of the most frequent
+        class, or of R-squared; by client, over all orders in which clients may join (Shapley 1953).
+
+        Raises
+        ------
+        NotAvailableError
+            Not all sets of clients were counted.
+        """
+        K = len(self.clients)
+        worth = {0: 0.0, **dict(zip(self.scores.sets.tolist(), self._worth(), strict=True))}
+        absent = [s for s in range(1, 1 << K) if not np.isfinite(worth.get(s, np.nan))]
+        if absent:
+            raise NotAvailableError(
+                f"values of clients need every set of them counted; of {(1 << K) - 1} sets {len(absent)} "
+                f"have too few entities, such as {set_name(absent[0], self.clients)}"
+            )
+        share = [factorial(j) * factorial(K - j - 1) / factorial(K) for j in range(K)]
+        values = [
+            sum(
+                share[s.bit_count()] * (worth[s | 1 << k] - worth[s]) for s in range(1 << K) if not s >> k & 1
+            )
+            for k in range(K)
+        ]
+        return pd.Series(values, index=list(self.clients), name="value")
+
+    def _worth(self) -> list[float]:
+        frame = self.to_frame()
+        if "auc" in frame:
+            return list(frame["auc"] - 0.5)
+        if "rsquared" in frame:
+            return list(frame["rsquared"])
+        most = self.scores.confusion.sum(axis=2).max(axis=1) / self.scores.n
+        return list(frame["accuracy"] - most)
+
+    def summary(self) -> SheetSummary:
+        """Print one line per set."""
+        frame = self.to_frame()
+        heads = ("clients", *frame.columns)
+        rows = tuple(
+            (str(name), f"{int(row.iloc[0]):,}", *("-" if np.isnan(v) else f"{v:.3f}" for v in row.iloc[1:]))
+            for name, row in frame.iterrows()
+        )
+        widths = (34, *[8] * len(frame.columns))
+        notes = ["Counted at the institution that holds the response; sets with too few entities have -."]
+        sheet = Sheet(
+            heads, rows, "l" + "r" * len(frame.columns), widths, "Predictions by set of clients", wrap=True
+        )
+        return SheetSummary([sheet], notes)
+
+    def __repr__(self) -> str:
+        return f"<SetEvaluation: {len(self.scores.sets)} sets of clients; see .summary()>"
+
+    def _repr_html_(self) -> str:
+        return self.summary().as_html()
