@@ -12,7 +12,18 @@ from fedstat.errors import ModelError
 from fedstat.inference.summary import first_of_run
 from fedstat.inference.tables import Sheet, SheetSummary, human_bytes, number
 
-BOTTOM = ("No. Observations", "R-squared", "Log-Likelihood", "AUC", "Rounds", "Traffic")
+BOTTOM = (
+    "No. Observations",
+    "R-squared",
+    "Log-Likelihood",
+    "AUC",
+    "Accuracy",
+    "F1",
+    "Log-Loss",
+    "RMSE",
+    "Rounds",
+    "Traffic",
+)
 WIDEST = 28
 """Characters of the widest column of the text rendering."""
 
@@ -65,7 +76,8 @@ def compare(
     Parameters
     ----------
     results : mapping of str to FederatedResults
-        Heading of each column to its fit. A statsmodels result fits too, for a pooled reference.
+        Heading of each column to its fit. A statsmodels result fits too, for a pooled reference, and results
+        without coefficients that have figures, such as of networks.
     stars : sequence of float
         A star for each level that the p-value is below; empty for none.
     digits : int
@@ -108,7 +120,7 @@ def compare(
 
 
 def _check_fit(heading: object, result: object) -> None:
-    if isinstance(getattr(result, "params", None), pd.Series):
+    if isinstance(getattr(result, "params", None), pd.Series) or hasattr(result, "figures"):
         return
     remedy = "pass what its fit() returns" if hasattr(result, "fit") else "pass what fit() returned"
     raise ModelError(
@@ -118,6 +130,8 @@ def _check_fit(heading: object, result: object) -> None:
 
 
 def _column(result: object, stars: Sequence[float], digits: int) -> _Column:
+    if hasattr(result, "figures"):
+        return _Column({}, {}, _bottom(result), "", True)
     params: pd.Series = result.params  # type: ignore[attr-defined]
     names = [str(name) for name in params.index]
     bse, pvalues = getattr(result, "bse", None), getattr(result, "pvalues", None)
@@ -143,11 +157,16 @@ def _bottom(result: object) -> tuple[str, ...]:
     ledger = getattr(result, "ledger", None)
     # What a fit does not have is an AttributeError, so that a blank stands in its place.
     nobs, rsquared, llf, auc = (getattr(result, name, None) for name in ("nobs", "rsquared", "llf", "auc"))
+    # Of predictions that have no coefficients.
+    figures = getattr(result, "figures", {})
+    auc, rsquared = figures.get("auc", auc), figures.get("rsquared", rsquared)
+    further = (figures.get(name) for name in ("accuracy", "f1", "log_loss", "rmse"))
     return (
         "" if nobs is None else f"{int(nobs):,}",
         "" if rsquared is None else number(rsquared),
         "" if llf is None else number(llf, 2),
         "" if auc is None else number(auc),
+        *("" if figure is None else number(figure) for figure in further),
         "" if ledger is None else f"{ledger.rounds:,}",
         "" if ledger is None else human_bytes(ledger.bytes),
     )
@@ -179,7 +198,8 @@ def _notes(columns: Mapping[str, _Column], stars: Sequence[float]) -> tuple[str,
     levels = sorted(stars, reverse=True)
     marks = ", ".join(f"{'*' * (i + 1)} p < {level:g}" for i, level in enumerate(levels))
     notes = [f"{heading} has NOT CONVERGED." for heading, column in columns.items() if not column.converged]
-    notes.append("Standard errors in brackets" + (f"; {marks}." if marks else "."))
+    if any(column.cells for column in columns.values()):
+        notes.append("Standard errors in brackets" + (f"; {marks}." if marks else "."))
     lacking: dict[str, list[str]] = {}
     for heading, column in columns.items():
         lacking.setdefault(column.lacking, []).append(str(heading))

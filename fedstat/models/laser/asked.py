@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import Annotated, Literal, TypeAlias
 
 from fedstat.errors import MessageError
-from fedstat.models.laser.networks import Optimiser
+from fedstat.models.laser.training.networks import Optimiser
 from fedstat.records import Least
 
 FAMILY = "laser"
 Outcome: TypeAlias = Literal["binary", "multiclass", "normal"]
+MOST_EPSILON = 100.0
 MOST_UNITS, MOST_LAYERS, MOST_NETWORKS = 4096, 16, 512
 
 
@@ -47,13 +48,17 @@ class OutcomeAsked:
 
     def check(self) -> None:
         """Require an epsilon that means something here."""
-        if not 0.0 <= self.label_epsilon < 700.0 or (self.label_epsilon and self.kind == "normal"):
+        if not 0.0 <= self.label_epsilon < MOST_EPSILON or (self.label_epsilon and self.kind == "normal"):
             raise MessageError("expected an epsilon of zero or more, and of labels only")
 
 
 @dataclass(frozen=True, slots=True)
 class OutcomeTold:
-    """Classes of a response in ascending order, and how many entities have each; none of a normal one."""
+    """Classes of a response in ascending order, and how many entities have each; none of a normal one.
+
+    `label_epsilon` is what all labels that the site has randomised so far have cost, over all fits.
+    """
 
     classes: tuple[float, ...]
     counts: tuple[int, ...]
+    label_epsilon: float = 0.0

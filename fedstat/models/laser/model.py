@@ -14,12 +14,13 @@ from fedstat.federation.design.formula.parse import Formula
 from fedstat.federation.rounds.masked_sums import masked as mask_sums
 from fedstat.federation.rounds.products import Conversation
 from fedstat.models.checks import check_choice, check_positive, check_share, check_whole
-from fedstat.models.laser.asked import FAMILY, Outcome, OutcomeAsked
+from fedstat.models.laser.asked import FAMILY, MOST_EPSILON, Outcome, OutcomeAsked
 from fedstat.models.laser.explain import LASERPlan
-from fedstat.models.laser.networks import Optimiser
-from fedstat.models.laser.protocol import Trainer, Training
 from fedstat.models.laser.results import LASERResults
-from fedstat.models.laser.tasks import Heads, Method, assemble
+from fedstat.models.laser.training.lines import EpochLines, no_lines
+from fedstat.models.laser.training.networks import Optimiser
+from fedstat.models.laser.training.protocol import Trainer, Training
+from fedstat.models.laser.training.tasks import Heads, Method, assemble
 from fedstat.models.vertical.layout import Layout, lay_out
 from fedstat.models.vertical.model import VerticalModel
 from fedstat.typing import Ints
@@ -125,7 +126,9 @@ class LASER(VerticalModel):
         decay: float = 1e-4,
         validation: float = 0.1,
         calibration: float = 0.2,
+        label_epsilon: float | None = None,
         seed: int = 0,
+        progress: bool = False,
     ) -> LASERResults:
         """Train the networks.
 
@@ -148,8 +151,15 @@ class LASER(VerticalModel):
             Share of the entities from which nothing is learned; their loss chooses the epoch.
         calibration : float
             Share of the entities that only sets and intervals of predictions rest on.
+        label_epsilon : float, optional
+            Randomise the labels once, at their holder, so that all that follows is private by label: from
+            what leaves, the odds of two labels of one entity change by exp(label_epsilon) at most, whoever
+            looks (Kairouz, Oh and Viswanath 2016). The likelihood is that of the randomised labels. The same
+            labels at the same epsilon are randomised alike in every fit; others cost their own.
         seed : int
             Of parameters, parts, batches and sets.
+        progress : bool
+            Write a line for each epoch to the standard error.
 
         Returns
         -------
@@ -173,6 +183,13 @@ class LASER(VerticalModel):
         check_whole("seed", seed, 0)
         for name, share in (("validation", validation), ("calibration", calibration)):
             check_share(name, share)
+        if label_epsilon is not None:
+            check_positive("label_epsilon", label_epsilon)
+            if self.outcome == "normal" or label_epsilon >= MOST_EPSILON:
+                raise ModelError(
+                    f"label_epsilon: expected classes, and a number below {MOST_EPSILON:g}; received "
+                    f"{label_epsilon!r} for a {self.outcome} response"
+                )
         if not decay >= 0.0:
             raise ModelError(f"decay: expected a penalty of zero or more, received {decay!r}")
         rng = np.random.default_rng(seed)
@@ -199,13 +216,13 @@ class LASER(VerticalModel):
             training,
             Conversation(FAMILY, self._session, self._agreement.at),
             rng,
-            lambda epoch, loss, ahead: None,
+            EpochLines(int(epochs)) if progress else no_lines,
         )
-        protocol = trainer.run(OutcomeAsked(self.outcome))
+        protocol = trainer.run(OutcomeAsked(self.outcome, float(label_epsilon or 0.0)))
         if masked:
             protocol = mask_sums(protocol, self.layout.clients, self._session)
         trained = self.engine.run(self.receipted(protocol, ledger), ledger)
-        return LASERResults.of(self, method, training, trained, ledger)
+        return LASERResults.of(self, method, training, trained, float(label_epsilon or 0.0), ledger)
 
     def _masked(self, method: str, exchange: str | None, K: int) -> bool:
         """Whether outputs are added up under masks."""

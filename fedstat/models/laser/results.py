@@ -11,24 +11,23 @@ import pandas as pd
 from fedstat.errors import ModelError, NotAvailableError
 from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.partition.partition import ClientPartition
-from fedstat.inference.conformal import threshold_bins
 from fedstat.inference.plots import axes_for
 from fedstat.inference.summary import ClientBlock, client_sheet, header_sheet
 from fedstat.inference.tables import SheetSummary, human_bytes
-from fedstat.models.laser.evaluation import SetEvaluation
-from fedstat.models.laser.prediction import (
+from fedstat.models.laser.report.conformal_sets import ConformalSets, points_of
+from fedstat.models.laser.report.evaluation import SetEvaluation
+from fedstat.models.laser.report.prediction import (
     FittedNetworks,
-    PredictedSets,
     count_predictions,
     predict_networks,
 )
-from fedstat.models.laser.protocol import Trained, Training
-from fedstat.models.laser.scoring import ScoreCounts, score_edges, scores_of
-from fedstat.models.laser.tasks import METHODS
+from fedstat.models.laser.training.protocol import Trained, Training
+from fedstat.models.laser.training.scoring import ScoreCounts
+from fedstat.models.laser.training.tasks import METHODS
 from fedstat.models.saved import Saveable, SavedLedger
 from fedstat.models.vertical.layout import client_blocks
 from fedstat.models.vertical.prediction.coding import ResponseSource, released_specs
-from fedstat.typing import Floats, Ints
+from fedstat.typing import Floats
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -64,6 +63,7 @@ class LASERRecord:
     parts: tuple[int, int, int]
     blocks: tuple[ClientBlock, ...]
     scores: ScoreCounts | None
+    label_epsilon: float
     ledger: SavedLedger | None
 
 
@@ -86,7 +86,13 @@ class LASERResults(Saveable, saved_as="fedstat laser results 1", record=LASERRec
 
     @classmethod
     def of(
-        cls, model: Any, method: str, training: Training, trained: Trained, ledger: Ledger
+        cls,
+        model: Any,
+        method: str,
+        training: Training,
+        trained: Trained,
+        label_epsilon: float,
+        ledger: Ledger,
     ) -> LASERResults:
         """Make results of a fit."""
         layout, formula = model.layout, model.formula
@@ -101,6 +107,7 @@ class LASERResults(Saveable, saved_as="fedstat laser results 1", record=LASERRec
             (len(training.entities), len(training.validation), len(training.calibration)),
             client_blocks(layout),
             trained.scores,
+            label_epsilon,
             None,
         )
         return cls(record, ledger)
@@ -168,22 +175,13 @@ class LASERResults(Saveable, saved_as="fedstat laser results 1", record=LASERRec
         """
         if not self.classes:
             raise NotAvailableError("predict_proba: the response is normal; use predict")
-        found = predict_networks(self.record_.fitted, partition)
+        found = predict_networks(self.record_.fitted, partition, "predict_proba()")
         return pd.DataFrame(found.predicted, index=partition.entities, columns=list(self.classes))
 
     def predict(self, partition: ClientPartition) -> pd.Series:
         """Predict the mean of a normal response, and else the most probable class."""
-        found = predict_networks(self.record_.fitted, partition)
-        return pd.Series(self._points(found.predicted), index=partition.entities)
-
-    def _points(self, predicted: Floats) -> Floats:
-        fitted = self.record_.fitted
-        if not self.classes:
-            return np.asarray(fitted.mean + fitted.sd * predicted[:, 0])
-        known = np.isfinite(predicted).all(axis=1)
-        out = np.full(len(predicted), np.nan)
-        out[known] = np.array(self.classes)[predicted[known].argmax(axis=1)]
-        return out
+        found = predict_networks(self.record_.fitted, partition, "predict()")
+        return pd.Series(points_of(self.record_.fitted, found.predicted), index=partition.entities)
 
     def predict_set(
         self, partition: ClientPartition, alpha: float = 0.1, *, conditional: Conditional | None = None
@@ -220,53 +218,15 @@ class LASERResults(Saveable, saved_as="fedstat laser results 1", record=LASERRec
         scores = self._scores()
         if conditional not in (None, "label") or (conditional and not self.classes):
             raise ModelError(f"conditional: expected None, or 'label' with classes, received {conditional!r}")
-        found = predict_networks(self.record_.fitted, partition)
-        limits = self._limits(scores, found.sets, alpha, conditional == "label")
-        frame = (
-            self._sets(found, limits, partition)
-            if self.classes
-            else self._intervals(found, limits, partition)
+        found = predict_networks(self.record_.fitted, partition, "predict_set()")
+        return ConformalSets(self.record_.fitted, scores, alpha, conditional == "label").frame(
+            found, partition
         )
-        B = scores.bins.shape[2]
-        wide = sorted(
-            {s for s, row in zip(found.sets.tolist(), limits, strict=True) if s and (row >= B).any()}
-        )
-        if wide:
-            names = ", ".join(found.name_of(s) for s in wide)
-            frame.attrs["note"] = f"too few entities calibrate {names}: nothing is ruled out there"
-        return frame
 
     def _scores(self) -> ScoreCounts:
         if self.record_.scores is None:
             raise NotAvailableError("no entities to calibrate by: fit with calibration=0.2")
         return self.record_.scores
-
-    def _limits(self, scores: ScoreCounts, sets: Ints, alpha: float, by_label: bool) -> Ints:
-        """Last bin that is not ruled out, by entity and class, (n, C)."""
-        G, C, B = scores.bins.shape
-        counts = (
-            scores.bins if by_label else np.broadcast_to(scores.bins.sum(axis=1, keepdims=True), (G, C, B))
-        )
-        bound = threshold_bins(counts.reshape(G * C, B), alpha).reshape(G, C)
-        places = {s: g for g, s in enumerate(scores.sets.tolist())}
-        every = np.full(C, B)
-        return np.array([bound[places[s]] if s in places else every for s in sets.tolist()]).reshape(-1, C)
-
-    def _sets(self, found: PredictedSets, limits: Ints, partition: ClientPartition) -> pd.DataFrame:
-        classes, P = len(self.classes), found.predicted
-        edges, out = score_edges(classes), np.ones(P.shape, dtype=bool)
-        known = np.isfinite(P).all(axis=1)
-        for c in range(classes):
-            score = scores_of(P[known], classes, np.full(int(known.sum()), float(c)))
-            out[known, c] = np.searchsorted(edges, score) <= limits[known, c]
-        return pd.DataFrame(out, index=partition.entities, columns=list(self.classes))
-
-    def _intervals(self, found: PredictedSets, limits: Ints, partition: ClientPartition) -> pd.DataFrame:
-        edges = np.append(score_edges(0), [np.inf, np.inf])
-        half = self.record_.fitted.sd * np.exp(edges[limits[:, 0]])
-        mean = self._points(found.predicted)
-        table = {"mean": mean, "low": mean - half, "high": mean + half}
-        return pd.DataFrame(table, index=partition.entities)
 
     # -- how good --------------------------------------------------------------------------------
 
@@ -296,6 +256,20 @@ class LASERResults(Saveable, saved_as="fedstat laser results 1", record=LASERRec
     def _evaluation(self, scores: ScoreCounts) -> SetEvaluation:
         fitted = self.record_.fitted
         return SetEvaluation(scores, fitted.clients, fitted.outcome.classes, fitted.sd)
+
+    @property
+    def nobs(self) -> int:
+        """Entities of the fit."""
+        return self.record_.n
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """How well the largest set of clients predicts, of the entities from which nothing was learned."""
+        if self.record_.scores is None or not self.record_.scores.n.any():
+            return {}
+        frame = self.calibration.to_frame()
+        size = [str(name).count(" + ") if n else -1 for name, n in frame["n"].items()]
+        return {str(name): float(value) for name, value in frame.iloc[int(np.argmax(size))].items()}
 
     def clients(self) -> pd.DataFrame:
         """Say what every client brought, and what it is worth to predictions.
@@ -339,6 +313,8 @@ class LASERResults(Saveable, saved_as="fedstat laser results 1", record=LASERRec
             ("to calibrate by", f"{calibrated:,}"),
             ("Exchange", "masked sums" if r.masked else "clear"),
         ]
+        if r.label_epsilon:
+            left.append(("Label epsilon", f"{r.label_epsilon:g} (pure, by label)"))
         if self.ledger is not None:
             right += [("Rounds", f"{self.ledger.rounds:,}"), ("Traffic", human_bytes(self.ledger.bytes))]
         kinds = None if self.ledger is None else self.ledger.kinds_by_client()
@@ -359,8 +335,7 @@ class LASERResults(Saveable, saved_as="fedstat laser results 1", record=LASERRec
         notes = [
             "There are no standard errors: weights of networks are not identified.",
             f"{hidden}From such numbers most of the variation of a client's columns can be predicted by who "
-            "knows them for a few hundred entities. Each client learned the labels of the entities that it "
-            "has: the gradients of one batch tell them apart.",
+            f"knows them for a few hundred entities. {self._of_labels()}",
         ]
         if r.scores is not None:
             notes.append(
@@ -368,6 +343,20 @@ class LASERResults(Saveable, saved_as="fedstat laser results 1", record=LASERRec
                 "that are exchangeable with those that calibrate; a set of few entities rules out nothing."
             )
         return notes
+
+    def _of_labels(self) -> str:
+        epsilon, total = self.record_.label_epsilon, self.record_.fitted.outcome.label_epsilon
+        if not epsilon:
+            return (
+                "Each client learned the labels of the entities that it has: the gradients of one batch tell "
+                "them apart."
+            )
+        return (
+            "Labels were randomised before anything else: whoever looks, the odds of two labels of one "
+            f"entity change by exp({epsilon:g}) at most, and by exp({total:g}) over all labels that their "
+            "holder has randomised. Columns are not protected, nor are labels from evaluate(). Sets, "
+            "intervals and figures of calibration are of randomised labels."
+        )
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self.method}, {self.record_.n:,} entities; see .summary()>"

@@ -20,7 +20,6 @@ from fedstat.federation.forecast.invented_entities import invent_entities
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.federation.rounds.products import Conversation
-from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.models.consent import FurtherAnalysis
 from fedstat.typing import Bools, Floats, Ints
 
@@ -80,7 +79,7 @@ def new_ledger(partition: ClientPartition, holder: str) -> Ledger:
 
 
 def prediction_analysis(
-    call: str, blocks: FittedBlocks, response: str, distribution: DistributionSpec, partition: ClientPartition
+    call: str, blocks: FittedBlocks, response: str, distribution: object, partition: ClientPartition
 ) -> FurtherAnalysis:
     """Say what a prediction is, for owners who are asked."""
     specs = {k: BlockSpec.from_json(spec) for k, spec in blocks.specs.items()}

@@ -13,10 +13,10 @@ from fedstat.federation.rounds.engine import Rounds
 from fedstat.federation.rounds.products import Conversation
 from fedstat.kernels.subsets import MOST_LISTED, one_of_each_size, one_set, sets_within
 from fedstat.models.laser.asked import NetworksAsked, OutcomeAsked, OutcomeTold
-from fedstat.models.laser.networks import Optimiser
-from fedstat.models.laser.scoring import ScoreCounts, read_scores
-from fedstat.models.laser.serving import Serving
-from fedstat.models.laser.tasks import Assembly
+from fedstat.models.laser.training.networks import Optimiser
+from fedstat.models.laser.training.scoring import ScoreCounts, read_scores
+from fedstat.models.laser.training.serving import Serving
+from fedstat.models.laser.training.tasks import Assembly
 from fedstat.models.vertical.layout import Layout
 from fedstat.records import from_json, to_json
 from fedstat.typing import Floats, Ints

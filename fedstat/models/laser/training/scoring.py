@@ -24,7 +24,7 @@ def score_edges(classes: int) -> Floats:
     The score is minus the log odds of the true class, or the logarithm of the absolute residual.
     """
     if classes:
-        return STEP * np.arange(-round(FURTHEST / STEP), round(FURTHEST / STEP) + 1)
+        return np.asarray(STEP * np.arange(-round(FURTHEST / STEP), round(FURTHEST / STEP) + 1))
     return np.asarray(np.arange(LOG_LOW, LOG_HIGH + STEP / 2.0, STEP))
 
 

@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from fedstat.errors import ModelError
+from fedstat.federation.crypto.masks import hides
 from fedstat.federation.design.by_columns import design_ask
+from fedstat.federation.message import Ask, Reply
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.rounds.engine import Rounds
+from fedstat.federation.rounds.masked_sums import masked as mask_sums
 from fedstat.federation.rounds.products import Conversation
+from fedstat.models.consent import FurtherAnalysis
 from fedstat.models.laser.asked import FAMILY, Outcome, OutcomeTold
-from fedstat.models.laser.holder_steps import average
-from fedstat.models.laser.losses import softmax
-from fedstat.models.laser.networks import Networks, Optimiser
-from fedstat.models.laser.protocol import Trained, Training
-from fedstat.models.laser.scoring import ScoreCounts, read_scores
-from fedstat.models.laser.tasks import Assembly, Heads, Method, assemble, members_of
+from fedstat.models.laser.training.holder_steps import average
+from fedstat.models.laser.training.losses import softmax
+from fedstat.models.laser.training.networks import Networks, Optimiser
+from fedstat.models.laser.training.protocol import Trained, Training
+from fedstat.models.laser.training.scoring import ScoreCounts, read_scores
+from fedstat.models.laser.training.tasks import Assembly, Heads, Method, assemble, members_of
 from fedstat.models.vertical.prediction.coding import ResponseSource
-from fedstat.models.vertical.prediction.protocol import FittedBlocks, new_ledger, open_blocks, present_clients
+from fedstat.models.vertical.prediction.protocol import (
+    FittedBlocks,
+    new_ledger,
+    open_blocks,
+    prediction_analysis,
+    present_clients,
+)
 from fedstat.records import to_json
 from fedstat.typing import Floats, Ints
 
@@ -46,6 +56,7 @@ class FittedNetworks:
     mean: float
     sd: float
     holder: str
+    response: str
 
     @classmethod
     def of(
@@ -69,12 +80,22 @@ class FittedNetworks:
             mean=trained.mean,
             sd=trained.sd,
             holder=model.layout.active,
+            response=model.formula.response,
         )
 
     @property
     def assembly(self) -> Assembly:
         """Networks, heads and tasks of the method."""
         return assemble(self.method, len(self.clients), self.heads_of)
+
+    @property
+    def one_each(self) -> bool:
+        """Whether predictions need the sum of one network of each client, and no more."""
+        return self.method in ("laser", "standard")
+
+    def analysis(self, call: str, partition: ClientPartition) -> FurtherAnalysis:
+        """Say what a prediction is, for owners who are asked."""
+        return prediction_analysis(call, self.blocks, self.response, self.kind, partition)
 
     @property
     def blocks(self) -> FittedBlocks:
@@ -96,13 +117,21 @@ class PredictedSets:
         return " + ".join(self.clients[k] for k in members_of(clients))
 
 
-def predict_networks(fitted: FittedNetworks, partition: ClientPartition) -> PredictedSets:
+def predict_networks(fitted: FittedNetworks, partition: ClientPartition, call: str) -> PredictedSets:
     """Predict the entities of a partition, from the clients that have each."""
-    return partition.engine.run(predicting(fitted, partition), new_ledger(partition, fitted.holder))
+
+    def asking() -> Rounds[PredictedSets]:
+        return predicting(fitted, partition)
+
+    analysis = fitted.analysis(call, partition)
+    return analysis.run(asking(), asking, new_ledger(partition, fitted.holder))
 
 
 def predicting(fitted: FittedNetworks, partition: ClientPartition) -> Rounds[PredictedSets]:
-    """Ask the clients that a partition has for the outputs of their networks."""
+    """Ask the clients that a partition has for the outputs of their networks.
+
+    Where a prediction needs only the sum of these, and masks hide each, they are masked.
+    """
     present = present_clients(fitted.clients, partition)
     if not present:
         raise ModelError(
@@ -112,7 +141,7 @@ def predicting(fitted: FittedNetworks, partition: ClientPartition) -> Rounds[Pre
     opened = yield from open_blocks(fitted.blocks, present, partition, FAMILY)
     to, n, width = Conversation(FAMILY, opened.session, None), partition.n_entities, fitted.width
     hidden = np.array(fitted.hidden, dtype=np.int64)
-    replies = yield [
+    asks = [
         to.ask(
             k,
             "represent",
@@ -126,12 +155,19 @@ def predicting(fitted: FittedNetworks, partition: ClientPartition) -> Rounds[Pre
         )
         for k in present
     ]
+    summed = fitted.one_each and hides(len(present))
+    replies = yield from (mask_sums(ask_once(asks), present, opened.session) if summed else ask_once(asks))
     outputs = np.zeros((len(fitted.assembly.networks), n, width))
     for reply in replies:
         for place, i in enumerate(fitted.assembly.at(fitted.clients.index(reply.site))):
             outputs[i] = reply.arrays["outputs"][:, place * width : (place + 1) * width]
     sets = ((~opened.missing) @ (1 << np.arange(len(fitted.clients)))).astype(np.int64)
     return PredictedSets(predict_sets(fitted, outputs, sets), sets, fitted.clients, opened.session)
+
+
+def ask_once(asks: list[Ask]) -> Rounds[list[Reply]]:
+    """Ask one round."""
+    return (yield asks)
 
 
 def count_predictions(
@@ -155,7 +191,10 @@ def count_predictions(
         (reply,) = yield [to.ask(holder, "score", to_json(fitted.outcome), **arrays)]
         return read_scores(reply, sets)
 
-    return partition.engine.run(asking(), new_ledger(partition, holder))
+    analysis = fitted.analysis("evaluate()", partition)
+    columns = {**analysis.columns, holder: (*analysis.columns.get(holder, ()), *response.columns)}
+    analysis = replace(analysis, columns=columns)
+    return analysis.run(asking(), asking, new_ledger(partition, holder))
 
 
 def predict_sets(fitted: FittedNetworks, outputs: Floats, sets: Ints) -> Floats:
@@ -180,6 +219,8 @@ def task_scores(fitted: FittedNetworks, task: int, outputs: Floats) -> Floats:
     classes = max(len(fitted.outcome.classes), 1)
     widths = np.array([fitted.width, *fitted.head_hidden, classes], dtype=np.int64)
     heads = Networks(widths, np.ascontiguousarray(fitted.heads), Optimiser(1.0, 0.0))
-    mean = np.ascontiguousarray(outputs[list(one.members)].mean(axis=0).T)
+    # A masked sum stands in the place of the first client; outputs of clients that an entity lacks are zero.
+    members = slice(None) if fitted.one_each else list(one.members)
+    mean = np.ascontiguousarray(outputs[members].sum(axis=0).T / len(one.members))
     F = heads.output(heads.activate(one.head, mean))
     return (softmax(F) if fitted.outcome.classes else F).T

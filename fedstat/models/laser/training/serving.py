@@ -9,7 +9,7 @@ import numpy as np
 
 from fedstat.federation.message import Reply
 from fedstat.kernels.subsets import sets_within
-from fedstat.models.laser.tasks import Assembly, table_of_weights
+from fedstat.models.laser.training.tasks import Assembly, table_of_weights
 from fedstat.typing import Bools, Floats, Ints
 
 

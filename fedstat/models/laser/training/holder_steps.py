@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from fedstat.errors import DesignError, EstimationError, MessageError
+from fedstat.federation.crypto.keystream import keystream
 from fedstat.federation.design.by_columns import response_of
-from fedstat.federation.door.facts import DivisionOfRows, Entities, Evaluated, RowsByLevel, SummedColumns
+from fedstat.federation.door.facts import DivisionOfRows, Entities, RowsByLevel, SummedColumns
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths, check_room
 from fedstat.kernels.mlp import count_parameters
 from fedstat.models.laser.asked import NetworksAsked, OutcomeAsked, OutcomeTold
-from fedstat.models.laser.losses import log_loss, softmax, squared_loss
-from fedstat.models.laser.networks import ADAM, Networks
-from fedstat.models.laser.scoring import count_scores
+from fedstat.models.laser.training.losses import flip_matrix, log_loss, softmax, squared_loss
+from fedstat.models.laser.training.networks import ADAM, Networks
 from fedstat.records import from_json, to_json
 from fedstat.typing import Array, Bools, Floats, Ints
 
 ITEM = "laser heads"
 MOST_CLASSES = 1000
+LABELS = "label epsilon "
+"""Under which names an account remembers the labels that were randomised, with the epsilon of each."""
 
 
 @dataclass(slots=True)
@@ -47,12 +52,14 @@ class Heads:
     best: Floats | None = None
 
 
-def _outcome(state: State) -> StagedOutcome:
+def outcome_of(state: State) -> StagedOutcome:
+    """Return this fit's response, or say that it is not here."""
     absent = "this fit has no response here; ask 'stage_outcome' first"
     return state.use("laser outcome", StagedOutcome, absent)
 
 
-def _heads(state: State) -> Heads:
+def heads_of(state: State) -> Heads:
+    """Return this fit's heads, or say that the fit was not started here."""
     return state.use(ITEM, Heads, "this fit was not started here; ask 'start_heads' first")
 
 
@@ -83,17 +90,23 @@ def stage_outcome(data: SiteData, state: State, text: str, keep: Bools) -> tuple
                 else f"classes are 2 to {MOST_CLASSES}; use outcome='normal'"
             )
         )
+    labels, flip, total = code.astype(np.float64), None, 0.0
+    if asked.label_epsilon:
+        flip = flip_matrix(len(classes), asked.label_epsilon)
+        draws, total = label_draws(data, opened, asked.label_epsilon)
+        labels = randomised(labels, flip, draws[keep])
+        counts = np.bincount(labels.astype(np.int64), minlength=len(classes))
     state.tell(RowsByLevel("the response", counts.tolist()))
-    staged = StagedOutcome(code.astype(np.float64), tuple(classes.tolist()), 0.0, 1.0)
+    staged = StagedOutcome(labels, tuple(classes.tolist()), 0.0, 1.0, flip)
     state.keep("laser outcome", staged, len(y))
-    told = OutcomeTold(staged.classes, tuple(counts.tolist()))
+    told = OutcomeTold(staged.classes, tuple(counts.tolist()), total)
     return {"moments": np.array([0.0, 1.0])}, to_json(told)
 
 
 def start_heads(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
     """Draw the parameters of the heads; nothing leaves."""
     asked = from_json(NetworksAsked, text, f"{data.name}: the question about heads")
-    outcome = _outcome(state)
+    outcome = outcome_of(state)
     widths = (asked.width, *asked.hidden, max(len(outcome.classes), 1))
     check_room(data.name, ADAM * asked.count * count_parameters(widths), len(outcome.y))
     heads = Heads(Networks.draw(widths, asked.count, asked.optimiser, (asked.seed, asked.number)))
@@ -189,7 +202,7 @@ def learn(
     keep: Array,
 ) -> dict[str, Array]:
     """Learn from a batch; release its mean loss, and derivatives by the outputs of networks (I, b, d)."""
-    outcome, heads = _outcome(state), _heads(state)
+    outcome, heads = outcome_of(state), heads_of(state)
     batch = Batch(outputs, rows, code, weights, members, sizes, head)
     batch.check(data.name, outcome, heads.networks)
     if bool(keep):
@@ -218,7 +231,7 @@ def judge(
     head: Ints,
 ) -> dict[str, Array]:
     """Mean loss of entities that are held back, from which nothing is learned."""
-    outcome, heads = _outcome(state), _heads(state)
+    outcome, heads = outcome_of(state), heads_of(state)
     batch = Batch(outputs, rows, code, weights, members, sizes, head)
     batch.check(data.name, outcome, heads.networks)
     heads.seen = heads.networks.theta.copy()
@@ -226,95 +239,31 @@ def judge(
     return {"loss": np.array(run_heads(batch, outcome, heads.networks, learning=False)[0])}
 
 
-def calibrate(
-    data: SiteData,
-    state: State,
-    outputs: Floats,
-    rows: Ints,
-    code: Ints,
-    weights: Floats,
-    members: Bools,
-    sizes: Ints,
-    head: Ints,
-    group: Ints,
-    vote: Array,
-) -> dict[str, Array]:
-    """Count how well trained heads predict entities from which nothing was learned, by group (T,) of tasks.
-
-    Predictions of the tasks of a group, which are of one set of clients, are averaged; or each has a `vote`.
-    """
-    outcome, heads = _outcome(state), _heads(state)
-    batch = Batch(outputs, rows, code, weights, members, sizes, head)
-    batch.check(data.name, outcome, heads.networks)
-    check_lengths(data.name, group=(group, len(head)))
-    if not 0 <= group.min() <= group.max() < len(group):
-        raise MessageError(f"{data.name}: array 'group' names what is not there")
-    y, C = outcome.y[rows], max(len(outcome.classes), 1)
-    parts = []
-    for g in range(int(group.max()) + 1):
-        tasks = np.flatnonzero(group == g)
-        found = [task_predictions(batch, outcome, heads.networks, t) for t in tasks.tolist()]
-        P = average(found, bool(vote))
-        served = np.where(batch.weights[batch.code][:, tasks].any(axis=1), 0, -1)
-        parts.append(count_scores(P, y, len(outcome.classes), served, 1, data.min_count))
-    return _told(state, [np.concatenate(part) for part in zip(*parts, strict=True)], C)
-
-
-def score(
-    data: SiteData, state: State, text: str, predicted: Floats, use: Bools, code: Ints, units: Floats
-) -> tuple[dict[str, Array], str]:
-    """Count how well predictions (n, classes) agree with the opened response of the rows in `use`, by group.
-
-    `text` has the classes of the fit; rows of another, or without a response, do not count. A normal response
-    is brought to the `units` of the fit: mean and standard deviation; `units[2]` is the number of groups.
-    """
-    known = from_json(OutcomeTold, text, f"{data.name}: the classes of the fit").classes
-    opened, C = response_of(state), max(len(known), 1)
-    check_lengths(data.name, use=(use, len(opened)))
-    y = opened[use]
-    check_lengths(data.name, predicted=(predicted, len(y)), code=(code, len(y)))
-    if (
-        predicted.shape[1] != C
-        or len(units) != 3
-        or not 1 <= units[2] <= max(len(y), 1)
-        or not units[1] > 0.0
-    ):
-        raise MessageError(f"{data.name}: predictions of {predicted.shape[1]} classes, expected {C}")
-    if known:
-        if not ((predicted >= 0.0) & (predicted <= 1.0)).all():
-            raise MessageError(f"{data.name}: expected probabilities")
-        at = np.searchsorted(known, y).clip(0, C - 1)
-        there = np.isfinite(y) & (np.array(known)[at] == y)
-        y = at.astype(np.float64)
-    else:
-        there = np.isfinite(y)
-        y = np.where(there, (y - units[0]) / units[1], 0.0)
-    code = np.where(there, code, -1)
-    state.tell(Entities(int(there.sum())))
-    return _told(state, count_scores(predicted, y, len(known), code, int(units[2]), data.min_count), C), ""
-
-
-def _told(state: State, counts: Sequence[Floats], classes: int) -> dict[str, Array]:
-    """Name the arrays of counts, and tell the door of them."""
-    bins, expected, confusion, losses = counts
-    state.tell(Evaluated(np.concatenate([bins.ravel(), expected.ravel(), confusion.ravel()])))
-    return {
-        "bins": bins.reshape(len(bins) * classes, -1),
-        "expected": expected.reshape(len(bins) * classes, -1),
-        "confusion": confusion.reshape(len(bins) * classes, -1),
-        "losses": losses,
-    }
-
-
 def release_heads(data: SiteData, state: State, best: Array) -> dict[str, Array]:
     """Release the parameters (H, q) of the heads, as they are or at the `best` look."""
-    heads = _heads(state)
+    heads = heads_of(state)
     theta = heads.best if bool(best) else heads.networks.theta
     if theta is None:
         raise MessageError(f"{data.name}: no look at entities that are held back was kept")
     heads.networks.theta = theta
-    state.tell(Entities(len(_outcome(state).y)))
+    state.tell(Entities(len(outcome_of(state).y)))
     return {"parameters": theta}
+
+
+def label_draws(data: SiteData, response: Floats, epsilon: float) -> tuple[Floats, float]:
+    """Uniform draws (rows,) of a randomised response, and the epsilon that all of these have cost so far.
+
+    The same response at the same epsilon gets the same draws, so that fits of it can be repeated; any other
+    gets its own, and costs its own.
+    """
+    digest = hashlib.sha256(np.ascontiguousarray(response).tobytes()).hexdigest()
+    key = hmac.digest(data.trust.identity.secret("labels"), f"{epsilon!r} {digest}".encode(), "sha256")
+    spent = f"{LABELS}{epsilon!r} {hashlib.sha256(key).hexdigest()}"
+    if spent not in data.account.spent:
+        data.account.spend(spent)
+    total = math.fsum(float(one.split()[2]) for one in data.account.spent if one.startswith(LABELS))
+    words = keystream(key, bytes(12), len(response))
+    return np.asarray((words.view(np.uint64) >> np.uint64(11)) * 2.0**-53), total
 
 
 def randomised(labels: Floats, flip: Floats, draws: Floats) -> Floats:
@@ -324,7 +273,7 @@ def randomised(labels: Floats, flip: Floats, draws: Floats) -> Floats:
 
 
 # What they weigh is told in full beside it: the derivatives of each entity are a function of its response.
-BATCH = {
+BATCH: Mapping[str, Declared] = {
     "outputs": Declared("per entity", "outputs of the clients' networks", 3, dtype="float64", weighs=""),
     "rows": Declared("presence", "which entities are in the batch", dtype="int64"),
     "code": Declared("presence", "clients that have each entity, by number of the pattern", dtype="int64"),
@@ -332,15 +281,6 @@ BATCH = {
     "members": Declared("control", "networks behind each prediction", 2, dtype="bool"),
     "sizes": Declared("control", "number of networks behind each prediction", dtype="int64"),
     "head": Declared("control", "head of each prediction", dtype="int64"),
-}
-COUNTS = {
-    name: Declared("aggregate", what, 2, behind=(Entities, Evaluated))
-    for name, what in {
-        "bins": "entities by class and bin of the probability of their own class",
-        "expected": "sums of these probabilities by class and bin",
-        "confusion": "entities by class and most probable class",
-        "losses": "sums of losses",
-    }.items()
 }
 MEAN_LOSS = Declared("aggregate", "mean loss of a batch", 0, behind=(Entities,))
 HOLDER_STEPS: Mapping[str, Step] = {
@@ -365,26 +305,6 @@ HOLDER_STEPS: Mapping[str, Step] = {
         },
     ),
     "judge": Step(judge, BATCH, {"loss": MEAN_LOSS}),
-    "calibrate": Step(
-        calibrate,
-        {
-            **BATCH,
-            "group": Declared("control", "predictions that are averaged", dtype="int64"),
-            "vote": Declared("control", "whether they vote", 0),
-        },
-        COUNTS,
-    ),
-    "score": Step(
-        score,
-        {
-            "predicted": Declared("per entity", "predictions", 2, dtype="float64", weighs=""),
-            "use": Declared("presence", "which entities are compared", dtype="bool"),
-            "code": Declared("presence", "clients that have each entity, by number", dtype="int64"),
-            "units": Declared("control", "units of the response, and number of sets", dtype="float64"),
-        },
-        COUNTS,
-        Declared("schema", "classes of the response"),
-    ),
     "release_heads": Step(
         release_heads,
         {"best": Declared("control", "whether the heads of the best look are taken", 0)},

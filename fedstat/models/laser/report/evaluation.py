@@ -12,8 +12,8 @@ import pandas as pd
 from fedstat.errors import NotAvailableError
 from fedstat.inference.evaluation.evaluation import Evaluation, discrimination
 from fedstat.inference.tables import Sheet, SheetSummary
-from fedstat.models.laser.scoring import ScoreCounts, score_edges
-from fedstat.models.laser.tasks import members_of
+from fedstat.models.laser.training.scoring import ScoreCounts, score_edges
+from fedstat.models.laser.training.tasks import members_of
 from fedstat.typing import Floats
 
 

@@ -1,0 +1,1 @@
+"""Training of split networks: batches, networks, heads, and what each site answers."""

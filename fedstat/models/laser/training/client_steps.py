@@ -1,0 +1,232 @@
+"""Steps of a client of a split network: it learns from the gradients that come back.
+
+An ask for a batch carries the gradients of the batch before, by which the client's networks move, and the
+answer has their outputs for the new one. With masks every client answers for every entity of a batch, with
+zeros where it has no part in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fedstat.errors import MessageError
+from fedstat.federation.design.by_columns import block_of
+from fedstat.federation.door.facts import Entities
+from fedstat.federation.door.state import SiteData, State
+from fedstat.federation.message import Declared, Step, check_lengths, check_room
+from fedstat.federation.rounds.product_steps import check_positions
+from fedstat.kernels.mlp import count_parameters
+from fedstat.models.laser.asked import NetworksAsked
+from fedstat.models.laser.training.networks import ADAM, Networks, evaluate
+from fedstat.models.vertical.exchange.staged import staged_block
+from fedstat.models.vertical.exchange.steps import ExchangeRules, exchange_steps
+from fedstat.records import from_json
+from fedstat.typing import Array, Floats, Ints
+
+NOT_STARTED = "this fit was not started here; ask 'start_networks' first"
+ITEM = "laser networks"
+
+
+@dataclass(slots=True)
+class TrainingClient:
+    """A client's networks in training.
+
+    X (p, n) are its standardised columns; `activations` those of the latest batch, by network. `seen` are the
+    parameters at the latest look at entities that are held back, `best` those of the best look.
+    """
+
+    networks: Networks
+    X: Floats
+    activations: list[Floats] = field(default_factory=list)
+    seen: Floats | None = None
+    best: Floats | None = None
+
+    def take(self, name: str, gradient: Floats | None) -> None:
+        """Learn from the gradients (b, m d) of the latest batch, whose activations serve once."""
+        if gradient is None:
+            return
+        m, d = len(self.networks.theta), int(self.networks.widths[-1])
+        rows = self.activations[0].shape[1] if self.activations else 0
+        if not rows or gradient.shape != (rows, m * d):
+            raise MessageError(f"{name}: gradients {gradient.shape} for a batch of {rows} rows")
+        columns = np.ascontiguousarray(gradient.T)
+        for i, A in enumerate(self.activations):
+            D = columns[i * d : (i + 1) * d]
+            # A network that had no part in the loss has no gradient, and does not move.
+            if D.any():
+                self.networks.learn(i, self.networks.back(i, A, D)[0])
+        self.activations = []
+
+
+def _client(state: State) -> TrainingClient:
+    return state.use(ITEM, TrainingClient, NOT_STARTED)
+
+
+def start_networks(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
+    """Draw the parameters of the client's networks; nothing leaves."""
+    asked = from_json(NetworksAsked, text, f"{data.name}: the question about networks")
+    X = staged_block(state).X
+    widths = (X.shape[1], *asked.hidden, asked.width)
+    check_room(data.name, ADAM * asked.count * count_parameters(widths), X.size)
+    networks = Networks.draw(widths, asked.count, asked.optimiser, (asked.seed, asked.number))
+    state.keep(ITEM, TrainingClient(networks, np.ascontiguousarray(X.T)), X.shape[0])
+    return {}, ""
+
+
+def train(
+    data: SiteData,
+    state: State,
+    rows: Ints,
+    at: Ints,
+    batch: Array,
+    keep: Array,
+    gradient: Floats | None = None,
+) -> dict[str, Array]:
+    """Learn from the batch before, and release the outputs for the next: ``outputs`` (b, m d).
+
+    `rows` (b_k,) of the block are in the batch; with masks they stand `at` these places of its `batch` rows,
+    which is 0 else. `keep` tells that no look before the latest was better.
+    """
+    client = _client(state)
+    client.take(data.name, gradient)
+    if bool(keep):
+        client.best = client.seen
+    client.activations, outputs = _run(data, client, rows)
+    return {"outputs": _pad(data, outputs, at, int(batch))}
+
+
+def look(
+    data: SiteData, state: State, rows: Ints, at: Ints, batch: Array, gradient: Floats | None = None
+) -> dict[str, Array]:
+    """Release the outputs for entities from which nothing is learned; see :func:`train`."""
+    client = _client(state)
+    client.take(data.name, gradient)
+    client.seen = client.networks.theta.copy()
+    return {"outputs": _pad(data, _run(data, client, rows)[1], at, int(batch))}
+
+
+def _run(data: SiteData, client: TrainingClient, rows: Ints) -> tuple[list[Floats], Floats]:
+    """Activations by network on some rows of the block, and the outputs side by side."""
+    networks, n = client.networks, client.X.shape[1]
+    m, d = len(networks.theta), int(networks.widths[-1])
+    check_room(data.name, len(rows) * m * int(networks.widths.sum()), client.X.size)
+    if len(rows) == 0:
+        return [], np.zeros((0, m * d))
+    if not 0 <= rows.min() <= rows.max() < n:
+        raise MessageError(f"{data.name}: expected rows of its block, 0 to {n - 1}")
+    X = np.ascontiguousarray(client.X[:, rows])
+    activations = [networks.activate(i, X) for i in range(m)]
+    return activations, np.hstack([networks.output(A).T for A in activations])
+
+
+def _pad(data: SiteData, outputs: Floats, at: Ints, batch: int) -> Floats:
+    """Bring outputs to their places among the rows of a batch; as they are where it has none."""
+    if batch == 0:
+        return outputs
+    check_room(data.name, batch * outputs.shape[1], data.table.n_rows * outputs.shape[1])
+    check_lengths(data.name, at=(at, len(outputs)))
+    if len(at):
+        check_positions(data.name, at, batch)
+    padded = np.zeros((batch, outputs.shape[1]))
+    padded[at] = outputs
+    return padded
+
+
+def release_networks(
+    data: SiteData, state: State, best: Array, gradient: Floats | None = None
+) -> dict[str, Array]:
+    """Release the parameters (m, q) of the client's networks, as they are or at the `best` look."""
+    client = _client(state)
+    client.take(data.name, gradient)
+    theta = client.best if bool(best) else client.networks.theta
+    if theta is None:
+        raise MessageError(f"{data.name}: no look at entities that are held back was kept")
+    client.networks.theta = theta
+    state.tell(Entities(client.X.shape[1]))
+    return {"parameters": theta}
+
+
+def represent(
+    data: SiteData,
+    state: State,
+    parameters: Floats,
+    hidden: Ints,
+    width: Array,
+    shift: Floats,
+    scale: Floats,
+    rows: Ints,
+    n: Array,
+) -> dict[str, Array]:
+    """Run trained networks, (m, q), on the opened rows: (n, m d), zeros where the client has none.
+
+    `shift` and `scale` (p,) are those of the columns in the fit, `rows` where the entities stand among `n`.
+    """
+    X = block_of(state).X
+    check_lengths(data.name, shift=(shift, X.shape[1]), scale=(scale, X.shape[1]), rows=(rows, len(X)))
+    if not (scale > 0.0).all() or (len(rows) and not 0 <= rows.min() <= rows.max() < int(n)):
+        raise MessageError(f"{data.name}: expected positive scales, and positions of its entities")
+    outputs = evaluate(parameters, (X.shape[1], *hidden.tolist(), int(width)), (X - shift) / scale)
+    check_room(data.name, int(n) * outputs.shape[1] * outputs.shape[2], X.size)
+    out = np.zeros((int(n), outputs.shape[1] * outputs.shape[2]))
+    out[rows] = outputs.reshape(len(X), -1)
+    return {"outputs": out}
+
+
+ROWS = Declared("presence", "which of the client's entities are in the batch", dtype="int64")
+AT = Declared("presence", "where they stand in a masked batch", dtype="int64")
+BATCH = Declared("control", "rows of a masked batch", 0)
+GRADIENT = Declared(
+    "per entity",
+    "derivatives of the loss by the networks' outputs",
+    2,
+    optional=True,
+    dtype="float64",
+    weighs="gradients",
+)
+OUTPUTS = Declared("per entity", "outputs of the client's networks", 2, maskable=True)
+BEST = Declared("control", "whether the networks of the best look are taken", 0)
+RULES = ExchangeRules(remembers=False)
+EXCHANGE = exchange_steps(RULES)
+CLIENT_STEPS: Mapping[str, Step] = {
+    "stage_block": EXCHANGE["stage_block"],
+    "start_networks": Step(start_networks, text_in=Declared("control", "layers, training and seed")),
+    "train": Step(
+        train,
+        {
+            "rows": ROWS,
+            "at": AT,
+            "batch": BATCH,
+            "keep": Declared("control", "whether the latest look was the best", 0),
+            "gradient": GRADIENT,
+        },
+        {"outputs": OUTPUTS},
+    ),
+    "look": Step(look, {"rows": ROWS, "at": AT, "batch": BATCH, "gradient": GRADIENT}, {"outputs": OUTPUTS}),
+    "release_networks": Step(
+        release_networks,
+        {"best": BEST, "gradient": GRADIENT},
+        {"parameters": Declared("aggregate", "parameters of the networks", 2, behind=(Entities,))},
+    ),
+    "represent": Step(
+        represent,
+        {
+            "parameters": Declared("aggregate", "parameters of the networks", 2, dtype="float64"),
+            "hidden": Declared("control", "units of the hidden layers", dtype="int64"),
+            "width": Declared("control", "outputs of a network", 0),
+            "shift": Declared("aggregate", "means of the columns in the fit", dtype="float64"),
+            "scale": Declared("aggregate", "standard deviations of the columns in the fit", dtype="float64"),
+            "rows": Declared("presence", "positions of the client's entities", dtype="int64"),
+            "n": Declared("control", "number of entities", 0),
+        },
+        {"outputs": OUTPUTS},
+    ),
+}
+CLIENT_ORDER: Mapping[str, str] = {
+    "start_networks": "stage_block stage_outcome start_heads",
+    "train": "start_networks start_heads train look learn judge",
+    "look": "train learn judge look release_networks release_heads",
+    "release_networks": "release_heads look train learn judge",
+}

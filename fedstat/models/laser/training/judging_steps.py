@@ -1,0 +1,138 @@
+"""Steps of the institution that holds the response: counts of how well predictions agree with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from fedstat.errors import MessageError
+from fedstat.federation.design.by_columns import response_of
+from fedstat.federation.door.facts import Entities, Evaluated
+from fedstat.federation.door.state import SiteData, State
+from fedstat.federation.message import Declared, Step, check_lengths
+from fedstat.models.laser.asked import OutcomeTold
+from fedstat.models.laser.training.holder_steps import (
+    BATCH,
+    Batch,
+    average,
+    heads_of,
+    outcome_of,
+    task_predictions,
+)
+from fedstat.models.laser.training.scoring import count_scores
+from fedstat.records import from_json
+from fedstat.typing import Array, Bools, Floats, Ints
+
+
+def calibrate(
+    data: SiteData,
+    state: State,
+    outputs: Floats,
+    rows: Ints,
+    code: Ints,
+    weights: Floats,
+    members: Bools,
+    sizes: Ints,
+    head: Ints,
+    group: Ints,
+    vote: Array,
+) -> dict[str, Array]:
+    """Count how well trained heads predict entities from which nothing was learned, by group (T,) of tasks.
+
+    Predictions of the tasks of a group, which are of one set of clients, are averaged; or each has a `vote`.
+    """
+    outcome, heads = outcome_of(state), heads_of(state)
+    batch = Batch(outputs, rows, code, weights, members, sizes, head)
+    batch.check(data.name, outcome, heads.networks)
+    check_lengths(data.name, group=(group, len(head)))
+    if not 0 <= group.min() <= group.max() < len(group):
+        raise MessageError(f"{data.name}: array 'group' names what is not there")
+    y, C = outcome.y[rows], max(len(outcome.classes), 1)
+    parts = []
+    for g in range(int(group.max()) + 1):
+        tasks = np.flatnonzero(group == g)
+        found = [task_predictions(batch, outcome, heads.networks, t) for t in tasks.tolist()]
+        P = average(found, bool(vote))
+        served = np.where(batch.weights[batch.code][:, tasks].any(axis=1), 0, -1)
+        parts.append(count_scores(P, y, len(outcome.classes), served, 1, data.min_count))
+    return _told(state, [np.concatenate(part) for part in zip(*parts, strict=True)], C)
+
+
+def score(
+    data: SiteData, state: State, text: str, predicted: Floats, use: Bools, code: Ints, units: Floats
+) -> tuple[dict[str, Array], str]:
+    """Count how well predictions (n, classes) agree with the opened response of the rows in `use`, by group.
+
+    `text` has the classes of the fit; rows of another, or without a response, do not count. A normal response
+    is brought to the `units` of the fit: mean and standard deviation; `units[2]` is the number of groups.
+    """
+    known = from_json(OutcomeTold, text, f"{data.name}: the classes of the fit").classes
+    opened, C = response_of(state), max(len(known), 1)
+    check_lengths(data.name, use=(use, len(opened)))
+    y = opened[use]
+    check_lengths(data.name, predicted=(predicted, len(y)), code=(code, len(y)))
+    if (
+        predicted.shape[1] != C
+        or len(units) != 3
+        or not 1 <= units[2] <= max(len(y), 1)
+        or not units[1] > 0.0
+    ):
+        raise MessageError(f"{data.name}: predictions of {predicted.shape[1]} classes, expected {C}")
+    if known:
+        if not ((predicted >= 0.0) & (predicted <= 1.0)).all():
+            raise MessageError(f"{data.name}: expected probabilities")
+        at = np.searchsorted(known, y).clip(0, C - 1)
+        there = np.isfinite(y) & (np.array(known)[at] == y)
+        y = at.astype(np.float64)
+    else:
+        there = np.isfinite(y)
+        y = np.where(there, (y - units[0]) / units[1], 0.0)
+    code = np.where(there, code, -1)
+    state.tell(Entities(int(there.sum())))
+    return _told(state, count_scores(predicted, y, len(known), code, int(units[2]), data.min_count), C), ""
+
+
+def _told(state: State, counts: Sequence[Floats], classes: int) -> dict[str, Array]:
+    """Name the arrays of counts, and tell the door of them."""
+    bins, expected, confusion, losses = counts
+    state.tell(Evaluated(np.concatenate([bins.ravel(), expected.ravel(), confusion.ravel()])))
+    return {
+        "bins": bins.reshape(len(bins) * classes, -1),
+        "expected": expected.reshape(len(bins) * classes, -1),
+        "confusion": confusion.reshape(len(bins) * classes, -1),
+        "losses": losses,
+    }
+
+
+COUNTS = {
+    name: Declared("aggregate", what, 2, behind=(Entities, Evaluated))
+    for name, what in {
+        "bins": "entities by class and bin of the probability of their own class",
+        "expected": "sums of these probabilities by class and bin",
+        "confusion": "entities by class and most probable class",
+        "losses": "sums of losses",
+    }.items()
+}
+JUDGING_STEPS: Mapping[str, Step] = {
+    "calibrate": Step(
+        calibrate,
+        {
+            **BATCH,
+            "group": Declared("control", "predictions that are averaged", dtype="int64"),
+            "vote": Declared("control", "whether they vote", 0),
+        },
+        COUNTS,
+    ),
+    "score": Step(
+        score,
+        {
+            "predicted": Declared("per entity", "predictions", 2, dtype="float64", weighs=""),
+            "use": Declared("presence", "which entities are compared", dtype="bool"),
+            "code": Declared("presence", "clients that have each entity, by number", dtype="int64"),
+            "units": Declared("control", "units of the response, and number of sets", dtype="float64"),
+        },
+        COUNTS,
+        Declared("schema", "classes of the response"),
+    ),
+}
