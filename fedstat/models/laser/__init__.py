@@ -2,7 +2,7 @@
 
 from fedstat.federation.door.conduct import in_order
 from fedstat.federation.door.site import FAMILIES
-from fedstat.models.laser.asked import FAMILY
 from fedstat.models.laser.steps import ORDER, STEPS
+from fedstat.models.laser.training.asked import FAMILY
 
 FAMILIES[FAMILY] = in_order(STEPS, ORDER)

@@ -14,12 +14,13 @@ from fedstat.federation.design.formula.parse import Formula
 from fedstat.federation.rounds.masked_sums import masked as mask_sums
 from fedstat.federation.rounds.products import Conversation
 from fedstat.models.checks import check_choice, check_positive, check_share, check_whole
-from fedstat.models.laser.asked import FAMILY, MOST_EPSILON, Outcome, OutcomeAsked
 from fedstat.models.laser.explain import LASERPlan
+from fedstat.models.laser.protocol import Trainer
 from fedstat.models.laser.results import LASERResults
+from fedstat.models.laser.training.asked import FAMILY, MOST_EPSILON, Outcome, OutcomeAsked
+from fedstat.models.laser.training.course import Training
 from fedstat.models.laser.training.lines import EpochLines, no_lines
 from fedstat.models.laser.training.networks import Optimiser
-from fedstat.models.laser.training.protocol import Trainer, Training
 from fedstat.models.laser.training.tasks import Heads, Method, assemble
 from fedstat.models.vertical.layout import Layout, lay_out
 from fedstat.models.vertical.model import VerticalModel

@@ -21,7 +21,7 @@ from fedstat.models.laser.report.prediction import (
     count_predictions,
     predict_networks,
 )
-from fedstat.models.laser.training.protocol import Trained, Training
+from fedstat.models.laser.training.course import Trained, Training
 from fedstat.models.laser.training.scoring import ScoreCounts
 from fedstat.models.laser.training.tasks import METHODS
 from fedstat.models.saved import Saveable, SavedLedger

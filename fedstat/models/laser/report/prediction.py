@@ -17,11 +17,11 @@ from fedstat.federation.rounds.engine import Rounds
 from fedstat.federation.rounds.masked_sums import masked as mask_sums
 from fedstat.federation.rounds.products import Conversation
 from fedstat.models.consent import FurtherAnalysis
-from fedstat.models.laser.asked import FAMILY, Outcome, OutcomeTold
+from fedstat.models.laser.training.asked import FAMILY, Outcome, OutcomeTold
+from fedstat.models.laser.training.course import Trained, Training
 from fedstat.models.laser.training.holder_steps import average
 from fedstat.models.laser.training.losses import softmax
 from fedstat.models.laser.training.networks import Networks, Optimiser
-from fedstat.models.laser.training.protocol import Trained, Training
 from fedstat.models.laser.training.scoring import ScoreCounts, read_scores
 from fedstat.models.laser.training.tasks import Assembly, Heads, Method, assemble, members_of
 from fedstat.models.vertical.prediction.coding import ResponseSource

@@ -19,7 +19,7 @@ from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths, check_room
 from fedstat.federation.rounds.product_steps import check_positions
 from fedstat.kernels.mlp import count_parameters
-from fedstat.models.laser.asked import NetworksAsked
+from fedstat.models.laser.training.asked import NetworksAsked
 from fedstat.models.laser.training.networks import ADAM, Networks, evaluate
 from fedstat.models.vertical.exchange.staged import staged_block
 from fedstat.models.vertical.exchange.steps import ExchangeRules, exchange_steps

@@ -17,7 +17,7 @@ from fedstat.federation.door.facts import DivisionOfRows, Entities, RowsByLevel,
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths, check_room
 from fedstat.kernels.mlp import count_parameters
-from fedstat.models.laser.asked import NetworksAsked, OutcomeAsked, OutcomeTold
+from fedstat.models.laser.training.asked import NetworksAsked, OutcomeAsked, OutcomeTold
 from fedstat.models.laser.training.losses import flip_matrix, log_loss, softmax, squared_loss
 from fedstat.models.laser.training.networks import ADAM, Networks
 from fedstat.records import from_json, to_json

@@ -11,7 +11,7 @@ from fedstat.federation.design.by_columns import response_of
 from fedstat.federation.door.facts import Entities, Evaluated
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
-from fedstat.models.laser.asked import OutcomeTold
+from fedstat.models.laser.training.asked import OutcomeTold
 from fedstat.models.laser.training.holder_steps import (
     BATCH,
     Batch,
