@@ -30,27 +30,29 @@ def threshold_bins(counts: Floats, alpha: float) -> Ints:
     return np.asarray(np.where(needed > n, counts.shape[1], first), dtype=np.int64)
 
 
-def merge_towards_worse(counts: Ints, least: int) -> Ints:
-    """Count scores so that no bin holds 1 to ``least - 1``: those of a smaller one count in a later bin.
+def merge_upwards(counts: Ints, least: int) -> Ints:
+    """Group neighbouring bins so that each group holds `least` or more, and count it in its last full bin.
 
-    What is left at the end joins the last full bin, which then ends where these do. A threshold from the
-    counts is never smaller than one from the scores. (B,) -> (B,), a place for every bin.
+    What is left at the end belongs to the last group. A group reaches from above the one before to the bin in
+    which it counts, so that whoever reads the counts knows where its members may lie. (B,) -> (B,), a place
+    for every bin.
 
     Examples
     --------
-    >>> merge_towards_worse(np.array([3, 0, 4, 9, 2, 0]), 5)
+    >>> merge_upwards(np.array([3, 0, 4, 9, 2, 0]), 5)
     array([2, 2, 2, 4, 4, 5])
     """
-    place, waiting, held = np.arange(len(counts)), [], 0
-    full: list[list[int]] = []
-    for b in np.flatnonzero(counts).tolist():
-        waiting.append(b)
+    place, held = np.arange(len(counts)), 0
+    groups: list[tuple[int, int]] = []
+    first = 0
+    occupied = np.flatnonzero(counts).tolist()
+    for b in occupied:
         held += int(counts[b])
         if held >= least:
-            full.append(waiting)
-            waiting, held = [], 0
-    if waiting and full:
-        full[-1] += waiting
-    for group in full:
-        place[group[0] : group[-1] + 1] = group[-1]
+            groups.append((first, b))
+            first, held = b + 1, 0
+    if held and groups:
+        groups[-1] = (groups[-1][0], occupied[-1])
+    for low, high in groups:
+        place[low : high + 1] = high
     return place

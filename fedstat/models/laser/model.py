@@ -13,6 +13,7 @@ from fedstat.federation.crypto.masks import hides
 from fedstat.federation.design.formula.parse import Formula
 from fedstat.federation.rounds.masked_sums import masked as mask_sums
 from fedstat.federation.rounds.products import Conversation
+from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.models.checks import check_choice, check_positive, check_share, check_whole
 from fedstat.models.laser.explain import LASERPlan
 from fedstat.models.laser.protocol import Trainer
@@ -27,6 +28,12 @@ from fedstat.models.vertical.model import VerticalModel
 from fedstat.typing import Ints
 
 MOST_CLIENTS = 60
+INVENTED = {
+    "binary": DistributionSpec("Binomial", "Logit"),
+    "multiclass": DistributionSpec("Poisson", "Log"),
+    "normal": DistributionSpec("Gaussian", "Identity"),
+}
+"""Of what law a forecast draws responses."""
 
 
 class LASER(VerticalModel):
@@ -93,6 +100,7 @@ class LASER(VerticalModel):
                 raise ModelError(f"{name}: expected units of layers, as in (10, 10), received {units!r}")
         check_whole("width", width, 1)
         self.outcome: Outcome = outcome
+        self.distribution = INVENTED[outcome]
         self.hidden, self.head_hidden = tuple(map(int, hidden)), tuple(map(int, head_hidden))
         self.width, self.heads = int(width), heads
         super().__init__(formula, partition, **kwargs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from fedstat.models.vertical.layout import Layout
 from fedstat.records import from_json, to_json
 from fedstat.typing import Floats, Ints
 
-OF_HEADS = 10**6
+OF_HEADS = 2**32
 """Number of the random parameters of heads, beside those of clients."""
 
 
@@ -90,7 +91,8 @@ class Trainer:
         asks = []
         for number, k in enumerate(layout.clients):
             count = len(self.assembly.at(number))
-            asked = NetworksAsked(count, t.hidden, t.width, t.optimiser, t.seed, number)
+            # By its name: in which order a partition lists its clients does not matter.
+            asked = NetworksAsked(count, t.hidden, t.width, t.optimiser, t.seed, crc32(k.encode()))
             asks.append(self._ask(k, "start_networks", to_json(asked)))
         heads = NetworksAsked(self.assembly.heads, t.head_hidden, t.width, t.optimiser, t.seed, OF_HEADS)
         yield [*asks, self._ask(layout.active, "start_heads", to_json(heads))]

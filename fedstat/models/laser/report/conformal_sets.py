@@ -48,7 +48,7 @@ class ConformalSets:
     def _limits(self, sets: Ints) -> Ints:
         """Last bin that is not ruled out, by entity and class, (n, C)."""
         G, C, B = self.scores.bins.shape
-        bins = self.scores.bins
+        bins = self.scores.scores
         counts = bins if self.by_label else np.broadcast_to(bins.sum(axis=1, keepdims=True), bins.shape)
         bound = threshold_bins(counts.reshape(G * C, B), self.alpha).reshape(G, C)
         places, every = {s: g for g, s in enumerate(self.scores.sets.tolist())}, np.full(C, B)

@@ -83,9 +83,8 @@ class SetEvaluation:
 
     def _by_event(self, g: int) -> tuple[Floats, Floats]:
         """Events and others by bin of the log odds of an event, (1, B) each."""
-        bins = self.scores.bins[g]
-        # A score is minus the log odds of the own class: of the others it is the log odds of an event.
-        return bins[1][None, ::-1], bins[0][None, :]
+        others, events = self.scores.bins[g]
+        return events[None], others[None]
 
     def evaluation(self, of: str | None = None) -> Evaluation:
         """Discrimination and calibration of one set of clients, by default the largest that was counted.
@@ -104,9 +103,7 @@ class SetEvaluation:
             )
         g = self.names.index(of or max(counted, key=lambda name: name.count(" + ")))
         events, others = self._by_event(g)
-        expected = self.scores.expected[g]
-        # Of those of the other class the sums are of the probability that there is no event.
-        sums = expected[1][None, ::-1] + others - expected[0][None, :]
+        sums = self.scores.expected[g].sum(axis=0)[None]
         edges = np.concatenate([[-np.inf], score_edges(2), [np.inf]])
         return Evaluation(
             edges=edges, sites=(self.names[g],), n=events + others, observed=events, expected=sums

@@ -9,19 +9,20 @@ from scipy.special import logit
 
 from fedstat.errors import MessageError
 from fedstat.federation.message import Reply
-from fedstat.inference.conformal import merge_towards_worse
+from fedstat.inference.conformal import merge_upwards
 from fedstat.typing import Floats, Ints
 
 STEP, FURTHEST = 0.05, 8.0
-"""Width of a bin of log odds of the true class, and where the outer bins begin."""
+"""Width of a bin of log odds, and where the outer bins begin."""
 LOG_LOW, LOG_HIGH = -6.0, 4.0
 """Between these lie the logarithms of absolute residuals, in standard deviations of the response."""
 
 
 def score_edges(classes: int) -> Floats:
-    """Edges between the bins of a score, (B - 1,), ascending towards less agreement; they depend on no row.
+    """Edges between the bins, (B - 1,); they depend on no row.
 
-    The score is minus the log odds of the true class, or the logarithm of the absolute residual.
+    In bins are counted: of two classes the log odds of the second; of more, minus those of the true class; of
+    a normal response the logarithm of the absolute residual.
     """
     if classes:
         return np.asarray(STEP * np.arange(-round(FURTHEST / STEP), round(FURTHEST / STEP) + 1))
@@ -29,7 +30,11 @@ def score_edges(classes: int) -> Floats:
 
 
 def scores_of(P: Floats, classes: int, of: Floats) -> Floats:
-    """Scores of values `of` (n,): numbers of classes of probabilities P (n, classes), or means P (n, 1)."""
+    """Scores of values `of` (n,): numbers of classes of probabilities P (n, classes), or means P (n, 1).
+
+    The larger, the less a value agrees with its prediction: minus the log odds of the class, or the logarithm
+    of the absolute residual.
+    """
     if classes:
         p = P[np.arange(len(P)), of.astype(np.int64)]
         return np.asarray(-logit(np.clip(p, 1e-12, 1.0 - 1e-12)))
@@ -39,16 +44,16 @@ def scores_of(P: Floats, classes: int, of: Floats) -> Floats:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoreCounts:
-    """Counts of scores by set of clients and class, and sums over the entities of a set.
+    """Counts by set of clients and class, and sums over the entities of a set.
 
     Parameters
     ----------
     sets : (G,) array of int
         Sets of clients, as bits.
     bins : (G, C, B) array
-        Entities by true class (one for a normal response) and bin of the score.
+        Entities by true class (one for a normal response) and bin; see :func:`score_edges`.
     expected : (G, C, B) array
-        Sums of the probability of the true class in these.
+        Sums in these of the probability of the second of two classes, else of the true one.
     confusion : (G, C, C) array
         Entities by true and by most probable class.
     losses : (G, 2) array
@@ -66,6 +71,20 @@ class ScoreCounts:
         """Entities of each set, (G,)."""
         return np.asarray(self.bins.sum(axis=(1, 2)))
 
+    @property
+    def scores(self) -> Floats:
+        """The same by bin of the score of the true class, (G, C, B): each in the worst bin it may lie in."""
+        if self.bins.shape[1] != 2:
+            return self.bins
+        out = np.array(self.bins)
+        for g, total in enumerate(self.bins.sum(axis=1)):
+            ends = np.flatnonzero(total)
+            starts = np.concatenate([[0], ends[:-1] + 1]).astype(np.int64)
+            # Of the second class a small log odds is a bad score: a group counts where it begins.
+            out[g, 1] = 0.0
+            out[g, 1, out.shape[2] - 1 - starts] = self.bins[g, 1, ends]
+        return out
+
 
 def read_scores(reply: Reply, sets: Ints) -> ScoreCounts:
     """Read the counts that the holder of the response told, of so many sets."""
@@ -81,27 +100,29 @@ def read_scores(reply: Reply, sets: Ints) -> ScoreCounts:
 def count_scores(
     P: Floats, y: Floats, classes: int, code: Ints, groups: int, least: int
 ) -> tuple[Floats, Floats, Floats, Floats]:
-    """Count scores of predictions P (n, classes) or (n, 1) of y by group, (n,), -1 for none.
+    """Count how well predictions P (n, classes) or (n, 1) agree with y by group, (n,), -1 for none.
 
-    See :class:`ScoreCounts`. Groups with fewer than `least` entities have none, and bins with fewer count
-    with a worse one.
+    See :class:`ScoreCounts`. Groups with fewer than `least` entities have none, and bins with fewer are
+    merged.
     """
     C, edges = max(classes, 1), score_edges(classes)
     B = len(edges) + 1
     bins, expected = np.zeros((groups, C, B)), np.zeros((groups, C, B))
     confusion, losses = np.zeros((groups, C, C)), np.zeros((groups, 2))
-    at = np.searchsorted(edges, scores_of(P, classes, y))
     label = y.astype(np.int64) if classes else np.zeros(len(y), dtype=np.int64)
     own = P[np.arange(len(P)), label]
+    # Of two classes, both are counted by the log odds of the second, for areas under curves.
+    at = np.searchsorted(edges, scores_of(P, classes, np.zeros(len(y)) if classes == 2 else y))
+    summed = P[:, 1] if classes == 2 else own
     for g in range(groups):
         here = code == g
         if np.count_nonzero(here) < max(least, 1):
             continue
+        place = merge_upwards(np.bincount(at[here], minlength=B), least)[at]
         for c in range(C):
-            rows = np.flatnonzero(here & (label == c))
-            place = merge_towards_worse(np.bincount(at[rows], minlength=B), least)[at[rows]]
-            bins[g, c] = np.bincount(place, minlength=B)
-            expected[g, c] = np.bincount(place, own[rows], minlength=B)
+            rows = here & (label == c)
+            bins[g, c] = np.bincount(place[rows], minlength=B)
+            expected[g, c] = np.bincount(place[rows], summed[rows], minlength=B)
         if classes:
             np.add.at(confusion[g], (label[here], P[here].argmax(axis=1)), 1.0)
             indicator = np.eye(C)[label[here]]

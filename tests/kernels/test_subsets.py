@@ -1,0 +1,49 @@
+"""Draws of sets of institutions: their expectation is the sum over all sets, over every draw there is."""
+
+from math import comb
+
+import pytest
+
+from fedstat.kernels.subsets import one_of_each_size, one_set, sets_of_size, sets_within
+
+
+def every_draw(choose):
+    """All outcomes of a function of a draw, with their probabilities: a walk through every answer."""
+    waiting = [((), 1.0)]
+    while waiting:
+        answers, probability = waiting.pop()
+        left, asked = list(answers), []
+
+        def draw(n, left=left, asked=asked):
+            asked.append(n)
+            return left.pop(0) if left else 0
+
+        found = choose(draw)
+        if len(asked) == len(answers):
+            yield found, probability
+            continue
+        n = asked[len(answers)]
+        waiting += [((*answers, i), probability / n) for i in range(n)]
+
+
+@pytest.mark.parametrize("draws", [one_of_each_size, one_set])
+@pytest.mark.parametrize("seen", [0b1, 0b101, 0b11011, 0b111111])
+def test_the_expectation_of_a_draw_is_the_sum_over_all_sets(draws, seen):
+    if draws is one_of_each_size and seen.bit_count() > 4:
+        seen = 0b1111  # the draws of six sizes are millions
+    expected = dict.fromkeys(sets_within(seen), 0.0)
+    total = 0.0
+    for found, probability in every_draw(lambda draw: draws(seen, draw)):
+        total += probability
+        for s, weight in found.items():
+            expected[s] += probability * weight
+    assert total == pytest.approx(1.0)
+    assert expected == pytest.approx(dict.fromkeys(sets_within(seen), 1.0))
+
+
+def test_sets_of_a_size():
+    assert len(sets_within(0b10110)) == 7
+    for size in (1, 2, 3):
+        found = sets_of_size(0b10110, size)
+        assert len(set(found)) == len(found) == comb(3, size)
+        assert all(s & 0b10110 == s and s.bit_count() == size for s in found)
