@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from fedstat.errors import ModelError
-from fedstat.models.checks import check_choice
+from fedstat.models.boost.learning.losses import EVERY, LossSpec
+from fedstat.models.checks import check_choice, check_whole
 from fedstat.typing import Floats
 
+FOLDS = 10
 OFFSETS = ("mean", "smooth")
 
 
@@ -40,3 +42,31 @@ def check_site_folds(masked: bool | None, n_sites: int, masks_wanted: bool) -> b
     if n_sites < 2:
         raise ModelError('folds: "site" needs two sites or more')
     return False
+
+
+def check_every(every: int | None, loss: LossSpec | None) -> int:
+    """Find how many steps there are between two exchanges of scores."""
+    if loss is None:
+        if every is not None:
+            raise ModelError("every: of squares all steps follow from one round; it belongs to other losses")
+        return 1
+    jumps = loss.entry.bound == 0.0
+    if every is None:
+        return 1 if jumps else EVERY
+    check_whole("every", every, 1)
+    if jumps and every > 1:
+        raise ModelError(f"every: the slopes of a quantile's loss jump; expected 1, received {every!r}")
+    return int(every)
+
+
+def check_loss(loss: LossSpec | None, select: str | None, *, uneven: bool) -> None:
+    """Refuse what follows from sums of products alone."""
+    if loss is None:
+        return
+    if select == "aicc":
+        raise ModelError("select: AICc is one of squares; of another loss there is 'cv'")
+    if uneven:
+        raise ModelError(
+            f"{loss.title}: curves of the response are measured at different points, or lack some, of which "
+            "there are squares only. Leave out curves with gaps by Curve(..., max_gap=0), or fill them in"
+        )

@@ -22,12 +22,15 @@ def tracing_auc(columns: int, rows: float) -> float:
     return float(norm.cdf(columns / (2.0 * np.sqrt(rows))))
 
 
-def traced_columns(columns: int, along: int, weighted: int = 0) -> int:
+def traced_columns(columns: int, along: int, weighted: int = 0, scores: int = 0) -> int:
     """Columns of one Gram with as many products as the sums of a fit.
 
     Of columns of all learners, and `along` of the response in its basis; with so many `weighted` sums beside
-    the first there are products of the learners' columns in each, and none of the response's.
+    the first there are products of the learners' columns in each, and none of the response's. Of a loss that
+    is no square there are so many `scores` in the response's place.
     """
+    if scores:
+        return int(np.ceil(np.sqrt(columns**2 + 2.0 * columns * along * scores)))
     if not weighted:
         return columns + along
     return int(np.ceil(np.sqrt((1 + weighted) * columns**2 + 2.0 * columns * along)))
@@ -49,10 +52,12 @@ class BoostPlan(ForecastPlan):
     def __init__(self, model: Any, given: Mapping[str, Any]) -> None:
         super().__init__(model, given)
         self._weighted = bands(model.time) if model.uneven else 0
-        along = 1 if model.time is None else model.time.knots + model.time.degree + 1
-        self._columns = traced_columns(model.n_columns - along, along, self._weighted)
         self._n = {row.site: float(row.n) for row in model.agreement.sites}
         self._own = given["aggregation"] != "exact"
+        plan, along = model.score_plan(given), model.n_along
+        self._exchanges = plan.n_exchanges if model.loss else 0
+        scores = plan.n_scores if model.loss else 0
+        self._columns = traced_columns(model.n_columns - along, along, self._weighted, scores)
 
     def learned(self, forecast: Forecast) -> Iterator[tuple[str, str]]:
         """Say what a tracing attack would find."""
@@ -69,7 +74,13 @@ class BoostPlan(ForecastPlan):
 
     def notes(self, forecast: Forecast) -> Iterator[str]:
         """Say that steps cost no round."""
-        yield "One round, whatever the number of steps; its sums do not depend on steps and nu."
+        if self._exchanges:
+            yield (
+                f"Sums of products in one round, and {self._exchanges:,} exchanges of scores; coefficients "
+                "go to the sites at each of them."
+            )
+        else:
+            yield "One round, whatever the number of steps; its sums do not depend on steps and nu."
         if self._own:
             yield (
                 "In the publication sites send their fits of all learners in every step, in as many rounds. "

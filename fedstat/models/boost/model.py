@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, Literal, Self, cast
 
@@ -13,8 +12,8 @@ import numpy as np
 from fedstat.documented import takes_arguments_of
 from fedstat.errors import ModelError
 from fedstat.federation.design.by_columns import Missing
-from fedstat.federation.design.formula.parse import ClientTerms, Formula, parse_pooled_formula
-from fedstat.federation.design.formula.terms import parse_terms, term_columns, term_text
+from fedstat.federation.design.formula.parse import Formula
+from fedstat.federation.design.formula.terms import parse_terms, term_columns
 from fedstat.federation.design.site_rows import RowsQuestion
 from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.forecast.dry_site import DrySite
@@ -22,8 +21,9 @@ from fedstat.federation.forecast.invented_rows import RowsInvention, coded_names
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.partition.row_tables import common_columns
 from fedstat.federation.rounds.engine import Rounds
-from fedstat.federation.tables.curves.array import SHOWN, CurveArray, measured_differently
-from fedstat.models.boost.arguments import check_site_folds, given_offset
+from fedstat.federation.tables.curves.array import SHOWN, measured_differently
+from fedstat.models.boost.agreed import common_curves, plain_formula, published_range
+from fedstat.models.boost.arguments import FOLDS, check_every, check_loss, check_site_folds, given_offset
 from fedstat.models.boost.explain import BoostPlan
 from fedstat.models.boost.learning.baselines import check_aggregation, site_boostings
 from fedstat.models.boost.learning.boosting import (
@@ -44,10 +44,13 @@ from fedstat.models.boost.learning.learners import (
     with_bounds,
     with_domain,
 )
+from fedstat.models.boost.learning.losses import loss_of
+from fedstat.models.boost.learning.moments import CurveMoments
 from fedstat.models.boost.learning.size import SizeAsked, check_size
 from fedstat.models.boost.local import LocalBoosts
 from fedstat.models.boost.protocol import take_moments, take_own_moments, take_uneven_moments
 from fedstat.models.boost.results import BoostResults
+from fedstat.models.boost.score_protocol import ScorePlan, ScoreRounds
 from fedstat.models.boost.steps import FAMILY
 from fedstat.models.boost.vertical_model import VerticalFunctionBoost
 from fedstat.models.checks import check_choice, check_layout, check_masked, check_positive, check_whole
@@ -57,7 +60,6 @@ from fedstat.typing import Floats
 
 Select = Literal["cv", "aicc"] | None
 SELECT = ("cv", "aicc", None)
-FOLDS = 10
 SEED_BITS = 53
 
 
@@ -94,11 +96,16 @@ class FedFunctionBoost(HorizontalModel):
         learners: BoostFormula,
         time: str = "bbs(t, knots=10, df=4)",
         penalty: PenaltyKind = "separable",
+        family: Any = None,
+        loss: Literal["huber", "quantile"] | None = None,
+        delta: float | None = None,
+        q: float | None = None,
         missing: Missing = "drop",
     ) -> None:
+        self.loss, distribution = loss_of(family, loss, delta, q)
         check_choice("penalty", penalty, PENALTIES)
         self.boost, self.penalty = learners, penalty
-        self.curves = _common_curves(partition)
+        self.curves = common_curves(partition)
         basis = parse_time(time)
         self.time = with_domain(basis, self._ends(learners.response)) if learners.functional else None
         held = {site: curves.get(learners.response) for site, curves in partition.curves.items()}
@@ -107,10 +114,10 @@ class FedFunctionBoost(HorizontalModel):
         self.learners: tuple[Learner, ...] = tuple(
             with_domain(one, self._ends(one.of))
             if one.of_curve
-            else with_bounds(one, partial(_published_range, partition))
+            else with_bounds(one, partial(published_range, partition))
             for one in learners.learners
         )
-        super().__init__(formula, partition, missing=missing)
+        super().__init__(formula, partition, family=distribution.make(), missing=missing)
         terms = coded_names(self.agreement).term_names
         check_coded(self.learners, {term: terms.count(term) for term in terms}, self._has_levels)
 
@@ -140,6 +147,14 @@ class FedFunctionBoost(HorizontalModel):
         penalty : {"separable", "fdboost"}
             Whether both directions of a surface are smoothed one after the other, which is faster, or by the
             one parameter of FDboost, whose numbers these are then.
+        family : statsmodels family, optional
+            ``Binomial()`` or ``Poisson()`` with their canonical links; squares by default. Learners are
+            fitted to slopes of the loss without weights, as in mboost.
+        loss : {"huber", "quantile"}, optional
+            Instead of a family: squares up to residuals of `delta`, in units of the response, and linear
+            beyond; or the loss of a quantile `q`, by default the median. Its slopes jump, so that a step
+            tells of the few rows on either side: strict owners do not answer it, and others give their last
+            answer again where fewer than their least number of rows have changed sides.
         missing : {"drop", "raise"}
             Rows that lack a value which the model reads, and those of which a stretch of a curve longer than
             a tenth of its domain is unknown, are left out and counted, or an error.
@@ -170,7 +185,7 @@ class FedFunctionBoost(HorizontalModel):
         check_layout(cls.__name__, partition, "horizontal")
         curves = common_columns(map(tuple, partition.curves.values()))
         parsed = parse_boost_formula(formula, curves)
-        return cls(_plain_formula(parsed, partition), partition, learners=parsed, **settings)
+        return cls(plain_formula(parsed, partition), partition, learners=parsed, **settings)
 
     def fit(
         self,
@@ -180,6 +195,7 @@ class FedFunctionBoost(HorizontalModel):
         select: Select = None,
         folds: int | Literal["site"] | None = None,
         offset: Literal["mean", "smooth"] | float | Sequence[float] | Floats = "mean",
+        every: int | None = None,
         aggregation: Aggregation = "exact",
         masked: bool | None = None,
         random_state: int | None = None,
@@ -204,7 +220,12 @@ class FedFunctionBoost(HorizontalModel):
             then, and there are none.
         offset : {"mean", "smooth"}, float or sequence of float
             Curve from which boosting starts: the mean of the response at each point, this smoothed along the
-            basis `time`, or a number or curve (G,) that is given.
+            basis `time`, or a number or curve (G,) that is given. Of a family it is on the scale of the link;
+            a quantile starts from that of a normal law.
+        every : int, optional
+            Of a loss that is no square: steps between two exchanges of scores with the sites, 10 by default.
+            Between, scores move as those of the parabola above the loss; 1 is mboost's path. A quantile has
+            no parabola, and 1.
         aggregation : {"exact", "lsa", "average", "local"}
             By default the path of the pooled table. The others are the publication's, for comparison, and
             have no inference: every site fits the learners to its own rows in every step, and the fits are
@@ -241,6 +262,7 @@ class FedFunctionBoost(HorizontalModel):
         check_whole("folds", own_folds, 2 if select == "cv" and not by_site else 1)
         seed = secrets.randbits(SEED_BITS) if random_state is None else random_state
         check_whole("random_state", seed, 0)
+        every = check_every(every, self.loss)
         given = given_offset(offset, self.points, functional=self.time is not None)
         smooth = isinstance(offset, str) and offset == "smooth"
         exact = check_aggregation(aggregation, masked, self.penalty)
@@ -248,18 +270,26 @@ class FedFunctionBoost(HorizontalModel):
             raise ModelError(
                 f"aggregation: {aggregation!r} wants all curves of the response at the same points"
             )
-        if not exact and (by_site or select == "aicc" or smooth or given is not None):
+        if not exact and (by_site or select == "aicc" or smooth or given is not None or self.loss):
             raise ModelError(
-                f"aggregation: {aggregation!r} starts from means, has no AICc, and no sites as folds"
+                f"aggregation: {aggregation!r} is of squares about means, has no AICc, and no sites as folds"
             )
+        check_loss(self.loss, select, uneven=self.uneven)
         masked = exact and check_masked(masked, len(self.sites), self.masks_wanted)
         told = None if given is None or not self.uneven else (tuple(self.points), tuple(given))
-        asked = CurvesAsked(self.learners, self.time, int(own_folds), int(seed), told)
+        asked = CurvesAsked(self.learners, self.time, int(own_folds), int(seed), told, self.loss)
         starts = self._starts()
+        plan = self.score_plan({"steps": steps, "every": every, "folds": folds, "select": select})
         self._check_size(starts[-1] + 1, int(own_folds), masked)
+        if self.loss:
+            self._check_size(starts[-1] + 1, 1, masked, plan.n_scores * self.n_along)
         session = self.open_session(FAMILY, masked)
         design = BoostDesign(self.learners, starts, self.time, self.penalty)
         basis = time_basis(self.time, self.points)
+        if self.loss:
+            empty = Boosting(CurveMoments.none(), design, basis, float(nu), smooth_offset=smooth, given=given)
+            scored, ledger = self.run(session, ScoreRounds(session, asked, self.loss, plan, empty).run())
+            return BoostResults.of(self, scored, int(steps), select, masked, ledger)
         if exact:
             taking: Rounds[Moments] = (
                 take_uneven_moments(session, asked, basis, by_site)
@@ -277,7 +307,18 @@ class FedFunctionBoost(HorizontalModel):
     @property
     def n_columns(self) -> int:
         """Columns whose products are summed: of all learners, and of the response in its basis."""
-        return self._starts()[-1] + (1 if self.time is None else self.time.knots + self.time.degree + 1)
+        return self._starts()[-1] + self.n_along
+
+    @property
+    def n_along(self) -> int:
+        """Functions of the basis along the response; one of a number."""
+        return 1 if self.time is None else self.time.knots + self.time.degree + 1
+
+    def score_plan(self, given: Mapping[str, Any]) -> ScorePlan:
+        """Plan the exchanges of scores of a fit with these arguments."""
+        by_site, folds = given["folds"] == "site", given["folds"] or (FOLDS if given["select"] == "cv" else 1)
+        every = check_every(given["every"], self.loss) if self.loss else 1
+        return ScorePlan(int(given["steps"]), every, by_site, len(self.sites) if by_site else int(folds))
 
     @property
     def points(self) -> Floats:
@@ -308,11 +349,12 @@ class FedFunctionBoost(HorizontalModel):
     def _ends(self, curve: str) -> tuple[float, float]:
         return self.curves[curve].domain
 
-    def _check_size(self, columns: int, folds: int, masked: bool) -> None:
+    def _check_size(self, columns: int, folds: int, masked: bool, slopes: int = 0) -> None:
         """Require rows for the columns of all learners, by fold, as the owners do; name what passes."""
         policies = {name: site.policy for name, site in self.partition.sites.items()}
         weighed = [name for name, one in self._responses.items() if one.gaps] if self.uneven else []
-        asked = SizeAsked(columns, folds, self.learners, self.time if self.uneven else None)
+        time = self.time if self.uneven else None
+        asked = SizeAsked(columns + slopes, folds, self.learners, time, slopes)
         check_size(asked, self.agreement.sites, policies, weighed, masked=masked)
 
     def _question(self, offset: str | None, labels: Sequence[str], complete: Sequence[str]) -> RowsQuestion:
@@ -331,33 +373,3 @@ class FedFunctionBoost(HorizontalModel):
 
     def _invent_sites(self, plan: ForecastPlan, policies: Mapping[str, Policy]) -> Mapping[str, DrySite]:
         return RowsInvention(self.agreement, self.distribution, curves=self.curves).sites(policies)
-
-
-def _plain_formula(parsed: BoostFormula, partition: ClientPartition) -> Formula:
-    """Read those columns of a formula that are no curves as other models do."""
-    columns, right = partition.pooled_columns, " + ".join(("1", *parsed.terms))
-    if not parsed.functional:
-        return replace(
-            parse_pooled_formula(f"{parsed.response} ~ {right}", columns, (partition.site_column,)),
-            text=parsed.text,
-        )
-    terms = parse_terms(right).terms
-    names = tuple(dict.fromkeys(name for term in terms for name in term_columns(term)))
-    own = ClientTerms("", tuple(map(term_text, terms)), names)
-    return Formula(parsed.text, f"{parsed.response}(t)", None, (), True, (own,))
-
-
-def _published_range(partition: ClientPartition, term: str) -> tuple[float, float] | None:
-    """Range of a column that all sites publish: the widest."""
-    found = [site.published.get(term) for site in partition.sites.values()]
-    ranges = [one.range for one in found if one is not None and one.range is not None]
-    if len(ranges) < len(found):
-        return None
-    return min(low for low, _ in ranges), max(high for _, high in ranges)
-
-
-def _common_curves(partition: ClientPartition) -> dict[str, CurveArray]:
-    """Curves that all sites have, as the first has them."""
-    names = common_columns(map(tuple, partition.curves.values()))
-    first = next(iter(partition.curves.values()), {})
-    return {name: first[name] for name in names}

@@ -23,8 +23,9 @@ from fedstat.models.boost.learning.baselines import SiteBoosting
 from fedstat.models.boost.learning.boosting import Boosting, explained, first_steps
 from fedstat.models.boost.learning.information import corrected_aic, path_df
 from fedstat.models.boost.learning.learners import BoostFormula
+from fedstat.models.boost.learning.scored import ScoredBoosting
 from fedstat.models.boost.report.plots import draw_cv, draw_importance, draw_path, draw_surface
-from fedstat.models.boost.report.prediction import compared, predict_boosted
+from fedstat.models.boost.report.prediction import predict_boosted, scores
 from fedstat.models.boost.report.surfaces import learner_frame
 from fedstat.models.boost.report.tables import learner_sheet
 from fedstat.models.checks import check_choice, check_whole
@@ -40,6 +41,7 @@ NO_ERROR = (
     "a boosted surface is shrunken, and no interval around it covers as often as it says; refit() has "
     "surfaces with intervals, and tests"
 )
+NO_RSQUARED = "the loss is no square; the summary has the share of the loss that is explained"
 NO_LIKELIHOOD = "boosting minimises squares, and stops before their minimum"
 AVERAGED = {
     "lsa": "sites' fits, averaged by LSA",
@@ -56,7 +58,7 @@ class BoostRecord:
 
     basis: RowsBasis
     formula: BoostFormula
-    boosting: SiteBoosting | Boosting
+    boosting: ScoredBoosting | SiteBoosting | Boosting
     t: Annotated[Floats, "g"]
     curves: Mapping[str, Curve]
     grids: Mapping[str, Floats]
@@ -87,7 +89,7 @@ class BoostResults(
         self.mstop = record.steps
         if record.select is not None:
             criterion = self._cv.mean(axis=0) if record.select == "cv" else self.aicc["aicc"].to_numpy()
-            self.mstop = int(np.argmin(criterion)) + 1
+            self.mstop = int(np.nanargmin(criterion)) + 1
         super().__init__(self._estimate(), ledger)
 
     @classmethod
@@ -140,8 +142,7 @@ class BoostResults(
     def learners(self) -> pd.DataFrame:
         """Degrees of freedom, first step, and shares of steps and of what is explained, by learner."""
         ready, path = self._followed
-        P, sums = len(self._boosting.design.learners), self._boosting.moments.total
-        start = float(sums.about(self.offset, self._boosting.basis).yy)
+        P, start = len(self._boosting.design.learners), self._boosting.start_risk()
         return pd.DataFrame(
             {
                 "df": ready.df,
@@ -154,14 +155,18 @@ class BoostResults(
 
     @property
     def path(self) -> pd.DataFrame:
-        """The learner of every step, and R-squared after it; index ``step``."""
+        """The learner of every step, and ``rsquared`` after it; index ``step``.
+
+        Of a loss that is no square it is ``loss``, the mean over rows and points; what is told at exchanges
+        is shared among the steps between.
+        """
         path = self._followed[1]
         labels = [one.label for one in self._boosting.design.learners]
+        fit = {"rsquared": 1.0 - path.risk / self._total_squares}
+        if self._loss is not None:
+            fit = {"loss": path.risk / self._boosting.moments.total.cells}
         return pd.DataFrame(
-            {
-                "learner": [labels[p] for p in path.selected],
-                "rsquared": 1.0 - path.risk / self._total_squares,
-            },
+            {"learner": [labels[p] for p in path.selected], **fit},
             index=pd.RangeIndex(1, self.mstop + 1, name="step"),
         )
 
@@ -178,7 +183,7 @@ class BoostResults(
         return pd.DataFrame(
             {"loss": self._cv.mean(axis=0), "se": self._cv.std(axis=0, ddof=1) / np.sqrt(F)},
             index=pd.RangeIndex(1, self._cv.shape[1] + 1, name="step"),
-        )
+        ).dropna()
 
     @cached_property
     def aicc(self) -> pd.DataFrame:
@@ -187,6 +192,7 @@ class BoostResults(
         The trace of the boosting operator, and mboost's criterion; points of a curve count as independent,
         and the offset has no degrees of freedom.
         """
+        self._need_exact()
         sums = self._boosting.moments.total
         ready, path = self._boosting.over(self._all_folds, self.record_.steps)
         df = path_df(ready, sums, path.selected, self._boosting.nu)
@@ -223,25 +229,32 @@ class BoostResults(
         """
         return learner_frame(self.record_, self._place(learner), self.coef)
 
-    def predict(self, new: pd.DataFrame) -> pd.DataFrame | pd.Series:
+    def predict(
+        self, new: pd.DataFrame, which: Literal["mean", "linear"] = "mean"
+    ) -> pd.DataFrame | pd.Series:
         """Predict the response of rows that you hold, with columns as the sites have them.
+
+        Parameters
+        ----------
+        new : DataFrame
+        which : {"mean", "linear"}
+            Of a family the mean, or the predictor on the scale of its link; else both are the same.
 
         Returns
         -------
         DataFrame (m, G) with the points of the response as columns, or Series (m,) for a number; NaN where
         something is missing.
         """
-        return predict_boosted(self.record_, self.coef, self.offset, new)
+        check_choice("which", which, ("mean", "linear"))
+        linear = predict_boosted(self.record_, self.coef, self.offset, new)
+        return linear if self._loss is None or which == "linear" else linear.map(self._loss.entry.mean)
 
     def score(self, new: pd.DataFrame) -> dict[str, float]:
-        """R-squared about the mean of the fit, and mean absolute percentage error, of rows with responses."""
-        y, found, start = compared(self.record_, self.offset, new, self.predict(new))
-        seen = ~(np.isnan(y) | np.isnan(found))
-        left = ((y - found)[seen] ** 2).sum()
-        about = ((y - start)[seen] ** 2).sum()
-        with np.errstate(divide="ignore"):
-            mape = 100.0 * float(np.mean(np.abs((y - found)[seen] / y[seen])))
-        return {"rsquared": 1.0 - float(left / about), "mape": mape}
+        """R-squared about the mean of the fit, and mean absolute percentage error, of rows with responses.
+
+        Of a loss that is no square: its mean ``loss``, and the share ``explained`` of that at the offset.
+        """
+        return scores(self.record_, self._loss, self.offset, new, self.predict(new, "linear"))
 
     def plot(self, what: Picture = "surface", learner: str | None = None, ax: Axes | None = None) -> Axes:
         """Draw a learner's effect, R-squared along the path, the loss of left-out folds, or importance.
@@ -283,7 +296,8 @@ class BoostResults(
         return SheetSummary(sheets, tuple(self._summary_notes()), "")
 
     def _summary_left(self) -> list[tuple[str, str]]:
-        dropped = ("Log-Likelihood", "AIC", "BIC", "Covariance Type", "Converged", "Df Model")
+        dropped = ["Log-Likelihood", "AIC", "BIC", "Covariance Type", "Converged", "Df Model"]
+        dropped += [] if self._loss is None else ["R-squared"]
         rows = [row for row in super()._summary_left() if row[0] not in dropped]
         how_sites = AVERAGED.get(self._boosting.aggregation)
         moments = self._boosting.moments
@@ -295,7 +309,20 @@ class BoostResults(
             ("Step length", f"{self._boosting.nu:g}"),
             *([("Response points", f"{moments.total.cells:,.0f}")] if moments.weighted else []),
             ("Penalty", self._boosting.design.penalty),
+            *self._of_loss(),
             *([] if how_sites is None else [("Baseline", how_sites)]),
+        ]
+
+    def _of_loss(self) -> list[tuple[str, str]]:
+        boosting = self._boosting
+        if not isinstance(boosting, ScoredBoosting):
+            return []
+        share = 1.0 - float(self._followed[1].risk[-1]) / boosting.start_risk()
+        return [
+            ("Loss", boosting.loss.title),
+            ("Loss explained", f"{100.0 * share:.1f} %"),
+            ("Scores", f"{len(boosting.risks):,}, every {boosting.every:,} steps"),
+            *([("Held back", f"{boosting.held:,} exchanges")] if boosting.held else []),
         ]
 
     def _summary_right(self) -> list[tuple[str, str]]:
@@ -305,7 +332,9 @@ class BoostResults(
 
     def _summary_notes(self) -> list[str]:
         setting, moments = getattr(self._ledger, "setting", ""), self._boosting.moments
-        columns = traced_columns(moments.T.shape[1], moments.T.shape[2], moments.weighted)
+        columns = traced_columns(
+            moments.T.shape[1], moments.T.shape[2], moments.weighted, self._boosting.n_scores
+        )
         notes = [setting] if setting else []
         notes.append(f"No standard errors, tests and intervals: {self._no_error}.")
         if self.record_.select == "cv" and self.mstop == self.record_.steps:
@@ -327,6 +356,8 @@ class BoostResults(
     @property
     def _no_error(self) -> str:
         how = self._boosting.aggregation
+        if self._loss is not None:
+            return NO_ERROR.split(";", maxsplit=1)[0]
         return NO_ERROR if how == "exact" else BASELINE.format(how)
 
     def _estimate(self) -> Estimate:
@@ -351,10 +382,10 @@ class BoostResults(
             nobs=int(self._boosting.moments.total.n),
             df_model=float(K * L),
             converged=True,
-            rsquared=1.0 - float(self._followed[1].risk[-1]) / self._total_squares,
+            rsquared=None if self._loss else 1.0 - float(self._followed[1].risk[-1]) / self._total_squares,
             privacy="none (no noise is added)",
             blocks=tuple(ClientBlock(row.site, K, row.n, 1.0 - row.n / row.n_rows) for row in rows),
-            reasons={"cov_params": self._no_error, "llf": NO_LIKELIHOOD},
+            reasons={"rsquared": NO_RSQUARED, "cov_params": self._no_error, "llf": NO_LIKELIHOOD},
         )
 
     def __repr__(self) -> str:

@@ -63,7 +63,7 @@ def _sum_by_fold(data: SiteData, state: State, text: str, *, uneven: bool) -> tu
     if n <= BLOCK:
         made.held = list(made.blocks())
     fold = deal(n, asked, data.name)
-    _tell(state, made, fold)
+    tell_summed(state, made, fold)
     sums: dict[str, Array] = {}
     first = 0
     for parts, response in made.blocks():
@@ -152,7 +152,7 @@ class MadeColumns:
         return EvenResponse(curves.values, time_basis(self.asked.time, curves.grid))
 
 
-def _tell(state: State, made: MadeColumns, fold: Ints) -> None:
+def tell_summed(state: State, made: MadeColumns, fold: Ints) -> None:
     """Tell what stands behind the sums: rows for the columns of all learners, whom these single out, folds.
 
     Sums that three sites or more hide add up to those over all rows, so that columns of one learner at a time

@@ -13,6 +13,8 @@ from fedstat.errors import ModelError, NotAvailableError
 from fedstat.models.boost.inference.frequencies import entry_p_values, false_selections, selection_frequencies
 from fedstat.models.boost.inference.surface_fit import GIVEN, HALVES, SELECTED, SurfaceFit, fit_surfaces
 from fedstat.models.boost.learning.boosting import Boosting, BoostPath, Ready
+from fedstat.models.boost.learning.losses import LossSpec
+from fedstat.models.boost.learning.scored import NO_SQUARES, ScoredBoosting
 from fedstat.models.checks import check_whole
 from fedstat.typing import Bools
 
@@ -33,6 +35,11 @@ class BoostStatements:
     def _boosting(self) -> Boosting:
         boosting: Boosting = self.record_.boosting
         return boosting
+
+    @property
+    def _loss(self) -> LossSpec | None:
+        """Loss that is no square."""
+        return self._boosting.loss if isinstance(self._boosting, ScoredBoosting) else None
 
     @cached_property
     def _followed(self) -> tuple[Ready, BoostPath]:
@@ -145,6 +152,8 @@ class BoostStatements:
     def _need_exact(self) -> None:
         if self._boosting.aggregation != "exact":
             raise NotAvailableError(BASELINE.format(self._boosting.aggregation))
+        if self._loss is not None:
+            raise NotAvailableError(NO_SQUARES)
 
     def _need_folds(self, least: int = 2) -> int:
         F = self._boosting.moments.folds

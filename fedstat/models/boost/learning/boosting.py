@@ -340,10 +340,21 @@ class Boosting:
         """Curve from which boosting of some rows starts, (G,)."""
         if self.given is not None:
             return self.given
-        if not self.smooth_offset:
-            return sums.mean
-        k2 = self.basis.shape[1]
-        return smooth_curve(sums.mean, self.basis, self.design.along(k2))
+        return self.smoothed(sums.mean) if self.smooth_offset else sums.mean
+
+    def smoothed(self, curve: Floats) -> Floats:
+        """Smooth a curve (G,) along the response."""
+        return smooth_curve(curve, self.basis, self.design.along(self.basis.shape[1]))
+
+    @property
+    def n_scores(self) -> int:
+        """How many products of the columns with slopes of a loss that is no square were told."""
+        return 0
+
+    def start_risk(self) -> float:
+        """Loss at the offset: squares."""
+        total = self.moments.total
+        return float(total.about(self.offset(total), self.basis).yy)
 
     def over(self, folds: Any, steps: int, test: Any = None) -> tuple[Ready, BoostPath]:
         """Follow a path over some folds, (F,) bool; its offset serves for those of `test` as well."""

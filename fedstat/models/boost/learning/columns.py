@@ -16,6 +16,7 @@ from fedstat.federation.door.facts import FactorAsked, FactorsAsked
 from fedstat.federation.tables.curves.array import CurveArray, curves_of
 from fedstat.kernels.boosting.bases import integration_weights, integration_weights_seen, spline_basis
 from fedstat.models.boost.learning.learners import INTERCEPT, Learner
+from fedstat.models.boost.learning.losses import LossSpec
 from fedstat.typing import Floats
 
 
@@ -23,7 +24,8 @@ from fedstat.typing import Floats
 class CurvesAsked:
     """What a site sums: learners, the basis along the response (None for a number), folds and their seed.
 
-    An `offset`, points and values, is taken off a response whose curves have points of their own.
+    With a `loss` that is no square scores follow. An `offset`, points and values, is taken off a response
+    whose curves have points of their own.
     """
 
     learners: tuple[Learner, ...]
@@ -31,6 +33,7 @@ class CurvesAsked:
     folds: int
     seed: int
     offset: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+    loss: LossSpec | None = None
 
     def check(self) -> None:
         """Require an intercept first."""

@@ -38,6 +38,11 @@ class CurveMoments:
         )
 
     @classmethod
+    def none(cls) -> CurveMoments:
+        """Make a place for sums that are still to be asked for."""
+        return cls(*(np.zeros((0,) * ndim) for ndim in (3, 3, 3, 2, 1)))
+
+    @classmethod
     def together(cls, parts: Sequence[CurveMoments]) -> CurveMoments:
         """Add up those of several sites."""
         return cls(*(np.sum([getattr(one, name) for one in parts], axis=0) for name in cls.__slots__))

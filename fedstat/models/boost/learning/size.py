@@ -18,12 +18,16 @@ from fedstat.models.boost.learning.learners import Learner
 
 @dataclass(frozen=True, slots=True)
 class SizeAsked:
-    """Columns of all learners and one, folds, learners; the basis along a response of uneven points."""
+    """Columns of all learners and one, folds, learners; the basis along a response of uneven points.
+
+    `slopes` of these columns are those of a loss that is no square, at all exchanges.
+    """
 
     columns: int
     folds: int
     learners: Sequence[Learner]
     time: Learner | None = None
+    slopes: int = 0
 
 
 def bands(time: Learner) -> int:
@@ -56,22 +60,24 @@ def check_size(
         most = min(int(allowed[name] * rows[name]) for name in short)
         least = int(np.ceil(columns / allowed[first]))
         n, often = rows[first], times.get(first, 1)
-        refuse_few_rows(first, n, least, asked.learners, columns, most, asked.folds, often)
+        refuse_few_rows(first, n, least, asked.learners, columns, most, asked.folds, often, asked.slopes)
 
 
 def refuse_few_rows(
     where: str, n: int, least: int, learners: Sequence[Learner], columns: int, most: int, folds: int,
-    times: int = 1,
+    times: int = 1, slopes: int = 0,
 ) -> NoReturn:  # fmt: skip
     """Raise a DesignError that names what passes: at most so many columns, those of all learners and one.
 
-    Products are summed so many `times`, with different weights.
+    Products are summed so many `times`, with different weights. Of the columns `slopes` are those of a loss.
     """
     smooth = [one for one in learners if one.smooth]
     fixed = columns - sum(one.knots for one in smooth)
     knots = (most - fixed) // len(smooth) if smooth else -1
     ways = [f"knots={knots} in every bsignal() and bbs()"] if knots >= 0 else []
     ways += ["fewer folds"] if folds > 1 else []
+    ways += ["fewer exchanges of scores (steps, every=, folds)"] if slopes else []
+    and_more = f"slopes of the loss at all exchanges, {slopes:,}" if slopes else "one"
     each, what = " a fold" if folds > 1 else "", "sums of their products are"
     if times > 1:
         ways += ["fewer knots in time=...", "Curve(..., max_gap=0), which leaves uneven curves out"]
@@ -80,6 +86,6 @@ def refuse_few_rows(
             "of their products,"
         )
     raise DesignError(
-        f"{where}: {n:,} rows{each} for {columns} columns, those of all learners and one; {what} "
+        f"{where}: {n:,} rows{each} for {columns} columns, those of all learners and {and_more}; {what} "
         f"released over {least:,} or more. It would pass with {', or '.join([*ways, 'fewer learners'])}"
     )

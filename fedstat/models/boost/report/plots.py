@@ -45,12 +45,14 @@ def draw_surface(frame: pd.DataFrame, label: str, response: str, ax: Axes | None
 
 
 def draw_path(path: pd.DataFrame, ax: Axes | None) -> Axes:
-    """R-squared along the path, with a mark of the learner's colour at every step."""
-    ax = axes_for(ax, 6.5, 4.0, "R-squared along the path", ("top", "right"))
-    ax.plot(path.index, path["rsquared"], color="0.7", linewidth=1.0, zorder=0)
+    """R-squared or loss along the path, with a mark of the learner's colour at every step."""
+    what = path.columns[1]
+    name = "Loss" if what == "loss" else "R-squared"
+    ax = axes_for(ax, 6.5, 4.0, f"{name} along the path", ("top", "right"))
+    ax.plot(path.index, path[what], color="0.7", linewidth=1.0, zorder=0)
     for i, (label, rows) in enumerate(path.groupby("learner", sort=False)):
         colour = COLOURS[i % len(COLOURS)]
-        ax.plot(rows.index, rows["rsquared"], ".", color=colour, markersize=4.0, label=str(label))
+        ax.plot(rows.index, rows[what], ".", color=colour, markersize=4.0, label=str(label))
     ax.legend(frameon=False)
     ax.set_xlabel("step")
     return ax

@@ -16,6 +16,7 @@ from fedstat.federation.forecast.invented_rows import coded_names
 from fedstat.federation.tables.curves.array import Curve, curves_of
 from fedstat.federation.tables.curves.declared import with_curves
 from fedstat.models.boost.learning.columns import all_columns, time_basis
+from fedstat.models.boost.learning.losses import LossSpec
 from fedstat.models.boost.report.surfaces import Held
 from fedstat.typing import Floats
 
@@ -73,6 +74,25 @@ def compared(
     along = np.linalg.lstsq(held.boosting.basis, (found - offset).T, rcond=None)[0]
     effects = time_basis(held.boosting.design.time, points) * np.repeat(along.T, lengths, axis=0)
     return y, start + effects.sum(axis=1), start
+
+
+def scores(
+    held: HeldCurves,
+    loss: LossSpec | None,
+    offset: Floats,
+    new: pd.DataFrame,
+    predicted: pd.DataFrame | pd.Series,
+) -> dict[str, float]:
+    """Judge predictors of rows that the caller holds, by squares or by another loss."""
+    y, f, start = compared(held, offset, new, predicted)
+    seen = ~(np.isnan(y) | np.isnan(f))
+    y, f, start = y[seen], f[seen], start[seen]
+    if loss is not None:
+        own, at_start = float(loss.value(y, f).mean()), float(loss.value(y, start).mean())
+        return {"loss": own, "explained": 1.0 - own / at_start}
+    with np.errstate(divide="ignore"):
+        mape = 100.0 * float(np.mean(np.abs((y - f) / y)))
+    return {"rsquared": 1.0 - float(((y - f) ** 2).sum() / ((y - start) ** 2).sum()), "mape": mape}
 
 
 def _check_frame(new: object) -> None:

@@ -1,0 +1,168 @@
+"""Rounds of a loss that is no square: sums of products once, then scores at coefficients of every path."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from fedstat import records
+from fedstat.errors import EstimationError
+from fedstat.federation.design.by_rows import open_asks
+from fedstat.federation.message import Ask, Reply
+from fedstat.federation.rounds.engine import Rounds
+from fedstat.models.boost.learning.boosting import Boosting, Ready, follow, make_ready
+from fedstat.models.boost.learning.columns import CurvesAsked
+from fedstat.models.boost.learning.losses import LossSpec
+from fedstat.models.boost.learning.moments import CurveMoments, CurveSums
+from fedstat.models.boost.learning.scored import ScoredBoosting, first_predictor
+from fedstat.models.horizontal.session import RowsSession, add
+from fedstat.typing import Array, Floats
+
+TOLD = ("gram", "totals")
+RISING = 1e-6
+"""Share by which a loss may rise above that at the start."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScorePlan:
+    """Most steps, and after how many of them scores are exchanged; folds, and whether these are the sites."""
+
+    steps: int
+    every: int
+    by_site: bool
+    n_folds: int
+
+    @property
+    def n_exchanges(self) -> int:
+        """Exchanges: at the start, after each `every` steps, and at the end."""
+        return -(-self.steps // self.every) + 1
+
+    @property
+    def n_scores(self) -> int:
+        """Scores that all exchanges tell, of every path."""
+        return self.n_exchanges * (self.n_folds + 1 if self.n_folds > 1 else 1)
+
+
+@dataclass(slots=True, eq=False)
+class ScoreRounds:
+    """One fit; `start` has design, basis, step length and offset, and no moments yet.
+
+    `level` is the largest mean of the response at a point.
+    """
+
+    session: RowsSession
+    asked: CurvesAsked
+    loss: LossSpec
+    plan: ScorePlan
+    start: Boosting
+    scores: list[Floats] = field(default_factory=list)
+    bounds: list[Floats] = field(default_factory=list)
+    risks: list[Floats] = field(default_factory=list)
+    held: int = 0
+    level: float = 0.0
+
+    def run(self) -> Rounds[ScoredBoosting]:
+        """Sum products, then follow every path from exchange to exchange."""
+        opening = open_asks(self.session.agreement, self.session.session)
+        replies = yield opening + self.session.ask_all("start_scores", {}, records.to_json(self.asked))
+        boosting = replace(self.start, moments=self._moments(replies[len(opening) :]))
+        self.level = float(np.abs(boosting.moments.total.mean).max())
+        paths = [boosting.even.over(rows) for rows in self._rows(boosting.moments.folds)]
+        offsets = [first_predictor(boosting, self.loss, one) for one in paths]
+        ready = [make_ready(one, boosting.design, boosting.gram) for one in paths]
+        coef = np.zeros((len(paths), *paths[0].T.shape))
+        for first in range(0, self.plan.steps + self.plan.every, self.plan.every):
+            replies = yield self._ask(coef, np.array(offsets))
+            self._take(replies, paths)
+            steps = min(self.plan.every, self.plan.steps - first)
+            if steps <= 0:
+                break
+            coef = coef + self._moves(paths, ready, steps, boosting.nu)
+        return ScoredBoosting(
+            **{name: getattr(boosting, name) for name in Boosting.__slots__},
+            loss=self.loss,
+            every=self.plan.every,
+            taken=self.plan.steps,
+            scores=np.array(self.scores),
+            bounds=np.array(self.bounds),
+            risks=np.array(self.risks),
+            held=self.held,
+        )
+
+    def _moments(self, answers: Sequence[Reply]) -> CurveMoments:
+        """Put sums of products together, without those with the response."""
+        if self.plan.by_site:
+            sums = {name: np.concatenate([one.arrays[name] for one in answers]) for name in TOLD}
+        else:
+            sums = {name: np.asarray(add(answers, name)) for name in TOLD}
+        F, upper = sums["gram"].shape
+        K, L = int(np.sqrt(2 * upper)), self.start.basis.shape[1]
+        return CurveMoments.of(
+            {**sums, "score": np.zeros((F, K, L)), "spread": np.zeros((F, L * (L + 1) // 2))}
+        )
+
+    def _rows(self, F: int) -> list[Array]:
+        """Folds of every path."""
+        every = np.ones(F, dtype=bool)
+        return [every, *(np.arange(F) != f for f in range(F))] if F > 1 else [every]
+
+    def _ask(self, coef: Floats, offsets: Floats) -> list[Ask]:
+        """Ask all sites for scores; where these are the folds, none of their rows is left out."""
+        left_out = np.full(len(coef), -1)
+        if not self.plan.by_site:
+            left_out[1:] = np.arange(len(coef) - 1)
+        arrays = {"coef": coef, "offset": offsets, "left_out": left_out.astype(np.int64)}
+        return self.session.ask_all("score_curves", arrays)
+
+    def _take(self, replies: Sequence[Reply], paths: Sequence[CurveSums]) -> None:
+        """Take scores, curvatures and losses."""
+        if int(add(replies, "inside")) < len(replies):
+            raise self._infinite()
+        if int(add(replies, "spread")) < len(replies):
+            if not self.scores:
+                raise EstimationError(
+                    f"at the start only a few rows of some site weigh in the scores of {self.loss.title}: "
+                    "their residuals are alike, or beyond the number of the loss. Start closer to the "
+                    "response by offset=, or take a larger delta"
+                )
+            self.held += 1  # such a site gave its last answer again, but for a few rows the same
+        score, loss, weight = (np.asarray(self._added(replies, name)) for name in ("score", "loss", "weight"))
+        cells = np.array([one.cells for one in paths])
+        bound = self.loss.entry.bound
+        self.scores.append(score)
+        self.bounds.append(weight / cells if bound is None else np.full(len(paths), bound))
+        self.risks.append(loss)
+        if loss[0, 0] > self.risks[0][0, 0] + RISING * abs(self.risks[0][0, 0]) and bound is None:
+            raise self._infinite()
+
+    def _added(self, replies: Sequence[Reply], name: str) -> Array:
+        """Add up over sites; without its own where a path leaves a site out, whose loss is that left out."""
+        if not self.plan.by_site:
+            return add(replies, name)
+        own = np.array([one.arrays[name] for one in replies])
+        out = own.sum(axis=0)
+        for f in range(len(replies)):
+            out[f + 1] -= own[f, f + 1]
+            if name == "loss":
+                out[f + 1, 1] = own[f, f + 1, 0]
+        return np.asarray(out)
+
+    def _moves(self, paths: Sequence[CurveSums], ready: Sequence[Ready], steps: int, nu: float) -> Floats:
+        """Coefficients that every path moves by."""
+        T, c = self.scores[-1], self.bounds[-1]
+        return np.array(
+            [
+                follow(own, replace(one, S=c[p] * one.S, T=T[p], yy=0.0), steps, nu).coef
+                for p, (one, own) in enumerate(zip(paths, ready, strict=True))
+            ]
+        )
+
+    def _infinite(self) -> EstimationError:
+        below = f"below {1.0 / self.level:.1g}" if self.level > 1.0 else "smaller"
+        return EstimationError(
+            f"{self.loss.title}: steps are infinite, or raise the loss. Learners are fitted without weights, "
+            f"so that steps are too long where the response is large: take a nu {below}, fewer steps between "
+            "exchanges (every=), or an offset close to the logarithm of the mean"
+        )
