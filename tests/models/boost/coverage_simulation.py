@@ -2,7 +2,8 @@
 
     python tests/models/boost/coverage_simulation.py RUNS.csv [REPLICATES] [TASK | TASK-N ...]
 
-goes on where it was cut short; ``python ... RUNS.csv 0`` prints the table of what is there.
+goes on where it was cut short; ``python ... RUNS.csv 0`` writes means over what is there to
+``tests/benchmarks/results/boost_coverage.csv``.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from fedstat.errors import EstimationError
 from fedstat.kernels.boosting.bases import integration_weights, spline_basis
 from fedstat.models.boost.inference.frequencies import false_selections
 
+TABLE = Path(__file__).parents[2] / "benchmarks" / "results" / "boost_coverage.csv"
 FIELDS = ("task", "n", "setting", "replicate", "measure", "value")
 TIME = f"bbs(t, knots={KNOTS}, df=3)"
 FEW, MANY = 5, 20
@@ -126,7 +128,10 @@ def main(path, replicates, wanted):
                 ]
                 with path.open("a", newline="") as file:
                     csv.writer(file).writerows(rows)
-    print(table(pd.read_csv(path)).to_string())
+    found = table(pd.read_csv(path))
+    if not replicates:
+        found.to_csv(TABLE)
+    print(found.to_string())
 
 
 if __name__ == "__main__":

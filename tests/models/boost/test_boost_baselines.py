@@ -81,7 +81,7 @@ def test_a_local_fit_is_that_of_a_site_alone():
     np.testing.assert_allclose(fits["site 1"].coef, alone.coef, atol=1e-9)
     assert fits.score(FRAME).loc["site 1", "rsquared"] == alone.score(FRAME)["rsquared"]
     table = fits.summary()
-    assert table.loc["site 2", "rows"] == 80 and "bsignal(x1)" in table.loc["site 2", "selected"]
+    assert table.loc["site 2", "rows"] == 80 and 1 <= table.loc["site 2", "selected"] <= 3
     assert "site 1" in str(fits["site 1"].summary()) and "site 2" not in str(fits["site 1"].summary())
 
 

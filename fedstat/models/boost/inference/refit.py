@@ -149,10 +149,11 @@ def _smooth(
     """Maximise the restricted likelihood over smoothing parameters; coefficients, these, scale."""
     q, L = own.T.shape
     lam = np.ones(len(penalties))
+    spectra = [np.outer(_spectrum(one.M1), _spectrum(one.M2)) for one in penalties]
     for _ in range(ROUNDS):
         B, V, _, s2 = _solve(own, gram, Omega, penalties, lam)
         v, new = V.reshape(L, q, L, q), lam.copy()
-        free = _free_traces(penalties, lam)
+        free = _free_traces(penalties, lam, spectra)
         for j, one in enumerate(penalties):
             b = B[one.place]
             size = float(np.einsum("ij,jl,kl,ik->", b, one.M2, b, one.M1))
@@ -168,15 +169,19 @@ def _smooth(
     return B, lam, s2
 
 
-def _free_traces(penalties: Sequence[RefitPenalty], lam: Floats) -> list[float]:
-    """Trace of the generalised inverse of a learner's whole penalty times each of its parts."""
+def _free_traces(penalties: Sequence[RefitPenalty], lam: Floats, spectra: Sequence[Floats]) -> list[float]:
+    """Trace of the generalised inverse of a learner's whole penalty times each of its parts.
+
+    Parts of one learner share eigenvectors: each is the identity where the other is not.
+    """
     out = []
-    for one in penalties:
-        mates = [(w, other) for w, other in zip(lam, penalties, strict=True) if other.place == one.place]
-        # Parts of one learner share eigenvectors: each is the identity where the other is not.
-        D = sum(w * np.outer(_spectrum(other.M1), _spectrum(other.M2)) for w, other in mates)
-        own, there = np.outer(_spectrum(one.M1), _spectrum(one.M2)), np.asarray(D) > 0.0
-        out.append(float((own[there] / np.asarray(D)[there]).sum()))
+    for one, own in zip(penalties, spectra, strict=True):
+        D = np.zeros_like(own)
+        for weight, other, values in zip(lam, penalties, spectra, strict=True):
+            if other.place == one.place:
+                D += weight * values
+        there = D > 0.0
+        out.append(float((own[there] / D[there]).sum()))
     return out
 
 
