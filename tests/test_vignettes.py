@@ -32,16 +32,18 @@ CLAIMS = {
     """,
     "boosting-in-one-round": """
         assert exact.ledger.rounds < 10 and len(exact.path) == 100
-        assert scores_of.loc["exact", "mape"] <= scores_of.loc["average", "mape"] < scores_of.loc["local", "mape"]
-        assert all("own sums" in what or "trace" in what for _, what in told.learned if "site 1:" in what)
+        of = scores_of["mape"]
+        assert of["exact"] <= of["average"] < of["local"]
+        assert any("own sums" in what for _, what in told.learned)
         assert (mape["exact, 20"] - mape["lsa, 20"]).abs().max() < 0.03
-        late = mape["average, 100"] / mape["lsa, 100"] - 1
-        assert late.between(0.04, 0.11).all() and (mape["lsa, 100"] / mape["exact, 100"] - 1).between(0, 0.035).all()
+        assert (mape["average, 100"] / mape["lsa, 100"] - 1).between(0.04, 0.09).all()
+        assert (mape["lsa, 100"] / mape["exact, 100"] - 1).between(0, 0.03).all()
         assert mape["published LSA"].between(mape["lsa, 100"], mape["lsa, 20"]).all()
         assert (mape["published average"] > mape["average, 20"] - 0.11).all()
         rest = selected["specificity"].loc[100]
-        assert rest.loc[["exact", "lsa", "average"], [4, 6, 10]].min().min() > 0.98 and rest.loc["exact", 2] < 0.5
-        assert {"bsignal(x1)", "bsignal(x2)", "bsignal(x3)"} <= set(refit.tests.index[refit.tests["p_value"] < 0.01])
+        assert rest.loc["exact":"average", 4:10].min().min() > 0.98 and rest.loc["exact", 2] < 0.5
+        found = refit.tests["p_value"]
+        assert {"bsignal(x1)", "bsignal(x2)", "bsignal(x3)"} <= set(found.index[found < 0.01])
         inside = (cut["band_lower"] <= surfaces[1][12]) & (surfaces[1][12] <= cut["band_upper"])
         assert inside.all()
     """,
