@@ -1,10 +1,10 @@
 """Cover of the intervals of PrivateCopulaGLM, with the noise that sites would add.
 
-    OMP_NUM_THREADS=1 python tests/models/copula_glm/private_coverage_simulation.py run FILE.csv 200 moments
-    python tests/models/copula_glm/private_coverage_simulation.py table FILE.csv OUT.csv
+    OMP_NUM_THREADS=1 python tests/models/copula_glm/private_coverage_simulation.py run FILE.csv 200 0
+    python tests/models/copula_glm/private_coverage_simulation.py table FILE.csv OUT.csv 0
 
-The first writes a row per repetition, and goes on where the file ends; the second sums them up by cell and
-coefficient. Columns and coefficients are those of ``copula_design``: ten columns of mixed kinds at three
+The first writes the rows of 200 repetitions, and goes on where the file ends; the second sums them up by cell
+and coefficient. The last argument is `polish`, 0 or 1. Columns and coefficients are those of ``copula_design``: ten columns of mixed kinds at three
 institutions, the response at a fourth, a Gaussian copula behind the columns. Noise is numpy's Gaussian of the
 planned variances; rows do not pass through doors, of which ``test_private_glm`` is the test.
 """
@@ -21,11 +21,13 @@ from copula_design import BOUNDS, OWNERS, POINTS, RESPONSES, coefficients, draw_
 from scipy import stats
 
 from fedstat.models.copula.bounds import Bounds
-from fedstat.models.copula_glm.asked import MomentPlan
+from fedstat.models.copula_glm.asked import MomentPlan, radius_of
 from fedstat.models.copula_glm.moments.bootstrap import bootstrap, estimate
 from fedstat.models.copula_glm.moments.columns import ScoredColumn
 from fedstat.models.copula_glm.moments.release import ReleaseNoise, release_rows
 from fedstat.models.copula_glm.protocol import MomentQuestion, whole_design
+from fedstat.models.copula_glm.score.mean import ScoreSensitivity
+from fedstat.models.copula_glm.score.step import OF_STEP, plan_score, take_step
 from fedstat.privacy.zcdp import rho_of_budget
 
 FAMILIES = {
@@ -37,7 +39,7 @@ LARGE = 1e4
 """Epsilon whose bins are as fine as they can be, for none."""
 
 
-def make_plan(family, epsilon, n) -> MomentPlan:
+def make_plan(family, epsilon, n, of_step=0) -> MomentPlan:
     clients = sorted(set(OWNERS.values()))
     bounds = {client: {k: BOUNDS[k] for k in BOUNDS if OWNERS[k] == client} for client in clients}
     design = {
@@ -46,7 +48,8 @@ def make_plan(family, epsilon, n) -> MomentPlan:
     }
     bounds["Y"] = {"y": Bounds({"y": RESPONSES[family]})["y"]}
     rho = rho_of_budget(epsilon if np.isfinite(epsilon) else LARGE, 1e-6)
-    return MomentQuestion(bounds, design, "Y", family, rho).plan(dict.fromkeys(bounds, n))
+    found = MomentQuestion(bounds, design, "Y", family, rho * (1 - of_step))
+    return found.plan(dict.fromkeys(bounds, n))
 
 
 def noise_of(plan: MomentPlan, n: int) -> ReleaseNoise:
@@ -66,9 +69,9 @@ def simulate(family, epsilon, repetitions, n=5_000, draws=20, first=0):
 class Cell:
     """What is the same in all repetitions of a family, an epsilon and a number of entities."""
 
-    def __init__(self, family, epsilon, n, draws=20):
-        self.family, self.n, self.draws = family, n, draws
-        self.plan = make_plan(family, epsilon, n)
+    def __init__(self, family, epsilon, n, draws=20, polish=0):
+        self.family, self.n, self.draws, self.polish = family, n, draws, polish
+        self.plan = make_plan(family, epsilon, n, OF_STEP if polish else 0)
         self.design, self.y_bins = whole_design(self.plan), self.plan.columns["Y"][0]
         self.noise = noise_of(self.plan, n) if np.isfinite(epsilon) else None
 
@@ -79,11 +82,12 @@ class Cell:
         y = draw_response(self.family, X, rng)
         known = sm.GLM(y, sm.add_constant(X.to_numpy()), family=FAMILIES[self.family]).fit()
         b = coefficients(self.family)
-        params, *errors = self.moments(X, y, rng)
+        params, *errors = self.estimates(X, y, rng)
         parts = [params - b, *errors, known.params - b, known.bse]
         return np.array(parts)[:, 1:] * X.std().to_numpy()
 
-    def moments(self, X, y, rng):
+    def estimates(self, X, y, rng):
+        """Coefficients, standard errors, their parts of sampling and of noise: (p + 1,) each."""
         codes = np.column_stack([bins.code(X[bins.name]) for bins in self.design.bins])
         y_codes = np.asarray(self.y_bins.code(X.assign(y=y)["y"]))
         noise = self.noise
@@ -91,9 +95,37 @@ class Cell:
             self.design, self.family, self.y_bins, codes, y_codes, noise, None if noise is None else rng
         )
         fit = estimate(self.design, released, POINTS)
+        if self.polish:
+            return self.step(fit, X, codes, y_codes, rng)
         errors = bootstrap(fit, self.n, noise, self.draws, rng)
         parts = (part.std(axis=0, ddof=1) for part in (errors.sampling, errors.noise))
         return fit.root.params, np.sqrt(np.diag(errors.covariance)), *parts
+
+    def step(self, fit, X, codes, y_codes, rng):
+        """The step on these rows in real numbers, with the noise that all institutions add together."""
+        radii = {
+            client: float(radius_of(len(columns), ""))
+            for client, columns in self.plan.design.items()
+            if columns
+        }
+        length = np.sqrt(1.0 + sum(radii.values()))
+        asked = plan_score(fit, "Y", self.n, length)
+        deviation = 0.0
+        if self.noise is not None:
+            cost = self.plan.rho * OF_STEP / (1 - OF_STEP)
+            deviation = np.sqrt(
+                sum(ScoreSensitivity.of(asked.mean, radii, "Y").parts.values()) / 2 / float(cost)
+            )
+        V = np.column_stack([np.ones(self.n), self.design.score(codes, fit.law.tables)])
+        blocks = zip(self.design.clients, self.design.blocks, strict=True)
+        parts = {c: X.to_numpy()[:, block] @ fit.root.params[1:][block] for c, block in blocks}
+        w = np.sum([asked.mean.part(c, part - asked.middles[c]) for c, part in parts.items()], axis=0)
+        score = fit.release.response.table[y_codes]
+        t = score if self.family == "Gaussian" else (score + 1.0) / 2.0
+        sums = V.T @ (t - asked.mean.at(w)) + deviation * rng.standard_normal(V.shape[1])
+        found = take_step(fit, asked, sums, self.n, deviation)
+        parts = (np.sqrt(np.diag(part)) for part in (found.covariance, found.sampling, found.noise))
+        return found.params, *parts
 
 
 def covers(found, draws=20):
@@ -108,7 +140,7 @@ KEYS = ["family", "n", "epsilon", "seed"]
 PARTS = ["error", "se", "sampling", "noise", "ml_error", "ml_se"]
 
 
-def run(path, repetitions):
+def run(path, repetitions, polish=0):
     """Write a row per repetition and coefficient; what the file has already is not done anew."""
     path, cells = Path(path), {}
     header = [*KEYS, "coefficient", *PARTS]
@@ -122,17 +154,18 @@ def run(path, repetitions):
             if (family, n, epsilon, seed) in done:
                 continue
             if (family, n, epsilon) not in cells:
-                cells[family, n, epsilon] = Cell(family, epsilon, n, DRAWS)
+                cells[family, n, epsilon] = Cell(family, epsilon, n, DRAWS, polish)
             found = cells[family, n, epsilon].repeat(seed)
             for name, column in zip(BOUNDS, found.T, strict=True):
                 out.writerow([family, n, epsilon, seed, name, *(f"{x:.6g}" for x in column)])
             file.flush()
 
 
-def table(path, out):
+def table(path, out, polish=0):
     """Cover, bias and errors by cell and coefficient; the last line of each cell is of all of them."""
     rows = pd.read_csv(path)
-    ours = rows["error"].abs() < stats.t.ppf(0.975, DRAWS - 1) * rows["se"]
+    quantile = 1.96 if polish else stats.t.ppf(0.975, DRAWS - 1)
+    ours = rows["error"].abs() < quantile * rows["se"]
     rows = rows.assign(cover=ours, ml_cover=rows["ml_error"].abs() < 1.96 * rows["ml_se"])
     lines = []
     for key, cell in rows.groupby(KEYS[:-1], sort=False):
@@ -157,5 +190,5 @@ def table(path, out):
 
 
 if __name__ == "__main__":
-    what, path, *more = sys.argv[1:]
-    run(path, int(more[0])) if what == "run" else table(path, more[0])
+    what, path, to, polish = sys.argv[1:]
+    run(path, int(to), int(polish)) if what == "run" else table(path, to, int(polish))

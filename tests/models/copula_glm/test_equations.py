@@ -91,6 +91,18 @@ def test_mean_scores_are_those_of_the_distribution(family):
         assert response.mean(eta, 1.3, power).by_scale == pytest.approx((up - down) / 2e-5, abs=1e-7)
 
 
+def test_a_spline_through_means_of_a_normal_response_is_them():
+    bins = response_bins("Gaussian", 6)
+    p = np.random.default_rng(1).dirichlet(np.full(bins.count, 0.3))
+    response, eta = ScoredResponse("Gaussian", Margin(bins, p)), np.random.default_rng(2).normal(0, 2, 5_000)
+    for scale in (0.2, 1.0, 4.0):
+        for power in (1, 2):
+            many = response.mean(eta, scale, power)
+            few = [response.mean(part, scale, power) for part in np.split(eta, 500)]
+            for found, exact in zip(many, map(np.concatenate, zip(*few, strict=True)), strict=True):
+                assert found == pytest.approx(exact, abs=3e-6)
+
+
 def test_errors_by_simulation_are_those_of_the_information(fitted):
     _, fit, known = fitted
     errors = bootstrap(fit, N, None, 40, np.random.default_rng(1))

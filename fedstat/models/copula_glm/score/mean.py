@@ -1,0 +1,226 @@
+"""The mean of a response as institutions can share it: a polynomial of the sum of their parts.
+
+Institution k has a part of the linear predictor, z_k, less its middle and cut to a public half width h_k. The
+mean is taken for p(w), w = z_1 + ... + z_K: the line itself for the normal family, and a cubic for the
+logistic one. What the cubic leaves is found under the released law, which has no part in what any entity is
+charged for.
+
+All numbers are integers: w in units of 2^-bits, residuals in units of 2^-(3 bits), so that the cube of w
+needs no rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil, log2
+from typing import Annotated
+
+import numpy as np
+
+from fedstat.errors import MessageError
+from fedstat.records import Least
+from fedstat.typing import Floats, Ints
+
+CUBE = 3
+MOST_BITS, FEWEST_BITS = 12, 7
+SCORE_PLACES = 12
+"""Binary places of the scores that residuals are multiplied by."""
+SMALLEST_CUBE = 0.03
+"""Smallest size of the cubic's last coefficient: with less, its variable would have too few places."""
+OF_RANGE = 0.1
+"""Weight of the whole range in the fit of the cubic, beside the law of the predictor."""
+GRID = 400
+
+
+def bits_for(n: int, largest: float) -> int:
+    """Return binary places of z at which sums over n residuals times scores up to `largest` fit 62 bits."""
+    left = 62 - SCORE_PLACES - ceil(log2(max(n, 1))) - ceil(log2(largest))
+    return min(left // CUBE, MOST_BITS)
+
+
+@dataclass(frozen=True)
+class SharedMean:
+    """The polynomial ``constant + linear w + square w^2 + cube w^3`` in integers, and the range of every part.
+
+    A part of the linear predictor is multiplied by `unit`, to be cut to `halves`, in units of 2^-bits, by
+    institution. `constant` has 3 bits places, `linear` and `square` bits; `cube` is -1, 0 or 1. `low` and
+    `high` are the smallest and largest response, in units of 2^-(3 bits); `levels` says that there is none
+    between.
+    """
+
+    bits: Annotated[int, Least(FEWEST_BITS)]
+    unit: float
+    constant: int
+    linear: int
+    square: int
+    cube: int
+    halves: Mapping[str, int]
+    low: int
+    high: int
+    levels: bool
+
+    def check(self) -> None:
+        """Require ranges, and numbers that 64 bits hold."""
+        fits = self.bits <= MOST_BITS and 0.0 < self.unit < np.inf and self.cube in (-1, 0, 1)
+        fits = fits and self.low < self.high and bool(self.halves) and min(self.halves.values()) >= 0
+        largest = max(map(abs, (self.constant, self.low, self.high)))
+        widest = max(abs(self.linear), abs(self.square), sum(self.halves.values()))
+        if not fits or largest >= 2**50 or widest >= 2 ** (self.bits + 8):
+            raise MessageError("the mean of a response: expected a polynomial over ranges that 64 bits hold")
+
+    @property
+    def places(self) -> int:
+        """Binary places of residuals."""
+        return CUBE * self.bits
+
+    @property
+    def degree(self) -> int:
+        """3 of a cubic, 1 of a line."""
+        return CUBE if self.cube or self.square else 1
+
+    def part(self, site: str, predictor: Floats) -> Floats:
+        """Cut an institution's part of the linear predictor, less its middle: (n,) in the unit."""
+        half = self.halves[site] / 2.0**self.bits
+        return np.clip(np.nan_to_num(self.unit * predictor), -half, half)
+
+    def encode(self, part: Floats) -> tuple[Ints, Ints]:
+        """Return a part in integers, and its linear term in places of residuals: the finer of the two."""
+        whole = np.rint(np.ldexp(part, self.bits)).astype(np.int64)
+        return whole, np.rint(self.linear * np.ldexp(part, 2 * self.bits)).astype(np.int64)
+
+    def at(self, w: Floats) -> Floats:
+        """Return the polynomial at real numbers, in the unit."""
+        b = self.bits
+        line = np.ldexp(float(self.constant), -self.places) + np.ldexp(float(self.linear), -b) * w
+        return np.asarray(line + np.ldexp(float(self.square), -b) * w**2 + self.cube * w**3)
+
+    def slope(self, w: Floats) -> Floats:
+        """Return its derivative."""
+        b = self.bits
+        return np.asarray(
+            np.ldexp(float(self.linear), -b) + np.ldexp(float(self.square), 1 - b) * w + 3 * self.cube * w**2
+        )
+
+    @cached_property
+    def reach(self) -> float:
+        """Return the largest absolute w."""
+        return float(sum(self.halves.values())) / 2.0**self.bits
+
+    @cached_property
+    def range(self) -> tuple[float, float]:
+        """Smallest and largest mean over all w that there can be, with what rounding of parts adds."""
+        ends = [-self.reach, self.reach]
+        if self.degree == CUBE:
+            turns = np.roots(
+                [3.0 * self.cube, 2.0 * self.square / 2.0**self.bits, self.linear / 2.0**self.bits]
+            )
+            ends += [float(t.real) for t in turns if abs(t.imag) < 1e-9 and abs(t.real) < self.reach]
+        at = self.at(np.array(ends))
+        return float(at.min()) - self.slack, float(at.max()) + self.slack
+
+    @property
+    def slack(self) -> float:
+        """By how much the linear term, which is rounded later than the others, may differ from theirs."""
+        each = abs(self.linear) * 2.0 ** (self.bits - 1) + 1.0
+        return float(np.ldexp(each * (len(self.halves) + 1), -self.places)) + 2.0**-30
+
+    @property
+    def steepest(self) -> float:
+        """Return the largest absolute slope over the range."""
+        turn = [] if not self.cube else [-self.square / 2.0**self.bits / (3.0 * self.cube)]
+        at = np.clip(np.array([-self.reach, self.reach, *turn]), -self.reach, self.reach)
+        return float(np.abs(self.slope(at)).max())
+
+    @property
+    def responses(self) -> tuple[float, float]:
+        """Smallest and largest response."""
+        return float(np.ldexp(float(self.low), -self.places)), float(np.ldexp(float(self.high), -self.places))
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreSensitivity:
+    """Squares of what one replaced record moves the sums of scores times residuals by.
+
+    `whole` is of the record, `parts` of its part at each institution where the others know all the rest.
+    """
+
+    whole: float
+    parts: Mapping[str, float]
+
+    @classmethod
+    def of(cls, mean: SharedMean, radii: Mapping[str, float], holder: str) -> ScoreSensitivity:
+        """Bound the sums of (1, v_1, ..., v_K) r, of scores with squared lengths up to `radii` by institution.
+
+        Scores and residual of two records move the sum by u v - u' v': its part at others, (1, v_-k), by
+        (r - r')^2 (1 + sum of their R^2), and its own by (|r| + |r'|)^2 R_k^2. Both are convex in (r, r'), so
+        that the corners of what these can be are the worst: an interval, of which r and r' are no farther
+        apart than the part at the institution can move the mean.
+        """
+        low, high = mean.range
+        first, last = mean.responses
+        total = sum(radii.values())
+        whole = [(first - high, last - low)]
+        ends = [(y - high, y - low) for y in (first, last)] if mean.levels else whole
+        parts = {}
+        for site in mean.halves:
+            own = radii.get(site, 0.0)
+            moved = mean.steepest * 2.0 * mean.halves[site] / 2.0**mean.bits + 2.0 * mean.slack
+            at = (whole, np.inf) if site == holder else (ends, moved)
+            parts[site] = _worst(*at, own, 1.0 + total - own)
+        return cls(_worst(whole, np.inf, total, 1.0), parts)
+
+
+def _worst(intervals: list[tuple[float, float]], apart: float, own: float, rest: float) -> float:
+    """Return the largest (r - r')^2 rest + (|r| + |r'|)^2 own, of r and r' in one interval, so far apart."""
+    found = []
+    for a, b in intervals:
+        corners = [(a, a), (b, b), (b, max(a, b - apart)), (a, min(b, a + apart))]
+        found += [(r - s) ** 2 * rest + (abs(r) + abs(s)) ** 2 * own for r, s in corners]
+    return max(found)
+
+
+def share_line(
+    bits: int, halves: Mapping[str, float], unit: float, constant: float, largest: float
+) -> SharedMean:
+    """Share a mean ``constant + w``, the linear predictor in a unit, of responses up to `largest`."""
+    whole = {site: ceil(unit * h * 2.0**bits) for site, h in halves.items()}
+    one = 2.0 ** (CUBE * bits)
+    end = ceil(largest * one)
+    return SharedMean(bits, unit, round(constant * one), 2**bits, 0, 0, whole, -end, end, False)
+
+
+def share_cubic(
+    bits: int, halves: Mapping[str, float], mean: Callable[[Floats], Floats], predictors: Floats
+) -> SharedMean:
+    """Share a mean in [0, 1] of a binary response by a cubic of w, fitted where predictors (N,) lie.
+
+    `mean` is a function of w; beside the law of w, the whole range has a small weight, so that no mean far
+    out makes residuals, and with them the noise, large.
+    """
+    H = sum(halves.values())
+    t = np.linspace(-1.0, 1.0, GRID)
+    counts = np.histogram(np.clip(predictors / H, -1.0, 1.0), np.linspace(-1.0, 1.0, GRID + 1))[0]
+    weight = np.sqrt(counts / len(predictors) + OF_RANGE / GRID)
+    target, powers = mean(H * t), np.vander(t, 4, increasing=True)
+    a = np.linalg.lstsq(powers * weight[:, None], target * weight, rcond=None)[0]
+    if abs(a[3]) < SMALLEST_CUBE:
+        a[3] = np.copysign(SMALLEST_CUBE, a[3])
+        rest = (target - a[3] * t**3) * weight
+        a[:3] = np.linalg.lstsq(powers[:, :3] * weight[:, None], rest, rcond=None)[0]
+    # In the variable whose cube has a coefficient of one.
+    unit = abs(a[3]) ** (1.0 / 3.0) / H
+    scale = unit * H
+    return SharedMean(
+        bits=bits,
+        unit=float(unit),
+        constant=round(a[0] * 2.0 ** (CUBE * bits)),
+        linear=round(a[1] / scale * 2.0**bits),
+        square=round(a[2] / scale**2 * 2.0**bits),
+        cube=int(np.sign(a[3])),
+        halves={site: ceil(unit * h * 2.0**bits) for site, h in halves.items()},
+        low=0,
+        high=2 ** (CUBE * bits),
+        levels=True,
+    )
