@@ -186,7 +186,7 @@ def mark_rows(
 
 
 RowsOf: TypeAlias = Callable[[State, str], Ints]
-ColumnsOf: TypeAlias = Callable[[SiteData, State, str], tuple[Floats, Floats | None]]
+ColumnsOf: TypeAlias = Callable[[SiteData, State, str], tuple[Array, Floats | None]]
 Facts: TypeAlias = tuple[tuple[Any, ...], Callable[[], None]]
 Behind: TypeAlias = Callable[[SiteData, State, Part, Ints, Ints, Bools, Array], Facts]
 
@@ -234,10 +234,12 @@ def open_product(
     seed, Z = read_deal(data, state, part, dealt)
     digest = part.digest(keys, group)
     seed = secure.bind_seed(seed, digest)
-    # Of a product with noise that rows are too large is never told: nothing would pay for it.
-    encoded = (
-        secure.encode(X[rows], part.bits, data.name) if planned is None else encode(X[rows], part.bits)[0]
-    )
+    if X.dtype == np.int64:  # shares of an earlier product are words already
+        encoded = X[rows]
+    elif planned is None:
+        encoded = secure.encode(X[rows], part.bits, data.name)
+    else:  # of a product with noise that rows are too large is never told: nothing would pay for it
+        encoded = encode(X[rows], part.bits)[0]
     opened = (secure.open_a if part.first else secure.open_b)(part.product, seed, encoded)
     channel = Channel(keys, part.peer, f"open {part.number}")
     # Both clients derive one mask, which cancels in the sum of their shares and hides each of them.
@@ -322,6 +324,14 @@ def share_product(
     ), ""
 
 
+def take_share(state: State, held: OpenProduct, opened: Array) -> Ints:
+    """Return this client's share (groups, p, q) of a product that stays here, for what follows from it."""
+    state.rest_on(held.entities)
+    share, _ = held.share(held.read(opened))
+    state.forget(f"{OPENED}{held.part.number}")
+    return share
+
+
 def as_bytes(message: bytes) -> Array:
     """Bytes as an array that messages carry."""
     return np.frombuffer(message, dtype=np.uint8)
@@ -344,13 +354,13 @@ def product_steps(
     """Make the steps by which institutions of a family multiply their columns.
 
     ``columns_of(data, state, which)`` gives the columns (rows, q) that are called so, at a mean square of
-    one, and their units (q,), or None where they are standardised; ``rows_of(state, which)`` the rows of the
-    site's table that these are, (rows,), -1 for filled in. ``behind(data, state, part, rows, group, both,
-    marks)`` tells what the products of `rows`, (n,), by `group`, (n,), rest on, and how to enter them.
-    Without `fills` no mean is filled in, and all rows are of entities that both have. Of products with noise
-    ``planned(data, state, part, rows, group)`` refuses, before a row is read, those that were not charged
-    for; and among what `behind` tells is the noise that each client's own share gets before it leaves: nobody
-    ever holds a sum without noise.
+    one, or as words of 64 bits, and their units (q,), or None where they are standardised;
+    ``rows_of(state, which)`` the rows of the site's table that these are, (rows,), -1 for filled in.
+    ``behind(data, state, part, rows, group, both, marks)`` tells what the products of `rows`, (n,), by
+    `group`, (n,), rest on, and how to enter them. Without `fills` no mean is filled in, and all rows are of
+    entities that both have. Of products with noise ``planned(data, state, part, rows, group)`` refuses,
+    before a row is read, those that were not charged for; and among what `behind` tells is the noise that
+    each client's own share gets before it leaves: nobody ever holds a sum without noise.
     """
     noisy = planned is not None
     behind_sums = (Entities, GroupSums, DivisionOfRows)

@@ -112,11 +112,29 @@ class Conversation:
             for number, (a, b) in enumerate(pairs)
         ]
         yield from agree_keys(sites, self.session)
-        sealed = iter((yield [run.deal_ask() for run in runs if run.dealer]))
-        dealt = [run.dealt(next(sealed)) if run.dealer else run.deal() for run in runs]
-        opened = yield [one for run, both in zip(runs, dealt, strict=True) for one in run.open_asks(both)]
+        opened = yield from open_runs(runs)
         shares = yield [one for run, both in in_pairs(runs, opened) for one in run.share_asks(both)]
         return [run.combine(*both) for run, both in in_pairs(runs, shares)]
+
+    def keep_shares(
+        self,
+        pairs: Sequence[tuple[Side, Side]],
+        sites: Sequence[str],
+        groups: int,
+        bits: int,
+        agreed: str,
+        step: str,
+    ) -> Rounds[None]:
+        """Run products of pairs of sides of which each keeps its share, in a `step` of the family.
+
+        Keys are those that were agreed on for products before.
+        """
+        runs = [
+            Run.of(self, f"{agreed}{number}", (a, b), self.dealer(a.site, b.site, sites), groups, bits)
+            for number, (a, b) in enumerate(pairs)
+        ]
+        opened = yield from open_runs(runs)
+        yield [one for run, both in in_pairs(runs, opened) for one in run.share_asks(both, step)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,11 +219,11 @@ class Run:
             for side, text, rows, one in asked
         ]
 
-    def share_asks(self, opened: tuple[Reply, Reply]) -> list[Ask]:
-        """Hand each client what the other showed, and ask for its share."""
+    def share_asks(self, opened: tuple[Reply, Reply], step: str = "share_product") -> list[Ask]:
+        """Hand each client what the other showed, and ask for its share, or that it keeps it."""
         number = json.dumps(self.number)
         return [
-            self.conversation.ask(side.site, "share_product", number, opened=other.arrays["opened"])
+            self.conversation.ask(side.site, step, number, opened=other.arrays["opened"])
             for side, other in zip(self.sides, opened[::-1], strict=True)
         ]
 
@@ -222,6 +240,14 @@ class Run:
         if "units" in a.arrays:
             products = products * np.outer(a.arrays["units"], b.arrays["units"])
         return Multiplied(*self.sides, products, self.dealer)
+
+
+def open_runs(runs: Sequence[Run]) -> Rounds[list[Reply]]:
+    """Deal triples, and let all clients open their columns."""
+    sealed = iter((yield [run.deal_ask() for run in runs if run.dealer]))
+    dealt = [run.dealt(next(sealed)) if run.dealer else run.deal() for run in runs]
+    opened = yield [one for run, both in zip(runs, dealt, strict=True) for one in run.open_asks(both)]
+    return list(opened)
 
 
 def in_pairs(runs: Sequence[Run], replies: Sequence[Reply]) -> Iterator[tuple[Run, tuple[Reply, Reply]]]:

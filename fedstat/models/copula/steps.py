@@ -25,7 +25,14 @@ from fedstat.federation.door.facts import Entities, FactorAsked, FactorsAsked
 from fedstat.federation.door.owner.charging import NoiseOwed
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths, check_room
-from fedstat.federation.rounds.product_steps import OPENED, Part, product_steps
+from fedstat.federation.rounds.product_steps import (
+    OPENED,
+    ColumnsOf,
+    Part,
+    Planned,
+    RowsOf,
+    product_steps,
+)
 from fedstat.kernels.ring import grouped_gram
 from fedstat.models.copula.asked import (
     PLACES,
@@ -319,8 +326,16 @@ ORDER: Mapping[str, str] = {
 }
 
 
-def release_steps(form: type[GramAsked]) -> Mapping[str, Step]:
-    """Make the steps of a family's release, of which scores it asks by this form."""
+def release_steps(
+    form: type[GramAsked],
+    columns: ColumnsOf = columns_of,
+    rows: RowsOf = rows_of,
+    planned: Planned = check_planned,
+) -> Mapping[str, Step]:
+    """Make the steps of a family's release, of which scores it asks by this form.
+
+    `columns` and `rows` are what it multiplies, the scores among them; `planned` refuses other products.
+    """
     return in_order(
         {
             "find_complete": Step(find_complete, {}, COMPLETE, NAMES, begins=True),
@@ -334,7 +349,7 @@ def release_steps(form: type[GramAsked]) -> Mapping[str, Step]:
                 {"grams": noisy("sums of products of scores of the site's own columns, with noise", 2)},
                 Declared("control", "columns of the other institutions, variance of the noise"),
             ),
-            **product_steps(columns_of, rows_of, behind_product, fills=False, planned=check_planned),
+            **product_steps(columns, rows, behind_product, fills=False, planned=planned),
         },
         ORDER,
     )

@@ -106,12 +106,22 @@ class MomentsAsked(GramAsked):
 class MomentPlan(NoisePlan):
     """The plan of a generalised linear model: scores of columns of the design, by client, and a response.
 
-    Of the columns of the data that its holder is asked for, the response is the last.
+    Of the columns of the data that its holder is asked for, the response is the last. `of_step` is kept for a
+    step on the score afterwards.
     """
 
     design: Mapping[str, tuple[ScoredColumn, ...]] = field(default_factory=dict)
     holder: str = ""
     response: FamilyName = "Binomial"
+    of_step: Fraction = Fraction(0)
+
+    def site_cost(self, client: str) -> Fraction:
+        """Return what a client is charged, with what is kept for a step."""
+        return super().site_cost(client) + self.of_step
+
+    def coordinator_cost(self) -> Fraction:
+        """Return what a whole record costs against the coordinator, with what is kept for a step."""
+        return super().coordinator_cost() + self.of_step
 
     def width(self, client: str) -> int:
         """Return how many scores a client has."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from fedstat.federation.forecast.forecast import Forecast
 from fedstat.models.copula.explain import CopulaPlan
@@ -31,6 +32,9 @@ def noise_ratio(plan: MomentPlan, n: int) -> float:
 
 class PrivateGLMPlan(CopulaPlan):
     """What is known of a fit before it runs."""
+
+    def __init__(self, model: Any, given: Mapping[str, Any]) -> None:
+        super().__init__(model.polished(given.get("polish", 0)), given)
 
     def notes(self, forecast: Forecast) -> Iterator[str]:
         """Say how large errors will be."""

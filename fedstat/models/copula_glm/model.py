@@ -3,32 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 from functools import cached_property
-from typing import ClassVar, Self
+from typing import ClassVar, Literal, Self, TypeAlias
 
 import numpy as np
 import statsmodels.genmod.families as sm_families
 
 from fedstat.errors import ConvergenceWarning, ModelError, warn
 from fedstat.federation.design.formula.parse import Formula, parse_formula
+from fedstat.federation.forecast.rehearsal import Rehearsal
 from fedstat.federation.partition.partition import ClientPartition
+from fedstat.federation.rounds.engine import Rounds
 from fedstat.federation.rounds.products import Conversation
 from fedstat.kernels.glm.specification import DistributionSpec, Family
-from fedstat.models.checks import check_layout, check_whole
+from fedstat.models.checks import check_choice, check_layout, check_whole
 from fedstat.models.copula.bounds import Bounds, IntoBound
 from fedstat.models.copula.request import LARGEST_DELTA, PrivateRelease
 from fedstat.models.copula_glm.asked import FamilyName, MomentPlan
 from fedstat.models.copula_glm.design import check_response, columns_by_client, score_columns
 from fedstat.models.copula_glm.explain import PrivateGLMPlan
-from fedstat.models.copula_glm.moments.bootstrap import bootstrap, estimate
+from fedstat.models.copula_glm.moments.bootstrap import MomentFit, bootstrap, estimate
 from fedstat.models.copula_glm.moments.law import normal_points
 from fedstat.models.copula_glm.notes import NO_ROOT
-from fedstat.models.copula_glm.protocol import MomentQuestion, release_moments
+from fedstat.models.copula_glm.protocol import MomentQuestion, ReleasedMoments, release_moments
 from fedstat.models.copula_glm.results import PrivateGLMResults
+from fedstat.models.copula_glm.score.protocol import release_score
+from fedstat.models.copula_glm.score.step import OF_STEP, ScoreStep
 from fedstat.models.copula_glm.steps import FAMILY, INSTEAD
 from fedstat.models.explain import ForecastPlan
 
 LINKS: Mapping[str, FamilyName] = {"Binomial": "Binomial", "Gaussian": "Gaussian", "Poisson": "Poisson"}
+ESTIMATORS = ("moments",)
+Estimator: TypeAlias = Literal["moments"]
+NO_STEP = (
+    "polish=1: a step sums residuals, which for the Poisson family are as large as the largest count within "
+    "the bounds, and so would be the noise; there is none for counts. Take polish=0"
+)
 SEED = 1
 """Of the points by which integrals are taken, and by default of simulated releases."""
 
@@ -87,6 +98,7 @@ class PrivateCopulaGLM(PrivateRelease):
     """
 
     _plan: ClassVar[type[ForecastPlan] | None] = PrivateGLMPlan
+    _polish = 0
     _instead = INSTEAD
 
     def __init__(
@@ -154,26 +166,49 @@ class PrivateCopulaGLM(PrivateRelease):
 
     @property
     def _question(self) -> MomentQuestion:
+        of_step = self._rho * OF_STEP * self._polish
         return MomentQuestion(
             bounds=self.bounds,
             design=self.design,
             holder=str(self.formula.response_client),
             response=LINKS[self.distribution.name],
-            rho=self._rho,
+            rho=self._rho - of_step,
+            of_step=of_step,
         )
+
+    def polished(self, polish: int) -> Self:
+        """Return the model whose plan is for so many steps after the moments."""
+        found = copy(self)
+        found._polish = polish
+        vars(found).pop("_planned", None)
+        return found
 
     @cached_property
     def _planned(self) -> MomentPlan:
         """The plan of the noise, if every entity is complete."""
         return self._question.plan(self._counts)
 
-    def fit(self, *, draws: int = 50, random_state: int | None = None) -> PrivateGLMResults:
+    def fit(
+        self,
+        *,
+        estimator: Estimator = "moments",
+        polish: int = 0,
+        draws: int = 50,
+        random_state: int | None = None,
+    ) -> PrivateGLMResults:
         """Ask the institutions once, under their budgets, and estimate.
 
         Parameters
         ----------
+        estimator : {"moments"}
+            How the release becomes coefficients.
+        polish : {0, 1}
+            With 1, half of the budget is for one step from these coefficients on the score of the rows: sums
+            of scores of the columns times residuals, with noise. The law of the columns then matters little,
+            at the price of more noise. Not for counts.
         draws : int
-            Releases to simulate for the standard errors, 10 or more.
+            Releases to simulate for the standard errors, 10 or more; after a step errors are in closed form,
+            and draws are for :meth:`PrivateGLMResults.select`.
         random_state : int, optional
             Of these.
 
@@ -195,28 +230,41 @@ class PrivateCopulaGLM(PrivateRelease):
         ConvergenceWarning
             No coefficients solve the released moments: the noise is too large.
         """
+        check_choice("estimator", estimator, ESTIMATORS)
+        check_choice("polish", polish, (0, 1))
         check_whole("draws", draws, 10)
-        self._check_budgets()
+        if polish and self.distribution.name == "Poisson":
+            raise ModelError(NO_STEP)
+        planned = self.polished(polish)
+        planned._check_budgets()
         ledger = self.new_ledger()
-        asking = Conversation(FAMILY, self._session, ledger.at)
-        protocol = release_moments(
-            asking, self._question, self.rows, tuple(self.partition.sites), self.partition.n_entities
-        )
-        released = self.engine.run(self.receipted(protocol, ledger), ledger)
-        points = normal_points(len(released.design.bins), SEED)
-        fit = estimate(released.design, released.release, points)
-        errors = None
-        if fit.root.converged:
-            rng = np.random.default_rng(random_state)
+        protocol = planned._ask(Conversation(FAMILY, self._session, ledger.at))
+        released, fit, step = self.engine.run(self.receipted(protocol, ledger), ledger)
+        errors, rng = None, np.random.default_rng(random_state)
+        if fit.root.converged and step is None:
             errors = bootstrap(fit, released.n, released.noise, draws, rng)
-        else:
+        if not fit.root.converged:
             warn(f"{NO_ROOT}; there are no standard errors, tests and intervals", ConvergenceWarning)
         return PrivateGLMResults.of(
             response=self.formula.response,
             family=str(self.distribution),
             released=released,
             fit=fit,
+            step=step if fit.root.converged else None,
             errors=errors,
             budget=(self.epsilon, self.delta),
             ledger=ledger,
+            draws=draws,
+            rng=rng,
         )
+
+    def _ask(self, asking: Conversation) -> Rounds[tuple[ReleasedMoments, MomentFit, ScoreStep | None]]:
+        """Ask for the moments, estimate, and take a step from there where there is one to take."""
+        sites, question = tuple(self.partition.sites), self._question
+        released = yield from release_moments(asking, question, self.rows, sites, self.partition.n_entities)
+        fit = estimate(released.design, released.release, normal_points(len(released.design.bins), SEED))
+        # A rehearsal asks all that may be asked: its numbers are none that a root could depend on.
+        if not self._polish or not (fit.root.converged or isinstance(self.engine, Rehearsal)):
+            return released, fit, None
+        score = yield from release_score(asking, released, fit, question.of_step, sites)
+        return released, fit, score

@@ -9,6 +9,7 @@ from fedstat.models.copula.explain import cost_statements
 from fedstat.models.copula_glm.moments.bootstrap import MOST_ROWS
 from fedstat.models.copula_glm.moments.errors import MomentErrors
 from fedstat.models.copula_glm.protocol import ReleasedMoments
+from fedstat.models.copula_glm.score.step import OF_STEP, ScoreStep
 
 NO_LIKELIHOOD = "moments were released and no likelihood"
 NO_RSQUARED = "the residuals are of no one"
@@ -25,6 +26,17 @@ VALID = (
     "first is an approximation: standard errors do not count its error, which more entities or a larger "
     "epsilon do not remove."
 )
+VALID_STEP = (
+    "Valid if the generalised linear model holds. The estimate is one step from that of the moments, by the "
+    "residuals of the rows. A Gaussian copula of the columns gives the derivatives of this step, standard "
+    "errors, and the mean of what {}: which moved the coefficients "
+    "by {:.2g} sampling errors (root mean square)."
+)
+LEFT = {
+    True: "a cut of response and predictor leaves",
+    False: "a cubic leaves of the logistic mean",
+}
+"""What a step leaves to the law of the columns, where there is a scale and where not."""
 PUBLIC = (
     "Public, and never taken from the data: bounds and levels of the columns, numbers of entities, who has a "
     "record where. Noise is discrete Gaussian from the operating system's randomness; each institution adds "
@@ -32,15 +44,26 @@ PUBLIC = (
 )
 
 
-def fit_notes(released: ReleasedMoments, errors: MomentErrors | None, delta: float) -> Iterator[str]:
+def fit_notes(
+    released: ReleasedMoments, errors: MomentErrors | None, step: ScoreStep | None, delta: float
+) -> Iterator[str]:
     """Say what the numbers rest on, and what they cost."""
-    yield VALID
+    if step is None:
+        yield VALID
     if errors is not None:
-        yield from _error_notes(released, errors)
-    yield (
-        f"{float(OF_MARGINS):.0%} of the budget went to margins of the columns in equal parts, the rest to "
-        "products of scores."
-    )
+        yield from _error_notes(released, errors) if step is None else _step_notes(released, step)
+    if released.plan.of_step:
+        yield (
+            f"{float(OF_STEP):.0%} of the budget was for the step"
+            + ("." if step is not None else ", and was not asked for, since there is nowhere to begin it.")
+            + f" Of the rest, {float(OF_MARGINS):.0%} went to margins of the columns, and what was left to "
+            "products of scores."
+        )
+    else:
+        yield (
+            f"{float(OF_MARGINS):.0%} of the budget went to margins of the columns in equal parts, the rest "
+            "to products of scores."
+        )
     yield from cost_statements(released.plan, delta)
     lost = {c: count - released.n for c, count in released.entities.items() if count > released.n}
     if lost:
@@ -49,6 +72,15 @@ def fit_notes(released: ReleasedMoments, errors: MomentErrors | None, delta: flo
             f"{', '.join(f'{count:,} at {client}' for client, count in lost.items())}."
         )
     yield PUBLIC
+
+
+def _step_notes(released: ReleasedMoments, step: ScoreStep) -> Iterator[str]:
+    """Say what a step rests on, and where its errors come from."""
+    yield VALID_STEP.format(LEFT[released.release.response.has_scale], step.remainder)
+    yield (
+        "Standard errors are in closed form: `sampling` of the sums of residuals over entities, `noise` of "
+        "what the institutions added, each to its own share before it left; squares add up. Tests are normal."
+    )
 
 
 def _error_notes(released: ReleasedMoments, errors: MomentErrors) -> Iterator[str]:

@@ -29,7 +29,8 @@ T = TypeVar("T")
 class MomentQuestion:
     """What is to be released: public descriptions of columns by client, scores of these, the response.
 
-    Of the columns of the data of its `holder` the response is the last.
+    Of the columns of the data of its `holder` the response is the last. `rho` is the budget of the moments,
+    `of_step` that of a step on the score.
     """
 
     bounds: Mapping[str, Mapping[str, PublishedColumn]]
@@ -37,19 +38,20 @@ class MomentQuestion:
     holder: str
     response: FamilyName
     rho: Fraction
+    of_step: Fraction = Fraction(0)
 
     def plan(self, counts: Mapping[str, int]) -> MomentPlan:
         """Plan the noise for so many complete entities of each client."""
         found = plan_columns(self.bounds, counts, self.rho)
         design = {client: self.design.get(client, ()) for client in self.bounds}
-        return MomentPlan(found.rho, found.columns, design, self.holder, self.response)
+        return MomentPlan(found.rho, found.columns, design, self.holder, self.response, self.of_step)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReleasedMoments:
     """What `n` complete entities have released, the noise on it, and the plan by which it was asked for.
 
-    `entities` are the complete ones of each client.
+    `entities` are the complete ones of each client, `used` positions of those of the fit among all.
     """
 
     plan: MomentPlan
@@ -58,6 +60,7 @@ class ReleasedMoments:
     noise: ReleaseNoise
     n: int
     entities: Mapping[str, int]
+    used: Mapping[str, Ints]
 
 
 def release_moments(
@@ -100,6 +103,7 @@ def release_moments(
         noise=ReleaseNoise(np.array(counts), float(of_response), noise[here] / n),
         n=n,
         entities=entities,
+        used={client: rows[client][present.seen[client]] for client in clients},
     )
 
 

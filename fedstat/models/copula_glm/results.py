@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Self
 
+import numpy as np
 import pandas as pd
 
 from fedstat.errors import ModelError, NotAvailableError
@@ -20,6 +21,7 @@ from fedstat.models.copula_glm.moments.errors import MomentErrors
 from fedstat.models.copula_glm.moments.selection import QuadraticLoss, selection_frequencies
 from fedstat.models.copula_glm.notes import NO_LIKELIHOOD, NO_ROOT, NO_RSQUARED, TOO_SMALL, fit_notes
 from fedstat.models.copula_glm.protocol import ReleasedMoments
+from fedstat.models.copula_glm.score.step import ScoreStep
 from fedstat.models.saved import Saveable, SavedLedger
 from fedstat.typing import Floats
 
@@ -52,7 +54,7 @@ class PrivateGLMResults(
     """Results of :meth:`fedstat.PrivateCopulaGLM.fit`, with statsmodels' names and meanings.
 
     Standard errors count sampling and the noise of the release; tests and intervals are of Student's t, with
-    one degree of freedom less than there were simulated releases.
+    one degree of freedom less than there were simulated releases, and normal after a step (`polish=1`).
 
     Attributes
     ----------
@@ -76,6 +78,8 @@ class PrivateGLMResults(
         super().__init__(estimate, ledger)
         self._errors, self.family, self._notes = errors, family, notes
         self.epsilon, self.delta = epsilon, delta
+        if errors is not None and not errors.simulated:
+            self.method_name = "moments, one step"
 
     @classmethod
     def of(
@@ -84,17 +88,23 @@ class PrivateGLMResults(
         family: str,
         released: ReleasedMoments,
         fit: MomentFit,
+        step: ScoreStep | None,
         errors: BootstrapErrors | None,
         budget: tuple[float, float],
         ledger: Ledger,
+        draws: int,
+        rng: np.random.Generator,
     ) -> Self:
         """Name the numbers of a fit; without a root there are no errors, and nothing is said of them."""
         columns, (epsilon, delta), n = released.design.columns, budget, released.n
         exact = covariance_without_noise(fit.law, fit.release.response, fit.root, n)
         found = None if errors is None else MomentErrors.of(errors, exact)
+        if step is not None:
+            found = MomentErrors.closed(step.sampling, step.noise, exact, draws, rng)
+        covariance = next((one.covariance for one in (step, errors) if one is not None), None)
         estimate = Estimate(
-            params=fit.root.params,
-            cov=None if errors is None else errors.covariance,
+            params=fit.root.params if step is None else step.params,
+            cov=covariance if fit.root.converged else None,
             names=(INTERCEPT, *(column.name for column in columns)),
             clients=("", *(column.client for column in columns)),
             terms=(INTERCEPT, *(column.term for column in columns)),
@@ -104,7 +114,7 @@ class PrivateGLMResults(
             converged=fit.root.converged,
             convergence=NO_ROOT,
             scale=fit.root.scale**2,
-            cov_type="bootstrap",
+            cov_type="bootstrap" if step is None else "closed form",
             privacy=f"epsilon {epsilon:g}, delta {delta:g}",
             blocks=tuple(
                 ClientBlock(client, len(released.plan.design[client]), n, 0.0)
@@ -112,15 +122,16 @@ class PrivateGLMResults(
             ),
             reasons={"llf": NO_LIKELIHOOD, "rsquared": NO_RSQUARED, "cov_params": NO_ROOT},
         )
-        notes = list(fit_notes(released, found, delta))
+        notes = list(fit_notes(released, found, step, delta))
         return cls(estimate, ledger, found, family, epsilon, delta, notes)
 
     # -- errors ----------------------------------------------------------------------------------
 
     @property
     def df_inference(self) -> float | None:
-        """One less than the simulated releases behind the standard errors."""
-        return None if self._errors is None else float(self._errors.draws - 1)
+        """One less than the simulated releases behind the standard errors; None of those in closed form."""
+        errors = self._errors
+        return float(errors.draws - 1) if errors is not None and errors.simulated else None
 
     @property
     def bse_parts(self) -> pd.DataFrame:
@@ -217,7 +228,8 @@ class PrivateGLMResults(
             del rows[label]
         rows["Model Family"] = self.family
         if self._errors is not None:
-            rows["Simulations"] = str(self._errors.draws)
+            if self._errors.simulated:
+                rows["Simulations"] = str(self._errors.draws)
             rows["Noise / sampling"] = f"{self._errors.ratio:.2f}"
         return list(rows.items())
 

@@ -4,9 +4,10 @@
     python tests/models/copula_glm/private_coverage_simulation.py table FILE.csv OUT.csv 0
 
 The first writes the rows of 200 repetitions, and goes on where the file ends; the second sums them up by cell
-and coefficient. The last argument is `polish`, 0 or 1. Columns and coefficients are those of ``copula_design``: ten columns of mixed kinds at three
-institutions, the response at a fourth, a Gaussian copula behind the columns. Noise is numpy's Gaussian of the
-planned variances; rows do not pass through doors, of which ``test_private_glm`` is the test.
+and coefficient. The last argument is `polish`, 0 or 1. Columns and coefficients are those of
+``copula_design``: ten columns of mixed kinds at three institutions, the response at a fourth, a Gaussian
+copula behind the columns. Noise is numpy's Gaussian of the planned variances; rows do not pass through doors,
+of which ``test_private_glm`` is the test.
 """
 
 import csv

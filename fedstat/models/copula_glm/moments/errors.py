@@ -17,7 +17,8 @@ class MomentErrors:
     """Standard errors in their parts, (d,) each, and what they come from.
 
     `deviations` (draws, d) of the simulated estimates, noise included; `exact` (d, d) the covariance of
-    maximum likelihood on the rows, at the estimate and under the released law.
+    maximum likelihood on the rows, at the estimate and under the released law. Errors that are not
+    `simulated` are in closed form, and deviations are drawn from them.
     """
 
     sampling: Floats
@@ -25,6 +26,7 @@ class MomentErrors:
     deviations: Floats
     exact: Matrix
     failed: Annotated[int, Least(0)]
+    simulated: bool = True
 
     @classmethod
     def of(cls, errors: BootstrapErrors, exact: Floats) -> Self:
@@ -36,6 +38,16 @@ class MomentErrors:
             exact=exact,
             failed=errors.failed,
         )
+
+    @classmethod
+    def closed(
+        cls, sampling: Floats, noise: Floats, exact: Floats, draws: int, rng: np.random.Generator
+    ) -> Self:
+        """Take covariances of sampling and of noise (d, d), and draw deviations for selection."""
+        d = len(exact)
+        deviations = rng.multivariate_normal(np.zeros(d), sampling + noise, size=draws, method="cholesky")
+        of_sampling, of_noise = np.sqrt(np.diag(sampling)), np.sqrt(np.diag(noise))
+        return cls(of_sampling, of_noise, deviations, exact, failed=0, simulated=False)
 
     @property
     def draws(self) -> int:

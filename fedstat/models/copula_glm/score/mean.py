@@ -24,8 +24,8 @@ from fedstat.records import Least
 from fedstat.typing import Floats, Ints
 
 CUBE = 3
-MOST_BITS, FEWEST_BITS = 12, 7
-SCORE_PLACES = 12
+MOST_BITS, FEWEST_BITS = 9, 7
+SCORE_PLACES = 10
 """Binary places of the scores that residuals are multiplied by."""
 SMALLEST_CUBE = 0.03
 """Smallest size of the cubic's last coefficient: with less, its variable would have too few places."""
@@ -42,7 +42,7 @@ def bits_for(n: int, largest: float) -> int:
 
 @dataclass(frozen=True)
 class SharedMean:
-    """The polynomial ``constant + linear w + square w^2 + cube w^3`` in integers, and the range of every part.
+    """The polynomial ``constant + linear w + square w^2 + cube w^3`` in integers, and ranges of all parts.
 
     A part of the linear predictor is multiplied by `unit`, to be cut to `halves`, in units of 2^-bits, by
     institution. `constant` has 3 bits places, `linear` and `square` bits; `cube` is -1, 0 or 1. `low` and
@@ -151,7 +151,7 @@ class ScoreSensitivity:
 
     @classmethod
     def of(cls, mean: SharedMean, radii: Mapping[str, float], holder: str) -> ScoreSensitivity:
-        """Bound the sums of (1, v_1, ..., v_K) r, of scores with squared lengths up to `radii` by institution.
+        """Bound the sums of (1, v_1, ..., v_K) r, of scores with squared lengths up to `radii`.
 
         Scores and residual of two records move the sum by u v - u' v': its part at others, (1, v_-k), by
         (r - r')^2 (1 + sum of their R^2), and its own by (|r| + |r'|)^2 R_k^2. Both are convex in (r, r'), so

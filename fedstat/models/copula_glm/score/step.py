@@ -26,7 +26,7 @@ from fedstat.typing import Floats
 OF_STEP = Fraction(1, 2)
 """Share of the budget for the step; the rest is for the release before it."""
 WIDE = {"Binomial": 3.5, "Gaussian": 2.5}
-"""Half width of a part of the linear predictor, in its standard deviations under the released law, by family."""
+"""Half width of a part of the linear predictor, in its deviations under the released law, by family."""
 LEAST = 1e-3
 """Smallest half width, in units of the linear predictor."""
 
