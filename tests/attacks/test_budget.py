@@ -36,11 +36,13 @@ and what it publishes."""
 ALIGNING = ("draw_salt", "enter_keys", "pass_list", "show_tokens", "keep_places")
 UNPAID = {
     *((family, step) for family in SYNTHESES for step in ("find_complete", "open_product")),
+    *(("copula_glm", step) for step in ("begin_score", "take_product")),
     *(("align", step) for step in ALIGNING),
 }
 """Steps of which nothing leaves but who has a record, and what is sealed and serves a share with noise."""
 WITH_NOISE = {
     ("margins", "count_bins"),
+    ("copula_glm", "release_score"),
     *(
         (family, step)
         for family in SYNTHESES

@@ -46,8 +46,7 @@ class SharedMean:
 
     A part of the linear predictor is multiplied by `unit`, to be cut to `halves`, in units of 2^-bits, by
     institution. `constant` has 3 bits places, `linear` and `square` bits; `cube` is -1, 0 or 1. `low` and
-    `high` are the smallest and largest response, in units of 2^-(3 bits); `levels` says that there is none
-    between.
+    `high` are the smallest and largest response, in units of 2^-(3 bits).
     """
 
     bits: Annotated[int, Least(FEWEST_BITS)]
@@ -59,7 +58,6 @@ class SharedMean:
     halves: Mapping[str, int]
     low: int
     high: int
-    levels: bool
 
     def check(self) -> None:
         """Require ranges, and numbers that 64 bits hold."""
@@ -154,20 +152,21 @@ class ScoreSensitivity:
         """Bound the sums of (1, v_1, ..., v_K) r, of scores with squared lengths up to `radii`.
 
         Scores and residual of two records move the sum by u v - u' v': its part at others, (1, v_-k), by
-        (r - r')^2 (1 + sum of their R^2), and its own by (|r| + |r'|)^2 R_k^2. Both are convex in (r, r'), so
-        that the corners of what these can be are the worst: an interval, of which r and r' are no farther
-        apart than the part at the institution can move the mean.
+        (r - r')^2 (1 + sum of their R^2), and its own by (|r| + |r'|)^2 R_k^2. Both are convex in (r, r') and
+        in the response, so that the corners of what these can be are the worst: an interval, of which r and
+        r' are no farther apart than the part at the institution can move the mean, and at the holder the
+        response.
         """
         low, high = mean.range
         first, last = mean.responses
         total = sum(radii.values())
         whole = [(first - high, last - low)]
-        ends = [(y - high, y - low) for y in (first, last)] if mean.levels else whole
+        ends = [(y - high, y - low) for y in (first, last)]
         parts = {}
         for site in mean.halves:
             own = radii.get(site, 0.0)
             moved = mean.steepest * 2.0 * mean.halves[site] / 2.0**mean.bits + 2.0 * mean.slack
-            at = (whole, np.inf) if site == holder else (ends, moved)
+            at = (whole, last - first + moved) if site == holder else (ends, moved)
             parts[site] = _worst(*at, own, 1.0 + total - own)
         return cls(_worst(whole, np.inf, total, 1.0), parts)
 
@@ -188,7 +187,7 @@ def share_line(
     whole = {site: ceil(unit * h * 2.0**bits) for site, h in halves.items()}
     one = 2.0 ** (CUBE * bits)
     end = ceil(largest * one)
-    return SharedMean(bits, unit, round(constant * one), 2**bits, 0, 0, whole, -end, end, False)
+    return SharedMean(bits, unit, round(constant * one), 2**bits, 0, 0, whole, -end, end)
 
 
 def share_cubic(
@@ -222,5 +221,4 @@ def share_cubic(
         halves={site: ceil(unit * h * 2.0**bits) for site, h in halves.items()},
         low=0,
         high=2 ** (CUBE * bits),
-        levels=True,
     )

@@ -4,6 +4,11 @@ Its part of the linear predictor is shared by itself already: all parts add up t
 multiply theirs entity by entity (powers), so that all hold shares of the square; once more for the cube; then
 residuals are shared, and every two multiply scores and residuals, summed over the entities. Of products an
 institution holds random words. It adds its noise to its share of the sums, and nobody holds these without.
+
+The adversary is that of :mod:`fedstat.federation.crypto.product`: whoever looks keeps to the protocol, and
+the dealer of a product joins forces with neither of the two. What an institution is charged rests on
+residuals within their range, which one that puts other numbers in the place of its share, or a dealer of
+wrong random numbers, can leave.
 """
 
 from __future__ import annotations
