@@ -149,7 +149,7 @@ def test_a_step_anew_is_charged_anew_and_has_no_shares_of_the_one_before(carried
     made = model(policy=fs.Policy(privacy=fs.Budget(50.0, 1e-6), order="any"))
     made.fit(polish=1, draws=10)
     ask_again(made, last(carried, "begin_score", "A"))
-    with pytest.raises(PolicyError, match="A: refused"):
+    with pytest.raises(DescriptionError, match="come first"):
         ask_again(made, last(carried, "release_score", "A"))
 
 
