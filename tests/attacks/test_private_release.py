@@ -24,7 +24,7 @@ from fedstat.federation.rounds.product_steps import Part, as_bytes, deal_shares
 from fedstat.federation.tables.published import PublishedColumn
 from fedstat.models.copula.asked import PLACES, MarginsAsked, PatternAsked, SumsAsked
 from fedstat.models.copula.margins import Bins
-from fedstat.models.copula_glm.asked import MomentsAsked
+from fedstat.models.copula_glm.moments.asked import MomentsAsked
 from fedstat.records import to_json
 
 N = 60

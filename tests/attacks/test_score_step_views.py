@@ -19,7 +19,7 @@ from fedstat.federation.rounds.engine import LocalEngine
 from fedstat.federation.rounds.product_steps import OpenProduct
 from fedstat.federation.rounds.products import Conversation
 from fedstat.models.copula_glm.score import steps
-from fedstat.models.copula_glm.score.asked import ScorePlan
+from fedstat.models.copula_glm.score.asked import ScoreNoise
 from fedstat.records import from_json, to_json
 
 N = 600
@@ -164,7 +164,7 @@ def test_no_product_is_made_twice_under_one_noise(carried):
 
 
 def test_little_noise_is_asked_for_at_the_price_of_a_budget(monkeypatch):
-    monkeypatch.setattr(ScorePlan, "variances", property(lambda self: dict.fromkeys(self.terms.sites, 4)))
+    monkeypatch.setattr(ScoreNoise, "variances", property(lambda self: dict.fromkeys(self.terms.sites, 4)))
     made = model()
     with pytest.raises(DescriptionError, match="privacy budget"):
         made.fit(polish=1, draws=10)

@@ -189,8 +189,6 @@ RowsOf: TypeAlias = Callable[[State, str], Ints]
 ColumnsOf: TypeAlias = Callable[[SiteData, State, str], tuple[Array, Floats | None]]
 Facts: TypeAlias = tuple[tuple[Any, ...], Callable[[], None]]
 Behind: TypeAlias = Callable[[SiteData, State, Part, Ints, Ints, Bools, Array], Facts]
-
-
 Planned: TypeAlias = Callable[[SiteData, State, Part, Ints, Ints], None]
 
 

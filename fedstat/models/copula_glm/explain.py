@@ -8,7 +8,7 @@ from typing import Any
 
 from fedstat.federation.forecast.forecast import Forecast
 from fedstat.models.copula.explain import CopulaPlan
-from fedstat.models.copula_glm.asked import MomentPlan
+from fedstat.models.copula_glm.moments.asked import MomentPlan
 from fedstat.models.copula_glm.moments.response import WEIGHTS
 
 TIMES = 3.0

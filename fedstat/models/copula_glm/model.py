@@ -14,22 +14,20 @@ from fedstat.errors import ConvergenceWarning, ModelError, warn
 from fedstat.federation.design.formula.parse import Formula, parse_formula
 from fedstat.federation.forecast.rehearsal import Rehearsal
 from fedstat.federation.partition.partition import ClientPartition
-from fedstat.federation.rounds.engine import Rounds
 from fedstat.federation.rounds.products import Conversation
 from fedstat.kernels.glm.specification import DistributionSpec, Family
 from fedstat.models.checks import check_choice, check_layout, check_whole
 from fedstat.models.copula.bounds import Bounds, IntoBound
 from fedstat.models.copula.request import LARGEST_DELTA, PrivateRelease
-from fedstat.models.copula_glm.asked import FamilyName, MomentPlan
 from fedstat.models.copula_glm.design import check_response, columns_by_client, score_columns
 from fedstat.models.copula_glm.explain import PrivateGLMPlan
-from fedstat.models.copula_glm.moments.bootstrap import MomentFit, bootstrap, estimate
-from fedstat.models.copula_glm.moments.law import normal_points
+from fedstat.models.copula_glm.moments.asked import FamilyName, MomentPlan
+from fedstat.models.copula_glm.moments.bootstrap import bootstrap
+from fedstat.models.copula_glm.moments.protocol import MomentQuestion
 from fedstat.models.copula_glm.notes import NO_ROOT
-from fedstat.models.copula_glm.protocol import MomentQuestion, ReleasedMoments, release_moments
+from fedstat.models.copula_glm.protocol import fit_private
 from fedstat.models.copula_glm.results import PrivateGLMResults
-from fedstat.models.copula_glm.score.protocol import release_score
-from fedstat.models.copula_glm.score.step import OF_STEP, ScoreStep
+from fedstat.models.copula_glm.score.step import OF_STEP
 from fedstat.models.copula_glm.steps import FAMILY, INSTEAD
 from fedstat.models.explain import ForecastPlan
 
@@ -40,8 +38,6 @@ NO_STEP = (
     "polish=1: a step sums residuals, which for the Poisson family are as large as the largest count within "
     "the bounds, and so would be the noise; there is none for counts. Take polish=0"
 )
-SEED = 1
-"""Of the points by which integrals are taken, and by default of simulated releases."""
 
 
 class PrivateCopulaGLM(PrivateRelease):
@@ -238,8 +234,16 @@ class PrivateCopulaGLM(PrivateRelease):
         planned = self.polished(polish)
         planned._check_budgets()
         ledger = self.new_ledger()
-        protocol = planned._ask(Conversation(FAMILY, self._session, ledger.at))
-        released, fit, step = self.engine.run(self.receipted(protocol, ledger), ledger)
+        protocol = fit_private(
+            Conversation(FAMILY, self._session, ledger.at),
+            planned._question,
+            self.rows,
+            tuple(self.partition.sites),
+            self.partition.n_entities,
+            isinstance(self.engine, Rehearsal),
+        )
+        done = self.engine.run(self.receipted(protocol, ledger), ledger)
+        released, fit, step = done.released, done.fit, done.step
         errors, rng = None, np.random.default_rng(random_state)
         if fit.root.converged and step is None:
             errors = bootstrap(fit, released.n, released.noise, draws, rng)
@@ -250,21 +254,10 @@ class PrivateCopulaGLM(PrivateRelease):
             family=str(self.distribution),
             released=released,
             fit=fit,
-            step=step if fit.root.converged else None,
+            step=step,
             errors=errors,
             budget=(self.epsilon, self.delta),
             ledger=ledger,
             draws=draws,
             rng=rng,
         )
-
-    def _ask(self, asking: Conversation) -> Rounds[tuple[ReleasedMoments, MomentFit, ScoreStep | None]]:
-        """Ask for the moments, estimate, and take a step from there where there is one to take."""
-        sites, question = tuple(self.partition.sites), self._question
-        released = yield from release_moments(asking, question, self.rows, sites, self.partition.n_entities)
-        fit = estimate(released.design, released.release, normal_points(len(released.design.bins), SEED))
-        # A rehearsal asks all that may be asked: its numbers are none that a root could depend on.
-        if not self._polish or not (fit.root.converged or isinstance(self.engine, Rehearsal)):
-            return released, fit, None
-        score = yield from release_score(asking, released, fit, question.of_step, sites)
-        return released, fit, score

@@ -8,7 +8,7 @@ from fedstat.models.copula.asked import OF_MARGINS
 from fedstat.models.copula.explain import cost_statements
 from fedstat.models.copula_glm.moments.bootstrap import MOST_ROWS
 from fedstat.models.copula_glm.moments.errors import MomentErrors
-from fedstat.models.copula_glm.protocol import ReleasedMoments
+from fedstat.models.copula_glm.moments.protocol import ReleasedMoments
 from fedstat.models.copula_glm.score.step import OF_STEP, ScoreStep
 
 NO_LIKELIHOOD = "moments were released and no likelihood"

@@ -18,9 +18,9 @@ from fedstat.models.copula_glm.explain import TIMES
 from fedstat.models.copula_glm.moments.bootstrap import BootstrapErrors, MomentFit
 from fedstat.models.copula_glm.moments.equations import covariance_without_noise
 from fedstat.models.copula_glm.moments.errors import MomentErrors
+from fedstat.models.copula_glm.moments.protocol import ReleasedMoments
 from fedstat.models.copula_glm.moments.selection import QuadraticLoss, selection_frequencies
 from fedstat.models.copula_glm.notes import NO_LIKELIHOOD, NO_ROOT, NO_RSQUARED, TOO_SMALL, fit_notes
-from fedstat.models.copula_glm.protocol import ReleasedMoments
 from fedstat.models.copula_glm.score.step import ScoreStep
 from fedstat.models.saved import Saveable, SavedLedger
 from fedstat.typing import Floats

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from fedstat.federation.door.conduct import in_order
 from fedstat.federation.message import Step
 from fedstat.models.copula import steps as release
-from fedstat.models.copula_glm.asked import MomentsAsked
+from fedstat.models.copula_glm.moments.asked import MomentsAsked
 from fedstat.models.copula_glm.score import steps as score
 
 FAMILY = "copula_glm"

@@ -22,11 +22,11 @@ from copula_design import BOUNDS, OWNERS, POINTS, RESPONSES, coefficients, draw_
 from scipy import stats
 
 from fedstat.models.copula.bounds import Bounds
-from fedstat.models.copula_glm.asked import MomentPlan, radius_of
+from fedstat.models.copula_glm.moments.asked import MomentPlan, radius_of
 from fedstat.models.copula_glm.moments.bootstrap import bootstrap, estimate
 from fedstat.models.copula_glm.moments.columns import ScoredColumn
+from fedstat.models.copula_glm.moments.protocol import MomentQuestion, whole_design
 from fedstat.models.copula_glm.moments.release import ReleaseNoise, release_rows
-from fedstat.models.copula_glm.protocol import MomentQuestion, whole_design
 from fedstat.models.copula_glm.score.mean import ScoreSensitivity
 from fedstat.models.copula_glm.score.step import OF_STEP, plan_score, take_step
 from fedstat.privacy.zcdp import rho_of_budget

@@ -22,8 +22,8 @@ from fedstat.models.copula.bounds import Bounds
 from fedstat.models.copula_glm.moments.bootstrap import bootstrap, estimate
 from fedstat.models.copula_glm.moments.columns import ScoredColumn
 from fedstat.models.copula_glm.moments.law import normal_points
+from fedstat.models.copula_glm.moments.protocol import MomentQuestion, whole_design
 from fedstat.models.copula_glm.moments.release import release_rows
-from fedstat.models.copula_glm.protocol import MomentQuestion, whole_design
 from fedstat.privacy.zcdp import rho_of_budget
 
 DATA = Path(os.environ.get("FEDSTAT_TEST_DATA", Path(__file__).parents[4] / "shared" / "data"))

@@ -18,7 +18,7 @@ from fedstat.errors import (
 )
 from fedstat.models.copula.asked import squared_of_cross, squared_of_own
 from fedstat.models.copula.margins import Bins, Margin
-from fedstat.models.copula_glm.asked import MomentPlan, MomentsAsked, radius_of
+from fedstat.models.copula_glm.moments.asked import MomentPlan, MomentsAsked, radius_of
 from fedstat.models.copula_glm.moments.columns import ScoredColumn
 from fedstat.privacy.zcdp import epsilon_of_zcdp
 

@@ -14,7 +14,7 @@ from fedstat.errors import ConvergenceWarning, MessageError, ModelError
 from fedstat.federation.door.owner import charging
 from fedstat.models.copula_glm.moments.bootstrap import estimate
 from fedstat.models.copula_glm.score import protocol
-from fedstat.models.copula_glm.score.asked import ScorePlan, ScoreTerms
+from fedstat.models.copula_glm.score.asked import ScoreNoise, ScoreTerms
 from fedstat.models.copula_glm.score.mean import (
     SCORE_PLACES,
     ScoreSensitivity,
@@ -182,8 +182,8 @@ def test_every_institution_adds_noise_that_pays_for_its_own_part(monkeypatch):
 
     monkeypatch.setattr(charging, "discrete_gaussian", draw)
     plans = []
-    plan = ScorePlan.variances.func
-    monkeypatch.setattr(ScorePlan, "variances", property(lambda self: plans.append(self) or plan(self)))
+    plan = ScoreNoise.variances.func
+    monkeypatch.setattr(ScoreNoise, "variances", property(lambda self: plans.append(self) or plan(self)))
     made, _ = model(n=400)
     made.fit(polish=1, draws=10)
     asked = plan(plans[0])

@@ -14,7 +14,7 @@ from typing import Annotated
 import numpy as np
 
 from fedstat.errors import MessageError
-from fedstat.models.copula_glm.asked import radius_of
+from fedstat.models.copula_glm.moments.asked import radius_of
 from fedstat.models.copula_glm.moments.columns import ScoredColumn
 from fedstat.models.copula_glm.score.mean import CUBE, SCORE_PLACES, ScoreSensitivity, SharedMean
 from fedstat.records import Least, to_json
@@ -115,7 +115,7 @@ class ScoreAsked:
 
 
 @dataclass(frozen=True)
-class ScorePlan:
+class ScoreNoise:
     """The noise of a step of a budget rho: each institution's own pays for its part of a record.
 
     Together they pay for the whole record against the coordinator, and for what several institutions have

@@ -13,8 +13,8 @@ from fedstat.errors import SecurityError
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.federation.rounds.products import Conversation, Side
 from fedstat.models.copula_glm.moments.bootstrap import MomentFit
-from fedstat.models.copula_glm.protocol import ReleasedMoments
-from fedstat.models.copula_glm.score.asked import PHASES, ScoreAsked, ScorePlan, ScoreTerms
+from fedstat.models.copula_glm.moments.protocol import ReleasedMoments
+from fedstat.models.copula_glm.score.asked import PHASES, ScoreAsked, ScoreNoise, ScoreTerms
 from fedstat.models.copula_glm.score.step import ScoreStep, plan_score, take_step
 from fedstat.models.copula_glm.score.steps import FIRST, SECOND
 from fedstat.records import to_json
@@ -34,7 +34,7 @@ def release_score(
     radii = [float(moments.radius(c)) for c in clients]
     asked = plan_score(fit, moments.holder, n, math.sqrt(1.0 + sum(radii)))
     terms = ScoreTerms(clients, widths, moments.holder, asked.mean)
-    plan = ScorePlan(terms, rho)
+    plan = ScoreNoise(terms, rho)
     slopes = dict(zip(fit.law.design.clients, fit.law.design.blocks, strict=True))
     yield [
         asking.ask(

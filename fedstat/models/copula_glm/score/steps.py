@@ -41,7 +41,7 @@ from fedstat.models.copula.steps import (
     rows_of,
     series_of,
 )
-from fedstat.models.copula_glm.asked import MomentsAsked
+from fedstat.models.copula_glm.moments.asked import MomentsAsked
 from fedstat.models.copula_glm.score.asked import PHASES, ScoreAsked
 from fedstat.models.copula_glm.score.mean import SCORE_PLACES
 from fedstat.records import from_json, to_json
