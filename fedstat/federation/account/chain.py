@@ -40,7 +40,7 @@ from fedstat.federation.account.entry import (
 )
 from fedstat.federation.account.head import AccountHead, told
 from fedstat.federation.account.link import ChainLink, NumbersPassed, content_digest, extend, genesis
-from fedstat.federation.account.released import SHARE, counted, distinct_numbers
+from fedstat.federation.account.released import SHARE, counted, distinct_numbers, numbers_each
 from fedstat.federation.crypto.keys import PublicIdentity, encode
 from fedstat.federation.message import Ask, Reply, Step
 from fedstat.typing import Array
@@ -215,7 +215,7 @@ class Chain:
         self.numbers.add([link])
         # What has left before tells nothing new.
         out = link.entry.receiver == COORDINATOR and link.entry.kind == "per entity"
-        self.vectors += bool(out and link.numbers)
+        self.vectors += numbers_each(link.entry.shape) if out and link.numbers else 0
         self.links.append(link)
         self._digests.append(extend(self._digests[-1], link))
 

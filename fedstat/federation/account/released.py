@@ -50,6 +50,21 @@ def counted(kind: str, outward: bool) -> bool:
     return kind in DATA_KINDS or (outward and kind == "control")
 
 
+def numbers_each(shape: Sequence[int]) -> int:
+    """Numbers for each entity in an array of them: entities are its first axis, of three the second.
+
+    The first axis of three has parts, such as the networks of a batch.
+
+    Examples
+    --------
+    >>> numbers_each((100,)), numbers_each((100, 10)), numbers_each((3, 100, 10))
+    (1, 10, 30)
+    """
+    if not shape or 0 in shape:
+        return int(not shape)
+    return math.prod(shape) // (shape[1] if len(shape) == 3 else shape[0])
+
+
 def distinct_numbers(array: Array) -> int:
     """Count the numbers of an array, of symmetric matrices those on and above the diagonal."""
     if array.ndim < 2 or array.shape[-1] != array.shape[-2] or array.dtype == np.bool_:

@@ -308,7 +308,7 @@ class Site:
         check_told(where, step, state, released(reply))
         check_columns(self.name, self.policy, ask, state.columns)
         check_counts(self.name, self.policy, ask, step, released(reply), state.entities)
-        check_vectors(self.name, self.policy, step, released(reply), self.account.vectors)
+        check_vectors(self.name, self.policy, step, reply.arrays, self.account.vectors)
         arrays, costs = self._noise.add(ask, step, state.owed, reply.arrays)
         reply = replace(reply, arrays=arrays)
         if masker is None:

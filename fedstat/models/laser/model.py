@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, ClassVar, get_args
 
 import numpy as np
@@ -138,6 +139,7 @@ class LASER(VerticalModel):
         label_epsilon: float | None = None,
         seed: int = 0,
         progress: bool = False,
+        checkpoint: str | Path | None = None,
     ) -> LASERResults:
         """Train the networks.
 
@@ -169,6 +171,10 @@ class LASER(VerticalModel):
             Of parameters, parts, batches and sets.
         progress : bool
             Write a line for each epoch to the standard error.
+        checkpoint : str or Path, optional
+            A file that holds the training after every epoch: where one was broken off, by a site that was
+            killed for instance, the same fit goes on from there, and ends in the same networks. Parameters
+            and the moments of Adam leave the institutions for it, in every epoch.
 
         Returns
         -------
@@ -226,6 +232,7 @@ class LASER(VerticalModel):
             Conversation(FAMILY, self._session, self._agreement.at),
             rng,
             EpochLines(int(epochs)) if progress else no_lines,
+            None if checkpoint is None else Path(checkpoint),
         )
         protocol = trainer.run(OutcomeAsked(self.outcome, float(label_epsilon or 0.0)))
         if masked:

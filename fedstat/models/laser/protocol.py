@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from zlib import crc32
 
@@ -14,6 +16,12 @@ from fedstat.federation.rounds.engine import Rounds
 from fedstat.federation.rounds.products import Conversation
 from fedstat.kernels.subsets import MOST_LISTED, one_of_each_size, one_set, sets_within
 from fedstat.models.laser.training.asked import NetworksAsked, OutcomeAsked, OutcomeTold
+from fedstat.models.laser.training.checkpoint import (
+    TrainingState,
+    read_training,
+    settings_digest,
+    write_training,
+)
 from fedstat.models.laser.training.course import Trained, Training
 from fedstat.models.laser.training.scoring import ScoreCounts, read_scores
 from fedstat.models.laser.training.serving import Serving
@@ -41,6 +49,7 @@ class Trainer:
     conversation: Conversation
     rng: np.random.Generator
     progress: Callable[[int, float, float], None]
+    checkpoint: Path | None = None
     sets: list[int] = field(init=False)
     pending: dict[str, Floats] = field(default_factory=dict)
 
@@ -51,16 +60,23 @@ class Trainer:
 
     def run(self, outcome: OutcomeAsked) -> Rounds[Trained]:
         """Train from the beginning to the end."""
-        units, told, moments = yield from self._begin(outcome)
+        before = None if self.checkpoint is None else read_training(self.checkpoint, self.settings)
+        units, told, moments = yield from self._begin(outcome, before)
         history: list[tuple[float, float]] = []
         best, keep = 0, False
-        for epoch in range(self.training.epochs):
+        if before is not None:
+            self.rng.bit_generator.state = json.loads(before.random)
+            history = [(loss, ahead) for loss, ahead in before.history.tolist()]
+            best, keep = before.best, before.keep
+        for epoch in range(len(history), self.training.epochs):
             loss = yield from self._epoch(keep)
             ahead = yield from self._held_back()
             history.append((loss, ahead))
             keep = bool(np.isfinite(ahead) and ahead <= min(row[1] for row in history))
             best = epoch if keep or not np.isfinite(ahead) else best
             self.progress(epoch, loss, ahead)
+            if self.checkpoint is not None:
+                yield from self._save(self.checkpoint, np.array(history), best, keep)
         # Where the last look is the best one, the networks as they are.
         earlier = best < self.training.epochs - 1
         asks = [
@@ -81,7 +97,27 @@ class Trainer:
             scores,
         )
 
-    def _begin(self, outcome: OutcomeAsked) -> Rounds[tuple[list[Floats], OutcomeTold, list[float]]]:
+    def _save(self, path: Path, history: Floats, best: int, keep: bool) -> Rounds[None]:
+        """Write what the training would go on from."""
+        clients = self.layout.clients
+        *networks, heads = yield [
+            *[self._ask(k, "release_training", **self._gradient(k)) for k in clients],
+            self._ask(self.layout.active, "release_training_of_heads"),
+        ]
+        states = {k: reply.arrays["training"] for k, reply in zip(clients, networks, strict=True)}
+        random = json.dumps(self.rng.bit_generator.state)
+        held = TrainingState(history, best, keep, random, states, heads.arrays["training"], self.settings)
+        write_training(path, held)
+
+    @property
+    def settings(self) -> str:
+        """Digest of what shapes the course: entities, clients, columns, and all arguments."""
+        t, layout = self.training, self.layout
+        return settings_digest(t, t.entities, t.validation, layout.code, layout.names, self.assembly)
+
+    def _begin(
+        self, outcome: OutcomeAsked, before: TrainingState | None
+    ) -> Rounds[tuple[list[Floats], OutcomeTold, list[float]]]:
         layout, t = self.layout, self.training
         replies = yield [
             *[self._ask(k, "stage_block", keep=layout.keep[k]) for k in layout.clients],
@@ -93,9 +129,11 @@ class Trainer:
             count = len(self.assembly.at(number))
             # By its name: in which order a partition lists its clients does not matter.
             asked = NetworksAsked(count, t.hidden, t.width, t.optimiser, t.seed, crc32(k.encode()))
-            asks.append(self._ask(k, "start_networks", to_json(asked)))
+            again: dict[str, Any] = {} if before is None else {"training": before.networks[k]}
+            asks.append(self._ask(k, "start_networks", to_json(asked), **again))
         heads = NetworksAsked(self.assembly.heads, t.head_hidden, t.width, t.optimiser, t.seed, OF_HEADS)
-        yield [*asks, self._ask(layout.active, "start_heads", to_json(heads))]
+        again = {} if before is None else {"training": before.heads}
+        yield [*asks, self._ask(layout.active, "start_heads", to_json(heads), **again)]
         units = [reply.arrays["units"] for reply in replies[:-1]]
         return units, told, replies[-1].arrays["moments"].tolist()
 

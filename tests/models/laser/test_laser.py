@@ -6,7 +6,7 @@ import pytest
 from laser_cases import SITES, customers, model, partition
 
 import fedstat as fs
-from fedstat.errors import EstimationError, ModelError, NotAvailableError
+from fedstat.errors import EngineError, EstimationError, ModelError, NotAvailableError
 from fedstat.federation.rounds.engine import LocalEngine
 from fedstat.models.laser.training.losses import flip_matrix, log_loss, softmax
 
@@ -291,6 +291,32 @@ def test_label_privacy(part, monkeypatch):
     keep = np.exp(1.0) / (1.0 + np.exp(1.0))
     expected = len(y) * (keep * y.mean() + (1 - keep) * (1 - y.mean()))
     assert abs(counts[1] - expected) < 4 * np.sqrt(len(y) * keep * (1 - keep))
+
+
+@pytest.mark.parametrize("exchange", ["clear", "masked"])
+def test_a_training_that_was_broken_off_goes_on_to_the_bit(part, exchange, tmp_path, monkeypatch):
+    options = {**QUICK, "exchange": exchange, "epochs": 5}
+    whole = model(part).fit(**options)
+    plain, rounds = LocalEngine._round, []
+
+    def killed(self, asks, ledger):
+        rounds.append(len(asks))
+        if sum(ask.step == "judge" for ask in asks) and len(rounds) > 20:
+            raise EngineError("shop: did not answer")
+        return plain(self, asks, ledger)
+
+    with monkeypatch.context() as patched, pytest.raises(EngineError):
+        patched.setattr(LocalEngine, "_round", killed)
+        model(part).fit(**options, checkpoint=tmp_path / "training.fed")
+    resumed = model(part).fit(**options, checkpoint=tmp_path / "training.fed")
+    same_networks(whole, resumed, atol=0.0)
+    np.testing.assert_array_equal(whole.history, resumed.history)
+    assert resumed.ledger.rounds < whole.ledger.rounds
+    with pytest.raises(ModelError, match="other data or arguments"):
+        model(part).fit(**{**options, "seed": 3}, checkpoint=tmp_path / "training.fed")
+    (tmp_path / "none.fed").write_bytes(b"nothing")
+    with pytest.raises(ModelError, match="no file of a training"):
+        model(part).fit(**options, checkpoint=tmp_path / "none.fed")
 
 
 @pytest.mark.parametrize(

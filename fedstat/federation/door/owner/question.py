@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from fedstat.errors import DescriptionError, PolicyError
-from fedstat.federation.account.released import BITS
+from fedstat.federation.account.released import BITS, numbers_each
 from fedstat.federation.crypto.masks import TWO_SITES, hides
 from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.door.owner.toml_text import toml_line
 from fedstat.federation.message import COUNTED, Ask, Declared, Kind, Step
+from fedstat.typing import Array
 
 HIDDEN: Mapping[str, str] = {
     "sealed": "It is hidden on its way, and the product of columns that it serves is released. ",
@@ -256,7 +257,7 @@ def check_counts(
             )
 
 
-def check_vectors(site: str, policy: Policy, step: Step, names: Iterable[str], before: int) -> None:
+def check_vectors(site: str, policy: Policy, step: Step, arrays: Mapping[str, Array], before: int) -> None:
     """Hold the numbers for each entity that leave now, with those that have left, against the policy.
 
     Raises
@@ -264,7 +265,9 @@ def check_vectors(site: str, policy: Policy, step: Step, names: Iterable[str], b
     DescriptionError
         They are too many; names the line of the policy that would allow more.
     """
-    now = sum(step.given[name].kind == PER_ENTITY for name in names)
+    now = sum(
+        numbers_each(array.shape) for name, array in arrays.items() if step.given[name].kind == PER_ENTITY
+    )
     if policy.per_entity == "any" or not now or before + now <= policy.per_entity:
         return
     line = toml_line("per_entity", max(2 * policy.per_entity, before + 40))

@@ -8,7 +8,7 @@ zeros where it has no part in it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from fedstat.federation.message import Declared, Step, check_lengths, check_room
 from fedstat.federation.rounds.product_steps import check_positions
 from fedstat.kernels.mlp import count_parameters
 from fedstat.models.laser.training.asked import NetworksAsked
+from fedstat.models.laser.training.holder_steps import TRAINING
 from fedstat.models.laser.training.networks import ADAM, Networks, evaluate
 from fedstat.models.vertical.exchange.staged import staged_block
 from fedstat.models.vertical.exchange.steps import ExchangeRules, exchange_steps
@@ -65,14 +66,19 @@ def _client(state: State) -> TrainingClient:
     return state.use(ITEM, TrainingClient, NOT_STARTED)
 
 
-def start_networks(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
-    """Draw the parameters of the client's networks; nothing leaves."""
+def start_networks(
+    data: SiteData, state: State, text: str, training: Floats | None = None
+) -> tuple[dict[str, Array], str]:
+    """Draw the parameters of the client's networks, or go on with a `training`; nothing leaves."""
     asked = from_json(NetworksAsked, text, f"{data.name}: the question about networks")
     X = staged_block(state).X
     widths = (X.shape[1], *asked.hidden, asked.width)
     check_room(data.name, ADAM * asked.count * count_parameters(widths), X.size)
     networks = Networks.draw(widths, asked.count, asked.optimiser, (asked.seed, asked.number))
-    state.keep(ITEM, TrainingClient(networks, np.ascontiguousarray(X.T)), X.shape[0])
+    client = TrainingClient(networks, np.ascontiguousarray(X.T))
+    if training is not None:
+        client.best, client.seen = networks.restore(training), networks.theta.copy()
+    state.keep(ITEM, client, X.shape[0])
     return {}, ""
 
 
@@ -135,6 +141,14 @@ def _pad(data: SiteData, outputs: Floats, at: Ints, batch: int) -> Floats:
     return padded
 
 
+def release_training(data: SiteData, state: State, gradient: Floats | None = None) -> dict[str, Array]:
+    """Release what the training goes on from, after the batch before."""
+    client = _client(state)
+    client.take(data.name, gradient)
+    state.tell(Entities(client.X.shape[1]))
+    return {"training": client.networks.state(client.best)}
+
+
 def release_networks(
     data: SiteData, state: State, best: Array, gradient: Floats | None = None
 ) -> dict[str, Array]:
@@ -192,7 +206,12 @@ RULES = ExchangeRules(remembers=False)
 EXCHANGE = exchange_steps(RULES)
 CLIENT_STEPS: Mapping[str, Step] = {
     "stage_block": EXCHANGE["stage_block"],
-    "start_networks": Step(start_networks, text_in=Declared("control", "layers, training and seed")),
+    "start_networks": Step(
+        start_networks,
+        {"training": replace(TRAINING, optional=True, behind=())},
+        text_in=Declared("control", "layers, training and seed"),
+    ),
+    "release_training": Step(release_training, {"gradient": GRADIENT}, {"training": TRAINING}),
     "train": Step(
         train,
         {
@@ -226,7 +245,8 @@ CLIENT_STEPS: Mapping[str, Step] = {
 }
 CLIENT_ORDER: Mapping[str, str] = {
     "start_networks": "stage_block stage_outcome start_heads",
-    "train": "start_networks start_heads train look learn judge",
+    "train": "start_networks start_heads train look learn judge release_training release_training_of_heads",
+    "release_training": "train look learn judge",
     "look": "train learn judge look release_networks release_heads",
-    "release_networks": "release_heads look train learn judge",
+    "release_networks": "release_training release_training_of_heads release_heads look train learn judge",
 }

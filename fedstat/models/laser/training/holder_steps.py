@@ -103,13 +103,17 @@ def stage_outcome(data: SiteData, state: State, text: str, keep: Bools) -> tuple
     return {"moments": np.array([0.0, 1.0])}, to_json(told)
 
 
-def start_heads(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
-    """Draw the parameters of the heads; nothing leaves."""
+def start_heads(
+    data: SiteData, state: State, text: str, training: Floats | None = None
+) -> tuple[dict[str, Array], str]:
+    """Draw the parameters of the heads, or go on with a `training`; nothing leaves."""
     asked = from_json(NetworksAsked, text, f"{data.name}: the question about heads")
     outcome = outcome_of(state)
     widths = (asked.width, *asked.hidden, max(len(outcome.classes), 1))
     check_room(data.name, ADAM * asked.count * count_parameters(widths), len(outcome.y))
     heads = Heads(Networks.draw(widths, asked.count, asked.optimiser, (asked.seed, asked.number)))
+    if training is not None:
+        heads.best, heads.seen = heads.networks.restore(training), heads.networks.theta.copy()
     state.keep(ITEM, heads, len(outcome.y))
     return {}, ""
 
@@ -239,6 +243,13 @@ def judge(
     return {"loss": np.array(run_heads(batch, outcome, heads.networks, learning=False)[0])}
 
 
+def release_training_of_heads(data: SiteData, state: State) -> dict[str, Array]:
+    """Release what the training goes on from."""
+    heads = heads_of(state)
+    state.tell(Entities(len(outcome_of(state).y)))
+    return {"training": heads.networks.state(heads.best)}
+
+
 def release_heads(data: SiteData, state: State, best: Array) -> dict[str, Array]:
     """Release the parameters (H, q) of the heads, as they are or at the `best` look."""
     heads = heads_of(state)
@@ -282,6 +293,13 @@ BATCH: Mapping[str, Declared] = {
     "sizes": Declared("control", "number of networks behind each prediction", dtype="int64"),
     "head": Declared("control", "head of each prediction", dtype="int64"),
 }
+TRAINING = Declared(
+    "aggregate",
+    "state of the training: parameters and moments of Adam",
+    2,
+    dtype="float64",
+    behind=(Entities,),
+)
 MEAN_LOSS = Declared("aggregate", "mean loss of a batch", 0, behind=(Entities,))
 HOLDER_STEPS: Mapping[str, Step] = {
     "stage_outcome": Step(
@@ -295,7 +313,12 @@ HOLDER_STEPS: Mapping[str, Step] = {
         Declared("control", "kind of the response"),
         Declared("schema", "classes of the response and their counts", behind=(Entities,)),
     ),
-    "start_heads": Step(start_heads, text_in=Declared("control", "layers, training and seed")),
+    "start_heads": Step(
+        start_heads,
+        {"training": replace(TRAINING, optional=True, behind=())},
+        text_in=Declared("control", "layers, training and seed"),
+    ),
+    "release_training_of_heads": Step(release_training_of_heads, gives={"training": TRAINING}),
     "learn": Step(
         learn,
         {**BATCH, "keep": Declared("control", "whether the latest look was the best", 0)},
@@ -314,7 +337,8 @@ HOLDER_STEPS: Mapping[str, Step] = {
 HOLDER_ORDER: Mapping[str, str] = {
     "calibrate": "release_heads look calibrate",
     "start_heads": "stage_outcome stage_block start_networks",
-    "learn": "start_heads start_networks train learn judge look",
+    "learn": "release_training_of_heads release_training start_heads start_networks train learn judge look",
     "judge": "learn judge look train",
-    "release_heads": "learn judge release_networks look train",
+    "release_training_of_heads": "learn judge release_training look train",
+    "release_heads": "release_training release_training_of_heads learn judge release_networks look train",
 }

@@ -50,6 +50,21 @@ class Networks:
         theta = np.array([draw_parameters(widths, rng) for _ in range(m)])
         return cls(np.array(widths, dtype=np.int64), theta, optimiser)
 
+    def state(self, best: Floats | None) -> Floats:
+        """All that a training goes on from, and the parameters of the best look, (m, 4 q + 1)."""
+        best = self.theta if best is None else best
+        return np.hstack([self.theta, self.first, self.second, best, self.steps[:, None]])
+
+    def restore(self, state: Floats) -> Floats:
+        """Go on from what :meth:`state` gave; return the parameters of the best look."""
+        m, q = self.theta.shape
+        if state.shape != (m, 4 * q + 1):
+            raise MessageError("a state of other networks")
+        self.theta, self.first, self.second, best = np.split(np.ascontiguousarray(state[:, :-1]), 4, axis=1)
+        self.theta, self.first, self.second = map(np.ascontiguousarray, (self.theta, self.first, self.second))
+        self.steps = state[:, -1].astype(np.int64)
+        return np.ascontiguousarray(best)
+
     def activate(self, i: int, X: Floats) -> Floats:
         """Activations of one network on columns (p, rows), all layers below one another."""
         return forward(self.theta[i], self.widths, X)
