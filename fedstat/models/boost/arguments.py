@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from fedstat.errors import ModelError
+from fedstat.models.boost.learning.learners import Learner
 from fedstat.models.boost.learning.losses import EVERY, LossSpec
 from fedstat.models.checks import check_choice, check_whole
 from fedstat.typing import Floats
@@ -59,12 +62,19 @@ def check_every(every: int | None, loss: LossSpec | None) -> int:
     return int(every)
 
 
-def check_loss(loss: LossSpec | None, select: str | None, *, uneven: bool) -> None:
+def check_loss(
+    loss: LossSpec | None, select: str | None, learners: Sequence[Learner], *, uneven: bool
+) -> None:
     """Refuse what follows from sums of products alone."""
     if loss is None:
         return
     if select == "aicc":
         raise ModelError("select: AICc is one of squares; of another loss there is 'cv'")
+    along = [one.label for one in learners if one.varying]
+    if along:
+        raise ModelError(
+            f"{loss.title}: {along[0]} varies along the response, of which there are squares only"
+        )
     if uneven:
         raise ModelError(
             f"{loss.title}: curves of the response are measured at different points, or lack some, of which "

@@ -10,6 +10,7 @@ from scipy.stats import norm
 
 from fedstat.federation.forecast.forecast import Forecast
 from fedstat.models.boost.learning.size import bands
+from fedstat.models.boost.learning.varying import coefficients_along
 from fedstat.models.explain import ForecastPlan
 from fedstat.models.horizontal.session import UNTOLD
 
@@ -22,18 +23,21 @@ def tracing_auc(columns: int, rows: float) -> float:
     return float(norm.cdf(columns / (2.0 * np.sqrt(rows))))
 
 
-def traced_columns(columns: int, along: int, weighted: int = 0, scores: int = 0) -> int:
+def traced_columns(columns: int, along: int, weighted: int = 0, scores: int = 0, varying: int = 0) -> int:
     """Columns of one Gram with as many products as the sums of a fit.
 
     Of columns of all learners, and `along` of the response in its basis; with so many `weighted` sums beside
     the first there are products of the learners' columns in each, and none of the response's. Of a loss that
-    is no square there are so many `scores` in the response's place.
+    is no square there are so many `scores` in the response's place. Columns that vary along the response, so
+    many with their splines, are multiplied with all others times its basis.
     """
     if scores:
         return int(np.ceil(np.sqrt(columns**2 + 2.0 * columns * along * scores)))
-    if not weighted:
+    if not weighted and not varying:
         return columns + along
-    return int(np.ceil(np.sqrt((1 + weighted) * columns**2 + 2.0 * columns * along)))
+    own = 0 if weighted else along**2
+    more = varying**2 + 2.0 * varying * (columns * along + 1)
+    return int(np.ceil(np.sqrt((1 + weighted) * columns**2 + 2.0 * columns * along + own + more)))
 
 
 def tracing_sentence(columns: int, rows: float, weighted: int = 0) -> str:
@@ -57,7 +61,9 @@ class BoostPlan(ForecastPlan):
         plan, along = model.score_plan(given), model.n_along
         self._exchanges = plan.n_exchanges if model.loss else 0
         scores = plan.n_scores if model.loss else 0
-        self._columns = traced_columns(model.n_columns - along, along, self._weighted, scores)
+        self._columns = traced_columns(
+            model.n_columns - along, along, self._weighted, scores, coefficients_along(model.learners)
+        )
 
     def learned(self, forecast: Forecast) -> Iterator[tuple[str, str]]:
         """Say what a tracing attack would find."""

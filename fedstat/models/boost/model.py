@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, Self, cast
 import numpy as np
 
 from fedstat.documented import takes_arguments_of
-from fedstat.errors import ModelError
+from fedstat.errors import FormulaError, ModelError
 from fedstat.federation.design.by_columns import Missing
 from fedstat.federation.design.formula.parse import Formula
 from fedstat.federation.design.formula.terms import parse_terms, term_columns
@@ -26,14 +26,7 @@ from fedstat.models.boost.agreed import common_curves, plain_formula, published_
 from fedstat.models.boost.arguments import FOLDS, check_every, check_loss, check_site_folds, given_offset
 from fedstat.models.boost.explain import BoostPlan
 from fedstat.models.boost.learning.baselines import check_aggregation, site_boostings
-from fedstat.models.boost.learning.boosting import (
-    PENALTIES,
-    Aggregation,
-    BoostDesign,
-    Boosting,
-    Moments,
-    PenaltyKind,
-)
+from fedstat.models.boost.learning.boosting import Aggregation, Boosting
 from fedstat.models.boost.learning.columns import CurvesAsked, time_basis
 from fedstat.models.boost.learning.learners import (
     BoostFormula,
@@ -46,9 +39,16 @@ from fedstat.models.boost.learning.learners import (
 )
 from fedstat.models.boost.learning.losses import loss_of
 from fedstat.models.boost.learning.moments import CurveMoments
+from fedstat.models.boost.learning.ready import PENALTIES, BoostDesign, Moments, PenaltyKind
 from fedstat.models.boost.learning.size import SizeAsked, check_size
+from fedstat.models.boost.learning.varying import coefficients_along, varying_of
 from fedstat.models.boost.local import LocalBoosts
-from fedstat.models.boost.protocol import take_moments, take_own_moments, take_uneven_moments
+from fedstat.models.boost.protocol import (
+    take_moments,
+    take_own_moments,
+    take_uneven_moments,
+    take_varying_moments,
+)
 from fedstat.models.boost.results import BoostResults
 from fedstat.models.boost.score_protocol import ScorePlan, ScoreRounds
 from fedstat.models.boost.steps import FAMILY
@@ -112,7 +112,7 @@ class FedFunctionBoost(HorizontalModel):
         self._responses = {site: curve for site, curve in held.items() if curve is not None}
         self._uneven = learners.functional and measured_differently(list(self._responses.values()))
         self.learners: tuple[Learner, ...] = tuple(
-            with_domain(one, self._ends(one.of))
+            with_domain(one, self._along(one) if one.varying else self._ends(one.of))
             if one.of_curve
             else with_bounds(one, partial(published_range, partition))
             for one in learners.learners
@@ -132,12 +132,14 @@ class FedFunctionBoost(HorizontalModel):
             ``"cca(t) ~ bsignal(rcst) + bols(C(case)) + bbs(age)"``: with ``(t)`` the response is a
             curve, else a number. Learners are ``bsignal(curve, knots=10, differences=1, df=4)``, the integral
             of a curve times a smooth function; ``bfpc(curve, pve=0.99)``, the same in principal components
-            that have a share of the curve's variance; ``bols(term)``, linear, of levels as well;
-            ``bbs(column, knots=20, lower_bound=..., upper_bound=...)``, smooth, with bounds unless the sites
-            publish a range; and ``brandom(column)``, an effect of every level, all shrunken. ``by=column``
-            multiplies the effect of `bsignal`, `bols` or `bbs` by a column of numbers or of two levels. A
-            bare name is ``bsignal`` of a curve and ``bols`` of another column; there is an intercept. Where
-            the response is a curve all effects are smooth along it, but for those inside ``const(...)``.
+            that have a share of the curve's variance; ``bconcurrent(curve)``, the curve at the same point
+            times a smooth function; ``bhist(curve)``, its integral up to that point; ``bols(term)``, linear,
+            of levels as well; ``bbs(column, knots=20, lower_bound=..., upper_bound=...)``, smooth, with
+            bounds unless the sites publish a range; and ``brandom(column)``, an effect of every level, all
+            shrunken. ``by=column`` multiplies the effect of `bsignal`, `bols` or `bbs` by a column of numbers
+            or of two levels. A bare name is ``bsignal`` of a curve and ``bols`` of another column; there is
+            an intercept. Where the response is a curve all effects are smooth along it, but for those inside
+            ``const(...)``.
         partition : ClientPartition
             With ``curves={...}``. In the vertical layout the model is a
             :class:`~fedstat.models.boost.vertical_model.VerticalFunctionBoost`, whose `fit` has a privacy
@@ -266,21 +268,22 @@ class FedFunctionBoost(HorizontalModel):
         given = given_offset(offset, self.points, functional=self.time is not None)
         smooth = isinstance(offset, str) and offset == "smooth"
         exact = check_aggregation(aggregation, masked, self.penalty)
-        if not exact and self.uneven:
+        if not exact and (self.uneven or varying_of(self.learners)):
             raise ModelError(
-                f"aggregation: {aggregation!r} wants all curves of the response at the same points"
+                f"aggregation: {aggregation!r} wants all curves of the response at the same points, and no "
+                "learner that varies along it"
             )
         if not exact and (by_site or select == "aicc" or smooth or given is not None or self.loss):
             raise ModelError(
                 f"aggregation: {aggregation!r} is of squares about means, has no AICc, and no sites as folds"
             )
-        check_loss(self.loss, select, uneven=self.uneven)
+        check_loss(self.loss, select, self.learners, uneven=self.uneven)
         masked = exact and check_masked(masked, len(self.sites), self.masks_wanted)
         told = None if given is None or not self.uneven else (tuple(self.points), tuple(given))
         asked = CurvesAsked(self.learners, self.time, int(own_folds), int(seed), told, self.loss)
         starts = self._starts()
         plan = self.score_plan({"steps": steps, "every": every, "folds": folds, "select": select})
-        self._check_size(starts[-1] + 1, int(own_folds), masked)
+        self._check_size(starts[-1] + 1 + coefficients_along(self.learners), int(own_folds), masked)
         if self.loss:
             self._check_size(starts[-1] + 1, 1, masked, plan.n_scores * self.n_along)
         session = self.open_session(FAMILY, masked)
@@ -296,8 +299,17 @@ class FedFunctionBoost(HorizontalModel):
                 if self.uneven
                 else take_moments(session, asked, by_site)
             )
-            moments, ledger = self.run(session, taking)
-            boosting = Boosting(moments, design, basis, float(nu), smooth_offset=smooth, given=given)
+            varying = None
+            if varying_of(self.learners):
+                both = take_varying_moments(
+                    session, asked, basis, self.points, uneven=self.uneven, by_site=by_site
+                )
+                (moments, varying), ledger = self.run(session, both)
+            else:
+                moments, ledger = self.run(session, taking)
+            boosting = Boosting(
+                moments, design, basis, float(nu), smooth_offset=smooth, given=given, varying=varying
+            )
             return BoostResults.of(self, boosting, int(steps), select, masked, ledger)
         own, ledger = self.run(session, take_own_moments(session, asked))
         found = site_boostings(own, design, basis, float(nu), aggregation, self.sites)
@@ -348,6 +360,17 @@ class FedFunctionBoost(HorizontalModel):
 
     def _ends(self, curve: str) -> tuple[float, float]:
         return self.curves[curve].domain
+
+    def _along(self, learner: Learner) -> tuple[float, float]:
+        """Domain of a curve that has to be the response's."""
+        ends, response = self._ends(learner.of), self.boost.response
+        if ends != self._ends(response):
+            raise FormulaError(
+                f"formula: {learner.label} is of '{learner.of}' at or before each point of '{response}', and "
+                f"their domains differ: {ends[0]:g} to {ends[1]:g}, and {self._ends(response)[0]:g} to "
+                f"{self._ends(response)[1]:g}. Declare one domain for both, or use bsignal()"
+            )
+        return ends
 
     def _check_size(self, columns: int, folds: int, masked: bool, slopes: int = 0) -> None:
         """Require rows for the columns of all learners, by fold, as the owners do; name what passes."""

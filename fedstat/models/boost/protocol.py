@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from fedstat.models.boost.learning.columns import CurvesAsked
 from fedstat.models.boost.learning.moments import CurveMoments
 from fedstat.models.boost.learning.responses import EVEN, UNEVEN
 from fedstat.models.boost.learning.uneven import UnevenMoments
+from fedstat.models.boost.learning.varying import MEANS, VARYING, VaryingMoments
 from fedstat.models.horizontal.session import RowsSession, add
 from fedstat.typing import Array, Floats
 
@@ -29,15 +30,28 @@ def take_uneven_moments(
 ) -> Rounds[UnevenMoments]:
     """Take the sums of a response whose curves have points of their own; `basis` (G, L) where it is shown."""
     answers = yield from _answers(session, asked, "sum_uneven_curves")
-    told = None if asked.offset is None else np.array(asked.offset[1])
-    degree = 0 if asked.time is None else asked.time.degree
-    return UnevenMoments.of(_together(answers, UNEVEN, by_site), basis, degree, told)
+    return _uneven(_together(answers, UNEVEN, by_site), asked, basis)
+
+
+def take_varying_moments(
+    session: RowsSession, asked: CurvesAsked, basis: Floats, t: Floats, *, uneven: bool, by_site: bool = False
+) -> Rounds[tuple[CurveMoments | UnevenMoments, VaryingMoments]]:
+    """Take the sums of either kind, and those of columns that vary along the response, shown at points t."""
+    answers = yield from _answers(session, asked, "sum_uneven_curves_along" if uneven else "sum_curves_along")
+    along = VaryingMoments.of(_together(answers, VARYING if uneven else (*VARYING, MEANS), by_site), t)
+    sums = _together(answers, UNEVEN if uneven else EVEN, by_site)
+    return (_uneven(sums, asked, basis) if uneven else CurveMoments.of(sums)), along
 
 
 def take_own_moments(session: RowsSession, asked: CurvesAsked) -> Rounds[tuple[CurveMoments, ...]]:
     """Take the sums of every site, in the clear: what local fits and their averages are made of."""
     answers = yield from _answers(session, asked, "sum_curves")
     return tuple(CurveMoments.of({name: one.arrays[name] for name in EVEN}) for one in answers)
+
+
+def _uneven(sums: Mapping[str, Array], asked: CurvesAsked, basis: Floats) -> UnevenMoments:
+    told = None if asked.offset is None else np.array(asked.offset[1])
+    return UnevenMoments.of(sums, basis, 0 if asked.time is None else asked.time.degree, told)
 
 
 def _together(answers: Sequence[Reply], names: Sequence[str], by_site: bool) -> dict[str, Array]:

@@ -24,9 +24,10 @@ from fedstat.models.boost.learning.boosting import Boosting, explained, first_st
 from fedstat.models.boost.learning.information import corrected_aic, path_df
 from fedstat.models.boost.learning.learners import BoostFormula
 from fedstat.models.boost.learning.scored import ScoredBoosting
+from fedstat.models.boost.learning.varying import coefficients_along, varying_of
 from fedstat.models.boost.report.plots import draw_cv, draw_importance, draw_path, draw_surface
 from fedstat.models.boost.report.prediction import predict_boosted, scores
-from fedstat.models.boost.report.surfaces import learner_frame
+from fedstat.models.boost.report.surfaces import effect_frame
 from fedstat.models.boost.report.tables import learner_sheet
 from fedstat.models.checks import check_choice, check_whole
 from fedstat.models.horizontal.results import MASKED, RowsBasis
@@ -227,7 +228,7 @@ class BoostResults(
             ``s`` (of a curve), ``x`` (of a smooth effect) or ``column`` (of a linear one), ``t`` where the
             response is a curve, and ``estimate``: of a curve the weight in its integral.
         """
-        return learner_frame(self.record_, self._place(learner), self.coef)
+        return effect_frame(self.record_, self._place(learner), self._followed[1])
 
     def predict(
         self, new: pd.DataFrame, which: Literal["mean", "linear"] = "mean"
@@ -246,7 +247,7 @@ class BoostResults(
         something is missing.
         """
         check_choice("which", which, ("mean", "linear"))
-        linear = predict_boosted(self.record_, self.coef, self.offset, new)
+        linear = predict_boosted(self.record_, self._followed[1], self.offset, new)
         return linear if self._loss is None or which == "linear" else linear.map(self._loss.entry.mean)
 
     def score(self, new: pd.DataFrame) -> dict[str, float]:
@@ -332,9 +333,9 @@ class BoostResults(
 
     def _summary_notes(self) -> list[str]:
         setting, moments = getattr(self._ledger, "setting", ""), self._boosting.moments
-        columns = traced_columns(
-            moments.T.shape[1], moments.T.shape[2], moments.weighted, self._boosting.n_scores
-        )
+        along = coefficients_along(self._boosting.design.learners)
+        told = (moments.weighted, self._boosting.n_scores, along)
+        columns = traced_columns(moments.T.shape[1], moments.T.shape[2], *told)
         notes = [setting] if setting else []
         notes.append(f"No standard errors, tests and intervals: {self._no_error}.")
         if self.record_.select == "cv" and self.mstop == self.record_.steps:
@@ -370,17 +371,21 @@ class BoostResults(
             for i in range(k):
                 names += [f"{label}[{i},{j}]" if design.time else f"{label}[{i}]" for j in range(L)]
             terms += [label] * (k * L)
+        for one in varying_of(design.learners):
+            names += [f"{one.label}[{i}]" for i in range(one.coefficients)]
+            terms += [one.label] * one.coefficients
+        params = np.concatenate([self.coef.ravel(), self._followed[1].varying])
         of = self._boosting.site
         rows = [row for row in record.basis.agreement.sites if of in ("", row.site)]
         return Estimate(
-            params=self.coef.ravel(),
+            params=params,
             cov=None,
             names=tuple(names),
-            clients=("",) * (K * L),
+            clients=("",) * len(params),
             terms=tuple(terms),
             response=record.formula.response + ("(t)" if record.formula.functional else ""),
             nobs=int(self._boosting.moments.total.n),
-            df_model=float(K * L),
+            df_model=float(len(params)),
             converged=True,
             rsquared=None if self._loss else 1.0 - float(self._followed[1].risk[-1]) / self._total_squares,
             privacy="none (no noise is added)",

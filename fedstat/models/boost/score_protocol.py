@@ -12,10 +12,11 @@ from fedstat.errors import EstimationError
 from fedstat.federation.design.by_rows import open_asks
 from fedstat.federation.message import Ask, Reply
 from fedstat.federation.rounds.engine import Rounds
-from fedstat.models.boost.learning.boosting import Boosting, Ready, follow, make_ready
+from fedstat.models.boost.learning.boosting import Boosting, follow
 from fedstat.models.boost.learning.columns import CurvesAsked
 from fedstat.models.boost.learning.losses import LossSpec
 from fedstat.models.boost.learning.moments import CurveMoments, CurveSums
+from fedstat.models.boost.learning.ready import Ready, make_ready
 from fedstat.models.boost.learning.scored import ScoredBoosting, first_predictor
 from fedstat.models.horizontal.session import RowsSession, add
 from fedstat.typing import Array, Floats

@@ -7,6 +7,11 @@ Released, by fold: `gram`, the upper triangle of the products of all learners' c
 Where curves of the response were measured at different points: `gram` and `score`; `banded`, (F, r,
 K (K + 1) / 2), the products of `gram` weighted by what pairs of splines that overlap add up to over a curve's
 points; `totals`, (F, 2), points and sums of squares.
+
+Where columns of learners vary along the response: `varying_gram`, (F, M (M + 1) / 2), the products of these
+times their own splines along it, over rows and points; `varying_cross`, (F, K, L, M), their products with the
+other columns times the response's basis; `varying_score`, (F, M), with the response; at common points
+`varying_means`, (F, G, k), the sums of the columns without splines.
 """
 
 from __future__ import annotations
@@ -17,6 +22,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
+import pandas as pd
 
 from fedstat import records
 from fedstat.errors import DesignError, MessageError
@@ -33,8 +39,23 @@ from fedstat.federation.door.facts import (
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step
 from fedstat.federation.tables.curves.array import curves_of
-from fedstat.models.boost.learning.columns import CurvesAsked, learner_columns, smooth_asked, time_basis
+from fedstat.models.boost.learning.columns import (
+    CurvesAsked,
+    all_columns,
+    learner_columns,
+    smooth_asked,
+    time_basis,
+)
+from fedstat.models.boost.learning.learners import Learner
 from fedstat.models.boost.learning.responses import EvenResponse, Response, UnevenResponse
+from fedstat.models.boost.learning.varying import (
+    MEANS,
+    VARYING,
+    ColumnsAlong,
+    rows_at_once,
+    varying_of,
+    varying_products,
+)
 from fedstat.typing import Array, Floats, Ints
 
 FAMILY = "boost"
@@ -53,10 +74,24 @@ def sum_uneven_curves(data: SiteData, state: State, text: str) -> tuple[dict[str
     return _sum_by_fold(data, state, text, uneven=True)
 
 
-def _sum_by_fold(data: SiteData, state: State, text: str, *, uneven: bool) -> tuple[dict[str, Array], str]:
+def sum_curves_along(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
+    """Sum the products of :func:`sum_curves`, and of columns that vary along the response."""
+    return _sum_by_fold(data, state, text, uneven=False, along=True)
+
+
+def sum_uneven_curves_along(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
+    """Sum the products of :func:`sum_uneven_curves`, and of columns that vary along the response."""
+    return _sum_by_fold(data, state, text, uneven=True, along=True)
+
+
+def _sum_by_fold(
+    data: SiteData, state: State, text: str, *, uneven: bool, along: bool = False
+) -> tuple[dict[str, Array], str]:
     asked = records.from_json(CurvesAsked, text, f"{data.name}: the question about curves")
     if uneven and asked.time is None:
         raise MessageError(f"{data.name}: the question about curves has no basis along their points")
+    if along != any(one.varying for one in asked.learners) or (along and asked.time is None):
+        raise MessageError(f"{data.name}: the question about curves asks for products of other learners")
     state.tell(smooth_asked(asked.learners))
     made = MadeColumns(data, rows_of(state), asked, uneven)
     n = state.entities
@@ -70,7 +105,22 @@ def _sum_by_fold(data: SiteData, state: State, text: str, *, uneven: bool) -> tu
         part = response.products(np.column_stack(parts), fold[first : first + len(response)], asked.folds)
         sums = {name: sums.get(name, 0.0) + array for name, array in part.items()}
         first += len(response)
+    if along:
+        sums |= _sum_along(made, fold)
     return sums, ""
+
+
+def _sum_along(made: MadeColumns, fold: Ints) -> dict[str, Array]:
+    """Sum products of columns that vary along the response."""
+    asked, first = made.asked, 0
+    sums: dict[str, Array] = {}
+    for frame, coded, columns in made.along(varying_of(asked.learners)):
+        Z = all_columns(asked.learners, frame, coded, made.opened.term_names)
+        own = fold[first : first + len(Z)]
+        part = varying_products(columns, Z, own, asked.folds, means=not made.uneven)
+        sums = {name: sums.get(name, 0.0) + array for name, array in part.items()}
+        first += len(Z)
+    return sums
 
 
 def deal(n: int, asked: CurvesAsked, site: str) -> Ints:
@@ -119,11 +169,24 @@ class MadeColumns:
     def of(self, p: int) -> Iterator[Floats]:
         """Columns of one learner."""
         learner = self.asked.learners[p]
+        if learner.varying:  # what a row adds up to over its points
+            yield from (columns.by_row() for _, _, columns in self.along([learner]))
+            return
         if self.held:
             yield from (parts[p] for parts, _ in self.held)
             return
         for rows, coded in blocks(self.opened, [learner.of] if learner.of_curve else []):
             yield learner_columns(learner, rows.frame, coded, self.opened.term_names)
+
+    def along(self, learners: Sequence[Learner]) -> Iterator[tuple[pd.DataFrame, Floats, ColumnsAlong]]:
+        """Curves and coded terms of rows, and columns of learners that vary along the response."""
+        response = self.opened.question.curve_response
+        for rows, coded in blocks(self.opened, self.opened.question.read_curves):
+            step = rows_at_once(learners, curves_of(rows.frame[response]).values.shape[1])
+            for start in range(0, len(coded), step):
+                part = slice(start, start + step)
+                frame = rows.frame.iloc[part]
+                yield frame, coded[part], ColumnsAlong.of(learners, frame, response, self.asked)
 
     def responses(self) -> Iterator[Response]:
         """Responses."""
@@ -175,6 +238,8 @@ def tell_summed(state: State, made: MadeColumns, fold: Ints) -> None:
         if hidden:
             state.tell(DesignDirections(scaled.__iter__, n, names[-k:]))
         state.tell(*(SummedColumns(Z) for Z in scaled))
+    for one in varying_of(asked.learners):
+        state.tell(*(SummedColumns(np.sqrt(found.by_row(2))) for _, _, found in made.along([one])))
     smallest = int(np.bincount(fold, minlength=asked.folds).min())
     state.tell(RowCount(smallest, 0 if hidden else width))
     if not hidden:
@@ -224,25 +289,34 @@ def _sum(what: str, ndim: int = 2, *more: type) -> Declared:
     return Declared("aggregate", what, ndim, maskable=True, wide=True, behind=(*BEHIND, *more))
 
 
+COMMON: Mapping[str, Declared] = {
+    "gram": _sum("products of the learners' columns, by fold"),
+    "score": _sum("their products with the response in its basis, by fold", 3),
+    "spread": _sum("products of the response in its basis, by fold"),
+    "totals": _sum("sums of the response at its points, and of its square, by fold"),
+}
+OWN: Mapping[str, Declared] = {
+    "gram": _sum("products of the learners' columns, by fold", 2, UnevenRows),
+    "banded": _sum("the same, weighted by pairs of splines over a curve's points", 3, UnevenRows),
+    "score": _sum("their products with the response in its basis, by fold", 3, UnevenRows),
+    "totals": _sum("points of the response, and sums of its square, by fold", 2, UnevenRows),
+}
+
+
+def _along(*more: type) -> dict[str, Declared]:
+    return {
+        VARYING[0]: _sum("products of columns that vary along the response, by fold", 2, *more),
+        VARYING[1]: _sum("their products with the other columns times splines along it, by fold", 4, *more),
+        VARYING[2]: _sum("their products with the response, by fold", 2, *more),
+    }
+
+
+MEAN = {MEANS: _sum("sums of what these columns are made of, by point and fold", 3)}
 STEPS: Mapping[str, Step] = {
-    "sum_curves": Step(
-        sum_curves,
-        gives={
-            "gram": _sum("products of the learners' columns, by fold"),
-            "score": _sum("their products with the response in its basis, by fold", 3),
-            "spread": _sum("products of the response in its basis, by fold"),
-            "totals": _sum("sums of the response at its points, and of its square, by fold"),
-        },
-        text_in=ASKED,
-    ),
-    "sum_uneven_curves": Step(
-        sum_uneven_curves,
-        gives={
-            "gram": _sum("products of the learners' columns, by fold", 2, UnevenRows),
-            "banded": _sum("the same, weighted by pairs of splines over a curve's points", 3, UnevenRows),
-            "score": _sum("their products with the response in its basis, by fold", 3, UnevenRows),
-            "totals": _sum("points of the response, and sums of its square, by fold", 2, UnevenRows),
-        },
-        text_in=ASKED,
+    "sum_curves": Step(sum_curves, gives=COMMON, text_in=ASKED),
+    "sum_uneven_curves": Step(sum_uneven_curves, gives=OWN, text_in=ASKED),
+    "sum_curves_along": Step(sum_curves_along, gives={**COMMON, **_along(), **MEAN}, text_in=ASKED),
+    "sum_uneven_curves_along": Step(
+        sum_uneven_curves_along, gives={**OWN, **_along(UnevenRows)}, text_in=ASKED
     ),
 }

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
-from fedstat.errors import DataWarning, ModelError, warn
+from fedstat.errors import DataWarning, FormulaError, ModelError, warn
 from fedstat.federation.design.by_columns import Design, Missing
 from fedstat.federation.design.site_rows import RowsQuestion
 from fedstat.federation.door.guards import ENTITIES_PER_EQUATION
@@ -19,7 +19,7 @@ from fedstat.federation.forecast.invention import generator
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.federation.rounds.products import Conversation
-from fedstat.models.boost.learning.boosting import PENALTIES, BoostDesign, Boosting, PenaltyKind
+from fedstat.models.boost.learning.boosting import Boosting
 from fedstat.models.boost.learning.columns import time_basis
 from fedstat.models.boost.learning.learners import (
     BoostFormula,
@@ -29,6 +29,7 @@ from fedstat.models.boost.learning.learners import (
     with_bounds,
     with_domain,
 )
+from fedstat.models.boost.learning.ready import PENALTIES, BoostDesign, PenaltyKind
 from fedstat.models.boost.learning.size import refuse_few_rows
 from fedstat.models.boost.vertical.protocol import ColumnsAgreed, agree_columns, exchange_moments
 from fedstat.models.boost.vertical.question import find_owners
@@ -81,6 +82,12 @@ class VerticalFunctionBoost(VerticalModel):
         self.curves = {name: one for own in partition.curves.values() for name, one in own.items()}
         held = {client: tuple(own) for client, own in partition.curves.items()}
         self.apart = find_owners(boost, partition.columns, held)
+        along = [one.label for one in boost.learners if one.varying]
+        if along:
+            raise FormulaError(
+                f"formula: {along[0]} is of two curves at the same points, which institutions that hold "
+                "different columns do not multiply; use bsignal()"
+            )
         basis = parse_time(time)
         self.time = with_domain(basis, self.curves[boost.response].domain) if boost.functional else None
         published = {name: one for site in partition.sites.values() for name, one in site.published.items()}

@@ -16,14 +16,17 @@ S, T = np.linspace(0, 1, 40), np.linspace(0, 1, 25)
 
 
 def reference_arrays():
-    """Three predictors (90, 40), a number, a factor and the response (90, 25)."""
+    """Three predictors (90, 40), a number, a factor and the response (90, 25), whole and with gaps."""
     random, n = np.random.default_rng(3), 90
     X = [random.normal(size=(n, 9)) @ spline_basis(S, 0, 1, 5).T for _ in range(3)]
     X = [x - x.mean(axis=0) for x in X]
     z, g = random.normal(size=n), random.integers(0, 4, n)
     Y = np.sin(2 * np.pi * T) * 2 + X[0] @ np.outer(np.sin(np.pi * S), np.cos(np.pi * T)) / 40 * 6
     Y = Y + np.outer(z, T) + X[1] @ np.outer(S, 1 - T) / 40 * 3 + random.normal(size=(n, 25)) * 0.5
-    return X, z, g, Y + np.outer([0.5, -0.5, 0, 0.2], np.ones(25))[g]
+    Y = Y + np.outer([0.5, -0.5, 0, 0.2], np.ones(25))[g]
+    lacking = Y.copy()
+    lacking.ravel()[random.choice(Y.size, 220, replace=False)] = np.nan
+    return X, z, g, Y, lacking
 
 
 def curve_table(**curves):
@@ -39,8 +42,9 @@ def declared(*names):
 
 
 def reference_table():
-    X, z, g, Y = reference_arrays()
-    frame = curve_table(x1=X[0], x2=X[1], x3=X[2], y=Y)
+    X, z, g, Y, lacking = reference_arrays()
+    at_t = X[2][:, np.round(np.linspace(1, 40, 25)).astype(int) - 1]
+    frame = curve_table(x1=X[0], x2=X[1], x3=X[2], y=Y, lacking=lacking, xc=at_t)
     return frame.assign(z=z, g=np.array(list("abcd"))[g])
 
 
@@ -66,7 +70,9 @@ def by_site(frame, *names, **options):
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
-    X, z, g, Y = reference_arrays()
+    X, z, g, Y, lacking = reference_arrays()
+    text = "\n".join(",".join("NA" if np.isnan(v) else repr(float(v)) for v in row) for row in lacking)
+    (folder / "y_na.csv").write_text(text + "\n")
     tables = {"x1": X[0], "x2": X[1], "x3": X[2], "y": Y, "zg": np.column_stack([z, g])}
     for name, values in tables.items():
         np.savetxt(folder / f"{name}.csv", values, delimiter=",", fmt="%.17g")

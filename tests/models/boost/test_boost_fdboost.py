@@ -12,7 +12,17 @@ from curve_cases import LOOSE, by_site, declared, reference_table, simulated
 import fedstat as fs
 from fedstat.kernels.boosting.bases import difference_penalty, integration_weights, spline_basis
 
-REFERENCE = json.loads((Path(__file__).parents[2] / "reference/boost/fdboost.json").read_text())["A"]
+STORED = json.loads((Path(__file__).parents[2] / "reference/boost/fdboost.json").read_text())
+
+
+def check_equal(result, frame, known):
+    """Hold a path against FDboost's: learners taken, loss, and fitted values."""
+    labels = list(result.learners.index)
+    assert [labels.index(name) + 1 for name in result.path["learner"]] == known["xselect"]
+    left = (1 - result.path["rsquared"].iloc[-1]) * result._total_squares
+    assert left == pytest.approx(known["risk"], rel=1e-7)
+    fitted = result.predict(frame).to_numpy().ravel(order="F")
+    np.testing.assert_allclose(fitted, known["fitted"], atol=1e-6)
 
 
 def test_the_path_is_that_of_fdboost_on_pooled_rows():
@@ -28,13 +38,34 @@ def test_the_path_is_that_of_fdboost_on_pooled_rows():
     model = fs.FedFunctionBoost.from_formula(
         text, partition, time="bbs(t, knots=10, df=3)", penalty="fdboost"
     )
-    result = model.fit(steps=150)
-    labels = list(result.learners.index)
-    assert [labels.index(name) + 1 for name in result.path["learner"]] == REFERENCE["xselect"]
-    left = (1 - result.path["rsquared"].iloc[-1]) * result._total_squares
-    assert left == pytest.approx(REFERENCE["risk"], rel=1e-7)
-    fitted = result.predict(frame).to_numpy().ravel(order="F")
-    np.testing.assert_allclose(fitted, REFERENCE["fitted"], atol=1e-6)
+    check_equal(model.fit(steps=150), frame, STORED["A"])
+
+
+@pytest.mark.parametrize("sites", [2, 5])
+def test_missing_points_and_an_effect_at_the_same_point_are_those_of_fdboost(sites):
+    frame = reference_table().assign(site=np.arange(90) % sites)
+    # Where points are missing FDboost's intercept has four degrees of freedom, whatever those of its time
+    # formula; the others have twelve, four and six.
+    model = fs.FedFunctionBoost.from_formula(
+        "lacking(t) ~ bsignal(x2, knots=8, df=3) + bconcurrent(xc, knots=10, df=4) + bols(z, df=1.5)",
+        by_site(frame, "x2", "lacking", "xc", policy=LOOSE),
+        time="bbs(t, knots=10, df=4)",
+        penalty="fdboost",
+    )
+    offset = frame.filter(regex="^y_").to_numpy().mean(axis=0)
+    check_equal(model.fit(steps=80, offset=offset), frame, STORED["B"])
+
+
+@pytest.mark.parametrize("sites", [1, 2, 48])
+def test_effects_of_the_past_of_curves_are_those_of_fdboost(sites):
+    frame = reference_table().assign(site=np.arange(90) % sites)
+    model = fs.FedFunctionBoost.from_formula(
+        "y(t) ~ bhist(x1, knots=6, df=10) + bhist(x2, knots=6, df=10)",
+        by_site(frame, "x1", "x2", "y", policy=fs.Policy(max_parameters=20.0, min_count=1)),
+        time="bbs(t, knots=10, df=10)",
+        penalty="fdboost",
+    )
+    check_equal(model.fit(steps=60), frame, STORED["C"])
 
 
 def boost_rows(frame, steps, nu=0.1):

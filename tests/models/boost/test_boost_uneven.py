@@ -11,9 +11,10 @@ from scipy.optimize import brentq
 import fedstat as fs
 from fedstat.kernels.boosting.banded import overlapping
 from fedstat.kernels.boosting.bases import difference_penalty, integration_weights, spline_basis
-from fedstat.models.boost.learning.boosting import BoostDesign, Boosting
+from fedstat.models.boost.learning.boosting import Boosting
 from fedstat.models.boost.learning.learners import Learner
 from fedstat.models.boost.learning.moments import CurveMoments
+from fedstat.models.boost.learning.ready import BoostDesign
 from fedstat.models.boost.learning.responses import UnevenResponse
 from fedstat.models.boost.learning.uneven import UnevenMoments
 

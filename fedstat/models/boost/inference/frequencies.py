@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedstat.models.boost.learning.boosting import Boosting, make_ready
+from fedstat.models.boost.learning.boosting import Boosting
+from fedstat.models.boost.learning.ready import make_ready
 from fedstat.typing import Floats
 
 

@@ -19,9 +19,9 @@ from scipy.linalg import block_diag, cho_solve, lapack
 from scipy.stats import f as f_law
 
 from fedstat.errors import EstimationError, NotAvailableError
-from fedstat.models.boost.learning.boosting import BoostDesign
 from fedstat.models.boost.learning.learners import INTERCEPT
 from fedstat.models.boost.learning.moments import CurveSums
+from fedstat.models.boost.learning.ready import BoostDesign
 from fedstat.typing import Floats, Ints
 
 UNDERSMOOTHED = 0.01

@@ -12,8 +12,9 @@ import pandas as pd
 from fedstat.errors import ModelError, NotAvailableError
 from fedstat.models.boost.inference.frequencies import entry_p_values, false_selections, selection_frequencies
 from fedstat.models.boost.inference.surface_fit import GIVEN, HALVES, SELECTED, SurfaceFit, fit_surfaces
-from fedstat.models.boost.learning.boosting import Boosting, BoostPath, Ready
+from fedstat.models.boost.learning.boosting import Boosting, BoostPath
 from fedstat.models.boost.learning.losses import LossSpec
+from fedstat.models.boost.learning.ready import Ready
 from fedstat.models.boost.learning.scored import NO_SQUARES, ScoredBoosting
 from fedstat.models.checks import check_whole
 from fedstat.typing import Bools
@@ -21,6 +22,11 @@ from fedstat.typing import Bools
 BASELINE = (
     "aggregation='{}' is a baseline without inference; aggregation='exact' has refits with intervals, tests "
     "and selection frequencies"
+)
+
+VARYING = (
+    "the sums of {}, which varies along the response, do not tell what correlated errors do to it; "
+    "stability() and cross-validation need no errors"
 )
 
 

@@ -18,18 +18,9 @@ from scipy.linalg import block_diag
 
 from fedstat.errors import EstimationError, ModelError
 from fedstat.kernels.boosting.reinsch import demmler_reinsch
-from fedstat.models.boost.learning.boosting import (
-    AGGREGATIONS,
-    Aggregation,
-    BoostDesign,
-    Boosting,
-    BoostPath,
-    PenaltyKind,
-    Ready,
-    make_ready,
-    wanted_df,
-)
+from fedstat.models.boost.learning.boosting import AGGREGATIONS, Aggregation, Boosting, BoostPath
 from fedstat.models.boost.learning.moments import CurveMoments, CurveSums
+from fedstat.models.boost.learning.ready import BoostDesign, PenaltyKind, Ready, make_ready, wanted_df
 from fedstat.models.checks import check_choice
 from fedstat.typing import Floats
 

@@ -51,6 +51,8 @@ def learner_columns(
     """Columns (m, k) of a learner, from curves in `frame` and coded terms (m, p) in the units of the data."""
     if learner.kind == INTERCEPT:
         return np.ones((len(frame), 1))
+    if learner.varying:  # its columns are no row's
+        return np.empty((len(frame), 0))
 
     def of_term(term: str) -> Floats:
         own = coded[:, [name == term for name in term_names]]

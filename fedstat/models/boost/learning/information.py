@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedstat.models.boost.learning.boosting import Ready, Sums, UnevenReady
+from fedstat.models.boost.learning.ready import BlockReady, Ready, Sums
 from fedstat.typing import Floats, Ints
 
 
@@ -14,13 +14,13 @@ def path_df(ready: Ready, sums: Sums, selected: Ints, nu: float) -> Floats:
     The coefficients of a path are linear in the score T, M vec(T) with t slow: a step on learner p adds
     nu H_p (E_p' - A_p M) to its rows, A being the Gram of all columns, and the trace is that of A M.
     """
-    S = ready.A if isinstance(ready, UnevenReady) else ready.L.T @ sums.S @ ready.L
+    S = ready.A if isinstance(ready, BlockReady) else ready.L.T @ sums.S @ ready.L
     taken = sorted(set(selected.tolist()))
     own = np.concatenate([np.arange(ready.starts[p], ready.starts[p + 1]) for p in taken])
     S, ends = S[np.ix_(own, own)], np.cumsum([0, *(ready.starts[p + 1] - ready.starts[p] for p in taken)])
     places = {p: slice(int(a), int(b)) for p, a, b in zip(taken, ends, ends[1:], strict=False)}
     trace = _full_traces if ready.full else _shrunk_traces
-    trace = _block_traces if isinstance(ready, UnevenReady) else trace
+    trace = _block_traces if isinstance(ready, BlockReady) else trace
     return np.cumsum(trace(ready, S, own, places, selected.tolist(), nu))
 
 

@@ -17,9 +17,11 @@ from fedstat.errors import FormulaError
 from fedstat.federation.design.formula.terms import parse_terms, split_sides, term_columns, term_text
 from fedstat.records import Least
 
-Kind: TypeAlias = Literal["1", "bsignal", "bfpc", "bols", "bbs", "brandom"]
+Kind: TypeAlias = Literal["1", "bsignal", "bfpc", "bconcurrent", "bhist", "bols", "bbs", "brandom"]
 INTERCEPT = "1"
-OF_CURVES = ("bsignal", "bfpc")
+OF_CURVES = ("bsignal", "bfpc", "bconcurrent", "bhist")
+VARYING = ("bconcurrent", "bhist")
+"""Learners whose columns vary along the response, each with splines of its own along it."""
 DF = 4.0
 """Degrees of freedom of a learner along what it is of, as in mboost."""
 MOST_COEFFICIENTS = 100
@@ -31,9 +33,10 @@ class Learner:
 
     Parameters
     ----------
-    kind : {"1", "bsignal", "bfpc", "bols", "bbs", "brandom"}
+    kind : {"1", "bsignal", "bfpc", "bconcurrent", "bhist", "bols", "bbs", "brandom"}
         Intercept; integral of a curve times a smooth function; the same in principal components of the
-        curve; linear, of levels as well; smooth effect; one effect for each level, all shrunken.
+        curve; a curve at the same point times a smooth function; integral of a curve up to that point;
+        linear, of levels as well; smooth effect; one effect for each level, all shrunken.
     of : str
         Curve, or term of the formula; the parameter along a curve's response for that itself.
     df : float or None
@@ -74,9 +77,24 @@ class Learner:
         return self.kind in OF_CURVES
 
     @property
+    def varying(self) -> bool:
+        """Whether its columns vary along the response."""
+        return self.kind in VARYING
+
+    @property
     def smooth(self) -> bool:
         """Whether it has a basis of splines, whose differences are penalised."""
-        return self.kind in ("bsignal", "bbs")
+        return self.kind in ("bsignal", "bbs", *VARYING)
+
+    @property
+    def splines(self) -> int:
+        """Splines of its basis."""
+        return self.knots + self.degree + 1
+
+    @property
+    def coefficients(self) -> int:
+        """Coefficients of its effect where it varies along the response, splines along that included."""
+        return self.splines ** (2 if self.kind == "bhist" else 1) if self.varying else 0
 
     @property
     def centred(self) -> bool:
@@ -92,14 +110,15 @@ class Learner:
     @property
     def free(self) -> int:
         """Directions that its penalty leaves free."""
-        return self.differences - self.centred if self.smooth else 0
+        if not self.smooth:
+            return 0
+        return self.differences ** (2 if self.kind == "bhist" else 1) - self.centred
 
     def width(self, columns: int) -> int:
-        """Columns whose products are summed, of a term with so many coded columns."""
-        if self.kind == INTERCEPT:
-            return 1
-        splines = self.knots + self.degree + 1
-        return splines + (self.kind == "bfpc") if self.of_curve or self.smooth else 1 + columns
+        """Columns of a row whose products are summed, of a term with so many coded columns."""
+        if self.varying or self.kind == INTERCEPT:
+            return int(not self.varying)
+        return self.splines + (self.kind == "bfpc") if self.of_curve or self.smooth else 1 + columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +144,8 @@ class BoostFormula:
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "bsignal": {"knots": 10, "degree": 3, "differences": 1},
     "bfpc": {"knots": 10, "degree": 3},
+    "bconcurrent": {"knots": 10, "degree": 3, "differences": 1},
+    "bhist": {"knots": 10, "degree": 3, "differences": 1},
     "bols": {},
     "bbs": {"knots": 20, "degree": 3, "differences": 2},
     "brandom": {},
@@ -133,6 +154,8 @@ SPLINE = frozenset({"df", "knots", "degree", "differences"})
 OPTIONS: Mapping[str, frozenset[str]] = {
     "bsignal": SPLINE | {"by"},
     "bfpc": frozenset({"df", "knots", "degree", "pve"}),
+    "bconcurrent": SPLINE,
+    "bhist": SPLINE,
     "bols": frozenset({"df", "by"}),
     "bbs": SPLINE | {"lower_bound", "upper_bound", "by"},
     "brandom": frozenset({"df"}),
@@ -153,7 +176,7 @@ def parse_boost_formula(text: str, curves: Sequence[str]) -> BoostFormula:
     learners = [Learner("1")]
     for part in _summands(right):
         if part.strip() != "1":
-            learners.append(_constant(part.strip(), curves, response if functional else ""))
+            learners.append(_constant(part.strip(), curves, functional=functional))
     labels = [one.label for one in learners]
     twice = [label for label in labels if labels.count(label) > 1]
     if twice:
@@ -224,15 +247,18 @@ def _summands(right: str) -> list[str]:
     return parts
 
 
-def _constant(text: str, curves: Sequence[str], response: str) -> Learner:
-    """Read a learner, or ``const()`` around one, of a response that is the curve `response`, or none."""
-    if text.split("(", 1)[0].strip() != CONST or not text.endswith(")"):
-        return _learner(text, curves)
-    if not response:
+def _constant(text: str, curves: Sequence[str], *, functional: bool) -> Learner:
+    """Read a learner, or ``const()`` around one, of a response that is a curve, or none."""
+    constant = text.split("(", 1)[0].strip() == CONST and text.endswith(")")
+    made = _learner(text.split("(", 1)[1][:-1].strip() if constant else text, curves)
+    if (constant or made.varying) and not functional:
         raise FormulaError(
-            f"formula: {text[:80]!r} is constant along a curve, and the response is none; drop {CONST}()"
+            f"formula: {text[:80]!r} is of a response along a curve, and the response is none; write its "
+            f"name with (t), or {'drop const()' if constant else 'bsignal()'}"
         )
-    return replace(_learner(text.split("(", 1)[1][:-1].strip(), curves), constant=True)
+    if constant and made.varying:
+        raise FormulaError(f"formula: {made.label} varies along the response, and takes no {CONST}()")
+    return replace(made, constant=constant)
 
 
 def _learner(text: str, curves: Sequence[str]) -> Learner:

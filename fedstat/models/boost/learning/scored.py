@@ -13,8 +13,9 @@ from typing import Annotated, Any
 import numpy as np
 
 from fedstat.errors import NotAvailableError
-from fedstat.models.boost.learning.boosting import Boosting, BoostPath, Ready, Sums, follow, make_ready
+from fedstat.models.boost.learning.boosting import Boosting, BoostPath, follow
 from fedstat.models.boost.learning.losses import LossSpec
+from fedstat.models.boost.learning.ready import Ready, Sums, make_ready
 from fedstat.typing import Floats
 
 NO_SQUARES = (

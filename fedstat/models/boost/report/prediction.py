@@ -15,8 +15,11 @@ from fedstat.federation.design.response import build_response
 from fedstat.federation.forecast.invented_rows import coded_names
 from fedstat.federation.tables.curves.array import Curve, curves_of
 from fedstat.federation.tables.curves.declared import with_curves
+from fedstat.kernels.boosting.varying import row_tensor
+from fedstat.models.boost.learning.boosting import BoostPath
 from fedstat.models.boost.learning.columns import all_columns, time_basis
 from fedstat.models.boost.learning.losses import LossSpec
+from fedstat.models.boost.learning.varying import basis_along, columns_along, varying_of
 from fedstat.models.boost.report.surfaces import Held
 from fedstat.typing import Floats
 
@@ -30,9 +33,9 @@ class HeldCurves(Held, Protocol):
 
 
 def predict_boosted(
-    held: HeldCurves, coef: Floats, offset: Floats, new: pd.DataFrame
+    held: HeldCurves, path: BoostPath, offset: Floats, new: pd.DataFrame
 ) -> pd.DataFrame | pd.Series:
-    """Offset plus the effects of all learners at their coefficients (K, L)."""
+    """Offset plus the effects of all learners at the coefficients of a path."""
     _check_frame(new)
     question, design = held.basis.agreement.question, held.boosting.design
     curves = {name: held.curves[name] for name in held.formula.curves}
@@ -48,7 +51,15 @@ def predict_boosted(
     whole = seen & ~np.any([curves_of(frame[name]).gappy() for name in curves], axis=0) if curves else seen
     Z = all_columns(design.learners, frame[whole], coded[whole[seen]], names)
     out = np.full((len(frame), len(offset)), np.nan)
-    out[whole] = offset + Z @ coef @ held.boosting.basis.T
+    out[whole] = offset + Z @ path.coef @ held.boosting.basis.T
+    along = varying_of(design.learners)
+    if along and whole.any():
+        n, t = int(whole.sum()), held.t
+        points, lengths = np.tile(t, n), np.full(n, len(t))
+        for one, p in zip(along, map(design.learners.index, along), strict=True):
+            d = columns_along(one, curves_of(frame[one.of])[whole], points, lengths)
+            E = row_tensor(d, basis_along(one, points))
+            out[whole] += (E @ path.varying[design.own(p)]).reshape(n, -1)
     if design.time is None:
         return pd.Series(out[:, 0], index=new.index, name=held.formula.response)
     return pd.DataFrame(out, index=new.index, columns=pd.Index(held.t, name="t"))

@@ -11,8 +11,9 @@ import pandas as pd
 from fedstat.federation.design.formula.terms import parse_terms, term_columns
 from fedstat.federation.forecast.invented_rows import coded_names
 from fedstat.kernels.boosting.bases import spline_basis
-from fedstat.models.boost.learning.boosting import Boosting
+from fedstat.models.boost.learning.boosting import Boosting, BoostPath
 from fedstat.models.boost.learning.learners import INTERCEPT, BoostFormula
+from fedstat.models.boost.learning.varying import basis_along
 from fedstat.models.horizontal.results import RowsBasis
 from fedstat.typing import Floats
 
@@ -70,6 +71,22 @@ def _reference(held: Held, term: str, names: list[str]) -> str:
     (column,) = term_columns(parse_terms(term).terms[0])
     levels = [f"{term}[T.{level}]" for level in held.basis.agreement.spec.levels[column]]
     return next((name for name in levels if name not in names), term)
+
+
+def effect_frame(held: Held, p: int, path: BoostPath) -> pd.DataFrame:
+    """Effect of a learner after a path, in long form; integrals up to t have none beyond."""
+    design = held.boosting.design
+    learner, t = design.learners[p], held.t
+    if not learner.varying:
+        return learner_frame(held, p, path.coef)
+    b, own = basis_along(learner, t), path.varying[design.own(p)]
+    if learner.kind == "bconcurrent":
+        return pd.DataFrame({"t": t, "estimate": b @ own})
+    s = held.grids[learner.of]
+    surface = spline_basis(s, learner.low, learner.high, learner.knots, learner.degree)
+    surface = surface @ own.reshape(learner.splines, -1).T @ b.T
+    out = {"s": np.repeat(s, len(t)), "t": np.tile(t, len(s)), "estimate": surface.ravel()}
+    return pd.DataFrame(out).query("s <= t").reset_index(drop=True)
 
 
 def learner_frame(held: Held, p: int, coef: Floats, **more: Floats) -> pd.DataFrame:
