@@ -28,7 +28,7 @@ from fedstat.models.boost.learning.varying import coefficients_along, varying_of
 from fedstat.models.boost.report.plots import draw_cv, draw_importance, draw_path, draw_surface
 from fedstat.models.boost.report.prediction import predict_boosted, scores
 from fedstat.models.boost.report.surfaces import effect_frame
-from fedstat.models.boost.report.tables import learner_sheet
+from fedstat.models.boost.report.tables import learner_sheet, loss_rows
 from fedstat.models.checks import check_choice, check_whole
 from fedstat.models.horizontal.results import MASKED, RowsBasis
 from fedstat.models.saved import Saveable, SavedLedger
@@ -231,7 +231,10 @@ class BoostResults(
         return effect_frame(self.record_, self._place(learner), self._followed[1])
 
     def predict(
-        self, new: pd.DataFrame, which: Literal["mean", "linear"] = "mean"
+        self,
+        new: pd.DataFrame,
+        which: Literal["mean", "linear"] = "mean",
+        interval: float | None = None,
     ) -> pd.DataFrame | pd.Series:
         """Predict the response of rows that you hold, with columns as the sites have them.
 
@@ -240,12 +243,20 @@ class BoostResults(
         new : DataFrame
         which : {"mean", "linear"}
             Of a family the mean, or the predictor on the scale of its link; else both are the same.
+        interval : float, optional
+            Level of intervals, such as .95. A boosted fit has none: they are those of :meth:`refit` to the
+            selected learners, conditional on the selection, whose prediction they surround.
 
         Returns
         -------
         DataFrame (m, G) with the points of the response as columns, or Series (m,) for a number; NaN where
-        something is missing.
+        something is missing. With `interval` a DataFrame as of ``refit().get_prediction(new)``:
+        ``mean``, its interval, and ``obs_ci_lower`` and ``obs_ci_upper`` of the response, by row and ``t``.
         """
+        if interval is not None:
+            if not 0.0 < interval < 1.0:
+                raise ModelError(f"interval: expected a level between 0 and 1, received {interval!r}")
+            return self.refit().get_prediction(new).summary_frame(alpha=1.0 - interval)
         check_choice("which", which, ("mean", "linear"))
         linear = predict_boosted(self.record_, self._followed[1], self.offset, new)
         return linear if self._loss is None or which == "linear" else linear.map(self._loss.entry.mean)
@@ -297,8 +308,8 @@ class BoostResults(
         return SheetSummary(sheets, tuple(self._summary_notes()), "")
 
     def _summary_left(self) -> list[tuple[str, str]]:
-        dropped = ["Log-Likelihood", "AIC", "BIC", "Covariance Type", "Converged", "Df Model"]
-        dropped += [] if self._loss is None else ["R-squared"]
+        none = {"Log-Likelihood", "AIC", "BIC", "Covariance Type", "Converged", "Df Model"}
+        dropped = none | (set() if self._loss is None else {"R-squared"})
         rows = [row for row in super()._summary_left() if row[0] not in dropped]
         how_sites = AVERAGED.get(self._boosting.aggregation)
         moments = self._boosting.moments
@@ -310,20 +321,8 @@ class BoostResults(
             ("Step length", f"{self._boosting.nu:g}"),
             *([("Response points", f"{moments.total.cells:,.0f}")] if moments.weighted else []),
             ("Penalty", self._boosting.design.penalty),
-            *self._of_loss(),
+            *loss_rows(self._boosting, float(self._followed[1].risk[-1])),
             *([] if how_sites is None else [("Baseline", how_sites)]),
-        ]
-
-    def _of_loss(self) -> list[tuple[str, str]]:
-        boosting = self._boosting
-        if not isinstance(boosting, ScoredBoosting):
-            return []
-        share = 1.0 - float(self._followed[1].risk[-1]) / boosting.start_risk()
-        return [
-            ("Loss", boosting.loss.title),
-            ("Loss explained", f"{100.0 * share:.1f} %"),
-            ("Scores", f"{len(boosting.risks):,}, every {boosting.every:,} steps"),
-            *([("Held back", f"{boosting.held:,} exchanges")] if boosting.held else []),
         ]
 
     def _summary_right(self) -> list[tuple[str, str]]:

@@ -147,7 +147,7 @@ def test_rows_that_change_sides_alone_are_held_back():
     assert 0 < held <= 60 and f"{held} exchanges" in str(result.summary())
     exact = model("quantile", policy=LONELY).fit(steps=60)
     ends = [one.score(FRAME)["loss"] for one in (result, exact, exact.steps(1))]
-    assert ends[0] < 1.05 * ends[1] < 0.9 * ends[2]  # on eighty rows a site
+    assert ends[2] - ends[0] > 0.8 * (ends[2] - ends[1]) > 0.0  # on eighty rows a site
 
 
 def test_neither_number_nor_order_of_sites_matters():

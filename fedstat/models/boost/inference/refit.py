@@ -62,7 +62,8 @@ class Refitted:
 
     `parts` take the columns of a learner to those that are fitted, `places` are these among q.
     `B` with its `posterior` covariance is undersmoothed, for intervals; `edf` are the effective coefficients
-    of the fit that is not.
+    of the fit that is not. `errors` (L, L) is the covariance of the response in its basis around the fit,
+    `rough` the variance at a point of what the basis cannot hold of the errors.
     """
 
     learners: tuple[int, ...]
@@ -73,6 +74,8 @@ class Refitted:
     edf: Floats
     tests: tuple[EffectTest, ...]
     rows: float
+    errors: Floats
+    rough: float
 
     def rows_of(self, p: int) -> Ints:
         """Places of a learner's coefficients in vec form."""
@@ -108,7 +111,9 @@ def refit(sums: CurveSums, design: BoostDesign, gram: Floats, learners: Sequence
     edf = (V * A).sum(axis=1)
     B, V, _, s2 = _solve(own, gram, Omega, penalties, UNDERSMOOTHED * lam)
     tests = tuple(test_effect(own, place) for place in places)
-    return Refitted(tuple(chosen), places, parts, B, s2 * V, edf, tests, n)
+    errors = _errors(own, gram, B)
+    rough = _rough(own, gram, B, errors)
+    return Refitted(tuple(chosen), places, parts, B, s2 * V, edf, tests, n, errors, rough)
 
 
 def _penalties(
@@ -228,6 +233,14 @@ def _errors(own: CurveSums, gram: Floats, B: Floats) -> Floats:
     BG = B @ gram
     left = own.Q - own.T.T @ BG - BG.T @ own.T + BG.T @ own.S @ BG
     return np.asarray((left + left.T) / 2.0 / (own.n - len(B)))
+
+
+def _rough(own: CurveSums, gram: Floats, B: Floats, errors: Floats) -> float:
+    """Variance of the errors at a point, but for what the response's basis can hold of them."""
+    left = float(own.yy) - 2.0 * float((B * own.T).sum()) + float((B * (own.S @ B @ gram)).sum())
+    rest = len(own.y) - int(np.linalg.matrix_rank(gram))
+    whole = left / (own.n - len(B)) - float(np.trace(np.linalg.pinv(gram) @ errors))
+    return max(whole, 0.0) / rest if rest > 0 else 0.0
 
 
 def _inverse(errors: Floats) -> Floats:

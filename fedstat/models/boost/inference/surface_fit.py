@@ -12,9 +12,11 @@ from scipy.stats import norm
 from fedstat.errors import ModelError
 from fedstat.inference.tables import Sheet, SheetSummary
 from fedstat.models.boost.inference.refit import FEW, Refitted, band, refit
+from fedstat.models.boost.inference.response import BoostPrediction, error_variances, mean_variances
 from fedstat.models.boost.report.plots import draw_surface
-from fedstat.models.boost.report.surfaces import Held, learner_points
-from fedstat.typing import Bools
+from fedstat.models.boost.report.prediction import HeldCurves, new_columns
+from fedstat.models.boost.report.surfaces import learner_points
+from fedstat.typing import Bools, Floats
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,8 +44,11 @@ class SurfaceFit:
         What intervals and tests are conditional on.
     """
 
-    def __init__(self, held: Held, fitted: Refitted, conditions: str, random_state: int) -> None:
+    def __init__(
+        self, held: HeldCurves, fitted: Refitted, start: Floats, conditions: str, random_state: int
+    ) -> None:
         self._held, self._fitted, self._random_state = held, fitted, random_state
+        self._start = start  # mean of the response, (G,), around which learners were fitted
         self.conditions = conditions
         fits = list(zip(fitted.learners, fitted.places, fitted.tests, strict=True))[1:]  # without intercept
         labels = [held.boosting.design.learners[p].label for p, _, _ in fits]
@@ -94,6 +99,34 @@ class SurfaceFit:
             columns[f"{prefix}upper"] = (found.estimate + factor * found.se).ravel()
         return pd.DataFrame(columns)
 
+    def get_prediction(self, new: pd.DataFrame) -> BoostPrediction:
+        """Predict the response of rows that you hold, with intervals.
+
+        Of the mean, and of a response that was not observed: the errors' covariance along a curve follows
+        from the fit. They are conditional on what `conditions` says.
+
+        Parameters
+        ----------
+        new : DataFrame
+            Rows with columns as the sites have them.
+
+        Returns
+        -------
+        BoostPrediction
+            Its ``summary_frame(alpha=0.05)`` has statsmodels' names.
+        """
+        fitted, design, basis = self._fitted, self._held.boosting.design, self._held.boosting.basis
+        whole, _, columns = new_columns(self._held, new)
+        chosen = zip(fitted.learners, fitted.parts, strict=True)
+        Z = np.column_stack([columns[:, design.columns(p)] @ part for p, part in chosen])
+        mean = np.full((len(new), len(basis)), np.nan)
+        variances = mean.copy()
+        mean[whole] = self._start + Z @ fitted.B @ basis.T
+        variances[whole] = mean_variances(fitted, Z, basis)
+        t = None if design.time is None else self._held.t
+        df, errors = fitted.rows - len(fitted.B), error_variances(fitted, basis)
+        return BoostPrediction(mean, variances, errors, df, self.conditions, new.index, t)
+
     def plot(self, learner: str, ax: Axes | None = None) -> Axes:
         """Draw an effect, of one argument with its intervals."""
         return draw_surface(self.surface(learner), learner, self._held.formula.response, ax)
@@ -119,7 +152,7 @@ class SurfaceFit:
         notes = [
             self.conditions,
             "Intervals hold for effects that the bases can hold; they are undersmoothed (a hundredth of the "
-            " smoothing parameters of REML), so that bias is small beside the error.",
+            "smoothing parameters of REML), so that bias is small beside the error.",
         ]
         q, n = self._fitted.B.shape[0], self._fitted.rows
         if n < FEW * q:
@@ -134,11 +167,11 @@ class SurfaceFit:
 
 
 def fit_surfaces(
-    held: Held, folds: Bools, learners: Sequence[int], conditions: str, random_state: int
+    held: HeldCurves, folds: Bools, learners: Sequence[int], conditions: str, random_state: int
 ) -> SurfaceFit:
     """Fit learners to the sums of some folds, (F,)."""
     boosting = held.boosting
     sums = boosting.even.over(folds)
     centred = sums.about(sums.mean, boosting.basis)
     fitted = refit(centred, boosting.design, boosting.gram, learners)
-    return SurfaceFit(held, fitted, conditions, random_state)
+    return SurfaceFit(held, fitted, sums.mean, conditions, random_state)

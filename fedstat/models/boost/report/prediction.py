@@ -21,7 +21,7 @@ from fedstat.models.boost.learning.columns import all_columns, time_basis
 from fedstat.models.boost.learning.losses import LossSpec
 from fedstat.models.boost.learning.varying import basis_along, columns_along, varying_of
 from fedstat.models.boost.report.surfaces import Held
-from fedstat.typing import Floats
+from fedstat.typing import Bools, Floats
 
 
 class HeldCurves(Held, Protocol):
@@ -36,21 +36,9 @@ def predict_boosted(
     held: HeldCurves, path: BoostPath, offset: Floats, new: pd.DataFrame
 ) -> pd.DataFrame | pd.Series:
     """Offset plus the effects of all learners at the coefficients of a path."""
-    _check_frame(new)
-    question, design = held.basis.agreement.question, held.boosting.design
-    curves = {name: held.curves[name] for name in held.formula.curves}
-    frame = with_curves("the new rows", new, curves) if curves else new
-    seen, coded = np.ones(len(frame), dtype=bool), np.empty((len(frame), 0))
-    names: tuple[str, ...] = ()
-    if question.terms:
-        columns = coded_names(held.basis.agreement)
-        names = columns.term_names
-        spec = replace(held.basis.agreement.spec, names=columns.names, term_names=names)
-        block = apply_block(frame, spec)
-        seen, coded = block.seen, block.X
-    whole = seen & ~np.any([curves_of(frame[name]).gappy() for name in curves], axis=0) if curves else seen
-    Z = all_columns(design.learners, frame[whole], coded[whole[seen]], names)
-    out = np.full((len(frame), len(offset)), np.nan)
+    whole, frame, Z = new_columns(held, new)
+    design = held.boosting.design
+    out = np.full((len(new), len(offset)), np.nan)
     out[whole] = offset + Z @ path.coef @ held.boosting.basis.T
     along = varying_of(design.learners)
     if along and whole.any():
@@ -63,6 +51,25 @@ def predict_boosted(
     if design.time is None:
         return pd.Series(out[:, 0], index=new.index, name=held.formula.response)
     return pd.DataFrame(out, index=new.index, columns=pd.Index(held.t, name="t"))
+
+
+def new_columns(held: HeldCurves, new: pd.DataFrame) -> tuple[Bools, pd.DataFrame, Floats]:
+    """Which of the rows lack nothing, all rows with their curves, and columns of learners of those."""
+    _check_frame(new)
+    question = held.basis.agreement.question
+    curves = {name: held.curves[name] for name in held.formula.curves}
+    frame = with_curves("the new rows", new, curves) if curves else new
+    seen, coded = np.ones(len(frame), dtype=bool), np.empty((len(frame), 0))
+    names: tuple[str, ...] = ()
+    if question.terms:
+        columns = coded_names(held.basis.agreement)
+        names = columns.term_names
+        spec = replace(held.basis.agreement.spec, names=columns.names, term_names=names)
+        block = apply_block(frame, spec)
+        seen, coded = block.seen, block.X
+    whole = seen & ~np.any([curves_of(frame[name]).gappy() for name in curves], axis=0) if curves else seen
+    Z = all_columns(held.boosting.design.learners, frame[whole], coded[whole[seen]], names)
+    return whole, frame, Z
 
 
 def compared(

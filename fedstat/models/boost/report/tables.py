@@ -5,6 +5,8 @@ from __future__ import annotations
 import pandas as pd
 
 from fedstat.inference.tables import Sheet
+from fedstat.models.boost.learning.boosting import Boosting
+from fedstat.models.boost.learning.scored import ScoredBoosting
 
 WIDTH = 98
 NUMBERS = {"df": 8, "first step": 12, "steps": 10, "explained": 11}
@@ -25,3 +27,15 @@ def learner_sheet(learners: pd.DataFrame) -> Sheet:
     )
     stub = WIDTH - sum(widths) - len(widths)
     return Sheet(("learner", *NUMBERS), rows, "l" + "r" * len(widths), (stub, *widths))
+
+
+def loss_rows(boosting: Boosting, risk: float) -> list[tuple[str, str]]:
+    """Say of a loss that is no square what it is, how much is explained, and how often scores were told."""
+    if not isinstance(boosting, ScoredBoosting):
+        return []
+    return [
+        ("Loss", boosting.loss.title),
+        ("Loss explained", f"{100.0 * (1.0 - risk / boosting.start_risk()):.1f} %"),
+        ("Scores", f"{len(boosting.risks):,}, every {boosting.every:,} steps"),
+        *([("Held back", f"{boosting.held:,} exchanges")] if boosting.held else []),
+    ]
