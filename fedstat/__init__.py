@@ -8,7 +8,9 @@ from fedstat import datasets, errors
 from fedstat.federation.account.verification import verify_receipt
 from fedstat.federation.door.owner.policy import Budget, Policy
 from fedstat.federation.partition.partition import ClientPartition
+from fedstat.federation.tables.curves import objects as curves
 from fedstat.federation.tables.curves.array import Curve
+from fedstat.federation.tables.curves.long import LongCurve
 from fedstat.inference.combine import combine
 from fedstat.inference.compare import compare
 from fedstat.models import INSTALLED
@@ -39,11 +41,13 @@ __all__ = [
     "Budget",
     "ClientPartition",
     "Curve",
+    "LongCurve",
     "Policy",
     "__version__",
     "audit",
     "combine",
     "compare",
+    "curves",
     "datasets",
     "errors",
     "load",

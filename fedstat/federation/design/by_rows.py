@@ -25,6 +25,10 @@ from fedstat.federation.rounds.masked_sums import masked
 from fedstat.federation.tables.columns import Kind
 from fedstat.typing import Floats, Ints, Vector
 
+GAPS = (
+    "Of a curve a stretch may be unknown at most as long as its declaration says: Curve(..., max_gap=0.2), a "
+    "share of its domain."
+)
 CANCELLED = 1e-13
 """Spread between sites, relative to the sum of squares that it is the rest of, that rounding explains."""
 
@@ -116,11 +120,12 @@ def agree_coding(
         for site, reply in zip(sites, replies, strict=True)
     }
     counted = tuple(SiteRows(site, told.n_rows, told.n) for site, told in columns.items())
+    gaps = f" {GAPS}" if question.read_curves else ""
     for row in counted:
         if not row.n:
             raise DesignError(
                 f"site {row.site!r} has no row with all of {', '.join(map(repr, question.needed))} (of "
-                f"{row.n_rows:,} rows). Use fewer of these columns, or leave the site out."
+                f"{row.n_rows:,} rows). Use fewer of these columns, or leave the site out.{gaps}"
             )
     kinds: dict[str, Kind] = agree_kinds(columns)
     levels = agree_levels(columns, site_column=site_column, min_count=min_count)

@@ -8,7 +8,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
-import pandas as pd
 from narwhals.typing import IntoDataFrame
 
 from fedstat.documented import described_in
@@ -19,13 +18,16 @@ from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.partition.connect import connect
 from fedstat.federation.partition.describe import Layout
 from fedstat.federation.partition.local_sites import PartitionOptions, PartitionParts
-from fedstat.federation.partition.row_tables import row_problems, stack_tables
+from fedstat.federation.partition.row_tables import SiteCurve, row_problems, stack_tables, with_site_curves
 from fedstat.federation.partition.views import PartitionViews
 from fedstat.federation.tables import checks as check
-from fedstat.federation.tables.curves.array import Curve
-from fedstat.federation.tables.curves.declared import apart_with_curves, curve_problems, with_curves
+from fedstat.federation.tables.curves.declared import (
+    AnyCurve,
+    apart_with_curves,
+    same_everywhere,
+    with_curves,
+)
 from fedstat.federation.tables.keys import link_tables, split_columns, split_rows
-from fedstat.federation.tables.kinds import HeldTable
 from fedstat.federation.tables.published import IntoPublished
 from fedstat.federation.tables.reading import (
     NA_VALUES,
@@ -36,7 +38,7 @@ from fedstat.federation.tables.reading import (
     open_table,
     read_table,
 )
-from fedstat.federation.tables.table import FrameTable, held_curves, plain_columns
+from fedstat.federation.tables.table import plain_columns
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
@@ -94,7 +96,7 @@ class ClientPartition(PartitionViews):
         shared_seed: int | None = None,
         new_data: bool = False,
         published: Mapping[str, IntoPublished] | None = None,
-        curves: Mapping[str, Curve] | None = None,
+        curves: Mapping[str, SiteCurve] | None = None,
     ) -> ClientPartition:
         """Take one table per client: linked by a key (vertical), or stacked (horizontal).
 
@@ -142,7 +144,7 @@ class ClientPartition(PartitionViews):
         published : mapping of str to path or mapping, optional
             By client, what its owner publishes of its columns: a ``columns.toml``, or what such a file says.
             By default proposed from the client's table where its policy judges questions from it.
-        curves : mapping of str to Curve, optional
+        curves : mapping of str to Curve, LongCurve, or mapping of str to these by client, optional
             By name, the columns of each table that hold a curve, such as
             ``{"ecg": fs.Curve("ecg_*", domain=(0, 24))}``; vertical: of the one table that has them. A curve
             takes the place of its columns; models of curves ask for it by its name.
@@ -158,12 +160,12 @@ class ClientPartition(PartitionViews):
         key = check.key_names(on)
         if layout == "vertical":
             site_column = ""
-            tables = apart_with_curves(named_tables(frames, key), curves or {})
+            tables = apart_with_curves(named_tables(frames, key), same_everywhere(curves or {}))
             check.refuse(check.linked_problems(tables, key, new_data=new_data))
             numbered = options.align_privately(tables, key) if align == "private" else None
             alignment = link_tables(tables, key, numbered)
         else:
-            stacked = _curved(named_row_tables(frames, key), curves or {})
+            stacked = with_site_curves(named_row_tables(frames, key), curves or {}, key)
             check.refuse(row_problems(stacked, key, site_column, new_data=new_data))
             alignment = stack_tables(stacked, key)
         sites = options.open_sites(alignment.tables, site_column)
@@ -185,7 +187,7 @@ class ClientPartition(PartitionViews):
         shared_seed: int | None = None,
         new_data: bool = False,
         published: Mapping[str, IntoPublished] | None = None,
-        curves: Mapping[str, Curve] | None = None,
+        curves: Mapping[str, AnyCurve] | None = None,
     ) -> ClientPartition:
         """Split one table among clients, as in a simulation.
 
@@ -218,12 +220,12 @@ class ClientPartition(PartitionViews):
         table = named_table(frame, key)
         if by is None:
             layout: Layout = "vertical"
-            table = with_curves("the table", table, curves or {})
+            table = with_curves("the table", table, curves or {}, key)
             check.refuse(check.column_split_problems(table, columns or {}, key, new_data=new_data))
             alignment = split_columns(table, columns or {}, key)
         else:
             layout = "horizontal"
-            table = with_curves("the table", table, curves or {})
+            table = with_curves("the table", table, curves or {}, key)
             check.refuse(check.row_split_problems(table, by, key, new_data=new_data))
             alignment = split_rows(table, by, key)
         site_column = by or ""
@@ -248,6 +250,7 @@ class ClientPartition(PartitionViews):
         shared_seed: int | None = None,
         new_data: bool = False,
         published: Mapping[str, IntoPublished] | None = None,
+        curves: Mapping[str, SiteCurve] | None = None,
     ) -> ClientPartition:
         """Take one CSV, TSV or Parquet file per client.
 
@@ -266,7 +269,7 @@ class ClientPartition(PartitionViews):
             a level.
         dtype : mapping of str to str, optional
             Types of columns of text files, e.g. ``{"id": "str"}`` for keys with leading zeros.
-        partial, min_count, policy, policies, shared_seed, new_data, published
+        partial, min_count, policy, policies, shared_seed, new_data, published, curves
             As in :meth:`from_frames`.
 
         Raises
@@ -288,6 +291,7 @@ class ClientPartition(PartitionViews):
             shared_seed=shared_seed,
             new_data=new_data,
             published=published,
+            curves=curves,
         )
 
     @classmethod
@@ -372,18 +376,3 @@ class ClientPartition(PartitionViews):
             _aligned_as=parts.aligned_as,
             coordinator=parts.coordinator,
         )
-
-
-def _curved(tables: dict[str, HeldTable], curves: Mapping[str, Curve]) -> dict[str, HeldTable]:
-    """Put curves in the place of their columns; a PartitionError where a table is streamed."""
-    if not curves:
-        return tables
-    held = {site: table for site, table in tables.items() if isinstance(table, pd.DataFrame)}
-    check.refuse(
-        f"client {site!r}: curves are read from tables in memory, and this one is streamed"
-        for site in tables
-        if site not in held
-    )
-    made = {site: with_curves(f"client {site!r}", table, curves) for site, table in held.items()}
-    check.refuse(curve_problems({site: held_curves(FrameTable(table)) for site, table in made.items()}))
-    return dict(made)

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
 
 from fedstat.federation.tables import checks as check
+from fedstat.federation.tables.curves.declared import AnyCurve, curve_problems, with_curves
+from fedstat.federation.tables.curves.streamed import CurveTable
 from fedstat.federation.tables.keys import Alignment
-from fedstat.federation.tables.kinds import HeldTable, kind_problems
+from fedstat.federation.tables.kinds import HeldTable, inner_table, kind_problems
 from fedstat.federation.tables.sql import SqlTable
-from fedstat.federation.tables.table import FrameTable, ParquetTable, Table
+from fedstat.federation.tables.table import FrameTable, ParquetTable, Table, held_curves
 from fedstat.typing import Ints
+
+SiteCurve: TypeAlias = AnyCurve | Mapping[str, AnyCurve]
+"""How all sites hold a curve, or each of them."""
 
 
 class RowRanges(Mapping[str, Ints]):
@@ -34,6 +39,28 @@ class RowRanges(Mapping[str, Ints]):
 
     def __len__(self) -> int:
         return len(self._ranges)
+
+
+def with_site_curves(
+    tables: Mapping[str, HeldTable], curves: Mapping[str, SiteCurve], key: Sequence[str]
+) -> dict[str, HeldTable]:
+    """Put curves in the place of their columns, chunk by chunk where a table is streamed."""
+    made: dict[str, HeldTable] = {}
+    for site, table in tables.items():
+        by_site = {name: one.get(site) if isinstance(one, Mapping) else one for name, one in curves.items()}
+        own = {name: one for name, one in by_site.items() if one is not None}
+        if isinstance(table, CurveTable) or not own:
+            made[site] = table
+        elif isinstance(table, pd.DataFrame):
+            made[site] = with_curves(f"client {site!r}", table, own, key)
+        else:
+            made[site] = CurveTable(f"client {site!r}", table, own)
+    held = {
+        site: held_curves(FrameTable(table) if isinstance(table, pd.DataFrame) else table)
+        for site, table in made.items()
+    }
+    check.refuse(curve_problems(held))
+    return made
 
 
 def stack_tables(tables: Mapping[str, HeldTable], key: Sequence[str]) -> Alignment:
@@ -94,7 +121,7 @@ def _key_problems(site: str, table: HeldTable, key: Sequence[str]) -> Iterator[s
             f"client {site!r} has no key column {', '.join(map(repr, absent))}. Rename its key, change `on`, "
             "or leave `on` out: rows need no key here."
         )
-    elif isinstance(table, SqlTable) and set(key) & set(table.columns):
+    elif _streams_query(table) and set(key) & set(table.columns):
         yield (
             f"client {site!r}: its table shows the key. Open it without, by "
             "fedstat.federation.tables.sources.open_source or SqlTable(..., leave_out=key)."
@@ -143,7 +170,12 @@ def _values_seen(parts: Iterable[pd.Series[Any]]) -> int:
         if not check.is_constant(present):
             return 2
         firsts.append(present.iloc[0])
-    return min(len(firsts), 1) if all(first == firsts[0] for first in firsts) else 2
+    return min(len(firsts), 1) if all(_same(first, firsts[0]) for first in firsts) else 2
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether two values are one; of curves they are arrays."""
+    return np.array_equal(a, b, equal_nan=True) if isinstance(a, np.ndarray) else bool(a == b)
 
 
 def _columns_besides(table: HeldTable, key: Sequence[str]) -> list[str]:
@@ -151,12 +183,20 @@ def _columns_besides(table: HeldTable, key: Sequence[str]) -> list[str]:
 
 
 def _has(table: HeldTable, name: str) -> bool:
+    if isinstance(table, CurveTable):
+        return name in table.columns or _has(inner_table(table), name)
     if isinstance(table, SqlTable):
         return name in table.kinds
     return name in (table.schema.names if isinstance(table, ParquetTable) else table.columns)
 
 
+def _streams_query(table: HeldTable) -> bool:
+    return isinstance(inner_table(table) if isinstance(table, CurveTable) else table, SqlTable)
+
+
 def _without(table: HeldTable, key: Sequence[str]) -> Table:
+    if isinstance(table, CurveTable):
+        return table.without(key)
     if isinstance(table, ParquetTable):
         return ParquetTable(table.path, table.rows_per_chunk, leave_out=key) if key else table
     if isinstance(table, SqlTable):

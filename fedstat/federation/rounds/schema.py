@@ -16,7 +16,8 @@ from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Ask, Declared, Step
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.federation.tables.curves.array import CurveShape
-from fedstat.federation.tables.kinds import arrow_kind, kind
+from fedstat.federation.tables.curves.streamed import CurveTable
+from fedstat.federation.tables.kinds import arrow_kind, held_kind, kind
 from fedstat.federation.tables.linked import LinkedTable
 from fedstat.federation.tables.published import Published
 from fedstat.federation.tables.sql import SqlTable
@@ -98,7 +99,7 @@ def _kind(table: Table, name: str) -> str | None:
         return arrow_kind(table.schema.field(name).type)
     if isinstance(table, SqlTable):
         return table.kinds[name]
-    return None
+    return held_kind(table, name) if isinstance(table, CurveTable) else None
 
 
 def describe_table(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from fedstat.errors import PartitionError
+from fedstat.federation.tables.curves.array import all_equal, curves_of, is_curve
 
 PARTIAL = ("condition", "drop", "error", "mean")
 ALIGN = ("clear", "private")
@@ -321,6 +322,8 @@ def infinity_problems(where: str, column: pd.Series[Any], name: str) -> Iterator
 def is_constant(present: pd.Series[Any]) -> bool:
     """Tell whether a column without missing values holds one value only; it has at least one."""
     first = present.iloc[0]
+    if is_curve(present):
+        return all_equal(curves_of(present))
     return bool(pd.api.types.is_scalar(first)) and bool((present == first).all())
 
 

@@ -9,11 +9,13 @@ from typing import Any, TypeAlias
 import pandas as pd
 
 from fedstat.federation.tables.curves.array import CurveDtype
+from fedstat.federation.tables.curves.streamed import CurveTable
 from fedstat.federation.tables.sql import OTHER, SqlTable
 from fedstat.federation.tables.table import ParquetTable
 
-HeldTable: TypeAlias = pd.DataFrame | ParquetTable | SqlTable
+HeldTable: TypeAlias = pd.DataFrame | ParquetTable | SqlTable | CurveTable
 
+CURVES = "curves"
 WHOLE = {"whole numbers": "numbers"}
 OBJECT_KINDS = {
     "string": "text",
@@ -48,11 +50,20 @@ def kind_problems(tables: Mapping[str, HeldTable], name: str) -> Iterator[str]:
 
 def held_kind(table: HeldTable, name: str) -> str | None:
     """Say what a column holds; None where there is nothing to judge by."""
+    if isinstance(table, CurveTable):
+        return CURVES if name in table.curves else held_kind(inner_table(table), name)
     if isinstance(table, ParquetTable):
         return arrow_kind(table.schema.field(name).type)
     if isinstance(table, SqlTable):
         return WHOLE.get(str(table.kinds[name]), table.kinds[name])
     return kind(table[name])
+
+
+def inner_table(table: CurveTable) -> ParquetTable | SqlTable:
+    """Table below one with curves."""
+    if not isinstance(table.table, ParquetTable | SqlTable):
+        raise TypeError("curves are streamed from Parquet files and queries")
+    return table.table
 
 
 def kind(column: pd.Series[Any]) -> str | None:
@@ -61,7 +72,7 @@ def kind(column: pd.Series[Any]) -> str | None:
     if isinstance(dtype, pd.CategoricalDtype):
         return _as_categories(kind(pd.Series(dtype.categories)))
     if isinstance(dtype, CurveDtype):
-        return "curves"
+        return CURVES
     # before numbers, among which pandas counts true/false
     if pd.api.types.is_bool_dtype(dtype):
         return "true/false"

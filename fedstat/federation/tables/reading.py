@@ -12,13 +12,14 @@ from narwhals.typing import IntoDataFrame
 
 from fedstat.errors import PartitionError
 from fedstat.federation.tables.checks import client_problems, name_problems, refuse
+from fedstat.federation.tables.curves.streamed import CurveTable
 from fedstat.federation.tables.kinds import HeldTable
 from fedstat.federation.tables.sql import SqlTable
 from fedstat.federation.tables.table import NO_PYARROW, FrameTable, ParquetTable
 
 NA_VALUES = ("", "NA", "NaN")
 T = TypeVar("T")
-IntoTable: TypeAlias = IntoDataFrame | FrameTable | ParquetTable | SqlTable
+IntoTable: TypeAlias = IntoDataFrame | FrameTable | ParquetTable | SqlTable | CurveTable
 Reader: TypeAlias = Callable[[Path, Sequence[str], Any], pd.DataFrame]
 
 
@@ -28,7 +29,7 @@ def to_pandas(where: str, table: IntoTable) -> pd.DataFrame:
         return table
     if isinstance(table, FrameTable):
         return table.frame
-    if isinstance(table, ParquetTable | SqlTable):
+    if isinstance(table, ParquetTable | SqlTable | CurveTable):
         raise PartitionError(
             f"{where}: a streamed table needs layout='horizontal'. Read it with pandas first to link it by a "
             "key."
@@ -120,7 +121,8 @@ READERS: dict[str, Reader] = {
 def named_row_tables(frames: Mapping[str, IntoTable], key: Sequence[str]) -> dict[str, HeldTable]:
     """Tables of the horizontal layout, in memory or streamed, whose columns have names of their own."""
     refuse(client_problems(frames))
-    streamed = {c: table for c, table in frames.items() if isinstance(table, ParquetTable | SqlTable)}
+    kinds = (ParquetTable, SqlTable, CurveTable)
+    streamed = {c: table for c, table in frames.items() if isinstance(table, kinds)}
     for client, table in streamed.items():
         # of a file also the columns that are left out, which a reader would have to tell apart
         names = table.schema.names if isinstance(table, ParquetTable) else table.columns

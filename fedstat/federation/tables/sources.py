@@ -20,6 +20,8 @@ from fedstat.federation.files import read_private
 from fedstat.federation.tables import checks as check
 from fedstat.federation.tables.curves.array import Curve
 from fedstat.federation.tables.curves.declared import with_curves
+from fedstat.federation.tables.curves.long import LongCurve
+from fedstat.federation.tables.curves.streamed import CurveTable
 from fedstat.federation.tables.database import open_database
 from fedstat.federation.tables.kinds import arrow_kind, kind
 from fedstat.federation.tables.reading import NA_VALUES, read_table
@@ -39,6 +41,7 @@ TYPES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 """What a column may be declared to hold, and what then may be found in it."""
 
 LONGEST_FILE = 4096
+STREAMED = (ParquetTable, SqlTable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +84,8 @@ class Source:
         Columns that must be there, and what they hold; others may be there too.
     na_values : tuple of str
         How a missing cell of a text file is written.
-    curves : mapping of str to Curve
-        Columns that hold curves; a table with curves is read into memory.
+    curves : mapping of str to Curve or LongCurve
+        Columns that hold curves, or for a text file long tables of them, by their paths.
 
     Raises
     ------
@@ -99,7 +102,7 @@ class Source:
     key: tuple[str, ...] = ()
     schema: Mapping[str, Expected] = field(default_factory=dict)
     na_values: tuple[str, ...] = NA_VALUES
-    curves: Mapping[str, Curve] = field(default_factory=dict)
+    curves: Mapping[str, Curve | LongCurve] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check.refuse(_description_problems(self))
@@ -142,11 +145,15 @@ def open_source(source: Source) -> Table:
     cannot be read, or are not what the schema declares, or the query is one that writes; SecurityError where
     others may read the file with the connection string; ImportError names the extra that is not installed.
     """
-    table = SOURCE_KINDS[source.kind].open(source, source.key)
-    if not source.curves:
-        return table
-    frame = pd.concat(list(table.chunks(table.columns)), ignore_index=True)
-    return FrameTable(with_curves(source.site, frame, source.curves))
+    entities = {curve.entity for curve in source.curves.values() if isinstance(curve, LongCurve)}
+    table = SOURCE_KINDS[source.kind].open(source, [name for name in source.key if name not in entities])
+    if isinstance(table, FrameTable) and source.curves:
+        return FrameTable(with_curves(source.site, table.frame, source.curves))
+    return (
+        CurveTable(source.site, table, source.curves)
+        if isinstance(table, STREAMED) and source.curves
+        else table
+    )
 
 
 def read_source(source: Source) -> pd.DataFrame:

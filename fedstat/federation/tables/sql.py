@@ -17,6 +17,8 @@ from fedstat.federation.tables.checks import name_problems, refuse
 from fedstat.federation.tables.database import Batch, Database, single_query
 from fedstat.federation.tables.table import ROWS_PER_CHUNK, check_columns, rows_only
 
+ARRAYS = "arrays"
+"""What curves are made of, and nothing else."""
 KIND_OF_TYPE: Mapping[type, str] = MappingProxyType(
     {
         bool: "true/false",
@@ -27,6 +29,7 @@ KIND_OF_TYPE: Mapping[type, str] = MappingProxyType(
         UUID: "text",
         date: "dates",
         datetime: "dates",
+        list: ARRAYS,
     }
 )
 TEXT = pd.Series(["a"]).dtype
@@ -186,6 +189,11 @@ def _as_text(values: tuple[Any, ...]) -> Any:
     return pd.Series([str(v) if isinstance(v, UUID) else v for v in values], dtype=TEXT)
 
 
+def _as_arrays(values: tuple[Any, ...]) -> Any:
+    cells = [None if value is None else np.array(value, dtype=np.float64) for value in values]
+    return pd.Series([*cells, None], dtype=object)[:-1]  # one more, or cells of one length become a table
+
+
 def _as_dates(values: tuple[Any, ...]) -> Any:
     aware = any(getattr(value, "tzinfo", None) is not None for value in values)
     return pd.Series(pd.to_datetime(list(values), utc=aware)).astype(
@@ -201,12 +209,15 @@ CONVERTERS: Mapping[str | None, Callable[[tuple[Any, ...]], Any]] = MappingProxy
         "true/false": lambda values: pd.array(list(values), dtype="boolean"),
         "text": _as_text,
         "dates": _as_dates,
+        ARRAYS: _as_arrays,
     }
 )
 
 
 def _checksum(before: int, column: pd.Series[Any]) -> int:
     """Go on with the checksum of a column, which depends on the values and their order."""
+    if any(isinstance(cell, np.ndarray) for cell in column):
+        column = pd.Series([None if cell is None else cell.tobytes().hex() for cell in column])
     hashes = pd.util.hash_pandas_object(column, index=False).to_numpy()
     # chained, so that rows in another order have another checksum
     return hash((before, hashes.tobytes()))

@@ -180,7 +180,9 @@ def held_curves(table: Table) -> dict[str, CurveArray]:
 
 
 def _dtype_of(arrow_type: Any) -> Any:
-    """Keep true/false in chunks with missing values what it is in the others; None for all else."""
+    """Keep arrays, and true/false in chunks with missing values what it is in the others; else None."""
+    if str(arrow_type).startswith(("list<", "large_list<", "fixed_size_list<")):
+        return pd.ArrowDtype(arrow_type)
     return pd.BooleanDtype() if str(arrow_type) == "bool" else None
 
 

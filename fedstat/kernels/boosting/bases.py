@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from scipy.interpolate import BSpline
 
-from fedstat.typing import Floats
+from fedstat.typing import Floats, Ints
 
 REGULAR = 1e-6
 """Widths of a grid that differ by no more are one."""
@@ -61,6 +61,22 @@ def integration_weights(s: Floats) -> Floats:
     if np.ptp(d) < REGULAR:
         return np.full(len(s), d[0])
     return np.asarray((np.r_[0.0, d] + np.r_[d, 0.0]) / 2.0)
+
+
+def integration_weights_own(points: Floats, lengths: Ints) -> Floats:
+    """Weights (N,) by which curves on points of their own are integrated, as those on common ones.
+
+    Points ascend within a curve; `lengths` (n,) are how many each has, two or more.
+    """
+    first = np.cumsum(lengths) - lengths
+    inner = np.ones(len(points), dtype=bool)
+    inner[first] = False
+    d = np.where(inner, np.diff(points, prepend=points[:1]), 0.0)
+    trapezoids = (d + np.append(d[1:], 0.0)) / 2.0
+    # A regular curve has the width at every point, the ends as well.
+    least = np.minimum.reduceat(np.where(inner, d, np.inf), first)
+    regular = np.maximum.reduceat(d, first) - least < REGULAR
+    return np.where(np.repeat(regular, lengths), np.repeat(least, lengths), trapezoids)
 
 
 def integration_weights_seen(s: Floats, values: Floats) -> Floats:

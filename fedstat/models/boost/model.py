@@ -21,7 +21,7 @@ from fedstat.federation.forecast.invented_rows import RowsInvention, coded_names
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.partition.row_tables import common_columns
 from fedstat.federation.rounds.engine import Rounds
-from fedstat.federation.tables.curves.array import SHOWN, measured_differently
+from fedstat.federation.tables.curves.array import SHOWN, all_points, measured_differently
 from fedstat.models.boost.agreed import common_curves, plain_formula, published_range
 from fedstat.models.boost.arguments import FOLDS, check_every, check_loss, check_site_folds, given_offset
 from fedstat.models.boost.explain import BoostPlan
@@ -40,7 +40,7 @@ from fedstat.models.boost.learning.learners import (
 from fedstat.models.boost.learning.losses import loss_of
 from fedstat.models.boost.learning.moments import CurveMoments
 from fedstat.models.boost.learning.ready import PENALTIES, BoostDesign, Moments, PenaltyKind
-from fedstat.models.boost.learning.size import SizeAsked, check_size
+from fedstat.models.boost.learning.size import SizeAsked, check_points, check_size
 from fedstat.models.boost.learning.varying import coefficients_along, varying_of
 from fedstat.models.boost.local import LocalBoosts
 from fedstat.models.boost.protocol import (
@@ -117,6 +117,7 @@ class FedFunctionBoost(HorizontalModel):
             else with_bounds(one, partial(published_range, partition))
             for one in learners.learners
         )
+        check_points(self.learners, partition.curves)
         super().__init__(formula, partition, family=distribution.make(), missing=missing)
         terms = coded_names(self.agreement).term_names
         check_coded(self.learners, {term: terms.count(term) for term in terms}, self._has_levels)
@@ -339,7 +340,7 @@ class FedFunctionBoost(HorizontalModel):
             return np.zeros(1)
         grids = [curve.grid for curve in self._responses.values()]
         if all(map(len, grids)):
-            return np.unique(np.concatenate(grids))
+            return all_points(grids) if self.uneven else grids[0]
         return np.linspace(
             self.time.low, self.time.high, max(SHOWN, 2 * (self.time.knots + self.time.degree))
         )

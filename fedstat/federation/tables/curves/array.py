@@ -161,6 +161,10 @@ class CurveArray(ExtensionArray):
     def _like(self, values: Floats, at: Floats | None) -> Self:
         return type(self)(values, self.grid, self.domain, self.declared, at, self._gaps_told)
 
+    def told(self, gaps: bool) -> Self:
+        """Return the same curves as of a column in which some have gaps, or none has."""
+        return type(self)(self.values, self.grid, self.domain, self.declared, self.at, gaps)
+
     @property
     def dtype(self) -> CurveDtype:
         """Type of the column."""
@@ -304,6 +308,23 @@ def curves_of(series: pd.Series[Any]) -> CurveArray:
     return array
 
 
+def all_equal(curves: CurveArray) -> bool:
+    """Whether all curves, one or more, are the same: in values and in points."""
+    tables = [curves.values] if curves.at is None else [curves.values, curves.at]
+    return all(bool(((one == one[0]) | (np.isnan(one) & np.isnan(one[0]))).all()) for one in tables)
+
+
 def measured_differently(held: Sequence[CurveArray]) -> bool:
     """Whether curves of several sites were measured at different points, at sites or within."""
-    return any(one.gaps or not np.array_equal(one.grid, held[0].grid) for one in held)
+    return any(one.gaps or not same_grid(one.grid, held[0].grid) for one in held)
+
+
+def same_grid(a: Floats, b: Floats) -> bool:
+    """Whether points are the same but for rounding."""
+    return len(a) == len(b) and (not len(a) or bool(np.abs(a - b).max() <= ROUNDING * np.ptp(a)))
+
+
+def all_points(grids: Sequence[Floats]) -> Floats:
+    """Points of several grids, each once, in order."""
+    points = np.unique(np.concatenate(grids))
+    return points[np.diff(points, prepend=-np.inf) > ROUNDING * np.ptp(points)]

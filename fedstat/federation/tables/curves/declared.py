@@ -3,35 +3,53 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 import pandas as pd
 
 from fedstat.errors import PartitionError
-from fedstat.federation.tables.curves.array import Curve, CurveArray
+from fedstat.federation.tables.curves.array import Curve, CurveArray, is_curve
+from fedstat.federation.tables.curves.cells import Cells, common_arrays, own_points
+from fedstat.federation.tables.curves.long import LongCurve, read_long
 from fedstat.typing import Floats
 
 NUMBERS = re.compile(r"[-+]?\d+(?:\.\d+)?")
 
 
-def with_curves(where: str, frame: pd.DataFrame, curves: Mapping[str, Curve]) -> pd.DataFrame:
-    """Put declared curves in the place of their columns; a PartitionError lists what is wrong with them."""
+AnyCurve: TypeAlias = Curve | LongCurve
+
+
+def with_curves(
+    where: str, frame: pd.DataFrame, curves: Mapping[str, AnyCurve], keep: Sequence[str] = ()
+) -> pd.DataFrame:
+    """Put declared curves in the place of their columns; a PartitionError lists what is wrong with them.
+
+    A column that holds curves already stays as it is, and so does a column of entities in `keep`.
+    """
     used: dict[str, str] = {}
     made: dict[str, CurveArray] = {}
+    entities: set[str] = set()
     for name, curve in curves.items():
-        found = [column for column in frame.columns if _stands_for(curve.columns, column)]
+        if name in frame.columns and is_curve(frame[name]):
+            continue
+        at = f"{where}, curve '{name}'"
+        if isinstance(curve, LongCurve):
+            made[name] = checked(at, read_long(at, name, curve, frame))
+            entities.add(curve.entity)
+            continue
+        found = columns_of(curve, frame.columns)
         again = [column for column in found if column in used]
         if again:
             raise PartitionError(
                 f"{where}: column '{again[0]}' is of curve '{used[again[0]]}' and of '{name}'"
             )
         used |= dict.fromkeys(found, name)
-        made[name] = _read(f"{where}, curve '{name}'", frame, found, curve)
-    rest = frame.drop(columns=list(used))
+        made[name] = checked(at, read_columns(at, frame, found, curve))
+    rest = frame.drop(columns=[*used, *(entities - {*keep, *used})])
     twice = [name for name in made if name in rest.columns]
     if twice:
         raise PartitionError(f"{where}: '{twice[0]}' is a curve and a column of the table; rename one")
@@ -40,12 +58,30 @@ def with_curves(where: str, frame: pd.DataFrame, curves: Mapping[str, Curve]) ->
     )
 
 
+def same_everywhere(curves: Mapping[str, object]) -> dict[str, AnyCurve]:
+    """Require declarations that are not by site."""
+    found = {name: one for name, one in curves.items() if isinstance(one, Curve | LongCurve)}
+    other = [name for name in curves if name not in found]
+    if other:
+        raise PartitionError(f"curve '{other[0]}': expected fs.Curve(...), the same for all clients")
+    return found
+
+
+def columns_of(curve: Curve, columns: Iterable[Hashable]) -> list[str]:
+    """Columns of a table that a curve takes: those of its values, then that of their points."""
+    names = [name for name in columns if isinstance(name, str)]
+    found = [name for name in names if _stands_for(curve.columns, name)]
+    return found + [name for name in names if name == curve.at]
+
+
 def apart_with_curves(
-    tables: Mapping[str, pd.DataFrame], curves: Mapping[str, Curve]
+    tables: Mapping[str, pd.DataFrame], curves: Mapping[str, AnyCurve]
 ) -> dict[str, pd.DataFrame]:
     """Put declared curves in the place of their columns where each is at one institution."""
-    own: dict[str, dict[str, Curve]] = {site: {} for site in tables}
+    own: dict[str, dict[str, AnyCurve]] = {site: {} for site in tables}
     for name, curve in curves.items():
+        if isinstance(curve, LongCurve):
+            raise PartitionError(f"curve '{name}': long tables of curves need the horizontal layout")
         holders = [
             site
             for site, table in tables.items()
@@ -67,41 +103,44 @@ def _stands_for(pattern: str, column: object) -> bool:
     return isinstance(column, str) and (fnmatchcase(column, pattern) if "*" in pattern else column == pattern)
 
 
-def _read(where: str, frame: pd.DataFrame, found: Sequence[str], curve: Curve) -> CurveArray:
-    if not found:
+def read_columns(where: str, frame: pd.DataFrame, found: Sequence[str], curve: Curve) -> CurveArray:
+    """Read a curve from its columns."""
+    values = [name for name in found if name != curve.at]
+    if not values:
         raise PartitionError(f"{where}: no column of the table fits '{curve.columns}'")
+    if curve.at is not None:
+        if curve.at not in found:
+            raise PartitionError(f"{where}: the table has no column '{curve.at}' with its points")
+        cells, points = (Cells.of(where, frame[name]) for name in (values[0], curve.at))
+        return own_points(where, cells, points, curve)
     if "*" in curve.columns:
-        wrong = [name for name in found if not pd.api.types.is_numeric_dtype(frame[name].dtype)]
+        wrong = [name for name in values if not pd.api.types.is_numeric_dtype(frame[name].dtype)]
         if wrong:
             raise PartitionError(f"{where}: column '{wrong[0]}' holds no numbers")
-        values = frame[list(found)].to_numpy(dtype=np.float64, na_value=np.nan)
+        table = frame[values].to_numpy(dtype=np.float64, na_value=np.nan)
     else:
-        values = _cells(where, frame[found[0]])
-    if np.isinf(values).any():
-        raise PartitionError(f"{where}: {int(np.isinf(values).sum()):,} values are infinite")
-    grid, domain = _points(where, found, values.shape[1], curve)
-    return CurveArray(np.ascontiguousarray(values), grid, domain, replace(curve, domain=domain))
+        table = common_arrays(where, Cells.of(where, frame[values[0]]))
+    grid, domain = _points(where, values, table.shape[1], curve)
+    return CurveArray(np.ascontiguousarray(table), grid, domain, replace(curve, domain=domain))
 
 
-def _cells(where: str, column: pd.Series[Any]) -> Floats:
-    """Stack arrays that stand in cells; a missing cell is a curve without a value."""
-    present = column.notna().to_numpy(dtype=bool)
-    try:
-        cells = [np.asarray(cell, dtype=np.float64).ravel() for cell in column[present]]
-    except (TypeError, ValueError):
-        raise PartitionError(f"{where}: expected arrays of numbers in its cells") from None
-    lengths = {len(cell) for cell in cells}
-    if len(lengths) != 1:
-        raise PartitionError(f"{where}: expected arrays of one length in its cells, found {len(lengths)}")
-    values = np.full((len(column), *lengths), np.nan)
-    values[present] = cells
-    return values
+def checked(where: str, curves: CurveArray) -> CurveArray:
+    """Refuse infinite values."""
+    infinite = int(np.isinf(curves.values).sum())
+    if infinite:
+        raise PartitionError(f"{where}: {infinite:,} values are infinite. Make them missing or finite")
+    return curves
 
 
 def _points(where: str, found: Sequence[str], m: int, curve: Curve) -> tuple[Floats, tuple[float, float]]:
     """Points of a curve and its domain."""
     grid = _from_names(found, curve) if curve.grid is None else np.array(curve.grid)
-    if grid is None or np.any(np.diff(grid) <= 0.0):
+    if grid is not None and np.any(np.diff(grid) <= 0.0):
+        raise PartitionError(
+            f"{where}: the numbers in the names of its columns do not ascend. Order the columns, or give "
+            "grid=..."
+        )
+    if grid is None:
         low, high = curve.domain or (1.0, float(m))
         grid = np.linspace(low, high, m)
     elif curve.grid is None and curve.domain is not None:
@@ -115,7 +154,9 @@ def _points(where: str, found: Sequence[str], m: int, curve: Curve) -> tuple[Flo
         )
     low, high = curve.domain or (float(grid[0]), float(grid[-1]))
     if grid[0] < low or grid[-1] > high:
-        raise PartitionError(f"{where}: has points outside its domain {low:g} to {high:g}")
+        raise PartitionError(
+            f"{where}: has points outside its domain {low:g} to {high:g}. Give the domain that all sites have"
+        )
     return grid, (float(low), float(high))
 
 

@@ -14,7 +14,13 @@ from fedstat.federation.design.formula.asked import terms_asked
 from fedstat.federation.design.formula.terms import parse_terms
 from fedstat.federation.door.facts import FactorAsked, FactorsAsked
 from fedstat.federation.tables.curves.array import CurveArray, curves_of
-from fedstat.kernels.boosting.bases import integration_weights, integration_weights_seen, spline_basis
+from fedstat.kernels.boosting.banded import sum_rows
+from fedstat.kernels.boosting.bases import (
+    integration_weights,
+    integration_weights_own,
+    integration_weights_seen,
+    spline_basis,
+)
 from fedstat.models.boost.learning.learners import INTERCEPT, Learner
 from fedstat.models.boost.learning.losses import LossSpec
 from fedstat.typing import Floats
@@ -75,6 +81,12 @@ def learner_columns(
 
 def _integrals(learner: Learner, curves: CurveArray) -> Floats:
     """Integrals of curves times splines, (m, k), after a column of ones where these are to be centred."""
+    if curves.own:
+        points, seen, lengths = curves.flat()
+        W = integration_weights_own(points, lengths)
+        at = spline_basis(points, learner.low, learner.high, learner.knots, learner.degree)
+        out = sum_rows(at * (W * seen)[:, None], lengths)
+        return np.column_stack([np.ones(len(out)), out]) if learner.kind == "bfpc" else out
     values, s = curves.values, curves.grid
     ends = (float(learner.low), float(learner.high))
     basis, weighed = _signal_bases(s.tobytes(), *ends, learner.knots, learner.degree)

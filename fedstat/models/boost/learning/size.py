@@ -12,6 +12,7 @@ from fedstat.errors import DesignError
 from fedstat.federation.crypto.masks import hides
 from fedstat.federation.design.by_rows import SiteRows
 from fedstat.federation.door.owner.policy import Policy
+from fedstat.federation.tables.curves.array import CurveArray
 from fedstat.kernels.boosting.banded import overlapping
 from fedstat.models.boost.learning.learners import Learner
 
@@ -28,6 +29,22 @@ class SizeAsked:
     learners: Sequence[Learner]
     time: Learner | None = None
     slopes: int = 0
+
+
+def check_points(learners: Sequence[Learner], curves: Mapping[str, Mapping[str, CurveArray]]) -> None:
+    """Require as many points of a curve, at every site, as a learner has splines along it."""
+    for one in learners:
+        k = one.knots + one.degree + 1
+        found = {site: held[one.of] for site, held in curves.items() if one.of_curve and one.of in held}
+        for site, curve in found.items():
+            m = len(curve.grid)
+            if m < k and not curve.own:
+                fewer = m - one.degree - 1
+                way = f"give knots={fewer} or fewer" if fewer >= 0 else "give a lower degree and knots=0"
+                raise DesignError(
+                    f"{site}: curve '{one.of}' has {m} points, and {one.label} {k} splines along it, which "
+                    f"these cannot tell apart; {way}, or leave the site out"
+                )
 
 
 def bands(time: Learner) -> int:

@@ -13,7 +13,7 @@ from fedstat.errors import ModelError
 from fedstat.federation.design.block import apply_block
 from fedstat.federation.design.response import build_response
 from fedstat.federation.forecast.invented_rows import coded_names
-from fedstat.federation.tables.curves.array import Curve, curves_of
+from fedstat.federation.tables.curves.array import Curve, curves_of, same_grid
 from fedstat.federation.tables.curves.declared import with_curves
 from fedstat.kernels.boosting.varying import row_tensor
 from fedstat.models.boost.learning.boosting import BoostPath
@@ -85,7 +85,7 @@ def compared(
         y = build_response(new, question.response, question.response_columns, "")[:, None]
         return y, found, np.broadcast_to(offset, y.shape)
     curves = curves_of(with_curves("the new rows", new, {name: held.curves[name]})[name])
-    if np.array_equal(curves.grid, held.t):
+    if same_grid(curves.grid, held.t):
         return curves.values, found, np.broadcast_to(offset, found.shape)
     points, y, lengths = curves.flat()
     start = np.interp(points, held.t, offset)
