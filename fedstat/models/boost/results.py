@@ -27,7 +27,6 @@ from fedstat.models.boost.learning.scored import ScoredBoosting
 from fedstat.models.boost.learning.varying import coefficients_along, varying_of
 from fedstat.models.boost.report.plots import draw_cv, draw_importance, draw_path, draw_surface
 from fedstat.models.boost.report.prediction import predict_boosted, scores
-from fedstat.models.boost.report.skfda_objects import as_functions
 from fedstat.models.boost.report.surfaces import effect_frame
 from fedstat.models.boost.report.tables import learner_sheet, loss_rows
 from fedstat.models.checks import check_choice, check_whole
@@ -230,23 +229,6 @@ class BoostResults(
             response is a curve, and ``estimate``: of a curve the weight in its integral.
         """
         return effect_frame(self.record_, self._place(learner), self._followed[1])
-
-    def to_skfda(self) -> dict[str, Any]:
-        """Effects as objects of scikit-fda, for its pictures and methods.
-
-        Returns
-        -------
-        dict of str to skfda.FDataGrid
-            The ``"offset"`` and each learner's effect by its label: a function of (s, t) or (x, t), of t
-            alone with one sample for each column of a linear effect, or of s where the response is a number,
-            whose linear effects are none.
-
-        Raises
-        ------
-        ImportError
-            scikit-fda is not installed.
-        """
-        return as_functions(self.record_, self.coef, self.offset)
 
     def predict(
         self,

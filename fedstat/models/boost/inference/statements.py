@@ -16,8 +16,9 @@ from fedstat.models.boost.learning.boosting import Boosting, BoostPath
 from fedstat.models.boost.learning.losses import LossSpec
 from fedstat.models.boost.learning.ready import Ready
 from fedstat.models.boost.learning.scored import NO_SQUARES, ScoredBoosting
+from fedstat.models.boost.report.skfda_objects import as_functions
 from fedstat.models.checks import check_whole
-from fedstat.typing import Bools
+from fedstat.typing import Bools, Floats
 
 BASELINE = (
     "aggregation='{}' is a baseline without inference; aggregation='exact' has refits with intervals, tests "
@@ -53,6 +54,28 @@ class BoostStatements:
 
     def _place(self, learner: str) -> int:
         raise NotImplementedError
+
+    @property
+    def offset(self) -> Floats:
+        """Curve from which boosting starts, at each point of the response: (G,)."""
+        raise NotImplementedError
+
+    def to_skfda(self) -> dict[str, Any]:
+        """Effects as objects of scikit-fda, for its pictures and methods.
+
+        Returns
+        -------
+        dict of str to skfda.FDataGrid
+            The ``"offset"`` and each learner's effect by its label: a function of (s, t) or (x, t), of t
+            alone with one sample for each column of a linear effect, or of s where the response is a number,
+            whose linear effects are none.
+
+        Raises
+        ------
+        ImportError
+            scikit-fda is not installed.
+        """
+        return as_functions(self.record_, self._followed[1], self.offset)
 
     def refit(self, learners: Sequence[str] | None = None, *, random_state: int = 0) -> SurfaceFit:
         """Fit learners again without the shrinkage of boosting: surfaces with intervals, and tests.
