@@ -294,12 +294,6 @@ def ask_sums(
     return SumsByGroup(both, squares / scales[:, None], totals / scales[:, None])
 
 
-def require_pairs(table: Bools, clients: Sequence[str]) -> None:
-    """Require enough entities, (n, K) of bool, of every pair of clients."""
-    held = table.astype(np.int64)
-    _require(held.T @ held, clients, "pairs")
-
-
 def _require(both: Ints, clients: Sequence[str], method: Method) -> None:
     few = [
         f"'{clients[a]}' and '{clients[b]}' ({both[a, b]:,})"

@@ -251,7 +251,7 @@ class PrivateCopulaGLM(PrivateRelease):
             warn(f"{NO_ROOT}; there are no standard errors, tests and intervals", ConvergenceWarning)
         return PrivateGLMResults.of(
             response=self.formula.response,
-            family=str(self.distribution),
+            distribution=self.distribution,
             released=released,
             fit=fit,
             step=step,

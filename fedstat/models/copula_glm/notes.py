@@ -69,7 +69,8 @@ def fit_notes(
     if lost:
         yield (
             "Entities that are not complete at every institution are left out: "
-            f"{', '.join(f'{count:,} at {client}' for client, count in lost.items())}."
+            f"{', '.join(f'{count:,} at {client}' for client, count in lost.items())}. The estimates are of "
+            "those that are left; with missing='pairs', fs.CopulaSynthesizer makes tables of all."
         )
     yield PUBLIC
 

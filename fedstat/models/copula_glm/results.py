@@ -13,15 +13,19 @@ from fedstat.federation.account.ledger import Ledger
 from fedstat.inference.estimate import INTERCEPT, Estimate
 from fedstat.inference.results import FederatedResults
 from fedstat.inference.summary import ClientBlock
+from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.kernels.penalised.penalties import Penalty
 from fedstat.models.copula_glm.explain import TIMES
 from fedstat.models.copula_glm.moments.bootstrap import BootstrapErrors, MomentFit
+from fedstat.models.copula_glm.moments.columns import ScoredDesign
 from fedstat.models.copula_glm.moments.equations import covariance_without_noise
 from fedstat.models.copula_glm.moments.errors import MomentErrors
 from fedstat.models.copula_glm.moments.protocol import ReleasedMoments
 from fedstat.models.copula_glm.moments.selection import QuadraticLoss, selection_frequencies
 from fedstat.models.copula_glm.notes import NO_LIKELIHOOD, NO_ROOT, NO_RSQUARED, TOO_SMALL, fit_notes
+from fedstat.models.copula_glm.prediction import design_rows
 from fedstat.models.copula_glm.score.step import ScoreStep
+from fedstat.models.horizontal.prediction import GLMPrediction
 from fedstat.models.saved import Saveable, SavedLedger
 from fedstat.typing import Floats
 
@@ -32,7 +36,8 @@ class PrivateGLMRecord:
 
     estimate: Estimate
     errors: MomentErrors | None
-    family: str
+    design: ScoredDesign
+    distribution: DistributionSpec
     epsilon: float
     delta: float
     notes: tuple[str, ...]
@@ -70,13 +75,15 @@ class PrivateGLMResults(
         estimate: Estimate,
         ledger: Ledger | None,
         errors: MomentErrors | None,
-        family: str,
+        design: ScoredDesign,
+        distribution: DistributionSpec,
         epsilon: float,
         delta: float,
         notes: list[str],
     ) -> None:
         super().__init__(estimate, ledger)
-        self._errors, self.family, self._notes = errors, family, notes
+        self._errors, self._notes = errors, notes
+        self._design, self._distribution = design, distribution
         self.epsilon, self.delta = epsilon, delta
         if errors is not None and not errors.simulated:
             self.method_name = "moments, one step"
@@ -85,7 +92,7 @@ class PrivateGLMResults(
     def of(
         cls,
         response: str,
-        family: str,
+        distribution: DistributionSpec,
         released: ReleasedMoments,
         fit: MomentFit,
         step: ScoreStep | None,
@@ -123,7 +130,7 @@ class PrivateGLMResults(
             reasons={"llf": NO_LIKELIHOOD, "rsquared": NO_RSQUARED, "cov_params": NO_ROOT},
         )
         notes = list(fit_notes(released, found, step, delta))
-        return cls(estimate, ledger, found, family, epsilon, delta, notes)
+        return cls(estimate, ledger, found, released.design, distribution, epsilon, delta, notes)
 
     # -- errors ----------------------------------------------------------------------------------
 
@@ -147,6 +154,65 @@ class PrivateGLMResults(
         So it is, too, where no coefficients solve the released moments.
         """
         return self._errors is None or self._errors.ratio > TIMES
+
+    # -- prediction ------------------------------------------------------------------------------
+
+    @property
+    def family(self) -> str:
+        """Distribution of the response and its link."""
+        return str(self._distribution)
+
+    def predict(self, frame: pd.DataFrame) -> pd.Series:
+        """Predict the mean response of rows that you hold; it asks nobody, and costs nothing.
+
+        Parameters
+        ----------
+        frame : DataFrame
+            With the columns of the formula, of any institution; the response may be absent. Numbers beyond
+            the bounds of a column count at their end, as in the fit.
+
+        Returns
+        -------
+        Series
+            By row; nan where a column is missing.
+
+        Raises
+        ------
+        DesignError
+            A column is absent, or holds what its bounds do not list.
+        ModelError
+            There is no frame: values of the institutions' entities are not released.
+        """
+        return self._predicted(frame, None).predicted_mean
+
+    def get_prediction(self, frame: pd.DataFrame) -> GLMPrediction:
+        """Predict with standard errors and intervals of the mean, which count the noise of the release.
+
+        Parameters
+        ----------
+        frame : DataFrame
+            As for :meth:`predict`.
+
+        Returns
+        -------
+        GLMPrediction
+            With ``predicted_mean``, ``conf_int(alpha)`` and ``summary_frame(alpha)``.
+
+        Raises
+        ------
+        DesignError, ModelError
+            As :meth:`predict`.
+        NotAvailableError
+            No coefficients solve the released moments.
+        """
+        return self._predicted(frame, self._cov())
+
+    def _predicted(self, frame: pd.DataFrame, cov: Floats | None) -> GLMPrediction:
+        rows = design_rows(self._design, frame)
+        linear = rows.linear.copy()
+        linear[rows.whole] = rows.X @ self.estimate.params
+        errors = linear * np.nan if cov is None else rows.standard_errors(cov)
+        return GLMPrediction(linear, errors, self._distribution.make(), self._law)
 
     # -- selection -------------------------------------------------------------------------------
 
@@ -190,7 +256,8 @@ class PrivateGLMResults(
         return PrivateGLMRecord(
             estimate=self.estimate,
             errors=self._errors,
-            family=self.family,
+            design=self._design,
+            distribution=self._distribution,
             epsilon=self.epsilon,
             delta=self.delta,
             notes=tuple(self._notes),
@@ -202,7 +269,7 @@ class PrivateGLMResults(
         """Rebuild the results."""
         ledger = None if record.ledger is None else record.ledger.restore()
         r = record
-        return cls(r.estimate, ledger, r.errors, r.family, r.epsilon, r.delta, list(r.notes))
+        return cls(r.estimate, ledger, r.errors, r.design, r.distribution, r.epsilon, r.delta, list(r.notes))
 
     # -- hooks -----------------------------------------------------------------------------------
 

@@ -97,36 +97,33 @@ class Cell:
         )
         fit = estimate(self.design, released, POINTS)
         if self.polish:
-            return self.step(fit, X, codes, y_codes, rng)
+            return step_on_rows(self.plan, fit, X.to_numpy(), codes, y_codes, noise is not None, rng)
         errors = bootstrap(fit, self.n, noise, self.draws, rng)
         parts = (part.std(axis=0, ddof=1) for part in (errors.sampling, errors.noise))
         return fit.root.params, np.sqrt(np.diag(errors.covariance)), *parts
 
-    def step(self, fit, X, codes, y_codes, rng):
-        """The step on these rows in real numbers, with the noise that all institutions add together."""
-        radii = {
-            client: float(radius_of(len(columns), ""))
-            for client, columns in self.plan.design.items()
-            if columns
-        }
-        length = np.sqrt(1.0 + sum(radii.values()))
-        asked = plan_score(fit, "Y", self.n, length)
-        deviation = 0.0
-        if self.noise is not None:
-            cost = self.plan.rho * OF_STEP / (1 - OF_STEP)
-            deviation = np.sqrt(
-                sum(ScoreSensitivity.of(asked.mean, radii, "Y").parts.values()) / 2 / float(cost)
-            )
-        V = np.column_stack([np.ones(self.n), self.design.score(codes, fit.law.tables)])
-        blocks = zip(self.design.clients, self.design.blocks, strict=True)
-        parts = {c: X.to_numpy()[:, block] @ fit.root.params[1:][block] for c, block in blocks}
-        w = np.sum([asked.mean.part(c, part - asked.middles[c]) for c, part in parts.items()], axis=0)
-        score = fit.release.response.table[y_codes]
-        t = score if self.family == "Gaussian" else (score + 1.0) / 2.0
-        sums = V.T @ (t - asked.mean.at(w)) + deviation * rng.standard_normal(V.shape[1])
-        found = take_step(fit, asked, sums, self.n, deviation)
-        parts = (np.sqrt(np.diag(part)) for part in (found.covariance, found.sampling, found.noise))
-        return found.params, *parts
+
+def step_on_rows(plan, fit, values, codes, y_codes, noisy, rng):
+    """Coefficients after a step on rows, standard errors, their parts (sampling, noise): (p + 1,) each.
+
+    In real numbers, with the noise that all institutions add together.
+    """
+    n, design, response = len(values), fit.law.design, fit.release.response
+    radii = {c: float(radius_of(len(own), "")) for c, own in plan.design.items() if own}
+    asked = plan_score(fit, plan.holder, n, np.sqrt(1.0 + sum(radii.values())))
+    found = ScoreSensitivity.of(asked.mean, radii, plan.holder)
+    rho = float(plan.rho * OF_STEP / (1 - OF_STEP))
+    deviation = np.sqrt(max(sum(found.parts.values()), found.whole) / (2.0 * rho)) if noisy else 0.0
+    V = np.column_stack([np.ones(n), design.score(codes, fit.law.tables)])
+    blocks = zip(design.clients, design.blocks, strict=True)
+    parts = {c: values[:, block] @ fit.root.params[1:][block] for c, block in blocks}
+    w = np.sum([asked.mean.part(c, part - asked.middles[c]) for c, part in parts.items()], axis=0)
+    score = response.table[y_codes]
+    y = score if response.has_scale else (score + 1.0) / 2.0
+    sums = V.T @ (y - asked.mean.at(w)) + deviation * rng.standard_normal(V.shape[1])
+    step = take_step(fit, asked, sums, n, deviation)
+    errors = (np.sqrt(np.diag(part)) for part in (step.covariance, step.sampling, step.noise))
+    return step.params, *errors
 
 
 def covers(found, draws=20):

@@ -6,11 +6,14 @@ import numpy as np
 import pytest
 import statsmodels.api as sm
 from copula_design import BOUNDS, RESPONSES, draw_columns, draw_response
+from scipy import stats
 
 import fedstat as fs
 from fedstat.errors import (
     ConvergenceWarning,
     DescriptionError,
+    DesignError,
+    EstimationError,
     MessageError,
     ModelError,
     NotAvailableError,
@@ -176,12 +179,67 @@ def test_nobody_is_charged_where_one_has_no_budget():
     assert not any(site.account.charges.made for site in partition.sites.values())
 
 
+def test_too_few_complete_entities_are_refused_with_what_to_do():
+    rng = np.random.default_rng(3)
+    frame = draw_columns(300, rng).assign(y=(np.arange(300) % 2).astype(float))
+    frame.loc[20:, list("hij")] = np.nan
+    made, _ = model(frame=frame)
+    with pytest.raises(
+        EstimationError, match=r"20 entities .* Leave out the columns of 'C', without which 300"
+    ):
+        made.fit(draws=10)
+    frame.loc[:280, list("efg")] = np.nan
+    made, _ = model(frame=frame)
+    with pytest.raises(EstimationError, match=r"0 entities .* needed. Make tables of fs.CopulaSynthesizer"):
+        made.fit(draws=10)
+    assert not any(site.account.charges.made for site in made.partition.sites.values())
+
+
 def test_a_file_holds_the_results(fitted, tmp_path):
     _, result, _ = fitted
     result.save(tmp_path / "private.fed")
     again = fs.load(tmp_path / "private.fed")
     assert str(again.summary()) == str(result.summary())
     assert again.select().equals(result.select())
+
+
+def test_predictions_of_rows_that_are_at_hand(fitted, tmp_path):
+    """Against the same coefficients in statsmodels' hands: means, errors of the delta method, intervals."""
+    _, result, _ = fitted
+    new = draw_columns(40, np.random.default_rng(9))
+    X = sm.add_constant(new[list(BOUNDS)]).to_numpy()
+    eta, cov = X @ result.params.to_numpy(), result.cov_params().to_numpy()
+    mean = 1.0 / (1.0 + np.exp(-eta))
+    assert result.predict(new).to_numpy() == pytest.approx(mean)
+    se, t = np.sqrt(np.einsum("ij,jk,ik->i", X, cov, X)), stats.t.ppf(0.975, 11)
+    frame = result.get_prediction(new).summary_frame()
+    assert frame["mean_se"].to_numpy() == pytest.approx(mean * (1.0 - mean) * se)
+    assert frame["mean_ci_upper"].to_numpy() == pytest.approx(1.0 / (1.0 + np.exp(-eta - t * se)))
+    result.save(tmp_path / "private.fed")
+    assert fs.load(tmp_path / "private.fed").predict(new).equals(result.predict(new))
+    far = new.assign(a=np.where(np.arange(40) == 0, 1e9, new["a"]), b=new["b"].where(np.arange(40) != 1))
+    at_end = result.predict(new.assign(a=np.where(np.arange(40) == 0, 4.0, new["a"])))
+    assert result.predict(far)[0] == at_end[0] and np.isnan(result.predict(far)[1])
+    for wrong, told in [
+        (new.drop(columns="c"), "lack the column 'c'"),
+        (new.assign(d=17), "'d' has levels that its bounds do not list, in 40 rows"),
+        (new.assign(a="x"), "'a' has values that are no numbers"),
+    ]:
+        with pytest.raises(DesignError, match=told):
+            result.predict(wrong)
+    with pytest.raises(ModelError, match="rows that you hold"):
+        result.predict(None)
+
+
+def test_predictions_of_levels_and_functions():
+    made, frame = model_with_positive()
+    result = made.fit(draws=10, random_state=0)
+    new = frame.head(30)
+    level = np.column_stack([new["d"] == k for k in (1, 2, 3)])
+    X = np.column_stack([np.ones(30), new["a"], np.log(new["z"]), level, new["g"]]).astype(float)
+    assert result.predict(new).to_numpy() == pytest.approx(
+        1.0 / (1.0 + np.exp(-X @ result.params.to_numpy()))
+    )
 
 
 def test_columns_without_effect_are_left_out(fitted):

@@ -10,17 +10,18 @@ from typing import TypeVar
 
 import numpy as np
 
+from fedstat.errors import EstimationError
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.federation.rounds.products import Conversation
 from fedstat.federation.tables.published import PublishedColumn
 from fedstat.models.copula.margins import Bins
-from fedstat.models.copula.protocol import Present, ask_margins, ask_products, plan_columns, require_pairs
+from fedstat.models.copula.protocol import FEWEST, Present, ask_margins, ask_products, plan_columns
 from fedstat.models.copula_glm.moments.asked import FamilyName, MomentPlan
 from fedstat.models.copula_glm.moments.columns import ScoredColumn, ScoredDesign
 from fedstat.models.copula_glm.moments.release import MomentRelease, ReleaseNoise, unweighted
 from fedstat.models.copula_glm.moments.response import ScoredResponse
 from fedstat.records import to_json
-from fedstat.typing import Ints
+from fedstat.typing import Bools, Ints
 
 T = TypeVar("T")
 
@@ -81,8 +82,8 @@ def release_moments(
     present = Present(n_entities, rows, {reply.site: reply.arrays["seen"] for reply in replies})
     entities = {client: present.count(client) for client in clients}
     table = present.table(clients)
-    require_pairs(table, clients)
     used = np.asarray(table.all(axis=1), dtype=np.bool_)
+    require_complete(table, clients, question.holder)
     present = replace(present, seen={client: used[rows[client]] for client in clients})
     n = int(np.count_nonzero(used))
     plan = question.plan(dict.fromkeys(clients, n))
@@ -104,6 +105,29 @@ def release_moments(
         n=n,
         entities=entities,
         used={client: rows[client][present.seen[client]] for client in clients},
+    )
+
+
+def require_complete(table: Bools, clients: Sequence[str], holder: str) -> None:
+    """Require enough entities that every client has, (n, K) of bool; says which one to leave out, if not."""
+    n = int(np.count_nonzero(table.all(axis=1)))
+    if n >= FEWEST:
+        return
+    others = {
+        client: int(np.count_nonzero(np.delete(table, k, axis=1).all(axis=1)))
+        for k, client in enumerate(clients)
+        if client != holder
+    }
+    best = max(others, key=others.__getitem__, default="")
+    without = (
+        f"Leave out the columns of '{best}', without which {others[best]:,} are complete; or make"
+        if best and others[best] >= FEWEST
+        else "Make"
+    )
+    raise EstimationError(
+        f"{n:,} entities are complete at every institution of the formula, and {FEWEST} or more are needed. "
+        f"{without} tables of fs.CopulaSynthesizer(partition, ..., missing='pairs'), which takes every "
+        "entity that two institutions have, and fit the model to these"
     )
 
 
