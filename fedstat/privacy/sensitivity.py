@@ -26,6 +26,8 @@ SQUARED_OF_COUNTS = 2
 """Of one histogram: a record leaves a cell and enters another."""
 HUGE = 1e100
 """Where infinite scores are cut before their row is: their squares are finite."""
+BLOCK = 2048
+"""Rows that are cut at once: they stay in the cache."""
 PLACES_LEFT = 30
 """Bits of a row's length, so that squares are whole in 64 bits."""
 
@@ -76,9 +78,17 @@ def cut_rows(scores: Floats, squared_radius: Fraction | int, places: int = PLACE
     most = math.floor(Fraction(squared_radius) * 4**places)
     if most.bit_length() > 2 * PLACES_LEFT:
         raise ModelError("a radius beyond all use; choose fewer binary places")
+    out = np.empty(scores.shape, np.int64)
+    for start in range(0, len(scores), BLOCK):
+        rows = slice(start, start + BLOCK)
+        out[rows] = _cut(scores[rows], math.sqrt(squared_radius), most, places)
+    return out
+
+
+def _cut(scores: Floats, radius: float, most: int, places: int) -> Ints:
     X = np.clip(np.nan_to_num(scores, nan=0.0), -HUGE, HUGE)
     lengths = np.sqrt(np.einsum("ij,ij->i", X, X))
-    X *= np.minimum(1.0, math.sqrt(squared_radius) / np.maximum(lengths, 1.0 / HUGE))[:, None]
+    X *= np.minimum(1.0, radius / np.maximum(lengths, 1.0 / HUGE))[:, None]
     whole = _towards_zero(X, places)
     # The division above rounds: a row that is a unit too long is shortened until it is not.
     while (long := np.flatnonzero(np.einsum("ij,ij->i", whole, whole) > most)).size:

@@ -64,6 +64,7 @@ def speed(clients):
 
 
 def run_speed():
+    os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     rows = {case: in_a_process(__file__, "speed", clients) for case, clients in CASES.items()}
     pd.DataFrame(rows).T.round(3).to_csv(SPEED, index_label="case", lineterminator="\n")
 

@@ -23,12 +23,11 @@ METHODS = {"SDV Gaussian copula": "sdv", "dpmm MST": "dpmm", "dpmm AIM": "dpmm"}
 
 
 def sdv(table, levels, epsilon, seed):
-    """Fit with its defaults on codes as numbers."""
+    """Fit with its defaults, kinds of columns as it detects them."""
     from sdv.metadata import Metadata
     from sdv.single_table import GaussianCopulaSynthesizer
 
-    known = {"columns": {name: {"sdtype": "numerical"} for name in table}}
-    metadata = Metadata.load_from_dict({"tables": {"table": known}})
+    metadata = Metadata.detect_from_dataframes({"table": table})
     model = GaussianCopulaSynthesizer(metadata)
     model.fit({"table": table})
     return model.sample(len(table))["table"]
