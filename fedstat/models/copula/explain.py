@@ -15,7 +15,7 @@ from fedstat.federation.forecast.forecast import Forecast
 from fedstat.kernels.hermite import expand_steps
 from fedstat.models.copula.asked import GramPlan, NoisePlan
 from fedstat.models.copula.margins import Bins
-from fedstat.models.copula.patterns import METHODS, SummedPatterns, choose_groups
+from fedstat.models.copula.patterns import METHODS, SummedPatterns, choose_groups, tell_choice
 from fedstat.models.copula.protocol import CopulaFit
 from fedstat.models.explain import ForecastPlan
 from fedstat.privacy.zcdp import epsilon_of_zcdp, rho_of_budget
@@ -131,6 +131,7 @@ def utility_of_columns(fit: CopulaFit, noise: Floats) -> pd.DataFrame:
                 "correlation_noise": float(np.sqrt(np.mean(noise[j, others] ** 2))),
                 "told_from_0": int((correlation[j, others] > 2.0 * noise[j, others]).sum()),
                 "strongest": float(correlation[j, others].max()),
+                "moved": float(fit.inversion.moved[j]),
             }
         )
     return pd.DataFrame(rows).set_index("column")
@@ -160,6 +161,8 @@ class CopulaPlan(ForecastPlan):
         yield from large_noise(model._planned, noise.cross, noise.n, model.epsilon, model.delta)
         if missing is not None:
             yield METHODS[groups.method]
+        if missing == "auto" and groups.method != "complete":
+            yield tell_choice(model._planned, table)
         for client in model._planned.columns:
             budget = model.partition.sites[client].policy.privacy
             if budget is not None:

@@ -24,11 +24,12 @@ SEED = 1
 class Inversion:
     """Correlation matrix (p, p), nearest to the one that each pair gives by itself, and how far they are.
 
-    `moved` is the root mean square by which the matrix was moved to be one of correlations.
+    `moved` (p,) is the root mean square by which the correlations of each column were moved to be of one
+    matrix.
     """
 
     correlation: Floats
-    moved: float
+    moved: Floats
 
 
 def invert_products(
@@ -90,7 +91,7 @@ def invert_products(
         earlier, correlation = correlation, nearest_correlation(pairs)
         if np.abs(correlation - earlier).max() < SETTLED:
             break
-    moved = float(np.sqrt(np.mean((pairs - correlation)[upper] ** 2))) if p > 1 else 0.0
+    moved = np.sqrt(((pairs - correlation) ** 2).sum(axis=0) / max(p - 1, 1))
     return Inversion(correlation, moved)
 
 

@@ -45,7 +45,7 @@ class CopulaRecord:
     products: Matrix
     pairs: Matrix
     noise: Matrix
-    moved: float
+    moved: Floats
     rho: str
     epsilon: float
     delta: float
@@ -187,7 +187,9 @@ class CopulaResults(Saveable, saved_as="fedstat copula results 1", record=Copula
     def utility_report(self) -> pd.DataFrame:
         """Say how far the noise lets each column be told, from released numbers alone.
 
-        What no released number tells, such as humps and interactions that a copula lacks, is not in it.
+        A release has one number for each pair of columns, as a Gaussian copula has. So humps and interactions
+        that the copula lacks are told by none, and not in here; ``moved`` is the one sign of misfit: pairs
+        that contradict each other by more than their noise are of no Gaussian copula.
 
         Returns
         -------
@@ -195,7 +197,8 @@ class CopulaResults(Saveable, saved_as="fedstat copula results 1", record=Copula
             One row a column: its institution, entities and bins; ``margin_noise``, about the standard
             deviation of the noise on its distribution function; ``ties``, the share of the variance of ranks
             that ties take; ``correlation_noise``, the root mean square over its correlations; how many of
-            these are more than two deviations from 0 (``told_from_0``), and the ``strongest``.
+            these are more than two deviations from 0 (``told_from_0``), and the ``strongest``; ``moved``, the
+            root mean square by which they were moved to be of one matrix.
         """
         return utility_of_columns(self.fit_, self.noise.to_numpy())
 
@@ -285,10 +288,10 @@ class CopulaResults(Saveable, saved_as="fedstat copula results 1", record=Copula
             "analysis of synthetic rows counts the noise."
         )
         yield METHODS[fit.method]
-        if fit.inversion.moved > 0.0:
+        if (moved := float(np.sqrt(np.mean(fit.inversion.moved**2)))) > 0.0:
             yield (
                 f"The correlations of single pairs make no correlation matrix; the nearest one is "
-                f"{fit.inversion.moved:.2g} away (root mean square)."
+                f"{moved:.2g} away (root mean square)."
             )
         yield (
             "Public, and never taken from the data: bounds and levels of the columns, numbers of entities, "

@@ -41,3 +41,13 @@ def test_correlations_are_found_whatever_is_cut(scored, squared):
     # three standard errors of a tetrachoric correlation at this n
     assert np.abs(found.correlation - OMEGA).max() < 0.012
     assert found.moved == pytest.approx(0.0, abs=1e-9)
+
+
+def test_pairs_that_contradict_each_other_are_moved_and_told_by_column(scored):
+    margins, U = scored
+    products = U.T @ U / N
+    products[0, 2] = products[2, 0] = 0.6 * np.sqrt(margins[0].variance * margins[2].variance)
+    products[1, 2] = products[2, 1] = -0.6 * np.sqrt(margins[1].variance * margins[2].variance)
+    moved = invert_products(products, margins, [slice(0, 2), slice(2, 4)], [100.0, 100.0]).moved
+    assert moved.shape == (4,)
+    assert moved[:3].min() > 0.05 and moved.argmin() == 3

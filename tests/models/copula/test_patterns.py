@@ -16,7 +16,7 @@ from fedstat.models.copula.asked import (
     squared_radius,
 )
 from fedstat.models.copula.margins import Bins
-from fedstat.models.copula.patterns import ScoredPattern, choose_groups, fit_normal
+from fedstat.models.copula.patterns import SMALL, ScoredPattern, choose_groups, fit_normal, tell_choice
 
 pytestmark = pytest.mark.usefixtures("same_noise")
 
@@ -115,6 +115,17 @@ def test_a_method_is_chosen_by_what_is_public():
     assert choose_groups(NOISE, presence(400), "auto").method == "pairs"
     large = NoisePlan(Fraction(3), COLUMNS)
     assert choose_groups(large, presence(), "auto").method == "em"
+
+
+def test_a_choice_says_what_it_goes_by():
+    table = presence(400)
+    assert "noise of" in tell_choice(NOISE, presence()) and f"below {SMALL}" in tell_choice(NOISE, presence())
+    table[60:, 2] = False
+    assert "no entity in common" in tell_choice(NOISE, table)
+    policy = fs.Policy(privacy=fs.Budget(1.0, 1e-6))
+    partition = fs.ClientPartition.from_frame(missing_rows(), columns=HELD, policy=policy)
+    told = {m: str(fs.CopulaSynthesizer(partition, 1.0, BOUNDS, missing=m).explain()) for m in ("auto", "em")}
+    assert "goes by noise alone" in told["auto"] and "goes by noise alone" not in told["em"]
 
 
 def test_em_is_the_factored_estimate_of_monotone_patterns():
