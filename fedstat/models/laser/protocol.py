@@ -83,12 +83,13 @@ class Trainer:
             self._ask(k, "release_networks", best=earlier, **self._gradient(k)) for k in self.layout.clients
         ]
         *networks, heads = yield [*asks, self._ask(self.layout.active, "release_heads", best=earlier)]
-        names, scores = self.layout.clients, (yield from self._calibrate())
+        scores = yield from self._calibrate()
+        names, raw = self.layout.clients, self.training.raw
         return Trained(
             {k: r.arrays["parameters"] for k, r in zip(names, networks, strict=True)},
             heads.arrays["parameters"],
-            {k: unit[0] for k, unit in zip(names, units, strict=True)},
-            {k: unit[1] for k, unit in zip(names, units, strict=True)},
+            {k: unit[0] * (not raw) for k, unit in zip(names, units, strict=True)},
+            {k: np.where(raw, 1.0, unit[1]) for k, unit in zip(names, units, strict=True)},
             told,
             moments[0],
             moments[1],
@@ -128,7 +129,7 @@ class Trainer:
         for number, k in enumerate(layout.clients):
             count = len(self.assembly.at(number))
             # By its name: in which order a partition lists its clients does not matter.
-            asked = NetworksAsked(count, t.hidden, t.width, t.optimiser, t.seed, crc32(k.encode()))
+            asked = NetworksAsked(count, t.hidden, t.width, t.optimiser, t.seed, crc32(k.encode()), t.raw)
             again: dict[str, Any] = {} if before is None else {"training": before.networks[k]}
             asks.append(self._ask(k, "start_networks", to_json(asked), **again))
         heads = NetworksAsked(self.assembly.heads, t.head_hidden, t.width, t.optimiser, t.seed, OF_HEADS)

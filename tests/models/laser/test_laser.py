@@ -349,6 +349,17 @@ def test_bad_responses():
         model(partition(300, kind="normal")).fit(**QUICK)
 
 
+def test_balanced_classes_and_columns_as_they_are(part):
+    """Weights of classes raise the rarer one's probability; raw columns have units of one."""
+    usual = model(part).fit(**QUICK, exchange="clear")
+    even = model(part).fit(**QUICK, exchange="clear", balanced=True)
+    rare = int(np.argmin(usual.record_.fitted.outcome.counts))
+    assert even.predict_proba(part).iloc[:, rare].mean() > usual.predict_proba(part).iloc[:, rare].mean()
+    raw = model(part).fit(**QUICK, exchange="clear", standardise=False)
+    assert all((scale == 1.0).all() for scale in raw.record_.fitted.scale.values())
+    assert raw.calibration.to_frame()["n"].sum() > 0
+
+
 def test_what_a_fit_lacks_is_said(part):
     fitted = model(part).fit(**QUICK, calibration=0.0)
     with pytest.raises(NotAvailableError, match=r"calibration=0\.2"):

@@ -19,7 +19,7 @@ MOST_UNITS, MOST_LAYERS, MOST_NETWORKS = 4096, 16, 512
 class NetworksAsked:
     """Networks of a client, or heads of the holder: how many, their hidden layers, outputs and training.
 
-    `number` keeps the random parameters of clients apart.
+    `number` keeps the random parameters of clients apart; `raw`: columns enter as they are, not standardised.
     """
 
     count: Annotated[int, Least(1)]
@@ -28,6 +28,7 @@ class NetworksAsked:
     optimiser: Optimiser
     seed: Annotated[int, Least(0)]
     number: Annotated[int, Least(0)]
+    raw: bool = False
 
     def check(self) -> None:
         """Require networks for which a site has room."""
@@ -41,10 +42,14 @@ class NetworksAsked:
 
 @dataclass(frozen=True, slots=True)
 class OutcomeAsked:
-    """What the response is, and the epsilon of its randomised labels, 0 for the labels themselves."""
+    """What the response is, the epsilon of its randomised labels, 0 for the labels themselves, and weights.
+
+    `balanced`: every class has the same weight in the loss.
+    """
 
     kind: Outcome
     label_epsilon: float = 0.0
+    balanced: bool = False
 
     def check(self) -> None:
         """Require an epsilon that means something here."""

@@ -71,7 +71,8 @@ def start_networks(
 ) -> tuple[dict[str, Array], str]:
     """Draw the parameters of the client's networks, or go on with a `training`; nothing leaves."""
     asked = from_json(NetworksAsked, text, f"{data.name}: the question about networks")
-    X = staged_block(state).X
+    staged = staged_block(state)
+    X = staged.X * staged.scale + staged.shift if asked.raw else staged.X
     widths = (X.shape[1], *asked.hidden, asked.width)
     check_room(data.name, ADAM * asked.count * count_parameters(widths), X.size)
     networks = Networks.draw(widths, asked.count, asked.optimiser, (asked.seed, asked.number))

@@ -15,7 +15,8 @@ class Training:
     """How networks are trained: layers, batches, epochs, Adam; and what is random.
 
     Nothing is learned from the entities `validation`, which choose among epochs, and `calibration`;
-    `masked` as in the fit, and `vote`: predictions of a set are the votes of its clients.
+    `masked` as in the fit, and `vote`: predictions of a set are the votes of its clients. `raw`: see
+    :class:`NetworksAsked`.
     """
 
     hidden: tuple[int, ...]
@@ -30,6 +31,7 @@ class Training:
     validation: Ints
     calibration: Ints
     vote: bool
+    raw: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

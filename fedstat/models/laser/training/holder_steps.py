@@ -33,7 +33,7 @@ LABELS = "label epsilon "
 class StagedOutcome:
     """The response during a fit: (n,), numbers of `classes`, or standardised where there are none.
 
-    `flip` has the probabilities by which its labels were randomised.
+    `flip` has the probabilities by which its labels were randomised, `weights` (classes,) those in the loss.
     """
 
     y: Floats
@@ -41,6 +41,7 @@ class StagedOutcome:
     mean: float
     sd: float
     flip: Floats | None = None
+    weights: Floats | None = None
 
 
 @dataclass(slots=True)
@@ -97,7 +98,8 @@ def stage_outcome(data: SiteData, state: State, text: str, keep: Bools) -> tuple
         labels = randomised(labels, flip, draws[keep])
         counts = np.bincount(labels.astype(np.int64), minlength=len(classes))
     state.tell(RowsByLevel("the response", counts.tolist()))
-    staged = StagedOutcome(labels, tuple(classes.tolist()), 0.0, 1.0, flip)
+    weights = len(labels) / (len(classes) * np.maximum(counts, 1)) if asked.balanced else None
+    staged = StagedOutcome(labels, tuple(classes.tolist()), 0.0, 1.0, flip, weights)
     state.keep("laser outcome", staged, len(y))
     told = OutcomeTold(staged.classes, tuple(counts.tolist()), total)
     return {"moments": np.array([0.0, 1.0])}, to_json(told)
@@ -174,11 +176,12 @@ def run_heads(
     b = len(batch.rows)
     y, scale = outcome.y[batch.rows], 1.0 / b
     labels = y.astype(np.int64)
+    own = scale if outcome.weights is None else scale * outcome.weights[labels]
     R = np.ascontiguousarray(batch.outputs.transpose(0, 2, 1))
     back, total = np.zeros_like(R), 0.0
     of_heads: dict[int, Floats] = {}
     for t, head in enumerate(batch.head.tolist()):
-        w = batch.weights[batch.code, t] * scale
+        w = batch.weights[batch.code, t] * own
         if not w.any():
             continue
         mean = np.ascontiguousarray(R[batch.members[t]].sum(axis=0) / batch.sizes[t])
