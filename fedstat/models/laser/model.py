@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+import secrets
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, get_args
 
@@ -22,6 +24,7 @@ from fedstat.models.laser.results import LASERResults
 from fedstat.models.laser.training.asked import FAMILY, MOST_EPSILON, Outcome, OutcomeAsked
 from fedstat.models.laser.training.course import Training
 from fedstat.models.laser.training.lines import EpochLines, no_lines
+from fedstat.models.laser.training.modules import register_module
 from fedstat.models.laser.training.networks import Optimiser
 from fedstat.models.laser.training.tasks import Heads, Method, assemble
 from fedstat.models.vertical.layout import Layout, lay_out
@@ -77,6 +80,10 @@ class LASER(VerticalModel):
     heads : {"one", "client"}
         Whether one head predicts for a set of clients, or one of each of its clients, as published, of which
         the probabilities are averaged.
+    representations : mapping of str to torch.nn.Module, optional
+        Modules in the place of the networks of some clients, from (rows, columns) to (rows, `width`); they
+        are run where they were made, in double precision, and begin with the parameters that they have. It
+        needs ``fedstat[torch]``.
     **kwargs
         ``missing`` and ``coordinator``, as in :meth:`from_formula`.
 
@@ -104,6 +111,7 @@ class LASER(VerticalModel):
         width: int = 10,
         head_hidden: Sequence[int] = (),
         heads: Heads = "one",
+        representations: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
         check_choice("outcome", outcome, get_args(Outcome))
@@ -120,6 +128,15 @@ class LASER(VerticalModel):
         self.width, self.heads = int(width), heads
         super().__init__(formula, partition, **kwargs)
         self.layout = self._lay_out()
+        self.representations = dict(representations or {})
+        unknown = sorted(self.representations.keys() - set(self.layout.clients))
+        if unknown:
+            raise ModelError(
+                f"representations: {', '.join(unknown)} have no columns in the model; expected some of "
+                f"{', '.join(self.layout.clients)}"
+            )
+        self._modules = {k: f"{k} {secrets.token_hex(8)}" for k in self.representations}
+        self._begun = {k: deepcopy(module) for k, module in self.representations.items()}
 
     def _lay_out(self) -> Layout:
         blocks = self.design.blocks
@@ -239,6 +256,13 @@ class LASER(VerticalModel):
             raise ModelError(f"decay: expected a penalty of zero or more, received {decay!r}")
         rng = np.random.default_rng(seed)
         learned, held, calibrated = self._divide(method, validation, calibration, rng)
+        if self._begun and method == "combinatorial":
+            raise ModelError(
+                "representations: a client has one module; use another method than 'combinatorial'"
+            )
+        for k, name in self._modules.items():
+            # Each fit begins with the parameters that the module had.
+            register_module(name, deepcopy(self._begun[k]))
         training = Training(
             self.hidden,
             self.width,
@@ -253,6 +277,7 @@ class LASER(VerticalModel):
             calibrated,
             method == "ensemble",
             not standardise,
+            self._modules,
         )
         ledger = copy.deepcopy(self._agreement)
         trainer = Trainer(

@@ -129,7 +129,9 @@ class Trainer:
         for number, k in enumerate(layout.clients):
             count = len(self.assembly.at(number))
             # By its name: in which order a partition lists its clients does not matter.
-            asked = NetworksAsked(count, t.hidden, t.width, t.optimiser, t.seed, crc32(k.encode()), t.raw)
+            asked = NetworksAsked(
+                count, t.hidden, t.width, t.optimiser, t.seed, crc32(k.encode()), t.raw, t.modules.get(k, "")
+            )
             again: dict[str, Any] = {} if before is None else {"training": before.networks[k]}
             asks.append(self._ask(k, "start_networks", to_json(asked), **again))
         heads = NetworksAsked(self.assembly.heads, t.head_hidden, t.width, t.optimiser, t.seed, OF_HEADS)

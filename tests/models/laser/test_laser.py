@@ -360,6 +360,30 @@ def test_balanced_classes_and_columns_as_they_are(part):
     assert raw.calibration.to_frame()["n"].sum() > 0
 
 
+def test_modules_in_the_place_of_networks(part):
+    """A module of the same layers and parameters is trained as the network that it replaces."""
+    torch = pytest.importorskip("torch")
+    own = model(part).fit(
+        epochs=1, batch_size=5000, validation=0.0, calibration=0.0, exchange="clear", rate=1e-9
+    )
+    theta = torch.tensor(own.record_.fitted.networks["shop"][0])
+    module = torch.nn.Sequential(torch.nn.Linear(3, 6), torch.nn.ReLU(), torch.nn.Linear(6, 4)).double()
+    torch.nn.utils.vector_to_parameters(theta, module.parameters())
+    plain = model(part).fit(**QUICK, exchange="clear")
+    replaced = model(part, representations={"shop": module})
+    fitted = replaced.fit(**QUICK, exchange="clear")
+    same_networks(plain, fitted, atol=1e-5)
+    same_networks(fitted, replaced.fit(**QUICK, exchange="clear"), atol=0.0)
+    other = partition(200, seed=12)
+    np.testing.assert_allclose(fitted.predict_proba(other), plain.predict_proba(other), atol=1e-5)
+    with pytest.raises(ModelError, match=r"torch\.nn\.Module"):
+        model(part, representations={"shop": 3}).fit(**QUICK)
+    with pytest.raises(fs.errors.FedstatError, match=r"other than \(rows, 4\)"):
+        model(part, representations={"shop": torch.nn.Linear(3, 2)}).fit(**QUICK)
+    with pytest.raises(ModelError, match="nobody have no columns"):
+        model(part, representations={"nobody": module})
+
+
 def test_what_a_fit_lacks_is_said(part):
     fitted = model(part).fit(**QUICK, calibration=0.0)
     with pytest.raises(NotAvailableError, match=r"calibration=0\.2"):

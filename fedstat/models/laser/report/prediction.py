@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -57,6 +58,7 @@ class FittedNetworks:
     sd: float
     holder: str
     response: str
+    modules: Mapping[str, str]
 
     @classmethod
     def of(
@@ -81,6 +83,7 @@ class FittedNetworks:
             sd=trained.sd,
             holder=model.layout.active,
             response=model.formula.response,
+            modules=training.modules,
         )
 
     @property
@@ -145,6 +148,7 @@ def predicting(fitted: FittedNetworks, partition: ClientPartition) -> Rounds[Pre
         to.ask(
             k,
             "represent",
+            json.dumps(fitted.modules.get(k, "")),
             parameters=fitted.networks[k],
             hidden=hidden,
             width=width,

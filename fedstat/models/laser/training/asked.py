@@ -20,6 +20,7 @@ class NetworksAsked:
     """Networks of a client, or heads of the holder: how many, their hidden layers, outputs and training.
 
     `number` keeps the random parameters of clients apart; `raw`: columns enter as they are, not standardised.
+    `module` names a module that takes the place of the networks.
     """
 
     count: Annotated[int, Least(1)]
@@ -29,6 +30,7 @@ class NetworksAsked:
     seed: Annotated[int, Least(0)]
     number: Annotated[int, Least(0)]
     raw: bool = False
+    module: str = ""
 
     def check(self) -> None:
         """Require networks for which a site has room."""

@@ -7,6 +7,7 @@ zeros where it has no part in it.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -19,6 +20,7 @@ from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths, check_room
 from fedstat.federation.rounds.product_steps import check_positions
 from fedstat.kernels.mlp import count_parameters
+from fedstat.models.laser.training import modules
 from fedstat.models.laser.training.asked import NetworksAsked
 from fedstat.models.laser.training.holder_steps import TRAINING
 from fedstat.models.laser.training.networks import ADAM, Networks, evaluate
@@ -75,7 +77,10 @@ def start_networks(
     X = staged.X * staged.scale + staged.shift if asked.raw else staged.X
     widths = (X.shape[1], *asked.hidden, asked.width)
     check_room(data.name, ADAM * asked.count * count_parameters(widths), X.size)
-    networks = Networks.draw(widths, asked.count, asked.optimiser, (asked.seed, asked.number))
+    if asked.module:
+        networks: Networks = modules.ModuleNetworks.of(asked.module, X.shape[1], asked.width, asked.optimiser)
+    else:
+        networks = Networks.draw(widths, asked.count, asked.optimiser, (asked.seed, asked.number))
     client = TrainingClient(networks, np.ascontiguousarray(X.T))
     if training is not None:
         client.best, client.seen = networks.restore(training), networks.theta.copy()
@@ -167,6 +172,7 @@ def release_networks(
 def represent(
     data: SiteData,
     state: State,
+    text: str,
     parameters: Floats,
     hidden: Ints,
     width: Array,
@@ -174,20 +180,25 @@ def represent(
     scale: Floats,
     rows: Ints,
     n: Array,
-) -> dict[str, Array]:
+) -> tuple[dict[str, Array], str]:
     """Run trained networks, (m, q), on the opened rows: (n, m d), zeros where the client has none.
 
-    `shift` and `scale` (p,) are those of the columns in the fit, `rows` where the entities stand among `n`.
+    `shift` and `scale` (p,) are those of the columns in the fit, `rows` where the entities stand among `n`;
+    `text` is the name of a module in the place of the networks, or empty.
     """
     X = block_of(state).X
     check_lengths(data.name, shift=(shift, X.shape[1]), scale=(scale, X.shape[1]), rows=(rows, len(X)))
     if not (scale > 0.0).all() or (len(rows) and not 0 <= rows.min() <= rows.max() < int(n)):
         raise MessageError(f"{data.name}: expected positive scales, and positions of its entities")
-    outputs = evaluate(parameters, (X.shape[1], *hidden.tolist(), int(width)), (X - shift) / scale)
+    Z, module = np.ascontiguousarray((X - shift) / scale), json.loads(text)
+    if module:
+        outputs = modules.evaluate_module(str(module), parameters, int(width), Z)
+    else:
+        outputs = evaluate(parameters, (X.shape[1], *hidden.tolist(), int(width)), Z)
     check_room(data.name, int(n) * outputs.shape[1] * outputs.shape[2], X.size)
     out = np.zeros((int(n), outputs.shape[1] * outputs.shape[2]))
     out[rows] = outputs.reshape(len(X), -1)
-    return {"outputs": out}
+    return {"outputs": out}, ""
 
 
 ROWS = Declared("presence", "which of the client's entities are in the batch", dtype="int64")
@@ -242,6 +253,7 @@ CLIENT_STEPS: Mapping[str, Step] = {
             "n": Declared("control", "number of entities", 0),
         },
         {"outputs": OUTPUTS},
+        Declared("control", "name of a module in the place of the networks"),
     ),
 }
 CLIENT_ORDER: Mapping[str, str] = {

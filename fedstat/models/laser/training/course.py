@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from fedstat.models.laser.training.asked import OutcomeTold
 from fedstat.models.laser.training.networks import Optimiser
@@ -16,7 +17,7 @@ class Training:
 
     Nothing is learned from the entities `validation`, which choose among epochs, and `calibration`;
     `masked` as in the fit, and `vote`: predictions of a set are the votes of its clients. `raw`: see
-    :class:`NetworksAsked`.
+    :class:`NetworksAsked`. `modules` are names by client.
     """
 
     hidden: tuple[int, ...]
@@ -32,6 +33,7 @@ class Training:
     calibration: Ints
     vote: bool
     raw: bool = False
+    modules: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

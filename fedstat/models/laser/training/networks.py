@@ -28,7 +28,7 @@ class Optimiser:
             raise MessageError("expected a positive learning rate, and an L2 penalty of zero or more")
 
 
-@dataclass(slots=True)
+@dataclass
 class Networks:
     """Some networks of the same widths: `theta` (m, q), and what Adam remembers of each."""
 
