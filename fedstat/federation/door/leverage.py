@@ -83,7 +83,8 @@ def check_leverage(
     direction = find_singled_out(high, basis, few)
     if direction is not None:
         size = np.abs(direction[1:])
-        involved = [f"'{names[j]}'" for j in np.flatnonzero(size > 0.1 * size.max()).tolist()]
+        found = [f"'{names[j]}'" for j in np.flatnonzero(size > 0.1 * size.max()).tolist()]
+        involved = list(dict.fromkeys(found))
         raise PolicyError(
             f"{data.name}: its policy (minimum rows per level) wants at least {few + 1} rows behind every "
             f"combination of columns; fewer are singled out by {', '.join(involved)} together. Merge levels, "

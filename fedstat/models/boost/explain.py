@@ -12,6 +12,7 @@ from fedstat.federation.forecast.forecast import Forecast
 from fedstat.models.boost.learning.size import bands
 from fedstat.models.boost.learning.varying import coefficients_along
 from fedstat.models.explain import ForecastPlan
+from fedstat.models.horizontal.results import MASKED
 from fedstat.models.horizontal.session import UNTOLD
 
 
@@ -38,6 +39,17 @@ def traced_columns(columns: int, along: int, weighted: int = 0, scores: int = 0,
     own = 0 if weighted else along**2
     more = varying**2 + 2.0 * varying * (columns * along + 1)
     return int(np.ceil(np.sqrt((1 + weighted) * columns**2 + 2.0 * columns * along + own + more)))
+
+
+def masking_sentence(sites: int, weighted: int) -> str:
+    """Say what masks hid."""
+    if not weighted:
+        return f"Sums were masked over {sites} sites: {MASKED.format('')}"
+    return (
+        f"Sums were masked over {sites} sites. Where these measured the response at points that differ, "
+        "every site's own can be solved for from the weighted sums, as if in clear; each was held to its "
+        "own rows."
+    )
 
 
 def tracing_sentence(columns: int, rows: float, weighted: int = 0) -> str:
@@ -92,5 +104,10 @@ class BoostPlan(ForecastPlan):
                 "In the publication sites send their fits of all learners in every step, in as many rounds. "
                 "These tell about as much: how a fit changes by a step that is known gives the products of "
                 "its columns with those of the learner that was taken."
+            )
+        if self._weighted:
+            yield (
+                "Curves of the response were measured at different points: where these differ by site, masks "
+                "hide no site's own sums, so that each is held to its own rows."
             )
         yield UNTOLD

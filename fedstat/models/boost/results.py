@@ -17,7 +17,7 @@ from fedstat.inference.estimate import Estimate
 from fedstat.inference.results import FederatedResults
 from fedstat.inference.summary import ClientBlock, client_sheet, header_sheet
 from fedstat.inference.tables import SheetSummary
-from fedstat.models.boost.explain import traced_columns, tracing_sentence
+from fedstat.models.boost.explain import masking_sentence, traced_columns, tracing_sentence
 from fedstat.models.boost.inference.statements import BASELINE, BoostStatements
 from fedstat.models.boost.learning.baselines import SiteBoosting
 from fedstat.models.boost.learning.boosting import Boosting, explained, first_steps
@@ -30,7 +30,7 @@ from fedstat.models.boost.report.prediction import predict_boosted, scores
 from fedstat.models.boost.report.surfaces import effect_frame
 from fedstat.models.boost.report.tables import learner_sheet, loss_rows
 from fedstat.models.checks import check_choice, check_whole
-from fedstat.models.horizontal.results import MASKED, RowsBasis
+from fedstat.models.horizontal.results import RowsBasis
 from fedstat.models.saved import Saveable, SavedLedger
 from fedstat.typing import Floats
 
@@ -345,7 +345,7 @@ class BoostResults(
                 'takes too many steps, and select="cv" does not.'
             )
         if self.record_.masked:
-            notes.append(f"Sums were masked over {len(self.estimate.blocks)} sites: {MASKED.format('')}")
+            notes.append(masking_sentence(len(self.estimate.blocks), moments.weighted))
         notes.append(f"Tracing: {tracing_sentence(columns, moments.total.n, moments.weighted)}.")
         if self.record_.basis.left_out:
             notes.append(

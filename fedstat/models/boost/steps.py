@@ -60,6 +60,7 @@ from fedstat.typing import Array, Floats, Ints
 
 FAMILY = "boost"
 RESPONSE = "response"
+POINTS = "points of the response, which Curve(..., max_gap=0) makes those of all"
 BLOCK = 4096
 """Rows whose columns are in memory at once."""
 
@@ -262,7 +263,7 @@ def _tell_weights(state: State, made: MadeColumns, fold: Ints, width: int) -> No
     # Of rows that a forecast invents there are fewer.
     fewest = int(min((count for count in by_fold if count), default=0) * n // max(len(uneven), 1))
     state.tell(UnevenRows(fewest, width, r + 1))
-    state.tell(DesignDirections(scaled.__iter__, n, [f"weights of {RESPONSE}[{j}]" for j in range(r)]))
+    state.tell(DesignDirections(scaled.__iter__, n, [POINTS] * r))
     state.tell(*(SummedColumns(W) for W in scaled))
 
 
