@@ -55,6 +55,10 @@ CLAIMS = {
         assert refit.tests["p_value"]["bols(group)"] < 0.05
         shown = refit.surface("group")
         assert (shown["band_lower"] <= shown["lower"]).all() and (shown["se"] > 0).all()
+        coast = rainy.surface("region").pivot_table("estimate", "column", "t")
+        coast = coast.loc[["region[T.Atlantic]", "region[T.Pacific]"]]
+        assert 1 < rainy.mstop <= 300
+        assert (coast.loc[:, :31].mean(axis=1) > coast.loc[:, 180:210].mean(axis=1) + 0.1).all()
     """,
     "adding-a-family": """
         known = {
