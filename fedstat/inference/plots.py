@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -46,6 +46,15 @@ def plot_coefficients(
     return ax
 
 
+def pyplot() -> Any:
+    """Return matplotlib's pyplot; an ImportError names the extra where it is not installed."""
+    try:
+        import matplotlib.pyplot as plt  # noqa: PLC0415
+    except ImportError as error:
+        raise ImportError("plots need matplotlib: pip install fedstat[plot]") from error
+    return plt
+
+
 def axes_for(
     ax: Axes | None, width: float, height: float, title: str = "", hidden: Sequence[str] = ()
 ) -> Axes:
@@ -53,12 +62,8 @@ def axes_for(
 
     An ImportError names the extra where matplotlib is not installed.
     """
-    try:
-        import matplotlib.pyplot as plt  # noqa: PLC0415
-    except ImportError as error:
-        raise ImportError("plots need matplotlib: pip install fedstat[plot]") from error
     if ax is None:
-        _, ax = plt.subplots(figsize=(width, height), layout="constrained")
+        _, ax = pyplot().subplots(figsize=(width, height), layout="constrained")
     if title:
         # A name may hold a dollar sign, which is no formula.
         ax.set_title(title, loc="left", fontsize="medium", parse_math=False)

@@ -25,7 +25,7 @@ from fedstat.models.boost.learning.information import corrected_aic, path_df
 from fedstat.models.boost.learning.learners import BoostFormula
 from fedstat.models.boost.learning.scored import ScoredBoosting
 from fedstat.models.boost.learning.varying import coefficients_along, varying_of
-from fedstat.models.boost.report.plots import draw_cv, draw_importance, draw_path, draw_surface
+from fedstat.models.boost.report.pictures import BoostPictures
 from fedstat.models.boost.report.prediction import predict_boosted, scores
 from fedstat.models.boost.report.surfaces import effect_frame
 from fedstat.models.boost.report.tables import learner_sheet, loss_rows
@@ -35,7 +35,7 @@ from fedstat.models.saved import Saveable, SavedLedger
 from fedstat.typing import Floats
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    pass
 
 
 NO_ERROR = (
@@ -50,7 +50,6 @@ AVERAGED = {
     "local": "one site's rows alone",
 }
 """Baselines, for the summary."""
-Picture = Literal["surface", "path", "cv", "importance"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,7 +69,12 @@ class BoostRecord:
 
 
 class BoostResults(
-    BoostStatements, Saveable, FederatedResults, saved_as="fedstat boost results 1", record=BoostRecord
+    BoostStatements,
+    BoostPictures,
+    Saveable,
+    FederatedResults,
+    saved_as="fedstat boost results 1",
+    record=BoostRecord,
 ):
     """Results of :meth:`fedstat.FedFunctionBoost.fit`.
 
@@ -267,26 +271,6 @@ class BoostResults(
         Of a loss that is no square: its mean ``loss``, and the share ``explained`` of that at the offset.
         """
         return scores(self.record_, self._loss, self.offset, new, self.predict(new, "linear"))
-
-    def plot(self, what: Picture = "surface", learner: str | None = None, ax: Axes | None = None) -> Axes:
-        """Draw a learner's effect, R-squared along the path, the loss of left-out folds, or importance.
-
-        Parameters
-        ----------
-        what : {"surface", "path", "cv", "importance"}
-        learner : str, optional
-            For "surface"; by default the one that explains most.
-        ax : matplotlib Axes, optional
-        """
-        check_choice("what", what, ("surface", "path", "cv", "importance"))
-        if what == "path":
-            return draw_path(self.path, ax)
-        if what == "cv":
-            return draw_cv(self.cv, self.mstop, ax)
-        if what == "importance":
-            return draw_importance(self.learners, ax)
-        best = str(self.learners["explained"].iloc[1:].idxmax()) if learner is None else learner
-        return draw_surface(self.surface(best), best, self.estimate.response, ax)
 
     def _place(self, learner: str) -> int:
         place = self._boosting.design.place(learner)

@@ -210,5 +210,15 @@ def test_pictures_are_drawn(result):
     for what in ("surface", "path", "importance"):
         assert result.plot(what).has_data()
     assert result.plot("surface", "g").has_data() and result.plot("surface", "age").has_data()
+    effects = result.plot("effects")
+    assert effects.shape == (2, 2) and effects[0, 0].get_title(loc="left") == result.importance.index[0]
+    assert list(result.effects) == [label for label in result.importance.index if label in result.effects]
+    lines = result.plot("fitted", new=FRAME).get_lines()
+    np.testing.assert_allclose(lines[1].get_ydata(), result.predict(FRAME).iloc[0])
+    np.testing.assert_allclose(lines[0].get_ydata(), FRAME.filter(regex="^y_").iloc[0])
+    assert fitted("mean ~ x1", steps=5).plot("fitted", new=FRAME).has_data()
+    for what, words in (("fitted", "rows that you hold"), ("effects", "figure of their own")):
+        with pytest.raises(ModelError, match=words):
+            result.plot(what, ax=effects[0, 0])
     with pytest.raises(ModelError, match="learner"):
         result.plot("surface", "height")

@@ -3,9 +3,9 @@
 A boosted surface is shrunken; intervals around it do not cover. Fitted again are the learners that were
 selected, with errors that are correlated along the response: their covariance follows from the products of
 the response in its basis. Smoothing parameters maximise the restricted likelihood by the updates of Fellner
-and Schall (Wood and Fasiolo 2017), and are a hundredth of that for intervals: undersmoothed, so that bias is
-small beside the error. Covariances are those of the posterior (Wood 2006), simultaneous bands from draws of
-it.
+and Schall (Wood and Fasiolo 2017), and are a hundredth of that for intervals, or less where the penalty
+would outweigh the information: undersmoothed, so that bias is small beside the error. Covariances are those
+of the posterior (Wood 2006), simultaneous bands from draws of it.
 """
 
 from __future__ import annotations
@@ -109,11 +109,27 @@ def refit(sums: CurveSums, design: BoostDesign, gram: Floats, learners: Sequence
     lam = _smooth(own, gram, Omega, penalties)[1]
     _, V, A, _ = _solve(own, gram, Omega, penalties, lam)
     edf = (V * A).sum(axis=1)
-    B, V, _, s2 = _solve(own, gram, Omega, penalties, UNDERSMOOTHED * lam)
+    B, V, _, s2 = _solve(own, gram, Omega, penalties, undersmoothed(own, gram, Omega, penalties, lam))
     tests = tuple(test_effect(own, place) for place in places)
     errors = _errors(own, gram, B)
     rough = _rough(own, gram, B, errors)
     return Refitted(tuple(chosen), places, parts, B, s2 * V, edf, tests, n, errors, rough)
+
+
+def undersmoothed(
+    own: CurveSums, gram: Floats, Omega: Floats, penalties: Sequence[RefitPenalty], lam: Floats
+) -> Floats:
+    """Smoothing parameters for intervals: a hundredth, and none whose penalty outweighs the information.
+
+    That of a direction in which an effect seems flat goes to infinity, and a share of it still lets the
+    direction have no error, as if it had been known.
+    """
+    along = float(np.trace(gram @ Omega @ gram))
+    sizes = [
+        (np.trace(own.S[one.place, one.place]), np.trace(one.M1) * np.trace(one.M2)) for one in penalties
+    ]
+    most = [along * float(S) / max(float(K), 1e-300) for S, K in sizes]
+    return np.minimum(UNDERSMOOTHED * lam, most)
 
 
 def _penalties(

@@ -152,7 +152,7 @@ class SurfaceFit:
         notes = [
             self.conditions,
             "Intervals hold for effects that the bases can hold; they are undersmoothed (a hundredth of the "
-            "smoothing parameters of REML), so that bias is small beside the error.",
+            "smoothing parameters of REML, or less), so that bias is small beside the error.",
         ]
         q, n = self._fitted.B.shape[0], self._fitted.rows
         if n < FEW * q:

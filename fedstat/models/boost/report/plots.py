@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 
-from fedstat.inference.plots import COLOURS, axes_for, label_rows
+from fedstat.inference.plots import COLOURS, axes_for, label_rows, pyplot
+from fedstat.typing import Floats
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
 def draw_surface(frame: pd.DataFrame, label: str, response: str, ax: Axes | None) -> Axes:
-    """Draw a heat map of an effect on two arguments, or lines of one on one."""
+    """Draw a heat map of an effect on two arguments, or lines of one on one.
+
+    With intervals: shaded those of each point, dotted the band of the whole; of a heat map a line is around
+    where the band is apart from zero.
+    """
     of, rest = frame.columns[0], [name for name in ("s", "x", "t") if name in frame.columns]
     ax = axes_for(ax, 6.0, 4.5, f"{label} on {response}")
     if len(rest) == 2:
@@ -23,8 +29,15 @@ def draw_surface(frame: pd.DataFrame, label: str, response: str, ax: Axes | None
         x, y = table.columns.to_numpy(dtype=float), table.index.to_numpy(dtype=float)
         mesh = ax.pcolormesh(x, y, table.to_numpy(), cmap="RdBu_r", vmin=-size, vmax=size, shading="nearest")
         ax.figure.colorbar(mesh, ax=ax, label="effect")
+        if "band_lower" in frame:
+            apart = (frame["band_lower"] > 0.0) | (frame["band_upper"] < 0.0)
+            outside = (
+                frame.assign(apart=apart.astype(float)).pivot_table("apart", rest[0], rest[1]).to_numpy()
+            )
+            if 0.0 < outside.mean() < 1.0:
+                ax.contour(x, y, outside, levels=[0.5], colors="black", linewidths=0.8)
         ax.set_xlabel(rest[1])
-        ax.set_ylabel(rest[0])
+        ax.set_ylabel(axis_name(rest[0], label), parse_math=False)
         return ax
     ax.axhline(0.0, color="0.6", linewidth=1.0, linestyle="--", zorder=0)
     groups = [("", frame)] if of in rest else list(frame.groupby(of, sort=False))
@@ -37,11 +50,18 @@ def draw_surface(frame: pd.DataFrame, label: str, response: str, ax: Axes | None
         ax.plot(x, rows["estimate"], color=colour, label=str(name))
         if "lower" in rows:
             ax.fill_between(x, rows["lower"], rows["upper"], color=colour, alpha=0.2, linewidth=0.0)
+            for side in ("band_lower", "band_upper"):
+                ax.plot(x, rows[side], color=colour, linewidth=0.8, linestyle=":")
     if of not in rest:
         ax.legend(frameon=False)
-    ax.set_xlabel(rest[0] if rest else "")
+    ax.set_xlabel(axis_name(rest[0], label) if rest else "", parse_math=False)
     ax.set_ylabel("effect")
     return ax
+
+
+def axis_name(argument: str, label: str) -> str:
+    """Name of an effect's argument: the column of a smooth effect, else s or t."""
+    return label.partition("(")[2].removesuffix(")") or label if argument == "x" else argument
 
 
 def draw_path(path: pd.DataFrame, ax: Axes | None) -> Axes:
@@ -65,14 +85,53 @@ def draw_cv(cv: pd.DataFrame, mstop: int, ax: Axes | None) -> Axes:
     ax.fill_between(cv.index, cv["loss"] - cv["se"], cv["loss"] + cv["se"], alpha=0.2, linewidth=0.0)
     ax.axvline(mstop, color="0.5", linestyle="--", linewidth=1.0)
     ax.set_xlabel("step")
+    ax.set_ylabel("loss")
     return ax
 
 
 def draw_importance(learners: pd.DataFrame, ax: Axes | None) -> Axes:
-    """Share of each learner in what is explained."""
+    """Share of each learner in what is explained, the largest on top."""
+    learners = learners.sort_values("explained", ascending=False)
     ax = axes_for(ax, 6.0, 1.0 + 0.35 * len(learners), "Share in what is explained", ("top", "right", "left"))
     at = np.arange(len(learners), dtype=float)
     ax.barh(at, 100.0 * learners["explained"], color=COLOURS[0])
     label_rows(ax, at, [str(name) for name in learners.index])
     ax.set_xlabel("%")
+    return ax
+
+
+def draw_effects(effects: Mapping[str, pd.DataFrame], response: str) -> np.ndarray:
+    """Draw effects side by side, two to a row."""
+    plt = pyplot()
+    rows = max(1, -(-len(effects) // 2))
+    figure, axes = plt.subplots(rows, 2, figsize=(7.2, 2.7 * rows), layout="constrained", squeeze=False)
+    for ax, (label, frame) in zip(axes.ravel(), effects.items(), strict=False):
+        draw_surface(frame, label, response, ax)
+        ax.set_title(label, loc="left", fontsize="medium", parse_math=False)
+    for ax in axes.ravel()[len(effects) :]:
+        ax.set_axis_off()
+    figure.suptitle(f"Effects on {response}", x=0.01, ha="left", fontsize="medium", parse_math=False)
+    return np.asarray(axes)
+
+
+def draw_curves(t: Floats, observed: Floats, fitted: Floats, names: Sequence[str], ax: Axes | None) -> Axes:
+    """Draw curves (m, G): what was observed as points, what is fitted as lines."""
+    ax = axes_for(ax, 6.5, 4.0, "Observed (points) and fitted (lines)", ("top", "right"))
+    for i, name in enumerate(names):
+        colour = COLOURS[i % len(COLOURS)]
+        ax.plot(t, observed[i], "o", color=colour, markersize=2.5, alpha=0.6)
+        ax.plot(t, fitted[i], color=colour, label=name)
+    ax.legend(frameon=False, title="row", fontsize="small")
+    ax.set_xlabel("t")
+    return ax
+
+
+def draw_scatter(fitted: Floats, observed: Floats, response: str, ax: Axes | None) -> Axes:
+    """Draw what was observed against what is fitted, beside the line on which both are the same."""
+    ax = axes_for(ax, 4.5, 4.5, "Observed against fitted", ("top", "right"))
+    ax.plot(fitted, observed, "o", color=COLOURS[0], markersize=3.0, alpha=0.5, markeredgewidth=0.0)
+    ends = np.nanmin(fitted), np.nanmax(fitted)
+    ax.plot(ends, ends, color="0.4", linewidth=1.0, linestyle="--")
+    ax.set_xlabel(f"fitted {response}", parse_math=False)
+    ax.set_ylabel(f"observed {response}", parse_math=False)
     return ax
