@@ -29,14 +29,21 @@ VALID = (
 VALID_STEP = (
     "Valid if the generalised linear model holds. The estimate is one step from that of the moments, by the "
     "residuals of the rows. A Gaussian copula of the columns gives the derivatives of this step, standard "
-    "errors, and the mean of what {}: which moved the coefficients "
-    "by {:.2g} sampling errors (root mean square)."
+    "errors, and the mean of what {}; that mean moved the coefficients by {:.2g} sampling errors (root mean "
+    "square)."
 )
 LEFT = {
     True: "a cut of response and predictor leaves",
     False: "a cubic leaves of the logistic mean",
 }
 """What a step leaves to the law of the columns, where there is a scale and where not."""
+MUCH = 1.5
+"""Noise over sampling error beyond which it moves what closed-form errors take for known."""
+TOO_NARROW = (
+    f"Noise above {MUCH} times the sampling error moves the derivatives, too, which the standard errors take "
+    "for known: in simulations of a logistic model intervals of level .95 held the truth in .93 of cases, "
+    "those of a skewed column in .88. With polish=0 errors are found by simulation, and were smaller."
+)
 PUBLIC = (
     "Public, and never taken from the data: bounds and levels of the columns, numbers of entities, who has a "
     "record where. Noise is discrete Gaussian from the operating system's randomness; each institution adds "
@@ -52,6 +59,8 @@ def fit_notes(
         yield VALID
     if errors is not None:
         yield from _error_notes(released, errors) if step is None else _step_notes(released, step)
+        if step is not None and errors.ratio > MUCH:
+            yield TOO_NARROW
     if released.plan.of_step:
         yield (
             f"{float(OF_STEP):.0%} of the budget was for the step"

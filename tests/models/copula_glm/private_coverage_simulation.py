@@ -61,16 +61,16 @@ def noise_of(plan: MomentPlan, n: int) -> ReleaseNoise:
     return ReleaseNoise(np.array(counts[:-1]), counts[-1], np.sqrt(shares) * plan.product_deviation(1) / n)
 
 
-def simulate(family, epsilon, repetitions, n=5_000, draws=20, first=0):
+def simulate(family, epsilon, repetitions, polish=0):
     """Errors and standard errors of the slopes, and those of maximum likelihood: (repetitions, 6, p)."""
-    cell = Cell(family, epsilon, n, draws)
-    return np.array([cell.repeat(seed) for seed in range(first, first + repetitions)])
+    cell = Cell(family, epsilon, 5_000, DRAWS, polish)
+    return np.array([cell.repeat(seed) for seed in range(repetitions)])
 
 
 class Cell:
     """What is the same in all repetitions of a family, an epsilon and a number of entities."""
 
-    def __init__(self, family, epsilon, n, draws=20, polish=0):
+    def __init__(self, family, epsilon, n, draws, polish=0):
         self.family, self.n, self.draws, self.polish = family, n, draws, polish
         self.plan = make_plan(family, epsilon, n, OF_STEP if polish else 0)
         self.design, self.y_bins = whole_design(self.plan), self.plan.columns["Y"][0]
@@ -126,10 +126,13 @@ def step_on_rows(plan, fit, values, codes, y_codes, noisy, rng):
     return step.params, *errors
 
 
-def covers(found, draws=20):
-    """Which intervals of level .95 hold the truth: ours, and those of maximum likelihood."""
-    ours = np.abs(found[:, 0]) < stats.t.ppf(0.975, draws - 1) * found[:, 1]
-    return ours, np.abs(found[:, 4]) < 1.96 * found[:, 5]
+def quantile_of(polish):
+    return 1.96 if polish else stats.t.ppf(0.975, DRAWS - 1)
+
+
+def covers(found, polish=0):
+    """Which intervals of level .95 hold the truth."""
+    return np.abs(found[:, 0]) < quantile_of(polish) * found[:, 1]
 
 
 CELLS = list(product(["Binomial", "Gaussian"], [5_000, 10_000], [1.0, 3.0, np.inf]))
@@ -162,8 +165,7 @@ def run(path, repetitions, polish=0):
 def table(path, out, polish=0):
     """Cover, bias and errors by cell and coefficient; the last line of each cell is of all of them."""
     rows = pd.read_csv(path)
-    quantile = 1.96 if polish else stats.t.ppf(0.975, DRAWS - 1)
-    ours = rows["error"].abs() < quantile * rows["se"]
+    ours = rows["error"].abs() < quantile_of(polish) * rows["se"]
     rows = rows.assign(cover=ours, ml_cover=rows["ml_error"].abs() < 1.96 * rows["ml_se"])
     lines = []
     for key, cell in rows.groupby(KEYS[:-1], sort=False):

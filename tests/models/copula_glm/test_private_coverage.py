@@ -8,8 +8,11 @@ from private_coverage_simulation import covers, simulate
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["Binomial", "Gaussian"])
 @pytest.mark.parametrize("epsilon", [1.0, 3.0, np.inf])
-def test_intervals_cover(family, epsilon):
-    ours, _ = covers(simulate(family, epsilon, 100))
+@pytest.mark.parametrize("polish", [0, 1])
+def test_intervals_cover(family, epsilon, polish):
+    ours = covers(simulate(family, epsilon, 100, polish), polish)
     # A thousand intervals that are correlated within a repetition: an error of about .01.
-    assert 0.92 < ours.mean() < 0.98
-    assert ours.mean(axis=0).min() > 0.85
+    # Closed-form errors take derivatives for known, and are a little too small at a small epsilon.
+    least, worst = (0.90, 0.80) if polish else (0.92, 0.85)
+    assert least < ours.mean() < 0.98
+    assert ours.mean(axis=0).min() > worst
