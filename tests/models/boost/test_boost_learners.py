@@ -9,7 +9,7 @@ from curve_cases import LOOSE, by_site, curve_table, simulated
 from row_boosting import along, boost, both, centred, integrals, smooth
 
 import fedstat as fs
-from fedstat.errors import FormulaError, NotAvailableError
+from fedstat.errors import DesignError, EstimationError, FormulaError, NotAvailableError
 from fedstat.kernels.boosting.bases import spline_basis, spline_gram
 
 S, T = np.linspace(0, 1, 30), np.linspace(0, 1, 12)
@@ -180,3 +180,40 @@ def test_all_learners_have_the_same_degrees_of_freedom(penalty):
 def test_what_does_not_fit_a_learner_is_named(text, words):
     with pytest.raises(FormulaError, match=words):
         fs.FedFunctionBoost.from_formula(text, by_site(FRAME, "x1", "x2", "y"))
+
+
+@pytest.mark.parametrize("penalty", ["fdboost", "separable"])
+@pytest.mark.parametrize("sites", [2, 48])
+def test_neither_number_nor_order_of_sites_matters(penalty, sites):
+    text = "y(t) ~ brandom(ward) + bfpc(x1, knots=4) + bols(age, by=w) + const(bols(g))"
+    policy = fs.Policy(max_parameters=60.0, min_count=1, min_level_count=1)
+    fits = []
+    for site in (np.zeros(150, int), np.arange(150) % sites, -np.arange(150) % sites):
+        partition = by_site(FRAME.assign(site=site), "x1", "x2", "y", policy=policy)
+        fits.append(
+            fs.FedFunctionBoost.from_formula(text, partition, time=TIME, penalty=penalty).fit(steps=60)
+        )
+    for other in fits[1:]:
+        assert taken(other) == taken(fits[0])
+        np.testing.assert_allclose(other.predict(FRAME), fits[0].predict(FRAME), atol=1e-6)
+
+
+@pytest.mark.parametrize("penalty", ["fdboost", "separable"])
+def test_a_fold_is_judged_by_the_fit_of_the_others(penalty):
+    text = "y(t) ~ brandom(ward) + bfpc(x1, knots=4) + bols(age, by=w) + const(bols(g))"
+    result = fitted(text, 30, penalty=penalty, folds="site", select="cv")
+    for k in range(3):
+        others, own = FRAME[FRAME["site"] != k], FRAME[FRAME["site"] == k]
+        alone = fitted(text, 30, frame=others, penalty=penalty)
+        loss = ((alone.predict(own) - own.filter(regex="^y_").to_numpy()) ** 2).to_numpy().mean()
+        assert result._cv[k, -1] == pytest.approx(loss, rel=1e-6)
+
+
+def test_collinear_learners_boost_and_are_named_where_they_are_fitted_again():
+    result = fitted("y(t) ~ bols(age) + bols(months)", 60, frame=FRAME.assign(months=12.0 * FRAME["age"]))
+    assert set(taken(result)) <= {1, 2}
+    with pytest.raises(EstimationError, match=r"bols\(age\) and bols\(months\) are collinear"):
+        result.refit(["age", "months"])
+    constant = FRAME.assign(one=1.0)
+    with pytest.raises(DesignError, match="one"):
+        fitted("y(t) ~ bols(one)", frame=constant)

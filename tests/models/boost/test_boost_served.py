@@ -11,7 +11,10 @@ from operating import make_federation, served_sites
 import fedstat as fs
 from fedstat.errors import PartitionError
 
-TEXT = "y(t) ~ bsignal(x1, knots=5) + bols(g)"
+TEXT = (
+    "y(t) ~ bsignal(x1, knots=2) + brandom(g) + bfpc(x2, knots=0) + bconcurrent(x1, knots=0)"
+    " + bhist(x2, knots=0, degree=1)"
+)
 
 
 def declare(site, domains):

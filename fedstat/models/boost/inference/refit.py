@@ -102,6 +102,7 @@ def refit(sums: CurveSums, design: BoostDesign, gram: Floats, learners: Sequence
             f"{n:,.0f} rows for {q} columns of the chosen learners: their errors cannot be told. Choose "
             "fewer learners or knots"
         )
+    _check_collinear(own, design, chosen, places)
     penalties = _penalties(design, chosen, places, margins, len(gram))
     first = _smooth(own, gram, None, penalties)
     errors = _errors(own, gram, first[0])
@@ -132,12 +133,33 @@ def undersmoothed(
     return np.minimum(UNDERSMOOTHED * lam, most)
 
 
+def _check_collinear(
+    own: CurveSums, design: BoostDesign, chosen: Sequence[int], places: Sequence[slice]
+) -> None:
+    """Require that no learner without a penalty of its own follows from others without one."""
+    found = zip(chosen, places, strict=True)
+    plain = [
+        (design.learners[p].label, np.arange(len(own.S))[c]) for p, c in found if not _shrunken(design, p)
+    ]
+    rank = _left(own, np.concatenate([c for _, c in plain]))[1]
+    if rank == sum(len(c) for _, c in plain):
+        return
+    rest = {label: [c for other, c in plain if other != label] for label, _ in plain[1:]}
+    same = [label for label, other in rest.items() if _left(own, np.concatenate(other))[1] == rank]
+    raise EstimationError(f"{' and '.join(same)} are collinear. Choose fewer of them")
+
+
+def _shrunken(design: BoostDesign, p: int) -> bool:
+    """Whether a refit penalises a learner along what it is of; linear effects it does not."""
+    return design.learners[p].smooth or design.learners[p].kind == "brandom"
+
+
 def _penalties(
     design: BoostDesign, chosen: Sequence[int], places: Sequence[slice], margins: Sequence[Floats], L: int
 ) -> list[RefitPenalty]:
     out, K2 = [], design.along(L)
     for p, place, M in zip(chosen, places, margins, strict=True):
-        if design.learners[p].smooth or design.learners[p].kind == "brandom":  # others are not shrunken
+        if _shrunken(design, p):
             out.append(RefitPenalty(place, M, np.eye(L)))
         if design.time is not None:
             out.append(RefitPenalty(place, np.eye(len(M)), K2))

@@ -25,11 +25,6 @@ BASELINE = (
     "and selection frequencies"
 )
 
-VARYING = (
-    "the sums of {}, which varies along the response, do not tell what correlated errors do to it; "
-    "stability() and cross-validation need no errors"
-)
-
 
 class BoostStatements:
     """Refits with intervals, halves that select and estimate, selection frequencies, tests of entry."""

@@ -40,6 +40,11 @@ UNEVEN = (
     "leaves such curves out"
 )
 
+VARYING = (
+    "the sums of {}, which varies along the response, do not tell what errors that are correlated along it "
+    "do to its effect, which intervals and tests need; stability() and cross-validation need no errors"
+)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BoostPath:
@@ -117,7 +122,10 @@ class Boosting:
 
     @property
     def even(self) -> CurveMoments:
-        """Sums of a response at common points; a NotAvailableError where there are none."""
+        """Sums of a response at common points, of which all learners are; else a NotAvailableError."""
+        along = [one.label for one in varying_of(self.design.learners)]
+        if along:
+            raise NotAvailableError(VARYING.format(along[0]))
         if isinstance(self.moments, UnevenMoments):
             raise NotAvailableError(UNEVEN)
         return self.moments

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import numpy as np
 from scipy.linalg import block_diag, eigh
 
+from fedstat.errors import EstimationError
 from fedstat.kernels.boosting.bases import difference_penalty, spline_gram
 from fedstat.kernels.boosting.reinsch import demmler_reinsch
 from fedstat.models.boost.learning.learners import DF, INTERCEPT, Learner
@@ -24,6 +25,8 @@ from fedstat.typing import Floats, Ints
 
 PenaltyKind: TypeAlias = Literal["separable", "fdboost"]
 PENALTIES = ("separable", "fdboost")
+CONSTANT = 1e-12
+"""Share of a learner's squares that is left of them where they do not vary."""
 Moments: TypeAlias = CurveMoments | UnevenMoments
 Sums: TypeAlias = CurveSums | UnevenSums
 
@@ -138,6 +141,12 @@ def make_ready(sums: Sums, design: BoostDesign, gram: Floats, varying: VaryingSu
     """
     C, margins = map(list, zip(*(design.fitted(p, sums) for p in range(len(design.learners))), strict=True))
     grams = [c.T @ sums.S[design.columns(p), design.columns(p)] @ c for p, c in enumerate(C)]
+    for p, (one, A) in enumerate(zip(design.learners, grams, strict=True)):
+        rows = design.columns(p)
+        if not one.varying and np.trace(A) <= CONSTANT * np.trace(sums.S[rows, rows]):
+            raise EstimationError(
+                f"{one.label}: its columns do not vary but as the intercept does; leave the learner out"
+            )
     starts = np.cumsum([0, *(c.shape[1] for c in C)]).astype(np.int64)
     K2 = design.along(len(gram))
     if isinstance(sums, UnevenSums) or varying is not None:
