@@ -9,7 +9,7 @@ from curve_cases import LOOSE, by_site, curve_table, simulated
 from row_boosting import along, boost, both, centred, integrals, smooth
 
 import fedstat as fs
-from fedstat.errors import DesignError, EstimationError, FormulaError, NotAvailableError
+from fedstat.errors import EstimationError, FormulaError, NotAvailableError
 from fedstat.kernels.boosting.bases import spline_basis, spline_gram
 
 S, T = np.linspace(0, 1, 30), np.linspace(0, 1, 12)
@@ -214,6 +214,3 @@ def test_collinear_learners_boost_and_are_named_where_they_are_fitted_again():
     assert set(taken(result)) <= {1, 2}
     with pytest.raises(EstimationError, match=r"bols\(age\) and bols\(months\) are collinear"):
         result.refit(["age", "months"])
-    constant = FRAME.assign(one=1.0)
-    with pytest.raises(DesignError, match="one"):
-        fitted("y(t) ~ bols(one)", frame=constant)
