@@ -11,6 +11,7 @@ from scipy.stats import norm
 from fedstat.federation.forecast.forecast import Forecast
 from fedstat.models.boost.learning.size import bands
 from fedstat.models.boost.learning.varying import coefficients_along
+from fedstat.models.boost.score_protocol import plan_scores
 from fedstat.models.explain import ForecastPlan
 from fedstat.models.horizontal.results import MASKED
 from fedstat.models.horizontal.session import UNTOLD
@@ -70,12 +71,17 @@ class BoostPlan(ForecastPlan):
         self._weighted = bands(model.time) if model.uneven else 0
         self._n = {row.site: float(row.n) for row in model.agreement.sites}
         self._own = given["aggregation"] != "exact"
-        plan, along = model.score_plan(given), model.n_along
+        asked = {name: given[name] for name in ("steps", "every", "folds", "select")}
+        plan, along = plan_scores(model.loss, len(self._n), **asked), model.n_along
         self._exchanges = plan.n_exchanges if model.loss else 0
         scores = plan.n_scores if model.loss else 0
         self._columns = traced_columns(
             model.n_columns - along, along, self._weighted, scores, coefficients_along(model.learners)
         )
+
+    def arguments(self) -> Mapping[str, Any]:
+        """Rehearse without lines on the way."""
+        return {"progress": False}
 
     def learned(self, forecast: Forecast) -> Iterator[tuple[str, str]]:
         """Say what a tracing attack would find."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, Literal, Self, cast
@@ -50,7 +51,7 @@ from fedstat.models.boost.protocol import (
     take_varying_moments,
 )
 from fedstat.models.boost.results import BoostResults
-from fedstat.models.boost.score_protocol import ScorePlan, ScoreRounds
+from fedstat.models.boost.score_protocol import ScoreRounds, plan_scores
 from fedstat.models.boost.steps import FAMILY
 from fedstat.models.boost.vertical_model import VerticalFunctionBoost
 from fedstat.models.checks import check_choice, check_layout, check_masked, check_positive, check_whole
@@ -202,6 +203,7 @@ class FedFunctionBoost(HorizontalModel):
         aggregation: Aggregation = "exact",
         masked: bool | None = None,
         random_state: int | None = None,
+        progress: bool = False,
     ) -> BoostResults | LocalBoosts:
         """Follow the path of boosting.
 
@@ -239,6 +241,8 @@ class FedFunctionBoost(HorizontalModel):
             folds are not the sites.
         random_state : int, optional
             Seed of the folds.
+        progress : bool
+            Of a loss that is no square: write a line for every exchange.
 
         Returns
         -------
@@ -283,7 +287,7 @@ class FedFunctionBoost(HorizontalModel):
         told = None if given is None or not self.uneven else (tuple(self.points), tuple(given))
         asked = CurvesAsked(self.learners, self.time, int(own_folds), int(seed), told, self.loss)
         starts = self._starts()
-        plan = self.score_plan({"steps": steps, "every": every, "folds": folds, "select": select})
+        plan = plan_scores(self.loss, len(self.sites), steps=steps, every=every, folds=folds, select=select)
         self._check_size(starts[-1] + 1 + coefficients_along(self.learners), int(own_folds), masked)
         if self.loss:
             self._check_size(starts[-1] + 1, 1, masked, plan.n_scores * self.n_along)
@@ -292,7 +296,8 @@ class FedFunctionBoost(HorizontalModel):
         basis = time_basis(self.time, self.points)
         if self.loss:
             empty = Boosting(CurveMoments.none(), design, basis, float(nu), smooth_offset=smooth, given=given)
-            scored, ledger = self.run(session, ScoreRounds(session, asked, self.loss, plan, empty).run())
+            rounds = ScoreRounds(session, asked, self.loss, plan, empty, sys.stderr if progress else None)
+            scored, ledger = self.run(session, rounds.run())
             return BoostResults.of(self, scored, int(steps), select, masked, ledger)
         if exact:
             taking: Rounds[Moments] = (
@@ -326,12 +331,6 @@ class FedFunctionBoost(HorizontalModel):
     def n_along(self) -> int:
         """Functions of the basis along the response; one of a number."""
         return 1 if self.time is None else self.time.knots + self.time.degree + 1
-
-    def score_plan(self, given: Mapping[str, Any]) -> ScorePlan:
-        """Plan the exchanges of scores of a fit with these arguments."""
-        by_site, folds = given["folds"] == "site", given["folds"] or (FOLDS if given["select"] == "cv" else 1)
-        every = check_every(given["every"], self.loss) if self.loss else 1
-        return ScorePlan(int(given["steps"]), every, by_site, len(self.sites) if by_site else int(folds))
 
     @property
     def points(self) -> Floats:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import TextIO
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from fedstat.errors import EstimationError
 from fedstat.federation.design.by_rows import open_asks
 from fedstat.federation.message import Ask, Reply
 from fedstat.federation.rounds.engine import Rounds
+from fedstat.models.boost.arguments import FOLDS, check_every
 from fedstat.models.boost.learning.boosting import Boosting, follow
 from fedstat.models.boost.learning.columns import CurvesAsked
 from fedstat.models.boost.learning.losses import LossSpec
@@ -46,11 +48,21 @@ class ScorePlan:
         return self.n_exchanges * (self.n_folds + 1 if self.n_folds > 1 else 1)
 
 
+def plan_scores(
+    loss: LossSpec | None, n_sites: int, *, steps: int, every: int | None, folds: int | str | None,
+    select: str | None,
+) -> ScorePlan:  # fmt: skip
+    """Plan the exchanges of a fit with these arguments."""
+    by_site = folds == "site"
+    n_folds = n_sites if by_site else int(folds or (FOLDS if select == "cv" else 1))
+    return ScorePlan(int(steps), check_every(every, loss) if loss else 1, by_site, n_folds)
+
+
 @dataclass(slots=True, eq=False)
 class ScoreRounds:
     """One fit; `start` has design, basis, step length and offset, and no moments yet.
 
-    `level` is the largest mean of the response at a point.
+    `level` is the largest mean of the response at a point; a `stream` is told of every exchange.
     """
 
     session: RowsSession
@@ -58,6 +70,7 @@ class ScoreRounds:
     loss: LossSpec
     plan: ScorePlan
     start: Boosting
+    stream: TextIO | None = None
     scores: list[Floats] = field(default_factory=list)
     bounds: list[Floats] = field(default_factory=list)
     risks: list[Floats] = field(default_factory=list)
@@ -135,6 +148,9 @@ class ScoreRounds:
         self.scores.append(score)
         self.bounds.append(weight / cells if bound is None else np.full(len(paths), bound))
         self.risks.append(loss)
+        if self.stream is not None:
+            step = min((len(self.risks) - 1) * self.plan.every, self.plan.steps)
+            print(f"step {step:>5} of {self.plan.steps}  loss {loss[0, 0] / cells[0]:.6f}", file=self.stream)
         if loss[0, 0] > self.risks[0][0, 0] + RISING * abs(self.risks[0][0, 0]) and bound is None:
             raise self._infinite()
 

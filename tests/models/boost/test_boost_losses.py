@@ -214,6 +214,13 @@ def test_predictions_are_means_and_a_file_keeps_all(tmp_path):
         result.steps(30)
 
 
+def test_progress_is_a_line_an_exchange(capsys):
+    fit = model("binomial").fit(steps=25, progress=True)
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 4 and lines[-1].split()[:4] == ["step", "25", "of", "25"]
+    assert float(lines[-1].split()[-1]) == pytest.approx(fit.path["loss"].iloc[-1], abs=1e-6)
+
+
 def test_the_forecast_counts_rounds_and_what_all_scores_tell():
     told = str(model("binomial").explain(steps=50))
     fit = model("binomial").fit(steps=50)
