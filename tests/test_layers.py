@@ -41,7 +41,7 @@ MAY_IMPORT = {
     "models": {*FOUNDATION, "kernels", "privacy", "federation", "inference"},
     "operator": {*FOUNDATION, "privacy", "federation"},
 }
-BUILDS_ON = {"copula_glm": "copula"}
+BUILDS_ON = {"copula_glm": "copula", "boost": "copula"}
 """A family that makes something else of another's release: this one may import that one, and no other."""
 FAMILY_FILES = {"steps.py", "protocol.py", "model.py", "results.py"}
 MOST_FILES = 14

@@ -6,7 +6,7 @@ The front door makes their classes public, sites answer their steps, and saved r
 INSTALLED: dict[str, tuple[str, ...]] = {
     "horizontal": (),
     "fedavg": ("FedAvg", "FedAvgM", "FedProx", "QFedAvg"),
-    "boost": ("FedFunctionBoost",),
+    "boost": ("FedFunctionBoost", "PublicCurve"),
     "glm": ("FederatedGLM", "GLORE"),
     "vfem": ("VFEMRegression",),
     "vglm": ("VerticalGLM",),

@@ -124,6 +124,27 @@ def gram_sensitivity(squared_radii: Sequence[Fraction | int]) -> GramSensitivity
     return GramSensitivity((T * T + sum((r * r for r in radii), Fraction(0))) / 2, own)
 
 
+def moments_sensitivity(squared_radii: Sequence[Fraction | int]) -> GramSensitivity:
+    """Bound the same with squares and sums of all columns besides, in units in which a row has a one more.
+
+    Institution k releases the upper triangle of the products of (1, u_k) with noise of one share, and pairs
+    of institutions their cross blocks with that of two. For rows u and v, p_k = u_k'v_k, p their sum, the
+    diagonal of a block changes by no more than all of it, ``R_k^4 + R_k^4 - 2 p_k^2``, so that
+
+        coordinator   T^2/2 + 3/2 sum R_k^4 + 2 T + 2,   the most of -p^2/2 - 2 p being 2;
+        institution   (2 R_k^2 + 1)^2 / 2 + 4 R_k^2 (T - R_k^2),
+
+    of which the first part is the most of 2 R_k^4 (1 - c^2) + 2 R_k^2 (1 - c), c the cosine, and the second
+    counts its products with others by themselves, who may choose their rows after they saw the first.
+    """
+    radii = [Fraction(radius) for radius in squared_radii]
+    if not radii or min(radii) < Fraction(1, 2):
+        raise ModelError("expected a squared radius of one half or more for every institution")
+    T, fourth = sum(radii, Fraction(0)), sum((r * r for r in radii), Fraction(0))
+    own = tuple((2 * r + 1) ** 2 / 2 + 4 * r * (T - r) for r in radii)
+    return GramSensitivity(T * T / 2 + 3 * fourth / 2 + 2 * T + 2, own)
+
+
 def _towards_zero(values: Floats, places: int) -> Ints:
     scaled = np.trunc(np.ldexp(values, places))
     if scaled.size and np.nanmax(np.abs(scaled), initial=0.0) >= 2.0**MOST_BITS:

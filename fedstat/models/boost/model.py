@@ -44,6 +44,8 @@ from fedstat.models.boost.learning.ready import PENALTIES, BoostDesign, Moments,
 from fedstat.models.boost.learning.size import SizeAsked, check_points, check_size
 from fedstat.models.boost.learning.varying import coefficients_along, varying_of
 from fedstat.models.boost.local import LocalBoosts
+from fedstat.models.boost.private.model import PrivateFunctionBoost
+from fedstat.models.boost.private.public import PublicCurve
 from fedstat.models.boost.protocol import (
     take_moments,
     take_own_moments,
@@ -58,6 +60,8 @@ from fedstat.models.checks import check_choice, check_layout, check_masked, chec
 from fedstat.models.explain import ForecastPlan
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.typing import Floats
+
+__all__ = ["FedFunctionBoost", "PublicCurve"]
 
 Select = Literal["cv", "aicc"] | None
 SELECT = ("cv", "aicc", None)
@@ -144,8 +148,9 @@ class FedFunctionBoost(HorizontalModel):
             ``const(...)``.
         partition : ClientPartition
             With ``curves={...}``. In the vertical layout the model is a
-            :class:`~fedstat.models.boost.vertical_model.VerticalFunctionBoost`, whose `fit` has a privacy
-            budget as well; `coordinator` is as for :class:`VerticalGLM`.
+            :class:`~fedstat.models.boost.vertical_model.VerticalFunctionBoost`, with `coordinator` as for
+            :class:`VerticalGLM`; and where ``epsilon=...`` is given, differential privacy, a
+            :class:`~fedstat.models.boost.private.model.PrivateFunctionBoost`, with ``public={...}``.
         time : str
             Basis along the response, ``"bbs(t, knots=10, df=4)"``.
         penalty : {"separable", "fdboost"}
@@ -184,6 +189,8 @@ class FedFunctionBoost(HorizontalModel):
         >>> model.fit(steps=50).surface("x").shape
         (200, 3)
         """
+        if "epsilon" in settings:
+            return cast("Self", PrivateFunctionBoost.of_formula(formula, partition, **settings))
         if getattr(partition, "layout", "") == "vertical":
             return cast("Self", VerticalFunctionBoost.of_formula(formula, partition, **settings))
         check_layout(cls.__name__, partition, "horizontal")

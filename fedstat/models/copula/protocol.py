@@ -11,6 +11,7 @@ from itertools import combinations
 import numpy as np
 
 from fedstat.errors import EstimationError, SecurityError
+from fedstat.federation.message import Reply
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.federation.rounds.products import Conversation, Side
 from fedstat.federation.tables.published import PublishedColumn
@@ -249,7 +250,7 @@ def ask_sums(
     sites: Sequence[str],
 ) -> Rounds[SumsByGroup]:
     """Ask for sums of products by group; `asks` are for each client, `group` (n_k,) -1 for no part."""
-    clients, places = list(plan.columns), plan.places()
+    clients = list(plan.columns)
     replies = yield [
         asking.ask(
             client,
@@ -260,6 +261,20 @@ def ask_sums(
         )
         for client in clients
     ]
+    return (yield from gather_sums(asking, plan, asks, replies, group, present, sites))
+
+
+def gather_sums(
+    asking: Conversation,
+    plan: NoisePlan,
+    asks: Mapping[str, GramAsked],
+    replies: Sequence[Reply],
+    group: Mapping[str, Ints],
+    present: Present,
+    sites: Sequence[str],
+) -> Rounds[SumsByGroup]:
+    """Put sums of products at home, as replied, beside those across, from secure products."""
+    clients, places = list(plan.columns), plan.places()
     asked, q = asks[clients[0]], sum(map(plan.width, clients))
     G = asked.groups
     products, squares, totals = np.zeros((G, q, q)), np.zeros((G, q)), np.zeros((G, q))

@@ -179,6 +179,12 @@ def release_gram(
     canonical = f"{to_json(asked)} {digest_of(probabilities, group)} {secrets.token_hex(16)}"
     state.tell(Entities(fewest(group)), NoiseOwed("grams", canonical, squared, Fraction(asked.variance)))
     scores = asked.score(margins, coded.codes)
+    return {"grams": sum_scores(state, asked, scores, group, canonical)}, ""
+
+
+def sum_scores(state: State, asked: GramAsked, scores: Ints, group: Ints, canonical: str) -> Ints:
+    """Sum products of scores that are paid for, (G, ...), and keep these for products with others."""
+    here, q = group >= 0, scores.shape[1]
     grams = grouped_gram(scores[here], scores[here], group[here], asked.groups)
     sums = grams[:, *np.triu_indices(q, 1)]
     if asked.with_moments:
@@ -190,7 +196,7 @@ def release_gram(
     # What was opened before is of other scores than this charge is for.
     state.forget_all(OPENED)
     state.keep("copula scores", CutScores(scores, group, asked, canonical), int(np.count_nonzero(here)))
-    return {"grams": sums * asked.scales[:, None]}, ""
+    return sums * asked.scales[:, None]
 
 
 def read_margins(site: str, bins: Sequence[Bins], probabilities: Floats) -> list[Margin]:

@@ -1,0 +1,73 @@
+"""Forecast of a private boosting: what it costs, how large noise is, what an attack could find."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from scipy.special import ndtr
+
+from fedstat.federation.forecast.forecast import Forecast
+from fedstat.models.boost.private.asked import CurvesPlan
+from fedstat.models.boost.private.path import RIDGE
+from fedstat.models.copula.explain import CopulaPlan, cost_statements
+from fedstat.privacy.membership import largest_auc
+from fedstat.privacy.zcdp import epsilon_of_zcdp, rho_of_budget
+
+
+def tracing_statement(plan: CurvesPlan, n: float) -> str:
+    """Say what bounds an attack that asks whether a record is there, and what it would find without noise."""
+    columns = sum(map(plan.width, plan.parts)) + 1
+    exact = float(ndtr(columns / (2.0 * math.sqrt(n))))
+    bound = largest_auc(float(plan.coordinator_cost()))
+    return (
+        f"who knows all values of a person and asks whether these are among the {n:,.0f} entities has an AUC "
+        f"of at most {bound:.2f}, whatever they know besides, by the budget (.5 is chance); without noise the usual "
+        f"person is traced with about {exact:.2f}"
+    )
+
+
+def noise_statement(plan: CurvesPlan, n: int) -> str:
+    """Say how large noise is beside what is to be told."""
+    correlation = math.sqrt(2.0) * plan.deviation / n
+    return (
+        f"Noise on a mean product of two standardised columns at two institutions has a deviation of "
+        f"{correlation:.2g}, with the response {correlation / plan.weight:.2g}; sampling has "
+        f"{1.0 / math.sqrt(max(n, 1)):.2g}."
+    )
+
+
+class PrivateBoostPlan(CopulaPlan):
+    """What is known of a private boosting before it runs."""
+
+    def learned(self, forecast: Forecast) -> Iterator[tuple[str, str]]:
+        """Say what noise leaves to be learned."""
+        plan, model = self.model._planned, self.model
+        for sentence in cost_statements(plan, model.delta):
+            yield "Coordinator and institutions", sentence
+        yield "Coordinator", f"could trace: {tracing_statement(plan, min(model._counts.values()))}."
+
+    def notes(self, forecast: Forecast) -> Iterator[str]:
+        """Say how large noise is, and what each budget has left of it."""
+        model, plan = self.model, self.model._planned
+        n = min(model._counts.values())
+        yield noise_statement(plan, n)
+        correlation = math.sqrt(2.0) * plan.deviation / n
+        if correlation > RIDGE:
+            factor = correlation / RIDGE
+            more = epsilon_of_zcdp(plan.rho * round(1000 * factor**2) / 1000, model.delta)
+            yield (
+                f"That is more than {RIDGE}: little will be told. About {math.ceil(n * factor):,} entities "
+                f"would do at epsilon {model.epsilon:g}, or an epsilon of about {more:.2g} at {n:,}; fewer "
+                "functions of each curve need less."
+            )
+        yield (
+            "One release, whatever the number of steps: steps, their length and refits of the same model ask "
+            "for nothing more."
+        )
+        for client in plan.parts:
+            budget = model.partition.sites[client].policy.privacy
+            if budget is not None:
+                total = float(rho_of_budget(budget.epsilon, budget.delta))
+                share = float(plan.site_cost(client)) / total if total else math.inf
+                yield f"{client}: this costs {share:.0%} of its budget, epsilon {budget.epsilon:g}."
