@@ -22,8 +22,8 @@ def tracing_statement(plan: CurvesPlan, n: float) -> str:
     bound = largest_auc(float(plan.coordinator_cost()))
     return (
         f"who knows all values of a person and asks whether these are among the {n:,.0f} entities has an AUC "
-        f"of at most {bound:.2f}, whatever they know besides, by the budget (.5 is chance); without noise the usual "
-        f"person is traced with about {exact:.2f}"
+        f"of at most {bound:.2f}, whatever they know besides, by the budget (.5 is chance); without noise it "
+        f"would be about {exact:.2f} for the usual person, and more for others"
     )
 
 
