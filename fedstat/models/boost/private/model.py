@@ -13,6 +13,7 @@ from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.design.formula.terms import parse_terms, term_columns
 from fedstat.federation.design.formula.tree import Category, Column
 from fedstat.federation.partition.partition import ClientPartition
+from fedstat.federation.rounds.engine import Engine
 from fedstat.federation.rounds.products import Conversation
 from fedstat.models.boost.learning.learners import BoostFormula, Learner, parse_boost_formula
 from fedstat.models.boost.private.asked import CurvesPlan
@@ -105,7 +106,7 @@ class PrivateFunctionBoost(PrivateRelease):
             PublicPart(name, of_curves.get(name), bins.get(name)) for name in [*names, response]
         )
         _check_response(self.parts[-1])
-        self._released: tuple[ReleasedCurves, Ledger] | None = None
+        self._released: tuple[ReleasedCurves, Ledger, Engine] | None = None
 
     @classmethod
     def of_formula(cls, formula: str, partition: ClientPartition, **settings: Any) -> Self:
@@ -167,9 +168,10 @@ class PrivateFunctionBoost(PrivateRelease):
         check_positive("nu", nu)
         if nu > 1.0:
             raise ModelError(f"nu: expected a share of at most 1, received {nu!r}")
-        if self._released is None:
-            self._released = self._release()
-        released, ledger = self._released
+        # A rehearsal has an engine of its own, and is to ask.
+        if self._released is None or self._released[2] is not self.engine:
+            self._released = (*self._release(), self.engine)
+        released, ledger, _ = self._released
         sums = sort_sums(released, self.apart.owners, [1, *(part.width for part in self.parts[:-1])])
         return PrivateBoostResults.of(self, released, sums, int(steps), float(nu), ledger)
 

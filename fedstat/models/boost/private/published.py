@@ -1,0 +1,135 @@
+"""The published boosting with noise in every step, as a simulation, with what it really costs.
+
+Columns of all institutions are in one place and the noise is that of numpy's generator: nothing is private
+here. In every step the holder of the response shows the others its residuals, in coefficients of a basis,
+divided by the largest of them in absolute value, plus normal noise of standard deviation 2 sqrt(Q) sigma with
+``sigma = sqrt(2 log(1.25 / delta)) / epsilon``. The others fit their learners to what they see; the best one
+is added. What the publication calls its epsilon counts one step, and takes 2 sqrt(Q) for the sensitivity of a
+message whose divisor is a value of one person.
+
+References
+----------
+Ding, "Federated learning for functional data", dissertation, Binghamton University (2024), chapter 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedstat.errors import ModelError
+from fedstat.privacy.gaussian import GaussianAccount, epsilon_of
+from fedstat.typing import Floats
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PublishedBoosting:
+    """A fit by the published mechanism, what its messages tell of every row, and what it costs.
+
+    Attributes
+    ----------
+    coef : mapping of str to (k, Q) array
+        Coefficients of every learner.
+    selected : tuple of str
+        Learner of every step.
+    seen : (n, Q) array
+        What the messages of all steps tell of the response: their average, each brought back to its unit,
+        with what the model explains added.
+    epsilon, delta : float
+        As published, of one step.
+    n : int
+    """
+
+    coef: Mapping[str, Floats]
+    selected: tuple[str, ...]
+    seen: Floats
+    epsilon: float
+    delta: float
+    n: int
+
+    @property
+    def _sigma(self) -> float:
+        return _sigma(self.epsilon, self.delta)
+
+    @property
+    def true_epsilon(self) -> float:
+        """Epsilon of all steps together at delta 1e-6, with the sensitivity that the publication takes."""
+        account = GaussianAccount()
+        account.add(1.0, self._sigma, len(self.selected))
+        return account.epsilon()
+
+    @property
+    def worst_epsilon(self) -> float:
+        """The same with the true sensitivity: one person's value divides the rows of all others."""
+        steps, Q = len(self.selected), self.seen.shape[1]
+        largest = np.sqrt((self.n - 1) * Q) / (2.0 * np.sqrt(Q) * self._sigma)
+        return epsilon_of(float(largest * np.sqrt(steps)), 1e-6)
+
+    def predict(self, X: Mapping[str, Floats]) -> Floats:
+        """Predict the response's coefficients from columns of every learner: (m, Q)."""
+        return np.asarray(sum(X[name] @ coef for name, coef in self.coef.items()))
+
+    def summary(self) -> str:
+        """State what the fit costs, in words."""
+        return (
+            f"Chapter 4, a simulation: nothing is private here. The published epsilon of {self.epsilon:g} "
+            f"(delta {self.delta:g}) counts one of {len(self.selected)} steps. All of them have epsilon "
+            f"{self.true_epsilon:,.0f} at delta 1e-6 if no person changes the divisor, and "
+            f"{self.worst_epsilon:,.0f} for a person who does; columns of x have no noise at all."
+        )
+
+
+def published_boosting(
+    X: Mapping[str, Floats],
+    Y: Floats,
+    *,
+    epsilon: float = 10.0,
+    delta: float = 0.05,
+    steps: int = 100,
+    nu: float = 0.1,
+    seed: int | np.random.Generator = 0,
+) -> PublishedBoosting:
+    """Simulate the published boosting on columns that are at hand.
+
+    Parameters
+    ----------
+    X : mapping of str to (n, k) array
+        Columns of every learner, centred.
+    Y : (n, Q) array
+        Coefficients of the response in its basis, centred.
+    epsilon, delta : float
+        As published, of one step.
+    steps : int
+    nu : float
+    seed : int or Generator
+
+    Raises
+    ------
+    ModelError
+        Epsilon or delta is not above 0, or delta not below 1.
+    """
+    if not (epsilon > 0.0 and 0.0 < delta < 1.0):
+        raise ModelError(f"expected epsilon above 0 and delta in (0, 1), received {epsilon!r}, {delta!r}")
+    random, (n, Q) = np.random.default_rng(seed), Y.shape
+    inverses = {name: np.linalg.inv(Z.T @ Z) for name, Z in X.items()}
+    coef = {name: np.zeros((Z.shape[1], Q)) for name, Z in X.items()}
+    F, seen, weights, selected = np.zeros_like(Y), np.zeros_like(Y), 0.0, []
+    for _ in range(steps):
+        left = Y - F
+        largest = float(np.abs(left).max())
+        message = left / largest + random.normal(size=Y.shape) * 2.0 * np.sqrt(Q) * _sigma(epsilon, delta)
+        # Noise of a message is in units of its divisor.
+        seen, weights = seen + (largest * message + F) / largest**2, weights + largest**-2
+        scores = {name: Z.T @ message for name, Z in X.items()}
+        fits = {name: inverses[name] @ score for name, score in scores.items()}
+        best = max(fits, key=lambda name: float((scores[name] * fits[name]).sum()))
+        coef[best] += nu * largest * fits[best]
+        F = F + nu * largest * (X[best] @ fits[best])
+        selected.append(best)
+    return PublishedBoosting(coef, tuple(selected), seen / weights, epsilon, delta, n)
+
+
+def _sigma(epsilon: float, delta: float) -> float:
+    return float(np.sqrt(2.0 * np.log(1.25 / delta)) / epsilon)
