@@ -124,11 +124,6 @@ class CurvesPlan(NoisePlan):
         """Columns of the right side at all institutions."""
         return sum(map(self.width, self.parts)) - self.response
 
-    @property
-    def agreed(self) -> str:
-        """What all clients are told alike."""
-        return self._asked(self.holder, 1).agreed
-
     def width(self, client: str) -> int:
         """Return how many scores a client has."""
         return sum(part.width for part in self.parts[client])

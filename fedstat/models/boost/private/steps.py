@@ -16,7 +16,7 @@ from typing import TypeAlias
 import numpy as np
 import pandas as pd
 
-from fedstat.errors import MessageError
+from fedstat.errors import DescriptionError
 from fedstat.federation.door.facts import Entities
 from fedstat.federation.door.owner.charging import NoiseOwed
 from fedstat.federation.door.state import SiteData, State
@@ -25,7 +25,15 @@ from fedstat.models.boost.private.asked import CurvesSummed, radius_with, respon
 from fedstat.models.boost.private.public import PublicPart
 from fedstat.models.copula import steps as noisy_products
 from fedstat.models.copula.asked import PLACES, squared_radius
-from fedstat.models.copula.steps import ask_columns, digest_of, fewest, noisy, sum_scores
+from fedstat.models.copula.steps import (
+    ask_columns,
+    by_question,
+    digest_of,
+    fewest,
+    noisy,
+    read_question,
+    sum_scores,
+)
 from fedstat.privacy.sensitivity import cut_rows
 from fedstat.records import from_json, to_json
 from fedstat.typing import Array, Floats, Ints
@@ -37,7 +45,7 @@ ReadScores: TypeAlias = Callable[[SiteData, tuple[PublicPart, ...]], Floats]
 
 def find_complete(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
     """Tell which rows have all that is asked for, curves without a long gap: ``seen`` (n_rows,)."""
-    parts = from_json(tuple[PublicPart, ...], text, f"{data.name}: the columns asked for")
+    parts = read_question(tuple[PublicPart, ...], text, f"{data.name}: the columns asked for")
     ask_columns(data, state, [part.name for part in parts])
     seen = np.ones(data.table.n_rows, dtype=np.bool_)
     for part, column in zip(parts, _columns(data, parts), strict=True):
@@ -73,16 +81,17 @@ def release_gram(
     `group` (n_rows,) is 0 of rows that take part, and -1 of others. The scores stay for the products with
     other institutions, whose noise is paid for here as well.
     """
-    asked = from_json(CurvesSummed, text, f"{data.name}: the products asked for")
-    check_lengths(data.name, group=(group, data.table.n_rows))
-    parts, seen = state.use(COMPLETE, tuple, "who is complete comes first; ask 'find_complete'")
+    asked = read_question(CurvesSummed, text, f"{data.name}: the products asked for")
+    with by_question():
+        check_lengths(data.name, group=(group, data.table.n_rows))
+        parts, seen = state.use(COMPLETE, tuple, "who is complete comes first; ask 'find_complete'")
     if (
         parts != asked.parts
         or asked.site != data.name
         or (group[~seen] >= 0).any()
         or group.max(initial=-1) > 0
     ):
-        raise MessageError(
+        raise DescriptionError(
             f"{data.name}: expected products of the columns that were asked for, of whole rows"
         )
     canonical = f"{to_json(asked)} {digest_of(group)} {secrets.token_hex(16)}"
