@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from private_curves import HELD, PHI, PUBLIC, S, T, budgeted, people, private
-from scipy.stats import chi2, norm
+from scipy.stats import binom, chi2, norm
 
 import fedstat as fs
 from fedstat.errors import DescriptionError, EstimationError, FormulaError, ModelError, NotAvailableError
@@ -138,11 +138,16 @@ def test_a_number_has_private_fits_too():
 
 def test_without_an_effect_no_step_is_taken_and_the_public_mean_is_predicted():
     frame = people(400, 5, effect=0.0)
-    found = private(frame, 0.5).fit()
-    assert found.mstop < 20 and found.score(NEW)["rsquared"] > -0.5
-    empty = private(frame, 0.05).fit()
+    steps = []
+    for _ in range(25):
+        empty = private(frame, 0.2).fit()
+        steps.append(empty.mstop)
+        if not empty.mstop:
+            break
+    # In one of twenty releases noise alone is enough for a step.
+    assert len(steps) < 4
     np.testing.assert_allclose(empty.predict(NEW), 3.0)
-    assert empty.mstop == 0 and empty.score(NEW)["rsquared"] == pytest.approx(0.0, abs=1e-12)
+    assert empty.score(NEW)["rsquared"] == pytest.approx(0.0, abs=1e-12)
     assert "NOISE IS TOO LARGE" in " ".join(str(empty.summary()).split())
 
 
@@ -161,6 +166,8 @@ def by_hand(sums, steps, nu):
         gains = [
             2.0 * (G[b] * f).sum() - ((S[b, b] @ f) * f).sum() for f, b in zip(fits, blocks, strict=True)
         ]
+        if not selected and (gains < sums.entry).all():
+            break
         p = int(np.argmax(gains))
         if gains[p] < sums.thresholds[p]:
             break
@@ -168,6 +175,17 @@ def by_hand(sums, steps, nu):
         G -= nu * S[:, blocks[p]] @ fits[p]
         selected.append(p)
     return B, selected
+
+
+def test_noise_alone_lets_a_step_be_taken_in_one_of_twenty_releases():
+    random, n, widths, taken = np.random.default_rng(8), 2000, [1, 2, 2, 1, 4], 0
+    starts = tuple(np.cumsum([0, *widths]).tolist())
+    for _ in range(600):
+        E = np.triu(random.normal(size=(10, 10))) * 300.0
+        S, T = n * np.eye(10) + E + np.triu(E, 1).T, random.normal(size=(10, 2)) * 250.0
+        sums = NoisySums(n, S, T, float(n), 300.0, np.full(5, 250.0), starts, (0, 0, 1, 1, 0))
+        taken += len(follow_noisy(sums, 5, 0.2).selected) > 0
+    assert binom.ppf(1e-4, 600, 0.05) <= taken <= binom.ppf(1 - 1e-4, 600, 0.05)
 
 
 @pytest.mark.parametrize("sd", [0.0, 20.0, 60.0])

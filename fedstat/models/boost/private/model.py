@@ -41,7 +41,8 @@ class PrivateFunctionBoost(PrivateRelease):
     institution cuts its part of a row to a public length. All products of scores are released once, with
     noise that each institution adds to its own part before it leaves; of institutions' products with each
     other only shares leave. Boosting of these sums, any number of steps, costs nothing more: a second
-    :meth:`fit` of the same model asks for nothing. A step that gains no more than noise may is not taken.
+    :meth:`fit` of the same model asks for nothing. A step that gains less than 1.5 times what noise alone
+    would is not taken; none is in 19 of 20 releases in which nothing has an effect.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Boosting on sums with noise: eigenvalues off zero, a ridge, and no step that noise alone would explain."""
+"""Boosting on sums with noise: eigenvalues off zero, a ridge, and an end where noise may explain the gain."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Annotated
 
 import numpy as np
 from scipy.linalg import block_diag
+from scipy.stats import chi2
 
 from fedstat.models.boost.learning.boosting import BoostPath, Ready, follow
 from fedstat.models.boost.learning.moments import CurveSums
@@ -19,7 +20,9 @@ FLOOR = 0.05
 RIDGE = 0.1
 """Share of the entities that the ridge of a learner is at least."""
 PURE_NOISE = 1.5
-"""By how much the gain of a step has to exceed what noise alone gains."""
+"""By how much the gain of a step has to exceed what noise alone is expected to gain."""
+ENTRY = 0.05
+"""Probability that noise alone lets any step be taken."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,11 +84,39 @@ class NoisySums:
         return truth, noisy
 
     @property
+    def noise_gains(self) -> tuple[Floats, ...]:
+        """What noise alone lets each learner gain, by direction: times independent chi-squared numbers.
+
+        As many in each direction as the response has columns.
+        """
+        S, out = self.lifted, []
+        for (lo, hi), ridge, sd in zip(pairwise(self.starts), self.ridges, self.sd_response, strict=True):
+            values = np.linalg.eigvalsh(S[lo:hi, lo:hi])
+            h = values / (values + ridge)
+            out.append(sd**2 * h * (2.0 - h) / values)
+        return tuple(out)
+
+    @property
     def thresholds(self) -> Floats:
         """Gain that each learner's step has to exceed, (P,)."""
-        q = np.diff(self.starts)
-        noise = q * self.T.shape[1] * self.sd_response**2 / (self.n + self.ridges)
-        return np.asarray(PURE_NOISE * noise)
+        return np.array([PURE_NOISE * self.T.shape[1] * w.sum() for w in self.noise_gains])
+
+    @property
+    def entry(self) -> Floats:
+        """Gain of each learner, (P,), that noise alone brings any of them to with a probability of ENTRY.
+
+        Sums of chi-squared numbers by their first two moments (Satterthwaite 1946).
+        """
+        L, P = self.T.shape[1], len(self.owners)
+        out = []
+        for w in self.noise_gains:
+            mean, variance = L * w.sum(), 2.0 * L * (w * w).sum()
+            if variance:
+                quantile = chi2.isf(ENTRY / P, 2.0 * mean**2 / variance)
+                out.append(float(variance / (2.0 * mean) * quantile))
+            else:
+                out.append(0.0)
+        return np.array(out)
 
     @property
     def ridges(self) -> Floats:
@@ -100,7 +131,10 @@ def lift(S: Floats, least: float) -> Floats:
 
 
 def follow_noisy(sums: NoisySums, steps: int, nu: float) -> BoostPath:
-    """Take at most so many steps, and none after the first that gains no more than noise may."""
+    """Take at most so many steps, none after the first that gains less than 1.5 times what noise would.
+
+    And none at all where no learner gains more than noise alone lets any in one of twenty releases.
+    """
     S = sums.lifted
     turns, shrunk = [], []
     for (lo, hi), ridge in zip(pairwise(sums.starts), sums.ridges, strict=True):
@@ -120,13 +154,18 @@ def follow_noisy(sums: NoisySums, steps: int, nu: float) -> BoostPath:
 
 
 def _steps_above(ready: Ready, S: Floats, sums: NoisySums, selected: Sequence[int], nu: float) -> int:
-    """Count the steps before the first whose gain is below its learner's threshold."""
+    """Count the steps before the first whose gain is below its learner's threshold.
+
+    None where no learner gains, to begin with, more than noise alone would let any.
+    """
     (H,), L = ready.fit, ready.L
     S, T, thresholds = L.T @ S @ L, L.T @ sums.T, sums.thresholds
+    weights = H * (2.0 - H)
+    if (np.add.reduceat((T * T * weights).sum(axis=1), sums.starts[:-1]) < sums.entry).all():
+        return 0
     for m, p in enumerate(selected):
         own = slice(sums.starts[p], sums.starts[p + 1])
-        t, h = T[own], H[own]
-        if float((t * t * h * (2.0 - h)).sum()) < thresholds[p]:
+        if float((T[own] ** 2 * weights[own]).sum()) < thresholds[p]:
             return m
-        T = T - nu * S[:, own] @ (t * h)
+        T = T - nu * S[:, own] @ (T[own] * H[own])
     return len(selected)

@@ -107,7 +107,17 @@ class PublicCurve:
         )
 
     def on(self, s: Floats) -> tuple[Floats, Floats]:
-        """Mean and functions at other points (G,): (G,), (q, G)."""
+        """Interpolate to other points.
+
+        Parameters
+        ----------
+        s : (G,) array
+
+        Returns
+        -------
+        (G,) array, (q, G) array
+            Mean and functions.
+        """
         return np.interp(s, self.grid, self.mean), np.array(
             [np.interp(s, self.grid, f) for f in self.functions]
         )

@@ -41,8 +41,9 @@ NO_ERROR = (
 )
 NO_LIKELIHOOD = "sums with noise were released and no likelihood"
 NO_STEP = (
-    "NOISE IS TOO LARGE: no learner gains more than noise alone would, no step was taken, and predictions "
-    "are the public mean. Take a larger epsilon, more entities, or fewer functions of each curve"
+    "NOISE IS TOO LARGE: no learner gains more than noise alone lets one in one of twenty releases; no step "
+    "was taken, and predictions are the public mean. Take a larger epsilon, more entities, or fewer functions "
+    "of each curve"
 )
 PUBLIC = (
     "Public, and never taken from the data: means, functions and deviations of curves, bounds and levels of "
@@ -86,7 +87,8 @@ class PrivateBoostResults(
     epsilon, delta : float
         Of the release; steps, their number and refits cost nothing more.
     mstop : int
-        Steps that were taken: before the first that gains no more than noise may, or all.
+        Steps that were taken: before the first that gains less than 1.5 times what noise alone would be
+        expected to, or all; none where noise is large.
     coef : (K, L) array
         Coefficients of scores, on scores of the response.
     """
