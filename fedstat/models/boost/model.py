@@ -44,7 +44,6 @@ from fedstat.models.boost.learning.ready import PENALTIES, BoostDesign, Moments,
 from fedstat.models.boost.learning.size import SizeAsked, check_points, check_size
 from fedstat.models.boost.learning.varying import coefficients_along, varying_of
 from fedstat.models.boost.local import LocalBoosts
-from fedstat.models.boost.private.model import PrivateFunctionBoost
 from fedstat.models.boost.private.public import PublicCurve
 from fedstat.models.boost.protocol import (
     take_moments,
@@ -55,7 +54,7 @@ from fedstat.models.boost.protocol import (
 from fedstat.models.boost.results import BoostResults
 from fedstat.models.boost.score_protocol import ScoreRounds, plan_scores
 from fedstat.models.boost.steps import FAMILY
-from fedstat.models.boost.vertical_model import VerticalFunctionBoost
+from fedstat.models.boost.vertical_model import columns_apart
 from fedstat.models.checks import check_choice, check_layout, check_masked, check_positive, check_whole
 from fedstat.models.explain import ForecastPlan
 from fedstat.models.horizontal.model import HorizontalModel
@@ -147,10 +146,8 @@ class FedFunctionBoost(HorizontalModel):
             an intercept. Where the response is a curve all effects are smooth along it, but for those inside
             ``const(...)``.
         partition : ClientPartition
-            With ``curves={...}``. In the vertical layout the model is a
-            :class:`~fedstat.models.boost.vertical_model.VerticalFunctionBoost`, with `coordinator` as for
-            :class:`VerticalGLM`; and where ``epsilon=...`` is given, differential privacy, a
-            :class:`~fedstat.models.boost.private.model.PrivateFunctionBoost`, with ``public={...}``.
+            With ``curves={...}``; for the vertical layout, with ``epsilon=...`` under differential privacy,
+            see :func:`fedstat.models.boost.vertical_model.columns_apart`.
         time : str
             Basis along the response, ``"bbs(t, knots=10, df=4)"``.
         penalty : {"separable", "fdboost"}
@@ -189,10 +186,8 @@ class FedFunctionBoost(HorizontalModel):
         >>> model.fit(steps=50).surface("x").shape
         (200, 3)
         """
-        if "epsilon" in settings:
-            return cast("Self", PrivateFunctionBoost.of_formula(formula, partition, **settings))
-        if getattr(partition, "layout", "") == "vertical":
-            return cast("Self", VerticalFunctionBoost.of_formula(formula, partition, **settings))
+        if "epsilon" in settings or getattr(partition, "layout", "") == "vertical":
+            return cast("Self", columns_apart(formula, partition, **settings))
         check_layout(cls.__name__, partition, "horizontal")
         curves = common_columns(map(tuple, partition.curves.values()))
         parsed = parse_boost_formula(formula, curves)

@@ -31,6 +31,7 @@ from fedstat.models.boost.learning.learners import (
 )
 from fedstat.models.boost.learning.ready import PENALTIES, BoostDesign, PenaltyKind
 from fedstat.models.boost.learning.size import refuse_few_rows
+from fedstat.models.boost.private.model import PrivateFunctionBoost
 from fedstat.models.boost.vertical.protocol import ColumnsAgreed, agree_columns, exchange_moments
 from fedstat.models.boost.vertical.question import find_owners
 from fedstat.models.boost.vertical.steps import FAMILY, POINTS, WIDTH
@@ -45,6 +46,8 @@ from fedstat.typing import Floats
 
 Select = Literal["cv"] | None
 FOLDS = 10
+SETTINGS = ("time", "penalty", "missing", "coordinator")
+PRIVATE_SETTINGS = ("epsilon", "public", "delta", "coordinator")
 
 
 class VerticalFunctionBoost(VerticalModel):
@@ -239,3 +242,36 @@ class VerticalFunctionBoost(VerticalModel):
         kept[self.apart.holder][POINTS] = points
         rows, session = self.partition.rows, self._session
         return invent_columns(self.design, rows, policies, self.distribution, session, kept)
+
+
+def columns_apart(
+    formula: str, partition: ClientPartition, **settings: Any
+) -> VerticalFunctionBoost | PrivateFunctionBoost:
+    """Make a model over institutions that hold different columns.
+
+    Parameters
+    ----------
+    formula : str
+        As for :meth:`fedstat.FedFunctionBoost.from_formula`; every learner is of one institution, and none
+        varies along the response (``bconcurrent``, ``bhist``).
+    partition : ClientPartition
+        In the vertical layout.
+    **settings
+        ``time``, ``penalty``, ``missing`` and ``coordinator``; or ``epsilon``, ``public``, ``delta`` and
+        ``coordinator`` of :class:`~fedstat.models.boost.private.model.PrivateFunctionBoost`.
+
+    Raises
+    ------
+    ModelError
+        A setting is of the other layout: losses besides squares, for instance.
+    """
+    private = "epsilon" in settings
+    known = PRIVATE_SETTINGS if private else SETTINGS
+    unknown = [name for name in settings if name not in known]
+    if unknown:
+        raise ModelError(
+            f"{unknown[0]}: where institutions hold different columns"
+            f"{', with epsilon,' if private else ''} there are {', '.join(known)}"
+        )
+    made = PrivateFunctionBoost if private else VerticalFunctionBoost
+    return made.of_formula(formula, partition, **settings)

@@ -8,7 +8,7 @@ import pytest
 from curve_cases import by_site, declared, simulated
 
 import fedstat as fs
-from fedstat.errors import DataWarning, DesignError, FormulaError, PartitionError, PolicyError
+from fedstat.errors import DataWarning, DesignError, FormulaError, ModelError, PartitionError, PolicyError
 from fedstat.models.boost.vertical_model import VerticalFunctionBoost
 
 FRAME = simulated()
@@ -203,11 +203,17 @@ def test_strict_sites_answer_learners_of_what_they_publish():
         ("y(t) ~ heigth", "no column 'heigth'"),
         ("x1(t) ~ x1", "right side too"),
         ("y(t) ~ bbs(age)", "lower_bound"),
+        ("y(t) ~ bconcurrent(x2)", r"bconcurrent\(x2\) takes products"),
     ],
 )
 def test_what_is_no_formula_is_named(text, words):
     with pytest.raises(FormulaError, match=words):
         fs.FedFunctionBoost.from_formula(text, apart())
+
+
+def test_settings_of_rows_apart_are_refused_by_name():
+    with pytest.raises(ModelError, match="offset: where institutions hold different columns"):
+        fs.FedFunctionBoost.from_formula(TEXT, apart(), offset="smoothed")
 
 
 def test_a_curve_is_at_one_institution():

@@ -11,8 +11,9 @@ import numpy as np
 from scipy.linalg import block_diag
 from scipy.stats import chi2
 
-from fedstat.models.boost.learning.boosting import BoostPath, Ready, follow
+from fedstat.models.boost.learning.boosting import BoostPath, follow
 from fedstat.models.boost.learning.moments import CurveSums
+from fedstat.models.boost.learning.ready import Ready
 from fedstat.typing import Floats
 
 FLOOR = 0.05

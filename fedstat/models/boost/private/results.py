@@ -42,8 +42,8 @@ NO_ERROR = (
 NO_LIKELIHOOD = "sums with noise were released and no likelihood"
 NO_STEP = (
     "NOISE IS TOO LARGE: no learner gains more than noise alone lets one in one of twenty releases; no step "
-    "was taken, and predictions are the public mean. Take a larger epsilon, more entities, or fewer functions "
-    "of each curve"
+    "was taken, and predictions are the public mean. Take a larger epsilon, more entities, or fewer "
+    "functions of each curve"
 )
 PUBLIC = (
     "Public, and never taken from the data: means, functions and deviations of curves, bounds and levels of "

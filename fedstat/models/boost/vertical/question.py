@@ -104,6 +104,12 @@ def find_owners(
 
     `columns` and `curves` are those of each institution, by name.
     """
+    along = [one.label for one in boost.learners if one.varying]
+    if along:
+        raise FormulaError(
+            f"formula: {along[0]} takes products of its columns with the response at each of its points; "
+            "where institutions hold different columns learners are bsignal(), bfpc(), bols(), bbs() and brandom()"
+        )
     held = {client: (*names, *curves[client]) for client, names in columns.items()}
     wanted = [name_expression(name).text for name in boost.curves]
     left = name_expression(boost.response).text if boost.functional else boost.response
