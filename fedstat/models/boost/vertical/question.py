@@ -108,7 +108,7 @@ def find_owners(
     if along:
         raise FormulaError(
             f"formula: {along[0]} takes products of its columns with the response at each of its points; "
-            "where institutions hold different columns learners are bsignal(), bfpc(), bols(), bbs() and brandom()"
+            "where institutions hold different columns there are bsignal(), bfpc(), bols(), bbs(), brandom()"
         )
     held = {client: (*names, *curves[client]) for client, names in columns.items()}
     wanted = [name_expression(name).text for name in boost.curves]
