@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from fedstat.errors import EstimationError
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.federation.rounds.products import Conversation
 from fedstat.models.boost.private.asked import CurvesPlan
 from fedstat.models.boost.private.path import NoisySums
-from fedstat.models.copula.protocol import Present, SumsByGroup, gather_sums, require_pairs
+from fedstat.models.copula.protocol import FEWEST, Present, SumsByGroup, gather_sums
 from fedstat.records import to_json
 from fedstat.typing import Floats, Ints
 
@@ -42,8 +43,12 @@ def release_curves(
     present = Present(n_entities, rows, {reply.site: reply.arrays["seen"] for reply in replies})
     entities = {client: present.count(client) for client in clients}
     table = present.table(clients)
-    require_pairs(table, clients)
     used = np.asarray(table.all(axis=1), dtype=np.bool_)
+    n = int(np.count_nonzero(used))
+    if n < FEWEST:
+        raise EstimationError(
+            f"fewer than {FEWEST} entities are complete at all of {', '.join(clients)}: {n:,}. Leave one out"
+        )
     present = replace(present, seen={client: used[rows[client]] for client in clients})
     group = {client: np.where(present.seen[client], 0, -1) for client in clients}
     asks = {client: plan.gram_asked(client, 1) for client in clients}
@@ -51,7 +56,6 @@ def release_curves(
         asking.ask(client, "release_gram", to_json(asks[client]), group=group[client]) for client in clients
     ]
     sums = yield from gather_sums(asking, plan, asks, replies, group, present, sites)
-    n = int(np.count_nonzero(used))
     return ReleasedCurves(plan, _products(plan, sums, n), n, entities)
 
 
