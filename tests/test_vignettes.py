@@ -55,10 +55,19 @@ CLAIMS = {
         assert refit.tests["p_value"]["bols(group)"] < 0.05
         shown = refit.surface("group")
         assert (shown["band_lower"] <= shown["lower"]).all() and (shown["se"] > 0).all()
-        coast = rainy.surface("region").pivot_table("estimate", "column", "t")
-        coast = coast.loc[["region[T.Atlantic]", "region[T.Pacific]"]]
-        assert 1 < rainy.mstop <= 300
-        assert (coast.loc[:, :31].mean(axis=1) > coast.loc[:, 180:210].mean(axis=1) + 0.1).all()
+    """,
+    "curves-under-privacy": """
+        assert apart < 1e-5
+        lost = exact.score(new)["rsquared"] - result.score(new)["rsquared"]
+        assert lost < 0.05 and result.mstop > 5 and result.nobs == 5_000
+        assert found["exact sums"] <= bounds["exact sums"] + 0.03 and found["exact sums"] > 0.6
+        assert found["epsilon 3"] < bounds["epsilon 3"] + 0.05
+        every = mean.xs("steps", level="method")
+        assert (every.xs(5_000, level="n")[[0.5, 1.0, 3.0]] < 0).all(axis=None)
+        assert (every.xs(50_000, level="n")[[0.5, 1.0]] < 0).all(axis=None)
+        assert (mean.xs("release", level="method") >= -0.01).all(axis=None)
+        assert all(areas[-2] > max(claimed[epsilon], 0.999) for epsilon, areas in traced.items())
+        assert [round(row[1]) for row in rows] == [963, 287]
     """,
     "adding-a-family": """
         known = {
@@ -445,6 +454,7 @@ def check_page(render, name, notebook):
     [
         "adding-a-family",
         "a-sites-policy",
+        "curves-under-privacy",
         "boosting-in-one-round",
         "getting-started",
         "missing-blocks-and-binary-outcomes",
