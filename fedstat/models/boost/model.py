@@ -143,11 +143,9 @@ class FedFunctionBoost(HorizontalModel):
             bounds unless the sites publish a range; and ``brandom(column)``, an effect of every level, all
             shrunken. ``by=column`` multiplies the effect of `bsignal`, `bols` or `bbs` by a column of numbers
             or of two levels. A bare name is ``bsignal`` of a curve and ``bols`` of another column; there is
-            an intercept. Where the response is a curve all effects are smooth along it, but for those inside
-            ``const(...)``.
+            an intercept. Effects are smooth along a curve that responds, but for those in ``const(...)``.
         partition : ClientPartition
-            With ``curves={...}``; for the vertical layout, with ``epsilon=...`` under differential privacy,
-            see :func:`fedstat.models.boost.vertical_model.columns_apart`.
+            With ``curves={...}``; vertical: :func:`fedstat.models.boost.vertical_model.columns_apart`.
         time : str
             Basis along the response, ``"bbs(t, knots=10, df=4)"``.
         penalty : {"separable", "fdboost"}
