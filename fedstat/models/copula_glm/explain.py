@@ -6,10 +6,16 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
+from scipy.special import expit, ndtri
+
 from fedstat.federation.forecast.forecast import Forecast
 from fedstat.models.copula.explain import CopulaPlan
 from fedstat.models.copula_glm.moments.asked import MomentPlan
-from fedstat.models.copula_glm.moments.response import WEIGHTS
+from fedstat.models.copula_glm.moments.response import LARGEST, WEIGHTS
+from fedstat.models.copula_glm.score.asked import ScoreNoise, ScoreTerms
+from fedstat.models.copula_glm.score.mean import MOST_BITS, share_cubic, share_line
+from fedstat.models.copula_glm.score.step import WIDE
 
 TIMES = 3.0
 """Noise over sampling error beyond which a budget is too small for a model."""
@@ -17,6 +23,9 @@ TIMES = 3.0
 
 USUAL = 1.75
 """By how much more noise than of uncorrelated even columns fits of simulated columns had, at any budget."""
+
+USUAL_OF_STEP = 1.5
+"""The same after a step."""
 
 
 def noise_ratio(plan: MomentPlan, n: int) -> float:
@@ -30,6 +39,20 @@ def noise_ratio(plan: MomentPlan, n: int) -> float:
     return share * plan.product_deviation(2) / math.sqrt(max(n, 1))
 
 
+def step_ratio(plan: MomentPlan, n: int) -> float:
+    """Predict the same after a step, of linear predictors of a usual spread, in parts of one size."""
+    spread, sampling = (1.0, 0.45) if plan.response == "Binomial" else (0.7, 0.7)
+    half = WIDE[plan.response] * spread / math.sqrt(len(plan.design))
+    halves = {client: half if own else 0.0 for client, own in plan.design.items()}
+    if plan.response == "Binomial":
+        mean = share_cubic(MOST_BITS, halves, expit, ndtri((np.arange(200) + 0.5) / 200))
+    else:
+        mean = share_line(MOST_BITS, halves, 1.0, 0.0, LARGEST[plan.response])
+    widths = tuple(len(own) for own in plan.design.values())
+    noise = ScoreNoise(ScoreTerms(tuple(plan.design), widths, plan.holder, mean), plan.of_step)
+    return USUAL_OF_STEP * noise.deviation / (sampling * math.sqrt(max(n, 1)))
+
+
 class PrivateGLMPlan(CopulaPlan):
     """What is known of a fit before it runs."""
 
@@ -39,7 +62,8 @@ class PrivateGLMPlan(CopulaPlan):
     def notes(self, forecast: Forecast) -> Iterator[str]:
         """Say how large errors will be."""
         n = min(len(rows) for rows in self.model.rows.values())
-        ratio = noise_ratio(self.model._planned, n)
+        planned = self.model._planned
+        ratio = (step_ratio if planned.of_step else noise_ratio)(planned, n)
         wider = math.hypot(1.0, ratio)
         yield (
             f"Noise adds about {ratio:.2g} times the sampling error to a slope, which makes standard errors "
