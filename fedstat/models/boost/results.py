@@ -340,8 +340,8 @@ class BoostResults(
     @property
     def _no_error(self) -> str:
         how = self._boosting.aggregation
-        if self._loss is not None:
-            return NO_ERROR.split(";", maxsplit=1)[0]
+        if self._loss is not None or varying_of(self._boosting.design.learners):
+            return NO_ERROR.split(";", maxsplit=1)[0]  # there is no refit
         return NO_ERROR if how == "exact" else BASELINE.format(how)
 
     def _estimate(self) -> Estimate:

@@ -161,8 +161,10 @@ def test_effects_are_shown_kept_and_drawn(tmp_path):
     pd.testing.assert_frame_equal(again.predict(FRAME), result.predict(FRAME))
     pd.testing.assert_frame_equal(again.surface("x2"), past)
     assert str(again.summary()) == str(result.summary())
-    for name in ("bconcurrent(x1)", "bhist(x2)"):
-        assert result.plot("surface", name).has_data()
+    assert "refit()" not in str(result.summary())
+    assert result.plot("surface", "bconcurrent(x1)").has_data()
+    (mesh,) = result.plot("surface", "bhist(x2)").collections
+    assert mesh.norm.vmax == pytest.approx(past["estimate"].abs().max())
     assert result.aicc["df"].is_monotonic_increasing
 
 

@@ -25,7 +25,7 @@ def draw_surface(frame: pd.DataFrame, label: str, response: str, ax: Axes | None
     ax = axes_for(ax, 6.0, 4.5, f"{label} on {response}")
     if len(rest) == 2:
         table = frame.pivot_table("estimate", rest[0], rest[1])
-        size = float(np.abs(table.to_numpy()).max()) or 1.0
+        size = float(np.nanmax(np.abs(table.to_numpy()))) or 1.0
         x, y = table.columns.to_numpy(dtype=float), table.index.to_numpy(dtype=float)
         mesh = ax.pcolormesh(x, y, table.to_numpy(), cmap="RdBu_r", vmin=-size, vmax=size, shading="nearest")
         ax.figure.colorbar(mesh, ax=ax, label="effect")
