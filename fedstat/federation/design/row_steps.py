@@ -45,7 +45,7 @@ class OpenRows:
     """The rows that a site opened for one model: coded once in memory, or in every pass where streamed.
 
     Columns are standardised by the site's own `shift` and `scale`; `own` are its means and deviations,
-    (2, p), and `term_names` the term of each but the intercept.
+    (2, p), `term_names` the term of each but the intercept, and `used` (n_rows,) the rows that are whole.
     """
 
     data: SiteData
@@ -58,6 +58,7 @@ class OpenRows:
     own: Floats = field(default_factory=lambda: np.zeros((2, 1)))
     held: tuple[WholeRows, Floats] | None = None
     term_names: tuple[str, ...] = ()
+    used: Bools = field(default_factory=lambda: np.zeros(0, dtype=bool))
 
     def chunks(self) -> Iterator[tuple[WholeRows, Floats]]:
         """Whole rows and their standardised design, (m, p), chunk by chunk."""
@@ -228,7 +229,7 @@ def open_rows(data: SiteData, state: State, text: str) -> tuple[dict[str, Array]
             opened.held = (rows, X) if chunk == 0 else None
     n, mean, spread = tally.tell_counts(state)
     opened.settle(mean, spread)
-    opened.term_names = tally.term_names
+    opened.term_names, opened.used = tally.term_names, tally.used
     head = (INTERCEPT,) if question.intercept else ()
     # Judged on standardised columns, where a direction that few rows have does not hide behind units.
     design = DesignDirections(lambda: (X for _, X in opened.chunks()), tally.n, (*head, *tally.names))

@@ -34,7 +34,7 @@ from fedstat.federation.message import Declared, Step, check_lengths, check_room
 from fedstat.models.boost.learning.columns import CurvesAsked, smooth_asked
 from fedstat.models.boost.learning.losses import LossSpec
 from fedstat.models.boost.learning.responses import EvenResponse
-from fedstat.models.boost.steps import ASKED, BLOCK, STEPS, MadeColumns, deal, tell_summed
+from fedstat.models.boost.steps import ASKED, STEPS, MadeColumns, deal, tell_summed
 from fedstat.typing import Array, Floats, Ints
 
 FLAT = 1e-4
@@ -68,8 +68,7 @@ def start_scores(data: SiteData, state: State, text: str) -> tuple[dict[str, Arr
     opened, n = rows_of(state), state.entities
     state.tell(smooth_asked(asked.learners), *_jumps(opened, asked.loss))
     made, fold = MadeColumns(data, opened, asked), deal(n, asked, data.name)
-    if n <= BLOCK:
-        made.held = list(made.blocks())
+    made.hold(n)
     tell_summed(state, made, fold)
     sums: dict[str, Array] = {}
     first = 0

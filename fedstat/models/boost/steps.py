@@ -62,7 +62,9 @@ FAMILY = "boost"
 RESPONSE = "response"
 POINTS = "points of the response, which Curve(..., max_gap=0) makes those of all"
 BLOCK = 4096
-"""Rows whose columns are in memory at once."""
+"""Rows whose curves are in memory at once."""
+MOST_HELD = 2**25
+"""Numbers of learners' columns and responses that are kept from one pass to the next."""
 
 
 def sum_curves(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
@@ -96,8 +98,7 @@ def _sum_by_fold(
     state.tell(smooth_asked(asked.learners))
     made = MadeColumns(data, rows_of(state), asked, uneven)
     n = state.entities
-    if n <= BLOCK:
-        made.held = list(made.blocks())
+    made.hold(n)
     fold = deal(n, asked, data.name)
     tell_summed(state, made, fold)
     sums: dict[str, Array] = {}
@@ -147,7 +148,7 @@ def blocks(opened: OpenRows, curves: Sequence[str]) -> Iterator[tuple[WholeRows,
 class MadeColumns:
     """Columns of all learners and the response, by blocks of rows.
 
-    They are made in every pass, or `held` where there is one block.
+    They are `held` after the first pass unless there are too many, and else made in every pass.
     """
 
     data: SiteData
@@ -155,6 +156,15 @@ class MadeColumns:
     asked: CurvesAsked
     uneven: bool = False
     held: Sequence[tuple[list[Floats], Response]] = ()
+
+    def hold(self, n: int) -> None:
+        """Make the columns of n rows once, unless they are too many."""
+        held: list[tuple[list[Floats], Response]] = []
+        for parts, response in self.blocks():
+            held.append((parts, response))
+            if n * (sum(Z.shape[1] for Z in parts) + response.width) > MOST_HELD:
+                return
+        self.held = held
 
     def blocks(self) -> Iterator[tuple[list[Floats], Response]]:
         """All of them."""
@@ -273,7 +283,8 @@ def _side_by_side(made: Sequence[Callable[[], Iterator[Floats]]], size: Floats) 
 
 
 def _used(opened: OpenRows) -> Array:
-    return np.concatenate([rows.whole for rows, _ in opened.chunks()])
+    """Rows of the table that are whole; of those that a forecast invents, all."""
+    return opened.used if len(opened.used) else np.concatenate([rows.whole for rows, _ in opened.chunks()])
 
 
 def _size(blocks: Sequence[Floats]) -> Floats:

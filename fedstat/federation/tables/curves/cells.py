@@ -65,7 +65,10 @@ class Cells:
 
     def padded(self) -> Floats:
         """One row for each cell, NaN behind its end: (n, m)."""
-        out = np.full((len(self.lengths), int(self.lengths.max(initial=0))), np.nan)
+        width = int(self.lengths.max(initial=0))
+        if width and (self.lengths == width).all():
+            return self.values.reshape(-1, width)
+        out = np.full((len(self.lengths), width), np.nan)
         rows = self.rows
         out[rows, np.arange(len(rows)) - (np.cumsum(self.lengths) - self.lengths)[rows]] = self.values
         return out

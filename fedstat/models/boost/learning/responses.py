@@ -29,6 +29,11 @@ class EvenResponse:
         return len(self.Y)
 
     @property
+    def width(self) -> int:
+        """Numbers that are held of a row."""
+        return int(self.Y.shape[1])
+
+    @property
     def scores(self) -> Floats:
         """Products with the basis, (n, L)."""
         return self.Y @ self.basis
@@ -68,6 +73,11 @@ class UnevenResponse:
 
     def __len__(self) -> int:
         return len(self.lengths)
+
+    @property
+    def width(self) -> int:
+        """Numbers that are held of a row, in the mean."""
+        return -(-self.basis.size // max(len(self), 1))
 
     @property
     def scores(self) -> Floats:
