@@ -46,6 +46,12 @@ CLAIMS = {
         assert {"bsignal(x1)", "bsignal(x2)", "bsignal(x3)"} <= set(found.index[found < 0.01])
         inside = (cut["band_lower"] <= surfaces[1][12]) & (surfaces[1][12] <= cut["band_upper"])
         assert inside.all()
+        rates = bands["mean"].unstack("measure")
+        held = rates[[name for name in rates if "rejected" not in name]]
+        assert held.min().min() > 0.92
+        assert ((size["mean"] - 0.05).abs() < 2 * np.sqrt(0.05 * 0.95 / size["replicates"])).all()
+        rates = stable["mean"].unstack("measure")
+        assert all((rates[f"tau {tau}, false"] < rates[f"tau {tau}, bound"] / 4).all() for tau in (0.75, 0.9))
     """,
     "curves-across-hospitals": """
         assert explanation.passes and result.ledger.rounds <= 4
