@@ -243,6 +243,7 @@ CLAIMS = {
         thousands = published["record epsilon"].dropna()
         assert thousands.min() > 2_500
         assert (thousands.xs("ievcds", level="method") > 9 * thousands.xs("vcds", level="method")).all()
+        assert all(one.passed for one in audits)
         assert "A whole record" in made.summary()
         assert 0.2 < np.sqrt(np.mean(noise**2)) < 0.6
     """,

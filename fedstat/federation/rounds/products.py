@@ -266,7 +266,7 @@ def choose_dealer(a: str, b: str, sites: Sequence[str], at: str | None, otherwis
     if not third:
         raise ModelError(
             f"the coordinator sits at '{at}', and there is no third institution to deal the random numbers "
-            f"for products of '{a}' and '{b}'; use from_formula(..., coordinator='apart'){otherwise}"
+            f"for products of '{a}' and '{b}'; say coordinator='apart'{otherwise}"
         )
     # The institution where the coordinator sits is told the sums as well: where there is another, that one
     # deals.

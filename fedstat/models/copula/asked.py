@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
@@ -127,17 +127,20 @@ class GramAsked:
         """Return the groups of which the entities have another institution too."""
         return list(range(self.groups))
 
-    def squared(self, columns: int, held: Sequence[int]) -> Fraction:
+    def squared(self, columns: int, held: Sequence[int], unknown: Collection[str] = ()) -> Fraction:
         """Square of the sensitivity of all sums to a record's part here, which is in one of some groups.
 
         Of own products above the diagonal, which move by R^2 together; with a diagonal of scores up to
         sqrt(3) and sums of scores by the root of R^4 + 5 R^2 + 1. Of products with others its row moves by
         2 R, and theirs is at most R' long: 2 R R'. Squares are added, since whoever holds the other columns
-        may have seen what came before.
+        may have seen what came before. Sums with an institution whose noise is `unknown` have that as well.
         """
         radius = self.radius(columns)
         own = squared_of_own(radius, columns) + (squared_of_moments(radius) if self.with_moments else 0)
-        crosses = {peer: squared_of_cross(radius, self.peer_radius(peer)) for peer in self.peers}
+        crosses = {
+            peer: squared_of_cross(radius, self.peer_radius(peer)) / (2 if peer in unknown else 1)
+            for peer in self.peers
+        }
         return max(
             (
                 Fraction(int(self.scales[g])) ** 2
@@ -260,10 +263,13 @@ class NoisePlan:
     def _peers(self, client: str) -> dict[str, int]:
         return {name: self.width(name) for name in self.columns if name != client}
 
-    def _charged(self, client: str) -> Fraction:
+    def _charged(self, client: str, unknown: Collection[str] = ()) -> Fraction:
         """Sum of the squared sensitivities of all sums of products to which a client adds its noise."""
         own = self.radius(client)
-        crosses = (squared_of_cross(own, self.radius(peer)) for peer in self._peers(client))
+        crosses = (
+            squared_of_cross(own, self.radius(peer)) / (2 if peer in unknown else 1)
+            for peer in self._peers(client)
+        )
         return squared_of_own(own, self.width(client)) + sum(crosses, Fraction(0))
 
     # ---- what it costs ---------------------------------------------------------------------------
@@ -271,25 +277,21 @@ class NoisePlan:
     def margins_cost(self, client: str) -> Fraction:
         """Return what a client's margins cost it."""
         asked = self.margins_asked(client)
-        return sum(
-            (
-                Fraction(one.squared_sensitivity, 2 * (asked.of_levels if one.levels else asked.of_trees))
-                for one in asked.bins
-            ),
-            Fraction(0),
-        )
+        variances = [asked.of_levels if one.levels else asked.of_trees for one in asked.bins]
+        costs = map(Fraction, [one.squared_sensitivity for one in asked.bins], [2 * v for v in variances])
+        return sum(costs, Fraction(0))
 
     def all_margins_cost(self) -> Fraction:
         """Return what the margins of all clients cost."""
         return sum(map(self.margins_cost, self.columns), Fraction(0))
 
-    def products_cost(self, client: str) -> Fraction:
+    def products_cost(self, client: str, unknown: Collection[str] = ()) -> Fraction:
         """Return what a client's part of the products costs it."""
-        return self._charged(client) / (2 * self.gram_variance)
+        return self._charged(client, unknown) / (2 * self.gram_variance)
 
-    def site_cost(self, client: str) -> Fraction:
-        """Return what a client is charged: against all others together, whose noise does not count."""
-        return self.margins_cost(client) + self.products_cost(client)
+    def site_cost(self, client: str, unknown: Collection[str] = ()) -> Fraction:
+        """Return what a client is charged: against all others, whose noise is known but for some."""
+        return self.margins_cost(client) + self.products_cost(client, unknown)
 
     def coordinator_cost(self) -> Fraction:
         """Return what a whole record costs against the coordinator, who knows nobody's noise."""
@@ -379,14 +381,14 @@ class GramPlan:
         """Bins of every institution's columns."""
         return self.noise.columns
 
-    def products_cost(self, client: str) -> Fraction:
+    def products_cost(self, client: str, unknown: Collection[str] = ()) -> Fraction:
         """Return what a client's part of the sums costs it."""
         held = [g for g, pattern in enumerate(self.patterns) if client in pattern]
-        return self.asked(client).squared(self.noise.width(client), held) / (2 * self.variance)
+        return self.asked(client).squared(self.noise.width(client), held, unknown) / (2 * self.variance)
 
-    def site_cost(self, client: str) -> Fraction:
-        """Return what a client is charged: against all others together, whose noise does not count."""
-        return self.noise.margins_cost(client) + self.products_cost(client)
+    def site_cost(self, client: str, unknown: Collection[str] = ()) -> Fraction:
+        """Return what a client is charged; as :meth:`NoisePlan.site_cost`."""
+        return self.noise.margins_cost(client) + self.products_cost(client, unknown)
 
     def coordinator_cost(self) -> Fraction:
         """Return what a whole record costs against the coordinator, who knows nobody's noise."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ from fedstat.models.explain import ForecastPlan
 from fedstat.privacy.zcdp import epsilon_of_zcdp, rho_of_budget
 from fedstat.typing import Bools, Floats
 
+MOST_JOINED = 3
 LARGE = 0.1
 """Noise of a correlation above which little can be said."""
 
@@ -71,7 +74,12 @@ def noise_statements(noise: PredictedNoise) -> Iterator[str]:
 
 def large_noise(plan: NoisePlan, cross: float, n: int, epsilon: float, delta: float) -> Iterator[str]:
     """Say what would do where noise is too large for anything to be told."""
-    if cross > LARGE:
+    if not math.isfinite(cross):
+        yield (
+            "Noise is larger than anything that could be told of some column: its margin has one value with "
+            "noise taken off. A larger epsilon or more entities would do, or fewer columns."
+        )
+    elif cross > LARGE:
         factor = cross / LARGE
         yield (
             f"Noise on correlations is {cross:.2g} or so, more than {LARGE}: few will be told from 0. About "
@@ -98,8 +106,24 @@ def cost_statements(plan: NoisePlan | GramPlan, delta: float) -> Iterator[str]:
     )
     yield (
         "The part of a record at one institution against the coordinator and all other institutions "
-        f"together, which is what its budget is charged: {parts}."
+        f"together, which is what its budget is charged: {parts}. Whoever deals random numbers for a product "
+        "is taken not to tell them to one of its two institutions, which would have the other's columns."
     )
+    fewer = [joined_cost(plan, joined) for joined in range(min(len(plan.columns) - 1, MOST_JOINED))]
+    told = [f"epsilon {epsilon_of_zcdp(rho, delta):.3g} (rho {float(rho):.2g})" for rho in fewer]
+    if told:
+        joined = "".join(f", joined by {k} other{'s' * (k > 1)} {one}" for k, one in enumerate(told[1:], 1))
+        yield f"Of any institution's part of a record the coordinator learns what {told[0]} allows{joined}."
+
+
+def joined_cost(plan: NoisePlan | GramPlan, joined: int) -> Fraction:
+    """Return what a client's part of a record costs at most against the coordinator and so many others."""
+    costs = []
+    for client in plan.columns:
+        peers = [name for name in plan.columns if name != client]
+        for known in combinations(peers, joined):
+            costs.append(plan.site_cost(client, [name for name in peers if name not in known]))
+    return max(costs)
 
 
 def utility_of_columns(fit: CopulaFit, noise: Floats) -> pd.DataFrame:

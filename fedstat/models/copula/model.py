@@ -14,7 +14,7 @@ from fedstat.federation.rounds.products import Conversation
 from fedstat.federation.tables.published import Published
 from fedstat.inference.explanation import Explanation
 from fedstat.models.checks import check_choice, check_layout, check_whole
-from fedstat.models.copula.asked import NoisePlan
+from fedstat.models.copula.asked import GramPlan, NoisePlan
 from fedstat.models.copula.bounds import Bounds, IntoBound, asinh, log
 from fedstat.models.copula.explain import CopulaPlan
 from fedstat.models.copula.patterns import Missing
@@ -98,6 +98,7 @@ class CopulaSynthesizer(PrivateRelease):
 
     _plan: ClassVar[type[ForecastPlan] | None] = CopulaPlan
     _instead = INSTEAD
+    family_name = FAMILY
 
     def __init__(
         self,
@@ -132,6 +133,11 @@ class CopulaSynthesizer(PrivateRelease):
     def _planned(self) -> NoisePlan:
         """The plan of the noise, if no record lacks a value."""
         return plan_columns(self.bounds, self._counts, self._rho)
+
+    def noise_for(self, n: int) -> GramPlan:
+        """Plan the noise of a release of n entities, all of them complete: of an audit."""
+        plan = plan_columns(self.bounds, dict.fromkeys(self.bounds, n), self._rho)
+        return GramPlan(plan, (tuple(self.bounds),), self.missing == "em")
 
     @overload
     def fit(self) -> CopulaResults: ...

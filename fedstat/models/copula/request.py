@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from functools import cached_property
+from itertools import combinations
 from typing import Any, ClassVar
 
 from fedstat.errors import DescriptionError, ModelError
@@ -15,9 +16,10 @@ from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.forecast.dry_site import DrySite
 from fedstat.federation.message import Step
 from fedstat.federation.partition.partition import ClientPartition
+from fedstat.federation.rounds.products import choose_dealer
 from fedstat.federation.tables.published import Published
 from fedstat.models.checks import check_choice
-from fedstat.models.copula.asked import NoisePlan
+from fedstat.models.copula.asked import GramPlan, NoisePlan
 from fedstat.models.copula.bounds import Bounds, IntoBound
 from fedstat.models.explain import Explainable, ForecastPlan
 from fedstat.privacy.zcdp import epsilon_of_zcdp, rho_of_budget
@@ -35,6 +37,7 @@ class PrivateRelease(Explainable):
     """
 
     _instead: ClassVar[Mapping[tuple[str, str], Step]]
+    family_name: ClassVar[str]
 
     def __init__(
         self,
@@ -64,6 +67,10 @@ class PrivateRelease(Explainable):
         """The plan of the noise, if no record lacks a value."""
         raise NotImplementedError
 
+    def noise_for(self, n: int) -> NoisePlan | GramPlan:
+        """Plan the noise of a release of n entities, all of them complete: of an audit."""
+        raise NotImplementedError
+
     @property
     def _counts(self) -> dict[str, int]:
         """Records of every client."""
@@ -74,7 +81,10 @@ class PrivateRelease(Explainable):
         return Ledger(None if self.coordinator == "apart" else self.coordinator, account=self._account)
 
     def _check_budgets(self) -> None:
-        """Refuse what a site has no budget for, before any other site has spent its own."""
+        """Refuse what a site has no budget for, or nobody could deal for, before any has spent its own."""
+        at = None if self.coordinator == "apart" else self.coordinator
+        for a, b in combinations(self.columns, 2):
+            choose_dealer(a, b, tuple(self.partition.sites), at)
         for client in self.columns:
             budget, cost = self.partition.sites[client].policy.privacy, self._planned.site_cost(client)
             if budget is None:

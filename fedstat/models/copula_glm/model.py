@@ -96,6 +96,7 @@ class PrivateCopulaGLM(PrivateRelease):
     _plan: ClassVar[type[ForecastPlan] | None] = PrivateGLMPlan
     _polish = 0
     _instead = INSTEAD
+    family_name = FAMILY
 
     def __init__(
         self,
@@ -183,6 +184,10 @@ class PrivateCopulaGLM(PrivateRelease):
     def _planned(self) -> MomentPlan:
         """The plan of the noise, if every entity is complete."""
         return self._question.plan(self._counts)
+
+    def noise_for(self, n: int) -> MomentPlan:
+        """Plan the noise of a release of n entities, all of them complete: of an audit."""
+        return self._question.plan(dict.fromkeys(self.bounds, n))
 
     def fit(
         self,

@@ -58,7 +58,8 @@ BUDGET = "[privacy]"
 WITH_BUDGET = (
     "What is published of columns, which entities have a record, which of them lack a value in columns, how "
     "much of the budget is spent; sums with noise, by which, over all that ever leaves and whoever joins "
-    "forces, values of one record cannot be told from others but for epsilon and delta of the budget; and "
+    "forces, but for who deals random numbers for a product and one of its two institutions, values of one "
+    "record cannot be told from others but for epsilon and delta of the budget; and "
     "that a table was changed, where a question is charged again. All else that depends on what rows hold is "
     "refused."
 )

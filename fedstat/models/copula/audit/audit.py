@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from itertools import combinations_with_replacement
 
 import numpy as np
+from scipy.special import chdtr
 
 from fedstat.errors import ModelError
 from fedstat.federation.door.owner.policy import Budget, Policy
 from fedstat.models.checks import check_choice, check_whole
-from fedstat.models.copula.asked import GramPlan, NoisePlan
-from fedstat.models.copula.audit.pair import WorstPair
+from fedstat.models.copula.asked import NoisePlan
+from fedstat.models.copula.audit.pair import WholeSums, WorstPair
 from fedstat.models.copula.audit.releases import PARTS, Releases, Seen
 from fedstat.models.copula.audit.results import AuditResults
 from fedstat.models.copula.audit.tables import agreement
 from fedstat.models.copula.model import CopulaSynthesizer
-from fedstat.models.copula.protocol import plan_columns
-from fedstat.models.copula.request import ROUNDING
+from fedstat.models.copula.request import ROUNDING, PrivateRelease
 from fedstat.privacy.zcdp import epsilon_of_zcdp, rho_of_budget
 from fedstat.typing import Floats
 
@@ -29,14 +30,14 @@ COORDINATOR, TABLE = "coordinator", "table"
 
 
 def audit(
-    model: CopulaSynthesizer,
+    model: PrivateRelease,
     view: str = COORDINATOR,
     releases: int = 2000,
     *,
     alpha: float = 1e-4,
     seed: int | None = None,
 ) -> AuditResults:
-    """Measure from below what a synthesis tells of one record, and hold it against its claim.
+    """Measure from below what a private release tells of one record, and hold it against its claim.
 
     By the model's columns, bounds and epsilon, the two records are found that are hardest to hide. A fair
     coin says which of them is in a table of invented rows, of which new sites, with new keys and a budget for
@@ -45,7 +46,8 @@ def audit(
 
     Parameters
     ----------
-    model : CopulaSynthesizer
+    model : CopulaSynthesizer or PrivateCopulaGLM
+        With ``missing="em"`` of one pattern of records, the squares and sums of scores included.
     view : str
         Who looks: ``"coordinator"``, at a whole record; a client, at whose part of a record all others
         together look, whose own noise hides nothing from them; or ``"table"``, whoever has one synthetic
@@ -84,29 +86,33 @@ def audit(
     >>> result.passed
     True
     """
-    if not isinstance(model, CopulaSynthesizer):
-        raise ModelError(f"audit: expected a CopulaSynthesizer, received {type(model).__name__}")
-    if model.mechanism == "published":
+    came, synthesis = type(model).__name__, isinstance(model, CopulaSynthesizer)
+    if not issubclass(type(model), PrivateRelease):
+        raise ModelError(f"audit: expected a CopulaSynthesizer or PrivateCopulaGLM, received {came}")
+    if isinstance(model, CopulaSynthesizer) and model.mechanism == "published":
         raise ModelError("audit: mechanism='published' is a simulation, and passes no door")
     clients = list(model.bounds)
-    check_choice("view", view, (COORDINATOR, TABLE, *clients))
+    check_choice("view", view, (COORDINATOR, *([TABLE] if synthesis else []), *clients))
     check_whole("releases", releases, 100)
     if not 0.0 < alpha < 1.0:
         raise ModelError(f"alpha: expected a number between 0 and 1, received {alpha!r}")
     if view in clients and len(clients) < 2:
         raise ModelError("view: there are no others who could look at the only institution")
     pair = _pair_of(model, view if view in clients else "")
-    making = Releases(pair, Policy(privacy=Budget(model.epsilon, model.delta)))
+    making = Releases(pair, Policy(privacy=Budget(model.epsilon, model.delta)), model.family_name)
     random = np.random.default_rng(seed)
     first = random.random(releases) < 0.5
     ratios, seen_noise, short, longest = [], set[bytes](), set[str](), 0.0
+    squares: dict[str, float] = {}
     for is_first in first.tolist():
         seen = making.make(0 if is_first else 1)
         if view == TABLE:
             ratios.append(np.array([agreement(pair, seen, random)]))
         else:
             ratios.append(seen.log_ratios(pair))
-        seen_noise.add(_noise_of(pair, seen, 0 if is_first else 1).tobytes())
+        noise = _noise_of(pair, seen, 0 if is_first else 1)
+        seen_noise.add(np.concatenate(list(noise.values())).tobytes())
+        squares = {name: squares.get(name, 0.0) + float(one @ one) for name, one in noise.items()}
         short.update(seen.short)
         longest = max(longest, pair.share(seen.margins))
     faults = []
@@ -114,8 +120,13 @@ def audit(
         faults.append(f"too little was charged at {', '.join(sorted(short))}")
     if longest > EXACT:
         faults.append(f"a row of scores was {100.0 * (math.sqrt(longest) - 1.0):.2g} % longer than may be")
+    for name, found in squares.items():
+        if chdtr(releases * noise[name].size, found) < alpha / len(squares):
+            faults.append(f"noise on {name} is smaller than was charged for")
     if len(seen_noise) < releases:
         faults.append(f"{releases - len(seen_noise):,} releases had the noise of another one")
+    parts = PARTS if pair.sums.moments else PARTS[:-1]
+    told = np.array(ratios)
     cost = pair.sums.site_cost(pair.view) if pair.view else pair.sums.coordinator_cost()
     return AuditResults(
         view={COORDINATOR: "the coordinator", TABLE: "who has one table"}.get(view, f"all others at {view}"),
@@ -124,30 +135,41 @@ def audit(
         epsilon=epsilon_of_zcdp(cost, model.delta),
         delta=model.delta,
         first=first,
-        log_ratios=np.array(ratios),
-        parts=("synthetic table",) if view == TABLE else PARTS,
+        log_ratios=told if view == TABLE else told[:, : len(parts)],
+        parts=("synthetic table",) if view == TABLE else parts,
         faults=tuple(faults),
         alpha=alpha,
         evidence=view != TABLE,
     )
 
 
-def _pair_of(model: CopulaSynthesizer, view: str) -> WorstPair:
+def _pair_of(model: PrivateRelease, view: str) -> WorstPair:
     """Plan a release of the model's columns on as many invented entities as its noise needs."""
     rho = rho_of_budget(model.epsilon, model.delta) * (1 - ROUNDING)
     of_column = float(NoisePlan.of_column(Fraction(rho), sum(map(len, model.bounds.values()))))
     n = int(np.clip(math.ceil(TIMES_NOISE / math.sqrt(of_column)), FEWEST, MOST))
-    plan = plan_columns(model.bounds, dict.fromkeys(model.bounds, n), rho)
-    return WorstPair.of(GramPlan.of_all(plan), view, n)
+    noise = model.noise_for(n)
+    return WorstPair.of(WholeSums(noise) if isinstance(noise, NoisePlan) else noise, view, n)
 
 
-def _noise_of(pair: WorstPair, seen: Seen, which: int) -> Floats:
-    """Return the noise of a release, of those who do not tell it to whoever looks."""
-    parts = [
-        found - pair.counts(*where)[0][which]
-        for where, found in seen.counts.items()
-        if pair.view in ("", where[0])
-    ]
-    noise = seen.sums.products[0] - pair.products(seen.margins)[which]
-    noisy = np.isfinite(pair.variances()[0]) | np.isfinite(pair.variances()[1])
-    return np.concatenate([*parts, noise[noisy]])
+def _noise_of(pair: WorstPair, seen: Seen, which: int) -> dict[str, Floats]:
+    """Return the noise of a release by its parts, over its deviation; of those who hide it from who looks."""
+    parts = list[tuple[str, set[str], Floats]]()
+    for (client, kind), counts in seen.counts.items():
+        expected, variance = pair.counts(client, kind)
+        parts.append((f"{kind} of {client}", {client}, (counts - expected[which]) / math.sqrt(variance)))
+    products, totals = (told[which] for told in pair.products(seen.margins))
+    variances, places = np.minimum(*pair.variances()), pair.sums.noise.places()
+    for (a, at), (b, to) in combinations_with_replacement(places.items(), 2):
+        noisy = np.isfinite(variances[at, to])
+        noise = (seen.sums.products[0] - products)[at, to][noisy] / np.sqrt(variances[at, to][noisy])
+        parts.append((f"products of {a}" if a == b else f"products of {a} and {b}", {a, b}, noise))
+    if pair.sums.moments:
+        squares, sums = seen.sums.squares[0] - np.diagonal(products), seen.sums.totals[0] - totals
+        deviation = pair.sums.deviation(0, 1)
+        for client, at in places.items():
+            both = np.concatenate([squares[at], sums[at]]) / deviation
+            parts.append((f"squares and sums of {client}", {client}, both))
+    return {
+        name: noise for name, owners, noise in parts if noise.size and (not pair.view or pair.view in owners)
+    }

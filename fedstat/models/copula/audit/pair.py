@@ -5,14 +5,48 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from itertools import pairwise
+from typing import TypeAlias
 
 import numpy as np
 import pandas as pd
 
-from fedstat.models.copula.asked import PLACES, GramPlan
+from fedstat.models.copula.asked import PLACES, GramAsked, GramPlan, NoisePlan
 from fedstat.models.copula.margins import Bins, Margin
 from fedstat.typing import Floats, Ints
+
+
+@dataclass(frozen=True)
+class WholeSums:
+    """Sums of products over all entities at once, as a plan of noise asks for them by itself."""
+
+    noise: NoisePlan
+    moments: bool = False
+
+    @property
+    def columns(self) -> Mapping[str, tuple[Bins, ...]]:
+        """Bins of every institution's columns."""
+        return self.noise.columns
+
+    def asked(self, client: str) -> GramAsked:
+        """Ask a client for its part of the sums."""
+        return self.noise.gram_asked(client, 1)
+
+    def deviation(self, group: int, shares: int) -> float:
+        """Return the deviation of the noise on a sum of products, of so many clients' shares."""
+        return self.noise.product_deviation(shares)
+
+    def site_cost(self, client: str) -> Fraction:
+        """Return what a client is charged."""
+        return self.noise.site_cost(client)
+
+    def coordinator_cost(self) -> Fraction:
+        """Return what a whole record costs against the coordinator."""
+        return self.noise.coordinator_cost()
+
+
+Sums: TypeAlias = GramPlan | WholeSums
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,14 +57,14 @@ class WorstPair:
     together; then it alone has noise. There are `n` entities, of which the first is one of the two records.
     """
 
-    sums: GramPlan
+    sums: Sums
     view: str
     n: int
     records: Ints
     others: Ints
 
     @classmethod
-    def of(cls, sums: GramPlan, view: str, n: int) -> WorstPair:
+    def of(cls, sums: Sums, view: str, n: int) -> WorstPair:
         """Search for the pair by the number of scores whose sign differs, institution by institution.
 
         Orthogonal parts of rows of full length attain the bound on the products (one of an even number of
@@ -47,7 +81,7 @@ class WorstPair:
         return best
 
     @classmethod
-    def _with(cls, sums: GramPlan, view: str, n: int, turned: Mapping[str, int]) -> WorstPair:
+    def _with(cls, sums: Sums, view: str, n: int, turned: Mapping[str, int]) -> WorstPair:
         """Turn the signs of the first scores of some institutions."""
         columns = []
         for client, bins in sums.columns.items():
@@ -78,17 +112,18 @@ class WorstPair:
             pd.Series(one.values(code) if one.levels else _middles(one)[code], name=one.name)
             for one, code in zip(self.bins, codes.T, strict=True)
         ]
+        return {client: pd.concat(columns[place], axis=1) for client, place in self.places().items()}
+
+    def places(self) -> dict[str, slice]:
+        """Where the columns of each institution stand, of which there may be more or fewer scores."""
         ends = np.cumsum([0, *map(len, self.sums.columns.values())]).tolist()
-        return {
-            client: pd.concat(columns[a:b], axis=1)
-            for client, (a, b) in zip(self.sums.columns, pairwise(ends), strict=True)
-        }
+        return {c: slice(a, b) for c, (a, b) in zip(self.sums.columns, pairwise(ends), strict=True)}
 
     # ---- what is expected of a release -----------------------------------------------------------
 
     def counts(self, client: str, kind: str) -> tuple[Floats, float]:
         """Return expected counts with either record, (2, m), as a site releases them, and their variance."""
-        place, asked = self.sums.noise.places()[client], self.sums.noise.margins_asked(client)
+        place, asked = self.places()[client], self.sums.noise.margins_asked(client)
         tallies = [np.zeros((2, 0))]
         for j, one in enumerate(asked.bins, start=place.start):
             if bool(one.levels) is (kind == "levels"):
@@ -100,7 +135,7 @@ class WorstPair:
     def margins(self) -> dict[str, list[Margin]]:
         """Return the margins of the first record's table, without noise."""
         out: dict[str, list[Margin]] = {client: [] for client in self.sums.columns}
-        for client, place in self.sums.noise.places().items():
+        for client, place in self.places().items():
             for j, one in enumerate(self.sums.columns[client], start=place.start):
                 rest = self.copies @ [one.tally(self.others[[g], j]) for g in (0, 1)]
                 counts = np.asarray(rest + one.tally(self.records[[0], j]), dtype=np.float64)
@@ -109,23 +144,26 @@ class WorstPair:
 
     def scores(self, margins: Mapping[str, Sequence[Margin]]) -> Ints:
         """Score both records and both others as sites do, by released margins: (4, p), in units."""
-        codes, places = np.vstack([self.records, self.others]), self.sums.noise.places()
+        codes = np.vstack([self.records, self.others])
         return np.hstack(
-            [self.sums.asked(c).score(margins[c], codes[:, place]) for c, place in places.items()]
+            [self.sums.asked(c).score(margins[c], codes[:, place]) for c, place in self.places().items()]
         )
 
-    def products(self, margins: Mapping[str, Sequence[Margin]]) -> Floats:
-        """Return expected sums of products with either record, given the margins: (2, p, p)."""
+    def products(self, margins: Mapping[str, Sequence[Margin]]) -> tuple[Floats, Floats]:
+        """Return expected sums of products (2, q, q) and of scores (2, q) with either record, by margins."""
         S = np.ldexp(self.scores(margins).astype(np.float64), -PLACES)
         rest = S[2:].T @ (S[2:] * self.copies[:, None])
-        return np.array([rest + np.outer(row, row) for row in S[:2]])
+        return np.array([rest + np.outer(row, row) for row in S[:2]]), self.copies.astype(float) @ S[2:] + S[
+            :2
+        ]
 
     def variances(self) -> tuple[Floats, Floats]:
-        """Return variances of the noise on products within institutions, and between two: (p, p), or inf.
+        """Return variances of the noise on products within institutions, and between two: (q, q), or inf.
 
         Above the diagonal alone; whoever looks knows the noise of all but the one at which it looks.
         """
-        owner = np.repeat(np.arange(len(self.sums.columns)), [len(one) for one in self.sums.columns.values()])
+        widths = list(map(self.sums.noise.width, self.sums.columns))
+        owner = np.repeat(np.arange(len(widths)), widths)
         same = owner[:, None] == owner
         upper = np.triu(np.ones_like(same), 1)
         one = self.sums.deviation(0, 1) ** 2
@@ -147,8 +185,11 @@ class WorstPair:
             for kind in ("levels", "trees"):
                 counts, variance = self.counts(client, kind)
                 squared += float(np.square(counts[0] - counts[1]).sum()) / variance
-        products = self.products(self.margins())
+        products, totals = self.products(self.margins())
         moved = np.square(products[0] - products[1])
+        if self.sums.moments:
+            by_score = np.diag(moved) + np.square(totals[0] - totals[1])
+            squared += float(by_score.sum()) / self.sums.deviation(0, 1) ** 2
         return math.sqrt(squared + sum(float((moved / one).sum()) for one in self.variances()))
 
     def share(self, margins: Mapping[str, Sequence[Margin]]) -> float:

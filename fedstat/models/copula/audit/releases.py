@@ -21,11 +21,11 @@ from fedstat.federation.rounds.products import Conversation
 from fedstat.models.copula.audit.pair import WorstPair
 from fedstat.models.copula.margins import Margin
 from fedstat.models.copula.protocol import Present, SumsByGroup, ask_margins, ask_sums
-from fedstat.models.copula.steps import FAMILY
 from fedstat.records import to_json
 from fedstat.typing import Array, Floats
 
-PARTS = ("margins", "own products", "products of two")
+PARTS = ("margins", "own products", "products of two", "squares and sums")
+"""What is seen; of squares and sums of scores only where they are released."""
 CHARGED_SHORT = 1e-12
 
 
@@ -58,17 +58,23 @@ class Seen:
     short: tuple[str, ...]
 
     def log_ratios(self, pair: WorstPair) -> Floats:
-        """Return the log likelihood ratio of the first record to the second, by :data:`PARTS`: (3,).
+        """Return the log likelihood ratio of the first record to the second, by :data:`PARTS`: (4,).
 
         Margins come first; the law of the products is that given the margins as released.
         """
-        margins = 0.0
-        for (client, kind), found in self.counts.items():
+        margins, moments, sums = 0.0, 0.0, self.sums
+        for (client, kind), counts in self.counts.items():
             expected, variance = pair.counts(client, kind)
-            margins += _ratio(found, expected, variance)
-        products = pair.products(self.margins)
-        both = [_ratio(self.sums.products[0], products, variance) for variance in pair.variances()]
-        return np.array([margins, *both])
+            margins += _ratio(counts, expected, variance)
+        products, totals = pair.products(self.margins)
+        both = [_ratio(sums.products[0], products, variance) for variance in pair.variances()]
+        if pair.sums.moments:
+            # What others have themselves is known without noise, and does not move.
+            at = pair.sums.noise.places()[pair.view] if pair.view else slice(None)
+            squares, of_one = np.diagonal(products, axis1=1, axis2=2), pair.sums.deviation(0, 1) ** 2
+            moments = _ratio(sums.squares[0][at], squares[:, at], of_one)
+            moments += _ratio(sums.totals[0][at], totals[:, at], of_one)
+        return np.array([margins, *both, moments])
 
 
 def _ratio(found: Floats, expected: Floats, variance: Floats | float) -> float:
@@ -83,6 +89,7 @@ class Releases:
 
     pair: WorstPair
     policy: Policy
+    family: str
 
     @cached_property
     def tables(self) -> list[dict[str, pd.DataFrame]]:
@@ -100,7 +107,7 @@ class Releases:
         for site in sites.values():
             site.trust.pinned.update(fingerprints)
         replies: list[Reply] = []
-        asking = Conversation(FAMILY, secrets.token_hex(8), None)
+        asking = Conversation(self.family, secrets.token_hex(8), None)
         margins, sums = LocalEngine(sites).run(_kept(self._protocol(asking), replies), Ledger())
         counts = {
             (reply.site, kind): reply.arrays[kind].astype(np.float64)

@@ -113,7 +113,8 @@ class AuditResults:
     def verdict(self) -> str:
         """In words."""
         if not self.passed:
-            return "FAILS: " + ("; ".join(self.faults) or "records are told apart better than is claimed")
+            better = ("records are told apart better than is claimed",) if self.mu_low > self.mu else ()
+            return "FAILS: " + "; ".join((*self.faults, *better))
         if not self.evidence:
             return "no evidence: a weak attack that fails says nothing"
         if self.mu_high < self.pair_mu:
@@ -129,13 +130,13 @@ class AuditResults:
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw the ROC curve beside the trade-off that is claimed: above it no test may be."""
-        ax = axes_for(ax, 4.8, 4.6, f"Who was in? {self.view} looks", ("top", "right"))
+        ax = axes_for(ax, 4.8, 4.6, f"Who was in? As seen by {self.view}", ("top", "right"))
         x = np.linspace(0.0, 1.0, 501)
         claimed = ndtr(ndtri(x) + self.mu)
         ax.fill_between(x, claimed, 1.0, color="0.9", linewidth=0.0)
         ax.plot(x, claimed, color="0.2", linewidth=1.4, label=f"claimed: mu {self.mu:.3g}")
         roc = self.roc()
-        label = f"{self.releases:,} releases: mu at least {self.mu_low:.3g}"
+        label = f"{self.releases:,} releases: mu {self.mu_low:.2f} to {max(self.mu_high, self.mu_low):.2f}"
         ax.plot(
             *(roc["false_positives"], roc["true_positives"]), color=COLOURS[1], linewidth=1.6, label=label
         )

@@ -1,0 +1,156 @@
+"""Synthesis over sites in processes of their own: the same release, over kills, and on a spent budget."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import contextmanager
+from random import Random
+
+import numpy as np
+import pandas as pd
+import pytest
+from forked import Forked
+from operating import make_federation, serve, serving, wait
+from test_connect_vertical import numbers_at
+
+import fedstat as fs
+from fedstat.errors import DescriptionError, EngineError
+from fedstat.federation.account.ledger_file import LedgerFile, read_account
+from fedstat.federation.carry.site_folder import load_identity
+from fedstat.federation.door.owner import charging
+from fedstat.operator.command_line import main
+
+N = 400
+BOUNDS = fs.Bounds({"a": (-4, 4), "b": ["no", "yes"], "c": range(4), "d": fs.log(0.01, 100)})
+COLUMNS = {"A": ["a", "b"], "B": ["c"], "C": ["d"]}
+EPSILON = 4.0
+
+
+def make_frames():
+    Z = np.random.default_rng(0).standard_normal((N, 4))
+    Z[:, 1:] += 0.7 * Z[:, :1]
+    whole = pd.DataFrame(
+        {
+            "id": [f"P{i:04d}" for i in range(N)],
+            "a": Z[:, 0],
+            "b": np.where(Z[:, 1] > 0.8, "yes", "no"),
+            "c": np.searchsorted([-0.8, 0.0, 1.2], Z[:, 2]),
+            "d": np.exp(Z[:, 3]),
+        }
+    )
+    return {name: whole[["id", *columns]].sample(frac=1, random_state=1) for name, columns in COLUMNS.items()}
+
+
+def same_noise():
+    """Noise of one seed, at all sites: that of keys is another in every run."""
+    charging.random_bytes = lambda key: Random(1).randbytes
+
+
+def serve_same_noise(folder):
+    same_noise()
+    return main(list(serving(folder)))
+
+
+def serve_and_die(folder):
+    """Serve until products are charged, on disk, and end there as by kill -9."""
+    charged = LedgerFile.charged
+
+    def last(self, charges):
+        charged(self, charges)
+        if any("release_gram" in charge.what for charge in charges):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    LedgerFile.charged = last
+    return main(list(serving(folder)))
+
+
+@contextmanager
+def serving_sites(home, how):
+    """Sites that are served so, or by the command where nothing is said; the processes by name."""
+    running = {
+        name: Forked(how[name], home / name, log=home / name / "log.txt")
+        if name in how
+        else serve(home / name)
+        for name in COLUMNS
+    }
+    try:
+        for name, process in running.items():
+            wait(home / name, process)
+        yield running
+    finally:
+        for process in running.values():
+            process.kill()
+            process.wait()
+
+
+def make_home(home, budget):
+    frames = make_frames()
+    policy = fs.Policy(privacy=fs.Budget(budget, 1e-6))
+    return frames, policy, make_federation(home, frames, ["id"], policy)
+
+
+def synthesizer(partition):
+    return fs.CopulaSynthesizer(partition, EPSILON, BOUNDS, coordinator="apart")
+
+
+def charges(home, name):
+    made = read_account(home / name, name, load_identity(home / name).public).charges.made
+    return [charge.what.split(":")[0].split(" ", 1)[1] for charge in made]
+
+
+def test_the_same_release_to_the_bit_as_in_one_process(tmp_path, monkeypatch):
+    frames, policy, study = make_home(tmp_path, EPSILON)
+    with serving_sites(tmp_path, dict.fromkeys(COLUMNS, serve_same_noise)):
+        assert main(["federation", "align", str(study)]) == 0
+        there = fs.ClientPartition.connect(study)
+        theirs = synthesizer(there).fit()
+        # All of the budget is spent: what there is can be printed, saved, read and sampled.
+        with pytest.raises(DescriptionError, match=r"rho .* left"):
+            synthesizer(there).fit()
+        theirs.save(tmp_path / "fit")
+        again = fs.load(tmp_path / "fit")
+        assert str(again.summary()) == str(theirs.summary())
+        pd.testing.assert_frame_equal(again.sample(50, seed=1), theirs.sample(50, seed=1))
+        assert "epsilon 4 of 4" in str(fs.ClientPartition.connect(study).describe())
+    tables = {
+        name: frame.drop(columns="id").assign(number=numbers_at(tmp_path / name))
+        for name, frame in frames.items()
+    }
+    monkeypatch.setattr(charging, "random_bytes", lambda key: Random(1).randbytes)
+    here = fs.ClientPartition.from_frames(tables, on="number", policy=policy)
+    ours = synthesizer(here).fit()
+    pd.testing.assert_frame_equal(theirs.correlation, ours.correlation, check_exact=True)
+    pd.testing.assert_frame_equal(theirs.margins, ours.margins, check_exact=True)
+    pd.testing.assert_frame_equal(theirs.sample(50, seed=1), ours.sample(50, seed=1), check_exact=True)
+    for name in COLUMNS:
+        assert sum("release_margins" in one for one in charges(tmp_path, name)) in (1, 2)
+
+
+def test_a_site_that_is_killed_in_the_middle_has_charged_its_margins_once(tmp_path):
+    """They come again with the same noise; products, whose noise never stands still, are charged anew."""
+    _, _, study = make_home(tmp_path, 6.0)
+    path = study / "federation.toml"
+    with serving_sites(tmp_path, {"A": serve_and_die}) as running:
+        assert main(["federation", "align", str(study)]) == 0
+        patient = path.read_text()
+        path.write_text(patient.replace("timeout = 3600", "timeout = 10"))
+        partition = fs.ClientPartition.connect(study)
+        path.write_text(patient)
+        with pytest.raises(EngineError, match="did not answer"):
+            synthesizer(partition).fit()
+        running["A"].wait(60)
+        before = charges(tmp_path, "A")
+        assert [one for one in before if "release_gram" in one] == ["release_gram grams"]
+        running["A"] = serve(tmp_path / "A")
+        wait(tmp_path / "A", running["A"])
+        first = synthesizer(fs.ClientPartition.connect(study)).fit()
+        for name in COLUMNS:
+            made = charges(tmp_path, name)
+            margins = [one for one in made if "release_margins" in one]
+            assert len(margins) == len(set(margins)) == (2 if name == "A" else 1)
+            assert sum("release_gram" in one for one in made) == 2
+        second = fs.CopulaSynthesizer(fs.ClientPartition.connect(study), EPSILON, BOUNDS, coordinator="apart")
+        with pytest.raises(DescriptionError, match="left"):
+            second.fit()
+        assert len(first.sample(10, seed=1)) == 10
