@@ -98,7 +98,7 @@ class CopulaSynthesizer(PrivateRelease):
 
     _plan: ClassVar[type[ForecastPlan] | None] = CopulaPlan
     _instead = INSTEAD
-    family_name = FAMILY
+    _family_name = FAMILY
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class CopulaSynthesizer(PrivateRelease):
         """The plan of the noise, if no record lacks a value."""
         return plan_columns(self.bounds, self._counts, self._rho)
 
-    def noise_for(self, n: int) -> GramPlan:
+    def _noise_for(self, n: int) -> GramPlan:
         """Plan the noise of a release of n entities, all of them complete: of an audit."""
         plan = plan_columns(self.bounds, dict.fromkeys(self.bounds, n), self._rho)
         return GramPlan(plan, (tuple(self.bounds),), self.missing == "em")

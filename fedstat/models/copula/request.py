@@ -37,7 +37,7 @@ class PrivateRelease(Explainable):
     """
 
     _instead: ClassVar[Mapping[tuple[str, str], Step]]
-    family_name: ClassVar[str]
+    _family_name: ClassVar[str]
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class PrivateRelease(Explainable):
         """The plan of the noise, if no record lacks a value."""
         raise NotImplementedError
 
-    def noise_for(self, n: int) -> NoisePlan | GramPlan:
+    def _noise_for(self, n: int) -> NoisePlan | GramPlan:
         """Plan the noise of a release of n entities, all of them complete: of an audit."""
         raise NotImplementedError
 

@@ -96,7 +96,7 @@ class PrivateCopulaGLM(PrivateRelease):
     _plan: ClassVar[type[ForecastPlan] | None] = PrivateGLMPlan
     _polish = 0
     _instead = INSTEAD
-    family_name = FAMILY
+    _family_name = FAMILY
 
     def __init__(
         self,
@@ -185,7 +185,7 @@ class PrivateCopulaGLM(PrivateRelease):
         """The plan of the noise, if every entity is complete."""
         return self._question.plan(self._counts)
 
-    def noise_for(self, n: int) -> MomentPlan:
+    def _noise_for(self, n: int) -> MomentPlan:
         """Plan the noise of a release of n entities, all of them complete: of an audit."""
         return self._question.plan(dict.fromkeys(self.bounds, n))
 

@@ -99,7 +99,7 @@ def audit(
     if view in clients and len(clients) < 2:
         raise ModelError("view: there are no others who could look at the only institution")
     pair = _pair_of(model, view if view in clients else "")
-    making = Releases(pair, Policy(privacy=Budget(model.epsilon, model.delta)), model.family_name)
+    making = Releases(pair, Policy(privacy=Budget(model.epsilon, model.delta)), model._family_name)
     random = np.random.default_rng(seed)
     first = random.random(releases) < 0.5
     ratios, seen_noise, short, longest = [], set[bytes](), set[str](), 0.0
@@ -148,7 +148,7 @@ def _pair_of(model: PrivateRelease, view: str) -> WorstPair:
     rho = rho_of_budget(model.epsilon, model.delta) * (1 - ROUNDING)
     of_column = float(NoisePlan.of_column(Fraction(rho), sum(map(len, model.bounds.values()))))
     n = int(np.clip(math.ceil(TIMES_NOISE / math.sqrt(of_column)), FEWEST, MOST))
-    noise = model.noise_for(n)
+    noise = model._noise_for(n)
     return WorstPair.of(WholeSums(noise) if isinstance(noise, NoisePlan) else noise, view, n)
 
 
