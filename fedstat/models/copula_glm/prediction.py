@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 
 from fedstat.errors import DesignError, ModelError
+from fedstat.federation.tables.columns import read_numbers
 from fedstat.models.copula.margins import Bins
 from fedstat.models.copula_glm.moments.columns import ScoredDesign
 from fedstat.models.horizontal.prediction import PredictedRows
@@ -55,6 +56,6 @@ def _values(bins: Bins, series: pd.Series) -> Floats:
 
 
 def _numbers(bins: Bins, series: pd.Series) -> Floats:
-    numbers = pd.to_numeric(series, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+    numbers = read_numbers(series)
     clipped: Floats = np.clip(numbers, *bins.range)
     return clipped

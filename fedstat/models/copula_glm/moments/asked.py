@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Literal
@@ -115,9 +115,9 @@ class MomentPlan(NoisePlan):
     response: FamilyName = "Binomial"
     of_step: Fraction = Fraction(0)
 
-    def site_cost(self, client: str) -> Fraction:
+    def site_cost(self, client: str, unknown: Collection[str] = ()) -> Fraction:
         """Return what a client is charged, with what is kept for a step."""
-        return super().site_cost(client) + self.of_step
+        return super().site_cost(client, unknown) + self.of_step
 
     def coordinator_cost(self) -> Fraction:
         """Return what a whole record costs against the coordinator, with what is kept for a step."""

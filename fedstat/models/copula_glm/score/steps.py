@@ -28,6 +28,7 @@ from fedstat.federation.door.owner.charging import NoiseOwed
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step
 from fedstat.federation.rounds.product_steps import OPENED, SEALED, OpenProduct, Part, take_share
+from fedstat.federation.tables.columns import read_numbers
 from fedstat.kernels.ring import grouped_gram
 from fedstat.models.copula.asked import PLACES
 from fedstat.models.copula.margins import Bins
@@ -148,7 +149,7 @@ def _numbers(bins: Bins, codes: Ints, series: pd.Series) -> Floats:
     if bins.levels:
         levels: Floats = np.array(bins.levels, dtype=np.float64)
         return np.asarray(levels[np.maximum(codes, 0)])
-    numbers = pd.to_numeric(series, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+    numbers = read_numbers(series)
     low, high = bins.range
     found: Floats = np.clip(np.nan_to_num(numbers, nan=0.5 * (low + high)), low, high)
     return found
