@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Annotated
@@ -99,12 +99,19 @@ class CurvesSummed(GramAsked):
         holds = peer == self.holder
         return radius_with(self.peers[peer] - self.response * holds, self.others, self.response * holds)
 
-    def squared_here(self) -> Fraction:
-        """Square of the sensitivity of all sums to a record's part here: of its own, and of those across."""
+    def squared_here(self, unknown: Collection[str] = ()) -> Fraction:
+        """Square of the sensitivity of all sums to a record's part here: of its own, and of those across.
+
+        Those with an institution whose noise is `unknown` have that as well.
+        """
         radius = self.radius(self.width_here)
         own = moments_sensitivity([radius]).institutions[0] * Fraction(16**PLACES)
         return own + sum(
-            (squared_of_cross(radius, self.peer_radius(peer)) for peer in self.peers), Fraction(0)
+            (
+                squared_of_cross(radius, self.peer_radius(peer)) / (2 if peer in unknown else 1)
+                for peer in self.peers
+            ),
+            Fraction(0),
         )
 
 
@@ -152,8 +159,8 @@ class CurvesPlan(NoisePlan):
         """Square of the sensitivity to a whole record, in units of one share's noise."""
         return moments_sensitivity(list(map(self.radius, self.parts))).coordinator * Fraction(16**PLACES)
 
-    def _charged(self, client: str) -> Fraction:
-        return self._asked(client, 1).squared_here()
+    def _charged(self, client: str, unknown: Collection[str] = ()) -> Fraction:
+        return self._asked(client, 1).squared_here(unknown)
 
     def margins_cost(self, client: str) -> Fraction:
         """Return 0: no margins are released."""
