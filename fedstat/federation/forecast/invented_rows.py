@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -80,6 +81,10 @@ class RowsInvention:
 
         return replace(STEPS[OPEN], run=open_rows)
 
+    def _respond(self, rng: np.random.Generator, predictors: Floats) -> Floats:
+        """Draw values of a response that is a curve, (m, G)."""
+        return draw_response(self.distribution, predictors.ravel(), rng).reshape(predictors.shape)
+
     def _draw(self, data: SiteData, n: int, columns: int) -> OpenRows:
         """Draw columns, response and groups of a site."""
         question = self.agreement.question
@@ -94,7 +99,10 @@ class RowsInvention:
             X = np.column_stack([np.ones(m), X])
         frame = draw_groups(question, data.name, m, self.nested)
         for name in question.read_curves:
-            frame[name] = self.curves[name].drawn(m, rng)
+            response = name == question.curve_response and not self.distribution.least_squares
+            frame[name] = self.curves[name].drawn(
+                m, rng, partial(self._respond, rng) if response else np.asarray
+            )
         rows = drawn_rows(question, y, frame)
         return open_drawn(data, self.agreement, rows, X)
 

@@ -226,6 +226,8 @@ def test_the_forecast_counts_rounds_and_what_all_scores_tell():
     fit = model("binomial").fit(steps=50)
     assert "6 exchanges of scores" in told and "One round" not in told
     assert "products of 25 columns over 240 rows" in told and "of 25 columns" in str(fit.summary())
+    curves = model("poisson", True).explain(steps=20)
+    assert "3 exchanges of scores" in str(curves)
     left = fit.ledger.to_frame().query("array == 'score' and sender == 'site 0'")
     assert left["shape"].tolist() == [(1, 19, 1)] * 6
 

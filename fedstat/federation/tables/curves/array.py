@@ -7,7 +7,7 @@ long table; at a site it is one column of curves, on common points or each on it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -269,12 +269,14 @@ class CurveArray(ExtensionArray):
         """Points and declaration."""
         return CurveShape(tuple(self.grid.tolist()), self.declared, self.gaps)
 
-    def drawn(self, n: int, random: np.random.Generator) -> Self:
-        """Draw n curves of the same points, or of points of their own."""
+    def drawn(
+        self, n: int, random: np.random.Generator, draw: Callable[[Floats], Floats] = np.asarray
+    ) -> Self:
+        """Draw n curves of the same points, or of their own; `draw` takes normal values to others."""
         if not self.own:
-            return self._like(random.normal(size=(n, len(self.grid))), None)
+            return self._like(draw(random.normal(size=(n, len(self.grid)))), None)
         at = np.sort(random.uniform(*self.domain, size=(n, SHOWN)), axis=1)
-        return self._like(random.normal(size=at.shape), at)
+        return self._like(draw(random.normal(size=at.shape)), at)
 
     def _hash_pandas_object(self, **options: Any) -> Any:
         """Hash every curve by its values and points, so that a row is known again."""
