@@ -155,7 +155,8 @@ def write():
             "## Two real tables, epsilon 1",
             "Codes of public grids, the same for all. Ours: blocks at four (credit) and five institutions, a "
             "record replaced. Peers see all rows; those of dpmm protect a record that is added or removed, "
-            f"with fewer steps of their fits than by default ({steps}); SDV protects nothing. `pMSE ratio`: a classifier on columns, "
+            f"with fewer steps of their fits than by default ({steps}); SDV protects nothing. "
+            "`pMSE ratio`: a classifier on columns, "
             "squares and products tells 8,000 rows of each table apart, 1 where there is nothing to tell. "
             "`hardly any noise`: epsilon 10,000, what is left is misfit of the Gaussian copula.",
         ]
