@@ -20,7 +20,7 @@ from fedstat.inference.tables import SheetSummary
 from fedstat.models.boost.explain import masking_sentence, traced_columns, tracing_sentence
 from fedstat.models.boost.inference.statements import BASELINE, BoostStatements
 from fedstat.models.boost.learning.baselines import SiteBoosting
-from fedstat.models.boost.learning.boosting import Boosting, explained, first_steps
+from fedstat.models.boost.learning.boosting import UNEVEN, Boosting, explained, first_steps
 from fedstat.models.boost.learning.information import corrected_aic, path_df
 from fedstat.models.boost.learning.learners import BoostFormula
 from fedstat.models.boost.learning.scored import ScoredBoosting
@@ -342,6 +342,8 @@ class BoostResults(
         how = self._boosting.aggregation
         if self._loss is not None or varying_of(self._boosting.design.learners):
             return NO_ERROR.split(";", maxsplit=1)[0]  # there is no refit
+        if how == "exact" and getattr(self._boosting.moments, "weighted", False):
+            return UNEVEN
         return NO_ERROR if how == "exact" else BASELINE.format(how)
 
     def _estimate(self) -> Estimate:
