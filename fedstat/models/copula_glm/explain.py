@@ -13,6 +13,7 @@ from fedstat.federation.forecast.forecast import Forecast
 from fedstat.models.copula.explain import CopulaPlan
 from fedstat.models.copula_glm.moments.asked import MomentPlan
 from fedstat.models.copula_glm.moments.response import LARGEST, WEIGHTS
+from fedstat.models.copula_glm.notes import DEPARTING
 from fedstat.models.copula_glm.score.asked import ScoreNoise, ScoreTerms
 from fedstat.models.copula_glm.score.mean import MOST_BITS, share_cubic, share_line
 from fedstat.models.copula_glm.score.step import WIDE
@@ -58,6 +59,12 @@ class PrivateGLMPlan(CopulaPlan):
 
     def __init__(self, model: Any, given: Mapping[str, Any]) -> None:
         super().__init__(model.polished(given.get("polish", 0)), given)
+
+    def learned(self, forecast: Forecast) -> Iterator[tuple[str, str]]:
+        """Say what a step rests on besides."""
+        yield from super().learned(forecast)
+        if self.model._planned.of_step:
+            yield "Coordinator and institutions", DEPARTING
 
     def notes(self, forecast: Forecast) -> Iterator[str]:
         """Say how large errors will be."""

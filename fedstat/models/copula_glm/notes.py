@@ -44,6 +44,11 @@ TOO_NARROW = (
     "for known: in simulations of a logistic model intervals of level .95 held the truth in .94 of cases, "
     "those of the worst column in .89. With polish=0 errors are found by simulation, and were smaller."
 )
+DEPARTING = (
+    "The budget of the step holds where institutions, and who deals their random numbers, keep to the "
+    "protocol: one that puts other numbers in the place of its shares can make single entities weigh more in "
+    "the sums."
+)
 PUBLIC = (
     "Public, and never taken from the data: bounds and levels of the columns, numbers of entities, who has a "
     "record where. Noise is discrete Gaussian from the operating system's randomness; each institution adds "
@@ -91,6 +96,7 @@ def _step_notes(released: ReleasedMoments, step: ScoreStep) -> Iterator[str]:
         "Standard errors are in closed form: `sampling` of the sums of residuals over entities, `noise` of "
         "what the institutions added, each to its own share before it left; squares add up. Tests are normal."
     )
+    yield DEPARTING
 
 
 def _error_notes(released: ReleasedMoments, errors: MomentErrors) -> Iterator[str]:
