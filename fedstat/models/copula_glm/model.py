@@ -49,7 +49,8 @@ class PrivateCopulaGLM(PrivateRelease):
     with y is as released, and the part with mu an integral over the law of x that the release tells of, a
     Gaussian copula. Standard errors come from releases that are simulated from the estimate, and count the
     noise. ``fit(polish=1)`` goes one step from there on the score of the rows, for which the law of the
-    columns matters little. Each site's owner has to allow a budget: ``Policy(privacy=Budget(epsilon, delta))``.
+    columns matters little. Each site's owner has to allow a budget:
+    ``Policy(privacy=Budget(epsilon, delta))``.
 
     Make one with :meth:`from_formula`.
 
