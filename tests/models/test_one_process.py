@@ -19,7 +19,7 @@ def partition(**given):
 
 
 def columns():
-    frame = partition()._frames["A"].reset_index(drop=True)
+    frame = partition().frames["A"].reset_index(drop=True)
     return fs.ClientPartition.from_frame(frame, columns={"P": ["y"], "Q": ["x"], "R": ["z"]})
 
 

@@ -58,7 +58,7 @@ class PrivateGLMPlan(CopulaPlan):
     """What is known of a fit before it runs."""
 
     def __init__(self, model: Any, given: Mapping[str, Any]) -> None:
-        super().__init__(model.polished(given.get("polish", 0)), given)
+        super().__init__(model._with_steps(given.get("polish", 0)), given)
 
     def learned(self, forecast: Forecast) -> Iterator[tuple[str, str]]:
         """Say what a step rests on besides."""

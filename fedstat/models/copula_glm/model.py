@@ -175,7 +175,7 @@ class PrivateCopulaGLM(PrivateRelease):
             of_step=of_step,
         )
 
-    def polished(self, polish: int) -> Self:
+    def _with_steps(self, polish: int) -> Self:
         """Return the model whose plan is for so many steps after the moments."""
         found = copy(self)
         found._polish = polish
@@ -238,7 +238,7 @@ class PrivateCopulaGLM(PrivateRelease):
         check_whole("draws", draws, 10)
         if polish and self.distribution.name == "Poisson":
             raise ModelError(NO_STEP)
-        planned = self.polished(polish)
+        planned = self._with_steps(polish)
         planned._check_budgets()
         ledger = self.new_ledger()
         protocol = fit_private(

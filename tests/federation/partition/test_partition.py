@@ -34,7 +34,7 @@ def rebuilt(partition):
     """All clients' records back at their entities."""
     parts = [
         pd.DataFrame(f.to_numpy(), index=partition.entities[partition.rows[c]], columns=f.columns)
-        for c, f in partition._frames.items()
+        for c, f in partition.frames.items()
     ]
     return pd.concat(parts, axis=1).reindex(partition.entities)
 
@@ -117,7 +117,7 @@ def test_polars_and_arrow_tables_are_pandas_tables(convert):
     one, two = (ClientPartition.from_frames(f, on="id") for f in (frames, converted))
     pd.testing.assert_index_equal(one.entities, two.entities)
     for client in frames:
-        pd.testing.assert_frame_equal(one._frames[client], two._frames[client])
+        pd.testing.assert_frame_equal(one.frames[client], two.frames[client])
 
 
 @pytest.mark.parametrize("dtype", ["int32", "uint8", "Int64", "category", object])
@@ -177,7 +177,7 @@ def test_from_frame_by_a_column_gives_each_site_its_rows():
     for site, rows in table.groupby("site").indices.items():
         assert np.array_equal(partition.rows[site], rows)
         pd.testing.assert_frame_equal(
-            partition._frames[site], table.loc[rows, ["x", "z"]].reset_index(drop=True)
+            partition.frames[site], table.loc[rows, ["x", "z"]].reset_index(drop=True)
         )
     assert partition.describe().clients["empty columns"].tolist() == [1, 0, 0]
 
@@ -238,8 +238,8 @@ def test_files_hold_what_was_written(tmp_path, ending):
             frame.to_csv(paths[client], index=False, sep="\t" if "tsv" in ending else ",")
     read, given = ClientPartition.from_files(paths, on="id"), ClientPartition.from_frames(frames, on="id")
     for client in frames:
-        pd.testing.assert_frame_equal(read._frames[client], given._frames[client])
-    assert set(read._frames["B"]["mood"].dropna()) == {"None", "Several"}
+        pd.testing.assert_frame_equal(read.frames[client], given.frames[client])
+    assert set(read.frames["B"]["mood"].dropna()) == {"None", "Several"}
 
 
 def test_file_keys_can_be_read_as_text(tmp_path):

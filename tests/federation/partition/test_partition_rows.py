@@ -124,7 +124,7 @@ def test_what_the_caller_does_to_his_tables_later_does_not_reach_the_sites():
     partition = rows_of(frames)
     frames["Kiel"]["new"] = 1.0
     frames["Kiel"].pop("age")
-    pd.testing.assert_frame_equal(partition._frames["Kiel"], before)
+    pd.testing.assert_frame_equal(partition.frames["Kiel"], before)
 
 
 def test_policies_the_secret_and_other_kinds_of_tables():
@@ -191,7 +191,7 @@ def test_text_files_are_read(tmp_path, ending):
     read = ClientPartition.from_files(paths, layout="horizontal", dtype={"nr": "str"})
     assert all(isinstance(table, FrameTable) for table in read._tables.values())
     for site, frame in frames.items():
-        pd.testing.assert_frame_equal(read._frames[site], frame.astype({"nr": "str"}))
+        pd.testing.assert_frame_equal(read.frames[site], frame.astype({"nr": "str"}))
 
 
 def test_a_file_that_is_no_parquet_file_is_refused(tmp_path):

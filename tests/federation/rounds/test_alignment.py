@@ -132,7 +132,7 @@ def dates(frame, client):
 def links(partition):
     """Which records are of one entity, whatever the entities are called."""
     found = {}
-    for client, frame in partition._frames.items():
+    for client, frame in partition.frames.items():
         for entity, row in zip(partition.rows[client], frame.to_numpy(), strict=True):
             found.setdefault(int(entity), set()).add((client, *row))
     return set(map(frozenset, found.values()))

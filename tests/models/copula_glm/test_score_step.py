@@ -244,7 +244,7 @@ def test_the_covariance_is_that_of_steps_from_one_start():
 def test_what_is_charged_is_within_epsilon_and_as_planned():
     made, _ = model(epsilon=8.0, budget=8.0, n=1_000)
     made.fit(polish=1, draws=10)
-    planned = made.polished(1)._planned
+    planned = made._with_steps(1)._planned
     assert planned.of_step == made._rho / 2
     for name, site in made.partition.sites.items():
         spent = site.account.charges.spent
