@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -79,9 +79,11 @@ def wait(
 
 
 @contextmanager
-def served_sites(home: Path, names: Iterable[str]) -> Iterator[dict[str, Forked]]:
+def served_sites(
+    home: Path, names: Iterable[str], start: Callable[[Path], Forked] = serve
+) -> Iterator[dict[str, Forked]]:
     """Serve sites until they are no longer needed; the processes by name, which a test may stop and start."""
-    running = {name: serve(home / name) for name in names}
+    running = {name: start(home / name) for name in names}
     try:
         for name, process in running.items():
             wait(home / name, process)

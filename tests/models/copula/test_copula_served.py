@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-from contextlib import contextmanager
 from random import Random
 
 import numpy as np
 import pandas as pd
 import pytest
 from forked import Forked
-from operating import make_federation, serve, serving, wait
+from operating import make_federation, serve, served_sites, serving, wait
 from test_connect_vertical import numbers_at
 
 import fedstat as fs
@@ -65,23 +64,15 @@ def serve_and_die(folder):
     return main(list(serving(folder)))
 
 
-@contextmanager
 def serving_sites(home, how):
     """Sites that are served so, or by the command where nothing is said; the processes by name."""
-    running = {
-        name: Forked(how[name], home / name, log=home / name / "log.txt")
-        if name in how
-        else serve(home / name)
-        for name in COLUMNS
-    }
-    try:
-        for name, process in running.items():
-            wait(home / name, process)
-        yield running
-    finally:
-        for process in running.values():
-            process.kill()
-            process.wait()
+
+    def start(folder):
+        if folder.name not in how:
+            return serve(folder)
+        return Forked(how[folder.name], folder, log=folder / "log.txt")
+
+    return served_sites(home, COLUMNS, start)
 
 
 def make_home(home, budget):

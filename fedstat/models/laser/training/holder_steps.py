@@ -196,22 +196,18 @@ def run_heads(
     return total, back.transpose(0, 2, 1), of_heads
 
 
-def learn(
-    data: SiteData,
-    state: State,
-    outputs: Floats,
-    rows: Ints,
-    code: Ints,
-    weights: Floats,
-    members: Bools,
-    sizes: Ints,
-    head: Ints,
-    keep: Array,
-) -> dict[str, Array]:
-    """Learn from a batch; release its mean loss, and derivatives by the outputs of networks (I, b, d)."""
-    outcome, heads = outcome_of(state), heads_of(state)
-    batch = Batch(outputs, rows, code, weights, members, sizes, head)
+def read_batch(
+    data: SiteData, state: State, arrays: Mapping[str, Array]
+) -> tuple[Batch, StagedOutcome, Heads]:
+    """Read the arrays of a batch, and hold them against the response and the heads of this fit."""
+    outcome, heads, batch = outcome_of(state), heads_of(state), Batch(**arrays)
     batch.check(data.name, outcome, heads.networks)
+    return batch, outcome, heads
+
+
+def learn(data: SiteData, state: State, keep: Array, **arrays: Array) -> dict[str, Array]:
+    """Learn from a batch; release its mean loss, and derivatives by the outputs of networks (I, b, d)."""
+    batch, outcome, heads = read_batch(data, state, arrays)
     if bool(keep):
         heads.best = heads.seen
     loss, gradient, of_heads = run_heads(batch, outcome, heads.networks, learning=True)
@@ -220,29 +216,17 @@ def learn(
     if not np.isfinite(loss):
         raise EstimationError(f"{data.name}: the loss is not finite; use a smaller learning rate (rate=)")
     told = {"gradient": np.ascontiguousarray(gradient)}
-    if len(rows) < data.min_count:  # the loss of so few is nearly that of each
+    if len(batch.rows) < data.min_count:  # the loss of so few is nearly that of each
         return told
-    state.tell(Entities(len(rows)))
+    state.tell(Entities(len(batch.rows)))
     return {**told, "loss": np.array(loss)}
 
 
-def judge(
-    data: SiteData,
-    state: State,
-    outputs: Floats,
-    rows: Ints,
-    code: Ints,
-    weights: Floats,
-    members: Bools,
-    sizes: Ints,
-    head: Ints,
-) -> dict[str, Array]:
+def judge(data: SiteData, state: State, **arrays: Array) -> dict[str, Array]:
     """Mean loss of entities that are held back, from which nothing is learned."""
-    outcome, heads = outcome_of(state), heads_of(state)
-    batch = Batch(outputs, rows, code, weights, members, sizes, head)
-    batch.check(data.name, outcome, heads.networks)
+    batch, outcome, heads = read_batch(data, state, arrays)
     heads.seen = heads.networks.theta.copy()
-    state.tell(Entities(len(rows)))
+    state.tell(Entities(len(batch.rows)))
     return {"loss": np.array(run_heads(batch, outcome, heads.networks, learning=False)[0])}
 
 

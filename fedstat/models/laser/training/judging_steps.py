@@ -12,43 +12,22 @@ from fedstat.federation.door.facts import Entities, Evaluated
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
 from fedstat.models.laser.training.asked import OutcomeTold
-from fedstat.models.laser.training.holder_steps import (
-    BATCH,
-    Batch,
-    average,
-    heads_of,
-    outcome_of,
-    task_predictions,
-)
+from fedstat.models.laser.training.holder_steps import BATCH, average, read_batch, task_predictions
 from fedstat.models.laser.training.scoring import count_scores
 from fedstat.records import from_json
 from fedstat.typing import Array, Bools, Floats, Ints
 
 
-def calibrate(
-    data: SiteData,
-    state: State,
-    outputs: Floats,
-    rows: Ints,
-    code: Ints,
-    weights: Floats,
-    members: Bools,
-    sizes: Ints,
-    head: Ints,
-    group: Ints,
-    vote: Array,
-) -> dict[str, Array]:
+def calibrate(data: SiteData, state: State, group: Ints, vote: Array, **arrays: Array) -> dict[str, Array]:
     """Count how well trained heads predict entities from which nothing was learned, by group (T,) of tasks.
 
     Predictions of the tasks of a group, which are of one set of clients, are averaged; or each has a `vote`.
     """
-    outcome, heads = outcome_of(state), heads_of(state)
-    batch = Batch(outputs, rows, code, weights, members, sizes, head)
-    batch.check(data.name, outcome, heads.networks)
-    check_lengths(data.name, group=(group, len(head)))
+    batch, outcome, heads = read_batch(data, state, arrays)
+    check_lengths(data.name, group=(group, len(batch.head)))
     if not 0 <= group.min() <= group.max() < len(group):
         raise MessageError(f"{data.name}: array 'group' names what is not there")
-    y, C = outcome.y[rows], max(len(outcome.classes), 1)
+    y, C = outcome.y[batch.rows], max(len(outcome.classes), 1)
     parts = []
     for g in range(int(group.max()) + 1):
         tasks = np.flatnonzero(group == g)
