@@ -23,19 +23,21 @@ FRAME = pd.DataFrame(
     {"id": range(N), "y": RNG.normal(size=N), "x": RNG.lognormal(size=N), "g": ["a", "b", "c"] * (N // 3)}
 )
 SYNTHESES = ("copula", "copula_glm")
+NOISY = (*SYNTHESES, "boost_private")
+"""Families that release noisy products of columns."""
 PUBLIC = {
     *(("secure", step) for step in ("introduce", "announce", "finish")),
     *(("receipt", step) for step in ("recall_head", "state_ledger")),
     *(("align", step) for step in ("describe_keys", "take_places")),
     ("schema", "describe_table"),
     ("approval", "propose_plan"),
-    *((family, "deal_product") for family in SYNTHESES),
+    *((family, "deal_product") for family in NOISY),
 }
 """Steps that a budget lets pass: keys, the site's account, the owner's decisions, random numbers for others,
 and what it publishes."""
 ALIGNING = ("draw_salt", "enter_keys", "pass_list", "show_tokens", "keep_places")
 UNPAID = {
-    *((family, step) for family in SYNTHESES for step in ("find_complete", "open_product")),
+    *((family, step) for family in NOISY for step in ("find_complete", "open_product")),
     *(("copula_glm", step) for step in ("begin_score", "take_product")),
     *(("align", step) for step in ALIGNING),
 }
@@ -43,11 +45,8 @@ UNPAID = {
 WITH_NOISE = {
     ("margins", "count_bins"),
     ("copula_glm", "release_score"),
-    *(
-        (family, step)
-        for family in SYNTHESES
-        for step in ("release_margins", "release_gram", "share_product")
-    ),
+    *((family, "release_margins") for family in SYNTHESES),
+    *((family, step) for family in NOISY for step in ("release_gram", "share_product")),
 }
 """Steps of which all that leaves has noise, and is charged."""
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pandas as pd
@@ -82,6 +84,15 @@ def single_cells():
     fs.VFEMRegression.from_formula(f"y ~ {COLUMNS}", split).fit()
 
 
+def networks(keep=True, **options):
+    """Train, keep the training after every epoch, and evaluate."""
+    model = fs.LASER.from_formula(f"z ~ {COLUMNS}", partition(), hidden=(4,), width=3)
+    with TemporaryDirectory() as folder:
+        kept = {"checkpoint": Path(folder) / "training"} if keep else {}
+        fitted = model.fit(epochs=2, batch_size=200, calibration=0.3, **kept, **options)
+    fitted.evaluate(partition())
+
+
 def new_entities():
     """Predict, and compare the predictions with responses."""
     vfem(exchange="iterative", cov_type="none").prediction_rsquared(partition())
@@ -103,6 +114,10 @@ FITS = {
     "single cells": single_cells,
     "predictions": new_entities,
     "means filled in": lambda: vfem(method="impute"),
+    "networks": lambda: networks(exchange="clear", validation=0.3),
+    "networks masked": lambda: networks(exchange="masked"),
+    "networks, none held back": lambda: networks(validation=0.0),
+    "networks, not kept": lambda: networks(keep=False, validation=0.0),
     "vglm": lambda: vglm(lam=0.05),
     "vglm em": lambda: vglm(complete=False, missing="em", lam=0.05),
     "vglm binomial": lambda: vglm("z", lam=0.05),
@@ -132,7 +147,7 @@ def group_of_each(array):
 def single_out(arrays, name, picked):
     """Put weight, selection or group on few rows in the place of an array; None if it is none of these."""
     array = arrays[name]
-    if by_column(array):
+    if by_column(array) or (array.ndim == 3 and array.shape[1] >= FEWEST):  # of three the first has parts
         few = np.zeros_like(array)
         few[:, picked] = 1.0
         return {**arrays, name: few}
@@ -144,7 +159,7 @@ def single_out(arrays, name, picked):
         few[chosen] = True
         # What comes for the rows of a mask comes for fewer.
         kept = np.isin(np.flatnonzero(array), chosen)
-        others = {k: a[kept] if a.shape == kept.shape and k != name else a for k, a in arrays.items()}
+        others = {k: a[kept] if a.shape[:1] == kept.shape and k != name else a for k, a in arrays.items()}
         return {**others, name: few}
     few[picked] = 1
     alone = array.dtype == np.int64 and array.max() == 0
@@ -213,7 +228,8 @@ class Prober:
             return
         where, place = f"{site.name}, step '{ask.step}'", (self.fit, ask.family, ask.step, name)
         check_arrays(where, step.takes, arrays)
-        length = arrays[name].shape[-1] if by_column(arrays[name]) else len(arrays[name])
+        shape = arrays[name].shape
+        length = shape[-1] if by_column(arrays[name]) else shape[len(shape) == 3]
         rows = (
             np.flatnonzero(arrays[name])
             if arrays[name].dtype == np.bool_ and arrays[name].ndim == 1

@@ -41,8 +41,8 @@ MUCH = 1.5
 """Noise over sampling error beyond which it moves what closed-form errors take for known."""
 TOO_NARROW = (
     f"Noise above {MUCH} times the sampling error moves the derivatives, too, which the standard errors take "
-    "for known: in simulations of a logistic model intervals of level .95 held the truth in .94 of cases, "
-    "those of the worst column in .89. With polish=0 errors are found by simulation, and were smaller."
+    "for known: in simulations of a logistic model intervals of level .95 held the truth in .93 of cases, "
+    "those of the worst column in .90. With polish=0 errors are found by simulation, and were smaller."
 )
 DEPARTING = (
     "The budget of the step holds where institutions, and who deals their random numbers, keep to the "

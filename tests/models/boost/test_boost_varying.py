@@ -234,5 +234,7 @@ def test_two_institutions_curves_are_not_multiplied_point_by_point():
         "two": FRAME[NAMES].assign(id=range(150)),
     }
     partition = fs.ClientPartition.from_frames(tables, on="id", curves=declared("x1", "y"))
-    with pytest.raises(FormulaError, match=r"bconcurrent\(x1\) is of two curves at the same points"):
+    with pytest.raises(
+        FormulaError, match=r"bconcurrent\(x1\) takes products .* where institutions hold different columns"
+    ):
         fs.FedFunctionBoost.from_formula("y(t) ~ bconcurrent(x1)", partition)

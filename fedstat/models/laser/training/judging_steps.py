@@ -106,7 +106,7 @@ JUDGING_STEPS: Mapping[str, Step] = {
     "score": Step(
         score,
         {
-            "predicted": Declared("per entity", "predictions", 2, dtype="float64", weighs=""),
+            "predicted": Declared("per entity", "predictions", 2, dtype="float64", weighs="predictions"),
             "use": Declared("presence", "which entities are compared", dtype="bool"),
             "code": Declared("presence", "clients that have each entity, by number", dtype="int64"),
             "units": Declared("control", "units of the response, and number of sets", dtype="float64"),
