@@ -19,6 +19,7 @@ from fedstat.federation.forecast.invention import generator
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.federation.rounds.products import Conversation
+from fedstat.models.boost.agreed import curves_apart
 from fedstat.models.boost.learning.boosting import Boosting
 from fedstat.models.boost.learning.columns import time_basis
 from fedstat.models.boost.learning.learners import (
@@ -82,7 +83,7 @@ class VerticalFunctionBoost(VerticalModel):
     ) -> None:
         check_choice("penalty", penalty, PENALTIES)
         self.boost, self.penalty = boost, penalty
-        self.curves = {name: one for own in partition.curves.values() for name, one in own.items()}
+        self.curves = curves_apart(partition)
         held = {client: tuple(own) for client, own in partition.curves.items()}
         self.apart = find_owners(boost, partition.columns, held)
         along = [one.label for one in boost.learners if one.varying]
@@ -112,8 +113,7 @@ class VerticalFunctionBoost(VerticalModel):
     def of_formula(cls, formula: str, partition: ClientPartition, **settings: Any) -> Self:
         """Make a model from a formula; see :meth:`fedstat.FedFunctionBoost.from_formula`."""
         check_layout(cls.__name__, partition, "vertical")
-        curves = [name for own in partition.curves.values() for name in own]
-        return cls(parse_boost_formula(formula, curves), partition, **settings)
+        return cls(parse_boost_formula(formula, list(curves_apart(partition))), partition, **settings)
 
     def fit(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import combinations
 
@@ -57,6 +57,11 @@ class Present:
         """Complete entities of a client."""
         return int(np.count_nonzero(self.seen[client]))
 
+    def everywhere(self) -> tuple[Bools, Present]:
+        """Find the entities that every client holds, (n_entities,), and each client's rows of them."""
+        used = np.asarray(self.table(list(self.seen)).all(axis=1), dtype=np.bool_)
+        return used, replace(self, seen={client: used[self.rows[client]] for client in self.seen})
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CopulaFit:
@@ -103,6 +108,14 @@ def plan_columns(
     return NoisePlan(rho, columns)
 
 
+def ask_present(
+    asking: Conversation, asked: Mapping[str, str], rows: Mapping[str, Ints], n_entities: int
+) -> Rounds[Present]:
+    """Ask every client, by a text, which of its rows are complete."""
+    replies = yield [asking.ask(client, "find_complete", text) for client, text in asked.items()]
+    return Present(n_entities, rows, {reply.site: reply.arrays["seen"] for reply in replies})
+
+
 def fit_copula(
     asking: Conversation,
     bounds: Mapping[str, Mapping[str, PublishedColumn]],
@@ -129,9 +142,8 @@ def fit_copula(
     missing : {"auto", "pairs", "em"}
     """
     clients = list(bounds)
-    replies = yield [asking.ask(c, "find_complete", to_json(tuple(bounds[c]))) for c in clients]
-    seen = {reply.site: reply.arrays["seen"] for reply in replies}
-    present = Present(n_entities, rows, seen)
+    asked = {client: to_json(tuple(bounds[client])) for client in clients}
+    present = yield from ask_present(asking, asked, rows, n_entities)
     counts = {client: present.count(client) for client in clients}
     plan = plan_columns(bounds, counts, rho)
     table = present.table(clients)

@@ -27,7 +27,6 @@ from fedstat.models.laser.training.tasks import METHODS
 from fedstat.models.saved import Saveable, SavedLedger
 from fedstat.models.vertical.layout import client_blocks
 from fedstat.models.vertical.prediction.coding import ResponseSource, released_specs
-from fedstat.typing import Floats
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -56,13 +55,10 @@ class LASERRecord:
 
     fitted: FittedNetworks
     response: ResponseSource
-    history: Floats
-    epoch: int
     masked: bool
     n: int
     parts: tuple[int, int, int]
     blocks: tuple[ClientBlock, ...]
-    scores: ScoreCounts | None
     label_epsilon: float
     ledger: SavedLedger | None
 
@@ -100,13 +96,10 @@ class LASERResults(Saveable, saved_as="fedstat laser results 1", record=LASERRec
         record = LASERRecord(
             fitted,
             ResponseSource(layout.active, formula.response, tuple(formula.response_columns)),
-            trained.history,
-            trained.epoch,
             training.masked,
             layout.n,
             (len(training.entities), len(training.validation), len(training.calibration)),
             client_blocks(layout),
-            trained.scores,
             label_epsilon,
             None,
         )
@@ -132,7 +125,7 @@ class LASERResults(Saveable, saved_as="fedstat laser results 1", record=LASERRec
     @property
     def history(self) -> pd.DataFrame:
         """Mean loss by epoch: of the entities learned from, and of those held back to choose the epoch."""
-        h = self.record_.history
+        h = self.record_.fitted.trained.history
         epochs = pd.RangeIndex(1, len(h) + 1, name="epoch")
         return pd.DataFrame(h, columns=["loss", "validation"], index=epochs)
 
@@ -141,7 +134,7 @@ class LASERResults(Saveable, saved_as="fedstat laser results 1", record=LASERRec
         ax = axes_for(ax, 5.6, 3.6, "Learning curve", ("top", "right"))
         for name, loss in (self.history / self.history.iloc[0]).items():
             ax.plot(loss.index, loss, marker="o", markersize=3, label=str(name))
-        ax.axvline(self.record_.epoch + 1, color="0.6", linewidth=0.8, linestyle="--")
+        ax.axvline(self.record_.fitted.trained.epoch + 1, color="0.6", linewidth=0.8, linestyle="--")
         ax.set(xlabel="epoch", ylabel="loss, over that of the first epoch")
         ax.legend(frameon=False)
         return ax
@@ -151,7 +144,7 @@ class LASERResults(Saveable, saved_as="fedstat laser results 1", record=LASERRec
     @property
     def classes(self) -> tuple[float, ...]:
         """Classes of the response, ascending; none of a normal one."""
-        return self.record_.fitted.outcome.classes
+        return self.record_.fitted.trained.outcome.classes
 
     def predict_proba(self, partition: ClientPartition) -> pd.DataFrame:
         """Predict the probabilities of the classes of every entity, from the clients that have it.
@@ -224,9 +217,9 @@ class LASERResults(Saveable, saved_as="fedstat laser results 1", record=LASERRec
         )
 
     def _scores(self) -> ScoreCounts:
-        if self.record_.scores is None:
+        if self.record_.fitted.trained.scores is None:
             raise NotAvailableError("no entities to calibrate by: fit with calibration=0.2")
-        return self.record_.scores
+        return self.record_.fitted.trained.scores
 
     # -- how good --------------------------------------------------------------------------------
 
@@ -255,7 +248,7 @@ class LASERResults(Saveable, saved_as="fedstat laser results 1", record=LASERRec
 
     def _evaluation(self, scores: ScoreCounts) -> SetEvaluation:
         fitted = self.record_.fitted
-        return SetEvaluation(scores, fitted.clients, fitted.outcome.classes, fitted.sd)
+        return SetEvaluation(scores, fitted.clients, fitted.trained.outcome.classes, fitted.trained.sd)
 
     @property
     def nobs(self) -> int:
@@ -265,7 +258,7 @@ class LASERResults(Saveable, saved_as="fedstat laser results 1", record=LASERRec
     @property
     def figures(self) -> dict[str, float]:
         """How well the largest set of clients predicts, of the entities from which nothing was learned."""
-        if self.record_.scores is None or not self.record_.scores.n.any():
+        if self.record_.fitted.trained.scores is None or not self.record_.fitted.trained.scores.n.any():
             return {}
         frame = self.calibration.to_frame()
         size = [str(name).count(" + ") if n else -1 for name, n in frame["n"].items()]
@@ -303,8 +296,8 @@ class LASERResults(Saveable, saved_as="fedstat laser results 1", record=LASERRec
             ("Method", METHODS[self.method]),
             ("Response", f"{r.response.text} ({fitted.kind})"),
             ("Networks", " - ".join(map(str, (*fitted.hidden, fitted.width)))),
-            ("Epochs", f"{r.epoch + 1} of {len(r.history)} taken"),
-            ("Loss held back", f"{r.history[r.epoch, 1]:.4f}"),
+            ("Epochs", f"{fitted.trained.epoch + 1} of {len(fitted.trained.history)} taken"),
+            ("Loss held back", f"{fitted.trained.history[fitted.trained.epoch, 1]:.4f}"),
         ]
         right = [
             ("Entities", f"{r.n:,}"),
@@ -319,7 +312,7 @@ class LASERResults(Saveable, saved_as="fedstat laser results 1", record=LASERRec
             right += [("Rounds", f"{self.ledger.rounds:,}"), ("Traffic", human_bytes(self.ledger.bytes))]
         kinds = None if self.ledger is None else self.ledger.kinds_by_client()
         sheets = [header_sheet(f"{self.model_name} results", left, right)]
-        if r.scores is not None:
+        if self.record_.fitted.trained.scores is not None:
             sheets += self.calibration.summary().sheets
         return SheetSummary([*sheets, client_sheet(r.blocks, kinds)], self._notes())
 
@@ -337,7 +330,7 @@ class LASERResults(Saveable, saved_as="fedstat laser results 1", record=LASERRec
             f"{hidden}From such numbers most of the variation of a client's columns can be predicted by who "
             f"knows them for a few hundred entities. {self._of_labels()}",
         ]
-        if r.scores is not None:
+        if self.record_.fitted.trained.scores is not None:
             notes.append(
                 "Sets and intervals of predict_set() are calibrated by set of clients, and hold for entities "
                 "that are exchangeable with those that calibrate; a set of few entities rules out nothing."
@@ -345,7 +338,7 @@ class LASERResults(Saveable, saved_as="fedstat laser results 1", record=LASERRec
         return notes
 
     def _of_labels(self) -> str:
-        epsilon, total = self.record_.label_epsilon, self.record_.fitted.outcome.label_epsilon
+        epsilon, total = self.record_.label_epsilon, self.record_.fitted.trained.outcome.label_epsilon
         if not epsilon:
             return (
                 "Each client learned the labels of the entities that it has: the gradients of one batch tell "

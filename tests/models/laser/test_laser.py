@@ -34,9 +34,11 @@ def auc(frame, tables):
 def same_networks(a, b, atol):
     for k in a.record_.fitted.clients:
         np.testing.assert_allclose(
-            a.record_.fitted.networks[k], b.record_.fitted.networks[k], rtol=0, atol=atol
+            a.record_.fitted.trained.networks[k], b.record_.fitted.trained.networks[k], rtol=0, atol=atol
         )
-    np.testing.assert_allclose(a.record_.fitted.heads, b.record_.fitted.heads, rtol=0, atol=atol)
+    np.testing.assert_allclose(
+        a.record_.fitted.trained.heads, b.record_.fitted.trained.heads, rtol=0, atol=atol
+    )
 
 
 @pytest.mark.filterwarnings("ignore::fedstat.errors.DisclosureWarning")
@@ -79,15 +81,15 @@ def test_a_batch_moves_networks_as_pooled_descent_does():
                 total -= np.log(softmax(score[:, None])[int(y[entity]), 0])
         return total / len(y)
 
-    start = {k: 2.0 * one.networks[k] - two.networks[k] for k in SITES}
-    head = 2.0 * one.heads - two.heads
+    start = {k: 2.0 * one.trained.networks[k] - two.trained.networks[k] for k in SITES}
+    head = 2.0 * one.trained.heads - two.trained.heads
     assert fits[0].history["loss"].iloc[0] == pytest.approx(loss(start, head), rel=1e-10)
     for k in SITES:
         for j in (0, 20, 30, 49):
             up, down = ({**start, k: start[k] + e * np.eye(52)[None, j]} for e in (1e-5, -1e-5))
             slope = (loss(up, head) - loss(down, head)) / 2e-5
             if abs(slope) > 1e-5:
-                assert np.sign(one.networks[k][0, j] - start[k][0, j]) == -np.sign(slope)
+                assert np.sign(one.trained.networks[k][0, j] - start[k][0, j]) == -np.sign(slope)
 
 
 def test_a_client_that_left_is_one_that_never_had_the_entity(result):
@@ -111,11 +113,13 @@ def test_masked_predictions_are_those_of_clear_outputs(result):
         for k in SITES:
             rows = tables[k].set_index("id").drop(columns="y", errors="ignore")
             if entity in rows.index:
-                theta = fitted.networks[k][0]
-                x = (rows.loc[entity].to_numpy() - fitted.shift[k]) / fitted.scale[k]
+                theta = fitted.trained.networks[k][0]
+                x = (rows.loc[entity].to_numpy() - fitted.trained.shift[k]) / fitted.trained.scale[k]
                 h = np.maximum(theta[:18].reshape(6, 3) @ x + theta[18:24], 0.0)
                 outputs.append(theta[24:48].reshape(4, 6) @ h + theta[48:])
-        score = fitted.heads[0][:8].reshape(2, 4) @ np.mean(outputs, axis=0) + fitted.heads[0][8:]
+        score = (
+            fitted.trained.heads[0][:8].reshape(2, 4) @ np.mean(outputs, axis=0) + fitted.trained.heads[0][8:]
+        )
         np.testing.assert_allclose(found.loc[entity], softmax(score[:, None])[:, 0], atol=1e-12)
 
 
@@ -285,7 +289,7 @@ def test_label_privacy(part, monkeypatch):
     assert "change by exp(1) at most, and by exp(1) over all" in str(fits[1].summary()).replace("\n    ", " ")
     other = model(part).fit(**QUICK, label_epsilon=2.0)
     assert "exp(3) over all" in str(other.summary()).replace("\n    ", " ")
-    counts = fits[0].record_.fitted.outcome.counts
+    counts = fits[0].record_.fitted.trained.outcome.counts
     y = customers()["bank"]["y"]
     assert counts != tuple(y.value_counts().sort_index())
     keep = np.exp(1.0) / (1.0 + np.exp(1.0))
@@ -353,10 +357,10 @@ def test_balanced_classes_and_columns_as_they_are(part):
     """Weights of classes raise the rarer one's probability; raw columns have units of one."""
     usual = model(part).fit(**QUICK, exchange="clear")
     even = model(part).fit(**QUICK, exchange="clear", balanced=True)
-    rare = int(np.argmin(usual.record_.fitted.outcome.counts))
+    rare = int(np.argmin(usual.record_.fitted.trained.outcome.counts))
     assert even.predict_proba(part).iloc[:, rare].mean() > usual.predict_proba(part).iloc[:, rare].mean()
     raw = model(part).fit(**QUICK, exchange="clear", standardise=False)
-    assert all((scale == 1.0).all() for scale in raw.record_.fitted.scale.values())
+    assert all((scale == 1.0).all() for scale in raw.record_.fitted.trained.scale.values())
     assert raw.calibration.to_frame()["n"].sum() > 0
 
 
@@ -366,7 +370,7 @@ def test_modules_in_the_place_of_networks(part):
     own = model(part).fit(
         epochs=1, batch_size=5000, validation=0.0, calibration=0.0, exchange="clear", rate=1e-9
     )
-    theta = torch.tensor(own.record_.fitted.networks["shop"][0])
+    theta = torch.tensor(own.record_.fitted.trained.networks["shop"][0])
     module = torch.nn.Sequential(torch.nn.Linear(3, 6), torch.nn.ReLU(), torch.nn.Linear(6, 4)).double()
     torch.nn.utils.vector_to_parameters(theta, module.parameters())
     plain = model(part).fit(**QUICK, exchange="clear")

@@ -15,6 +15,7 @@ from fedstat.federation.design.formula.tree import Category, Column
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.rounds.engine import Engine
 from fedstat.federation.rounds.products import Conversation
+from fedstat.models.boost.agreed import curves_apart
 from fedstat.models.boost.learning.learners import BoostFormula, Learner, parse_boost_formula
 from fedstat.models.boost.private.asked import CurvesPlan
 from fedstat.models.boost.private.explain import PrivateBoostPlan
@@ -83,7 +84,7 @@ class PrivateFunctionBoost(PrivateRelease):
     ) -> None:
         check_layout(type(self).__name__, partition, "vertical")
         self.boost = boost
-        self.curves = {name: one for own in partition.curves.values() for name, one in own.items()}
+        self.curves = curves_apart(partition)
         held = {client: tuple(own) for client, own in partition.curves.items()}
         self.apart = find_owners(boost, partition.columns, held)
         self.formula = self.apart.formula
@@ -113,8 +114,7 @@ class PrivateFunctionBoost(PrivateRelease):
     def of_formula(cls, formula: str, partition: ClientPartition, **settings: Any) -> Self:
         """Make a model from a formula; see :meth:`fedstat.FedFunctionBoost.from_formula`."""
         check_layout(cls.__name__, partition, "vertical")
-        curves = [name for own in partition.curves.values() for name in own]
-        return cls(parse_boost_formula(formula, curves), partition, **settings)
+        return cls(parse_boost_formula(formula, list(curves_apart(partition))), partition, **settings)
 
     @property
     def description(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from fedstat.federation.rounds.engine import Rounds
 from fedstat.federation.rounds.products import Conversation
 from fedstat.models.boost.private.asked import CurvesPlan
 from fedstat.models.boost.private.path import NoisySums
-from fedstat.models.copula.protocol import FEWEST, Present, SumsByGroup, gather_sums
+from fedstat.models.copula.protocol import FEWEST, SumsByGroup, ask_present, gather_sums
 from fedstat.records import to_json
 from fedstat.typing import Floats, Ints
 
@@ -39,17 +39,15 @@ def release_curves(
 ) -> Rounds[ReleasedCurves]:
     """Ask for all that boosting takes; `rows` are positions among all entities, `sites` may deal."""
     clients = list(plan.parts)
-    replies = yield [asking.ask(client, "find_complete", to_json(plan.parts[client])) for client in clients]
-    present = Present(n_entities, rows, {reply.site: reply.arrays["seen"] for reply in replies})
-    entities = {client: present.count(client) for client in clients}
-    table = present.table(clients)
-    used = np.asarray(table.all(axis=1), dtype=np.bool_)
+    asked = {client: to_json(plan.parts[client]) for client in clients}
+    found = yield from ask_present(asking, asked, rows, n_entities)
+    entities = {client: found.count(client) for client in clients}
+    used, present = found.everywhere()
     n = int(np.count_nonzero(used))
     if n < FEWEST:
         raise EstimationError(
             f"fewer than {FEWEST} entities are complete at all of {', '.join(clients)}: {n:,}. Leave one out"
         )
-    present = replace(present, seen={client: used[rows[client]] for client in clients})
     group = {client: np.where(present.seen[client], 0, -1) for client in clients}
     asks = {client: plan.gram_asked(client, 1) for client in clients}
     replies = yield [

@@ -15,7 +15,7 @@ from fedstat.federation.rounds.engine import Rounds
 from fedstat.federation.rounds.products import Conversation
 from fedstat.federation.tables.published import PublishedColumn
 from fedstat.models.copula.margins import Bins
-from fedstat.models.copula.protocol import FEWEST, Present, ask_margins, ask_products, plan_columns
+from fedstat.models.copula.protocol import FEWEST, ask_margins, ask_present, ask_products, plan_columns
 from fedstat.models.copula_glm.moments.asked import FamilyName, MomentPlan
 from fedstat.models.copula_glm.moments.columns import ScoredColumn, ScoredDesign
 from fedstat.models.copula_glm.moments.release import MomentRelease, ReleaseNoise, unweighted
@@ -76,15 +76,11 @@ def release_moments(
     `rows` are positions of each client's records among all entities, `sites` those that may deal.
     """
     clients = list(question.bounds)
-    replies = yield [
-        asking.ask(client, "find_complete", to_json(tuple(question.bounds[client]))) for client in clients
-    ]
-    present = Present(n_entities, rows, {reply.site: reply.arrays["seen"] for reply in replies})
-    entities = {client: present.count(client) for client in clients}
-    table = present.table(clients)
-    used = np.asarray(table.all(axis=1), dtype=np.bool_)
-    require_complete(table, clients, question.holder)
-    present = replace(present, seen={client: used[rows[client]] for client in clients})
+    asked = {client: to_json(tuple(question.bounds[client])) for client in clients}
+    found = yield from ask_present(asking, asked, rows, n_entities)
+    entities = {client: found.count(client) for client in clients}
+    require_complete(found.table(clients), clients, question.holder)
+    used, present = found.everywhere()
     n = int(np.count_nonzero(used))
     plan = question.plan(dict.fromkeys(clients, n))
     margins = yield from ask_margins(asking, plan, present)

@@ -16,9 +16,9 @@ from fedstat.typing import Floats, Ints
 
 def points_of(fitted: FittedNetworks, predicted: Floats) -> Floats:
     """Means of a normal response, (n,), or the most probable classes; nan where nothing is known."""
-    classes = fitted.outcome.classes
+    classes = fitted.trained.outcome.classes
     if not classes:
-        return np.asarray(fitted.mean + fitted.sd * predicted[:, 0])
+        return np.asarray(fitted.trained.mean + fitted.trained.sd * predicted[:, 0])
     known = np.isfinite(predicted).all(axis=1)
     out = np.full(len(predicted), np.nan)
     out[known] = np.array(classes)[predicted[known].argmax(axis=1)]
@@ -37,7 +37,7 @@ class ConformalSets:
     def frame(self, found: PredictedSets, partition: ClientPartition) -> pd.DataFrame:
         """Tell the classes that are not ruled out, (n, C), or mean and limits; with a note of small sets."""
         limits, B = self._limits(found.sets), self.scores.bins.shape[2]
-        make = self._sets if self.fitted.outcome.classes else self._intervals
+        make = self._sets if self.fitted.trained.outcome.classes else self._intervals
         frame = make(found, limits, partition)
         wide = sorted({s for s, row in zip(found.sets.tolist(), limits, strict=True) if s and row.max() >= B})
         if wide:
@@ -55,7 +55,7 @@ class ConformalSets:
         return np.array([bound[places[s]] if s in places else every for s in sets.tolist()]).reshape(-1, C)
 
     def _sets(self, found: PredictedSets, limits: Ints, partition: ClientPartition) -> pd.DataFrame:
-        classes, P = self.fitted.outcome.classes, found.predicted
+        classes, P = self.fitted.trained.outcome.classes, found.predicted
         edges, out = score_edges(len(classes)), np.ones(P.shape, dtype=bool)
         known = np.isfinite(P).all(axis=1)
         for c in range(len(classes)):
@@ -66,6 +66,9 @@ class ConformalSets:
     def _intervals(self, found: PredictedSets, limits: Ints, partition: ClientPartition) -> pd.DataFrame:
         # The last bin, and what is not ruled out at all, have no upper edge.
         edges = np.append(score_edges(0), [np.inf, np.inf])
-        half, mean = self.fitted.sd * np.exp(edges[limits[:, 0]]), points_of(self.fitted, found.predicted)
+        half, mean = (
+            self.fitted.trained.sd * np.exp(edges[limits[:, 0]]),
+            points_of(self.fitted, found.predicted),
+        )
         table = {"mean": mean, "low": mean - half, "high": mean + half}
         return pd.DataFrame(table, index=partition.entities)

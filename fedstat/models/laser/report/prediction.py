@@ -18,10 +18,10 @@ from fedstat.federation.rounds.engine import Rounds
 from fedstat.federation.rounds.masked_sums import masked as mask_sums
 from fedstat.federation.rounds.products import Conversation
 from fedstat.models.consent import FurtherAnalysis
-from fedstat.models.laser.training.asked import FAMILY, Outcome, OutcomeTold
+from fedstat.models.laser.training.asked import FAMILY, Outcome
 from fedstat.models.laser.training.course import Trained, Training
 from fedstat.models.laser.training.holder_steps import average
-from fedstat.models.laser.training.losses import softmax
+from fedstat.models.laser.training.losses import of_scores
 from fedstat.models.laser.training.networks import Networks, Optimiser
 from fedstat.models.laser.training.scoring import ScoreCounts, read_scores
 from fedstat.models.laser.training.tasks import Assembly, Heads, Method, assemble, members_of
@@ -39,7 +39,7 @@ from fedstat.typing import Floats, Ints
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FittedNetworks:
-    """Trained networks by client, (m, q), and heads (H, q), with all that predictions need of a fit."""
+    """Trained networks and heads, with all that predictions need of a fit."""
 
     clients: tuple[str, ...]
     specs: Mapping[str, str]
@@ -49,13 +49,7 @@ class FittedNetworks:
     hidden: tuple[int, ...]
     width: int
     head_hidden: tuple[int, ...]
-    networks: Mapping[str, Floats]
-    heads: Floats
-    shift: Mapping[str, Floats]
-    scale: Mapping[str, Floats]
-    outcome: OutcomeTold
-    mean: float
-    sd: float
+    trained: Trained
     holder: str
     response: str
     modules: Mapping[str, str]
@@ -74,13 +68,7 @@ class FittedNetworks:
             hidden=training.hidden,
             width=training.width,
             head_hidden=training.head_hidden,
-            networks=trained.networks,
-            heads=trained.heads,
-            shift=trained.shift,
-            scale=trained.scale,
-            outcome=trained.outcome,
-            mean=trained.mean,
-            sd=trained.sd,
+            trained=trained,
             holder=model.layout.active,
             response=model.formula.response,
             modules=training.modules,
@@ -149,11 +137,11 @@ def predicting(fitted: FittedNetworks, partition: ClientPartition) -> Rounds[Pre
             k,
             "represent",
             json.dumps(fitted.modules.get(k, "")),
-            parameters=fitted.networks[k],
+            parameters=fitted.trained.networks[k],
             hidden=hidden,
             width=width,
-            shift=fitted.shift[k],
-            scale=fitted.scale[k],
+            shift=fitted.trained.shift[k],
+            scale=fitted.trained.scale[k],
             rows=opened.rows[k],
             n=n,
         )
@@ -189,10 +177,10 @@ def count_predictions(
         rows = partition.rows[holder]
         use = found.sets[rows] > 0
         sets, code = np.unique(found.sets[rows[use]], return_inverse=True)
-        units = np.array([fitted.mean, fitted.sd, len(sets)])
+        units = np.array([fitted.trained.mean, fitted.trained.sd, len(sets)])
         arrays = {"predicted": found.predicted[rows[use]], "use": use, "code": code, "units": units}
         to = Conversation(FAMILY, found.session, None)
-        (reply,) = yield [to.ask(holder, "score", to_json(fitted.outcome), **arrays)]
+        (reply,) = yield [to.ask(holder, "score", to_json(fitted.trained.outcome), **arrays)]
         return read_scores(reply, sets)
 
     analysis = fitted.analysis("evaluate()", partition)
@@ -203,7 +191,7 @@ def count_predictions(
 
 def predict_sets(fitted: FittedNetworks, outputs: Floats, sets: Ints) -> Floats:
     """Predict each entity, with outputs (I, n, d), from the clients of its set (n,); nan without any."""
-    classes = max(len(fitted.outcome.classes), 1)
+    classes = max(len(fitted.trained.outcome.classes), 1)
     out = np.full((len(sets), classes), np.nan)
     for s in np.unique(sets).tolist():
         at = np.flatnonzero(sets == s)
@@ -220,11 +208,11 @@ def predict_sets(fitted: FittedNetworks, outputs: Floats, sets: Ints) -> Floats:
 def task_scores(fitted: FittedNetworks, task: int, outputs: Floats) -> Floats:
     """Probabilities of one task, (n, classes), or means (n, 1)."""
     one = fitted.assembly.tasks[task]
-    classes = max(len(fitted.outcome.classes), 1)
+    classes = max(len(fitted.trained.outcome.classes), 1)
     widths = np.array([fitted.width, *fitted.head_hidden, classes], dtype=np.int64)
-    heads = Networks(widths, np.ascontiguousarray(fitted.heads), Optimiser(1.0, 0.0))
+    heads = Networks(widths, np.ascontiguousarray(fitted.trained.heads), Optimiser(1.0, 0.0))
     # A masked sum stands in the place of the first client; outputs of clients that an entity lacks are zero.
     members = slice(None) if fitted.one_each else list(one.members)
     mean = np.ascontiguousarray(outputs[members].sum(axis=0).T / len(one.members))
     F = heads.output(heads.activate(one.head, mean))
-    return (softmax(F) if fitted.outcome.classes else F).T
+    return of_scores(F, len(fitted.trained.outcome.classes))

@@ -18,7 +18,7 @@ from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths, check_room
 from fedstat.kernels.mlp import count_parameters
 from fedstat.models.laser.training.asked import NetworksAsked, OutcomeAsked, OutcomeTold
-from fedstat.models.laser.training.losses import flip_matrix, log_loss, softmax, squared_loss
+from fedstat.models.laser.training.losses import flip_matrix, log_loss, of_scores, squared_loss
 from fedstat.models.laser.training.networks import ADAM, Networks
 from fedstat.records import from_json, to_json
 from fedstat.typing import Array, Bools, Floats, Ints
@@ -158,7 +158,7 @@ def task_predictions(batch: Batch, outcome: StagedOutcome, heads: Networks, task
     """Probabilities (b, classes), or means (b, 1), of one task of a batch."""
     mean = batch.outputs[batch.members[task]].sum(axis=0).T / batch.sizes[task]
     F = heads.output(heads.activate(int(batch.head[task]), np.ascontiguousarray(mean)))
-    return (softmax(F) if outcome.classes else F).T
+    return of_scores(F, len(outcome.classes))
 
 
 def average(predictions: Sequence[Floats], vote: bool) -> Floats:

@@ -15,6 +15,11 @@ def softmax(F: Floats) -> Floats:
     return np.asarray(E / E.sum(axis=0))
 
 
+def of_scores(F: Floats, classes: int) -> Floats:
+    """Probabilities (rows, classes) from scores (classes, rows); means (rows, 1) of a normal response."""
+    return (softmax(F) if classes else F).T
+
+
 def log_loss(F: Floats, y: Ints, flip: Floats | None = None) -> tuple[Floats, Floats]:
     """Minus log-likelihood of classes y (rows,), and its derivatives by the scores F (classes, rows).
 
