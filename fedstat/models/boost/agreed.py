@@ -35,11 +35,6 @@ def published_range(partition: ClientPartition, term: str) -> tuple[float, float
     return min(low for low, _ in ranges), max(high for _, high in ranges)
 
 
-def curves_apart(partition: ClientPartition) -> dict[str, CurveArray]:
-    """Curves of institutions that hold different columns."""
-    return {name: one for own in partition.curves.values() for name, one in own.items()}
-
-
 def common_curves(partition: ClientPartition) -> dict[str, CurveArray]:
     """Curves that all sites have, as the first has them."""
     names = common_columns(map(tuple, partition.curves.values()))

@@ -19,7 +19,6 @@ from fedstat.federation.forecast.invention import generator
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.federation.rounds.products import Conversation
-from fedstat.models.boost.agreed import curves_apart
 from fedstat.models.boost.learning.boosting import Boosting
 from fedstat.models.boost.learning.columns import time_basis
 from fedstat.models.boost.learning.learners import (
@@ -34,7 +33,7 @@ from fedstat.models.boost.learning.ready import PENALTIES, BoostDesign, PenaltyK
 from fedstat.models.boost.learning.size import refuse_few_rows
 from fedstat.models.boost.private.model import PrivateFunctionBoost
 from fedstat.models.boost.vertical.protocol import ColumnsAgreed, agree_columns, exchange_moments
-from fedstat.models.boost.vertical.question import find_owners
+from fedstat.models.boost.vertical.question import curves_apart, find_owners
 from fedstat.models.boost.vertical.steps import FAMILY, POINTS, WIDTH
 from fedstat.models.boost.vertical_explain import VerticalBoostPlan
 from fedstat.models.boost.vertical_results import VerticalBoostResults

@@ -15,7 +15,6 @@ from fedstat.federation.design.formula.tree import Category, Column
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.rounds.engine import Engine
 from fedstat.federation.rounds.products import Conversation
-from fedstat.models.boost.agreed import curves_apart
 from fedstat.models.boost.learning.learners import BoostFormula, Learner, parse_boost_formula
 from fedstat.models.boost.private.asked import CurvesPlan
 from fedstat.models.boost.private.explain import PrivateBoostPlan
@@ -23,7 +22,7 @@ from fedstat.models.boost.private.protocol import ReleasedCurves, release_curves
 from fedstat.models.boost.private.public import DEPTH, PublicCurve, PublicPart
 from fedstat.models.boost.private.results import PrivateBoostResults
 from fedstat.models.boost.private.steps import FAMILY, INSTEAD
-from fedstat.models.boost.vertical.question import find_owners
+from fedstat.models.boost.vertical.question import curves_apart, find_owners
 from fedstat.models.checks import check_layout, check_positive, check_whole
 from fedstat.models.copula.bounds import Bounds, IntoBound
 from fedstat.models.copula.margins import Bins

@@ -10,6 +10,8 @@ from fedstat.errors import FormulaError, MessageError
 from fedstat.federation.design.formula.expression import name_expression
 from fedstat.federation.design.formula.parse import ClientTerms, Formula, parse_formula
 from fedstat.federation.design.formula.terms import parse_terms, term_columns
+from fedstat.federation.partition.partition import ClientPartition
+from fedstat.federation.tables.curves.array import CurveArray
 from fedstat.models.boost.learning.learners import INTERCEPT, BoostFormula, Learner
 from fedstat.records import Least
 
@@ -95,6 +97,11 @@ class LearnersApart:
         return ColumnsMade(
             own, response, holds and not self.boost.functional, time if holds else None, columns
         )
+
+
+def curves_apart(partition: ClientPartition) -> dict[str, CurveArray]:
+    """Curves of institutions that hold different columns."""
+    return {name: one for own in partition.curves.values() for name, one in own.items()}
 
 
 def find_owners(
