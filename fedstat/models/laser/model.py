@@ -285,12 +285,13 @@ class LASER(VerticalModel):
             assemble(method, K, self.heads),
             method == "laser",
             training,
+            OutcomeAsked(self.outcome, float(label_epsilon or 0.0), bool(balanced)),
             Conversation(FAMILY, self._session, self._agreement.at),
             rng,
             EpochLines(int(epochs)) if progress else no_lines,
             None if checkpoint is None else Path(checkpoint),
         )
-        protocol = trainer.run(OutcomeAsked(self.outcome, float(label_epsilon or 0.0), bool(balanced)))
+        protocol = trainer.run()
         if masked:
             protocol = mask_sums(protocol, self.layout.clients, self._session)
         trained = self.engine.run(self.receipted(protocol, ledger), ledger)

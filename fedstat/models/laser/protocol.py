@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -25,7 +25,7 @@ from fedstat.models.laser.training.checkpoint import (
 from fedstat.models.laser.training.course import Trained, Training
 from fedstat.models.laser.training.scoring import ScoreCounts, read_scores
 from fedstat.models.laser.training.serving import Serving
-from fedstat.models.laser.training.tasks import Assembly
+from fedstat.models.laser.training.tasks import Assembly, moved
 from fedstat.models.vertical.layout import Layout
 from fedstat.records import from_json, to_json
 from fedstat.typing import Floats, Ints
@@ -39,29 +39,37 @@ class Trainer:
     """The course of one training.
 
     `sets` (G,) are the clients that each missing pattern has, as bits; `pending` are gradients by client that
-    have not yet been handed over.
+    have not yet been handed over. What is drawn does not depend on the order of the clients: `rank` (K,) has
+    the place of each by its name, `named` the client at each place, and `turns` the patterns in this order.
     """
 
     layout: Layout
     assembly: Assembly
     laser: bool
     training: Training
+    outcome: OutcomeAsked
     conversation: Conversation
     rng: np.random.Generator
     progress: Callable[[int, float, float], None]
     checkpoint: Path | None = None
     sets: list[int] = field(init=False)
+    rank: list[int] = field(init=False)
+    named: list[int] = field(init=False)
+    turns: list[int] = field(init=False)
     pending: dict[str, Floats] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.sets = [sum(1 << k for k in np.flatnonzero(~row).tolist()) for row in self.layout.missing]
+        self.named = np.argsort(self.layout.clients).tolist()
+        self.rank = np.argsort(self.named).tolist()
+        self.turns = sorted(range(len(self.sets)), key=lambda g: moved(self.sets[g], self.rank))
 
     # ---- beginning and end ---------------------------------------------------------------------
 
-    def run(self, outcome: OutcomeAsked) -> Rounds[Trained]:
+    def run(self) -> Rounds[Trained]:
         """Train from the beginning to the end."""
         before = None if self.checkpoint is None else read_training(self.checkpoint, self.settings)
-        units, told, moments = yield from self._begin(outcome, before)
+        units, told, moments = yield from self._begin(before)
         history: list[tuple[float, float]] = []
         best, keep = 0, False
         if before is not None:
@@ -114,15 +122,16 @@ class Trainer:
     def settings(self) -> str:
         """Digest of what shapes the course: entities, clients, columns, and all arguments."""
         t, layout = self.training, self.layout
-        return settings_digest(t, t.entities, t.validation, layout.code, layout.names, self.assembly)
+        # Another model has other names for the same modules.
+        t = replace(t, modules=dict.fromkeys(t.modules, ""))
+        shapes = (t, self.outcome, layout.names, self.assembly)
+        return settings_digest(t.entities, t.validation, layout.code, *shapes)
 
-    def _begin(
-        self, outcome: OutcomeAsked, before: TrainingState | None
-    ) -> Rounds[tuple[list[Floats], OutcomeTold, list[float]]]:
+    def _begin(self, before: TrainingState | None) -> Rounds[tuple[list[Floats], OutcomeTold, list[float]]]:
         layout, t = self.layout, self.training
         replies = yield [
             *[self._ask(k, "stage_block", keep=layout.keep[k]) for k in layout.clients],
-            self._ask(layout.active, "stage_outcome", to_json(outcome), keep=layout.response_keep),
+            self._ask(layout.active, "stage_outcome", to_json(self.outcome), keep=layout.response_keep),
         ]
         told = from_json(OutcomeTold, replies[-1].text, f"{layout.active}: what it tells of its response")
         asks = []
@@ -192,8 +201,9 @@ class Trainer:
     def _spread(self, code: Ints) -> list[tuple[int, float]]:
         """Give each entity one of the sets that predict for its pattern, each set about as many."""
         out: list[tuple[int, float]] = [(0, 0.0)] * len(code)
-        for g, seen in enumerate(self.sets):
-            sets = [s for s in sets_within(seen) if self.assembly.of_set(s)]
+        for g in self.turns:
+            sets = [s for s in sets_within(self.sets[g]) if self.assembly.of_set(s)]
+            sets.sort(key=lambda s: moved(s, self.rank))
             at = self.rng.permutation(np.flatnonzero(code == g)).tolist()
             for place, i in enumerate(at if sets else []):
                 out[i] = (sets[place % len(sets)], 1.0)
@@ -204,8 +214,10 @@ class Trainer:
         code = self.layout.code[entities].tolist()
         if self.training.masked and self.laser:
             # One set an entity, since a masked sum is over one: it stands for all of its pattern.
-            pairs = [next(iter(one_set(self.sets[g], self._draw).items())) for g in code]
-            return Serving.masked(pairs, self.assembly)
+            ranked = [moved(s, self.rank) for s in self.sets]
+            drawn = [next(iter(one_set(ranked[g], self._draw).items())) for g in code]
+            own = {s: moved(s, self.named) for s, _ in drawn}
+            return Serving.masked([(own[s], weight) for s, weight in drawn], self.assembly)
         return self._serve_all(entities, self._all_sets())
 
     def _serve_all(self, entities: Ints, drawn: Sequence[Mapping[int, float]]) -> Serving:
@@ -217,7 +229,8 @@ class Trainer:
         return Serving.clear(self.sets, code, drawn, self.assembly)
 
     def _all_sets(self) -> list[dict[int, float]]:
-        return [self._sets(s) for s in self.sets]
+        drawn = {g: self._sets(self.sets[g]) for g in self.turns}
+        return [drawn[g] for g in range(len(self.sets))]
 
     def _draw(self, n: int) -> int:
         return int(self.rng.integers(n))
@@ -225,7 +238,8 @@ class Trainer:
     def _sets(self, seen: int) -> dict[int, float]:
         """Choose sets of one pattern with their weights: all, or one of each size where there are many."""
         if self.laser and seen.bit_count() > MOST_LISTED:
-            return one_of_each_size(seen, self._draw)
+            drawn = one_of_each_size(moved(seen, self.rank), self._draw)
+            return {moved(s, self.named): weight for s, weight in drawn.items()}
         if not self.laser and len(self.assembly.tasks) == 1:
             return {seen: 1.0}
         return dict.fromkeys(sets_within(seen), 1.0)

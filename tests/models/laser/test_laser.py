@@ -1,5 +1,7 @@
 """Split networks over institutions: exchange, sets of clients, predictions."""
 
+from itertools import permutations
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -8,6 +10,7 @@ from laser_cases import SITES, customers, model, partition
 import fedstat as fs
 from fedstat.errors import EngineError, EstimationError, ModelError, NotAvailableError
 from fedstat.federation.rounds.engine import LocalEngine
+from fedstat.models.laser import protocol
 from fedstat.models.laser.training.losses import flip_matrix, log_loss, softmax
 
 QUICK = {"epochs": 4, "batch_size": 128, "rate": 0.02}
@@ -48,9 +51,17 @@ def test_masked_sums_give_what_clear_outputs_give_for_one_set():
     same_networks(*fits, atol=1e-12)
 
 
-def test_order_of_clients_does_not_matter(result):
-    turned = model(partition(order=SITES[::-1])).fit(**QUICK, exchange="clear")
-    same_networks(result, turned, atol=1e-12)
+@pytest.mark.parametrize(("exchange", "listed"), [("clear", 6), ("clear", 2), ("masked", 6)])
+def test_order_of_clients_does_not_matter(exchange, listed, monkeypatch):
+    """Where all sets are taken, and where some are drawn."""
+    monkeypatch.setattr(protocol, "MOST_LISTED", listed)
+    fits = [model(partition(order=one)).fit(**QUICK, exchange=exchange) for one in permutations(SITES)]
+    for fit in fits[1:]:
+        same_networks(fits[0], fit, atol=1e-12)
+        found, expected = (
+            one.calibration.to_frame().sort_values(["n", "log_loss"]) for one in (fit, fits[0])
+        )
+        np.testing.assert_allclose(found, expected, atol=1e-10)
 
 
 def test_a_batch_moves_networks_as_pooled_descent_does():
@@ -318,6 +329,8 @@ def test_a_training_that_was_broken_off_goes_on_to_the_bit(part, exchange, tmp_p
     assert resumed.ledger.rounds < whole.ledger.rounds
     with pytest.raises(ModelError, match="other data or arguments"):
         model(part).fit(**{**options, "seed": 3}, checkpoint=tmp_path / "training.fed")
+    with pytest.raises(ModelError, match="other data or arguments"):
+        model(part).fit(**options, label_epsilon=1.0, checkpoint=tmp_path / "training.fed")
     (tmp_path / "none.fed").write_bytes(b"nothing")
     with pytest.raises(ModelError, match="no file of a training"):
         model(part).fit(**options, checkpoint=tmp_path / "none.fed")

@@ -77,6 +77,11 @@ def members_of(clients: int) -> list[int]:
     return [k for k in range(clients.bit_length()) if clients >> k & 1]
 
 
+def moved(clients: int, to: Sequence[int]) -> int:
+    """Write a set for other places `to` (K,) of the clients."""
+    return sum(1 << to[k] for k in members_of(clients))
+
+
 def assemble(method: Method, K: int, heads: Heads) -> Assembly:
     """Say which networks and heads a method has for K clients; a ModelError where it has none."""
     every, one_each = (1 << K) - 1, tuple(range(K))
