@@ -1,0 +1,1 @@
+"""Mixtures of factor models: group penalties by one root, continuous columns, categorical ones on nodes."""

@@ -1,0 +1,1 @@
+"""Clusters over modalities of mixed type at several institutions (M2-SEM)."""

@@ -1,0 +1,169 @@
+"""One block of columns at one client, measured on factors of its own that the clusters move.
+
+Given its cluster k a row has factors eta ~ N(mu_k, I) of Q dimensions. Posteriors of the clusters come from
+outside; the rest of an EM step is at home.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from fedstat.errors import ModelError
+from fedstat.kernels.mixtures.group_prox import shrink_means
+from fedstat.typing import Bools, Floats, Ints
+
+BEGINNING = 25
+"""EM steps of the local factor analysis from which clusters start."""
+
+
+class Modality(ABC):
+    """Columns of one kind, their factors, and the clusters' means of these.
+
+    `names` (P,) are those of the columns, `means` (K, Q) the factors' means by cluster; `support` (P,) are
+    the columns whose loadings may differ from zero, and a `silent` modality has means of zero: both are kept
+    by :meth:`improve`. Z (n, q) are known covariates after a column of ones.
+    """
+
+    kind: ClassVar[str]
+
+    names: tuple[str, ...]
+    n: int
+    P: int
+    Q: int
+    means: Floats
+    support: Bools
+    silent: bool
+    Z: Floats
+
+    def __init__(self, names: Sequence[str], n: int, factors: int, covariates: Floats | None) -> None:
+        if factors > len(names):
+            raise ModelError(
+                f"expected at least as many columns as factors; received {len(names)} {self.kind} column(s) "
+                f"({', '.join(names)}) and {factors} factors: name fewer factors, or join modalities"
+            )
+        self.names = tuple(names)
+        self.n, self.P, self.Q = n, len(names), factors
+        self.means = np.zeros((1, factors))
+        self.support = np.ones(len(names), dtype=np.bool_)
+        self.silent = False
+        self.Z = np.ones((n, 1)) if covariates is None else np.column_stack([np.ones(n), covariates])
+
+    @property
+    def clusters(self) -> int:
+        """Number of clusters."""
+        return len(self.means)
+
+    # ---- what a kind of columns has of its own ------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def loadings(self) -> Floats:
+        """Loadings (R, Q); a nominal column has a row for each level but the first."""
+
+    @property
+    @abstractmethod
+    def row_columns(self) -> Ints:
+        """The column, from 0 to P - 1, of each row of the loadings: (R,)."""
+
+    @abstractmethod
+    def log_densities(self) -> Floats:
+        """Return log f(x_i | k), (n, K), at the present parameters, and keep what :meth:`improve` needs."""
+
+    @abstractmethod
+    def factors_by_cluster(self) -> Floats:
+        """Return E[eta | x_i, k], (n, K, Q)."""
+
+    @abstractmethod
+    def begin(self, clusters: int) -> None:
+        """Start from a factor analysis of one cluster, with means of zero for so many."""
+
+    @abstractmethod
+    def state(self) -> Floats:
+        """Return all parameters as one array, of a length that K, Q and the columns fix."""
+
+    @abstractmethod
+    def restore(self, state: Floats) -> None:
+        """Take parameters as :meth:`state` returned them, of whatever number of clusters."""
+
+    @abstractmethod
+    def profile(self) -> Floats:
+        """Return the columns' means by cluster, (K, P), or the probabilities of their levels, (K, P, C).
+
+        At covariates of zero; in units of the columns.
+        """
+
+    @abstractmethod
+    def _improve_columns(self, r: Floats, row_penalties: Floats) -> tuple[Floats, Floats]:
+        """Improve what belongs to columns; return clusters' weights (K,) and mean factors (K, Q)."""
+
+    @abstractmethod
+    def _shift(self, c: Floats) -> None:
+        """Move the means of all clusters by -c, (Q,), and the intercepts so that no density changes."""
+
+    @abstractmethod
+    def _information(self) -> Floats:
+        """Return what a row tells of the factors, (Q, Q): the curvature of its log density in them."""
+
+    @abstractmethod
+    def _free_intercepts(self) -> int:
+        """Count intercepts, slopes of covariates, thresholds and variances."""
+
+    # ---- what all share -----------------------------------------------------------------------------
+
+    def improve(self, r: Floats, row_penalties: Floats | float = 0.0, means_penalty: float = 0.0) -> None:
+        """Take one M-step for posteriors r (n, K), of which rows may have any weight.
+
+        After :meth:`log_densities`; the sum of r log f(x_i | k) less :meth:`penalty` does not fall.
+        """
+        penalties = np.broadcast_to(np.asarray(row_penalties, dtype=float), (self.P,))
+        N, m = self._improve_columns(r, penalties)
+        if self.silent:
+            self.means = np.zeros_like(self.means)
+            return
+        self.means = shrink_means(N, m, float(means_penalty))
+        # Of all means that give the same densities, those of the least norm.
+        c = self.means.mean(axis=0)
+        self.means = self.means - c
+        self._shift(c)
+
+    def begin_means(self, r: Floats) -> None:
+        """Put the clusters' means where posteriors r (n, K) have the factor scores."""
+        scores = self.factor_scores(np.full((self.n, self.clusters), 1.0 / self.clusters))
+        self.means = r.T @ scores / np.maximum(r.sum(axis=0), 1e-300)[:, None]
+        if self.silent:
+            self.means = np.zeros_like(self.means)
+
+    def factor_scores(self, r: Floats) -> Floats:
+        """Return E[eta | x_i] under posteriors r (n, K): (n, Q)."""
+        return np.asarray(np.einsum("nk,nkq->nq", r, self.factors_by_cluster()))
+
+    def row_norms(self) -> Floats:
+        """Return the norm of every column's loadings, (P,)."""
+        squares = np.einsum("rq,rq->r", self.loadings, self.loadings)
+        return np.sqrt(np.bincount(self.row_columns, weights=squares, minlength=self.P))
+
+    def penalty(self, row_penalties: Floats | float, means_penalty: float) -> float:
+        """Return sum_p lam_p |l_p| + lam |U|."""
+        return float(np.sum(row_penalties * self.row_norms()) + means_penalty * np.linalg.norm(self.means))
+
+    def separation(self, w: Floats) -> float:
+        """Return how far apart clusters of shares w (K,) are in what is seen, squared: D_m^2.
+
+        Sum_k w_k c_k' J (J + I)^-1 c_k of centred means c and the information J of a row; free of the scale
+        of the factors, so that a modality with loadings near zero separates nothing.
+        """
+        J = self._information()
+        c = self.means - w @ self.means
+        return float(w @ np.einsum("kq,qt,kt->k", c, J @ np.linalg.inv(J + np.eye(self.Q)), c))
+
+    def free_parameters(self) -> int:
+        """Count its own parameters: loadings up to rotation, and means of clusters where not zero."""
+        loaded = self.row_norms() > 0.0
+        rows = int(loaded[self.row_columns].sum())
+        q = min(rows, self.Q)
+        means = q * (self.clusters - 1) if np.any(self.means) else 0
+        return self._free_intercepts() + rows * self.Q - q * (q - 1) // 2 + means

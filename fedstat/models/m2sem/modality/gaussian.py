@@ -1,0 +1,138 @@
+"""Continuous columns on normal factors: E-step by Woodbury's identity, M-step closed but for one root."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedstat.errors import ModelError
+from fedstat.kernels.mixtures.gaussian import FactorPosterior, factor_moments, factor_posterior
+from fedstat.kernels.mixtures.group_prox import shrink_rows
+from fedstat.models.m2sem.modality.base import BEGINNING, Modality
+from fedstat.typing import Bools, Floats, Ints
+
+FLOOR = 1e-3
+"""Least variance of an error, of the variance of its column."""
+
+
+class GaussianModality(Modality):
+    """Continuous columns x = B'z + L eta + e with eta | k ~ N(mu_k, I) and e ~ N(0, diag psi).
+
+    Columns (n, P) are standardised at home, nan where a cell is missing, so that penalties mean the same for
+    all units; log densities and profiles are those of the columns as they came.
+    """
+
+    kind = "continuous"
+
+    def __init__(
+        self, columns: Floats, names: Sequence[str], factors: int, covariates: Floats | None = None
+    ) -> None:
+        super().__init__(names, len(columns), factors, covariates)
+        cells = ~np.isnan(columns)
+        self._cells = cells
+        self._centre = np.nanmean(columns, axis=0)
+        self._scale = np.nanstd(columns, axis=0)
+        constant = [name for name, s in zip(names, self._scale, strict=True) if not s > 0.0]
+        if constant:
+            raise ModelError(f"expected columns that vary; received {', '.join(constant)}: leave them out")
+        self.X = np.where(cells, (columns - self._centre) / self._scale, 0.0)
+        patterns, at = np.unique(cells, axis=0, return_inverse=True)
+        self._seen: Bools = patterns
+        self._pattern: Ints = at.ravel().astype(np.int64)
+        self._units = patterns @ np.log(self._scale)
+        self.psi = np.ones(self.P)
+        self.B = np.zeros((self.P, self.Z.shape[1]))
+        self.L = np.zeros((self.P, factors))
+        self._posterior: FactorPosterior | None = None
+
+    @property
+    def loadings(self) -> Floats:
+        """Loadings of standardised columns, (P, Q)."""
+        return self.L
+
+    @property
+    def row_columns(self) -> Ints:
+        """Each column has one row."""
+        return np.arange(self.P)
+
+    @property
+    def at_floor(self) -> tuple[str, ...]:
+        """Columns whose errors have the least variance that is allowed."""
+        return tuple(name for name, v in zip(self.names, self.psi, strict=True) if v <= FLOOR)
+
+    def begin(self, clusters: int) -> None:
+        """Start from principal components, and a factor analysis of one cluster."""
+        counts = self._cells.T.astype(float) @ self._cells
+        d, E = np.linalg.eigh(self.X.T @ self.X / np.maximum(counts, 1.0))
+        rest = d[: -self.Q].mean() if self.Q < self.P else 0.0
+        self.L = E[:, -self.Q :] * np.sqrt(np.maximum(d[-self.Q :] - rest, 0.05))
+        self.psi = np.maximum(1.0 - (self.L**2).sum(axis=1), 0.1)
+        self.B = np.zeros_like(self.B)
+        self.means = np.zeros((1, self.Q))
+        everyone = np.ones((self.n, 1))
+        for _ in range(BEGINNING):
+            self.log_densities()
+            self._improve_columns(everyone, np.zeros(self.P))
+        self.means = np.zeros((clusters, self.Q))
+
+    def log_densities(self) -> Floats:
+        """Return log f(x_i | k), (n, K), of columns in their own units."""
+        Y = np.where(self._cells, self.X - self.Z @ self.B.T, 0.0)
+        self._posterior = factor_posterior(Y, self._pattern, self._seen, self.L, self.psi, self.means)
+        return np.asarray(self._posterior.f - self._units[self._pattern][:, None])
+
+    def factors_by_cluster(self) -> Floats:
+        """Return E[eta | x_i, k], (n, K, Q)."""
+        self.log_densities()
+        assert self._posterior is not None
+        return self._posterior.e
+
+    def _improve_columns(self, r: Floats, row_penalties: Floats) -> tuple[Floats, Floats]:
+        if self._posterior is None:
+            self.log_densities()
+        assert self._posterior is not None
+        moments = factor_moments(self.X, self.Z, self._pattern, self._posterior, r)
+        self._posterior = None
+        q = self.Z.shape[1]
+        M = moments.M if len(moments.M) == 1 else np.tensordot(self._seen.T.astype(float), moments.M, 1)
+        # Intercepts and slopes are eliminated: S and s are what is left of second moments and products.
+        inverse = (
+            1.0 / np.maximum(M[:, :1, :1], 1e-300) if q == 1 else np.linalg.pinv(M[:, :q, :q], hermitian=True)
+        )
+        carried = np.matmul(inverse, M[:, :q, q:])
+        S = M[:, q:, q:] - np.matmul(M[:, q:, :q], carried)
+        z, x = moments.c[:, None, :q], moments.c[:, q:]
+        s = x - np.matmul(z, carried)[:, 0]
+        xx = moments.xx - np.matmul(np.matmul(z, inverse), z.transpose(0, 2, 1))[:, 0, 0]
+        L = shrink_rows(S, s, row_penalties * self.psi) * self.support[:, None]
+        self.B = np.matmul(z, inverse)[:, 0] - np.matmul(carried, L[:, :, None])[:, :, 0]
+        self.L = L
+        left = xx - 2.0 * (L * s).sum(axis=1) + np.matmul(np.matmul(L[:, None, :], S), L[:, :, None])[:, 0, 0]
+        self.psi = np.maximum(left / np.maximum(M[:, 0, 0], 1e-300), FLOOR)
+        return moments.N, moments.m
+
+    def _shift(self, c: Floats) -> None:
+        self.B[:, 0] += self.L @ c
+
+    def _information(self) -> Floats:
+        return np.asarray(self.L.T @ (self.L / self.psi[:, None]))
+
+    def _free_intercepts(self) -> int:
+        return self.B.size + self.P
+
+    def state(self) -> Floats:
+        """Return (B, L, psi) of every column, then the means by cluster."""
+        return np.concatenate([np.column_stack([self.B, self.L, self.psi]).ravel(), self.means.ravel()])
+
+    def restore(self, state: Floats) -> None:
+        """Take parameters back."""
+        q, Q = self.Z.shape[1], self.Q
+        columns = state[: self.P * (q + Q + 1)].reshape(self.P, -1)
+        self.B, self.L, self.psi = columns[:, :q].copy(), columns[:, q : q + Q].copy(), columns[:, -1].copy()
+        self.means = state[columns.size :].reshape(-1, Q).copy()
+        self._posterior = None
+
+    def profile(self) -> Floats:
+        """Return the columns' means by cluster, (K, P), at covariates of zero."""
+        return np.asarray(self._centre + self._scale * (self.B[:, 0] + self.means @ self.L.T))
