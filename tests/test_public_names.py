@@ -41,6 +41,7 @@ PUBLIC = [
 ]
 PUBLIC = sorted({*PUBLIC, *(name for names in INSTALLED.values() for name in names)})
 DATASETS = [
+    "SimulatedClusters",
     "SimulatedData",
     "SimulatedSelection",
     "SimulatedSites",
@@ -48,6 +49,8 @@ DATASETS = [
     "load_sme",
     "load_sme_published",
     "make_blocks",
+    "make_cluster_experiment",
+    "make_clusters",
     "make_hospitals",
     "make_logistic_sites",
     "make_selection",

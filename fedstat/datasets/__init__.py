@@ -3,12 +3,14 @@
 Institutions with different columns: :func:`make_sme` imitates a published study of enterprise profit whose
 data are not public, :func:`load_sme` reads a packaged sample of it, :func:`make_sme_risk` imitates one of
 their risk with columns of mixed kinds, :func:`make_selection` is a published study of selection among
-columns, and :func:`make_blocks` is a small general simulator. Sites with different
-rows: :func:`make_logistic_sites` follows a published comparison of federated methods, and
-:func:`make_hospitals` imitates the heart disease data of four hospitals.
+columns, :func:`make_cluster_experiment` is one of clusters over institutions, and :func:`make_clusters` and
+:func:`make_blocks` are small general simulators. Sites with different rows: :func:`make_logistic_sites`
+follows a published comparison of federated methods, and :func:`make_hospitals` imitates the heart disease
+data of four hospitals.
 """
 
 from fedstat.datasets.blocks import make_blocks
+from fedstat.datasets.clusters import SimulatedClusters, make_cluster_experiment, make_clusters
 from fedstat.datasets.selection import SimulatedSelection, load_selection_published, make_selection
 from fedstat.datasets.simulated import SimulatedData
 from fedstat.datasets.sites import SimulatedSites, make_hospitals, make_logistic_sites
@@ -16,6 +18,7 @@ from fedstat.datasets.sme import load_sme, load_sme_published, make_sme, write_s
 from fedstat.datasets.sme_risk import make_sme_risk
 
 __all__ = [
+    "SimulatedClusters",
     "SimulatedData",
     "SimulatedSelection",
     "SimulatedSites",
@@ -23,6 +26,8 @@ __all__ = [
     "load_sme",
     "load_sme_published",
     "make_blocks",
+    "make_cluster_experiment",
+    "make_clusters",
     "make_hospitals",
     "make_logistic_sites",
     "make_selection",

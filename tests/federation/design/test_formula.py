@@ -377,6 +377,40 @@ def test_odd_names_inside_transforms() -> None:
     assert formula.clients[1] == ClientTerms("Laboratory", ("sqrt(µg)",), ("µg",))
 
 
+def test_a_formula_of_a_model_without_response() -> None:
+    formula = parse_formula("~ .", COLUMNS, response=False)
+    assert (formula.response, formula.response_client, formula.response_columns) == ("", None, ())
+    held = {terms.client: terms.columns for terms in formula.clients}
+    assert held == {client: tuple(names) for client, names in COLUMNS.items()}
+    some = parse_formula("~ log(Age) + Weight + C(Sex)", COLUMNS, response=False)
+    assert [terms.terms for terms in some.clients] == [("log(Age)", "C(Sex)"), ("Weight",)]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("y ~ .", "a left side in 'y' is not allowed; this model has no response: write '~ .' or '~ a . b'"),
+        ("~", r"the right side \(the terms\) is empty; write for instance '~ a \+ b'"),
+        (".", "expected one '~' before the terms, found 0; write for instance '~ a"),
+        ("~ Age - Age", "no term is left"),
+        ("~ Age:Weight", "'Age' at client 'Interview' and column 'Weight' at client 'Exam'"),
+        ("~ weight", "Did you mean 'Weight'"),
+        ("~ offset(Age)", "this model has none"),
+    ],
+)
+def test_errors_of_a_formula_of_a_model_without_response(text: str, message: str) -> None:
+    with pytest.raises(FormulaError, match=message):
+        parse_formula(text, COLUMNS, response=False)
+
+
+@pytest.mark.parametrize("text", ["~ .", "~ Age + Weight"])
+def test_a_model_with_a_response_asks_for_one(text: str) -> None:
+    with pytest.raises(
+        FormulaError, match=r"the left side \(the response\) is empty; write for .*'y ~ a \+ b'"
+    ):
+        parse_formula(text, COLUMNS)
+
+
 @pytest.mark.parametrize("name", ["lambda", "log", "C", "np", "scale", "Q"])
 def test_a_column_may_be_called_like_anything(name: str) -> None:
     formula = parse_pooled_formula(f"y ~ log(`{name}` + 2) + {name} + scale(x)", ["y", "x", name])

@@ -43,8 +43,9 @@ class Formula:
 
     `response` is the left side, for instance ``"BPSysAve"``, ``"log(y)"``, ``"visits > 0"`` or
     ``"cbind(events, n - events)"``; `response_client` the institution that holds it, None where all hold the
-    same columns. `clients` are the institutions with terms, in partition order, always one where all hold the
-    same columns. `offsets` is what stands inside each ``offset(...)``; the offset is their sum.
+    same columns; of a one-sided formula the response is empty. `clients` are the institutions with terms, in
+    partition order, always one where all hold the same columns. `offsets` is what stands inside each
+    ``offset(...)``; the offset is their sum.
     """
 
     text: str
@@ -57,17 +58,20 @@ class Formula:
     offset_columns: tuple[str, ...] = ()
 
 
-def parse_formula(text: str, columns: Mapping[str, Sequence[str]]) -> Formula:
+def parse_formula(text: str, columns: Mapping[str, Sequence[str]], *, response: bool = True) -> Formula:
     """Read a formula for institutions that hold different columns, by name (keys of the entities excluded).
 
-    ``.`` stands for every column of every institution but the response, in the order of `columns`. The
-    language is that of R and formulaic, restricted to the names, operators and transforms listed in
-    `tree.ALLOWED`; nothing of the text is evaluated.
+    Of a model without a `response` it has one side only: ``~ .`` or ``~ a + log(b)``. ``.`` stands for every
+    column of every institution but the response, in the order of `columns`. The language
+    is that of R and formulaic, restricted to the names, operators and transforms listed in `tree.ALLOWED`;
+    nothing of the text is evaluated.
 
     A FormulaError tells of anything outside the language, of a column that is unknown or held by two
     institutions, of a term or response that needs columns of two institutions, of a response that stands on
     the right side too, of an empty right side, and of an offset or ``cbind``.
     """
+    if not response:
+        return _parse_one_sided(text, _Holdings.of(columns))
     return _parse(text, _Holdings.of(columns), pooled=False)
 
 
@@ -161,6 +165,14 @@ def _parse(text: str, holdings: _Holdings, *, pooled: bool, extra: Sequence[str]
         offsets=tuple(offset.text for offset in right_side.offsets),
         offset_columns=offset_columns,
     )
+
+
+def _parse_one_sided(text: str, holdings: _Holdings) -> Formula:
+    right_side = parse_terms(split_sides(text, response=False)[1], list(holdings.owner))
+    if not right_side.terms:
+        raise FormulaError("formula: no term is left; write for instance '~ a + b'.")
+    clients = tuple(_by_client(right_side.terms, holdings))
+    return Formula(text, "", None, (), right_side.intercept, clients)
 
 
 def _response_client(response: Expression, holdings: _Holdings) -> str:

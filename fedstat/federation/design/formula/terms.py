@@ -76,27 +76,35 @@ def term_columns(term: Term) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for factor in term for name in factor.columns))
 
 
-def split_sides(text: object) -> tuple[str, str]:
-    """Left and right side of a formula.
+def split_sides(text: object, *, response: bool = True) -> tuple[str, str]:
+    """Left and right side of a formula; nothing stands at the left of one without a response.
 
-    A FormulaError where it is not text, is too long, or has not exactly one ``~`` with something at both
-    sides.
+    A FormulaError where it is not text, is too long, or has not exactly one ``~`` with something at the
+    sides where something has to be.
     """
     if not isinstance(text, str):
-        raise FormulaError(f"formula: expected text such as 'y ~ a + b', received {type(text).__name__}.")
+        raise FormulaError(
+            f"formula: expected text such as {_example(response)}, received {type(text).__name__}."
+        )
     _require_length(text)
     # Blanks of the same length, so that positions stay; a ~ in a quoted name separates nothing.
     bare = _QUOTED_OR_PARENTHESIS.sub(lambda match: "_" * len(match[0]), text)
     if bare.count("~") != 1:
         raise FormulaError(
-            f"formula: expected one '~' between response and terms, found {bare.count('~')}; "
-            "write for instance 'y ~ a + b'."
+            f"formula: expected one '~' {'between response and' if response else 'before the'} terms, "
+            f"found {bare.count('~')}; write for instance {_example(response)}."
         )
     left, right = text[: bare.index("~")].strip(), text[bare.index("~") + 1 :].strip()
-    if not left or not right:
-        side = "left side (the response)" if not left else "right side (the terms)"
-        raise FormulaError(f"formula: the {side} is empty; write for instance 'y ~ a + b'.")
+    if left and not response:
+        raise refuse("a left side", left, "this model has no response: write '~ .' or '~ a + b'")
+    if (response and not left) or not right:
+        side = "left side (the response)" if response and not left else "right side (the terms)"
+        raise FormulaError(f"formula: the {side} is empty; write for instance {_example(response)}.")
     return left, right
+
+
+def _example(response: bool) -> str:
+    return "'y ~ a + b'" if response else "'~ a + b'"
 
 
 def _require_length(text: str) -> None:
