@@ -13,6 +13,17 @@ class LASERPlan(ForecastPlan):
 
     def learned(self, forecast: Forecast) -> Iterator[tuple[str, str]]:
         """Say what outputs and gradients tell."""
+        if self.given["method"] == "vfedtrans":
+            yield (
+                "coordinator",
+                "sums of products of all columns, and the leading singular vectors of every entity that all "
+                "clients have: together these are the columns, up to what the other vectors have of them",
+            )
+            yield (
+                "each client",
+                "the same singular vectors, without the weights of others' columns: who knows these columns for "
+                "a few entities predicts them for the rest",
+            )
         yield (
             "each client",
             "the labels of the entities that it learns from: the gradients of one batch tell them apart, "

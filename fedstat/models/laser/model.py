@@ -96,6 +96,9 @@ class LASER(VerticalModel):
     ----------
     Valdeira, P., Wang, S. and Chi, Y. (2024). Vertical federated learning with missing features during
     training and inference. arXiv 2410.22564.
+
+    Huang, C., Wang, L. and Han, X. (2023). Vertical federated knowledge transfer via representation
+    distillation for healthcare collaboration networks. Proceedings of the ACM Web Conference, 4188-4199.
     """
 
     family: ClassVar[str] = FAMILY
@@ -179,10 +182,15 @@ class LASER(VerticalModel):
 
         Parameters
         ----------
-        method : {"laser", "local", "standard", "ensemble", "combinatorial"}
+        method : {"laser", "local", "standard", "ensemble", "combinatorial", "vfedtrans"}
             "laser", or what it is compared with: "local", each client by itself; "ensemble", a vote of
             these; "standard", one network of all clients, learned from complete entities, which guesses
-            where one is missing; "combinatorial", networks of their own for each set of clients.
+            where one is missing; "combinatorial", networks of their own for each set of clients;
+            "vfedtrans" (Huang, Wang and Han 2023), each client by itself, from its columns and from what
+            these tell of the leading singular vectors of all clients' columns, `width` of them. These come
+            from secure products over the complete entities, and are handed to every client: with their
+            weights, which the coordinator has, they are the columns themselves, up to what the
+            vectors that are left out have of them.
         paper : bool
             Take the defaults of the publication in the place of ours: 100 epochs in batches of 128, a rate of
             1e-4, a penalty of 1e-3, and classes of the same weight. It takes a hundred times the rounds.
@@ -256,10 +264,13 @@ class LASER(VerticalModel):
             raise ModelError(f"decay: expected a penalty of zero or more, received {decay!r}")
         rng = np.random.default_rng(seed)
         learned, held, calibrated = self._divide(method, validation, calibration, rng)
-        if self._begun and method == "combinatorial":
+        if self._begun and method in ("combinatorial", "vfedtrans"):
             raise ModelError(
-                "representations: a client has one module; use another method than 'combinatorial'"
+                f"representations: a client has one module, of its own columns; use another method than "
+                f"{method!r}"
             )
+        if method == "vfedtrans" and K < 2:
+            raise ModelError("method='vfedtrans' is of two clients or more; use method='local'")
         for k, name in self._modules.items():
             # Each fit begins with the parameters that the module had.
             register_module(name, deepcopy(self._begun[k]))
@@ -277,11 +288,12 @@ class LASER(VerticalModel):
             calibrated,
             method == "ensemble",
             not standardise,
+            method == "vfedtrans",
             self._modules,
         )
         ledger = copy.deepcopy(self._agreement)
         trainer = Trainer(
-            self.layout,
+            self.with_dealer(self.layout) if training.transfer else self.layout,
             assemble(method, K, self.heads),
             method == "laser",
             training,

@@ -26,12 +26,16 @@ from fedstat.models.laser.training.course import Trained, Training
 from fedstat.models.laser.training.scoring import ScoreCounts, read_scores
 from fedstat.models.laser.training.serving import Serving
 from fedstat.models.laser.training.tasks import Assembly, moved
+from fedstat.models.laser.transfer.decomposition import decompose
+from fedstat.models.laser.transfer.steps import DistillationAsked
 from fedstat.models.vertical.layout import Layout
 from fedstat.records import from_json, to_json
 from fedstat.typing import Floats, Ints
 
 OF_HEADS = 2**32
 """Number of the random parameters of heads, beside those of clients."""
+DISTIL_EPOCHS, DISTIL_BATCH = 50, 128
+"""Of what a client learns by itself, which takes no rounds."""
 
 
 @dataclass(slots=True, eq=False)
@@ -41,6 +45,7 @@ class Trainer:
     `sets` (G,) are the clients that each missing pattern has, as bits; `pending` are gradients by client that
     have not yet been handed over. What is drawn does not depend on the order of the clients: `rank` (K,) has
     the place of each by its name, `named` the client at each place, and `turns` the patterns in this order.
+    `distilled` are networks that learned `joint` columns.
     """
 
     layout: Layout
@@ -56,6 +61,8 @@ class Trainer:
     rank: list[int] = field(init=False)
     named: list[int] = field(init=False)
     turns: list[int] = field(init=False)
+    distilled: dict[str, Floats] = field(default_factory=dict)
+    joint: int = 0
     pending: dict[str, Floats] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -104,6 +111,8 @@ class Trainer:
             np.array(history),
             best,
             scores,
+            self.distilled,
+            self.joint,
         )
 
     def _save(self, path: Path, history: Floats, best: int, keep: bool) -> Rounds[None]:
@@ -134,13 +143,11 @@ class Trainer:
             self._ask(layout.active, "stage_outcome", to_json(self.outcome), keep=layout.response_keep),
         ]
         told = from_json(OutcomeTold, replies[-1].text, f"{layout.active}: what it tells of its response")
+        if t.transfer:
+            yield from self._transfer()
         asks = []
         for number, k in enumerate(layout.clients):
-            count = len(self.assembly.at(number))
-            # By its name: in which order a partition lists its clients does not matter.
-            asked = NetworksAsked(
-                count, t.hidden, t.width, t.optimiser, t.seed, crc32(k.encode()), t.raw, t.modules.get(k, "")
-            )
+            asked = self._networks(k, len(self.assembly.at(number)), t.width)
             again: dict[str, Any] = {} if before is None else {"training": before.networks[k]}
             asks.append(self._ask(k, "start_networks", to_json(asked), **again))
         heads = NetworksAsked(self.assembly.heads, t.head_hidden, t.width, t.optimiser, t.seed, OF_HEADS)
@@ -148,6 +155,29 @@ class Trainer:
         yield [*asks, self._ask(layout.active, "start_heads", to_json(heads), **again)]
         units = [reply.arrays["units"] for reply in replies[:-1]]
         return units, told, replies[-1].arrays["moments"].tolist()
+
+    def _networks(self, client: str, count: int, width: int) -> NetworksAsked:
+        t = self.training
+        # By its name: in which order a partition lists its clients does not matter.
+        number = crc32(client.encode())
+        return NetworksAsked(
+            count, t.hidden, width, t.optimiser, t.seed, number, t.raw, t.modules.get(client, "")
+        )
+
+    def _transfer(self) -> Rounds[None]:
+        """Let every client learn the joint representation of entities that all have, from its own columns."""
+        layout, t = self.layout, self.training
+        found = yield from decompose(layout, t.entities, t.width, self.conversation)
+        self.joint = found.vectors.shape[1]
+        asks = []
+        for k in layout.clients:
+            rows = np.searchsorted(layout.kept[k], found.entities)
+            asked = DistillationAsked(self._networks(k, 1, self.joint), DISTIL_EPOCHS, DISTIL_BATCH)
+            asks.append(self._ask(k, "distil", to_json(asked), rows=rows, target=found.vectors))
+        replies = yield asks
+        self.distilled = {
+            k: reply.arrays["parameters"] for k, reply in zip(layout.clients, replies, strict=True)
+        }
 
     # ---- batches -------------------------------------------------------------------------------
 

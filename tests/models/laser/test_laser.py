@@ -135,7 +135,7 @@ def test_masked_predictions_are_those_of_clear_outputs(result):
 
 
 @pytest.mark.filterwarnings("ignore::fedstat.errors.DisclosureWarning")
-@pytest.mark.parametrize("method", ["laser", "local", "standard", "ensemble", "combinatorial"])
+@pytest.mark.parametrize("method", ["laser", "local", "standard", "ensemble", "combinatorial", "vfedtrans"])
 def test_every_method_learns(method):
     part, tables = partition(1500, missing=0.1), customers(1500, seed=9, missing=0.0)
     fitted = model(part).fit(method=method, epochs=8, batch_size=64, rate=0.02, exchange="clear")

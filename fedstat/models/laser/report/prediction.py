@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -53,6 +53,8 @@ class FittedNetworks:
     holder: str
     response: str
     modules: Mapping[str, str]
+    distilled: Mapping[str, Floats] = field(default_factory=dict)
+    joint: int = 0
 
     @classmethod
     def of(
@@ -72,6 +74,8 @@ class FittedNetworks:
             holder=model.layout.active,
             response=model.formula.response,
             modules=training.modules,
+            distilled=trained.distilled,
+            joint=trained.joint,
         )
 
     @property
@@ -144,6 +148,7 @@ def predicting(fitted: FittedNetworks, partition: ClientPartition) -> Rounds[Pre
             scale=fitted.trained.scale[k],
             rows=opened.rows[k],
             n=n,
+            **({"distilled": fitted.distilled[k], "joint": fitted.joint} if fitted.joint else {}),
         )
         for k in present
     ]

@@ -8,7 +8,7 @@ zeros where it has no part in it.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -30,7 +30,7 @@ from fedstat.records import from_json
 from fedstat.typing import Array, Floats, Ints
 
 NOT_STARTED = "this fit was not started here; ask 'start_networks' first"
-ITEM = "laser networks"
+ITEM, DISTILLED = "laser networks", "laser distilled"
 
 
 @dataclass(slots=True)
@@ -64,6 +64,25 @@ class TrainingClient:
         self.activations = []
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Distilled:
+    """A network of some widths, theta (1, q), whose outputs are inputs of the client's networks as well."""
+
+    widths: Sequence[int]
+    theta: Floats
+
+
+def input_columns(state: State, raw: bool) -> Floats:
+    """Columns (n, p) as networks take them: standardised, or raw."""
+    staged = staged_block(state)
+    return staged.X * staged.scale + staged.shift if raw else staged.X
+
+
+def with_distilled(X: Floats, widths: Sequence[int], theta: Floats) -> Floats:
+    """Put the outputs of a network beside its columns."""
+    return np.hstack([X, evaluate(theta, widths, X)[:, 0]])
+
+
 def _client(state: State) -> TrainingClient:
     return state.use(ITEM, TrainingClient, NOT_STARTED)
 
@@ -73,8 +92,10 @@ def start_networks(
 ) -> tuple[dict[str, Array], str]:
     """Draw the parameters of the client's networks, or go on with a `training`; nothing leaves."""
     asked = from_json(NetworksAsked, text, f"{data.name}: the question about networks")
-    staged = staged_block(state)
-    X = staged.X * staged.scale + staged.shift if asked.raw else staged.X
+    X = input_columns(state, asked.raw)
+    if DISTILLED in state:
+        learned = state.use(DISTILLED, Distilled, NOT_STARTED)
+        X = with_distilled(X, learned.widths, learned.theta)
     widths = (X.shape[1], *asked.hidden, asked.width)
     check_room(data.name, ADAM * asked.count * count_parameters(widths), X.size)
     if asked.module:
@@ -180,21 +201,26 @@ def represent(
     scale: Floats,
     rows: Ints,
     n: Array,
+    distilled: Floats | None = None,
+    joint: Array | None = None,
 ) -> tuple[dict[str, Array], str]:
     """Run trained networks, (m, q), on the opened rows: (n, m d), zeros where the client has none.
 
     `shift` and `scale` (p,) are those of the columns in the fit, `rows` where the entities stand among `n`;
-    `text` is the name of a module in the place of the networks, or empty.
+    `text` is the name of a module in the place of the networks, or empty. `distilled` (1, q) has the network
+    whose `joint` outputs stand beside the columns.
     """
     X = block_of(state).X
     check_lengths(data.name, shift=(shift, X.shape[1]), scale=(scale, X.shape[1]), rows=(rows, len(X)))
     if not (scale > 0.0).all() or (len(rows) and not 0 <= rows.min() <= rows.max() < int(n)):
         raise MessageError(f"{data.name}: expected positive scales, and positions of its entities")
     Z, module = np.ascontiguousarray((X - shift) / scale), json.loads(text)
+    if distilled is not None:
+        Z = with_distilled(Z, (X.shape[1], *hidden.tolist(), 0 if joint is None else int(joint)), distilled)
     if module:
         outputs = modules.evaluate_module(str(module), parameters, int(width), Z)
     else:
-        outputs = evaluate(parameters, (X.shape[1], *hidden.tolist(), int(width)), Z)
+        outputs = evaluate(parameters, (Z.shape[1], *hidden.tolist(), int(width)), Z)
     check_room(data.name, int(n) * outputs.shape[1] * outputs.shape[2], X.size)
     out = np.zeros((int(n), outputs.shape[1] * outputs.shape[2]))
     out[rows] = outputs.reshape(len(X), -1)
@@ -251,13 +277,17 @@ CLIENT_STEPS: Mapping[str, Step] = {
             "scale": Declared("aggregate", "standard deviations of the columns in the fit", dtype="float64"),
             "rows": Declared("presence", "positions of the client's entities", dtype="int64"),
             "n": Declared("control", "number of entities", 0),
+            "distilled": Declared(
+                "aggregate", "parameters of a network beside the columns", 2, optional=True, dtype="float64"
+            ),
+            "joint": Declared("control", "outputs of that network", 0, optional=True),
         },
         {"outputs": OUTPUTS},
         Declared("control", "name of a module in the place of the networks"),
     ),
 }
 CLIENT_ORDER: Mapping[str, str] = {
-    "start_networks": "stage_block stage_outcome start_heads",
+    "start_networks": "stage_block stage_outcome start_heads distil",
     "train": "start_networks start_heads train look learn judge release_training release_training_of_heads",
     "release_training": "train look learn judge",
     "look": "train learn judge look release_networks release_heads",

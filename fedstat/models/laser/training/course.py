@@ -17,7 +17,8 @@ class Training:
 
     Nothing is learned from the entities `validation`, which choose among epochs, and `calibration`;
     `masked` as in the fit, and `vote`: predictions of a set are the votes of its clients. `raw`: see
-    :class:`NetworksAsked`. `modules` are names by client.
+    :class:`NetworksAsked`. With `transfer` clients learn a joint representation first. `modules` are names by
+    client.
     """
 
     hidden: tuple[int, ...]
@@ -33,6 +34,7 @@ class Training:
     calibration: Ints
     vote: bool
     raw: bool = False
+    transfer: bool = False
     modules: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -41,7 +43,8 @@ class Trained:
     """Parameters of every client's networks (m, q), and of the heads (H, q); units of columns; losses.
 
     `history` has the mean loss of every epoch, and that of the entities held back, nan without any; `epoch`
-    is the one whose networks are taken; `scores` are those of the entities to calibrate by.
+    is the one whose networks are taken; `scores` are those of the entities to calibrate by. `distilled` are
+    parameters by client of the networks (1, q) that learned the `joint` columns of a representation.
     """
 
     networks: dict[str, Floats]
@@ -54,3 +57,5 @@ class Trained:
     history: Floats
     epoch: int
     scores: ScoreCounts | None
+    distilled: dict[str, Floats]
+    joint: int

@@ -323,7 +323,7 @@ HOLDER_STEPS: Mapping[str, Step] = {
 }
 HOLDER_ORDER: Mapping[str, str] = {
     "calibrate": "release_heads look calibrate",
-    "start_heads": "stage_outcome stage_block start_networks",
+    "start_heads": "stage_outcome stage_block start_networks distil deal_product",
     "learn": "release_training_of_heads release_training start_heads start_networks train learn judge look",
     "judge": "learn judge look train",
     "release_training_of_heads": "learn judge release_training look train",

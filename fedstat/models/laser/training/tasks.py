@@ -12,7 +12,7 @@ from fedstat.errors import ModelError
 from fedstat.kernels.subsets import sets_within
 from fedstat.typing import Bools, Floats, Ints
 
-Method: TypeAlias = Literal["laser", "local", "standard", "ensemble", "combinatorial"]
+Method: TypeAlias = Literal["laser", "local", "standard", "ensemble", "combinatorial", "vfedtrans"]
 Heads: TypeAlias = Literal["one", "client"]
 METHODS: Mapping[str, str] = {
     "laser": "one network a client, heads over all sets of clients",
@@ -20,6 +20,7 @@ METHODS: Mapping[str, str] = {
     "standard": "one network over all clients; an entity that one lacks is guessed",
     "ensemble": "each client by itself, and a vote",
     "combinatorial": "a network for every set of clients",
+    "vfedtrans": "each client by itself, with a joint representation that it learned",
 }
 MOST_COMBINED = 8
 """Clients of which every set has networks of its own."""
@@ -107,7 +108,7 @@ def assemble(method: Method, K: int, heads: Heads) -> Assembly:
                 tasks.append(Task(head, tuple(range(len(networks), len(networks) + len(own))), s))
                 networks += own
             return Assembly(tuple(networks), len(tasks), tuple(tasks))
-        case "local" | "ensemble":
+        case "local" | "ensemble" | "vfedtrans":
             return Assembly(one_each, K, tuple(Task(k, (k,), 1 << k) for k in range(K)))
     raise ModelError(f"method: expected one of {', '.join(map(repr, get_args(Method)))}, received {method!r}")
 
