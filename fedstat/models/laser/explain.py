@@ -21,7 +21,7 @@ class LASERPlan(ForecastPlan):
             )
             yield (
                 "each client",
-                "the same singular vectors, without the weights of others' columns: who knows these columns for "
+                "the same singular vectors, without the weights of others' columns: who knows these for "
                 "a few entities predicts them for the rest",
             )
         yield (

@@ -325,10 +325,10 @@ class LASERResults(Saveable, saved_as="fedstat laser results 1", record=LASERRec
             if r.masked
             else "The holder of the response was handed the outputs of every client for each entity. "
         )
-        if r.fitted.joint:
+        if r.fitted.trained.joint:
             hidden = (
-                f"The coordinator and every client were handed {r.fitted.joint} singular vectors of all "
-                f"clients' columns, for each entity that all have. {hidden}"
+                f"The coordinator and every client were handed {r.fitted.trained.joint} singular vectors of "
+                f"all clients' columns, for each entity that all have. {hidden}"
             )
         notes = [
             "There are no standard errors: weights of networks are not identified.",

@@ -72,16 +72,16 @@ def test_one_client_predicts_by_itself(fitted):
     result, other = fitted[0], customers(100, seed=7)["shop"]
     P = result.predict_proba(fs.ClientPartition.from_frames({"shop": other}, on="id"))
     record, x = result.record_.fitted, other.set_index("id").to_numpy()
-    Z = (x - record.shift["shop"]) / record.scale["shop"]
+    Z = (x - record.trained.shift["shop"]) / record.trained.scale["shop"]
 
     def network(theta, Z, width):
         p = Z.shape[1]
         W, b, V, c = np.split(theta, np.cumsum([6 * p, 6, 6 * width]))
         return np.maximum(Z @ W.reshape(6, p).T + b, 0.0) @ V.reshape(width, 6).T + c
 
-    joint = network(record.distilled["shop"][0], Z, 4)
-    outputs = network(record.networks["shop"][0], np.hstack([Z, joint]), 4)
-    F = outputs @ record.heads[1][:8].reshape(2, 4).T + record.heads[1][8:]
+    joint = network(record.trained.distilled["shop"][0], Z, 4)
+    outputs = network(record.trained.networks["shop"][0], np.hstack([Z, joint]), 4)
+    F = outputs @ record.trained.heads[1][:8].reshape(2, 4).T + record.trained.heads[1][8:]
     np.testing.assert_allclose(P, np.exp(F) / np.exp(F).sum(axis=1, keepdims=True), atol=1e-12)
 
 

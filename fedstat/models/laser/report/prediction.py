@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -53,8 +53,6 @@ class FittedNetworks:
     holder: str
     response: str
     modules: Mapping[str, str]
-    distilled: Mapping[str, Floats] = field(default_factory=dict)
-    joint: int = 0
 
     @classmethod
     def of(
@@ -74,14 +72,17 @@ class FittedNetworks:
             holder=model.layout.active,
             response=model.formula.response,
             modules=training.modules,
-            distilled=trained.distilled,
-            joint=trained.joint,
         )
 
     @property
     def assembly(self) -> Assembly:
         """Networks, heads and tasks of the method."""
         return assemble(self.method, len(self.clients), self.heads_of)
+
+    def beside(self, client: str) -> dict[str, Any]:
+        """Parameters and outputs of the network that stands beside a client's columns, where there is one."""
+        own = self.trained.distilled
+        return {"distilled": own[client], "joint": self.trained.joint} if own else {}
 
     @property
     def one_each(self) -> bool:
@@ -148,7 +149,7 @@ def predicting(fitted: FittedNetworks, partition: ClientPartition) -> Rounds[Pre
             scale=fitted.trained.scale[k],
             rows=opened.rows[k],
             n=n,
-            **({"distilled": fitted.distilled[k], "joint": fitted.joint} if fitted.joint else {}),
+            **fitted.beside(k),
         )
         for k in present
     ]

@@ -57,5 +57,5 @@ class Trained:
     history: Floats
     epoch: int
     scores: ScoreCounts | None
-    distilled: dict[str, Floats]
-    joint: int
+    distilled: dict[str, Floats] = field(default_factory=dict)
+    joint: int = 0
