@@ -12,8 +12,14 @@ from functools import lru_cache
 from math import comb
 from typing import TypeAlias
 
+import numpy as np
+
+from fedstat.typing import Floats, Ints
+
 Draw: TypeAlias = Callable[[int], int]
 """Draws a whole number below another, all equally likely."""
+Draws: TypeAlias = Callable[[Ints], Ints]
+"""Draws one below each of some."""
 MOST_LISTED = 6
 """Institutions of which all sets are taken; of more, one is drawn of each size."""
 
@@ -46,8 +52,24 @@ def one_of_each_size(seen: int, draw: Draw) -> dict[int, float]:
     return {s: float(weight) for s, weight in chosen}
 
 
-def one_set(seen: int, draw: Draw) -> dict[int, float]:
-    """Draw one set: its size, then one of that size; its weight is one over its probability."""
-    k = seen.bit_count()
-    size = 1 + draw(k)
-    return {sets_of_size(seen, size)[draw(comb(k, size))]: float(k * comb(k, size))}
+@lru_cache(maxsize=4096)
+def _by_size(seen: int) -> tuple[Ints, Ints]:
+    """List all sets within another by their size, and where each size begins, (k + 1,)."""
+    sizes = [sets_of_size(seen, size) for size in range(1, seen.bit_count() + 1)]
+    return np.concatenate(sizes), np.cumsum([0, 0, *map(len, sizes)])[:-1]
+
+
+def one_set_each(seen: Ints, draw: Draws) -> tuple[Ints, Floats]:
+    """Draw one set within each of `seen` (b,): its size, then one of that size.
+
+    Its weight is one over its probability.
+    """
+    sets, weights = np.zeros_like(seen), np.zeros(len(seen))
+    for one in np.unique(seen).tolist():
+        at, k = np.flatnonzero(seen == one), one.bit_count()
+        listed, begin = _by_size(one)
+        of_size = np.array([comb(k, size) for size in range(k + 1)])
+        size = 1 + draw(np.full(len(at), k))
+        sets[at] = listed[begin[size] + draw(of_size[size])]
+        weights[at] = k * of_size[size]
+    return sets, weights

@@ -2,9 +2,10 @@
 
 from math import comb
 
+import numpy as np
 import pytest
 
-from fedstat.kernels.subsets import one_of_each_size, one_set, sets_of_size, sets_within
+from fedstat.kernels.subsets import one_of_each_size, one_set_each, sets_of_size, sets_within
 
 
 def every_draw(choose):
@@ -26,6 +27,16 @@ def every_draw(choose):
         waiting += [((*answers, i), probability / n) for i in range(n)]
 
 
+def several(draw):
+    """Draws of several numbers, one after the other."""
+    return lambda bounds: np.array([draw(int(n)) for n in bounds])
+
+
+def one_set(seen, draw):
+    (found,), (weight,) = one_set_each(np.array([seen]), several(draw))
+    return {int(found): float(weight)}
+
+
 @pytest.mark.parametrize("draws", [one_of_each_size, one_set])
 @pytest.mark.parametrize("seen", [0b1, 0b101, 0b11011, 0b111111])
 def test_the_expectation_of_a_draw_is_the_sum_over_all_sets(draws, seen):
@@ -39,6 +50,15 @@ def test_the_expectation_of_a_draw_is_the_sum_over_all_sets(draws, seen):
             expected[s] += probability * weight
     assert total == pytest.approx(1.0)
     assert expected == pytest.approx(dict.fromkeys(sets_within(seen), 1.0))
+
+
+def test_the_expectation_of_sets_of_several_patterns():
+    seen = np.array([0b101, 0b11, 0b10, 0b101])
+    expected = [dict.fromkeys(sets_within(int(one)), 0.0) for one in seen]
+    for (sets, weights), probability in every_draw(lambda draw: one_set_each(seen, several(draw))):
+        for own, s, weight in zip(expected, sets.tolist(), weights, strict=True):
+            own[s] += probability * weight
+    assert expected == [pytest.approx(dict.fromkeys(own, 1.0)) for own in expected]
 
 
 def test_sets_of_a_size():

@@ -14,7 +14,7 @@ import numpy as np
 from fedstat.federation.message import Ask, Reply
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.federation.rounds.products import Conversation
-from fedstat.kernels.subsets import MOST_LISTED, one_of_each_size, one_set, sets_within
+from fedstat.kernels.subsets import MOST_LISTED, one_of_each_size, one_set_each, sets_within
 from fedstat.models.laser.training.asked import NetworksAsked, OutcomeAsked, OutcomeTold
 from fedstat.models.laser.training.checkpoint import (
     TrainingState,
@@ -220,7 +220,8 @@ class Trainer:
         code = self.layout.code[entities]
         if t.masked:
             # One set an entity here as well: of several sums of one, differences tell its parts.
-            serving = Serving.masked(self._spread(code), self.assembly)
+            sets = self._spread(code)
+            serving = Serving.masked(sets, np.sign(sets).astype(np.float64), self.assembly)
         else:
             serving = Serving.judging(self.sets, code, self.assembly)
         outputs = yield from self._outputs("look", entities, serving)
@@ -228,34 +229,36 @@ class Trainer:
         (reply,) = yield [self._holder("calibrate", entities, outputs, serving, **more)]
         return read_scores(reply, serving.judged)
 
-    def _spread(self, code: Ints) -> list[tuple[int, float]]:
-        """Give each entity one of the sets that predict for its pattern, each set about as many."""
-        out: list[tuple[int, float]] = [(0, 0.0)] * len(code)
+    def _spread(self, code: Ints) -> Ints:
+        """Give each entity one of the sets that predict for its pattern, each about as many; 0 for none."""
+        out = np.zeros_like(code)
         for g in self.turns:
             sets = [s for s in sets_within(self.sets[g]) if self.assembly.of_set(s)]
             sets.sort(key=lambda s: moved(s, self.rank))
-            at = self.rng.permutation(np.flatnonzero(code == g)).tolist()
-            for place, i in enumerate(at if sets else []):
-                out[i] = (sets[place % len(sets)], 1.0)
+            at = self.rng.permutation(np.flatnonzero(code == g))
+            if sets:
+                out[at] = np.array(sets)[np.arange(len(at)) % len(sets)]
         return out
 
     def _serve(self, entities: Ints) -> Serving:
         """Choose the sets over which each entity of a batch is learned from."""
-        code = self.layout.code[entities].tolist()
         if self.training.masked and self.laser:
             # One set an entity, since a masked sum is over one: it stands for all of its pattern.
-            ranked = [moved(s, self.rank) for s in self.sets]
-            drawn = [next(iter(one_set(ranked[g], self._draw).items())) for g in code]
-            own = {s: moved(s, self.named) for s, _ in drawn}
-            return Serving.masked([(own[s], weight) for s, weight in drawn], self.assembly)
+            ranked = np.array([moved(s, self.rank) for s in self.sets])[self.layout.code[entities]]
+            drawn, weights = one_set_each(ranked, self.rng.integers)
+            own, place = np.unique(drawn, return_inverse=True)
+            sets = np.array([moved(s, self.named) for s in own.tolist()])[place]
+            return Serving.masked(sets, weights, self.assembly)
         return self._serve_all(entities, self._all_sets())
 
     def _serve_all(self, entities: Ints, drawn: Sequence[Mapping[int, float]]) -> Serving:
         """Predict each entity over the sets of its pattern; of masked outputs there is one set in each."""
         code = self.layout.code[entities]
         if self.training.masked:
-            firsts = [next(iter(sets.items())) for sets in drawn]
-            return Serving.masked([firsts[g] for g in code.tolist()], self.assembly)
+            sets, weights = (
+                np.array(one)[code] for one in zip(*[next(iter(d.items())) for d in drawn], strict=True)
+            )
+            return Serving.masked(sets, weights, self.assembly)
         return Serving.clear(self.sets, code, drawn, self.assembly)
 
     def _all_sets(self) -> list[dict[int, float]]:

@@ -58,23 +58,27 @@ class Serving:
         return cls(assembly, code, weights, members, sizes, assembly.head_of[tasks], group=group, judged=sets)
 
     @classmethod
-    def masked(cls, pairs: Sequence[tuple[int, float]], assembly: Assembly) -> Serving:
+    def masked(cls, sets: Ints, weights: Floats, assembly: Assembly) -> Serving:
         """Serve one set an entity, with its weight, from a sum; `group` has the set of each prediction."""
-        kinds = {pair: number for number, pair in enumerate(dict.fromkeys(pairs))}
-        chosen = np.array([kinds[pair] for pair in pairs], dtype=np.int64)
-        judged = sorted({s for s, _ in kinds if assembly.of_set(s)})
-        tasks = [(g, s, t) for g, (s, _) in enumerate(kinds) for t in assembly.of_set(s)]
-        weights = np.zeros((len(kinds), len(tasks)))
+        (of_sets, at_set), (of_weights, at_weight) = (
+            np.unique(one, return_inverse=True) for one in (sets, weights)
+        )
+        kinds, chosen = np.unique(at_set * len(of_weights) + at_weight, return_inverse=True)
+        of_set, of_weight = np.divmod(kinds, len(of_weights))
+        pairs = list(zip(of_sets[of_set].tolist(), of_weights[of_weight].tolist(), strict=True))
+        judged = sorted({s for s, _ in pairs if assembly.of_set(s)})
+        tasks = [(g, s, t) for g, (s, _) in enumerate(pairs) for t in assembly.of_set(s)]
+        table = np.zeros((len(pairs), len(tasks)))
         for place, (g, s, _) in enumerate(tasks):
-            weights[g, place] = list(kinds)[g][1] / len(assembly.of_set(s))
+            table[g, place] = pairs[g][1] / len(assembly.of_set(s))
         return cls(
             assembly,
-            chosen,
-            weights,
+            chosen.astype(np.int64),
+            table,
             np.ones((len(tasks), 1), dtype=np.bool_),
             np.array([s.bit_count() for _, s, _ in tasks], dtype=np.int64),
             assembly.head_of[[t for _, _, t in tasks]],
-            np.array([s for s, _ in pairs], dtype=np.int64),
+            sets,
             np.array([judged.index(s) for _, s, _ in tasks], dtype=np.int64),
             np.array(judged, dtype=np.int64),
         )
