@@ -1,0 +1,1 @@
+"""Statements of mixtures: how well clusters are told apart, and what else differs between them."""
